@@ -24,8 +24,7 @@ const char* line_end(const char* at, const char* end) {
 
 }
 
-CsvFile::CsvFile(std::string_view text, std::string name)
-    : name_(std::move(name)), text_(text.begin(), text.end()) {
+CsvFile::CsvFile(std::string_view text, std::string name) : name_(std::move(name)), text_(text.begin(), text.end()) {
   if (text.starts_with("\xEF\xBB\xBF")) text_.erase(text_.begin(), text_.begin() + 3);
   const char* at = text_.data();
   const char* end = text_.data() + text_.size();
@@ -58,9 +57,7 @@ const char* CsvFile::read_row(const char* at, int& line, std::vector<Cell>& cell
   const char* const end = text_.data() + text_.size();
   const char* line_begin = at;
   const int first_line = line;
-  const auto column = [&](const char* place) {
-    return static_cast<std::uint32_t>(place - line_begin) + 1;
-  };
+  const auto column = [&](const char* place) { return static_cast<std::uint32_t>(place - line_begin) + 1; };
   while (true) {
     const char* const begin = at;
     const std::uint32_t begin_column = column(begin);
@@ -68,8 +65,8 @@ const char* CsvFile::read_row(const char* at, int& line, std::vector<Cell>& cell
       bool escaped = false;
       for (++at;; ++at) {
         if (at == end) {
-          throw ConfigError({name_, first_line, static_cast<int>(begin_column), ""},
-                            "a quoted cell does not end", "a closing quote");
+          throw ConfigError({name_, first_line, static_cast<int>(begin_column), ""}, "a quoted cell does not end",
+                            "a closing quote");
         }
         if (*at == '\n') ++line;
         if (*at != '"') continue;
@@ -115,8 +112,7 @@ std::size_t CsvFile::at(std::string_view column) const {
   const std::optional<std::size_t> found = find(column);
   if (found) return *found;
   const std::vector<std::string> known(header_.begin(), header_.end());
-  throw ConfigError({name_, 1, 1, std::string(column)}, "there is no such column", "",
-                    nearest_spelling(column, known));
+  throw ConfigError({name_, 1, 1, std::string(column)}, "there is no such column", "", nearest_spelling(column, known));
 }
 
 std::int64_t CsvFile::integer(std::size_t row, std::size_t column) const {
@@ -128,10 +124,9 @@ std::int64_t CsvFile::integer(std::size_t row, std::size_t column) const {
 
 ConfigError CsvFile::error(std::size_t row, std::size_t column, const std::string& what_is_wrong,
                            const std::string& expected) const {
-  return ConfigError(
-      {name_, lines_[row], static_cast<int>(cells_[row * header_.size() + column].column),
-       std::string(header_[column])},
-      what_is_wrong, expected);
+  return ConfigError({name_, lines_[row], static_cast<int>(cells_[row * header_.size() + column].column),
+                      std::string(header_[column])},
+                     what_is_wrong, expected);
 }
 
 std::filesystem::path csv_path(const std::filesystem::path& folder, std::string_view stem) {
@@ -144,9 +139,7 @@ std::filesystem::path csv_path(const std::filesystem::path& folder, std::string_
 }
 
 CsvFile read_csv_file(const std::filesystem::path& path) {
-  const auto fail = [&](const std::string& what) {
-    throw ConfigError({path.string(), 0, 0, ""}, what);
-  };
+  const auto fail = [&](const std::string& what) { throw ConfigError({path.string(), 0, 0, ""}, what); };
   expect_regular_file(path);
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), &gzclose);
   if (file == nullptr) fail("cannot be read");

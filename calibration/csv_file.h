@@ -71,9 +71,7 @@ template <typename Row>
 class CsvMembers {
  public:
   using Member = std::variant<std::string Row::*, std::int64_t Row::*>;
-  CsvMembers(const CsvFile& file,
-             std::initializer_list<std::pair<std::string_view, Member>> members)
-      : file_(file) {
+  CsvMembers(const CsvFile& file, std::initializer_list<std::pair<std::string_view, Member>> members) : file_(file) {
     for (const auto& [column, member] : members) members_.emplace_back(file.at(column), member);
   }
   void read(std::size_t row, Row& to) const {

@@ -22,8 +22,7 @@ constexpr std::size_t kMostColumns = 1'000;
 
 }
 
-CsvTable::CsvTable(std::string_view text, std::string file_name)
-    : file_name_(std::move(file_name)) {
+CsvTable::CsvTable(std::string_view text, std::string file_name) : file_name_(std::move(file_name)) {
   const auto ends_cell = [](char c) { return c == ',' || c == '\n' || c == '\r'; };
   if (std::ranges::count_if(text, ends_cell) > kMostCells) {
     throw ConfigError({file_name_, 1, 1, ""}, "the table has too many cells",
@@ -57,16 +56,14 @@ void CsvTable::blank(std::string_view name) {
 
 bool CsvTable::has(std::string_view name) const { return contains(columns_, name); }
 
-const std::string& CsvTable::text(std::size_t row, std::string_view name) const {
-  return cells_.at(row)[column(name)];
-}
+const std::string& CsvTable::text(std::size_t row, std::string_view name) const { return cells_.at(row)[column(name)]; }
 
 double CsvTable::number(std::size_t row, std::string_view name) const {
   const std::string& cell = text(row, name);
   const std::optional<double> value = parse_number<double>(cell);
   if (!value || !std::isfinite(*value)) {
-    throw ConfigError({file_name_, line(row), 1, std::string(name)},
-                      fmt::format("'{}' is not a number", cell), "a number such as 69.3");
+    throw ConfigError({file_name_, line(row), 1, std::string(name)}, fmt::format("'{}' is not a number", cell),
+                      "a number such as 69.3");
   }
   return *value;
 }

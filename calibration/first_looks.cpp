@@ -29,10 +29,9 @@ double sum_of(const std::vector<std::pair<std::string, double>>& slopes, const C
   return sum;
 }
 
-const FirstLookFit& fit_for(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
-                            std::string_view family) {
-  const auto own = std::ranges::find_if(
-      looks.sets, [&](const FirstLookSet& set) { return contains(set.families, family); });
+const FirstLookFit& fit_for(const FirstLooks& looks, const std::vector<FirstLookFit>& fits, std::string_view family) {
+  const auto own =
+      std::ranges::find_if(looks.sets, [&](const FirstLookSet& set) { return contains(set.families, family); });
   const std::string without = own == looks.sets.end() ? "" : own->name;
   const auto fit = std::ranges::find(fits, without, &FirstLookFit::without);
   FORESHARD_CHECK(fit != fits.end(), "first looks without a fit");
@@ -87,13 +86,13 @@ CodeFacts code_facts(const Plan& plan, const Cluster& cluster, std::string_view 
   return facts;
 }
 
-double code_shift(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
-                  const CodeFacts& facts, std::string_view family) {
+double code_shift(const FirstLooks& looks, const std::vector<FirstLookFit>& fits, const CodeFacts& facts,
+                  std::string_view family) {
   return sum_of(fit_for(looks, fits, family).shifts, facts);
 }
 
-LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
-                    const CodeFacts& facts, std::string_view family) {
+LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fits, const CodeFacts& facts,
+                    std::string_view family) {
   const FirstLookFit& fit = fit_for(looks, fits, family);
   const double scale = std::exp(fit.base + sum_of(fit.slopes, facts));
   const double skew = std::exp(fit.skew);

@@ -38,8 +38,7 @@ bool is_found(const std::string& part, const std::string& word) {
 std::size_t score(const std::vector<std::string>& pattern, const std::vector<std::string>& text) {
   std::size_t sum = 0;
   for (const std::string& part : pattern) {
-    const bool found =
-        std::ranges::any_of(text, [&](const std::string& word) { return is_found(part, word); });
+    const bool found = std::ranges::any_of(text, [&](const std::string& word) { return is_found(part, word); });
     if (!found) return 0;
     sum += part.size();
   }
@@ -67,8 +66,8 @@ const Machine* best_match(std::string_view text, const std::vector<Machine>& mac
 }
 
 std::vector<std::string> words_of(std::string_view text) {
-  static constexpr std::array<std::string_view, 9> kVendors = {
-      "nvidia", "amd", "intel", "tesla", "geforce", "instinct", "quadro", "radeon", "generation"};
+  static constexpr std::array<std::string_view, 9> kVendors = {"nvidia",   "amd",    "intel",  "tesla",     "geforce",
+                                                               "instinct", "quadro", "radeon", "generation"};
   std::vector<std::string> words(1);
   for (const char c : lower(text)) {
     if (is_digit(c) || is_letter(c)) {
@@ -107,9 +106,7 @@ bool is_amd(const Gpu& gpu) { return generation_of(gpu).is_amd(); }
 
 double distance(const Gpu& a, const Gpu& b) {
   if (a.key == b.key) return 0;
-  const auto balance = [](const Gpu& gpu) {
-    return std::log2(gpu.peak_bf16.value() / gpu.memory_bandwidth.value());
-  };
+  const auto balance = [](const Gpu& gpu) { return std::log2(gpu.peak_bf16.value() / gpu.memory_bandwidth.value()); };
   const double size = std::log2(a.peak_bf16.value() / b.peak_bf16.value());
   const bool both_known = a.power_limit > 0 && b.power_limit > 0;
   const double power = both_known ? std::log2(a.power_limit / b.power_limit) - size : 0;

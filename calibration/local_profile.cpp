@@ -59,8 +59,7 @@ void weaken(Calibration& c, Evidence evidence) {
 
 LocalVariant variant_for(const LocalProfile& profile, std::int64_t ranks) {
   FORESHARD_CHECK(!profile.variants.empty(), "a local profile without variants");
-  const auto found = std::ranges::find_if(profile.variants,
-                                          [&](const LocalVariant& v) { return v.ranks >= ranks; });
+  const auto found = std::ranges::find_if(profile.variants, [&](const LocalVariant& v) { return v.ranks >= ranks; });
   if (found != profile.variants.end()) {
     LocalVariant variant = *found;
     if (variant.ranks != ranks) weaken(variant.calibration, Evidence::kInterpolated);
@@ -110,8 +109,8 @@ void fields(Io& io, LocalProfile& profile) {
   io("threads", profile.threads, 1, 4096);
   io("variants", profile.variants);
   io.require(!profile.variants.empty(), "variants", "is empty", "one variant per number of ranks");
-  io.require(std::ranges::adjacent_find(profile.variants, std::greater_equal(),
-                                        &LocalVariant::ranks) == profile.variants.end(),
+  io.require(std::ranges::adjacent_find(profile.variants, std::greater_equal(), &LocalVariant::ranks) ==
+                 profile.variants.end(),
              "variants", "has one that is not above the variant before", "ascending ranks");
 }
 
@@ -182,10 +181,9 @@ LocalProfile nominal_local_profile(const MeasuredHost& host) {
 LocalMachine local_machine(const LocalProfile& profile, std::int64_t ranks) {
   FORESHARD_CHECK(ranks >= 1, "a machine without ranks");
   LocalVariant variant = variant_for(profile, ranks);
-  const std::string source =
-      profile.created.empty()
-          ? variant.outside_source
-          : fmt::format("measured {} with {} ranks at once", profile.created, variant.ranks);
+  const std::string source = profile.created.empty()
+                                 ? variant.outside_source
+                                 : fmt::format("measured {} with {} ranks at once", profile.created, variant.ranks);
   LocalMachine machine;
   Cluster& cluster = machine.cluster;
   cluster.spec = "local";

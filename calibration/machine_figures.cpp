@@ -45,8 +45,8 @@ class FigureReader {
   }
 
   // Calls `read` with the value of figure `key`; `path` is its name in the list of sources.
-  void figure(const ConfigNode& section, std::string_view key, std::string path,
-              std::string_view expected, const std::function<void(const ConfigNode&)>& read) {
+  void figure(const ConfigNode& section, std::string_view key, std::string path, std::string_view expected,
+              const std::function<void(const ConfigNode&)>& read) {
     const ConfigNode* found = section.is_mapping() ? section.find(key) : nullptr;
     if (found == nullptr) {
       if (keeps(path)) return;
@@ -59,8 +59,7 @@ class FigureReader {
       found->allow_only({"value", "source"});
       value = found->at("value", expected);
       source = found->at("source", "where the figure comes from").as_string();
-      if (source.empty())
-        throw found->at("source").error("is empty", "where the figure comes from");
+      if (source.empty()) throw found->at("source").error("is empty", "where the figure comes from");
     }
     read(value);
     for (auto& [name, text] : cluster_.sources) {
@@ -74,8 +73,7 @@ class FigureReader {
 
  private:
   bool keeps(std::string_view path) const {
-    return missing_ == MissingFigures::kKeep ||
-           (missing_ == MissingFigures::kKeepServer && !path.starts_with("gpu"));
+    return missing_ == MissingFigures::kKeep || (missing_ == MissingFigures::kKeepServer && !path.starts_with("gpu"));
   }
 
   Cluster& cluster_;
@@ -119,25 +117,24 @@ Shown shown(std::string_view unit, double n) {
 }
 
 // Rows of the table below: a figure is the member of its name, `c` the cluster, `n` what is read.
-#define FORESHARD_FIGURE(section_, key_, is_needed_, unit_, reads, expected_, says_, ...)          \
-  {                                                                                                \
-    .section = #section_, .key = #key_, .is_needed = is_needed_, .unit = unit_,                    \
-    .read = [](const Figure& figure [[maybe_unused]], const ConfigNode& n, Cluster& c) { reads; }, \
-    .shown = [](const Figure& f, const Cluster& c) { return shown(f.unit, c.section_.key_); },     \
-    .expected = expected_, .says = says_ __VA_OPT__(, ) __VA_ARGS__                                \
+#define FORESHARD_FIGURE(section_, key_, is_needed_, unit_, reads, expected_, says_, ...)                             \
+  {                                                                                                                   \
+    .section = #section_, .key = #key_, .is_needed = is_needed_, .unit = unit_,                                       \
+    .read = [](const Figure& figure [[maybe_unused]], const ConfigNode& n, Cluster& c) { reads; },                    \
+    .shown = [](const Figure& f, const Cluster& c) { return shown(f.unit, c.section_.key_); }, .expected = expected_, \
+    .says = says_ __VA_OPT__(, ) __VA_ARGS__                                                                          \
   }
 #define FORESHARD_NAME(section_, key_, ...) \
   FORESHARD_FIGURE(section_, key_, true, "name", c.section_.key_ = read_name(n), __VA_ARGS__)
-#define FORESHARD_COUNT(section_, key_, is_needed_, least_, most_, expected_, says_, ...) \
-  FORESHARD_FIGURE(section_, key_, is_needed_, "count",                                   \
-                   c.section_.key_ = n.as_int(static_cast<std::int64_t>(figure.least),    \
-                                              static_cast<std::int64_t>(figure.most)),    \
-                   expected_, says_, .least = least_, .most = most_ __VA_OPT__(, ) __VA_ARGS__)
-#define FORESHARD_VALUE(section_, key_, is_needed_, unit_, least_, most_, ...)           \
-  FORESHARD_FIGURE(                                                                      \
-      section_, key_, is_needed_, #unit_, c.section_.key_ = n.as_##unit_(), __VA_ARGS__, \
-      .least = least_, .most = most_,                                                    \
-      .of = [](const Cluster& c) { return number_of(c.section_.key_); })
+#define FORESHARD_COUNT(section_, key_, is_needed_, least_, most_, expected_, says_, ...)                          \
+  FORESHARD_FIGURE(                                                                                                \
+      section_, key_, is_needed_, "count",                                                                         \
+      c.section_.key_ = n.as_int(static_cast<std::int64_t>(figure.least), static_cast<std::int64_t>(figure.most)), \
+      expected_, says_, .least = least_, .most = most_ __VA_OPT__(, ) __VA_ARGS__)
+#define FORESHARD_VALUE(section_, key_, is_needed_, unit_, least_, most_, ...)                            \
+  FORESHARD_FIGURE(                                                                                       \
+      section_, key_, is_needed_, #unit_, c.section_.key_ = n.as_##unit_(), __VA_ARGS__, .least = least_, \
+      .most = most_, .of = [](const Cluster& c) { return number_of(c.section_.key_); })
 
 std::string read_name(const ConfigNode& value) {
   std::string text = value.as_string();
@@ -148,22 +145,19 @@ std::string read_name(const ConfigNode& value) {
 constexpr double kTiB = 1024.0 * 1024 * 1024 * 1024;
 constexpr Figure kFigures[] = {
     FORESHARD_NAME(gpu, name, "a name such as NVIDIA H100", "Name for people."),
-    FORESHARD_COUNT(gpu, multiprocessors, true, 1, 100'000, "a count such as 132",
-                    "Streaming multiprocessors."),
-    FORESHARD_VALUE(gpu, peak_bf16, true, flop_rate, 1e9, 2e17,
-                    "1GFLOP/s to 200PFLOP/s, such as 989TFLOP/s",
+    FORESHARD_COUNT(gpu, multiprocessors, true, 1, 100'000, "a count such as 132", "Streaming multiprocessors."),
+    FORESHARD_VALUE(gpu, peak_bf16, true, flop_rate, 1e9, 2e17, "1GFLOP/s to 200PFLOP/s, such as 989TFLOP/s",
                     "Dense peak of bf16 and fp16 matrix products."),
-    FORESHARD_VALUE(gpu, peak_fp32, true, flop_rate, 1e9, 2e17,
-                    "1GFLOP/s to 200PFLOP/s, such as 67TFLOP/s", "Peak of fp32 without TF32."),
-    FORESHARD_VALUE(gpu, memory, true, bytes, 1024.0 * 1024, 10 * kTiB,
-                    "1MiB to 10TiB of one GPU, such as 79.1GiB", "What the driver reports."),
-    FORESHARD_VALUE(gpu, memory_bandwidth, true, bandwidth, 1e8, 3e14,
-                    "100MB/s to 300TB/s, such as 3350GB/s", "Of device memory."),
+    FORESHARD_VALUE(gpu, peak_fp32, true, flop_rate, 1e9, 2e17, "1GFLOP/s to 200PFLOP/s, such as 67TFLOP/s",
+                    "Peak of fp32 without TF32."),
+    FORESHARD_VALUE(gpu, memory, true, bytes, 1024.0 * 1024, 10 * kTiB, "1MiB to 10TiB of one GPU, such as 79.1GiB",
+                    "What the driver reports."),
+    FORESHARD_VALUE(gpu, memory_bandwidth, true, bandwidth, 1e8, 3e14, "100MB/s to 300TB/s, such as 3350GB/s",
+                    "Of device memory."),
     FORESHARD_FIGURE(gpu, architecture, false, "architecture",
                      c.gpu.architecture = gpu_architectures()[n.as_choice(gpu_architectures())],
                      "a name such as hopper", "Name of the chip generation."),
-    FORESHARD_VALUE(gpu, clock, false, frequency, 1e7, 1e10, "10MHz to 10GHz, such as 1980MHz",
-                    "Boost clock."),
+    FORESHARD_VALUE(gpu, clock, false, frequency, 1e7, 1e10, "10MHz to 10GHz, such as 1980MHz", "Boost clock."),
     FORESHARD_VALUE(gpu, peak_fp8, false, flop_rate, 0, 2.5e17,
                     "0TFLOP/s (no fp8 units) to 250PFLOP/s, such as 1979TFLOP/s",
                     "Dense fp8 rate, accumulated in fp32; 0TFLOP/s where there is none."),
@@ -172,18 +166,15 @@ constexpr Figure kFigures[] = {
                     "Dense rate in four bits (NVFP4), accumulated in fp32."),
     FORESHARD_VALUE(gpu, power_limit, false, power, 5, 3.6e4, "5W to 36kW of one GPU, such as 700W",
                     "Power limit of one GPU: sustained clocks follow it."),
-    FORESHARD_VALUE(gpu, price_per_hour, false, price, 0, 1e4,
-                    "0USD/h to 10000USD/h of one GPU, such as 2.95USD/h",
+    FORESHARD_VALUE(gpu, price_per_hour, false, price, 0, 1e4, "0USD/h to 10000USD/h of one GPU, such as 2.95USD/h",
                     "Price of one GPU for an hour."),
     FORESHARD_NAME(node, key, "a name such as hgx-h100", "Name of the kind of node."),
     FORESHARD_COUNT(node, gpus, true, 1, 4096, "GPUs of a node, such as 8", "GPUs per node."),
     FORESHARD_VALUE(node, gpu_link, true, bandwidth, 1e6, 4e13, "1MB/s to 40TB/s, such as 450GB/s",
                     "Link of one GPU, one direction."),
     FORESHARD_NAME(node, gpu_link_name, "a name such as NVLink4", "Name of the link."),
-    FORESHARD_COUNT(node, nics, true, 0, 4096, "network ports of a node, such as 8",
-                    "Network ports per node."),
-    FORESHARD_VALUE(node, nic_rate, true, bandwidth, 1e5, 2e12,
-                    "1Mbit/s to 16Tbit/s of one port, such as 400Gbit/s",
+    FORESHARD_COUNT(node, nics, true, 0, 4096, "network ports of a node, such as 8", "Network ports per node."),
+    FORESHARD_VALUE(node, nic_rate, true, bandwidth, 1e5, 2e12, "1Mbit/s to 16Tbit/s of one port, such as 400Gbit/s",
                     "Rate of one port, one direction."),
     FORESHARD_NAME(node, nic_name, "a name such as ConnectX-7", "Name of the port."),
     FORESHARD_VALUE(node, link_latency, true, time, 1e-9, 1e-3, "1ns to 1ms, such as 600ns",
@@ -192,30 +183,27 @@ constexpr Figure kFigures[] = {
                     "GPU to GPU of the next node."),
     FORESHARD_VALUE(node, host_link, false, bandwidth, 1e6, 2e13, "1MB/s to 20TB/s, such as 48GB/s",
                     "PCIe between the host and a GPU, usable, one direction."),
-    FORESHARD_VALUE(node, host_memory_bandwidth, false, bandwidth, 1e8, 2e14,
-                    "100MB/s to 200TB/s, such as 614.4GB/s", "Of the node's host memory."),
-    FORESHARD_VALUE(node, storage_bandwidth, false, bandwidth, 1e5, 1e13,
-                    "100kB/s to 10TB/s, such as 25GB/s", "Of the node's NVMe drives together."),
-    FORESHARD_COUNT(
-        node, link_domain, false, 1, 4096, "a count",
-        "Consecutive nodes whose GPUs hang on one NVLink switch, 18 in an NVL72 rack; default 1.",
-        .is_shown = false),
-    FORESHARD_COUNT(
-        node, pcie_switches, false, 0, 4096, "a count",
-        "PCIe switches of the node that GPUs and ports hang on; default: not stated, 0.",
-        .is_shown = false),
-    FORESHARD_FIGURE(node, peer_access, false, "flag", c.node.peer_access = n.as_bool(),
-                     "true or false",
+    FORESHARD_VALUE(node, host_memory_bandwidth, false, bandwidth, 1e8, 2e14, "100MB/s to 200TB/s, such as 614.4GB/s",
+                    "Of the node's host memory."),
+    FORESHARD_VALUE(node, storage_bandwidth, false, bandwidth, 1e5, 1e13, "100kB/s to 10TB/s, such as 25GB/s",
+                    "Of the node's NVMe drives together."),
+    FORESHARD_COUNT(node, link_domain, false, 1, 4096, "a count",
+                    "Consecutive nodes whose GPUs hang on one NVLink switch, 18 in an NVL72 rack; default 1.",
+                    .is_shown = false),
+    FORESHARD_COUNT(node, pcie_switches, false, 0, 4096, "a count",
+                    "PCIe switches of the node that GPUs and ports hang on; default: not stated, 0.",
+                    .is_shown = false),
+    FORESHARD_FIGURE(node, peer_access, false, "flag", c.node.peer_access = n.as_bool(), "true or false",
                      "Whether GPUs reach each other's memory over PCIe; false: through the host's, "
                      "as GeForce drivers have it; default: true.",
                      .is_shown = false),
     FORESHARD_FIGURE(network, kind, true, "kind", n.as_choice({"rail fat tree"});
                      c.network.kind = "rail fat tree", "rail fat tree", "Topology."),
-    FORESHARD_COUNT(network, nodes_per_leaf, true, 1, 1'000'000,
-                    "nodes on one leaf switch, such as 32", "Nodes on one leaf switch."),
+    FORESHARD_COUNT(network, nodes_per_leaf, true, 1, 1'000'000, "nodes on one leaf switch, such as 32",
+                    "Nodes on one leaf switch."),
     FORESHARD_FIGURE(network, oversubscription, true, "ratio",
-                     c.network.oversubscription = n.as_double(figure.least, figure.most),
-                     "1 or more", "Of leaf up-links; 1 is non-blocking.", .least = 1, .most = 1000),
+                     c.network.oversubscription = n.as_double(figure.least, figure.most), "1 or more",
+                     "Of leaf up-links; 1 is non-blocking.", .least = 1, .most = 1000),
 };
 
 #undef FORESHARD_VALUE
@@ -235,8 +223,7 @@ std::string joined_sources(const Cluster& cluster, std::string_view prefix) {
 }
 
 // The value of a figure in the file, or nullptr: an error always has a place in it.
-const ConfigNode* find_figure(const ConfigNode& root, std::string_view section,
-                              std::string_view key) {
+const ConfigNode* find_figure(const ConfigNode& root, std::string_view section, std::string_view key) {
   const ConfigNode* found = root.find(section);
   if (found == nullptr || !found->is_mapping()) return nullptr;
   const ConfigNode* figure = found->find(key);
@@ -263,8 +250,8 @@ constexpr double kFasterThanSlot = 4;
 constexpr Pair kPairs[] = {
     {"node", "nic_rate", [](const Cluster& c) { return c.node.nic_rate.value(); },
      [](const Cluster& c) {
-       const bool is_told = std::ranges::any_of(
-           c.sources, [](const auto& source) { return source.first == "node.host_link"; });
+       const bool is_told =
+           std::ranges::any_of(c.sources, [](const auto& source) { return source.first == "node.host_link"; });
        return is_told ? kFasterThanSlot * c.node.host_link.value() : kNoLimit;
      },
      "no port is so much faster than the PCIe slot it is in (node.host_link)",
@@ -309,8 +296,7 @@ std::string json_key(const Figure& figure) {
       {"flop_rate", "_flop_per_s"}, {"bytes", "_bytes"}, {"bandwidth", "_bytes_per_s"},
       {"frequency", "_hz"},         {"power", "_w"},     {"time", "_s"}};
   if (figure.unit == "price") return "price_usd_per_hour";
-  const auto* const ending =
-      std::ranges::find(kEndings, figure.unit, [](const auto& each) { return each.first; });
+  const auto* const ending = std::ranges::find(kEndings, figure.unit, [](const auto& each) { return each.first; });
   return std::string(figure.key) + std::string(ending == std::end(kEndings) ? "" : ending->second);
 }
 
@@ -319,8 +305,7 @@ void check_power(const ConfigNode& root, const Cluster& cluster, const Cluster* 
   if (figure == nullptr || catalogue == nullptr) return;
   const double own = catalogue->gpu.power_limit;
   if (own <= 0 || cluster.gpu.power_limit >= kLeastPower * own) return;
-  throw figure->error(fmt::format("{:.4g} W is below every limit of {}", cluster.gpu.power_limit,
-                                  catalogue->gpu.name),
+  throw figure->error(fmt::format("{:.4g} W is below every limit of {}", cluster.gpu.power_limit, catalogue->gpu.name),
                       fmt::format("at least {:.0f}W, usually {:.0f}W", kLeastPower * own, own));
 }
 
@@ -345,20 +330,17 @@ void read_figures(const ConfigNode& root, MissingFigures missing, Cluster& clust
         if (figure.of == nullptr || figure.least <= 0 || figure.of(cluster) > 0) return;
         throw value.error("must be more than zero", std::string(figure.expected));
       };
-      reader.figure(node, figure.key, fmt::format("{}.{}", section, figure.key), figure.expected,
-                    read);
+      reader.figure(node, figure.key, fmt::format("{}.{}", section, figure.key), figure.expected, read);
     }
   }
   if (!root.has("memory_outside_allocator")) return;
-  reader.figure(root, "memory_outside_allocator", "memory_outside_allocator",
-                "a size such as 1.5GiB per GPU",
+  reader.figure(root, "memory_outside_allocator", "memory_outside_allocator", "a size such as 1.5GiB per GPU",
                 [&](const ConfigNode& v) { cluster.memory_outside_allocator = v.as_bytes(); });
   if (*cluster.memory_outside_allocator >= cluster.gpu.memory) {
-    throw root.error(
-        fmt::format("memory_outside_allocator ({} bytes) leaves nothing of gpu.memory "
-                    "({} bytes)",
-                    cluster.memory_outside_allocator->count(), cluster.gpu.memory.count()),
-        "less than gpu.memory, such as 1.5GiB");
+    throw root.error(fmt::format("memory_outside_allocator ({} bytes) leaves nothing of gpu.memory "
+                                 "({} bytes)",
+                                 cluster.memory_outside_allocator->count(), cluster.gpu.memory.count()),
+                     "less than gpu.memory, such as 1.5GiB");
   }
 }
 
@@ -375,8 +357,7 @@ void check_physics(const ConfigNode& root, const Cluster& cluster, const Cluster
     if (said == nullptr || figure.of == nullptr) continue;
     const double value = figure.of(cluster);
     if (value >= figure.least && value <= figure.most) continue;
-    throw said->error(fmt::format("{} is out of range", said->text()),
-                      std::string(figure.expected));
+    throw said->error(fmt::format("{} is out of range", said->text()), std::string(figure.expected));
   }
   check_power(root, cluster, catalogue);
   for (const Pair& pair : kPairs) {
@@ -392,12 +373,12 @@ std::vector<ShownFigure> shown_figures(const Cluster& cluster) {
     if (!figure.is_shown) continue;
     if (figure.key == "peak_fp4" && cluster.gpu.peak_fp4.value() <= 0) continue;  // few have them
     auto [text, value] = figure.shown(figure, cluster);
-    list.push_back({fmt::format("{}.{}", figure.section, figure.key), json_key(figure),
-                    std::move(text), std::move(value)});
+    list.push_back(
+        {fmt::format("{}.{}", figure.section, figure.key), json_key(figure), std::move(text), std::move(value)});
   }
   if (const std::optional<Bytes> outside = cluster.memory_outside_allocator) {
-    list.push_back({"memory_outside_allocator", "memory_outside_allocator_bytes",
-                    format_bytes(*outside), outside->count()});
+    list.push_back(
+        {"memory_outside_allocator", "memory_outside_allocator_bytes", format_bytes(*outside), outside->count()});
   }
   return list;
 }
@@ -410,14 +391,12 @@ void add_figures(Json& schema) {
     Json property = {{"description", figure.says}, {"anyOf", with_source(schema_of(figure))}};
     if (const std::size_t at = figure.expected.find(kExample); at != std::string_view::npos) {
       const std::string example(figure.expected.substr(at + kExample.size()));
-      property["examples"] =
-          Json::array({figure.unit == "count" ? Json::parse(example) : Json(example)});
+      property["examples"] = Json::array({figure.unit == "count" ? Json::parse(example) : Json(example)});
     }
     schema["properties"][section]["properties"][key] = std::move(property);
     if (figure.is_needed) needed[section]["required"].push_back(key);
   }
-  schema["properties"]["memory_outside_allocator"]["anyOf"] =
-      with_source({{"$ref", "#/definitions/bytes"}});
+  schema["properties"]["memory_outside_allocator"]["anyOf"] = with_source({{"$ref", "#/definitions/bytes"}});
 }
 
 }

@@ -26,8 +26,7 @@ std::span<const EmbeddedFile> calibration_files();
 namespace {
 
 constexpr std::string_view kFolder = "calibration/machines/";
-constexpr std::string_view kSpecExample =
-    "a count and a machine, such as 64xh100, or the path of a cluster file";
+constexpr std::string_view kSpecExample = "a count and a machine, such as 64xh100, or the path of a cluster file";
 
 struct MachineFile {
   std::string_view key;  // its name
@@ -78,8 +77,8 @@ Machine read_machine(const EmbeddedFile& file) {
   machine.node.gpu.key = machine.key;
   read_figures(root, missing, machine.node);
   machine.node.gpu.architecture = path.parent_path().filename().string();
-  const auto name = std::ranges::find(machine.node.sources, "gpu.name",
-                                      [](const auto& source) { return source.first; });
+  const auto name =
+      std::ranges::find(machine.node.sources, "gpu.name", [](const auto& source) { return source.first; });
   machine.node.sources.emplace_back("gpu.architecture", std::string(name->second));
   machine.node.gpus = machine.node.node.gpus;
   machine.node.spec = fmt::format("{}x{}", machine.node.gpus, machine.key);
@@ -152,31 +151,25 @@ Known known_machines(std::string_view wrong) {
   constexpr std::ptrdiff_t kMostShown = 6;
   std::vector<std::string> words = cluster_words();
   const auto alike = [&](const std::string& word) {
-    const auto same = [](char a, char b) {
-      return a == (b >= 'A' && b <= 'Z' ? b - 'A' + 'a' : b);
-    };
-    return std::mismatch(word.begin(), word.end(), wrong.begin(), wrong.end(), same).first -
-           word.begin();
+    const auto same = [](char a, char b) { return a == (b >= 'A' && b <= 'Z' ? b - 'A' + 'a' : b); };
+    return std::mismatch(word.begin(), word.end(), wrong.begin(), wrong.end(), same).first - word.begin();
   };
-  std::ranges::stable_sort(
-      words, [&](const std::string& x, const std::string& y) { return alike(x) > alike(y); });
+  std::ranges::stable_sort(words, [&](const std::string& x, const std::string& y) { return alike(x) > alike(y); });
   std::string nearest = nearest_spelling(wrong, words);
   const std::ptrdiff_t most = words.empty() ? 0 : alike(words.front());
-  const auto end = std::ranges::find_if(words, [&](const std::string& word) {
-    return alike(word) < std::max<std::ptrdiff_t>(most, 1);
-  });
+  const auto end = std::ranges::find_if(
+      words, [&](const std::string& word) { return alike(word) < std::max<std::ptrdiff_t>(most, 1); });
   words.erase(std::min(end, words.begin() + kMostShown), words.end());
   if (words.empty()) words = {"h100", "h200", "b200", "a100", "mi300x", "p5.48xlarge"};
-  return {fmt::format("{}; foreshard machines lists all", fmt::join(words, ", ")),
-          std::move(nearest)};
+  return {fmt::format("{}; foreshard machines lists all", fmt::join(words, ", ")), std::move(nearest)};
 }
 
 // Why `gpus` of nodes of `per_node` is not a cluster, "" where it is.
 std::string count_problem(std::int64_t gpus, std::int64_t per_node) {
   if (gpus <= per_node || gpus % per_node == 0) return "";
   const std::int64_t below = gpus / per_node * per_node;
-  return fmt::format("{} GPUs are not whole nodes of {}; the next multiples are {} and {}", gpus,
-                     per_node, below, below + per_node);
+  return fmt::format("{} GPUs are not whole nodes of {}; the next multiples are {} and {}", gpus, per_node, below,
+                     below + per_node);
 }
 
 [[noreturn]] void fail_spec(std::string_view spec, std::string_view why) {
@@ -192,8 +185,7 @@ void put_instance(const Instance& instance, Cluster& cluster) {
   node.nic_rate = instance.nic_rate;
   node.nic_name = instance.nic_name;
   for (auto& [path, source] : cluster.sources) {
-    for (const char* changed :
-         {"node.key", "node.gpus", "node.nics", "node.nic_rate", "node.nic_name"}) {
+    for (const char* changed : {"node.key", "node.gpus", "node.nics", "node.nic_rate", "node.nic_name"}) {
       if (path == changed) source = instance.source;
     }
   }
@@ -213,8 +205,7 @@ Cluster from_catalogue(std::string_view spec, const ClusterName& name) {
   Cluster cluster = std::move(machine->node);
   if (is_instance) put_instance(*name.instance, cluster);
   if (!name.count && !is_instance) {
-    fail_spec(spec,
-              fmt::format("says no count; did you mean {}x{}?", cluster.node.gpus, name.name));
+    fail_spec(spec, fmt::format("says no count; did you mean {}x{}?", cluster.node.gpus, name.name));
   }
   const std::int64_t count = name.count.value_or(1);
   const std::int64_t each = name.counts_nodes ? cluster.node.gpus : 1;
@@ -247,8 +238,7 @@ void read_degraded(const ConfigNode& list, Cluster& cluster) {
     }
     cluster.degraded.push_back(link);
     const auto missing = std::ranges::count_if(cluster.degraded, [&](const DegradedLink& other) {
-      return other.node == link.node && other.part == DegradedLink::Part::kNic &&
-             other.fraction <= 0;
+      return other.node == link.node && other.part == DegradedLink::Part::kNic && other.fraction <= 0;
     });
     if (missing > 0 && missing >= cluster.node.nics && cluster.nodes() > 1) {
       throw element.error("leaves its node without a port", "at least one port of every node");
@@ -290,9 +280,8 @@ Cluster read_kind(const ConfigNode& group, const Cluster& usual) {
 
 Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   if (!root.is_mapping()) throw root.error("is not a mapping", "gpus: and machine:");
-  root.allow_only({"gpus", "machine", "gpu", "node", "network", "degraded",
-                   "memory_outside_allocator", "nodes", "switches", "links", "ranks", "rings",
-                   "background"});
+  root.allow_only({"gpus", "machine", "gpu", "node", "network", "degraded", "memory_outside_allocator", "nodes",
+                   "switches", "links", "ranks", "rings", "background"});
   const bool is_listed = root.has("nodes");
   for (const char* key : {"switches", "links", "ranks", "rings", "background"}) {
     if (!is_listed && root.has(key)) {
@@ -339,8 +328,7 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
     throw gpus.error(why, "whole nodes, or less than one node");
   }
   if (cluster.nodes() > 1 && cluster.node.nics == 0) {
-    throw root.error(fmt::format("{} nodes without a network port", cluster.nodes()),
-                     "node: {nics: 8, ...}");
+    throw root.error(fmt::format("{} nodes without a network port", cluster.nodes()), "node: {nics: 8, ...}");
   }
   if (const ConfigNode* degraded = root.find("degraded")) read_degraded(*degraded, cluster);
   cluster.spec = std::string(file_name);
@@ -368,8 +356,7 @@ std::vector<std::string> cluster_words() {
 std::optional<Machine> machine_named(std::string_view text) {
   const std::optional<ClusterName> name = cluster_name(text);
   if (!name || name->count) return std::nullopt;
-  std::optional<Machine> machine =
-      find_machine(name->instance ? name->instance->machine : name->name);
+  std::optional<Machine> machine = find_machine(name->instance ? name->instance->machine : name->name);
   if (!machine) return std::nullopt;
   Cluster& node = machine->node;
   if (name->instance) {
@@ -392,8 +379,7 @@ Cluster load_cluster(std::string_view spec) {
   if (spec.empty()) fail_spec(spec, fmt::format("is empty; expected {}", kSpecExample));
   const std::filesystem::path path{std::string(spec)};
   if (is_cluster_file(spec, path)) return from_file(read_yaml_file(path), spec);
-  if (const std::optional<ClusterName> name = cluster_name(spec))
-    return from_catalogue(spec, *name);
+  if (const std::optional<ClusterName> name = cluster_name(spec)) return from_catalogue(spec, *name);
   // The part behind a count is what was misspelt.
   std::size_t begin = std::min(spec.find_first_not_of("0123456789+- "), spec.size());
   const std::string_view count = spec.substr(0, begin);
@@ -405,16 +391,12 @@ Cluster load_cluster(std::string_view spec) {
     fail_spec(spec, fmt::format("the count must be 1 to {}", kMaxGpus));
   }
   if (number.empty() || word.empty()) {
-    fail_spec(
-        spec,
-        fmt::format("expected {}{}; such as {}", kSpecExample,
-                    known.nearest.empty() ? "" : fmt::format("; did you mean 8x{}?", known.nearest),
-                    known.list));
+    fail_spec(spec,
+              fmt::format("expected {}{}; such as {}", kSpecExample,
+                          known.nearest.empty() ? "" : fmt::format("; did you mean 8x{}?", known.nearest), known.list));
   }
   fail_spec(spec, fmt::format("unknown machine '{}'{}; such as {}", word,
-                              known.nearest.empty()
-                                  ? ""
-                                  : fmt::format("; did you mean {}x{}?", number, known.nearest),
+                              known.nearest.empty() ? "" : fmt::format("; did you mean {}x{}?", number, known.nearest),
                               known.list));
 }
 

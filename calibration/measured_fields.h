@@ -15,8 +15,7 @@ namespace foreshard {
 
 inline constexpr double kShortestTime = 1e-9;  // s
 inline constexpr double kLongestTime = 1e6;
-inline constexpr std::int64_t kLargestSize = std::int64_t{1}
-                                             << 20;  // products of three fit 64 bits
+inline constexpr std::int64_t kLargestSize = std::int64_t{1} << 20;  // products of three fit 64 bits
 inline constexpr std::int64_t kLargestHead = 4096;
 inline constexpr double kMostBytes = 1e15;
 
@@ -76,8 +75,7 @@ void size_fields(Io& io, std::vector<SizePoint>& points) {
   io("bytes", bytes, 1, kMostBytes);
   io("seconds", seconds, kShortestTime, kLongestTime);
   io.require(!bytes.empty(), "bytes", "is empty", "at least one size");
-  io.require(bytes.size() == seconds.size(), "seconds", "has another length than bytes",
-             "one time per size");
+  io.require(bytes.size() == seconds.size(), "seconds", "has another length than bytes", "one time per size");
   io.require(std::ranges::adjacent_find(bytes, std::greater_equal()) == bytes.end(), "bytes",
              "has a size that is not above the size before", "ascending sizes");
   io.require(std::ranges::is_sorted(seconds), "seconds", "has a time that is below the time before",

@@ -30,15 +30,14 @@ void row_fields(Io& io, std::int64_t& ranks) {
 }
 
 template <typename Io>
-void spread_fields(Io& io, MeasuredSeconds& spread, double least = kShortestTime,
-                   double most = kLongestTime) {
+void spread_fields(Io& io, MeasuredSeconds& spread, double least = kShortestTime, double most = kLongestTime) {
   io("seconds", [&](auto& part) {
     part("median", spread.median, least, most);
     part("low", spread.low, least, most);
     part("high", spread.high, least, most);
   });
-  io.require(spread.low <= spread.median && spread.median <= spread.high, "seconds",
-             "quartiles are not in order", "low <= median <= high");
+  io.require(spread.low <= spread.median && spread.median <= spread.high, "seconds", "quartiles are not in order",
+             "low <= median <= high");
 }
 
 template <typename Io>
@@ -54,8 +53,8 @@ void shape_fields(Io& io, FunctionTime& time) {
   io("pass", time.pass, kPassWords);
   io("dtype", time.fp32, kIsFp32Words);
   bytes_field(io, time.bytes);
-  io.require(time.function != Function::kMatrixProduct && time.function != Function::kAttention,
-             "function", "is not memory-bound", "kind: gemm or attention for it");
+  io.require(time.function != Function::kMatrixProduct && time.function != Function::kAttention, "function",
+             "is not memory-bound", "kind: gemm or attention for it");
 }
 
 template <typename Io>
@@ -76,8 +75,8 @@ void read_point(const ConfigNode& node, std::vector<MeasuredRow<Point>>& rows) {
     spread_fields(io, row.spread);
     if constexpr (requires { row.point.kernel; }) io.optional(true, "kernel", row.point.kernel);
     if constexpr (requires { row.point.group; }) {
-      io.require(row.point.group <= std::max<std::int64_t>(2, row.ranks), "group",
-                 "is larger than the ranks that ran", fmt::format("2 to {}", row.ranks));
+      io.require(row.point.group <= std::max<std::int64_t>(2, row.ranks), "group", "is larger than the ranks that ran",
+                 fmt::format("2 to {}", row.ranks));
     }
   });
   if constexpr (requires { row.point.seconds; }) row.point.seconds = row.spread.median;
@@ -114,8 +113,8 @@ void read_outside(const ConfigNode& node, Measurements& out) {
 
 void read_row(const ConfigNode& row, Measurements& out) {
   using Reader = void (*)(const ConfigNode&, Measurements&);
-  static constexpr std::array<std::string_view, 7> kKinds = {
-      "gemm", "attention", "memory", "collective", "host", "contention", "memory_outside"};
+  static constexpr std::array<std::string_view, 7> kKinds = {"gemm", "attention",  "memory",        "collective",
+                                                             "host", "contention", "memory_outside"};
   static constexpr std::array<Reader, 7> kReaders = {
       [](const ConfigNode& node, Measurements& to) { read_point(node, to.gemm); },
       [](const ConfigNode& node, Measurements& to) { read_point(node, to.attention); },
@@ -129,9 +128,8 @@ void read_row(const ConfigNode& row, Measurements& out) {
 
 bool is_utc(std::string_view text) {
   constexpr std::string_view kPattern = "0000-00-00T00:00:00Z";
-  return std::equal(
-      text.begin(), text.end(), kPattern.begin(), kPattern.end(),
-      [](char c, char wanted) { return wanted == '0' ? c >= '0' && c <= '9' : c == wanted; });
+  return std::equal(text.begin(), text.end(), kPattern.begin(), kPattern.end(),
+                    [](char c, char wanted) { return wanted == '0' ? c >= '0' && c <= '9' : c == wanted; });
 }
 
 Measurements read(const ConfigNode& root, std::string_view file_name) {
@@ -168,9 +166,7 @@ Measurements parse_measurements(std::string_view json, std::string_view file_nam
   return read(parse_json(json, file_name), file_name);
 }
 
-Measurements read_measurements(const std::filesystem::path& path) {
-  return read(read_json_file(path), path.string());
-}
+Measurements read_measurements(const std::filesystem::path& path) { return read(read_json_file(path), path.string()); }
 
 Measurements joined(const std::vector<Measurements>& parts) {
   FORESHARD_CHECK(!parts.empty(), "nothing to join");
@@ -180,12 +176,11 @@ Measurements joined(const std::vector<Measurements>& parts) {
     const bool is_same = part.host.cpu == all.host.cpu && part.host.cores == all.host.cores &&
                          part.threads == all.threads && part.device == all.device;
     if (!is_same) {
-      throw Error(
-          ExitCode::kInvalidInput,
-          fmt::format("{} and {} are of different machines or threads: {} with {} cores, {} "
-                      "thread(s) per rank, and {} with {} cores, {} thread(s)",
-                      all.files.front(), part.files.front(), all.host.cpu, all.host.cores,
-                      all.threads, part.host.cpu, part.host.cores, part.threads));
+      throw Error(ExitCode::kInvalidInput,
+                  fmt::format("{} and {} are of different machines or threads: {} with {} cores, {} "
+                              "thread(s) per rank, and {} with {} cores, {} thread(s)",
+                              all.files.front(), part.files.front(), all.host.cpu, all.host.cores, all.threads,
+                              part.host.cpu, part.host.cores, part.threads));
     }
     all.created = std::max(all.created, part.created);
     append(all.gemm, part.gemm);

@@ -19,8 +19,7 @@ namespace foreshard {
 namespace {
 
 constexpr double kMostUsdPerHour = 1e6;
-constexpr std::string_view kExample =
-    "machine,usd_per_gpu_hour,date with rows such as h100,2.95,2026-06";
+constexpr std::string_view kExample = "machine,usd_per_gpu_hour,date with rows such as h100,2.95,2026-06";
 
 // Catalogue keys by every name of a machine.
 const std::map<std::string, std::string, std::less<>>& keys_by_name() {
@@ -36,13 +35,12 @@ const std::map<std::string, std::string, std::less<>>& keys_by_name() {
 }
 
 void check_columns(std::string_view csv, const CsvTable& table) {
-  static constexpr std::array<std::string_view, 6> kColumns = {
-      "machine", "usd_per_gpu_hour", "low", "high", "date", "source"};
+  static constexpr std::array<std::string_view, 6> kColumns = {"machine", "usd_per_gpu_hour", "low", "high", "date",
+                                                               "source"};
   const Location header{table.file_name(), 1, 1, ""};
   for (std::size_t c = 0; c < 2; ++c) {
     if (!table.has(kColumns[c])) {
-      throw ConfigError(header, fmt::format("has no column {}", kColumns[c]),
-                        std::string(kExample));
+      throw ConfigError(header, fmt::format("has no column {}", kColumns[c]), std::string(kExample));
     }
   }
   if (csv.starts_with("\xEF\xBB\xBF")) csv.remove_prefix(3);
@@ -53,8 +51,7 @@ void check_columns(std::string_view csv, const CsvTable& table) {
     if (!contains(kColumns, name)) {
       const std::vector<std::string> known(kColumns.begin(), kColumns.end());
       throw ConfigError(header, fmt::format("unknown column {}", quote(name)),
-                        fmt::format("{}", fmt::join(kColumns, ", ")),
-                        nearest_spelling(name, known));
+                        fmt::format("{}", fmt::join(kColumns, ", ")), nearest_spelling(name, known));
     }
     if (comma == std::string_view::npos) break;
     line.remove_prefix(comma + 1);
@@ -88,12 +85,10 @@ PriceList parse_prices(std::string_view csv, const std::string& file_name) {
     if (known == names.end()) {
       std::vector<std::string> words;
       for (const auto& [word, key] : names) words.push_back(word);
-      throw ConfigError(where, fmt::format("unknown machine {}", quote(name)),
-                        "a key of foreshard machines", nearest_spelling(name, words));
+      throw ConfigError(where, fmt::format("unknown machine {}", quote(name)), "a key of foreshard machines",
+                        nearest_spelling(name, words));
     }
-    const auto given = [&](std::string_view column) {
-      return table.has(column) && !table.empty(row, column);
-    };
+    const auto given = [&](std::string_view column) { return table.has(column) && !table.empty(row, column); };
     Price price;
     price.usd_per_hour = price.low = price.high = read_usd(table, row, "usd_per_gpu_hour");
     price.evidence = Evidence::kDatasheet;
@@ -101,16 +96,13 @@ PriceList parse_prices(std::string_view csv, const std::string& file_name) {
     if (given("high")) price.high = read_usd(table, row, "high");
     if (price.low > price.usd_per_hour || price.high < price.usd_per_hour) {
       throw ConfigError(where,
-                        fmt::format("{} is not between low {} and high {}", price.usd_per_hour,
-                                    price.low, price.high),
+                        fmt::format("{} is not between low {} and high {}", price.usd_per_hour, price.low, price.high),
                         "low <= usd_per_gpu_hour <= high");
     }
     if (given("date")) price.date = table.text(row, "date");
-    price.source = given("source") ? table.text(row, "source")
-                                   : fmt::format("{}:{}", file_name, table.line(row));
+    price.source = given("source") ? table.text(row, "source") : fmt::format("{}:{}", file_name, table.line(row));
     if (!list.emplace(known->second, price).second) {
-      throw ConfigError(where, fmt::format("a second price of {}", known->second),
-                        "each machine once");
+      throw ConfigError(where, fmt::format("a second price of {}", known->second), "each machine once");
     }
   }
   if (list.empty()) {
@@ -119,9 +111,7 @@ PriceList parse_prices(std::string_view csv, const std::string& file_name) {
   return list;
 }
 
-PriceList read_prices(const std::string& path) {
-  return parse_prices(read_text_file(path, kMaxTableBytes), path);
-}
+PriceList read_prices(const std::string& path) { return parse_prices(read_text_file(path, kMaxTableBytes), path); }
 
 Price listed_price(const Cluster& cluster) {
   Price price;

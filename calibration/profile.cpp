@@ -27,8 +27,8 @@ constexpr std::array<std::string_view, kMemoryClasses> kMemoryClassNames = {"ele
                                                                             "copy",
                                                                             "strided",
                                                                             "widening"};
-constexpr std::array<std::string_view, 5> kEvidence = {"measured", "interpolated", "extrapolated",
-                                                       "datasheet", "assumed"};
+constexpr std::array<std::string_view, 5> kEvidence = {"measured", "interpolated", "extrapolated", "datasheet",
+                                                       "assumed"};
 constexpr std::array<std::string_view, 3> kProtocols = {"ll", "ll128", "simple"};
 constexpr std::array<std::string_view, kFactors> kFactorNames = {
     "gemm", "attention", "memory_bound", "intra_node", "inter_node", "host", "overlap"};
@@ -48,8 +48,7 @@ MemoryClass older_class(MemoryClass which) {
 constexpr double kLongestCost = 1.0;  // s; no launch, hop or hook takes longer
 
 bool is_empty(const MeasuredPoints& points) {
-  return points.gemm.empty() && points.attention.empty() && points.functions.empty() &&
-         points.collectives.empty();
+  return points.gemm.empty() && points.attention.empty() && points.functions.empty() && points.collectives.empty();
 }
 
 }
@@ -160,10 +159,9 @@ void fields(Io& io, CollectiveSweep& s) {
   for (const std::vector<double>& pair : pairs) {
     io.require(pair.size() == 2, "points", "has what is no pair", "[bytes, seconds]");
     const SizePoint point{pair[0], pair[1]};
-    io.require(point.bytes >= 1 && (s.points.empty() || point.bytes > s.points.back().bytes),
-               "points", "has a size that does not ascend", "sizes in ascending order");
-    io.require(point.seconds >= 1e-9 && point.seconds <= 3600, "points", "has a time that is none",
-               "1e-9 to 3600 s");
+    io.require(point.bytes >= 1 && (s.points.empty() || point.bytes > s.points.back().bytes), "points",
+               "has a size that does not ascend", "sizes in ascending order");
+    io.require(point.seconds >= 1e-9 && point.seconds <= 3600, "points", "has a time that is none", "1e-9 to 3600 s");
     s.points.push_back(point);
   }
 }
@@ -220,12 +218,10 @@ void fabric_fields(Io& io, Calibration& c) {
   io.optional(!c.fabrics.empty(), "fabrics", c.fabrics);
   for (auto fabric = c.fabrics.begin(); fabric != c.fabrics.end(); ++fabric) {
     io.require(std::find_if(c.fabrics.begin(), fabric,
-                            [&](const FabricCurve& other) { return other.kind == fabric->kind; }) ==
-                   fabric,
+                            [&](const FabricCurve& other) { return other.kind == fabric->kind; }) == fabric,
                "fabrics", "has a kind twice", "each kind once");
   }
-  for (const auto& [key, curve] :
-       {std::pair{"intra_node", &c.intra_node}, std::pair{"inter_node", &c.inter_node}}) {
+  for (const auto& [key, curve] : {std::pair{"intra_node", &c.intra_node}, std::pair{"inter_node", &c.inter_node}}) {
     // Older profiles have them beside `fabrics`, which are what is read.
     if (c.fabrics.empty()) {
       io(key, *curve);
@@ -308,9 +304,8 @@ HostCurve read(const EmbeddedFile& file, std::string_view machine) {
     if (!is_of(processor, machine)) continue;
     curve.processor = processor.at("ratio").as_double(0.01, 100);
     curve.per_driver_launch = processor.at("per_driver_launch_s").as_double(0, kLongestCall);
-    curve.processor_evidence = processor.at("evidence").as_string() == "measured"
-                                   ? Evidence::kMeasured
-                                   : Evidence::kAssumed;
+    curve.processor_evidence =
+        processor.at("evidence").as_string() == "measured" ? Evidence::kMeasured : Evidence::kAssumed;
     curve.processor_source = processor.at("source").as_string();
     return curve;
   }

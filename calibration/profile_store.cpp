@@ -111,9 +111,7 @@ std::optional<Json> difference(const Json& base, const Json& target) {
   return out;
 }
 
-double gemm_efficiency(const Json& profile) {
-  return profile.at("gemm_bf16").at("efficiency").get<double>();
-}
+double gemm_efficiency(const Json& profile) { return profile.at("gemm_bf16").at("efficiency").get<double>(); }
 
 Json borrowed(const Json& profile, const std::string& chip, double efficiency) {
   Calibration calibration = parse_calibration(profile.dump(), chip);
@@ -146,8 +144,7 @@ void borrow_curves(const Borrowing& borrowing, Calibration& calibration) {
   for (AttentionCurve& curve : calibration.attention) {
     curve.efficiency = rounded(std::min(kMost, curve.efficiency * borrowing.gemm_share));
     if (curve.full_efficiency > 0) {
-      curve.full_efficiency =
-          rounded(std::min(kMost, curve.full_efficiency * borrowing.gemm_share));
+      curve.full_efficiency = rounded(std::min(kMost, curve.full_efficiency * borrowing.gemm_share));
     }
     borrow(curve);
   }
@@ -179,8 +176,7 @@ Calibration load_profile(std::string_view gpu_key) {
                             "one with --profile FILE",
                             gpu_key, fmt::join(profile_keys(), ", ")));
   }
-  return made.emplace(gpu_key, parse_calibration(whole_profile(*entry).dump(), entry->file))
-      .first->second;
+  return made.emplace(gpu_key, parse_calibration(whole_profile(*entry).dump(), entry->file)).first->second;
 }
 
 Json profile_store(const std::vector<WholeProfile>& whole, const std::vector<Calibration>& others) {

@@ -22,9 +22,7 @@ CsvTable calibration_table(std::string_view path) {
   return CsvTable(file.content, std::string(file.path));
 }
 
-CsvTable published_table(std::string_view name) {
-  return calibration_table(fmt::format("published/{}", name));
-}
+CsvTable published_table(std::string_view name) { return calibration_table(fmt::format("published/{}", name)); }
 
 std::string_view cell_of(const CsvTable& table, std::size_t row, std::string_view column) {
   return table.has(column) ? std::string_view(table.text(row, column)) : std::string_view();
@@ -165,8 +163,7 @@ bool is_false(std::string_view text) {
 
 }
 
-std::vector<ReadAttention> read_attention_rows(const CsvTable& table,
-                                               const std::vector<Machine>& machines) {
+std::vector<ReadAttention> read_attention_rows(const CsvTable& table, const std::vector<Machine>& machines) {
   constexpr double kBackward = 2.5;  // of forward's operations
   GpuNames names(machines);
   std::vector<ReadAttention> rows;
@@ -191,8 +188,7 @@ std::vector<ReadAttention> read_attention_rows(const CsvTable& table,
     if (row.kv_heads == 0) row.kv_heads = row.heads;
     const double head_dim = positive_of(table, i, "head_dim");
     row.head_dim = static_cast<int>(std::min(head_dim, 1e6));
-    row.flops = (row.causal ? 2 : 4) * row.batch * row.heads * row.sequence * row.sequence *
-                head_dim *
+    row.flops = (row.causal ? 2 : 4) * row.batch * row.heads * row.sequence * row.sequence * head_dim *
                 (row.pass == AttentionPass::kForward    ? 1.0
                  : row.pass == AttentionPass::kBackward ? kBackward
                                                         : 1 + kBackward);
@@ -212,8 +208,7 @@ std::vector<ReadAttention> read_attention_rows(const CsvTable& table,
 
 std::vector<AttentionRow> attention_rows(std::string_view chip) {
   std::vector<AttentionRow> rows;
-  for (ReadAttention& read :
-       read_attention_rows(published_table("attention_measured.csv"), list_machines())) {
+  for (ReadAttention& read : read_attention_rows(published_table("attention_measured.csv"), list_machines())) {
     const bool is_meant = read.problem.empty() && read.row.causal && chip_of(read.row.gpu) == chip;
     if (is_meant) rows.push_back(std::move(read.row));
   }
@@ -224,8 +219,7 @@ std::vector<MemoryRow> memory_rows(std::string_view chip) {
   const CsvTable table = published_table("membound_measured.csv");
   std::vector<MemoryRow> rows;
   for (std::size_t i = 0; i < table.rows(); ++i) {
-    if (chip_of(table.text(i, "gpu")) != chip || table.empty(i, "latency_us") ||
-        table.empty(i, "bytes_counted")) {
+    if (chip_of(table.text(i, "gpu")) != chip || table.empty(i, "latency_us") || table.empty(i, "bytes_counted")) {
       continue;
     }
     rows.push_back({table.text(i, "source"), table.text(i, "op"), table.number(i, "bytes_counted"),

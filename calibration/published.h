@@ -71,8 +71,7 @@ struct ReadAttention {
   AttentionRow row;
   std::string problem;  // "": none
 };
-std::vector<ReadAttention> read_attention_rows(const CsvTable& table,
-                                               const std::vector<Machine>& machines);
+std::vector<ReadAttention> read_attention_rows(const CsvTable& table, const std::vector<Machine>& machines);
 // Causal rows only: the form describes causal attention (sim/spec/calibration.h).
 std::vector<AttentionRow> attention_rows(std::string_view chip);
 

@@ -46,15 +46,14 @@ constexpr EarlyLibrary kEarlyLibraries[] = {
 };
 
 const EarlyLibrary* early_library(std::string_view architecture) {
-  const auto* found = std::ranges::find_if(
-      kEarlyLibraries, [&](const EarlyLibrary& each) { return architecture == each.architecture; });
+  const auto* found = std::ranges::find_if(kEarlyLibraries,
+                                           [&](const EarlyLibrary& each) { return architecture == each.architecture; });
   return found == std::end(kEarlyLibraries) ? nullptr : found;
 }
 
 }
 
-FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration,
-                       const CauseFacts& facts) {
+FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration, const CauseFacts& facts) {
   const std::string chip = chip_of_key(cluster.gpu.key);
   constexpr std::int64_t kWide = 96;  // between the head sizes that kernels are written for
   FactorCauses causes;
@@ -70,8 +69,8 @@ FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration,
     cause.log_sd = std::hypot(cause.log_sd, early->log_sd);
     cause.log_mean = early->log_mean;
   }
-  add(Factor::kAttention, fmt::format("attention {} {} {}", chip, facts.attention_kernel,
-                                      facts.head_dim <= kWide ? 64 : 128));
+  add(Factor::kAttention,
+      fmt::format("attention {} {} {}", chip, facts.attention_kernel, facts.head_dim <= kWide ? 64 : 128));
   add(Factor::kMemoryBound, "memory_bound");
   add(Factor::kIntraNode, "intra_node " + chip);
   const std::string site = facts.site.empty() ? "" : " " + facts.site;
@@ -103,8 +102,7 @@ void fields(Io& io, TrainingEvidence& evidence) {
   io("prior_log_mean", evidence.prior_log_mean);
   io("families", evidence.families);
   for (const FamilyEvidence& family : evidence.families) {
-    io.require(family.information.size() == evidence.names.size() &&
-                   family.precision.size() == evidence.names.size(),
+    io.require(family.information.size() == evidence.names.size() && family.precision.size() == evidence.names.size(),
                "families", "has sums that are not of the names' number");
   }
 }
@@ -130,18 +128,17 @@ bool has_steps(const std::string& gpu_key) {
 }
 
 Calibration with_kernel_spread(Calibration calibration, std::string_view attention_kernel) {
-  const bool is_assumed =
-      std::ranges::any_of(calibration.attention, [&](const AttentionCurve& curve) {
-        return curve.kernel == attention_kernel && curve.evidence == Evidence::kAssumed;
-      });
+  const bool is_assumed = std::ranges::any_of(calibration.attention, [&](const AttentionCurve& curve) {
+    return curve.kernel == attention_kernel && curve.evidence == Evidence::kAssumed;
+  });
   FactorSpread& spread = calibration.spread[at(Factor::kAttention)];
   const double range = std::log(3.0 / 1.7) / 2 / kNinetyPercent;
   if (is_assumed) spread = {std::max(spread.log_sd, range), "the range of arXiv 2307.08691"};
   return calibration;
 }
 
-Calibration informed(Calibration calibration, const TrainingEvidence& evidence,
-                     const FactorCauses& causes, const std::vector<std::string>& without) {
+Calibration informed(Calibration calibration, const TrainingEvidence& evidence, const FactorCauses& causes,
+                     const std::vector<std::string>& without) {
   constexpr auto kOwn = static_cast<Eigen::Index>(kFactors);
   const auto known = static_cast<Eigen::Index>(evidence.names.size());
   // The evidence's causes, then those of the job that it does not know.

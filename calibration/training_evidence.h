@@ -50,8 +50,7 @@ struct CauseFacts {
   // someone who has told nothing yet.
   std::string site = {};
 };
-FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration,
-                       const CauseFacts& facts);
+FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration, const CauseFacts& facts);
 // What is left of `log_sd` without the causes before: 0 where they are all of it.
 double remaining_log_sd(double log_sd, double before);
 
@@ -84,7 +83,7 @@ Calibration with_kernel_spread(Calibration calibration, std::string_view attenti
 
 // `calibration` with the posterior of its job's factors; families in `without` are not used. With
 // no family left it is the prior, with plan_log_sd.
-Calibration informed(Calibration calibration, const TrainingEvidence& evidence,
-                     const FactorCauses& causes, const std::vector<std::string>& without);
+Calibration informed(Calibration calibration, const TrainingEvidence& evidence, const FactorCauses& causes,
+                     const std::vector<std::string>& without);
 
 }

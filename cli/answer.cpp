@@ -31,8 +31,7 @@ void answer_by_few(Answer& a, const CostModel& costs) {
 Answer answer(const JobOptions& options, AnswerRows rows) {
   Answer a = {.job = load_job(options)};
   const CostModel costs = cost_model(a.job);
-  if (rows == AnswerRows::kFew &&
-      laid_out_of(a.job.resolved.plan).fewer < a.job.resolved.plan.batch.accumulation) {
+  if (rows == AnswerRows::kFew && laid_out_of(a.job.resolved.plan).fewer < a.job.resolved.plan.batch.accumulation) {
     answer_by_few(a, costs);
   } else {
     a.forecast = forecast(a.job.model, a.job.resolved.plan, costs);
@@ -47,10 +46,9 @@ Answer answer(const JobOptions& options, AnswerRows rows) {
     if (a.report.fit_probability >= terms.confidence) return a;
     const auto surer = free_remedy(a.job, plan, terms);
     if (surer) {
-      a.report.warnings.insert(
-          a.report.warnings.begin(),
-          fmt::format("hardly fits: --set {} makes it sure ({})",
-                      fmt::join(surer->changes, " --set "), chance_text(surer->fit_probability)));
+      a.report.warnings.insert(a.report.warnings.begin(),
+                               fmt::format("hardly fits: --set {} makes it sure ({})",
+                                           fmt::join(surer->changes, " --set "), chance_text(surer->fit_probability)));
     }
     return a;
   }

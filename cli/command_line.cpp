@@ -53,8 +53,7 @@ class Tree {
     app_.require_subcommand(1);
     app_.fallthrough();
     app_.footer(kFooter);
-    app_.set_version_flag("--version", std::string("foreshard ") + FORESHARD_VERSION,
-                          "Print the version and exit");
+    app_.set_version_flag("--version", std::string("foreshard ") + FORESHARD_VERSION, "Print the version and exit");
     choice(add(&app_, "--color", color_));
     add_predict();
     add_schedule();
@@ -89,8 +88,7 @@ class Tree {
  private:
   // The verb and its options, which are filled when it is parsed.
   template <typename Options>
-  std::pair<CLI::App*, std::shared_ptr<Options>> add_verb(const char* name,
-                                                          ExitCode (*run)(const Options&)) {
+  std::pair<CLI::App*, std::shared_ptr<Options>> add_verb(const char* name, ExitCode (*run)(const Options&)) {
     auto options = std::make_shared<Options>();
     CLI::App* verb = add_subcommand(app_, name);
     verb->callback([this, run, options] {
@@ -123,9 +121,7 @@ class Tree {
     flag(verb, "--json", [&output] { output.form = Form::kJson; });
   }
 
-  static void add_capture(CLI::App* verb, JobOptions& job) {
-    option(verb, "--capture", job.capture);
-  }
+  static void add_capture(CLI::App* verb, JobOptions& job) { option(verb, "--capture", job.capture); }
 
   void add_predict() {
     auto [verb, o] = add_verb("predict", run_predict);
@@ -134,8 +130,7 @@ class Tree {
     add_json(verb, o->output);
     flag(verb, "--paced", o->job.paced);
     flag(verb, "--ask", o->asks);
-    options(verb, "--trace", o->trace, "--csv", o->csv, "--memory-snapshot", o->memory_snapshot,
-            "--html", o->html);
+    options(verb, "--trace", o->trace, "--csv", o->csv, "--memory-snapshot", o->memory_snapshot, "--html", o->html);
   }
 
   void add_schedule() {
@@ -180,8 +175,7 @@ class Tree {
                                    "expected two plan files, --with KEY=VALUE or --runtimes LIST");
       }
       if (!o->plans.empty() && (o->job.plan || !o->with.empty())) {
-        throw CLI::ValidationError(o->job.plan ? "--plan" : "--with",
-                                   "does not go together with two plan files");
+        throw CLI::ValidationError(o->job.plan ? "--plan" : "--with", "does not go together with two plan files");
       }
     });
   }
@@ -190,9 +184,7 @@ class Tree {
     auto [verb, o] = add_verb("search", run_search);
     add_job_flags(verb, o->job);
     options(verb, "--fix", o->fix, "--global-batch", o->global_batch);
-    option(verb, "--max-memory", o->max_memory)
-        ->check(CLI::Range(0.01, 1.0))
-        ->capture_default_str();
+    option(verb, "--max-memory", o->max_memory)->check(CLI::Range(0.01, 1.0))->capture_default_str();
     add_confidence(verb, o->confidence);
     choice(add(verb, "--objective", o->objective));
     flag(verb, "--robust", o->robust);
@@ -227,8 +219,7 @@ class Tree {
     option(verb, "--failures", o->failures_per_gpu_day)->check(CLI::Range(0.0, 1000.0));
     options(verb, "--restart", o->restart, "--checkpoint-rate", o->checkpoint_rate);
     option(verb, "--evaluate-every", o->evaluate_every)->check(CLI::Range(1, 1'000'000'000));
-    option(verb, "--evaluate-sequences", o->evaluate_sequences)
-        ->check(CLI::Range(1, 1'000'000'000));
+    option(verb, "--evaluate-sequences", o->evaluate_sequences)->check(CLI::Range(1, 1'000'000'000));
     option(verb, "--pue", o->pue)->check(CLI::Range(1.0, 10.0));
     add_confidence(verb, o->confidence);
     flag(verb, "--what-if", o->what_if);
@@ -244,10 +235,7 @@ class Tree {
     option(verb, "--gpus", o->gpus);
     CLI::Option* sequences = option(verb, "--global-batch", o->global_batch);
     CLI::Option* tokens = option(verb, "--batch-tokens", o->batch_tokens)->excludes(sequences);
-    option(verb, "--weak", o->weak)
-        ->check(CLI::Range(1, 1 << 20))
-        ->excludes(sequences)
-        ->excludes(tokens);
+    option(verb, "--weak", o->weak)->check(CLI::Range(1, 1 << 20))->excludes(sequences)->excludes(tokens);
     add_vary(verb, o->vary);
     option(verb, "--prices", o->prices);
     add_confidence(verb, o->confidence);
@@ -269,8 +257,8 @@ class Tree {
     add(verb, "files", o->files)->required();
     option(verb, "--machine", o->machine);
     option(verb, "--nodes", o->nodes)->check(CLI::Range(1, 262144));
-    options(verb, "--nodelist", o->nodelist, "--model", o->model, "--stage", o->stage, "--cluster",
-            o->cluster, "--out", o->out, "--plan", o->plan);
+    options(verb, "--nodelist", o->nodelist, "--model", o->model, "--stage", o->stage, "--cluster", o->cluster, "--out",
+            o->out, "--plan", o->plan);
     add_json(verb, o->output);
   }
 
@@ -298,14 +286,10 @@ class Tree {
   }
 
   static void add_confidence(CLI::App* verb, double& confidence) {
-    option(verb, "--confidence", confidence)
-        ->check(CLI::Range(0.01, 0.9999))
-        ->capture_default_str();
+    option(verb, "--confidence", confidence)->check(CLI::Range(0.01, 0.9999))->capture_default_str();
   }
 
-  static void add_vary(CLI::App* verb, std::vector<std::string>& keys) {
-    option(verb, "--vary", keys);
-  }
+  static void add_vary(CLI::App* verb, std::vector<std::string>& keys) { option(verb, "--vary", keys); }
 
   static void add_launcher(CLI::App* verb, ExportOptions& o) {
     o.launcher = "torchrun";
@@ -371,8 +355,8 @@ class Tree {
   void add_diagnose() {
     auto [verb, o] = add_verb("diagnose", run_diagnose);
     add_job_flags(verb, o->job);
-    options(verb, "--measured", o->measured, "--log", o->log, "--run", o->run, "--snapshot",
-            o->snapshots, "--threads", o->threads);
+    options(verb, "--measured", o->measured, "--log", o->log, "--run", o->run, "--snapshot", o->snapshots, "--threads",
+            o->threads);
     add_json(verb, o->output);
   }
 
@@ -445,10 +429,8 @@ void add_model_flags(CLI::App* verb, JobOptions& job) {
   CLI::Option* runtime = option(verb, "--runtime", job.runtime);
   std::vector<std::string> words = runtime_words();
   words.resize(words.size() / 2);
-  runtime->description(
-      fmt::format(fmt::runtime(runtime->get_description()), fmt::join(words, ", ")));
-  options(verb, "--sequence", job.sequence, "--micro-batch", job.micro_batch, "--accumulation",
-          job.accumulation);
+  runtime->description(fmt::format(fmt::runtime(runtime->get_description()), fmt::join(words, ", ")));
+  options(verb, "--sequence", job.sequence, "--micro-batch", job.micro_batch, "--accumulation", job.accumulation);
   job.assignments.resize(1);
   option(verb, "--set", job.assignments[0]);
   option(verb, "--profile", job.profile);
@@ -486,8 +468,7 @@ std::vector<CommandOption> options_of(CLI::App& app) {
     if (option->get_positional()) continue;
     const ValueHint hint = hint_of(*option);
     const bool is_switch = hint.kind == ValueHint::Kind::kNone;
-    options.push_back({names_of(*option), option->get_description(), hint,
-                       is_switch ? "" : option->get_type_name()});
+    options.push_back({names_of(*option), option->get_description(), hint, is_switch ? "" : option->get_type_name()});
   }
   return options;
 }

@@ -40,8 +40,7 @@ std::vector<std::string> command_names(const std::vector<Command>& commands) {
 std::vector<CommandOption> options_of(const CommandTree& tree, const Command& command) {
   std::vector<CommandOption> options = command.options;
   for (const CommandOption& option : tree.options) {
-    const bool is_there = std::ranges::any_of(
-        options, [&](const CommandOption& o) { return o.names == option.names; });
+    const bool is_there = std::ranges::any_of(options, [&](const CommandOption& o) { return o.names == option.names; });
     // The version is the program's, not the verb's.
     if (!is_there && option.names.front() != "--version") options.push_back(option);
   }
@@ -63,8 +62,7 @@ class WordLists {
   std::string definitions() const {
     std::string text;
     for (std::size_t i = 0; i < lists_.size(); ++i) {
-      text += fmt::format("  local list{}={}\n", i,
-                          quoted(fmt::format("{}", fmt::join(lists_[i], " "))));
+      text += fmt::format("  local list{}={}\n", i, quoted(fmt::format("{}", fmt::join(lists_[i], " "))));
     }
     return text;
   }
@@ -84,22 +82,19 @@ std::string bash(const CommandTree& tree) {
   const auto value_cases = [&](const std::string& verb, const std::vector<CommandOption>& options) {
     for (const CommandOption& option : options) {
       if (option.value.kind == ValueHint::Kind::kNone) continue;
-      cases +=
-          fmt::format("    {}:{}){} ;;\n", verb, fmt::join(option.names, fmt::format("|{}:", verb)),
-                      bash_action(option.value, lists));
+      cases += fmt::format("    {}:{}){} ;;\n", verb, fmt::join(option.names, fmt::format("|{}:", verb)),
+                           bash_action(option.value, lists));
     }
   };
   for (const Command& command : tree.commands) {
     const std::vector<CommandOption> options = options_of(tree, command);
     value_cases(command.name, options);
-    cases +=
-        fmt::format("    {}:*) options={}{} ;;\n", command.name,
-                    lists.variable(option_names(options)), bash_action(command.argument, lists));
+    cases += fmt::format("    {}:*) options={}{} ;;\n", command.name, lists.variable(option_names(options)),
+                         bash_action(command.argument, lists));
   }
   value_cases("", tree.options);
-  cases +=
-      fmt::format("    :*) options={} words={} ;;\n", lists.variable(option_names(tree.options)),
-                  lists.variable(command_names(tree.commands)));
+  cases += fmt::format("    :*) options={} words={} ;;\n", lists.variable(option_names(tree.options)),
+                       lists.variable(command_names(tree.commands)));
   return fmt::format(
       R"(# bash completion of foreshard; use it with: source <(foreshard completion bash)
 _foreshard() {{
@@ -174,8 +169,7 @@ class ZshFunctions {
   std::vector<std::string> bodies_;
 };
 
-std::string zsh_option(const CommandOption& option, const std::string& name,
-                       ZshFunctions& functions) {
+std::string zsh_option(const CommandOption& option, const std::string& name, ZshFunctions& functions) {
   const bool is_repeated = contains(option.help, "repeated");
   std::string spec = fmt::format("{}{}[{}]", is_repeated ? "*" : "", name, zsh_text(option.help));
   if (option.value.kind != ValueHint::Kind::kNone) {
@@ -197,8 +191,7 @@ std::string zsh(const CommandTree& tree) {
       }
     }
     if (command.argument.kind != ValueHint::Kind::kNone) {
-      cases += fmt::format(" \\\n        {}",
-                           quoted("*:argument:" + functions.action(command.argument)));
+      cases += fmt::format(" \\\n        {}", quoted("*:argument:" + functions.action(command.argument)));
     }
     cases += "\n      ;;\n";
   }
@@ -250,8 +243,8 @@ std::string fish(const CommandTree& tree) {
     text += fmt::format("complete -c foreshard -n __fish_use_subcommand{}\n", fish_option(option));
   }
   for (const Command& command : tree.commands) {
-    text += fmt::format("complete -c foreshard -n __fish_use_subcommand -a {} -d {}\n",
-                        command.name, quoted(command.help));
+    text +=
+        fmt::format("complete -c foreshard -n __fish_use_subcommand -a {} -d {}\n", command.name, quoted(command.help));
     const std::string when = quoted("__fish_seen_subcommand_from " + command.name);
     for (const CommandOption& option : options_of(tree, command)) {
       text += fmt::format("complete -c foreshard -n {}{}\n", when, fish_option(option));
@@ -277,13 +270,9 @@ std::string json(const CommandTree& tree) {
   Json verbs = Json::object();
   for (const Command& command : tree.commands) {
     Json options = json_list(options_of(tree, command), [&](const CommandOption& option) -> Json {
-      return {{"names", option.names},
-              {"help", option.help},
-              {"type", option.type},
-              {"value", to_json(option.value)}};
+      return {{"names", option.names}, {"help", option.help}, {"type", option.type}, {"value", to_json(option.value)}};
     });
-    verbs[command.name] = {
-        {"help", command.help}, {"options", options}, {"argument", to_json(command.argument)}};
+    verbs[command.name] = {{"help", command.help}, {"options", options}, {"argument", to_json(command.argument)}};
   }
   return to_text({{"schema", "foreshard.commands/1"}, {"verbs", verbs}});
 }

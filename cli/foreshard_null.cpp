@@ -7,8 +7,7 @@
 int main(int argc, char** argv) {
   using foreshard::ExitCode;
   try {
-    const foreshard::NullCommandLine line =
-        foreshard::parse_null_command_line({argv + 1, argv + argc});
+    const foreshard::NullCommandLine line = foreshard::parse_null_command_line({argv + 1, argv + argc});
     if (!line.usage_error.empty()) {
       foreshard::write_error(line.usage_error);
       return static_cast<int>(ExitCode::kUsage);

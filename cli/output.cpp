@@ -25,8 +25,8 @@ namespace foreshard {
 namespace {
 
 [[noreturn]] void fail(std::string_view what, int error) {
-  throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be written: {}", what,
-                                                   std::generic_category().message(error)));
+  throw Error(ExitCode::kInvalidInput,
+              fmt::format("{}: cannot be written: {}", what, std::generic_category().message(error)));
 }
 
 std::string host_name() {
@@ -41,8 +41,8 @@ std::string now() {
   }
   std::tm utc{};
   if (::gmtime_r(&time, &utc) == nullptr) return "";
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1,
-                     utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                     utc.tm_hour, utc.tm_min, utc.tm_sec);
 }
 
 // Of standard output in characters; 0 where it is no terminal, or none that says its width.
@@ -98,8 +98,7 @@ void write_file(const std::string& path, std::string_view text) {
   const bool is_there = std::filesystem::exists(status);
   if (is_there && ::access(path.c_str(), W_OK) != 0) fail(path, errno);
   const bool replaces = !target.empty() && (!is_there || std::filesystem::is_regular_file(status));
-  const std::string beside =
-      replaces ? fmt::format("{}.{}.part", target.string(), ::getpid()) : path;
+  const std::string beside = replaces ? fmt::format("{}.{}.part", target.string(), ::getpid()) : path;
   const int file = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) fail(path, errno);
   int error = write_all(file, text);
@@ -131,8 +130,7 @@ Color color_of(ColorChoice choice) {
     const char* value = std::getenv(name);
     return value == nullptr ? "" : value;
   };
-  return variable("NO_COLOR").empty() && variable("TERM") != "dumb" ? Color::kAlways
-                                                                    : Color::kNever;
+  return variable("NO_COLOR").empty() && variable("TERM") != "dumb" ? Color::kAlways : Color::kNever;
 }
 
 Json document_json(std::string_view schema, const Json& body) {
@@ -146,9 +144,7 @@ Json document_json(std::string_view schema, const Json& body) {
   return root;
 }
 
-std::string document(std::string_view schema, const Json& body) {
-  return to_text(document_json(schema, body));
-}
+std::string document(std::string_view schema, const Json& body) { return to_text(document_json(schema, body)); }
 
 ExitCode report_failure() {
   try {

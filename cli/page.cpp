@@ -28,9 +28,8 @@ namespace {
 constexpr std::int64_t kMostScaledGpus = 16384;
 
 std::string plan_label(const Plan& plan) {
-  return fmt::format("{}, prefetch {}, reshard {}, recompute {}, {} x {}", words_of(plan.mesh),
-                     words_of(plan.prefetch), reshard_words(plan), recompute_words(plan),
-                     plan.batch.micro_batch, plan.batch.accumulation);
+  return fmt::format("{}, prefetch {}, reshard {}, recompute {}, {} x {}", words_of(plan.mesh), words_of(plan.prefetch),
+                     reshard_words(plan), recompute_words(plan), plan.batch.micro_batch, plan.batch.accumulation);
 }
 
 // Views by plan.
@@ -47,8 +46,7 @@ class Views {
     const std::string key = to_json(plan).dump();
     if (const auto known = known_.find(key); known != known_.end()) return known->second;
     const Forecast made = forecast(job_.model, plan, costs_);
-    const std::size_t view =
-        add_forecast(page_, job_, made, report_of(job_, made, costs_), plan_label(plan));
+    const std::size_t view = add_forecast(page_, job_, made, report_of(job_, made, costs_), plan_label(plan));
     known_.emplace(key, view);
     return view;
   }
@@ -64,16 +62,14 @@ Json candidate_json(const Candidate& c) {
   return {{"seconds", c.seconds},
           {"tokens_per_s_per_gpu", c.tokens_per_s_per_gpu},
           {"peak_allocated_bytes", c.peak_allocated.count()},
-          {"total_bytes", c.peak_reserved.count() > 0
-                              ? Json((c.peak_reserved + c.outside_allocator).count())
-                              : Json(nullptr)},
+          {"total_bytes",
+           c.peak_reserved.count() > 0 ? Json((c.peak_reserved + c.outside_allocator).count()) : Json(nullptr)},
           {"plan", plan_label(c.plan)}};
 }
 
 // What a neighbour of the best plan changes, and what comes of it.
 Json neighbour_json(const Candidate& best, const Candidate& other) {
-  static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible",
-                                              "pruned"};
+  static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible", "pruned"};
   Json json = candidate_json(other);
   Json changes = json_list(plan_differences(best.plan, other.plan),
                            [&](const PlanDifference& d) -> Json { return d.key + " " + d.b; });
@@ -85,8 +81,7 @@ Json neighbour_json(const Candidate& best, const Candidate& other) {
 }
 
 Json prefetch_json(const Prefetch& prefetch) {
-  const Json forward =
-      prefetch.forward == Prefetch::kImplicit ? Json("implicit") : Json(prefetch.forward);
+  const Json forward = prefetch.forward == Prefetch::kImplicit ? Json("implicit") : Json(prefetch.forward);
   return {{"forward", forward}, {"backward", prefetch.backward}, {"words", words_of(prefetch)}};
 }
 
@@ -124,9 +119,7 @@ std::int64_t counted_gpus(const std::string& spec, std::string& kind) {
 
 Json price_json(const Gpu& gpu, const Report& report) {
   if (gpu.price_per_hour <= 0 || report.tokens_per_s_per_gpu.value <= 0) return nullptr;
-  const auto per_million = [&](double tokens_per_s) {
-    return gpu.price_per_hour / 3600 / tokens_per_s * 1e6;
-  };
+  const auto per_million = [&](double tokens_per_s) { return gpu.price_per_hour / 3600 / tokens_per_s * 1e6; };
   return {{"usd_per_gpu_hour", gpu.price_per_hour},
           {"usd_per_million_tokens",
            {{"value", per_million(report.tokens_per_s_per_gpu.value)},
@@ -135,28 +128,24 @@ Json price_json(const Gpu& gpu, const Report& report) {
           {"source", gpu.source}};
 }
 
-Json quantity_of(const Quantity& q) {
-  return {{"value", q.value}, {"low", q.low}, {"high", q.high}};
-}
+Json quantity_of(const Quantity& q) { return {{"value", q.value}, {"low", q.low}, {"high", q.high}}; }
 
 }
 
 Json page_json(const PageDocument& page) { return document_json("foreshard.page/1", page.json()); }
 
-void write_page(const std::string& path, const PageDocument& page) {
-  write_file(path, html_page(page_json(page)));
-}
+void write_page(const std::string& path, const PageDocument& page) { write_file(path, html_page(page_json(page))); }
 
 std::string page_title(const Job& job) {
   return fmt::format("{} on {}", job.model.name,
                      job.cluster.spec.empty() ? job.resolved.plan.cluster : job.cluster.spec);
 }
 
-std::size_t add_forecast(PageDocument& page, const Job& job, const Forecast& made,
-                         const Report& report, const std::string& label) {
+std::size_t add_forecast(PageDocument& page, const Job& job, const Forecast& made, const Report& report,
+                         const std::string& label) {
   const bool first = page.json()["views"].empty();
-  const std::size_t view = page.add_view({label.empty() ? plan_label(made.plan) : label,
-                                          plan_file_text(job, made.plan, ""), &made, &report});
+  const std::size_t view = page.add_view(
+      {label.empty() ? plan_label(made.plan) : label, plan_file_text(job, made.plan, ""), &made, &report});
   if (first) {
     const CostModel costs = cost_model(job);
     page.set("operations", operations_json(made, costs));
@@ -192,10 +181,7 @@ void add_search(PageDocument& page, const Job& job, const JobSearch& found) {
   for (std::size_t i : cells_by_worth(result.heatmap)) {
     const HeatmapCell& cell = result.heatmap[i];
     Json& json = cells[i];
-    json = {{"shard", cell.shard},
-            {"prefetch", prefetch_json(cell.prefetch)},
-            {"seconds", nullptr},
-            {"view", nullptr}};
+    json = {{"shard", cell.shard}, {"prefetch", prefetch_json(cell.prefetch)}, {"seconds", nullptr}, {"view", nullptr}};
     if (!cell.seconds) continue;
     json["seconds"] = *cell.seconds;
     if (cell.plan && page.has_room()) json["view"] = views.of(*cell.plan);
@@ -226,8 +212,7 @@ void add_scaling(PageDocument& page, const JobOptions& options, const Job& job) 
   Json points = Json::array();
   std::vector<std::int64_t> sizes;
   for (std::int64_t n = gpus; n >= 1 && n * 8 >= gpus; n /= 2) sizes.insert(sizes.begin(), n);
-  for (std::int64_t n = gpus * 2; n <= gpus * 16 && n <= kMostScaledGpus; n *= 2)
-    sizes.push_back(n);
+  for (std::int64_t n = gpus * 2; n <= gpus * 16 && n <= kMostScaledGpus; n *= 2) sizes.push_back(n);
   for (std::int64_t n : sizes) {
     JobOptions other = options;
     other.cluster = fmt::format("{}x{}", n, kind);
@@ -255,14 +240,12 @@ void add_scaling(PageDocument& page, const JobOptions& options, const Job& job) 
   page.set("scaling", {{"batch", "per GPU as it is"}, {"points", std::move(points)}});
 }
 
-void add_validation(PageDocument& page, const Forecast& made, const Validation& validation,
-                    const RunRecord& record) {
+void add_validation(PageDocument& page, const Forecast& made, const Validation& validation, const RunRecord& record) {
   const Forecast measured = measured_view(made.model, made.plan, made.graph, record);
   Json block = to_json(validation);
   block["scatter"] = scatter_json(made, measured);
   block.erase("predicted");
-  block["view"] = page.add_view(
-      {"measured: the median step of the first rank", "", &measured, &validation.measured});
+  block["view"] = page.add_view({"measured: the median step of the first rank", "", &measured, &validation.measured});
   page.set("validation", std::move(block));
 }
 
@@ -311,8 +294,7 @@ void add_answer(Json& page, const char* block, Json answer) {
 namespace {
 
 Json page_of_document(const Json& json, const std::string& file) {
-  const bool names_itself =
-      json.is_object() && json.contains("schema") && json["schema"].is_string();
+  const bool names_itself = json.is_object() && json.contains("schema") && json["schema"].is_string();
   const std::string schema = names_itself ? json["schema"].get<std::string>() : "";
   if (schema == "foreshard.page/1") {
     for (const char* key : {"title", "views", "timelines"}) json.at(key);
@@ -348,12 +330,11 @@ Json page_of_document(const Json& json, const std::string& file) {
   } else if (schema == "foreshard.scale/1") {
     for (const char* key : {"points", "rejected", "knee_gpus"}) json.at(key);
     const Json& points = json["points"];
-    page["title"] =
-        fmt::format("{} on {}{}", json.at("model").get<std::string>(),
-                    points.empty() ? ""
-                                   : fmt::format("{} to {} ", points.front().at("gpus").dump(),
-                                                 points.back().at("gpus").dump()),
-                    json.at("machine").get<std::string>());
+    page["title"] = fmt::format(
+        "{} on {}{}", json.at("model").get<std::string>(),
+        points.empty() ? ""
+                       : fmt::format("{} to {} ", points.front().at("gpus").dump(), points.back().at("gpus").dump()),
+        json.at("machine").get<std::string>());
     add_answer(page, "scale", json);
   } else {
     throw ConfigError({file, 1, 1, ""}, "is no answer that can be shown",
@@ -372,8 +353,7 @@ Json page_of_answer(const Json& json, const std::string& file) {
   try {
     return page_of_document(json, file);
   } catch (const Json::exception& error) {
-    throw ConfigError({file, 1, 1, ""},
-                      fmt::format("is no whole answer of foreshard: {}", error.what()));
+    throw ConfigError({file, 1, 1, ""}, fmt::format("is no whole answer of foreshard: {}", error.what()));
   }
 }
 

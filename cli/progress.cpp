@@ -15,9 +15,7 @@ constexpr std::int64_t kIntervalMs = 100;
 }
 
 Progress::Progress(std::string what)
-    : what_(std::move(what)),
-      is_terminal_(::isatty(STDERR_FILENO) != 0),
-      start_(std::chrono::steady_clock::now()) {}
+    : what_(std::move(what)), is_terminal_(::isatty(STDERR_FILENO) != 0), start_(std::chrono::steady_clock::now()) {}
 
 Progress::~Progress() {
   if (is_terminal_ && next_ms_ > kIntervalMs) std::fputs("\r\x1b[K", stderr);
@@ -32,14 +30,12 @@ std::function<bool(std::int64_t, std::int64_t)> Progress::until_interrupted() {
 
 void Progress::show(std::int64_t done, std::int64_t all) {
   if (!is_terminal_) return;
-  const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(
-                          std::chrono::steady_clock::now() - start_)
-                          .count();
+  const auto passed =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start_).count();
   std::int64_t due = next_ms_;
   // Of the threads that find the line due, one writes it.
   if (passed < due || !next_ms_.compare_exchange_strong(due, passed + kIntervalMs)) return;
-  const std::string line =
-      fmt::format("\r\x1b[K{}: {} of {} plans", what_, format_count(done), format_count(all));
+  const std::string line = fmt::format("\r\x1b[K{}: {} of {} plans", what_, format_count(done), format_count(all));
   std::fputs(line.c_str(), stderr);
 }
 

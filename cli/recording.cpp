@@ -25,15 +25,13 @@ RecordedRun joined(const Forecast& forecast, const std::vector<FsdpTrace>& trace
 }
 
 RecordedRun read_recording(const std::string& path, const Forecast& forecast) {
-  return is_traced(path) ? joined(forecast, read_job_traces(path))
-                         : RecordedRun{read_run_folder(path), std::nullopt};
+  return is_traced(path) ? joined(forecast, read_job_traces(path)) : RecordedRun{read_run_folder(path), std::nullopt};
 }
 
 ListedRun read_listed_run(const std::filesystem::path& path, std::int64_t rank) {
   std::error_code ignored;
   const bool is_folder = std::filesystem::is_directory(path, ignored);
-  const std::filesystem::path file =
-      is_folder ? path / fmt::format("rank-{}.timed.json", rank) : path;
+  const std::filesystem::path file = is_folder ? path / fmt::format("rank-{}.timed.json", rank) : path;
   if (!std::filesystem::is_regular_file(file, ignored)) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("{}: is not there; with tensor, context or expert axes the exported "
@@ -50,18 +48,15 @@ ListedRun read_listed_run(const std::filesystem::path& path, std::int64_t rank) 
 ListedJoin join_listed(const Forecast& forecast, ListedRun run, double memory_tolerance) {
   const std::int64_t world = forecast.plan.mesh.world();
   if (run.world != world || run.rank != forecast.plan.rank) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("the recording is of rank {} of {}, the plan of rank {} of {}",
-                            run.rank, run.world, forecast.plan.rank, world));
+    throw Error(ExitCode::kInvalidInput, fmt::format("the recording is of rank {} of {}, the plan of rank {} of {}",
+                                                     run.rank, run.world, forecast.plan.rank, world));
   }
   ListedJoin join;
   const EventNames names(forecast.graph, forecast.model);
-  join.differences =
-      collective_differences(forecast.graph, names, run.collectives, ComparedCollectives::kAll);
+  join.differences = collective_differences(forecast.graph, names, run.collectives, ComparedCollectives::kAll);
   join.forecast_peak = forecast.memory.peak;
   if (run.peak_allocated > Bytes()) {
-    join.memory_error =
-        as_double(join.forecast_peak.count()) / as_double(run.peak_allocated.count()) - 1;
+    join.memory_error = as_double(join.forecast_peak.count()) / as_double(run.peak_allocated.count()) - 1;
   }
   join.passed = join.differences.empty() && std::abs(join.memory_error) <= memory_tolerance;
   join.run = std::move(run);
@@ -78,9 +73,9 @@ std::string listed_text(const ListedJoin& join) {
                         join.run.collectives.size());
   }
   if (join.run.peak_allocated > Bytes()) {
-    text += fmt::format("peak of allocated memory: forecast {}, measured {} ({:+.2f} %)\n",
-                        format_bytes(join.forecast_peak), format_bytes(join.run.peak_allocated),
-                        100 * join.memory_error);
+    text +=
+        fmt::format("peak of allocated memory: forecast {}, measured {} ({:+.2f} %)\n",
+                    format_bytes(join.forecast_peak), format_bytes(join.run.peak_allocated), 100 * join.memory_error);
   } else {
     text += "memory was not recorded: ranks on a host\n";
   }
@@ -96,8 +91,7 @@ Json to_json(const ListedJoin& join) {
   }
   return {{"passed", join.passed},
           {"rank", join.run.rank},
-          {"collectives",
-           {{"compared", join.run.collectives.size()}, {"differences", join.differences}}},
+          {"collectives", {{"compared", join.run.collectives.size()}, {"differences", join.differences}}},
           {"memory", memory}};
 }
 
@@ -117,8 +111,7 @@ std::string trace_text(const TraceJoin& join) {
   list("in the trace, not in the plan", join.beyond);
   list("collectives differ from the plan's", join.collectives);
   if (join.compared > 0 && join.collectives.empty()) {
-    text += fmt::format("the {} collectives of a step are the plan's, in order and bytes\n",
-                        join.compared);
+    text += fmt::format("the {} collectives of a step are the plan's, in order and bytes\n", join.compared);
   }
   if (text.empty()) text = "every event of the plan is in the trace, in the plan's order\n";
   return text;

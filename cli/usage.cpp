@@ -23,8 +23,7 @@ namespace {
 // What is behind the name of a verb, or of an option of a verb, or else of all.
 using Cells = std::span<const std::string_view>;
 Cells row_of(std::string_view verb, std::string_view option) {
-  using Rows =
-      std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string_view>>;
+  using Rows = std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string_view>>;
   static const Rows kRows = [] {
     Rows rows;
     std::string_view of;
@@ -70,11 +69,9 @@ std::vector<std::string> names_of(const CLI::Option& option) {
 namespace {
 
 // "unknown verb 'predit'; did you mean predict?"
-std::string unknown(const std::string& what, const std::string& word,
-                    const std::vector<std::string>& known) {
+std::string unknown(const std::string& what, const std::string& word, const std::vector<std::string>& known) {
   const std::string near = nearest_spelling(word, known);
-  return fmt::format("unknown {} {}{}", what, quote(word),
-                     near.empty() ? "" : fmt::format("; did you mean {}?", near));
+  return fmt::format("unknown {} {}{}", what, quote(word), near.empty() ? "" : fmt::format("; did you mean {}?", near));
 }
 
 // The first word nothing asked for.
@@ -125,10 +122,9 @@ std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
 std::string command_text(const std::vector<std::string>& arguments) {
   std::string line = "foreshard";
   for (const std::string& argument : arguments) {
-    const bool plain =
-        !argument.empty() && argument.find_first_not_of(
-                                 "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                 "0123456789-_=./:,@+%") == std::string::npos;
+    const bool plain = !argument.empty() && argument.find_first_not_of(
+                                                "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                                "0123456789-_=./:,@+%") == std::string::npos;
     line += " ";
     if (plain) {
       line += argument;

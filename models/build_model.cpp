@@ -22,14 +22,12 @@ constexpr std::int64_t kMostExperts = 1'000'000;
   throw Error(ExitCode::kInvalidInput, "model " + dims.name + ": " + what);
 }
 
-void check_size(const ModelDims& dims, std::string_view what, std::int64_t value,
-                std::int64_t largest = kLargestSize) {
+void check_size(const ModelDims& dims, std::string_view what, std::int64_t value, std::int64_t largest = kLargestSize) {
   if (value < 1) {
     fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected at least 1");
   }
   if (value > largest) {
-    fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected at most " +
-                   std::to_string(largest));
+    fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected at most " + std::to_string(largest));
   }
 }
 
@@ -41,8 +39,7 @@ void check_latent(const ModelDims& dims) {
   check_size(dims, "the rotated part of each head of q and k", latent.rope);
   check_size(dims, "each head of the values", latent.value);
   const std::int64_t widest = std::max(latent.nope + latent.rope, latent.nope + latent.value);
-  check_size(dims, "the width of all heads of the latent attention",
-             checked_multiply(dims.heads, widest));
+  check_size(dims, "the width of all heads of the latent attention", checked_multiply(dims.heads, widest));
 }
 
 void check_experts(const ModelDims& dims) {
@@ -52,13 +49,11 @@ void check_experts(const ModelDims& dims) {
   check_size(dims, "the width of an expert", moe.ffn);
   if (moe.shared_ffn != 0) check_size(dims, "the width of the shared experts", moe.shared_ffn);
   if (moe.top_k > moe.experts) {
-    fail(dims, "every token goes to " + std::to_string(moe.top_k) + " of " +
-                   std::to_string(moe.experts) + " experts");
+    fail(dims, "every token goes to " + std::to_string(moe.top_k) + " of " + std::to_string(moe.experts) + " experts");
   }
   for (const std::int64_t layer : moe.dense_layers) {
     if (layer < 0 || layer >= dims.layers) {
-      fail(dims, "dense layer " + std::to_string(layer) + " is none of the " +
-                     std::to_string(dims.layers));
+      fail(dims, "dense layer " + std::to_string(layer) + " is none of the " + std::to_string(dims.layers));
     }
   }
 }
@@ -73,12 +68,10 @@ bool has_layers(const ModelDims& dims, std::string_view letters) {
 void check_pattern(const ModelDims& dims) {
   const auto wrong = dims.pattern.find_first_not_of(kLetters);
   if (wrong != std::string::npos) {
-    fail(dims, "a layer of kind '" + dims.pattern.substr(wrong, 1) + "'; expected letters of " +
-                   std::string(kLetters));
+    fail(dims, "a layer of kind '" + dims.pattern.substr(wrong, 1) + "'; expected letters of " + std::string(kLetters));
   }
   if (std::ssize(dims.pattern) != dims.layers) {
-    fail(dims, "the pattern has " + std::to_string(dims.pattern.size()) + " layers of " +
-                   std::to_string(dims.layers));
+    fail(dims, "the pattern has " + std::to_string(dims.pattern.size()) + " layers of " + std::to_string(dims.layers));
   }
   if (dims.prediction_pattern.find_first_not_of(dims.pattern) != std::string::npos) {
     fail(dims, "a block of prediction has layers that the model has not");
@@ -96,8 +89,8 @@ void check_pattern(const ModelDims& dims) {
     check_size(dims, "the width of all heads of the mixer", scan.inner());
     check_size(dims, "the width that the mixer convolves", scan.convolved());
     if (scan.heads % scan.groups != 0) {
-      fail(dims, std::to_string(scan.groups) + " groups of the mixer do not divide its " +
-                     std::to_string(scan.heads) + " heads");
+      fail(dims, std::to_string(scan.groups) + " groups of the mixer do not divide its " + std::to_string(scan.heads) +
+                     " heads");
     }
   };
   if (has_layers(dims, "Mm")) check_scan(dims.mamba.scan, dims.mamba.convolution);
@@ -126,20 +119,17 @@ void check(const ModelDims& dims) {
   }
   if (dims.embedding_width != 0) check_size(dims, "the embedding's width", dims.embedding_width);
   if (!dims.final_norm && dims.embedding_width == 0 && dims.encoder_layers == 0) {
-    fail(dims,
-         "nothing stands between the last block and the head; expected a norm or a projection");
+    fail(dims, "nothing stands between the last block and the head; expected a norm or a projection");
   }
   if (has_layers(dims, "*a") && dims.heads % dims.kv_heads != 0) {
-    fail(dims, std::to_string(dims.kv_heads) + " key/value heads do not divide " +
-                   std::to_string(dims.heads) + " heads");
+    fail(dims,
+         std::to_string(dims.kv_heads) + " key/value heads do not divide " + std::to_string(dims.heads) + " heads");
   }
   if (has_layers(dims, "*a")) {
-    check_size(dims, "the width of all heads (heads x head dimension)",
-               checked_multiply(dims.heads, dims.head_dim));
+    check_size(dims, "the width of all heads (heads x head dimension)", checked_multiply(dims.heads, dims.head_dim));
   }
   if (dims.rotary_dim > dims.head_dim) {
-    fail(dims, std::to_string(dims.rotary_dim) + " rotated elements of heads of " +
-                   std::to_string(dims.head_dim));
+    fail(dims, std::to_string(dims.rotary_dim) + " rotated elements of heads of " + std::to_string(dims.head_dim));
   }
   if (dims.encoder_layers != 0) {
     check_size(dims, "the number of the encoder's layers", dims.encoder_layers, kMostLayers);
@@ -153,29 +143,27 @@ void check(const ModelDims& dims) {
 
 // The engine's kernels know no constants beside those of Numerics.
 void check_native(const ModelDims& dims) {
-  const char* what =
-      !dims.pattern.empty()                   ? "layers of several kinds"
-      : dims.encoder_layers > 0               ? "cross attention"
-      : dims.scores > 0                       ? "a head of scores"
-      : dims.sinks                            ? "attention sinks"
-      : dims.branch_scale                     ? "scaled branches"
-      : dims.logit_scale                      ? "scaled logits"
-      : dims.moe.bias                         ? "experts with biases"
-      : dims.embedding_width > 0              ? "projections of embeddings"
-      : dims.activation == Activation::kRelu2 ? "squared activations"
-      : dims.activation == Activation::kXielu ? "xIELU"
-      : dims.parts != BlockParts{} || dims.activation == Activation::kReGlu2
-          ? "gates and norms inside its branches"
-      : dims.positions == Positions::kSinusoidal                    ? "sinusoidal positions"
-      : !dims.bidirectional && dims.residual == Residual::kPostNorm ? "norms behind the sums"
-      : dims.qk_norm == HeadNorm::kUnweighted || dims.norm == NormKind::kLayerUnweighted ||
-              dims.norm == NormKind::kRmsUnweighted
-          ? "norms without weights"
-          : nullptr;
+  const char* what = !dims.pattern.empty()                   ? "layers of several kinds"
+                     : dims.encoder_layers > 0               ? "cross attention"
+                     : dims.scores > 0                       ? "a head of scores"
+                     : dims.sinks                            ? "attention sinks"
+                     : dims.branch_scale                     ? "scaled branches"
+                     : dims.logit_scale                      ? "scaled logits"
+                     : dims.moe.bias                         ? "experts with biases"
+                     : dims.embedding_width > 0              ? "projections of embeddings"
+                     : dims.activation == Activation::kRelu2 ? "squared activations"
+                     : dims.activation == Activation::kXielu ? "xIELU"
+                     : dims.parts != BlockParts{} || dims.activation == Activation::kReGlu2
+                         ? "gates and norms inside its branches"
+                     : dims.positions == Positions::kSinusoidal                    ? "sinusoidal positions"
+                     : !dims.bidirectional && dims.residual == Residual::kPostNorm ? "norms behind the sums"
+                     : dims.qk_norm == HeadNorm::kUnweighted || dims.norm == NormKind::kLayerUnweighted ||
+                             dims.norm == NormKind::kRmsUnweighted
+                         ? "norms without weights"
+                         : nullptr;
   if (what == nullptr) return;
-  throw Error(ExitCode::kMissingCapability, "model " + dims.name +
-                                                ": the engine has no kernel for " + what +
-                                                "; nearest plan: runtime: fsdp2");
+  throw Error(ExitCode::kMissingCapability,
+              "model " + dims.name + ": the engine has no kernel for " + what + "; nearest plan: runtime: fsdp2");
 }
 
 }
@@ -211,8 +199,7 @@ BlockKind block_kind(const ModelDims& dims, std::int64_t layer) {
   return {.mlp = feed_forward_of(dims, layer),
           .mixer = dims.pattern.empty() ? MixerKind::kAttention : mixer_of(dims.pattern[at(layer)]),
           .rotates = !std::ranges::binary_search(unrotated, layer),
-          .windowed =
-              dims.window > 0 && (windowed.empty() || std::ranges::binary_search(windowed, layer)),
+          .windowed = dims.window > 0 && (windowed.empty() || std::ranges::binary_search(windowed, layer)),
           .norms_input = layer > 0 || !dims.plain_first,
           .shares_keys = layer >= dims.layers - dims.parts.shared_layers};
 }
@@ -268,13 +255,12 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
   const std::int64_t of_prediction = predicts.empty() ? 1 : std::ssize(predicts);
   for (std::int64_t i = 0; i < dims.layers + dims.prediction_layers * of_prediction; ++i) {
     const std::int64_t beyond = i - dims.layers;
-    BlockKind kind = beyond < 0 || predicts.empty()
-                         ? block_kind(dims, std::min(i, dims.layers - 1))
-                         : block_kind(dims, static_cast<std::int64_t>(dims.pattern.find(
-                                                predicts[at(beyond % of_prediction)])));
+    BlockKind kind =
+        beyond < 0 || predicts.empty()
+            ? block_kind(dims, std::min(i, dims.layers - 1))
+            : block_kind(dims, static_cast<std::int64_t>(dims.pattern.find(predicts[at(beyond % of_prediction)])));
     kind.predicts = beyond >= 0 && beyond % of_prediction == 0;
-    auto found =
-        std::ranges::find_if(blocks, [&](const auto& block) { return block.first == kind; });
+    auto found = std::ranges::find_if(blocks, [&](const auto& block) { return block.first == kind; });
     if (found == blocks.end()) {
       blocks.emplace_back(kind, order.kind(decoder_block(dims, stack, kind)));
       found = blocks.end() - 1;
@@ -283,9 +269,8 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
     const std::int64_t group = dims.block_groups > 0 ? i * dims.block_groups / dims.layers : i;
     const bool again = std::exchange(last_group, group) == group;
     const auto first = static_cast<std::int32_t>(model.order.size());
-    model.order.push_back({.kind = found->second,
-                           .name = "layers." + std::to_string(i),
-                           .same_as = again ? first_of_group : -1});
+    model.order.push_back(
+        {.kind = found->second, .name = "layers." + std::to_string(i), .same_as = again ? first_of_group : -1});
     if (!again) first_of_group = first;
   }
   // A head of tokens' scores reads an encoder's last block, where that ends with a norm.
@@ -295,10 +280,8 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
   if (dims.parts.transforms) {
     order.add(masked_head_transform(dims, LayerRole::kInner), "transform");
   }
-  if (dims.bidirectional && dims.residual != Residual::kPostNorm && !of_tokens &&
-      !dims.parts.plain_head) {
-    order.add(dims.scores > 0 ? first_token(dims, LayerRole::kInner)
-                              : masked_head_transform(dims, LayerRole::kInner),
+  if (dims.bidirectional && dims.residual != Residual::kPostNorm && !of_tokens && !dims.parts.plain_head) {
+    order.add(dims.scores > 0 ? first_token(dims, LayerRole::kInner) : masked_head_transform(dims, LayerRole::kInner),
               "transform");
   }
 }
@@ -318,8 +301,7 @@ void add_encoder_decoder(const ModelDims& dims, ModelSpec& model) {
   if (dims.final_norm) order.add(encoding_norm(dims), "encoder.norm");
   model.order.push_back({.kind = 0, .name = "decoder.embedding", .same_as = 0});
   if (learned) order.add(stack_positions(dims, "decoder"), "decoder.positions");
-  order.add_stack(dims.layers, "layers.",
-                  [&](StackPlace place) { return decoding_block(dims, place); });
+  order.add_stack(dims.layers, "layers.", [&](StackPlace place) { return decoding_block(dims, place); });
   if (dims.final_norm) order.add(decoding_norm(dims), "norm");
 }
 

@@ -54,28 +54,20 @@ constexpr std::pair<std::string_view, bool Experts::*> kSwitchesOfExperts[] = {
     {"fused_gate_up", &Experts::fused_gate_up}};
 
 constexpr std::pair<std::string_view, bool BlockParts::*> kSwitchesOfParts[] = {
-    {"gate_of_heads", &BlockParts::gate_of_heads},
-    {"gate_beside_queries", &BlockParts::gate_beside_queries},
-    {"attention_norm", &BlockParts::attention_norm},
-    {"ffn_norm", &BlockParts::ffn_norm},
-    {"mixture_norm", &BlockParts::mixture_norm},
-    {"experts_beside", &BlockParts::experts_beside},
-    {"value_norm", &BlockParts::value_norm},
-    {"layer_scale", &BlockParts::layer_scale},
-    {"plain_head", &BlockParts::plain_head},
-    {"transforms", &BlockParts::transforms},
-    {"every_bias", &BlockParts::every_bias},
-    {"fixed_positions", &BlockParts::fixed_positions}};
+    {"gate_of_heads", &BlockParts::gate_of_heads},   {"gate_beside_queries", &BlockParts::gate_beside_queries},
+    {"attention_norm", &BlockParts::attention_norm}, {"ffn_norm", &BlockParts::ffn_norm},
+    {"mixture_norm", &BlockParts::mixture_norm},     {"experts_beside", &BlockParts::experts_beside},
+    {"value_norm", &BlockParts::value_norm},         {"layer_scale", &BlockParts::layer_scale},
+    {"plain_head", &BlockParts::plain_head},         {"transforms", &BlockParts::transforms},
+    {"every_bias", &BlockParts::every_bias},         {"fixed_positions", &BlockParts::fixed_positions}};
 
 // Words of enumerations, in their order.
-constexpr std::string_view kActivations[] = {"swiglu", "geglu", "gelu",  "relu",
-                                             "relu2",  "xielu", "reglu2"};
+constexpr std::string_view kActivations[] = {"swiglu", "geglu", "gelu", "relu", "relu2", "xielu", "reglu2"};
 constexpr std::string_view kPositions[] = {"rotary", "learned", "alibi", "none", "sinusoidal"};
 constexpr std::string_view kResiduals[] = {"pre_norm",  "sandwich", "post_branch",
                                            "post_norm", "parallel", "parallel_of_one_norm"};
 constexpr std::string_view kProjections[] = {"by_head", "by_use", "apart", "low_rank"};
-constexpr std::string_view kNorms[] = {"rms", "layer", "layer_without_bias", "layer_unweighted",
-                                       "rms_unweighted"};
+constexpr std::string_view kNorms[] = {"rms", "layer", "layer_without_bias", "layer_unweighted", "rms_unweighted"};
 constexpr std::string_view kGates[] = {"none", "sigmoid", "softplus"};
 constexpr std::string_view kHeadNorms[] = {"none", "each", "whole", "unweighted"};
 
@@ -88,8 +80,7 @@ void set_kind(Kind& kind, std::span<const std::string_view> words, std::string_v
 
 template <typename Part, typename Switches>
 void set_switch(Part& part, const Switches& switches, std::string_view word) {
-  const auto found =
-      std::ranges::find_if(switches, [&](const auto& each) { return each.first == word; });
+  const auto found = std::ranges::find_if(switches, [&](const auto& each) { return each.first == word; });
   FORESHARD_CHECK(found != std::end(switches), fmt::format("families have no {}", word));
   part.*found->second = true;
 }
@@ -164,10 +155,8 @@ void add_biases(ModelDims& dims) {
 
 bool apply_family_word(std::string_view word, ModelDims& dims) {
   const std::string_view key = word.substr(0, word.find('='));
-  const bool is_switch =
-      std::ranges::any_of(kSwitches, [&](const auto& each) { return each.first == word; });
-  const bool is_norm =
-      key == "qk_norm" && std::ranges::count(kHeadNorms, word.substr(word.find('=') + 1)) > 0;
+  const bool is_switch = std::ranges::any_of(kSwitches, [&](const auto& each) { return each.first == word; });
+  const bool is_norm = key == "qk_norm" && std::ranges::count(kHeadNorms, word.substr(word.find('=') + 1)) > 0;
   if (is_switch || is_norm) apply(word, dims);
   return is_switch || is_norm;
 }

@@ -37,8 +37,8 @@ enum class Naming : std::uint8_t {
 
 // RoBERTa's, whose positions begin behind that of padding.
 constexpr bool starts_behind_padding(Naming naming) {
-  return naming == Naming::kRoberta || naming == Naming::kData2VecText ||
-         naming == Naming::kXlmRobertaXl || naming == Naming::kRobertaPreLayerNorm;
+  return naming == Naming::kRoberta || naming == Naming::kData2VecText || naming == Naming::kXlmRobertaXl ||
+         naming == Naming::kRobertaPreLayerNorm;
 }
 
 enum class NormKind : std::uint8_t {
@@ -67,9 +67,7 @@ enum class Positions : std::uint8_t { kRotary, kLearned, kAlibi, kNone, kSinusoi
 
 // Whose kernels execute the model: PyTorch's eager modules, or the engine of exec/.
 enum class Stack : std::uint8_t { kEager, kNative };
-inline Stack stack_of(RuntimeKind runtime) {
-  return runtime == RuntimeKind::kNative ? Stack::kNative : Stack::kEager;
-}
+inline Stack stack_of(RuntimeKind runtime) { return runtime == RuntimeKind::kNative ? Stack::kNative : Stack::kEager; }
 
 // How the branches of a block meet the residual stream.
 enum class Residual : std::uint8_t {
@@ -91,17 +89,17 @@ enum class HeadNorm : std::uint8_t { kNone, kEach, kWhole, kUnweighted };
 struct Experts {
   std::int64_t experts = 0;  // 0: the model is dense
   std::int64_t top_k = 0;
-  std::int64_t ffn = 0;         // of one expert
-  std::int64_t shared_ffn = 0;  // of all shared experts together; 0: none
-  bool shared_gate = false;     // the shared expert is weighed by a sigmoid (Qwen2-MoE)
-  bool sigmoid = false;         // scores: sigmoid instead of softmax (DeepSeek-V3)
-  bool normalized = false;      // the chosen scores are divided by their sum
-  bool scaled = false;          // ... and multiplied by a factor
-  bool corrected = false;       // chosen by score plus a bias that balances the load
-  bool bias = false;            // in the router and in every expert (gpt-oss)
-  bool score_first = false;     // rows are weighed before the experts, not behind them
-  bool fused_gate_up = false;   // one tensor of gate and up for all experts (gpt-oss, Llama 4)
-  std::int64_t latent = 0;  // > 0: experts read and make a projection of this width (Nemotron 3)
+  std::int64_t ffn = 0;                         // of one expert
+  std::int64_t shared_ffn = 0;                  // of all shared experts together; 0: none
+  bool shared_gate = false;                     // the shared expert is weighed by a sigmoid (Qwen2-MoE)
+  bool sigmoid = false;                         // scores: sigmoid instead of softmax (DeepSeek-V3)
+  bool normalized = false;                      // the chosen scores are divided by their sum
+  bool scaled = false;                          // ... and multiplied by a factor
+  bool corrected = false;                       // chosen by score plus a bias that balances the load
+  bool bias = false;                            // in the router and in every expert (gpt-oss)
+  bool score_first = false;                     // rows are weighed before the experts, not behind them
+  bool fused_gate_up = false;                   // one tensor of gate and up for all experts (gpt-oss, Llama 4)
+  std::int64_t latent = 0;                      // > 0: experts read and make a projection of this width (Nemotron 3)
   std::vector<std::int64_t> dense_layers = {};  // ascending; their width is ModelDims::ffn
   bool operator==(const Experts&) const = default;
 };
@@ -116,17 +114,17 @@ struct BlockParts {
   bool gate_beside_queries = false;  // a part of what makes them (Qwen3-Next)
   bool gate_of_heads = false;        // one number for each head
   bool attention_norm = false;       // of what attention's output projection reads (BitNet)
-  bool ffn_norm = false;         // of what the feed-forward layer's second product reads (BitNet)
-  bool mixture_norm = false;     // behind the experts (A.X-K1)
-  bool experts_beside = false;   // ... stand beside a feed-forward layer, with norms of their own
-  bool value_norm = false;       // of each head of v, without weights (Gemma 4)
-  bool layer_scale = false;      // a block's output times a buffer's number (Gemma 4)
-  bool plain_head = false;       // an encoder's head multiplies what its last norm makes (EuroBERT)
-  bool causal = false;           // an encoder's attention (BertLMHeadModel with is_decoder)
-  bool transforms = false;       // a product and a norm in front of the head, as encoders have
-  bool every_bias = false;       // every block has a table of positions of its own (umT5)
-  bool fixed_positions = false;  // nobody trains the tables of positions (Pegasus)
-  bool branch_weights = false;   // both branches times a vector that is trained (DINOv2)
+  bool ffn_norm = false;             // of what the feed-forward layer's second product reads (BitNet)
+  bool mixture_norm = false;         // behind the experts (A.X-K1)
+  bool experts_beside = false;       // ... stand beside a feed-forward layer, with norms of their own
+  bool value_norm = false;           // of each head of v, without weights (Gemma 4)
+  bool layer_scale = false;          // a block's output times a buffer's number (Gemma 4)
+  bool plain_head = false;           // an encoder's head multiplies what its last norm makes (EuroBERT)
+  bool causal = false;               // an encoder's attention (BertLMHeadModel with is_decoder)
+  bool transforms = false;           // a product and a norm in front of the head, as encoders have
+  bool every_bias = false;           // every block has a table of positions of its own (umT5)
+  bool fixed_positions = false;      // nobody trains the tables of positions (Pegasus)
+  bool branch_weights = false;       // both branches times a vector that is trained (DINOv2)
   // Each layer's own part of a second embedding of the tokens, so wide, of a table of so many rows
   // (Gemma 4 E2B); 0: none.
   std::int64_t layer_input = 0, layer_input_rows = 0;
@@ -137,8 +135,7 @@ struct BlockParts {
   // Scores have those of queries and rows of distances, of keys and rows, or both, by projections
   // of their own or those of keys and queries (DeBERTa); 0 rows: none.
   std::int64_t distances = 0;
-  bool distance_keys = false, distance_queries = false, distance_products = false,
-       distance_norm = false;
+  bool distance_keys = false, distance_queries = false, distance_products = false, distance_norm = false;
   // Of layers that attend to all, where the others attend within a window (Gemma 4); 0: as those.
   std::int64_t full_head_dim = 0, full_kv_heads = 0;
   bool keys_are_values = false;          // ... which project keys alone, and take them as values
@@ -218,8 +215,7 @@ struct ModelDims {
   std::int64_t output_width = 0;
   bool final_norm = true;          // a norm behind the last block
   std::int64_t max_positions = 0;  // longest sequence
-  std::int64_t position_rows =
-      0;  // of the learned table (OPT: two more than positions); 0 without one
+  std::int64_t position_rows = 0;  // of the learned table (OPT: two more than positions); 0 without one
 
   Naming naming = Naming::kLlama;
   NormKind norm = NormKind::kRms;
@@ -234,14 +230,14 @@ struct ModelDims {
   HeadNorm qk_norm = HeadNorm::kNone;
   NormKind head_norm = NormKind::kRms;  // the kind of qk_norm
   bool embedding_norm = false;          // a norm right after the embedding (BLOOM)
-  bool conv1d = false;         // weights of the blocks are stored [in, out] (Hugging Face's GPT-2)
-  bool fused_gate_up = false;  // one matrix makes gate and up (Phi-3)
-  bool embedding_scale = false;  // embeddings times a constant (Gemma: sqrt(hidden))
-  bool logit_softcap = false;    // tanh(logits / cap) * cap (Gemma 2)
-  bool branch_scale = false;     // both branches of a block times a constant (Granite)
-  bool logit_scale = false;      // logits times a constant (Granite, Cohere)
-  bool head_bias = false;        // of the language model's head (GPT-J, Phi-2)
-  std::int64_t scores = 0;       // > 0: a head of so many beside none of words (rewards)
+  bool conv1d = false;                  // weights of the blocks are stored [in, out] (Hugging Face's GPT-2)
+  bool fused_gate_up = false;           // one matrix makes gate and up (Phi-3)
+  bool embedding_scale = false;         // embeddings times a constant (Gemma: sqrt(hidden))
+  bool logit_softcap = false;           // tanh(logits / cap) * cap (Gemma 2)
+  bool branch_scale = false;            // both branches of a block times a constant (Granite)
+  bool logit_scale = false;             // logits times a constant (Granite, Cohere)
+  bool head_bias = false;               // of the language model's head (GPT-J, Phi-2)
+  std::int64_t scores = 0;              // > 0: a head of so many beside none of words (rewards)
   ScoreOf score_of = ScoreOf::kSequence;
   bool score_dropout = false;          // of what a head of scores reads
   bool transform_bias = true;          // of the product in front of an encoder's head
@@ -249,18 +245,18 @@ struct ModelDims {
   bool drops_attention_alone = false;  // dropout behind a block's attention, not its other branch
   // > 0: so many blocks, each of which is a run of layers (ALBERT's groups).
   std::int64_t block_groups = 0;
-  bool buffered_bias = false;      // an fp32 buffer is added to the logits (BART)
-  bool plain_first = false;        // no norm in front of the first block's attention (ModernBERT)
-  bool head_first = false;         // the head is defined before the model (XLM-RoBERTa)
-  bool sinks = false;              // a learned logit for each head beside its scores (gpt-oss)
-  bool bidirectional = false;      // an encoder: masked-language-model head, no causal mask
-  bool dropout = false;            // of branches, as BERT is trained
-  bool drops_mlp_alone = false;    // ... but not of attention's (DistilBERT, Persimmon)
-  bool embedding_dropout = false;  // of what the embedding layer makes
-  bool attention_dropout = false;  // of attention's probabilities
-  bool attention_softcap = false;  // scores are capped (Gemma 2)
-  bool broadcast_kv = false;       // one key head is broadcast to all (Falcon)
-  std::int64_t window = 0;         // > 0: positions that each attends to, in these layers:
+  bool buffered_bias = false;                      // an fp32 buffer is added to the logits (BART)
+  bool plain_first = false;                        // no norm in front of the first block's attention (ModernBERT)
+  bool head_first = false;                         // the head is defined before the model (XLM-RoBERTa)
+  bool sinks = false;                              // a learned logit for each head beside its scores (gpt-oss)
+  bool bidirectional = false;                      // an encoder: masked-language-model head, no causal mask
+  bool dropout = false;                            // of branches, as BERT is trained
+  bool drops_mlp_alone = false;                    // ... but not of attention's (DistilBERT, Persimmon)
+  bool embedding_dropout = false;                  // of what the embedding layer makes
+  bool attention_dropout = false;                  // of attention's probabilities
+  bool attention_softcap = false;                  // scores are capped (Gemma 2)
+  bool broadcast_kv = false;                       // one key head is broadcast to all (Falcon)
+  std::int64_t window = 0;                         // > 0: positions that each attends to, in these layers:
   std::vector<std::int64_t> windowed_layers = {};  // ascending; empty: all
   // > 0: so many blocks of an encoder in front, whose result every block reads (T5), and rows of
   // the tables of relative positions that the first block of each stack has.

@@ -84,14 +84,11 @@ Names read_names() {
 
 bool is_variant_word(const Words& known, std::string_view part) {
   if (contains(known, part)) return true;
-  const auto all_digits = [](std::string_view text) {
-    return !text.empty() && std::ranges::all_of(text, is_digit);
-  };
+  const auto all_digits = [](std::string_view text) { return !text.empty() && std::ranges::all_of(text, is_digit); };
   if (part.size() == 4 && all_digits(part)) return true;
   if (part.ends_with('k') && all_digits(part.substr(0, part.size() - 1))) return true;
   const std::string_view release = part.starts_with('v') ? part.substr(1) : "";
-  return !release.empty() &&
-         std::ranges::all_of(release, [](char c) { return is_digit(c) || c == '.'; });
+  return !release.empty() && std::ranges::all_of(release, [](char c) { return is_digit(c) || c == '.'; });
 }
 
 // The name of the zoo with these runs, and whether it is another's alias.
@@ -154,9 +151,8 @@ std::vector<std::string> zoo_names_with(std::string_view filter) {
   if (wanted.empty()) return result;
   for (const std::string& name : zoo_names()) {
     const Words runs = runs_of(name);
-    const auto found = std::search(
-        runs.begin(), runs.end(), wanted.begin(), wanted.end(),
-        [](const std::string& run, const std::string& part) { return contains(run, part); });
+    const auto found = std::search(runs.begin(), runs.end(), wanted.begin(), wanted.end(),
+                                   [](const std::string& run, const std::string& part) { return contains(run, part); });
     if (found != runs.end()) result.push_back(name);
   }
   return result;

@@ -114,14 +114,11 @@ const std::vector<NamingRow>& naming_rows() {
 Naming naming_of(std::string_view name) { return static_cast<Naming>(row_of(naming_rows(), name)); }
 
 const ParameterNames& parameter_names(const ModelDims& dims) {
-  const bool is_falcon_of_one_norm =
-      dims.naming == Naming::kFalcon && dims.residual != Residual::kParallel;
+  const bool is_falcon_of_one_norm = dims.naming == Naming::kFalcon && dims.residual != Residual::kParallel;
   const Naming naming = is_falcon_of_one_norm ? Naming::kBloom : dims.naming;
   return naming_rows().at(at(naming)).names;
 }
 
-std::string_view name_in(const ParameterNames& names, std::string_view member) {
-  return names.*member_named(member);
-}
+std::string_view name_in(const ParameterNames& names, std::string_view member) { return names.*member_named(member); }
 
 }

@@ -23,8 +23,7 @@ class Recorder : public LayerWriter {
 
   Index linear(std::string name, Index input, Indices parameters, std::int64_t n, std::int64_t k) {
     const Index output = activation(name, n);
-    Operation& op = operation(std::move(name), OperationKind::kGemm, Function::kMatrixProduct,
-                              {input}, {output});
+    Operation& op = operation(std::move(name), OperationKind::kGemm, Function::kMatrixProduct, {input}, {output});
     op.saved = {input};
     // torchtitan's selective checkpointing keeps every second aten::mm; a bias makes it an addmm.
     op.kept_by_selective = parameters.size() == 1 && products_++ % 2 == 0;
@@ -40,8 +39,8 @@ class Recorder : public LayerWriter {
     Indices statistics;
     if (!rms) statistics.push_back(activation(name + " mean", 1, ElementType::kFp32));
     statistics.push_back(activation(name + " rstd", 1, ElementType::kFp32));
-    Operation& op = operation(std::move(name), OperationKind::kNorm,
-                              rms ? Function::kRmsNorm : Function::kLayerNorm, {input}, {output});
+    Operation& op = operation(std::move(name), OperationKind::kNorm, rms ? Function::kRmsNorm : Function::kLayerNorm,
+                              {input}, {output});
     op.saved = {input};
     for (Index t : statistics) {
       op.outputs.push_back(t);
@@ -66,8 +65,7 @@ class Recorder : public LayerWriter {
 
   Index sum(std::string name, Index residual, Index branch) {
     const Index output = activation(name, settings_.dim);
-    pass(std::move(name), Function::kAdd, {residual, branch}, {output}).gradient =
-        GradientRule::kAlias;
+    pass(std::move(name), Function::kAdd, {residual, branch}, {output}).gradient = GradientRule::kAlias;
     last().released = {branch};
     return output;
   }
@@ -78,11 +76,10 @@ class Recorder : public LayerWriter {
     const Index output = activation("attention", settings_.dim);
     const Index logsumexp = activation("logsumexp", settings_.heads, ElementType::kFp32);
     // flash: random-number state and an unused tensor; efficient: seed and offset, 8 bytes each
-    const Index seed =
-        tensor({.name = "rng_state", .fixed = flash ? 16 : 8, .type = ElementType::kByte});
+    const Index seed = tensor({.name = "rng_state", .fixed = flash ? 16 : 8, .type = ElementType::kByte});
     const Index unused = tensor({.name = "rng_unused", .fixed = 8, .type = ElementType::kByte});
-    Operation& op = operation("attention", OperationKind::kAttention, Function::kAttention,
-                              {q, k, v}, {output, logsumexp, seed, unused});
+    Operation& op = operation("attention", OperationKind::kAttention, Function::kAttention, {q, k, v},
+                              {output, logsumexp, seed, unused});
     op.saved = {k, q, v, logsumexp, output, seed, unused};
     op.attention = {.heads = settings_.heads,
                     .kv_heads = settings_.model == "gpt2" ? settings_.heads : settings_.kv_heads,
@@ -99,13 +96,11 @@ class Recorder : public LayerWriter {
 };
 
 // Complex multiplication in fp32.
-Index rotary(Recorder& r, const RecordedSettings& s, const std::string& name, std::int64_t width,
-             Index input) {
+Index rotary(Recorder& r, const RecordedSettings& s, const std::string& name, std::int64_t width, Index input) {
   const Index wide = r.activation(name + " fp32", width, ElementType::kFp32);
   r.pass(name + " to fp32", Function::kCast, {input}, {wide});
-  const Index table = r.tensor({.name = name + " rotary conjugate",
-                                .per_position = s.dim / s.heads,
-                                .type = ElementType::kFp32});
+  const Index table =
+      r.tensor({.name = name + " rotary conjugate", .per_position = s.dim / s.heads, .type = ElementType::kFp32});
   const Index product = r.activation(name + " rotated fp32", width, ElementType::kFp32);
   r.pass(name + " rotary", Function::kRotary, {wide}, {product}).backward_temporaries = {table};
   const Index output = r.activation(name + " rotated", width);
@@ -147,11 +142,9 @@ Index mixture(Recorder& r, const RecordedSettings& s, Index x, Index gate, const
   dispatch.saved = {source};
   dispatch.backward_temporaries = {r.activation("index zeros", s.dim)};
 
-  const auto product = [&](const char* name, Index input, Index weight, std::int64_t n,
-                           std::int64_t inner) {
+  const auto product = [&](const char* name, Index input, Index weight, std::int64_t n, std::int64_t inner) {
     const Index output = r.activation(name, k * n);
-    Operation& op =
-        r.operation(name, OperationKind::kGemm, Function::kMatrixProduct, {input}, {output});
+    Operation& op = r.operation(name, OperationKind::kGemm, Function::kMatrixProduct, {input}, {output});
     op.saved = {input};
     op.parameters = {weight};
     op.n = n;
@@ -164,8 +157,7 @@ Index mixture(Recorder& r, const RecordedSettings& s, Index x, Index gate, const
   const Index silu = r.made("silu", Function::kSilu, {w1}, k * s.ffn, {w1});
   r.last().part = 1;
   const Index w3 = product("experts w3", rows, experts[2], s.ffn, s.dim);
-  const Index inner =
-      r.made("silu times up", Function::kMultiply, {silu, w3}, k * s.ffn, {w3, silu});
+  const Index inner = r.made("silu times up", Function::kMultiply, {silu, w3}, k * s.ffn, {w3, silu});
   r.last().part = 1;
   r.last().released = {silu, w3};
   const Index made = product("experts w2", inner, experts[1], s.dim, s.ffn);
@@ -196,8 +188,7 @@ LayerSpec llama_block(const RecordedSettings& s) {
   const bool moe = s.model == "moe";
   const std::int64_t head_dim = s.dim / s.heads;
   const std::int64_t kv = s.kv_heads * head_dim;
-  Recorder r(s, moe ? "moe block" : "llama block", LayerRole::kBlock,
-             {.name = "input", .per_token = s.dim});
+  Recorder r(s, moe ? "moe block" : "llama block", LayerRole::kBlock, {.name = "input", .per_token = s.dim});
   const Indices norm1 = r.norm_parameters("attention_norm");
   const Index wq = r.parameter("attention.wq.weight", {s.heads * head_dim, s.dim});
   const Index wk = r.parameter("attention.wk.weight", {kv, s.dim});
@@ -213,8 +204,7 @@ LayerSpec llama_block(const RecordedSettings& s) {
          r.parameter("feed_forward.experts.w3", {s.experts, s.dim, s.ffn}, 1)};
     r.layer().nested = {"feed_forward.experts"};
   } else {
-    w = {r.parameter("feed_forward.w1.weight", {s.ffn, s.dim}),
-         r.parameter("feed_forward.w2.weight", {s.dim, s.ffn}),
+    w = {r.parameter("feed_forward.w1.weight", {s.ffn, s.dim}), r.parameter("feed_forward.w2.weight", {s.dim, s.ffn}),
          r.parameter("feed_forward.w3.weight", {s.ffn, s.dim})};
   }
   const Index n1 = r.norm("attention_norm", 0, norm1);
@@ -265,14 +255,12 @@ LayerSpec gpt2_block(const RecordedSettings& s) {
 LayerSpec embedding(const RecordedSettings& s) {
   const bool gpt2 = s.model == "gpt2";
   const std::string name = gpt2 ? "wte" : "tok_embeddings";
-  Recorder r(s, "embedding", LayerRole::kEmbedding,
-             {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64});
+  Recorder r(s, "embedding", LayerRole::kEmbedding, {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64});
   const auto part = static_cast<std::int8_t>(gpt2 ? 1 : 0);
   const Index table = r.parameter(name + ".weight", {s.vocab, s.dim}, part);
   const Index tokens = r.activation(name, s.dim);
   const auto look_up = [&](Index weight, Index ids, Index output) -> Operation& {
-    Operation& op =
-        r.operation("embedding", OperationKind::kEmbedding, Function::kEmbedding, {ids}, {output});
+    Operation& op = r.operation("embedding", OperationKind::kEmbedding, Function::kEmbedding, {ids}, {output});
     op.gradient = GradientRule::kNone;
     op.parameters = {weight};
     return op;
@@ -282,8 +270,7 @@ LayerSpec embedding(const RecordedSettings& s) {
   // The table of positions belongs to the model itself.
   r.layer().nested = {name};
   const Index positions = r.parameter("wpe.weight", {s.seq, s.dim});
-  const Index ids =
-      r.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
+  const Index ids = r.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
   r.constant("arange", Function::kArange, {}, {ids});
   const Index rows = r.tensor({.name = "wpe", .per_position = s.dim});
   look_up(positions, ids, rows).saved = {ids};
@@ -313,13 +300,12 @@ LayerSpec loss(const RecordedSettings& s) {
   const Index wide = r.activation("logits fp32", s.vocab, ElementType::kFp32);
   r.pass("logits to fp32", Function::kCast, {0}, {wide});
   const Index probabilities = r.activation("log probabilities", s.vocab, ElementType::kFp32);
-  r.operation("log_softmax", OperationKind::kSoftmaxLoss, Function::kLogSoftmax, {wide},
-              {probabilities})
-      .saved = {probabilities};
+  r.operation("log_softmax", OperationKind::kSoftmaxLoss, Function::kLogSoftmax, {wide}, {probabilities}).saved = {
+      probabilities};
   const Index mean = r.tensor({.name = "loss", .fixed = 1, .type = ElementType::kFp32});
   const Index weight = r.tensor({.name = "total weight", .fixed = 1, .type = ElementType::kFp32});
-  Operation& nll = r.operation("nll_loss", OperationKind::kSoftmaxLoss,
-                               Function::kNegativeLogLikelihood, {probabilities}, {mean, weight});
+  Operation& nll = r.operation("nll_loss", OperationKind::kSoftmaxLoss, Function::kNegativeLogLikelihood,
+                               {probabilities}, {mean, weight});
   nll.saved = {probabilities, weight};
   nll.released = {wide, 0};
   return r.finish(mean);
@@ -327,8 +313,7 @@ LayerSpec loss(const RecordedSettings& s) {
 
 void check(const RecordedSettings& s) {
   const auto refuse = [](std::string_view what, const std::string& word) {
-    throw Error(ExitCode::kMissingCapability,
-                "recorded models: no " + std::string(what) + " \"" + word + "\"");
+    throw Error(ExitCode::kMissingCapability, "recorded models: no " + std::string(what) + " \"" + word + "\"");
   };
   if (s.model != "llama" && s.model != "moe" && s.model != "gpt2") refuse("model", s.model);
   if (s.attention != "flash" && s.attention != "efficient") refuse("attention", s.attention);
@@ -349,8 +334,7 @@ ModelSpec build_recorded_model(const RecordedSettings& s) {
   model.max_positions = s.seq;
   model.tied_embeddings = s.tied;
   model.block_prefix = "layers";
-  model.kinds = {embedding(s), gpt2 ? gpt2_block(s) : llama_block(s), final_norm(s), head(s),
-                 loss(s)};
+  model.kinds = {embedding(s), gpt2 ? gpt2_block(s) : llama_block(s), final_norm(s), head(s), loss(s)};
   model.order.push_back({.kind = 0, .name = gpt2 ? "wte" : "tok_embeddings"});
   for (std::int64_t call = 0; call < s.repeat; ++call) {
     for (std::int64_t i = 0; i < s.layers; ++i) {
@@ -384,9 +368,8 @@ void nest(LayerSpec& layer, const std::vector<std::string>& names) {
       if (parameter.name.starts_with(names[n] + ".")) parameter.part = part;
     }
     const auto reads = [&](const Operation& operation) {
-      return std::ranges::any_of(operation.parameters, [&](std::int16_t p) {
-        return layer.parameters[std::size_t(p)].part == part;
-      });
+      return std::ranges::any_of(operation.parameters,
+                                 [&](std::int16_t p) { return layer.parameters[std::size_t(p)].part == part; });
     };
     const auto first = std::ranges::find_if(layer.operations, reads);
     const auto last = std::find_if(layer.operations.rbegin(), layer.operations.rend(), reads);
@@ -399,8 +382,7 @@ void nest(LayerSpec& layer, const std::vector<std::string>& names) {
 ModelSpec build_library_model(const LibraryModel& settings) {
   const bool gpt = settings.arch == "gpt";
   if (!gpt && settings.arch != "llama") {
-    throw Error(ExitCode::kMissingCapability,
-                "the recorder's architecture \"" + settings.arch + "\" is not known");
+    throw Error(ExitCode::kMissingCapability, "the recorder's architecture \"" + settings.arch + "\" is not known");
   }
   ModelDims dims = *family_dims(gpt ? "gpt3" : "llama");
   dims.name = settings.arch;

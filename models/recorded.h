@@ -26,8 +26,8 @@ struct RecordedSettings {
   std::int64_t batch = 2;    // sequences per rank and micro-batch
   std::int64_t experts = 8;  // moe
   std::int64_t top_k = 2;
-  std::int64_t repeat = 1;  // times the stack of blocks runs in one forward, with the same weights
-  bool tied = false;        // the head's weight is the token table
+  std::int64_t repeat = 1;          // times the stack of blocks runs in one forward, with the same weights
+  bool tied = false;                // the head's weight is the token table
   std::string attention = "flash";  // flash | efficient
   std::string norm = "fused";       // fused
   bool operator==(const RecordedSettings&) const = default;

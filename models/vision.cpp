@@ -28,14 +28,12 @@ constexpr std::int64_t kMostImageLayers = 10'000;
 void check_size(const VisionDims& dims, std::string_view what, std::int64_t value,
                 std::int64_t largest = kLargestImageSize) {
   if (value >= 1 && value <= largest) return;
-  fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected 1 to " +
-                 std::to_string(largest));
+  fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected 1 to " + std::to_string(largest));
 }
 
 void check_heads(const VisionDims& dims, std::int64_t hidden, std::int64_t heads) {
   if (hidden % heads == 0) return;
-  fail(dims,
-       std::to_string(heads) + " heads do not divide the hidden size " + std::to_string(hidden));
+  fail(dims, std::to_string(heads) + " heads do not divide the hidden size " + std::to_string(hidden));
 }
 
 void check_tower(const VisionDims& dims) {
@@ -111,8 +109,7 @@ Index classified(LayerWriter& head, const VisionDims& dims) {
   if (dims.reads == kToken) return token;
   const Index patches = mean(head.last().outputs.back(), tower.patches());
   const Index both = head.tensor({.name = "token_and_mean", .per_token = 2 * tower.hidden});
-  head.pass("token_and_mean", Function::kCopy, {token, patches}, {both}).gradient =
-      GradientRule::kAlias;
+  head.pass("token_and_mean", Function::kCopy, {token, patches}, {both}).gradient = GradientRule::kAlias;
   return both;
 }
 
@@ -125,17 +122,15 @@ ModelSpec build_vit(const VisionDims& dims) {
   model.layers("layers.", tower.layers, tower_block(dims, {}));
 
   const std::string prefix = dims.family == "vit_msn" ? "vit" : dims.family;
-  LayerWriter norm(dims.family + " norm", LayerRole::kFinalNorm,
-                   {.name = "input", .per_token = hidden}, {.positions = tower.positions()});
+  LayerWriter norm(dims.family + " norm", LayerRole::kFinalNorm, {.name = "input", .per_token = hidden},
+                   {.positions = tower.positions()});
   const TensorSpec normed{.name = "final_norm", .per_token = hidden};
   model.layer("norm", norm.finish(layer_norm(norm, prefix + ".layernorm", normed, hidden, 0)));
 
-  LayerWriter head(dims.family + " head", LayerRole::kHead, whole_sequence(tower),
-                   {.positions = 1});
+  LayerWriter head(dims.family + " head", LayerRole::kHead, whole_sequence(tower), {.positions = 1});
   const Index read = classified(head, dims);
   const std::int64_t width = dims.reads == VisionDims::Reads::kBoth ? 2 * hidden : hidden;
-  model.layer("head",
-              head.finish(linear(head, "classifier", dims.labels, width, Bias::kAdded, read)));
+  model.layer("head", head.finish(linear(head, "classifier", dims.labels, width, Bias::kAdded, read)));
 
   ModelDims labels;
   labels.vocabulary = dims.labels;
@@ -166,8 +161,7 @@ Index normalized(LayerWriter& layer, const std::string& name, std::int64_t width
 // Normalised features of both towers, compared row by row.
 LayerSpec comparison(const VisionDims& dims) {
   const std::int64_t width = dims.projection;
-  LayerWriter layer("clip head", LayerRole::kHead,
-                    {.name = "pooled", .per_token = dims.text.hidden}, {.positions = 1});
+  LayerWriter layer("clip head", LayerRole::kHead, {.name = "pooled", .per_token = dims.text.hidden}, {.positions = 1});
   const Index words = linear(layer, "text_projection", width, dims.text.hidden, Bias::kNone, 0);
   const Index images = layer.tensor({.name = "image_features", .per_token = width});
   layer.layer().joins = images;
@@ -181,14 +175,12 @@ LayerSpec comparison(const VisionDims& dims) {
 }
 
 LayerSpec contrastive_loss() {
-  LayerWriter layer("contrastive loss", LayerRole::kLoss, {.name = "similarity", .per_token = 1},
-                    {.positions = 1});
-  const Index wide =
-      layer.tensor({.name = "similarity_fp32", .per_token = 1, .type = ElementType::kFp32});
+  LayerWriter layer("contrastive loss", LayerRole::kLoss, {.name = "similarity", .per_token = 1}, {.positions = 1});
+  const Index wide = layer.tensor({.name = "similarity_fp32", .per_token = 1, .type = ElementType::kFp32});
   layer.pass("to_fp32", Function::kCast, {0}, {wide});
   const Index loss = layer.tensor({.name = "loss", .fixed = 1, .type = ElementType::kFp32});
-  Operation& op = layer.operation("cross_entropy", OperationKind::kSoftmaxLoss,
-                                  Function::kCrossEntropy, {wide}, {loss});
+  Operation& op =
+      layer.operation("cross_entropy", OperationKind::kSoftmaxLoss, Function::kCrossEntropy, {wide}, {loss});
   op.saved = {wide};
   op.released = {wide, 0};
   return layer.finish(loss);
@@ -197,15 +189,12 @@ LayerSpec contrastive_loss() {
 LayerSpec clip_words(const ModelDims& text) {
   LayerWriter layer("clip embedding", LayerRole::kEmbedding,
                     {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64});
-  const Index tokens =
-      lookup(layer, "text_model.embeddings.token_embedding", {text.vocabulary, text.hidden},
-             {.name = "token_embedding", .per_token = text.hidden});
+  const Index tokens = lookup(layer, "text_model.embeddings.token_embedding", {text.vocabulary, text.hidden},
+                              {.name = "token_embedding", .per_token = text.hidden});
   layer.last().inputs = {0};
-  const Index rows =
-      lookup(layer, "text_model.embeddings.position_embedding", {text.max_positions, text.hidden},
-             {.name = "position_embedding", .per_position = text.hidden});
-  return layer.finish(
-      add(layer, {.name = "embedding_sum", .per_token = text.hidden}, {tokens, rows}));
+  const Index rows = lookup(layer, "text_model.embeddings.position_embedding", {text.max_positions, text.hidden},
+                            {.name = "position_embedding", .per_position = text.hidden});
+  return layer.finish(add(layer, {.name = "embedding_sum", .per_token = text.hidden}, {tokens, rows}));
 }
 
 ModelSpec build_clip(const VisionDims& dims) {
@@ -219,18 +208,16 @@ ModelSpec build_clip(const VisionDims& dims) {
   LayerWriter norm("vision norm", LayerRole::kInner, whole_sequence(tower), {.positions = 1});
   norm.layer().tower = true;
   const TensorSpec pooled{.name = "pooled", .per_token = tower.hidden};
-  model.layer("vision.norm", norm.finish(layer_norm(norm, "vision_model.post_layernorm", pooled,
-                                                    tower.hidden, class_token(norm, tower))));
-  LayerWriter projection("vision projection", LayerRole::kInner,
-                         {.name = "pooled", .per_token = tower.hidden}, {.positions = 1});
-  model.layer("vision.projection",
-              projection.finish(linear(projection, "visual_projection", dims.projection,
-                                       tower.hidden, Bias::kNone, 0)));
+  model.layer("vision.norm", norm.finish(layer_norm(norm, "vision_model.post_layernorm", pooled, tower.hidden,
+                                                    class_token(norm, tower))));
+  LayerWriter projection("vision projection", LayerRole::kInner, {.name = "pooled", .per_token = tower.hidden},
+                         {.positions = 1});
+  model.layer("vision.projection", projection.finish(linear(projection, "visual_projection", dims.projection,
+                                                            tower.hidden, Bias::kNone, 0)));
 
   model.layer("embedding", clip_words(text));
   model.layers("layers.", text.layers,
-               encoder_block({"text", text.hidden, text.heads, text.ffn, tower.quick_gelu}, "clip",
-                             Mask::kCausal));
+               encoder_block({"text", text.hidden, text.heads, text.ffn, tower.quick_gelu}, "clip", Mask::kCausal));
   LayerWriter last("text norm", LayerRole::kFinalNorm, {.name = "input", .per_token = text.hidden});
   const TensorSpec normed{.name = "final_norm", .per_token = text.hidden};
   const Index all = layer_norm(last, "text_model.final_layer_norm", normed, text.hidden, 0);
@@ -259,22 +246,19 @@ LayerSpec unread_block(const VisionDims& dims, const Place& place) {
   LayerWriter out(block);
   const std::string module = "vision_model.post_layernorm";
   const Index pooled = out.tensor({.name = "pooled", .per_sequence = tower.hidden});
-  Operation& norm =
-      out.operation(module, OperationKind::kNorm, Function::kLayerNorm, {result}, {pooled});
+  Operation& norm = out.operation(module, OperationKind::kNorm, Function::kLayerNorm, {result}, {pooled});
   for (const char* name : {".weight", ".bias"}) {
     norm.parameters.push_back(out.parameter(module + name, {tower.hidden}));
   }
   block.parameters[block.parameters.size() - 2].is_norm = true;
-  const Index features =
-      out.tensor({.name = "features", .per_sequence = tower.patches() * tower.hidden});
+  const Index features = out.tensor({.name = "features", .per_sequence = tower.patches() * tower.hidden});
   out.pass("select", Function::kCopy, {0}, {features});
   return out.finish(features);
 }
 
 LayerSpec projector(const VisionDims& dims) {
   const std::int64_t hidden = dims.text.hidden;
-  LayerWriter layer("projector", LayerRole::kInner,
-                    {.name = "features", .per_token = dims.tower.hidden},
+  LayerWriter layer("projector", LayerRole::kInner, {.name = "features", .per_token = dims.tower.hidden},
                     domain_of({.of_images = true}, dims.tower.patches()));
   const std::string module = "multi_modal_projector.linear_";
   const Index up = linear(layer, module + "1", hidden, dims.tower.hidden, Bias::kAdded, 0);
@@ -287,18 +271,14 @@ LayerSpec projector(const VisionDims& dims) {
 // the kernel makes it contiguous and numbers its places (at::cuda::launch_masked_scatter_kernel).
 LayerSpec merge(const VisionDims& dims) {
   const std::int64_t hidden = dims.text.hidden;
-  LayerWriter layer("merge", LayerRole::kInner,
-                    {.name = "image_features", .per_image = dims.tower.patches() * hidden});
+  LayerWriter layer("merge", LayerRole::kInner, {.name = "image_features", .per_image = dims.tower.patches() * hidden});
   const Index words = layer.tensor({.name = "words", .per_token = hidden});
   layer.layer().joins = words;
-  const Index mask =
-      layer.tensor({.name = "image_mask", .per_token = 1, .type = ElementType::kByte});
+  const Index mask = layer.tensor({.name = "image_mask", .per_token = 1, .type = ElementType::kByte});
   layer.pass("image_mask", Function::kCopy, {}, {mask}).gradient = GradientRule::kNone;
   const Index merged = layer.tensor({.name = "merged", .per_token = hidden});
-  const Index whole =
-      layer.tensor({.name = "mask", .per_token = hidden, .type = ElementType::kByte});
-  const Index places =
-      layer.tensor({.name = "places", .per_token = hidden, .type = ElementType::kInt64});
+  const Index whole = layer.tensor({.name = "mask", .per_token = hidden, .type = ElementType::kByte});
+  const Index places = layer.tensor({.name = "places", .per_token = hidden, .type = ElementType::kInt64});
   Operation& op = layer.pass("masked_scatter", Function::kCopy, {words, 0}, {merged});
   op.saved = {mask};
   op.released = {mask};
@@ -343,9 +323,8 @@ ModelSpec build_llava(const VisionDims& dims) {
 
 ModelSpec build_vision_model(const VisionDims& dims, Stack stack) {
   if (stack == Stack::kNative) {
-    throw Error(
-        ExitCode::kMissingCapability,
-        "model " + dims.name + ": the engine runs decoders of words; nearest plan: runtime: fsdp2");
+    throw Error(ExitCode::kMissingCapability,
+                "model " + dims.name + ": the engine runs decoders of words; nearest plan: runtime: fsdp2");
   }
   check_tower(dims);
   if (dims.labels > 0) return build_vit(dims);

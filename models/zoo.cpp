@@ -42,8 +42,8 @@ void for_each_line(std::string_view text, std::string_view file_name, Visit visi
   }
 }
 
-[[noreturn]] void fail(const Line& line, std::size_t column, const std::string& what,
-                       const std::string& expected = "", const std::string& did_you_mean = "") {
+[[noreturn]] void fail(const Line& line, std::size_t column, const std::string& what, const std::string& expected = "",
+                       const std::string& did_you_mean = "") {
   const char* begin = line.text.data();
   std::string_view rest = line.text;
   for (std::size_t i = 0; i < column; ++i) {
@@ -74,8 +74,7 @@ Cells split(const Line& line) {
 std::int64_t number(const Line& line, std::string_view cell, std::size_t column) {
   const auto value = parse_number<std::int64_t>(cell).value_or(0);
   if (value < 1) {
-    fail(line, column, "\"" + std::string(cell) + "\" is not a count",
-         "a whole number from 1, for example 4096");
+    fail(line, column, "\"" + std::string(cell) + "\" is not a count", "a whole number from 1, for example 4096");
   }
   return value;
 }
@@ -83,8 +82,7 @@ std::int64_t number(const Line& line, std::string_view cell, std::size_t column)
 double constant(const Line& line, std::string_view cell, std::size_t column) {
   const auto value = parse_number<double>(cell).value_or(0);
   if (!(value > 0) || !std::isfinite(value)) {
-    fail(line, column, "\"" + std::string(cell) + "\" is not a constant",
-         "a number above 0, for example 500000");
+    fail(line, column, "\"" + std::string(cell) + "\" is not a constant", "a number above 0, for example 500000");
   }
   return value;
 }
@@ -193,8 +191,7 @@ void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
     return;
   }
   if (word == "unrotated_every") {
-    for (std::int64_t i = value - 1; i < dims.layers; i += value)
-      dims.unrotated_layers.push_back(i);
+    for (std::int64_t i = value - 1; i < dims.layers; i += value) dims.unrotated_layers.push_back(i);
     return;
   }
   const auto size = std::ranges::find(kSizes, word, &Size::word);
@@ -239,8 +236,8 @@ ModelDims parse_dims(const Line& line, const Cells& cells) {
   if (cells[0].empty()) fail(line, 0, "the name is empty");
   const std::optional<ModelDims> family = family_dims(cells[1]);
   if (!family) {
-    fail(line, 1, "unknown family \"" + std::string(cells[1]) + "\"",
-         "a family of models/families.h", nearest(cells[1], family_names()));
+    fail(line, 1, "unknown family \"" + std::string(cells[1]) + "\"", "a family of models/families.h",
+         nearest(cells[1], family_names()));
   }
   ModelDims dims = *family;
   dims.name = cells[0];
@@ -282,8 +279,7 @@ void check_header(const Line& line) {
   const Cells cells = split(line);
   for (std::size_t i = 0; i < kColumns.size(); ++i) {
     if (cells[i] != kColumns[i]) {
-      fail(line, i, "column \"" + std::string(cells[i]) + "\"",
-           "\"" + std::string(kColumns[i]) + "\"");
+      fail(line, i, "column \"" + std::string(cells[i]) + "\"", "\"" + std::string(kColumns[i]) + "\"");
     }
   }
 }
@@ -333,9 +329,7 @@ std::vector<ZooEntry> zoo() {
   return parse_zoo(file.content, file.path);
 }
 
-bool is_zoo_model(std::string_view name) {
-  return find_line(name).has_value() || find_vision_model(name).has_value();
-}
+bool is_zoo_model(std::string_view name) { return find_line(name).has_value() || find_vision_model(name).has_value(); }
 
 std::vector<std::string> zoo_names() {
   std::vector<std::string> names;
@@ -390,8 +384,8 @@ ModelDims read_text(const ConfigNode& node) {
 
 VisionEntry read_entry(const ConfigNode& node) {
   static constexpr std::array<std::string_view, 3> kFamilies = {"vit", "clip", "llava"};
-  node.allow_only({"name", "family", "tower", "text", "labels", "projection", "parameters",
-                   "published", "count", "source", "note"});
+  node.allow_only({"name", "family", "tower", "text", "labels", "projection", "parameters", "published", "count",
+                   "source", "note"});
   VisionEntry entry;
   VisionDims& dims = entry.dims;
   dims.name = node.at("name").as_string();

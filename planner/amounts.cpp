@@ -43,11 +43,10 @@ double parse_amount(const std::string& flag, const std::string& text, const char
   const double scale = error == std::errc() ? scale_of({end, at(last - end)}) : 0;
   const double value = number * scale;
   if (!(value > 0) || !std::isfinite(value) || value > 1e18) {
-    refuse(
-        flag, text,
-        fmt::format("is no amount above zero; expected a number, perhaps with k, M, B or T, such "
-                    "as {}",
-                    example));
+    refuse(flag, text,
+           fmt::format("is no amount above zero; expected a number, perhaps with k, M, B or T, such "
+                       "as {}",
+                       example));
   }
   return value;
 }
@@ -60,9 +59,7 @@ double parse_duration(const std::string& flag, const std::string& text, const ch
     const double seconds = parse_time(text).seconds();
     if (seconds > 0) return seconds;
   } catch (const std::invalid_argument&) {
-    refuse(
-        flag, text,
-        fmt::format("is no time; expected a number with s, min, h, d or w, such as {}", example));
+    refuse(flag, text, fmt::format("is no time; expected a number with s, min, h, d or w, such as {}", example));
   }
   refuse(flag, text, fmt::format("is no time above zero; expected one such as {}", example));
 }

@@ -61,13 +61,12 @@ class Asker {
     for (const FactorMove& move : moves_) {
       all_.levels.machine.emplace_back(factor_words(move.factor), share(move));
     }
-    const OpenStack open =
-        summarize(made, costs, 0, stack_set(job, costs).of(job.resolved.plan)).open_stack;
+    const OpenStack open = summarize(made, costs, 0, stack_set(job, costs).of(job.resolved.plan)).open_stack;
     is_said_ = open.outcomes.empty();
     if (!is_said_) {
-      const auto [least, most] = std::minmax_element(
-          open.outcomes.begin(), open.outcomes.end(),
-          [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
+      const auto [least, most] =
+          std::minmax_element(open.outcomes.begin(), open.outcomes.end(),
+                              [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
       all_.levels.codes = (most->seconds - least->seconds) / 2 / all_.step_s;
       alternatives_ = memory_alternatives(job.model, job.resolved.plan);
     }
@@ -84,23 +83,20 @@ class Asker {
       Levels said = all_.levels;
       said.codes = 0;
       said.code = reach_of_code(job_.open.codes.front().name);
-      add({"training code", "which training code runs the job",
-           "foreshard predict ... --set stack=NAME", 1, said.half_width(), Bytes()});
+      add({"training code", "which training code runs the job", "foreshard predict ... --set stack=NAME", 1,
+           said.half_width(), Bytes()});
       for (const MemoryAlternative& each : alternatives_) {
-        add({each.name, each.settles, std::string("foreshard predict ... ") + each.set, 2,
-             all_.half_width, Bytes(all_.memory_above.count() - each.bytes.count())});
+        add({each.name, each.settles, std::string("foreshard predict ... ") + each.set, 2, all_.half_width,
+             Bytes(all_.memory_above.count() - each.bytes.count())});
       }
     }
-    add({"products", "six large matrix products, as a table gpu,m,n,k,dtype,latency_us",
-         "foreshard calibrate TABLE", 10, without([](Factor f) { return f == Factor::kGemm; }),
-         all_.memory_above});
+    add({"products", "six large matrix products, as a table gpu,m,n,k,dtype,latency_us", "foreshard calibrate TABLE",
+         10, without([](Factor f) { return f == Factor::kGemm; }), all_.memory_above});
     if (job_.resolved.plan.mesh.world() > 1) {
-      add({"links",
-           "nccl-tests at two sizes: all_gather_perf and reduce_scatter_perf -b 8M -e 512M -f 64",
+      add({"links", "nccl-tests at two sizes: all_gather_perf and reduce_scatter_perf -b 8M -e 512M -f 64",
            "foreshard calibrate LOG", 20, without(is_link), all_.memory_above});
     }
-    add({"all kernels", "every kernel of the machine",
-         "foreshard-exec measure, then foreshard calibrate", 30,
+    add({"all kernels", "every kernel of the machine", "foreshard-exec measure, then foreshard calibrate", 30,
          without([](Factor) { return true; }), all_.memory_above});
     if (all_.levels.code > 0) {
       Levels captured = all_.levels;
@@ -110,8 +106,8 @@ class Asker {
                        "foreshard predict --capture DIR --cluster {}",
                        job_.resolved.plan.mesh.world(), job_.cluster.gpu.key, job_.cluster.spec),
            15, captured.half_width(), Bytes()});
-      add({"one run", "one step of the job, or of a smaller one of the same code",
-           "foreshard accuracy ROWS --anchor 1", 20, kAnchorLeaves * all_.half_width, Bytes()});
+      add({"one run", "one step of the job, or of a smaller one of the same code", "foreshard accuracy ROWS --anchor 1",
+           20, kAnchorLeaves * all_.half_width, Bytes()});
     }
     if (const double longer = longer_by_limit(); longer > 0) {
       NextFact limit = {"power limit",
@@ -141,9 +137,7 @@ class Asker {
     return made.timeline.period.seconds() / all_.step_s - 1;
   }
 
-  double share(const FactorMove& move) const {
-    return std::abs(move.high - move.low) / 2 / all_.step_s;
-  }
+  double share(const FactorMove& move) const { return std::abs(move.high - move.low) / 2 / all_.step_s; }
 
   template <typename Settles>
   double without(Settles settles) const {
@@ -184,21 +178,18 @@ Questions questions(const Job& job) { return Asker(job).ask(); }
 
 std::string questions_text(const Questions& q) {
   std::string text =
-      fmt::format("a step of {} +-{}; memory of {}, up to {} more where the code keeps it\n",
-                  seconds_text(q.step_s), percent_text(q.half_width), format_bytes(q.memory),
-                  format_bytes(q.memory_above));
+      fmt::format("a step of {} +-{}; memory of {}, up to {} more where the code keeps it\n", seconds_text(q.step_s),
+                  percent_text(q.half_width), format_bytes(q.memory), format_bytes(q.memory_above));
   for (const NextFact& fact : q.facts) {
     text += fmt::format("  {}: {}\n", fact.name, fact.ask);
     if (fact.moves > 0) {
-      text += fmt::format(
-          "    the step would be {} longer at {} of the maker's limit; {:g} min: {}\n",
-          percent_text(fact.moves), percent_text(kLowLimit), fact.minutes, fact.command);
+      text += fmt::format("    the step would be {} longer at {} of the maker's limit; {:g} min: {}\n",
+                          percent_text(fact.moves), percent_text(kLowLimit), fact.minutes, fact.command);
       continue;
     }
-    text += fmt::format(
-        "    narrows the step from +-{} to +-{}, memory from {} above to {}; {:g} min: {}\n",
-        percent_text(q.half_width), percent_text(fact.half_width), format_bytes(q.memory_above),
-        format_bytes(fact.memory_above), fact.minutes, fact.command);
+    text += fmt::format("    narrows the step from +-{} to +-{}, memory from {} above to {}; {:g} min: {}\n",
+                        percent_text(q.half_width), percent_text(fact.half_width), format_bytes(q.memory_above),
+                        format_bytes(fact.memory_above), fact.minutes, fact.command);
   }
   if (q.facts.empty()) text += "  nothing that is asked for would narrow it\n";
   return text;
@@ -217,16 +208,14 @@ Json to_json(const Questions& q) {
             {"per_minute", fact.per_minute},
             {"moves", fact.moves}};
   });
-  return {{"step_s", q.step_s},
-          {"half_width", q.half_width},
-          {"memory_bytes", q.memory.count()},
-          {"memory_above_bytes", q.memory_above.count()},
-          {"levels",
-           {{"machine", std::move(machine)},
-            {"codes", q.levels.codes},
-            {"code", q.levels.code},
-            {"run", q.levels.run}}},
-          {"facts", std::move(facts)}};
+  return {
+      {"step_s", q.step_s},
+      {"half_width", q.half_width},
+      {"memory_bytes", q.memory.count()},
+      {"memory_above_bytes", q.memory_above.count()},
+      {"levels",
+       {{"machine", std::move(machine)}, {"codes", q.levels.codes}, {"code", q.levels.code}, {"run", q.levels.run}}},
+      {"facts", std::move(facts)}};
 }
 
 }

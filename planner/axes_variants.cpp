@@ -77,8 +77,7 @@ class AxesAround {
     }
     std::ranges::stable_sort(all, [](const Axes& a, const Axes& b) {
       const auto size = [](const Axes& x) {
-        return std::tuple(x.tp * x.cp * x.ep * x.pp, x.pp, x.pipeline.stages_per_rank, x.tp * x.cp,
-                          x.tp, x.etp);
+        return std::tuple(x.tp * x.cp * x.ep * x.pp, x.pp, x.pipeline.stages_per_rank, x.tp * x.cp, x.tp, x.etp);
       };
       return size(a) < size(b);
     });
@@ -109,8 +108,7 @@ class AxesAround {
     // Sides of the mesh that a plan file writes are where a search starts; here they cannot stay.
     const bool is_fixed_mesh = is_fixed(job_, "mesh.shard") || is_fixed(job_, "mesh.replicate");
     const bool is_written = job_.document.has("mesh.shard") || job_.document.has("mesh.replicate");
-    if (is_written && !is_fixed_mesh)
-      list.push_back(fmt::format("mesh.shard={}", data_ranks(axes)));
+    if (is_written && !is_fixed_mesh) list.push_back(fmt::format("mesh.shard={}", data_ranks(axes)));
     return list;
   }
 
@@ -118,9 +116,7 @@ class AxesAround {
   bool varies(std::string_view key) const { return !is_fixed(job_, key) && contains(keys_, key); }
 
   // With mesh.pp its schedules vary, too.
-  bool is_free(std::string_view key) const {
-    return varies(key) || (varies("mesh.pp") && !is_fixed(job_, key));
-  }
+  bool is_free(std::string_view key) const { return varies(key) || (varies("mesh.pp") && !is_fixed(job_, key)); }
 
   // 1F1B, and Interleaved1F1B where ranks have several stages; another schedule is for who sets it.
   std::vector<std::pair<std::int64_t, PipelineParallel>> pipelines() const {
@@ -138,8 +134,8 @@ class AxesAround {
         PipelineParallel pipeline = own.pipeline;
         if (has_stages) pipeline.stages_per_rank = stages;
         if (pp > 1 && is_free("pipeline.schedule")) {
-          pipeline.schedule = pipeline.stages_per_rank > 1 ? PipelineSchedule::kInterleaved1F1B
-                                                           : PipelineSchedule::k1F1B;
+          pipeline.schedule =
+              pipeline.stages_per_rank > 1 ? PipelineSchedule::kInterleaved1F1B : PipelineSchedule::k1F1B;
         }
         list.emplace_back(pp, pipeline);
       }
@@ -157,9 +153,7 @@ class AxesAround {
     return {1, tp};
   }
 
-  std::int64_t data_ranks(const Axes& axes) const {
-    return job_.cluster.gpus / (axes.tp * axes.cp * axes.pp);
-  }
+  std::int64_t data_ranks(const Axes& axes) const { return job_.cluster.gpus / (axes.tp * axes.cp * axes.pp); }
 
   bool is_possible(const Axes& axes) const {
     // Beside experts tp multiplies the combinations by six and won none of the searches of
@@ -170,8 +164,8 @@ class AxesAround {
     if (global_batch_ % ranks != 0) return false;
     Plan plan = job_.resolved.plan;
     const Mesh own = plan.mesh;
-    const bool is_own = axes.tp == own.tp && axes.cp == own.cp && axes.ep == own.ep &&
-                        axes.etp == own.etp && axes.pp == own.pp && axes.pipeline == plan.pipeline;
+    const bool is_own = axes.tp == own.tp && axes.cp == own.cp && axes.ep == own.ep && axes.etp == own.etp &&
+                        axes.pp == own.pp && axes.pipeline == plan.pipeline;
     plan.mesh = {ranks, 1, own.inner, axes.cp, axes.tp, axes.ep, axes.etp, axes.pp};
     plan.pipeline = axes.pipeline;
     plan.rank = 0;
@@ -183,19 +177,16 @@ class AxesAround {
     if (axes.pp > 1) plan.units.head = UnitPlacement::kWithNorm;
     if (is_own) return false;
     const bool is_free_pp = axes.pp > 1 && axes.pp != own.pp;
-    if (is_free_pp && (bubble_of(plan) > kMostBubble || !has_room_for_gradients(plan)))
-      return false;
+    if (is_free_pp && (bubble_of(plan) > kMostBubble || !has_room_for_gradients(plan))) return false;
     const auto problem = find_problem(plan, job_.model, job_.cluster);
-    return !problem ||
-           !(problem->key.starts_with("mesh.") || problem->key.starts_with("pipeline.") ||
-             problem->key == "batch.sequence" || problem->key == "batch.accumulation");
+    return !problem || !(problem->key.starts_with("mesh.") || problem->key.starts_with("pipeline.") ||
+                         problem->key == "batch.sequence" || problem->key == "batch.accumulation");
   }
 
   // At its least: a micro-batch in all stages before the last rank's, of the smallest
   // micro-batches.
   static double bubble_of(const Plan& plan) {
-    return as_double(plan.mesh.pp - 1) /
-           as_double(plan.pipeline.stages_per_rank * plan.batch.accumulation);
+    return as_double(plan.mesh.pp - 1) / as_double(plan.pipeline.stages_per_rank * plan.batch.accumulation);
   }
 
   // A rank with one stage has whole gradients of it when its last backward ends, beside its state.
@@ -245,8 +236,7 @@ VariedKeys split_axes(const std::vector<std::string>& vary) {
   return keys;
 }
 
-std::vector<Job> jobs_over_axes(const Job& job, const std::vector<std::string>& keys,
-                                std::int64_t global_batch) {
+std::vector<Job> jobs_over_axes(const Job& job, const std::vector<std::string>& keys, std::int64_t global_batch) {
   std::vector<Job> jobs;
   if (job.resolved.plan.runtime.kind != RuntimeKind::kFsdp2 || !has_room(job)) return jobs;
   const AxesAround around(job, keys, global_batch);

@@ -15,9 +15,7 @@ namespace {
 // torchtune's CEWithChunkedOutputLoss and torchao's take so many parts.
 constexpr const char* kChunkedLoss = "loss=chunked-8";
 
-bool is_whole(const Loss& loss) {
-  return loss.kind == Loss::Kind::kEager || loss.kind == Loss::Kind::kEagerCompute;
-}
+bool is_whole(const Loss& loss) { return loss.kind == Loss::Kind::kEager || loss.kind == Loss::Kind::kEagerCompute; }
 
 // PyTorch's kernels and its caching allocator.
 bool is_pytorch_on_gpus(const Job& job) {
@@ -62,8 +60,8 @@ MemoryKnob shard_further(const Job& job) {
   MemoryKnob knob{"mesh.shard", {}, false};
   for (std::int64_t replicate = mesh.replicate - 1; replicate >= 1; --replicate) {
     if (mesh.data_parallel() % replicate != 0) continue;
-    knob.values.push_back({fmt::format("mesh.shard={}", mesh.data_parallel() / replicate),
-                           fmt::format("mesh.replicate={}", replicate)});
+    knob.values.push_back(
+        {fmt::format("mesh.shard={}", mesh.data_parallel() / replicate), fmt::format("mesh.replicate={}", replicate)});
   }
   return knob;
 }
@@ -74,9 +72,8 @@ MemoryKnob shrink_micro_batch(const Job& job) {
   MemoryKnob knob{"batch.micro_batch", {}, false};
   for (std::int64_t size = batch.micro_batch / 2; size >= 1; --size) {
     if (batch.micro_batch % size != 0) continue;
-    knob.values.push_back(
-        {fmt::format("batch.micro_batch={}", size),
-         fmt::format("batch.accumulation={}", batch.accumulation * (batch.micro_batch / size))});
+    knob.values.push_back({fmt::format("batch.micro_batch={}", size),
+                           fmt::format("batch.accumulation={}", batch.accumulation * (batch.micro_batch / size))});
   }
   return knob;
 }
@@ -135,8 +132,7 @@ MemoryKnob tensor_parallel(const Job& job) {
   for (std::int64_t tp = 2 * plan.mesh.tp; tp <= job.cluster.node.gpus; tp *= 2) {
     const std::int64_t more = tp / plan.mesh.tp;
     if (plan.mesh.shard % more != 0) break;
-    Assignments value = {fmt::format("mesh.tp={}", tp),
-                         fmt::format("mesh.shard={}", plan.mesh.shard / more),
+    Assignments value = {fmt::format("mesh.tp={}", tp), fmt::format("mesh.shard={}", plan.mesh.shard / more),
                          fmt::format("batch.accumulation={}", plan.batch.accumulation * more)};
     if (changed_job(job, value)) knob.values.push_back(std::move(value));
   }
@@ -157,8 +153,10 @@ std::optional<Job> changed_job(const Job& job, const Assignments& assignments) {
 }
 
 Assignments assignments_to(const Job& job, const Plan& plan) {
+  // A variant's plan may have what its options do not say (JobVariants: models of one micro-batch).
+  const std::optional<Job> asked = changed_job(job, {});
   Assignments assignments;
-  for (const PlanDifference& d : plan_differences(job.resolved.plan, plan)) {
+  for (const PlanDifference& d : plan_differences(asked ? asked->resolved.plan : job.resolved.plan, plan)) {
     assignments.push_back(d.key + "=" + d.b);
   }
   return assignments;
@@ -186,8 +184,7 @@ std::vector<Assignments> costly_assignments(const Job& job) {
   };
   add(compile_blocks(job));
   const bool has_fp8 = job.cluster.gpu.peak_fp8.value() > 0;
-  if (has_fp8 && !list.empty() && !is_fixed(job, "float8") &&
-      job.resolved.plan.float8 == Float8::kNone) {
+  if (has_fp8 && !list.empty() && !is_fixed(job, "float8") && job.resolved.plan.float8 == Float8::kNone) {
     // torchao's recipe is meant for compiled code: the casts are kernels of their own else.
     Assignments both = list.front();
     both.push_back("float8=tensorwise");
@@ -205,12 +202,10 @@ std::vector<Assignments> costly_assignments(const Job& job) {
 }
 
 std::vector<MemoryKnob> memory_knobs(const Job& job) {
-  std::vector<MemoryKnob> knobs = {expandable_segments(job), chunked_loss(job),
-                                   shard_experts(job),       reshard_always(job),
-                                   shard_further(job),       shrink_micro_batch(job),
-                                   recompute_more(job),      compile_blocks(job),
-                                   smaller_states(job),      offload(job),
-                                   reduce_in_bf16(job),      tensor_parallel(job)};
+  std::vector<MemoryKnob> knobs = {
+      expandable_segments(job), chunked_loss(job),   shard_experts(job),  reshard_always(job), shard_further(job),
+      shrink_micro_batch(job),  recompute_more(job), compile_blocks(job), smaller_states(job), offload(job),
+      reduce_in_bf16(job),      tensor_parallel(job)};
   std::erase_if(knobs, [](const MemoryKnob& knob) { return knob.values.empty(); });
   return knobs;
 }

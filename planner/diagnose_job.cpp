@@ -119,14 +119,13 @@ void add_changes(const Job& job, std::vector<CauseCase>& list) {
   if (!recomputes) add("recompute_on", {"recompute=selective"});
   for (const std::int64_t divisor : {std::int64_t{2}, plan.mesh.shard}) {
     if (divisor <= 1 || plan.mesh.shard % divisor != 0) continue;
-    add("wrong_world", {fmt::format("mesh={{shard: {}, replicate: {}}}", plan.mesh.shard / divisor,
-                                    plan.mesh.replicate * divisor)});
+    add("wrong_world",
+        {fmt::format("mesh={{shard: {}, replicate: {}}}", plan.mesh.shard / divisor, plan.mesh.replicate * divisor)});
   }
 }
 
 // As a trace's kernels have it: a row that waits for its launches does not compute meanwhile.
-StepMetrics measure_kernels(const EventGraph& graph, const Timeline& timeline,
-                            const CostTable& costs) {
+StepMetrics measure_kernels(const EventGraph& graph, const Timeline& timeline, const CostTable& costs) {
   StepMetrics step = measure_step(graph, timeline);
   Time launches;
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
@@ -172,11 +171,10 @@ struct Key {
   const char* name;
   std::optional<double> Signals::*field;
 };
-constexpr Key kTimes[] = {
-    {"step", &Signals::step},       {"step_time", &Signals::step},
-    {"compute", &Signals::compute}, {"communication", &Signals::communication},
-    {"exposed", &Signals::exposed}, {"waiting", &Signals::waiting},
-    {"idle", &Signals::idle},       {"data", &Signals::data}};
+constexpr Key kTimes[] = {{"step", &Signals::step},       {"step_time", &Signals::step},
+                          {"compute", &Signals::compute}, {"communication", &Signals::communication},
+                          {"exposed", &Signals::exposed}, {"waiting", &Signals::waiting},
+                          {"idle", &Signals::idle},       {"data", &Signals::data}};
 constexpr Key kBytes[] = {{"memory", &Signals::memory},
                           {"allocated", &Signals::memory},
                           {"reserved", &Signals::reserved},
@@ -278,8 +276,8 @@ std::vector<CauseForecast> cause_forecasts(const Job& job) {
 
 Signals read_measured(const std::vector<std::string>& assignments, const Plan& plan) {
   // Of a step; ranks of cp and tp share theirs.
-  const auto tokens = as_double(plan.batch.sequence * plan.batch.micro_batch *
-                                plan.batch.accumulation * plan.mesh.data_parallel());
+  const auto tokens =
+      as_double(plan.batch.sequence * plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel());
   Signals signals;
   for (const std::string& said : assignments) {
     const std::size_t at = said.find('=');
@@ -289,8 +287,7 @@ Signals read_measured(const std::vector<std::string>& assignments, const Plan& p
     try {
       if (const auto* time = std::ranges::find_if(kTimes, is_key); time != std::end(kTimes)) {
         signals.*time->field = parse_time(text).seconds();
-      } else if (const auto* size = std::ranges::find_if(kBytes, is_key);
-                 size != std::end(kBytes)) {
+      } else if (const auto* size = std::ranges::find_if(kBytes, is_key); size != std::end(kBytes)) {
         signals.*size->field = as_double(parse_bytes(text).count());
       } else if (key == "tokens/s/gpu" || key == "tps") {
         signals.step = tokens / as_double(plan.mesh.world()) / number_of(said, text, kLeastRate);
@@ -311,8 +308,7 @@ Signals read_measured(const std::vector<std::string>& assignments, const Plan& p
 Json measured_json(const Signals& signals) {
   Json json = Json::object();
   const auto add = [&](const Key& key, double unit) {
-    if (const std::optional<double>& is = signals.*key.field)
-      json[key.name] = std::round(*is / unit) * unit;
+    if (const std::optional<double>& is = signals.*key.field) json[key.name] = std::round(*is / unit) * unit;
   };
   for (const Key& key : kTimes) add(key, 1e-9);
   for (const Key& key : kBytes) add(key, 1);
@@ -327,8 +323,7 @@ std::vector<std::string> rate_findings(const Diagnosis& diagnosis, const Plan& p
   // Nearer to the number of GPUs than to one.
   const double times = std::abs(std::log(*diagnosis.step_ratio)) / std::log(gpus);
   if (times < 0.5 || times > 1.5) return {};
-  const double as_other =
-      *diagnosis.step_ratio > 1 ? *diagnosis.step_ratio / gpus : *diagnosis.step_ratio * gpus;
+  const double as_other = *diagnosis.step_ratio > 1 ? *diagnosis.step_ratio / gpus : *diagnosis.step_ratio * gpus;
   return {
       fmt::format("tokens/s counts those of all {} GPUs, tokens/s/gpu those of one: by the "
                   "other the step would take {:.2f} times its forecast",
@@ -339,12 +334,10 @@ bool is_fragmented(const MessageFacts& facts) {
   return facts.unallocated > facts.tried && facts.unallocated > 0.1 * facts.allocated;
 }
 
-std::vector<std::string> memory_findings(const Job& job, const Fit& fit,
-                                         const MessageFacts& facts) {
+std::vector<std::string> memory_findings(const Job& job, const Fit& fit, const MessageFacts& facts) {
   constexpr double kGiB = 1024.0 * 1024 * 1024;
   const Plan& plan = job.resolved.plan;
-  const double logits =
-      as_double(plan.batch.micro_batch * plan.batch.sequence) * as_double(job.model.vocabulary);
+  const double logits = as_double(plan.batch.micro_batch * plan.batch.sequence) * as_double(job.model.vocabulary);
   const auto parameters = as_double(job.model.parameters());
   struct Tensor {
     std::string name;
@@ -359,35 +352,31 @@ std::vector<std::string> memory_findings(const Job& job, const Fit& fit,
   std::vector<std::string> findings;
   if (!fit.fits()) {
     const RemedySearch remedy = find_remedy(job, plan, {});
-    findings.push_back(fmt::format("by its forecast the plan {}; {}", shortfall_text(fit),
-                                   remedy_text(remedy, job.cluster)));
+    findings.push_back(
+        fmt::format("by its forecast the plan {}; {}", shortfall_text(fit), remedy_text(remedy, job.cluster)));
   }
   const double capacity = as_double(fit.capacity.count());
   if (facts.capacity > 0 && std::abs(facts.capacity / capacity - 1) > 0.03) {
-    findings.push_back(fmt::format("the GPU that ran out has {:.1f} GiB, the plan's {:.1f} GiB",
-                                   facts.capacity / kGiB, capacity / kGiB));
+    findings.push_back(fmt::format("the GPU that ran out has {:.1f} GiB, the plan's {:.1f} GiB", facts.capacity / kGiB,
+                                   capacity / kGiB));
   }
   if (facts.others > 0) {
-    findings.push_back(
-        fmt::format("other processes hold {:.2f} GiB of the GPU", facts.others / kGiB));
+    findings.push_back(fmt::format("other processes hold {:.2f} GiB of the GPU", facts.others / kGiB));
   }
   if (facts.tried > 0) {
     for (const Tensor& tensor : tensors) {
       if (std::abs(facts.tried / tensor.bytes - 1) > 0.03) continue;
-      findings.push_back(
-          fmt::format("what could not be allocated, {:.2f} GiB, is of the size of {}",
-                      facts.tried / kGiB, tensor.name));
+      findings.push_back(fmt::format("what could not be allocated, {:.2f} GiB, is of the size of {}",
+                                     facts.tried / kGiB, tensor.name));
     }
   }
   const auto forecast = as_double(fit.allocated.count());
   if (facts.allocated > 0) {
-    findings.push_back(
-        fmt::format("PyTorch had allocated {:.2f} GiB; the forecast's peak is {:.2f}",
-                    facts.allocated / kGiB, forecast / kGiB));
+    findings.push_back(fmt::format("PyTorch had allocated {:.2f} GiB; the forecast's peak is {:.2f}",
+                                   facts.allocated / kGiB, forecast / kGiB));
   }
   if (is_fragmented(facts)) {
-    findings.push_back(fmt::format("{:.2f} GiB were reserved but unallocated: fragments",
-                                   facts.unallocated / kGiB));
+    findings.push_back(fmt::format("{:.2f} GiB were reserved but unallocated: fragments", facts.unallocated / kGiB));
   }
   return findings;
 }

@@ -19,11 +19,11 @@ struct CauseCase {
   std::vector<std::pair<Factor, double>> machine = {};     // that a factor's time is multiplied by
   double waits = 0;                                        // of the step, added to it
   std::optional<double> Signals::*where = &Signals::idle;  // what the wait shows as
-  double unhidden = 0;    // share of hidden communication that is not hidden
-  double retries = 0;     // of the allocator
-  double memory = 1;      // times the forecast's
-  double more_bytes = 0;  // of memory
-  double others = 0;      // of the GPU's memory, that another process holds
+  double unhidden = 0;                                     // share of hidden communication that is not hidden
+  double retries = 0;                                      // of the allocator
+  double memory = 1;                                       // times the forecast's
+  double more_bytes = 0;                                   // of memory
+  double others = 0;                                       // of the GPU's memory, that another process holds
 };
 
 // Those that the job may have, at severities that people meet; none where there is nothing to

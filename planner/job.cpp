@@ -33,13 +33,11 @@ constexpr int kDraws = 64;  // 20 ms for 96 layers
 
 // What a key of the plan names, seen from where it was written: paths in a plan file are relative
 // to that file.
-std::string as_seen_from_plan(const PlanDocument& document, const char* key,
-                              const std::string& text) {
+std::string as_seen_from_plan(const PlanDocument& document, const char* key, const std::string& text) {
   const auto given = document.given.find(key);
   if (given == document.given.end() || given->second.layer != PlanLayer::kFile) return text;
   const std::filesystem::path path = text;
-  return path.is_absolute() ? text
-                            : (std::filesystem::path(document.file).parent_path() / path).string();
+  return path.is_absolute() ? text : (std::filesystem::path(document.file).parent_path() / path).string();
 }
 
 // One group of assignments. If it says one side of the mesh, the other side follows, whatever was
@@ -95,10 +93,8 @@ auto told_in_plan(const PlanDocument& document, const char* key, Read read) {
 void load_model_of(Job& job) {
   const std::string text = model_of(job.document);
   const std::string seen = as_seen_from_plan(job.document, "model", text);
-  const ModelName name =
-      told_in_plan(job.document, "model", [&] { return find_model(text, seen); });
-  const Stack stack =
-      stack_of(job.document.has("runtime") ? job.document.plan.runtime.kind : Plan().runtime.kind);
+  const ModelName name = told_in_plan(job.document, "model", [&] { return find_model(text, seen); });
+  const Stack stack = stack_of(job.document.has("runtime") ? job.document.plan.runtime.kind : Plan().runtime.kind);
   LoadedModel loaded = load_model(name, stack);
   job.model = std::move(loaded.model);
   job.model_config = std::move(loaded.config);
@@ -114,8 +110,8 @@ std::int64_t local_ranks(const PlanDocument& document, const JobOptions& options
   const bool has_shard = document.has("mesh.shard");
   const bool has_replicate = document.has("mesh.replicate");
   if (options.ranks && !(has_shard && has_replicate)) return *options.ranks;
-  const std::int64_t copies = checked_multiply(has_shard ? document.plan.mesh.shard : 1,
-                                               has_replicate ? document.plan.mesh.replicate : 1);
+  const std::int64_t copies =
+      checked_multiply(has_shard ? document.plan.mesh.shard : 1, has_replicate ? document.plan.mesh.replicate : 1);
   return checked_multiply(copies, document.has("mesh.tp") ? document.plan.mesh.tp : 1);
 }
 
@@ -128,8 +124,7 @@ LocalProfile local_profile(const JobOptions& options, Job& job) {
     job.profile_file = *newest;
     LocalProfile profile = read_local_profile(*newest);
     if (const std::string cpu = this_machine().cpu; profile.host.cpu != cpu) {
-      job.warnings.push_back(
-          fmt::format("the newest profile is of {}, this machine is {}", profile.host.cpu, cpu));
+      job.warnings.push_back(fmt::format("the newest profile is of {}, this machine is {}", profile.host.cpu, cpu));
     }
     return profile;
   }
@@ -146,16 +141,15 @@ void load_local(const JobOptions& options, Job& job) {
   const std::int64_t ranks = local_ranks(job.document, options);
   if (ranks < 1 || ranks > kMostRanks) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("cluster 'local': {} ranks on one machine; expected 1 to {}", ranks,
-                            kMostRanks));
+                fmt::format("cluster 'local': {} ranks on one machine; expected 1 to {}", ranks, kMostRanks));
   }
   const LocalProfile profile = local_profile(options, job);
   LocalMachine machine = local_machine(profile, ranks);
   job.cluster = std::move(machine.cluster);
   job.calibration = std::move(machine.calibration);
   if (ranks > profile.host.cores) {
-    job.warnings.push_back(fmt::format("{} ranks on {} cores: they take turns, and times scatter",
-                                       ranks, profile.host.cores));
+    job.warnings.push_back(
+        fmt::format("{} ranks on {} cores: they take turns, and times scatter", ranks, profile.host.cores));
   }
 }
 
@@ -165,8 +159,7 @@ void check_profile(const JobOptions& options, const Job& job) {
   throw Error(ExitCode::kInvalidInput,
               fmt::format("{}: gpu: the profile is of {}, the cluster's GPU is {}; expected a "
                           "profile of {}, none for the shipped one, or --accept-profile",
-                          job.profile_file.string(), job.calibration->gpu, job.cluster.gpu.key,
-                          job.cluster.gpu.key));
+                          job.profile_file.string(), job.calibration->gpu, job.cluster.gpu.key, job.cluster.gpu.key));
 }
 
 void load_cluster_of(const JobOptions& options, Job& job) {
@@ -175,8 +168,7 @@ void load_cluster_of(const JobOptions& options, Job& job) {
   const std::string seen = as_seen_from_plan(job.document, "cluster", text);
   const bool is_file = is_cluster_file(text, seen);
   if (is_file) job.cluster_file = seen;
-  job.cluster =
-      told_in_plan(job.document, "cluster", [&] { return load_cluster(is_file ? seen : text); });
+  job.cluster = told_in_plan(job.document, "cluster", [&] { return load_cluster(is_file ? seen : text); });
   if (options.profile) {
     job.profile_file = *options.profile;
     job.calibration = read_calibration(read_json_file(job.profile_file));
@@ -187,10 +179,8 @@ void load_cluster_of(const JobOptions& options, Job& job) {
 // How a plan file in `folder` names `file`.
 std::string from_folder(const std::filesystem::path& file, const std::filesystem::path& folder) {
   std::error_code error;
-  const std::filesystem::path relative =
-      std::filesystem::relative(file, folder.empty() ? "." : folder, error);
-  return error || relative.empty() ? std::filesystem::absolute(file, error).string()
-                                   : relative.string();
+  const std::filesystem::path relative = std::filesystem::relative(file, folder.empty() ? "." : folder, error);
+  return error || relative.empty() ? std::filesystem::absolute(file, error).string() : relative.string();
 }
 
 // What is left once model and cluster are read.
@@ -267,9 +257,9 @@ std::string_view told_stack(const Job& job) {
 CostModel cost_model(const Job& job) {
   const Plan& plan = job.resolved.plan;
   const Calibration calibration =
-      job.calibration ? *job.calibration
-                      : with_code_term(informed_calibration(job.model, plan, job.cluster, {}), plan,
-                                       job.cluster, told_stack(job));
+      job.calibration
+          ? *job.calibration
+          : with_code_term(informed_calibration(job.model, plan, job.cluster, {}), plan, job.cluster, told_stack(job));
   const CostModel costs(job.cluster, calibration, cost_choices(job.resolved.plan));
   return job.options.paced ? costs.of_one_gpu() : costs;
 }
@@ -288,14 +278,14 @@ StackSet stack_set(const Job& job, const CostModel& costs) {
     CostModel priced(cluster,
                      is_priced_alike
                          ? costs.calibration()
-                         : with_code_term(informed_calibration(own, code.plan, cluster, {}),
-                                          code.plan, cluster, ""),
+                         : with_code_term(informed_calibration(own, code.plan, cluster, {}), code.plan, cluster, ""),
                      cost_choices(code.plan));
     return StackCase{code.name, code.weight, std::move(own), code.plan, std::move(priced)};
   };
   for (const StackAlternative& each : codes) set.cases.push_back(set.case_of(each));
-  set.plans_of = [open = job.open, model = job.plain_model, cluster = job.cluster](
-                     const Plan& plan) { return open_stacks(open, plan, model, cluster); };
+  set.plans_of = [open = job.open, model = job.plain_model, cluster = job.cluster](const Plan& plan) {
+    return open_stacks(open, plan, model, cluster);
+  };
   return set;
 }
 
@@ -306,10 +296,9 @@ Report with_words(Report report, const Job& job, const Forecast& forecast) {
   for (const AssumedValue& value : job.resolved.assumed) {
     assumed.emplace_back(value.key, fmt::format("{} ({})", value.value, value.why));
   }
-  if (job.calibration && !job.cluster.host_computes &&
-      job.calibration->gpu != job.cluster.gpu.key) {
-    assumed.emplace_back("profile", fmt::format("{}, measured on {} (--accept-profile)",
-                                                job.profile_file.string(), job.calibration->gpu));
+  if (job.calibration && !job.cluster.host_computes && job.calibration->gpu != job.cluster.gpu.key) {
+    assumed.emplace_back("profile", fmt::format("{}, measured on {} (--accept-profile)", job.profile_file.string(),
+                                                job.calibration->gpu));
   }
   report.assumed.insert(report.assumed.begin(), assumed.begin(), assumed.end());
   const std::vector<std::string> texts = warnings(forecast.plan, job.model, job.cluster);
@@ -323,23 +312,20 @@ Report with_words(Report report, const Job& job, const Forecast& forecast) {
 }
 
 Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs) {
-  return with_words(summarize(forecast, costs, kDraws, stack_set(job, costs).of(forecast.plan)),
-                    job, forecast);
+  return with_words(summarize(forecast, costs, kDraws, stack_set(job, costs).of(forecast.plan)), job, forecast);
 }
 
 ShortSteps short_steps(const Job& job, const Forecast& laid_out, const CostModel& costs) {
-  ShortSteps steps =
-      summarize_short(laid_out, costs, kDraws, stack_set(job, costs).of(laid_out.plan));
+  ShortSteps steps = summarize_short(laid_out, costs, kDraws, stack_set(job, costs).of(laid_out.plan));
   steps.laid_out = with_words(std::move(steps.laid_out), job, laid_out);
   return steps;
 }
 
 Error blamed_on_profile(const NonsenseError& error, const JobOptions& options) {
   if (!options.profile) return error;
-  return Error(ExitCode::kInvalidInput,
-               fmt::format("{}: the profile makes {}; expected one that was measured on the "
-                           "cluster's GPU",
-                           *options.profile, error.nonsense()));
+  return Error(ExitCode::kInvalidInput, fmt::format("{}: the profile makes {}; expected one that was measured on the "
+                                                    "cluster's GPU",
+                                                    *options.profile, error.nonsense()));
 }
 
 std::string plan_file_text(const Job& job, const Plan& plan, const std::filesystem::path& folder) {
@@ -352,8 +338,8 @@ std::string plan_file_text(const Job& job, const Plan& plan, const std::filesyst
 namespace {
 
 // Codes whose own steps inform the costs (calibration/published/training_steps.csv, column stack).
-constexpr std::array<std::string_view, 5> kInformed = {
-    "composer_2022", "composer_2023_02", "composer_2023_05", "composer_2023_10", "internevo"};
+constexpr std::array<std::string_view, 5> kInformed = {"composer_2022", "composer_2023_02", "composer_2023_05",
+                                                       "composer_2023_10", "internevo"};
 
 // Whether what runs is what was described, or what was fitted.
 bool leaves_nothing_open(const Plan& plan, const Cluster& cluster, std::string_view stack) {
@@ -363,8 +349,7 @@ bool leaves_nothing_open(const Plan& plan, const Cluster& cluster, std::string_v
 
 }
 
-double code_half_width(const Plan& plan, const Cluster& cluster, std::string_view stack,
-                       double below) {
+double code_half_width(const Plan& plan, const Cluster& cluster, std::string_view stack, double below) {
   if (leaves_nothing_open(plan, cluster, stack)) return 0;
   const FirstLooks& looks = first_looks();
   CodeFacts facts = code_facts(plan, cluster, stack);
@@ -373,8 +358,7 @@ double code_half_width(const Plan& plan, const Cluster& cluster, std::string_vie
   return (reach.up + reach.down) / 2;
 }
 
-Calibration with_code_term(Calibration calibration, const Plan& plan, const Cluster& cluster,
-                           std::string_view stack) {
+Calibration with_code_term(Calibration calibration, const Plan& plan, const Cluster& cluster, std::string_view stack) {
   if (!calibration.knowledge || leaves_nothing_open(plan, cluster, stack)) return calibration;
   FactorKnowledge& known = *calibration.knowledge;
   const FirstLooks& looks = first_looks();

@@ -24,12 +24,8 @@ namespace {
 // The best of all variants so far.
 class Variants {
  public:
-  Variants(const SearchOptions& options,
-           const std::function<SearchMemory(std::size_t)>& memory_after, bool each_mesh)
-      : options_(options),
-        memory_after_(memory_after),
-        each_mesh_(each_mesh),
-        search_(calls(), options_) {}
+  Variants(const SearchOptions& options, const std::function<SearchMemory(std::size_t)>& memory_after, bool each_mesh)
+      : options_(options), memory_after_(memory_after), each_mesh_(each_mesh), search_(calls(), options_) {}
   Variants(const Variants&) = delete;
 
   // With the tables where there is one alone, else for the best plan.
@@ -42,9 +38,7 @@ class Variants {
   }
 
   // Whose plan holds; null: none.
-  const JobVariant* best_variant() const {
-    return search_.plan() ? all_[*search_.best()].variant : nullptr;
-  }
+  const JobVariant* best_variant() const { return search_.plan() ? all_[*search_.best()].variant : nullptr; }
   // Whether other axes may be faster.
   bool leaves_room() const {
     if (!search_.plan()) return true;
@@ -70,8 +64,7 @@ class Variants {
     const JobVariant& chosen = *all_[best].variant;
     if (!search_.has_detail() && options_.detail == SearchDetail::kAll) {
       const std::optional<Candidate>& plan = search_.plan();
-      search_.replace_found(
-          search_of(best, plan ? settled(chosen.space, plan->plan) : chosen.space, options_));
+      search_.replace_found(search_of(best, plan ? settled(chosen.space, plan->plan) : chosen.space, options_));
     }
     JobSearch answer{chosen, search_.found(), 0, {}};
     const SearchResult& counts = search_.counts();
@@ -97,16 +90,16 @@ class Variants {
   };
 
   VariantSearch::Variants calls() {
-    VariantSearch::Variants calls = {
-        [this](std::size_t v) -> const SearchSpace& { return all_[v].variant->space; },
-        [this](std::size_t v) { return floor(v); },
-        [this](std::size_t v, const SearchSpace& space, const SearchOptions& own) {
-          SearchResult result = search_of(v, space, own);
-          if (result.best) all_[v].seconds = result.best->seconds;
-          std::optional<double>& step = step_with(mesh(v));
-          if (result.best && (!step || result.best->seconds < *step)) step = all_[v].seconds;
-          return result;
-        }};
+    VariantSearch::Variants calls = {[this](std::size_t v) -> const SearchSpace& { return all_[v].variant->space; },
+                                     [this](std::size_t v) { return floor(v); },
+                                     [this](std::size_t v, const SearchSpace& space, const SearchOptions& own) {
+                                       SearchResult result = search_of(v, space, own);
+                                       if (result.best) all_[v].seconds = result.best->seconds;
+                                       std::optional<double>& step = step_with(mesh(v));
+                                       if (result.best && (!step || result.best->seconds < *step))
+                                         step = all_[v].seconds;
+                                       return result;
+                                     }};
     if (each_mesh_) {
       calls.own_limit = [this](std::size_t v) { return step_with(mesh(v)).value_or(kAnyStep); };
     }
@@ -117,15 +110,13 @@ class Variants {
 
   SpaceFloor floor(std::size_t v) const {
     const JobVariant& variant = *all_[v].variant;
-    return floor_of(variant.space, variant.job.model, cost_model(variant.job), options_.fit.terms,
-                    samples_);
+    return floor_of(variant.space, variant.job.model, cost_model(variant.job), options_.fit.terms, samples_);
   }
 
   // Of all variants with these axes so far.
   std::optional<double>& step_with(const Mesh& mesh) {
     const auto axes = [](const Mesh& m) { return std::tuple(m.tp, m.cp, m.ep, m.etp, m.pp); };
-    auto found = std::ranges::find_if(
-        meshes_, [&](const MeshStep& known) { return axes(known.mesh) == axes(mesh); });
+    auto found = std::ranges::find_if(meshes_, [&](const MeshStep& known) { return axes(known.mesh) == axes(mesh); });
     if (found == meshes_.end()) found = meshes_.insert(found, {mesh, std::nullopt});
     return found->seconds;
   }
@@ -135,8 +126,7 @@ class Variants {
     for (std::size_t v = 0; v < all_.size(); ++v) {
       const std::int64_t pp = mesh(v).pp;
       const double layers = search_.floors()[v].layers.seconds();
-      PipelineStep& step =
-          by_ranks.emplace(pp, PipelineStep{pp, std::nullopt, layers}).first->second;
+      PipelineStep& step = by_ranks.emplace(pp, PipelineStep{pp, std::nullopt, layers}).first->second;
       step.at_least = std::min(step.at_least, layers);
       const std::optional<double>& seconds = all_[v].seconds;
       if (seconds && (!step.seconds || *seconds < *step.seconds)) step.seconds = seconds;
@@ -220,15 +210,13 @@ DeepResult search_deep(const JobSearch& found, const SearchOptions& options) {
   DeepStart from{found.result.best, std::nullopt};
   const Plan& written = job.resolved.plan;
   if (global_batch(written) == space.global_batch) from.written = written;
-  return search_deep(with_all_knobs(space, job.cluster, fixed_keys(job)), job.model, depth.costs,
-                     from, depth.how);
+  return search_deep(with_all_knobs(space, job.cluster, fixed_keys(job)), job.model, depth.costs, from, depth.how);
 }
 
 std::optional<Candidate> search_layers(const JobSearch& found, const SearchOptions& options) {
   if (!found.result.best) return std::nullopt;
   const Depth depth(found, options);
-  return search_layers(found.chosen.space, depth.job.model, depth.costs, *found.result.best,
-                       depth.how);
+  return search_layers(found.chosen.space, depth.job.model, depth.costs, *found.result.best, depth.how);
 }
 
 namespace {
@@ -241,8 +229,8 @@ std::optional<Candidate> best_alone(const SearchVariants& variants, SearchOption
 
 }
 
-std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& request,
-                                           const SearchResult& found, const SearchOptions& search) {
+std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& request, const SearchResult& found,
+                                           const SearchOptions& search) {
   // Less is not worth the change.
   constexpr double kWorthNaming = 0.01;
   std::vector<Alternative> list;
@@ -251,22 +239,19 @@ std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& r
     auto other = changed_job(job, assignments);
     if (!other) continue;
     const auto best = best_alone({variants_by_model(std::move(*other), of_knobs)}, search);
-    const bool is_worth =
-        best && (!found.best || best->seconds < found.best->seconds * (1 - kWorthNaming));
+    const bool is_worth = best && (!found.best || best->seconds < found.best->seconds * (1 - kWorthNaming));
     if (is_worth) list.push_back({assignments, *best});
   }
   return list;
 }
 
-std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest& request,
-                                             const SearchResult& found,
+std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest& request, const SearchResult& found,
                                              const SearchOptions& search) {
   if (!split_axes(request.vary).axes.empty() || !found.best) return std::nullopt;
   const Mesh& mesh = found.best->plan.mesh;
   std::vector<std::string> without;
-  for (const auto& [key, ranks] :
-       {std::pair(kExpertAxis, mesh.ep), std::pair("mesh.etp", mesh.etp),
-        std::pair(kContextAxis, mesh.cp), std::pair("mesh.tp", mesh.tp)}) {
+  for (const auto& [key, ranks] : {std::pair(kExpertAxis, mesh.ep), std::pair("mesh.etp", mesh.etp),
+                                   std::pair(kContextAxis, mesh.cp), std::pair("mesh.tp", mesh.tp)}) {
     if (ranks > 1 && !is_fixed(job, key)) without.push_back(fmt::format("{}=1", key));
   }
   auto other = without.empty() ? std::nullopt : changed_job(job, without);

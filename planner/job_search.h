@@ -40,12 +40,11 @@ std::optional<Candidate> search_layers(const JobSearch& found, const SearchOptio
 
 // What could be changed beside the free choices, and what it buys: the best plan with each, where
 // that is faster than the found one or, where none was found, where one holds.
-std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& request,
-                                           const SearchResult& found, const SearchOptions& search);
+std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& request, const SearchResult& found,
+                                           const SearchOptions& search);
 // The best plan without axes inside a step, which ask more of the code, where the found one has
 // them unasked. `request` says the global batch.
-std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest& request,
-                                             const SearchResult& found,
+std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest& request, const SearchResult& found,
                                              const SearchOptions& search);
 
 }

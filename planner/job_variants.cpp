@@ -35,13 +35,11 @@ std::vector<KnobAxis> asked_knobs(const std::vector<std::string>& keys, const Pl
       for (const std::string& more : axis_keys()) known.push_back(more);
       known.emplace_back(kAllAxes);
       const std::string near = nearest_spelling(key, known);
-      throw Error(
-          ExitCode::kUsage,
-          fmt::format("--vary: {} does not vary; expected {}{}", quote(key), fmt::join(known, ", "),
-                      near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+      throw Error(ExitCode::kUsage,
+                  fmt::format("--vary: {} does not vary; expected {}{}", quote(key), fmt::join(known, ", "),
+                              near.empty() ? "" : fmt::format("; did you mean {}?", near)));
     }
-    const bool is_there =
-        std::ranges::any_of(axes, [&](const KnobAxis& known) { return known.key == key; });
+    const bool is_there = std::ranges::any_of(axes, [&](const KnobAxis& known) { return known.key == key; });
     if (!is_there) axes.push_back(std::move(*axis));
   }
   return axes;
@@ -65,8 +63,7 @@ std::vector<std::vector<T>> alike(const std::vector<T>& values, const ModelOf& m
   std::vector<std::pair<ModelSpec, std::vector<T>>> groups;
   for (const T& value : values) {
     ModelSpec model = model_of(value);
-    const auto same =
-        std::ranges::find_if(groups, [&](const auto& group) { return group.first == model; });
+    const auto same = std::ranges::find_if(groups, [&](const auto& group) { return group.first == model; });
     if (same != groups.end()) {
       same->second.push_back(value);
     } else {
@@ -104,9 +101,8 @@ void add_by_model(std::vector<JobVariant>& list, JobVariant variant) {
   const auto recomputes = alike(space.recomputes, [&](const RangedPolicy<Recompute>& recompute) {
     return model_of(recompute, space.micro_batches.front());
   });
-  const auto micro_batches = alike(space.micro_batches, [&](std::int64_t micro_batch) {
-    return model_of(space.recomputes.front(), micro_batch);
-  });
+  const auto micro_batches = alike(
+      space.micro_batches, [&](std::int64_t micro_batch) { return model_of(space.recomputes.front(), micro_batch); });
   const bool is_one = recomputes.size() * micro_batches.size() == 1;
   const std::size_t begin = list.size();
   for (const auto& some : recomputes) {
@@ -178,9 +174,7 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
   const bool is_mistake = batch >= ranks && batch % ranks != 0;
   if (!is_mistake && axes.empty()) {
     const std::int64_t domain = job.cluster.gpus_per_node() * job.cluster.node.link_domain;
-    const auto is_near = [domain](const JobVariant& variant) {
-      return variant.job.resolved.plan.mesh.ep <= domain;
-    };
+    const auto is_near = [domain](const JobVariant& variant) { return variant.job.resolved.plan.mesh.ep <= domain; };
     std::vector<JobVariant> mixtures = over_axes({kExpertAxis});
     std::erase_if(mixtures, [&](const JobVariant& variant) { return !is_near(variant); });
     append(variants.list, std::move(mixtures));

@@ -75,9 +75,8 @@ std::optional<std::filesystem::path> newest_profile() {
   for (const auto& entry : std::filesystem::directory_iterator(profile_folder(), error)) {
     if (entry.path().extension() == ".json") found.push_back(entry.path());
   }
-  const auto newest = std::ranges::max_element(found, [](const auto& a, const auto& b) {
-    return std::tuple(time_of(a), a) < std::tuple(time_of(b), b);
-  });
+  const auto newest = std::ranges::max_element(
+      found, [](const auto& a, const auto& b) { return std::tuple(time_of(a), a) < std::tuple(time_of(b), b); });
   if (newest == found.end()) return std::nullopt;
   return *newest;
 }
@@ -126,17 +125,15 @@ std::vector<NextMeasurement> next_measurements(const std::string& profile, const
   const double step = usual.timeline.period.seconds();
   std::vector<NextMeasurement> next;
   for (const FactorMove& move : factor_moves(usual, costs)) {
-    next.push_back({factor_words(move.factor), std::abs(move.high - move.low) / 2 / step,
-                    command_for(move.factor)});
+    next.push_back({factor_words(move.factor), std::abs(move.high - move.low) / 2 / step, command_for(move.factor)});
   }
-  const OpenStack open =
-      summarize(usual, costs, 0, stack_set(job, costs).of(job.resolved.plan)).open_stack;
+  const OpenStack open = summarize(usual, costs, 0, stack_set(job, costs).of(job.resolved.plan)).open_stack;
   if (!open.outcomes.empty()) {
-    const auto [least, most] = std::minmax_element(
-        open.outcomes.begin(), open.outcomes.end(),
-        [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
-    next.push_back({"training code", (most->seconds - least->seconds) / 2 / step,
-                    "say it: foreshard predict --set stack=NAME"});
+    const auto [least, most] =
+        std::minmax_element(open.outcomes.begin(), open.outcomes.end(),
+                            [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
+    next.push_back(
+        {"training code", (most->seconds - least->seconds) / 2 / step, "say it: foreshard predict --set stack=NAME"});
   }
   std::ranges::stable_sort(next, [](const auto& a, const auto& b) { return a.share > b.share; });
   return next;
@@ -144,11 +141,9 @@ std::vector<NextMeasurement> next_measurements(const std::string& profile, const
 
 std::string next_text(const std::vector<NextMeasurement>& next) {
   constexpr std::size_t kShown = 3;
-  std::string text =
-      "what would narrow forecasts most (Llama-3.1-8B on 64 of them), of the step:\n";
+  std::string text = "what would narrow forecasts most (Llama-3.1-8B on 64 of them), of the step:\n";
   for (std::size_t i = 0; i < std::min(kShown, next.size()); ++i) {
-    text += fmt::format("  +-{}  {}: {}\n", percent_text(next[i].share), next[i].factor,
-                        next[i].command);
+    text += fmt::format("  +-{}  {}: {}\n", percent_text(next[i].share), next[i].factor, next[i].command);
   }
   return text;
 }

@@ -46,8 +46,7 @@ BudgetPoint point_of(const Found& found, Bytes budget) {
 
 class Budgets {
  public:
-  Budgets(const JobOptions& options, const SearchOptions& search)
-      : options_(options), search_(search) {}
+  Budgets(const JobOptions& options, const SearchOptions& search) : options_(options), search_(search) {}
 
   std::optional<Found> fastest(Bytes budget) const {
     const JobSearch found = search_job(variants(with_memory(options_, budget)), search_);
@@ -103,16 +102,12 @@ class Budgets {
 FittedBudget fit_to_budget(const JobOptions& options, Bytes budget, const SearchOptions& search) {
   const Job job = without_choices(load_job(options));
   const Bytes capacity = job.cluster.gpu.memory;
-  FittedBudget fitted{
-      {job.model, job.cluster, job.resolved.plan, budget, search.fit.terms.confidence, {}, {}, {}},
-      {}};
+  FittedBudget fitted{{job.model, job.cluster, job.resolved.plan, budget, search.fit.terms.confidence, {}, {}, {}}, {}};
   BudgetCurve& curve = fitted.curve;
   std::int64_t done = 0, all = kBudgets;
   SearchOptions how = search;
   how.detail = SearchDetail::kBest;
-  how.progress = [&](std::int64_t, std::int64_t) {
-    return !search.progress || search.progress(done, all);
-  };
+  how.progress = [&](std::int64_t, std::int64_t) { return !search.progress || search.progress(done, all); };
   const Budgets budgets(options, how);
   const std::optional<Found> smallest = budgets.smallest();
   if (!smallest) return fitted;
@@ -122,8 +117,7 @@ FittedBudget fit_to_budget(const JobOptions& options, Bytes budget, const Search
 
   // Of the budgets below: the floor has its plan, and so has the top.
   const std::optional<Found> fastest = budgets.fastest(capacity);
-  const Bytes top =
-      fastest ? std::clamp(budgets.needed(*fastest), floor, std::max(floor, capacity)) : floor;
+  const Bytes top = fastest ? std::clamp(budgets.needed(*fastest), floor, std::max(floor, capacity)) : floor;
   std::vector<Bytes> steps = {floor, top};
   for (int k = 1; k + 1 < kBudgets; ++k) {
     steps.push_back(floor + (top - floor) * k / (kBudgets - 1));

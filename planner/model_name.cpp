@@ -52,11 +52,10 @@ ModelName from_path(const fs::path& path) {
   if (!fs::is_directory(path, ignored)) return {.file = path};
   const fs::path config = path / "config.json";
   if (!is_there(config)) {
-    throw Error(
-        ExitCode::kInvalidInput,
-        fmt::format("{}: is a directory without a config.json; expected a model's folder or "
-                    "the file itself",
-                    path.string()));
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}: is a directory without a config.json; expected a model's folder or "
+                            "the file itself",
+                            path.string()));
   }
   // "." has a name only once it is spelled out.
   const fs::path whole = fs::weakly_canonical(path, ignored);
@@ -101,8 +100,7 @@ ModelName find_model(const std::string& text, const fs::path& seen) {
   if (const auto published = published_name(text)) {
     ModelName name{.zoo = published->zoo};
     if (published->is_variant) {
-      name.notes.push_back(fmt::format("model {} has the sizes of {}, which is forecast",
-                                       quote(text), published->zoo));
+      name.notes.push_back(fmt::format("model {} has the sizes of {}, which is forecast", quote(text), published->zoo));
     }
     return name;
   }
@@ -148,13 +146,12 @@ LoadedModel load_model(const ModelName& name, Stack stack) {
                             "for operations from a file; nearest plan: runtime: fsdp2",
                             name.file.string()));
   }
-  HfConfig config = name.title.empty() ? read_hf_config(name.file)
-                                       : parse_hf_config(read_json_file(name.file), name.title);
+  HfConfig config =
+      name.title.empty() ? read_hf_config(name.file) : parse_hf_config(read_json_file(name.file), name.title);
   const HfConfig own = config;
   config.dims = with_head(std::move(config.dims));
   LoadedModel loaded{build_hf_model(config, stack), std::nullopt, name.notes};
-  expect_head(own.dims.scores > 0 || name.scores == 0 ||
-              loaded.model != build_hf_model(own, stack));
+  expect_head(own.dims.scores > 0 || name.scores == 0 || loaded.model != build_hf_model(own, stack));
   for (const std::string& note : config.notes) {
     loaded.notes.push_back(fmt::format("model {}: {}", loaded.model.name, note));
   }

@@ -22,9 +22,9 @@ namespace foreshard {
 struct ModelName {
   std::string zoo = {};             // "llama-3.1-8b"; "": a file
   std::filesystem::path file = {};  // config.json or a model as YAML
-  std::string title = {};   // what a file's model is called, where not after the file; else ""
-  bool is_cached = false;   // the file is the hub cache's
-  std::int64_t scores = 0;  // ModelDims::scores, where the head is another
+  std::string title = {};           // what a file's model is called, where not after the file; else ""
+  bool is_cached = false;           // the file is the hub cache's
+  std::int64_t scores = 0;          // ModelDims::scores, where the head is another
   ScoreOf score_of = ScoreOf::kSequence;
   std::vector<std::string> notes = {};  // what an answer says about the name
 };

@@ -102,8 +102,7 @@ class Trials {
       taken.insert(first.key);
       for (const MemoryKnob& knob : all) {
         const Assignments& strongest = knob.values.back();
-        if (knob.key == first.key ||
-            !changed_job(job_, joined(joined(own_, flat(together)), strongest))) {
+        if (knob.key == first.key || !changed_job(job_, joined(joined(own_, flat(together)), strongest))) {
           continue;
         }
         together.push_back(strongest);
@@ -121,9 +120,7 @@ class Trials {
 
   // Without the changes that are not needed, the costliest first.
   std::optional<Remedy> least_of(std::vector<Assignments> changes, std::int64_t gpus) const {
-    const auto tried = [&] {
-      return gpus > job_.cluster.gpus ? with(flat(changes), gpus) : with(flat(changes));
-    };
+    const auto tried = [&] { return gpus > job_.cluster.gpus ? with(flat(changes), gpus) : with(flat(changes)); };
     std::optional<Remedy> best = tried();
     for (std::size_t i = changes.size(); best && i-- > 0;) {
       const std::vector<Assignments> before = changes;
@@ -159,12 +156,7 @@ class Trials {
     const CostModel costs = cost_model(*changed);
     const double probability = StackOdds(stack_set(*changed, costs))(plan, fit, terms_.confidence);
     if (probability < terms_.confidence) return std::nullopt;
-    return Remedy{standing(changes),
-                  cluster.gpus,
-                  plan,
-                  fit,
-                  probability,
-                  replay_allocations(graph).host_peak};
+    return Remedy{standing(changes), cluster.gpus, plan, fit, probability, replay_allocations(graph).host_peak};
   }
 
   const Job& job_;
@@ -201,8 +193,7 @@ std::optional<Remedy> few_keys(const Trials& trials, const std::vector<MemoryKno
   return remedy ? remedy : two_keys(trials, knobs);
 }
 
-std::optional<Remedy> more_gpus(const Trials& trials,
-                                const std::vector<std::vector<Assignments>>& sets,
+std::optional<Remedy> more_gpus(const Trials& trials, const std::vector<std::vector<Assignments>>& sets,
                                 const Cluster& cluster) {
   const std::int64_t most = cluster.node.nics > 0 ? kMaxGpus : cluster.node.gpus;
   std::int64_t gpus = cluster.gpus;
@@ -260,15 +251,14 @@ std::optional<Remedy> free_remedy(const Job& job, const Plan& plan, const Memory
 }
 
 std::string shortfall_text(const Fit& fit) {
-  return fmt::format("does not fit: {} more per GPU than the {} there are",
-                     format_bytes(Bytes(-fit.margin().count())), format_bytes(fit.capacity));
+  return fmt::format("does not fit: {} more per GPU than the {} there are", format_bytes(Bytes(-fit.margin().count())),
+                     format_bytes(fit.capacity));
 }
 
 std::string remedy_text(const RemedySearch& search, const Cluster& cluster) {
   if (!search.found) {
-    return fmt::format(
-        "no key of the plan ({}) and no number of GPUs makes it fit: shorten batch.sequence",
-        fmt::join(search.tried, ", "));
+    return fmt::format("no key of the plan ({}) and no number of GPUs makes it fit: shorten batch.sequence",
+                       fmt::join(search.tried, ", "));
   }
   const Remedy& remedy = *search.found;
   std::vector<std::string> changes;
@@ -276,9 +266,8 @@ std::string remedy_text(const RemedySearch& search, const Cluster& cluster) {
     changes.push_back(format_count(remedy.gpus) + " GPUs");
   }
   for (const std::string& change : remedy.changes) changes.push_back("--set " + change);
-  std::string text =
-      fmt::format("it fits with {}: {} to spare, with {}", fmt::join(changes, " "),
-                  format_bytes(remedy.fit.margin()), chance_text(remedy.fit_probability));
+  std::string text = fmt::format("it fits with {}: {} to spare, with {}", fmt::join(changes, " "),
+                                 format_bytes(remedy.fit.margin()), chance_text(remedy.fit_probability));
   if (remedy.plan.offload != Offload::kNone) {
     text += fmt::format("; {} of the host's memory per GPU", format_bytes(remedy.host_peak));
   }

@@ -52,8 +52,7 @@ SearchSpace space_of(const Job& job) {
     using Depths = std::vector<std::int64_t>;
     for (const std::int64_t forward :
          is_forward_fixed ? Depths{base.prefetch.forward} : Depths{Prefetch::kImplicit, 1, 2}) {
-      for (const std::int64_t backward :
-           is_backward_fixed ? Depths{base.prefetch.backward} : Depths{1, 2}) {
+      for (const std::int64_t backward : is_backward_fixed ? Depths{base.prefetch.backward} : Depths{1, 2}) {
         space.prefetches.push_back(base.prefetch);
         space.prefetches.back().forward = forward;
         space.prefetches.back().backward = backward;
@@ -64,11 +63,10 @@ SearchSpace space_of(const Job& job) {
 }
 
 Job without_choices(Job job) {
-  static constexpr std::string_view kChosen[] = {
-      "mesh.shard",        "mesh.replicate", "reshard_after_forward", "prefetch.forward",
-      "prefetch.backward", "recompute",      "batch.micro_batch",     "batch.accumulation"};
-  std::erase_if(job.resolved.assumed,
-                [](const AssumedValue& value) { return contains(kChosen, value.key); });
+  static constexpr std::string_view kChosen[] = {"mesh.shard",        "mesh.replicate",    "reshard_after_forward",
+                                                 "prefetch.forward",  "prefetch.backward", "recompute",
+                                                 "batch.micro_batch", "batch.accumulation"};
+  std::erase_if(job.resolved.assumed, [](const AssumedValue& value) { return contains(kChosen, value.key); });
   return job;
 }
 

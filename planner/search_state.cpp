@@ -26,9 +26,8 @@ constexpr std::string_view kAnySchema = "foreshard.search_state/";
 constexpr std::size_t kMaxStateBytes = std::size_t{256} << 20;  // of some 4,000,000 plans
 
 std::string figures_of(std::size_t number, const JudgedPlan& plan) {
-  return fmt::format("{} {} {} {} {}", number, plan.verdict == Verdict::kSimulated ? 0 : 1,
-                     plan.step.nanoseconds(), plan.peak_allocated.count(),
-                     plan.outside_allocator.count());
+  return fmt::format("{} {} {} {} {}", number, plan.verdict == Verdict::kSimulated ? 0 : 1, plan.step.nanoseconds(),
+                     plan.peak_allocated.count(), plan.outside_allocator.count());
 }
 
 std::string seal_of(std::string_view figures, std::string_view key) {
@@ -47,8 +46,7 @@ std::int64_t take_number(std::string_view& text) {
 
 }
 
-SearchRecord parse_search_state(std::string_view text, const std::string& file,
-                                std::string_view key) {
+SearchRecord parse_search_state(std::string_view text, const std::string& file, std::string_view key) {
   const std::string_view first = text.substr(0, text.find('\n'));
   if (!first.starts_with(kAnySchema)) {
     throw ConfigError({file, 1, 1, ""}, "is no state of a search",
@@ -59,8 +57,7 @@ SearchRecord parse_search_state(std::string_view text, const std::string& file,
                       fmt::format("{}, or a new file", kSchema));
   }
   if (first != fmt::format("{} {}", kSchema, key)) {
-    throw ConfigError({file, 1, 1, ""}, "is of another search",
-                      "the same job, axes and profile, or a new file");
+    throw ConfigError({file, 1, 1, ""}, "is of another search", "the same job, axes and profile, or a new file");
   }
   SearchRecord record;
   int line = 0;
@@ -77,15 +74,13 @@ SearchRecord parse_search_state(std::string_view text, const std::string& file,
     const std::int64_t step = take_number(rest);
     const std::int64_t peak = take_number(rest);
     const std::int64_t outside = take_number(rest);
-    const JudgedPlan plan{verdict == 0 ? Verdict::kSimulated : Verdict::kDoesNotFit, Time::ns(step),
-                          Bytes(peak), Bytes(outside)};
+    const JudgedPlan plan{verdict == 0 ? Verdict::kSimulated : Verdict::kDoesNotFit, Time::ns(step), Bytes(peak),
+                          Bytes(outside)};
     const std::string figures = figures_of(number, plan);
-    const bool is_plan = std::min({step, peak, outside}) >= 0 && (verdict == 0 || verdict == 1) &&
-                         content.substr(0, seal) == figures;
-    if (!is_plan || seal == std::string_view::npos ||
-        content.substr(seal + 1) != seal_of(figures, key)) {
-      throw ConfigError({file, line, 1, ""},
-                        is_plan ? "was edited: its hash does not fit" : "is no judged plan",
+    const bool is_plan =
+        std::min({step, peak, outside}) >= 0 && (verdict == 0 || verdict == 1) && content.substr(0, seal) == figures;
+    if (!is_plan || seal == std::string_view::npos || content.substr(seal + 1) != seal_of(figures, key)) {
+      throw ConfigError({file, line, 1, ""}, is_plan ? "was edited: its hash does not fit" : "is no judged plan",
                         "a line as --resume wrote it; without it the plan is judged again");
     }
     record.known.emplace(number, plan);
@@ -98,16 +93,14 @@ std::string search_key(const std::vector<JobVariant>& variants, const MemoryTerm
     const auto& [job, space] = variant;
     const Cluster& c = job.cluster;
     text += fmt::format("{} {} {} {} {} {}\n", job.model.name, job.model.parameters(),
-                        job.model.training_flops_per_sequence(space.base.batch.sequence).count(),
-                        c.spec, terms.max_memory, terms.confidence);
-    text += fmt::format("{} {} {} {} {} {} {} {} {}\n", c.gpu.memory.count(),
-                        c.gpu.peak_bf16.value(), c.gpu.memory_bandwidth.value(), c.node.gpus,
-                        c.node.gpu_link.value(), c.node.nics, c.node.nic_rate.value(),
-                        c.network.oversubscription, c.degraded.size());
+                        job.model.training_flops_per_sequence(space.base.batch.sequence).count(), c.spec,
+                        terms.max_memory, terms.confidence);
+    text += fmt::format("{} {} {} {} {} {} {} {} {}\n", c.gpu.memory.count(), c.gpu.peak_bf16.value(),
+                        c.gpu.memory_bandwidth.value(), c.node.gpus, c.node.gpu_link.value(), c.node.nics,
+                        c.node.nic_rate.value(), c.network.oversubscription, c.degraded.size());
     if (c.routes) {
       for (const Wire& wire : c.routes->topology().wires) {
-        text += fmt::format("{} {} {} {}\n", wire.a, wire.b, wire.rate.value(),
-                            wire.latency.nanoseconds());
+        text += fmt::format("{} {} {} {}\n", wire.a, wire.b, wire.rate.value(), wire.latency.nanoseconds());
       }
     }
     text += to_text(to_json(cost_model(job).calibration()));
@@ -121,8 +114,7 @@ SearchState::SearchState(const std::string& path, const std::string& key) : key_
   const bool is_there = std::filesystem::exists(path, ignored) && read(path);
   file_ = std::fopen(path.c_str(), is_there ? "a" : "w");
   if (file_ == nullptr) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
+    throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
   }
   if (!is_there) fmt::print(file_, "{} {}\n", kSchema, key);
 }

@@ -28,8 +28,7 @@ struct SearchRecord {
 
 // What such a file says. Throws ConfigError, with the line, for what the search of `key` did not
 // write.
-SearchRecord parse_search_state(std::string_view text, const std::string& file,
-                                std::string_view key);
+SearchRecord parse_search_state(std::string_view text, const std::string& file, std::string_view key);
 
 class SearchState {
  public:

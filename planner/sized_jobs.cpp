@@ -34,24 +34,18 @@ std::string NamedMachine::spec(std::int64_t gpus) const {
 std::int64_t most_sequences(const std::optional<std::string>& global_batch,
                             const std::optional<std::string>& batch_tokens, std::int64_t sequence) {
   if (global_batch) return read_global_batch(*global_batch);
-  const double tokens =
-      batch_tokens ? parse_amount("--batch-tokens", *batch_tokens, "4M") : kDefaultBatchTokens;
+  const double tokens = batch_tokens ? parse_amount("--batch-tokens", *batch_tokens, "4M") : kDefaultBatchTokens;
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(tokens) / sequence);
 }
 
-std::int64_t most_gpus(const Cluster& machine, const std::vector<std::string>& vary,
-                       std::int64_t most_sequences) {
+std::int64_t most_gpus(const Cluster& machine, const std::vector<std::string>& vary, std::int64_t most_sequences) {
   const bool is_shared = !split_axes(vary).axes.empty();
   const std::int64_t domain = machine.node.gpus * machine.node.link_domain;
   return std::min(kMaxGpus, is_shared ? checked_multiply(most_sequences, domain) : most_sequences);
 }
 
-SizedJobs::SizedJobs(JobOptions job, std::vector<std::string> vary, PriceList prices,
-                     std::string prices_file)
-    : job_(std::move(job)),
-      vary_(std::move(vary)),
-      prices_(std::move(prices)),
-      prices_file_(std::move(prices_file)) {}
+SizedJobs::SizedJobs(JobOptions job, std::vector<std::string> vary, PriceList prices, std::string prices_file)
+    : job_(std::move(job)), vary_(std::move(vary)), prices_(std::move(prices)), prices_file_(std::move(prices_file)) {}
 
 Job SizedJobs::job(const std::string& spec) const {
   JobOptions named = job_;
@@ -62,8 +56,7 @@ Job SizedJobs::job(const std::string& spec) const {
 SizedJob SizedJobs::sized(const JobVariant& variant) const {
   CostModel costs = cost_model(variant.job);
   StackSet stacks = stack_set(variant.job, costs);
-  return {variant.job.model,     variant.space,     std::move(costs),
-          price_of(variant.job), std::move(stacks), replays_};
+  return {variant.job.model, variant.space, std::move(costs), price_of(variant.job), std::move(stacks), replays_};
 }
 
 // One step for all variants, else their times do not compare: the most sequences that divide over
@@ -73,22 +66,19 @@ std::int64_t SizedJobs::sequences_of_step(const Job& job, std::int64_t most_sequ
   const std::vector<std::int64_t> micro_batches = space_of(job).micro_batches;
   const std::int64_t at_once = micro_batches.empty() ? 1 : micro_batches.front();
   std::int64_t ranks = job.cluster.gpus / mesh.sharing();
-  while (!split_axes(vary_).axes.empty() && ranks > 1 &&
-         checked_multiply(ranks, at_once) > most_sequences) {
+  while (!split_axes(vary_).axes.empty() && ranks > 1 && checked_multiply(ranks, at_once) > most_sequences) {
     do --ranks;
     while (job.cluster.gpus % ranks != 0);
   }
   const std::int64_t least = checked_multiply(ranks, at_once);
   if (least > most_sequences) {
-    throw Error(ExitCode::kInfeasible,
-                fmt::format("a step of at most {} sequences is less than one for every GPU",
-                            format_count(most_sequences)));
+    throw Error(ExitCode::kInfeasible, fmt::format("a step of at most {} sequences is less than one for every GPU",
+                                                   format_count(most_sequences)));
   }
   return most_sequences / least * least;
 }
 
-JobVariants SizedJobs::operator()(const CandidateCluster& candidate,
-                                  std::int64_t most_sequences) const {
+JobVariants SizedJobs::operator()(const CandidateCluster& candidate, std::int64_t most_sequences) const {
   const Job loaded = job(candidate.spec);
   const std::string batch = std::to_string(sequences_of_step(loaded, most_sequences));
   const SearchVariants searched = search_variants(loaded, {batch, vary_, true});
@@ -108,8 +98,7 @@ JobVariants SizedJobs::operator()(const CandidateCluster& candidate,
       return sized_all(others);
     };
   }
-  variants.around = [sized_all, made,
-                     make = searched.around](const std::vector<std::size_t>& numbers) {
+  variants.around = [sized_all, made, make = searched.around](const std::vector<std::size_t>& numbers) {
     std::vector<const JobVariant*> of;
     for (const std::size_t number : numbers) of.push_back(&(*made)[number]);
     return sized_all(make(of));
@@ -123,9 +112,8 @@ Price SizedJobs::price_of(const Job& job) const {
     return found->second;
   }
   if (!prices_file_.empty()) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: no price of {}; expected a row {},USD", prices_file_,
-                            cluster.gpu.key, cluster.gpu.key));
+    throw Error(ExitCode::kInvalidInput, fmt::format("{}: no price of {}; expected a row {},USD", prices_file_,
+                                                     cluster.gpu.key, cluster.gpu.key));
   }
   Price price = listed_price(cluster);
   if (price.usd_per_hour <= 0) {

@@ -29,16 +29,14 @@ std::int64_t most_sequences(const std::optional<std::string>& global_batch,
 
 // GPUs of a machine that a step of so many sequences can keep busy: one each, or with axes in
 // `vary` one for every node or domain of NVLink.
-std::int64_t most_gpus(const Cluster& machine, const std::vector<std::string>& vary,
-                       std::int64_t most_sequences);
+std::int64_t most_gpus(const Cluster& machine, const std::vector<std::string>& vary, std::int64_t most_sequences);
 
 // Makes the job of a cluster; a JobMaker, for any thread.
 class SizedJobs {
  public:
   // `vary`: as of SpaceRequest. Without `prices_file` the catalogue's prices hold; clusters that
   // the file leaves out are refused.
-  SizedJobs(JobOptions job, std::vector<std::string> vary, PriceList prices,
-            std::string prices_file);
+  SizedJobs(JobOptions job, std::vector<std::string> vary, PriceList prices, std::string prices_file);
 
   Job job(const std::string& spec) const;
   // Functions of the answer refer to this.

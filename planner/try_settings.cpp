@@ -59,8 +59,7 @@ std::vector<Setting> settings_of(const Plan& plan) {
   for (std::int64_t shard = ranks / 2; shard > 1; shard /= 2) {
     if (ranks % shard != 0 || shard == plan.mesh.shard) continue;
     settings.push_back(
-        {"mesh",
-         {fmt::format("mesh.shard={}", shard), fmt::format("mesh.replicate={}", ranks / shard)}});
+        {"mesh", {fmt::format("mesh.shard={}", shard), fmt::format("mesh.replicate={}", ranks / shard)}});
   }
   return settings;
 }
@@ -73,8 +72,7 @@ struct Made {
 
 Made make(const Job& job) {
   Made made{forecast(job.model, job.resolved.plan, cost_model(job)), {}};
-  const Bytes outside =
-      total(memory_outside(made.forecast.graph, job.cluster, job.resolved.plan.runtime));
+  const Bytes outside = total(memory_outside(made.forecast.graph, job.cluster, job.resolved.plan.runtime));
   made.fit = fit_in(job.cluster, made.forecast.memory.peak, made.forecast.reserved.peak, outside);
   return made;
 }
@@ -109,16 +107,15 @@ std::string what_differs(const Forecast& before, const Forecast& after) {
     changes.push_back({kind, now - rows, then - time});
   }
   const auto size = [](const Change& c) { return std::max(c.time, Time() - c.time); };
-  std::ranges::stable_sort(changes,
-                           [&](const Change& a, const Change& b) { return size(a) > size(b); });
+  std::ranges::stable_sort(changes, [&](const Change& a, const Change& b) { return size(a) > size(b); });
   std::vector<std::string> words;
   for (const Change& change : changes) {
     if (words.size() == 2 || size(change) < Time::ns(1000)) break;
-    const std::string count = change.count == 0 ? std::string()
-                                                : fmt::format("{} {} ", std::abs(change.count),
-                                                              change.count < 0 ? "fewer" : "more");
-    words.push_back(fmt::format("{}{} ({} of work)", count, to_string(change.kind),
-                                signed_seconds(change.time.seconds())));
+    const std::string count = change.count == 0
+                                  ? std::string()
+                                  : fmt::format("{} {} ", std::abs(change.count), change.count < 0 ? "fewer" : "more");
+    words.push_back(
+        fmt::format("{}{} ({} of work)", count, to_string(change.kind), signed_seconds(change.time.seconds())));
   }
   return words.empty() ? "the same events" : fmt::format("{}", fmt::join(words, ", "));
 }
@@ -159,9 +156,7 @@ std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& bas
     }
     const Made after = make(*job);
     const bool cheap = after.seconds() <= before.seconds() * (1 + kLeast);
-    if (fit_probability(after.fit) < odds ||
-        !(quicker(after.seconds()) || (cheap && smaller(after.fit))))
-      continue;
+    if (fit_probability(after.fit) < odds || !(quicker(after.seconds()) || (cheap && smaller(after.fit)))) continue;
     TriedSetting tried{setting.changes, setting.price, after.seconds(), after.fit,
                        what_differs(before.forecast, after.forecast)};
     const auto found = best.find(setting.kind);

@@ -20,8 +20,7 @@
 
 namespace foreshard {
 
-OpenStack open_stack(std::vector<StackOutcome> outcomes, const std::vector<double>& draws,
-                     double width) {
+OpenStack open_stack(std::vector<StackOutcome> outcomes, const std::vector<double>& draws, double width) {
   OpenStack open = {.outcomes = std::move(outcomes)};
   if (draws.empty() || width <= 0) return open;
   const std::vector<double> weights = weights_of(open.outcomes);
@@ -69,19 +68,13 @@ std::vector<StackCase> StackSet::of(const Plan& plan) const {
 struct StackOdds::Code {
   Code(StackCase own, std::shared_ptr<ReservedMemory> replays)
       : of(std::move(own)),
-        rule({.terms = {},
-              .probability = {},
-              .may_be = {},
-              .share = 1,
-              .replays = std::move(replays),
-              .samples = {}}),
+        rule({.terms = {}, .probability = {}, .may_be = {}, .share = 1, .replays = std::move(replays), .samples = {}}),
         judge(of.model, of.costs, rule),
         programs(of.model) {}
 
   const LayerPrograms& programs_of(const Plan& plan) {
     return programs
-        .add(plan, static_cast<std::int16_t>(plan.recompute.value),
-             static_cast<std::int16_t>(plan.batch.micro_batch))
+        .add(plan, static_cast<std::int16_t>(plan.recompute.value), static_cast<std::int16_t>(plan.batch.micro_batch))
         .get();
   }
 
@@ -107,8 +100,7 @@ StackOdds::Code& StackOdds::code_of(const StackAlternative& by) {
     if (code->of.name == by.name) return *code;
   }
   const auto known = std::ranges::find(set_.cases, by.name, &StackCase::name);
-  codes.push_back(std::make_unique<Code>(known != set_.cases.end() ? *known : set_.case_of(by),
-                                         codes_->replays));
+  codes.push_back(std::make_unique<Code>(known != set_.cases.end() ? *known : set_.case_of(by), codes_->replays));
   return *codes.back();
 }
 
@@ -135,28 +127,21 @@ StackOdds::Odds StackOdds::odds_of(const Plan& plan, const Fit& first, FitOf fit
 }
 
 double StackOdds::operator()(const Plan& plan, const Fit& first, double enough) {
-  const auto fit_of = [](Code& code, const Plan& own) {
-    return code.judge.fit(own, code.programs_of(own));
-  };
+  const auto fit_of = [](Code& code, const Plan& own) { return code.judge.fit(own, code.programs_of(own)); };
   return odds_of(plan, first, fit_of, [&](const Odds& odds) { return odds.most < enough; }).most;
 }
 
 bool StackOdds::may_be(const Plan& plan, const Fit& least, double enough) {
-  const auto fit_of = [](Code& code, const Plan& own) {
-    return code.judge.least_fit(own, code.programs_of(own));
-  };
-  const Odds odds = odds_of(plan, least, fit_of, [&](const Odds& each) {
-    return each.most < enough || each.sure >= enough;
-  });
+  const auto fit_of = [](Code& code, const Plan& own) { return code.judge.least_fit(own, code.programs_of(own)); };
+  const Odds odds =
+      odds_of(plan, least, fit_of, [&](const Odds& each) { return each.most < enough || each.sure >= enough; });
   return odds.sure >= enough;
 }
 
 FitRule rule_of(StackOdds& odds, std::shared_ptr<ReservedMemory> replays, FitRule rule) {
   rule.probability = std::ref(odds);
   rule.replays = std::move(replays);
-  rule.may_be = [&odds](const Plan& plan, const Fit& least, double enough) {
-    return odds.may_be(plan, least, enough);
-  };
+  rule.may_be = [&odds](const Plan& plan, const Fit& least, double enough) { return odds.may_be(plan, least, enough); };
   rule.share = odds.share();
   return rule;
 }
@@ -168,8 +153,7 @@ std::string largest_besides(const OpenStack& open) {
   for (const StackOutcome& each : open.outcomes) {
     const KeptBesides& largest = each.fit.besides.front();  // by what is expected of it
     if (largest.weight <= 0) continue;
-    return fmt::format("; {:.0f} % keep {} more ({})", 100 * largest.weight,
-                       format_bytes(largest.bytes), largest.name);
+    return fmt::format("; {:.0f} % keep {} more ({})", 100 * largest.weight, format_bytes(largest.bytes), largest.name);
   }
   return "";
 }
@@ -187,14 +171,14 @@ Json besides_json(const Fit& fit) {
 
 std::string open_stack_text(const OpenStack& open) {
   if (open.outcomes.empty()) return "";
-  const auto [least, most] = std::minmax_element(
-      open.outcomes.begin(), open.outcomes.end(),
-      [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
+  const auto [least, most] =
+      std::minmax_element(open.outcomes.begin(), open.outcomes.end(),
+                          [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
   std::vector<std::string> names;
   for (const StackOutcome& each : open.outcomes) names.push_back(each.name);
   return fmt::format("training code not told (--set stack=NAME narrows it): {} .. {} over {}{}",
-                     seconds_text(least->seconds), seconds_text(most->seconds),
-                     fmt::join(names, ", "), largest_besides(open));
+                     seconds_text(least->seconds), seconds_text(most->seconds), fmt::join(names, ", "),
+                     largest_besides(open));
 }
 
 Json open_json(const OpenStack& open) {
@@ -207,9 +191,8 @@ Json open_json(const OpenStack& open) {
             {"peak_bytes", (each.fit.reserved + each.fit.outside).count()},
             {"besides", besides_json(each.fit)}};
   });
-  list.push_back({{"key", "stack"},
-                  {"alternatives", std::move(alternatives)},
-                  {"interval_share", open.interval_share}});
+  list.push_back(
+      {{"key", "stack"}, {"alternatives", std::move(alternatives)}, {"interval_share", open.interval_share}});
   return list;
 }
 

@@ -92,8 +92,7 @@ struct OpenStack {
 
 // With the draws of a step's seconds, of which number k is of outcome alternative_of_draw(k), and
 // the width of the interval that they make.
-OpenStack open_stack(std::vector<StackOutcome> outcomes, const std::vector<double>& draws,
-                     double width);
+OpenStack open_stack(std::vector<StackOutcome> outcomes, const std::vector<double>& draws, double width);
 
 std::vector<double> weights_of(const std::vector<StackOutcome>& outcomes);
 

@@ -41,7 +41,7 @@ struct StepMetrics {
   double exposed_communication = 0;
   double waiting = 0;
   double compute = 0;  // union of compute-stream rows
-  double idle = 0;  // neither compute nor communication: the host, or a dependency between streams
+  double idle = 0;     // neither compute nor communication: the host, or a dependency between streams
 };
 StepMetrics measure_step(const EventGraph& graph, const Timeline& timeline);
 
@@ -117,8 +117,7 @@ StackOutcome outcome_of(const Forecast& forecast, const Cluster& cluster, const 
 // Intervals come from `draws` re-simulations with the latent factors of the machine drawn from
 // their spreads (0: none). `cases`: the codes that may run the job, of which the forecast is the
 // first; none: its stack is said.
-Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
-                 const std::vector<StackCase>& cases = {});
+Report summarize(const Forecast& forecast, const CostModel& costs, int draws, const std::vector<StackCase>& cases = {});
 Json to_json(const Report& report);
 
 }

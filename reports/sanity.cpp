@@ -33,8 +33,8 @@ struct Bounded {
 };
 
 bool is_ordered(const Quantity& q) {
-  return std::isfinite(q.low) && std::isfinite(q.value) && std::isfinite(q.high) &&
-         q.low <= q.value && q.value <= q.high;
+  return std::isfinite(q.low) && std::isfinite(q.value) && std::isfinite(q.high) && q.low <= q.value &&
+         q.value <= q.high;
 }
 
 double peak_of(const Kernel& kernel, const Gpu& gpu) {
@@ -106,8 +106,8 @@ std::string nonsense_of_figures(const Report& report) {
 std::string beyond_bounds(const Bounded& is) {
   const Bytes states = state_floor(is.plan, is.forecast.model);
   if (is.allocated < states) {
-    return fmt::format("{} of memory, less than the {} of the states between steps",
-                       format_bytes(is.allocated), format_bytes(states));
+    return fmt::format("{} of memory, less than the {} of the states between steps", format_bytes(is.allocated),
+                       format_bytes(states));
   }
   const Cluster& cluster = is.cluster;
   if (cluster.host_computes) return "";
@@ -118,8 +118,8 @@ std::string beyond_bounds(const Bounded& is) {
   const double least = roofline(is.forecast.graph, cluster.gpu);
   const double step = std::min(is.seconds.value, priced(is.forecast));
   if (step < least * (1 - kSpanRounding)) {
-    return fmt::format("a step of {}, though its products take {} at the GPU's peaks",
-                       format_time(Time::seconds(step)), format_time(Time::seconds(least)));
+    return fmt::format("a step of {}, though its products take {} at the GPU's peaks", format_time(Time::seconds(step)),
+                       format_time(Time::seconds(least)));
   }
   return "";
 }
@@ -128,27 +128,23 @@ std::string beyond_bounds(const Bounded& is) {
 
 std::string find_nonsense(const Report& report, const Forecast& forecast) {
   if (std::string text = nonsense_of_figures(report); !text.empty()) return text;
-  return beyond_bounds(
-      {forecast, forecast.plan, report.cluster, report.seconds, report.mfu, report.fit.allocated});
+  return beyond_bounds({forecast, forecast.plan, report.cluster, report.seconds, report.mfu, report.fit.allocated});
 }
 
 std::string find_nonsense(const SizedPlan& sized, const Forecast& shown) {
-  const Figure figures[] = {
-      {"step_time", sized.step}, {"mfu", sized.mfu}, {"tokens_per_s", sized.tokens_per_s}};
+  const Figure figures[] = {{"step_time", sized.step}, {"mfu", sized.mfu}, {"tokens_per_s", sized.tokens_per_s}};
   if (std::string text = unordered(figures); !text.empty()) return text;
   if (sized.step.low <= 0) return fmt::format("a step of {} s", sized.step.low);
   if (!(sized.fit_probability >= 0 && sized.fit_probability <= 1)) {
     return fmt::format("fits with a probability of {}", sized.fit_probability);
   }
-  return beyond_bounds(
-      {shown, sized.plan, sized.cluster, sized.step, sized.mfu, sized.fit.allocated});
+  return beyond_bounds({shown, sized.plan, sized.cluster, sized.step, sized.mfu, sized.fit.allocated});
 }
 
 NonsenseError::NonsenseError(std::string nonsense)
-    : Error(ExitCode::kInternal,
-            fmt::format("internal error: the forecast says what cannot be: {}; please report it "
-                        "with the command and its files",
-                        nonsense)),
+    : Error(ExitCode::kInternal, fmt::format("internal error: the forecast says what cannot be: {}; please report it "
+                                             "with the command and its files",
+                                             nonsense)),
       nonsense_(std::move(nonsense)) {}
 
 }

@@ -57,8 +57,8 @@ double recomputed_flops(const EventGraph& graph) {
 // only the graph knows.
 double model_flops(const Forecast& forecast) {
   const Plan& plan = forecast.plan;
-  const double flops = forecast.model.training_flops_per_sequence(plan.batch.sequence).count() *
-                       as_double(global_batch(plan));
+  const double flops =
+      forecast.model.training_flops_per_sequence(plan.batch.sequence).count() * as_double(global_batch(plan));
   if (!plan.frozen.any()) return flops;
   Flops done;
   for (const Row& row : forecast.graph.rows) {
@@ -100,8 +100,8 @@ StepMetrics measure(const EventGraph& graph, const Timeline& timeline, const Cut
       const std::int64_t begin = std::max<std::int64_t>(0, from.nanoseconds() - earlier);
       const std::int64_t end = std::min(to.nanoseconds() - earlier, period.nanoseconds());
       if (end <= begin) return;
-      const bool joins = !list.empty() && list.back().begin.nanoseconds() <= begin &&
-                         begin <= list.back().end.nanoseconds();
+      const bool joins =
+          !list.empty() && list.back().begin.nanoseconds() <= begin && begin <= list.back().end.nanoseconds();
       if (!joins) return list.push_back({Time::ns(begin), Time::ns(end)});
       if (list.back().end.nanoseconds() < end) list.back().end = Time::ns(end);
     };
@@ -127,22 +127,19 @@ StepMetrics measure(const EventGraph& graph, const Timeline& timeline, const Cut
 
 void set_times(const StepMetrics& central, Drawn drawn, const StepEvidence& evidence,
                const std::vector<StackOutcome>& outcomes, Report& report) {
-  report.seconds =
-      covering(with_interval(central.seconds, drawn.seconds, evidence.seconds), outcomes);
+  report.seconds = covering(with_interval(central.seconds, drawn.seconds, evidence.seconds), outcomes);
   if (outcomes.size() > 1) {
-    report.open_stack =
-        open_stack(outcomes, drawn.seconds, report.seconds.high - report.seconds.low);
+    report.open_stack = open_stack(outcomes, drawn.seconds, report.seconds.high - report.seconds.low);
   }
-  report.communication =
-      with_interval(central.communication, std::move(drawn.communication), evidence.communication);
-  report.exposed_communication = with_interval(
-      central.exposed_communication, std::move(drawn.exposed), evidence.exposed_communication);
+  report.communication = with_interval(central.communication, std::move(drawn.communication), evidence.communication);
+  report.exposed_communication =
+      with_interval(central.exposed_communication, std::move(drawn.exposed), evidence.exposed_communication);
 }
 
 // `outcomes`: of the codes. `fewer`: where it is asked for, the times of the same with `cut`
 // micro-batches less; nothing where the timelines do not show them.
-void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> outcomes, int draws,
-                    Report& report, std::optional<Report>* fewer) {
+void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> outcomes, int draws, Report& report,
+                    std::optional<Report>* fewer) {
   const Forecast& forecast = codes.front().forecast;
   const CostModel& costs = codes.front().costs;
   const std::vector<double> weights = weights_of(outcomes);
@@ -152,8 +149,8 @@ void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> ou
   std::vector<double> mfu;
   for (const Code& code : codes) mfu.push_back(mfu_of(code.forecast, costs.cluster()));
   const auto cut = [&](const Code& code, const CostTable& table, const Timeline& timeline) {
-    const auto found = cut_runs(code.forecast.graph, table, timeline, code.repeats,
-                                static_cast<std::int32_t>(kLaidOut - kFewer));
+    const auto found =
+        cut_runs(code.forecast.graph, table, timeline, code.repeats, static_cast<std::int32_t>(kLaidOut - kFewer));
     if (!found) is_shown = false;
     return found;
   };
@@ -173,8 +170,7 @@ void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> ou
     }
   });
   const StepEvidence evidence = weigh_evidence(forecast, costs);
-  set_times(measure_step(forecast.graph, forecast.timeline), std::move(drawn), evidence, outcomes,
-            report);
+  set_times(measure_step(forecast.graph, forecast.timeline), std::move(drawn), evidence, outcomes, report);
   std::optional<CutRuns> less;
   for (std::size_t i = codes.size(); i-- > 0 && is_shown;) {
     const Forecast& of = codes[i].forecast;
@@ -183,8 +179,8 @@ void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> ou
     if (!of.reserved.stalls.empty()) is_shown = false;
   }
   if (is_shown) {
-    set_times(measure(forecast.graph, forecast.timeline, *less), std::move(drawn_of_fewer),
-              evidence, outcomes, fewer->emplace());
+    set_times(measure(forecast.graph, forecast.timeline, *less), std::move(drawn_of_fewer), evidence, outcomes,
+              fewer->emplace());
   }
 
   const StepRates rates = step_rates(forecast, costs.cluster());
@@ -202,8 +198,7 @@ Report::DriverCalls driver_calls(const StepReserved& step, const std::vector<Hos
 }
 
 // From the least to the most that any code's own interval says of it.
-Quantity over_all(const std::vector<StackOutcome>& outcomes,
-                  const std::function<Quantity(const Fit&)>& own) {
+Quantity over_all(const std::vector<StackOutcome>& outcomes, const std::function<Quantity(const Fit&)>& own) {
   Quantity all = own(outcomes.front().fit);
   for (const StackOutcome& each : outcomes) {
     const Quantity one = own(each.fit);
@@ -213,16 +208,15 @@ Quantity over_all(const std::vector<StackOutcome>& outcomes,
   return all;
 }
 
-void summarize_memory(const Forecast& forecast, const Cluster& cluster,
-                      const std::vector<StackOutcome>& outcomes, Report& report) {
+void summarize_memory(const Forecast& forecast, const Cluster& cluster, const std::vector<StackOutcome>& outcomes,
+                      Report& report) {
   const MemoryProfile& memory = forecast.memory;
   report.outside = memory_outside(forecast.graph, cluster, forecast.plan.runtime);
   report.fit = outcomes.front().fit;
   report.peak_allocated = over_all(outcomes, [](const Fit& fit) {
     const auto allocated = as_double(fit.allocated.count());
     const auto kept = as_double(kept_besides(fit, kHighQuantile).count());
-    return Quantity{allocated, allocated, std::round(allocated * kAllocatedHigh + kept),
-                    Evidence::kInterpolated};
+    return Quantity{allocated, allocated, std::round(allocated * kAllocatedHigh + kept), Evidence::kInterpolated};
   });
   report.peak_reserved = over_all(outcomes, [](const Fit& fit) {
     const ReservedError error = reserved_error(fit);
@@ -230,12 +224,10 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster,
     const auto reserved = as_double(fit.reserved.count());
     const auto allocated = as_double(fit.allocated.count());
     const auto kept = as_double(kept_besides(fit, kHighQuantile).count());
-    return Quantity{
-        reserved, std::max(allocated, std::round(reserved * std::exp(error.log_mean - spread))),
-        std::round(reserved * std::exp(error.log_mean + spread) + kept), Evidence::kInterpolated};
+    return Quantity{reserved, std::max(allocated, std::round(reserved * std::exp(error.log_mean - spread))),
+                    std::round(reserved * std::exp(error.log_mean + spread) + kept), Evidence::kInterpolated};
   });
-  report.outside_allocator =
-      over_all(outcomes, [](const Fit& fit) { return outside_quantity(fit.outside); });
+  report.outside_allocator = over_all(outcomes, [](const Fit& fit) { return outside_quantity(fit.outside); });
   report.fit_probability = fit_probability(outcomes);
   report.host_peak = memory.host_peak;
   report.first_calls = driver_calls(forecast.reserved.first, forecast.reserved.first_stalls);
@@ -246,35 +238,28 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster,
 }
 
 // Figures of the machine that nobody has measured.
-std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel& costs,
-                                                                 const OutsideItems& outside,
+std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel& costs, const OutsideItems& outside,
                                                                  const HostCode& host) {
   const Calibration& c = costs.calibration();
   std::vector<std::pair<std::string, std::string>> list;
-  const auto why = [](const std::string& source) {
-    return source.empty() ? std::string() : " (" + source + ")";
-  };
+  const auto why = [](const std::string& source) { return source.empty() ? std::string() : " (" + source + ")"; };
   if (host.python && c.host.calls != HostCurve().calls) {
     list.emplace_back("host", fmt::format("takes {:.3g} times as long as the processor that "
                                           "PyTorch's calls were timed on{}",
                                           c.host.processor, why(c.host.processor_source)));
   } else if (c.host.evidence == Evidence::kAssumed) {
-    list.emplace_back(
-        "host",
-        fmt::format("{} per hook, {} per launch{}", format_time(Time::seconds(c.host.per_hook)),
-                    format_time(Time::seconds(c.host.per_launch)), why(c.host.source)));
+    list.emplace_back("host", fmt::format("{} per hook, {} per launch{}", format_time(Time::seconds(c.host.per_hook)),
+                                          format_time(Time::seconds(c.host.per_launch)), why(c.host.source)));
   }
   if (c.contention.evidence == Evidence::kAssumed) {
-    list.emplace_back("overlap", fmt::format("slows compute x{:.3g}, communication x{:.3g}{}",
-                                             c.contention.compute, c.contention.communication,
-                                             why(c.contention.source)));
+    list.emplace_back("overlap", fmt::format("slows compute x{:.3g}, communication x{:.3g}{}", c.contention.compute,
+                                             c.contention.communication, why(c.contention.source)));
   }
   for (const OutsideItem& item : outside) {
     if (item.evidence != SizeEvidence::kAssumed && item.evidence != SizeEvidence::kDeclared) {
       continue;
     }
-    list.emplace_back("outside the allocator: " + item.name,
-                      format_bytes(item.bytes) + why(item.source));
+    list.emplace_back("outside the allocator: " + item.name, format_bytes(item.bytes) + why(item.source));
   }
   return list;
 }
@@ -328,9 +313,7 @@ Quantity with_interval(double value, std::vector<double> draws, Evidence evidenc
   return result;
 }
 
-StepMetrics measure_step(const EventGraph& graph, const Timeline& timeline) {
-  return measure(graph, timeline, {});
-}
+StepMetrics measure_step(const EventGraph& graph, const Timeline& timeline) { return measure(graph, timeline, {}); }
 
 // Of published steps (calibration/published/training_steps.csv) that a crude estimate puts at 80 to
 // 100 % of the memory one in five was more than 10 % slow, of those at 50 to 80 % one in a hundred.
@@ -338,10 +321,10 @@ void warn_near_capacity(Report& report) {
   const auto capacity = as_double(report.fit.capacity.count());
   const double used = capacity - as_double(report.fit.margin().count());
   if (!report.fit.fits() || capacity <= 0 || used < kNearCapacity * capacity) return;
-  report.warnings.push_back(fmt::format(
-      "near capacity ({:.0f} % of the memory): the allocator may have to retry, so time is "
-      "unreliable",
-      100 * used / capacity));
+  report.warnings.push_back(
+      fmt::format("near capacity ({:.0f} % of the memory): the allocator may have to retry, so time is "
+                  "unreliable",
+                  100 * used / capacity));
 }
 
 // A step that waits for its host is not made faster by a faster GPU.
@@ -382,10 +365,9 @@ StepRates step_rates(const Forecast& forecast, const Cluster& cluster) {
   const double flops = model_flops(forecast);
   const double peak = world * peak_flops(cluster, plan.compute_dtype());
   const auto at_peak = [&](double count) { return peak > 0 ? count / peak : 0; };
-  return StepRates{
-      .tokens_per_gpu = sequences * as_double(plan.batch.sequence) / world,
-      .model_peak_seconds = at_peak(flops),
-      .hardware_peak_seconds = at_peak(flops + recomputed_flops(forecast.graph) * world)};
+  return StepRates{.tokens_per_gpu = sequences * as_double(plan.batch.sequence) / world,
+                   .model_peak_seconds = at_peak(flops),
+                   .hardware_peak_seconds = at_peak(flops + recomputed_flops(forecast.graph) * world)};
 }
 
 double mfu_of(const Forecast& forecast, const Cluster& cluster) {
@@ -399,8 +381,7 @@ StackOutcome outcome_of(const Forecast& forecast, const Cluster& cluster, const 
   if (of != nullptr && is_unread(of->name)) {
     fit = with_alternatives(fit, forecast.model, forecast.plan);
   }
-  return {of == nullptr ? "" : of->name, of == nullptr ? 1 : of->weight,
-          forecast.timeline.period.seconds(), fit};
+  return {of == nullptr ? "" : of->name, of == nullptr ? 1 : of->weight, forecast.timeline.period.seconds(), fit};
 }
 
 namespace {
@@ -412,8 +393,7 @@ std::vector<Report::PipelineRank> pipeline_ranks(const Forecast& forecast) {
   for (std::size_t r = 0; r < forecast.graph.pipeline.size(); ++r) {
     const EventGraph* const other = forecast.graph.pipeline[r].get();
     const EventGraph& graph = other != nullptr ? *other : forecast.graph;
-    const Timeline& timeline =
-        other != nullptr ? forecast.timeline.pipeline.at(r) : forecast.timeline;
+    const Timeline& timeline = other != nullptr ? forecast.timeline.pipeline.at(r) : forecast.timeline;
     Report::PipelineRank& rank = list.emplace_back();
     for (std::size_t s = 0; s < ranks.size(); ++s) {
       if (at(ranks[s]) == r) rank.stages.push_back(static_cast<int>(s));
@@ -429,8 +409,8 @@ std::vector<Report::PipelineRank> pipeline_ranks(const Forecast& forecast) {
   return list;
 }
 
-Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
-                 const std::vector<StackCase>& cases, std::optional<Report>* fewer) {
+Report summarize(const Forecast& forecast, const CostModel& costs, int draws, const std::vector<StackCase>& cases,
+                 std::optional<Report>* fewer) {
   std::vector<Code> codes = {{forecast, costs}};
   std::vector<StackOutcome> outcomes = {
       outcome_of(forecast, costs.cluster(), cases.empty() ? nullptr : &cases.front())};
@@ -454,8 +434,7 @@ Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
 
 }
 
-Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
-                 const std::vector<StackCase>& cases) {
+Report summarize(const Forecast& forecast, const CostModel& costs, int draws, const std::vector<StackCase>& cases) {
   return summarize(forecast, costs, draws, cases, nullptr);
 }
 

@@ -18,11 +18,10 @@ namespace {
 
 constexpr std::size_t kLongestText = 200;
 
-constexpr std::array<std::string_view, 9> kNodes = {
-    "node", "nodes", "instance", "instances", "host", "hosts", "server", "servers", "vms"};
+constexpr std::array<std::string_view, 9> kNodes = {"node",  "nodes",  "instance", "instances", "host",
+                                                    "hosts", "server", "servers",  "vms"};
 constexpr std::array<std::string_view, 3> kGpus = {"gpu", "gpus", "cards"};
-constexpr std::array<std::string_view, 8> kFillers = {"of",  "the",      "x",     "on",
-                                                      "amd", "instinct", "tesla", "nvidia"};
+constexpr std::array<std::string_view, 8> kFillers = {"of", "the", "x", "on", "amd", "instinct", "tesla", "nvidia"};
 
 template <std::size_t N>
 bool is_one_of(const std::array<std::string_view, N>& words, std::string_view word) {
@@ -98,8 +97,7 @@ class Reader {
       begin = end + 1;
       nodes_ = nodes_ || is_one_of(kNodes, word);
       gpus_ = gpus_ || is_one_of(kGpus, word);
-      if (word.empty() || is_one_of(kNodes, word) || is_one_of(kGpus, word) ||
-          is_one_of(kFillers, word)) {
+      if (word.empty() || is_one_of(kNodes, word) || is_one_of(kGpus, word) || is_one_of(kFillers, word)) {
         continue;
       }
       rest += (rest.empty() ? "" : " ") + std::string(word);
@@ -119,10 +117,9 @@ class Reader {
       return found;
     }
     for (const Instance& instance : instances_) {
-      const bool matches = squeezed(instance.name) == wanted ||
-                           std::ranges::any_of(instance.also, [&](const std::string& word) {
-                             return squeezed(word) == wanted;
-                           });
+      const bool matches =
+          squeezed(instance.name) == wanted ||
+          std::ranges::any_of(instance.also, [&](const std::string& word) { return squeezed(word) == wanted; });
       if (!matches) continue;
       found.name = instance.name;
       found.instance = instance;
@@ -144,9 +141,7 @@ std::vector<Instance> list_instances() {
   const CsvTable table = calibration_table("machines/instances.csv");
   std::vector<Instance> instances;
   for (std::size_t row = 0; row < table.rows(); ++row) {
-    const auto count = [&](std::string_view column) {
-      return static_cast<std::int64_t>(table.number(row, column));
-    };
+    const auto count = [&](std::string_view column) { return static_cast<std::int64_t>(table.number(row, column)); };
     instances.push_back({.name = table.text(row, "name"),
                          .also = parts_of(table.text(row, "also"), ";"),
                          .machine = table.text(row, "machine"),
@@ -159,8 +154,7 @@ std::vector<Instance> list_instances() {
   return instances;
 }
 
-std::optional<ClusterName> read_cluster_name(std::string_view text,
-                                             std::span<const std::string> machines,
+std::optional<ClusterName> read_cluster_name(std::string_view text, std::span<const std::string> machines,
                                              std::int64_t most) {
   if (text.empty() || text.size() > kLongestText) return std::nullopt;
   return Reader(machines, most).read(text);

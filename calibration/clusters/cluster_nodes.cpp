@@ -86,8 +86,7 @@ class LayoutReader {
     if (count != nullptr) {
       const std::int64_t said = count->as_int(1, kMostGpus);
       if (names != nullptr && said != group.count) {
-        throw count->error(fmt::format("says {}, names: has {}", said, group.count),
-                           "one of the two");
+        throw count->error(fmt::format("says {}, names: has {}", said, group.count), "one of the two");
       }
       group.count = said;
     }
@@ -97,8 +96,7 @@ class LayoutReader {
     const std::int64_t first = layout_.nodes();
     gpus_ += group.count * group.kind.gpus;
     if (gpus_ > kMostGpus) {
-      throw element.error(fmt::format("{} GPUs in all", gpus_),
-                          fmt::format("at most {}", kMostGpus));
+      throw element.error(fmt::format("{} GPUs in all", gpus_), fmt::format("at most {}", kMostGpus));
     }
     if (names == nullptr) {
       for (std::int64_t i = 0; i < group.count; ++i) {
@@ -106,11 +104,9 @@ class LayoutReader {
       }
     }
     for (std::size_t i = 0; i < group.names.size(); ++i) {
-      const auto [known, is_new] =
-          node_of_.emplace(group.names[i], first + static_cast<std::int64_t>(i));
+      const auto [known, is_new] = node_of_.emplace(group.names[i], first + static_cast<std::int64_t>(i));
       if (!is_new) {
-        throw element.error(fmt::format("node {} is there twice", group.names[i]),
-                            "each node once");
+        throw element.error(fmt::format("node {} is there twice", group.names[i]), "each node once");
       }
     }
     if (const ConfigNode* leaf = element.find("leaf")) read_leaves(*leaf, group);
@@ -143,9 +139,7 @@ class LayoutReader {
   }
 
   void read_leaves(const ConfigNode& leaf, NodeGroup& group) {
-    const auto add = [&](const ConfigNode& name) {
-      group.leaves.push_back(switch_named(name, name.as_string()));
-    };
+    const auto add = [&](const ConfigNode& name) { group.leaves.push_back(switch_named(name, name.as_string())); };
     if (leaf.is_sequence()) {
       for (const ConfigNode& name : leaf.elements()) add(name);
       if (group.leaves.empty()) throw leaf.error("names no switch", "leaf: leaf1");
@@ -178,8 +172,7 @@ class LayoutReader {
     if (!degraded_.emplace(std::tuple(link.node, link.part, link.index), link.fraction).second) {
       throw element.error("is there twice", "each link once");
     }
-    if (link.part == DegradedLink::Part::kNic && link.fraction <= 0 &&
-        ++missing_[link.node] >= ports) {
+    if (link.part == DegradedLink::Part::kNic && link.fraction <= 0 && ++missing_[link.node] >= ports) {
       throw element.error("leaves its node without a port", "at least one port of every node");
     }
   }
@@ -198,8 +191,7 @@ class LayoutReader {
       made.name = name.as_string();
       if (made.name.empty()) throw name.error("is empty", "a switch's name");
       if (made.name.size() > kLongestHostName) throw name.error("is too long", "a switch's name");
-      const auto [known, is_new] =
-          switch_of_.emplace(made.name, static_cast<std::int32_t>(layout_.switches.size()));
+      const auto [known, is_new] = switch_of_.emplace(made.name, static_cast<std::int32_t>(layout_.switches.size()));
       if (!is_new) throw name.error("is there twice", "each switch once");
       if (layout_.switches.size() >= kMostSwitches) {
         throw name.error("is one switch too many", fmt::format("at most {}", kMostSwitches));
@@ -244,13 +236,11 @@ class LayoutReader {
       SwitchLink link;
       link.a = switch_named(between.elements()[0], a);
       link.b = switch_named(between.elements()[1], b);
-      if (link.a == link.b)
-        throw between.error(fmt::format("links {} to itself", a), "two switches");
+      if (link.a == link.b) throw between.error(fmt::format("links {} to itself", a), "two switches");
       const auto [first, is_new] = seen.emplace(std::minmax(link.a, link.b), between.location());
       if (!is_new) {
-        throw between.error(
-            fmt::format("{} and {} are linked in line {} already", a, b, first->second.line),
-            "one link, with count: for parallel cables");
+        throw between.error(fmt::format("{} and {} are linked in line {} already", a, b, first->second.line),
+                            "one link, with count: for parallel cables");
       }
       const ConfigNode rate = element.at("rate", "of one cable and direction, such as 400Gbit/s");
       const double value = rate.as_bandwidth().value();
@@ -274,8 +264,7 @@ class LayoutReader {
     if (nodes == 1) return;
     for (const NodeGroup& group : layout_.groups) {
       if (group.kind.nics >= 1) continue;
-      throw place_of(group).error(fmt::format("one of {} nodes has no network port", nodes),
-                                  "node: {nics: 8, ...}");
+      throw place_of(group).error(fmt::format("one of {} nodes has no network port", nodes), "node: {nics: 8, ...}");
     }
     const std::int64_t per_leaf = std::max<std::int64_t>(1, cluster_.network.nodes_per_leaf);
     std::int64_t rails = 0;
@@ -287,8 +276,7 @@ class LayoutReader {
     for (std::int64_t pod = 0; pod < pods; ++pod) {
       for (std::int64_t rail = 0; rail < rails; ++rail) {
         const auto leaf = static_cast<std::int32_t>(layout_.switches.size());
-        layout_.switches.push_back(
-            {"", static_cast<std::int32_t>(pod), static_cast<std::int32_t>(rail), Time()});
+        layout_.switches.push_back({"", static_cast<std::int32_t>(pod), static_cast<std::int32_t>(rail), Time()});
         layout_.links.push_back({leaf, 0, uplink, Time(), 0});
       }
     }
@@ -368,8 +356,7 @@ class LayoutReader {
         is_seen = 1;
         order.gpus.push_back(static_cast<std::int32_t>(index));
       }
-      for (const auto& [key, port] :
-           {std::pair("enters", &order.enters), std::pair("leaves", &order.leaves)}) {
+      for (const auto& [key, port] : {std::pair("enters", &order.enters), std::pair("leaves", &order.leaves)}) {
         const ConfigNode* said = element.find(key);
         if (said != nullptr) *port = static_cast<std::int32_t>(said->as_int(0, ports - 1));
       }
@@ -443,9 +430,8 @@ class LayoutReader {
         if (!first) first = leaf;
         if (find(leaf) == find(*first)) continue;
         throw place_of(group).error(
-            fmt::format("no links lead from {} ({}) to {} ({})", layout.switches[at(leaf)].name,
-                        group.names.front(), layout.switches[at(*first)].name,
-                        layout.groups.front().names.front()),
+            fmt::format("no links lead from {} ({}) to {} ({})", layout.switches[at(leaf)].name, group.names.front(),
+                        layout.switches[at(*first)].name, layout.groups.front().names.front()),
             "links: that connect all nodes");
       }
     }

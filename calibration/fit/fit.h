@@ -30,8 +30,7 @@ struct FitError {
   double p90 = 0;       // of the absolute error
   double log_bias = 0;  // median of log(predicted/measured)
 };
-FitError fit_error(std::string what, const std::vector<double>& predicted,
-                   const std::vector<double>& measured);
+FitError fit_error(std::string what, const std::vector<double>& predicted, const std::vector<double>& measured);
 // Of rows that have `seconds`.
 template <typename Row, typename Predicted>
 FitError fit_error(std::string what, const std::vector<Row>& rows, const Predicted& seconds_of) {
@@ -84,8 +83,7 @@ struct GemmFit {
   CurveReport report;
 };
 // Rows of one type; constants unrounded.
-GemmCurve fit_gemm_curve(const std::vector<GemmRow>& rows, const Gpu& gpu,
-                         const GemmFitOptions& options);
+GemmCurve fit_gemm_curve(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFitOptions& options);
 // With the rate on a hot chip and what every source's rows are off when it is left out.
 GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFitOptions& options);
 

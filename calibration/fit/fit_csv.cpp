@@ -36,14 +36,12 @@ struct Placed {
 };
 
 // The rows that a GPU of this peak can have made; the others are noted.
-std::vector<GemmRow> below_peak(const std::vector<Placed>& placed, const Gpu& gpu,
-                                std::vector<std::string>& notes) {
+std::vector<GemmRow> below_peak(const std::vector<Placed>& placed, const Gpu& gpu, std::vector<std::string>& notes) {
   std::vector<GemmRow> rows;
   double best = 0;
   for (const auto& [row, place] : placed) {
     if (rate_of(row) > kAbovePeak * gpu.peak_bf16.value()) {
-      notes.push_back(fmt::format("{}: {}, above the {} of {}", place,
-                                  format_flop_rate(FlopsPerSecond(rate_of(row))),
+      notes.push_back(fmt::format("{}: {}, above the {} of {}", place, format_flop_rate(FlopsPerSecond(rate_of(row))),
                                   format_flop_rate(gpu.peak_bf16), gpu.key));
       continue;
     }
@@ -52,16 +50,15 @@ std::vector<GemmRow> below_peak(const std::vector<Placed>& placed, const Gpu& gp
   }
   if (2 * rows.size() < placed.size()) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}; and {} of {} rows in all: is tflops in TFLOP/s, latency_us in us?",
-                            notes.back(), placed.size() - rows.size(), placed.size()));
+                fmt::format("{}; and {} of {} rows in all: is tflops in TFLOP/s, latency_us in us?", notes.back(),
+                            placed.size() - rows.size(), placed.size()));
   }
   if (best > 0 && best < kLeastOfPeak * gpu.peak_bf16.value()) {
-    throw Error(
-        ExitCode::kInvalidInput,
-        fmt::format("{}: the best of the large products reaches {}, {:.2g} % of {}'s peak: is "
-                    "tflops in TFLOP/s, latency_us in us?",
-                    placed.front().place, format_flop_rate(FlopsPerSecond(best)),
-                    100 * best / gpu.peak_bf16.value(), gpu.key));
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}: the best of the large products reaches {}, {:.2g} % of {}'s peak: is "
+                            "tflops in TFLOP/s, latency_us in us?",
+                            placed.front().place, format_flop_rate(FlopsPerSecond(best)),
+                            100 * best / gpu.peak_bf16.value(), gpu.key));
   }
   return rows;
 }
@@ -87,8 +84,7 @@ FitError left_out(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFi
 }
 
 bool is_gemm_table(const CsvTable& table) {
-  return table.has("m") && table.has("n") && table.has("k") &&
-         (table.has("tflops") || table.has("latency_us"));
+  return table.has("m") && table.has("n") && table.has("k") && (table.has("tflops") || table.has("latency_us"));
 }
 
 CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) {
@@ -110,18 +106,16 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
     }
   }
   if (placed.empty()) {
-    throw ConfigError({tables.front().file_name(), 1, 0, ""},
-                      fmt::format("no row is a 16 bit product of a known GPU{}{}",
-                                  fit.notes.empty() ? "" : "; the first: ",
-                                  fit.notes.empty() ? "" : fit.notes.front()));
+    throw ConfigError(
+        {tables.front().file_name(), 1, 0, ""},
+        fmt::format("no row is a 16 bit product of a known GPU{}{}",
+                    fit.notes.empty() ? "" : "; the first: ", fit.notes.empty() ? "" : fit.notes.front()));
   }
   if (gpus.size() > 1) {
     throw ConfigError({tables.front().file_name(), 1, 0, ""},
-                      fmt::format("rows of several GPUs ({})", fmt::join(gpus, ", ")),
-                      "one profile's");
+                      fmt::format("rows of several GPUs ({})", fmt::join(gpus, ", ")), "one profile's");
   }
-  const auto machine =
-      std::ranges::find_if(machines, [&](const Machine& m) { return m.key == *gpus.begin(); });
+  const auto machine = std::ranges::find_if(machines, [&](const Machine& m) { return m.key == *gpus.begin(); });
   const Gpu& gpu = machine->node.gpu;
   const std::vector<GemmRow> rows = below_peak(placed, gpu, fit.notes);
   Calibration& c = fit.calibration;
@@ -136,14 +130,13 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
         ExitCode::kInvalidInput,
         fmt::format("{}: the fit misses half of its {} rows by more than {:.0f} %: they are "
                     "not products of one {}, timed alone",
-                    tables.front().file_name(), rows.size(),
-                    100 * found.report.errors.front().median, gpu.key));
+                    tables.front().file_name(), rows.size(), 100 * found.report.errors.front().median, gpu.key));
   }
   found.curve.sustained = shipped.sustained;
   found.curve.misaligned = shipped.misaligned;
   found.report.constants = constants_text(found.curve);
-  found.curve.source = fmt::format("{} products of this machine, drawn towards {}'s shipped curve",
-                                   rows.size(), gpu.key);
+  found.curve.source =
+      fmt::format("{} products of this machine, drawn towards {}'s shipped curve", rows.size(), gpu.key);
   if (rows.size() >= kFolds) {
     found.report.errors.push_back(left_out(rows, gpu, options));
     FactorSpread& spread = c.spread[at(Factor::kGemm)];

@@ -33,11 +33,11 @@ void check_rates(const Measurements& measurements, const Gpu& gpu) {
     const GemmPoint& p = row.point;
     const double flops = 2 * as_double(p.m) * as_double(p.n) * as_double(p.k);
     if (flops / p.seconds <= kAboveSheet * gpu.peak_bf16.value()) continue;
-    throw ConfigError({measurements.files.front(), 0, 0, ""},
-                      fmt::format("a product of {} x {} x {} ran at {}, above the {} of {}", p.m,
-                                  p.n, p.k, format_flop_rate(FlopsPerSecond(flops / p.seconds)),
-                                  format_flop_rate(gpu.peak_bf16), gpu.key),
-                      "measurements of the GPU that device.name says");
+    throw ConfigError(
+        {measurements.files.front(), 0, 0, ""},
+        fmt::format("a product of {} x {} x {} ran at {}, above the {} of {}", p.m, p.n, p.k,
+                    format_flop_rate(FlopsPerSecond(flops / p.seconds)), format_flop_rate(gpu.peak_bf16), gpu.key),
+        "measurements of the GPU that device.name says");
   }
 }
 
@@ -67,8 +67,7 @@ void set_spread(Calibration& c, Factor factor, const std::vector<MeasuredRow<Poi
   if (repeats.empty()) return;
   FactorSpread& spread = c.spread[at(factor)];
   spread.log_sd = rounded(std::max(kLeastSpread, upper_median(std::move(repeats))));
-  spread.source = fmt::format("quartiles of the repeats of {} measured rows, at least {}",
-                              rows.size(), kLeastSpread);
+  spread.source = fmt::format("quartiles of the repeats of {} measured rows, at least {}", rows.size(), kLeastSpread);
 }
 
 void set_host(Calibration& c, const std::vector<MeasuredRow<HostWork>>& rows) {
@@ -81,8 +80,7 @@ void set_host(Calibration& c, const std::vector<MeasuredRow<HostWork>>& rows) {
   c.host.per_hook = c.host.per_launch = 0;
   c.host.per_row = rounded(upper_median(row));
   // A collective's row costs what it costs, not that of a row on top.
-  c.host.per_collective =
-      collective.empty() ? 0 : rounded(std::max(0.0, upper_median(collective) - c.host.per_row));
+  c.host.per_collective = collective.empty() ? 0 : rounded(std::max(0.0, upper_median(collective) - c.host.per_row));
   c.host.evidence = Evidence::kMeasured;
   c.host.source = "measured: from the issue of a row to that of the next, launches included";
 }
@@ -121,9 +119,8 @@ DeviceFit fit_device(const Measurements& measurements) {
   std::vector<CollectiveSweep> sweeps = sweeps_of(measurements);
   const bool nothing = measurements.gemm.empty() && measurements.functions.empty();
   if (nothing && sweeps.empty()) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: no product, memory-bound function or collective was measured",
-                            measurements.files.front()));
+    throw Error(ExitCode::kInvalidInput, fmt::format("{}: no product, memory-bound function or collective was measured",
+                                                     measurements.files.front()));
   }
   check_rates(measurements, machine->node.gpu);
   DeviceFit fit;
@@ -149,13 +146,11 @@ DeviceFit fit_device(const Measurements& measurements) {
   c.knowledge.reset();  // factors were known of training steps under the shipped curves
   fit.reports = gemm.reports;
   append(fit.reports, attention.reports);
-  fit.notes.push_back(
-      fmt::format("{} is {} of the catalogue", measurements.device->name, machine->key));
-  fit.notes.push_back(c.sweeps.empty()
-                          ? std::string("collectives and overlap are the shipped profile's")
-                          : fmt::format("{} curves of collectives were measured; overlap is the "
-                                        "shipped profile's",
-                                        c.sweeps.size()));
+  fit.notes.push_back(fmt::format("{} is {} of the catalogue", measurements.device->name, machine->key));
+  fit.notes.push_back(c.sweeps.empty() ? std::string("collectives and overlap are the shipped profile's")
+                                       : fmt::format("{} curves of collectives were measured; overlap is the "
+                                                     "shipped profile's",
+                                                     c.sweeps.size()));
   return fit;
 }
 

@@ -87,8 +87,7 @@ bool informs(FabricKind kind, const NcclRow& row) {
 
 using Samples = std::vector<Sample>;
 
-Samples samples_of(FabricKind kind, const std::vector<NcclRow>& rows,
-                   const std::function<bool(const NcclRow&)>& use) {
+Samples samples_of(FabricKind kind, const std::vector<NcclRow>& rows, const std::function<bool(const NcclRow&)>& use) {
   Samples samples;
   std::map<std::string, double> sizes;
   std::map<std::string, std::set<std::string>> tables;
@@ -116,8 +115,7 @@ std::string tables_of(const Samples& samples) {
   return text;
 }
 
-FabricCurve fit_curve(FabricKind kind, const Samples& samples, const Constants& centre,
-                      double leaning) {
+FabricCurve fit_curve(FabricKind kind, const Samples& samples, const Constants& centre, double leaning) {
   LeastSquares problem;
   for (const Leaning& constant : kLeanings) problem.ranges.push_back(constant.range);
   problem.starts.emplace_back(centre.begin(), centre.end());
@@ -142,8 +140,7 @@ struct Fitted {
   bool has_rows = false;
 };
 
-Fitted fit_kind(FabricKind kind, GpuGeneration generation, const Samples& samples,
-                const Constants& centre) {
+Fitted fit_kind(FabricKind kind, GpuGeneration generation, const Samples& samples, const Constants& centre) {
   if (samples.empty()) return {curve_of(kind, centre), false};
   Fitted fitted{fit_curve(kind, samples, centre, kGeneral), true};
   Samples own = samples;
@@ -191,8 +188,7 @@ std::vector<FabricCurve> fit_fabrics(GpuGeneration generation, const std::vector
   pcie.source = "no rows; as NVLink: " + nvlink.curve.source;
   curves.push_back(std::move(pcie));
   curves.push_back(network.curve);
-  for (const FabricKind kind :
-       {FabricKind::kEfa, FabricKind::kSlingshot, FabricKind::kTcpOffload, FabricKind::kTcp}) {
+  for (const FabricKind kind : {FabricKind::kEfa, FabricKind::kSlingshot, FabricKind::kTcpOffload, FabricKind::kTcp}) {
     Fitted own = fit(kind, constants_of(network.curve));
     if (!own.has_rows) {
       own.curve.evidence = Evidence::kAssumed;

@@ -66,9 +66,8 @@ struct PriorSpread {
   bool relative;
 };
 constexpr PriorSpread kPrior[] = {
-    {&GemmCurve::efficiency, 0.5, true}, {&GemmCurve::k_half, 0.5, true},
-    {&GemmCurve::m_half, 30, false},     {&GemmCurve::n_half, 20, false},
-    {&GemmCurve::wave, 0.03, false},     {&GemmCurve::overhead, 0.4, true},
+    {&GemmCurve::efficiency, 0.5, true}, {&GemmCurve::k_half, 0.5, true}, {&GemmCurve::m_half, 30, false},
+    {&GemmCurve::n_half, 20, false},     {&GemmCurve::wave, 0.03, false}, {&GemmCurve::overhead, 0.4, true},
     {&GemmCurve::slowdown, 0.02, false}, {&GemmCurve::blend, 0.4, true},
 };
 constexpr std::size_t kConstants = std::size(kPrior);
@@ -115,16 +114,14 @@ double adding_up(const GemmRow& row, const Gpu& gpu) {
   return bytes / (kAddedFraction * gpu.memory_bandwidth.value()) + kAddOverhead;
 }
 
-double predicted(const GemmCurve& curve, const GemmRow& row, const Products& products,
-                 const Gpu& gpu) {
+double predicted(const GemmCurve& curve, const GemmRow& row, const Products& products, const Gpu& gpu) {
   double seconds = burst_seconds(curve, products.first, gpu);
   if (products.second) {
     seconds += burst_seconds(curve, *products.second, gpu) + adding_up(row, gpu);
   }
   if (row.half && gpu.architecture == "cdna3") seconds *= kHalfOverBf16;
   const auto quantise = [&](double elements) {
-    seconds += kQuantisedBytes * elements / (kQuantiseFraction * gpu.memory_bandwidth.value()) +
-               kQuantiseOverhead;
+    seconds += kQuantisedBytes * elements / (kQuantiseFraction * gpu.memory_bandwidth.value()) + kQuantiseOverhead;
   };
   if (row.type == GemmType::kFp8 && row.quantises) quantise(row.m * row.k);
   if (row.type == GemmType::kFp8 && row.quantises_weight) quantise(row.n * row.k);
@@ -151,8 +148,7 @@ GemmCurve fit_constants(const Prepared& p, const Gpu& gpu, const GemmCurve& prio
                         const std::vector<GemmCurve>& starts) {
   LeastSquares problem;
   problem.rows = p.rows.size() + kConstants;
-  problem.ranges = {{0.05, 1.3}, {1, 1000},    {0, 2000}, {0, 2000},
-                    {0, 1},      {1e-7, 5e-5}, {0, 0.3},  {1, 10}};
+  problem.ranges = {{0.05, 1.3}, {1, 1000}, {0, 2000}, {0, 2000}, {0, 1}, {1e-7, 5e-5}, {0, 0.3}, {1, 10}};
   for (const GemmCurve& start : starts) {
     std::vector<double> x;
     for (const PriorSpread& each : kPrior) x.push_back(start.*each.constant);
@@ -279,8 +275,7 @@ std::string constants_text(const GemmCurve& c) {
   return fmt::format(
       "e {:.3f}, k0 {:.0f}, m0 {:.0f}, n0 {:.0f}, wave {:.3f}, blend {:.1f}, t0 {:.1f} us, "
       "q {:.4f}, sustained {:.3f}",
-      c.efficiency, c.k_half, c.m_half, c.n_half, c.wave, c.blend, c.overhead * 1e6, c.slowdown,
-      c.sustained);
+      c.efficiency, c.k_half, c.m_half, c.n_half, c.wave, c.blend, c.overhead * 1e6, c.slowdown, c.sustained);
 }
 
 Kernel kernel_of(const GemmRow& row) {
@@ -301,8 +296,7 @@ double gemm_seconds(const GemmCurve& curve, const GemmRow& row, const Gpu& gpu) 
   return predicted(curve, row, products_of(row), gpu);
 }
 
-GemmCurve fit_gemm_curve(const std::vector<GemmRow>& rows, const Gpu& gpu,
-                         const GemmFitOptions& options) {
+GemmCurve fit_gemm_curve(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFitOptions& options) {
   const GemmProtocols none;
   const Prepared p = prepare(rows, options.protocols == nullptr ? none : *options.protocols);
   GemmCurve prior = options.relative == nullptr ? usual_curve() : *options.relative;
@@ -344,8 +338,8 @@ GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFit
   fit.report.constants = constants_text(fit.curve);
   fit.report.errors.push_back(error_of("own rows", found, prepare(rows, protocols), gpu));
   if (options.apart != nullptr && !options.apart->empty()) {
-    fit.report.errors.push_back(error_of("not fitted: " + options.apart->front().source, found,
-                                         prepare(*options.apart, protocols), gpu));
+    fit.report.errors.push_back(
+        error_of("not fitted: " + options.apart->front().source, found, prepare(*options.apart, protocols), gpu));
   }
   if (sources.size() < 2) return fit;
   GemmFitOptions again = options;
@@ -359,8 +353,8 @@ GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFit
     }
     const std::vector<GemmRow> rest = rows_without(rows, source);
     if (rest.empty()) continue;
-    fit.report.errors.push_back(error_of("left out: " + source, fit_gemm_curve(rest, gpu, again),
-                                         prepare(held, protocols), gpu));
+    fit.report.errors.push_back(
+        error_of("left out: " + source, fit_gemm_curve(rest, gpu, again), prepare(held, protocols), gpu));
   }
   return fit;
 }

@@ -31,8 +31,7 @@ double median(std::vector<double> values) {
 }
 
 template <typename Point>
-std::vector<MeasuredRow<Point>> of_ranks(const std::vector<MeasuredRow<Point>>& rows,
-                                         std::int64_t ranks) {
+std::vector<MeasuredRow<Point>> of_ranks(const std::vector<MeasuredRow<Point>>& rows, std::int64_t ranks) {
   std::vector<MeasuredRow<Point>> picked;
   for (const auto& row : rows) {
     if (row.ranks == ranks) picked.push_back(row);
@@ -55,8 +54,7 @@ std::vector<CollectivePoints> grouped(const std::vector<MeasuredRow<CollectiveTi
 }
 
 template <typename Point>
-FactorSpread spread_of(const std::vector<MeasuredRow<Point>>& rows,
-                       const std::vector<double>& left_out) {
+FactorSpread spread_of(const std::vector<MeasuredRow<Point>>& rows, const std::vector<double>& left_out) {
   constexpr double kUnknown = 0.3;
   if (rows.empty()) return {kUnknown, "no rows"};
   std::vector<double> repeats;
@@ -172,8 +170,7 @@ std::string file_names(const Measurements& measurements) {
 
 class VariantFitter {
  public:
-  VariantFitter(const Measurements& measurements, std::int64_t ranks)
-      : m_(measurements), ranks_(ranks) {
+  VariantFitter(const Measurements& measurements, std::int64_t ranks) : m_(measurements), ranks_(ranks) {
     variant_.ranks = report_.ranks = ranks;
   }
 
@@ -239,11 +236,10 @@ class VariantFitter {
  private:
   void require(bool there, const char* what) const {
     if (there) return;
-    throw Error(
-        ExitCode::kInvalidInput,
-        fmt::format("{}: no {} was measured with {} rank(s) at once, so there is no rate to "
-                    "start from; measure again with foreshard-exec measure",
-                    file_names(m_), what, ranks_));
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}: no {} was measured with {} rank(s) at once, so there is no rate to "
+                            "start from; measure again with foreshard-exec measure",
+                            file_names(m_), what, ranks_));
   }
   void gap(bool is_there, std::string what) {
     if (is_there) report_.gaps.push_back(std::move(what));

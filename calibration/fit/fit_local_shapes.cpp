@@ -44,19 +44,14 @@ struct Form;
 template <>
 struct Form<GemmCurve> {
   static std::vector<Constant> constants() {
-    return {{{0.005, 2}, 0.8},
-            {{0.1, 1e4}, 16},
-            {{1e-4, 10}, 0.01},
-            {{0.02, 2}, 1},
-            {{1e-9, 1e-2}, 2e-6}};
+    return {{{0.005, 2}, 0.8}, {{0.1, 1e4}, 16}, {{1e-4, 10}, 0.01}, {{0.02, 2}, 1}, {{1e-9, 1e-2}, 2e-6}};
   }
   static GemmCurve with(std::span<const double> x) {
-    return {
-        .efficiency = x[0], .k_half = x[1], .tail = x[2], .hbm_fraction = x[3], .overhead = x[4]};
+    return {.efficiency = x[0], .k_half = x[1], .tail = x[2], .hbm_fraction = x[3], .overhead = x[4]};
   }
   static std::string words(const GemmCurve& c) {
-    return fmt::format("e {:.3f}, k0 {:.1f}, c {:.3g}, h {:.2f}, t0 {:.2f} us", c.efficiency,
-                       c.k_half, c.tail, c.hbm_fraction, c.overhead * 1e6);
+    return fmt::format("e {:.3f}, k0 {:.1f}, c {:.3g}, h {:.2f}, t0 {:.2f} us", c.efficiency, c.k_half, c.tail,
+                       c.hbm_fraction, c.overhead * 1e6);
   }
 };
 
@@ -69,8 +64,8 @@ struct Form<AttentionCurve> {
     return {.kernel = "cpu", .efficiency = x[0], .s_half = x[1], .c_half = x[2], .overhead = x[3]};
   }
   static std::string words(const AttentionCurve& c) {
-    return fmt::format("e {:.3f}, s0 {:.1f}, c0 {:.3g}, t0 {:.2f} us", c.efficiency, c.s_half,
-                       c.c_half, c.overhead * 1e6);
+    return fmt::format("e {:.3f}, s0 {:.1f}, c0 {:.3g}, t0 {:.2f} us", c.efficiency, c.s_half, c.c_half,
+                       c.overhead * 1e6);
   }
 };
 
@@ -111,8 +106,7 @@ ShapeCorrection corrections(const ShapeRows& rows, const auto& curve, const Gpu&
   return correction;
 }
 
-double predicted(const ShapeRow& row, const auto& curve, const ShapeCorrection& correction,
-                 const Gpu& gpu) {
+double predicted(const ShapeRow& row, const auto& curve, const ShapeCorrection& correction, const Gpu& gpu) {
   return curve_seconds(curve, row.kernel, gpu) * correction.at(row.kernel).value;
 }
 
@@ -125,8 +119,7 @@ struct ShapeFit {
 
 // `all` are the rows as measured, `points` each shape once.
 template <typename Curve>
-ShapeFit<Curve> fit_shapes(const std::string& name, const ShapeRows& all, const ShapeRows& points,
-                           const Gpu& gpu) {
+ShapeFit<Curve> fit_shapes(const std::string& name, const ShapeRows& all, const ShapeRows& points, const Gpu& gpu) {
   ShapeFit<Curve> fit;
   const std::vector<double> found = fit_constants<Curve>(points, gpu, starts<Curve>());
   std::vector<double> kept;
@@ -139,9 +132,8 @@ ShapeFit<Curve> fit_shapes(const std::string& name, const ShapeRows& all, const 
   fit.report.constants = Form<Curve>::words(fit.curve);
 
   const ShapeCorrection correction = corrections(points, fit.curve, gpu);
-  fit.report.errors.push_back(fit_error("own rows", all, [&](const ShapeRow& row) {
-    return predicted(row, fit.curve, correction, gpu);
-  }));
+  fit.report.errors.push_back(
+      fit_error("own rows", all, [&](const ShapeRow& row) { return predicted(row, fit.curve, correction, gpu); }));
   if (points.size() < kFewest) return fit;
 
   std::vector<double> left, truth;
@@ -190,14 +182,13 @@ std::vector<Point> picked(const std::vector<Point>& rows, Wanted&& wanted) {
 
 LocalGemm fit_local_gemm(const std::vector<GemmPoint>& rows, const Gpu& gpu) {
   LocalGemm result;
-  result.points =
-      merged(rows, [](const GemmPoint& p) { return std::tuple(p.fp32, p.pass, p.m, p.n, p.k); });
+  result.points = merged(rows, [](const GemmPoint& p) { return std::tuple(p.fp32, p.pass, p.m, p.n, p.k); });
   for (const bool fp32 : {true, false}) {
     const auto of_dtype = [&](const GemmPoint& p) { return p.fp32 == fp32; };
     const ShapeRows all = shape_rows(picked(rows, of_dtype));
     if (all.empty()) continue;
-    const auto fit = fit_shapes<GemmCurve>(fp32 ? "GEMM fp32" : "GEMM bf16", all,
-                                           shape_rows(picked(result.points, of_dtype)), gpu);
+    const auto fit =
+        fit_shapes<GemmCurve>(fp32 ? "GEMM fp32" : "GEMM bf16", all, shape_rows(picked(result.points, of_dtype)), gpu);
     (fp32 ? result.fp32 : result.bf16) = fit.curve;
     result.reports.push_back(fit.report);
     append(result.left_out, fit.left_out);
@@ -216,8 +207,7 @@ LocalGemm fit_local_gemm(const std::vector<GemmPoint>& rows, const Gpu& gpu) {
 LocalAttention fit_local_attention(const std::vector<AttentionPoint>& rows, const Gpu& gpu) {
   LocalAttention result;
   result.points = merged(rows, [](const AttentionPoint& p) {
-    return std::tuple(p.fp32, p.pass, p.causal, p.batch, p.sequence, p.heads, p.kv_heads,
-                      p.head_dim, p.kernel);
+    return std::tuple(p.fp32, p.pass, p.causal, p.batch, p.sequence, p.heads, p.kv_heads, p.head_dim, p.kernel);
   });
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     const auto of_pass = [&](const AttentionPoint& p) { return p.pass == pass; };
@@ -229,9 +219,8 @@ LocalAttention fit_local_attention(const std::vector<AttentionPoint>& rows, cons
       curve.evidence = Evidence::kAssumed;
       curve.source = "no rows; a fifth of the peak";
     } else {
-      const auto fit = fit_shapes<AttentionCurve>(
-          pass == Pass::kForward ? "attention forward" : "attention backward",
-          shape_rows(picked(rows, of_pass)), shape_rows(points), gpu);
+      const auto fit = fit_shapes<AttentionCurve>(pass == Pass::kForward ? "attention forward" : "attention backward",
+                                                  shape_rows(picked(rows, of_pass)), shape_rows(points), gpu);
       curve = fit.curve;
       result.reports.push_back(fit.report);
       append(result.left_out, fit.left_out);

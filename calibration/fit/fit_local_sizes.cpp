@@ -19,16 +19,15 @@ namespace foreshard {
 namespace {
 
 // Judges the points on the rows they came from, and each inner point on the others.
-CurveReport judge(std::string name, const std::vector<SizePoint>& rows,
-                  const std::vector<SizePoint>& points, std::vector<double>& left_out) {
+CurveReport judge(std::string name, const std::vector<SizePoint>& rows, const std::vector<SizePoint>& points,
+                  std::vector<double>& left_out) {
   CurveReport report;
   report.curve = std::move(name);
   report.rows = fmt::format("{} sizes", points.size());
-  report.constants =
-      fmt::format("{:.3g} .. {:.3g} B, {:.3g} GB/s at the largest", points.front().bytes,
-                  points.back().bytes, points.back().bytes / points.back().seconds * 1e-9);
-  report.errors.push_back(fit_error(
-      "own rows", rows, [&](const SizePoint& row) { return seconds_at(points, row.bytes).value; }));
+  report.constants = fmt::format("{:.3g} .. {:.3g} B, {:.3g} GB/s at the largest", points.front().bytes,
+                                 points.back().bytes, points.back().bytes / points.back().seconds * 1e-9);
+  report.errors.push_back(
+      fit_error("own rows", rows, [&](const SizePoint& row) { return seconds_at(points, row.bytes).value; }));
   std::vector<double> left, truth;
   for (std::size_t i = 1; i + 1 < points.size(); ++i) {
     std::vector<SizePoint> rest = points;
@@ -58,9 +57,7 @@ MemoryCurve fit_class(const std::vector<SizePoint>& rows, const Gpu& gpu) {
   problem.rows = rows.size() + 2;
   problem.ranges = {{1e-3, 2}, {1e-9, 1e-2}};
   problem.starts = {{0.8, 2e-6}, {0.1, 2e-5}};
-  const auto with = [](std::span<const double> x) {
-    return MemoryCurve{.fraction = x[0], .overhead = x[1]};
-  };
+  const auto with = [](std::span<const double> x) { return MemoryCurve{.fraction = x[0], .overhead = x[1]}; };
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const MemoryCurve curve = with(x);
     const auto predicted = [&](const SizePoint& row) {
@@ -122,9 +119,9 @@ LocalFunctions fit_local_functions(const std::vector<FunctionPoints>& rows, cons
   for (const FunctionPoints& curve : rows) {
     FunctionPoints points = curve;
     points.points = smoothed(curve.points);
-    const std::string name = fmt::format("{} {} {}", to_string(curve.function),
-                                         curve.pass == Pass::kForward ? "forward" : "backward",
-                                         curve.fp32 ? "fp32" : "bf16");
+    const std::string name =
+        fmt::format("{} {} {}", to_string(curve.function), curve.pass == Pass::kForward ? "forward" : "backward",
+                    curve.fp32 ? "fp32" : "bf16");
     result.reports.push_back(judge(name, curve.points, points.points, result.left_out));
     auto& own = of_class[at(class_of(curve.function, curve.pass))];
     append(own, points.points);
@@ -147,9 +144,8 @@ LocalCollectives fit_local_collectives(const std::vector<CollectivePoints>& rows
   for (const CollectivePoints& curve : rows) {
     CollectivePoints points = curve;
     points.points = smoothed(curve.points);
-    const std::string name =
-        fmt::format("{} of {} ({})", to_string(curve.operation), curve.group,
-                    curve.order == ReductionOrder::kMicrobatch ? "microbatch" : "library");
+    const std::string name = fmt::format("{} of {} ({})", to_string(curve.operation), curve.group,
+                                         curve.order == ReductionOrder::kMicrobatch ? "microbatch" : "library");
     result.reports.push_back(judge(name, curve.points, points.points, result.left_out));
     result.points.push_back(std::move(points));
   }

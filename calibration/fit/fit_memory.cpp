@@ -17,9 +17,7 @@ MemoryCurve fit_memory(const std::vector<MemoryRow>& rows, const Gpu& gpu) {
   problem.rows = rows.size() + 1;
   problem.ranges = {{0.01, 1}, {1e-6, 3e-5}};
   problem.starts = {{0.5, 3e-6}};
-  const auto with = [](std::span<const double> x) {
-    return MemoryCurve{.fraction = x[0], .overhead = x[1]};
-  };
+  const auto with = [](std::span<const double> x) { return MemoryCurve{.fraction = x[0], .overhead = x[1]}; };
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const MemoryCurve curve = with(x);
     log_errors(

@@ -25,8 +25,7 @@ class Search {
   Eigen::VectorXd inward(const std::vector<double>& constants) const {
     Eigen::VectorXd x(static_cast<Eigen::Index>(constants.size()));
     for (std::size_t i = 0; i < constants.size(); ++i) {
-      x[static_cast<Eigen::Index>(i)] =
-          is_log(i) ? std::log(constants[i]) : constants[i] / scale(i);
+      x[static_cast<Eigen::Index>(i)] = is_log(i) ? std::log(constants[i]) : constants[i] / scale(i);
     }
     return cut(x);
   }
@@ -34,8 +33,8 @@ class Search {
     std::vector<double> constants(at(x.size()));
     for (std::size_t i = 0; i < constants.size(); ++i) {
       const double value = x[static_cast<Eigen::Index>(i)];
-      constants[i] = std::clamp(is_log(i) ? std::exp(value) : value * scale(i),
-                                problem_.ranges[i].low, problem_.ranges[i].high);
+      constants[i] =
+          std::clamp(is_log(i) ? std::exp(value) : value * scale(i), problem_.ranges[i].low, problem_.ranges[i].high);
     }
     return constants;
   }
@@ -58,8 +57,7 @@ class Search {
     double sum = 0;
     for (const double value : r) {
       const double size = std::abs(value);
-      sum +=
-          size <= problem_.huber ? size * size / 2 : problem_.huber * (size - problem_.huber / 2);
+      sum += size <= problem_.huber ? size * size / 2 : problem_.huber * (size - problem_.huber / 2);
     }
     return sum;
   }
@@ -150,8 +148,7 @@ std::vector<double> solve(const LeastSquares& problem) {
   const Search search(problem);
   Found best;
   for (const std::vector<double>& start : problem.starts) {
-    FORESHARD_CHECK(start.size() == problem.ranges.size(),
-                    "a start with another number of constants");
+    FORESHARD_CHECK(start.size() == problem.ranges.size(), "a start with another number of constants");
     const Found found = descend(search, search.inward(start));
     if (found.cost < best.cost * (1 - 1e-9)) best = found;
   }
@@ -162,10 +159,8 @@ double rounded(double value) { return std::stod(fmt::format("{:.8g}", value)); }
 
 // What a fit is judged by.
 
-FitError fit_error(std::string what, const std::vector<double>& predicted,
-                   const std::vector<double>& measured) {
-  FORESHARD_CHECK(!measured.empty() && predicted.size() == measured.size(),
-                  "an error over no rows: " + what);
+FitError fit_error(std::string what, const std::vector<double>& predicted, const std::vector<double>& measured) {
+  FORESHARD_CHECK(!measured.empty() && predicted.size() == measured.size(), "an error over no rows: " + what);
   FitError error;
   error.what = std::move(what);
   error.rows = std::ssize(measured);

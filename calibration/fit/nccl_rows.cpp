@@ -62,9 +62,7 @@ std::size_t skip_spaces(std::string_view text, std::size_t at) {
 }
 
 // The number that a text is; NaN where it is none.
-double number_of(std::string_view text) {
-  return parse_number<double>(text).value_or(std::nan(""));
-}
+double number_of(std::string_view text) { return parse_number<double>(text).value_or(std::nan("")); }
 
 // Gbit/s of "400gb", "1.6 tbit/s", "100g" at a place; 0 where none stands there.
 double rate_at(std::string_view text, std::size_t begin) {
@@ -88,9 +86,8 @@ Ports many_ports_at(std::string_view text, std::size_t begin) {
   if (digits == begin || at >= text.size() || (text[at] != 'x' && text[at] != '*')) return {};
   at = skip_spaces(text, at + 1);
   for (int words = 0; words < 3 && at < text.size() && is_letter(text[at]); ++words) {
-    const std::size_t end = skip(text, at, [](char c) {
-      return is_letter(c) || is_digit(c) || c == '.' || c == '/' || c == '-';
-    });
+    const std::size_t end =
+        skip(text, at, [](char c) { return is_letter(c) || is_digit(c) || c == '.' || c == '/' || c == '-'; });
     at = skip_spaces(text, end);
     if (at == end) return {};
   }
@@ -116,14 +113,14 @@ std::int64_t domains_of(const NcclPlace& place, const Family& family, const std:
   const std::string both = gpu + " " + network;
   const bool says_domain = has_any(both, {"nvl72", "nvl36", "nvl144", "mnnvl"});
   if (!family.joins_hosts && !says_domain) return place.nodes;
-  const bool is_apart = has_any(network, {"different", "separate", "across", "two nvl", "2 nvl",
-                                          "inter-domain", "no mnnvl", "mnnvl off"});
+  const bool is_apart = has_any(
+      network, {"different", "separate", "across", "two nvl", "2 nvl", "inter-domain", "no mnnvl", "mnnvl off"});
   const std::int64_t size = contains(both, "nvl36") ? 36 : contains(both, "nvl144") ? 144 : 72;
   const std::int64_t racks = (place.ranks + size - 1) / size;
   if (racks > 1) return racks;
-  const bool has_network = has_any(network, {"infiniband", "roce", "rdma", "ethernet", "efa", "cx-",
-                                             "connectx", "quantum", "spectrum"}) ||
-                           ports_of(network).rate > 0;
+  const bool has_network =
+      has_any(network, {"infiniband", "roce", "rdma", "ethernet", "efa", "cx-", "connectx", "quantum", "spectrum"}) ||
+      ports_of(network).rate > 0;
   if (is_apart || (has_network && !has_any(network, {"mnnvl", "one nvl72", "nvl72)"}))) {
     return place.nodes;
   }
@@ -154,16 +151,11 @@ std::optional<CollectiveOperation> collective_named(const std::string& text) {
     if (at != std::string::npos && at > 0) name.resize(at);
   }
   static constexpr std::pair<const char*, CollectiveOperation> kNames[] = {
-      {"allgather", CollectiveOperation::kAllGather},
-      {"reducescatter", CollectiveOperation::kReduceScatter},
-      {"allreduce", CollectiveOperation::kAllReduce},
-      {"broadcast", CollectiveOperation::kBroadcast},
-      {"bcast", CollectiveOperation::kBroadcast},
-      {"reduce", CollectiveOperation::kReduce},
-      {"alltoall", CollectiveOperation::kAllToAll},
-      {"sendrecv", CollectiveOperation::kSendRecv},
-      {"ag", CollectiveOperation::kAllGather},
-      {"rs", CollectiveOperation::kReduceScatter},
+      {"allgather", CollectiveOperation::kAllGather}, {"reducescatter", CollectiveOperation::kReduceScatter},
+      {"allreduce", CollectiveOperation::kAllReduce}, {"broadcast", CollectiveOperation::kBroadcast},
+      {"bcast", CollectiveOperation::kBroadcast},     {"reduce", CollectiveOperation::kReduce},
+      {"alltoall", CollectiveOperation::kAllToAll},   {"sendrecv", CollectiveOperation::kSendRecv},
+      {"ag", CollectiveOperation::kAllGather},        {"rs", CollectiveOperation::kReduceScatter},
       {"ar", CollectiveOperation::kAllReduce},
   };
   for (const auto& [known, collective] : kNames) {
@@ -216,14 +208,13 @@ PlacedSystem place_system(const NcclPlace& place) {
   s.nodes = std::max<std::int64_t>(1, domains_of(place, family, gpu, network));
   s.ranks_per_node = std::max<std::int64_t>(1, place.ranks / s.nodes);
   const bool bridge = has_any(gpu + network, {"nvlink bridge", "nvl bridge"});
-  const bool says_pcie = family.inside != Inside::kPcie && s.nodes == 1 &&
-                         has_any(network, {"pcie"}) && !has_any(network, {"nvlink", "nvswitch"});
+  const bool says_pcie = family.inside != Inside::kPcie && s.nodes == 1 && has_any(network, {"pcie"}) &&
+                         !has_any(network, {"nvlink", "nvswitch"});
   Inside inside = family.inside;
   double link = family.link;
   if (bridge && inside != Inside::kSwitch) inside = Inside::kMesh, link = 300;
   if (says_pcie && inside != Inside::kThroughHost) inside = Inside::kPcie, link = 24;
-  if (inside == Inside::kThroughHost && has_any(network, {"p2p"}) &&
-      !has_any(network, {"no p2p", "without p2p"})) {
+  if (inside == Inside::kThroughHost && has_any(network, {"p2p"}) && !has_any(network, {"no p2p", "without p2p"})) {
     inside = Inside::kPcie;
   }
   s.nvlink = inside == Inside::kSwitch || inside == Inside::kMesh || inside == Inside::kXgmi;
@@ -292,8 +283,7 @@ std::vector<NcclRow> nccl_rows(const CsvTable& table) {
       row.kind = placed.kind;
       row.hosts = static_cast<std::int64_t>(nodes);
     }
-    row.fabric = fmt::format("{}|{}|{}|{}|{}", row.source, squeezed(row.gpu), ranks, nodes,
-                             squeezed(row.network));
+    row.fabric = fmt::format("{}|{}|{}|{}|{}", row.source, squeezed(row.gpu), ranks, nodes, squeezed(row.network));
     if (row.id.empty()) row.id = fmt::format("line {}", row.line);
     rows.push_back(std::move(row));
   }

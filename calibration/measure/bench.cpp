@@ -52,11 +52,9 @@ BenchResult Bench::run(const std::string& name, const std::function<void()>& onc
   once();
   meet();
   const double first = seconds_of(once);
-  const auto tries =
-      world_.gather(fmt::format("iterations/{}", meetings_++), std::to_string(first));
+  const auto tries = world_.gather(fmt::format("iterations/{}", meetings_++), std::to_string(first));
   const double slowest = std::max(std::stod(tries[0]), 1e-7);
-  const auto iterations =
-      std::clamp<std::int64_t>(static_cast<std::int64_t>(seconds_ / slowest), 1, 100'000);
+  const auto iterations = std::clamp<std::int64_t>(static_cast<std::int64_t>(seconds_ / slowest), 1, 100'000);
   benchmark::ClearRegisteredBenchmarks();
   benchmark::RegisterBenchmark(name.c_str(),
                                [&](benchmark::State& state) {

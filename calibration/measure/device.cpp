@@ -27,9 +27,7 @@ constexpr int kHopper = 90;  // from which on cuDNN's attention is the faster on
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 // Events between kernels; times are read when the step is done.
 class EventCollector final : public StepObserver {
@@ -107,8 +105,8 @@ class DeviceMeasuring {
   DeviceMeasurements run() {
     fixed_memory("context");
     for (const MeasuredJob& job : request_.jobs) {
-      const std::string name = fmt::format("layers of {} at {} x {} tokens", job.model.name,
-                                           job.micro_batch, job.sequence);
+      const std::string name =
+          fmt::format("layers of {} at {} x {} tokens", job.model.name, job.micro_batch, job.sequence);
       part(name, [&] { layers(job, AttentionKernel::kFlash); });
       if (device_.info().capability >= kHopper) {
         part(name + ", cudnn", [&] { layers(job, AttentionKernel::kCudnn); });
@@ -169,18 +167,15 @@ class DeviceMeasuring {
 
   void fixed_memory(const std::string& after) {
     const AcceleratorMemory m = device_.memory();
-    extra_.push_back({{"kind", "fixed_memory"},
-                      {"after", after},
-                      {"used_bytes", m.total - m.free},
-                      {"reserved_bytes", m.reserved}});
+    extra_.push_back(
+        {{"kind", "fixed_memory"}, {"after", after}, {"used_bytes", m.total - m.free}, {"reserved_bytes", m.reserved}});
   }
 
   // --- kernels of layers, and host work ---
 
   // Of another kernel than flash only attention itself is new.
   void layers(const MeasuredJob& job, AttentionKernel attention) {
-    const MeasuredJob shortened{few_blocks(job.model, kDeviceBlocks), job.sequence,
-                                job.micro_batch};
+    const MeasuredJob shortened{few_blocks(job.model, kDeviceBlocks), job.sequence, job.micro_batch};
     Plan plan = device_plan(shortened, request_.dtype);
     plan.attention = attention;
     const EventGraph graph = build_training_step(shortened.model, plan);
@@ -204,8 +199,7 @@ class DeviceMeasuring {
     }
     engine.observe(&collector);
     const auto begin = Clock::now();
-    for (int i = 0; i < kMostSteps && (i < kFewestSteps || seconds_since(begin) < kLayerSeconds);
-         ++i) {
+    for (int i = 0; i < kMostSteps && (i < kFewestSteps || seconds_since(begin) < kLayerSeconds); ++i) {
       engine.step(++number, batches, &step);
       collector.harvest(times);
       if (i == 0) times.forget();  // events were made in it
@@ -222,10 +216,10 @@ class DeviceMeasuring {
     if (attention != AttentionKernel::kFlash) return;
     host.write(rows_, extra_);
     const AcceleratorMemory m = device_.memory();
-    rows_.push_back({{"kind", "memory_outside"},
-                     {"ranks", 1},
-                     {"bytes", std::max<std::int64_t>(0, m.total - m.free - m.reserved -
-                                                             engine.units().arena_bytes())}});
+    rows_.push_back(
+        {{"kind", "memory_outside"},
+         {"ranks", 1},
+         {"bytes", std::max<std::int64_t>(0, m.total - m.free - m.reserved - engine.units().arena_bytes())}});
     fixed_memory("engine of " + job.model.name);
   }
 
@@ -257,8 +251,7 @@ class DeviceMeasuring {
       std::vector<double> all;
       for (const auto& [launches, seconds] : compute) {
         const BenchResult result = summary_of(seconds);
-        extra.push_back(
-            {{"kind", "host_row"}, {"launches", launches}, {"seconds", result.to_json()}});
+        extra.push_back({{"kind", "host_row"}, {"launches", launches}, {"seconds", result.to_json()}});
         append(all, seconds);
       }
       const auto row = [&](const char* what, const std::vector<double>& seconds) {
@@ -286,20 +279,14 @@ class DeviceMeasuring {
     const Arena pinned(host.size(), pinned_memory);
     for (std::size_t bytes = std::size_t{64} << 10; bytes <= most; bytes *= 8) {
       const auto add = [&](const char* way, const BenchResult& result) {
-        extra_.push_back(
-            {{"kind", "copy"}, {"way", way}, {"bytes", bytes}, {"seconds", result.to_json()}});
+        extra_.push_back({{"kind", "copy"}, {"way", way}, {"bytes", bytes}, {"seconds", result.to_json()}});
       };
-      add("device",
-          repeated(9, [&] { device_.copy(b.mutable_data_ptr(), a.const_data_ptr(), bytes); }));
+      add("device", repeated(9, [&] { device_.copy(b.mutable_data_ptr(), a.const_data_ptr(), bytes); }));
       if (bytes > host.size()) continue;
-      add("pageable_to_device",
-          repeated(5, [&] { device_.to_device(a.mutable_data_ptr(), host.data(), bytes); }));
-      add("device_to_pageable",
-          repeated(5, [&] { device_.to_host(host.data(), a.const_data_ptr(), bytes); }));
-      add("pinned_to_device",
-          repeated(9, [&] { device_.copy(a.mutable_data_ptr(), pinned.at(0), bytes); }));
-      add("device_to_pinned",
-          repeated(9, [&] { device_.copy(pinned.at(0), a.const_data_ptr(), bytes); }));
+      add("pageable_to_device", repeated(5, [&] { device_.to_device(a.mutable_data_ptr(), host.data(), bytes); }));
+      add("device_to_pageable", repeated(5, [&] { device_.to_host(host.data(), a.const_data_ptr(), bytes); }));
+      add("pinned_to_device", repeated(9, [&] { device_.copy(a.mutable_data_ptr(), pinned.at(0), bytes); }));
+      add("device_to_pinned", repeated(9, [&] { device_.copy(pinned.at(0), a.const_data_ptr(), bytes); }));
     }
   }
 

@@ -19,9 +19,7 @@ namespace {
 
 constexpr int kWarmUp = 3;
 
-int calls_of(std::size_t bytes) {
-  return bytes <= std::size_t{1} << 20 ? 50 : bytes <= std::size_t{64} << 20 ? 20 : 5;
-}
+int calls_of(std::size_t bytes) { return bytes <= std::size_t{1} << 20 ? 50 : bytes <= std::size_t{64} << 20 ? 20 : 5; }
 
 // Exact: what one rank writes the others read.
 double mean_over_ranks(World& world, double own) {
@@ -65,12 +63,10 @@ class Curves {
         const std::size_t bytes = std::max(unit, size / unit * unit);
         void* whole = whole_.mutable_data_ptr();
         void* shard = shard_.mutable_data_ptr();
-        add("all_gather", group, bytes,
-            [&] { communicator->all_gather(whole, bytes / group, DType::kBf16); });
+        add("all_gather", group, bytes, [&] { communicator->all_gather(whole, bytes / group, DType::kBf16); });
         add("reduce_scatter", group, bytes,
             [&] { communicator->reduce_scatter(whole, shard, bytes / group / 2, DType::kBf16); });
-        add("all_reduce", group, bytes,
-            [&] { communicator->all_reduce(static_cast<float*>(whole), bytes / 4); });
+        add("all_reduce", group, bytes, [&] { communicator->all_reduce(static_cast<float*>(whole), bytes / 4); });
       }
     }
     return std::move(rows_);
@@ -118,8 +114,7 @@ std::vector<int> measured_groups(int ranks) {
   return sizes;
 }
 
-Json measure_device_collectives(Accelerator& accelerator, World& world,
-                                const DeviceCollectivesRequest& request) {
+Json measure_device_collectives(Accelerator& accelerator, World& world, const DeviceCollectivesRequest& request) {
   return Curves(accelerator, world, request).rows();
 }
 

@@ -33,8 +33,7 @@ class Collector final : public StepObserver {
  public:
   // By the thread's time on its core where ranks share cores: fewer of them than in a step hold
   // against other processes while they take turns.
-  explicit Collector(const Turns& turns)
-      : clock_(turns.of_core > 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC) {}
+  explicit Collector(const Turns& turns) : clock_(turns.of_core > 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC) {}
   void begin(std::span<const Kernel> kernels) override {
     kernels_ = kernels;
     stamps_.clear();
@@ -111,11 +110,11 @@ std::vector<MeasuredJob> over_tp(const MeasuredJob& job, DType dtype, int ranks)
   return parts;
 }
 
-void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Bench& bench,
-                     const World& world, Json& rows) {
+void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Bench& bench, const World& world,
+                     Json& rows) {
   const int ranks = world.size();
-  const Turns turns = turns_of(ranks, at::get_num_threads(),
-                               std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+  const Turns turns =
+      turns_of(ranks, at::get_num_threads(), std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
   const ModelSpec model = few_blocks(job.model, kBlocks);
   const Plan plan = plan_of(job, request.dtype);
   const EventGraph graph = build_training_step(model, plan);
@@ -147,8 +146,7 @@ void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Benc
     add_row_kernels(graph, step, collector);
     gaps.add(graph, step);
   };
-  bench.run(fmt::format("layers/{}/{}x{}/{}", model.name, job.sequence, job.micro_batch, job.tp),
-            once);
+  bench.run(fmt::format("layers/{}/{}x{}/{}", model.name, job.sequence, job.micro_batch, job.tp), once);
   const auto shared = [&](std::vector<double> seconds) {
     for (double& s : seconds) s *= turns.of_core;
     return seconds;
@@ -157,8 +155,7 @@ void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Benc
   if (cuts_layers(plan)) part.model = part_of_rank(job.model, plan);
   for (const auto& [key, samples] : collector.times.samples()) {
     if (samples.kernel.function == Function::kArange) continue;
-    rows.push_back(
-        kernel_row({samples.kernel, shared(samples.seconds)}, ranks, request.dtype, part));
+    rows.push_back(kernel_row({samples.kernel, shared(samples.seconds)}, ranks, request.dtype, part));
   }
   const auto host = [&](const char* what, std::vector<double> seconds) {
     if (seconds.empty()) return;

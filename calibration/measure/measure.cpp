@@ -53,9 +53,7 @@ class Bed {
   void reduce_scatter(std::size_t bytes, SumInto into) {
     group_.reduce_scatter(next(), wire_, elements(bytes) / size_, shard_.data(), into);
   }
-  void all_reduce(std::size_t bytes) {
-    group_.all_reduce(std::span(next(), bytes / sizeof(float)));
-  }
+  void all_reduce(std::size_t bytes) { group_.all_reduce(std::span(next(), bytes / sizeof(float))); }
   // From issue to end, as the host sees it. What the row throws is thrown here.
   void on_stream(const std::function<void()>& row) {
     begin(row);
@@ -96,21 +94,18 @@ class Bed {
 
 // A product of the size of a small block's, over and over, with and without gathers beside it.
 Json contention(World& world, Bed& bed, Bench& bench, std::size_t bytes, DType dtype) {
-  const auto options =
-      at::TensorOptions().dtype(dtype == DType::kFp32 ? at::kFloat : at::kBFloat16);
+  const auto options = at::TensorOptions().dtype(dtype == DType::kFp32 ? at::kFloat : at::kBFloat16);
   const at::Tensor a = at::randn({512, 512}, options);
   const at::Tensor b = at::randn({512, 1536}, options);
   at::Tensor c = at::empty({512, 1536}, options);
   const auto compute = [&] { at::mm_out(c, a, b); };
   const double compute_alone = bench.run("contention/compute", compute).median;
-  const double gather_alone =
-      bench.run("contention/gather", [&] { bed.on_stream([&] { bed.gather(bytes); }); }).median;
+  const double gather_alone = bench.run("contention/gather", [&] { bed.on_stream([&] { bed.gather(bytes); }); }).median;
 
   // Both at once for a fixed number of gathers, every rank the same.
   // The same number on every rank, or one would wait for the other for ever.
   const double agreed = std::stod(world.gather("contention", std::to_string(gather_alone))[0]);
-  const auto gathers =
-      std::clamp<std::int64_t>(static_cast<std::int64_t>(0.5 / std::max(agreed, 1e-6)), 4, 4000);
+  const auto gathers = std::clamp<std::int64_t>(static_cast<std::int64_t>(0.5 / std::max(agreed, 1e-6)), 4, 4000);
   std::vector<double> compute_beside, gather_beside;
   for (int repeat = 0; repeat < 5; ++repeat) {
     bench.meet();
@@ -126,8 +121,7 @@ Json contention(World& world, Bed& bed, Bench& bench, std::size_t bytes, DType d
     const auto begin = std::chrono::steady_clock::now();
     std::int64_t products = 0;
     for (; !done; ++products) compute();
-    const double all =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const double all = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     bed.finish();
     compute_beside.push_back(all / as_double(std::max<std::int64_t>(1, products)));
     gather_beside.push_back(seconds / as_double(gathers));
@@ -141,15 +135,14 @@ Json contention(World& world, Bed& bed, Bench& bench, std::size_t bytes, DType d
 }
 
 // Rows of kinds collective and contention.
-void measure_collectives(World& world, const MeasureRequest& request, std::size_t largest,
-                         Bench& bench, Json& rows) {
+void measure_collectives(World& world, const MeasureRequest& request, std::size_t largest, Bench& bench, Json& rows) {
   const int ranks = world.size();
   for (const int size : measured_groups(ranks)) {
     Bed bed(world, size, largest, DType::kFp32);
     const auto add = [&](const char* operation, const char* order, std::size_t bytes,
                          const std::function<void()>& row) {
-      const BenchResult result = bench.run(
-          fmt::format("{}/{}/{}/{}", operation, order, size, bytes), [&] { bed.on_stream(row); });
+      const BenchResult result =
+          bench.run(fmt::format("{}/{}/{}/{}", operation, order, size, bytes), [&] { bed.on_stream(row); });
       rows.push_back({{"kind", "collective"},
                       {"ranks", ranks},
                       {"operation", operation},
@@ -163,10 +156,8 @@ void measure_collectives(World& world, const MeasureRequest& request, std::size_
     for (std::size_t wanted = kSmallest;; wanted *= 4) {
       const std::size_t bytes = std::max(step, std::min(wanted, largest) / step * step);
       add("all_gather", "microbatch", bytes, [&] { bed.gather(bytes); });
-      add("reduce_scatter", "microbatch", bytes,
-          [&] { bed.reduce_scatter(bytes, SumInto::kContinue); });
-      add("reduce_scatter", "library", bytes,
-          [&] { bed.reduce_scatter(bytes, SumInto::kOverwrite); });
+      add("reduce_scatter", "microbatch", bytes, [&] { bed.reduce_scatter(bytes, SumInto::kContinue); });
+      add("reduce_scatter", "library", bytes, [&] { bed.reduce_scatter(bytes, SumInto::kOverwrite); });
       add("all_reduce", "microbatch", bytes, [&] { bed.all_reduce(bytes); });
       if (wanted >= largest) break;
     }
@@ -208,15 +199,14 @@ Json measure_machine(World& world, const MeasureRequest& request) {
   };
   for (const MeasuredJob& whole : request.jobs) {
     for (const MeasuredJob& job : over_tp(whole, request.dtype, ranks)) {
-      progress(fmt::format("layers of {} over tp {} at {} x {} tokens", job.model.name, job.tp,
-                           job.micro_batch, job.sequence));
+      progress(fmt::format("layers of {} over tp {} at {} x {} tokens", job.model.name, job.tp, job.micro_batch,
+                           job.sequence));
       measure_kernels(job, request, bench, world, rows);
     }
   }
   if (ranks > 1) progress("collectives, and computation beside them");
-  measure_collectives(
-      world, request,
-      request.largest_bytes > 0 ? request.largest_bytes : largest_unit(request.jobs), bench, rows);
+  measure_collectives(world, request, request.largest_bytes > 0 ? request.largest_bytes : largest_unit(request.jobs),
+                      bench, rows);
   return rows;
 }
 

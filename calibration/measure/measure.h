@@ -34,8 +34,8 @@ struct MeasuredJob {
 struct MeasureRequest {
   std::vector<MeasuredJob> jobs;  // CPU ranks measure them over every legal tp besides
   DType dtype = DType::kFp32;
-  double seconds = 0.15;          // per benchmark and repeat
-  std::size_t largest_bytes = 0;  // of a collective; 0: the largest unit of the jobs
+  double seconds = 0.15;                             // per benchmark and repeat
+  std::size_t largest_bytes = 0;                     // of a collective; 0: the largest unit of the jobs
   std::function<void(const std::string&)> progress;  // rank 0
 };
 
@@ -59,15 +59,14 @@ Turns turns_of(int ranks, int threads, int cores);
 std::vector<MeasuredJob> over_tp(const MeasuredJob& job, DType dtype, int ranks);
 
 // Rows of kinds gemm, attention, memory and host.
-void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Bench& bench,
-                     const World& world, Json& rows);
+void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Bench& bench, const World& world,
+                     Json& rows);
 
 // What measuring kernels on CPU ranks and on a device has in common: which kernels count as equal,
 // the model they are measured with, and their rows.
 
 // What a kernel is, for collecting equal ones.
-using KernelKey = std::tuple<int, int, int, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                             std::int64_t, bool>;
+using KernelKey = std::tuple<int, int, int, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool>;
 KernelKey key_of(const Kernel& kernel);
 
 struct KernelSamples {
@@ -133,7 +132,6 @@ std::vector<int> measured_groups(int ranks);
 // reduce_scatter in bf16, all_reduce in fp32, for every group size, each size four times the one
 // before. Seconds are the mean over the ranks, as in nccl-tests. All ranks call it at the same
 // time.
-Json measure_device_collectives(Accelerator& accelerator, World& world,
-                                const DeviceCollectivesRequest& request);
+Json measure_device_collectives(Accelerator& accelerator, World& world, const DeviceCollectivesRequest& request);
 
 }

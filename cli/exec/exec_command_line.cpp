@@ -52,8 +52,7 @@ class ExecTree {
 
  private:
   template <typename Options>
-  CLI::App* add_verb(const char* name, ExitCode (*run)(const Options&),
-                     const std::shared_ptr<Options>& options) {
+  CLI::App* add_verb(const char* name, ExitCode (*run)(const Options&), const std::shared_ptr<Options>& options) {
     CLI::App* verb = add_subcommand(app_, name);
     add(verb, "--spawn", options->spawn.ranks)->check(CLI::Range(1, 1024));
     add(verb, "--threads", options->threads)->check(CLI::Range(1, 1024));
@@ -70,9 +69,7 @@ class ExecTree {
     add_job_flags(verb, o->job);
     add(verb, "--data", o->data)->required();
     add(verb, "--tokens", o->tokens);
-    add(verb, "--steps", o->steps)
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000'000}))
-        ->required();
+    add(verb, "--steps", o->steps)->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000'000}))->required();
     add(verb, "--checkpoint", o->checkpoint);
     add(verb, "--checkpoint-every", o->checkpoint_every)
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000'000}));
@@ -88,9 +85,7 @@ class ExecTree {
         ->capture_default_str();
     add(verb, "--trace", o->trace);
     add(verb, "--kineto", o->kineto);
-    add(verb, "--device", o->device)
-        ->check(CLI::IsMember({"auto", "cuda", "cpu", "standin"}))
-        ->capture_default_str();
+    add(verb, "--device", o->device)->check(CLI::IsMember({"auto", "cuda", "cpu", "standin"}))->capture_default_str();
     flag(verb, "--paced", o->paced);
     add(verb, "--pace", o->pace)->check(CLI::Range(0.0, 1000.0))->capture_default_str();
     flag(verb, "--graph", o->graph);
@@ -104,9 +99,7 @@ class ExecTree {
     add(verb, "--tokens", o->sequences);
     add(verb, "--dtype", o->dtype)->check(CLI::IsMember({"fp32", "bf16"}));
     add(verb, "--seconds", o->seconds)->check(CLI::Range(0.001, 60.0))->capture_default_str();
-    add(verb, "--device", o->device)
-        ->check(CLI::IsMember({"cpu", "cuda", "standin"}))
-        ->capture_default_str();
+    add(verb, "--device", o->device)->check(CLI::IsMember({"cpu", "cuda", "standin"}))->capture_default_str();
     add(verb, "--budget", o->budget_s)->check(CLI::Range(1.0, 36000.0))->capture_default_str();
     add(verb, "--out", o->out);
   }
@@ -114,9 +107,7 @@ class ExecTree {
   void add_self_check() {
     auto o = std::make_shared<SelfCheckOptions>();
     CLI::App* verb = add_subcommand(app_, "self-check");
-    add(verb, "--device", o->device)
-        ->check(CLI::IsMember({"cuda", "standin"}))
-        ->capture_default_str();
+    add(verb, "--device", o->device)->check(CLI::IsMember({"cuda", "standin"}))->capture_default_str();
     add(verb, "--gpu", o->index)->check(CLI::Range(0, 63));
     add(verb, "--skip", o->skip);
     add(verb, "--out", o->out);

@@ -70,10 +70,8 @@ std::vector<MeasuredJob> jobs_of(const MeasureOptions& options) {
   for (const std::string& text : options.sequences) {
     long long sequence = 0, batch = 0;
     char rest = 0;
-    if (std::sscanf(text.c_str(), "%lldx%lld%c", &sequence, &batch, &rest) != 2 || sequence < 1 ||
-        batch < 1) {
-      throw Error(ExitCode::kUsage,
-                  fmt::format("--tokens {}: expected SEQUENCExMICRO_BATCH, such as 256x4", text));
+    if (std::sscanf(text.c_str(), "%lldx%lld%c", &sequence, &batch, &rest) != 2 || sequence < 1 || batch < 1) {
+      throw Error(ExitCode::kUsage, fmt::format("--tokens {}: expected SEQUENCExMICRO_BATCH, such as 256x4", text));
     }
     shapes.emplace_back(sequence, batch);
   }
@@ -107,8 +105,8 @@ Json host_json() {
   return {{"name", system.nodename},
           {"cpu", cpu_name()},
           {"cores", std::thread::hardware_concurrency()},
-          {"memory_bytes", static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) *
-                               static_cast<std::int64_t>(::sysconf(_SC_PAGESIZE))},
+          {"memory_bytes",
+           static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::int64_t>(::sysconf(_SC_PAGESIZE))},
           {"kernel", std::string(system.release)}};
 }
 
@@ -126,8 +124,8 @@ void write_measurements(const MeasureOptions& options, const Json& document) {
 }
 
 // Without `extra`.
-Json device_document(const MeasureOptions& options, const AcceleratorInfo& info,
-                     const std::string& created, const Json& rows) {
+Json device_document(const MeasureOptions& options, const AcceleratorInfo& info, const std::string& created,
+                     const Json& rows) {
   Json versions;
   for (const auto& [name, version] : engine_versions()) versions[name] = version;
   for (const auto& [name, version] : info.versions) versions[name] = version;
@@ -221,8 +219,7 @@ ExitCode run_measure(const MeasureOptions& options) {
   Json rows = Json::array();
   for (const int ranks : worlds) {
     const std::filesystem::path file =
-        std::filesystem::temp_directory_path() /
-        fmt::format("foreshard-measure-{}-{}.json", ::getpid(), ranks);
+        std::filesystem::temp_directory_path() / fmt::format("foreshard-measure-{}-{}.json", ::getpid(), ranks);
     ::setenv(kRowsVariable, file.c_str(), 1);
     SpawnOptions spawn = {.arguments = {"foreshard-exec"}};
     append(spawn.arguments, options.spawn.arguments);

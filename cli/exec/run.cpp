@@ -41,12 +41,10 @@ namespace {
 // --device of a job on this cluster: auto is a GPU where the cluster is of GPUs; cpu needs cluster
 // `local`; standin runs plans of GPUs on the CPU, in order and without overlap, to try things out.
 // nullptr: a CPU rank. Throws Error(kMissingCapability), Error(kUsage).
-std::unique_ptr<Accelerator> open_device(const std::string& choice, const Cluster& cluster,
-                                         const Launch& launch) {
+std::unique_ptr<Accelerator> open_device(const std::string& choice, const Cluster& cluster, const Launch& launch) {
   if (choice == "standin") {
     if (!cluster.host_computes) return host_accelerator();
-    throw Error(ExitCode::kUsage,
-                "--device standin stands for a GPU; name a cluster of GPUs, for example 8xh100");
+    throw Error(ExitCode::kUsage, "--device standin stands for a GPU; name a cluster of GPUs, for example 8xh100");
   }
   const DeviceChoice wanted = parse_device_choice(choice);
   if (cluster.host_computes) {
@@ -75,8 +73,7 @@ std::unique_ptr<Accelerator> open_device(const std::string& choice, const Cluste
 Pacing pacing_of(const Job& job, const EventGraph& graph) {
   const CostModel costs = cost_model(job);
   const Forecast predicted = forecast(job.model, job.resolved.plan, costs);
-  FORESHARD_CHECK(predicted.graph.fingerprint() == graph.fingerprint(),
-                  "the forecast is of another step");
+  FORESHARD_CHECK(predicted.graph.fingerprint() == graph.fingerprint(), "the forecast is of another step");
   Pacing pacing;
   pacing.durations.resize(graph.rows.size());
   pacing.ctas.assign(graph.rows.size(), 1);
@@ -85,8 +82,7 @@ Pacing pacing_of(const Job& job, const EventGraph& graph) {
     if (!is_collective(work.kind) || work.communicator == kNoCommunicator) continue;
     const Span& span = predicted.timeline.spans[i];
     pacing.durations[i] = span.end - span.arrive;
-    const auto price =
-        costs.collective(work.kind, work.bytes, graph.communicators[work.communicator].group);
+    const auto price = costs.collective(work.kind, work.bytes, graph.communicators[work.communicator].group);
     if (price) pacing.ctas[i] = std::max(1, price->ctas);
   }
   return pacing;
@@ -106,12 +102,10 @@ class ProgressLine {
     const std::int64_t left = report.last_step - report.step;
     const std::int64_t stride = std::max<std::int64_t>(1, (report.last_step - first_ + 1) / 20);
     if (!is_terminal_ && left != 0 && done % stride != 0 && done != 1) return;
-    const auto eta =
-        static_cast<std::int64_t>(std::llround(seconds_ / as_double(done) * as_double(left)));
+    const auto eta = static_cast<std::int64_t>(std::llround(seconds_ / as_double(done) * as_double(left)));
     const std::string line =
-        fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  {}:{:02}:{:02} left", report.step,
-                    report.last_step, report.loss, format_count(std::llround(report.tokens_per_s)),
-                    eta / 3600, eta / 60 % 60, eta % 60);
+        fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  {}:{:02}:{:02} left", report.step, report.last_step,
+                    report.loss, format_count(std::llround(report.tokens_per_s)), eta / 3600, eta / 60 % 60, eta % 60);
     write_error(is_terminal_ ? "\r\x1b[K" + line : line + "\n");
     open_ = is_terminal_;
   }
@@ -131,14 +125,12 @@ class ProgressLine {
 void check_world(const Plan& plan, const Launch& launch) {
   const std::int64_t ranks = plan.mesh.world();
   if (ranks == launch.size) return;
-  const std::string started =
-      launch.launcher == "none"
-          ? "one was started; start them with --spawn " + std::to_string(ranks)
-          : fmt::format("{} started {}", launch.launcher, launch.size);
+  const std::string started = launch.launcher == "none"
+                                  ? "one was started; start them with --spawn " + std::to_string(ranks)
+                                  : fmt::format("{} started {}", launch.launcher, launch.size);
   throw Error(
       ExitCode::kLaunchFailure,
-      fmt::format("the plan has shard {} x replicate {}{} = {} ranks, but {}", plan.mesh.shard,
-                  plan.mesh.replicate,
+      fmt::format("the plan has shard {} x replicate {}{} = {} ranks, but {}", plan.mesh.shard, plan.mesh.replicate,
                   plan.mesh.tp > 1 ? fmt::format(" x tp {}", plan.mesh.tp) : "", ranks, started) +
           (plan.host == HostKind::kFeedsDevice && launch.size == 1
                ? "; --paced runs rank 0 alone, its collectives as long as forecast"
@@ -147,16 +139,14 @@ void check_world(const Plan& plan, const Launch& launch) {
 
 // The host has nothing to do beside the optimizer of a plan that offloads: it takes its share of
 // the cores for that, unless something else is asked for.
-std::optional<int> compute_threads(const RunCommandOptions& options, const Plan& plan,
-                                   const Launch& launch) {
+std::optional<int> compute_threads(const RunCommandOptions& options, const Plan& plan, const Launch& launch) {
   if (options.threads || plan.offload == Offload::kNone) return options.threads;
   if (std::getenv("OMP_NUM_THREADS") != nullptr) return std::nullopt;
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   return std::clamp(cores / std::max(1, launch.local_size), 1, 1024);
 }
 
-std::string run_folder(const RunCommandOptions& options, const ModelSpec& model,
-                       const std::string& created) {
+std::string run_folder(const RunCommandOptions& options, const ModelSpec& model, const std::string& created) {
   if (!options.out.empty()) return options.out;
   std::string stamp;
   for (const char c : created) {
@@ -174,16 +164,14 @@ ExitCode exit_code_of(const RunRecord& record) {
 void tell_end(const RunRecord& record, const RunCommandOptions& options) {
   if (record.complete) return;
   if (record.not_finite.empty()) {
-    return note(fmt::format("interrupted after step {}",
-                            record.first_step + std::ssize(record.losses) - 1));
+    return note(fmt::format("interrupted after step {}", record.first_step + std::ssize(record.losses) - 1));
   }
   write_error(fmt::format(
       "error: {}; {}try a lower optimizer.learning_rate, more optimizer.warmup_steps, or an "
       "optimizer.clip_norm\n",
       record.not_finite,
-      options.checkpoint.empty()
-          ? ""
-          : "no checkpoint was saved since, those in " + options.checkpoint + " are finite; "));
+      options.checkpoint.empty() ? ""
+                                 : "no checkpoint was saved since, those in " + options.checkpoint + " are finite; "));
 }
 
 std::chrono::seconds grace_of(const std::string& text) {
@@ -198,11 +186,8 @@ std::chrono::seconds grace_of(const std::string& text) {
 // What is the same for every rank, and how a difference in it ends.
 void agree_on_start(const RunCommandOptions& o, World& world) {
   Facts facts;
-  for (const auto& [name, version] : engine_versions())
-    facts.push_back({"version of " + name, version});
-  const auto flag = [&](const char* name, const auto& value) {
-    facts.push_back({name, fmt::format("{}", value)});
-  };
+  for (const auto& [name, version] : engine_versions()) facts.push_back({"version of " + name, version});
+  const auto flag = [&](const char* name, const auto& value) { facts.push_back({name, fmt::format("{}", value)}); };
   flag("--steps", o.steps);
   flag("--tokens", o.tokens);
   flag("--checkpoint", o.checkpoint);
@@ -251,8 +236,7 @@ std::vector<std::string> accepted_changes(const std::string& text, const Facts& 
     throw Error(ExitCode::kUsage,
                 fmt::format("--accept-changes: {} is no key that changes the numbers; expected "
                             "keys with commas between them, for example data,seed{}",
-                            quote(accepted.back()),
-                            nearest.empty() ? "" : "; did you mean " + nearest + "?"));
+                            quote(accepted.back()), nearest.empty() ? "" : "; did you mean " + nearest + "?"));
   }
   return accepted;
 }
@@ -269,8 +253,8 @@ void try_destinations(const RunCommandOptions& options, const std::string& folde
 }
 
 // The run folder, and the report of what was done.
-void answer(const RunCommandOptions& options, const Job& job, const EventGraph& graph,
-            const RunRecord& record, const std::string& folder) {
+void answer(const RunCommandOptions& options, const Job& job, const EventGraph& graph, const RunRecord& record,
+            const std::string& folder) {
   write_run_folder(folder, record);
   tell_end(record, options);
   if (record.losses.empty() || record.ranks.front().timelines.empty()) return;
@@ -361,8 +345,7 @@ ExitCode run_rank(const RunCommandOptions& options, const Launch& launch, World&
       duration = Time::seconds(duration.seconds() * options.pace);
     }
     if (options.pace != 1) {
-      record.notes.push_back(
-          fmt::format("collectives were given {} times their forecast time", options.pace));
+      record.notes.push_back(fmt::format("collectives were given {} times their forecast time", options.pace));
     }
     train_options.pacing = &*pacing;
   }
@@ -394,8 +377,7 @@ ExitCode run_rank(const RunCommandOptions& options, const Launch& launch, World&
 
 ExitCode run_run(const RunCommandOptions& options) {
   if (options.graph && options.debug) {
-    throw Error(ExitCode::kUsage,
-                "--debug checks every row from the host; leave it or --graph out");
+    throw Error(ExitCode::kUsage, "--debug checks every row from the host; leave it or --graph out");
   }
   SpawnRequest spawn = options.spawn;
   spawn.grace = grace_of(options.grace) + std::chrono::seconds(1);  // the ranks' own word first

@@ -100,8 +100,7 @@ ChildEnd end_of(const Child& child) {
                                                        : ChildEnd::kFailed;
   }
   // A hard limit on CPU time kills where the soft one, which is the same, was not noticed.
-  return WTERMSIG(status) == SIGXCPU || WTERMSIG(status) == SIGKILL ? ChildEnd::kOutOfTime
-                                                                    : ChildEnd::kFailed;
+  return WTERMSIG(status) == SIGXCPU || WTERMSIG(status) == SIGKILL ? ChildEnd::kOutOfTime : ChildEnd::kFailed;
 }
 
 }

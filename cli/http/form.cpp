@@ -136,8 +136,7 @@ std::string plain_file_name(std::string_view name, const std::string& otherwise)
   if (slash != std::string_view::npos) name.remove_prefix(slash + 1);
   std::string plain;
   for (char c : name) {
-    const bool is_plain =
-        (c >= '0' && c <= '9') || (lower(c) >= 'a' && lower(c) <= 'z') || c == '_' || c == '-';
+    const bool is_plain = (c >= '0' && c <= '9') || (lower(c) >= 'a' && lower(c) <= 'z') || c == '_' || c == '-';
     if (is_plain || (c == '.' && !plain.empty())) plain += c;
   }
   // The end tells the kind.

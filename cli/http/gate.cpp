@@ -44,8 +44,7 @@ bool holds_token(const HttpGate& gate, const HttpCaller& caller) {
     std::string_view one = cut(rest, ";");
     one.remove_prefix(std::min(one.size(), one.find_first_not_of(' ')));
     const std::size_t is = one.find('=');
-    if (is != one.npos && one.substr(0, is) == gate.cookie && same(one.substr(is + 1), gate.token))
-      return true;
+    if (is != one.npos && one.substr(0, is) == gate.cookie && same(one.substr(is + 1), gate.token)) return true;
   }
   return false;
 }
@@ -59,15 +58,13 @@ bool is_loopback_name(std::string_view host) {
 
 std::optional<std::string> gate_refusal(const HttpGate& gate, const HttpCaller& caller) {
   const std::string name = name_of(caller.host);
-  const bool is_ours = is_loopback_name(caller.host) ||
-                       (!name.empty() && name == name_of(caller.address)) ||
+  const bool is_ours = is_loopback_name(caller.host) || (!name.empty() && name == name_of(caller.address)) ||
                        std::ranges::any_of(gate.own_names, [&](const std::string& own) {
                          return !name.empty() && name == name_of(own);
                        });
   if (!is_ours) return "this name is not served; ask for localhost, or start serve with --host";
-  const bool is_same_origin =
-      caller.origin.empty() || caller.origin == fmt::format("http://{}", caller.host) ||
-      caller.origin == fmt::format("https://{}", caller.host);  // behind a proxy
+  const bool is_same_origin = caller.origin.empty() || caller.origin == fmt::format("http://{}", caller.host) ||
+                              caller.origin == fmt::format("https://{}", caller.host);  // behind a proxy
   const bool is_same_site = caller.fetch_site.empty() || caller.fetch_site == "same-origin" ||
                             caller.fetch_site == "none";  // typed by the user
   if (!is_same_origin || !is_same_site) {

@@ -29,8 +29,7 @@ std::optional<HttpAnswer> unpacked(std::string text) {
   const Json head = Json::parse(text.substr(0, end), nullptr, false);
   if (!head.is_object()) return std::nullopt;
   text.erase(0, end + 1);
-  return HttpAnswer{head.value("status", 500), head.value("type", ""), std::move(text),
-                    head.value("command", "")};
+  return HttpAnswer{head.value("status", 500), head.value("type", ""), std::move(text), head.value("command", "")};
 }
 
 }
@@ -53,8 +52,7 @@ Jobs::~Jobs() {
 
 std::filesystem::path Jobs::new_path() { return service_.folder / std::to_string(++paths_); }
 
-std::shared_ptr<HttpJob> Jobs::submit(HttpQuestion question,
-                                      std::function<void(const HttpAnswer&)> done) {
+std::shared_ptr<HttpJob> Jobs::submit(HttpQuestion question, std::function<void(const HttpAnswer&)> done) {
   const HttpLane lane = service_.lane(question);
   if (is_ending_ || at(lane).queue.size() >= service_.bounds.queued) return nullptr;
   auto job = std::make_shared<HttpJob>(io_, std::move(question), lane);
@@ -81,8 +79,7 @@ void Jobs::end() {
 // Whatever the lane has room for.
 void Jobs::begin(HttpLane which) {
   Lane& lane = at(which);
-  while (!is_ending_ && !lane.queue.empty() &&
-         lane.running.size() < static_cast<std::size_t>(lane.slots)) {
+  while (!is_ending_ && !lane.queue.empty() && lane.running.size() < static_cast<std::size_t>(lane.slots)) {
     const auto job = lane.queue.front();
     try {
       start(job);
@@ -97,8 +94,7 @@ void Jobs::start(const std::shared_ptr<HttpJob>& job) {
   Lane& lane = at(job->lane);
   job->folder = new_path();
   std::filesystem::create_directory(job->folder);
-  job->child =
-      start_child(lane.bounds, job->folder, [&] { return packed(service_.work(job->question)); });
+  job->child = start_child(lane.bounds, job->folder, [&] { return packed(service_.work(job->question)); });
   job->pipe.assign(job->child.output);
   lane.running.push_back(job);
   job->timer.expires_after(seconds(service_.bounds.wall_seconds));
@@ -109,16 +105,15 @@ void Jobs::start(const std::shared_ptr<HttpJob>& job) {
 }
 
 void Jobs::read_output(const std::shared_ptr<HttpJob>& job) {
-  job->pipe.async_read_some(
-      boost::asio::buffer(job->chunk), [this, job](Failure failure, std::size_t count) {
-        job->output.append(job->chunk, 0, count);
-        if (job->output.size() > service_.bounds.answer_bytes) {
-          job->output.clear();
-          stop(job, service_.refusal(503, "the answer is too long to be sent"));
-        }
-        if (!failure) return read_output(job);
-        if (failure != boost::asio::error::operation_aborted) on_end(job);
-      });
+  job->pipe.async_read_some(boost::asio::buffer(job->chunk), [this, job](Failure failure, std::size_t count) {
+    job->output.append(job->chunk, 0, count);
+    if (job->output.size() > service_.bounds.answer_bytes) {
+      job->output.clear();
+      stop(job, service_.refusal(503, "the answer is too long to be sent"));
+    }
+    if (!failure) return read_output(job);
+    if (failure != boost::asio::error::operation_aborted) on_end(job);
+  });
 }
 
 void Jobs::on_end(const std::shared_ptr<HttpJob>& job) {
@@ -171,10 +166,9 @@ HttpAnswer Jobs::answer_of(HttpJob& job, ChildEnd end) {
 
 HttpAnswer Jobs::too_much(HttpLane lane) {
   const ChildBounds& bounds = at(lane).bounds;
-  return service_.refusal(
-      503, fmt::format("this takes more than {} s of computing or {} MiB, the most that a request "
-                       "may; ask foreshard on the command line",
-                       bounds.cpu_seconds, bounds.memory_bytes >> 20));
+  return service_.refusal(503, fmt::format("this takes more than {} s of computing or {} MiB, the most that a request "
+                                           "may; ask foreshard on the command line",
+                                           bounds.cpu_seconds, bounds.memory_bytes >> 20));
 }
 
 }

@@ -42,8 +42,7 @@ class Jobs {
   Jobs& operator=(const Jobs&) = delete;
 
   // `done` gets the answer, later and once. nullptr: there is no room for it.
-  std::shared_ptr<HttpJob> submit(HttpQuestion question,
-                                  std::function<void(const HttpAnswer&)> done);
+  std::shared_ptr<HttpJob> submit(HttpQuestion question, std::function<void(const HttpAnswer&)> done);
   // Nobody wants its answer: `done` is dropped, what runs is ended.
   void abandon(const std::shared_ptr<HttpJob>& job);
   // What waits and runs gets a 503, and nothing begins from now on.

@@ -37,9 +37,8 @@ constexpr AskedVerb kVerbs[] = {
     {"scale", HttpLane::kLong},    {"validate", HttpLane::kLong}, {"report", HttpLane::kLong}};
 
 // Values that name nothing on the machine; "": a flag.
-constexpr std::string_view kPlainTypes[] = {"",          "N",   "AMOUNT",  "TIME",  "USD",
-                                            "RATE",      "GPU", "LIST",    "RATIO", "STEPS",
-                                            "KEY=VALUE", "KEY", "RUNTIME", "BYTES"};
+constexpr std::string_view kPlainTypes[] = {"",     "N",     "AMOUNT", "TIME",      "USD", "RATE",    "GPU",
+                                            "LIST", "RATIO", "STEPS",  "KEY=VALUE", "KEY", "RUNTIME", "BYTES"};
 constexpr std::string_view kFileTypes[] = {"FILE", "DIR|TRACE"};
 // Of the server, not of who asks.
 constexpr std::string_view kOwnOptions[] = {"--help",  "--json", "--threads", "--html",
@@ -53,34 +52,28 @@ struct Way {
 };
 
 Way way_of(const std::string& path) {
-  constexpr std::pair<std::string_view, Shape> kRoots[] = {{"/api/", Shape::kJsonAnswer},
-                                                           {"/text/", Shape::kTextAnswer},
-                                                           {"/page/", Shape::kPageDocument}};
+  constexpr std::pair<std::string_view, Shape> kRoots[] = {
+      {"/api/", Shape::kJsonAnswer}, {"/text/", Shape::kTextAnswer}, {"/page/", Shape::kPageDocument}};
   std::string_view name = path;
   Way way;
   if (path == "/report") {
     name = "report";
     way.form = Shape::kPage;
   } else {
-    const auto root = std::ranges::find_if(
-        kRoots, [&](const auto& known) { return path.starts_with(known.first); });
+    const auto root = std::ranges::find_if(kRoots, [&](const auto& known) { return path.starts_with(known.first); });
     if (root == std::end(kRoots)) return {};
     name.remove_prefix(root->first.size());
     way.form = root->second;
   }
-  const auto verb =
-      std::ranges::find_if(kVerbs, [&](const AskedVerb& known) { return name == known.name; });
+  const auto verb = std::ranges::find_if(kVerbs, [&](const AskedVerb& known) { return name == known.name; });
   if (verb != std::end(kVerbs)) way.verb = verb;
   return way;
 }
 
-bool is_one_of(std::string_view word, std::span<const std::string_view> known) {
-  return contains(known, word);
-}
+bool is_one_of(std::string_view word, std::span<const std::string_view> known) { return contains(known, word); }
 
 bool is_alternatives(std::string_view type) {  // fsdp2|fsdp1
-  return contains(type, '|') &&
-         std::ranges::none_of(type, [](char c) { return c >= 'A' && c <= 'Z'; });
+  return contains(type, '|') && std::ranges::none_of(type, [](char c) { return c >= 'A' && c <= 'Z'; });
 }
 
 enum class Takes : std::uint8_t { kNothing, kWord, kName, kFile };
@@ -115,17 +108,15 @@ void check_name(const std::string& key, const std::string& value) {
   const bool is_plain = std::ranges::all_of(value, [](unsigned char c) {
     return std::isalnum(c) != 0 || contains(std::string_view("-_.:+@ /"), static_cast<char>(c));
   });
-  const bool is_path = value.front() == '/' || value.front() == '.' || contains(value, "..") ||
-                       std::ranges::count(value, '/') > 1;
+  const bool is_path =
+      value.front() == '/' || value.front() == '.' || contains(value, "..") || std::ranges::count(value, '/') > 1;
   const std::string end = std::filesystem::path(value).extension();
   const bool is_file = end == ".json" || end == ".yaml" || end == ".yml";
   if (is_plain && !is_path && !is_file && value != "local") return;
-  throw Error(
-      ExitCode::kInvalidInput,
-      fmt::format("{} {}: {}", key, quote(value),
-                  key == "model"
-                      ? "expected a name that foreshard models lists, or the file itself"
-                      : "expected GPUs and their kind, such as 64xh100, or the file itself"));
+  throw Error(ExitCode::kInvalidInput,
+              fmt::format("{} {}: {}", key, quote(value),
+                          key == "model" ? "expected a name that foreshard models lists, or the file itself"
+                                         : "expected GPUs and their kind, such as 64xh100, or the file itself"));
 }
 
 // What a plan names must lie beside it.
@@ -133,8 +124,7 @@ void check_plan(const std::string& file) {
   const PlanDocument plan = read_plan_file(file);
   const auto check = [&](const char* key, const std::string& value) {
     const std::filesystem::path path = value;
-    const bool leaves =
-        path.is_absolute() || value.starts_with('~') || value == "local" || contains(path, "..");
+    const bool leaves = path.is_absolute() || value.starts_with('~') || value == "local" || contains(path, "..");
     if (leaves) {
       throw Error(ExitCode::kInvalidInput,
                   fmt::format("{}: {} {}: send the file itself along", file, key, quote(value)));
@@ -186,16 +176,14 @@ class Request {
     const std::string& name = known.names.front();
     if (takes(known) == Takes::kFile) {
       // As a key that is not known: files are sent, not named.
-      throw Error(
-          ExitCode::kInvalidInput,
-          fmt::format("unknown key {}: send the file itself, as multipart/form-data", quote(key)));
+      throw Error(ExitCode::kInvalidInput,
+                  fmt::format("unknown key {}: send the file itself, as multipart/form-data", quote(key)));
     }
     if (takes(known) == Takes::kName) check_name(key, value);
     if (key == "set" || key == "fix" || key == "with") {
       const std::string assigned = value.substr(0, value.find('='));
       if (assigned == "model" || assigned == "cluster") {
-        throw Error(ExitCode::kInvalidInput,
-                    fmt::format("{} {}: give {} by its own name", key, value, assigned));
+        throw Error(ExitCode::kInvalidInput, fmt::format("{} {}: give {} by its own name", key, value, assigned));
       }
     }
     if (!known.type.empty()) {
@@ -274,8 +262,8 @@ std::string own_threads(int threads) {
 bool has_option(const AskedVerb& verb, std::string_view name) {
   for (const Command& command : command_tree().commands) {
     if (command.name != verb.name) continue;
-    return std::ranges::any_of(
-        command.options, [&](const CommandOption& option) { return option.names.front() == name; });
+    return std::ranges::any_of(command.options,
+                               [&](const CommandOption& option) { return option.names.front() == name; });
   }
   return false;
 }
@@ -362,8 +350,7 @@ HttpAnswer answer_question(const HttpQuestion& question, int threads) {
 
 HttpAnswer http_refusal(int status, const std::string& what, ExitCode code) {
   const Json body = {{"error", what}, {"exit_code", static_cast<int>(code)}};
-  return {status, "application/json",
-          body.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n", ""};
+  return {status, "application/json", body.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n", ""};
 }
 
 Json words_json() {

@@ -34,8 +34,7 @@ class Server {
 
   bool listen() {
     Failure failure;
-    const auto found = tcp::resolver(io_).resolve(host_.service.address,
-                                                  std::to_string(host_.service.port), failure);
+    const auto found = tcp::resolver(io_).resolve(host_.service.address, std::to_string(host_.service.port), failure);
     if (failure || found.empty()) return false;
     const tcp::endpoint endpoint = found.begin()->endpoint();
     acceptor_.open(endpoint.protocol(), failure);

@@ -33,8 +33,7 @@ void remove_file(const std::filesystem::path& path) {
 
 }
 
-Session::Session(SessionHost& host, tcp::socket socket)
-    : host_(host), stream_(std::move(socket)), id_(0) {
+Session::Session(SessionHost& host, tcp::socket socket) : host_(host), stream_(std::move(socket)), id_(0) {
   if (!host.sessions.empty()) id_ = host.sessions.rbegin()->first + 1;
   host.sessions[id_] = this;
 }
@@ -59,9 +58,8 @@ void Session::read() {
   header_->header_limit(static_cast<std::uint32_t>(bounds.header_bytes));
   header_->body_limit(bounds.upload_bytes);
   stream_.expires_after(seconds(bounds.header_seconds));
-  http::async_read_header(
-      stream_, buffer_, *header_,
-      [self = shared_from_this()](Failure failure, std::size_t) { self->on_header(failure); });
+  http::async_read_header(stream_, buffer_, *header_,
+                          [self = shared_from_this()](Failure failure, std::size_t) { self->on_header(failure); });
 }
 
 void Session::refuse(int status, const char* what) {
@@ -73,8 +71,7 @@ void Session::on_header(Failure failure) {
   if (failure == http::error::header_limit || failure == http::error::body_limit) {
     return refuse(413, "the request is too large");
   }
-  const bool has_left =
-      failure == http::error::end_of_stream || failure == http::error::partial_message;
+  const bool has_left = failure == http::error::end_of_stream || failure == http::error::partial_message;
   if (failure && (has_left || failure.category() != make_error_code(http::error{}).category())) {
     return close();
   }
@@ -92,8 +89,7 @@ void Session::on_header(Failure failure) {
   if (request.method() != http::verb::post) return refuse(405, "ask with GET or POST");
   const HttpBounds& bounds = host_.service.bounds;
   if (!is_multipart(question_.content_type)) {
-    return read_body(std::make_unique<http::request_parser<http::string_body>>(std::move(*header_)),
-                     bounds.text_bytes);
+    return read_body(std::make_unique<http::request_parser<http::string_body>>(std::move(*header_)), bounds.text_bytes);
   }
   auto parser = std::make_unique<http::request_parser<http::file_body>>(std::move(*header_));
   question_.body_file = host_.jobs.new_path();
@@ -114,10 +110,10 @@ bool Session::passes_gate() {
   });
   Failure ignored;
   const std::string address = stream_.socket().local_endpoint(ignored).address().to_string();
-  const auto refused = gate_refusal(
-      host_.gate, {view_of(request[http::field::host]), view_of(request[http::field::origin]),
-                   view_of(request["Sec-Fetch-Site"]), view_of(request[http::field::cookie]),
-                   view_of(request[http::field::authorization]), token, address});
+  const auto refused =
+      gate_refusal(host_.gate, {view_of(request[http::field::host]), view_of(request[http::field::origin]),
+                                view_of(request["Sec-Fetch-Site"]), view_of(request[http::field::cookie]),
+                                view_of(request[http::field::authorization]), token, address});
   if (!refused) {
     if (!token.empty() && token == host_.gate.token) {
       set_cookie_ = host_.gate.cookie + "=" + token + "; Path=/; HttpOnly; SameSite=Strict";
@@ -138,11 +134,9 @@ void Session::read_body(std::unique_ptr<Parser> parser, std::size_t most) {
   const std::uint64_t length = parser->content_length() ? *parser->content_length() : 0;
   if (length > most) return refuse(413, "the request is too large");
   parser->body_limit(most);
-  stream_.expires_after(seconds(host_.service.bounds.body_seconds) +
-                        seconds(length / kBytesPerSecond));
+  stream_.expires_after(seconds(host_.service.bounds.body_seconds) + seconds(length / kBytesPerSecond));
   Parser& body = *parser;
-  auto on_read = [self = shared_from_this(), parser = std::move(parser)](Failure failure,
-                                                                         std::size_t) mutable {
+  auto on_read = [self = shared_from_this(), parser = std::move(parser)](Failure failure, std::size_t) mutable {
     if (failure == http::error::body_limit) return self->refuse(413, "the request is too large");
     if (failure) return self->close();
     if constexpr (requires { parser->get().body().append(""); }) {
@@ -155,11 +149,10 @@ void Session::read_body(std::unique_ptr<Parser> parser, std::size_t most) {
     return http::async_read(stream_, buffer_, body, std::move(on_read));
   }
   static constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
-  asio::async_write(
-      stream_, asio::buffer(kContinue, sizeof kContinue - 1),
-      [this, &body, on_read = std::move(on_read)](Failure failure, std::size_t) mutable {
-        if (!failure) http::async_read(stream_, buffer_, body, std::move(on_read));
-      });
+  asio::async_write(stream_, asio::buffer(kContinue, sizeof kContinue - 1),
+                    [this, &body, on_read = std::move(on_read)](Failure failure, std::size_t) mutable {
+                      if (!failure) http::async_read(stream_, buffer_, body, std::move(on_read));
+                    });
 }
 
 void Session::on_question() {
@@ -178,17 +171,16 @@ void Session::on_question() {
 // Bytes that come while a job runs are the next request's: they wait, and leaving is not seen then.
 void Session::watch() {
   stream_.expires_never();
-  stream_.socket().async_wait(tcp::socket::wait_read,
-                              [weak = weak_from_this(), job = job_](Failure failure) {
-                                const auto self = weak.lock();
-                                if (failure || !self || self->job_ != job) return;
-                                char byte = 0;
-                                const int socket = self->stream_.socket().native_handle();
-                                if (::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0) return;
-                                self->job_ = nullptr;
-                                self->close();
-                                self->host_.jobs.abandon(job);
-                              });
+  stream_.socket().async_wait(tcp::socket::wait_read, [weak = weak_from_this(), job = job_](Failure failure) {
+    const auto self = weak.lock();
+    if (failure || !self || self->job_ != job) return;
+    char byte = 0;
+    const int socket = self->stream_.socket().native_handle();
+    if (::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0) return;
+    self->job_ = nullptr;
+    self->close();
+    self->host_.jobs.abandon(job);
+  });
 }
 
 void Session::respond(const HttpAnswer& answer) {
@@ -230,10 +222,9 @@ void Session::linger() {
     self->buffer_.clear();
     auto space = self->buffer_.prepare(16 << 10);
     Session& session = *self;
-    session.stream_.async_read_some(space,
-                                    [again, self = std::move(self)](Failure failure, std::size_t) {
-                                      failure ? self->close() : again(again, self);
-                                    });
+    session.stream_.async_read_some(space, [again, self = std::move(self)](Failure failure, std::size_t) {
+      failure ? self->close() : again(again, self);
+    });
   };
   drop(drop, shared_from_this());
 }

@@ -52,8 +52,7 @@ fs::path library_folder() {
 Cluster one_node(const std::string& gpu) {
   const auto machine = machine_named(gpu);
   if (!machine) {
-    throw Error(ExitCode::kUsage,
-                fmt::format("--gpu {}: no such GPU; expected one of foreshard machines", gpu));
+    throw Error(ExitCode::kUsage, fmt::format("--gpu {}: no such GPU; expected one of foreshard machines", gpu));
   }
   return machine->node;
 }
@@ -65,9 +64,8 @@ std::string gpu_variable(const Cluster& node, std::int64_t devices, Bytes memory
       "name={};memory={};major={};minor={};devices={};multiprocessors={};l2={};"
       "shared_per_multiprocessor={};shared_per_block={};threads_per_multiprocessor={};"
       "blocks_per_multiprocessor={}",
-      node.gpu.name, memory.count(), c.major, c.minor, devices, node.gpu.multiprocessors,
-      c.l2_bytes, c.shared_per_multiprocessor, c.shared_per_block, c.threads_per_multiprocessor,
-      c.blocks_per_multiprocessor);
+      node.gpu.name, memory.count(), c.major, c.minor, devices, node.gpu.multiprocessors, c.l2_bytes,
+      c.shared_per_multiprocessor, c.shared_per_block, c.threads_per_multiprocessor, c.blocks_per_multiprocessor);
 }
 
 void set(const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); }
@@ -77,8 +75,7 @@ void put_before(const char* name, const std::string& value, char separator) {
   set(name, now == nullptr || *now == '\0' ? value : value + separator + now);
 }
 
-void set_environment(const NullOptions& options, const Cluster& node, const fs::path& library,
-                     const fs::path& out) {
+void set_environment(const NullOptions& options, const Cluster& node, const fs::path& library, const fs::path& out) {
   const std::int64_t per_node = std::min(options.world, node.node.gpus);
   set("FORESHARD_NULL_OUT", out.string());
   // A model alone is captured for what a plan makes of it, which is to say whether it fits.
@@ -129,33 +126,29 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
 double processor_of_steps(const fs::path& out) {
   const fs::path model = out / "model.json";
   if (!fs::exists(model)) return 1;
-  const std::vector<double> seen =
-      read_json_document(model).value("processor", std::vector<double>{});
+  const std::vector<double> seen = read_json_document(model).value("processor", std::vector<double>{});
   if (seen.empty()) return 1;
-  const double logs = std::accumulate(seen.begin(), seen.end(), 0.0,
-                                      [](double sum, double x) { return sum + std::log(x); });
+  const double logs =
+      std::accumulate(seen.begin(), seen.end(), 0.0, [](double sum, double x) { return sum + std::log(x); });
   return std::exp(logs / static_cast<double>(seen.size()));
 }
 
 // What an earlier capture left in the folder, and nothing else.
 void clear(const fs::path& out) {
   fs::create_directories(out);
-  for (const char* name :
-       {"calls.txt", "calls.txt.gz", "capture.json", "model.json", "modules.json", "refused.txt"}) {
+  for (const char* name : {"calls.txt", "calls.txt.gz", "capture.json", "model.json", "modules.json", "refused.txt"}) {
     fs::remove(out / name);
   }
 }
 
 // The child's wait status.
-int run(const NullOptions& options, const Cluster& node, const fs::path& library,
-        const fs::path& out) {
+int run(const NullOptions& options, const Cluster& node, const fs::path& library, const fs::path& out) {
   const pid_t child = ::fork();
   if (child < 0) throw Error(ExitCode::kInternal, "no process can be started");
   if (child == 0) {
     set_environment(options, node, library, out);
     std::vector<char*> words;
-    for (const std::string& word : options.command)
-      words.push_back(const_cast<char*>(word.c_str()));
+    for (const std::string& word : options.command) words.push_back(const_cast<char*>(word.c_str()));
     words.push_back(nullptr);
     ::execvp(words.front(), words.data());
     constexpr int kNotFound = 127;
@@ -198,8 +191,7 @@ std::string blind_reads(const fs::path& out) {
   if (reads == 0) return "";
   const auto place = [&](const std::string& id) {  // the innermost frame
     const std::string& all = names[id];
-    return all.empty() ? std::string("a place that is not Python's")
-                       : all.substr(0, all.find(" < "));
+    return all.empty() ? std::string("a place that is not Python's") : all.substr(0, all.find(" < "));
   };
   return fmt::format(
       "before it failed, the command read {} numbers from the GPU that nobody computed: first at "
@@ -261,10 +253,9 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
   std::int64_t batch = kTellingBatch, sequence = 0;
   std::string dtype = "autocast";
   CLI::Option* const config =
-      app.add_option(
-             "--config", o.config,
-             "A config.json of transformers: three training steps of its model on one GPU of "
-             "any size are the command; words behind -- are the Python, as in -- python3.12")
+      app.add_option("--config", o.config,
+                     "A config.json of transformers: three training steps of its model on one GPU of "
+                     "any size are the command; words behind -- are the Python, as in -- python3.12")
           ->check(CLI::ExistingFile);
   app.add_option("--batch", batch, "With --config: samples of a step")
       ->needs(config)
@@ -274,8 +265,7 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
       ->needs(config)
       ->check(CLI::IsMember({"autocast", "bf16", "fp32"}))
       ->capture_default_str();
-  app.add_option("--sequence", sequence,
-                 "With --config: tokens of a sample (the model's longest, up to 2,048)")
+  app.add_option("--sequence", sequence, "With --config: tokens of a sample (the model's longest, up to 2,048)")
       ->needs(config)
       ->check(CLI::Range(1, 1 << 30));
   try {
@@ -305,8 +295,7 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
         "foreshard-null: --config with --world: its step is one GPU's; the plan that import writes "
         "says how many share it\n";
   } else if (o.rank >= o.world) {
-    line.usage_error = fmt::format("foreshard-null: --rank {}: expected a rank below --world {}\n",
-                                   o.rank, o.world);
+    line.usage_error = fmt::format("foreshard-null: --rank {}: expected a rank below --world {}\n", o.rank, o.world);
   }
   return line;
 }
@@ -336,11 +325,10 @@ int run_on_null_gpu(const NullOptions& told) {
                        {"seconds", seconds.count()}};
     write_file((out / "capture.json").string(), head.dump(1) + "\n");
     // What it did with numbers that nobody computed may be why.
-    const std::string reads =
-        status == 0 || status == kNotAnswered ? std::string() : blind_reads(out);
+    const std::string reads = status == 0 || status == kNotAnswered ? std::string() : blind_reads(out);
     is_last = reads.empty() || options.ones;
     if (reads.empty()) continue;
-    note(reads + (options.ones ? "give what lengths and branches follow from as tensors on the host"
+    note(reads + (options.ones     ? "give what lengths and branches follow from as tensors on the host"
                   : options.values ? "again, where they are ones instead of zeros"
                                    : "again, with --values"));
     (options.values ? options.ones : options.values) = true;

@@ -32,8 +32,8 @@ std::vector<std::string> blanked_columns(const std::vector<std::string>& said) {
       columns.push_back(each);
       continue;
     }
-    for (const char* detail : {"stack", "attention_kernel", "norm_impl", "rope_impl",
-                               "residual_dtype", "loss_impl", "train_metrics", "optimizer_impl"}) {
+    for (const char* detail : {"stack", "attention_kernel", "norm_impl", "rope_impl", "residual_dtype", "loss_impl",
+                               "train_metrics", "optimizer_impl"}) {
       columns.emplace_back(detail);
     }
   }
@@ -72,8 +72,7 @@ ExitCode run_accuracy(const AccuracyOptions& options) {
     const std::filesystem::path file = history_file();
     const std::vector<AccuracyRow> rows = accuracy_rows(read_history(file));
     if (!options.html.empty()) write_accuracy_page(options, rows);
-    write(rows, "forecasts of step time against runs, from " + file.string(), ShownRows::kNewest,
-          options.output);
+    write(rows, "forecasts of step time against runs, from " + file.string(), ShownRows::kNewest, options.output);
     return ExitCode::kOk;
   }
   if (options.files.empty()) {
@@ -82,8 +81,7 @@ ExitCode run_accuracy(const AccuracyOptions& options) {
   if (!options.evidence.empty()) {
     const TrainingEvidence evidence = gather_evidence(read_table(options.files.front()));
     write_file(options.evidence, to_json(evidence).dump() + "\n");
-    note(fmt::format("what {} families of steps say is in {}", evidence.families.size(),
-                     options.evidence));
+    note(fmt::format("what {} families of steps say is in {}", evidence.families.size(), options.evidence));
     return ExitCode::kOk;
   }
   Scored scored = score(options.files, blanked_columns(options.blank));
@@ -103,13 +101,13 @@ ExitCode run_accuracy(const AccuracyOptions& options) {
   }
   if (options.anchor > 0) scored.rows = anchored(std::move(scored.rows), options.anchor);
   if (!options.html.empty()) write_accuracy_page(options, scored.rows);
-  write(scored.rows, fmt::format("forecasts against {}", fmt::join(options.files, ", ")),
-        ShownRows::kWorst, options.output);
+  write(scored.rows, fmt::format("forecasts against {}", fmt::join(options.files, ", ")), ShownRows::kWorst,
+        options.output);
   for (const std::string& problem : scored.problems) note("error: " + problem);
   if (!scored.problems.empty()) return ExitCode::kInvalidInput;
   const AccuracySummary all = summarize_accuracy(pointers(scored.rows));
-  const bool outside = all.scored > 0 && (all.median_abs_error > options.max_median_error ||
-                                          all.p90_abs_error > options.max_p90_error);
+  const bool outside =
+      all.scored > 0 && (all.median_abs_error > options.max_median_error || all.p90_abs_error > options.max_p90_error);
   return outside ? ExitCode::kOutsideTolerance : ExitCode::kOk;
 }
 

@@ -37,15 +37,11 @@ std::string rates_text(const LocalVariant& variant) {
   return text;
 }
 
-std::string variant_text(const LocalVariant& variant, const VariantReport& report,
-                         const Paint& paint) {
+std::string variant_text(const LocalVariant& variant, const VariantReport& report, const Paint& paint) {
   std::string text =
-      "\n" +
-      paint.bold(fmt::format("{} rank{} at once", variant.ranks, variant.ranks == 1 ? "" : "s")) +
-      fmt::format(": best {}; copies {} per rank\n", rates_text(variant),
-                  format_bandwidth(variant.memory_bandwidth));
-  std::vector<std::vector<std::string>> rows = {
-      {"curve", "points", "median", "90 %", "left out", "90 %"}};
+      "\n" + paint.bold(fmt::format("{} rank{} at once", variant.ranks, variant.ranks == 1 ? "" : "s")) +
+      fmt::format(": best {}; copies {} per rank\n", rates_text(variant), format_bandwidth(variant.memory_bandwidth));
+  std::vector<std::vector<std::string>> rows = {{"curve", "points", "median", "90 %", "left out", "90 %"}};
   for (const CurveReport& curve : report.curves) {
     rows.push_back({curve.curve, curve.rows, error_cell(curve, 0, &FitError::median),
                     error_cell(curve, 0, &FitError::p90), error_cell(curve, 1, &FitError::median),
@@ -57,8 +53,7 @@ std::string variant_text(const LocalVariant& variant, const VariantReport& repor
       "  host: {} per row, {} per hook, {} more per collective; overlap slows "
       "compute x{:.2f}, communication x{:.2f}\n",
       format_time(Time::seconds(c.host.per_row)), format_time(Time::seconds(c.host.per_hook)),
-      format_time(Time::seconds(c.host.per_collective)), c.contention.compute,
-      c.contention.communication);
+      format_time(Time::seconds(c.host.per_collective)), c.contention.compute, c.contention.communication);
   for (const std::string& gap : report.gaps) {
     text += "  " + paint.yellow("not measured: " + gap) + "\n";
   }
@@ -67,14 +62,13 @@ std::string variant_text(const LocalVariant& variant, const VariantReport& repor
 
 std::string answer_text(const LocalFit& fit, const std::string& path, const Paint& paint) {
   const LocalProfile& profile = fit.profile;
-  std::string text =
-      paint.bold(profile.host.cpu) +
-      fmt::format(
-          ", {} cores, {}, measured {} with {} thread{} per rank\n"
-          "Errors are |predicted / measured - 1|: on the rows themselves, and on each row "
-          "left out of the fit.\n",
-          profile.host.cores, format_bytes(profile.host.memory), profile.created, profile.threads,
-          profile.threads == 1 ? "" : "s");
+  std::string text = paint.bold(profile.host.cpu) +
+                     fmt::format(
+                         ", {} cores, {}, measured {} with {} thread{} per rank\n"
+                         "Errors are |predicted / measured - 1|: on the rows themselves, and on each row "
+                         "left out of the fit.\n",
+                         profile.host.cores, format_bytes(profile.host.memory), profile.created, profile.threads,
+                         profile.threads == 1 ? "" : "s");
   for (std::size_t i = 0; i < fit.reports.size(); ++i) {
     text += variant_text(profile.variants[i], fit.reports[i], paint);
   }
@@ -130,21 +124,19 @@ Json csv_json(const CsvFit& fit, const std::string& path) {
             {"p90_abs_error", error.p90},
             {"log_bias", error.log_bias}};
   });
-  return {{"profile", path},
-          {"id", fit.calibration.id},
-          {"gpu", fit.calibration.gpu},
-          {"curves",
-           {{{"curve", fit.report.curve},
-             {"constants", fit.report.constants},
-             {"errors", std::move(errors)}}}},
-          {"notes", fit.notes}};
+  return {
+      {"profile", path},
+      {"id", fit.calibration.id},
+      {"gpu", fit.calibration.gpu},
+      {"curves", {{{"curve", fit.report.curve}, {"constants", fit.report.constants}, {"errors", std::move(errors)}}}},
+      {"notes", fit.notes}};
 }
 
 std::string csv_text(const CsvFit& fit, const std::string& path, const Paint& paint) {
   std::string text = paint.bold(fit.calibration.gpu) + fmt::format(": {}\n", fit.report.constants);
   for (const FitError& error : fit.report.errors) {
-    text += fmt::format("  {}: median {}, 90 % {} of {} rows\n", error.what,
-                        percent_text(error.median), percent_text(error.p90), error.rows);
+    text += fmt::format("  {}: median {}, 90 % {} of {} rows\n", error.what, percent_text(error.median),
+                        percent_text(error.p90), error.rows);
   }
   for (const std::string& line : fit.notes) text += "  " + paint.yellow(line) + "\n";
   return text + fmt::format("\nwritten to {}; use it with --profile {}\n", path, path);
@@ -190,11 +182,11 @@ ExitCode calibrate_device(const CalibrateOptions& options, const DeviceFit& fit)
     return ExitCode::kOk;
   }
   const Paint paint(color_of(options.output.color));
-  std::string text = paint.bold(c.gpu) + fmt::format(
-                                             ": {} products, {} attention shapes, {} memory-bound "
-                                             "functions measured\n",
-                                             c.measured.gemm.size(), c.measured.attention.size(),
-                                             c.measured.functions.size());
+  std::string text =
+      paint.bold(c.gpu) + fmt::format(
+                              ": {} products, {} attention shapes, {} memory-bound "
+                              "functions measured\n",
+                              c.measured.gemm.size(), c.measured.attention.size(), c.measured.functions.size());
   for (const std::string& line : fit.notes) text += "  " + paint.yellow(line) + "\n";
   write_text(text + fmt::format("\nwritten to {}; use it with --profile {}\n", path, path));
   return ExitCode::kOk;

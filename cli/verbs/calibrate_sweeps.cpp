@@ -47,8 +47,7 @@ FabricSystem system_of(const Cluster& machine, const CollectiveSweep& sweep, Ncc
   return fabric_system(cluster, link, version);
 }
 
-Quality quality_of(const Cluster& machine, const Calibration& base, const CollectiveSweep& sweep,
-                   NcclVersion version) {
+Quality quality_of(const Cluster& machine, const Calibration& base, const CollectiveSweep& sweep, NcclVersion version) {
   const FabricSystem system = system_of(machine, sweep, version);
   const CollectiveSettings settings{version};
   Calibration bare = base;
@@ -64,8 +63,7 @@ Quality quality_of(const Cluster& machine, const Calibration& base, const Collec
     rest.sweeps = {sweep};
     rest.sweeps[0].points.erase(rest.sweeps[0].points.begin() + i);
     const CollectiveModel model(system, settings, rest);
-    without.push_back(
-        std::abs(model.price(sweep.operation, point.bytes).seconds / point.seconds - 1));
+    without.push_back(std::abs(model.price(sweep.operation, point.bytes).seconds / point.seconds - 1));
   }
   Quality quality;
   quality.points = sweep.points.size();
@@ -83,18 +81,16 @@ constexpr double kLeastOfLink = 1e-3;
 void check_sense(const Cluster& machine, const CollectiveSweep& sweep) {
   double best = 0;
   for (const SizePoint& point : sweep.points) {
-    best = std::max(
-        best, busbw_factor(sweep.operation, as_double(sweep.ranks)) * point.bytes / point.seconds);
+    best = std::max(best, busbw_factor(sweep.operation, as_double(sweep.ranks)) * point.bytes / point.seconds);
   }
   const double link = machine.node.gpu_link.value();
   const bool is_small = sweep.points.back().bytes < 1e6;  // latencies alone
   if (best <= kAboveLink * link && (is_small || best >= kLeastOfLink * link)) return;
-  throw Error(
-      ExitCode::kInvalidInput,
-      fmt::format("{}: the best bus bandwidth of {} is {}, the link of {} has {}: another "
-                  "unit, or another GPU?",
-                  sweep.source, to_string(sweep.operation), format_bandwidth(BytesPerSecond(best)),
-                  machine.gpu.key, format_bandwidth(machine.node.gpu_link)));
+  throw Error(ExitCode::kInvalidInput,
+              fmt::format("{}: the best bus bandwidth of {} is {}, the link of {} has {}: another "
+                          "unit, or another GPU?",
+                          sweep.source, to_string(sweep.operation), format_bandwidth(BytesPerSecond(best)),
+                          machine.gpu.key, format_bandwidth(machine.node.gpu_link)));
 }
 
 // The catalogue's machine of a device name.
@@ -118,8 +114,7 @@ bool are_nccl_tests(const std::vector<std::string>& files) {
     logs += looks_like_nccl_tests(read_text_start(file, kNcclTestsHead)) ? 1 : 0;
   }
   if (logs != 0 && logs != files.size()) {
-    throw Error(ExitCode::kInvalidInput,
-                "logs of nccl-tests and measurements of a machine do not go into one profile");
+    throw Error(ExitCode::kInvalidInput, "logs of nccl-tests and measurements of a machine do not go into one profile");
   }
   return logs != 0;
 }
@@ -144,9 +139,8 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
   Json list = json_list(sweeps, [&](const CollectiveSweep& sweep) -> Json {
     check_sense(machine, sweep);
     const Quality quality = quality_of(machine, profile, sweep, version);
-    rows.push_back({to_string(sweep.operation), std::to_string(sweep.ranks),
-                    std::to_string(sweep.nodes), std::to_string(quality.points),
-                    percent_text(quality.form), percent_text(quality.left_out)});
+    rows.push_back({to_string(sweep.operation), std::to_string(sweep.ranks), std::to_string(sweep.nodes),
+                    std::to_string(quality.points), percent_text(quality.form), percent_text(quality.left_out)});
     return {{"operation", to_string(sweep.operation)},
             {"ranks", sweep.ranks},
             {"nodes", sweep.nodes},
@@ -157,19 +151,16 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
   profile.id = "nccl-tests";
   profile.sweeps = std::move(sweeps);
   const std::string path =
-      !options.out.empty()
-          ? options.out
-          : (profile_folder().parent_path() / (machine.gpu.key + "-nccl.json")).string();
+      !options.out.empty() ? options.out : (profile_folder().parent_path() / (machine.gpu.key + "-nccl.json")).string();
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
   write_file(path, to_text(to_json(profile)));
   if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.calibrate/1",
-                          {{"profile", path},
-                           {"machine", machine.gpu.key},
-                           {"sweeps", list},
-                           {"ledger", ledger_json(ledger)},
-                           {"next", next_json(next_measurements(path, machine.gpu.key))}}));
+    write_answer(document("foreshard.calibrate/1", {{"profile", path},
+                                                    {"machine", machine.gpu.key},
+                                                    {"sweeps", list},
+                                                    {"ledger", ledger_json(ledger)},
+                                                    {"next", next_json(next_measurements(path, machine.gpu.key))}}));
     return ExitCode::kOk;
   }
   std::string text = fmt::format("{}: median |predicted / measured - 1|\n", machine.gpu.name);

@@ -23,14 +23,11 @@ struct CapturedAnswer {
   Capture capture;
   CapturedForecast made;
 
-  ExitCode exit_code() const {
-    return made.report.fit.fits() ? ExitCode::kOk : ExitCode::kInfeasible;
-  }
+  ExitCode exit_code() const { return made.report.fit.fits() ? ExitCode::kOk : ExitCode::kInfeasible; }
 };
 
 void check_options(const JobOptions& job) {
-  const bool is_said =
-      job.plan || job.model || job.runtime || job.sequence || job.micro_batch || job.accumulation;
+  const bool is_said = job.plan || job.model || job.runtime || job.sequence || job.micro_batch || job.accumulation;
   bool assigns = false;
   for (const auto& group : job.assignments) assigns |= !group.empty();
   if (is_said || assigns) {
@@ -48,8 +45,8 @@ CapturedAnswer answer_capture(const JobOptions& job) {
   CapturedAnswer a = {.capture = read_capture(job.capture)};
   const Cluster cluster = load_cluster(*job.cluster);
   const Plan plan = captured_plan(a.capture, cluster);
-  const Calibration calibration = job.profile ? read_calibration(read_json_file(*job.profile))
-                                              : profile_calibration(plan, cluster);
+  const Calibration calibration =
+      job.profile ? read_calibration(read_json_file(*job.profile)) : profile_calibration(plan, cluster);
   if (job.profile && calibration.gpu != cluster.gpu.key && !job.accept_profile) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("{}: gpu: the profile is of {}, the cluster's GPU is {}; expected a "
@@ -64,11 +61,8 @@ CapturedAnswer answer_capture(const JobOptions& job) {
 class Page : public PageDocument {
  public:
   Page(const CapturedAnswer& a, const std::string& command)
-      : PageDocument(
-            fmt::format("{} on {}, captured", a.made.report.plan.model, a.made.report.cluster.spec),
-            command) {
-    add_view(
-        {"captured", "# captured: " + a.capture.command + "\n", &a.made.forecast, &a.made.report});
+      : PageDocument(fmt::format("{} on {}, captured", a.made.report.plan.model, a.made.report.cluster.spec), command) {
+    add_view({"captured", "# captured: " + a.capture.command + "\n", &a.made.forecast, &a.made.report});
   }
 };
 
@@ -91,16 +85,14 @@ ExitCode predict_capture(const PredictOptions& options) {
     write_answer(document("foreshard.report/1", body_of(a, to_json(a.made.report))));
     return a.exit_code();
   }
-  write_text(to_text(a.made.report, forecast, color_of(options.output.color)) +
-             capture_text(a.capture, a.made));
+  write_text(to_text(a.made.report, forecast, color_of(options.output.color)) + capture_text(a.capture, a.made));
   return a.exit_code();
 }
 
 ExitCode explain_capture(const ExplainOptions& options) {
   const CapturedAnswer a = answer_capture(options.job);
   if (options.output.form == Form::kJson) {
-    write_answer(
-        document("foreshard.explain/1", body_of(a, explain_json(a.made.forecast, a.made.report))));
+    write_answer(document("foreshard.explain/1", body_of(a, explain_json(a.made.forecast, a.made.report))));
     return a.exit_code();
   }
   write_text(explain_text(a.made.forecast, a.made.report, color_of(options.output.color)) +
@@ -127,8 +119,7 @@ ExitCode report_capture(const ReportOptions& options) {
     return a.exit_code();
   }
   if (::isatty(STDOUT_FILENO) != 0) {
-    throw Error(ExitCode::kUsage,
-                "report: name a file with --html FILE, or send standard output to one");
+    throw Error(ExitCode::kUsage, "report: name a file with --html FILE, or send standard output to one");
   }
   write_text(html_page(page_json(page)));
   return a.exit_code();

@@ -36,11 +36,11 @@ std::vector<Thread> score_threads(const std::string& file) {
   std::vector<Thread> threads;
   for (const ConfigNode& node : root.elements()) {
     node.allow_only({"source", "said", "cause", "found"});
-    Thread& thread = threads.emplace_back(
-        Thread{.source = node.at("source").as_string(), .cause = node.at("cause").as_string()});
+    Thread& thread =
+        threads.emplace_back(Thread{.source = node.at("source").as_string(), .cause = node.at("cause").as_string()});
     const Diagnosis named = diagnose({{}, node.at("said").as_string()}, {}, 0.1);
-    const auto found = std::ranges::find_if(
-        named.causes, [&](const DiagnosedCause& cause) { return cause.name == thread.cause; });
+    const auto found =
+        std::ranges::find_if(named.causes, [&](const DiagnosedCause& cause) { return cause.name == thread.cause; });
     if (found == named.causes.end()) throw node.at("cause").error("is no cause that is known");
     thread.place = at(found - named.causes.begin()) + 1;
   }
@@ -51,25 +51,22 @@ ExitCode score(const DiagnoseOptions& options) {
   constexpr double kEnough = 0.75;
   const std::vector<Thread> threads = score_threads(options.threads);
   const auto within = [&](std::size_t places) {
-    const auto count =
-        std::ranges::count_if(threads, [&](const Thread& each) { return each.place <= places; });
+    const auto count = std::ranges::count_if(threads, [&](const Thread& each) { return each.place <= places; });
     return threads.empty() ? 0.0 : as_double(count) / as_double(threads.size());
   };
   if (options.output.form == Form::kJson) {
     Json list = json_list(threads, [&](const Thread& each) -> Json {
       return {{"source", each.source}, {"cause", each.cause}, {"place", each.place}};
     });
-    write_answer(
-        document("foreshard.diagnosis_score/1",
-                 {{"threads", std::move(list)}, {"first", within(1)}, {"among_three", within(3)}}));
+    write_answer(document("foreshard.diagnosis_score/1",
+                          {{"threads", std::move(list)}, {"first", within(1)}, {"among_three", within(3)}}));
   } else {
     std::string text;
     for (const Thread& each : threads) {
       text += fmt::format("  {:>2}  {}  {}\n", each.place, each.cause, each.source);
     }
-    write_text(text + fmt::format("{} threads: the cause is first in {}, among three in {}\n",
-                                  threads.size(), percent_text(within(1)),
-                                  percent_text(within(3))));
+    write_text(text + fmt::format("{} threads: the cause is first in {}, among three in {}\n", threads.size(),
+                                  percent_text(within(1)), percent_text(within(3))));
   }
   return within(3) >= kEnough ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }
@@ -86,8 +83,7 @@ void note_growth(double bytes, double share, Measured& measured) {
 }
 
 void take_log(const TrainingLog& log, const Plan& plan, Measured& measured) {
-  const auto tokens =
-      as_double(plan.batch.sequence * plan.batch.micro_batch * plan.batch.accumulation);
+  const auto tokens = as_double(plan.batch.sequence * plan.batch.micro_batch * plan.batch.accumulation);
   Signals& signals = measured.signals;
   const auto fill = [](std::optional<double>& signal, std::optional<double> value) {
     if (!signal && value) signal = value;
@@ -125,8 +121,7 @@ void check_same_job(const TrainingLog& log, const Job& job, const std::string& f
   const auto own = as_double(job.model.parameters());
   if (std::abs(*log.parameters / own - 1) < 0.02) return;
   throw ConfigError({file, log.parameters_line, 0, ""},
-                    fmt::format("is of a model of {:.0f} parameters, the plan's has {:.0f}",
-                                *log.parameters, own),
+                    fmt::format("is of a model of {:.0f} parameters, the plan's has {:.0f}", *log.parameters, own),
                     "the log of the plan's own job");
 }
 
@@ -139,8 +134,7 @@ double first_kernel(const Forecast& made) {
   return first.seconds();
 }
 
-void take_run(const std::string& run, const Forecast& right, const Cluster& cluster,
-              Measured& measured) {
+void take_run(const std::string& run, const Forecast& right, const Cluster& cluster, Measured& measured) {
   const RunRecord record = read_recording(run, right).record;
   const RankRecord& rank = record.ranks.front();
   const Forecast view = measured_view(right.model, right.plan, right.graph, record);
@@ -164,8 +158,7 @@ void take_run(const std::string& run, const Forecast& right, const Cluster& clus
   note_growth(as_double(rank.grown.count()), kLeastGrowth, measured);
 }
 
-std::vector<SnapshotMemory> take_snapshots(const std::vector<std::string>& files,
-                                           Measured& measured) {
+std::vector<SnapshotMemory> take_snapshots(const std::vector<std::string>& files, Measured& measured) {
   constexpr std::size_t kMostBytes = std::size_t{1} << 30;
   std::vector<SnapshotMemory> snapshots;
   for (const std::string& file : files) {
@@ -185,8 +178,7 @@ std::vector<SnapshotMemory> take_snapshots(const std::vector<std::string>& files
 
 ExitCode run_diagnose(const DiagnoseOptions& options) {
   if (!options.threads.empty()) return score(options);
-  if (options.measured.empty() && options.log.empty() && options.run.empty() &&
-      options.snapshots.empty()) {
+  if (options.measured.empty() && options.log.empty() && options.run.empty() && options.snapshots.empty()) {
     throw Error(ExitCode::kUsage,
                 "nothing was measured; expected --measured step=2.1s, tokens/s=99840 or "
                 "memory=61GiB, --log FILE, --run TRACE or --snapshot FILE");
@@ -209,13 +201,11 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   std::optional<MessageFacts> message;
   if (log && log->out_of_memory) message = facts_of(*log->out_of_memory);
   if (message) take_message(*message, report.fit.capacity, measured);
-  Diagnosis diagnosis = diagnose(measured, forecasts, log_sd(report.seconds, 0.03),
-                                 log_sd(report.peak_allocated, 0.005));
-  const auto add = [&](const std::vector<std::string>& found) {
-    append(diagnosis.findings, found);
-  };
-  const bool has_rate = std::ranges::any_of(
-      options.measured, [](const std::string& said) { return said.starts_with("tokens/s"); });
+  Diagnosis diagnosis =
+      diagnose(measured, forecasts, log_sd(report.seconds, 0.03), log_sd(report.peak_allocated, 0.005));
+  const auto add = [&](const std::vector<std::string>& found) { append(diagnosis.findings, found); };
+  const bool has_rate =
+      std::ranges::any_of(options.measured, [](const std::string& said) { return said.starts_with("tokens/s"); });
   if (has_rate) add(rate_findings(diagnosis, plan));
   if (message) add(memory_findings(job, report.fit, *message));
   add(snapshot_findings(snapshots, right));

@@ -43,8 +43,7 @@ bool is_engine_built() {
 
 Finding own_profile() {
   try {
-    if (const auto file = newest_profile())
-      return {"profile of this machine", true, file->string()};
+    if (const auto file = newest_profile()) return {"profile of this machine", true, file->string()};
   } catch (const Error&) {  // no folder of the user's
   }
   return {"profile of this machine", false,
@@ -55,17 +54,15 @@ Finding own_profile() {
 std::vector<Finding> findings() {
   std::vector<Finding> list;
   list.push_back({"planner", true,
-                  fmt::format("foreshard {}, built with {}; {} cores", FORESHARD_VERSION,
-                              __VERSION__, std::thread::hardware_concurrency())});
+                  fmt::format("foreshard {}, built with {}; {} cores", FORESHARD_VERSION, __VERSION__,
+                              std::thread::hardware_concurrency())});
   list.push_back({"models", true,
                   fmt::format("{} by name; Hugging Face config.json of {}", zoo_names().size(),
                               fmt::join(hf_model_types(), ", "))});
-  list.push_back(
-      {"runtimes", true, fmt::format("fsdp2@{}, native", newest_version(RuntimeKind::kFsdp2))});
+  list.push_back({"runtimes", true, fmt::format("fsdp2@{}, native", newest_version(RuntimeKind::kFsdp2))});
   list.push_back({"machines", true, fmt::format("{}", fmt::join(machine_keys(), ", "))});
   list.push_back(
-      {"profiles", true,
-       fmt::format("{} (fitted to published measurements)", fmt::join(profile_keys(), ", "))});
+      {"profiles", true, fmt::format("{} (fitted to published measurements)", fmt::join(profile_keys(), ", "))});
   const bool engine = is_engine_built();
   list.push_back(own_profile());
   list.push_back({"engine", engine,
@@ -82,8 +79,7 @@ ExitCode run_doctor(const DoctorOptions& options) {
   if (options.output.form == Form::kText) {
     std::string text;
     for (const Finding& finding : list) {
-      text += fmt::format("{:<4} {:<24} {}\n", finding.is_there ? "ok" : "--", finding.name,
-                          finding.what);
+      text += fmt::format("{:<4} {:<24} {}\n", finding.is_there ? "ok" : "--", finding.name, finding.what);
     }
     write_text(text);
     return ExitCode::kOk;

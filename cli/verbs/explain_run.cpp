@@ -102,8 +102,7 @@ std::string asked_text(const std::vector<AskedKey>& asked) {
   return text;
 }
 
-std::string suggestions_text(const std::vector<TriedSetting>& tried, const TriedSetting& now,
-                             const Paint& paint) {
+std::string suggestions_text(const std::vector<TriedSetting>& tried, const TriedSetting& now, const Paint& paint) {
   std::string text = paint.bold("settings to change, by the forecast") + "\n";
   if (tried.empty()) {
     return text + "  none of those that were tried makes the step shorter or smaller, and fits\n";
@@ -111,15 +110,14 @@ std::string suggestions_text(const std::vector<TriedSetting>& tried, const Tried
   for (std::size_t i = 0; i < std::min(tried.size(), kSuggestions); ++i) {
     const TriedSetting& setting = tried[i];
     const Bytes freed = setting.fit.margin() - now.fit.margin();
-    const std::string line = fmt::format(
-        "{}. set {}: {} ({}), {}{}; {}", i + 1, fmt::join(setting.changes, ", "),
-        signed_seconds(setting.seconds - now.seconds),
-        signed_percent(setting.seconds / now.seconds - 1),
-        freed == Bytes() ? "the same memory" : "memory " + signed_bytes(-as_double(freed.count())),
-        setting.price == SettingPrice::kFree   ? ""
-        : setting.price == SettingPrice::kCode ? "; other kernels"
-                                               : "; other roundings",
-        setting.why);
+    const std::string line =
+        fmt::format("{}. set {}: {} ({}), {}{}; {}", i + 1, fmt::join(setting.changes, ", "),
+                    signed_seconds(setting.seconds - now.seconds), signed_percent(setting.seconds / now.seconds - 1),
+                    freed == Bytes() ? "the same memory" : "memory " + signed_bytes(-as_double(freed.count())),
+                    setting.price == SettingPrice::kFree   ? ""
+                    : setting.price == SettingPrice::kCode ? "; other kernels"
+                                                           : "; other roundings",
+                    setting.why);
     text += fmt::format("  {}\n", fmt::join(wrapped(line, kTextWidth - 2, 5), "\n  "));
   }
   return text;
@@ -173,8 +171,8 @@ Compared compare(Forecast made, RecordedRun recording, const std::string& run) {
 }
 
 std::string text_of(const Compared& compared, Color color) {
-  const std::string what = fmt::format("step {} of rank {}", compared.number,
-                                       compared.recording.record.ranks.front().rank);
+  const std::string what =
+      fmt::format("step {} of rank {}", compared.number, compared.recording.record.ranks.front().rank);
   const auto& trace = compared.recording.trace;
   return slower_text(compared.step, what, color) + (trace ? "\n" + trace_text(*trace) : "");
 }
@@ -191,12 +189,10 @@ Json json_of(const Compared& compared) {
 void check_machine(const ExplainOptions& options, const FsdpTrace& trace) {
   const auto& cluster = options.job.cluster;
   if (!cluster || *cluster == "local" || trace.of_gpu || !trace.device.empty()) return;
-  throw Error(
-      ExitCode::kInvalidInput,
-      fmt::format("{}: is of CPU ranks{}: their times and overlap say nothing of '{}'; "
-                  "record on the GPUs with ProfilerActivity.CUDA, or name --cluster local",
-                  trace.file, trace.facts.backend.empty() ? "" : " over " + trace.facts.backend,
-                  *cluster));
+  throw Error(ExitCode::kInvalidInput,
+              fmt::format("{}: is of CPU ranks{}: their times and overlap say nothing of '{}'; "
+                          "record on the GPUs with ProfilerActivity.CUDA, or name --cluster local",
+                          trace.file, trace.facts.backend.empty() ? "" : " over " + trace.facts.backend, *cluster));
 }
 
 ExitCode explain_trace(const ExplainOptions& options) {
@@ -206,8 +202,7 @@ ExitCode explain_trace(const ExplainOptions& options) {
   const Color color = color_of(options.output.color);
   const Paint paint(color);
   const bool json = options.output.form == Form::kJson;
-  Json body = {{"inferred", inferred_json(traced.inferred)},
-               {"asked", asked_json(traced.inferred.asked)}};
+  Json body = {{"inferred", inferred_json(traced.inferred)}, {"asked", asked_json(traced.inferred.asked)}};
   std::string text = inferred_text(traced.inferred, paint);
   if (!traced.inferred.asked.empty()) {
     json ? write_answer(document("foreshard.inferred/1", body)) : write_text(text);
@@ -262,9 +257,8 @@ ExitCode explain_run(const ExplainOptions& options) {
   Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
   RecordedRun recording = read_recording(options.run, made);
   const Compared compared = compare(std::move(made), std::move(recording), options.run);
-  write_answer(options.output.form == Form::kJson
-                   ? document("foreshard.slower/1", json_of(compared))
-                   : text_of(compared, color_of(options.output.color)));
+  write_answer(options.output.form == Form::kJson ? document("foreshard.slower/1", json_of(compared))
+                                                  : text_of(compared, color_of(options.output.color)));
   return ExitCode::kOk;
 }
 

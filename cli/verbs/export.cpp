@@ -47,15 +47,13 @@ Exported export_script(const Job& job) {
 }
 
 // The nearest job of a runtime that the trainer runs.
-Exported export_nearest(const Job& job, const char* runtime,
-                        const std::function<Exported(const ExportJob&)>& write) {
+Exported export_nearest(const Job& job, const char* runtime, const std::function<Exported(const ExportJob&)>& write) {
   TranslatedJob other = translate_job(job, runtime);
   Exported file = write({other.job.resolved.plan, other.job.model, other.job.cluster});
   ImportLedger changed;
   for (const LedgerEntry& entry : other.ledger) {
-    changed.push_back({Mapping::kUnsupported, fmt::format("{}: {}", entry.what, entry.from),
-                       entry.to, entry.why.empty() ? "the runtime's nature" : entry.why, "plan",
-                       0});
+    changed.push_back({Mapping::kUnsupported, fmt::format("{}: {}", entry.what, entry.from), entry.to,
+                       entry.why.empty() ? "the runtime's nature" : entry.why, "plan", 0});
   }
   file.ledger.insert(file.ledger.begin(), changed.begin(), changed.end());
   return file;
@@ -67,12 +65,11 @@ Exported exported(const ExportOptions& options, const Job& job) {
   const bool has_axes = !plan.mesh.is_plain() || plan.mesh.pp > 1;
   const bool is_titans = options.to.starts_with("torchtitan");
   if (has_axes && options.to != "fsdp2" && !is_titans) {
-    throw Error(
-        ExitCode::kMissingCapability,
-        fmt::format("export --to {}: unsupported: mesh.tp, mesh.cp, mesh.ep and mesh.pp are "
-                    "written for torchtitan, and all but mesh.pp for fsdp2; nearest: --to "
-                    "torchtitan",
-                    options.to));
+    throw Error(ExitCode::kMissingCapability,
+                fmt::format("export --to {}: unsupported: mesh.tp, mesh.cp, mesh.ep and mesh.pp are "
+                            "written for torchtitan, and all but mesh.pp for fsdp2; nearest: --to "
+                            "torchtitan",
+                            options.to));
   }
   if (options.to == "fsdp2") return export_script(job);
   if (options.to == "launch") {
@@ -80,12 +77,10 @@ Exported exported(const ExportOptions& options, const Job& job) {
   }
   if (options.to == "accelerate") return export_accelerate(as_it_is);
   if (options.to == "deepspeed") {
-    return is_zero(plan.runtime.kind) ? export_deepspeed(as_it_is)
-                                      : export_nearest(job, "zero3", export_deepspeed);
+    return is_zero(plan.runtime.kind) ? export_deepspeed(as_it_is) : export_nearest(job, "zero3", export_deepspeed);
   }
   const auto write = options.to == "torchtitan" ? export_torchtitan : export_torchtitan_registry;
-  return plan.runtime.kind == RuntimeKind::kFsdp2 ? write(as_it_is)
-                                                  : export_nearest(job, "fsdp2", write);
+  return plan.runtime.kind == RuntimeKind::kFsdp2 ? write(as_it_is) : export_nearest(job, "fsdp2", write);
 }
 
 }
@@ -96,10 +91,9 @@ ExitCode run_export(const ExportOptions& options) {
   if (!options.ledger.empty()) write_file(options.ledger, ledger_text(file.ledger));
   if (!options.out.empty()) write_file(options.out, file.text);
   if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.export/1", {{"to", options.to},
-                                                 {"out", options.out},
-                                                 {"text", file.text},
-                                                 {"ledger", ledger_json(file.ledger)}}));
+    write_answer(document(
+        "foreshard.export/1",
+        {{"to", options.to}, {"out", options.out}, {"text", file.text}, {"ledger", ledger_json(file.ledger)}}));
     return ExitCode::kOk;
   }
   if (options.ledger.empty()) write_error(ledger_text(file.ledger));
@@ -109,8 +103,7 @@ ExitCode run_export(const ExportOptions& options) {
 
 ExitCode run_launch(const ExportOptions& options) {
   const Job job = load_job(options.job);
-  const LaunchLine launch =
-      launch_of(job.resolved.plan, job.cluster, launcher_of(options), options.program);
+  const LaunchLine launch = launch_of(job.resolved.plan, job.cluster, launcher_of(options), options.program);
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.launch/1", {{"launcher", options.launcher},
                                                  {"nodes", launch.nodes},

@@ -32,8 +32,7 @@ ExitCode run_fit(const FitOptions& options) {
   SearchOptions search = {.threads = options.threads};
   search.fit.terms.confidence = options.confidence;
   search.progress = progress.until_interrupted();
-  const FittedBudget fitted =
-      blame_profile(options.job, [&] { return fit_to_budget(options.job, budget, search); });
+  const FittedBudget fitted = blame_profile(options.job, [&] { return fit_to_budget(options.job, budget, search); });
   const BudgetCurve& curve = fitted.curve;
   if (budget > curve.cluster.gpu.memory) {
     note(fmt::format("--budget {}: a GPU has {}, all of which is taken", options.budget,

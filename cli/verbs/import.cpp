@@ -32,8 +32,7 @@ ExitCode run_import(const ImportOptions& options) {
   parse_cluster(yaml, "the imported cluster");  // throws where the figures do not fit together
   if (!options.out.empty()) write_file(options.out, yaml);
   if (options.output.form == Form::kJson) {
-    write_answer(
-        document("foreshard.import/1", {{"cluster", yaml}, {"ledger", ledger_json(all.ledger)}}));
+    write_answer(document("foreshard.import/1", {{"cluster", yaml}, {"ledger", ledger_json(all.ledger)}}));
     return ExitCode::kOk;
   }
   std::string text = options.out.empty() ? yaml : fmt::format("# written to {}\n", options.out);
@@ -44,14 +43,11 @@ ExitCode run_import(const ImportOptions& options) {
 
 namespace fs = std::filesystem;
 
-bool is_capture_folder(const std::string& path) {
-  return fs::exists(fs::path(path) / "capture.json");
-}
+bool is_capture_folder(const std::string& path) { return fs::exists(fs::path(path) / "capture.json"); }
 
 ExitCode import_capture(const CaptureImportOptions& options) {
   if (!std::ranges::all_of(options.files, is_capture_folder)) {
-    throw Error(ExitCode::kUsage,
-                "import: expected captures alone: one, or several of a program at other sizes");
+    throw Error(ExitCode::kUsage, "import: expected captures alone: one, or several of a program at other sizes");
   }
   std::vector<Capture> captures;
   for (const std::string& file : options.files) captures.push_back(read_capture(file));
@@ -67,10 +63,9 @@ ExitCode import_capture(const CaptureImportOptions& options) {
   if (!options.out.empty()) write_file(options.out, made.model);
   if (!options.plan.empty()) write_file(options.plan, made.plan);
   if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.import/1", {{"format", "capture"},
-                                                 {"model", made.model},
-                                                 {"plan", made.plan},
-                                                 {"ledger", ledger_json(made.ledger)}}));
+    write_answer(document(
+        "foreshard.import/1",
+        {{"format", "capture"}, {"model", made.model}, {"plan", made.plan}, {"ledger", ledger_json(made.ledger)}}));
     return ExitCode::kOk;
   }
   std::string text = options.plan.empty() ? made.plan : "# written to " + options.plan + "\n";
@@ -92,12 +87,9 @@ TopologyImport read_topology(const std::string& file) {
     throw ConfigError({file, 1, 0, ""}, "is a log of nccl-tests",
                       fmt::format("a machine; of this: foreshard calibrate {}", file));
   }
-  const bool is_fabric =
-      format == TopologyFormat::kIbnetdiscover || format == TopologyFormat::kNodeLabels;
+  const bool is_fabric = format == TopologyFormat::kIbnetdiscover || format == TopologyFormat::kNodeLabels;
   const std::string text =
-      format == TopologyFormat::kNone
-          ? ""
-          : read_text_file(file, is_fabric ? kMaxFabricBytes : kMaxTopologyBytes);
+      format == TopologyFormat::kNone ? "" : read_text_file(file, is_fabric ? kMaxFabricBytes : kMaxTopologyBytes);
   return parse_topology(format, text, file);
 }
 

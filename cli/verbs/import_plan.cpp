@@ -33,10 +33,9 @@ Kind kind_of(const std::string& path) {
   if (path.ends_with(".json")) return Kind::kJson;
   const std::size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   if (first != std::string::npos && text[first] == '{') return Kind::kJson;
-  for (const char* key :
-       {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:",
-        "per_device_train_batch_size:", "finetuning_type:", "model_name_or_path:", "base_model:",
-        "_component_:", "micro_batch_size:", "tuner_type:", "rlhf_type:"}) {
+  for (const char* key : {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:",
+                          "per_device_train_batch_size:", "finetuning_type:", "model_name_or_path:", "base_model:",
+                          "_component_:", "micro_batch_size:", "tuner_type:", "rlhf_type:"}) {
     if (contains(text, key)) return Kind::kYaml;
   }
   return Kind::kNone;
@@ -123,8 +122,7 @@ Import read_all(const ImportOptions& options) {
   std::optional<ConfigNode> trainer;  // what may have a runtime's settings beside it
   const auto take_name = [](std::string& file, const std::string& path) {
     if (!file.empty()) {
-      throw Error(ExitCode::kUsage,
-                  fmt::format("{} and {} are both a trainer's settings", file, path));
+      throw Error(ExitCode::kUsage, fmt::format("{} and {} are both a trainer's settings", file, path));
     }
     file = path;
   };
@@ -138,20 +136,18 @@ Import read_all(const ImportOptions& options) {
       continue;
     }
     if (kind == Kind::kNone) {
-      throw Error(ExitCode::kUsage,
-                  fmt::format("{} describes a machine, other files a training job: import them in "
-                              "two calls",
-                              path));
+      throw Error(ExitCode::kUsage, fmt::format("{} describes a machine, other files a training job: import them in "
+                                                "two calls",
+                                                path));
     }
     if (kind == Kind::kToml) {
       take_name(import.settings, path);
       plan = read_torchtitan(read_toml_file(path));
       continue;
     }
-    const ConfigNode root = kind == Kind::kYaml ? read_yaml_file(path)
-                            : kind == Kind::kShell
-                                ? read_trainer_script(read_text_file(path, kMaxYamlBytes), path)
-                                : parse_json(read_text_file(path, kMaxJsonBytes), path);
+    const ConfigNode root = kind == Kind::kYaml    ? read_yaml_file(path)
+                            : kind == Kind::kShell ? read_trainer_script(read_text_file(path, kMaxYamlBytes), path)
+                                                   : parse_json(read_text_file(path, kMaxJsonBytes), path);
     if (looks_like_trainer(root)) {
       take_name(trainer_file, path);
       trainer = root;
@@ -199,17 +195,15 @@ ExitCode import_training_files(const ImportOptions& options) {
   for (const auto& [key, given] : {std::pair("model", !import.model.empty() || plan.has("model")),
                                    std::pair("cluster", !options.cluster.empty())}) {
     if (given) continue;
-    plan.ledger.push_back({Mapping::kDefaulted, key, "",
-                           fmt::format("not in the file: name it with --{}", key),
+    plan.ledger.push_back({Mapping::kDefaulted, key, "", fmt::format("not in the file: name it with --{}", key),
                            options.files.front(), 0});
   }
   const std::string model = import.model.empty() ? plan.value("model") : import.model;
   if (import.weights) {
     if (model.empty()) {
-      throw Error(ExitCode::kUsage,
-                  fmt::format("{}: of which model? --model says, or a config.json "
-                              "beside it",
-                              *import.weights));
+      throw Error(ExitCode::kUsage, fmt::format("{}: of which model? --model says, or a config.json "
+                                                "beside it",
+                                                *import.weights));
     }
     const ImportLedger found = check_stored(read_safetensors(*import.weights), named_model(model));
     append(plan.ledger, found);
@@ -225,9 +219,8 @@ ExitCode import_training_files(const ImportOptions& options) {
   const std::string text = plan_text(plan, beside);
   if (!options.out.empty()) write_file(options.out, text);
   if (options.output.form == Form::kJson) {
-    write_answer(
-        document("foreshard.import/1",
-                 {{"format", plan.format}, {"plan", text}, {"ledger", ledger_json(plan.ledger)}}));
+    write_answer(document("foreshard.import/1",
+                          {{"format", plan.format}, {"plan", text}, {"ledger", ledger_json(plan.ledger)}}));
     return ExitCode::kOk;
   }
   std::string answer = options.out.empty() ? text : fmt::format("# written to {}\n", options.out);

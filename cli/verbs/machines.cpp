@@ -19,8 +19,7 @@ namespace foreshard {
 namespace {
 
 std::string source_of(const Cluster& cluster, std::string_view path) {
-  const auto found = std::ranges::find_if(cluster.sources,
-                                          [&](const auto& source) { return source.first == path; });
+  const auto found = std::ranges::find_if(cluster.sources, [&](const auto& source) { return source.first == path; });
   return found == cluster.sources.end() ? "" : found->second;
 }
 
@@ -38,12 +37,10 @@ Json to_json(const Cluster& cluster) {
 }
 
 std::string cluster_text(const Cluster& cluster) {
-  std::string text =
-      fmt::format("{}: {} GPUs in {} nodes; rates are per direction\n\n", cluster.spec,
-                  format_count(cluster.gpus), format_count(cluster.nodes()));
+  std::string text = fmt::format("{}: {} GPUs in {} nodes; rates are per direction\n\n", cluster.spec,
+                                 format_count(cluster.gpus), format_count(cluster.nodes()));
   for (const ShownFigure& figure : shown_figures(cluster)) {
-    text += fmt::format("{:<26} {:<22} {}\n", figure.path, figure.text,
-                        source_of(cluster, figure.path));
+    text += fmt::format("{:<26} {:<22} {}\n", figure.path, figure.text, source_of(cluster, figure.path));
   }
   return text;
 }
@@ -56,18 +53,16 @@ std::string shown_alias(const Machine& machine) {
 
 std::string machines_text(const std::vector<Machine>& machines) {
   std::string text =
-      fmt::format("{:<16} {:<16} {:>9} {:>14} {:>14} {:>10} {:>7} {:>10} {:>5} {:>10} {:>15}\n",
-                  "machine", "also", "memory", "bf16 dense", "fp8 dense", "bandwidth", "power",
-                  "USD/hour", "GPUs", "link", "network");
+      fmt::format("{:<16} {:<16} {:>9} {:>14} {:>14} {:>10} {:>7} {:>10} {:>5} {:>10} {:>15}\n", "machine", "also",
+                  "memory", "bf16 dense", "fp8 dense", "bandwidth", "power", "USD/hour", "GPUs", "link", "network");
   for (const Machine& machine : machines) {
     const Cluster& c = machine.node;
-    text += fmt::format(
-        "{:<16} {:<16} {:>9} {:>14} {:>14} {:>10} {:>7} {:>10} {:>5} {:>10} {:>15}\n", machine.key,
-        shown_alias(machine), format_bytes(c.gpu.memory), format_flop_rate(c.gpu.peak_bf16),
-        c.gpu.peak_fp8.value() > 0 ? format_flop_rate(c.gpu.peak_fp8) : "-",
-        format_bandwidth(c.gpu.memory_bandwidth), fmt::format("{:g} W", c.gpu.power_limit),
-        fmt::format("{:.2f}", c.gpu.price_per_hour), c.node.gpus, format_bandwidth(c.node.gpu_link),
-        fmt::format("{} x {}", c.node.nics, format_bandwidth(c.node.nic_rate)));
+    text += fmt::format("{:<16} {:<16} {:>9} {:>14} {:>14} {:>10} {:>7} {:>10} {:>5} {:>10} {:>15}\n", machine.key,
+                        shown_alias(machine), format_bytes(c.gpu.memory), format_flop_rate(c.gpu.peak_bf16),
+                        c.gpu.peak_fp8.value() > 0 ? format_flop_rate(c.gpu.peak_fp8) : "-",
+                        format_bandwidth(c.gpu.memory_bandwidth), fmt::format("{:g} W", c.gpu.power_limit),
+                        fmt::format("{:.2f}", c.gpu.price_per_hour), c.node.gpus, format_bandwidth(c.node.gpu_link),
+                        fmt::format("{} x {}", c.node.nics, format_bandwidth(c.node.nic_rate)));
   }
   return text;
 }
@@ -79,8 +74,8 @@ Cluster machine_or_cluster(const std::string& name) {
 }
 
 std::string instances_text(const std::vector<Instance>& instances) {
-  std::string text = fmt::format("\n{:<30} {:<14} {:>5} {:>17}  {}\n", "instance type", "machine",
-                                 "GPUs", "network", "");
+  std::string text =
+      fmt::format("\n{:<30} {:<14} {:>5} {:>17}  {}\n", "instance type", "machine", "GPUs", "network", "");
   for (const Instance& i : instances) {
     text += fmt::format("{:<30} {:<14} {:>5} {:>17}  {}\n", i.name, i.machine, i.gpus,
                         fmt::format("{} x {}", i.nics, format_bandwidth(i.nic_rate)), i.nic_name);
@@ -123,16 +118,14 @@ ExitCode run_machines(const MachinesOptions& options) {
     return ExitCode::kOk;
   }
   if (options.dot && options.name.empty()) {
-    throw Error(ExitCode::kUsage,
-                "--dot needs a machine or a cluster: foreshard machines 16xh100 --dot");
+    throw Error(ExitCode::kUsage, "--dot needs a machine or a cluster: foreshard machines 16xh100 --dot");
   }
   if (!options.name.empty()) {
     const Cluster cluster = machine_or_cluster(options.name);
     if (options.dot) {
       write_answer(network_dot(cluster, {}));
     } else {
-      is_json ? write_answer(document("foreshard.machine/1", to_json(cluster)))
-              : write_text(cluster_text(cluster));
+      is_json ? write_answer(document("foreshard.machine/1", to_json(cluster))) : write_text(cluster_text(cluster));
     }
     return ExitCode::kOk;
   }
@@ -146,8 +139,7 @@ ExitCode run_machines(const MachinesOptions& options) {
     json["aliases"] = machine.aliases;
     return json;
   });
-  Json instances = json_list(list_instances(),
-                             [&](const Instance& instance) -> Json { return to_json(instance); });
+  Json instances = json_list(list_instances(), [&](const Instance& instance) -> Json { return to_json(instance); });
   write_answer(document("foreshard.machines/1", {{"machines", list}, {"instances", instances}}));
   return ExitCode::kOk;
 }

@@ -45,16 +45,15 @@ Json to_json(const ZooEntry& entry) {
 }
 
 std::string models_text(const std::vector<ZooEntry>& entries) {
-  std::vector<std::vector<std::string>> rows = {{"model", "family", "parameters", "layers",
-                                                 "hidden", "heads", "ffn", "vocabulary",
-                                                 "positions"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"model", "family", "parameters", "layers", "hidden", "heads", "ffn", "vocabulary", "positions"}};
   for (const ZooEntry& entry : entries) {
     const ModelDims& d = entry.dims;
     const std::string heads =
         d.heads == d.kv_heads ? std::to_string(d.heads) : fmt::format("{}/{}", d.heads, d.kv_heads);
     rows.push_back({d.name, d.family, format_count(entry.parameters), std::to_string(d.layers),
-                    std::to_string(d.hidden), heads, std::to_string(d.ffn),
-                    std::to_string(d.vocabulary), std::to_string(d.max_positions)});
+                    std::to_string(d.hidden), heads, std::to_string(d.ffn), std::to_string(d.vocabulary),
+                    std::to_string(d.max_positions)});
   }
   return fmt::format("{}\n\n{} models; heads as query/key-value where they differ.\n",
                      fmt::join(aligned(rows, 2), "\n"), entries.size());
@@ -79,23 +78,21 @@ Json to_json(const VisionEntry& entry) {
   if (entry.dims.labels > 0) json["labels"] = entry.dims.labels;
   if (entry.dims.projection > 0) json["projection"] = entry.dims.projection;
   if (const ModelDims& text = entry.dims.text; text.layers > 0) {
-    json["text"] = {{"layers", text.layers},         {"hidden", text.hidden},
-                    {"heads", text.heads},           {"ffn", text.ffn},
-                    {"vocabulary", text.vocabulary}, {"max_positions", text.max_positions}};
+    json["text"] = {{"layers", text.layers}, {"hidden", text.hidden},         {"heads", text.heads},
+                    {"ffn", text.ffn},       {"vocabulary", text.vocabulary}, {"max_positions", text.max_positions}};
   }
   return json;
 }
 
 std::string vision_text(const std::vector<VisionEntry>& entries) {
-  std::string text =
-      fmt::format("\n{:<28} {:<8} {:>14} {:>7} {:>6} {:>6} {:>7} {:>12}\n", "model of images",
-                  "family", "parameters", "layers", "hidden", "pixels", "patches", "text layers");
+  std::string text = fmt::format("\n{:<28} {:<8} {:>14} {:>7} {:>6} {:>6} {:>7} {:>12}\n", "model of images", "family",
+                                 "parameters", "layers", "hidden", "pixels", "patches", "text layers");
   for (const VisionEntry& entry : entries) {
     const TowerDims& t = entry.dims.tower;
     const std::int64_t layers = entry.dims.text.layers;
-    text += fmt::format("{:<28} {:<8} {:>14} {:>7} {:>6} {:>6} {:>7} {:>12}\n", entry.dims.name,
-                        entry.dims.family, format_count(entry.parameters), t.layers, t.hidden,
-                        t.image, t.patches(), layers > 0 ? std::to_string(layers) : "");
+    text += fmt::format("{:<28} {:<8} {:>14} {:>7} {:>6} {:>6} {:>7} {:>12}\n", entry.dims.name, entry.dims.family,
+                        format_count(entry.parameters), t.layers, t.hidden, t.image, t.patches(),
+                        layers > 0 ? std::to_string(layers) : "");
   }
   return text;
 }
@@ -115,8 +112,7 @@ struct OneModel {
 
 OneModel one_model(const std::string& text) {
   LoadedModel loaded = load_model(find_model(text, text));
-  OneModel one{
-      std::nullopt, std::move(loaded.model), fmt::format("{}", fmt::join(loaded.notes, "; ")), {}};
+  OneModel one{std::nullopt, std::move(loaded.model), fmt::format("{}", fmt::join(loaded.notes, "; ")), {}};
   if (loaded.config) {
     one.keys = loaded.config->ledger;
     if (!loaded.config->vision) one.dims = loaded.config->dims;
@@ -177,10 +173,7 @@ Json to_json(const OneModel& one) {
     json["active_parameters"] = one.model.active_parameters();
   }
   Json keys = json_list(one.keys, [&](const HfKey& key) -> Json {
-    return {{"key", key.key},
-            {"use", to_string(key.use)},
-            {"value", key.value},
-            {"comment", key.comment}};
+    return {{"key", key.key}, {"use", to_string(key.use)}, {"value", key.value}, {"comment", key.comment}};
   });
   if (!keys.empty()) json["keys"] = keys;
   return json;
@@ -195,17 +188,15 @@ std::string sizes_text(const OneModel& one) {
         "positions\n",
         d.layers, d.hidden, d.heads, d.head_dim, d.kv_heads, d.ffn, d.vocabulary, d.max_positions);
   }
-  std::string text =
-      fmt::format("{} blocks, {} positions", model.block_count(), model.max_positions);
+  std::string text = fmt::format("{} blocks, {} positions", model.block_count(), model.max_positions);
   if (model.fixed_sequence > 0) text += ", no other sequence";
   if (model.image_tokens > 0) text += fmt::format(", {} of them per image", model.image_tokens);
   text += "\n";
   for (std::size_t k = 0; k < model.kinds.size(); ++k) {
     const LayerSpec& kind = model.kinds[k];
-    const auto count = std::ranges::count_if(
-        model.order, [&](const LayerInstance& layer) { return at(layer.kind) == k; });
-    text += fmt::format("{:>5} x {:<22} {:>14} parameters each\n", count, kind.name,
-                        format_count(kind.numel()));
+    const auto count =
+        std::ranges::count_if(model.order, [&](const LayerInstance& layer) { return at(layer.kind) == k; });
+    text += fmt::format("{:>5} x {:<22} {:>14} parameters each\n", count, kind.name, format_count(kind.numel()));
   }
   return text;
 }
@@ -213,23 +204,19 @@ std::string sizes_text(const OneModel& one) {
 std::string model_text(const OneModel& one) {
   const ModelSpec& model = one.model;
   std::string text = fmt::format("{} ({}): {} parameters{}\n", model.name, model.family,
-                                 format_count(model.parameters()),
-                                 model.tied_embeddings ? ", tied embeddings" : "");
+                                 format_count(model.parameters()), model.tied_embeddings ? ", tied embeddings" : "");
   text += sizes_text(one);
   if (one.dims && one.dims->moe.experts > 0) {
     const auto& moe = one.dims->moe;
-    text += fmt::format(
-        "{} experts of width {}, {} per token{}: {} active parameters\n", moe.experts, moe.ffn,
-        moe.top_k,
-        moe.shared_ffn > 0 ? fmt::format(", shared ones of width {}", moe.shared_ffn) : "",
-        format_count(model.active_parameters()));
+    text += fmt::format("{} experts of width {}, {} per token{}: {} active parameters\n", moe.experts, moe.ffn,
+                        moe.top_k, moe.shared_ffn > 0 ? fmt::format(", shared ones of width {}", moe.shared_ffn) : "",
+                        format_count(model.active_parameters()));
   }
   text += fmt::format("source: {}\n", model.source);
   if (!one.note.empty()) text += fmt::format("note: {}\n", one.note);
   if (!one.keys.empty()) text += "\n";
   for (const HfKey& key : one.keys) {
-    text += fmt::format("{:<10} {}{}{}\n", to_string(key.use), key.key,
-                        key.value.empty() ? "" : " = " + key.value,
+    text += fmt::format("{:<10} {}{}{}\n", to_string(key.use), key.key, key.value.empty() ? "" : " = " + key.value,
                         key.comment.empty() ? "" : " (" + key.comment + ")");
   }
   return text;
@@ -246,14 +233,12 @@ ExitCode run_models(const ModelsOptions& options) {
       write_answer(to_model_yaml(one.model));
       return ExitCode::kOk;
     }
-    is_json ? write_answer(document("foreshard.model/1", to_json(one)))
-            : write_text(model_text(one));
+    is_json ? write_answer(document("foreshard.model/1", to_json(one))) : write_text(model_text(one));
     return ExitCode::kOk;
   }
   if (options.as_yaml) {
-    throw Error(ExitCode::kUsage,
-                fmt::format("--yaml writes one model; {} is part of {}: {}", quote(options.name),
-                            meant.size(), fmt::join(meant, ", ")));
+    throw Error(ExitCode::kUsage, fmt::format("--yaml writes one model; {} is part of {}: {}", quote(options.name),
+                                              meant.size(), fmt::join(meant, ", ")));
   }
   std::vector<ZooEntry> entries = zoo();
   std::vector<VisionEntry> vision = vision_zoo();
@@ -262,8 +247,8 @@ ExitCode run_models(const ModelsOptions& options) {
     keep(vision, meant);
   }
   if (!is_json) {
-    write_text((entries.empty() ? "" : models_text(entries)) +
-               (vision.empty() ? "" : vision_text(vision)) + kOtherModels);
+    write_text((entries.empty() ? "" : models_text(entries)) + (vision.empty() ? "" : vision_text(vision)) +
+               kOtherModels);
     return ExitCode::kOk;
   }
   Json models = json_list(entries, [&](const ZooEntry& entry) -> Json { return to_json(entry); });

@@ -30,8 +30,8 @@ ExitCode write_json(const Answer& answer, std::string_view schema, Json body) {
 ExitCode run_predict(const PredictOptions& options) {
   if (options.asks) return run_ask({options.job, options.output});
   if (!options.job.capture.empty()) return predict_capture(options);
-  const bool shows_rows = !options.trace.empty() || !options.csv.empty() ||
-                          !options.memory_snapshot.empty() || !options.html.empty();
+  const bool shows_rows =
+      !options.trace.empty() || !options.csv.empty() || !options.memory_snapshot.empty() || !options.html.empty();
   const Answer a = answer(options.job, shows_rows ? AnswerRows::kAll : AnswerRows::kFew);
   if (!options.trace.empty()) write_file(options.trace, chrome_trace(a.forecast));
   if (!options.csv.empty()) {
@@ -145,11 +145,9 @@ ExitCode run_compare(const CompareOptions& options) {
     if (!side->shortfall.empty()) note(fmt::format("the {} plan {}", name, side->shortfall));
   }
   if (options.output.form == Form::kText) {
-    write_answer(
-        compare_text(a.forecast, a.report, b.forecast, b.report, color_of(options.output.color)));
+    write_answer(compare_text(a.forecast, a.report, b.forecast, b.report, color_of(options.output.color)));
   } else {
-    write_answer(
-        document("foreshard.compare/1", compare_json(a.forecast, a.report, b.forecast, b.report)));
+    write_answer(document("foreshard.compare/1", compare_json(a.forecast, a.report, b.forecast, b.report)));
   }
   return a.exit_code() == ExitCode::kOk ? b.exit_code() : a.exit_code();
 }

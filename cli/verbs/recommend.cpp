@@ -54,8 +54,7 @@ struct Candidates {
 
 class Chooser {
  public:
-  Chooser(const RecommendCommandOptions& options, const SizedJobs& jobs, const RunTerms& terms,
-          const PriceList& prices)
+  Chooser(const RecommendCommandOptions& options, const SizedJobs& jobs, const RunTerms& terms, const PriceList& prices)
       : options_(options), jobs_(jobs), terms_(terms), prices_(prices) {}
 
   Candidates candidates() {
@@ -85,8 +84,7 @@ class Chooser {
       }
     }
     // Of one machine one after the other.
-    std::ranges::stable_sort(all.clusters,
-                             [](const auto& a, const auto& b) { return a.machine < b.machine; });
+    std::ranges::stable_sort(all.clusters, [](const auto& a, const auto& b) { return a.machine < b.machine; });
     return all;
   }
 
@@ -97,8 +95,7 @@ class Chooser {
     try {
       const Job job = jobs_.job(spec);
       const std::int64_t sequence = job.resolved.plan.batch.sequence;
-      flops_ = job.model.training_flops_per_sequence(sequence).count() / as_double(sequence) *
-               terms_.tokens;
+      flops_ = job.model.training_flops_per_sequence(sequence).count() / as_double(sequence) * terms_.tokens;
       all.most_sequences = most_sequences(options_.global_batch, options_.batch_tokens, sequence);
     } catch (const Error& error) {
       // Wrong everywhere: a model that is not known, a key that is misspelt.
@@ -110,9 +107,8 @@ class Chooser {
   void add_sizes(const NamedMachine& named, Candidates& all) {
     const Cluster& node = named.machine.node;
     const std::vector<std::int64_t> sizes =
-        options_.gpus.empty()
-            ? likely_sizes(node, flops_, terms_, most_gpus(node, options_.vary, all.most_sequences))
-            : parse_counts("--gpus", options_.gpus);
+        options_.gpus.empty() ? likely_sizes(node, flops_, terms_, most_gpus(node, options_.vary, all.most_sequences))
+                              : parse_counts("--gpus", options_.gpus);
     for (const std::int64_t gpus : sizes) {
       all.clusters.push_back({named.machine.key, named.spec(gpus), gpus});
     }
@@ -139,8 +135,8 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
   how.threads = options.threads;
   how.most_sequences = candidates.most_sequences;
   how.progress = progress.until_interrupted();
-  const Recommendation answer = blame_profile(
-      options.job, [&] { return recommend(candidates.clusters, std::cref(jobs), terms, how); });
+  const Recommendation answer =
+      blame_profile(options.job, [&] { return recommend(candidates.clusters, std::cref(jobs), terms, how); });
   const bool asks_more = options.what_if || !options.html.empty();
   std::vector<WhatIf> changes;
   Json body = to_json(answer);
@@ -148,13 +144,11 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
   if (asks_more && !answer.choices.empty()) {
     const Choice& first = answer.choices.front();
     const Cluster& cluster = first.sized.cluster;
-    const JobVariants variants =
-        jobs({first.machine, cluster.spec, cluster.gpus}, how.most_sequences);
+    const JobVariants variants = jobs({first.machine, cluster.spec, cluster.gpus}, how.most_sequences);
     const SizedJob& job = *first.sized.job;
     changes = what_ifs(first, variants, terms, how);
     body["what_if"] = to_json(changes);
-    body["sensitivity"] =
-        sensitivity_json(forecast(job.model, first.sized.plan, job.costs), job.costs);
+    body["sensitivity"] = sensitivity_json(forecast(job.model, first.sized.plan, job.costs), job.costs);
   }
   const Json json = document_json("foreshard.recommend/1", body);
   if (!options.html.empty()) write_answer_page(options.html, json, options.output.command);

@@ -28,14 +28,13 @@ void attach_run(PageDocument& page, const Answer& a, const std::string& run) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("{}: is of another step; foreshard validate says what differs", run));
   }
-  add_validation(page, a.forecast, validate(a.forecast, a.report, recording.record, {}),
-                 recording.record);
+  add_validation(page, a.forecast, validate(a.forecast, a.report, recording.record, {}), recording.record);
 }
 
 // The forecast of `a`, a run of it ("": none), the search around it, and the same plan on fewer and
 // more GPUs.
-void add_full_report(PageDocument& page, const Answer& a, const JobOptions& options,
-                     const std::string& run, const SearchOptions& search_options) {
+void add_full_report(PageDocument& page, const Answer& a, const JobOptions& options, const std::string& run,
+                     const SearchOptions& search_options) {
   add_forecast(page, a.job, a.forecast, a.report, "the plan asked for");
   if (!run.empty()) attach_run(page, a, run);
   add_scaling(page, options, a.job);
@@ -58,8 +57,7 @@ ExitCode run_report(const ReportOptions& asked) {
   }
   const bool shows_page = options.html.empty() && options.output.form == Form::kText;
   if (shows_page && ::isatty(STDOUT_FILENO) != 0) {
-    throw Error(ExitCode::kUsage,
-                "report: name a file with --html FILE, or send standard output to one");
+    throw Error(ExitCode::kUsage, "report: name a file with --html FILE, or send standard output to one");
   }
   ExitCode code = ExitCode::kOk;
   Json document;
@@ -69,15 +67,13 @@ ExitCode run_report(const ReportOptions& asked) {
     const Answer a = answer(options.job);
     PageDocument page(page_title(a.job), options.output.command);
     Progress progress("search");
-    SearchOptions search_options = {.threads = options.threads,
-                                    .progress = progress.until_interrupted()};
+    SearchOptions search_options = {.threads = options.threads, .progress = progress.until_interrupted()};
     add_full_report(page, a, options.job, options.run, search_options);
     document = page_json(page);
     code = a.exit_code();
     if (!a.shortfall.empty()) note(a.shortfall);
   }
-  const std::string text =
-      options.output.form == Form::kJson ? to_text(document) : html_page(document);
+  const std::string text = options.output.form == Form::kJson ? to_text(document) : html_page(document);
   if (options.html.empty()) {
     write_text(text);
   } else if (options.output.form == Form::kJson) {
@@ -85,8 +81,8 @@ ExitCode run_report(const ReportOptions& asked) {
     write_text(text);
   } else {
     write_file(options.html, text);
-    write_answer(fmt::format("{}: {:.2f} MB, opens in any browser without a network\n",
-                             options.html, as_double(text.size()) / 1e6));
+    write_answer(fmt::format("{}: {:.2f} MB, opens in any browser without a network\n", options.html,
+                             as_double(text.size()) / 1e6));
   }
   return code;
 }

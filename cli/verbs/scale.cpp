@@ -35,10 +35,9 @@ Json body_of(const ScalingCurve& curve) {
 ExitCode run_scale(const ScaleOptions& options) {
   const auto machine = find_machine(options.cluster);
   if (!machine) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("--cluster {}: expected a machine without a count, such as h100 "
-                            "(foreshard machines); sizes are --gpus 8,64,512",
-                            options.cluster));
+    throw Error(ExitCode::kInvalidInput, fmt::format("--cluster {}: expected a machine without a count, such as h100 "
+                                                     "(foreshard machines); sizes are --gpus 8,64,512",
+                                                     options.cluster));
   }
   const PriceList prices = options.prices.empty() ? PriceList() : read_prices(options.prices);
   const SizedJobs jobs(options.job, options.vary, prices, options.prices);
@@ -46,27 +45,24 @@ ExitCode run_scale(const ScaleOptions& options) {
   const Cluster& node = machine->machine.node;
   RecommendOptions how = {.threads = options.threads, .confidence = options.confidence};
   const std::int64_t sequence = jobs.job(spec(node.gpus)).resolved.plan.batch.sequence;
-  how.most_sequences = options.weak > 0
-                           ? options.weak
-                           : most_sequences(options.global_batch, options.batch_tokens, sequence);
-  const std::int64_t largest =
-      options.weak > 0 ? kMaxGpus : most_gpus(node, options.vary, how.most_sequences);
-  const std::vector<std::int64_t> sizes = options.gpus.empty()
-                                              ? likely_sizes(node, 0, RunTerms(), largest)
-                                              : parse_counts("--gpus", options.gpus);
+  how.most_sequences =
+      options.weak > 0 ? options.weak : most_sequences(options.global_batch, options.batch_tokens, sequence);
+  const std::int64_t largest = options.weak > 0 ? kMaxGpus : most_gpus(node, options.vary, how.most_sequences);
+  const std::vector<std::int64_t> sizes =
+      options.gpus.empty() ? likely_sizes(node, 0, RunTerms(), largest) : parse_counts("--gpus", options.gpus);
   std::vector<CandidateCluster> candidates;
   for (const std::int64_t gpus : sizes) {
     candidates.push_back({machine->machine.key, spec(gpus), gpus});
   }
   if (candidates.empty()) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("a step of {} sequences is less than one for every GPU of a node of {}",
-                            how.most_sequences, node.gpus));
+                fmt::format("a step of {} sequences is less than one for every GPU of a node of {}", how.most_sequences,
+                            node.gpus));
   }
   Progress progress("scale");
   how.progress = progress.until_interrupted();
-  const ScalingCurve curve = blame_profile(
-      options.job, [&] { return scale(candidates, std::cref(jobs), options.weak > 0, how); });
+  const ScalingCurve curve =
+      blame_profile(options.job, [&] { return scale(candidates, std::cref(jobs), options.weak > 0, how); });
   Json json;
   if (!options.html.empty() || options.output.form == Form::kJson) {
     json = document_json("foreshard.scale/1", body_of(curve));

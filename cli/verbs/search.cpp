@@ -49,24 +49,20 @@ SearchOptions search_options(const SearchCommandOptions& asked) {
 // States of all variants in one file: the places of one come after those of the one before.
 std::function<SearchMemory(std::size_t)> memory_after(SearchState& state) {
   return [memory = state.memory()](std::size_t before) {
-    return SearchMemory{
-        [=](std::size_t i) { return memory.recall(before + i); },
-        [=](std::size_t i, const JudgedPlan& plan) { memory.remember(before + i, plan); }};
+    return SearchMemory{[=](std::size_t i) { return memory.recall(before + i); },
+                        [=](std::size_t i, const JudgedPlan& plan) { memory.remember(before + i, plan); }};
   };
 }
 
-Timed timed_search(const SearchVariants& variants, const SearchCommandOptions& asked,
-                   const SearchOptions& options) {
+Timed timed_search(const SearchVariants& variants, const SearchCommandOptions& asked, const SearchOptions& options) {
   Timed timed;
   std::optional<SearchState> state;
-  if (!asked.resume.empty())
-    state.emplace(asked.resume, search_key(variants.list, options.fit.terms));
+  if (!asked.resume.empty()) state.emplace(asked.resume, search_key(variants.list, options.fit.terms));
   timed.found = search_job(variants, options, state ? memory_after(*state) : nullptr);
   if (asked.deep) {
     const auto start = std::chrono::steady_clock::now();
     timed.deep = search_deep(timed.found, options);
-    timed.deep_seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    timed.deep_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   return timed;
 }
@@ -107,8 +103,7 @@ ExitCode run_search(const SearchCommandOptions& options) {
   const CostModel costs = cost_model(job);
 
   std::optional<RobustChoice> robust;
-  if (options.robust)
-    robust = choose_robust(result, job.model, costs, stack_set(job, costs), kDraws);
+  if (options.robust) robust = choose_robust(result, job.model, costs, stack_set(job, costs), kDraws);
   const Plan* const chosen = chosen_plan(timed, robust);
   std::optional<BestPlan> best;
   if (chosen != nullptr) best = best_of(job, *chosen, costs);
@@ -124,23 +119,21 @@ ExitCode run_search(const SearchCommandOptions& options) {
                     options.confidence};
   story.pipelines = timed.found.pipelines;
   story.alternatives = find_alternatives(around, request, result, how);
-  if (auto without = find_without_axes(asked, request, result, how))
-    story.alternatives.push_back(std::move(*without));
+  if (auto without = find_without_axes(asked, request, result, how)) story.alternatives.push_back(std::move(*without));
   if (result.riskier) story.riskier = best_of(job, result.riskier->plan, costs).report;
   std::string ending;
   Json infeasible;
   if (!best && result.smallest) {
-    const Fit fit = fit_in(job.cluster, result.smallest->peak_allocated,
-                           result.smallest->peak_reserved, result.smallest->outside_allocator);
+    const Fit fit = fit_in(job.cluster, result.smallest->peak_allocated, result.smallest->peak_reserved,
+                           result.smallest->outside_allocator);
     RemedySearch remedy = find_remedy(job, result.smallest->plan, how.fit.terms);
     if (!remedy.found) {
       // What the smallest plan has already may be what shuts other keys out.
       RemedySearch of_own = find_remedy(around, around.resolved.plan, how.fit.terms);
       if (of_own.found) remedy = std::move(of_own);
     }
-    ending =
-        fmt::format("the smallest plan {}; {}", fit_words(fit, result.smallest->fit_probability),
-                    remedy_text(remedy, job.cluster));
+    ending = fmt::format("the smallest plan {}; {}", fit_words(fit, result.smallest->fit_probability),
+                         remedy_text(remedy, job.cluster));
     infeasible = remedy_json(fit, remedy);
   } else if (!best) {
     ending = "no plan of the grid is possible";
@@ -164,20 +157,17 @@ ExitCode run_search(const SearchCommandOptions& options) {
       grids = is_same ? best : best_of(job, result.best->plan, costs);
     }
     const Color color = color_of(options.output.color);
-    std::string text = search_text(story, grids ? &grids->forecast : nullptr,
-                                   grids ? &grids->report : nullptr, color);
+    std::string text = search_text(story, grids ? &grids->forecast : nullptr, grids ? &grids->report : nullptr, color);
     if (grids) {
       text += why_text(why_slower(grids->forecast, result, costs), result.best->plan, color);
     }
     if (timed.deep) {
-      text +=
-          deep_text(*timed.deep, result.best ? &*result.best : nullptr, timed.deep_seconds, color);
+      text += deep_text(*timed.deep, result.best ? &*result.best : nullptr, timed.deep_seconds, color);
     }
     if (robust) text += robust_text(*robust, *result.best, color);
     if (best && options.objective == "cost") {
       text += fmt::format("\n{:.3g} USD per million tokens at {:.2f} USD per GPU and hour\n",
-                          dollars_per_million_tokens(job, best->report),
-                          listed_price(job.cluster).usd_per_hour);
+                          dollars_per_million_tokens(job, best->report), listed_price(job.cluster).usd_per_hour);
     }
     write_text(text + (ending.empty() ? "" : "\n" + ending + "\n"));
   } else {

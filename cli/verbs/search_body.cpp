@@ -22,8 +22,7 @@ double dollars_per_million_tokens(const Job& job, const Report& report) {
   return listed_price(job.cluster).usd_per_hour / 3600 / report.tokens_per_s_per_gpu.value * 1e6;
 }
 
-Json search_body(const Job& job, const SearchStory& story, const BestPlan* best,
-                 const CostModel& costs) {
+Json search_body(const Job& job, const SearchStory& story, const BestPlan* best, const CostModel& costs) {
   const SearchResult& result = story.result;
   std::vector<Report> reports;
   for (const Candidate& candidate : result.pareto) {

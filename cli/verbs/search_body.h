@@ -23,7 +23,6 @@ std::vector<WhySlower> why_of(const Job& job, const SearchResult& result, const 
 double dollars_per_million_tokens(const Job& job, const Report& report);
 
 // `best` is what is named in the end, which may be another than the search's own.
-Json search_body(const Job& job, const SearchStory& story, const BestPlan* best,
-                 const CostModel& costs);
+Json search_body(const Job& job, const SearchStory& story, const BestPlan* best, const CostModel& costs);
 
 }

@@ -31,9 +31,8 @@ class PrivateFolder {
   PrivateFolder() {
     std::string name = (std::filesystem::temp_directory_path() / "foreshard-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: no folder can be made there; TMPDIR names another",
-                              std::filesystem::temp_directory_path().string()));
+      throw Error(ExitCode::kInvalidInput, fmt::format("{}: no folder can be made there; TMPDIR names another",
+                                                       std::filesystem::temp_directory_path().string()));
     }
     path_ = name;
   }
@@ -71,8 +70,7 @@ std::optional<HttpAnswer> asset(std::string_view name) {
 std::optional<HttpAnswer> at_once(const HttpQuestion& question) {
   if (is_question(question.path)) return std::nullopt;
   if (question.path == "/") return asset("app.html");
-  if (question.path == "/api/words")
-    return HttpAnswer{200, "application/json", to_text(words_json()), ""};
+  if (question.path == "/api/words") return HttpAnswer{200, "application/json", to_text(words_json()), ""};
   constexpr std::string_view kAssets = "/assets/";
   if (question.path.starts_with(kAssets)) {
     if (auto answer = asset(std::string_view(question.path).substr(kAssets.size()))) return answer;
@@ -83,9 +81,7 @@ std::optional<HttpAnswer> at_once(const HttpQuestion& question) {
 // What a browser is sent to: a name that the gate lets in.
 std::string link(const ServeOptions& options, const std::string& token, int port) {
   const bool is_any = options.address == "0.0.0.0" || options.address == "::";
-  std::string name = !options.hosts.empty() ? options.hosts.front()
-                     : is_any               ? "127.0.0.1"
-                                            : options.address;
+  std::string name = !options.hosts.empty() ? options.hosts.front() : is_any ? "127.0.0.1" : options.address;
   if (contains(name, ':') && !name.starts_with('[')) name = "[" + name + "]";
   return fmt::format("http://{}:{}/{}\n", name, port, token.empty() ? "" : "?token=" + token);
 }
@@ -94,10 +90,9 @@ std::string link(const ServeOptions& options, const std::string& token, int port
 
 ExitCode run_serve(const ServeOptions& options) {
   if (options.no_token && !is_loopback_name(options.address)) {
-    throw Error(ExitCode::kUsage,
-                fmt::format("serve --no-token: {} can be reached from other machines; only "
-                            "127.0.0.1 is served without the token",
-                            options.address));
+    throw Error(ExitCode::kUsage, fmt::format("serve --no-token: {} can be reached from other machines; only "
+                                              "127.0.0.1 is served without the token",
+                                              options.address));
   }
   const PrivateFolder folder;
   HttpService service = {.address = options.address, .port = options.port};
@@ -106,17 +101,14 @@ ExitCode run_serve(const ServeOptions& options) {
   service.folder = folder.path();
   service.at_once = at_once;
   service.lane = lane_of;
-  service.work = [&](const HttpQuestion& question) {
-    return answer_question(question, options.threads);
-  };
+  service.work = [&](const HttpQuestion& question) { return answer_question(question, options.threads); };
   service.refusal = [](int status, const std::string& what) {
     return http_refusal(status, what, status == 500 ? ExitCode::kInternal : ExitCode::kUsage);
   };
   service.listening = [&](int port) { write_answer(link(options, service.gate.token, port)); };
   if (serve_http(service)) return ExitCode::kOk;
-  throw Error(ExitCode::kInvalidInput,
-              fmt::format("{}:{}: cannot be listened on; is it in use? --port takes another",
-                          options.address, options.port));
+  throw Error(ExitCode::kInvalidInput, fmt::format("{}:{}: cannot be listened on; is it in use? --port takes another",
+                                                   options.address, options.port));
 }
 
 }

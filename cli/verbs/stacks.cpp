@@ -25,15 +25,13 @@ double step_seconds(const Job& job, const Calibration& calibration) {
 
 }
 
-std::string stack_sentence(const JobOptions& options, const Job& job, const CostModel& costs,
-                           const OpenStack& open) {
+std::string stack_sentence(const JobOptions& options, const Job& job, const CostModel& costs, const OpenStack& open) {
   const std::vector<StackAlternative>& codes = job.open.codes;
   const bool is_assumed = !codes.empty();
   const std::string& own = is_assumed ? codes.front().name : job.document.stack;
   std::string effects;
   const auto add = [&](const std::string& name, double seconds, double base) {
-    effects += fmt::format("{}{} {:+.1f} %", effects.empty() ? "" : ", ", name,
-                           100 * (seconds / base - 1));
+    effects += fmt::format("{}{} {:+.1f} %", effects.empty() ? "" : ", ", name, 100 * (seconds / base - 1));
   };
   for (std::size_t i = 1; i < open.outcomes.size(); ++i) {
     add(open.outcomes[i].name, open.outcomes[i].seconds, open.outcomes[0].seconds);
@@ -52,8 +50,7 @@ std::string stack_sentence(const JobOptions& options, const Job& job, const Cost
       }
     }
   }
-  return fmt::format("{}{}{}{}", own.empty() ? "none" : own,
-                     is_assumed ? " (not told; what most people run)" : "",
+  return fmt::format("{}{}{}{}", own.empty() ? "none" : own, is_assumed ? " (not told; what most people run)" : "",
                      effects.empty() ? "" : "; with ", effects);
 }
 

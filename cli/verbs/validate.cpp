@@ -35,8 +35,7 @@ HistoryRow history_row(const Job& job, const Validation& v, const RunRecord& rec
       .fingerprint = record.fingerprint,
       .plan_yaml = to_yaml(job.resolved.plan),
       .model = job.model.name,
-      .runtime = fmt::format("{}@{}", to_string(job.resolved.plan.runtime.kind),
-                             job.resolved.plan.runtime.version),
+      .runtime = fmt::format("{}@{}", to_string(job.resolved.plan.runtime.kind), job.resolved.plan.runtime.version),
       .ranks = record.world,
       .predicted_s = v.step.predicted,
       .low_s = v.predicted.seconds.low,
@@ -53,8 +52,7 @@ HistoryRow history_row(const Job& job, const Validation& v, const RunRecord& rec
 void remember(const HistoryRow& row) {
   try {
     append_history(history_file(), row);
-    note(fmt::format("added to {} (accuracy --history reads it; --no-history leaves it)",
-                     history_file().string()));
+    note(fmt::format("added to {} (accuracy --history reads it; --no-history leaves it)", history_file().string()));
   } catch (const Error& error) {
     note(fmt::format("not added to the history: {}", error.what()));
   }
@@ -63,8 +61,7 @@ void remember(const HistoryRow& row) {
 // Over axes a recording says what a step issued and held, not when.
 ExitCode validate_listed(const ValidateOptions& options, const Forecast& made) {
   const std::string run = options.run.empty() ? options.trace : options.run;
-  const ListedJoin join =
-      join_listed(made, read_listed_run(run, made.plan.rank), options.max_memory_error);
+  const ListedJoin join = join_listed(made, read_listed_run(run, made.plan.rank), options.max_memory_error);
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.collectives/1", to_json(join)));
   } else {
@@ -77,10 +74,9 @@ ExitCode validate_listed(const ValidateOptions& options, const Forecast& made) {
 
 ExitCode run_validate(const ValidateOptions& options) {
   if (options.run.empty() && options.trace.empty()) {
-    throw Error(
-        ExitCode::kUsage,
-        "validate needs --run: a folder of foreshard-exec run, a trace of torch.profiler, or "
-        "a folder of traces");
+    throw Error(ExitCode::kUsage,
+                "validate needs --run: a folder of foreshard-exec run, a trace of torch.profiler, or "
+                "a folder of traces");
   }
   const Job job = load_job(options.job);
   const std::string run = options.run.empty() ? options.trace : options.run;
@@ -92,18 +88,15 @@ ExitCode run_validate(const ValidateOptions& options) {
   if (made.graph.fingerprint() != record.fingerprint) {
     throw Error(
         ExitCode::kInvalidInput,
-        fmt::format("{}: {}", run,
-                    mismatch_sentence(made, plan_of(record, run, job), record, FORESHARD_VERSION)));
+        fmt::format("{}: {}", run, mismatch_sentence(made, plan_of(record, run, job), record, FORESHARD_VERSION)));
   }
   const CostModel prices = record.paced ? costs.of_one_gpu() : costs;
   if (record.paced) made = forecast(job.model, job.resolved.plan, prices);
   const Report predicted = report_of(job, made, prices);
   const Validation v =
-      validate(made, predicted, record,
-               {options.max_step_error, options.max_exposed_error, options.max_memory_error});
+      validate(made, predicted, record, {options.max_step_error, options.max_exposed_error, options.max_memory_error});
   if (!options.run.empty() && !options.trace.empty()) {
-    write_file(options.trace,
-               chrome_trace(made, measured_view(made.model, made.plan, made.graph, record)));
+    write_file(options.trace, chrome_trace(made, measured_view(made.model, made.plan, made.graph, record)));
   }
   if (!options.html.empty()) {
     PageDocument page(page_title(job), options.output.command);
@@ -119,8 +112,7 @@ ExitCode run_validate(const ValidateOptions& options) {
     write_answer(document("foreshard.validation/1", json));
   } else {
     const Color color = color_of(options.output.color);
-    write_text(validation_text(v, record, color) +
-               (recording.trace ? "\n" + trace_text(*recording.trace) : ""));
+    write_text(validation_text(v, record, color) + (recording.trace ? "\n" + trace_text(*recording.trace) : ""));
   }
   return v.passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }

@@ -111,7 +111,6 @@ Cluster cluster_of_file(const std::string& file, const std::string& machine);
 // "torchtitan_2025; with hf_trainer +6.1 %, lightning +5.8 %": the job's stack, and the step time
 // of the same job under every other stack that trains with its runtime, against its own; all priced
 // by `costs`. Where the job does not say it: what was taken and the figures of `open`.
-std::string stack_sentence(const JobOptions& options, const Job& job, const CostModel& costs,
-                           const OpenStack& open);
+std::string stack_sentence(const JobOptions& options, const Job& job, const CostModel& costs, const OpenStack& open);
 
 }

@@ -48,8 +48,7 @@ std::string Checks::paced_duration() {
   double worst = 0;
   for (const int ctas : {1, 8, 24}) {
     const auto communicator = paced(ctas);
-    const at::Tensor whole =
-        at::zeros({64, 512}, at::TensorOptions().dtype(at::kBFloat16).device(on_));
+    const at::Tensor whole = at::zeros({64, 512}, at::TensorOptions().dtype(at::kBFloat16).device(on_));
     for (const std::int64_t ns : {20'000, 100'000, 1'000'000}) {
       const double seconds = median_of(9, [&] {
         communicator->pace(ns, ctas);
@@ -57,8 +56,7 @@ std::string Checks::paced_duration() {
       });
       const double off = seconds * 1e6 - as_double(ns) * 1e-3;
       worst = std::max(worst, std::abs(off) / std::max(2.0, as_double(ns) * 1e-5));
-      text += fmt::format("{}{} us x {} blocks: {:+.2f} us", text.empty() ? "" : ", ", ns / 1000,
-                          ctas, off);
+      text += fmt::format("{}{} us x {} blocks: {:+.2f} us", text.empty() ? "" : ", ", ns / 1000, ctas, off);
     }
   }
   // Within 2 us or 1 %; the stand-in sleeps, which a busy machine does not end in time.
@@ -119,8 +117,8 @@ std::string Checks::paced_beside_gemm() {
       "4 products {:.0f} us alone, {:.0f} us beside 16 blocks (x{:.2f}); a gather of {} us took "
       "{:.1f} us; with blocks of {} us everywhere an addition of {:.0f} us took {:.0f} us, a "
       "product of {:.0f} us {:.0f} us",
-      alone * 1e6, beside[2] * 1e6, beside[2] / alone, kNs / 1000, gathers[2] * 1e6, kNs / 1000,
-      add_alone, add_covered, alone * 1e6 / 4, product_covered);
+      alone * 1e6, beside[2] * 1e6, beside[2] / alone, kNs / 1000, gathers[2] * 1e6, kNs / 1000, add_alone, add_covered,
+      alone * 1e6 / 4, product_covered);
 }
 
 std::string Checks::nccl() {
@@ -133,8 +131,7 @@ std::string Checks::nccl() {
   communicator->all_gather(values.mutable_data_ptr(), 4096, DType::kFp32);
   communicator->all_reduce(values.mutable_data_ptr<float>(), 1024);
   at::Tensor shard = at::zeros({1024}, at::TensorOptions().device(on_));
-  communicator->reduce_scatter(values.const_data_ptr(), shard.mutable_data_ptr(), 1024,
-                               DType::kFp32);
+  communicator->reduce_scatter(values.const_data_ptr(), shard.mutable_data_ptr(), 1024, DType::kFp32);
   device_.synchronize();
   expect(!communicator->failure(), communicator->failure().value_or(""));
   expect(shard.sum().item<double>() == 1024, "a world of one does not give back its values");

@@ -17,10 +17,9 @@ using Clock = std::chrono::steady_clock;
 
 std::string Checks::identity() {
   const AcceleratorInfo info = device_.info();
-  std::string text =
-      fmt::format("{}, sm_{}, {} multiprocessors, {:.1f} GiB, device clock counts in {:.0f} ns",
-                  info.name, info.capability, info.multiprocessors,
-                  as_double(info.memory_bytes) / (1024.0 * 1024 * 1024), info.globaltimer_step_ns);
+  std::string text = fmt::format("{}, sm_{}, {} multiprocessors, {:.1f} GiB, device clock counts in {:.0f} ns",
+                                 info.name, info.capability, info.multiprocessors,
+                                 as_double(info.memory_bytes) / (1024.0 * 1024 * 1024), info.globaltimer_step_ns);
   for (const auto& [name, version] : info.versions) text += fmt::format(", {} {}", name, version);
   return text;
 }
@@ -114,8 +113,7 @@ std::string Checks::swapped_storage() {
   storage.attach(nullptr);
   device_.release(a, kBytes);
   device_.release(b, kBytes);
-  expect(first == 256 && second == 16 * 16 * 16 * 4.0,
-         fmt::format("a view saw {} and {}", first, second));
+  expect(first == 256 && second == 16 * 16 * 16 * 4.0, fmt::format("a view saw {} and {}", first, second));
   return "views follow the storage's pointer";
 }
 
@@ -136,8 +134,7 @@ std::string Checks::host_cost() {
   const double enter = cost([&] { device_.enter(main_); });
   const double fill = cost([&] { small.fill_(1.0); });
   device_.free_event(event);
-  return fmt::format("us per call: record {:.2f}, wait {:.2f}, enter {:.2f}, fill_ {:.2f}", record,
-                     wait, enter, fill);
+  return fmt::format("us per call: record {:.2f}, wait {:.2f}, enter {:.2f}, fill_ {:.2f}", record, wait, enter, fill);
 }
 
 std::string Checks::allocator() {
@@ -148,9 +145,8 @@ std::string Checks::allocator() {
   if (device_.is_gpu()) {
     expect(after.allocated_peak - before.allocated >= 4 << 20, "a peak was not counted");
   }
-  return fmt::format("allocated {} MiB, reserved {} MiB, free {} of {} MiB on the device",
-                     after.allocated >> 20, after.reserved >> 20, after.free >> 20,
-                     after.total >> 20);
+  return fmt::format("allocated {} MiB, reserved {} MiB, free {} of {} MiB on the device", after.allocated >> 20,
+                     after.reserved >> 20, after.free >> 20, after.total >> 20);
 }
 
 // Work on two lanes, recorded with the events around it: nothing is done until it is replayed, and
@@ -158,8 +154,7 @@ std::string Checks::allocator() {
 std::string Checks::graph_capture() {
   constexpr int kReplays = 5;
   constexpr std::int64_t kNs = 200'000;
-  const DeviceEvent fork = device_.new_event(), begin = device_.new_event(),
-                    end = device_.new_event();
+  const DeviceEvent fork = device_.new_event(), begin = device_.new_event(), end = device_.new_event();
   const at::Tensor values = at::zeros({1024}, at::TensorOptions().device(on_));
   device_.synchronize();
   const DeviceGraph graph = device_.capture([&] {
@@ -198,8 +193,8 @@ std::string Checks::graph_capture() {
 std::string Checks::clocks() {
   const AcceleratorClocks c = device_.clocks();
   if (c.sm_mhz == 0) throw CheckSkipped("NVML tells nothing");
-  return fmt::format("{} MHz, memory {} MHz, {} C, {:.0f} W, throttle mask {:#x}", c.sm_mhz,
-                     c.memory_mhz, c.temperature_c, c.watts, c.throttle_mask);
+  return fmt::format("{} MHz, memory {} MHz, {} C, {:.0f} W, throttle mask {:#x}", c.sm_mhz, c.memory_mhz,
+                     c.temperature_c, c.watts, c.throttle_mask);
 }
 
 }

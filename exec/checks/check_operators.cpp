@@ -44,9 +44,7 @@ std::string Checks::gemm_rate() {
 std::string Checks::attention(DeviceAttention kernel, std::int64_t head_dim) {
   constexpr std::int64_t kBatch = 2, kHeads = 8, kKvHeads = 2, kLength = 256;
   // As the engine has them: rows of tokens, heads inside.
-  const auto tokens = [&](std::int64_t heads) {
-    return randn({kBatch, kLength, heads, head_dim}).to(at::kBFloat16);
-  };
+  const auto tokens = [&](std::int64_t heads) { return randn({kBatch, kLength, heads, head_dim}).to(at::kBFloat16); };
   const at::Tensor q = tokens(kHeads), k = tokens(kKvHeads), v = tokens(kKvHeads);
   const at::Tensor dy = tokens(kHeads);
   const auto heads = [](const at::Tensor& t) { return t.transpose(1, 2); };
@@ -58,8 +56,7 @@ std::string Checks::attention(DeviceAttention kernel, std::int64_t head_dim) {
   const at::Tensor fq = wide(q), fk = wide(k).repeat_interleave(kHeads / kKvHeads, 1),
                    fv = wide(v).repeat_interleave(kHeads / kKvHeads, 1), fdy = wide(dy);
   const double scale = 1 / std::sqrt(as_double(head_dim));
-  const at::Tensor hidden =
-      at::full({kLength, kLength}, -INFINITY, at::TensorOptions().dtype(at::kFloat)).triu(1);
+  const at::Tensor hidden = at::full({kLength, kLength}, -INFINITY, at::TensorOptions().dtype(at::kFloat)).triu(1);
   const at::Tensor scores = at::matmul(fq, fk.transpose(2, 3)) * scale + hidden;
   const at::Tensor p = at::softmax(scores, 3);
   const at::Tensor wanted = at::matmul(p, fv);
@@ -96,15 +93,14 @@ std::string Checks::rms_norm() {
   auto [y, rstd] = device_rms_norm(device_, put(x), put(w), 1e-5);
   const at::Tensor addend = randn({64, 512});
   auto [dx, dw] = device_rms_norm_backward(device_, {put(dy), put(x), put(w), rstd, {}});
-  auto [sum, same] =
-      device_rms_norm_backward(device_, {put(dy), put(x), put(w), rstd, put(addend)});
+  auto [sum, same] = device_rms_norm_backward(device_, {put(dy), put(x), put(w), rstd, put(addend)});
   const at::Tensor r = (x.square().mean(1, true) + 1e-5).rsqrt(), normed = x * r;
   const at::Tensor scaled = dy * w;
   auto [y16, rstd16] = device_rms_norm(device_, put_bf16(x), put_bf16(w), 1e-5);
   const at::Tensor wanted = r * (scaled - normed * (scaled * normed).mean(1, true));
   near("dx and more", sum, wanted + addend, 1e-5);
-  return fmt::format("{}, {}, {}, {}", near("y", y, reference(x, w), 1e-5),
-                     near("dx", dx, wanted, 1e-5), near("dw", dw, (dy * normed).sum(0), 1e-5),
+  return fmt::format("{}, {}, {}, {}", near("y", y, reference(x, w), 1e-5), near("dx", dx, wanted, 1e-5),
+                     near("dw", dw, (dy * normed).sum(0), 1e-5),
                      near("bf16", y16, reference(rounded(x), rounded(w)), 1e-2));
 }
 
@@ -116,14 +112,13 @@ std::string Checks::wide_rms_norm() {
     const at::Tensor addend = randn({96, width});
     const at::Tensor v = rounded(x), g = rounded(dy), weight = rounded(w);
     auto [y, rstd] = device_rms_norm(device_, put_bf16(x), put_bf16(w), 1e-5);
-    auto [dx, dw] = device_rms_norm_backward(
-        device_, {put_bf16(dy), put_bf16(x), put_bf16(w), rstd, put_bf16(addend)});
+    auto [dx, dw] = device_rms_norm_backward(device_, {put_bf16(dy), put_bf16(x), put_bf16(w), rstd, put_bf16(addend)});
     const at::Tensor r = (v.square().mean(1, true) + 1e-5).rsqrt(), normed = v * r;
     const at::Tensor scaled = g * weight;
     const at::Tensor wanted = r * (scaled - normed * (scaled * normed).mean(1, true));
     near("y", y, normed * weight, 1e-2);
-    text += near(fmt::format("{} wide: dx", width).c_str(), dx, wanted + rounded(addend), 1e-2) +
-            ", " + near("dw", dw, (g * normed).sum(0), 1e-2) + "; ";
+    text += near(fmt::format("{} wide: dx", width).c_str(), dx, wanted + rounded(addend), 1e-2) + ", " +
+            near("dw", dw, (g * normed).sum(0), 1e-2) + "; ";
   }
   return text.substr(0, text.size() - 2);
 }
@@ -132,8 +127,8 @@ std::string Checks::layer_norm() {
   const at::Tensor x = randn({64, 512}), w = randn({512}), b = randn({512}), dy = randn({64, 512});
   const auto both = [&](const std::function<at::Tensor(const at::Tensor&)>& as) {
     auto [y, mean, rstd] = at::native_layer_norm(as(x), {512}, as(w), as(b), 1e-5);
-    auto [dx, dw, db] = at::native_layer_norm_backward(as(dy), as(x), {512}, mean, rstd, as(w),
-                                                       as(b), {true, true, true});
+    auto [dx, dw, db] =
+        at::native_layer_norm_backward(as(dy), as(x), {512}, mean, rstd, as(w), as(b), {true, true, true});
     return std::vector<at::Tensor>{y, dx, dw, db};
   };
   const auto got = both([&](const at::Tensor& t) { return put(t); });
@@ -155,9 +150,7 @@ std::string Checks::gelu() {
   std::string text;
   for (const char* kind : {"tanh", "none"}) {
     text += near(kind, at::gelu(put(x), kind), at::gelu(x, kind), 1e-5) + ", ";
-    text +=
-        near("dx", at::gelu_backward(put(dy), put(x), kind), at::gelu_backward(dy, x, kind), 1e-5) +
-        "; ";
+    text += near("dx", at::gelu_backward(put(dy), put(x), kind), at::gelu_backward(dy, x, kind), 1e-5) + "; ";
     near("bf16", at::gelu(put_bf16(x), kind), at::gelu(rounded(x), kind), 1e-2);
   }
   return text.substr(0, text.size() - 2);
@@ -191,8 +184,7 @@ std::string Checks::rotate() {
     const at::Tensor c = table.cos.view({1, kPositions, 1, kDim / 2});
     const at::Tensor s = table.sin.view({1, kPositions, 1, kDim / 2});
     const at::Tensor wanted = at::cat({a * c - b * s, b * c + a * s}, 3).view(x.sizes());
-    text += near(type == at::kFloat ? "fp32" : ", bf16", values, wanted,
-                 type == at::kFloat ? 1e-6 : 1e-2);
+    text += near(type == at::kFloat ? "fp32" : ", bf16", values, wanted, type == at::kFloat ? 1e-6 : 1e-2);
     device_rotate(device_, values, put(table.cos), put(table.sin), kDim, true);
     near("undone", values, x, type == at::kFloat ? 1e-5 : 2e-2);
   }
@@ -240,11 +232,9 @@ std::string Checks::cross_entropy() {
     const at::Tensor values = put(logits.to(type)).clone();
     at::Tensor sum = at::zeros({1}, at::TensorOptions().device(on_));
     device_cross_entropy(device_, values, put(labels), 0.5, sum);
-    text += near(type == at::kFloat ? "fp32" : ", bf16", values, gradient * 0.5,
-                 type == at::kFloat ? 1e-5 : 1e-2);
+    text += near(type == at::kFloat ? "fp32" : ", bf16", values, gradient * 0.5, type == at::kFloat ? 1e-5 : 1e-2);
     const double got = sum.item<double>();
-    expect(std::abs(got - loss) < 1e-3 * loss,
-           fmt::format("a loss of {} instead of {}", got, loss));
+    expect(std::abs(got - loss) < 1e-3 * loss, fmt::format("a loss of {} instead of {}", got, loss));
   }
   return text;
 }
@@ -254,19 +244,16 @@ std::string Checks::adamw() {
   std::vector<at::Tensor> results;
   for (const c10::Device where : {c10::Device(c10::DeviceType::CPU), on_}) {
     std::vector<at::Tensor> parameter = {p.to(where).clone()}, gradient = {g.to(where).clone()},
-                            first = {at::zeros_like(parameter[0])},
-                            second = {at::zeros_like(parameter[0])},
+                            first = {at::zeros_like(parameter[0])}, second = {at::zeros_like(parameter[0])},
                             step = {at::full({}, 1.0, parameter[0].options())};
-    at::_fused_adamw_(parameter, gradient, first, second, {}, step, 1e-3, 0.9, 0.95, 0.1, 1e-8,
-                      false, false);
+    at::_fused_adamw_(parameter, gradient, first, second, {}, step, 1e-3, 0.9, 0.95, 0.1, 1e-8, false, false);
     results.push_back(parameter[0]);
   }
   return near("parameters", results[1], results[0], 1e-5) + fused_adamw(p, g, results[0]);
 }
 
 // The same step from twice the gradient with half of it taken, in the device's own kernel.
-std::string Checks::fused_adamw(const at::Tensor& p, const at::Tensor& g,
-                                const at::Tensor& wanted) {
+std::string Checks::fused_adamw(const at::Tensor& p, const at::Tensor& g, const at::Tensor& wanted) {
   const at::Tensor parameter = put(p).clone(), gradient = put(g * 2);
   const at::Tensor first = at::zeros_like(parameter), second = at::zeros_like(parameter);
   const at::Tensor shadow = at::empty_like(parameter, at::kBFloat16);
@@ -284,8 +271,7 @@ std::string Checks::fused_adamw(const at::Tensor& p, const at::Tensor& g,
   fused->find_gradients({&place, 1});
   const auto number = [&](double value) { return at::full({}, value, parameter.options()); };
   fused->step(number(1.0), number(1e-3), number(0.5));
-  return ", " + near("fused", parameter, wanted, 1e-5) + ", " +
-         near("shadow", shadow, wanted, 1e-2);
+  return ", " + near("fused", parameter, wanted, 1e-5) + ", " + near("shadow", shadow, wanted, 1e-2);
 }
 
 }

@@ -67,9 +67,7 @@ class Checks {
   std::unique_ptr<DeviceCommunicator> paced(int ctas);
 
   // --- for all of them ---
-  static at::Tensor randn(at::IntArrayRef shape) {
-    return at::randn(shape, at::TensorOptions().dtype(at::kFloat));
-  }
+  static at::Tensor randn(at::IntArrayRef shape) { return at::randn(shape, at::TensorOptions().dtype(at::kFloat)); }
   at::Tensor put(const at::Tensor& t) const { return t.to(on_); }
   at::Tensor put_bf16(const at::Tensor& t) const { return t.to(on_, at::kBFloat16); }
   static at::Tensor rounded(const at::Tensor& t) { return t.to(at::kBFloat16).to(at::kFloat); }
@@ -77,8 +75,7 @@ class Checks {
   double at_most(double seconds) const { return device_.is_gpu() ? seconds : HUGE_VAL; }
   static void expect(bool holds, const std::string& what);
   // "WHAT 1.2e-06"; throws where it is more than the tolerance.
-  static std::string near(const char* what, const at::Tensor& got, const at::Tensor& wanted,
-                          double tolerance);
+  static std::string near(const char* what, const at::Tensor& got, const at::Tensor& wanted, double tolerance);
   void needs_gpu() const;
   template <typename Work>
   double median_of(int runs, Work work) {

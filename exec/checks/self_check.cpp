@@ -58,8 +58,7 @@ void Checks::expect(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
 
-std::string Checks::near(const char* what, const at::Tensor& got, const at::Tensor& wanted,
-                         double tolerance) {
+std::string Checks::near(const char* what, const at::Tensor& got, const at::Tensor& wanted, double tolerance) {
   const double error = largest_error(got, wanted);
   std::string text = fmt::format("{} {:.1e}", what, error);
   expect(error <= tolerance, fmt::format("{}: more than {:.0e}", text, tolerance));
@@ -70,9 +69,7 @@ void Checks::needs_gpu() const {
   if (!device_.is_gpu()) throw CheckSkipped("the stand-in has none");
 }
 
-const char* to_string(CheckStatus status) {
-  return word_at(status, {"ok", "failed", "skipped", "running"});
-}
+const char* to_string(CheckStatus status) { return word_at(status, {"ok", "failed", "skipped", "running"}); }
 
 double largest_error(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.detach().cpu().to(at::kDouble).contiguous();
@@ -109,8 +106,7 @@ CheckStatus run_check(const std::string& name, const std::vector<std::string>& s
   return result.status;
 }
 
-void self_check(Accelerator& accelerator, const std::vector<std::string>& skipped,
-                const CheckListener& told) {
+void self_check(Accelerator& accelerator, const std::vector<std::string>& skipped, const CheckListener& told) {
   Checks checks(accelerator);
   for (const Checks::Named& named : Checks::all()) {
     const auto work = [&] {

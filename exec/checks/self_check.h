@@ -41,8 +41,7 @@ CheckStatus run_check(const std::string& name, const std::vector<std::string>& s
                       const std::function<std::string()>& work, const CheckListener& told);
 
 // In order, but those named in `skipped`. Of what a check finds, throws DeviceLost only.
-void self_check(Accelerator& accelerator, const std::vector<std::string>& skipped,
-                const CheckListener& told);
+void self_check(Accelerator& accelerator, const std::vector<std::string>& skipped, const CheckListener& told);
 
 // Largest |a - b| over the largest |b|, in double, wherever they live.
 double largest_error(const at::Tensor& a, const at::Tensor& b);

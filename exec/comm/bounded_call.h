@@ -16,8 +16,8 @@ namespace foreshard {
 // up after `limit`, or as soon as `stop`, asked every 50 ms, says so: std::nullopt, and the thread
 // is left behind. `call` must therefore own, or share, everything that it touches.
 template <typename Call>
-auto call_within(std::chrono::milliseconds limit, Call call,
-                 const std::function<bool()>& stop = nullptr) -> std::optional<decltype(call())> {
+auto call_within(std::chrono::milliseconds limit, Call call, const std::function<bool()>& stop = nullptr)
+    -> std::optional<decltype(call())> {
   using Result = decltype(call());
   auto promise = std::make_shared<std::promise<Result>>();
   std::future<Result> result = promise->get_future();

@@ -27,8 +27,7 @@ Range range_of(std::size_t total, std::size_t parts, std::size_t part) {
 
 }
 
-GroupCommunicator::GroupCommunicator(std::unique_ptr<Transport> transport)
-    : transport_(std::move(transport)) {}
+GroupCommunicator::GroupCommunicator(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
 
 void GroupCommunicator::lend_scratch(std::span<std::byte> memory) {
   scratch_ = memory;
@@ -64,8 +63,7 @@ void GroupCommunicator::all_gather(const void* own, void* whole, std::size_t sha
 }
 
 template <typename Add>
-void GroupCommunicator::exchange_shards(const void* whole, DType wire, std::size_t elements,
-                                        const Add& add) {
+void GroupCommunicator::exchange_shards(const void* whole, DType wire, std::size_t elements, const Add& add) {
   const auto* base = static_cast<const std::byte*>(whole);
   const auto width = at(size_of(wire));
   const std::size_t chunk = std::min(elements, at(kReduceChunkBytes) / width);
@@ -94,22 +92,18 @@ void GroupCommunicator::exchange_shards(const void* whole, DType wire, std::size
   }
 }
 
-void GroupCommunicator::reduce_scatter(const void* whole, DType wire, std::size_t elements,
-                                       float* shard, SumInto into) {
-  exchange_shards(
-      whole, wire, elements, [&](const auto& pieces, std::size_t begin, std::size_t count) {
-        add_in_order(pieces, wire, count, shard + begin,
-                     into == SumInto::kContinue ? FirstPiece::kAdded : FirstPiece::kCopied);
-      });
+void GroupCommunicator::reduce_scatter(const void* whole, DType wire, std::size_t elements, float* shard,
+                                       SumInto into) {
+  exchange_shards(whole, wire, elements, [&](const auto& pieces, std::size_t begin, std::size_t count) {
+    add_in_order(pieces, wire, count, shard + begin,
+                 into == SumInto::kContinue ? FirstPiece::kAdded : FirstPiece::kCopied);
+  });
 }
 
-void GroupCommunicator::reduce_scatter_in_pairs(const void* whole, DType dtype,
-                                                std::size_t elements, void* shard) {
-  exchange_shards(whole, dtype, elements,
-                  [&](const auto& pieces, std::size_t begin, std::size_t count) {
-                    add_in_pairs(pieces, dtype, count,
-                                 static_cast<std::byte*>(shard) + begin * at(size_of(dtype)));
-                  });
+void GroupCommunicator::reduce_scatter_in_pairs(const void* whole, DType dtype, std::size_t elements, void* shard) {
+  exchange_shards(whole, dtype, elements, [&](const auto& pieces, std::size_t begin, std::size_t count) {
+    add_in_pairs(pieces, dtype, count, static_cast<std::byte*>(shard) + begin * at(size_of(dtype)));
+  });
 }
 
 // Of few values: norm weights and biases.

@@ -34,8 +34,7 @@ class GroupCommunicator {
   void all_gather(void* whole, std::size_t shard_bytes);
   // `whole` holds size() shards of `elements` elements of `wire` (fp32 or bf16) and is not changed;
   // `shard` holds `elements` floats outside `whole`.
-  void reduce_scatter(const void* whole, DType wire, std::size_t elements, float* shard,
-                      SumInto into);
+  void reduce_scatter(const void* whole, DType wire, std::size_t elements, float* shard, SumInto into);
   // The same where `own`, this rank's shard, lies elsewhere.
   void all_gather(const void* own, void* whole, std::size_t shard_bytes);
   // Sums in pairs (add_in_pairs), of fp32 or bf16: `shard` holds `elements` elements of the dtype.
@@ -75,8 +74,7 @@ enum class FirstPiece { kCopied, kAdded };
 // sum[i] = pieces[0][i] + pieces[1][i] + ... from left to right in fp32, where kAdded puts the old
 // sum[i] before the first. `pieces` are arrays of `elements` elements of `wire` (fp32 or bf16,
 // which is widened exactly), at any alignment; none overlaps `sum` but pieces[0], which may be it.
-void add_in_order(std::span<const void* const> pieces, DType wire, std::size_t elements, float* sum,
-                  FirstPiece first);
+void add_in_order(std::span<const void* const> pieces, DType wire, std::size_t elements, float* sum, FirstPiece first);
 
 // sum = ((pieces[0] + pieces[1]) + (pieces[2] + pieces[3])) ...: a power of two of them, in halves,
 // every sum rounded to `wire`, in which `sum` is, too. None overlaps it.

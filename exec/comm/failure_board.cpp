@@ -29,8 +29,7 @@ void FailureBoard::announce(const std::string& text) const {
 }
 
 std::optional<std::string> FailureBoard::announced(milliseconds patience) const {
-  const auto ask = [store = store_, patience,
-                    launcher_tells = launcher_tells_]() -> std::optional<std::string> {
+  const auto ask = [store = store_, patience, launcher_tells = launcher_tells_]() -> std::optional<std::string> {
     auto deadline = std::chrono::steady_clock::now() + patience;
     bool told = false;
     while (true) {

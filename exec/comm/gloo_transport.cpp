@@ -105,8 +105,8 @@ class GlooTransport : public Transport {
   [[noreturn]] void throw_failure(int peer, const std::string& why) const {
     const int rank = group_.ranks[at(peer)];
     if (contains(why, "imed out") || contains(why, "imeout")) {
-      throw PeerFailure(rank, fmt::format("rank {} did not answer within {} s", rank,
-                                          as_double(group_.timeout.count()) / 1000));
+      throw PeerFailure(
+          rank, fmt::format("rank {} did not answer within {} s", rank, as_double(group_.timeout.count()) / 1000));
     }
     throw PeerFailure(rank, fmt::format("rank {} closed its connection", rank));
   }
@@ -120,22 +120,20 @@ class GlooTransport : public Transport {
 
 }
 
-std::unique_ptr<Transport> connect_gloo(const std::shared_ptr<JobStore>& store,
-                                        const GlooGroup& group) {
+std::unique_ptr<Transport> connect_gloo(const std::shared_ptr<JobStore>& store, const GlooGroup& group) {
   try {
     auto options = c10d::ProcessGroupGloo::Options::create(group.connect_timeout);
     options->threads = 1;  // they run collectives, of which there are none
-    options->devices = {is_interface(group.address)
-                            ? c10d::ProcessGroupGloo::createDeviceForInterface(group.address)
-                            : c10d::ProcessGroupGloo::createDeviceForHostname(group.address)};
+    options->devices = {is_interface(group.address) ? c10d::ProcessGroupGloo::createDeviceForInterface(group.address)
+                                                    : c10d::ProcessGroupGloo::createDeviceForHostname(group.address)};
     auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
         c10::make_intrusive<c10d::PrefixStore>(group.key, store->connection().store), group.index,
         static_cast<int>(group.ranks.size()), std::move(options));
     gloo->setTimeout(group.timeout);
     return std::make_unique<GlooTransport>(group, std::move(gloo));
   } catch (const std::exception& error) {
-    throw Error(ExitCode::kLaunchFailure, fmt::format("group {}: no connection through {}: {}",
-                                                      group.key, group.address, first_line(error)));
+    throw Error(ExitCode::kLaunchFailure,
+                fmt::format("group {}: no connection through {}: {}", group.key, group.address, first_line(error)));
   }
 }
 

@@ -22,7 +22,6 @@ struct GlooGroup {
 
 // Connects every member with every other; all call it. Throws Error(kLaunchFailure). May block for
 // ever when the store's server is frozen.
-std::unique_ptr<Transport> connect_gloo(const std::shared_ptr<JobStore>& store,
-                                        const GlooGroup& group);
+std::unique_ptr<Transport> connect_gloo(const std::shared_ptr<JobStore>& store, const GlooGroup& group);
 
 }

@@ -28,8 +28,8 @@ auto named(const StoreAddress& address, Call call) -> decltype(call()) {
   try {
     return call();
   } catch (const std::exception& error) {
-    throw Error(ExitCode::kLaunchFailure, fmt::format("the store at {}:{} failed: {}", address.host,
-                                                      address.port, first_line(error)));
+    throw Error(ExitCode::kLaunchFailure,
+                fmt::format("the store at {}:{} failed: {}", address.host, address.port, first_line(error)));
   }
 }
 
@@ -39,8 +39,7 @@ std::shared_ptr<JobStore::Connection> open(const StoreAddress& address, const st
   return named(address, [&] {
     auto whole = c10::make_intrusive<c10d::TCPStore>(address.host, options);
     auto own = c10::make_intrusive<c10d::PrefixStore>("foreshard/" + run_id, whole);
-    return std::make_shared<JobStore::Connection>(
-        JobStore::Connection{std::move(own), std::move(whole)});
+    return std::make_shared<JobStore::Connection>(JobStore::Connection{std::move(own), std::move(whole)});
   });
 }
 
@@ -48,15 +47,12 @@ std::shared_ptr<JobStore::Connection> open(const StoreAddress& address, const st
 
 std::string first_line(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  const std::string text =
-      torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+  const std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
   return text.substr(0, text.find('\n'));
 }
 
 JobStore::JobStore(StoreAddress address, std::string run_id, std::shared_ptr<Connection> connection)
-    : address_(std::move(address)),
-      run_id_(std::move(run_id)),
-      connection_(std::move(connection)) {}
+    : address_(std::move(address)), run_id_(std::move(run_id)), connection_(std::move(connection)) {}
 
 std::shared_ptr<JobStore> JobStore::serve(int listening_socket, const StoreAddress& address,
                                           const std::string& run_id) {
@@ -73,9 +69,8 @@ std::shared_ptr<JobStore> JobStore::serve(int listening_socket, const StoreAddre
 }
 
 std::string JobStore::owner() {
-  return named(address_, [&] {
-    return connection_->whole->check({kOwnerKey}) ? connection_->whole->get_to_str(kOwnerKey) : "";
-  });
+  return named(address_,
+               [&] { return connection_->whole->check({kOwnerKey}) ? connection_->whole->get_to_str(kOwnerKey) : ""; });
 }
 
 std::shared_ptr<JobStore> JobStore::join(const StoreAddress& address, const std::string& run_id,

@@ -25,8 +25,7 @@ class JobStore {
 
   // Serves the store on `listening_socket` (bound and listening, owned by the store from now on)
   // and uses it.
-  static std::shared_ptr<JobStore> serve(int listening_socket, const StoreAddress& address,
-                                         const std::string& run_id);
+  static std::shared_ptr<JobStore> serve(int listening_socket, const StoreAddress& address, const std::string& run_id);
   // Uses the store served there; `address` answers already.
   static std::shared_ptr<JobStore> join(const StoreAddress& address, const std::string& run_id,
                                         std::chrono::milliseconds timeout);

@@ -15,9 +15,8 @@ class EchoTransport final : public Transport {
   void exchange(std::span<const Outgoing> sends, std::span<const Incoming> receives) override {
     if (aborted_) throw PeerFailure(-1, "the group was told to stop");
     for (const Incoming& receive : receives) {
-      const auto sent = std::ranges::find_if(sends, [&](const Outgoing& send) {
-        return send.peer == receive.peer && send.bytes == receive.bytes;
-      });
+      const auto sent = std::ranges::find_if(
+          sends, [&](const Outgoing& send) { return send.peer == receive.peer && send.bytes == receive.bytes; });
       // Pieces of unequal length: the first bytes of what goes to that peer, then zeros.
       const auto any = std::ranges::find(sends, receive.peer, &Outgoing::peer);
       const Outgoing* from = sent != sends.end() ? &*sent : any != sends.end() ? &*any : nullptr;
@@ -39,20 +38,16 @@ class PacedWorld final : public World {
   int rank() const override { return 0; }
   int size() const override { return size_; }
 
-  std::unique_ptr<Transport> connect(const std::string& /*name*/,
-                                     const std::vector<int>& ranks) override {
+  std::unique_ptr<Transport> connect(const std::string& /*name*/, const std::vector<int>& ranks) override {
     const auto place = std::ranges::find(ranks, 0);
     FORESHARD_CHECK(place != ranks.end(), "a rank connects to groups it is in");
-    return std::make_unique<EchoTransport>(static_cast<int>(place - ranks.begin()),
-                                           static_cast<int>(ranks.size()));
+    return std::make_unique<EchoTransport>(static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()));
   }
   std::vector<std::string> gather(const std::string& /*topic*/, const std::string& text) override {
     return std::vector<std::string>(at(size_), text);
   }
   void announce_failure(const std::string& /*text*/) override {}
-  std::optional<std::string> announced_failure(std::chrono::milliseconds /*patience*/) override {
-    return std::nullopt;
-  }
+  std::optional<std::string> announced_failure(std::chrono::milliseconds /*patience*/) override { return std::nullopt; }
 
  private:
   int size_;

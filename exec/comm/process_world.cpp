@@ -45,9 +45,7 @@ class LoneWorld : public World {
   std::unique_ptr<Transport> connect(const std::string&, const std::vector<int>&) override {
     return std::make_unique<LoneTransport>();
   }
-  std::vector<std::string> gather(const std::string&, const std::string& text) override {
-    return {text};
-  }
+  std::vector<std::string> gather(const std::string&, const std::string& text) override { return {text}; }
   void announce_failure(const std::string& text) override {
     if (!failure_) failure_ = text;
   }
@@ -69,8 +67,7 @@ class ProcessWorld : public World {
   int rank() const override { return launch_.rank; }
   int size() const override { return launch_.size; }
 
-  std::unique_ptr<Transport> connect(const std::string& name,
-                                     const std::vector<int>& ranks) override {
+  std::unique_ptr<Transport> connect(const std::string& name, const std::vector<int>& ranks) override {
     const auto place = std::ranges::find(ranks, rank());
     FORESHARD_CHECK(place != ranks.end(), "a rank connects to groups it is in");
     if (ranks.size() == 1) return std::make_unique<LoneTransport>();
@@ -79,14 +76,9 @@ class ProcessWorld : public World {
     const int index = static_cast<int>(place - ranks.begin());
     if (auto transport = try_shared(key, ranks, index)) return transport;
 
-    const GlooGroup gloo{key,
-                         ranks,
-                         index,
-                         meeting_.members[position(rank())].address,
-                         options_.rendezvous,
-                         options_.timeout};
-    auto transport = bounded(options_.rendezvous,
-                             [store = meeting_.store, gloo] { return connect_gloo(store, gloo); });
+    const GlooGroup gloo{
+        key, ranks, index, meeting_.members[position(rank())].address, options_.rendezvous, options_.timeout};
+    auto transport = bounded(options_.rendezvous, [store = meeting_.store, gloo] { return connect_gloo(store, gloo); });
     if (!transport) give_up(fmt::format("group {} is not connected", name), options_.rendezvous);
     return *std::move(transport);
   }
@@ -99,9 +91,7 @@ class ProcessWorld : public World {
   }
 
   void announce_failure(const std::string& text) override { board_.announce(text); }
-  std::optional<std::string> announced_failure(milliseconds patience) override {
-    return board_.announced(patience);
-  }
+  std::optional<std::string> announced_failure(milliseconds patience) override { return board_.announced(patience); }
 
  private:
   static std::size_t position(int rank) { return at(rank); }
@@ -115,13 +105,12 @@ class ProcessWorld : public World {
 
   [[noreturn]] void give_up(const std::string& what, milliseconds limit) {
     const auto announced = board_.announced(milliseconds(0));
-    throw PeerFailure(-1, announced.value_or(fmt::format("{} within {} s", what,
-                                                         as_double(limit.count()) / 1000)));
+    throw PeerFailure(-1, announced.value_or(fmt::format("{} within {} s", what, as_double(limit.count()) / 1000)));
   }
 
   // Each of `ranks` leaves its text; all get all of them.
-  std::vector<std::string> collect(const std::string& key, const std::vector<int>& ranks,
-                                   const std::string& text, milliseconds limit) {
+  std::vector<std::string> collect(const std::string& key, const std::vector<int>& ranks, const std::string& text,
+                                   milliseconds limit) {
     std::vector<std::string> keys;
     for (const int other : ranks) keys.push_back(fmt::format("{}/{}", key, other));
     const std::string own = fmt::format("{}/{}", key, rank());
@@ -129,8 +118,7 @@ class ProcessWorld : public World {
       const auto deadline = std::chrono::steady_clock::now() + limit;
       store->set(own, text);
       for (const std::string& one : keys) {
-        const auto left =
-            std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
+        const auto left = std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
         if (!store->wait(one, std::max(left, milliseconds(1)))) return std::vector<std::string>();
       }
       return store->get(keys);
@@ -155,8 +143,7 @@ class ProcessWorld : public World {
   }
 
   // Null: not on one host, or not to be had.
-  std::unique_ptr<Transport> try_shared(const std::string& key, const std::vector<int>& ranks,
-                                        int index) {
+  std::unique_ptr<Transport> try_shared(const std::string& key, const std::vector<int>& ranks, int index) {
     if (options_.transport == TransportChoice::kGloo) return nullptr;
     const std::string& host = meeting_.members[position(ranks[0])].host;
     std::string reason;
@@ -171,18 +158,15 @@ class ProcessWorld : public World {
     }
     if (!memory) {
       if (options_.transport != TransportChoice::kShared) return nullptr;
-      fail_launch(fmt::format("FORESHARD_TRANSPORT=shm: {} cannot share memory: {}",
-                              name_ranks(ranks), reason));
+      fail_launch(fmt::format("FORESHARD_TRANSPORT=shm: {} cannot share memory: {}", name_ranks(ranks), reason));
     }
     SharedGroup group{ranks, {}, index, options_.timeout};
-    for (const int rank : ranks)
-      group.processes.push_back(meeting_.members[position(rank)].process);
+    for (const int rank : ranks) group.processes.push_back(meeting_.members[position(rank)].process);
     return shared_transport(std::move(memory), group);
   }
 
   // The memory that all members hold, or why they do not.
-  std::pair<std::shared_ptr<SharedMemory>, std::string> share(const std::string& key,
-                                                              const std::vector<int>& ranks,
+  std::pair<std::shared_ptr<SharedMemory>, std::string> share(const std::string& key, const std::vector<int>& ranks,
                                                               int index) {
     const int members = static_cast<int>(ranks.size());
     std::shared_ptr<SharedMemory> memory;
@@ -195,12 +179,11 @@ class ProcessWorld : public World {
       }
     };
     if (index == 0) attempt([&] { return SharedMemory::create(members); });
-    const std::string ticket = collect(key + "/ticket", ranks, memory ? memory->ticket() : trouble,
-                                       options_.rendezvous)[0];
+    const std::string ticket =
+        collect(key + "/ticket", ranks, memory ? memory->ticket() : trouble, options_.rendezvous)[0];
     const bool made = ticket.starts_with("/proc/");
     if (index != 0 && made) attempt([&] { return SharedMemory::open(ticket, members); });
-    for (const std::string& theirs :
-         collect(key + "/trouble", ranks, trouble, options_.rendezvous)) {
+    for (const std::string& theirs : collect(key + "/trouble", ranks, trouble, options_.rendezvous)) {
       if (!theirs.empty()) return {nullptr, theirs};
     }
     return {std::move(memory), ""};
@@ -231,8 +214,7 @@ ConnectOptions connect_options(const Environment& environment) {
   if (const auto timeout = environment("FORESHARD_TIMEOUT_S")) {
     const int seconds = parse_number<int>(*timeout).value_or(0);
     if (seconds < 1 || seconds > 86400) {
-      fail_launch(
-          fmt::format("FORESHARD_TIMEOUT_S={}: expected whole seconds from 1 to 86400", *timeout));
+      fail_launch(fmt::format("FORESHARD_TIMEOUT_S={}: expected whole seconds from 1 to 86400", *timeout));
     }
     options.timeout = std::chrono::seconds(seconds);
     options.rendezvous = std::max<milliseconds>(options.timeout, kStartedTogether);

@@ -48,20 +48,16 @@ struct Limit {
   milliseconds whole;
   Clock::time_point deadline = Clock::now() + whole;
   milliseconds left() const {
-    return std::max(milliseconds(1),
-                    std::chrono::duration_cast<milliseconds>(deadline - Clock::now()));
+    return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(deadline - Clock::now()));
   }
 };
 
-std::shared_ptr<JobStore> join(const StoreAddress& address, const std::string& run_id,
-                               const Limit& limit) {
-  const auto store = call_within(limit.left(), [address, run_id, left = limit.left()] {
-    return JobStore::join(address, run_id, left);
-  });
+std::shared_ptr<JobStore> join(const StoreAddress& address, const std::string& run_id, const Limit& limit) {
+  const auto store = call_within(
+      limit.left(), [address, run_id, left = limit.left()] { return JobStore::join(address, run_id, left); });
   if (!store) {
-    fail_launch(fmt::format(
-        "what listens at {}:{} is no rendezvous store of LibTorch (no answer within {} s)",
-        address.host, address.port, seconds(limit.whole)));
+    fail_launch(fmt::format("what listens at {}:{} is no rendezvous store of LibTorch (no answer within {} s)",
+                            address.host, address.port, seconds(limit.whole)));
   }
   return *store;
 }
@@ -78,8 +74,7 @@ void check_owner(JobStore& store) {
 std::shared_ptr<JobStore> enter(const Launch& launch, const Limit& limit) {
   const StoreAddress address = store_address(launch);
   if (serves_store(launch)) {
-    const auto where =
-        all_on_this_machine(launch) ? ListenOn::kLoopback : ListenOn::kEveryInterface;
+    const auto where = all_on_this_machine(launch) ? ListenOn::kLoopback : ListenOn::kEveryInterface;
     return JobStore::serve(listen_socket(where, address.port), address, launch.run_id);
   }
   if (!answers(address.host, address.port, limit.left())) {
@@ -105,8 +100,7 @@ RankProcess read(const std::string& text) {
   const std::size_t first = text.find('\n');
   const std::size_t second = text.find('\n', first + 1);
   FORESHARD_CHECK(second != std::string::npos, "a process is three lines");
-  return {text.substr(0, first), std::stoi(text.substr(first + 1, second - first - 1)),
-          text.substr(second + 1)};
+  return {text.substr(0, first), std::stoi(text.substr(first + 1, second - first - 1)), text.substr(second + 1)};
 }
 
 // Returns when `key` is there.
@@ -128,10 +122,10 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
   const std::string rank = std::to_string(launch.rank);
   check_owner(store);
   if (store.add("claim/" + rank, 1) > 1) {
-    fail_launch(fmt::format(
-        "a process is there already as rank {} at {}: another job uses this port, or two "
-        "processes were started as one rank",
-        rank, at));
+    fail_launch(
+        fmt::format("a process is there already as rank {} at {}: another job uses this port, or two "
+                    "processes were started as one rank",
+                    rank, at));
   }
   store.set("process/" + rank, write(own));
   store.set("size/" + rank, std::to_string(launch.size));
@@ -154,15 +148,14 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
     for (int other = 0; other < launch.size; ++other) {
       if (!store.has(fmt::format("size/{}", other))) ranks.push_back(other);
     }
-    std::string text = fmt::format("{} of {} did not come to {} within {} s", name_ranks(ranks),
-                                   launch.size, at, seconds(limit.whole));
+    std::string text = fmt::format("{} of {} did not come to {} within {} s", name_ranks(ranks), launch.size, at,
+                                   seconds(limit.whole));
     store.set_once(kFailureKey, text);
     return text;
   };
   await(store, "ready", limit.deadline, missing);
   std::vector<std::string> keys;
-  for (int other = 0; other < launch.size; ++other)
-    keys.push_back(fmt::format("process/{}", other));
+  for (int other = 0; other < launch.size; ++other) keys.push_back(fmt::format("process/{}", other));
   std::vector<RankProcess> members;
   for (const std::string& text : store.get(keys)) members.push_back(read(text));
   return members;
@@ -176,8 +169,7 @@ std::string name_ranks(const std::vector<int>& ranks) {
     std::size_t end = i + 1;
     while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
     runs.push_back(end - i == 1 ? std::to_string(ranks[i])
-                                : fmt::format("{}{}{}", ranks[i], end - i == 2 ? ", " : " to ",
-                                              ranks[end - 1]));
+                                : fmt::format("{}{}{}", ranks[i], end - i == 2 ? ", " : " to ", ranks[end - 1]));
     i = end;
   }
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(runs, ", "));
@@ -185,8 +177,7 @@ std::string name_ranks(const std::vector<int>& ranks) {
 
 Meeting meet(const Launch& launch, const ConnectOptions& options) {
   const Limit limit{options.rendezvous};
-  Meeting meeting = {.store = enter(launch, limit),
-                     .failures = join(store_address(launch), launch.run_id, limit)};
+  Meeting meeting = {.store = enter(launch, limit), .failures = join(store_address(launch), launch.run_id, limit)};
   const RankProcess own{shared_memory_domain(), ::getpid(), own_address(launch, options)};
   constexpr milliseconds kSpare{500};  // introduce() keeps the deadline while the store answers
   try {
@@ -194,8 +185,7 @@ Meeting meet(const Launch& launch, const ConnectOptions& options) {
       return introduce(store, launch, own, limit);
     });
     if (!members)
-      fail_launch(fmt::format("the store at {}:{} stopped answering", launch.master_address,
-                              launch.master_port));
+      fail_launch(fmt::format("the store at {}:{} stopped answering", launch.master_address, launch.master_port));
     meeting.members = *std::move(members);
   } catch (const Error&) {
     if (serves_store(launch)) std::this_thread::sleep_for(kFarewell);  // the others read why

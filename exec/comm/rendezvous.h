@@ -35,8 +35,6 @@ std::string name_ranks(const std::vector<int>& ranks);
 
 // What keeps a job's ranks from meeting.
 
-[[noreturn]] inline void fail_launch(const std::string& what) {
-  throw Error(ExitCode::kLaunchFailure, what);
-}
+[[noreturn]] inline void fail_launch(const std::string& what) { throw Error(ExitCode::kLaunchFailure, what); }
 
 }

@@ -72,26 +72,20 @@ class Layout {
   Layout(std::byte* base, int members) : base_(base), members_(at(members)) {}
 
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
-  Member& member(int index) const {
-    return reinterpret_cast<Member*>(base_ + sizeof(Header))[at(index)];
-  }
+  Member& member(int index) const { return reinterpret_cast<Member*>(base_ + sizeof(Header))[at(index)]; }
   Ring& ring(int from, int to) const {
-    return reinterpret_cast<Ring*>(base_ + sizeof(Header) +
-                                   members_ * sizeof(Member))[slot(from, to)];
+    return reinterpret_cast<Ring*>(base_ + sizeof(Header) + members_ * sizeof(Member))[slot(from, to)];
   }
   std::byte* bytes(int from, int to) const {
     return base_ + fixed() + slot(from, to) * ring_bytes(static_cast<int>(members_));
   }
-  std::size_t total() const {
-    return fixed() + members_ * members_ * ring_bytes(static_cast<int>(members_));
-  }
+  std::size_t total() const { return fixed() + members_ * members_ * ring_bytes(static_cast<int>(members_)); }
 
  private:
   std::size_t slot(int from, int to) const { return at(from) * members_ + at(to); }
   std::size_t fixed() const {
     constexpr std::size_t kPage = 4096;
-    const std::size_t bytes =
-        sizeof(Header) + members_ * sizeof(Member) + members_ * members_ * sizeof(Ring);
+    const std::size_t bytes = sizeof(Header) + members_ * sizeof(Member) + members_ * members_ * sizeof(Ring);
     return (bytes + kPage - 1) / kPage * kPage;
   }
 
@@ -100,8 +94,7 @@ class Layout {
 };
 
 [[noreturn]] void fail_shared(const std::string& what) {
-  throw Error(ExitCode::kLaunchFailure,
-              fmt::format("shared memory: {}: {}", what, std::strerror(errno)));
+  throw Error(ExitCode::kLaunchFailure, fmt::format("shared memory: {}: {}", what, std::strerror(errno)));
 }
 
 std::byte* map(int fd, std::size_t bytes) {
@@ -117,14 +110,12 @@ constexpr long kSleepNanoseconds = 50'000'000;
 
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen) {
   const timespec limit{0, kSleepNanoseconds};
-  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr,
-            0);
+  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 
 void ring_bell(Member& member) {
   member.bell.fetch_add(1);
-  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&member.bell), FUTEX_WAKE, INT_MAX, nullptr,
-            nullptr, 0);
+  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&member.bell), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void pause() {
@@ -157,8 +148,7 @@ class SharedTransport : public Transport {
         in_(group.ranks.size()) {
     for (int peer = 0; peer < size(); ++peer) {
       const int process = group_.processes[at(peer)];
-      pidfds_.push_back(peer == index() ? -1
-                                        : static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+      pidfds_.push_back(peer == index() ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
       // No such process any more: it ended since it said its number.
       if (peer != index() && pidfds_.back() < 0) layout_.member(peer).closed = 1;
     }
@@ -179,13 +169,11 @@ class SharedTransport : public Transport {
     for (SharedLane& lane : in_) lane = {};
     for (const Outgoing& send : sends) {
       if (send.bytes == 0) continue;
-      lane(out_, send.peer)
-          .messages.push_back({static_cast<const std::byte*>(send.data), nullptr, send.bytes});
+      lane(out_, send.peer).messages.push_back({static_cast<const std::byte*>(send.data), nullptr, send.bytes});
     }
     for (const Incoming& receive : receives) {
       if (receive.bytes == 0) continue;
-      lane(in_, receive.peer)
-          .messages.push_back({nullptr, static_cast<std::byte*>(receive.data), receive.bytes});
+      lane(in_, receive.peer).messages.push_back({nullptr, static_cast<std::byte*>(receive.data), receive.bytes});
     }
     try {
       move_all();
@@ -316,8 +304,7 @@ class SharedTransport : public Transport {
         take(&sent, sizeof sent);
         messages.done = sizeof sent;
         FORESHARD_CHECK(sent == message.bytes,
-                        fmt::format("rank {} sent {} bytes where {} were awaited", rank_of(peer),
-                                    sent, message.bytes));
+                        fmt::format("rank {} sent {} bytes where {} were awaited", rank_of(peer), sent, message.bytes));
       }
       const std::size_t received = messages.done - sizeof message.bytes;
       const std::size_t count = std::min({message.bytes - received, there - moved, kQuantum});
@@ -338,9 +325,7 @@ class SharedTransport : public Transport {
 
   int rank_of(int peer) const { return group_.ranks[at(peer)]; }
 
-  bool awaited(int peer) {
-    return peer != index() && !(lane(out_, peer).finished() && lane(in_, peer).finished());
-  }
+  bool awaited(int peer) { return peer != index() && !(lane(out_, peer).finished() && lane(in_, peer).finished()); }
 
   bool is_gone(int peer) const {
     if (layout_.member(peer).closed != 0) return true;
@@ -357,8 +342,8 @@ class SharedTransport : public Transport {
       if (move_some()) return;  // what it left behind
       const int rank = rank_of(peer);
       if (gone) throw PeerFailure(rank, fmt::format("rank {} closed its connection", rank));
-      throw PeerFailure(rank, fmt::format("rank {} did not answer within {} s", rank,
-                                          as_double(group_.timeout.count()) / 1000));
+      throw PeerFailure(
+          rank, fmt::format("rank {} did not answer within {} s", rank, as_double(group_.timeout.count()) / 1000));
     }
   }
 
@@ -390,8 +375,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(int members) {
   memory->fd_ = ::memfd_create("foreshard", MFD_CLOEXEC);
   if (memory->fd_ < 0) fail_shared("cannot be made");
   memory->bytes_ = Layout(nullptr, members).total();
-  if (::ftruncate(memory->fd_, static_cast<off_t>(memory->bytes_)) != 0)
-    fail_shared("cannot be sized");
+  if (::ftruncate(memory->fd_, static_cast<off_t>(memory->bytes_)) != 0) fail_shared("cannot be sized");
   memory->data_ = map(memory->fd_, memory->bytes_);  // zeros: what all atomics start from
   std::uint64_t nonce = 0;
   if (::getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) fail_shared("no random number");
@@ -422,8 +406,7 @@ SharedMemory::~SharedMemory() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-std::unique_ptr<Transport> shared_transport(std::shared_ptr<SharedMemory> memory,
-                                            const SharedGroup& group) {
+std::unique_ptr<Transport> shared_transport(std::shared_ptr<SharedMemory> memory, const SharedGroup& group) {
   return std::make_unique<SharedTransport>(std::move(memory), group);
 }
 

@@ -47,7 +47,6 @@ struct SharedGroup {
   std::chrono::milliseconds timeout{};  // without any byte moving
 };
 
-std::unique_ptr<Transport> shared_transport(std::shared_ptr<SharedMemory> memory,
-                                            const SharedGroup& group);
+std::unique_ptr<Transport> shared_transport(std::shared_ptr<SharedMemory> memory, const SharedGroup& group);
 
 }

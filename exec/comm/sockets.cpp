@@ -21,9 +21,7 @@ namespace {
 
 class Socket {
  public:
-  explicit Socket(int type) : fd_(::socket(AF_INET, type | SOCK_CLOEXEC, 0)) {
-    FORESHARD_CHECK(fd_ >= 0, "no socket");
-  }
+  explicit Socket(int type) : fd_(::socket(AF_INET, type | SOCK_CLOEXEC, 0)) { FORESHARD_CHECK(fd_ >= 0, "no socket"); }
   ~Socket() {
     if (fd_ >= 0) ::close(fd_);
   }
@@ -47,8 +45,7 @@ sockaddr_in resolve(const std::string& host, int port) {
   addrinfo* found = nullptr;
   const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error != 0) {
-    throw Error(ExitCode::kLaunchFailure,
-                fmt::format("host {} has no address: {}", host, ::gai_strerror(error)));
+    throw Error(ExitCode::kLaunchFailure, fmt::format("host {} has no address: {}", host, ::gai_strerror(error)));
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
   sockaddr_in address{};
@@ -56,9 +53,7 @@ sockaddr_in resolve(const std::string& host, int port) {
   return address;
 }
 
-const sockaddr* general(const sockaddr_in& address) {
-  return reinterpret_cast<const sockaddr*>(&address);
-}
+const sockaddr* general(const sockaddr_in& address) { return reinterpret_cast<const sockaddr*>(&address); }
 
 sockaddr_in own_name(int socket) {
   sockaddr_in address{};
@@ -78,14 +73,11 @@ int listen_socket(ListenOn where, int port) {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(where == ListenOn::kLoopback ? INADDR_LOOPBACK : INADDR_ANY);
   address.sin_port = htons(static_cast<std::uint16_t>(port));
-  if (::bind(socket.fd(), general(address), sizeof address) != 0 ||
-      ::listen(socket.fd(), SOMAXCONN) != 0) {
-    const char* why = errno == EADDRINUSE
-                          ? "another program listens there; is another job running, or "
-                            "is MASTER_PORT shared by two jobs?"
-                          : std::strerror(errno);
-    throw Error(ExitCode::kLaunchFailure,
-                fmt::format("port {} cannot be opened for the ranks to meet: {}", port, why));
+  if (::bind(socket.fd(), general(address), sizeof address) != 0 || ::listen(socket.fd(), SOMAXCONN) != 0) {
+    const char* why = errno == EADDRINUSE ? "another program listens there; is another job running, or "
+                                            "is MASTER_PORT shared by two jobs?"
+                                          : std::strerror(errno);
+    throw Error(ExitCode::kLaunchFailure, fmt::format("port {} cannot be opened for the ranks to meet: {}", port, why));
   }
   return socket.release();
 }
@@ -103,9 +95,7 @@ bool answers(const std::string& host, int port, std::chrono::milliseconds patien
   }
 }
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
 bool is_interface(const std::string& name) { return ::if_nametoindex(name.c_str()) != 0; }
 
@@ -113,8 +103,7 @@ std::string own_address_towards(const std::string& host) {
   const Socket socket(SOCK_DGRAM);  // connecting one chooses a route and sends nothing
   const sockaddr_in address = resolve(host, 9);
   if (::connect(socket.fd(), general(address), sizeof address) != 0) {
-    throw Error(ExitCode::kLaunchFailure,
-                fmt::format("host {} cannot be reached: {}", host, std::strerror(errno)));
+    throw Error(ExitCode::kLaunchFailure, fmt::format("host {} cannot be reached: {}", host, std::strerror(errno)));
   }
   const sockaddr_in own = own_name(socket.fd());
   char text[INET_ADDRSTRLEN] = {};

@@ -68,8 +68,7 @@ void take(const std::byte* piece, std::size_t elements, float* sum) {
 }
 
 template <typename Wire>
-void add_blocks(std::span<const void* const> pieces, std::size_t elements, float* sum,
-                FirstPiece first) {
+void add_blocks(std::span<const void* const> pieces, std::size_t elements, float* sum, FirstPiece first) {
   for (std::size_t begin = 0; begin < elements; begin += kBlock) {
     const std::size_t count = std::min(kBlock, elements - begin);
     FirstPiece now = first;
@@ -112,11 +111,9 @@ void halve(std::span<const void* const> pieces, std::size_t begin, std::size_t c
 
 }
 
-void add_in_pairs(std::span<const void* const> pieces, DType wire, std::size_t elements,
-                  void* sum) {
+void add_in_pairs(std::span<const void* const> pieces, DType wire, std::size_t elements, void* sum) {
   FORESHARD_CHECK(wire == DType::kFp32 || wire == DType::kBf16, "sums are of fp32 or bf16");
-  FORESHARD_CHECK((pieces.size() & (pieces.size() - 1)) == 0,
-                  "sums in pairs are of a power of two");
+  FORESHARD_CHECK((pieces.size() & (pieces.size() - 1)) == 0, "sums in pairs are of a power of two");
   std::array<float, kBlock> block;
   for (std::size_t begin = 0; begin < elements; begin += kBlock) {
     const std::size_t count = std::min(kBlock, elements - begin);
@@ -134,8 +131,7 @@ void add_in_pairs(std::span<const void* const> pieces, DType wire, std::size_t e
   }
 }
 
-void add_in_order(std::span<const void* const> pieces, DType wire, std::size_t elements, float* sum,
-                  FirstPiece first) {
+void add_in_order(std::span<const void* const> pieces, DType wire, std::size_t elements, float* sum, FirstPiece first) {
   FORESHARD_CHECK(wire == DType::kFp32 || wire == DType::kBf16, "sums are of fp32 or bf16");
   if (wire == DType::kFp32) {
     add_blocks<Fp32Wire>(pieces, elements, sum, first);

@@ -29,13 +29,8 @@ struct Letter {
 
 struct Group {
   explicit Group(std::vector<int> members)
-      : ranks(std::move(members)),
-        mailboxes(ranks.size() * ranks.size()),
-        joined(ranks.size()),
-        left(ranks.size()) {}
-  std::deque<Letter*>& mailbox(int from, int to) {
-    return mailboxes[at(from) * ranks.size() + at(to)];
-  }
+      : ranks(std::move(members)), mailboxes(ranks.size() * ranks.size()), joined(ranks.size()), left(ranks.size()) {}
+  std::deque<Letter*>& mailbox(int from, int to) { return mailboxes[at(from) * ranks.size() + at(to)]; }
   bool has_left(int member) const { return left[at(member)]; }
   int rank_of(int member) const { return ranks[at(member)]; }
 
@@ -59,8 +54,7 @@ void leave_unless_joined(Group& group, int rank) {
 
 class ThreadTransport : public Transport {
  public:
-  ThreadTransport(std::shared_ptr<Group> group, int index)
-      : group_(std::move(group)), index_(index) {
+  ThreadTransport(std::shared_ptr<Group> group, int index) : group_(std::move(group)), index_(index) {
     const std::lock_guard lock(group_->mutex);
     group_->joined[at(index_)] = true;
   }
@@ -110,8 +104,8 @@ class ThreadTransport : public Transport {
     Letter* letter = mailbox.front();
     mailbox.pop_front();
     FORESHARD_CHECK(letter->bytes == receive.bytes,
-                    fmt::format("rank {} sent {} bytes where {} were awaited",
-                                group_->rank_of(receive.peer), letter->bytes, receive.bytes));
+                    fmt::format("rank {} sent {} bytes where {} were awaited", group_->rank_of(receive.peer),
+                                letter->bytes, receive.bytes));
     letter->state = Letter::State::kBeingRead;
     lock.unlock();
     std::memcpy(receive.data, letter->data, receive.bytes);
@@ -126,16 +120,14 @@ class ThreadTransport : public Transport {
 
   template <typename Ready>
   void wait_for(int peer, std::unique_lock<std::mutex>& lock, Ready ready) {
-    group_->changed.wait(lock,
-                         [&] { return ready() || group_->aborted || group_->has_left(peer); });
+    group_->changed.wait(lock, [&] { return ready() || group_->aborted || group_->has_left(peer); });
     if (group_->aborted) throw PeerFailure(-1, "the group was told to stop");
     if (ready()) return;
     const int rank = group_->rank_of(peer);
     throw PeerFailure(rank, fmt::format("rank {} closed its connection", rank));
   }
 
-  void take_back(std::deque<Letter>& letters, std::span<const Outgoing> sends,
-                 std::unique_lock<std::mutex>& lock) {
+  void take_back(std::deque<Letter>& letters, std::span<const Outgoing> sends, std::unique_lock<std::mutex>& lock) {
     for (const Outgoing& send : sends) {
       std::deque<Letter*>& mailbox = group_->mailbox(index_, send.peer);
       std::erase_if(mailbox, [&](const Letter* unread) {
@@ -143,8 +135,8 @@ class ThreadTransport : public Transport {
       });
     }
     group_->changed.wait(lock, [&] {
-      return std::ranges::none_of(
-          letters, [](const Letter& letter) { return letter.state == Letter::State::kBeingRead; });
+      return std::ranges::none_of(letters,
+                                  [](const Letter& letter) { return letter.state == Letter::State::kBeingRead; });
     });
   }
 
@@ -177,8 +169,7 @@ class ThreadWorld : public World {
   int size() const override { return static_cast<int>(hall_->left.size()); }
   bool one_process() const override { return true; }
 
-  std::unique_ptr<Transport> connect(const std::string& name,
-                                     const std::vector<int>& ranks) override {
+  std::unique_ptr<Transport> connect(const std::string& name, const std::vector<int>& ranks) override {
     const auto place = std::ranges::find(ranks, rank_);
     FORESHARD_CHECK(place != ranks.end(), "a rank connects to groups it is in");
     const std::string key = fmt::format("{} {}", name, fmt::join(ranks, ","));

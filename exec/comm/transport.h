@@ -28,8 +28,7 @@ struct Incoming {
 class PeerFailure : public Error {
  public:
   // `rank` counts in the whole world; -1: not known (the group was told to stop).
-  PeerFailure(int rank, const std::string& what)
-      : Error(ExitCode::kLaunchFailure, what), rank_(rank) {}
+  PeerFailure(int rank, const std::string& what) : Error(ExitCode::kLaunchFailure, what), rank_(rank) {}
   int rank() const { return rank_; }
 
  private:

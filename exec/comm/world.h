@@ -23,8 +23,7 @@ class World {
   // One FIFO over `ranks` (of the world, ascending, this one among them). Every member calls it
   // with the same name, members of several groups in the same order. Throws PeerFailure or
   // Error(kLaunchFailure).
-  virtual std::unique_ptr<Transport> connect(const std::string& name,
-                                             const std::vector<int>& ranks) = 0;
+  virtual std::unique_ptr<Transport> connect(const std::string& name, const std::vector<int>& ranks) = 0;
   // Every rank's text, by rank. All ranks call it equally often with the same topics in the same
   // order; also serves as a barrier. For small texts, outside the step.
   virtual std::vector<std::string> gather(const std::string& topic, const std::string& text) = 0;

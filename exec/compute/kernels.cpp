@@ -10,10 +10,8 @@
 
 #include "sim/base/error.h"
 
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && \
-    !defined(__SANITIZE_ADDRESS__)
-#define FORESHARD_VECTORISE \
-  __attribute__((target_clones("arch=x86-64-v4", "avx2", "default"), optimize("O3")))
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
+#define FORESHARD_VECTORISE __attribute__((target_clones("arch=x86-64-v4", "avx2", "default"), optimize("O3")))
 #else
 #define FORESHARD_VECTORISE
 #endif
@@ -26,9 +24,7 @@ struct Bf16 {
 };
 
 inline float widen(float value) { return value; }
-inline float widen(Bf16 value) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
-}
+inline float widen(Bf16 value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16); }
 template <typename T>
 inline T narrow(float value) {
   if constexpr (std::is_same_v<T, float>) {
@@ -51,8 +47,8 @@ inline float add_lanes(const std::array<float, kLanes>& lanes) {
 }
 
 template <typename T>
-inline __attribute__((always_inline)) void rms_norm_rows(RowShape rows, const T* x, const T* weight,
-                                                         float epsilon, T* y, float* rstd) {
+inline __attribute__((always_inline)) void rms_norm_rows(RowShape rows, const T* x, const T* weight, float epsilon,
+                                                         T* y, float* rstd) {
   for (std::int64_t r = 0; r < rows.count; ++r) {
     const T* row = x + r * rows.width;
     T* out = y + r * rows.width;
@@ -73,9 +69,8 @@ inline __attribute__((always_inline)) void rms_norm_rows(RowShape rows, const T*
 }
 
 template <typename T>
-inline __attribute__((always_inline)) void rms_norm_backward_rows(RowShape rows, const T* dy,
-                                                                  const T* x, const T* weight,
-                                                                  const float* rstd, T* dx,
+inline __attribute__((always_inline)) void rms_norm_backward_rows(RowShape rows, const T* dy, const T* x,
+                                                                  const T* weight, const float* rstd, T* dx,
                                                                   float* weight_gradient) {
   for (std::int64_t i = 0; i < rows.width; ++i) weight_gradient[i] = 0;
   for (std::int64_t r = 0; r < rows.count; ++r) {
@@ -91,8 +86,7 @@ inline __attribute__((always_inline)) void rms_norm_backward_rows(RowShape rows,
       }
     }
     for (; i < rows.width; ++i) lanes[0] += widen(incoming[i]) * widen(weight[i]) * widen(in[i]);
-    const float projection =
-        add_lanes(lanes) / static_cast<float>(rows.width) * scale * scale * scale;
+    const float projection = add_lanes(lanes) / static_cast<float>(rows.width) * scale * scale * scale;
     for (i = 0; i < rows.width; ++i) {
       const float gradient = widen(incoming[i]);
       const float value = widen(in[i]);
@@ -103,8 +97,8 @@ inline __attribute__((always_inline)) void rms_norm_backward_rows(RowShape rows,
 }
 
 template <typename T>
-inline __attribute__((always_inline)) void rotate_rows(const Rotation& r, const float* cos,
-                                                       const float* sin, T* values) {
+inline __attribute__((always_inline)) void rotate_rows(const Rotation& r, const float* cos, const float* sin,
+                                                       T* values) {
   const std::int64_t half = r.head_dim / 2;
   const float sign = r.inverse ? -1.0F : 1.0F;
   for (std::int64_t t = 0; t < r.tokens; ++t) {
@@ -125,8 +119,8 @@ inline __attribute__((always_inline)) void rotate_rows(const Rotation& r, const 
 }
 
 template <typename T, typename Table>
-inline __attribute__((always_inline)) void add_rows_to(RowShape rows, const T* values,
-                                                       const std::int64_t* ids, Table* table) {
+inline __attribute__((always_inline)) void add_rows_to(RowShape rows, const T* values, const std::int64_t* ids,
+                                                       Table* table) {
   for (std::int64_t r = 0; r < rows.count; ++r) {
     const T* row = values + r * rows.width;
     Table* target = table + ids[r] * rows.width;
@@ -137,8 +131,7 @@ inline __attribute__((always_inline)) void add_rows_to(RowShape rows, const T* v
 }
 
 template <typename T>
-inline __attribute__((always_inline)) void column_sums_of(RowShape rows, const T* values,
-                                                          float* sums) {
+inline __attribute__((always_inline)) void column_sums_of(RowShape rows, const T* values, float* sums) {
   for (std::int64_t i = 0; i < rows.width; ++i) sums[i] = 0;
   for (std::int64_t r = 0; r < rows.count; ++r) {
     const T* row = values + r * rows.width;
@@ -147,20 +140,18 @@ inline __attribute__((always_inline)) void column_sums_of(RowShape rows, const T
 }
 
 // One function per element type, so that each has its versions.
-FORESHARD_VECTORISE void rms_norm_fp32(RowShape rows, const float* x, const float* w, float e,
-                                       float* y, float* r) {
+FORESHARD_VECTORISE void rms_norm_fp32(RowShape rows, const float* x, const float* w, float e, float* y, float* r) {
   rms_norm_rows(rows, x, w, e, y, r);
 }
-FORESHARD_VECTORISE void rms_norm_bf16(RowShape rows, const Bf16* x, const Bf16* w, float e,
-                                       Bf16* y, float* r) {
+FORESHARD_VECTORISE void rms_norm_bf16(RowShape rows, const Bf16* x, const Bf16* w, float e, Bf16* y, float* r) {
   rms_norm_rows(rows, x, w, e, y, r);
 }
-FORESHARD_VECTORISE void rms_backward_fp32(RowShape rows, const float* dy, const float* x,
-                                           const float* w, const float* r, float* dx, float* dw) {
+FORESHARD_VECTORISE void rms_backward_fp32(RowShape rows, const float* dy, const float* x, const float* w,
+                                           const float* r, float* dx, float* dw) {
   rms_norm_backward_rows(rows, dy, x, w, r, dx, dw);
 }
-FORESHARD_VECTORISE void rms_backward_bf16(RowShape rows, const Bf16* dy, const Bf16* x,
-                                           const Bf16* w, const float* r, Bf16* dx, float* dw) {
+FORESHARD_VECTORISE void rms_backward_bf16(RowShape rows, const Bf16* dy, const Bf16* x, const Bf16* w, const float* r,
+                                           Bf16* dx, float* dw) {
   rms_norm_backward_rows(rows, dy, x, w, r, dx, dw);
 }
 FORESHARD_VECTORISE void rotate_fp32(const Rotation& r, const float* c, const float* s, float* v) {
@@ -169,24 +160,17 @@ FORESHARD_VECTORISE void rotate_fp32(const Rotation& r, const float* c, const fl
 FORESHARD_VECTORISE void rotate_bf16(const Rotation& r, const float* c, const float* s, Bf16* v) {
   rotate_rows(r, c, s, v);
 }
-FORESHARD_VECTORISE void add_rows_fp32(RowShape rows, const float* v, const std::int64_t* ids,
-                                       float* table) {
+FORESHARD_VECTORISE void add_rows_fp32(RowShape rows, const float* v, const std::int64_t* ids, float* table) {
   add_rows_to(rows, v, ids, table);
 }
-FORESHARD_VECTORISE void add_rows_mixed(RowShape rows, const Bf16* v, const std::int64_t* ids,
-                                        float* table) {
+FORESHARD_VECTORISE void add_rows_mixed(RowShape rows, const Bf16* v, const std::int64_t* ids, float* table) {
   add_rows_to(rows, v, ids, table);
 }
-FORESHARD_VECTORISE void add_rows_bf16(RowShape rows, const Bf16* v, const std::int64_t* ids,
-                                       Bf16* table) {
+FORESHARD_VECTORISE void add_rows_bf16(RowShape rows, const Bf16* v, const std::int64_t* ids, Bf16* table) {
   add_rows_to(rows, v, ids, table);
 }
-FORESHARD_VECTORISE void column_sums_fp32(RowShape rows, const float* v, float* sums) {
-  column_sums_of(rows, v, sums);
-}
-FORESHARD_VECTORISE void column_sums_bf16(RowShape rows, const Bf16* v, float* sums) {
-  column_sums_of(rows, v, sums);
-}
+FORESHARD_VECTORISE void column_sums_fp32(RowShape rows, const float* v, float* sums) { column_sums_of(rows, v, sums); }
+FORESHARD_VECTORISE void column_sums_bf16(RowShape rows, const Bf16* v, float* sums) { column_sums_of(rows, v, sums); }
 FORESHARD_VECTORISE void widen_all(std::int64_t count, const Bf16* source, float* target) {
   for (std::int64_t i = 0; i < count; ++i) target[i] = widen(source[i]);
 }
@@ -213,29 +197,25 @@ bool is_fp32(DType dtype) {
 
 }
 
-void rms_norm(DType dtype, RowShape rows, const void* x, const void* weight, double epsilon,
-              void* y, float* rstd) {
+void rms_norm(DType dtype, RowShape rows, const void* x, const void* weight, double epsilon, void* y, float* rstd) {
   const auto e = static_cast<float>(epsilon);
   is_fp32(dtype) ? rms_norm_fp32(rows, in<float>(x), in<float>(weight), e, out<float>(y), rstd)
                  : rms_norm_bf16(rows, in<Bf16>(x), in<Bf16>(weight), e, out<Bf16>(y), rstd);
 }
 
-void rms_norm_backward(DType dtype, RowShape rows, const void* dy, const void* x,
-                       const void* weight, const float* rstd, void* dx, float* weight_gradient) {
-  is_fp32(dtype) ? rms_backward_fp32(rows, in<float>(dy), in<float>(x), in<float>(weight), rstd,
-                                     out<float>(dx), weight_gradient)
-                 : rms_backward_bf16(rows, in<Bf16>(dy), in<Bf16>(x), in<Bf16>(weight), rstd,
-                                     out<Bf16>(dx), weight_gradient);
+void rms_norm_backward(DType dtype, RowShape rows, const void* dy, const void* x, const void* weight, const float* rstd,
+                       void* dx, float* weight_gradient) {
+  is_fp32(dtype)
+      ? rms_backward_fp32(rows, in<float>(dy), in<float>(x), in<float>(weight), rstd, out<float>(dx), weight_gradient)
+      : rms_backward_bf16(rows, in<Bf16>(dy), in<Bf16>(x), in<Bf16>(weight), rstd, out<Bf16>(dx), weight_gradient);
 }
 
-void rotate(DType dtype, const Rotation& rotation, const float* cos, const float* sin,
-            void* values) {
+void rotate(DType dtype, const Rotation& rotation, const float* cos, const float* sin, void* values) {
   is_fp32(dtype) ? rotate_fp32(rotation, cos, sin, out<float>(values))
                  : rotate_bf16(rotation, cos, sin, out<Bf16>(values));
 }
 
-void add_rows(DType dtype, RowShape rows, const void* values, const std::int64_t* ids,
-              DType table_dtype, void* table) {
+void add_rows(DType dtype, RowShape rows, const void* values, const std::int64_t* ids, DType table_dtype, void* table) {
   if (is_fp32(table_dtype)) {
     is_fp32(dtype) ? add_rows_fp32(rows, in<float>(values), ids, out<float>(table))
                    : add_rows_mixed(rows, in<Bf16>(values), ids, out<float>(table));
@@ -246,8 +226,7 @@ void add_rows(DType dtype, RowShape rows, const void* values, const std::int64_t
 }
 
 void column_sums(DType dtype, RowShape rows, const void* values, float* sums) {
-  is_fp32(dtype) ? column_sums_fp32(rows, in<float>(values), sums)
-                 : column_sums_bf16(rows, in<Bf16>(values), sums);
+  is_fp32(dtype) ? column_sums_fp32(rows, in<float>(values), sums) : column_sums_bf16(rows, in<Bf16>(values), sums);
 }
 
 void copy_to_fp32(DType dtype, std::int64_t count, const void* source, float* target) {
@@ -259,12 +238,10 @@ void copy_to_fp32(DType dtype, std::int64_t count, const void* source, float* ta
 }
 
 void add_to_fp32(DType dtype, std::int64_t count, const void* source, float* target) {
-  is_fp32(dtype) ? add_all(count, in<float>(source), target)
-                 : add_widened(count, in<Bf16>(source), target);
+  is_fp32(dtype) ? add_all(count, in<float>(source), target) : add_widened(count, in<Bf16>(source), target);
 }
 
-double negative_log_likelihood(RowShape rows, const float* log_probabilities,
-                               const std::int64_t* labels) {
+double negative_log_likelihood(RowShape rows, const float* log_probabilities, const std::int64_t* labels) {
   double sum = 0;
   for (std::int64_t r = 0; r < rows.count; ++r) {
     sum -= static_cast<double>(log_probabilities[r * rows.width + labels[r]]);

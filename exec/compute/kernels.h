@@ -18,13 +18,12 @@ struct RowShape {
 
 // y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon) per row. Buffers of `dtype`; rstd
 // fp32.
-void rms_norm(DType dtype, RowShape rows, const void* x, const void* weight, double epsilon,
-              void* y, float* rstd);
+void rms_norm(DType dtype, RowShape rows, const void* x, const void* weight, double epsilon, void* y, float* rstd);
 
 // dx, and the gradient of the weight: weight_gradient[i] = sum over rows of dy * x * rstd, in row
 // order.
-void rms_norm_backward(DType dtype, RowShape rows, const void* dy, const void* x,
-                       const void* weight, const float* rstd, void* dx, float* weight_gradient);
+void rms_norm_backward(DType dtype, RowShape rows, const void* dy, const void* x, const void* weight, const float* rstd,
+                       void* dx, float* weight_gradient);
 
 // Rotates pairs (i, i + head_dim/2) of every head of every token, in place. `cos` and `sin` hold
 // head_dim/2 values per position; token t stands at position t % positions. Negated sines undo it.
@@ -32,12 +31,10 @@ struct Rotation {
   std::int64_t tokens = 0, positions = 0, heads = 0, head_dim = 0;
   bool inverse = false;
 };
-void rotate(DType dtype, const Rotation& rotation, const float* cos, const float* sin,
-            void* values);
+void rotate(DType dtype, const Rotation& rotation, const float* cos, const float* sin, void* values);
 
 // table[ids[r]] += rows[r], in row order. `values` are of `dtype`, the table of `table_dtype`.
-void add_rows(DType dtype, RowShape rows, const void* values, const std::int64_t* ids,
-              DType table_dtype, void* table);
+void add_rows(DType dtype, RowShape rows, const void* values, const std::int64_t* ids, DType table_dtype, void* table);
 
 // Sum over rows per column: sums[i] = sum of values[r][i], in row order.
 void column_sums(DType dtype, RowShape rows, const void* values, float* sums);
@@ -47,7 +44,6 @@ void copy_to_fp32(DType dtype, std::int64_t count, const void* source, float* ta
 void add_to_fp32(DType dtype, std::int64_t count, const void* source, float* target);
 
 // Negative log likelihood of the labels, summed in row order, from rows of log-probabilities.
-double negative_log_likelihood(RowShape rows, const float* log_probabilities,
-                               const std::int64_t* labels);
+double negative_log_likelihood(RowShape rows, const float* log_probabilities, const std::int64_t* labels);
 
 }

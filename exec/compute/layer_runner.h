@@ -46,8 +46,8 @@ class LayerRunner {
   std::int64_t held() const;
 
  private:
-  void run_step(const LayerStep& step, const LayerExecution& execution,
-                const OperationContext& context, std::span<const Parameter> parameters);
+  void run_step(const LayerStep& step, const LayerExecution& execution, const OperationContext& context,
+                std::span<const Parameter> parameters);
   std::size_t kind_of(const LayerExecution& execution) const;
   const Operation& operation_of(const LayerStep& step, const LayerExecution& execution) const;
   bool computes(const LayerStep& step, const LayerExecution& execution) const;

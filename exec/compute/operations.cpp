@@ -29,25 +29,17 @@ struct Call {
   const OperationContext& context;
   std::span<const Parameter> parameters;
 
-  const Parameter& parameter(std::size_t i) const {
-    return parameters[at(operation.parameters[i])];
-  }
+  const Parameter& parameter(std::size_t i) const { return parameters[at(operation.parameters[i])]; }
   at::TensorOptions options() const {
-    return at::TensorOptions()
-        .dtype(scalar_type(context.compute))
-        .device(context.batch.tokens.device());
+    return at::TensorOptions().dtype(scalar_type(context.compute)).device(context.batch.tokens.device());
   }
   void mark() const {
     if (context.clock != nullptr) context.clock->mark();
   }
-  at::Tensor empty(std::int64_t width) const {
-    return at::empty({context.batch.count(), width}, options());
-  }
+  at::Tensor empty(std::int64_t width) const { return at::empty({context.batch.count(), width}, options()); }
 };
 
-DType dtype_of(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16;
-}
+DType dtype_of(const at::Tensor& tensor) { return tensor.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16; }
 
 // --- gradients of parameters ---
 
@@ -83,8 +75,7 @@ void sum_columns(const Call& c, const at::Tensor& values, at::Tensor sums) {
 }
 
 void put_column_sums(const Call& c, const Parameter& parameter, const at::Tensor& values) {
-  put_gradient(c, parameter, at::kFloat,
-               [&](const at::Tensor& place) { sum_columns(c, values, place); });
+  put_gradient(c, parameter, at::kFloat, [&](const at::Tensor& place) { sum_columns(c, values, place); });
 }
 
 // Rows of the incoming gradient belong to the table's rows `ids`. Where the table holds something
@@ -110,8 +101,7 @@ void put_rows(const Parameter& parameter, const at::Tensor& gradient, const at::
     const std::int64_t own = id[order[i]];
     sum.zero_();
     for (; i < order.size() && id[order[i]] == own; ++i) {
-      add_rows(source, one, gradient.select(0, order[i]).const_data_ptr(), &kFirst, target,
-               sum.mutable_data_ptr());
+      add_rows(source, one, gradient.select(0, order[i]).const_data_ptr(), &kFirst, target, sum.mutable_data_ptr());
     }
     add_rows(target, one, sum.const_data_ptr(), &own, target, table.mutable_data_ptr());
   }
@@ -135,8 +125,7 @@ at::Tensor slice(const at::Tensor& t, std::int64_t dim, std::int64_t j, std::int
 // Gradients over the rows of each slice, in the dtype in which ranks add theirs.
 void put_slices(const Parameter& parameter, const Tensors& summands) {
   const at::ScalarType dtype = parameter.gradient.scalar_type();
-  put_made(parameter, sum_in_pairs(0, std::ssize(summands),
-                                   [&](std::int64_t j) { return summands[at(j)].to(dtype); }));
+  put_made(parameter, sum_in_pairs(0, std::ssize(summands), [&](std::int64_t j) { return summands[at(j)].to(dtype); }));
 }
 
 // --- matrix product ---
@@ -172,8 +161,7 @@ Tensors product_in_slices(const Call& c, const at::Tensor& x) {
   return {out};
 }
 
-void weight_in_slices(const Call& c, const at::Tensor& place, const at::Tensor& dy,
-                      const at::Tensor& x) {
+void weight_in_slices(const Call& c, const at::Tensor& place, const at::Tensor& dy, const at::Tensor& x) {
   const bool transposed = c.operation.transposed_weight;
   const std::int64_t terms = c.context.slices.terms, columns = c.context.slices.columns;
   for (std::int64_t j = 0; j < std::max(terms, columns); ++j) {
@@ -189,9 +177,8 @@ at::Tensor input_in_slices(const Call& c, const at::Tensor& dy) {
   const auto right = [&](const at::Tensor& w) { return c.operation.transposed_weight ? w.t() : w; };
   const std::int64_t terms = c.context.slices.terms, columns = c.context.slices.columns;
   const std::int64_t count = std::max(terms, columns);
-  at::Tensor out = terms > 1
-                       ? c.empty(c.operation.k)
-                       : at::empty({columns * c.context.batch.count(), c.operation.k}, c.options());
+  at::Tensor out =
+      terms > 1 ? c.empty(c.operation.k) : at::empty({columns * c.context.batch.count(), c.operation.k}, c.options());
   for (std::int64_t j = 0; j < count; ++j) {
     at::Tensor place = slice(out, terms > 1 ? 1 : 0, j, count);
     const at::Tensor left = terms > 1 ? dy : slice(dy, 1, j, columns);
@@ -200,9 +187,7 @@ at::Tensor input_in_slices(const Call& c, const at::Tensor& dy) {
   return out;
 }
 
-bool is_in_slices(const Call& c) {
-  return c.context.slices.columns > 1 || c.context.slices.terms > 1;
-}
+bool is_in_slices(const Call& c) { return c.context.slices.columns > 1 || c.context.slices.terms > 1; }
 
 // Of a tensor that products in slices read.
 Tensors sum_of_slices(const Call& c, const at::Tensor& dy) {
@@ -230,8 +215,7 @@ Tensors matrix_product(const Call& c, Inputs in) {
 void add_product(const Parameter& parameter, const at::Tensor& rows, const at::Tensor& columns) {
   at::Tensor place = parameter.gradient;
   const at::ScalarType type = place.scalar_type();
-  *parameter.written ? at::addmm_out(place, place, rows, columns, type)
-                     : at::mm_out(place, rows, columns, type);
+  *parameter.written ? at::addmm_out(place, place, rows, columns, type) : at::mm_out(place, rows, columns, type);
   *parameter.written = true;
 }
 
@@ -282,8 +266,7 @@ Heads heads_of(const Call& c, Inputs in) {
   };
   if (c.operation.inputs.size() == 1) {  // one projection for all three
     const at::Tensor all = view(in[0], shape.heads + 2 * shape.kv_heads);
-    return {all.narrow(2, 0, shape.heads).transpose(1, 2),
-            all.narrow(2, shape.heads, shape.kv_heads).transpose(1, 2),
+    return {all.narrow(2, 0, shape.heads).transpose(1, 2), all.narrow(2, shape.heads, shape.kv_heads).transpose(1, 2),
             all.narrow(2, shape.heads + shape.kv_heads, shape.kv_heads).transpose(1, 2)};
   }
   return {view(in[0], shape.heads).transpose(1, 2), view(in[1], shape.kv_heads).transpose(1, 2),
@@ -298,8 +281,7 @@ at::Tensor token_rows(const Call& c, const at::Tensor& t) {
 
 Tensors attention(const Call& c, Inputs in) {
   const Heads h = heads_of(c, in);
-  auto [out, logsumexp] =
-      device_attention(c.context.attention, {h.q, h.k, h.v}, c.operation.attention.causal);
+  auto [out, logsumexp] = device_attention(c.context.attention, {h.q, h.k, h.v}, c.operation.attention.causal);
   return {token_rows(c, out), logsumexp};
 }
 
@@ -312,12 +294,10 @@ Tensors attention_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
   const Heads h = heads_of(c, inputs);
   const AttentionShape& shape = c.operation.attention;
   const auto as_heads = [&](const at::Tensor& t) {
-    return t
-        .view({c.context.batch.sequences, c.context.batch.sequence, shape.heads, shape.head_dim})
-        .transpose(1, 2);
+    return t.view({c.context.batch.sequences, c.context.batch.sequence, shape.heads, shape.head_dim}).transpose(1, 2);
   };
-  auto [dq, dk, dv] = device_attention_backward(c.context.attention, as_heads(dy), {h.q, h.k, h.v},
-                                                as_heads(out), logsumexp, shape.causal);
+  auto [dq, dk, dv] = device_attention_backward(c.context.attention, as_heads(dy), {h.q, h.k, h.v}, as_heads(out),
+                                                logsumexp, shape.causal);
   if (!fused) return {token_rows(c, dq), token_rows(c, dk), token_rows(c, dv)};
   at::Tensor all = at::empty_like(saved[0]);
   const Tensors parts = {token_rows(c, dq), token_rows(c, dk), token_rows(c, dv)};
@@ -333,8 +313,7 @@ RowShape norm_rows(const Call& c, const at::Tensor& x) {
 
 Tensors rms_norm_forward(const Call& c, Inputs in) {
   if (c.context.device != nullptr) {
-    auto [out, rstd] = device_rms_norm(*c.context.device, in[0], c.parameter(0).value,
-                                       c.context.numerics.norm_epsilon);
+    auto [out, rstd] = device_rms_norm(*c.context.device, in[0], c.parameter(0).value, c.context.numerics.norm_epsilon);
     return {out, rstd};
   }
   const RowShape rows = norm_rows(c, in[0]);
@@ -347,8 +326,7 @@ Tensors rms_norm_forward(const Call& c, Inputs in) {
 
 // Of the rows of each slice by themselves: the input's gradient, and summands of the weights'.
 template <typename Backward>
-Tensors norm_backward_in_slices(const Call& c, const at::Tensor& dy, Inputs saved,
-                                const Backward& backward) {
+Tensors norm_backward_in_slices(const Call& c, const at::Tensor& dy, Inputs saved, const Backward& backward) {
   at::Tensor dx = at::empty_like(dy);
   std::vector<Tensors> summands(c.operation.parameters.size());
   for (std::int64_t j = 0; j < c.context.slices.rows; ++j) {
@@ -368,28 +346,25 @@ at::Tensor addend_of(Inputs saved) { return saved.size() > 2 ? saved[2] : at::Te
 Tensors rms_norm_of_slice(const Call& c, const at::Tensor& dy, Inputs saved) {
   const at::Tensor& value = c.parameter(0).value;
   if (c.context.device != nullptr) {
-    auto [dx, weight] =
-        device_rms_norm_backward(*c.context.device, {dy, saved[0], value, saved[1], {}});
+    auto [dx, weight] = device_rms_norm_backward(*c.context.device, {dy, saved[0], value, saved[1], {}});
     return {dx, weight};
   }
   at::Tensor dx = at::empty_like(dy);
   at::Tensor weight = at::empty({value.numel()}, c.options().dtype(at::kFloat));
-  rms_norm_backward(c.context.compute, norm_rows(c, dy), dy.const_data_ptr(),
-                    saved[0].const_data_ptr(), value.const_data_ptr(),
-                    saved[1].const_data_ptr<float>(), dx.mutable_data_ptr(),
+  rms_norm_backward(c.context.compute, norm_rows(c, dy), dy.const_data_ptr(), saved[0].const_data_ptr(),
+                    value.const_data_ptr(), saved[1].const_data_ptr<float>(), dx.mutable_data_ptr(),
                     weight.mutable_data_ptr<float>());
   return {dx, weight};
 }
 
 Tensors rms_norm_backward_of(const Call& c, const at::Tensor& dy, Inputs saved) {
   if (c.context.slices.rows > 1) {
-    return norm_backward_in_slices(c, dy, saved, [&](const at::Tensor& d, const Tensors& s) {
-      return rms_norm_of_slice(c, d, s);
-    });
+    return norm_backward_in_slices(c, dy, saved,
+                                   [&](const at::Tensor& d, const Tensors& s) { return rms_norm_of_slice(c, d, s); });
   }
   if (c.context.device != nullptr) {
-    auto [dx, weight] = device_rms_norm_backward(
-        *c.context.device, {dy, saved[0], c.parameter(0).value, saved[1], addend_of(saved)});
+    auto [dx, weight] =
+        device_rms_norm_backward(*c.context.device, {dy, saved[0], c.parameter(0).value, saved[1], addend_of(saved)});
     put_made(c.parameter(0), weight);
     return {dx};
   }
@@ -397,8 +372,8 @@ Tensors rms_norm_backward_of(const Call& c, const at::Tensor& dy, Inputs saved) 
   at::Tensor dx = at::empty_like(dy);
   put_gradient(c, c.parameter(0), at::kFloat, [&](const at::Tensor& place) {
     rms_norm_backward(c.context.compute, rows, dy.const_data_ptr(), saved[0].const_data_ptr(),
-                      c.parameter(0).value.const_data_ptr(), saved[1].const_data_ptr<float>(),
-                      dx.mutable_data_ptr(), place.mutable_data_ptr<float>());
+                      c.parameter(0).value.const_data_ptr(), saved[1].const_data_ptr<float>(), dx.mutable_data_ptr(),
+                      place.mutable_data_ptr<float>());
   });
   if (const at::Tensor addend = addend_of(saved); addend.defined()) dx.add_(addend);
   return {dx};
@@ -411,8 +386,8 @@ std::optional<at::Tensor> bias_of(const Call& c) {
 
 Tensors layer_norm_forward(const Call& c, Inputs in) {
   const std::int64_t width = c.parameter(0).value.numel();
-  auto [out, mean, rstd] = at::native_layer_norm(in[0], {width}, c.parameter(0).value, bias_of(c),
-                                                 c.context.numerics.norm_epsilon);
+  auto [out, mean, rstd] =
+      at::native_layer_norm(in[0], {width}, c.parameter(0).value, bias_of(c), c.context.numerics.norm_epsilon);
   return {out, mean, rstd};
 }
 
@@ -421,14 +396,13 @@ Tensors layer_norm_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
   const bool has_bias = c.operation.parameters.size() > 1;
   if (c.context.slices.rows > 1) {
     return norm_backward_in_slices(c, dy, saved, [&](const at::Tensor& d, const Tensors& s) {
-      auto [dx, weight, bias] = at::native_layer_norm_backward(
-          d, s[0], {width}, s[1], s[2], c.parameter(0).value, bias_of(c), {true, true, has_bias});
+      auto [dx, weight, bias] = at::native_layer_norm_backward(d, s[0], {width}, s[1], s[2], c.parameter(0).value,
+                                                               bias_of(c), {true, true, has_bias});
       return Tensors{dx, weight, bias};
     });
   }
-  auto [dx, weight, bias] =
-      at::native_layer_norm_backward(dy, saved[0], {width}, saved[1], saved[2],
-                                     c.parameter(0).value, bias_of(c), {true, true, has_bias});
+  auto [dx, weight, bias] = at::native_layer_norm_backward(dy, saved[0], {width}, saved[1], saved[2],
+                                                           c.parameter(0).value, bias_of(c), {true, true, has_bias});
   put_made(c.parameter(0), weight);
   if (has_bias) put_made(c.parameter(1), bias);
   return {dx};
@@ -440,8 +414,7 @@ void rotate_in_place(const Call& c, const at::Tensor& values, bool inverse) {
   const std::int64_t head_dim = c.operation.attention.head_dim;
   const MicroBatch& batch = c.context.batch;
   if (c.context.device != nullptr) {
-    return device_rotate(*c.context.device, values, c.context.rotary.cos, c.context.rotary.sin,
-                         head_dim, inverse);
+    return device_rotate(*c.context.device, values, c.context.rotary.cos, c.context.rotary.sin, head_dim, inverse);
   }
   const Rotation rotation = {.tokens = batch.count(),
                              .positions = batch.sequence,
@@ -458,8 +431,7 @@ const char* gelu_kind(const Call& c) { return c.context.numerics.gelu_tanh ? "ta
 at::Tensor positions_of(const Call& c, std::int64_t rows) {
   const MicroBatch& batch = c.context.batch;
   const at::Tensor own = at::arange(rows, batch.tokens.options());
-  return own.add_(rows < batch.count() ? c.context.part.index * rows : 0)
-      .remainder_(batch.sequence);
+  return own.add_(rows < batch.count() ? c.context.part.index * rows : 0).remainder_(batch.sequence);
 }
 
 Tensors add(const Call& c, Inputs in) {
@@ -483,8 +455,7 @@ void put_bias(const Call& c, const at::Tensor& dy) {
   if (count == 1) return put_column_sums(c, c.parameter(0), dy);
   Tensors summands;
   for (std::int64_t j = 0; j < count; ++j) {
-    at::Tensor& sums =
-        summands.emplace_back(at::empty({dy.size(1)}, dy.options().dtype(at::kFloat)));
+    at::Tensor& sums = summands.emplace_back(at::empty({dy.size(1)}, dy.options().dtype(at::kFloat)));
     sum_columns(c, slice(dy, 0, j, count), sums);
   }
   put_slices(c.parameter(0), summands);
@@ -511,17 +482,14 @@ Tensors embedding(const Call& c) {
 }
 
 // Where the table holds gradients already (a tied head's), rows are added to them.
-void put_rows_on_device(const Call& c, const Parameter& parameter, const at::Tensor& gradient,
-                        const at::Tensor& ids) {
+void put_rows_on_device(const Call& c, const Parameter& parameter, const at::Tensor& gradient, const at::Tensor& ids) {
   if (!*parameter.written) parameter.gradient.zero_();
   *parameter.written = true;
   device_add_rows(*c.context.device, parameter.gradient, ids, gradient);
 }
 
-void put_some_rows(const Call& c, const Parameter& parameter, const at::Tensor& dy,
-                   const at::Tensor& ids) {
-  c.context.device != nullptr ? put_rows_on_device(c, parameter, dy, ids)
-                              : put_rows(parameter, dy, ids);
+void put_some_rows(const Call& c, const Parameter& parameter, const at::Tensor& dy, const at::Tensor& ids) {
+  c.context.device != nullptr ? put_rows_on_device(c, parameter, dy, ids) : put_rows(parameter, dy, ids);
 }
 
 // Of the rows that this rank has: of its part of the vocabulary, or of its tokens' positions.
@@ -538,8 +506,7 @@ void embedding_backward_of_part(const Call& c, const at::Tensor& dy) {
   for (std::int64_t j = 0; j < c.context.slices.rows; ++j) {
     bool written = false;
     const Parameter summand{table.value, at::empty_like(table.gradient), &written};
-    put_some_rows(c, summand, slice(dy, 0, j, c.context.slices.rows),
-                  slice(positions, 0, j, c.context.slices.rows));
+    put_some_rows(c, summand, slice(dy, 0, j, c.context.slices.rows), slice(positions, 0, j, c.context.slices.rows));
     summands.push_back(summand.gradient);
   }
   put_slices(table, summands);
@@ -551,9 +518,8 @@ void embedding_backward(const Call& c, const at::Tensor& dy) {
     return embedding_backward_of_part(c, dy);
   }
   put_some_rows(c, c.parameter(0), dy,
-                looks_up_positions(c)
-                    ? at::arange(batch.sequence, batch.tokens.options()).repeat({batch.sequences})
-                    : batch.tokens);
+                looks_up_positions(c) ? at::arange(batch.sequence, batch.tokens.options()).repeat({batch.sequences})
+                                      : batch.tokens);
 }
 
 // --- loss ---
@@ -586,13 +552,10 @@ void for_rows_of_slices(const Call& c, const at::Tensor& logits, const Visit& vi
 // the label's logit (0 where another slice has it).
 Tensors slice_statistics(const Call& c, Inputs in) {
   const std::int64_t tokens = in[0].size(0);
-  at::Tensor all = at::empty({c.context.slices.columns, kSliceStatistics * tokens},
-                             c.options().dtype(at::kFloat));
+  at::Tensor all = at::empty({c.context.slices.columns, kSliceStatistics * tokens}, c.options().dtype(at::kFloat));
   for_rows_of_slices(c, in[0], [&](const SliceRows& rows) {
     const at::Tensor own = all.select(0, rows.number).view({kSliceStatistics, tokens});
-    const auto place = [&](std::int64_t which) {
-      return own.select(0, which).narrow(0, rows.begin, rows.count);
-    };
+    const auto place = [&](std::int64_t which) { return own.select(0, which).narrow(0, rows.begin, rows.count); };
     at::Tensor values = rows.logits.to(at::kFloat, false, /*copy=*/true);
     place(2).copy_(values.gather(1, rows.labels).squeeze(1).masked_fill_(rows.absent, 0));
     const at::Tensor greatest = values.amax(1);
@@ -676,8 +639,7 @@ Tensors cross_entropy(const Call& c, Inputs in) {
 }
 
 std::vector<at::Tensor> run_forward(const Operation& operation, const OperationContext& context,
-                                    std::span<const Parameter> parameters,
-                                    std::span<const at::Tensor> inputs) {
+                                    std::span<const Parameter> parameters, std::span<const at::Tensor> inputs) {
   const Call call{operation, context, parameters};
   switch (operation.function) {
     case Function::kMatrixProduct:
@@ -714,14 +676,13 @@ std::vector<at::Tensor> run_forward(const Operation& operation, const OperationC
     default:
       break;
   }
-  FORESHARD_CHECK(false, std::string("the engine has no operation ") +
-                             to_string(operation.function) + " (" + operation.name + ")");
+  FORESHARD_CHECK(
+      false, std::string("the engine has no operation ") + to_string(operation.function) + " (" + operation.name + ")");
   return {};
 }
 
 std::vector<at::Tensor> run_backward(const Operation& operation, const OperationContext& context,
-                                     std::span<const Parameter> parameters,
-                                     const at::Tensor& gradient,
+                                     std::span<const Parameter> parameters, const at::Tensor& gradient,
                                      std::span<const at::Tensor> saved) {
   const Call call{operation, context, parameters};
   switch (operation.function) {
@@ -761,8 +722,8 @@ std::vector<at::Tensor> run_backward(const Operation& operation, const Operation
     default:
       break;
   }
-  FORESHARD_CHECK(false, std::string("the engine has no gradient of ") +
-                             to_string(operation.function) + " (" + operation.name + ")");
+  FORESHARD_CHECK(false, std::string("the engine has no gradient of ") + to_string(operation.function) + " (" +
+                             operation.name + ")");
   return {};
 }
 

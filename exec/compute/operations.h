@@ -69,12 +69,11 @@ struct OperationContext {
 
 // Tensors as Operation::outputs lists them; undefined where nobody reads one.
 std::vector<at::Tensor> run_forward(const Operation& operation, const OperationContext& context,
-                                    std::span<const Parameter> parameters,
-                                    std::span<const at::Tensor> inputs);
+                                    std::span<const Parameter> parameters, std::span<const at::Tensor> inputs);
 
 // Gradients of Operation::inputs, in order (none under GradientRule::kNone).
 std::vector<at::Tensor> run_backward(const Operation& operation, const OperationContext& context,
-                                     std::span<const Parameter> parameters,
-                                     const at::Tensor& gradient, std::span<const at::Tensor> saved);
+                                     std::span<const Parameter> parameters, const at::Tensor& gradient,
+                                     std::span<const at::Tensor> saved);
 
 }

@@ -19,19 +19,16 @@ double rescaled(double frequency, const RopeScaling& s) {
   if (s.kind == RopeScaling::Kind::kLinear) return frequency / s.factor;
   FORESHARD_CHECK(s.kind == RopeScaling::Kind::kLlama3, "a rope scaling that is not computed");
   const double turns = as_double(s.original_positions) * frequency / (2 * std::numbers::pi);
-  const double kept = std::clamp(
-      (turns - s.low_frequency_factor) / (s.high_frequency_factor - s.low_frequency_factor), 0.0,
-      1.0);
+  const double kept =
+      std::clamp((turns - s.low_frequency_factor) / (s.high_frequency_factor - s.low_frequency_factor), 0.0, 1.0);
   return frequency * (kept + (1 - kept) / s.factor);
 }
 
 }
 
-RotaryTable rotary_table(std::int64_t positions, std::int64_t head_dim, double theta,
-                         const RopeScaling& scaling) {
+RotaryTable rotary_table(std::int64_t positions, std::int64_t head_dim, double theta, const RopeScaling& scaling) {
   const std::int64_t half = head_dim / 2;
-  RotaryTable table{at::empty({positions, half}, at::kFloat),
-                    at::empty({positions, half}, at::kFloat)};
+  RotaryTable table{at::empty({positions, half}, at::kFloat), at::empty({positions, half}, at::kFloat)};
   auto* cos = table.cos.mutable_data_ptr<float>();
   auto* sin = table.sin.mutable_data_ptr<float>();
   std::vector<double> frequencies;

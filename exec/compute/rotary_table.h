@@ -13,7 +13,6 @@ struct RotaryTable {
   at::Tensor cos, sin;
 };
 // Frequency i is theta^(-2i / head_dim), rescaled as `scaling` says (not kOther).
-RotaryTable rotary_table(std::int64_t positions, std::int64_t head_dim, double theta,
-                         const RopeScaling& scaling = {});
+RotaryTable rotary_table(std::int64_t positions, std::int64_t head_dim, double theta, const RopeScaling& scaling = {});
 
 }

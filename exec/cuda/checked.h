@@ -11,8 +11,7 @@ namespace foreshard::cuda {
 
 inline void check(cudaError_t code, const char* call) {
   if (code == cudaSuccess) return;
-  throw std::runtime_error(std::string(call) + ": " + cudaGetErrorName(code) + " (" +
-                           cudaGetErrorString(code) + ")");
+  throw std::runtime_error(std::string(call) + ": " + cudaGetErrorName(code) + " (" + cudaGetErrorString(code) + ")");
 }
 
 inline void check(ncclResult_t code, const char* call, ncclComm_t communicator = nullptr) {

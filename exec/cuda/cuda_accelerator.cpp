@@ -37,8 +37,7 @@ Type type_of(at::ScalarType type) { return type == at::kFloat ? Type::kFp32 : Ty
 Type type_of(DType type) { return type == DType::kFp32 ? Type::kFp32 : Type::kBf16; }
 
 bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_contiguous() &&
-         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16);
+  return tensor.is_contiguous() && (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16);
 }
 bool is_packed(const at::Tensor& tensor) {
   return is_plain(tensor) && tensor.numel() % 8 == 0 &&
@@ -55,13 +54,10 @@ std::size_t free_host_memory() {
     unsigned long long kib = 0;
     if (std::sscanf(line.c_str(), "MemAvailable: %llu kB", &kib) == 1) return kib * 1024;
   }
-  return static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) *
-         static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
-std::string dotted(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
+std::string dotted(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
 
 // NVML without its header: the driver brings the library, the toolkit may lack it. Values of the
 // enums are NVML's documented ones.
@@ -71,8 +67,7 @@ class Nvml {
     void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     if (library == nullptr) return;
     const auto init = find<int (*)()>(library, "nvmlInit_v2");
-    const auto handle =
-        find<int (*)(const char*, void**)>(library, "nvmlDeviceGetHandleByPciBusId_v2");
+    const auto handle = find<int (*)(const char*, void**)>(library, "nvmlDeviceGetHandleByPciBusId_v2");
     if (init == nullptr || handle == nullptr || init() != 0) return;
     if (handle(bus_id.c_str(), &device_) != 0) {
       device_ = nullptr;
@@ -81,8 +76,7 @@ class Nvml {
     clock_ = find<int (*)(void*, int, unsigned*)>(library, "nvmlDeviceGetClockInfo");
     temperature_ = find<int (*)(void*, int, unsigned*)>(library, "nvmlDeviceGetTemperature");
     power_ = find<int (*)(void*, unsigned*)>(library, "nvmlDeviceGetPowerUsage");
-    throttle_ = find<int (*)(void*, unsigned long long*)>(
-        library, "nvmlDeviceGetCurrentClocksThrottleReasons");
+    throttle_ = find<int (*)(void*, unsigned long long*)>(library, "nvmlDeviceGetCurrentClocksThrottleReasons");
   }
 
   AcceleratorClocks read() const {
@@ -90,8 +84,7 @@ class Nvml {
     if (device_ == nullptr) return clocks;
     unsigned value = 0;
     unsigned long long mask = 0;
-    if (clock_ != nullptr && clock_(device_, 1, &value) == 0)
-      clocks.sm_mhz = static_cast<int>(value);
+    if (clock_ != nullptr && clock_(device_, 1, &value) == 0) clocks.sm_mhz = static_cast<int>(value);
     if (clock_ != nullptr && clock_(device_, 2, &value) == 0) {
       clocks.memory_mhz = static_cast<int>(value);
     }
@@ -125,8 +118,7 @@ class CudaAccelerator final : public Accelerator {
     FORESHARD_CUDA(cudaSetDevice(device));
     FORESHARD_CUDA(cudaGetDeviceProperties(&properties_, device));
     // A little is the system's own.
-    paced_shared_ = std::clamp(static_cast<int>(properties_.sharedMemPerBlockOptin) - 4096, 0,
-                               kPacedSharedBytes);
+    paced_shared_ = std::clamp(static_cast<int>(properties_.sharedMemPerBlockOptin) - 4096, 0, kPacedSharedBytes);
     check(allow_paced_shared(paced_shared_), "shared memory of paced kernels");
     enter(open_lane(false));
     char bus_id[32] = {};
@@ -146,9 +138,8 @@ class CudaAccelerator final : public Accelerator {
       cudaGetLastError();  // not sticky
       std::size_t free = 0, total = 0;
       cudaMemGetInfo(&free, &total);
-      throw std::runtime_error("the plan needs " + gib(bytes) +
-                               " for parameters and states on this GPU, which has " + gib(free) +
-                               " free of " + gib(total));
+      throw std::runtime_error("the plan needs " + gib(bytes) + " for parameters and states on this GPU, which has " +
+                               gib(free) + " free of " + gib(total));
     }
     check(code, "cudaMalloc");
     FORESHARD_CUDA(cudaMemsetAsync(memory, 0, bytes, stream()));
@@ -165,15 +156,12 @@ class CudaAccelerator final : public Accelerator {
       throw std::runtime_error("the plan offloads " + gib(bytes) +
                                " of this rank's states to pinned memory of the host, which it "
                                "does not give (" +
-                               cudaGetErrorString(code) + "); " + gib(free_host_memory()) +
-                               " are free");
+                               cudaGetErrorString(code) + "); " + gib(free_host_memory()) + " are free");
     }
     std::memset(memory, 0, bytes);
     return static_cast<std::byte*>(memory);
   }
-  void release_pinned(std::byte* memory, std::size_t /*bytes*/) noexcept override {
-    cudaFreeHost(memory);
-  }
+  void release_pinned(std::byte* memory, std::size_t /*bytes*/) noexcept override { cudaFreeHost(memory); }
   void copy(void* to, const void* from, std::size_t bytes) override {
     FORESHARD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()));
   }
@@ -225,9 +213,7 @@ class CudaAccelerator final : public Accelerator {
     m.total = static_cast<std::int64_t>(total);
     return m;
   }
-  void set_allocator(const std::string& settings) override {
-    c10::CachingAllocator::setAllocatorSettings(settings);
-  }
+  void set_allocator(const std::string& settings) override { c10::CachingAllocator::setAllocatorSettings(settings); }
   void reset_peaks() override { c10::cuda::CUDACachingAllocator::resetPeakStats(device_); }
   AcceleratorClocks clocks() override { return nvml_->read(); }
 
@@ -278,8 +264,8 @@ class CudaAccelerator final : public Accelerator {
       FORESHARD_CUDA(cudaStreamWaitEvent(stream(), e.edge, cudaEventWaitDefault));
       return;
     }
-    FORESHARD_CUDA(cudaStreamWaitEvent(
-        stream(), e.timed, is_capturing() ? cudaEventWaitExternal : cudaEventWaitDefault));
+    FORESHARD_CUDA(
+        cudaStreamWaitEvent(stream(), e.timed, is_capturing() ? cudaEventWaitExternal : cudaEventWaitDefault));
   }
   bool done(DeviceEvent event) override {
     const cudaError_t code = cudaEventQuery(event_of(event).timed);
@@ -290,9 +276,7 @@ class CudaAccelerator final : public Accelerator {
     check(code, "cudaEventQuery");
     return true;
   }
-  void synchronize(DeviceEvent event) override {
-    FORESHARD_CUDA(cudaEventSynchronize(event_of(event).timed));
-  }
+  void synchronize(DeviceEvent event) override { FORESHARD_CUDA(cudaEventSynchronize(event_of(event).timed)); }
   void synchronize() override { FORESHARD_CUDA(cudaDeviceSynchronize()); }
   double seconds_between(DeviceEvent from, DeviceEvent until) override {
     float ms = 0;
@@ -338,53 +322,47 @@ class CudaAccelerator final : public Accelerator {
 
   void paced(const PacedCollective& c) override {
     const PacedLaunch launch = pace(c.nanoseconds, c.ctas);
-    const std::size_t bytes =
-        c.shard_elements * static_cast<std::size_t>(c.dtype == DType::kFp32 ? 4 : 2);
+    const std::size_t bytes = c.shard_elements * static_cast<std::size_t>(c.dtype == DType::kFp32 ? 4 : 2);
     switch (c.kind) {
       case PacedCollective::Kind::kAllGather:
-        return check(paced_gather(launch, c.whole, bytes, c.ranks, c.index, stream()),
-                     "paced all-gather");
+        return check(paced_gather(launch, c.whole, bytes, c.ranks, c.index, stream()), "paced all-gather");
       case PacedCollective::Kind::kReduceScatter:
-        return check(paced_reduce_scatter(launch, type_of(c.dtype), c.whole, c.shard,
-                                          c.shard_elements, c.ranks, stream()),
-                     "paced reduce-scatter");
-      case PacedCollective::Kind::kAllReduce:
         return check(
-            paced_all_reduce(launch, static_cast<float*>(c.whole), c.shard_elements, stream()),
-            "paced all-reduce");
+            paced_reduce_scatter(launch, type_of(c.dtype), c.whole, c.shard, c.shard_elements, c.ranks, stream()),
+            "paced reduce-scatter");
+      case PacedCollective::Kind::kAllReduce:
+        return check(paced_all_reduce(launch, static_cast<float*>(c.whole), c.shard_elements, stream()),
+                     "paced all-reduce");
     }
   }
   void spin(std::int64_t nanoseconds, int ctas) override {
     check(foreshard::cuda::spin(pace(nanoseconds, ctas), stream()), "spin");
   }
 
-  bool rotate(const at::Tensor& values, const at::Tensor& cos, const at::Tensor& sin,
-              std::int64_t head_dim, bool inverse) override {
+  bool rotate(const at::Tensor& values, const at::Tensor& cos, const at::Tensor& sin, std::int64_t head_dim,
+              bool inverse) override {
     const std::int64_t pack = 16 / static_cast<std::int64_t>(values.element_size());
     if (!is_packed(values) || head_dim % (2 * pack) != 0) return false;
-    const Rotation rotation{values.size(0), cos.size(0), values.size(1) / head_dim, head_dim,
-                            inverse};
-    check(foreshard::cuda::rotate(type_of(values.scalar_type()), rotation,
-                                  cos.const_data_ptr<float>(), sin.const_data_ptr<float>(),
-                                  values.mutable_data_ptr(), stream()),
+    const Rotation rotation{values.size(0), cos.size(0), values.size(1) / head_dim, head_dim, inverse};
+    check(foreshard::cuda::rotate(type_of(values.scalar_type()), rotation, cos.const_data_ptr<float>(),
+                                  sin.const_data_ptr<float>(), values.mutable_data_ptr(), stream()),
           "rotate");
     return true;
   }
-  bool rms_norm(const at::Tensor& y, const at::Tensor& rstd, const at::Tensor& x,
-                const at::Tensor& weight, double epsilon) override {
+  bool rms_norm(const at::Tensor& y, const at::Tensor& rstd, const at::Tensor& x, const at::Tensor& weight,
+                double epsilon) override {
     const NormRows rows = rows_of(x, weight);
     for (const at::Tensor* t : {&y, &x, &weight}) {
       if (!is_packed(*t) || t->scalar_type() != x.scalar_type()) return false;
     }
     if (!takes_norm(type_of(x.scalar_type()), rows)) return false;
-    check(foreshard::cuda::rms_norm(type_of(x.scalar_type()), rows, x.const_data_ptr(),
-                                    weight.const_data_ptr(), static_cast<float>(epsilon),
-                                    y.mutable_data_ptr(), rstd.mutable_data_ptr<float>(), stream()),
+    check(foreshard::cuda::rms_norm(type_of(x.scalar_type()), rows, x.const_data_ptr(), weight.const_data_ptr(),
+                                    static_cast<float>(epsilon), y.mutable_data_ptr(), rstd.mutable_data_ptr<float>(),
+                                    stream()),
           "rms_norm");
     return true;
   }
-  bool rms_norm_backward(const at::Tensor& dx, const at::Tensor& dw,
-                         const NormGradient& of) override {
+  bool rms_norm_backward(const at::Tensor& dx, const at::Tensor& dw, const NormGradient& of) override {
     const NormRows rows = rows_of(of.x, of.weight);
     for (const at::Tensor* t : {&dx, &dw, &of.dy, &of.x, &of.weight, &of.addend}) {
       if (!t->defined()) continue;
@@ -397,10 +375,8 @@ class CudaAccelerator final : public Accelerator {
     check(foreshard::cuda::rms_norm_backward(
               type, rows,
               {of.dy.const_data_ptr(), of.x.const_data_ptr(), of.weight.const_data_ptr(),
-               of.rstd.const_data_ptr<float>(),
-               of.addend.defined() ? of.addend.const_data_ptr() : nullptr},
-              dx.mutable_data_ptr(), dw.mutable_data_ptr(),
-              {blocks, sums.mutable_data_ptr<float>()}, stream()),
+               of.rstd.const_data_ptr<float>(), of.addend.defined() ? of.addend.const_data_ptr() : nullptr},
+              dx.mutable_data_ptr(), dw.mutable_data_ptr(), {blocks, sums.mutable_data_ptr<float>()}, stream()),
           "rms_norm_backward");
     return true;
   }
@@ -408,55 +384,48 @@ class CudaAccelerator final : public Accelerator {
     for (const at::Tensor* t : {&out, &gate, &up}) {
       if (!is_packed(*t) || !same_kind(*t, out)) return false;
     }
-    check(foreshard::cuda::silu_multiply(type_of(out.scalar_type()), out.numel(),
-                                         gate.const_data_ptr(), up.const_data_ptr(),
-                                         out.mutable_data_ptr(), stream()),
+    check(foreshard::cuda::silu_multiply(type_of(out.scalar_type()), out.numel(), gate.const_data_ptr(),
+                                         up.const_data_ptr(), out.mutable_data_ptr(), stream()),
           "silu_multiply");
     return true;
   }
-  bool silu_multiply_backward(const at::Tensor& d_gate, const at::Tensor& d_up,
-                              const at::Tensor& dy, const at::Tensor& gate,
-                              const at::Tensor& up) override {
+  bool silu_multiply_backward(const at::Tensor& d_gate, const at::Tensor& d_up, const at::Tensor& dy,
+                              const at::Tensor& gate, const at::Tensor& up) override {
     for (const at::Tensor* t : {&d_gate, &d_up, &dy, &gate, &up}) {
       if (!is_packed(*t) || !same_kind(*t, dy)) return false;
     }
-    check(foreshard::cuda::silu_multiply_backward(
-              type_of(dy.scalar_type()), dy.numel(), dy.const_data_ptr(), gate.const_data_ptr(),
-              up.const_data_ptr(), d_gate.mutable_data_ptr(), d_up.mutable_data_ptr(), stream()),
+    check(foreshard::cuda::silu_multiply_backward(type_of(dy.scalar_type()), dy.numel(), dy.const_data_ptr(),
+                                                  gate.const_data_ptr(), up.const_data_ptr(), d_gate.mutable_data_ptr(),
+                                                  d_up.mutable_data_ptr(), stream()),
           "silu_multiply_backward");
     return true;
   }
   bool add_rows(const at::Tensor& table, const at::Tensor& ids, const at::Tensor& values) override {
     if (!is_plain(table) || !is_plain(values) || !ids.is_contiguous()) return false;
-    check(foreshard::cuda::add_rows(type_of(values.scalar_type()), type_of(table.scalar_type()),
-                                    values.size(0), values.size(1), values.const_data_ptr(),
-                                    ids.const_data_ptr<std::int64_t>(), table.mutable_data_ptr(),
-                                    stream()),
+    check(foreshard::cuda::add_rows(type_of(values.scalar_type()), type_of(table.scalar_type()), values.size(0),
+                                    values.size(1), values.const_data_ptr(), ids.const_data_ptr<std::int64_t>(),
+                                    table.mutable_data_ptr(), stream()),
           "add_rows");
     return true;
   }
   bool cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double scale,
                      const at::Tensor& loss) override {
     if (!is_plain(logits) || !labels.is_contiguous()) return false;
-    check(foreshard::cuda::cross_entropy(
-              type_of(logits.scalar_type()), logits.size(0), logits.size(1),
-              logits.mutable_data_ptr(), labels.const_data_ptr<std::int64_t>(),
-              static_cast<float>(scale), loss.mutable_data_ptr<float>(), stream()),
+    check(foreshard::cuda::cross_entropy(type_of(logits.scalar_type()), logits.size(0), logits.size(1),
+                                         logits.mutable_data_ptr(), labels.const_data_ptr<std::int64_t>(),
+                                         static_cast<float>(scale), loss.mutable_data_ptr<float>(), stream()),
           "cross_entropy");
     return true;
   }
 
-  std::unique_ptr<FusedAdamW> fused_adamw(std::span<const AdamWPiece> pieces,
-                                          const Optimizer& numbers) override {
+  std::unique_ptr<FusedAdamW> fused_adamw(std::span<const AdamWPiece> pieces, const Optimizer& numbers) override {
     return std::make_unique<CudaAdamW>(*this, pieces, numbers);
   }
 
   // --- several GPUs ---
 
   std::string nccl_unique_id() override { return foreshard::cuda::nccl_unique_id(); }
-  std::unique_ptr<DeviceCommunicator> nccl(const NcclGroup& group) override {
-    return make_nccl_communicator(group);
-  }
+  std::unique_ptr<DeviceCommunicator> nccl(const NcclGroup& group) override { return make_nccl_communicator(group); }
 
  private:
   // Its tables are memory of the device.
@@ -488,15 +457,13 @@ class CudaAccelerator final : public Accelerator {
         some.first = static_cast<int>(first);
         some.count = static_cast<int>(std::min(of_pieces.size() - first, kGradientPlaces));
         std::copy_n(of_pieces.data() + first, some.count, some.gradients);
-        check(place_gradients(reinterpret_cast<AdamWPiece*>(pieces_), some, device_.stream()),
-              "place_gradients");
+        check(place_gradients(reinterpret_cast<AdamWPiece*>(pieces_), some, device_.stream()), "place_gradients");
       }
     }
 
     void step(const at::Tensor& number, const at::Tensor& rate, const at::Tensor& factor) override {
-      check(adamw(reinterpret_cast<const AdamWPiece*>(pieces_),
-                  reinterpret_cast<const AdamWChunk*>(chunks_), count_, numbers_,
-                  number.const_data_ptr<float>(), rate.const_data_ptr<float>(),
+      check(adamw(reinterpret_cast<const AdamWPiece*>(pieces_), reinterpret_cast<const AdamWChunk*>(chunks_), count_,
+                  numbers_, number.const_data_ptr<float>(), rate.const_data_ptr<float>(),
                   factor.defined() ? factor.const_data_ptr<float>() : nullptr, device_.stream()),
             "adamw");
     }
@@ -566,24 +533,21 @@ class CudaAccelerator final : public Accelerator {
   std::string paced_block_text() const {
     PacedBlock block;
     check(paced_block(&block, paced_shared_), "paced_block");
-    return std::to_string(block.registers) + " of " +
-           std::to_string(properties_.regsPerMultiprocessor) + " registers, " +
-           std::to_string(block.shared_bytes >> 10) + " of " +
+    return std::to_string(block.registers) + " of " + std::to_string(properties_.regsPerMultiprocessor) +
+           " registers, " + std::to_string(block.shared_bytes >> 10) + " of " +
            std::to_string(properties_.sharedMemPerMultiprocessor >> 10) + " KiB shared, " +
            std::to_string(block.per_multiprocessor) + " at once";
   }
 
   static std::string gib(std::size_t bytes) {
     char text[32];
-    std::snprintf(text, sizeof text, "%.2f GiB",
-                  static_cast<double>(bytes) / (1024.0 * 1024 * 1024));
+    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1024.0 * 1024 * 1024));
     return text;
   }
   cudaStream_t stream() const { return lanes_[current_].stream.stream(); }
   PacedLaunch pace(std::int64_t nanoseconds, int ctas) const {
     if (ctas == 0) return {properties_.multiProcessorCount, 0, 0, lanes_[current_].clock};
-    return {std::clamp(ctas, 1, properties_.multiProcessorCount), paced_shared_, nanoseconds,
-            lanes_[current_].clock};
+    return {std::clamp(ctas, 1, properties_.multiProcessorCount), paced_shared_, nanoseconds, lanes_[current_].clock};
   }
 
   double clock_step_ns() {
@@ -626,8 +590,7 @@ extern "C" __attribute__((visibility("default"))) foreshard::Accelerator* foresh
       return say(std::string("no CUDA device: ") + cudaGetErrorString(code));
     }
     if (device < 0 || device >= count) {
-      return say("GPU " + std::to_string(device) + " was asked for, this machine has " +
-                 std::to_string(count));
+      return say("GPU " + std::to_string(device) + " was asked for, this machine has " + std::to_string(count));
     }
     return new foreshard::cuda::CudaAccelerator(device);
   } catch (const std::exception& error) {

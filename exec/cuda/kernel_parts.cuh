@@ -3,7 +3,6 @@
 
 #include <cuda_bf16.h>
 
-
 #include "exec/cuda/kernels.h"
 
 namespace foreshard::cuda {

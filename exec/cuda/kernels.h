@@ -37,14 +37,13 @@ struct PacedLaunch {
   unsigned long long* clock = nullptr;
 };
 // whole: `ranks` shards of `bytes`; shard `index` is copied into every other one.
-cudaError_t paced_gather(const PacedLaunch& launch, void* whole, std::size_t bytes, int ranks,
-                         int index, cudaStream_t stream);
+cudaError_t paced_gather(const PacedLaunch& launch, void* whole, std::size_t bytes, int ranks, int index,
+                         cudaStream_t stream);
 // shard[i] = sum over p of whole[p * elements + i], added in fp32.
-cudaError_t paced_reduce_scatter(const PacedLaunch& launch, Type type, const void* whole,
-                                 void* shard, std::size_t elements, int ranks, cudaStream_t stream);
+cudaError_t paced_reduce_scatter(const PacedLaunch& launch, Type type, const void* whole, void* shard,
+                                 std::size_t elements, int ranks, cudaStream_t stream);
 // Reads and writes every value once, unchanged.
-cudaError_t paced_all_reduce(const PacedLaunch& launch, float* values, std::size_t count,
-                             cudaStream_t stream);
+cudaError_t paced_all_reduce(const PacedLaunch& launch, float* values, std::size_t count, cudaStream_t stream);
 cudaError_t spin(const PacedLaunch& launch, cudaStream_t stream);
 // Smallest step of the device's nanosecond clock that a thread saw, into *step.
 // Once per device, before the first paced kernel.
@@ -60,8 +59,8 @@ struct Rotation {
   std::int64_t tokens = 0, positions = 0, heads = 0, head_dim = 0;
   bool inverse = false;
 };
-cudaError_t rotate(Type type, const Rotation& rotation, const float* cos, const float* sin,
-                   void* values, cudaStream_t stream);
+cudaError_t rotate(Type type, const Rotation& rotation, const float* cos, const float* sin, void* values,
+                   cudaStream_t stream);
 
 // y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon) per row. Widths that takes_norm()
 // says, pointers of 16 bytes.
@@ -69,8 +68,8 @@ struct NormRows {
   std::int64_t count = 0, width = 0;
 };
 bool takes_norm(Type type, const NormRows& rows);
-cudaError_t rms_norm(Type type, const NormRows& rows, const void* x, const void* weight,
-                     float epsilon, void* y, float* rstd, cudaStream_t stream);
+cudaError_t rms_norm(Type type, const NormRows& rows, const void* x, const void* weight, float epsilon, void* y,
+                     float* rstd, cudaStream_t stream);
 // dx and the weight's gradient, the same whenever it is asked for.
 std::int64_t norm_backward_blocks(Type type, const NormRows& rows);
 struct NormParts {
@@ -82,24 +81,23 @@ struct NormInputs {
   const float* rstd = nullptr;
   const void* addend = nullptr;  // added to dx; null: nothing
 };
-cudaError_t rms_norm_backward(Type type, const NormRows& rows, const NormInputs& in, void* dx,
-                              void* dw, const NormParts& parts, cudaStream_t stream);
+cudaError_t rms_norm_backward(Type type, const NormRows& rows, const NormInputs& in, void* dx, void* dw,
+                              const NormParts& parts, cudaStream_t stream);
 
 // out = silu(gate) * up
-cudaError_t silu_multiply(Type type, std::int64_t count, const void* gate, const void* up,
-                          void* out, cudaStream_t stream);
-cudaError_t silu_multiply_backward(Type type, std::int64_t count, const void* dy, const void* gate,
-                                   const void* up, void* d_gate, void* d_up, cudaStream_t stream);
+cudaError_t silu_multiply(Type type, std::int64_t count, const void* gate, const void* up, void* out,
+                          cudaStream_t stream);
+cudaError_t silu_multiply_backward(Type type, std::int64_t count, const void* dy, const void* gate, const void* up,
+                                   void* d_gate, void* d_up, cudaStream_t stream);
 
 // table[ids[r]][i] += values[r][i]; the order of additions to one place is not fixed.
-cudaError_t add_rows(Type values_type, Type table_type, std::int64_t rows, std::int64_t width,
-                     const void* values, const std::int64_t* ids, void* table, cudaStream_t stream);
+cudaError_t add_rows(Type values_type, Type table_type, std::int64_t rows, std::int64_t width, const void* values,
+                     const std::int64_t* ids, void* table, cudaStream_t stream);
 
 // Each row of logits becomes (softmax - [is label]) * scale in place; -log softmax[label] is added
 // to *loss.
-cudaError_t cross_entropy(Type type, std::int64_t rows, std::int64_t width, void* logits,
-                          const std::int64_t* labels, float scale, float* loss,
-                          cudaStream_t stream);
+cudaError_t cross_entropy(Type type, std::int64_t rows, std::int64_t width, void* logits, const std::int64_t* labels,
+                          float scale, float* loss, cudaStream_t stream);
 
 // --- the end of a step ---
 
@@ -121,8 +119,7 @@ struct GradientPlaces {
 cudaError_t place_gradients(AdamWPiece* pieces, const GradientPlaces& places, cudaStream_t stream);
 // Step *number (from 1) at *rate, of gradients times *factor (null: 1). Tables and numbers are
 // device memory.
-cudaError_t adamw(const AdamWPiece* pieces, const AdamWChunk* chunks, unsigned count,
-                  const AdamWNumbers& numbers, const float* number, const float* rate,
-                  const float* factor, cudaStream_t stream);
+cudaError_t adamw(const AdamWPiece* pieces, const AdamWChunk* chunks, unsigned count, const AdamWNumbers& numbers,
+                  const float* number, const float* rate, const float* factor, cudaStream_t stream);
 
 }

@@ -45,11 +45,9 @@ __global__ void rotate_kernel(Rotation r, const float* cos, const float* sin, T*
 __device__ __forceinline__ float sigmoid(float x) { return 1.0F / (1.0F + __expf(-x)); }
 
 template <typename T>
-__global__ void silu_kernel(std::int64_t packs, const Pack<T>* gate, const Pack<T>* up,
-                            Pack<T>* out) {
+__global__ void silu_kernel(std::int64_t packs, const Pack<T>* gate, const Pack<T>* up, Pack<T>* out) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < packs;
-       i += stride) {
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < packs; i += stride) {
     const Pack<T> g = gate[i];
     const Pack<T> u = up[i];
     Pack<T> result;
@@ -62,11 +60,10 @@ __global__ void silu_kernel(std::int64_t packs, const Pack<T>* gate, const Pack<
 }
 
 template <typename T>
-__global__ void silu_backward_kernel(std::int64_t packs, const Pack<T>* dy, const Pack<T>* gate,
-                                     const Pack<T>* up, Pack<T>* d_gate, Pack<T>* d_up) {
+__global__ void silu_backward_kernel(std::int64_t packs, const Pack<T>* dy, const Pack<T>* gate, const Pack<T>* up,
+                                     Pack<T>* d_gate, Pack<T>* d_up) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < packs;
-       i += stride) {
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < packs; i += stride) {
     const Pack<T> incoming = dy[i];
     const Pack<T> g = gate[i];
     const Pack<T> u = up[i];
@@ -84,14 +81,11 @@ __global__ void silu_backward_kernel(std::int64_t packs, const Pack<T>* dy, cons
 }
 
 __device__ __forceinline__ void add_to(float* place, float value) { atomicAdd(place, value); }
-__device__ __forceinline__ void add_to(__nv_bfloat16* place, float value) {
-  atomicAdd(place, __float2bfloat16(value));
-}
+__device__ __forceinline__ void add_to(__nv_bfloat16* place, float value) { atomicAdd(place, __float2bfloat16(value)); }
 
 // One block per row.
 template <typename T, typename Table>
-__global__ void add_rows_kernel(std::int64_t width, const T* values, const std::int64_t* ids,
-                                Table* table) {
+__global__ void add_rows_kernel(std::int64_t width, const T* values, const std::int64_t* ids, Table* table) {
   const T* row = values + static_cast<std::int64_t>(blockIdx.x) * width;
   Table* target = table + ids[blockIdx.x] * width;
   for (std::int64_t i = threadIdx.x; i < width; i += blockDim.x) add_to(target + i, widen(row[i]));
@@ -116,14 +110,12 @@ struct Exponentials {
 // packs of the row is done value by value.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
-    cross_entropy_kernel(std::int64_t width, T* logits, const std::int64_t* labels, float scale,
-                         float* loss) {
+    cross_entropy_kernel(std::int64_t width, T* logits, const std::int64_t* labels, float scale, float* loss) {
   constexpr int kCount = Pack<T>::kCount;
   T* row = logits + static_cast<std::int64_t>(blockIdx.x) * width;
   const std::int64_t label = labels[blockIdx.x];
   const auto misplaced = reinterpret_cast<std::uintptr_t>(row) % sizeof(Pack<T>) / sizeof(T);
-  const std::int64_t before =
-      misplaced == 0 ? 0 : min(width, kCount - static_cast<std::int64_t>(misplaced));
+  const std::int64_t before = misplaced == 0 ? 0 : min(width, kCount - static_cast<std::int64_t>(misplaced));
   auto* packs = reinterpret_cast<Pack<T>*>(row + before);
   const std::int64_t count = (width - before) / kCount;
   const std::int64_t behind = before + count * kCount;
@@ -171,22 +163,20 @@ unsigned blocks_for(std::int64_t items) {
 }
 
 template <typename T>
-cudaError_t silu(std::int64_t count, const void* gate, const void* up, void* out,
-                 cudaStream_t stream) {
+cudaError_t silu(std::int64_t count, const void* gate, const void* up, void* out, cudaStream_t stream) {
   const std::int64_t packs = count / Pack<T>::kCount;
   silu_kernel<T><<<blocks_for(packs), kThreads, 0, stream>>>(
-      packs, static_cast<const Pack<T>*>(gate), static_cast<const Pack<T>*>(up),
-      static_cast<Pack<T>*>(out));
+      packs, static_cast<const Pack<T>*>(gate), static_cast<const Pack<T>*>(up), static_cast<Pack<T>*>(out));
   return cudaGetLastError();
 }
 
 template <typename T>
-cudaError_t silu_backward(std::int64_t count, const void* dy, const void* gate, const void* up,
-                          void* d_gate, void* d_up, cudaStream_t stream) {
+cudaError_t silu_backward(std::int64_t count, const void* dy, const void* gate, const void* up, void* d_gate,
+                          void* d_up, cudaStream_t stream) {
   const std::int64_t packs = count / Pack<T>::kCount;
   silu_backward_kernel<T><<<blocks_for(packs), kThreads, 0, stream>>>(
-      packs, static_cast<const Pack<T>*>(dy), static_cast<const Pack<T>*>(gate),
-      static_cast<const Pack<T>*>(up), static_cast<Pack<T>*>(d_gate), static_cast<Pack<T>*>(d_up));
+      packs, static_cast<const Pack<T>*>(dy), static_cast<const Pack<T>*>(gate), static_cast<const Pack<T>*>(up),
+      static_cast<Pack<T>*>(d_gate), static_cast<Pack<T>*>(d_up));
   return cudaGetLastError();
 }
 
@@ -198,8 +188,8 @@ cudaError_t rotate(Type type, const Rotation& r, const float* cos, const float* 
   if (pairs == 0) return cudaSuccess;
   if (pairs > std::int64_t{1} << 31) return cudaErrorInvalidValue;
   if (type == Type::kFp32) {
-    rotate_kernel<<<blocks_for(pairs / Pack<float>::kCount), kThreads, 0, stream>>>(
-        r, cos, sin, static_cast<float*>(values));
+    rotate_kernel<<<blocks_for(pairs / Pack<float>::kCount), kThreads, 0, stream>>>(r, cos, sin,
+                                                                                    static_cast<float*>(values));
   } else {
     rotate_kernel<<<blocks_for(pairs / Pack<__nv_bfloat16>::kCount), kThreads, 0, stream>>>(
         r, cos, sin, static_cast<__nv_bfloat16*>(values));
@@ -208,24 +198,22 @@ cudaError_t rotate(Type type, const Rotation& r, const float* cos, const float* 
 }
 
 // `count` is a multiple of 8, pointers of 16 bytes: the caller checks.
-cudaError_t silu_multiply(Type type, std::int64_t count, const void* gate, const void* up,
-                          void* out, cudaStream_t stream) {
+cudaError_t silu_multiply(Type type, std::int64_t count, const void* gate, const void* up, void* out,
+                          cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   return type == Type::kFp32 ? silu<float>(count, gate, up, out, stream)
                              : silu<__nv_bfloat16>(count, gate, up, out, stream);
 }
 
-cudaError_t silu_multiply_backward(Type type, std::int64_t count, const void* dy, const void* gate,
-                                   const void* up, void* d_gate, void* d_up, cudaStream_t stream) {
+cudaError_t silu_multiply_backward(Type type, std::int64_t count, const void* dy, const void* gate, const void* up,
+                                   void* d_gate, void* d_up, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
-  return type == Type::kFp32
-             ? silu_backward<float>(count, dy, gate, up, d_gate, d_up, stream)
-             : silu_backward<__nv_bfloat16>(count, dy, gate, up, d_gate, d_up, stream);
+  return type == Type::kFp32 ? silu_backward<float>(count, dy, gate, up, d_gate, d_up, stream)
+                             : silu_backward<__nv_bfloat16>(count, dy, gate, up, d_gate, d_up, stream);
 }
 
-cudaError_t add_rows(Type values_type, Type table_type, std::int64_t rows, std::int64_t width,
-                     const void* values, const std::int64_t* ids, void* table,
-                     cudaStream_t stream) {
+cudaError_t add_rows(Type values_type, Type table_type, std::int64_t rows, std::int64_t width, const void* values,
+                     const std::int64_t* ids, void* table, cudaStream_t stream) {
   if (rows * width == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>(rows);
   const auto* fp32 = static_cast<const float*>(values);
@@ -244,17 +232,15 @@ cudaError_t add_rows(Type values_type, Type table_type, std::int64_t rows, std::
   return cudaGetLastError();
 }
 
-cudaError_t cross_entropy(Type type, std::int64_t rows, std::int64_t width, void* logits,
-                          const std::int64_t* labels, float scale, float* loss,
-                          cudaStream_t stream) {
+cudaError_t cross_entropy(Type type, std::int64_t rows, std::int64_t width, void* logits, const std::int64_t* labels,
+                          float scale, float* loss, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>(rows);
   if (type == Type::kFp32) {
-    cross_entropy_kernel<<<blocks, kRowThreads, 0, stream>>>(width, static_cast<float*>(logits),
-                                                             labels, scale, loss);
+    cross_entropy_kernel<<<blocks, kRowThreads, 0, stream>>>(width, static_cast<float*>(logits), labels, scale, loss);
   } else {
-    cross_entropy_kernel<<<blocks, kRowThreads, 0, stream>>>(
-        width, static_cast<__nv_bfloat16*>(logits), labels, scale, loss);
+    cross_entropy_kernel<<<blocks, kRowThreads, 0, stream>>>(width, static_cast<__nv_bfloat16*>(logits), labels, scale,
+                                                             loss);
   }
   return cudaGetLastError();
 }

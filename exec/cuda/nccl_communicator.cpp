@@ -43,18 +43,15 @@ class NcclCommunicator final : public DeviceCommunicator {
     double timeout_s = 60;
   };
 
-  explicit NcclCommunicator(const NcclGroup& group)
-      : place_{group.name, group.index, group.size, group.timeout_s} {
+  explicit NcclCommunicator(const NcclGroup& group) : place_{group.name, group.index, group.size, group.timeout_s} {
     ncclUniqueId id;
     if (group.unique_id.size() != sizeof id.internal) {
-      throw std::runtime_error("an NCCL id of " + std::to_string(group.unique_id.size()) +
-                               " bytes");
+      throw std::runtime_error("an NCCL id of " + std::to_string(group.unique_id.size()) + " bytes");
     }
     std::memcpy(id.internal, group.unique_id.data(), sizeof id.internal);
     ncclConfig_t config = config_of(place_.name, group.max_ctas);
     config.blocking = 0;
-    const ncclResult_t begun =
-        ncclCommInitRankConfig(&communicator_, place_.size, id, place_.index, &config);
+    const ncclResult_t begun = ncclCommInitRankConfig(&communicator_, place_.size, id, place_.index, &config);
     try {
       settle(begun, "ncclCommInitRankConfig");
     } catch (...) {
@@ -62,8 +59,7 @@ class NcclCommunicator final : public DeviceCommunicator {
       throw;
     }
   }
-  NcclCommunicator(Place place, ncclComm_t communicator)
-      : place_(std::move(place)), communicator_(communicator) {}
+  NcclCommunicator(Place place, ncclComm_t communicator) : place_(std::move(place)), communicator_(communicator) {}
 
   ~NcclCommunicator() override {
     if (communicator_ == nullptr || aborted_.exchange(true)) return;
@@ -80,46 +76,38 @@ class NcclCommunicator final : public DeviceCommunicator {
     config.blocking = 1;
     ncclComm_t communicator = nullptr;
     try {
-      settle(ncclCommSplit(communicator_, part.colour, part.index, &communicator, &config),
-             "ncclCommSplit");
-      wait_for("ncclCommSplit", [&] {
-        return std::atomic_ref(communicator).load(std::memory_order_acquire) != nullptr;
-      });
+      settle(ncclCommSplit(communicator_, part.colour, part.index, &communicator, &config), "ncclCommSplit");
+      wait_for("ncclCommSplit",
+               [&] { return std::atomic_ref(communicator).load(std::memory_order_acquire) != nullptr; });
       wait_for("ncclCommSplit", [&] { return is_settled(communicator, "ncclCommSplit"); });
     } catch (...) {
       abort();  // also ends the thread that makes the part and writes where it is
       if (communicator != nullptr) ncclCommAbort(communicator);
       throw;
     }
-    return std::make_unique<NcclCommunicator>(
-        Place{part.name, part.index, part.size, place_.timeout_s}, communicator);
+    return std::make_unique<NcclCommunicator>(Place{part.name, part.index, part.size, place_.timeout_s}, communicator);
   }
 
   int index() const override { return place_.index; }
   int size() const override { return place_.size; }
 
   void all_gather(void* whole, std::size_t shard_bytes, DType /*dtype*/) override {
-    const auto* own =
-        static_cast<std::byte*>(whole) + static_cast<std::size_t>(place_.index) * shard_bytes;
-    settle(ncclAllGather(own, whole, shard_bytes, ncclInt8, communicator_, current_stream()),
-           "ncclAllGather");
+    const auto* own = static_cast<std::byte*>(whole) + static_cast<std::size_t>(place_.index) * shard_bytes;
+    settle(ncclAllGather(own, whole, shard_bytes, ncclInt8, communicator_, current_stream()), "ncclAllGather");
   }
 
   void reduce_scatter(const void* whole, void* shard, std::size_t elements, DType dtype) override {
-    settle(ncclReduceScatter(whole, shard, elements, nccl_type(dtype), ncclSum, communicator_,
-                             current_stream()),
+    settle(ncclReduceScatter(whole, shard, elements, nccl_type(dtype), ncclSum, communicator_, current_stream()),
            "ncclReduceScatter");
   }
 
   void all_reduce(float* values, std::size_t count) override {
-    settle(
-        ncclAllReduce(values, values, count, ncclFloat32, ncclSum, communicator_, current_stream()),
-        "ncclAllReduce");
+    settle(ncclAllReduce(values, values, count, ncclFloat32, ncclSum, communicator_, current_stream()),
+           "ncclAllReduce");
   }
   void all_reduce(double* values, std::size_t count) override {
-    settle(
-        ncclAllReduce(values, values, count, ncclFloat64, ncclSum, communicator_, current_stream()),
-        "ncclAllReduce");
+    settle(ncclAllReduce(values, values, count, ncclFloat64, ncclSum, communicator_, current_stream()),
+           "ncclAllReduce");
   }
 
   bool has_peers() const override { return place_.size > 1; }
@@ -189,8 +177,7 @@ class NcclCommunicator final : public DeviceCommunicator {
         throw std::runtime_error(
             std::string(call) + ": " + place_.name +
             (aborted_ ? " was aborted"
-                      : " was not complete within " +
-                            std::to_string(static_cast<int>(place_.timeout_s)) + " s"));
+                      : " was not complete within " + std::to_string(static_cast<int>(place_.timeout_s)) + " s"));
       }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
@@ -212,8 +199,7 @@ std::string nccl_unique_id() {
 std::string nccl_version() {
   int code = 0;
   check(ncclGetVersion(&code), "ncclGetVersion");
-  return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." +
-         std::to_string(code % 100);
+  return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." + std::to_string(code % 100);
 }
 
 std::unique_ptr<DeviceCommunicator> make_nccl_communicator(const NcclGroup& group) {

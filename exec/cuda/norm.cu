@@ -13,8 +13,7 @@ constexpr int kMostPacks = 8;  // of a row in one thread's registers
 
 template <typename T, int kPacks>
 __global__ void __launch_bounds__(kThreads)
-    rms_norm_kernel(int packs, const Pack<T>* x, const Pack<T>* weight, float epsilon, Pack<T>* y,
-                    float* rstd) {
+    rms_norm_kernel(int packs, const Pack<T>* x, const Pack<T>* weight, float epsilon, Pack<T>* y, float* rstd) {
   x += static_cast<std::size_t>(blockIdx.x) * packs;
   y += static_cast<std::size_t>(blockIdx.x) * packs;
   Pack<T> own[kPacks];
@@ -43,8 +42,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T, int kPacks>
 __global__ void __launch_bounds__(kThreads)
-    rms_norm_backward_kernel(std::int64_t rows, int packs, NormInputs in, Pack<T>* dx,
-                             float* parts) {
+    rms_norm_backward_kernel(std::int64_t rows, int packs, NormInputs in, Pack<T>* dx, float* parts) {
   constexpr int kCount = Pack<T>::kCount;
   const auto* dy = static_cast<const Pack<T>*>(in.dy);
   const auto* x = static_cast<const Pack<T>*>(in.x);
@@ -128,14 +126,13 @@ cudaError_t with_packs(int packs, const Run& run) {
 }
 
 template <typename T>
-cudaError_t forward(const NormRows& rows, const void* x, const void* weight, float epsilon, void* y,
-                    float* rstd, cudaStream_t stream) {
+cudaError_t forward(const NormRows& rows, const void* x, const void* weight, float epsilon, void* y, float* rstd,
+                    cudaStream_t stream) {
   const int packs = static_cast<int>(rows.width / Pack<T>::kCount);
   return with_packs(packs, [&](auto each) {
-    rms_norm_kernel<T, decltype(each)::value>
-        <<<static_cast<unsigned>(rows.count), kThreads, 0, stream>>>(
-            packs, static_cast<const Pack<T>*>(x), static_cast<const Pack<T>*>(weight), epsilon,
-            static_cast<Pack<T>*>(y), rstd);
+    rms_norm_kernel<T, decltype(each)::value><<<static_cast<unsigned>(rows.count), kThreads, 0, stream>>>(
+        packs, static_cast<const Pack<T>*>(x), static_cast<const Pack<T>*>(weight), epsilon, static_cast<Pack<T>*>(y),
+        rstd);
     return cudaGetLastError();
   });
 }
@@ -148,11 +145,9 @@ std::int64_t blocks_at_once(int packs) {
     static const int at_once = [] {
       int device = 0, processors = 0, of_each = 0;
       if (cudaGetDevice(&device) != cudaSuccess ||
-          cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) !=
-              cudaSuccess ||
-          cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-              &of_each, rms_norm_backward_kernel<T, decltype(each)::value>, kThreads, 0) !=
-              cudaSuccess) {
+          cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_each, rms_norm_backward_kernel<T, decltype(each)::value>,
+                                                        kThreads, 0) != cudaSuccess) {
         return 1;
       }
       return processors * of_each;
@@ -164,20 +159,19 @@ std::int64_t blocks_at_once(int packs) {
 }
 
 template <typename T>
-cudaError_t backward(const NormRows& rows, const NormInputs& in, void* dx, void* dw,
-                     const NormParts& parts, cudaStream_t stream) {
+cudaError_t backward(const NormRows& rows, const NormInputs& in, void* dx, void* dw, const NormParts& parts,
+                     cudaStream_t stream) {
   const int packs = static_cast<int>(rows.width / Pack<T>::kCount);
   const auto blocks = static_cast<unsigned>(parts.blocks);
   const cudaError_t code = with_packs(packs, [&](auto each) {
-    rms_norm_backward_kernel<T, decltype(each)::value><<<blocks, kThreads, 0, stream>>>(
-        rows.count, packs, in, static_cast<Pack<T>*>(dx), parts.sums);
+    rms_norm_backward_kernel<T, decltype(each)::value>
+        <<<blocks, kThreads, 0, stream>>>(rows.count, packs, in, static_cast<Pack<T>*>(dx), parts.sums);
     return cudaGetLastError();
   });
   if (code != cudaSuccess) return code;
   const int width = static_cast<int>(rows.width);
-  column_sums_kernel<<<static_cast<unsigned>((width + kColumns - 1) / kColumns),
-                       dim3(kColumns, kRows), 0, stream>>>(static_cast<int>(blocks), width,
-                                                           parts.sums, static_cast<T*>(dw));
+  column_sums_kernel<<<static_cast<unsigned>((width + kColumns - 1) / kColumns), dim3(kColumns, kRows), 0, stream>>>(
+      static_cast<int>(blocks), width, parts.sums, static_cast<T*>(dw));
   return cudaGetLastError();
 }
 
@@ -190,22 +184,20 @@ bool takes_norm(Type type, const NormRows& rows) {
 
 std::int64_t norm_backward_blocks(Type type, const NormRows& rows) {
   const std::int64_t at_once =
-      type == Type::kFp32
-          ? blocks_at_once<float>(static_cast<int>(rows.width / Pack<float>::kCount))
-          : blocks_at_once<__nv_bfloat16>(
-                static_cast<int>(rows.width / Pack<__nv_bfloat16>::kCount));
+      type == Type::kFp32 ? blocks_at_once<float>(static_cast<int>(rows.width / Pack<float>::kCount))
+                          : blocks_at_once<__nv_bfloat16>(static_cast<int>(rows.width / Pack<__nv_bfloat16>::kCount));
   return rows.count < at_once ? rows.count : at_once;
 }
 
-cudaError_t rms_norm(Type type, const NormRows& rows, const void* x, const void* weight,
-                     float epsilon, void* y, float* rstd, cudaStream_t stream) {
+cudaError_t rms_norm(Type type, const NormRows& rows, const void* x, const void* weight, float epsilon, void* y,
+                     float* rstd, cudaStream_t stream) {
   if (rows.count == 0) return cudaSuccess;
   return type == Type::kFp32 ? forward<float>(rows, x, weight, epsilon, y, rstd, stream)
                              : forward<__nv_bfloat16>(rows, x, weight, epsilon, y, rstd, stream);
 }
 
-cudaError_t rms_norm_backward(Type type, const NormRows& rows, const NormInputs& in, void* dx,
-                              void* dw, const NormParts& parts, cudaStream_t stream) {
+cudaError_t rms_norm_backward(Type type, const NormRows& rows, const NormInputs& in, void* dx, void* dw,
+                              const NormParts& parts, cudaStream_t stream) {
   if (rows.count == 0) return cudaSuccess;
   return type == Type::kFp32 ? backward<float>(rows, in, dx, dw, parts, stream)
                              : backward<__nv_bfloat16>(rows, in, dx, dw, parts, stream);

@@ -43,8 +43,7 @@ __device__ Held<kCount> take_registers() {
 // A polynomial of a number that is known at the end alone: no sum of them can be kept instead. No
 // launch has this duration.
 template <int kCount>
-__device__ void give_registers(const Held<kCount>& held, unsigned long long nanoseconds,
-                               unsigned long long* clock) {
+__device__ void give_registers(const Held<kCount>& held, unsigned long long nanoseconds, unsigned long long* clock) {
   if (nanoseconds != ~0ULL) return;
   const auto at = static_cast<unsigned>(now_ns());
   unsigned sum = 0;
@@ -64,8 +63,7 @@ __device__ unsigned long long begin(unsigned long long* clock) {
   return start;
 }
 
-__device__ void hold(unsigned long long* clock, unsigned long long start,
-                     unsigned long long nanoseconds) {
+__device__ void hold(unsigned long long* clock, unsigned long long start, unsigned long long nanoseconds) {
   __syncthreads();
   if (threadIdx.x == 0) {
     while (now_ns() - start < nanoseconds) __nanosleep(100);
@@ -81,16 +79,14 @@ __device__ void hold(unsigned long long* clock, unsigned long long start,
 
 // Slices of at least 20 us, so that waiting for each costs nothing that shows, and of work for
 // every thread.
-__device__ unsigned slices_of(unsigned long long nanoseconds, std::size_t items,
-                              std::size_t threads) {
+__device__ unsigned slices_of(unsigned long long nanoseconds, std::size_t items, std::size_t threads) {
   unsigned long long slices = nanoseconds / 20000ULL;
   if (slices > items / threads) slices = items / threads;
   return slices < 1ULL ? 1U : slices > 64ULL ? 64U : static_cast<unsigned>(slices);
 }
 
 // All threads of the block: until the moment at which slice `done` of `slices` is due.
-__device__ void until_due(unsigned long long start, unsigned long long nanoseconds, unsigned done,
-                          unsigned slices) {
+__device__ void until_due(unsigned long long start, unsigned long long nanoseconds, unsigned done, unsigned slices) {
   __syncthreads();
   if (threadIdx.x == 0) {
     const unsigned long long due = nanoseconds / slices * done;
@@ -104,8 +100,8 @@ struct alignas(16) Word16 {
 };
 
 __global__ void __launch_bounds__(kPacedThreads, 1)
-    gather_kernel(unsigned char* whole, std::size_t bytes, int ranks, int index,
-                  unsigned long long nanoseconds, unsigned long long* clock) {
+    gather_kernel(unsigned char* whole, std::size_t bytes, int ranks, int index, unsigned long long nanoseconds,
+                  unsigned long long* clock) {
   const auto held = take_registers<kGatherHolds>();
   const unsigned long long start = begin(clock);
   const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
@@ -142,8 +138,8 @@ __device__ void narrow(float value, __nv_bfloat16* to) { *to = __float2bfloat16(
 // Elements of 16 bytes at a time where the layout allows it.
 template <typename T>
 __global__ void __launch_bounds__(kPacedThreads, 1)
-    reduce_scatter_kernel(const T* whole, T* shard, std::size_t elements, int ranks,
-                          unsigned long long nanoseconds, unsigned long long* clock) {
+    reduce_scatter_kernel(const T* whole, T* shard, std::size_t elements, int ranks, unsigned long long nanoseconds,
+                          unsigned long long* clock) {
   constexpr int kPack = 16 / sizeof(T);
   const auto held = take_registers<kScatterHolds<T>>();
   const unsigned long long start = begin(clock);
@@ -160,8 +156,7 @@ __global__ void __launch_bounds__(kPacedThreads, 1)
       for (int j = 0; j < kPack; ++j) sums[j] = 0.0F;
 #pragma unroll 8
       for (int p = 0; p < ranks; ++p) {
-        const Word16 word =
-            reinterpret_cast<const Word16*>(whole + static_cast<std::size_t>(p) * elements)[i];
+        const Word16 word = reinterpret_cast<const Word16*>(whole + static_cast<std::size_t>(p) * elements)[i];
         const T* values = reinterpret_cast<const T*>(&word);
         for (int j = 0; j < kPack; ++j) sums[j] += widen(values[j]);
       }
@@ -181,8 +176,7 @@ __global__ void __launch_bounds__(kPacedThreads, 1)
 }
 
 __global__ void __launch_bounds__(kPacedThreads, 1)
-    all_reduce_kernel(float* values, std::size_t count, unsigned long long nanoseconds,
-                      unsigned long long* clock) {
+    all_reduce_kernel(float* values, std::size_t count, unsigned long long nanoseconds, unsigned long long* clock) {
   const auto held = take_registers<kReduceHolds>();
   const unsigned long long start = begin(clock);
   const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
@@ -220,59 +214,51 @@ __global__ void clock_step_kernel(unsigned long long* step) {
   *step = smallest;
 }
 
-unsigned grid(const PacedLaunch& launch) {
-  return static_cast<unsigned>(launch.ctas < 1 ? 1 : launch.ctas);
-}
+unsigned grid(const PacedLaunch& launch) { return static_cast<unsigned>(launch.ctas < 1 ? 1 : launch.ctas); }
 unsigned long long duration(const PacedLaunch& launch) {
   return launch.nanoseconds < 0 ? 0ULL : static_cast<unsigned long long>(launch.nanoseconds);
 }
 
 }
 
-cudaError_t paced_gather(const PacedLaunch& launch, void* whole, std::size_t bytes, int ranks,
-                         int index, cudaStream_t stream) {
+cudaError_t paced_gather(const PacedLaunch& launch, void* whole, std::size_t bytes, int ranks, int index,
+                         cudaStream_t stream) {
   gather_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(
       static_cast<unsigned char*>(whole), bytes, ranks, index, duration(launch), launch.clock);
   return cudaGetLastError();
 }
 
-cudaError_t paced_reduce_scatter(const PacedLaunch& launch, Type type, const void* whole,
-                                 void* shard, std::size_t elements, int ranks,
-                                 cudaStream_t stream) {
+cudaError_t paced_reduce_scatter(const PacedLaunch& launch, Type type, const void* whole, void* shard,
+                                 std::size_t elements, int ranks, cudaStream_t stream) {
   if (type == Type::kFp32) {
     reduce_scatter_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(
-        static_cast<const float*>(whole), static_cast<float*>(shard), elements, ranks,
-        duration(launch), launch.clock);
+        static_cast<const float*>(whole), static_cast<float*>(shard), elements, ranks, duration(launch), launch.clock);
   } else {
     reduce_scatter_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(
-        static_cast<const __nv_bfloat16*>(whole), static_cast<__nv_bfloat16*>(shard), elements,
-        ranks, duration(launch), launch.clock);
+        static_cast<const __nv_bfloat16*>(whole), static_cast<__nv_bfloat16*>(shard), elements, ranks, duration(launch),
+        launch.clock);
   }
   return cudaGetLastError();
 }
 
-cudaError_t paced_all_reduce(const PacedLaunch& launch, float* values, std::size_t count,
-                             cudaStream_t stream) {
-  all_reduce_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(
-      values, count, duration(launch), launch.clock);
+cudaError_t paced_all_reduce(const PacedLaunch& launch, float* values, std::size_t count, cudaStream_t stream) {
+  all_reduce_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(values, count, duration(launch),
+                                                                                  launch.clock);
   return cudaGetLastError();
 }
 
 cudaError_t spin(const PacedLaunch& launch, cudaStream_t stream) {
-  spin_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(duration(launch),
-                                                                            launch.clock);
+  spin_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(duration(launch), launch.clock);
   return cudaGetLastError();
 }
 
 cudaError_t allow_paced_shared(int shared_bytes) {
-  const void* kernels[] = {reinterpret_cast<const void*>(gather_kernel),
-                           reinterpret_cast<const void*>(reduce_scatter_kernel<float>),
-                           reinterpret_cast<const void*>(reduce_scatter_kernel<__nv_bfloat16>),
-                           reinterpret_cast<const void*>(all_reduce_kernel),
-                           reinterpret_cast<const void*>(spin_kernel)};
+  const void* kernels[] = {
+      reinterpret_cast<const void*>(gather_kernel), reinterpret_cast<const void*>(reduce_scatter_kernel<float>),
+      reinterpret_cast<const void*>(reduce_scatter_kernel<__nv_bfloat16>),
+      reinterpret_cast<const void*>(all_reduce_kernel), reinterpret_cast<const void*>(spin_kernel)};
   for (const void* kernel : kernels) {
-    const cudaError_t code =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     if (code != cudaSuccess) return code;
   }
   return cudaSuccess;
@@ -286,8 +272,7 @@ cudaError_t paced_block(PacedBlock* block, int shared_bytes) {
   block->registers = attributes.numRegs * kPacedThreads;
   block->shared_bytes = shared_bytes + static_cast<int>(attributes.sharedSizeBytes);
   block->spilled_bytes = static_cast<int>(attributes.localSizeBytes);
-  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&block->per_multiprocessor, kernel,
-                                                       kPacedThreads,
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&block->per_multiprocessor, kernel, kPacedThreads,
                                                        static_cast<std::size_t>(shared_bytes));
 }
 

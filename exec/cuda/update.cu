@@ -11,8 +11,8 @@ struct alignas(8) Bf16x4 {
 };
 
 __global__ void __launch_bounds__(kThreads)
-    adamw_kernel(const AdamWPiece* pieces, const AdamWChunk* chunks, AdamWNumbers numbers,
-                 const float* number, const float* rate, const float* factor) {
+    adamw_kernel(const AdamWPiece* pieces, const AdamWChunk* chunks, AdamWNumbers numbers, const float* number,
+                 const float* rate, const float* factor) {
   const AdamWChunk chunk = chunks[blockIdx.x];
   const AdamWPiece piece = pieces[chunk.piece];
   const std::int64_t begin = chunk.begin;
@@ -56,13 +56,12 @@ __global__ void __launch_bounds__(kThreads)
     first[i] = m;
     second[i] = v;
     if (shadow == nullptr) continue;
-    shadow[i] = {{narrow<__nv_bfloat16>(p.x), narrow<__nv_bfloat16>(p.y),
-                  narrow<__nv_bfloat16>(p.z), narrow<__nv_bfloat16>(p.w)}};
+    shadow[i] = {{narrow<__nv_bfloat16>(p.x), narrow<__nv_bfloat16>(p.y), narrow<__nv_bfloat16>(p.z),
+                  narrow<__nv_bfloat16>(p.w)}};
   }
 }
 
-__global__ void __launch_bounds__(kGradientPlaces)
-    place_gradients_kernel(AdamWPiece* pieces, GradientPlaces places) {
+__global__ void __launch_bounds__(kGradientPlaces) place_gradients_kernel(AdamWPiece* pieces, GradientPlaces places) {
   const int i = static_cast<int>(threadIdx.x);
   if (i < places.count) pieces[places.first + i].gradient = places.gradients[i];
 }
@@ -74,9 +73,8 @@ cudaError_t place_gradients(AdamWPiece* pieces, const GradientPlaces& places, cu
   return cudaGetLastError();
 }
 
-cudaError_t adamw(const AdamWPiece* pieces, const AdamWChunk* chunks, unsigned count,
-                  const AdamWNumbers& numbers, const float* number, const float* rate,
-                  const float* factor, cudaStream_t stream) {
+cudaError_t adamw(const AdamWPiece* pieces, const AdamWChunk* chunks, unsigned count, const AdamWNumbers& numbers,
+                  const float* number, const float* rate, const float* factor, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   adamw_kernel<<<count, kThreads, 0, stream>>>(pieces, chunks, numbers, number, rate, factor);
   return cudaGetLastError();

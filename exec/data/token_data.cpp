@@ -14,12 +14,9 @@
 namespace foreshard {
 
 TokenData::TokenData(const std::filesystem::path& path, const TokenDataOptions& options)
-    : store_(path, options.format, options.vocabulary),
-      sequence_(options.sequence),
-      seed_(options.seed) {
+    : store_(path, options.format, options.vocabulary), sequence_(options.sequence), seed_(options.seed) {
   FORESHARD_CHECK(sequence_ > 0, "a sample has at least one token");
-  FORESHARD_CHECK(options.held_back >= 0 && options.held_back < 1,
-                  "the held-back share lies in [0, 1)");
+  FORESHARD_CHECK(options.held_back >= 0 && options.held_back < 1, "the held-back share lies in [0, 1)");
   const std::int64_t size = store_.size();
   std::int64_t held_back = 0;
   if (options.held_back > 0) {
@@ -28,8 +25,7 @@ TokenData::TokenData(const std::filesystem::path& path, const TokenDataOptions& 
   }
   split_ = size - held_back;
   if (split_ < sequence_ + 1) {
-    const std::string beside =
-        held_back > 0 ? fmt::format(" beside the {} tokens that are held back", held_back) : "";
+    const std::string beside = held_back > 0 ? fmt::format(" beside the {} tokens that are held back", held_back) : "";
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("training data {}: {} tokens are too few for one sample of {} + 1{}; "
                             "use more data or a shorter sequence",
@@ -41,19 +37,17 @@ TokenData::TokenData(const std::filesystem::path& path, const TokenDataOptions& 
 
 void TokenData::check_batch(std::int64_t global_batch) const {
   if (training_samples_ >= global_batch) return;
-  throw Error(
-      ExitCode::kInvalidInput,
-      fmt::format("training data {}: its {} tokens to train on are {} samples of {}, fewer "
-                  "than the {} of one step; use more data, a shorter sequence or a smaller "
-                  "batch",
-                  store_.path().string(), split_, training_samples_, sequence_, global_batch));
+  throw Error(ExitCode::kInvalidInput,
+              fmt::format("training data {}: its {} tokens to train on are {} samples of {}, fewer "
+                          "than the {} of one step; use more data, a shorter sequence or a smaller "
+                          "batch",
+                          store_.path().string(), split_, training_samples_, sequence_, global_batch));
 }
 
 std::int64_t TokenData::window(std::int64_t sample) const {
   FORESHARD_CHECK(sample >= 0, "samples count from 0");
   const std::int64_t epoch = sample / training_samples_;
-  return shuffled(sample % training_samples_, training_samples_,
-                  Fingerprint().add(seed_).add(epoch).value());
+  return shuffled(sample % training_samples_, training_samples_, Fingerprint().add(seed_).add(epoch).value());
 }
 
 void TokenData::read_training(std::int64_t sample, std::span<std::int64_t> tokens,
@@ -67,11 +61,9 @@ void TokenData::read_held_back(std::int64_t sample, std::span<std::int64_t> toke
   read(split_ + sample * sequence_, tokens, labels);
 }
 
-void TokenData::read(std::int64_t first, std::span<std::int64_t> tokens,
-                     std::span<std::int64_t> labels) const {
+void TokenData::read(std::int64_t first, std::span<std::int64_t> tokens, std::span<std::int64_t> labels) const {
   const auto length = at(sequence_);
-  FORESHARD_CHECK(tokens.size() == length && labels.size() == length,
-                  "tokens and labels have the length of a sample");
+  FORESHARD_CHECK(tokens.size() == length && labels.size() == length, "tokens and labels have the length of a sample");
   store_.read(first, tokens);
   std::copy(tokens.begin() + 1, tokens.end(), labels.begin());
   store_.read(first + sequence_, labels.last(1));
@@ -98,11 +90,8 @@ std::int64_t shuffled(std::int64_t index, std::int64_t count, std::uint64_t key)
     std::uint64_t left = value >> half;
     std::uint64_t right = value & mask;
     for (std::int64_t round = 0; round < kRounds; ++round) {
-      const std::uint64_t mixed = Fingerprint()
-                                      .add(static_cast<std::int64_t>(key))
-                                      .add(round)
-                                      .add(static_cast<std::int64_t>(right))
-                                      .value();
+      const std::uint64_t mixed =
+          Fingerprint().add(static_cast<std::int64_t>(key)).add(round).add(static_cast<std::int64_t>(right)).value();
       const std::uint64_t next = left ^ (mixed & mask);
       left = right;
       right = next;

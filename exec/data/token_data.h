@@ -43,15 +43,12 @@ class TokenData {
 
   // Both spans have `sequence` elements; labels[i] is the token after tokens[i].
   // Throws Error(kInvalidInput) where the file can no longer be read.
-  void read_training(std::int64_t sample, std::span<std::int64_t> tokens,
-                     std::span<std::int64_t> labels) const;
+  void read_training(std::int64_t sample, std::span<std::int64_t> tokens, std::span<std::int64_t> labels) const;
   // `sample` in [0, held_back_samples()), in the order of the data.
-  void read_held_back(std::int64_t sample, std::span<std::int64_t> tokens,
-                      std::span<std::int64_t> labels) const;
+  void read_held_back(std::int64_t sample, std::span<std::int64_t> tokens, std::span<std::int64_t> labels) const;
 
  private:
-  void read(std::int64_t first, std::span<std::int64_t> tokens,
-            std::span<std::int64_t> labels) const;
+  void read(std::int64_t first, std::span<std::int64_t> tokens, std::span<std::int64_t> labels) const;
 
   TokenStore store_;
   std::int64_t sequence_;

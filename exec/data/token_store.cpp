@@ -85,17 +85,13 @@ std::string append_text(const fs::path& path, std::string& image) {
 
 }
 
-const char* to_string(TokenFormat format) {
-  return word_at(format, {"auto", "bytes", "u16", "u32"});
-}
+const char* to_string(TokenFormat format) { return word_at(format, {"auto", "bytes", "u16", "u32"}); }
 
 TokenFormat parse_token_format(std::string_view word) {
-  for (const TokenFormat format :
-       {TokenFormat::kAuto, TokenFormat::kBytes, TokenFormat::kU16, TokenFormat::kU32}) {
+  for (const TokenFormat format : {TokenFormat::kAuto, TokenFormat::kBytes, TokenFormat::kU16, TokenFormat::kU32}) {
     if (word == to_string(format)) return format;
   }
-  throw Error(ExitCode::kUsage,
-              fmt::format("{} is no token format; expected auto, bytes, u16 or u32", quote(word)));
+  throw Error(ExitCode::kUsage, fmt::format("{} is no token format; expected auto, bytes, u16 or u32", quote(word)));
 }
 
 TokenStore::TokenStore(const fs::path& path, TokenFormat format, std::int64_t vocabulary)
@@ -140,14 +136,13 @@ void TokenStore::open_file() {
   const auto bytes = static_cast<std::int64_t>(status.st_size);
   if (bytes == 0) fail("is empty: it has no tokens");
   if (bytes % width() != 0) {
-    fail(fmt::format("has {} bytes, which is no multiple of the {} bytes of a {} token", bytes,
-                     width(), to_string(format_)));
+    fail(fmt::format("has {} bytes, which is no multiple of the {} bytes of a {} token", bytes, width(),
+                     to_string(format_)));
   }
   size_ = bytes / width();
-  description_ =
-      format_ == TokenFormat::kBytes
-          ? fmt::format("1 file, {} bytes", format_count(bytes))
-          : fmt::format("1 file, {} tokens of {}", format_count(size_), to_string(format_));
+  description_ = format_ == TokenFormat::kBytes
+                     ? fmt::format("1 file, {} bytes", format_count(bytes))
+                     : fmt::format("1 file, {} tokens of {}", format_count(size_), to_string(format_));
 }
 
 void TokenStore::read_folder() {
@@ -194,8 +189,7 @@ void TokenStore::scan() {
 
 void TokenStore::read(std::int64_t first, std::span<std::int64_t> tokens) const {
   const auto count = std::ssize(tokens);
-  FORESHARD_CHECK(first >= 0 && count <= size_ && first <= size_ - count,
-                  "tokens beyond the end of the data");
+  FORESHARD_CHECK(first >= 0 && count <= size_ && first <= size_ - count, "tokens beyond the end of the data");
   // The narrow tokens are read into the front of the span and widened from its end: a wide token
   // is written only where the narrow ones have been taken.
   const auto narrow_bytes = at(count * width());
@@ -207,8 +201,7 @@ void TokenStore::read(std::int64_t first, std::span<std::int64_t> tokens) const 
     std::memcpy(&id, narrow + i * step, step);
     tokens[i] = id;
   }
-  const auto wrong =
-      std::ranges::find_if(tokens, [this](std::int64_t id) { return id >= vocabulary_; });
+  const auto wrong = std::ranges::find_if(tokens, [this](std::int64_t id) { return id >= vocabulary_; });
   if (wrong != tokens.end()) {
     fail(fmt::format("token {} is {}, but the model's vocabulary has only the ids 0 to {}",
                      first + (wrong - tokens.begin()), *wrong, vocabulary_ - 1));
@@ -229,8 +222,7 @@ void TokenStore::read_bytes(std::int64_t offset, std::span<char> bytes) const {
     const ssize_t count = ::pread(*descriptor_, bytes.data(), bytes.size(), offset);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("cannot be read: " + errno_text());
-    if (count == 0)
-      fail(fmt::format("ends at byte {} now; it was longer when it was opened", offset));
+    if (count == 0) fail(fmt::format("ends at byte {} now; it was longer when it was opened", offset));
     offset += count;
     bytes = bytes.subspan(at(count));
   }

@@ -36,7 +36,7 @@ struct AcceleratorInfo {
   int multiprocessors = 0;
   int capability = 0;  // 90 is sm_90
   std::int64_t memory_bytes = 0;
-  double globaltimer_step_ns = 0;  // what the device's clock counts in; 0: not known
+  double globaltimer_step_ns = 0;                             // what the device's clock counts in; 0: not known
   std::vector<std::pair<std::string, std::string>> versions;  // driver, cuda, cudnn, nccl
 };
 
@@ -97,8 +97,7 @@ class DeviceCommunicator {
   // In place: this rank's shard lies at index() * shard_bytes of `whole` already.
   virtual void all_gather(void* whole, std::size_t shard_bytes, DType dtype) = 0;
   // shard[i] = sum over ranks, in `dtype`; `whole` is not changed.
-  virtual void reduce_scatter(const void* whole, void* shard, std::size_t elements,
-                              DType dtype) = 0;
+  virtual void reduce_scatter(const void* whole, void* shard, std::size_t elements, DType dtype) = 0;
   virtual void all_reduce(float* values, std::size_t count) = 0;
   virtual void all_reduce(double* values, std::size_t count) = 0;
   // Paced communicators only: how long the next call lasts, and what it occupies.
@@ -185,37 +184,33 @@ class Accelerator : public RankMemory {
   // Holds the lane for a time without moving anything.
   virtual void spin(std::int64_t nanoseconds, int ctas) = 0;
   // Fused kernels. false: there is none for these arguments; ATen's operators do it then.
-  virtual bool rotate(const at::Tensor& /*values*/, const at::Tensor& /*cos*/,
-                      const at::Tensor& /*sin*/, std::int64_t /*head_dim*/, bool /*inverse*/) {
+  virtual bool rotate(const at::Tensor& /*values*/, const at::Tensor& /*cos*/, const at::Tensor& /*sin*/,
+                      std::int64_t /*head_dim*/, bool /*inverse*/) {
     return false;
   }
   // y = x * rstd * weight over rows as wide as the weight, rstd = 1 / sqrt(mean(x^2) + epsilon).
-  virtual bool rms_norm(const at::Tensor& /*y*/, const at::Tensor& /*rstd*/,
-                        const at::Tensor& /*x*/, const at::Tensor& /*weight*/, double /*epsilon*/) {
+  virtual bool rms_norm(const at::Tensor& /*y*/, const at::Tensor& /*rstd*/, const at::Tensor& /*x*/,
+                        const at::Tensor& /*weight*/, double /*epsilon*/) {
     return false;
   }
-  virtual bool rms_norm_backward(const at::Tensor& /*dx*/, const at::Tensor& /*dw*/,
-                                 const NormGradient& /*of*/) {
+  virtual bool rms_norm_backward(const at::Tensor& /*dx*/, const at::Tensor& /*dw*/, const NormGradient& /*of*/) {
     return false;
   }
-  virtual bool silu_multiply(const at::Tensor& /*out*/, const at::Tensor& /*gate*/,
-                             const at::Tensor& /*up*/) {
+  virtual bool silu_multiply(const at::Tensor& /*out*/, const at::Tensor& /*gate*/, const at::Tensor& /*up*/) {
     return false;
   }
   virtual bool silu_multiply_backward(const at::Tensor& /*d_gate*/, const at::Tensor& /*d_up*/,
-                                      const at::Tensor& /*dy*/, const at::Tensor& /*gate*/,
-                                      const at::Tensor& /*up*/) {
+                                      const at::Tensor& /*dy*/, const at::Tensor& /*gate*/, const at::Tensor& /*up*/) {
     return false;
   }
   // table[ids[r]] += values[r]
-  virtual bool add_rows(const at::Tensor& /*table*/, const at::Tensor& /*ids*/,
-                        const at::Tensor& /*values*/) {
+  virtual bool add_rows(const at::Tensor& /*table*/, const at::Tensor& /*ids*/, const at::Tensor& /*values*/) {
     return false;
   }
   // Logits become (probability - [is label]) * scale; the negative log likelihoods are added to
   // `loss` (one float).
-  virtual bool cross_entropy(const at::Tensor& /*logits*/, const at::Tensor& /*labels*/,
-                             double /*scale*/, const at::Tensor& /*loss*/) {
+  virtual bool cross_entropy(const at::Tensor& /*logits*/, const at::Tensor& /*labels*/, double /*scale*/,
+                             const at::Tensor& /*loss*/) {
     return false;
   }
 
@@ -233,7 +228,6 @@ class Accelerator : public RankMemory {
 
 // What the plugin exports as "foreshard_accelerator". On failure returns nullptr and writes one
 // sentence to `reason`.
-using AcceleratorFactory = Accelerator* (*)(int version, int device, char* reason,
-                                            std::size_t reason_bytes);
+using AcceleratorFactory = Accelerator* (*)(int version, int device, char* reason, std::size_t reason_bytes);
 
 }

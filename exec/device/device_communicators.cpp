@@ -36,8 +36,7 @@ class SoloCommunicator final : public DeviceCommunicator {
 
 class PacedCommunicator final : public DeviceCommunicator {
  public:
-  PacedCommunicator(Accelerator& accelerator, int index, int size)
-      : device_(accelerator), index_(index), size_(size) {}
+  PacedCommunicator(Accelerator& accelerator, int index, int size) : device_(accelerator), index_(index), size_(size) {}
   int index() const override { return index_; }
   int size() const override { return size_; }
 
@@ -112,8 +111,8 @@ class SharedDeviceCommunicator final : public DeviceCommunicator {
     for (int p = 0; p < size(); ++p) {
       if (p == index()) continue;
       const std::size_t place = at(p) * shard_bytes;
-      device_.copy(static_cast<std::byte*>(whole) + place,
-                   static_cast<const std::byte*>(views[at(p)].memory) + place, shard_bytes);
+      device_.copy(static_cast<std::byte*>(whole) + place, static_cast<const std::byte*>(views[at(p)].memory) + place,
+                   shard_bytes);
     }
     finish();
   }
@@ -124,12 +123,8 @@ class SharedDeviceCommunicator final : public DeviceCommunicator {
     finish();
   }
 
-  void all_reduce(float* values, std::size_t count) override {
-    all_reduce_any(values, count, at::kFloat);
-  }
-  void all_reduce(double* values, std::size_t count) override {
-    all_reduce_any(values, count, at::kDouble);
-  }
+  void all_reduce(float* values, std::size_t count) override { all_reduce_any(values, count, at::kFloat); }
+  void all_reduce(double* values, std::size_t count) override { all_reduce_any(values, count, at::kDouble); }
   void abort() noexcept override { transport_->abort(); }
 
  private:
@@ -168,8 +163,7 @@ class SharedDeviceCommunicator final : public DeviceCommunicator {
   }
 
   // In rank order, in fp32 (or double).
-  void add_up(const std::vector<View>& views, std::size_t place, void* to, std::size_t elements,
-              at::ScalarType type) {
+  void add_up(const std::vector<View>& views, std::size_t place, void* to, std::size_t elements, at::ScalarType type) {
     const auto count = static_cast<std::int64_t>(elements);
     const auto piece = [&](const View& view) {
       auto* memory = const_cast<std::byte*>(static_cast<const std::byte*>(view.memory) + place);
@@ -183,8 +177,8 @@ class SharedDeviceCommunicator final : public DeviceCommunicator {
 
   void all_reduce_any(void* values, std::size_t count, at::ScalarType type) {
     const std::vector<View> views = show(values);
-    const at::Tensor sum = at::empty({static_cast<std::int64_t>(count)},
-                                     at::TensorOptions().dtype(type).device(device_.device()));
+    const at::Tensor sum =
+        at::empty({static_cast<std::int64_t>(count)}, at::TensorOptions().dtype(type).device(device_.device()));
     add_up(views, 0, sum.mutable_data_ptr(), count, type);
     finish();  // everyone has read before anyone writes
     device_.copy(values, sum.const_data_ptr(), sum.nbytes());
@@ -234,9 +228,8 @@ double paced_overhead(Accelerator& accelerator, int ctas) {
   constexpr int kRuns = 11;
   double least = std::numeric_limits<double>::infinity();
   for (int run = 0; run < kRuns; ++run) {
-    least = std::min(least, device_seconds(accelerator, [&] {
-                       accelerator.spin(static_cast<std::int64_t>(kRequest), ctas);
-                     }));
+    least = std::min(least,
+                     device_seconds(accelerator, [&] { accelerator.spin(static_cast<std::int64_t>(kRequest), ctas); }));
   }
   return std::max(0.0, least - kRequest * 1e-9);  // others on the machine only add to it
 }
@@ -250,8 +243,7 @@ std::unique_ptr<DeviceCommunicator> make_device_communicator(const DeviceGroup& 
     throw Error(ExitCode::kMissingCapability,
                 "ranks in several processes need a GPU each: the stand-in's memory is their own");
   }
-  return std::make_unique<SharedDeviceCommunicator>(group.accelerator,
-                                                    group.world.connect(group.name, group.ranks));
+  return std::make_unique<SharedDeviceCommunicator>(group.accelerator, group.world.connect(group.name, group.ranks));
 }
 
 std::vector<std::unique_ptr<DeviceCommunicator>> split_world(DeviceCommunicator& whole,
@@ -270,13 +262,11 @@ std::vector<std::unique_ptr<DeviceCommunicator>> split_world(DeviceCommunicator&
   return parts;
 }
 
-std::vector<std::unique_ptr<DeviceCommunicator>> make_device_communicators(
-    const std::vector<DeviceGroup>& groups) {
+std::vector<std::unique_ptr<DeviceCommunicator>> make_device_communicators(const std::vector<DeviceGroup>& groups) {
   std::vector<std::unique_ptr<DeviceCommunicator>> made;
   if (groups.empty()) return made;
   const DeviceGroup& first = groups.front();
-  if (!first.paced && first.accelerator.is_gpu() && !first.world.one_process() &&
-      first.world.size() > 1) {
+  if (!first.paced && first.accelerator.is_gpu() && !first.world.one_process() && first.world.size() > 1) {
     try {
       return split_world(*nccl_world(first.accelerator, first.world), groups);
     } catch (const std::exception& error) {

@@ -30,8 +30,7 @@ std::unique_ptr<DeviceCommunicator> make_device_communicator(const DeviceGroup& 
 
 // Of all groups of this rank. All ranks call it with groups of the same names in the same order,
 // and groups of one name hold every rank once. Throws Error(kLaunchFailure).
-std::vector<std::unique_ptr<DeviceCommunicator>> make_device_communicators(
-    const std::vector<DeviceGroup>& groups);
+std::vector<std::unique_ptr<DeviceCommunicator>> make_device_communicators(const std::vector<DeviceGroup>& groups);
 
 // How long a part's call may take: as long as a step may, for a call also waits where the device is
 // so far behind that it takes no further launches. PyTorch's process groups wait as long.

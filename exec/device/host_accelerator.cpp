@@ -29,23 +29,15 @@ class HostAccelerator final : public Accelerator {
 
   c10::Device device() const override { return host_memory().device(); }
   std::byte* allocate(std::size_t bytes) override { return host_memory().allocate(bytes); }
-  void release(std::byte* memory, std::size_t bytes) noexcept override {
-    host_memory().release(memory, bytes);
-  }
+  void release(std::byte* memory, std::size_t bytes) noexcept override { host_memory().release(memory, bytes); }
   std::byte* allocate_pinned(std::size_t bytes) override { return allocate(bytes); }
-  void release_pinned(std::byte* memory, std::size_t bytes) noexcept override {
-    release(memory, bytes);
-  }
-  void copy(void* to, const void* from, std::size_t bytes) override {
-    std::memmove(to, from, bytes);
-  }
+  void release_pinned(std::byte* memory, std::size_t bytes) noexcept override { release(memory, bytes); }
+  void copy(void* to, const void* from, std::size_t bytes) override { std::memmove(to, from, bytes); }
   void fill(void* at, int byte, std::size_t bytes) override { std::memset(at, byte, bytes); }
   void to_device(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
   void to_host(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
 
-  AcceleratorInfo info() override {
-    return AcceleratorInfo{.name = "cpu", .globaltimer_step_ns = 1};
-  }
+  AcceleratorInfo info() override { return AcceleratorInfo{.name = "cpu", .globaltimer_step_ns = 1}; }
   AcceleratorMemory memory() override {
     AcceleratorMemory m;
     if (const MemoryAccount* account = current_account()) {
@@ -60,9 +52,7 @@ class HostAccelerator final : public Accelerator {
   bool is_gpu() const override { return false; }
 
   Lane open_lane(bool /*high_priority*/) override { return lanes_++; }
-  void enter(Lane lane) override {
-    FORESHARD_CHECK(lane >= 0 && lane < lanes_, "a lane that was not opened");
-  }
+  void enter(Lane lane) override { FORESHARD_CHECK(lane >= 0 && lane < lanes_, "a lane that was not opened"); }
   DeviceEvent new_event() override { return new TimedEvent; }
   void free_event(DeviceEvent event) noexcept override { delete static_cast<TimedEvent*>(event); }
   void record(DeviceEvent event) override { event_of(event) = {true, Clock::now()}; }
@@ -76,13 +66,9 @@ class HostAccelerator final : public Accelerator {
     return std::chrono::duration<double>(event_of(until).time - event_of(from).time).count();
   }
 
-  DeviceGraph capture(const std::function<void()>& work) override {
-    return new std::function<void()>(work);
-  }
+  DeviceGraph capture(const std::function<void()>& work) override { return new std::function<void()>(work); }
   void replay(DeviceGraph graph) override { (*static_cast<std::function<void()>*>(graph))(); }
-  void free_graph(DeviceGraph graph) noexcept override {
-    delete static_cast<std::function<void()>*>(graph);
-  }
+  void free_graph(DeviceGraph graph) noexcept override { delete static_cast<std::function<void()>*>(graph); }
 
   void paced(const PacedCollective& c) override {
     const auto end = Clock::now() + std::chrono::nanoseconds(c.nanoseconds);

@@ -99,8 +99,7 @@ std::unique_ptr<Accelerator> load_accelerator(int device) {
   if (const std::string reason = why_no_gpu(); !reason.empty()) refuse_gpu(reason);
   const fs::path plugin = plugin_path();
   if (plugin.empty()) {
-    refuse_gpu(
-        fmt::format("{} is not beside the program; it is built where a CUDA toolkit is", kPlugin));
+    refuse_gpu(fmt::format("{} is not beside the program; it is built where a CUDA toolkit is", kPlugin));
   }
   load_cuda_half();
   void* library = dlopen(plugin.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -88,14 +88,12 @@ namespace {
 
 class WatchedCommunicator final : public DeviceCommunicator {
  public:
-  WatchedCommunicator(std::unique_ptr<DeviceCommunicator> part, const std::string& name,
-                      double limit_s)
+  WatchedCommunicator(std::unique_ptr<DeviceCommunicator> part, const std::string& name, double limit_s)
       : part_(std::move(part)),
         all_gather_(name + ": all_gather"),
         reduce_scatter_(name + ": reduce_scatter"),
         all_reduce_(name + ": all_reduce"),
-        watch_(std::chrono::duration_cast<CallWatch::Clock::duration>(
-                   std::chrono::duration<double>(limit_s)),
+        watch_(std::chrono::duration_cast<CallWatch::Clock::duration>(std::chrono::duration<double>(limit_s)),
                [communicator = part_.get()] { communicator->abort(); }) {}
 
   int index() const override { return part_->index(); }
@@ -104,8 +102,7 @@ class WatchedCommunicator final : public DeviceCommunicator {
     watch_.run(all_gather_.c_str(), [&] { part_->all_gather(whole, shard_bytes, dtype); });
   }
   void reduce_scatter(const void* whole, void* shard, std::size_t elements, DType dtype) override {
-    watch_.run(reduce_scatter_.c_str(),
-               [&] { part_->reduce_scatter(whole, shard, elements, dtype); });
+    watch_.run(reduce_scatter_.c_str(), [&] { part_->reduce_scatter(whole, shard, elements, dtype); });
   }
   void all_reduce(float* values, std::size_t count) override {
     watch_.run(all_reduce_.c_str(), [&] { part_->all_reduce(values, count); });
@@ -117,9 +114,7 @@ class WatchedCommunicator final : public DeviceCommunicator {
   bool has_peers() const override { return part_->has_peers(); }
   std::optional<std::string> failure() override { return part_->failure(); }
   void abort() noexcept override { part_->abort(); }
-  std::unique_ptr<DeviceCommunicator> split(const CommunicatorPart& part) override {
-    return part_->split(part);
-  }
+  std::unique_ptr<DeviceCommunicator> split(const CommunicatorPart& part) override { return part_->split(part); }
 
  private:
   const std::unique_ptr<DeviceCommunicator> part_;
@@ -129,8 +124,8 @@ class WatchedCommunicator final : public DeviceCommunicator {
 
 }
 
-std::unique_ptr<DeviceCommunicator> watched(std::unique_ptr<DeviceCommunicator> part,
-                                            const std::string& name, double limit_s) {
+std::unique_ptr<DeviceCommunicator> watched(std::unique_ptr<DeviceCommunicator> part, const std::string& name,
+                                            double limit_s) {
   return std::make_unique<WatchedCommunicator>(std::move(part), name, limit_s);
 }
 

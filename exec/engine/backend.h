@@ -55,9 +55,8 @@ struct ReduceScatterCall {
 };
 
 struct AccumulateCall {
-  std::int64_t shard = 0;  // elements
-  const std::byte* slot =
-      nullptr;  // gradients of one rank; nullptr: the sum that was left in `apart`
+  std::int64_t shard = 0;           // elements
+  const std::byte* slot = nullptr;  // gradients of one rank; nullptr: the sum that was left in `apart`
   std::int32_t apart = -1;
   SumMode mode = SumMode::kBegin;
   float* target = nullptr;
@@ -106,16 +105,13 @@ class Backend {
   virtual Accelerator* device() { return nullptr; }
   virtual int group_index(std::uint8_t communicator) const = 0;
   virtual int group_size(std::uint8_t communicator) const = 0;
-  virtual void all_gather(EventId id, std::uint8_t communicator, void* whole,
-                          std::size_t shard_bytes) = 0;
+  virtual void all_gather(EventId id, std::uint8_t communicator, void* whole, std::size_t shard_bytes) = 0;
   virtual void reduce_scatter(const ReduceScatterCall& call) = 0;
   virtual void accumulate(const AccumulateCall& call) = 0;
-  virtual void all_reduce_gradient(EventId id, std::uint8_t communicator,
-                                   std::span<float> gradient) = 0;
+  virtual void all_reduce_gradient(EventId id, std::uint8_t communicator, std::span<float> gradient) = 0;
   virtual void layer_collective(const LayerCollectiveCall& call) = 0;
   // Summands of gradients, in the reduce dtype, in pairs.
-  virtual void all_reduce_partial(EventId id, std::uint8_t communicator, std::byte* values,
-                                  std::int64_t count) = 0;
+  virtual void all_reduce_partial(EventId id, std::uint8_t communicator, std::byte* values, std::int64_t count) = 0;
   virtual void all_reduce_norm(EventId id, std::uint8_t communicator) = 0;
   virtual void grad_norm() = 0;
   // Units whose gradient grad_norm() found an element in that is not finite; devices do not look.

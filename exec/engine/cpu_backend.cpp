@@ -22,8 +22,7 @@ namespace foreshard {
 namespace {
 
 std::int64_t steady_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
@@ -37,8 +36,7 @@ class CpuBackend final : public Backend {
         spans_(parts.graph.rows.size()) {
     for (const auto& c : graph_.communicators) {
       const RankGroup group = rank_group(c, parts.world.rank());
-      communicators_.push_back(
-          std::make_unique<GroupCommunicator>(parts.world.connect(group.name, group.ranks)));
+      communicators_.push_back(std::make_unique<GroupCommunicator>(parts.world.connect(group.name, group.ranks)));
     }
     const auto scratches = units_.scratches();
     for (std::size_t c = 0; c < scratches.size(); ++c) {
@@ -132,8 +130,7 @@ class CpuBackend final : public Backend {
   void accumulate(const AccumulateCall& call) override {
     const auto left = apart_.extract(call.apart);  // gone when it was added
     FORESHARD_CHECK(call.slot != nullptr || !left.empty(), "no reduce-scatter left a sum");
-    const void* source =
-        call.slot != nullptr ? static_cast<const void*>(call.slot) : left.mapped().const_data_ptr();
+    const void* source = call.slot != nullptr ? static_cast<const void*>(call.slot) : left.mapped().const_data_ptr();
     const DType dtype = call.slot != nullptr ? parts_.plan.reduce_dtype : DType::kFp32;
     call.mode == SumMode::kAdd ? add_to_fp32(dtype, call.shard, source, call.target)
                                : copy_to_fp32(dtype, call.shard, source, call.target);
@@ -146,20 +143,15 @@ class CpuBackend final : public Backend {
     GroupCommunicator& communicator = *communicators_[call.communicator];
     paced(call.event, [&] {
       if (call.kind == EventKind::kAllGather) {
-        return communicator.all_gather(call.in.const_data_ptr(), call.out.mutable_data_ptr(),
-                                       call.in.nbytes());
+        return communicator.all_gather(call.in.const_data_ptr(), call.out.mutable_data_ptr(), call.in.nbytes());
       }
-      communicator.reduce_scatter_in_pairs(
-          call.in.const_data_ptr(),
-          call.in.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16, at(call.out.numel()),
-          call.out.mutable_data_ptr());
+      communicator.reduce_scatter_in_pairs(call.in.const_data_ptr(),
+                                           call.in.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16,
+                                           at(call.out.numel()), call.out.mutable_data_ptr());
     });
   }
-  void all_reduce_partial(EventId id, std::uint8_t c, std::byte* values,
-                          std::int64_t count) override {
-    paced(id, [&] {
-      communicators_[c]->all_reduce_in_pairs(values, parts_.plan.reduce_dtype, at(count));
-    });
+  void all_reduce_partial(EventId id, std::uint8_t c, std::byte* values, std::int64_t count) override {
+    paced(id, [&] { communicators_[c]->all_reduce_in_pairs(values, parts_.plan.reduce_dtype, at(count)); });
   }
   void all_reduce_norm(EventId id, std::uint8_t c) override {
     paced(id, [&] { communicators_[c]->all_reduce(std::span(norm_digits_)); });
@@ -186,8 +178,7 @@ class CpuBackend final : public Backend {
     sum.digits() = norm_digits_;
     norm_ = std::sqrt(sum.value());
     // torch.nn.utils.clip_grad_norm_: the factor is at most 1.
-    const auto factor =
-        static_cast<float>(std::min(1.0, *parts_.plan.optimizer.clip_norm / (norm_ + 1e-6)));
+    const auto factor = static_cast<float>(std::min(1.0, *parts_.plan.optimizer.clip_norm / (norm_ + 1e-6)));
     for (UnitMemory& unit : units_.all()) {
       tensor_over(unit.gradient, unit.shard, at::kFloat).mul_(factor);
     }
@@ -219,8 +210,7 @@ class CpuBackend final : public Backend {
     const auto begin = std::chrono::steady_clock::now();
     collective();
     if (parts_.pacing == nullptr || id == kNoEvent) return;
-    std::this_thread::sleep_until(
-        begin + std::chrono::nanoseconds(parts_.pacing->durations[at(id)].nanoseconds()));
+    std::this_thread::sleep_until(begin + std::chrono::nanoseconds(parts_.pacing->durations[at(id)].nanoseconds()));
   }
 
   void queue(EventId id, std::function<void()> row) {
@@ -228,24 +218,23 @@ class CpuBackend final : public Backend {
     const bool queues = communicator != kNoCommunicator;
     const std::int64_t ticket = queues ? events_.take_ticket(communicator) : 0;
     const auto stream = at(graph_.rows[at(id)].stream);
-    streams_[stream]->issue(
-        [this, id, row = std::move(row), communicator, queues, ticket]() mutable {
-          Span& span = spans_[at(id)];
-          try {
-            for (const EventId awaited : graph_.waits_of(id)) events_.wait(awaited);
-            span.start = now();
-            if (queues) events_.wait_turn(communicator, ticket);
-            span.arrive = now();
-            row();
-            span.end = now();
-            row = nullptr;  // its tensors are free for who waits
-            if (queues) events_.end_turn(communicator);
-            events_.finish(id);
-          } catch (const StepStopped&) {
-          } catch (...) {
-            events_.fail(id, std::current_exception());
-          }
-        });
+    streams_[stream]->issue([this, id, row = std::move(row), communicator, queues, ticket]() mutable {
+      Span& span = spans_[at(id)];
+      try {
+        for (const EventId awaited : graph_.waits_of(id)) events_.wait(awaited);
+        span.start = now();
+        if (queues) events_.wait_turn(communicator, ticket);
+        span.arrive = now();
+        row();
+        span.end = now();
+        row = nullptr;  // its tensors are free for who waits
+        if (queues) events_.end_turn(communicator);
+        events_.finish(id);
+      } catch (const StepStopped&) {
+      } catch (...) {
+        events_.fail(id, std::current_exception());
+      }
+    });
   }
 
   BackendParts parts_;
@@ -278,8 +267,6 @@ RankGroup rank_group(const Communicator& c, int rank) {
   return group;
 }
 
-std::unique_ptr<Backend> make_cpu_backend(const BackendParts& parts) {
-  return std::make_unique<CpuBackend>(parts);
-}
+std::unique_ptr<Backend> make_cpu_backend(const BackendParts& parts) { return std::make_unique<CpuBackend>(parts); }
 
 }

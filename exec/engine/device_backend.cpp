@@ -43,9 +43,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 constexpr std::size_t kSteps = 2;
 // The norm's all-reduce moves as many bytes as the graph says (sim/graph/native.cpp, kNormBytes);
@@ -248,19 +246,17 @@ class DeviceBackend final : public Backend {
       target = sum.mutable_data_ptr();
     }
     FORESHARD_CHECK(call.mode != SumMode::kAdd, "the library's sums begin anew");
-    FORESHARD_CHECK(is_apart || parts_.plan.reduce_dtype == DType::kFp32,
-                    "gradients of another dtype are added later");
+    FORESHARD_CHECK(is_apart || parts_.plan.reduce_dtype == DType::kFp32, "gradients of another dtype are added later");
     pace(call.event, call.communicator);
-    communicators_[call.communicator]->reduce_scatter(call.whole, target, at(call.shard),
-                                                      parts_.plan.reduce_dtype);
+    communicators_[call.communicator]->reduce_scatter(call.whole, target, at(call.shard), parts_.plan.reduce_dtype);
   }
 
   void accumulate(const AccumulateCall& call) override {
     at::Tensor gradient = tensor_over(call.target, call.shard, at::kFloat, device_.device());
     at::Tensor source;
     if (call.slot != nullptr) {
-      source = tensor_over(const_cast<std::byte*>(call.slot), call.shard,
-                           scalar_type(parts_.plan.reduce_dtype), device_.device());
+      source = tensor_over(const_cast<std::byte*>(call.slot), call.shard, scalar_type(parts_.plan.reduce_dtype),
+                           device_.device());
     } else {
       const auto left = apart_.extract(call.apart);
       FORESHARD_CHECK(!left.empty(), "no reduce-scatter left a sum");
@@ -278,16 +274,15 @@ class DeviceBackend final : public Backend {
     DeviceCommunicator& communicator = *communicators_[call.communicator];
     const DType dtype = call.in.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16;
     if (call.kind != EventKind::kAllGather) {
-      return communicator.reduce_scatter(call.in.const_data_ptr(), call.out.mutable_data_ptr(),
-                                         at(call.out.numel()), dtype);
+      return communicator.reduce_scatter(call.in.const_data_ptr(), call.out.mutable_data_ptr(), at(call.out.numel()),
+                                         dtype);
     }
     auto* whole = static_cast<std::byte*>(call.out.mutable_data_ptr());
     device_.copy(whole + at(communicator.index()) * call.in.nbytes(),
                  static_cast<const std::byte*>(call.in.const_data_ptr()), call.in.nbytes());
     communicator.all_gather(whole, call.in.nbytes(), dtype);
   }
-  void all_reduce_partial(EventId id, std::uint8_t c, std::byte* values,
-                          std::int64_t count) override {
+  void all_reduce_partial(EventId id, std::uint8_t c, std::byte* values, std::int64_t count) override {
     pace(id, c);
     communicators_[c]->all_reduce(reinterpret_cast<float*>(values), at(count));
   }
@@ -305,8 +300,7 @@ class DeviceBackend final : public Backend {
     if (!units_.offloads()) return update_.clip(norm_sum_, norm);
     device_.to_host(host_norm_.mutable_data_ptr(), norm_sum_.const_data_ptr(), sizeof(double));
     update_.clip(host_norm_, host_norm_.select(0, 1));
-    device_.to_device(norm.mutable_data_ptr(), host_norm_.select(0, 1).const_data_ptr(),
-                      sizeof(double));
+    device_.to_device(norm.mutable_data_ptr(), host_norm_.select(0, 1).const_data_ptr(), sizeof(double));
   }
   void optimizer(std::int64_t /*number*/) override {
     const DeviceStep& step = next_step();
@@ -355,9 +349,7 @@ class DeviceBackend final : public Backend {
   at::TensorOptions options(at::ScalarType type) const {
     return at::TensorOptions().dtype(type).device(device_.device());
   }
-  at::Tensor zeros(at::ScalarType type, std::int64_t count) const {
-    return at::zeros({count}, options(type));
-  }
+  at::Tensor zeros(at::ScalarType type, std::int64_t count) const { return at::zeros({count}, options(type)); }
   void free(DeviceEvent event) {
     if (event != nullptr) device_.free_event(event);
   }
@@ -368,15 +360,13 @@ class DeviceBackend final : public Backend {
   // Outside of steps a collective takes what the last one took.
   void pace(EventId id, std::uint8_t c) {
     if (parts_.pacing == nullptr || id == kNoEvent) return;
-    communicators_[c]->pace(parts_.pacing->durations[at(id)].nanoseconds(),
-                            parts_.pacing->ctas[at(id)]);
+    communicators_[c]->pace(parts_.pacing->durations[at(id)].nanoseconds(), parts_.pacing->ctas[at(id)]);
   }
 
   // Waits for a step while looking after the communicators: a lost peer must not hang the host.
   void wait_for(DeviceEvent event) {
     const auto begin = Clock::now();
-    if (std::ranges::none_of(communicators_,
-                             [](const auto& communicator) { return communicator->has_peers(); })) {
+    if (std::ranges::none_of(communicators_, [](const auto& communicator) { return communicator->has_peers(); })) {
       return device_.synchronize(event);
     }
     while (!device_.done(event)) {
@@ -386,8 +376,7 @@ class DeviceBackend final : public Backend {
         }
       }
       if (seconds_since(begin) > kPatience) {
-        throw PeerFailure(
-            -1, fmt::format("{} was not done within {:.0f} s", oldest_unfinished(), kPatience));
+        throw PeerFailure(-1, fmt::format("{} was not done within {:.0f} s", oldest_unfinished(), kPatience));
       }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }

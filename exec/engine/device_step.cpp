@@ -55,9 +55,7 @@ std::vector<Span> DeviceStep::spans(DeviceEvent begin, std::chrono::steady_clock
                                     double offset) const {
   std::vector<Span> spans(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const auto after = [&](DeviceEvent event) {
-      return time_of(device.seconds_between(begin, event));
-    };
+    const auto after = [&](DeviceEvent event) { return time_of(device.seconds_between(begin, event)); };
     const double at = std::chrono::duration<double>(issued[i] - zero).count();
     spans[i].issue = time_of(at - offset);
     spans[i].start = after(rows[i].start);

@@ -32,8 +32,7 @@ struct DeviceStep {
   void upload(const Plan& plan, std::int64_t step, std::span<MicroBatch> host_batches);
   // Rows' times from `begin` on. Precondition: the device has done them. `zero`: when the host's
   // clock and the device's `begin` were one moment, but for `offset` seconds.
-  std::vector<Span> spans(DeviceEvent begin, std::chrono::steady_clock::time_point zero,
-                          double offset) const;
+  std::vector<Span> spans(DeviceEvent begin, std::chrono::steady_clock::time_point zero, double offset) const;
   // Losses and the gradient's norm, on the current lane, which the host waits for.
   void read_back(const Plan& plan, StepResult& result) const;
 

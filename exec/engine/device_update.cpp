@@ -7,8 +7,7 @@
 
 namespace foreshard {
 
-DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& plan,
-                           Accelerator& accelerator)
+DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& plan, Accelerator& accelerator)
     : plan_(plan), units_(units) {
   const c10::Device device = units.states().device();
   number_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
@@ -24,22 +23,17 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
       if (plan.optimizer.kind == Optimizer::Kind::kAdamW) {
         lists.first.push_back(floats(unit.moments[0] + offset, piece.count));
         lists.second.push_back(floats(unit.moments[1] + offset, piece.count));
-        fused.push_back(
-            {lists.parameters.back().mutable_data_ptr<float>(), nullptr,
-             lists.first.back().mutable_data_ptr<float>(),
-             lists.second.back().mutable_data_ptr<float>(),
-             unit.shadow == unit.master ? nullptr
-                                        : unit.shadow + piece.begin * size_of(plan.param_dtype),
-             piece.count,
-             decays(model, *piece.parameter) ? static_cast<float>(plan.optimizer.weight_decay)
-                                             : 0.0F});
+        fused.push_back({lists.parameters.back().mutable_data_ptr<float>(), nullptr,
+                         lists.first.back().mutable_data_ptr<float>(), lists.second.back().mutable_data_ptr<float>(),
+                         unit.shadow == unit.master ? nullptr : unit.shadow + piece.begin * size_of(plan.param_dtype),
+                         piece.count,
+                         decays(model, *piece.parameter) ? static_cast<float>(plan.optimizer.weight_decay) : 0.0F});
       }
       lists.steps.push_back(number_);
     }
     if (unit.shadow != unit.master) {
       masters_.push_back(floats(unit.master, unit.shard));
-      shadows_.push_back(
-          tensor_over(unit.shadow, unit.shard, scalar_type(plan.param_dtype), device));
+      shadows_.push_back(tensor_over(unit.shadow, unit.shard, scalar_type(plan.param_dtype), device));
     }
   }
   if (!fused.empty() && !units.offloads() && plan.param_dtype != DType::kFp16) {
@@ -56,8 +50,7 @@ void DeviceUpdate::find_gradients() {
   for (const UnitMemory& unit : units_.all()) places.push_back(unit.gradient);
   if (places == places_) return;
   places_ = std::move(places);
-  for (std::vector<at::Tensor>* list :
-       {&gradients_, &counted_, &decayed_.gradients, &undecayed_.gradients}) {
+  for (std::vector<at::Tensor>* list : {&gradients_, &counted_, &decayed_.gradients, &undecayed_.gradients}) {
     list->clear();
   }
   for (const UnitMemory& unit : units_.all()) {
@@ -93,8 +86,8 @@ void DeviceUpdate::update(const Lists& lists, double decay) {
   if (lists.parameters.empty()) return;
   const Optimizer& o = plan_.optimizer;
   if (o.kind == Optimizer::Kind::kAdamW) {
-    at::_fused_adamw_(lists.parameters, lists.gradients, lists.first, lists.second, {}, lists.steps,
-                      rate_, o.beta1, o.beta2, decay, o.epsilon, false, false);
+    at::_fused_adamw_(lists.parameters, lists.gradients, lists.first, lists.second, {}, lists.steps, rate_, o.beta1,
+                      o.beta2, decay, o.epsilon, false, false);
     return;
   }
   if (decay != 0) at::_foreach_mul_(lists.parameters, rate_.mul(-decay).add_(1.0));

@@ -47,8 +47,7 @@ RankMemory& memory_of(const Engine::Options& options) {
 
 }
 
-Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
-               Options options)
+Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world, Options options)
     : model_(model),
       part_(cuts_layers(plan) ? std::optional(part_of_rank(model, plan)) : std::nullopt),
       plan_(plan),
@@ -67,10 +66,9 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
     }
     FORESHARD_CHECK(!options.debug, "the checks of --debug read the device in every row");
   }
-  rotary_ = rotary_table(plan.batch.sequence, rotary_head_dim(model), model.numerics.rope_theta,
-                         model.numerics.rope_scaling);
-  const BackendParts parts{model,  plan,     graph,          world,
-                           units_, account_, options.pacing, options.graph};
+  rotary_ =
+      rotary_table(plan.batch.sequence, rotary_head_dim(model), model.numerics.rope_theta, model.numerics.rope_scaling);
+  const BackendParts parts{model, plan, graph, world, units_, account_, options.pacing, options.graph};
   if (options.device == nullptr) {
     install_allocator();
     backend_ = make_cpu_backend(parts);
@@ -80,20 +78,16 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
       options.device->set_allocator(settings);
     }
     rotary_ = {rotary_.cos.to(device), rotary_.sin.to(device)};
-    attention_ = attention_kernel({plan.attention, plan.param_dtype, attention_head_dim(model)},
-                                  options.device->info());
+    attention_ =
+        attention_kernel({plan.attention, plan.param_dtype, attention_head_dim(model)}, options.device->info());
     backend_ = make_device_backend(parts, *options.device);
   }
   rows_ = std::make_unique<Rows>(rank_parts(), graph, Rows::Of::kStep);
 }
 
 RankParts Engine::rank_parts() {
-  return {model_,       part_ ? *part_ : model_,
-          plan_,        rotary_,
-          units_,       *backend_,
-          rank_,        part_index_,
-          shard_index_, options_.device,
-          attention_,   options_.debug};
+  return {model_,       part_ ? *part_ : model_, plan_,      rotary_,       units_, *backend_, rank_, part_index_,
+          shard_index_, options_.device,         attention_, options_.debug};
 }
 
 Engine::~Engine() = default;
@@ -111,32 +105,27 @@ void Engine::throw_failure() {
   backend_->abort();
   backend_->drain();
   const EventFailure failure = backend_->failure();
-  const std::string where =
-      failure.event == kNoEvent ? fmt::format("step {}", number_) : event_name(failure.event);
+  const std::string where = failure.event == kNoEvent ? fmt::format("step {}", number_) : event_name(failure.event);
   try {
     std::rethrow_exception(failure.cause);
   } catch (const PeerFailure& lost) {
-    throw PeerFailure(lost.rank(),
-                      fmt::format("rank {} waited in {}: {}", rank_, where, lost.what()));
+    throw PeerFailure(lost.rank(), fmt::format("rank {} waited in {}: {}", rank_, where, lost.what()));
   } catch (const Error& error) {
-    throw StepFailure(fmt::format("rank {}, {}: {}", rank_, where, error.what()),
-                      error.exit_code());
+    throw StepFailure(fmt::format("rank {}, {}: {}", rank_, where, error.what()), error.exit_code());
   } catch (const c10::OutOfMemoryError& error) {
-    throw StepFailure(fmt::format("rank {}, {}: the GPU has no memory left: {}", rank_, where,
-                                  error.what_without_backtrace()),
-                      ExitCode::kInfeasible);
+    throw StepFailure(
+        fmt::format("rank {}, {}: the GPU has no memory left: {}", rank_, where, error.what_without_backtrace()),
+        ExitCode::kInfeasible);
   } catch (const c10::Error& error) {
     throw StepFailure(fmt::format("rank {}, {}: {}", rank_, where, error.what_without_backtrace()),
                       ExitCode::kInternal);
   } catch (const std::exception& error) {
-    throw StepFailure(fmt::format("rank {}, {}: {}", rank_, where, error.what()),
-                      ExitCode::kInternal);
+    throw StepFailure(fmt::format("rank {}, {}: {}", rank_, where, error.what()), ExitCode::kInternal);
   }
 }
 
 void Engine::issue(std::int64_t number, std::span<MicroBatch> batches) {
-  FORESHARD_CHECK(std::ssize(batches) == plan_.batch.accumulation,
-                  "a step needs every micro-batch");
+  FORESHARD_CHECK(std::ssize(batches) == plan_.batch.accumulation, "a step needs every micro-batch");
   const AccountScope scope(&account_);
   number_ = number;
   try {
@@ -188,9 +177,8 @@ StepOutcome Engine::step(std::int64_t number, std::span<MicroBatch> batches, Mea
 }
 
 std::int64_t Engine::activations_peak() {
-  return options_.device != nullptr && options_.device->is_gpu()
-             ? options_.device->memory().allocated_peak
-             : account_.peak;
+  return options_.device != nullptr && options_.device->is_gpu() ? options_.device->memory().allocated_peak
+                                                                 : account_.peak;
 }
 
 void Engine::forget_peak() {
@@ -203,9 +191,7 @@ void Engine::forget_peak() {
 void Engine::initialise() {
   // CPU ranks share the machine's cores; a device has the host for itself.
   const int threads =
-      options_.device == nullptr
-          ? 1
-          : std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 64);
+      options_.device == nullptr ? 1 : std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 64);
   for (UnitMemory& unit : units_.all()) {
     initialise_shard(unit, model_, plan_, units_.states(), threads);
   }

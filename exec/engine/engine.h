@@ -31,8 +31,7 @@ namespace foreshard {
 // Why the engine cannot run it, with the nearest plan that it can; nullopt: it can.
 std::optional<std::string> find_engine_problem(const ModelSpec& model, const Plan& plan);
 // Further ones of a rank that feeds a device. `paced`: its peers are not there.
-std::optional<std::string> find_device_problem(const ModelSpec& model, const Plan& plan,
-                                               bool paced);
+std::optional<std::string> find_device_problem(const ModelSpec& model, const Plan& plan, bool paced);
 
 // Further ones of steps that are replayed as a whole.
 std::optional<std::string> find_graph_problem(const Plan& plan, const World& world);
@@ -52,14 +51,13 @@ struct StepOutcome {
 class Engine {
  public:
   struct Options {
-    bool debug = false;  // gradient slots are filled with NaN and checked, freed slots detached
+    bool debug = false;              // gradient slots are filled with NaN and checked, freed slots detached
     Accelerator* device = nullptr;   // none: a CPU rank
     const Pacing* pacing = nullptr;  // none: the world's ranks are real
-    bool graph = false;  // on a device: after some steps each is replayed as one recorded whole
+    bool graph = false;              // on a device: after some steps each is replayed as one recorded whole
   };
   // References are kept. Every rank makes its engine at the same time: communicators connect here.
-  Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
-         Options options);
+  Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world, Options options);
   ~Engine();
 
   // Parameters from the plan's seed: the same values whatever the mesh and the units.

@@ -34,10 +34,8 @@ ModelSpec small_model(const std::string& family) {
 }
 
 Plan plan_of(DType dtype, std::int64_t shard) {
-  Plan plan = {.runtime = {RuntimeKind::kNative, "1"},
-               .batch = {64, 1, 2 / shard},
-               .mesh = {shard, 1},
-               .param_dtype = dtype};
+  Plan plan = {
+      .runtime = {RuntimeKind::kNative, "1"}, .batch = {64, 1, 2 / shard}, .mesh = {shard, 1}, .param_dtype = dtype};
   plan.optimizer.learning_rate = 1e-3;
   return plan;
 }
@@ -58,11 +56,10 @@ std::vector<MicroBatch> batches_of(const Plan& plan, const ModelSpec& model, int
     batch.sequences = plan.batch.micro_batch;
     batch.sequence = plan.batch.sequence;
     batch.loss_scale = 1.0 / as_double(microbatches_of_step(plan));
-    const std::int64_t sample = step * microbatches_of_step(plan) +
-                                global_microbatch(plan, rank, static_cast<std::int64_t>(m));
+    const std::int64_t sample =
+        step * microbatches_of_step(plan) + global_microbatch(plan, rank, static_cast<std::int64_t>(m));
     const at::Tensor t = at::arange(batch.count() + 1, at::kLong);
-    const at::Tensor ids =
-        t.mul(t).mul(7).add_(t.mul(sample % 13)).add_(sample * 131).remainder(model.vocabulary);
+    const at::Tensor ids = t.mul(t).mul(7).add_(t.mul(sample % 13)).add_(sample * 131).remainder(model.vocabulary);
     batch.tokens = ids.narrow(0, 0, batch.count()).clone();
     batch.labels = ids.narrow(0, 1, batch.count()).clone();
   }
@@ -87,23 +84,21 @@ class CheckMeeting {
   bool met_ = false;
 };
 
-Run train(Plan plan, const MakeAccelerator& make, int steps = kTrainedSteps,
-          Steps how = Steps::kIssued, const std::string& family = "llama") {
+Run train(Plan plan, const MakeAccelerator& make, int steps = kTrainedSteps, Steps how = Steps::kIssued,
+          const std::string& family = "llama") {
   const ModelSpec model = small_model(family);
   if (model.tied_embeddings) plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
   const EventGraph graph = build_training_step(model, plan);
   const auto ranks = at(plan.mesh.world());
   std::vector<Run> runs(ranks);
-  std::vector<std::vector<std::vector<double>>> losses(at(steps),
-                                                       std::vector<std::vector<double>>(ranks));
+  std::vector<std::vector<std::vector<double>>> losses(at(steps), std::vector<std::vector<double>>(ranks));
   std::barrier all(static_cast<std::ptrdiff_t>(ranks));
   for_each_rank(static_cast<int>(ranks), [&](World& world) {
     const auto rank = at(world.rank());
     CheckMeeting meeting(all);
     const std::unique_ptr<Accelerator> device = make();
     const bool replayed = how == Steps::kReplayed;
-    Engine engine(model, plan, graph, world,
-                  {.debug = !replayed, .device = device.get(), .graph = replayed});
+    Engine engine(model, plan, graph, world, {.debug = !replayed, .device = device.get(), .graph = replayed});
     const struct Last {  // goes before the engine
       CheckMeeting& meeting;
       ~Last() { meeting.meet(); }
@@ -137,17 +132,15 @@ std::string compare(const Run& got, const Run& wanted, double tolerance) {
     const double apart = std::abs(got.losses[s] / wanted.losses[s] - 1);
     worst = std::max(worst, std::isnan(apart) ? INFINITY : apart);
   }
-  std::string text =
-      fmt::format("losses {:.4f} against {:.4f}: {:.1e} apart", fmt::join(got.losses, ", "),
-                  fmt::join(wanted.losses, ", "), worst);
+  std::string text = fmt::format("losses {:.4f} against {:.4f}: {:.1e} apart", fmt::join(got.losses, ", "),
+                                 fmt::join(wanted.losses, ", "), worst);
   if (worst > tolerance) throw std::runtime_error(text);
   return text;
 }
 
 }
 
-void engine_check(const MakeAccelerator& make, const std::vector<std::string>& skipped,
-                  const CheckListener& told) {
+void engine_check(const MakeAccelerator& make, const std::vector<std::string>& skipped, const CheckListener& told) {
   const auto check = [&](const char* name, const std::function<std::string()>& work) {
     if (run_check(name, skipped, work, told) != CheckStatus::kFailed) return;
     try {
@@ -175,8 +168,7 @@ void engine_check(const MakeAccelerator& make, const std::vector<std::string>& s
     return compare(run(DType::kFp32, make), run(DType::kFp32, host_accelerator), 1e-4) + "; bf16 " +
            compare(run(DType::kBf16, make), run(DType::kBf16, host_accelerator), 2e-2);
   });
-  check("engine_two_ranks_one_device",
-        [&] { return compare(train(plan_of(DType::kBf16, 2), make), bf16, 2e-2); });
+  check("engine_two_ranks_one_device", [&] { return compare(train(plan_of(DType::kBf16, 2), make), bf16, 2e-2); });
   check("engine_graph", [&] {
     const Run issued = train(plan_of(DType::kFp32, 1), make, kGraphSteps);
     const Run replayed = train(plan_of(DType::kFp32, 1), make, kGraphSteps, Steps::kReplayed);

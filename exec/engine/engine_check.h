@@ -13,7 +13,6 @@ namespace foreshard {
 using MakeAccelerator = std::function<std::unique_ptr<Accelerator>()>;
 
 // Of what a check finds, throws DeviceLost only.
-void engine_check(const MakeAccelerator& make, const std::vector<std::string>& skipped,
-                  const CheckListener& told);
+void engine_check(const MakeAccelerator& make, const std::vector<std::string>& skipped, const CheckListener& told);
 
 }

@@ -11,12 +11,11 @@ std::optional<std::string> find_engine_problem(const ModelSpec& model, const Pla
     return std::optional(fmt::format("{}; nearest plan: {}", what, nearest));
   };
   if (plan.runtime.kind != RuntimeKind::kNative) {
-    return refuse(fmt::format("the engine runs native plans, this one is {}@{}",
-                              to_string(plan.runtime.kind), plan.runtime.version),
+    return refuse(fmt::format("the engine runs native plans, this one is {}@{}", to_string(plan.runtime.kind),
+                              plan.runtime.version),
                   "the same with runtime: native");
   }
-  for (const DType dtype :
-       {plan.param_dtype, plan.reduce_dtype, plan.master_dtype, plan.optimizer.state}) {
+  for (const DType dtype : {plan.param_dtype, plan.reduce_dtype, plan.master_dtype, plan.optimizer.state}) {
     if (dtype == DType::kFp16) {
       return refuse("the engine has no fp16, which needs loss scaling", "dtype.param: bf16");
     }
@@ -33,8 +32,7 @@ std::optional<std::string> find_engine_problem(const ModelSpec& model, const Pla
                   "units.embedding: root and units.head: root");
   }
   if (model.numerics.alibi) {
-    return refuse("the engine's attention has no ALiBi",
-                  "a model with rotary or learned positions");
+    return refuse("the engine's attention has no ALiBi", "a model with rotary or learned positions");
   }
   if (model.numerics.rope_scaling.kind == RopeScaling::Kind::kOther) {
     return refuse("of rope_scaling the engine knows linear and llama3",
@@ -43,8 +41,7 @@ std::optional<std::string> find_engine_problem(const ModelSpec& model, const Pla
   return std::nullopt;
 }
 
-std::optional<std::string> find_device_problem(const ModelSpec& model, const Plan& plan,
-                                               bool paced) {
+std::optional<std::string> find_device_problem(const ModelSpec& model, const Plan& plan, bool paced) {
   const auto refuse = [](std::string what, const char* nearest) {
     return std::optional(fmt::format("{}; nearest plan: {}", what, nearest));
   };
@@ -52,12 +49,10 @@ std::optional<std::string> find_device_problem(const ModelSpec& model, const Pla
     return refuse("on GPUs gradients are summed in NCCL's order", "reduction_order: library");
   }
   if (plan.master_dtype != DType::kFp32 || plan.optimizer.state != DType::kFp32) {
-    return refuse("the engine's optimizer on GPUs works in fp32",
-                  "dtype.master: fp32 and optimizer.state: fp32");
+    return refuse("the engine's optimizer on GPUs works in fp32", "dtype.master: fp32 and optimizer.state: fp32");
   }
   if (plan.mesh.tp > 1 && plan.reduce_dtype != DType::kFp32) {
-    return refuse("with tensor parallelism gradients are summed in fp32 on GPUs",
-                  "dtype.reduce: fp32");
+    return refuse("with tensor parallelism gradients are summed in fp32 on GPUs", "dtype.reduce: fp32");
   }
   if (plan.collectives.kernels != CollectiveKernels::kDefault && !paced) {
     return refuse("the engine registers no windows with NCCL", "collectives.kernels: default");

@@ -6,10 +6,7 @@
 namespace foreshard {
 
 Events::Events(std::size_t rows, std::size_t communicators)
-    : done_(rows, false),
-      waiters_(rows, 0),
-      next_ticket_(communicators, 0),
-      serving_(communicators, 0) {}
+    : done_(rows, false), waiters_(rows, 0), next_ticket_(communicators, 0), serving_(communicators, 0) {}
 
 void Events::begin_step() {
   const std::lock_guard lock(mutex_);

@@ -30,8 +30,7 @@ void ExactSum::add(double value) {
   const unsigned within = static_cast<unsigned>(shift % 32);
   const auto wide = static_cast<unsigned __int128>(mantissa) << within;
   digits_[digit] += static_cast<std::int64_t>(static_cast<std::uint64_t>(wide) & kDigitMask);
-  digits_[digit + 1] +=
-      static_cast<std::int64_t>(static_cast<std::uint64_t>(wide >> 32) & kDigitMask);
+  digits_[digit + 1] += static_cast<std::int64_t>(static_cast<std::uint64_t>(wide >> 32) & kDigitMask);
   digits_[digit + 2] += static_cast<std::int64_t>(static_cast<std::uint64_t>(wide >> 64));
 }
 

@@ -12,8 +12,7 @@ Rows::Rows(const RankParts& parts, const EventGraph& graph, Of of)
     : parts_(parts),
       graph_(graph),
       of_(of),
-      layers_(parts.model, graph,
-              cuts_layers(parts.plan) ? slices_of_part(parts.whole, parts.plan) : SlicesOfPart()),
+      layers_(parts.model, graph, cuts_layers(parts.plan) ? slices_of_part(parts.whole, parts.plan) : SlicesOfPart()),
       places_(graph.buffers.size(), nullptr) {
   for (std::size_t i = 0; i < graph.persistent.size(); ++i) {
     places_[at(graph.persistent[i] - graph.first_own_buffer)] = parts.units.place(i);
@@ -54,9 +53,8 @@ void Rows::make_gradients() {
       made_.erase(action->target);
     } else {
       at::Tensor& memory = made_[action->target];
-      memory =
-          at::empty({buffer.bytes.count()},
-                    at::TensorOptions().dtype(at::kByte).device(parts_.units.memory().device()));
+      memory = at::empty({buffer.bytes.count()},
+                         at::TensorOptions().dtype(at::kByte).device(parts_.units.memory().device()));
       place = static_cast<std::byte*>(memory.mutable_data_ptr());
       places_[at(action->target - graph_.first_own_buffer)] = place;
     }
@@ -134,11 +132,9 @@ void Rows::layer_row(EventId id) {
                                    nullptr,
                                    parts_.device,
                                    parts_.attention};
-    const SegmentRun segments = action.segment == MemoryAction::kWhole
-                                    ? SegmentRun{0, SegmentRun::kAll}
-                                    : SegmentRun{action.segment, action.segments};
-    layers_.run(execution, graph_.program(execution).*phase, segments, context,
-                parts_.units.of_layer(execution.layer));
+    const SegmentRun segments = action.segment == MemoryAction::kWhole ? SegmentRun{0, SegmentRun::kAll}
+                                                                       : SegmentRun{action.segment, action.segments};
+    layers_.run(execution, graph_.program(execution).*phase, segments, context, parts_.units.of_layer(execution.layer));
   }
 }
 
@@ -150,8 +146,7 @@ bool Rows::is_in_layer(EventId id) const {
 // What it works on, and where its result is from now on.
 LayerCollectiveCall Rows::layer_collective(EventId id) {
   const RowDetail& d = detail(id);
-  LayerCollectiveCall call{
-      told(id), row(id).kind, row(id).communicator, layers_.tensor(d.other), {}};
+  LayerCollectiveCall call{told(id), row(id).kind, row(id).communicator, layers_.tensor(d.other), {}};
   std::vector<std::int64_t> shape = call.in.sizes().vec();
   if (row(id).kind == EventKind::kAllGather) {
     shape[0] *= parts_.plan.mesh.tp;
@@ -181,18 +176,15 @@ void Rows::host_to_device(const RowDetail& d) {
   const UnitMemory& unit = parts_.units.at(d.unit);
   std::byte* place = memory(d.buffer);
   const bool is_gradient = graph_.buffer(d.buffer).category == MemoryCategory::kShardedGrad;
-  const std::size_t bytes =
-      at(unit.shard) * (is_gradient ? sizeof(float) : at(size_of(parts_.plan.param_dtype)));
+  const std::size_t bytes = at(unit.shard) * (is_gradient ? sizeof(float) : at(size_of(parts_.plan.param_dtype)));
   if (!is_gradient) place += at(parts_.shard) * bytes;
   parts_.units.memory().copy(place, memory(d.other), bytes);
 }
 
 void Rows::reshard(const RowDetail& d) {
   const std::int64_t group = graph_.units[at(d.unit)].reshard.group;
-  const auto bytes =
-      at(parts_.units.at(d.unit).padded() / group * size_of(parts_.plan.param_dtype));
-  parts_.units.memory().copy(memory(d.other), memory(d.buffer) + at(parts_.rank % group) * bytes,
-                             bytes);
+  const auto bytes = at(parts_.units.at(d.unit).padded() / group * size_of(parts_.plan.param_dtype));
+  parts_.units.memory().copy(memory(d.other), memory(d.buffer) + at(parts_.rank % group) * bytes, bytes);
 }
 
 // What the row's operations are.
@@ -223,11 +215,10 @@ void Rows::all_gather(EventId id) {
   const std::uint8_t communicator = graph_.works[row(id).work].communicator;
   Backend& backend = parts_.backend;
   std::byte* whole = memory(d.buffer);
-  const std::size_t bytes = at(parts_.units.at(d.unit).padded() / backend.group_size(communicator) *
-                               size_of(parts_.plan.param_dtype));
+  const std::size_t bytes =
+      at(parts_.units.at(d.unit).padded() / backend.group_size(communicator) * size_of(parts_.plan.param_dtype));
   if (d.other >= 0) {
-    parts_.units.memory().copy(whole + at(backend.group_index(communicator)) * bytes,
-                               memory(d.other), bytes);
+    parts_.units.memory().copy(whole + at(backend.group_index(communicator)) * bytes, memory(d.other), bytes);
   }
   backend.all_gather(told(id), communicator, whole, bytes);
 }
@@ -239,8 +230,7 @@ void Rows::all_reduce(EventId id) {
   const UnitMemory& unit = parts_.units.at(d.unit);
   if (d.buffer >= 0) {
     return parts_.backend.all_reduce_partial(
-        id, communicator,
-        memory(d.buffer) + unit.layout.partial_offset * size_of(parts_.plan.reduce_dtype),
+        id, communicator, memory(d.buffer) + unit.layout.partial_offset * size_of(parts_.plan.reduce_dtype),
         unit.layout.partial_numel);
   }
   parts_.backend.all_reduce_gradient(id, communicator, {floats(d.other), at(unit.shard)});
@@ -282,12 +272,10 @@ void Rows::accumulate(EventId id) {
 // Where the row reads: the unit's own view may be in the next micro-batch's slot by now.
 void Rows::check_gradients(const RowDetail& d) {
   const UnitMemory& unit = parts_.units.at(d.unit);
-  const at::Tensor gradients =
-      tensor_over(memory(d.buffer), unit.padded(), scalar_type(parts_.plan.reduce_dtype),
-                  parts_.units.memory().device());
+  const at::Tensor gradients = tensor_over(memory(d.buffer), unit.padded(), scalar_type(parts_.plan.reduce_dtype),
+                                           parts_.units.memory().device());
   if (!gradients.isnan().any().item<bool>()) return;
-  FORESHARD_CHECK(false, "a gradient of unit " + unit.name +
-                             " was not written, or came from memory that was free");
+  FORESHARD_CHECK(false, "a gradient of unit " + unit.name + " was not written, or came from memory that was free");
 }
 
 }

@@ -37,8 +37,8 @@ inline double mean_loss(const Plan& plan, const std::vector<std::vector<double>>
   std::vector<double> ordered(count);
   for (std::size_t rank = 0; rank < losses.size(); ++rank) {
     for (std::size_t m = 0; m < losses[rank].size(); ++m) {
-      ordered[at(global_microbatch(plan, static_cast<std::int64_t>(rank),
-                                   static_cast<std::int64_t>(m)))] = losses[rank][m];
+      ordered[at(global_microbatch(plan, static_cast<std::int64_t>(rank), static_cast<std::int64_t>(m)))] =
+          losses[rank][m];
     }
   }
   double sum = 0;

@@ -4,8 +4,7 @@
 
 namespace foreshard {
 
-StreamThread::StreamThread(std::function<void()> begin)
-    : thread_([this, begin = std::move(begin)] { run(begin); }) {}
+StreamThread::StreamThread(std::function<void()> begin) : thread_([this, begin = std::move(begin)] { run(begin); }) {}
 
 StreamThread::~StreamThread() {
   {

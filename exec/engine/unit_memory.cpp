@@ -8,8 +8,7 @@
 
 namespace foreshard {
 
-std::vector<std::vector<std::int32_t>> layers_of_units(const ModelSpec& model,
-                                                       const EventGraph& graph) {
+std::vector<std::vector<std::int32_t>> layers_of_units(const ModelSpec& model, const EventGraph& graph) {
   std::vector<std::vector<std::int32_t>> layers(graph.units.size());
   for (std::size_t l = 0; l < model.order.size(); ++l) {
     const std::int32_t unit = graph.executions[l].unit;
@@ -18,8 +17,7 @@ std::vector<std::vector<std::int32_t>> layers_of_units(const ModelSpec& model,
   return layers;
 }
 
-UnitSet::UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int shard_index,
-                 RankMemory& memory)
+UnitSet::UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int shard_index, RankMemory& memory)
     : plan_(plan),
       memory_(memory),
       pinned_(memory),
@@ -90,8 +88,7 @@ void UnitSet::place_buffers() {
     }
   }
   for (UnitMemory& unit : units_) {
-    FORESHARD_CHECK(unit.master != nullptr,
-                    "the graph has no memory for the shard of unit " + unit.name);
+    FORESHARD_CHECK(unit.master != nullptr, "the graph has no memory for the shard of unit " + unit.name);
     if (unit.shadow == nullptr) unit.shadow = unit.master;
     if (!gathers_) unit.values.attach(unit.shadow);
   }
@@ -112,8 +109,8 @@ void UnitSet::make_views(const ModelSpec& model) {
       const auto layer = static_cast<std::size_t>(flat.layer);
       const auto number = static_cast<std::size_t>(flat.parameter);
       const ParameterSpec& spec = kind_of(layer).parameters[number];
-      layers_[layer][number] = {unit.values.view(flat.offset, spec.shape),
-                                unit.gradients.view(flat.offset, spec.shape), &unit.written[p]};
+      layers_[layer][number] = {unit.values.view(flat.offset, spec.shape), unit.gradients.view(flat.offset, spec.shape),
+                                &unit.written[p]};
     }
   }
   for (std::size_t l = 0; l < model.order.size(); ++l) {
@@ -130,8 +127,7 @@ void UnitSet::set_cuts(const ModelSpec& whole, const ModelSpec& part, std::int64
   for (UnitMemory& unit : units_) {
     for (std::size_t p = 0; p < unit.layout.parameters.size(); ++p) {
       const FlatParameter& flat = unit.layout.parameters[p];
-      const auto kind =
-          static_cast<std::size_t>(part.order[static_cast<std::size_t>(flat.layer)].kind);
+      const auto kind = static_cast<std::size_t>(part.order[static_cast<std::size_t>(flat.layer)].kind);
       const auto number = static_cast<std::size_t>(flat.parameter);
       const std::vector<std::int64_t>& shape = whole.kinds[kind].parameters[number].shape;
       const std::vector<std::int64_t>& own = part.kinds[kind].parameters[number].shape;
@@ -155,8 +151,7 @@ void UnitSet::begin_gradients(UnitMemory& unit, std::byte* memory, bool fill_wit
   std::int64_t end = 0;
   const auto zero = [&](std::int64_t begin, std::int64_t until) {
     if (begin == until) return;
-    memory_.fill(memory + static_cast<std::size_t>(begin) * size, 0,
-                 static_cast<std::size_t>(until - begin) * size);
+    memory_.fill(memory + static_cast<std::size_t>(begin) * size, 0, static_cast<std::size_t>(until - begin) * size);
   };
   for (const FlatParameter& parameter : unit.layout.parameters) {
     zero(end, parameter.offset);

@@ -52,9 +52,7 @@ class UnitSet {
   std::vector<UnitMemory>& all() { return units_; }
   UnitMemory& at(std::int32_t unit) { return units_[static_cast<std::size_t>(unit)]; }
   // Parameters of a layer, in the order of LayerSpec::parameters.
-  const std::vector<Parameter>& of_layer(std::int32_t layer) const {
-    return layers_[static_cast<std::size_t>(layer)];
-  }
+  const std::vector<Parameter>& of_layer(std::int32_t layer) const { return layers_[static_cast<std::size_t>(layer)]; }
   std::byte* place(std::size_t number) const;  // of a buffer, by position in EventGraph::persistent
   // Of each communicator's scratch, in their order; none where the graph has none.
   std::vector<std::span<std::byte>> scratches() const;
@@ -88,7 +86,6 @@ class UnitSet {
 };
 
 // Layers of every unit in forward order; the loss has none.
-std::vector<std::vector<std::int32_t>> layers_of_units(const ModelSpec& model,
-                                                       const EventGraph& graph);
+std::vector<std::vector<std::int32_t>> layers_of_units(const ModelSpec& model, const EventGraph& graph);
 
 }

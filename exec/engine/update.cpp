@@ -77,8 +77,8 @@ void fill_normal(std::uint64_t key, std::int64_t first, std::span<float> values,
 }
 
 // Pieces of whole counters: an element's value does not depend on who makes it.
-void fill_normal_in_parallel(std::uint64_t key, std::int64_t first, std::span<float> values,
-                             double deviation, int threads) {
+void fill_normal_in_parallel(std::uint64_t key, std::int64_t first, std::span<float> values, double deviation,
+                             int threads) {
   constexpr std::size_t kLeast = std::size_t{1} << 16;  // elements worth a thread
   const std::size_t parts = std::clamp<std::size_t>(values.size() / kLeast, 1, at(threads));
   const std::size_t each = (values.size() + parts - 1) / parts;
@@ -104,8 +104,8 @@ struct UpdateLists {
 void run_update(const UpdateLists& lists, const Optimizer& o, double rate, double decay) {
   if (lists.parameters.empty()) return;
   if (o.kind == Optimizer::Kind::kAdamW) {
-    at::_fused_adamw_(lists.parameters, lists.gradients, lists.first, lists.second, {}, lists.steps,
-                      rate, o.beta1, o.beta2, decay, o.epsilon, false, false);
+    at::_fused_adamw_(lists.parameters, lists.gradients, lists.first, lists.second, {}, lists.steps, rate, o.beta1,
+                      o.beta2, decay, o.epsilon, false, false);
     return;
   }
   for (std::size_t i = 0; i < lists.parameters.size(); ++i) {
@@ -115,8 +115,8 @@ void run_update(const UpdateLists& lists, const Optimizer& o, double rate, doubl
 }
 
 // One piece, a chunk at a time in fp32 where something is stored in another dtype.
-void update_converted(UnitMemory& unit, const Plan& plan, const ShardPiece& piece, double rate,
-                      double decay, const at::Tensor& step) {
+void update_converted(UnitMemory& unit, const Plan& plan, const ShardPiece& piece, double rate, double decay,
+                      const at::Tensor& step) {
   constexpr std::int64_t kChunk = 1 << 16;
   const Optimizer& o = plan.optimizer;
   for (std::int64_t done = 0; done < piece.count; done += kChunk) {
@@ -170,8 +170,7 @@ std::string parameter_name(const ModelSpec& model, const FlatParameter& paramete
   return layer.name + "." + spec.name;
 }
 
-void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan,
-                      RankMemory& memory, int threads) {
+void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan, RankMemory& memory, int threads) {
   constexpr double kDeviation = 0.02;
   const double residual = 1 / std::sqrt(2.0 * as_double(model.block_count()));
   std::vector<float> values;
@@ -184,15 +183,12 @@ void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan
     if (spec.shape.size() > 1) {
       Fingerprint key;
       key.add(plan.seed).add(parameter_name(model, *piece.parameter));
-      const double deviation = is_residual_projection(layer, piece.parameter->parameter)
-                                   ? kDeviation * residual
-                                   : kDeviation;
+      const double deviation =
+          is_residual_projection(layer, piece.parameter->parameter) ? kDeviation * residual : kDeviation;
       for (std::size_t done = 0; done < inside;) {
         const std::int64_t at = piece.first + static_cast<std::int64_t>(done);
-        const auto run =
-            static_cast<std::size_t>(piece.cut.run(at, static_cast<std::int64_t>(inside - done)));
-        fill_normal_in_parallel(key.value(), piece.cut.whole(at), real.subspan(done, run),
-                                deviation, threads);
+        const auto run = static_cast<std::size_t>(piece.cut.run(at, static_cast<std::int64_t>(inside - done)));
+        fill_normal_in_parallel(key.value(), piece.cut.whole(at), real.subspan(done, run), deviation, threads);
         done += run;
       }
     } else if (is_norm_weight(layer, piece.parameter->parameter)) {
@@ -216,19 +212,16 @@ double learning_rate(const Optimizer& o, std::int64_t number) {
     return o.learning_rate * as_double(number) / as_double(o.warmup_steps);
   }
   if (!o.decay_steps) return o.learning_rate;
-  const double progress =
-      std::min(1.0, as_double(number - o.warmup_steps) / as_double(*o.decay_steps));
-  return o.min_learning_rate + (o.learning_rate - o.min_learning_rate) * 0.5 *
-                                   (1 + std::cos(std::numbers::pi * progress));
+  const double progress = std::min(1.0, as_double(number - o.warmup_steps) / as_double(*o.decay_steps));
+  return o.min_learning_rate +
+         (o.learning_rate - o.min_learning_rate) * 0.5 * (1 + std::cos(std::numbers::pi * progress));
 }
 
-void update_parameters(UnitMemory& unit, const ModelSpec& model, const Plan& plan,
-                       std::int64_t number) {
+void update_parameters(UnitMemory& unit, const ModelSpec& model, const Plan& plan, std::int64_t number) {
   const Optimizer& o = plan.optimizer;
   const double rate = learning_rate(o, number);
   const at::Tensor step = at::scalar_tensor(as_double(number), at::kFloat);
-  const bool plain = plan.master_dtype == DType::kFp32 &&
-                     (o.kind == Optimizer::Kind::kSgd || o.state == DType::kFp32);
+  const bool plain = plan.master_dtype == DType::kFp32 && (o.kind == Optimizer::Kind::kSgd || o.state == DType::kFp32);
   UpdateLists decayed, undecayed;
   for (const ShardPiece& piece : pieces_of(unit)) {
     const bool decaying = decays(model, *piece.parameter);
@@ -254,8 +247,7 @@ std::int64_t first_not_finite(const at::Tensor& values) {
   constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // bounds what isfinite() makes
   const std::int64_t count = values.numel();
   for (std::int64_t begin = 0; begin < count; begin += kChunk) {
-    const at::Tensor wrong =
-        values.narrow(0, begin, std::min(kChunk, count - begin)).isfinite().logical_not();
+    const at::Tensor wrong = values.narrow(0, begin, std::min(kChunk, count - begin)).isfinite().logical_not();
     if (!wrong.any().item<bool>()) continue;
     return begin + wrong.to(at::kByte).argmax().item<std::int64_t>();
   }
@@ -272,13 +264,11 @@ void add_squares(const float* values, std::int64_t count, ExactSum& sum) {
         lanes[j] += value * value;
       }
     }
-    sum.add(((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
-            ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7])));
+    sum.add(((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7])));
   }
 }
 
-std::uint64_t hash_shard(const UnitMemory& unit, const std::byte* master, const ModelSpec& model,
-                         const Plan& plan) {
+std::uint64_t hash_shard(const UnitMemory& unit, const std::byte* master, const ModelSpec& model, const Plan& plan) {
   const std::int64_t size = size_of(plan.master_dtype);
   std::uint64_t sum = 0;
   for (const ShardPiece& piece : pieces_of(unit)) {

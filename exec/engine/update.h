@@ -50,19 +50,17 @@ bool decays(const ModelSpec& model, const FlatParameter& parameter);
 // (GPT-2, section 2.3); 1 for norm weights, 0 for biases. Element i of a parameter is a function of
 // seed, name and i alone (Philox 4x32, counter i / 4). `threads` make them. The compute-dtype
 // shadow is refreshed.
-void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan,
-                      RankMemory& memory = host_memory(), int threads = 1);
+void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan, RankMemory& memory = host_memory(),
+                      int threads = 1);
 
 // learning rate of step `number` (from 1), by the plan's schedule
 double learning_rate(const Optimizer& optimizer, std::int64_t number);
 
 // Writes the compute-dtype shadow anew, as after loading the shard. `device`: where it lives.
-void refresh_shadow(UnitMemory& unit, const Plan& plan,
-                    c10::Device device = c10::Device(c10::DeviceType::CPU));
+void refresh_shadow(UnitMemory& unit, const Plan& plan, c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 // AdamW or SGD on a CPU rank's shard, then the compute-dtype shadow.
-void update_parameters(UnitMemory& unit, const ModelSpec& model, const Plan& plan,
-                       std::int64_t number);
+void update_parameters(UnitMemory& unit, const ModelSpec& model, const Plan& plan, std::int64_t number);
 
 // The first element that is not finite; `values.numel()` where all are.
 std::int64_t first_not_finite(const at::Tensor& values);
@@ -73,7 +71,6 @@ void add_squares(const float* values, std::int64_t count, ExactSum& sum);
 
 // Sum (mod 2^64) of hashes of the shard's blocks of 32 elements, each with its parameter's name and
 // its place in it; padding is left out. `master`: the shard's stored values, on the host.
-std::uint64_t hash_shard(const UnitMemory& unit, const std::byte* master, const ModelSpec& model,
-                         const Plan& plan);
+std::uint64_t hash_shard(const UnitMemory& unit, const std::byte* master, const ModelSpec& model, const Plan& plan);
 
 }

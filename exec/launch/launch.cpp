@@ -40,8 +40,8 @@ class Variables {
     if (!value) return std::nullopt;
     const auto parsed = parse_number<int>(*value);
     if (!parsed || *parsed < least || *parsed > most) {
-      fail_launch(fmt::format("{}={}: expected a whole number from {} to {} ({})", name, *value,
-                              least, most, launcher_));
+      fail_launch(
+          fmt::format("{}={}: expected a whole number from {} to {} ({})", name, *value, least, most, launcher_));
     }
     return parsed;
   }
@@ -76,23 +76,19 @@ Launch read_ranks(const Variables& reader, const Names& names) {
   launch.size = reader.needed_number(names.size, names.rank, 1);
   launch.rank = reader.needed_number(names.rank, names.size, 0);
   if (launch.rank >= launch.size) {
-    fail_launch(
-        fmt::format("{}={} is not below {}={}", names.rank, launch.rank, names.size, launch.size));
+    fail_launch(fmt::format("{}={} is not below {}={}", names.rank, launch.rank, names.size, launch.size));
   }
   const auto local_rank = reader.number(names.local_rank, 0, Variables::kMost);
   const auto local_size = reader.number(names.local_size, 1, launch.size);
   launch.local_rank = local_rank.value_or(0);
   launch.local_size = local_size.value_or(1);
   if (local_rank && local_size && *local_rank >= *local_size) {
-    fail_launch(fmt::format("{}={} is not below {}={}", names.local_rank, *local_rank,
-                            names.local_size, *local_size));
+    fail_launch(fmt::format("{}={} is not below {}={}", names.local_rank, *local_rank, names.local_size, *local_size));
   }
   return launch;
 }
 
-std::optional<int> master_port(const Variables& reader) {
-  return reader.number("MASTER_PORT", 1, 65535);
-}
+std::optional<int> master_port(const Variables& reader) { return reader.number("MASTER_PORT", 1, 65535); }
 
 int derived_port(const std::string& run_id) {
   std::uint32_t hash = 2166136261U;  // FNV-1a: the same on every rank, whatever its libraries
@@ -135,30 +131,28 @@ void choose_master(const Variables& reader, Launch& launch) {
   } else if (launch.local_size == launch.size) {
     launch.master_address = "127.0.0.1";
   } else {
-    fail_launch(fmt::format(
-        "MASTER_ADDR is not set: {} started {} ranks on several machines and names none "
-        "of them; set MASTER_ADDR to the host of rank 0 for all ranks",
-        launch.launcher, launch.size));
+    fail_launch(
+        fmt::format("MASTER_ADDR is not set: {} started {} ranks on several machines and names none "
+                    "of them; set MASTER_ADDR to the host of rank 0 for all ranks",
+                    launch.launcher, launch.size));
   }
 }
 
 Launch from_open_mpi(const Environment& environment) {
   const Variables reader(environment, "Open MPI");
-  Launch launch = read_ranks(reader, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                                      "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"});
+  Launch launch = read_ranks(reader, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                      "OMPI_COMM_WORLD_LOCAL_SIZE"});
   launch.launcher = "Open MPI";
-  launch.run_id =
-      reader.text(reader.first_of({"PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid"})).value_or("job");
+  launch.run_id = reader.text(reader.first_of({"PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid"})).value_or("job");
   choose_master(reader, launch);
   return launch;
 }
 
 Launch from_pmi(const Environment& environment, const std::string& rank) {
   const Variables reader(environment, "PMI");
-  Launch launch = read_ranks(
-      reader, {rank, reader.first_of({"PMI_SIZE", "PMIX_SIZE", "MPI_SIZE"}),
-               reader.first_of({"MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"}),
-               reader.first_of({"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"})});
+  Launch launch = read_ranks(reader, {rank, reader.first_of({"PMI_SIZE", "PMIX_SIZE", "MPI_SIZE"}),
+                                      reader.first_of({"MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"}),
+                                      reader.first_of({"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"})});
   launch.launcher = "PMI";
   launch.run_id = reader.text(reader.first_of({"PMIX_NAMESPACE", "PMI_JOBID"})).value_or("job");
   choose_master(reader, launch);
@@ -182,23 +176,21 @@ Launch from_slurm(const Environment& environment) {
   const std::string size = slurm_size(reader);
   if (!reader.has("SLURM_STEP_NODELIST")) {  // the batch script itself is no task of a step
     if (reader.number(size, 1, Variables::kMost).value_or(1) == 1) return lone_process();
-    fail_launch(fmt::format(
-        "SLURM_STEP_NODELIST is not set, but SLURM_PROCID is, with {}={}: this process is "
-        "the batch script's, not one that srun started; start the ranks with srun, or "
-        "with --spawn N on one machine",
-        size, *reader.text(size)));
+    fail_launch(
+        fmt::format("SLURM_STEP_NODELIST is not set, but SLURM_PROCID is, with {}={}: this process is "
+                    "the batch script's, not one that srun started; start the ranks with srun, or "
+                    "with --spawn N on one machine",
+                    size, *reader.text(size)));
   }
   Launch launch = read_ranks(reader, {"SLURM_PROCID", size, "SLURM_LOCALID", ""});
   launch.launcher = "Slurm";
   launch.local_size = slurm_local_size(reader, launch);
-  launch.run_id = fmt::format(
-      "{}.{}", reader.text(reader.first_of({"SLURM_JOB_ID", "SLURM_JOBID"})).value_or("job"),
-      reader.text(reader.first_of({"SLURM_STEP_ID", "SLURM_STEPID"})).value_or("0"));
+  launch.run_id = fmt::format("{}.{}", reader.text(reader.first_of({"SLURM_JOB_ID", "SLURM_JOBID"})).value_or("job"),
+                              reader.text(reader.first_of({"SLURM_STEP_ID", "SLURM_STEPID"})).value_or("0"));
   launch.master_port = master_port(reader).value_or(derived_port(launch.run_id));
-  launch.master_address = reader.text("MASTER_ADDR")
-                              .value_or(launch.local_size == launch.size
-                                            ? "127.0.0.1"
-                                            : first_host(*reader.text("SLURM_STEP_NODELIST")));
+  launch.master_address =
+      reader.text("MASTER_ADDR")
+          .value_or(launch.local_size == launch.size ? "127.0.0.1" : first_host(*reader.text("SLURM_STEP_NODELIST")));
   return launch;
 }
 
@@ -232,8 +224,7 @@ Launch resolve_launch(const Environment& environment) {
 
 std::string first_host(const std::string& node_list) {
   const auto malformed = [&] {
-    fail_launch(
-        fmt::format("SLURM_STEP_NODELIST={}: expected hosts like node1,gpu[07-09,12]", node_list));
+    fail_launch(fmt::format("SLURM_STEP_NODELIST={}: expected hosts like node1,gpu[07-09,12]", node_list));
   };
   std::string host;
   for (std::size_t i = 0; i < node_list.size() && node_list[i] != ',';) {

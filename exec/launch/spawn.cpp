@@ -63,13 +63,10 @@ void write_whole(const std::string& text) {
   }
 }
 
-LineForwarder::LineForwarder(int pipe, std::string prefix)
-    : pipe_(pipe), prefix_(std::move(prefix)) {}
+LineForwarder::LineForwarder(int pipe, std::string prefix) : pipe_(pipe), prefix_(std::move(prefix)) {}
 
 LineForwarder::LineForwarder(LineForwarder&& other) noexcept
-    : pipe_(std::exchange(other.pipe_, -1)),
-      prefix_(std::move(other.prefix_)),
-      rest_(std::exchange(other.rest_, "")) {}
+    : pipe_(std::exchange(other.pipe_, -1)), prefix_(std::move(other.prefix_)), rest_(std::exchange(other.rest_, "")) {}
 
 LineForwarder::~LineForwarder() {
   forward();
@@ -88,8 +85,7 @@ void LineForwarder::forward() {
     }
     rest_.append(bytes, at(count));
     std::string lines;
-    for (std::size_t end = 0; (end = rest_.find('\n')) != std::string::npos;
-         rest_.erase(0, end + 1)) {
+    for (std::size_t end = 0; (end = rest_.find('\n')) != std::string::npos; rest_.erase(0, end + 1)) {
       lines += prefix_ + rest_.substr(0, end + 1);
     }
     write_whole(lines);
@@ -157,8 +153,7 @@ std::vector<std::string> environment_of(int rank, int ranks, int port) {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string variable = *entry;
     const std::string name = variable.substr(0, variable.find('=') + 1);
-    const bool replaced =
-        std::ranges::any_of(own, [&](const std::string& ours) { return ours.starts_with(name); });
+    const bool replaced = std::ranges::any_of(own, [&](const std::string& ours) { return ours.starts_with(name); });
     if (!replaced) all.push_back(variable);
   }
   return all;
@@ -211,8 +206,7 @@ class Job {
 
   void start(int rank, int port) {
     std::vector<std::string> arguments = options_.arguments;
-    std::vector<std::string> environment =
-        environment_of(rank, static_cast<int>(ranks_.size()), port);
+    std::vector<std::string> environment = environment_of(rank, static_cast<int>(ranks_.size()), port);
     const std::vector<char*> argv = pointers(arguments);
     const std::vector<char*> envp = pointers(environment);
     int output[2] = {-1, -1};
@@ -236,8 +230,7 @@ class Job {
       ::_exit(kFailedLaunch);
     }
     if (process < 0) {
-      throw Error(ExitCode::kLaunchFailure,
-                  fmt::format("rank {} cannot be started: {}", rank, std::strerror(errno)));
+      throw Error(ExitCode::kLaunchFailure, fmt::format("rank {} cannot be started: {}", rank, std::strerror(errno)));
     }
     ranks_[at(rank)].process = process;
     if (rank == 0) return;
@@ -296,16 +289,14 @@ class Job {
     const bool killed = WIFSIGNALED(status);
     if (killed) {
       const int signal = WTERMSIG(status);
-      failure = {kFailedLaunch, fmt::format("rank {} was killed by signal {} ({})", rank, signal,
-                                            ::strsignal(signal))};
+      failure = {kFailedLaunch, fmt::format("rank {} was killed by signal {} ({})", rank, signal, ::strsignal(signal))};
     } else {
-      failure = {WEXITSTATUS(status),
-                 fmt::format("rank {} ended with exit code {}", rank, WEXITSTATUS(status))};
+      failure = {WEXITSTATUS(status), fmt::format("rank {} ended with exit code {}", rank, WEXITSTATUS(status))};
     }
     const bool first = !failure_.has_value();
     // A rank that lost another one ends with 7, perhaps before the one it lost is quite over.
-    const bool nearer = !first && !killed_ && failure_->code == kFailedLaunch &&
-                        (killed || failure.code != kFailedLaunch);
+    const bool nearer =
+        !first && !killed_ && failure_->code == kFailedLaunch && (killed || failure.code != kFailedLaunch);
     if (!first && !nearer) return;
     failure_ = failure;
     killed_ = killed;

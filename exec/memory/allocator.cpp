@@ -25,8 +25,7 @@ class BlockAllocator final : public c10::Allocator {
  public:
   BlockAllocator() {
     // Address space only; pages come when they are touched.
-    void* range = mmap(nullptr, kRange, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* range = mmap(nullptr, kRange, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED) throw std::bad_alloc();
     base_ = static_cast<char*>(range);
   }
@@ -142,8 +141,7 @@ void install_allocator() {
 
 MemoryAccount* current_account() { return account_of_thread; }
 
-AccountScope::AccountScope(MemoryAccount* account)
-    : before_(std::exchange(account_of_thread, account)) {}
+AccountScope::AccountScope(MemoryAccount* account) : before_(std::exchange(account_of_thread, account)) {}
 AccountScope::~AccountScope() { account_of_thread = before_; }
 
 }

@@ -21,9 +21,7 @@ class HostMemory final : public HostSideMemory {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     const auto available = static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * page;
     const auto physical = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page;
-    const auto words = [](std::size_t amount) {
-      return format_bytes(Bytes(static_cast<std::int64_t>(amount)));
-    };
+    const auto words = [](std::size_t amount) { return format_bytes(Bytes(static_cast<std::int64_t>(amount))); };
     if (bytes > physical) {
       refuse(
           fmt::format("the plan needs {} for parameters and states on this rank; the machine "

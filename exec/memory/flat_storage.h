@@ -21,8 +21,7 @@ at::ScalarType scalar_type(DType dtype);
 class FlatStorage {
  public:
   FlatStorage() = default;
-  FlatStorage(std::int64_t numel, at::ScalarType type,
-              c10::Device device = c10::Device(c10::DeviceType::CPU));
+  FlatStorage(std::int64_t numel, at::ScalarType type, c10::Device device = c10::Device(c10::DeviceType::CPU));
 
   at::Tensor view(std::int64_t offset, std::span<const std::int64_t> shape) const;
   at::Tensor flat() const { return flat_; }

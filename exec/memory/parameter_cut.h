@@ -13,9 +13,7 @@ struct ParameterCut {
   std::int64_t whole_row = 0;
   std::int64_t first = 0;
 
-  std::int64_t whole(std::int64_t i) const {
-    return row == 0 ? i : i / row * whole_row + first + i % row;
-  }
+  std::int64_t whole(std::int64_t i) const { return row == 0 ? i : i / row * whole_row + first + i % row; }
   // Of `count` elements from i on, how many lie together in the whole, too.
   std::int64_t run(std::int64_t i, std::int64_t count) const {
     return row == 0 ? count : std::min(count, row - i % row);
@@ -23,8 +21,8 @@ struct ParameterCut {
 };
 
 // Part `index` of `parts` of a parameter of `shape`, cut along dimension 0 or 1.
-inline ParameterCut cut_of(const std::vector<std::int64_t>& shape, std::int64_t dimension,
-                           std::int64_t parts, std::int64_t index) {
+inline ParameterCut cut_of(const std::vector<std::int64_t>& shape, std::int64_t dimension, std::int64_t parts,
+                           std::int64_t index) {
   if (parts == 1) return {};
   std::int64_t width = 1;  // elements of an index of dimension 0
   for (std::size_t d = 1; d < shape.size(); ++d) width *= shape[d];

@@ -38,9 +38,7 @@ class HostSideMemory : public RankMemory {
   void to_device(void* to, const void* host, std::size_t bytes) final { copy(to, host, bytes); }
   void to_host(void* host, const void* from, std::size_t bytes) final { copy(host, from, bytes); }
   std::byte* allocate_pinned(std::size_t bytes) final { return allocate(bytes); }
-  void release_pinned(std::byte* memory, std::size_t bytes) noexcept final {
-    release(memory, bytes);
-  }
+  void release_pinned(std::byte* memory, std::size_t bytes) noexcept final { release(memory, bytes); }
 };
 
 // The memory of this process.
@@ -51,9 +49,7 @@ class PinnedMemory final : public HostSideMemory {
  public:
   explicit PinnedMemory(RankMemory& device) : device_(device) {}  // a reference is kept
   std::byte* allocate(std::size_t bytes) override { return device_.allocate_pinned(bytes); }
-  void release(std::byte* memory, std::size_t bytes) noexcept override {
-    device_.release_pinned(memory, bytes);
-  }
+  void release(std::byte* memory, std::size_t bytes) noexcept override { device_.release_pinned(memory, bytes); }
 
  private:
   RankMemory& device_;

@@ -76,17 +76,14 @@ struct FunctionAttributes {  // cudaFuncAttributes
 // The fields of cudaDeviceProp that PyTorch, its libraries or users read, by their places in the
 // structure: CUDA 13 dropped some of CUDA 12's.
 struct PropertyLayout {
-  std::size_t size, total_memory, shared_per_block, registers_per_block, warp, pitch, max_threads,
-      max_block, max_grid, const_memory, major, minor, texture_alignment, multiprocessors,
-      concurrent, bus, asynchronous, unified, l2, threads_per_multiprocessor,
-      shared_per_multiprocessor, registers_per_multiprocessor, managed, cooperative, shared_optin,
-      blocks_per_multiprocessor, reserved_shared;
+  std::size_t size, total_memory, shared_per_block, registers_per_block, warp, pitch, max_threads, max_block, max_grid,
+      const_memory, major, minor, texture_alignment, multiprocessors, concurrent, bus, asynchronous, unified, l2,
+      threads_per_multiprocessor, shared_per_multiprocessor, registers_per_multiprocessor, managed, cooperative,
+      shared_optin, blocks_per_multiprocessor, reserved_shared;
 };
-inline constexpr PropertyLayout kProperties13 = {1008, 288, 296, 304, 308, 312, 320, 324, 336,
-                                                 352,  360, 364, 368, 384, 560, 568, 584, 588,
-                                                 596,  604, 624, 632, 636, 668, 672, 688, 696};
-inline constexpr PropertyLayout kProperties12 = {1032, 288, 296, 304, 308, 312, 320, 324, 336,
-                                                 352,  360, 364, 368, 388, 576, 584, 600, 604,
-                                                 616,  624, 640, 648, 652, 688, 696, 712, 720};
+inline constexpr PropertyLayout kProperties13 = {1008, 288, 296, 304, 308, 312, 320, 324, 336, 352, 360, 364, 368, 384,
+                                                 560,  568, 584, 588, 596, 604, 624, 632, 636, 668, 672, 688, 696};
+inline constexpr PropertyLayout kProperties12 = {1032, 288, 296, 304, 308, 312, 320, 324, 336, 352, 360, 364, 368, 388,
+                                                 576,  584, 600, 604, 616, 624, 640, 648, 652, 688, 696, 712, 720};
 
 }

@@ -155,8 +155,7 @@ void* allocate(std::uint64_t bytes) {
   Device& device = s->devices[current];
   if (device.used + bytes > properties().memory) return nullptr;
   device.used += bytes;
-  return pointer(
-      place_range(device, kBase + static_cast<std::uint64_t>(current) * kPerDevice, bytes));
+  return pointer(place_range(device, kBase + static_cast<std::uint64_t>(current) * kPerDevice, bytes));
 }
 
 void release(const void* at) {
@@ -175,9 +174,7 @@ FreeMemory memory_left() {
   return {properties().memory - s->devices[current].used, properties().memory};
 }
 
-bool is_device(const void* at) {
-  return number(at) >= kBase && number(at) < kBase + kDevices * kPerDevice;
-}
+bool is_device(const void* at) { return number(at) >= kBase && number(at) < kBase + kDevices * kPerDevice; }
 
 void* reserve_addresses(std::uint64_t bytes) {
   const Held<State> s;

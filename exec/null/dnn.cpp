@@ -26,8 +26,7 @@ namespace {
 // cudnnBackendDescriptorType_t, cudnnBackendAttributeName_t, cudnnBackendAttributeType_t.
 constexpr int kConvolutionForward = 10, kConvolutionFilter = 11, kConvolutionData = 12;
 constexpr int kTensor = 17, kMatmul = 19, kSdpaForward = 41, kSdpaBackward = 43;
-constexpr int kHeuristicResults = 202, kHeuristicGraph = 201, kPlanConfig = 401,
-              kWorkspaceSize = 402;
+constexpr int kHeuristicResults = 202, kHeuristicGraph = 201, kPlanConfig = 401, kWorkspaceSize = 402;
 constexpr int kConfigEngine = 300, kEngineGraph = 1300, kOperations = 801;
 constexpr int kTensorType = 901, kTensorDimensions = 902, kTensorStrides = 903;
 constexpr int kMatmulA = 1520, kMatmulB = 1521;
@@ -49,8 +48,7 @@ struct Descriptor {
     const auto it = attributes.find(name);
     if (it == attributes.end()) return {};
     std::vector<const Descriptor*> result(it->second.bytes.size() / sizeof(void*));
-    if (!result.empty())
-      std::memcpy(result.data(), it->second.bytes.data(), it->second.bytes.size());
+    if (!result.empty()) std::memcpy(result.data(), it->second.bytes.data(), it->second.bytes.size());
     return result;
   }
   const Descriptor* part(int name) const {
@@ -85,17 +83,14 @@ struct Descriptor {
 };
 
 // cudnnDataType_t: float 0, double 1, half 2, bfloat16 9, to cudaDataType_t.
-int cuda_type(int type) {
-  return type == 0 ? 0 : type == 1 ? 1 : type == 2 ? 2 : type == 9 ? 14 : 3;
-}
+int cuda_type(int type) { return type == 0 ? 0 : type == 1 ? 1 : type == 2 ? 2 : type == 9 ? 14 : 3; }
 
 std::int64_t Descriptor::element_bytes() const {
   return static_cast<std::int64_t>(bytes_of_type(cuda_type(data_type())));
 }
 
 std::size_t size_of_attribute(int type) {
-  constexpr int kHandle = 0, kBoolean = 2, kInt64 = 3, kDouble = 5, kPointer = 6, kChar = 24,
-                kFraction = 26;
+  constexpr int kHandle = 0, kBoolean = 2, kInt64 = 3, kDouble = 5, kPointer = 6, kChar = 24, kFraction = 26;
   if (is_among(type, {kHandle, kInt64, kDouble, kPointer, kTypeDescriptor})) return 8;
   if (is_among(type, {kBoolean, kChar})) return 1;
   return type == kFraction ? 16 : 4;
@@ -132,16 +127,13 @@ struct Convolution {
     if (operation.type < kConvolutionForward || operation.type > kConvolutionData) return {};
     const bool forward = operation.type == kConvolutionForward;
     const bool data = operation.type == kConvolutionData;
-    const int first = forward ? 703
-                      : data  ? 709
-                              : 715;  // the filter's; input's and output's follow
+    const int first = forward ? 703 : data ? 709 : 715;  // the filter's; input's and output's follow
     Convolution c;
     c.w = operation.part(first);
     c.x = operation.part(first + 1);
     c.y = operation.part(first + 2);
     if (c.w == nullptr || c.x == nullptr || c.y == nullptr) return {};
-    const std::vector<std::int64_t> filter = c.w->dimensions(), in = c.x->dimensions(),
-                                    out = c.y->dimensions();
+    const std::vector<std::int64_t> filter = c.w->dimensions(), in = c.x->dimensions(), out = c.y->dimensions();
     if (filter.size() < 3 || in.size() != filter.size() || out.size() != filter.size()) return {};
     c.result = forward ? c.y : data ? c.x : c.w;
     c.channels = filter[1];
@@ -151,8 +143,7 @@ struct Convolution {
     c.in_pixels = volume(in) / in[1];
     c.out_pixels = volume(out) / out[1];
     // A product as it stands, image by image.
-    const bool pointwise =
-        c.taps == 1 && c.in_pixels == c.out_pixels && c.in_pixels / in[0] % kAligned == 0;
+    const bool pointwise = c.taps == 1 && c.in_pixels == c.out_pixels && c.in_pixels / in[0] % kAligned == 0;
     c.transposes = !c.x->channels_innermost() && !pointwise && !c.by_channel();
     return c;
   }
@@ -161,8 +152,7 @@ struct Convolution {
 std::int64_t tiled(std::int64_t n, std::int64_t tile) { return (n + tile - 1) / tile * tile; }
 
 // Of a tensor with its channels innermost; 0 where it is that already.
-std::int64_t transposed_bytes(const Descriptor& tensor, std::int64_t channel_tile,
-                              std::int64_t pixel_tile) {
+std::int64_t transposed_bytes(const Descriptor& tensor, std::int64_t channel_tile, std::int64_t pixel_tile) {
   const std::vector<std::int64_t> d = tensor.dimensions();
   const std::int64_t pixels = volume(d) / (d[0] * d[1]);
   if (pixels == 1) return 0;
@@ -175,8 +165,7 @@ void record_transpose(const Descriptor& tensor, bool in, StreamHandle stream) {
   const std::int64_t bytes = 2 * transposed_bytes(tensor, is_wide ? 16 : 32, 32);
   if (bytes == 0) return;
   const std::string name = in ? "cudnn nchwToNhwc" : "cudnn nhwcToNchw";
-  record_library_call(
-      {is_wide ? name + " of 4 bytes" : name, stream, static_cast<std::uint64_t>(bytes), {}});
+  record_library_call({is_wide ? name + " of 4 bytes" : name, stream, static_cast<std::uint64_t>(bytes), {}});
 }
 
 // As the product of each of its groups. Shape: m, n, k, groups, type.
@@ -200,8 +189,7 @@ void record_convolution(const Convolution& c, StreamHandle stream) {
     elements += volume(tensor->dimensions());
     if (c.transposes && tensor != c.result) record_transpose(*tensor, true, stream);
   }
-  record_library_call(
-      {name, stream, static_cast<std::uint64_t>(elements * c.y->element_bytes()), shape});
+  record_library_call({name, stream, static_cast<std::uint64_t>(elements * c.y->element_bytes()), shape});
   if (c.transposes) record_transpose(*c.result, false, stream);
 }
 
@@ -212,8 +200,7 @@ std::int64_t workspace_of(const Descriptor* graph) {
   for (const Descriptor* operation : graph->parts(kOperations)) {
     const std::optional<Convolution> c = Convolution::of(*operation);
     if (!c || !c->transposes) continue;
-    for (const Descriptor* tensor : {c->x, c->w, c->y})
-      bytes += transposed_bytes(*tensor, kAligned, 1);
+    for (const Descriptor* tensor : {c->x, c->w, c->y}) bytes += transposed_bytes(*tensor, kAligned, 1);
   }
   return bytes;
 }
@@ -229,8 +216,7 @@ void run_graph(const Descriptor& graph, StreamHandle stream) {
       record_convolution(*convolution, stream);
     }
     if (operation->type == kMatmul) products.push_back(operation);
-    const Descriptor* const pointwise =
-        operation->type == kPointwise ? operation->part(kPointwiseOf) : nullptr;
+    const Descriptor* const pointwise = operation->type == kPointwise ? operation->part(kPointwiseOf) : nullptr;
     if (pointwise != nullptr) {
       const auto mode = pointwise->attributes.find(kPointwiseMode);
       int value = 0;
@@ -261,11 +247,10 @@ void run_graph(const Descriptor& graph, StreamHandle stream) {
   }
   if (q.size() != 4 || k.size() != 4) return;
   const std::uint64_t bytes = 2 * static_cast<std::uint64_t>(2 * volume(q) + 2 * volume(k));
-  record_library_call(
-      {forward ? "cudnn attention_forward" : "cudnn attention_backward",
-       stream,
-       forward ? bytes : 2 * bytes,
-       {q[0], q[1], q[2], k[2], q[3], masked ? 1 : 0, biased ? 1 : 0, drops ? 1 : 0}});
+  record_library_call({forward ? "cudnn attention_forward" : "cudnn attention_backward",
+                       stream,
+                       forward ? bytes : 2 * bytes,
+                       {q[0], q[1], q[2], k[2], q[3], masked ? 1 : 0, biased ? 1 : 0, drops ? 1 : 0}});
 }
 
 struct State {
@@ -321,15 +306,14 @@ API Status cudnnBackendCreateDescriptor(int type, void** made) {
 DONE(cudnnBackendDestroyDescriptor)  // others may point to it
 DONE(cudnnBackendInitialize)
 DONE(cudnnBackendFinalize)
-API Status cudnnBackendSetAttribute(void* descriptor, int name, int type, std::int64_t count,
-                                    const void* values) {
+API Status cudnnBackendSetAttribute(void* descriptor, int name, int type, std::int64_t count, const void* values) {
   const auto* const bytes = static_cast<const char*>(values);
   const std::size_t size = size_of_attribute(type) * static_cast<std::size_t>(count);
   static_cast<Descriptor*>(descriptor)->attributes[name] = {type, count, {bytes, bytes + size}};
   return kSuccess;
 }
-API Status cudnnBackendGetAttribute(void* descriptor, int name, int type, std::int64_t requested,
-                                    std::int64_t* count, void* values) {
+API Status cudnnBackendGetAttribute(void* descriptor, int name, int type, std::int64_t requested, std::int64_t* count,
+                                    void* values) {
   auto* const of = static_cast<Descriptor*>(descriptor);
   constexpr int kInt64 = 3, kInt32 = 23;
   if (name == kHeuristicResults) {
@@ -350,8 +334,7 @@ API Status cudnnBackendGetAttribute(void* descriptor, int name, int type, std::i
     if (count != nullptr) *count = it->second.count;
     const auto most = std::min(requested, it->second.count);
     if (values != nullptr && most > 0) {
-      std::memcpy(values, it->second.bytes.data(),
-                  size_of_attribute(type) * static_cast<std::size_t>(most));
+      std::memcpy(values, it->second.bytes.data(), size_of_attribute(type) * static_cast<std::size_t>(most));
     }
     return kSuccess;
   }
@@ -381,14 +364,12 @@ DONE(cudnnDestroyConvolutionDescriptor)
 DONE(cudnnDestroyActivationDescriptor)
 DONE(cudnnDestroyDropoutDescriptor)
 DONE(cudnnSetActivationDescriptor)
-API Status cudnnSetTensorNdDescriptor(void* tensor, int type, int count, const int* dimensions,
-                                      const int* strides) {
-  Held<State>()->tensors[tensor] = {
-      type, {dimensions, dimensions + count}, {strides, strides + count}};
+API Status cudnnSetTensorNdDescriptor(void* tensor, int type, int count, const int* dimensions, const int* strides) {
+  Held<State>()->tensors[tensor] = {type, {dimensions, dimensions + count}, {strides, strides + count}};
   return kSuccess;
 }
-API Status cudnnGetTensorNdDescriptor(const void* tensor, int requested, int* type, int* count,
-                                      int* dimensions, int* strides) {
+API Status cudnnGetTensorNdDescriptor(const void* tensor, int requested, int* type, int* count, int* dimensions,
+                                      int* strides) {
   const Held<State> s;
   const State::Tensor& t = s->tensors[tensor];
   *type = t.type;
@@ -399,24 +380,21 @@ API Status cudnnGetTensorNdDescriptor(const void* tensor, int requested, int* ty
   }
   return kSuccess;
 }
-ANSWERS(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize, *bytes = 0, void*, int, int,
-        const void*, const void*, const void*, const void*, const void*, std::size_t* bytes)
-ANSWERS(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, *bytes = 0, void*, int, int,
-        const void*, const void*, std::size_t* bytes)
-ANSWERS(cudnnGetBatchNormalizationBackwardExWorkspaceSize, *bytes = 0, void*, int, int, const void*,
-        const void*, const void*, const void*, const void*, const void*, const void*,
+ANSWERS(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize, *bytes = 0, void*, int, int, const void*, const void*,
+        const void*, const void*, const void*, std::size_t* bytes)
+ANSWERS(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, *bytes = 0, void*, int, int, const void*, const void*,
         std::size_t* bytes)
+ANSWERS(cudnnGetBatchNormalizationBackwardExWorkspaceSize, *bytes = 0, void*, int, int, const void*, const void*,
+        const void*, const void*, const void*, const void*, const void*, std::size_t* bytes)
 // Training reads the input twice (its moments first) and writes it once; backward reads input and
 // gradient twice.
-API Status cudnnBatchNormalizationForwardTrainingEx(void* handle, int, int, const void*,
-                                                    const void*, const void* x) {
+API Status cudnnBatchNormalizationForwardTrainingEx(void* handle, int, int, const void*, const void*, const void* x) {
   return norm(handle, "cudnn batch_norm_forward", 3 * bytes_of(x));
 }
-API Status cudnnBatchNormalizationBackwardEx(void* handle, int, int, const void*, const void*,
-                                             const void*, const void*, const void* x) {
+API Status cudnnBatchNormalizationBackwardEx(void* handle, int, int, const void*, const void*, const void*, const void*,
+                                             const void* x) {
   return norm(handle, "cudnn batch_norm_backward", 5 * bytes_of(x));
 }
-API Status cudnnBatchNormalizationForwardInference(void* handle, int, const void*, const void*,
-                                                   const void* x) {
+API Status cudnnBatchNormalizationForwardInference(void* handle, int, const void*, const void*, const void* x) {
   return norm(handle, "cudnn batch_norm_inference", 2 * bytes_of(x));
 }

@@ -90,8 +90,7 @@ API Status cuStreamSynchronize(StreamHandle stream) {
   record_wait('s', stream);
   return kSuccess;
 }
-ANSWERS(cuStreamIsCapturing, *status = is_captured(stream) ? 1 : 0, StreamHandle stream,
-        int* status)
+ANSWERS(cuStreamIsCapturing, *status = is_captured(stream) ? 1 : 0, StreamHandle stream, int* status)
 DONE(cuStreamWriteValue32_v2)
 DONE(cuStreamWaitValue32_v2)
 // Tables of undocumented functions begin with their size: there are none. NVRTC looks into one.
@@ -113,8 +112,7 @@ API Status cuPointerGetAttribute(void* value, int which, std::uint64_t at) {
 
 // ---- modules and launches ----
 ANSWERS(cuModuleLoadData, *module = new_handle(), void** module, const void*)
-ANSWERS(cuModuleLoadDataEx, *module = new_handle(), void** module, const void*, unsigned, int*,
-        void**)
+ANSWERS(cuModuleLoadDataEx, *module = new_handle(), void** module, const void*, unsigned, int*, void**)
 ANSWERS(cuModuleLoad, *module = new_handle(), void** module, const char*)
 DONE(cuModuleUnload)
 API Status cuModuleGetFunction(void** function, void*, const char* name) {
@@ -135,34 +133,25 @@ DONE(cuFuncSetAttribute)
 DONE(cuFuncSetCacheConfig)
 ANSWERS(cuFuncGetName, *name = "", const char** name, void*)
 ANSWERS(cuOccupancyMaxActiveBlocksPerMultiprocessor,
-        *count = threads <= 0 ? 1 : properties().threads_per_multiprocessor / threads, int* count,
-        void*, int threads, std::size_t)
-ANSWERS(cuOccupancyMaxActiveClusters, *count = properties().multiprocessors / 2, int* count, void*,
-        const void*)
+        *count = threads <= 0 ? 1 : properties().threads_per_multiprocessor / threads, int* count, void*, int threads,
+        std::size_t)
+ANSWERS(cuOccupancyMaxActiveClusters, *count = properties().multiprocessors / 2, int* count, void*, const void*)
 API Status cuTensorMapEncodeTiled(void* map) {
   std::memset(map, 0, 128);
   return kSuccess;
 }
-API Status cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                          unsigned by, unsigned bz, unsigned shared, StreamHandle stream,
-                          void** arguments, void**) {
-  record_launch({name_id(function_name(function)),
-                 {gx, gy, gz},
-                 {bx, by, bz},
-                 shared,
-                 stream,
-                 arguments,
-                 nullptr,
-                 false});
+API Status cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                          unsigned shared, StreamHandle stream, void** arguments, void**) {
+  record_launch(
+      {name_id(function_name(function)), {gx, gy, gz}, {bx, by, bz}, shared, stream, arguments, nullptr, false});
   return kSuccess;
 }
 API Status cuLaunchKernelEx(const DriverLaunchConfig* c, void* function, void** arguments, void**) {
-  return cuLaunchKernel(function, c->grid_x, c->grid_y, c->grid_z, c->block_x, c->block_y,
-                        c->block_z, c->shared_bytes, c->stream, arguments, nullptr);
+  return cuLaunchKernel(function, c->grid_x, c->grid_y, c->grid_z, c->block_x, c->block_y, c->block_z, c->shared_bytes,
+                        c->stream, arguments, nullptr);
 }
-API Status cuLaunchCooperativeKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
-                                     unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                                     StreamHandle stream, void** arguments) {
+API Status cuLaunchCooperativeKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                     unsigned bz, unsigned shared, StreamHandle stream, void** arguments) {
   return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, nullptr);
 }
 
@@ -181,20 +170,17 @@ API Status cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
   *total = left.total;
   return kSuccess;
 }
-API Status cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t bytes,
-                                StreamHandle stream) {
+API Status cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t bytes, StreamHandle stream) {
   copy_bytes(reinterpret_cast<void*>(to), from, bytes);
   record_copy({'h', stream, bytes, reinterpret_cast<void*>(to), from});
   return kSuccess;
 }
-API Status cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes,
-                                StreamHandle stream) {
+API Status cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes, StreamHandle stream) {
   if (copy_bytes(to, reinterpret_cast<void*>(from), bytes)) record_blind_read(bytes);
   record_copy({'d', stream, bytes, to, reinterpret_cast<void*>(from)});
   return kSuccess;
 }
-API Status cuMemsetD8Async(std::uint64_t at, unsigned char value, std::size_t bytes,
-                           StreamHandle stream) {
+API Status cuMemsetD8Async(std::uint64_t at, unsigned char value, std::size_t bytes, StreamHandle stream) {
   set_bytes(reinterpret_cast<void*>(at), value, bytes);
   record_copy({'s', stream, bytes, reinterpret_cast<void*>(at)});
   return kSuccess;
@@ -204,8 +190,8 @@ API Status cuMemsetD32Async(std::uint64_t at, unsigned, std::size_t count, Strea
   record_copy({'s', stream, 4 * count, reinterpret_cast<void*>(at)});
   return kSuccess;
 }
-ANSWERS(cuMemAddressReserve, *at = reinterpret_cast<std::uint64_t>(reserve_addresses(bytes)),
-        std::uint64_t* at, std::size_t bytes, std::size_t, std::uint64_t, unsigned long long)
+ANSWERS(cuMemAddressReserve, *at = reinterpret_cast<std::uint64_t>(reserve_addresses(bytes)), std::uint64_t* at,
+        std::size_t bytes, std::size_t, std::uint64_t, unsigned long long)
 DONE(cuMemAddressFree)
 API Status cuMemCreate(std::uint64_t* handle, std::size_t bytes, const void*, unsigned long long) {
   if (!take_memory(bytes)) return kMemoryAllocation;
@@ -227,12 +213,9 @@ DONE(cuMemSetAccess)
 API Status cuMemGetAllocationGranularity(std::size_t* bytes, const void*, int) {
   return *bytes = std::size_t{2} << 20, kSuccess;
 }
-API Status cuMemExportToShareableHandle(void*, std::uint64_t, int, unsigned long long) {
-  return kNotSupported;
-}
+API Status cuMemExportToShareableHandle(void*, std::uint64_t, int, unsigned long long) { return kNotSupported; }
 API Status cuMemImportFromShareableHandle(std::uint64_t*, void*, int) { return kNotSupported; }
-API Status cuMemGetHandleForAddressRange(void*, std::uint64_t, std::size_t, int,
-                                         unsigned long long) {
+API Status cuMemGetHandleForAddressRange(void*, std::uint64_t, std::size_t, int, unsigned long long) {
   return kNotSupported;
 }
 API Status cuMulticastCreate(std::uint64_t*, const void*) { return kNotSupported; }
@@ -258,8 +241,7 @@ DONE(nvmlInit)
 DONE(nvmlInit_v2)
 DONE(nvmlInitWithFlags)
 DONE(nvmlShutdown)
-ANSWERS(nvmlDeviceGetCount_v2, *count = static_cast<unsigned>(properties().devices),
-        unsigned* count)
+ANSWERS(nvmlDeviceGetCount_v2, *count = static_cast<unsigned>(properties().devices), unsigned* count)
 API Status nvmlDeviceGetCount(unsigned* count) { return nvmlDeviceGetCount_v2(count); }
 API Status nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
   return *device = reinterpret_cast<void*>(std::uint64_t{index} + 1), kSuccess;

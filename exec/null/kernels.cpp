@@ -52,16 +52,13 @@ std::vector<char> bytes_of(const std::vector<Number>& numbers) {
   return bytes;
 }
 
-std::int64_t number_at(void** arguments, std::size_t i) {
-  return *static_cast<const std::int64_t*>(arguments[i]);
-}
+std::int64_t number_at(void** arguments, std::size_t i) { return *static_cast<const std::int64_t*>(arguments[i]); }
 
 template <typename Number>
 std::vector<char> level(std::int64_t bins, std::int64_t elements) {
   std::vector<Number> counts(static_cast<std::size_t>(bins));
   for (std::int64_t i = 0; i < bins; ++i)
-    counts[static_cast<std::size_t>(i)] =
-        static_cast<Number>(elements * (i + 1) / bins - elements * i / bins);
+    counts[static_cast<std::size_t>(i)] = static_cast<Number>(elements * (i + 1) / bins - elements * i / bins);
   return bytes_of(counts);
 }
 
@@ -76,9 +73,7 @@ std::vector<char> sums(const void* input, std::size_t count) {
 std::optional<Counts> Counts::of(const std::string& name, const std::vector<std::string>& types) {
   Counts made;
   made.arguments_ = types.size();
-  const auto has = [](const std::string& text, const char* part) {
-    return text.find(part) != std::string::npos;
-  };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   if (has(name, "kernelHistogram1D") && types.size() > kElements && types[kElements] == "long") {
     made.is_long_ = has(types[0], "TensorInfo<long");
     if (made.is_long_ || has(types[0], "TensorInfo<int")) return made;
@@ -96,8 +91,7 @@ std::optional<Counts> Counts::of(const std::string& name, const std::vector<std:
 
 std::vector<char> Counts::result(void** arguments) const {
   if (what_ == What::kSums) {
-    const auto count =
-        static_cast<std::size_t>(*static_cast<const std::uint32_t*>(arguments[arguments_ - 1]));
+    const auto count = static_cast<std::size_t>(*static_cast<const std::uint32_t*>(arguments[arguments_ - 1]));
     if (count == 0 || count * 8 > kKnownBytes) return {};
     const void* const input = *static_cast<const void* const*>(arguments[0]);
     return is_long_ ? sums<std::int64_t>(input, count) : sums<std::int32_t>(input, count);
@@ -159,12 +153,9 @@ struct GroupedPlaces {
 
   static std::optional<GroupedPlaces> of(const std::vector<std::string>& types) {
     constexpr std::size_t kShapes = 5;  // three of strides, then A's and B's extents
-    const auto is_array = [](const std::string& type) {
-      return type.starts_with("std::array<long, 3");
-    };
+    const auto is_array = [](const std::string& type) { return type.starts_with("std::array<long, 3"); };
     const auto extent = std::find(types.begin(), types.end(), "int");
-    if (types.end() - extent < 3 || std::count_if(types.begin(), types.end(), is_array) != kShapes)
-      return std::nullopt;
+    if (types.end() - extent < 3 || std::count_if(types.begin(), types.end(), is_array) != kShapes) return std::nullopt;
     const auto array = std::find_if(types.begin(), types.end(), is_array);
     const auto at = [&](auto it) { return static_cast<std::size_t>(it - types.begin()); };
     return GroupedPlaces{at(extent), at(array) + kShapes - 2, type_of(types[0]), type_of(types[2])};
@@ -246,8 +237,7 @@ const Kernels::Known& kernel(const void* function) {
     known.name = name_id(name);
     const std::vector<std::string> types = argument_types(name);
     known.words = argument_words(types);
-    if (name.find("prepare_grouped_gemm_data") != std::string::npos)
-      known.grouped = GroupedPlaces::of(types);
+    if (name.find("prepare_grouped_gemm_data") != std::string::npos) known.grouped = GroupedPlaces::of(types);
     known.counts = Counts::of(name, types);
     known.multiplies_groups = name.find("GroupProblemShape") != std::string::npos;
     // at::native: vectorized_, unrolled_ and plain elementwise_kernel(int N, ...)
@@ -257,13 +247,12 @@ const Kernels::Known& kernel(const void* function) {
   return known;
 }
 
-Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments,
-              std::size_t shared_bytes, StreamHandle stream) {
+Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes,
+              StreamHandle stream) {
   const Recording recording;
   const Kernels::Known& known = kernel(function);
   static thread_local std::optional<Product> grouped;  // of this thread's next product
-  if (known.grouped && arguments != nullptr)
-    grouped = known.grouped->product(arguments, static_cast<int>(block.x));
+  if (known.grouped && arguments != nullptr) grouped = known.grouped->product(arguments, static_cast<int>(block.x));
   if (known.multiplies_groups && grouped) {
     Product product = *std::exchange(grouped, std::nullopt);
     product.name = known.name;
@@ -274,8 +263,8 @@ Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments,
   const bool knows = known.elements != nullptr && arguments != nullptr;
   const bool counts = known.counts && arguments != nullptr;
   const std::vector<char> result = counts ? known.counts->result(arguments) : std::vector<char>{};
-  record_launch({known.name, grid, block, shared_bytes, stream, arguments, &known.words,
-                 knows ? known.elements(arguments) : -1});
+  record_launch(
+      {known.name, grid, block, shared_bytes, stream, arguments, &known.words, knows ? known.elements(arguments) : -1});
   if (counts) known.counts->write(arguments, result);
   return kSuccess;
 }
@@ -307,20 +296,18 @@ API void __cudaUnregisterFatBinary(void**) {}
 API void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int, int) {}
 API void __cudaRegisterManagedVar(void**, void**, char*, const char*, int, std::size_t, int, int) {}
 API char __cudaInitModule(void**) { return 1; }
-API void __cudaRegisterFunction(void** handle, const char* host, char*, const char* name, int,
-                                void*, void*, void*, void*, int*) {
+API void __cudaRegisterFunction(void** handle, const char* host, char*, const char* name, int, void*, void*, void*,
+                                void*, int*) {
   const Held<Kernels> all;
   all->names[host] = name;
   if (handle == nullptr) return;
   all->architectures[host] = static_cast<int>(reinterpret_cast<std::intptr_t>(*handle));
 }
-API unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block, std::size_t shared_bytes,
-                                         void* stream) {
+API unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block, std::size_t shared_bytes, void* stream) {
   configurations.push_back({grid, block, shared_bytes, stream});
   return 0;
 }
-API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block, std::size_t* shared_bytes,
-                                      void* stream) {
+API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block, std::size_t* shared_bytes, void* stream) {
   if (configurations.empty()) return kInvalidValue;
   const Configuration c = configurations.back();
   configurations.pop_back();
@@ -331,17 +318,16 @@ API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block, std::size_t* shar
   return kSuccess;
 }
 ANSWERS(__cudaGetKernel, *kernel = const_cast<void*>(function), void** kernel, const void* function)
-API Status __cudaLaunchKernel(void* kernel, Dim3 grid, Dim3 block, void** arguments,
-                              std::size_t shared_bytes, StreamHandle stream) {
+API Status __cudaLaunchKernel(void* kernel, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes,
+                              StreamHandle stream) {
   return launch(kernel, grid, block, arguments, shared_bytes, stream);
 }
-API Status cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void** arguments,
-                            std::size_t shared_bytes, StreamHandle stream) {
+API Status cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes,
+                            StreamHandle stream) {
   return launch(function, grid, block, arguments, shared_bytes, stream);
 }
-API Status cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block,
-                                       void** arguments, std::size_t shared_bytes,
-                                       StreamHandle stream) {
+API Status cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block, void** arguments,
+                                       std::size_t shared_bytes, StreamHandle stream) {
   return launch(function, grid, block, arguments, shared_bytes, stream);
 }
 API Status cudaLaunchKernelExC(const LaunchConfig* c, const void* function, void** arguments) {
@@ -351,8 +337,8 @@ API Status cudaLaunchHostFunc(StreamHandle, void (*function)(void*), void* data)
   function(data);
   return kSuccess;
 }
-API Status cudaStreamAddCallback(StreamHandle stream, void (*function)(StreamHandle, Status, void*),
-                                 void* data, unsigned) {
+API Status cudaStreamAddCallback(StreamHandle stream, void (*function)(StreamHandle, Status, void*), void* data,
+                                 unsigned) {
   function(stream, kSuccess, data);
   return kSuccess;
 }
@@ -374,14 +360,11 @@ API Status cudaFuncGetAttributes(FunctionAttributes* a, const void* function) {
 DONE(cudaFuncSetAttribute)
 DONE(cudaFuncSetCacheConfig)
 // As many blocks as threads allow; registers and shared memory are not looked at.
-API Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* count, const void*,
-                                                                  int threads, std::size_t,
+API Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* count, const void*, int threads, std::size_t,
                                                                   unsigned) {
-  return *count = threads <= 0 ? 1 : std::max(1, properties().threads_per_multiprocessor / threads),
-         kSuccess;
+  return *count = threads <= 0 ? 1 : std::max(1, properties().threads_per_multiprocessor / threads), kSuccess;
 }
-API Status cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count, const void* function,
-                                                         int threads, std::size_t shared) {
-  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count, function, threads, shared,
-                                                                0);
+API Status cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count, const void* function, int threads,
+                                                         std::size_t shared) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count, function, threads, shared, 0);
 }

@@ -139,8 +139,7 @@ Line::Line(char kind) {
     return;
   }
   s.buffer += kind;
-  *this << (left_at == 0 ? 0 : std::max<std::int64_t>(0, now - left_at - clock_cost()))
-        << thread_number;
+  *this << (left_at == 0 ? 0 : std::max<std::int64_t>(0, now - left_at - clock_cost())) << thread_number;
   // Behind the first line of a recording there is nothing of the program's.
   if (entered_at != 0) left_at = entered_at;
 }
@@ -182,9 +181,7 @@ std::int64_t name_id(std::string_view text) {
 
 std::string name_text(std::int64_t id) {
   const Held<State> s;
-  return id < 0 || id >= static_cast<std::int64_t>(s->texts.size())
-             ? ""
-             : *s->texts[static_cast<std::size_t>(id)];
+  return id < 0 || id >= static_cast<std::int64_t>(s->texts.size()) ? "" : *s->texts[static_cast<std::size_t>(id)];
 }
 
 std::int64_t handle_id(const void* handle) {
@@ -254,8 +251,7 @@ void refuse(std::string_view what) {
   flush_log();
   say(what);
   if (!folder().empty()) {
-    const int file = ::open((folder() + "/refused.txt").c_str(),
-                            O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    const int file = ::open((folder() + "/refused.txt").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (file >= 0) write_all(file, message(what));
   }
   _exit(6);

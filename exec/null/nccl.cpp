@@ -54,14 +54,13 @@ struct Buffers {
   std::uint64_t received = 0;
 };
 
-Status collective(const char* name, const void* communicator, StreamHandle stream,
-                  std::uint64_t count, int type, const Buffers& buffers) {
+Status collective(const char* name, const void* communicator, StreamHandle stream, std::uint64_t count, int type,
+                  const Buffers& buffers) {
   enqueue(stream, 1e-5);
   const std::int64_t id = static_cast<const Communicator*>(communicator)->id;
   const std::int64_t named = name_id(name);
   check_work(stream, named,
-             {reads(buffers.from, buffers.sent * size_of(type)),
-              writes(buffers.to, buffers.received * size_of(type))});
+             {reads(buffers.from, buffers.sent * size_of(type)), writes(buffers.to, buffers.received * size_of(type))});
   Line('X') << handle_id(stream) << id << named << count * size_of(type) << type;
   return kSuccess;
 }
@@ -152,11 +151,9 @@ API Status ncclGetUniqueId(ncclUniqueId* id) {
   std::memset(id, 7, sizeof *id);
   return kSuccess;
 }
-ANSWERS(ncclCommInitRankConfig, *c = make(size, rank), Comm* c, int size, ncclUniqueId, int rank,
-        void*)
+ANSWERS(ncclCommInitRankConfig, *c = make(size, rank), Comm* c, int size, ncclUniqueId, int rank, void*)
 ANSWERS(ncclCommInitRank, *c = make(size, rank), Comm* c, int size, ncclUniqueId, int rank)
-ANSWERS(ncclCommInitRankScalable, *c = make(size, rank), Comm* c, int size, int rank, int, void*,
-        void*)
+ANSWERS(ncclCommInitRankScalable, *c = make(size, rank), Comm* c, int size, int rank, int, void*, void*)
 API Status ncclCommInitAll(Comm* c, int count, const int*) {
   for (int i = 0; i < count; ++i) c[i] = make(count, i);
   return kSuccess;
@@ -202,8 +199,7 @@ DONE(ncclGroupSimulateEnd)
 ANSWERS(ncclRedOpCreatePreMulSum, *operation = 5, int* operation, void*, int, int, Comm)
 DONE(ncclRedOpDestroy)
 
-API Status ncclAllGather(const void* from, void* to, std::size_t count, int type, Comm c,
-                         StreamHandle stream) {
+API Status ncclAllGather(const void* from, void* to, std::size_t count, int type, Comm c, StreamHandle stream) {
   const auto size = static_cast<std::size_t>(static_cast<const Communicator*>(c)->size);
   repeat(from, to, count * size_of(type), static_cast<int>(size));
   return collective("all_gather", c, stream, count * size, type, {from, count, to, count * size});
@@ -212,11 +208,10 @@ API Status ncclReduceScatter(const void* from, void* to, std::size_t count, int 
                              StreamHandle stream) {
   forget(to, count * size_of(type));
   const auto size = static_cast<std::size_t>(static_cast<const Communicator*>(c)->size);
-  return collective("reduce_scatter", c, stream, count * size, type,
-                    {from, count * size, to, count});
+  return collective("reduce_scatter", c, stream, count * size, type, {from, count * size, to, count});
 }
-API Status ncclAllReduce(const void* from, void* to, std::size_t count, int type, int operation,
-                         Comm c, StreamHandle stream) {
+API Status ncclAllReduce(const void* from, void* to, std::size_t count, int type, int operation, Comm c,
+                         StreamHandle stream) {
   constexpr int kSum = 0, kMax = 2, kMin = 3, kAverage = 4;          // ncclRedOp_t
   constexpr int kInt32 = 2, kInt64 = 4, kFloat32 = 7, kFloat64 = 8;  // ncclDataType_t
   if (operation == kMax || operation == kMin || operation == kAverage) {
@@ -240,19 +235,16 @@ API Status ncclBroadcast(const void* from, void* to, std::size_t count, int type
   const std::uint64_t bytes = count * size_of(type);
   if (is_root && from != to) repeat(from, to, bytes, 1);
   if (group_depth > 0) group_broadcasts.push_back({is_root, to, bytes});
-  return collective("broadcast", c, stream, count, type,
-                    {is_root ? from : nullptr, count, to, count});
+  return collective("broadcast", c, stream, count, type, {is_root ? from : nullptr, count, to, count});
 }
 API Status ncclBcast(void* at, std::size_t count, int type, int root, Comm c, StreamHandle stream) {
   return ncclBroadcast(at, at, count, type, root, c, stream);
 }
-API Status ncclReduce(const void* from, void* to, std::size_t count, int type, int, int, Comm c,
-                      StreamHandle stream) {
+API Status ncclReduce(const void* from, void* to, std::size_t count, int type, int, int, Comm c, StreamHandle stream) {
   forget(to, count * size_of(type));
   return collective("reduce", c, stream, count, type, {from, count, to, count});
 }
-API Status ncclSend(const void* from, std::size_t count, int type, int peer, Comm c,
-                    StreamHandle stream) {
+API Status ncclSend(const void* from, std::size_t count, int type, int peer, Comm c, StreamHandle stream) {
   const bool is_own = static_cast<const Communicator*>(c)->rank == peer;
   if (group_depth > 0 && is_own) own_part = {from, count * size_of(type)};
   return collective("send", c, stream, count, type, {from, count});
@@ -262,15 +254,12 @@ API Status ncclRecv(void* to, std::size_t count, int type, int, Comm c, StreamHa
   if (group_depth > 0) received_parts.push_back({to, count * size_of(type)});
   return collective("recv", c, stream, count, type, {nullptr, 0, to, count});
 }
-API Status ncclAlltoAll(const void* from, void* to, std::size_t count, int type, Comm c,
-                        StreamHandle stream) {
+API Status ncclAlltoAll(const void* from, void* to, std::size_t count, int type, Comm c, StreamHandle stream) {
   const auto* of = static_cast<const Communicator*>(c);
   const auto size = static_cast<std::size_t>(of->size);
   const std::uint64_t bytes = count * size_of(type);
-  repeat(static_cast<const char*>(from) + static_cast<std::size_t>(of->rank) * bytes, to, bytes,
-         of->size);
-  return collective("all_to_all", c, stream, count * size, type,
-                    {from, count * size, to, count * size});
+  repeat(static_cast<const char*>(from) + static_cast<std::size_t>(of->rank) * bytes, to, bytes, of->size);
+  return collective("all_to_all", c, stream, count * size, type, {from, count * size, to, count * size});
 }
 
 // Of NCCL 2.29 and 2.30: PyTorch from 2.15 on links to them, and its own code for training does not

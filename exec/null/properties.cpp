@@ -91,8 +91,7 @@ int attribute(int which) {
   // Not overlapping, no time limit, not integrated, default mode, no ECC, no PCI device and domain,
   // no TCC, one GPU a board, no host atomics, no pageable access, no multicast, no fabric handles,
   // no GPUDirect storage.
-  for (const int none :
-       {15, 17, 18, 20, 32, 34, 35, 50, 84, 85, 86, 88, 89, 100, 101, 102, 103, 116, 128, 132}) {
+  for (const int none : {15, 17, 18, 20, 32, 34, 35, 50, 84, 85, 86, 88, 89, 100, 101, 102, 103, 116, 128, 132}) {
     if (none == which) return 0;
   }
   return 1;
@@ -103,9 +102,7 @@ void fill_properties(void* structure, const PropertyLayout& l) {
   auto* const base = static_cast<char*>(structure);
   std::memset(base, 0, l.size);
   std::strncpy(base, p.name.c_str(), 255);
-  const auto put = [&](std::size_t at, auto value) {
-    std::memcpy(base + at, &value, sizeof value);
-  };
+  const auto put = [&](std::size_t at, auto value) { std::memcpy(base + at, &value, sizeof value); };
   put(256, std::uint64_t{0x466f726573686172});  // uuid: a device's own
   put(264, std::uint64_t{1} + static_cast<std::uint64_t>(current_device()));
   put(l.total_memory, p.memory);

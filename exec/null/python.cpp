@@ -27,9 +27,9 @@ struct Python {
   void (*drop)(Object) = nullptr;
   void (*keep)(Object) = nullptr;
   bool complete() const {
-    return is_initialized != nullptr && ensure != nullptr && leave != nullptr && frame != nullptr &&
-           back != nullptr && code != nullptr && line != nullptr && attribute != nullptr &&
-           text != nullptr && drop != nullptr && keep != nullptr;
+    return is_initialized != nullptr && ensure != nullptr && leave != nullptr && frame != nullptr && back != nullptr &&
+           code != nullptr && line != nullptr && attribute != nullptr && text != nullptr && drop != nullptr &&
+           keep != nullptr;
   }
 };
 
@@ -91,8 +91,7 @@ std::string python_place() {
       depth = -1;
     } else if (!places.empty() || !is_of_mode(file)) {
       if (!places.empty()) places += " < ";
-      places +=
-          file + ':' + std::to_string(p.line(frame)) + ' ' + attribute_text(p, code, "co_name");
+      places += file + ':' + std::to_string(p.line(frame)) + ' ' + attribute_text(p, code, "co_name");
     }
     p.drop(code);
     Object const back = p.back(frame);
@@ -121,9 +120,7 @@ API int foreshard_null_known(const void* at, void* to, std::size_t bytes) {
 API void foreshard_null_know(void* at, const void* from, std::size_t bytes) {
   foreshard::null::copy_bytes(at, from, bytes);
 }
-API void foreshard_null_forget(const void* at, std::size_t bytes) {
-  foreshard::null::forget(at, bytes);
-}
+API void foreshard_null_forget(const void* at, std::size_t bytes) { foreshard::null::forget(at, bytes); }
 // An operation whose writes are told follows; of the time since the last call so much is not the
 // program's.
 API void foreshard_null_begin_operation(std::int64_t ns) {

@@ -130,8 +130,8 @@ const Access* conflict(const std::vector<Access>& earlier, const Access& now, co
 void keep(std::vector<Access>& users, const Access& now, const Clock& clock) {
   users.erase(std::remove_if(users.begin(), users.end(),
                              [&](const Access& old) {
-                               return is_before(old, clock) && old.writes <= now.writes &&
-                                      old.begin >= now.begin && old.end <= now.end;
+                               return is_before(old, clock) && old.writes <= now.writes && old.begin >= now.begin &&
+                                      old.end <= now.end;
                              }),
               users.end());
   users.push_back(now);
@@ -139,15 +139,14 @@ void keep(std::vector<Access>& users, const Access& now, const Clock& clock) {
 
 // Adds what `users` did within the range: pieces of memory that are split and joined over and over
 // keep each access once.
-void add_within(std::vector<Access>& to, const std::vector<Access>& users, std::uint64_t begin,
-                std::uint64_t end) {
+void add_within(std::vector<Access>& to, const std::vector<Access>& users, std::uint64_t begin, std::uint64_t end) {
   for (Access part : users) {
     part.begin = std::max(part.begin, begin);
     part.end = std::min(part.end, end);
     if (part.begin >= part.end) continue;
     const auto rest = std::find_if(to.begin(), to.end(), [&](const Access& a) {
-      return a.stream == part.stream && a.place == part.place && a.writes == part.writes &&
-             a.begin <= part.end && part.begin <= a.end;
+      return a.stream == part.stream && a.place == part.place && a.writes == part.writes && a.begin <= part.end &&
+             part.begin <= a.end;
     });
     if (rest == to.end()) {
       to.push_back(part);
@@ -170,8 +169,8 @@ std::string kernel_words(std::int64_t name) {
   std::string text = name_text(name);
   if (text.rfind("_Z", 0) == 0) {
     int status = 0;
-    const std::unique_ptr<char, void (*)(void*)> readable(
-        abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status), std::free);
+    const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status),
+                                                          std::free);
     if (status == 0) text = readable.get();
   }
   return text.size() > kMost ? text.substr(0, kMost) + "..." : text;
@@ -180,8 +179,7 @@ std::string kernel_words(std::int64_t name) {
 std::string words_of(const Access& access) {
   const std::string source = name_text(access.source);
   return kernel_words(access.name) + " on stream " +
-         std::to_string(
-             handle_id(reinterpret_cast<void*>(is_legacy(access.stream) ? 0 : access.stream))) +
+         std::to_string(handle_id(reinterpret_cast<void*>(is_legacy(access.stream) ? 0 : access.stream))) +
          (source.empty() ? " (a thread of autograd or of a library)" : " (" + source + ")");
 }
 
@@ -189,18 +187,15 @@ constexpr const char* kGone = "memory is used after it was given back";
 
 void tell(const Fault& fault) {
   std::string key = fault.what;
-  for (const std::int64_t part :
-       {fault.earlier.name, fault.earlier.source, fault.now.name, fault.now.source}) {
+  for (const std::int64_t part : {fault.earlier.name, fault.earlier.source, fault.now.name, fault.now.source}) {
     key += ' ' + std::to_string(part);
   }
   {
     const Held<State> s;
     if (s->told.size() >= kMostTold || !s->told.insert(key).second) return;
   }
-  report_fault(std::string(fault.what) + ", " + std::to_string(fault.bytes) +
-               " bytes: " + words_of(fault.now) +
-               (fault.what == kGone ? "; used before by " : " is not ordered behind ") +
-               words_of(fault.earlier));
+  report_fault(std::string(fault.what) + ", " + std::to_string(fault.bytes) + " bytes: " + words_of(fault.now) +
+               (fault.what == kGone ? "; used before by " : " is not ordered behind ") + words_of(fault.earlier));
 }
 
 Block* block_of(State& s, std::uint64_t at) {
@@ -249,8 +244,7 @@ std::vector<Fault> faults_of(State& s, const Access& work, const std::vector<Use
       Access any = now;
       any.writes = true;
       if (const Access* const with = conflict(block->before, any, clock)) {
-        faults.push_back({"memory is handed out while a stream still needs it", *with, now,
-                          now.end - now.begin});
+        faults.push_back({"memory is handed out while a stream still needs it", *with, now, now.end - now.begin});
       }
     } else if (const Access* const with = conflict(block->users, now, clock)) {
       const char* const what = !with->writes ? "memory is written while it is still read"

@@ -29,9 +29,7 @@ constexpr std::size_t kMostArguments = 64;
 
 struct Range {
   std::uintptr_t begin = 0, end = 0;
-  bool holds(std::uintptr_t at, std::size_t bytes) const {
-    return at >= begin && at + bytes <= end;
-  }
+  bool holds(std::uintptr_t at, std::size_t bytes) const { return at >= begin && at + bytes <= end; }
 };
 
 // Of a kernel over strided tensors; none of another.
@@ -61,16 +59,14 @@ Range own_stack() {
 
 Use::Kind kind_of(ArgumentWords::How how, bool is_first) {
   if (how == ArgumentWords::How::kUnknown) return Use::Kind::kUnknown;
-  const bool writes =
-      how == ArgumentWords::How::kWrites || (how == ArgumentWords::How::kWritesFirst && is_first);
+  const bool writes = how == ArgumentWords::How::kWrites || (how == ArgumentWords::How::kWritesFirst && is_first);
   return writes ? Use::Kind::kWrites : Use::Kind::kReads;
 }
 
 std::uint64_t word_at(std::uintptr_t at) { return *reinterpret_cast<const std::uint64_t*>(at); }
 
 // Places behind those that the last block works on hold what was on the stack before.
-void add_lists(std::uintptr_t at, const ArgumentWords& said, unsigned blocks,
-               std::vector<Use>& uses) {
+void add_lists(std::uintptr_t at, const ArgumentWords& said, unsigned blocks, std::vector<Use>& uses) {
   if (blocks == 0) return;
   const auto last = *reinterpret_cast<const unsigned char*>(at + said.owners_at + blocks - 1);
   for (std::size_t list = 0; list < said.lists; ++list) {
@@ -78,17 +74,15 @@ void add_lists(std::uintptr_t at, const ArgumentWords& said, unsigned blocks,
       const std::uint64_t word = word_at(at + 8 * (list * said.words + tensor));
       if (!is_device(reinterpret_cast<const void*>(word))) continue;
       constexpr std::size_t kGradients = 1;  // of an optimizer's lists: read, not written
-      uses.push_back(
-          {word, 0, kind_of(list == kGradients ? ArgumentWords::How::kUnknown : said.how, false)});
+      uses.push_back({word, 0, kind_of(list == kGradients ? ArgumentWords::How::kUnknown : said.how, false)});
     }
   }
 }
 
 // What the host wrote into a table, as far as it is addresses: its length is another argument.
 void add_table(std::uint64_t table, std::vector<Use>& uses) {
-  for (std::uint64_t word = 0;
-       known_bytes(&word, reinterpret_cast<const void*>(table), sizeof word) &&
-       is_device(reinterpret_cast<const void*>(word));
+  for (std::uint64_t word = 0; known_bytes(&word, reinterpret_cast<const void*>(table), sizeof word) &&
+                               is_device(reinterpret_cast<const void*>(word));
        table += sizeof word) {
     uses.push_back({word, 0, Use::Kind::kUnknown, false});
   }
@@ -99,9 +93,7 @@ void add_table(std::uint64_t table, std::vector<Use>& uses) {
 // their addresses, the result's first. How many, the lambda does not say.
 constexpr std::size_t kDimensions = 25, kExtent = 12, kStride = 4;
 
-std::uint32_t half_word_at(std::uintptr_t at) {
-  return *reinterpret_cast<const std::uint32_t*>(at);
-}
+std::uint32_t half_word_at(std::uintptr_t at) { return *reinterpret_cast<const std::uint32_t*>(at); }
 
 // Of each tensor: what it holds that the kernel is given, and what its warps ask for, in sectors of
 // 32 bytes; a dimension of stride 0 is read again and again.
@@ -141,9 +133,7 @@ Moved strided_bytes(std::uintptr_t at, std::size_t n) {
 Moved reduced_bytes(std::uintptr_t at, const Dim3& block) {
   constexpr std::size_t kOperations[] = {4, 8, 16}, kWidth = 11;
   for (const std::size_t operation : kOperations) {
-    const auto field = [&](std::size_t i) {
-      return std::int64_t{half_word_at(at + operation + 4 * i)};
-    };
+    const auto field = [&](std::size_t i) { return std::int64_t{half_word_at(at + operation + 4 * i)}; };
     if (field(kWidth) != block.x || field(kWidth + 1) != block.y || field(0) > 16) continue;
     return {field(0) * field(2) * field(1), field(2), static_cast<std::uint32_t>(field(0))};
   }
@@ -158,8 +148,7 @@ void add_strided(std::uintptr_t at, const Range& stack, std::vector<Use>& uses, 
     for (std::size_t i = 0; i < n && are_all; ++i)
       are_all = is_device(reinterpret_cast<const void*>(word_at(first + 8 * i)));
     if (!are_all) continue;
-    for (std::size_t i = 0; i < n; ++i)
-      uses.push_back({word_at(first + 8 * i), 0, Use::Kind::kUnknown, false});
+    for (std::size_t i = 0; i < n; ++i) uses.push_back({word_at(first + 8 * i), 0, Use::Kind::kUnknown, false});
     moved = strided_bytes(at, n);
     return;
   }
@@ -168,12 +157,10 @@ void add_strided(std::uintptr_t at, const Range& stack, std::vector<Use>& uses, 
 std::vector<Use> operands(const Launch& launch, Moved& moved) {
   if (launch.arguments == nullptr) return {};
   const Range stack = own_stack();
-  const std::size_t most =
-      launch.words == nullptr ? kMostArguments : std::min(kMostArguments, launch.words->size());
+  const std::size_t most = launch.words == nullptr ? kMostArguments : std::min(kMostArguments, launch.words->size());
   std::array<std::uintptr_t, kMostArguments> sorted{}, places{};
   std::size_t count = 0;
-  while (count < most &&
-         stack.holds(reinterpret_cast<std::uintptr_t>(launch.arguments + count), sizeof(void*))) {
+  while (count < most && stack.holds(reinterpret_cast<std::uintptr_t>(launch.arguments + count), sizeof(void*))) {
     const auto place = reinterpret_cast<std::uintptr_t>(launch.arguments[count]);
     if (!stack.holds(place, sizeof(std::uint64_t))) break;
     places[count] = sorted[count] = place;
@@ -194,10 +181,9 @@ std::vector<Use> operands(const Launch& launch, Moved& moved) {
       continue;
     }
     if (said.form == ArgumentWords::Form::kReduced) moved = reduced_bytes(places[i], launch.block);
-    const std::uint64_t words =
-        said.form == ArgumentWords::Form::kRows ? launch.grid.y : said.skipped + said.words;
-    const auto* const next = std::upper_bound(
-        sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(count), places[i]);
+    const std::uint64_t words = said.form == ArgumentWords::Form::kRows ? launch.grid.y : said.skipped + said.words;
+    const auto* const next =
+        std::upper_bound(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(count), places[i]);
     const std::uintptr_t bound = next == sorted.begin() + count ? stack.end : *next;
     const std::uintptr_t end = std::min({bound, places[i] + words * 8, stack.end});
     const std::uintptr_t first = (places[i] + 7) / 8 * 8 + said.skipped * 8;
@@ -234,8 +220,7 @@ ArgumentWords words_of_type(std::string_view type) {
   constexpr std::uint16_t kStructureWords = 64;
   const std::size_t array = type.find("char*, ");
   if (array != std::string_view::npos && type.find("rray<") != std::string_view::npos) {
-    return {static_cast<std::uint16_t>(std::atoi(std::string(type.substr(array + 7)).c_str())),
-            How::kWritesFirst};
+    return {static_cast<std::uint16_t>(std::atoi(std::string(type.substr(array + 7)).c_str())), How::kWritesFirst};
   }
   if (type.ends_with("**")) return {.form = ArgumentWords::Form::kTable};
   if (type.ends_with("const*")) return {1, How::kReads};
@@ -250,8 +235,7 @@ ArgumentWords words_of_type(std::string_view type) {
   if (type.find("ListMetadata<") != std::string_view::npos) return list_words(type);
   if (type.find("CatArrInputTensorMetadata<") != std::string_view::npos)
     return {.is_sure = false, .form = ArgumentWords::Form::kRows};
-  if (type.find("gpu_kernel_impl") != std::string_view::npos)
-    return {.form = ArgumentWords::Form::kStrided};
+  if (type.find("gpu_kernel_impl") != std::string_view::npos) return {.form = ArgumentWords::Form::kStrided};
   ArgumentWords structure{kStructureWords};
   if (type.find("ReduceOp<") != std::string_view::npos) {
     // Reduce.cuh: the operation, 64 bytes of configuration, the OffsetCalculators of one tensor and
@@ -268,8 +252,8 @@ ArgumentWords words_of_type(std::string_view type) {
 
 std::vector<std::string> argument_types(const std::string& mangled) {
   int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> text(
-      abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status), std::free);
+  const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status),
+                                                    std::free);
   std::vector<std::string> types;
   if (status != 0) return types;
   // The arguments are in the last parentheses at the outermost level.
@@ -321,15 +305,15 @@ void record_launch(const Launch& l) {
   for (const Use& use : uses) addresses.push_back(use.at);
   const Touched touched = touch(addresses.data(), addresses.size());
   enqueue(l.stream, kNominalKernel + static_cast<double>(touched.bytes) / kNominalBandwidth);
-  Line('L') << handle_id(l.stream) << l.name << l.grid.x << l.grid.y << l.grid.z << l.block.x
-            << l.block.y << l.block.z << l.shared_bytes << l.elements << touched.bytes
-            << touched.largest << touched.blocks << moved.held << moved.asked << moved.dimensions;
+  Line('L') << handle_id(l.stream) << l.name << l.grid.x << l.grid.y << l.grid.z << l.block.x << l.block.y << l.block.z
+            << l.shared_bytes << l.elements << touched.bytes << touched.largest << touched.blocks << moved.held
+            << moved.asked << moved.dimensions;
 }
 
 void record_product(const Product& p) {
   const Recording recording;
-  const double flops = 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) *
-                       static_cast<double>(p.k) * static_cast<double>(p.batch);
+  const double flops = 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) *
+                       static_cast<double>(p.batch);
   enqueue(p.stream, kNominalKernel + flops / kNominalFlops);
   const auto bytes = [&](std::int64_t elements, int type) {
     return static_cast<std::uint64_t>(elements * p.batch * bytes_of_type(type));
@@ -360,8 +344,7 @@ void note_copy(const Copy& copy, int host_waits) {
   const Recording recording;
   enqueue(copy.stream, kNominalKernel + static_cast<double>(copy.bytes) / kNominalBandwidth);
   const char* const name = copy.kind == 's' ? "memset" : "memcpy";
-  check_work(copy.stream, name_id(name),
-             {reads(copy.from, copy.bytes), writes(copy.to, copy.bytes)});
+  check_work(copy.stream, name_id(name), {reads(copy.from, copy.bytes), writes(copy.to, copy.bytes)});
   Line('C') << handle_id(copy.stream) << static_cast<int>(copy.kind) << copy.bytes << host_waits;
 }
 

@@ -36,7 +36,7 @@ struct Launch {
   Dim3 grid{1, 1, 1}, block{1, 1, 1};
   std::uint64_t shared_bytes = 0;
   StreamHandle stream = nullptr;
-  void** arguments = nullptr;  // addresses of the kernel's arguments, or nullptr
+  void** arguments = nullptr;                         // addresses of the kernel's arguments, or nullptr
   const std::vector<ArgumentWords>* words = nullptr;  // nullptr: one of each, as many as there are
   std::int64_t elements = -1;                         // -1: not known
 };

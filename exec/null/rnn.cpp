@@ -18,8 +18,8 @@
 
 // exec/null/dnn.cpp
 API foreshard::null::Status cudnnGetStream(void* handle, foreshard::null::StreamHandle* stream);
-API foreshard::null::Status cudnnSetTensorNdDescriptor(void* tensor, int type, int count,
-                                                       const int* dimensions, const int* strides);
+API foreshard::null::Status cudnnSetTensorNdDescriptor(void* tensor, int type, int count, const int* dimensions,
+                                                       const int* strides);
 
 namespace foreshard::null {
 namespace {
@@ -33,9 +33,7 @@ struct Recurrent {  // cudnnSetRNNDescriptor_v8's arguments
   std::int64_t directions() const { return direction == 1 ? 2 : 1; }
   std::int64_t output() const { return is_projected() ? projection : hidden; }
   bool is_projected() const { return projection != 0 && projection != hidden; }
-  std::int64_t input_of(std::int64_t layer) const {
-    return layer == 0 ? input : output() * directions();
-  }
+  std::int64_t input_of(std::int64_t layer) const { return layer == 0 ? input : output() * directions(); }
 };
 struct Sequences {  // cudnnSetRNNDataDescriptor's
   std::int64_t longest = 0, batch = 0, tokens = 0;
@@ -60,8 +58,7 @@ struct Block {
 };
 Block block_of(const Recurrent& r, std::int64_t layer) {
   const std::int64_t rows = r.gates() * r.hidden;
-  return {rows * r.input_of(layer), rows * r.output(), 2 * rows,
-          r.is_projected() ? r.projection * r.hidden : 0};
+  return {rows * r.input_of(layer), rows * r.output(), 2 * rows, r.is_projected() ? r.projection * r.hidden : 0};
 }
 
 std::int64_t weights(const Recurrent& r) {
@@ -75,8 +72,7 @@ std::int64_t weights(const Recurrent& r) {
 struct Extents {
   std::int64_t m, n, k;
 };
-void product(const Recurrent& r, const char* name, StreamHandle stream, const Extents& e,
-             std::int64_t batch) {
+void product(const Recurrent& r, const char* name, StreamHandle stream, const Extents& e, std::int64_t batch) {
   const int type = cuda_type(r.type);
   record_product({name_id(name), stream, e.m, e.n, e.k, batch, type, type, false, false, nullptr});
 }
@@ -95,10 +91,8 @@ void run(const Recurrent& r, const Sequences& s, StreamHandle stream, Part part)
     }
     const bool forward = part == Part::kForward;
     const char* const name = forward ? "cudnn rnn_forward" : "cudnn rnn_backward_data";
-    product(r, name, stream,
-            forward ? Extents{s.tokens, rows, input} : Extents{s.tokens, input, rows}, 1);
-    const Extents step =
-        forward ? Extents{s.batch, rows, r.output()} : Extents{s.batch, r.output(), rows};
+    product(r, name, stream, forward ? Extents{s.tokens, rows, input} : Extents{s.tokens, input, rows}, 1);
+    const Extents step = forward ? Extents{s.batch, rows, r.output()} : Extents{s.batch, r.output(), rows};
     const bool is_persistent = r.algorithm != kStandard;
     for (std::int64_t at = 0; at < (is_persistent ? 1 : s.longest); ++at) {
       product(r, name, stream, step, is_persistent ? s.longest : 1);
@@ -134,16 +128,14 @@ CREATED(cudnnCreateRNNDescriptor)
 ANSWERS(cudnnDestroyRNNDescriptor, Held<State>()->layers.erase(descriptor), void* descriptor)
 CREATED(cudnnCreateRNNDataDescriptor)
 ANSWERS(cudnnDestroyRNNDataDescriptor, Held<State>()->sequences.erase(descriptor), void* descriptor)
-API Status cudnnSetRNNDescriptor_v8(void* descriptor, int algorithm, int cell, int, int direction,
-                                    int, int type, int, int, std::int32_t input,
-                                    std::int32_t hidden, std::int32_t projection,
+API Status cudnnSetRNNDescriptor_v8(void* descriptor, int algorithm, int cell, int, int direction, int, int type, int,
+                                    int, std::int32_t input, std::int32_t hidden, std::int32_t projection,
                                     std::int32_t layers, void*, std::uint32_t) {
-  Held<State>()->layers[descriptor] = {algorithm, cell,   direction,  type,
-                                       input,     hidden, projection, layers};
+  Held<State>()->layers[descriptor] = {algorithm, cell, direction, type, input, hidden, projection, layers};
   return kSuccess;
 }
-API Status cudnnSetRNNDataDescriptor(void* descriptor, int, int, int longest, int batch, int,
-                                     const int* lengths, void*) {
+API Status cudnnSetRNNDataDescriptor(void* descriptor, int, int, int longest, int batch, int, const int* lengths,
+                                     void*) {
   Sequences s{longest, batch, 0};
   for (int i = 0; i < batch; ++i) s.tokens += lengths[i];
   Held<State>()->sequences[descriptor] = s;
@@ -153,9 +145,8 @@ API Status cudnnGetRNNWeightSpaceSize(void*, void* descriptor, std::size_t* byte
   const Recurrent r = layer_of(descriptor);
   return *bytes = static_cast<std::size_t>(weights(r) * element(r)), kSuccess;
 }
-API Status cudnnGetRNNWeightParams(void*, void* descriptor, std::int32_t pseudo_layer, std::size_t,
-                                   const void* space, std::int32_t gate, void* matrix,
-                                   void** matrix_at, void* bias, void** bias_at) {
+API Status cudnnGetRNNWeightParams(void*, void* descriptor, std::int32_t pseudo_layer, std::size_t, const void* space,
+                                   std::int32_t gate, void* matrix, void** matrix_at, void* bias, void** bias_at) {
   const Recurrent r = layer_of(descriptor);
   const std::int64_t layer = pseudo_layer / r.directions();
   std::int64_t at = pseudo_layer % r.directions() * block_of(r, layer).whole();
@@ -181,8 +172,8 @@ API Status cudnnGetRNNWeightParams(void*, void* descriptor, std::int32_t pseudo_
   }
   return kSuccess;
 }
-API Status cudnnGetRNNTempSpaceSizes(void*, void* descriptor, int, void* sequences,
-                                     std::size_t* workspace, std::size_t* reserve) {
+API Status cudnnGetRNNTempSpaceSizes(void*, void* descriptor, int, void* sequences, std::size_t* workspace,
+                                     std::size_t* reserve) {
   const Recurrent r = layer_of(descriptor);
   const std::int64_t tokens = sequences_of(sequences).tokens * r.directions() * element(r);
   if (workspace != nullptr) *workspace = static_cast<std::size_t>(tokens * r.gates() * r.hidden);
@@ -199,8 +190,7 @@ API Status cudnnRNNBackwardData_v8(void* handle, void* descriptor, const void*, 
   run(layer_of(descriptor), sequences_of(sequences), stream_of(handle), Part::kData);
   return kSuccess;
 }
-API Status cudnnRNNBackwardWeights_v8(void* handle, void* descriptor, int, const void*,
-                                      void* sequences) {
+API Status cudnnRNNBackwardWeights_v8(void* handle, void* descriptor, int, const void*, void* sequences) {
   run(layer_of(descriptor), sequences_of(sequences), stream_of(handle), Part::kWeights);
   return kSuccess;
 }

@@ -38,14 +38,12 @@ constexpr ErrorWords kErrors[] = {
     {kCaptureInvalidated, kOther, "operation failed due to a previous error during capture"},
     {kCaptureUnjoined, kOther, "capturing stream has unjoined work"},
     {kCaptureIsolation, kOther, "dependency created on uncaptured work in another stream"},
-    {kCaptureImplicit, kOther,
-     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {kCaptureImplicit, kOther, "operation would make the legacy stream depend on a capturing blocking stream"},
 };
 
 ErrorWords words_of(Status error) {
   const auto* found = std::ranges::find(kErrors, error, &ErrorWords::error);
-  return found != std::end(kErrors) ? *found
-                                    : ErrorWords{error, kOther, "the null GPU refuses this"};
+  return found != std::end(kErrors) ? *found : ErrorWords{error, kOther, "the null GPU refuses this"};
 }
 
 }
@@ -56,16 +54,13 @@ using namespace foreshard::null;
 // ---- devices ----
 ANSWERS(cudaGetDeviceCount, *count = properties().devices, int* count)
 ANSWERS(cudaGetDevice, *device = current_device(), int* device)
-API Status cudaSetDevice(int device) {
-  return set_current_device(device) ? kSuccess : noted(kInvalidDevice);
-}
+API Status cudaSetDevice(int device) { return set_current_device(device) ? kSuccess : noted(kInvalidDevice); }
 DONE(cudaInitDevice)
 DONE(cudaSetDeviceFlags)
 DONE(cudaDeviceReset)
 ANSWERS(cudaDriverGetVersion, *version = 13000, int* version)
 // PyTorch compares it with what it was built with: the version that loaded libraries are linked to.
-ANSWERS(cudaRuntimeGetVersion, *version = is_needed("libcudart.so.12") ? 12080 : 13000,
-        int* version)
+ANSWERS(cudaRuntimeGetVersion, *version = is_needed("libcudart.so.12") ? 12080 : 13000, int* version)
 API Status cudaGetLastError() { return std::exchange(last_error, kSuccess); }
 API Status cudaPeekAtLastError() { return last_error; }
 API const char* cudaGetErrorString(Status error) { return words_of(error).says; }
@@ -177,25 +172,19 @@ API Status cudaEventSynchronize(EventHandle event) {
   record_wait('e', event);
   return kSuccess;
 }
-ANSWERS(cudaEventElapsedTime, *ms = static_cast<float>(elapsed_ms(from, to)), float* ms,
-        EventHandle from, EventHandle to)
+ANSWERS(cudaEventElapsedTime, *ms = static_cast<float>(elapsed_ms(from, to)), float* ms, EventHandle from,
+        EventHandle to)
 API Status cudaEventElapsedTime_v2(float* ms, EventHandle from, EventHandle to) {
   return cudaEventElapsedTime(ms, from, to);
 }
 
 // ---- graphs: work that was captured is written down at every launch ----
-API Status cudaStreamBeginCapture(StreamHandle stream, int mode) {
-  return noted(begin_capture(stream, mode));
-}
-API Status cudaStreamEndCapture(StreamHandle stream, void** graph) {
-  return noted(end_capture(stream, graph));
-}
-ANSWERS(cudaStreamIsCapturing, *status = is_captured(stream) ? 1 : 0, StreamHandle stream,
-        int* status)
+API Status cudaStreamBeginCapture(StreamHandle stream, int mode) { return noted(begin_capture(stream, mode)); }
+API Status cudaStreamEndCapture(StreamHandle stream, void** graph) { return noted(end_capture(stream, graph)); }
+ANSWERS(cudaStreamIsCapturing, *status = is_captured(stream) ? 1 : 0, StreamHandle stream, int* status)
 // CUDA 12 has one argument less; what both have comes first.
-API Status cudaStreamGetCaptureInfo(StreamHandle stream, int* status, unsigned long long* id,
-                                    void** graph, const void** dependencies, const void**,
-                                    std::size_t*) {
+API Status cudaStreamGetCaptureInfo(StreamHandle stream, int* status, unsigned long long* id, void** graph,
+                                    const void** dependencies, const void**, std::size_t*) {
   *status = is_captured(stream) ? 1 : 0;
   if (id != nullptr) *id = is_captured(stream) ? 1 : 0;
   if (!is_captured(stream)) return kSuccess;
@@ -203,8 +192,8 @@ API Status cudaStreamGetCaptureInfo(StreamHandle stream, int* status, unsigned l
   if (dependencies != nullptr) *dependencies = nullptr;
   return kSuccess;
 }
-API Status cudaStreamGetCaptureInfo_v2(StreamHandle stream, int* status, unsigned long long* id,
-                                       void**, const void**, std::size_t*) {
+API Status cudaStreamGetCaptureInfo_v2(StreamHandle stream, int* status, unsigned long long* id, void**, const void**,
+                                       std::size_t*) {
   *status = is_captured(stream) ? 1 : 0;
   if (id != nullptr) *id = is_captured(stream) ? 1 : 0;
   return kSuccess;
@@ -213,10 +202,8 @@ API Status cudaThreadExchangeStreamCaptureMode(int* mode) {
   exchange_capture_mode(mode);
   return kSuccess;
 }
-ANSWERS(cudaGraphInstantiate, *executable = graph, void** executable, void* graph,
-        unsigned long long)
-ANSWERS(cudaGraphInstantiateWithFlags, *executable = graph, void** executable, void* graph,
-        unsigned long long)
+ANSWERS(cudaGraphInstantiate, *executable = graph, void** executable, void* graph, unsigned long long)
+ANSWERS(cudaGraphInstantiateWithFlags, *executable = graph, void** executable, void* graph, unsigned long long)
 API Status cudaGraphLaunch(void* executable, StreamHandle stream) {
   const std::int64_t graph = reinterpret_cast<std::int64_t>(executable) - 1;
   check_graph(graph, stream);
@@ -229,13 +216,12 @@ DONE(cudaGraphExecDestroy)
 ANSWERS(cudaGraphGetNodes, *count = 1, void*, void**, std::size_t* count)
 
 // ---- the driver's functions, by name ----
-API Status cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
-                                            unsigned long long, int* found) {
+API Status cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
+                                            int* found) {
   *function = driver_function(name);
   if (found != nullptr) *found = 0;
   return kSuccess;
 }
-API Status cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long,
-                                   int* found) {
+API Status cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long, int* found) {
   return cudaGetDriverEntryPointByVersion(name, function, 0, 0, found);
 }

@@ -79,13 +79,9 @@ API Status cudaFree(void* at) {
   if (at != nullptr) Line('d') << reinterpret_cast<std::uint64_t>(at);
   return kSuccess;
 }
-API Status cudaMallocAsync(void** at, std::size_t bytes, StreamHandle) {
-  return cudaMalloc(at, bytes);
-}
+API Status cudaMallocAsync(void** at, std::size_t bytes, StreamHandle) { return cudaMalloc(at, bytes); }
 API Status cudaFreeAsync(void* at, StreamHandle) { return cudaFree(at); }
-API Status cudaMallocManaged(void** at, std::size_t bytes, unsigned) {
-  return cudaMalloc(at, bytes);
-}
+API Status cudaMallocManaged(void** at, std::size_t bytes, unsigned) { return cudaMalloc(at, bytes); }
 API Status cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   const FreeMemory left = memory_left();
   *free = left.free;
@@ -122,30 +118,23 @@ API Status cudaMemcpy(void* to, const void* from, std::size_t bytes, int) {
   if (const Status status = refuse_unsafe(__func__)) return status;
   return copy(to, from, bytes, nullptr, true);
 }
-API Status cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int,
-                           StreamHandle stream) {
+API Status cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, StreamHandle stream) {
   return copy(to, from, bytes, stream, false);
 }
-API Status cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t bytes,
-                               StreamHandle stream) {
+API Status cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t bytes, StreamHandle stream) {
   return copy(to, from, bytes, stream, false);
 }
-API Status cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
-                             std::size_t from_pitch, std::size_t width, std::size_t height, int,
-                             StreamHandle stream) {
+API Status cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                             std::size_t width, std::size_t height, int, StreamHandle stream) {
   for (std::size_t row = 0; row < height; ++row) {
-    copy_bytes(static_cast<char*>(to) + row * to_pitch,
-               static_cast<const char*>(from) + row * from_pitch, width);
+    copy_bytes(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
   }
-  record_copy(
-      {is_device(to) ? (is_device(from) ? 'D' : 'h') : 'd', stream, width * height, to, from});
+  record_copy({is_device(to) ? (is_device(from) ? 'D' : 'h') : 'd', stream, width * height, to, from});
   return kSuccess;
 }
 DONE(cudaMemcpyToSymbol)
 DONE(cudaMemcpyToSymbolAsync)
-API Status cudaMemset(void* to, int value, std::size_t bytes) {
-  return set(to, value, bytes, nullptr);
-}
+API Status cudaMemset(void* to, int value, std::size_t bytes) { return set(to, value, bytes, nullptr); }
 API Status cudaMemsetAsync(void* to, int value, std::size_t bytes, StreamHandle stream) {
   return set(to, value, bytes, stream);
 }

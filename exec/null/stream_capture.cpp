@@ -136,8 +136,7 @@ Status capture_wait(StreamHandle stream, EventHandle event) {
     if (of != s.events.end() && !is_legacy) join(s.streams[key], of->second);
   }
   if (is_outside) {
-    return fault(kCaptureIsolation,
-                 "a stream that is captured waits for an event from outside of the capture");
+    return fault(kCaptureIsolation, "a stream that is captured waits for an event from outside of the capture");
   }
   if (is_legacy) {
     return fault(kCaptureImplicit, "the default stream waits for an event of a capture");
@@ -165,9 +164,8 @@ Status refuse_on_captured_event(std::string_view call, EventHandle event) {
     const Held<State> s;
     is_of_capture = s->events.count(event) != 0;
   }
-  return is_of_capture
-             ? fault(kCaptureUnsupported, std::string(call) + " asks an event of a capture")
-             : refuse_unsafe(call);
+  return is_of_capture ? fault(kCaptureUnsupported, std::string(call) + " asks an event of a capture")
+                       : refuse_unsafe(call);
 }
 
 }

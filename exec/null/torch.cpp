@@ -61,10 +61,8 @@ Function function_of(const char* library, const char* name) {
 
 using namespace foreshard::null;
 
-API void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, std::int64_t size,
-                                                               std::size_t allocated,
-                                                               std::size_t reserved,
-                                                               TorchDevice device) {
+API void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, std::int64_t size, std::size_t allocated,
+                                                               std::size_t reserved, TorchDevice device) {
   constexpr std::int8_t kCuda = 1;
   if (device.type == kCuda) {
     const Recording recording;
@@ -79,20 +77,18 @@ API void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, st
       const std::lock_guard lock(freed_mutex);
       if (is_freed_asked) freed.push_back(reinterpret_cast<std::uint64_t>(pointer));
     }
-    Line('M') << handle_id(current_streams[index]) << reinterpret_cast<std::uint64_t>(pointer)
-              << size << static_cast<std::uint64_t>(allocated)
-              << static_cast<std::uint64_t>(reserved);
+    Line('M') << handle_id(current_streams[index]) << reinterpret_cast<std::uint64_t>(pointer) << size
+              << static_cast<std::uint64_t>(allocated) << static_cast<std::uint64_t>(reserved);
   }
   static const auto next =
-      function_of<void (*)(void*, std::int64_t, std::size_t, std::size_t, TorchDevice)>(
-          "/libc10.so", __func__);
+      function_of<void (*)(void*, std::int64_t, std::size_t, std::size_t, TorchDevice)>("/libc10.so", __func__);
   if (next != nullptr) next(pointer, size, allocated, reserved, device);
 }
 
 API void _ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE(TorchStream stream) {
   static const auto next = function_of<void (*)(TorchStream)>("/libc10_cuda.so", __func__);
-  static const auto handle_of = function_of<StreamHandle (*)(const TorchStream*)>(
-      "/libc10_cuda.so", "_ZNK3c104cuda10CUDAStream6streamEv");
+  static const auto handle_of =
+      function_of<StreamHandle (*)(const TorchStream*)>("/libc10_cuda.so", "_ZNK3c104cuda10CUDAStream6streamEv");
   if (next == nullptr || handle_of == nullptr)
     refuse("unanswered call c10::cuda::setCurrentCUDAStream: libc10_cuda.so is not where it was");
   next(stream);

@@ -37,8 +37,8 @@ namespace {
 // Libraries of CUDA by the start of what they export. CUDA's runtime and driver, NCCL, cuBLAS and
 // cuDNN are answered here, function by function.
 bool is_cuda_symbol(const char* name) {
-  for (const char* start : {"cuda", "__cuda", "cublas", "cudnn", "nccl", "cusolver", "cusparse",
-                            "cufft", "curand", "nvrtc", "nvJitLink", "cuFile", "nvshmem"}) {
+  for (const char* start : {"cuda", "__cuda", "cublas", "cudnn", "nccl", "cusolver", "cusparse", "cufft", "curand",
+                            "nvrtc", "nvJitLink", "cuFile", "nvshmem"}) {
     if (std::strncmp(name, start, std::strlen(start)) == 0) return true;
   }
   return false;
@@ -47,23 +47,22 @@ bool is_cuda_symbol(const char* name) {
 // Compile on the host, without a device; error texts.
 bool may_stay(const char* name) {
   return std::strncmp(name, "nvrtc", 5) == 0 || std::strncmp(name, "nvJitLink", 9) == 0 ||
-         std::strstr(name, "GetErrorString") != nullptr ||
-         std::strcmp(name, "cudnnGetProperty") == 0 || std::strstr(name, "Version") != nullptr;
+         std::strstr(name, "GetErrorString") != nullptr || std::strcmp(name, "cudnnGetProperty") == 0 ||
+         std::strstr(name, "Version") != nullptr;
 }
 
 void* own_function(const char* name) {
   static void* const self = [] {
     Dl_info info;
-    if (dladdr(reinterpret_cast<void*>(&refuse_call), &info) == 0)
-      return static_cast<void*>(nullptr);
+    if (dladdr(reinterpret_cast<void*>(&refuse_call), &info) == 0) return static_cast<void*>(nullptr);
     return dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
   }();
   void* const found = self == nullptr ? nullptr : dlsym(self, name);
   if (found == nullptr) return nullptr;
   // dlsym also looks into what this library needs.
   Dl_info own, of;
-  const bool is_own = dladdr(reinterpret_cast<void*>(&refuse_call), &own) != 0 &&
-                      dladdr(found, &of) != 0 && own.dli_fbase == of.dli_fbase;
+  const bool is_own = dladdr(reinterpret_cast<void*>(&refuse_call), &own) != 0 && dladdr(found, &of) != 0 &&
+                      own.dli_fbase == of.dli_fbase;
   return is_own ? found : nullptr;
 }
 
@@ -176,8 +175,7 @@ void* refusing_function(const char* name) {
   static std::size_t left = 0;
   constexpr std::size_t kSize = 32, kPages = std::size_t{1} << 16;
   if (left < kSize) {
-    void* const pages = mmap(nullptr, kPages, PROT_READ | PROT_WRITE | PROT_EXEC,
-                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const pages = mmap(nullptr, kPages, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED) return nullptr;
     next = static_cast<unsigned char*>(pages);
     left = kPages;

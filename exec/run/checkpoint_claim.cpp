@@ -24,15 +24,13 @@ namespace fs = std::filesystem;
 std::vector<fs::path> make_folder(const fs::path& folder) {
   std::vector<fs::path> made;
   std::error_code error;
-  for (fs::path p = fs::absolute(folder); !p.empty() && !fs::exists(p, error);
-       p = p.parent_path()) {
+  for (fs::path p = fs::absolute(folder); !p.empty() && !fs::exists(p, error); p = p.parent_path()) {
     made.push_back(p);
   }
   error.clear();
   fs::create_directories(folder, error);
   if (!error && fs::is_directory(folder, error)) return made;
-  fail_checkpoint(fmt::format("cannot write to {}: {}", folder.string(),
-                              error ? error.message() : "it is no folder"));
+  fail_checkpoint(fmt::format("cannot write to {}: {}", folder.string(), error ? error.message() : "it is no folder"));
 }
 
 void remove_made(const std::vector<fs::path>& made) {
@@ -46,8 +44,7 @@ void write_probe(const fs::path& file) {
   const int descriptor = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor < 0) fail_checkpoint("cannot write " + file_error(file, errno));
   const std::string block(512, ' ');
-  const bool written =
-      ::write(descriptor, block.data(), block.size()) == static_cast<ssize_t>(block.size());
+  const bool written = ::write(descriptor, block.data(), block.size()) == static_cast<ssize_t>(block.size());
   const int error = errno;
   ::close(descriptor);
   ::unlink(file.c_str());
@@ -63,12 +60,12 @@ void check_space(const ClaimOptions& options, std::int64_t checkpoints) {
   const std::int64_t wanted = checkpoints > 0 ? 1 : 2;
   const std::int64_t bytes = options.checkpoint_bytes * wanted;
   if (space.available >= static_cast<std::uintmax_t>(bytes)) return;
-  fail_checkpoint(fmt::format(
-      "{}: the disk has {} free, but {} of {} need {}; free some, or name another "
-      "folder",
-      options.folder.string(), format_bytes(Bytes(static_cast<std::int64_t>(space.available))),
-      wanted == 1 ? "another checkpoint" : "two checkpoints",
-      format_bytes(Bytes(options.checkpoint_bytes)), format_bytes(Bytes(bytes))));
+  fail_checkpoint(
+      fmt::format("{}: the disk has {} free, but {} of {} need {}; free some, or name another "
+                  "folder",
+                  options.folder.string(), format_bytes(Bytes(static_cast<std::int64_t>(space.available))),
+                  wanted == 1 ? "another checkpoint" : "two checkpoints", format_bytes(Bytes(options.checkpoint_bytes)),
+                  format_bytes(Bytes(bytes))));
 }
 
 }
@@ -78,8 +75,7 @@ FolderLock CheckpointClaim::make_and_lock(const fs::path& folder) {
   return FolderLock(folder, FolderLock::Held::kWhileTraining);
 }
 
-CheckpointClaim::CheckpointClaim(const ClaimOptions& options)
-    : lock_(make_and_lock(options.folder)) {
+CheckpointClaim::CheckpointClaim(const ClaimOptions& options) : lock_(make_and_lock(options.folder)) {
   write_probe(options.folder / probe_name());
   std::vector<CheckpointEntry> there = list_checkpoints(options.folder);
   std::erase_if(there, [](const CheckpointEntry& entry) { return !entry.saved; });
@@ -90,12 +86,10 @@ CheckpointClaim::CheckpointClaim(const ClaimOptions& options)
   const auto job = progress.metadata.find(kJobKey);
   if (job != progress.metadata.end()) {
     const std::vector<FactChange> changes = unaccepted(
-        changes_of(job_identity_of(job->second, newest.string()).values, options.job.values),
-        options.accepted);
+        changes_of(job_identity_of(job->second, newest.string()).values, options.job.values), options.accepted);
     if (!changes.empty()) {
-      fail_checkpoint(
-          fmt::format("{} holds checkpoints of another job: {}; give each job a folder of its own",
-                      options.folder.string(), in_words(changes)));
+      fail_checkpoint(fmt::format("{} holds checkpoints of another job: {}; give each job a folder of its own",
+                                  options.folder.string(), in_words(changes)));
     }
   }
   std::int64_t furthest = 0;
@@ -108,8 +102,7 @@ CheckpointClaim::CheckpointClaim(const ClaimOptions& options)
   }
 }
 
-std::vector<FactChange> unaccepted(std::vector<FactChange> changes,
-                                   const std::vector<std::string>& accepted) {
+std::vector<FactChange> unaccepted(std::vector<FactChange> changes, const std::vector<std::string>& accepted) {
   std::erase_if(changes, [&](const FactChange& change) { return contains(accepted, change.key); });
   return changes;
 }

@@ -37,8 +37,7 @@ class CheckpointClaim {
 };
 
 // The changes that are not accepted.
-std::vector<FactChange> unaccepted(std::vector<FactChange> changes,
-                                   const std::vector<std::string>& accepted);
+std::vector<FactChange> unaccepted(std::vector<FactChange> changes, const std::vector<std::string>& accepted);
 
 // Throw Error(kInvalidInput), naming it, where a folder cannot be made and written to, or a file
 // not be written. Neither leaves anything behind, nor alters a file that is there.

@@ -73,9 +73,7 @@ Changes changes_of_key(std::string_view key) {
   return Changes::kNumbers;
 }
 
-std::string text_of(const Json& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump();
-}
+std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
 
 void flatten(const Json& value, const std::string& path, Facts& facts) {
   if (!value.is_object()) {
@@ -97,9 +95,7 @@ std::string hash_of(const Facts& facts) {
 std::string operations_hash(const ModelSpec& model) {
   Fingerprint hash;
   for (const LayerInstance& layer : model.order) {
-    hash.add(static_cast<std::int64_t>(layer.kind))
-        .add(layer.name)
-        .add(std::int64_t{layer.same_as});
+    hash.add(static_cast<std::int64_t>(layer.kind)).add(layer.name).add(std::int64_t{layer.same_as});
   }
   for (const LayerSpec& kind : model.kinds) {
     for (const ParameterSpec& parameter : kind.parameters) {
@@ -168,8 +164,7 @@ std::size_t most_common(const std::vector<std::string>& texts) {
 Facts facts_of(const Plan& plan) {
   Facts facts;
   flatten(to_json(plan), "", facts);
-  if (!is_microbatch_order(plan.reduction_order) ||
-      plan.accumulation == AccumulationMode::kKeepUnsharded) {
+  if (!is_microbatch_order(plan.reduction_order) || plan.accumulation == AccumulationMode::kKeepUnsharded) {
     for (Fact& fact : facts) {
       if (fact.key == "mesh.shard") fact.changes = Changes::kLastBits;
     }
@@ -179,8 +174,7 @@ Facts facts_of(const Plan& plan) {
   const std::int64_t slices = slices_of_rank(plan) * plan.mesh.tp;
   facts.push_back({"slices", std::to_string(slices), Changes::kLastBits});
   // It takes its sequences from the end of the training data.
-  facts.push_back({std::string(kHeldBack),
-                   fmt::format("{}", plan.evaluation.every ? plan.evaluation.held_back : 0.0),
+  facts.push_back({std::string(kHeldBack), fmt::format("{}", plan.evaluation.every ? plan.evaluation.held_back : 0.0),
                    Changes::kNumbers});
   return facts;
 }
@@ -203,8 +197,7 @@ Facts facts_of(const ModelSpec& model) {
 }
 
 Fact fact_of(const TokenStore& data) {
-  return {"data", fmt::format("{} tokens ({:016x})", data.size(), data.fingerprint()),
-          Changes::kNumbers};
+  return {"data", fmt::format("{} tokens ({:016x})", data.size(), data.fingerprint()), Changes::kNumbers};
 }
 
 void agree(World& world, const std::string& topic, const Facts& facts, ExitCode code) {
@@ -215,9 +208,7 @@ void agree(World& world, const std::string& topic, const Facts& facts, ExitCode 
   const std::vector<std::string> texts = world.gather(topic + ".facts", pack(facts));
   const std::size_t right = most_common(texts);
   const auto expected = unpack(texts[right]);
-  const auto odd =
-      at(std::ranges::find_if(texts, [&](const auto& t) { return t != texts[right]; }) -
-         texts.begin());
+  const auto odd = at(std::ranges::find_if(texts, [&](const auto& t) { return t != texts[right]; }) - texts.begin());
   std::vector<int> ranks;
   for (std::size_t rank = odd; rank < texts.size(); ++rank) {
     if (texts[rank] == texts[odd]) ranks.push_back(static_cast<int>(rank));
@@ -229,15 +220,13 @@ void agree(World& world, const std::string& topic, const Facts& facts, ExitCode 
     const auto found = theirs.find(key);
     const std::string there = found == theirs.end() ? "not there" : found->second;
     if (there == value) continue;
-    differences.push_back(
-        fmt::format("{} is {} there and {} on rank {}", key, there, value, right));
+    differences.push_back(fmt::format("{} is {} there and {} on rank {}", key, there, value, right));
   }
   if (differences.empty()) differences.emplace_back("it is another version of the program");
-  throw Error(code,
-              fmt::format("the ranks do not run the same: {} of {} {}: {}; start all with "
-                          "the same program, files and options",
-                          name_ranks(ranks), world.size(), ranks.size() == 1 ? "differs" : "differ",
-                          fmt::join(differences, "; ")));
+  throw Error(code, fmt::format("the ranks do not run the same: {} of {} {}: {}; start all with "
+                                "the same program, files and options",
+                                name_ranks(ranks), world.size(), ranks.size() == 1 ? "differs" : "differ",
+                                fmt::join(differences, "; ")));
 }
 
 JobIdentity identity_of(const Facts& facts) {
@@ -253,8 +242,7 @@ JobIdentity identity_of(const Facts& facts) {
 }
 
 std::string to_text(const JobIdentity& identity) {
-  return Json{{"id", identity.id}, {"numbers", identity.values}, {"last_bits", identity.last_bits}}
-      .dump();
+  return Json{{"id", identity.id}, {"numbers", identity.values}, {"last_bits", identity.last_bits}}.dump();
 }
 
 JobIdentity job_identity_of(const std::string& text, const std::string& file) {

@@ -55,7 +55,6 @@ struct FactChange {
 // another version.
 std::vector<FactChange> changes_of(const std::map<std::string, std::string>& before,
                                    const std::map<std::string, std::string>& now);
-std::string in_words(
-    std::span<const FactChange> changes);  // "seed is 7, was 1; data is ..., was ..."
+std::string in_words(std::span<const FactChange> changes);  // "seed is 7, was 1; data is ..., was ..."
 
 }

@@ -10,8 +10,7 @@
 
 namespace foreshard {
 
-RunState::RunState(const ModelSpec& model, const Plan& plan, Engine& engine, World& world,
-                   const TrainOptions& options)
+RunState::RunState(const ModelSpec& model, const Plan& plan, Engine& engine, World& world, const TrainOptions& options)
     : model_(model), plan_(plan), engine_(engine), world_(world), options_(options) {}
 
 void RunState::note(const std::string& sentence) const {
@@ -48,9 +47,9 @@ TrainingState RunState::state() {
     for (std::size_t i = 0; i < unit.layout.parameters.size(); ++i) {
       const FlatParameter& p = unit.layout.parameters[i];
       const LayerInstance& layer = model_.order[at(p.layer)];
-      described.parameters.push_back(
-          {parameter_name(model_, p),
-           model_.kinds[at(layer.kind)].parameters[at(p.parameter)].shape, p.offset, p.numel});
+      described.parameters.push_back({parameter_name(model_, p),
+                                      model_.kinds[at(layer.kind)].parameters[at(p.parameter)].shape, p.offset,
+                                      p.numel});
       if (unit.cuts[i].row == 0) continue;
       described.parameters.back().parts = plan_.mesh.tp;
       described.parameters.back().cut = unit.cuts[i].row == p.numel ? 0 : 1;
@@ -128,13 +127,11 @@ void RunState::claim_folder() {
   std::int64_t bytes = 0;
   for (const UnitMemory& unit : engine_.units().all()) {
     const auto moments = std::ssize(unit.moments);
-    bytes += unit.padded() * plan_.mesh.tp *
-             (size_of(plan_.master_dtype) + moments * size_of(plan_.optimizer.state));
+    bytes += unit.padded() * plan_.mesh.tp * (size_of(plan_.master_dtype) + moments * size_of(plan_.optimizer.state));
   }
   succeed_together(world_, "checkpoint.claim", [&] {
     if (world_.rank() == 0) {
-      claim_.emplace(ClaimOptions{options_.checkpoint, job_, options_.accept_changes,
-                                  progress_.step + 1, bytes});
+      claim_.emplace(ClaimOptions{options_.checkpoint, job_, options_.accept_changes, progress_.step + 1, bytes});
     }
     return std::string();
   });
@@ -143,8 +140,7 @@ void RunState::claim_folder() {
 
 void RunState::save() {
   const SavedCheckpoint saved =
-      save_checkpoint({options_.checkpoint, options_.checkpoint_keep, progress_.step + 1}, state(),
-                      progress_, world_);
+      save_checkpoint({options_.checkpoint, options_.checkpoint_keep, progress_.step + 1}, state(), progress_, world_);
   for (const std::string& warning : saved.warnings) note(warning);
   mirrors_.clear();
 }

@@ -20,8 +20,7 @@ namespace foreshard {
 class RunState {
  public:
   // References are kept.
-  RunState(const ModelSpec& model, const Plan& plan, Engine& engine, World& world,
-           const TrainOptions& options);
+  RunState(const ModelSpec& model, const Plan& plan, Engine& engine, World& world, const TrainOptions& options);
 
   // Parameters from the seed or from options.resume; claims options.checkpoint. All ranks call it.
   // Throws Error(kInvalidInput) on all of them, as train() says.

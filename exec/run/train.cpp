@@ -56,8 +56,7 @@ KinetoRecorder::KinetoRecorder(bool gpu) {
   std::set<parts::ActivityType> activities = {parts::ActivityType::CPU};
   if (gpu) activities.insert(parts::ActivityType::CUDA);
   profiler::prepareProfiler(config, activities);
-  profiler::enableProfiler(config, activities,
-                           {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
+  profiler::enableProfiler(config, activities, {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
 }
 
 KinetoRecorder::~KinetoRecorder() {
@@ -100,9 +99,7 @@ struct Writer {
   void operator()(const Values&... values) {
     (each_part(*this, values), ...);
   }
-  void bytes(const void* from, std::size_t size) {
-    out.append(static_cast<const char*>(from), size);
-  }
+  void bytes(const void* from, std::size_t size) { out.append(static_cast<const char*>(from), size); }
   std::string out;
 };
 
@@ -150,8 +147,8 @@ Bytes written_memory() { return process_memory({"RssAnon:", "RssShmem:"}); }
 
 class Training {
  public:
-  Training(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
-           const TrainOptions& options, RunRecord& record)
+  Training(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world, const TrainOptions& options,
+           RunRecord& record)
       : model_(model),
         plan_(plan),
         graph_(graph),
@@ -169,13 +166,11 @@ class Training {
     agree(world, "data", {facts.back()}, ExitCode::kInvalidInput);
     job_ = identity_of(facts);
     data_.check_batch(samples_per_step_);
-    RankRecord& own = record_.ranks.emplace_back(
-        RankRecord{.rank = world.rank(), .rss_before_init = written_memory()});
-    engine_.emplace(model, plan, graph, world,
-                    Engine::Options{.debug = options.debug,
-                                    .device = options.device,
-                                    .pacing = options.pacing,
-                                    .graph = options.graph});
+    RankRecord& own = record_.ranks.emplace_back(RankRecord{.rank = world.rank(), .rss_before_init = written_memory()});
+    engine_.emplace(
+        model, plan, graph, world,
+        Engine::Options{
+            .debug = options.debug, .device = options.device, .pacing = options.pacing, .graph = options.graph});
     own.arena = Bytes(engine_->units().arena_bytes());
     own.rss_after_init = written_memory();
     record_.paced = options.pacing != nullptr;
@@ -192,8 +187,7 @@ class Training {
     while (progress().step < options_.steps && !stopped) {
       one_step();
       if (control_->posted() > 1) stopped = hear();
-      const bool evaluates =
-          plan_.evaluation.every && progress().step % *plan_.evaluation.every == 0;
+      const bool evaluates = plan_.evaluation.every && progress().step % *plan_.evaluation.every == 0;
       const bool due = options_.checkpoint_every > 0 && !options_.checkpoint.empty() &&
                        progress().step % options_.checkpoint_every == 0;
       if (stopped || evaluates || due || progress().step == options_.steps) {
@@ -231,8 +225,7 @@ class Training {
   }
 
   // Sequence i of a batch as two spans.
-  static std::pair<std::span<std::int64_t>, std::span<std::int64_t>> sequence_of(MicroBatch& batch,
-                                                                                 std::int64_t i) {
+  static std::pair<std::span<std::int64_t>, std::span<std::int64_t>> sequence_of(MicroBatch& batch, std::int64_t i) {
     const auto length = at(batch.sequence);
     return {{batch.tokens.mutable_data_ptr<std::int64_t>() + i * batch.sequence, length},
             {batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence, length}};
@@ -245,8 +238,7 @@ class Training {
     for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) {
       MicroBatch& batch = batches[at(m)];
       const std::int64_t first =
-          progress().next_sample +
-          global_microbatch(plan_, world_.rank(), m) * plan_.batch.micro_batch;
+          progress().next_sample + global_microbatch(plan_, world_.rank(), m) * plan_.batch.micro_batch;
       for (std::int64_t i = 0; i < batch.sequences; ++i) {
         const auto [tokens, labels] = sequence_of(batch, i);
         data_.read_training(first + i, tokens, labels);
@@ -259,8 +251,7 @@ class Training {
     ++progress().step;
     const auto begin = std::chrono::steady_clock::now();
     engine_->issue(progress().step, batches);
-    issue_seconds_.push_back(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    issue_seconds_.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     ++pending_;
     progress().next_sample += samples_per_step_;
     while (pending_ > engine_->ahead()) collect();
@@ -278,8 +269,7 @@ class Training {
     own().activations_peak = Bytes(engine_->activations_peak());
     const bool wants_stop = options_.stop && options_.stop();
     // A paced rank's numbers mean nothing.
-    const EventId not_finite =
-        options_.pacing == nullptr ? engine_->find_not_finite(result) : kNoEvent;
+    const EventId not_finite = options_.pacing == nullptr ? engine_->find_not_finite(result) : kNoEvent;
     control_->post({result.losses, not_finite, wants_stop});
   }
 
@@ -288,9 +278,8 @@ class Training {
       return control_->take();
     } catch (const PeerFailure& lost) {
       const auto step = record_.first_step + std::ssize(record_.losses);
-      throw PeerFailure(lost.rank(),
-                        fmt::format("rank {} waited in the exchange of losses of step {}: {}",
-                                    world_.rank(), step, lost.what()));
+      throw PeerFailure(lost.rank(), fmt::format("rank {} waited in the exchange of losses of step {}: {}",
+                                                 world_.rank(), step, lost.what()));
     }
   }
 
@@ -343,17 +332,15 @@ class Training {
     const auto found = world_.gather("finite", engine_->find_not_finite_parameter());
     for (std::size_t rank = 0; rank < found.size() && finite(); ++rank) {
       if (found[rank].empty()) continue;
-      record_.not_finite =
-          fmt::format("step {}, rank {}: parameter {} after the optimizer is not finite",
-                      progress().step, rank, found[rank]);
+      record_.not_finite = fmt::format("step {}, rank {}: parameter {} after the optimizer is not finite",
+                                       progress().step, rank, found[rank]);
     }
   }
 
   // Micro-batches of held-back sequences in turn to the ranks; all ranks do the same number.
   void evaluate() {
     const std::int64_t size = plan_.batch.micro_batch;
-    const std::int64_t sequences =
-        std::min(plan_.evaluation.sequences, data_.held_back_samples()) / size * size;
+    const std::int64_t sequences = std::min(plan_.evaluation.sequences, data_.held_back_samples()) / size * size;
     const std::int64_t count = std::max<std::int64_t>(1, sequences / size);
     const std::int64_t ranks = plan_.mesh.data_parallel();  // those of mesh.tp share theirs
     const std::int64_t rounds = (count + ranks - 1) / ranks;
@@ -372,13 +359,11 @@ class Training {
     double sum = 0;
     for (std::int64_t number = 0; number < count; ++number) {
       double loss = 0;
-      std::memcpy(&loss,
-                  all[at(number % ranks * plan_.mesh.tp)].data() + at(number / ranks) * sizeof loss,
+      std::memcpy(&loss, all[at(number % ranks * plan_.mesh.tp)].data() + at(number / ranks) * sizeof loss,
                   sizeof loss);
       if (!std::isfinite(loss) && finite() && options_.pacing == nullptr) {
-        record_.not_finite =
-            fmt::format("step {}, rank {}: the loss on held-back data is not finite",
-                        progress().step, number % ranks * plan_.mesh.tp);
+        record_.not_finite = fmt::format("step {}, rank {}: the loss on held-back data is not finite", progress().step,
+                                         number % ranks * plan_.mesh.tp);
       }
       sum += loss;
     }
@@ -410,8 +395,8 @@ class Training {
     // A rank's process is a feeder: its own memory is no part of the plan.
     own().rss_before_init = own().rss_after_init = Bytes();
     if (memory.retries > 0) {
-      record_.notes.push_back(fmt::format(
-          "the caching allocator gave its cache back {} times to find memory", memory.retries));
+      record_.notes.push_back(
+          fmt::format("the caching allocator gave its cache back {} times to find memory", memory.retries));
     }
   }
 
@@ -420,12 +405,11 @@ class Training {
   // so for a long step that is not replayed this is nearly the step itself.
   void note_issue() {
     if (issue_seconds_.size() < 2) return;
-    std::vector<double> later(issue_seconds_.begin() + (issue_seconds_.size() / 2),
-                              issue_seconds_.end());
+    std::vector<double> later(issue_seconds_.begin() + (issue_seconds_.size() / 2), issue_seconds_.end());
     std::ranges::sort(later);
-    state_->note(fmt::format("the host issued a step in {:.1f} us{}", later[later.size() / 2] * 1e6,
-                             options_.graph ? ", replayed as one graph"
-                                            : ", with its waits for room in the device's queue"));
+    state_->note(
+        fmt::format("the host issued a step in {:.1f} us{}", later[later.size() / 2] * 1e6,
+                    options_.graph ? ", replayed as one graph" : ", with its waits for room in the device's queue"));
   }
 
   static constexpr std::int64_t kKinetoSteps = 2;

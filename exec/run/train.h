@@ -42,19 +42,18 @@ struct TrainOptions {
   std::filesystem::path resume;      // "": from the seed
   std::int64_t recorded_steps = 20;  // timelines that are kept, of the last steps
   bool debug = false;
-  std::filesystem::path
-      kineto;  // rank 0's last two steps as LibTorch's profiler sees them; "": none
-  Accelerator* device = nullptr;                              // none: CPU ranks
-  const Pacing* pacing = nullptr;                             // none: the world's ranks are real
-  bool graph = false;                                         // steps replayed as a whole
+  std::filesystem::path kineto;    // rank 0's last two steps as LibTorch's profiler sees them; "": none
+  Accelerator* device = nullptr;   // none: CPU ranks
+  const Pacing* pacing = nullptr;  // none: the world's ranks are real
+  bool graph = false;              // steps replayed as a whole
   std::vector<std::pair<std::string, std::string>> metadata;  // goes into checkpoints
   // Of plan and model, and what else the ranks were compared in (agree() of facts.h); with the data
   // they are the job that a checkpoint belongs to.
   Facts facts;
-  std::vector<std::string> accept_changes;  // keys of them that may differ from the checkpoint's
+  std::vector<std::string> accept_changes;          // keys of them that may differ from the checkpoint's
   std::function<void(const StepReport&)> progress;  // rank 0
   std::function<void(const std::string&)> note;     // rank 0: one sentence
-  std::function<bool()> stop;  // asked after every step; all ranks then end after a common one
+  std::function<bool()> stop;                       // asked after every step; all ranks then end after a common one
 };
 
 // Before the first step it holds the ranks' data against each other, the checkpoint's job against

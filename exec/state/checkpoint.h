@@ -35,8 +35,8 @@ struct SavedCheckpoint {
 // Saves `progress.step`, replacing a checkpoint of that step. All ranks call it. Where any rank
 // cannot write, all throw the same Error(kInvalidInput) naming the file and the reason, nothing of
 // the new checkpoint stays, and the older ones are as they were.
-SavedCheckpoint save_checkpoint(const CheckpointTarget& target, const TrainingState& state,
-                                const RunProgress& progress, World& world);
+SavedCheckpoint save_checkpoint(const CheckpointTarget& target, const TrainingState& state, const RunProgress& progress,
+                                World& world);
 
 struct LoadedCheckpoint {
   std::filesystem::path path;
@@ -51,7 +51,6 @@ struct LoadedCheckpoint {
 // Throws Error(kInvalidInput) on all ranks where there is none, where the one checkpoint is
 // damaged, and where it is of another model: a parameter or array that is missing, a parameter of
 // another shape, a parameter that `state` does not have. The arrays then hold anything.
-LoadedCheckpoint load_checkpoint(const std::filesystem::path& path, const TrainingState& state,
-                                 World& world);
+LoadedCheckpoint load_checkpoint(const std::filesystem::path& path, const TrainingState& state, World& world);
 
 }

@@ -44,8 +44,7 @@ void move_name(const fs::path& from, const fs::path& to) {
 std::vector<fs::path> names_in(const fs::path& folder) {
   std::error_code error;
   std::vector<fs::path> names;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error)) {
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     names.push_back(entry->path());
   }
   if (error && error != std::errc::no_such_file_or_directory) fail(folder, error);
@@ -61,8 +60,7 @@ bool is_there(const fs::path& path) {
 // Takes the checkpoint out of the readers' sight first: a removal that is cut off must not leave
 // half of one.
 void remove_checkpoint(const fs::path& path) {
-  const fs::path out_of_sight =
-      path.parent_path() / fmt::format("{}removed-{}", kWriting, path.filename().string());
+  const fs::path out_of_sight = path.parent_path() / fmt::format("{}removed-{}", kWriting, path.filename().string());
   move_name(path, out_of_sight);
   std::error_code error;
   fs::remove_all(out_of_sight, error);
@@ -80,8 +78,7 @@ void sign(const fs::path& path, int file) {
   char host[256] = {};
   if (::gethostname(host, sizeof host - 1) != 0) host[0] = '?';
   const std::string text = fmt::format("process {} on {}", ::getpid(), host);
-  if (::ftruncate(file, 0) != 0 ||
-      ::pwrite(file, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+  if (::ftruncate(file, 0) != 0 || ::pwrite(file, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
     throw Error(ExitCode::kInvalidInput, "cannot write " + file_error(path, errno));
   }
 }
@@ -124,8 +121,8 @@ std::vector<CheckpointEntry> list_checkpoints(const fs::path& folder) {
   std::ranges::sort(readable, [&](const auto& a, const auto& b) { return key(a) < key(b); });
   std::ranges::sort(unreadable, by_step);
   for (CheckpointEntry& entry : unreadable) {
-    const auto before = std::find_if(readable.rbegin(), readable.rend(),
-                                     [&](const auto& other) { return other.step < entry.step; });
+    const auto before =
+        std::find_if(readable.rbegin(), readable.rend(), [&](const auto& other) { return other.step < entry.step; });
     readable.insert(before.base(), std::move(entry));
   }
   return readable;
@@ -190,8 +187,7 @@ fs::path put_in_place(const fs::path& working, std::int64_t step) {
   fs::path old;
   if (!is_there(target)) {
     move_name(working, target);
-  } else if (::renameat2(AT_FDCWD, working.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) ==
-             0) {
+  } else if (::renameat2(AT_FDCWD, working.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
     old = working;
   } else {
     move_name(target, aside);
@@ -207,12 +203,10 @@ fs::path put_in_place(const fs::path& working, std::int64_t step) {
   return target;
 }
 
-std::vector<std::string> remove_oldest(const fs::path& folder, std::int64_t keep,
-                                       std::int64_t spared_from) {
+std::vector<std::string> remove_oldest(const fs::path& folder, std::int64_t keep, std::int64_t spared_from) {
   std::vector<CheckpointEntry> entries = list_checkpoints(folder);
-  std::erase_if(entries, [spared_from](const CheckpointEntry& entry) {
-    return !entry.saved || entry.step >= spared_from;
-  });
+  std::erase_if(entries,
+                [spared_from](const CheckpointEntry& entry) { return !entry.saved || entry.step >= spared_from; });
   std::vector<std::string> failures;
   const std::int64_t excess = std::ssize(entries) - keep;
   for (std::int64_t i = 0; i < excess; ++i) {

@@ -44,10 +44,8 @@ std::uint64_t text_checksum(std::string_view text, std::size_t position) {
 
 Json to_json(const StateUnit& unit, std::int64_t shards) {
   Json parameters = json_list(unit.parameters, [&](const StateParameter& parameter) -> Json {
-    Json written = {{"name", parameter.name},
-                    {"shape", parameter.shape},
-                    {"offset", parameter.offset},
-                    {"numel", parameter.numel}};
+    Json written = {
+        {"name", parameter.name}, {"shape", parameter.shape}, {"offset", parameter.offset}, {"numel", parameter.numel}};
     if (parameter.parts > 1) {
       written["parts"] = parameter.parts;
       written["cut"] = parameter.cut;
@@ -92,8 +90,7 @@ StateParameter read_parameter(const ConfigNode& node) {
 
 StateUnit read_unit(const ConfigNode& node) {
   node.allow_only({"name", "shard_numel", "padding", "parameters", "arrays"});
-  StateUnit unit = {.name = node.at("name").as_string(),
-                    .shard_numel = node.at("shard_numel").as_int(0)};
+  StateUnit unit = {.name = node.at("name").as_string(), .shard_numel = node.at("shard_numel").as_int(0)};
   const ConfigNode parameters = node.at("parameters");
   for (const ConfigNode& item : parameters.elements()) {
     unit.parameters.push_back(read_parameter(item));
@@ -119,16 +116,13 @@ CheckpointFile read_file(const ConfigNode& node) {
   file.written.bytes = node.at("bytes").as_int(0);
   const ConfigNode checksums = node.at("checksums");
   const std::string digits = checksums.as_string();
-  const std::int64_t blocks =
-      file.written.bytes / kChecksumBlock + (file.written.bytes % kChecksumBlock != 0 ? 1 : 0);
+  const std::int64_t blocks = file.written.bytes / kChecksumBlock + (file.written.bytes % kChecksumBlock != 0 ? 1 : 0);
   // Not blocks * 16, which may overflow.
-  if (digits.size() % kDigits != 0 ||
-      static_cast<std::int64_t>(digits.size() / kDigits) != blocks) {
+  if (digits.size() % kDigits != 0 || static_cast<std::int64_t>(digits.size() / kDigits) != blocks) {
     throw checksums.error(fmt::format("are not the checksums of {} blocks", blocks));
   }
   for (std::size_t at = 0; at < digits.size(); at += kDigits) {
-    file.written.checksums.push_back(
-        parse_hex(checksums, std::string_view(digits).substr(at, kDigits)));
+    file.written.checksums.push_back(parse_hex(checksums, std::string_view(digits).substr(at, kDigits)));
   }
   return file;
 }
@@ -153,10 +147,8 @@ std::string tensor_name(const StateUnit& unit, const StateArray& array) {
 std::string index_text(const CheckpointIndex& index) {
   Json mesh = {{"shard", index.shards}, {"replicate", index.replicas}};
   if (index.parts > 1) mesh["tp"] = index.parts;
-  Json units = json_list(
-      index.units, [&](const StateUnit& unit) -> Json { return to_json(unit, index.shards); });
-  Json files =
-      json_list(index.files, [&](const CheckpointFile& file) -> Json { return to_json(file); });
+  Json units = json_list(index.units, [&](const StateUnit& unit) -> Json { return to_json(unit, index.shards); });
+  Json files = json_list(index.files, [&](const CheckpointFile& file) -> Json { return to_json(file); });
   return seal_index(to_text({{"schema", kSchema},
                              {"step", index.progress.step},
                              {"next_sample", index.progress.next_sample},
@@ -179,17 +171,15 @@ std::string seal_index(std::string text) {
 CheckpointIndex parse_index(std::string_view text, const std::string& file_name) {
   const std::size_t position = seal_position(text);
   if (position == std::string_view::npos) {
-    throw Error(ExitCode::kInvalidInput,
-                file_name + ": is incomplete: it does not end with its checksum");
+    throw Error(ExitCode::kInvalidInput, file_name + ": is incomplete: it does not end with its checksum");
   }
   CheckpointIndex index = {.checksum = text_checksum(text, position)};
   if (text.substr(position, kDigits) != hex(index.checksum)) {
-    throw Error(ExitCode::kInvalidInput,
-                file_name + ": was altered: its checksum is not the one that was written");
+    throw Error(ExitCode::kInvalidInput, file_name + ": was altered: its checksum is not the one that was written");
   }
   const ConfigNode root = parse_json(text, file_name);
-  root.allow_only({"schema", "step", "next_sample", "seed", "saved", "metadata", "mesh",
-                   "block_bytes", "units", "files", "checksum"});
+  root.allow_only({"schema", "step", "next_sample", "seed", "saved", "metadata", "mesh", "block_bytes", "units",
+                   "files", "checksum"});
   root.at("schema").as_choice({kSchema});
   index.progress = read_progress(root);
   index.saved = root.at("saved").as_int(0);
@@ -202,14 +192,13 @@ CheckpointIndex parse_index(std::string_view text, const std::string& file_name)
   const ConfigNode files = root.at("files");
   for (const ConfigNode& node : files.elements()) index.files.push_back(read_file(node));
   if (std::ssize(index.files) != index.shards * index.parts) {
-    throw files.error(fmt::format("are {}, but there are {} shards", index.files.size(),
-                                  index.shards * index.parts));
+    throw files.error(fmt::format("are {}, but there are {} shards", index.files.size(), index.shards * index.parts));
   }
   for (const StateUnit& unit : index.units) {
     for (const StateParameter& parameter : unit.parameters) {
       if (parameter.parts == 1 || parameter.parts == index.parts) continue;
-      throw units.error(fmt::format("parameter {} has {} parts, but mesh.tp is {}",
-                                    quote(parameter.name), parameter.parts, index.parts));
+      throw units.error(fmt::format("parameter {} has {} parts, but mesh.tp is {}", quote(parameter.name),
+                                    parameter.parts, index.parts));
     }
   }
   const std::string fault = find_layout_fault(index.shards, index.units);

@@ -74,8 +74,8 @@ BlockReader::BlockReader(const std::filesystem::path& path, const WrittenFile& e
   } else if (!S_ISREG(status.st_mode)) {
     wrong = fmt::format("{}: is no regular file", path.string());
   } else if (status.st_size != expected.bytes) {
-    wrong = fmt::format("{}: has {} bytes instead of the {} that were written", path.string(),
-                        status.st_size, expected.bytes);
+    wrong = fmt::format("{}: has {} bytes instead of the {} that were written", path.string(), status.st_size,
+                        expected.bytes);
   }
   if (wrong.empty()) return;
   ::close(descriptor_);  // the destructor of a half-made object does not run
@@ -105,8 +105,7 @@ void BlockReader::load_block(std::int64_t block) {
   const std::int64_t end = std::min(begin + kChecksumBlock, expected_->bytes);
   block_.resize(at(end - begin));
   for (std::int64_t at = begin; at < end;) {
-    const ssize_t count =
-        ::pread(descriptor_, block_.data() + (at - begin), static_cast<std::size_t>(end - at), at);
+    const ssize_t count = ::pread(descriptor_, block_.data() + (at - begin), static_cast<std::size_t>(end - at), at);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail_checkpoint(file_error(path_, errno));
     if (count == 0) fail_checkpoint(fmt::format("{}: ends at byte {}", path_.string(), at));
@@ -129,8 +128,7 @@ const StateArray* find_array(const StateUnit& unit, const std::string& name) {
   return found == unit.arrays.end() ? nullptr : &*found;
 }
 
-SafetensorsHeader read_header(BlockReader& file, std::int64_t file_bytes,
-                              const std::string& file_name) {
+SafetensorsHeader read_header(BlockReader& file, std::int64_t file_bytes, const std::string& file_name) {
   std::string length(at(std::min<std::int64_t>(8, file_bytes)), '\0');
   file.read(0, std::as_writable_bytes(std::span(length)));
   std::string json(at(safetensors_header_bytes(length, file_bytes, file_name)), '\0');
@@ -139,21 +137,19 @@ SafetensorsHeader read_header(BlockReader& file, std::int64_t file_bytes,
 }
 
 // Where the tensor of that array begins in the file.
-std::int64_t tensor_begin(const SafetensorsHeader& header, const StateUnit& unit,
-                          const StateArray& array, const std::string& file_name) {
+std::int64_t tensor_begin(const SafetensorsHeader& header, const StateUnit& unit, const StateArray& array,
+                          const std::string& file_name) {
   const std::string name = tensor_name(unit, array);
   const SafetensorsEntry* const entry = header.find(name);
   if (entry == nullptr || entry->dtype != safetensors_dtype(array.dtype) ||
       entry->shape != std::vector{unit.shard_numel}) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: has no tensor {} of {} {} elements, which index.json names",
-                            file_name, quote(name), unit.shard_numel, to_string(array.dtype)));
+    throw Error(ExitCode::kInvalidInput, fmt::format("{}: has no tensor {} of {} {} elements, which index.json names",
+                                                     file_name, quote(name), unit.shard_numel, to_string(array.dtype)));
   }
   return entry->begin;
 }
 
-void read_converted(BlockReader& file, std::int64_t offset, DType stored, DType wanted,
-                    std::span<std::byte> to) {
+void read_converted(BlockReader& file, std::int64_t offset, DType stored, DType wanted, std::span<std::byte> to) {
   if (stored == wanted) {
     file.read(offset, to);
     return;
@@ -192,8 +188,7 @@ bool CheckpointReader::has_array(const std::string& parameter, const std::string
   return place != places_.end() && find_array(index_.units[place->second.unit], array) != nullptr;
 }
 
-std::vector<std::vector<CheckpointReader::Piece>> CheckpointReader::cut(
-    std::span<const StateRange> ranges) const {
+std::vector<std::vector<CheckpointReader::Piece>> CheckpointReader::cut(std::span<const StateRange> ranges) const {
   std::vector<std::vector<Piece>> pieces(index_.files.size());
   for (const StateRange& range : ranges) {
     const auto place = places_.find(range.parameter);
@@ -240,8 +235,8 @@ void CheckpointReader::read_file(std::size_t shard, std::vector<Piece> pieces) {
   BlockReader file(path, entry.written);
   const SafetensorsHeader header = read_header(file, entry.written.bytes, path.string());
   for (Piece& piece : pieces) {
-    piece.first = tensor_begin(header, *piece.unit, *piece.array, path.string()) +
-                  piece.first * size_of(piece.array->dtype);
+    piece.first =
+        tensor_begin(header, *piece.unit, *piece.array, path.string()) + piece.first * size_of(piece.array->dtype);
   }
   std::ranges::sort(pieces, {}, &Piece::first);
   for (const Piece& piece : pieces) {

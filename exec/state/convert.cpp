@@ -40,8 +40,7 @@ std::uint16_t fp16_of(float value) {
     result = round_off(magnitude - 0x38000000, 13);
   } else {
     // A subnormal counts 2^-24; scaling by a power of two is exact and nearbyint ties to even.
-    result =
-        static_cast<std::uint32_t>(std::nearbyint(std::ldexp(std::bit_cast<float>(magnitude), 24)));
+    result = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(std::bit_cast<float>(magnitude), 24)));
   }
   return static_cast<std::uint16_t>(sign | result);
 }
@@ -84,8 +83,7 @@ void store(DType dtype, float value, std::byte* at) {
 
 }
 
-void convert(DType from_dtype, std::span<const std::byte> from, DType to_dtype,
-             std::span<std::byte> to) {
+void convert(DType from_dtype, std::span<const std::byte> from, DType to_dtype, std::span<std::byte> to) {
   if (from.empty() && to.empty()) return;
   const auto from_size = at(size_of(from_dtype));
   const auto to_size = at(size_of(to_dtype));

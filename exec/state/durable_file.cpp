@@ -65,8 +65,7 @@ std::string file_error(const std::filesystem::path& path, int error_number) {
   return fmt::format("{}: {}", path.string(), std::generic_category().message(error_number));
 }
 
-WrittenFile write_durable_file(const std::filesystem::path& path,
-                               std::span<const std::span<const std::byte>> pieces) {
+WrittenFile write_durable_file(const std::filesystem::path& path, std::span<const std::span<const std::byte>> pieces) {
   const HeldSizeSignal held;
   Descriptor file(path, O_WRONLY | O_CREAT | O_EXCL);
   WrittenFile written;

@@ -25,8 +25,7 @@ struct WrittenFile {
 
 // Writes a new file at `path`, the pieces one after another, and syncs it to the disk. A file of
 // that name must not be there. On failure a part of it may stay behind.
-WrittenFile write_durable_file(const std::filesystem::path& path,
-                               std::span<const std::span<const std::byte>> pieces);
+WrittenFile write_durable_file(const std::filesystem::path& path, std::span<const std::span<const std::byte>> pieces);
 WrittenFile write_durable_file(const std::filesystem::path& path, std::string_view text);
 
 // Makes the names in a folder durable.

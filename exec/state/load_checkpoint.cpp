@@ -22,17 +22,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
+std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 // The names of the candidates in the folder, newest first, one per line; "" where `path` is a
 // checkpoint itself.
 std::string list_candidates(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    fail_checkpoint(fmt::format("checkpoint {}: {}", path.string(),
-                                error ? error.message() : "no such folder"));
+    fail_checkpoint(fmt::format("checkpoint {}: {}", path.string(), error ? error.message() : "no such folder"));
   }
   const fs::path normal = fs::weakly_canonical(path, error);
   if (fs::exists(path / kIndexName, error) || step_of_name(normal.filename().string())) return "";
@@ -40,8 +37,7 @@ std::string list_candidates(const fs::path& path) {
   std::ranges::reverse(entries);
   std::string names;
   for (const CheckpointEntry& entry : entries) names += entry.path.filename().string() + "\n";
-  if (names.empty())
-    fail_checkpoint(fmt::format("{}: there is no checkpoint in this folder", path.string()));
+  if (names.empty()) fail_checkpoint(fmt::format("{}: there is no checkpoint in this folder", path.string()));
   return names;
 }
 
@@ -51,17 +47,14 @@ void check_same_model(const CheckpointReader& reader, const TrainingState& state
     for (const StateParameter& parameter : unit.parameters) {
       wanted.insert(parameter.name);
       const StateParameter* const stored = reader.find(parameter.name);
-      if (stored == nullptr)
-        fail_checkpoint(fmt::format("it has no parameter {}", quote(parameter.name)));
+      if (stored == nullptr) fail_checkpoint(fmt::format("it has no parameter {}", quote(parameter.name)));
       if (stored->shape != parameter.shape) {
-        fail_checkpoint(fmt::format("its parameter {} has the shape {}, but the model's has {}",
-                                    quote(parameter.name), shape_text(stored->shape),
-                                    shape_text(parameter.shape)));
+        fail_checkpoint(fmt::format("its parameter {} has the shape {}, but the model's has {}", quote(parameter.name),
+                                    shape_text(stored->shape), shape_text(parameter.shape)));
       }
       for (const StateArray& array : unit.arrays) {
         if (!reader.has_array(parameter.name, array.name)) {
-          fail_checkpoint(fmt::format("it has no array {} for parameter {}", quote(array.name),
-                                      quote(parameter.name)));
+          fail_checkpoint(fmt::format("it has no array {} for parameter {}", quote(array.name), quote(parameter.name)));
         }
       }
     }
@@ -81,11 +74,9 @@ std::vector<StateRange> ranges_of(const TrainingState& state) {
     const std::int64_t begin = state.shard_index * unit.shard_numel;
     for (const StateParameter& parameter : unit.parameters) {
       const std::int64_t from = std::max(begin, parameter.offset);
-      const std::int64_t to =
-          std::min(begin + unit.shard_numel, parameter.offset + parameter.numel);
+      const std::int64_t to = std::min(begin + unit.shard_numel, parameter.offset + parameter.numel);
       if (from >= to) continue;
-      const ParameterCut part =
-          cut_of(parameter.shape, parameter.cut, parameter.parts, state.part_index);
+      const ParameterCut part = cut_of(parameter.shape, parameter.cut, parameter.parts, state.part_index);
       for (const StateArray& array : unit.arrays) {
         const std::int64_t size = size_of(array.dtype);
         for (std::int64_t at = from; at < to;) {
@@ -132,8 +123,7 @@ class Load {
       try {
         check_same_model(*reader, state_);
       } catch (const Error& error) {
-        fail_checkpoint(
-            fmt::format("checkpoint {} is of another model: {}", path.string(), error.what()));
+        fail_checkpoint(fmt::format("checkpoint {} is of another model: {}", path.string(), error.what()));
       }
       return std::string();
     });
@@ -175,9 +165,7 @@ LoadedCheckpoint load_checkpoint(const fs::path& path, const TrainingState& stat
   std::string_view names = listed[0].text;
   if (names.empty()) {
     std::optional<LoadedCheckpoint> loaded = load.try_one(path);
-    if (!loaded)
-      fail_checkpoint(
-          fmt::format("checkpoint {} cannot be used: {}", path.string(), load.damage()));
+    if (!loaded) fail_checkpoint(fmt::format("checkpoint {} cannot be used: {}", path.string(), load.damage()));
     return *std::move(loaded);
   }
   std::vector<std::string> passed_over;
@@ -188,11 +176,10 @@ LoadedCheckpoint load_checkpoint(const fs::path& path, const TrainingState& stat
       loaded->passed_over = std::move(passed_over);
       return *std::move(loaded);
     }
-    passed_over.push_back(
-        fmt::format("checkpoint {} is not used: {}", candidate.string(), load.damage()));
+    passed_over.push_back(fmt::format("checkpoint {} is not used: {}", candidate.string(), load.damage()));
   }
-  fail_checkpoint(fmt::format("{}: no checkpoint in this folder can be used: {}", path.string(),
-                              fmt::join(passed_over, "; ")));
+  fail_checkpoint(
+      fmt::format("{}: no checkpoint in this folder can be used: {}", path.string(), fmt::join(passed_over, "; ")));
 }
 
 }

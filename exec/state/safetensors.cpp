@@ -74,21 +74,19 @@ SafetensorsEntry read_entry(const ConfigItem& item, std::int64_t data_begin) {
   return entry;
 }
 
-void check_order(const SafetensorsHeader& header, std::int64_t file_bytes,
-                 const std::string& file_name) {
+void check_order(const SafetensorsHeader& header, std::int64_t file_bytes, const std::string& file_name) {
   std::int64_t end = header.data_begin;
   for (const SafetensorsEntry& entry : header.tensors) {
     if (entry.begin != end) {
       throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: tensor {} begins at byte {}, but the data before it ends at {}",
-                              file_name, quote(entry.name), entry.begin, end));
+                  fmt::format("{}: tensor {} begins at byte {}, but the data before it ends at {}", file_name,
+                              quote(entry.name), entry.begin, end));
     }
     end = entry.end;
   }
   if (end != file_bytes) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: the tensors end at byte {}, but the file has {} bytes", file_name,
-                            end, file_bytes));
+                fmt::format("{}: the tensors end at byte {}, but the file has {} bytes", file_name, end, file_bytes));
   }
 }
 
@@ -104,14 +102,12 @@ const char* safetensors_dtype(DType dtype) { return word_at(dtype, {"BF16", "F16
 std::int64_t safetensors_header_bytes(std::string_view first_bytes, std::int64_t file_bytes,
                                       const std::string& file_name) {
   if (std::ssize(first_bytes) < kLengthBytes || file_bytes < kLengthBytes) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: is no safetensors file: it has only {} bytes", file_name,
-                            std::min(file_bytes, std::ssize(first_bytes))));
+    throw Error(ExitCode::kInvalidInput, fmt::format("{}: is no safetensors file: it has only {} bytes", file_name,
+                                                     std::min(file_bytes, std::ssize(first_bytes))));
   }
   std::uint64_t length = 0;
   std::memcpy(&length, first_bytes.data(), sizeof length);
-  const auto room =
-      static_cast<std::uint64_t>(std::min(file_bytes - kLengthBytes, kMaxHeaderBytes));
+  const auto room = static_cast<std::uint64_t>(std::min(file_bytes - kLengthBytes, kMaxHeaderBytes));
   if (length > room) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("{}: is no safetensors file: its header would have {} bytes, but at "
@@ -148,8 +144,7 @@ SafetensorsHeader read_safetensors_header(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (error || !file) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: cannot be read{}", path.string(),
-                            error ? ": " + error.message() : std::string()));
+                fmt::format("{}: cannot be read{}", path.string(), error ? ": " + error.message() : std::string()));
   }
   const auto read = [&file](std::int64_t bytes) {
     std::string text(at(bytes), '\0');
@@ -157,8 +152,7 @@ SafetensorsHeader read_safetensors_header(const std::filesystem::path& path) {
     text.resize(at(file.gcount()));
     return text;
   };
-  const std::int64_t length =
-      safetensors_header_bytes(read(kLengthBytes), file_bytes, path.string());
+  const std::int64_t length = safetensors_header_bytes(read(kLengthBytes), file_bytes, path.string());
   return parse_safetensors_header(read(length), file_bytes, path.string());
 }
 
@@ -170,12 +164,10 @@ std::string safetensors_front(std::span<const SafetensorsTensor> tensors,
   for (const SafetensorsTensor& tensor : tensors) {
     std::int64_t bytes = size_of(tensor.dtype);
     for (const std::int64_t extent : tensor.shape) bytes = checked_multiply(bytes, extent);
-    FORESHARD_CHECK(bytes == std::ssize(tensor.bytes),
-                    "tensor " + tensor.name + " has other bytes than its shape");
+    FORESHARD_CHECK(bytes == std::ssize(tensor.bytes), "tensor " + tensor.name + " has other bytes than its shape");
     const std::int64_t end = checked_add(begin, bytes);
-    header[tensor.name] = {{"dtype", safetensors_dtype(tensor.dtype)},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {begin, end}}};
+    header[tensor.name] = {
+        {"dtype", safetensors_dtype(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
     begin = end;
   }
   std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);

@@ -35,8 +35,7 @@ void check_ranks_agree(const std::vector<RankOutcome>& ranks, std::int64_t shard
   for (const RankOutcome& rank : ranks) {
     const std::string text = rank.text.substr(0, rank.text.find('\n'));
     const std::size_t slash = text.find('/');
-    FORESHARD_CHECK(text.substr(0, slash) == ranks[0].text.substr(0, slash),
-                    "the ranks do not save the same run");
+    FORESHARD_CHECK(text.substr(0, slash) == ranks[0].text.substr(0, slash), "the ranks do not save the same run");
     FORESHARD_CHECK(places.insert(text).second, "two ranks save the same shard and replica");
     if (text.ends_with(".0")) ++writers;
   }
@@ -95,8 +94,7 @@ std::int64_t next_saved_number(const fs::path& folder) {
 
 class Save {
  public:
-  Save(const CheckpointTarget& target, const TrainingState& state, const RunProgress& progress,
-       World& world)
+  Save(const CheckpointTarget& target, const TrainingState& state, const RunProgress& progress, World& world)
       : target_(target), state_(state), progress_(progress), world_(world) {}
   ~Save() { remove_working_folder(); }  // where the ranks lost each other
   Save(const Save&) = delete;
@@ -121,9 +119,8 @@ class Save {
 
  private:
   std::string begin() {
-    FORESHARD_CHECK(
-        state_.shards > 0 && state_.shard_index >= 0 && state_.shard_index < state_.shards,
-        "a shard outside the mesh");
+    FORESHARD_CHECK(state_.shards > 0 && state_.shard_index >= 0 && state_.shard_index < state_.shards,
+                    "a shard outside the mesh");
     check_layout(state_);
     FORESHARD_CHECK(progress_.step >= 0 && progress_.next_sample >= 0, "a run begins at 0");
     FORESHARD_CHECK(target_.keep >= 0, "a negative number of checkpoints to keep");
@@ -132,9 +129,8 @@ class Save {
     std::error_code error;
     const bool is_new = fs::create_directories(target_.folder, error);
     if (error || !fs::is_directory(target_.folder, error)) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("cannot write checkpoints to {}: {}", target_.folder.string(),
-                              error ? error.message() : "it is no folder"));
+      throw Error(ExitCode::kInvalidInput, fmt::format("cannot write checkpoints to {}: {}", target_.folder.string(),
+                                                       error ? error.message() : "it is no folder"));
     }
     if (is_new) sync_folder(fs::absolute(target_.folder).parent_path());
     lock_.emplace(target_.folder);
@@ -160,12 +156,10 @@ class Save {
     sync_folder(working_);
     put_in_place(working_, progress_.step);
     working_.clear();
-    if (target_.keep > 0)
-      warnings_ = remove_oldest(target_.folder, target_.keep, target_.spared_from);
+    if (target_.keep > 0) warnings_ = remove_oldest(target_.folder, target_.keep, target_.spared_from);
   }
 
-  std::vector<RankOutcome> do_step(const std::string& topic,
-                                   const std::function<std::string()>& work) {
+  std::vector<RankOutcome> do_step(const std::string& topic, const std::function<std::string()>& work) {
     std::vector<RankOutcome> outcomes = do_together(world_, topic, work);
     const RankOutcome* const failure = first_failure(outcomes);
     if (failure == nullptr) return outcomes;
@@ -193,8 +187,8 @@ class Save {
 
 }
 
-SavedCheckpoint save_checkpoint(const CheckpointTarget& target, const TrainingState& state,
-                                const RunProgress& progress, World& world) {
+SavedCheckpoint save_checkpoint(const CheckpointTarget& target, const TrainingState& state, const RunProgress& progress,
+                                World& world) {
   return Save(target, state, progress, world).run();
 }
 

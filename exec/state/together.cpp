@@ -22,23 +22,21 @@ RankOutcome outcome_of(const std::function<std::string()>& work) {
 
 }
 
-std::vector<RankOutcome> do_together(World& world, const std::string& topic,
-                                     const std::function<std::string()>& work) {
+std::vector<RankOutcome> do_together(World& world, const std::string& topic, const std::function<std::string()>& work) {
   const RankOutcome own = outcome_of(work);
   std::vector<RankOutcome> outcomes;
   for (const std::string& message :
        world.gather(topic, std::to_string(static_cast<int>(own.exit_code)) + " " + own.text)) {
     const std::size_t blank = std::min(message.find(' '), message.size());
     const int code = leading_number({message.data(), blank}, static_cast<int>(ExitCode::kInternal));
-    outcomes.push_back(
-        {static_cast<ExitCode>(code), message.substr(std::min(blank + 1, message.size()))});
+    outcomes.push_back({static_cast<ExitCode>(code), message.substr(std::min(blank + 1, message.size()))});
   }
   return outcomes;
 }
 
 const RankOutcome* first_failure(const std::vector<RankOutcome>& outcomes) {
-  const auto failed = std::ranges::find_if(
-      outcomes, [](const RankOutcome& outcome) { return outcome.exit_code != ExitCode::kOk; });
+  const auto failed =
+      std::ranges::find_if(outcomes, [](const RankOutcome& outcome) { return outcome.exit_code != ExitCode::kOk; });
   return failed == outcomes.end() ? nullptr : &*failed;
 }
 

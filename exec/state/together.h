@@ -17,8 +17,7 @@ struct RankOutcome {
 
 // The outcome of every rank's `work`, by rank, the same on all ranks. All ranks call it with the
 // same topic. Throws only where the ranks cannot reach each other.
-std::vector<RankOutcome> do_together(World& world, const std::string& topic,
-                                     const std::function<std::string()>& work);
+std::vector<RankOutcome> do_together(World& world, const std::string& topic, const std::function<std::string()>& work);
 // Of the lowest rank that failed; nullptr where all succeeded.
 const RankOutcome* first_failure(const std::vector<RankOutcome>& outcomes);
 // do_together, and the first failure thrown as Error on all ranks.

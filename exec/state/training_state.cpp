@@ -22,25 +22,24 @@ std::string find_unit_fault(std::int64_t shards, const StateUnit& unit) {
   std::vector<const StateParameter*> ordered;
   for (const StateParameter& parameter : unit.parameters) {
     const bool is_cut_evenly =
-        parameter.parts == 1 || (parameter.parts > 1 && parameter.cut >= 0 && parameter.cut <= 1 &&
-                                 at(parameter.cut) < parameter.shape.size() &&
-                                 parameter.shape[at(parameter.cut)] % parameter.parts == 0);
+        parameter.parts == 1 ||
+        (parameter.parts > 1 && parameter.cut >= 0 && parameter.cut <= 1 &&
+         at(parameter.cut) < parameter.shape.size() && parameter.shape[at(parameter.cut)] % parameter.parts == 0);
     if (parameter.offset < 0 || !is_cut_evenly ||
         checked_multiply(parameter.numel, parameter.parts) != numel_of(parameter.shape)) {
-      return fmt::format("parameter {} has offset {} and {} elements, which its shape denies",
-                         quote(parameter.name), parameter.offset, parameter.numel);
+      return fmt::format("parameter {} has offset {} and {} elements, which its shape denies", quote(parameter.name),
+                         parameter.offset, parameter.numel);
     }
     if (checked_add(parameter.offset, parameter.numel) > whole) {
-      return fmt::format("parameter {} ends beyond the {} elements of unit {}",
-                         quote(parameter.name), whole, quote(unit.name));
+      return fmt::format("parameter {} ends beyond the {} elements of unit {}", quote(parameter.name), whole,
+                         quote(unit.name));
     }
     if (parameter.numel > 0) ordered.push_back(&parameter);
   }
   std::ranges::sort(ordered, [](const auto* a, const auto* b) { return a->offset < b->offset; });
   for (std::size_t i = 1; i < ordered.size(); ++i) {
     if (ordered[i - 1]->offset + ordered[i - 1]->numel > ordered[i]->offset) {
-      return fmt::format("the parameters {} and {} overlap", quote(ordered[i - 1]->name),
-                         quote(ordered[i]->name));
+      return fmt::format("the parameters {} and {} overlap", quote(ordered[i - 1]->name), quote(ordered[i]->name));
     }
   }
   std::set<std::string> arrays;

@@ -57,11 +57,10 @@ struct TrainingState {
 
 // The same on all ranks.
 struct RunProgress {
-  std::int64_t step = 0;         // optimizer steps done
-  std::int64_t next_sample = 0;  // the first training sample that is not used yet
-  std::int64_t seed = 0;  // of data order and initialisation; random state is a function of it
-  std::map<std::string, std::string>
-      metadata;  // the plan's text, versions: what the run wants back
+  std::int64_t step = 0;                        // optimizer steps done
+  std::int64_t next_sample = 0;                 // the first training sample that is not used yet
+  std::int64_t seed = 0;                        // of data order and initialisation; random state is a function of it
+  std::map<std::string, std::string> metadata;  // the plan's text, versions: what the run wants back
   bool operator==(const RunProgress&) const = default;
 };
 

@@ -45,8 +45,8 @@ struct Steps {
 
 // A collective of activations: DeepSpeed-Ulysses' all-to-alls; the ring's sends, of keys and values
 // in forward (alltoall) or of their gradients alone (allgather).
-void read_exchange(const CapturedCall& call, const std::string& name, std::int64_t ranks,
-                   bool in_backward, Steps& steps) {
+void read_exchange(const CapturedCall& call, const std::string& name, std::int64_t ranks, bool in_backward,
+                   Steps& steps) {
   constexpr std::int64_t kNumbers = 1 << 12;  // bytes
   if (call.values[1] < kNumbers) return;
   if (name == "all_to_all") {
@@ -70,8 +70,7 @@ Steps read_steps(const Capture& capture) {
   const StepRange range = steady_step(capture);
   std::int32_t main = -1;
   for (const CapturedCall& call : capture.calls) {
-    if (call.kind != CapturedCall::Kind::kLaunch && call.kind != CapturedCall::Kind::kProduct)
-      continue;
+    if (call.kind != CapturedCall::Kind::kLaunch && call.kind != CapturedCall::Kind::kProduct) continue;
     main = call.thread;
     break;
   }
@@ -95,8 +94,7 @@ Steps read_steps(const Capture& capture) {
     if (is_collective) {
       read_exchange(call, name, ranks[call.values[0]], in_backward || call.thread != main, steps);
     }
-    if (is_collective && call.values[1] > kNumbers &&
-        (name == "reduce_scatter" || name == "all_reduce")) {
+    if (is_collective && call.values[1] > kNumbers && (name == "reduce_scatter" || name == "all_reduce")) {
       steps.first_reduction = std::min(steps.first_reduction, steps.micro_batches);
       if (name == "all_reduce" && !in_backward && call.thread == main && before < 0) {
         throw Error(ExitCode::kMissingCapability,
@@ -108,8 +106,8 @@ Steps read_steps(const Capture& capture) {
     }
     const auto kernel = captured_kernel(capture, call, Pass::kForward);
     if (!kernel) continue;
-    steps.scans |= contains(name, "chunk_scan") || contains(name, "chunk_gated_delta_rule") ||
-                   contains(name, "chunk_kda");
+    steps.scans |=
+        contains(name, "chunk_scan") || contains(name, "chunk_gated_delta_rule") || contains(name, "chunk_kda");
     if (before >= 0) {
       ++steps.launches;
       steps.moved += kernel->kernel.bytes.count();
@@ -181,8 +179,7 @@ bool keeps_cache(const Json& document) {
 bool mixes_by_torch(const Json& document, const Steps& steps) {
   const Json config = document.value("config", Json::object());
   const auto is_of_mixers = [&](const char* key) { return config.contains(key); };
-  constexpr const char* kKeys[] = {"mamba_d_state", "ssm_state_size", "state_size",
-                                   "linear_num_value_heads"};
+  constexpr const char* kKeys[] = {"mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads"};
   return config.is_object() && !steps.scans && std::ranges::any_of(kKeys, is_of_mixers);
 }
 
@@ -201,8 +198,7 @@ void add_kernels(const Json& document, const Steps& steps, KeyWriter& out) {
     sources.emplace_back("no kernel of mamba_ssm or flash-linear-attention ran");
   }
   if (words.empty()) return;
-  out.line("kernels", fmt::format("{{{}}}", fmt::join(words, ", ")),
-           fmt::format("{}", fmt::join(sources, "; ")));
+  out.line("kernels", fmt::format("{{{}}}", fmt::join(words, ", ")), fmt::format("{}", fmt::join(sources, "; ")));
 }
 
 // Sequences and their length where the model's forward was watched: of its tensors of words, else
@@ -228,8 +224,7 @@ void add_batch(const Json& document, const Steps& steps, const Extents& own, Key
   }
   if (batch < 1) return;
   sequence *= steps.sequence_ranks;
-  const std::string length =
-      has_words && sequence > 0 ? fmt::format("sequence: {}, ", sequence) : std::string();
+  const std::string length = has_words && sequence > 0 ? fmt::format("sequence: {}, ", sequence) : std::string();
   const char* const padded = document.value("padded", false) ? ", padded: true" : "";
   out.line("batch",
            fmt::format("{{{}micro_batch: {}, accumulation: {}{}}}", length, batch,
@@ -242,8 +237,7 @@ std::string recompute_words(const std::vector<bool>& checkpointed) {
   std::vector<std::string> ranges;
   for (std::size_t first = 0, end = 0; first < checkpointed.size(); first = end) {
     while (end < checkpointed.size() && checkpointed[end] == checkpointed[first]) ++end;
-    const std::string numbers =
-        end - first == 1 ? fmt::format("{}", first) : fmt::format("{}-{}", first, end - 1);
+    const std::string numbers = end - first == 1 ? fmt::format("{}", first) : fmt::format("{}-{}", first, end - 1);
     if (checkpointed[first]) ranges.push_back(fmt::format("{{layers: {}, value: full}}", numbers));
   }
   return fmt::format("[{}]", fmt::join(ranges, ", "));
@@ -287,10 +281,9 @@ void add_adapters(const Json& document, KeyWriter& out) {
   const Json lora = document.value("lora", Json());
   if (!lora.is_object()) return;
   const Json targets = lora.value("targets", Json("all-linear"));
-  const std::string names =
-      targets.is_string()
-          ? targets.get<std::string>()
-          : fmt::format("[{}]", fmt::join(targets.get<std::vector<std::string>>(), ", "));
+  const std::string names = targets.is_string()
+                                ? targets.get<std::string>()
+                                : fmt::format("[{}]", fmt::join(targets.get<std::vector<std::string>>(), ", "));
   bool is_packed = false, has_master = false;
   std::string base = "master";
   for (const Json& parameter : document.value("parameters", Json::array())) {
@@ -303,9 +296,8 @@ void add_adapters(const Json& document, KeyWriter& out) {
   if (is_packed) base = has_master ? "nf4-master" : "nf4";
   const bool is_doubled = packed_config(document).value("bnb_4bit_use_double_quant", !is_packed);
   out.line("lora",
-           fmt::format("{{rank: {}, targets: {}, dropout: {}, base: {}{}}}", lora.value("rank", 0),
-                       names, lora.value("dropout", 0.0), base,
-                       is_doubled ? "" : ", double_quant: false"),
+           fmt::format("{{rank: {}, targets: {}, dropout: {}, base: {}{}}}", lora.value("rank", 0), names,
+                       lora.value("dropout", 0.0), base, is_doubled ? "" : ", double_quant: false"),
            "peft_config");
 }
 
@@ -316,8 +308,7 @@ std::int64_t states_of(const Json& optimizers) {
   for (const Json& optimizer : optimizers) {
     const std::string name = optimizer.value("class", "");
     const bool is_adam = contains(name, "Adam") || !optimizer.contains("elements");
-    const std::int64_t states =
-        is_adam && name != "SGD" ? 2 : optimizer.value("states", std::int64_t{0});
+    const std::int64_t states = is_adam && name != "SGD" ? 2 : optimizer.value("states", std::int64_t{0});
     const std::int64_t numel = optimizer.value("elements", std::int64_t{1});
     elements += numel;
     held += numel * states;
@@ -355,9 +346,7 @@ void add_optimizer(const Json& document, const Steps& steps, KeyWriter& out) {
   const std::int64_t states = states_of(optimizers);
   const bool is_loop = foreach.is_boolean() && !foreach.get<bool>();
   const bool late = document.value("zeroes_late", false) && !document.contains("deepspeed");
-  const std::string implementation = optimizer.value("fused", false) ? "fused"
-                                     : is_loop                       ? "loop"
-                                                                     : "foreach";
+  const std::string implementation = optimizer.value("fused", false) ? "fused" : is_loop ? "loop" : "foreach";
   out.line("optimizer",
            fmt::format("{{kind: {}, implementation: {}, clip_norm: {}{}{}}}",
                        name == "Adafactor" ? "adafactor"
@@ -384,8 +373,7 @@ std::int64_t handed_rows(const CapturedModules& capture) {
 }
 
 // Of each capture: what differs between them tells batch and length of the model's inputs.
-std::vector<Extents> extents_of(const std::vector<Json>& inputs,
-                                const std::vector<CapturedModules>& modules) {
+std::vector<Extents> extents_of(const std::vector<Json>& inputs, const std::vector<CapturedModules>& modules) {
   const std::size_t count = inputs.size();
   std::vector<Extents> made(count, {.batch = 1, .sequence = 1});
   const auto extent = [&](std::size_t c, const std::string& name, std::size_t d) {
@@ -413,8 +401,7 @@ std::vector<Extents> extents_of(const std::vector<Json>& inputs,
     const std::int64_t handed = handed_rows(modules[c]);
     rows.push_back(handed > 0 && made[c].batch % handed == 0 ? made[c].batch / handed : 0);
   }
-  const bool is_even =
-      count > 1 && rows[0] > 1 && std::ranges::count(rows, rows[0]) == std::ssize(rows);
+  const bool is_even = count > 1 && rows[0] > 1 && std::ranges::count(rows, rows[0]) == std::ssize(rows);
   for (std::size_t c = 0; c < count && is_even; ++c) made[c].batch /= rows[0];
   // The shortest that differs; else words, as long as they are.
   std::vector<std::int64_t> shortest(count, 0);
@@ -477,12 +464,10 @@ bool holds_output(const CapturedModules& modules) {
 bool is_cross_entropy(const ModelSpec& model) {
   const std::vector<Operation>& operations = model.kinds[at(model.order.back().kind)].operations;
   const bool is_alone = std::ranges::all_of(operations, [](const Operation& of) {
-    return of.kind == OperationKind::kSoftmaxLoss || of.function == Function::kCast ||
-           of.function == Function::kScale;
+    return of.kind == OperationKind::kSoftmaxLoss || of.function == Function::kCast || of.function == Function::kScale;
   });
-  return is_alone && std::ranges::any_of(operations, [](const Operation& of) {
-           return of.function == Function::kLogSoftmax;
-         });
+  return is_alone &&
+         std::ranges::any_of(operations, [](const Operation& of) { return of.function == Function::kLogSoftmax; });
 }
 
 // Layers are one model's: what optimizers step is no more than that has.
@@ -493,13 +478,12 @@ void check_alone(const CapturedModules& modules, const Json& optimizers) {
   }
   for (const Json& optimizer : optimizers) stepped += optimizer.value("elements", std::int64_t{0});
   if (stepped <= trained) return;
-  throw Error(
-      ExitCode::kMissingCapability,
-      fmt::format("{}: {} has {} parameters to train, and the program's optimizers step {}: "
-                  "it trains another model beside it; make them members of one module that "
-                  "is called once, or capture a step of each alone; foreshard predict "
-                  "--capture forecasts the step as it is",
-                  modules.path, modules.document.at("class").get<std::string>(), trained, stepped));
+  throw Error(ExitCode::kMissingCapability,
+              fmt::format("{}: {} has {} parameters to train, and the program's optimizers step {}: "
+                          "it trains another model beside it; make them members of one module that "
+                          "is called once, or capture a step of each alone; foreshard predict "
+                          "--capture forecasts the step as it is",
+                          modules.path, modules.document.at("class").get<std::string>(), trained, stepped));
 }
 
 // Of the model itself: others that the program runs beside it may have another dtype.
@@ -521,8 +505,7 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
   fold_loops(documents);
   std::vector<Json> inputs;
   for (const CapturedModules& each : all) {
-    const Json document =
-        read_json_document(std::filesystem::path(each.path).replace_filename("model.json"));
+    const Json document = read_json_document(std::filesystem::path(each.path).replace_filename("model.json"));
     inputs.push_back(document.value("inputs", Json::object()));
     if (inputs.back().empty()) inputs.back() = each.document.at("given");
     check_alone(each, document.value("optimizers", Json::array()));
@@ -541,8 +524,7 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
   own.text = model_of_modules(all, capture.model);
   try {
     const ModelSpec model = parse_model_yaml(parse_yaml(own.text, "the model made"));
-    for (const Json& parameter : all[0].document.at("parameters"))
-      own.unread += numel_of(parameter);
+    for (const Json& parameter : all[0].document.at("parameters")) own.unread += numel_of(parameter);
     own.unread -= model.parameters();
     own.is_cross_entropy = is_cross_entropy(model);
     const Json again = all[0].document.value("checkpoints", Json::array());
@@ -562,8 +544,7 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
 // Of a model that no fully_shard cut: DistributedDataParallel's, or one on its own.
 void add_whole(const Capture& capture, const Json& document, const Steps& steps, KeyWriter& out) {
   const Json parameters = document.value("parameters", Json::array());
-  const std::string stored =
-      parameters.empty() ? "fp32" : dtype_of_torch(parameters.front().value("dtype", ""));
+  const std::string stored = parameters.empty() ? "fp32" : dtype_of_torch(parameters.front().value("dtype", ""));
   const bool casts = stored == "fp32" && 2 * steps.half_products > steps.products;
   const bool is_replica = document.contains("ddp");
   // Of one rank nothing is said: a search may take any mesh.
@@ -576,18 +557,16 @@ void add_whole(const Capture& capture, const Json& document, const Steps& steps,
   std::string dtypes = fmt::format("param: {}, master: {}", param, stored);
   if (casts && !is_replica) dtypes += ", autocast: bf16";
   out.line("dtype", fmt::format("{{{}}}", dtypes),
-           fmt::format("{} of {} products in 16 bits, parameters in {}", steps.half_products,
-                       steps.products, stored));
+           fmt::format("{} of {} products in 16 bits, parameters in {}", steps.half_products, steps.products, stored));
   out.widens = casts;
   if (!is_replica) return;
   const Json& ddp = document.at("ddp");
   out.widens &= !ddp.value("parameters_cast", false);
-  std::vector<std::string> words = {fmt::format(
-      "mixed_precision: {}", ddp.value("parameters_cast", false) ? "parameters" : "autocast")};
+  std::vector<std::string> words = {
+      fmt::format("mixed_precision: {}", ddp.value("parameters_cast", false) ? "parameters" : "autocast")};
   const Json cap = ddp.value("bucket_cap_mb", Json());
   if (cap.is_number()) words.push_back(fmt::format("bucket_cap_mb: {}", cap.get<double>()));
-  for (const char* key :
-       {"static_graph", "find_unused_parameters", "gradient_as_bucket_view", "broadcast_buffers"}) {
+  for (const char* key : {"static_graph", "find_unused_parameters", "gradient_as_bucket_view", "broadcast_buffers"}) {
     if (ddp.contains(key)) words.push_back(fmt::format("{}: {}", key, ddp.at(key).get<bool>()));
   }
   out.line("ddp", fmt::format("{{{}}}", fmt::join(words, ", ")), "DistributedDataParallel");
@@ -598,20 +577,18 @@ void add_flat(const Json& flat, KeyWriter& out) {
   const std::string prefetch = text_in(flat, "backward_prefetch");
   const bool is_post = prefetch == "BACKWARD_POST";
   out.line("prefetch",
-           fmt::format("{{forward: {}, backward: {}}}",
-                       flat.value("forward_prefetch", false) ? "1" : "implicit",
+           fmt::format("{{forward: {}, backward: {}}}", flat.value("forward_prefetch", false) ? "1" : "implicit",
                        prefetch.empty() ? 0 : 1),
            "forward_prefetch, backward_prefetch");
-  out.line("fsdp1",
-           fmt::format("{{backward_prefetch: {}, limit_all_gathers: {}, use_orig_params: {}}}",
-                       is_post ? "post" : "pre", flat.value("limit_all_gathers", true),
-                       flat.value("use_orig_params", false)),
-           "FullyShardedDataParallel");
+  out.line(
+      "fsdp1",
+      fmt::format("{{backward_prefetch: {}, limit_all_gathers: {}, use_orig_params: {}}}", is_post ? "post" : "pre",
+                  flat.value("limit_all_gathers", true), flat.value("use_orig_params", false)),
+      "FullyShardedDataParallel");
 }
 
 // What DeepSpeed's own configuration says, but for what the run shows.
-void add_deepspeed(const Capture& capture, const Json& config, std::int64_t sequence_ranks,
-                   KeyWriter& out) {
+void add_deepspeed(const Capture& capture, const Json& config, std::int64_t sequence_ranks, KeyWriter& out) {
   const ForeignPlan said = read_deepspeed(parse_json(config.dump(1), "DeepSpeed's configuration"));
   std::map<std::string, std::vector<std::string>> groups;
   // Its optimizer has the parameters in fp32 wherever the model's are in 16 bits.
@@ -703,8 +680,7 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
     own = own_model(capture, others, steps);
   }
   out.made_.model = own.text;
-  out.line("model", model_name,
-           is_known ? capture.model + ".config" : fmt::format("modules of {}", capture.model));
+  out.line("model", model_name, is_known ? capture.model + ".config" : fmt::format("modules of {}", capture.model));
   if (own.unread > 0) {
     out.made_.ledger.push_back({Mapping::kUnsupported, fmt::format("{} parameters", own.unread), "",
                                 "no operation was seen to read them", "", 0});
@@ -712,16 +688,13 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   if (own.others > 0) {
     out.made_.ledger.push_back(
         {Mapping::kUnsupported,
-         fmt::format("{} bytes of other tensors (models that are not trained, averages)",
-                     own.others),
-         "", "each rank has them whole; what a forward of theirs keeps and gathers is in no plan",
-         "", 0});
+         fmt::format("{} bytes of other tensors (models that are not trained, averages)", own.others), "",
+         "each rank has them whole; what a forward of theirs keeps and gathers is in no plan", "", 0});
   }
   out.line("cluster", fmt::format("{}x{}", capture.world, capture.gpu), "--world, --gpu");
   const std::string runtime = runtime_words(capture, document);
   out.line("runtime", runtime, "versions of torch and DeepSpeed");
-  out.line("stack", is_known ? "hf_trainer" : "none",
-           is_known ? "a model of transformers" : "a program of its own");
+  out.line("stack", is_known ? "hf_trainer" : "none", is_known ? "a model of transformers" : "a program of its own");
   add_batch(document, steps, own.extents, out);
   const Json units = document.value("units", Json::array());
   if (document.contains("deepspeed")) {

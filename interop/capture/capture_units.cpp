@@ -36,8 +36,7 @@ std::string_view last_word(std::string_view module) { return module.substr(modul
 
 // `module` is `whole` or lies in it.
 bool lies_in(std::string_view module, std::string_view whole) {
-  return !whole.empty() && module.starts_with(whole) &&
-         (module.size() == whole.size() || module[whole.size()] == '.');
+  return !whole.empty() && module.starts_with(whole) && (module.size() == whole.size() || module[whole.size()] == '.');
 }
 
 enum class Part { kBlock, kEmbedding, kTable, kHead, kNorm, kOther };
@@ -45,8 +44,7 @@ enum class Part { kBlock, kEmbedding, kTable, kHead, kNorm, kOther };
 class Names {
  public:
   explicit Names(const Json& document)
-      : input_(text_in(document, "input_embeddings")),
-        output_(text_in(document, "output_embeddings")) {}
+      : input_(text_in(document, "input_embeddings")), output_(text_in(document, "output_embeddings")) {}
 
   Part part(const std::string& module) const {
     if (is_block(module)) return Part::kBlock;
@@ -91,8 +89,8 @@ Placed place(const Json& document, const Json& units) {
 bool has_second_table(const Json& document) {
   const std::string table = text_in(document, "input_embeddings") + ".weight";
   const Json all = document.value("parameters", Json::array());
-  const auto named = std::ranges::find_if(
-      all, [&](const Json& parameter) { return text_in(parameter, "name") == table; });
+  const auto named =
+      std::ranges::find_if(all, [&](const Json& parameter) { return text_in(parameter, "name") == table; });
   return named != all.end() && std::ranges::any_of(all, [&](const Json& parameter) {
            const std::string name = text_in(parameter, "name");
            return name != table && name.ends_with(".embed_tokens.weight") &&
@@ -103,16 +101,12 @@ bool has_second_table(const Json& document) {
 std::string words_of(Placed p, bool second_table) {
   if (second_table && p.embedding == p.head) p.embedding = std::nullopt;
   const bool is_one = p.embedding && (p.embedding == p.head || p.embedding == p.norm);
-  const char* const head = p.head && p.norm == p.head ? "with_norm"
-                           : p.head                   ? "own"
-                           : p.norm                   ? "norm_only"
-                                                      : "root";
+  const char* const head = p.head && p.norm == p.head ? "with_norm" : p.head ? "own" : p.norm ? "norm_only" : "root";
   return fmt::format("{{embedding: {}, head: {}, blocks: {}, table_alone: {}}}",
                      is_one        ? "with_head"
                      : p.embedding ? "own"
                                    : "root",
-                     head, p.has_blocks ? "own" : "root",
-                     p.table_alone && (p.embedding.has_value() || second_table));
+                     head, p.has_blocks ? "own" : "root", p.table_alone && (p.embedding.has_value() || second_table));
 }
 
 std::string reshard_word(const Json& unit) {
@@ -128,8 +122,8 @@ std::string reshard_words(const Json& units) {
   std::vector<std::string> said;
   for (const Json& unit : units) said.push_back(reshard_word(unit));
   const std::size_t first = has_root ? 1 : 0;
-  const bool all_same = std::all_of(said.begin() + first, said.end(),
-                                    [&](const std::string& word) { return word == said.back(); });
+  const bool all_same =
+      std::all_of(said.begin() + first, said.end(), [&](const std::string& word) { return word == said.back(); });
   const bool keeps_root = !has_root || said.front() == "never";
   if (all_same && keeps_root) return said.back();
   std::vector<std::string> ranges;
@@ -138,8 +132,7 @@ std::string reshard_words(const Json& units) {
     std::size_t to = from;
     while (to + 1 < said.size() && said[to + 1] == said[from]) ++to;
     if (said[from] != "always") {
-      const std::string which =
-          from == to ? fmt::format("{}", from) : fmt::format("{}-{}", from, to);
+      const std::string which = from == to ? fmt::format("{}", from) : fmt::format("{}-{}", from, to);
       ranges.push_back(fmt::format("{{units: {}, value: {}}}", which, said[from]));
     }
     from = to + 1;
@@ -156,8 +149,7 @@ std::string trained_dtype(const Json& document) {
 
 // Autocast finds fp32 parameters: what fully_shard has cast already is the policy's.
 bool widens(const Json& unit, const Json& document) {
-  return !text_in(document, "autocast").empty() &&
-         dtype_of_torch(text_in(unit, "param_dtype")) == "fp32";
+  return !text_in(document, "autocast").empty() && dtype_of_torch(text_in(unit, "param_dtype")) == "fp32";
 }
 
 // Master: what the first trained parameter is stored in. Autocast around the forward of
@@ -166,8 +158,7 @@ bool widens(const Json& unit, const Json& document) {
 std::string dtype_words(const Json& unit, const Json& document) {
   const std::string master = trained_dtype(document);
   const auto word = [&](const char* key) { return dtype_of_torch(text_in(unit, key)); };
-  std::vector<std::string> words = {"param: " + word("param_dtype"),
-                                    "reduce: " + word("reduce_dtype")};
+  std::vector<std::string> words = {"param: " + word("param_dtype"), "reduce: " + word("reduce_dtype")};
   if (!master.empty()) words.push_back("master: " + dtype_of_torch(master));
   const std::string autocast = text_in(document, "autocast");
   const bool is_flat = document.contains("fsdp1") && !autocast.empty();
@@ -205,26 +196,24 @@ std::vector<UnitWords> words_of_units(const Json& document, std::int64_t sequenc
     mesh.push_back(extent.get<std::int64_t>());
   }
   if (mesh.empty()) mesh.push_back(1);
-  const Json& block = *std::find_if(units.begin(), units.end() - 1, [](const Json& unit) {
-    return is_block(text_in(unit, "name"));
-  });
+  const Json& block =
+      *std::find_if(units.begin(), units.end() - 1, [](const Json& unit) { return is_block(text_in(unit, "name")); });
   std::vector<UnitWords> words = {
       {"mesh",
-       fmt::format("{{shard: {}, replicate: {}{}}}", mesh.back() / sequence_ranks,
-                   mesh.size() > 1 ? mesh.front() : 1,
+       fmt::format("{{shard: {}, replicate: {}{}}}", mesh.back() / sequence_ranks, mesh.size() > 1 ? mesh.front() : 1,
                    sequence_ranks > 1 ? fmt::format(", cp: {}", sequence_ranks) : ""),
        fmt::format("{} parameter groups of fully_shard", units.size())},
       {"units", words_of(place(document, units), second_table), "modules of the parameter groups"},
       {"reshard_after_forward", reshard_words(units), "post_forward_mesh_info of each"},
       {"dtype", dtype_words(block, document), "mp_policy of the blocks", widens(block, document)}};
   if (block.value("offload", false)) {
-    words.push_back({"offload", block.value("pinned", true) ? "cpu" : "cpu_unpinned",
-                     "CPUOffloadPolicy of the blocks"});
+    words.push_back(
+        {"offload", block.value("pinned", true) ? "cpu" : "cpu_unpinned", "CPUOffloadPolicy of the blocks"});
   }
   const Json factor = block.value("divide_factor", Json());
   if (factor.is_number()) {
-    words.push_back({"reduction", fmt::format("{{divide_factor: {}}}", factor.get<double>()),
-                     "set_gradient_divide_factor"});
+    words.push_back(
+        {"reduction", fmt::format("{{divide_factor: {}}}", factor.get<double>()), "set_gradient_divide_factor"});
   }
   return words;
 }

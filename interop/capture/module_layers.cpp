@@ -14,14 +14,11 @@
 namespace foreshard {
 namespace {
 
-bool uses_parameter(const Json& operation) {
-  return std::ranges::any_of(operation.at("in"), &Json::is_string);
-}
+bool uses_parameter(const Json& operation) { return std::ranges::any_of(operation.at("in"), &Json::is_string); }
 
 class LayerFinder {
  public:
-  explicit LayerFinder(const CapturedModules& capture)
-      : capture_(capture), document_(capture.document) {
+  explicit LayerFinder(const CapturedModules& capture) : capture_(capture), document_(capture.document) {
     for (const Json& block : document_.at("blocks")) {
       found_.blocks.push_back(block.get<std::string>());
     }
@@ -39,8 +36,7 @@ class LayerFinder {
     const Json& said = operation.at("module");
     const std::string module = said.is_string() ? said.get<std::string>() : "";
     for (std::size_t b = 0; b < found_.blocks.size(); ++b) {
-      if (module == found_.blocks[b] || module.starts_with(found_.blocks[b] + "."))
-        return static_cast<std::int64_t>(b);
+      if (module == found_.blocks[b] || module.starts_with(found_.blocks[b] + ".")) return static_cast<std::int64_t>(b);
     }
     return -1;
   }
@@ -52,8 +48,7 @@ class LayerFinder {
     const Json& operations = document_.at("operations");
     for (std::size_t i = 0; i < operations.size(); ++i) {
       const std::int64_t block = block_of(operations[i]);
-      const bool is_between =
-          found_.parts.size() > 1 && found_.parts.back().block < 0 && block >= 0;
+      const bool is_between = found_.parts.size() > 1 && found_.parts.back().block < 0 && block >= 0;
       const std::int64_t before = is_between ? found_.parts[found_.parts.size() - 2].block : -1;
       const bool resumes = is_between && block == before;
       const bool again = !resumes && seen.contains(block) && block != found_.parts.back().block;
@@ -83,8 +78,7 @@ class LayerFinder {
     for (std::size_t i = 0; i < operations.size(); ++i) {
       if (uses_parameter(operations[i])) behind = i + 1;
     }
-    if (behind == 0)
-      refuse_operation(capture_, operations.back(), "no operation uses a parameter of the model");
+    if (behind == 0) refuse_operation(capture_, operations.back(), "no operation uses a parameter of the model");
     std::size_t loss = behind;
     const auto is_of_loss = [&](std::size_t i) {
       return operations[i].at("module").is_null() || operations[i].at("op") == "_log_softmax";
@@ -92,8 +86,7 @@ class LayerFinder {
     while (loss < operations.size() && !is_of_loss(loss)) ++loss;
     if (loss == operations.size()) loss = behind;
     if (loss == operations.size() || found_.crossing(loss).empty()) {
-      refuse_operation(capture_, operations.back(),
-                       "it uses a parameter, and nothing makes a loss of its result");
+      refuse_operation(capture_, operations.back(), "it uses a parameter, and nothing makes a loss of its result");
     }
     std::erase_if(found_.parts, [&](const ModulePart& part) { return part.begin >= loss; });
     found_.parts.push_back({.begin = loss});
@@ -118,14 +111,11 @@ class LayerFinder {
     for (std::size_t p = found_.parts.size() - 2; p > 0; --p) {
       std::vector<std::int64_t> made = found_.crossing(found_.parts[p].begin);
       const bool is_fed = std::ranges::any_of(made, [&](std::int64_t t) { return reads(p, t); });
-      std::erase_if(made, [&](std::int64_t t) {
-        return p > 1 && place_of_tensor(t) < found_.parts[p - 1].begin;
-      });
+      std::erase_if(made, [&](std::int64_t t) { return p > 1 && place_of_tensor(t) < found_.parts[p - 1].begin; });
       // Of two blocks the second one may read what came before the first alone (scales).
       const std::vector<std::int64_t> all = made;
       std::erase_if(made, [&](std::int64_t t) { return !reads(p, t); });
-      if (made.empty() && is_fed && found_.parts[p].block >= 0 && found_.parts[p - 1].block >= 0)
-        made = all;
+      if (made.empty() && is_fed && found_.parts[p].block >= 0 && found_.parts[p - 1].block >= 0) made = all;
       // Another tower begins: the block before keeps its unit.
       if (made.empty() && found_.parts[p].block < 0 && found_.parts[p - 1].block >= 0) made = all;
       if (made.empty()) {
@@ -165,9 +155,7 @@ class LayerFinder {
     return false;
   }
   // The operation that made it, of what the batch has a part in; else the first.
-  std::size_t place_of_tensor(std::int64_t tensor) const {
-    return value_of(found_.batch_at, tensor, 0);
-  }
+  std::size_t place_of_tensor(std::int64_t tensor) const { return value_of(found_.batch_at, tensor, 0); }
   // The last of the largest, of those that samples have a part in (a bias of positions is none).
   std::int64_t largest(const std::vector<std::int64_t>& tensors) const {
     return *std::ranges::max_element(tensors, {}, [&](std::int64_t t) {
@@ -182,8 +170,8 @@ class LayerFinder {
       for (const Json& in : operations[i].at("in")) {
         if (!in.is_number()) continue;
         found_.read_at[in] = i;
-        is_of_samples |= found_.of_samples.contains(in) ||
-                         document_.at("given").contains(std::to_string(in.get<std::int64_t>()));
+        is_of_samples |=
+            found_.of_samples.contains(in) || document_.at("given").contains(std::to_string(in.get<std::int64_t>()));
         is_of_batch |= found_.batch_at.contains(in);
       }
       for (const Json& out : operations[i].at("out")) {
@@ -215,8 +203,7 @@ std::int64_t numel_of(const Json& parameter) {
 std::string place_of(const Json& operation) {
   const Json& module = operation.at("module");
   const std::string name = module.is_string() ? module.get<std::string>() : "";
-  return fmt::format("{} in {}", operation.at("op").get<std::string>(),
-                     name.empty() ? "the program itself" : name);
+  return fmt::format("{} in {}", operation.at("op").get<std::string>(), name.empty() ? "the program itself" : name);
 }
 
 std::string list_of(const std::string& block) {
@@ -224,13 +211,11 @@ std::string list_of(const std::string& block) {
   return dot == block.npos ? "" : block.substr(0, dot);
 }
 
-void refuse_operation(const CapturedModules& capture, const Json& operation,
-                      const std::string& why) {
-  throw Error(
-      ExitCode::kMissingCapability,
-      fmt::format("{}: {}: {}; foreshard predict --capture forecasts the step as it is, and "
-                  "models/examples/ has layers to write by hand",
-                  capture.path, place_of(operation), why));
+void refuse_operation(const CapturedModules& capture, const Json& operation, const std::string& why) {
+  throw Error(ExitCode::kMissingCapability,
+              fmt::format("{}: {}: {}; foreshard predict --capture forecasts the step as it is, and "
+                          "models/examples/ has layers to write by hand",
+                          capture.path, place_of(operation), why));
 }
 
 std::vector<std::int64_t> ModuleLayers::crossing(std::size_t at) const {
@@ -244,8 +229,6 @@ std::vector<std::int64_t> ModuleLayers::crossing(std::size_t at) const {
   return found;
 }
 
-ModuleLayers find_module_layers(const CapturedModules& capture) {
-  return LayerFinder(capture).find();
-}
+ModuleLayers find_module_layers(const CapturedModules& capture) { return LayerFinder(capture).find(); }
 
 }

@@ -51,7 +51,6 @@ std::string place_of(const Json& operation);
 // "blocks" of "blocks.0"
 std::string list_of(const std::string& block);
 // Throws Error(kMissingCapability) that names the operation and a way around.
-[[noreturn]] void refuse_operation(const CapturedModules& capture, const Json& operation,
-                                   const std::string& why);
+[[noreturn]] void refuse_operation(const CapturedModules& capture, const Json& operation, const std::string& why);
 
 }

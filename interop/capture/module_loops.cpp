@@ -128,21 +128,18 @@ class Turns {
   static std::string sign_of(const Json& operation) {
     std::string in, last;
     for (const Json& each : operation.at("in")) {
-      const std::string word = each.is_string()  ? each.get<std::string>()
-                               : is_tensor(each) ? "t"
-                                                 : "h";
+      const std::string word = each.is_string() ? each.get<std::string>() : is_tensor(each) ? "t" : "h";
       if (word != "t" || last != "t") in += word + " ";
       last = word;
     }
-    return fmt::format("{} {} {}{}{} {}", operation.at("op").get<std::string>(),
-                       operation.at("module").dump(), in_place(operation) ? 'i' : ' ',
-                       is_view(operation) ? 'v' : ' ', operation.contains("node") ? 'n' : ' ', in);
+    return fmt::format("{} {} {}{}{} {}", operation.at("op").get<std::string>(), operation.at("module").dump(),
+                       in_place(operation) ? 'i' : ' ', is_view(operation) ? 'v' : ' ',
+                       operation.contains("node") ? 'n' : ' ', in);
   }
 
   std::int64_t root(std::int64_t tensor) const { return value_of(root_, tensor, tensor); }
   std::int64_t same(std::int64_t tensor) const {
-    for (auto at = same_.find(tensor); at != same_.end(); at = same_.find(tensor))
-      tensor = at->second;
+    for (auto at = same_.find(tensor); at != same_.end(); at = same_.find(tensor)) tensor = at->second;
     return tensor;
   }
   void unite(std::int64_t first, std::int64_t other) {
@@ -151,8 +148,7 @@ class Turns {
   void unite_given(std::int64_t first, std::int64_t other) {
     const std::string a = std::to_string(same(first)), b = std::to_string(same(other));
     if (a == b || !given_.contains(a) || !given_.contains(b)) return;
-    given_[a]["elements"] =
-        given_[a]["elements"].get<std::int64_t>() + given_[b]["elements"].get<std::int64_t>();
+    given_[a]["elements"] = given_[a]["elements"].get<std::int64_t>() + given_[b]["elements"].get<std::int64_t>();
     unite(first, other);
   }
 
@@ -242,11 +238,10 @@ class Turns {
   bool is_folded_ = false;
 };
 
-bool equal(const std::vector<std::size_t>& a, std::size_t i, const std::vector<std::size_t>& b,
-           std::size_t j, std::size_t count) {
+bool equal(const std::vector<std::size_t>& a, std::size_t i, const std::vector<std::size_t>& b, std::size_t j,
+           std::size_t count) {
   return i + count <= a.size() && j + count <= b.size() &&
-         std::equal(a.begin() + static_cast<std::ptrdiff_t>(i),
-                    a.begin() + static_cast<std::ptrdiff_t>(i + count),
+         std::equal(a.begin() + static_cast<std::ptrdiff_t>(i), a.begin() + static_cast<std::ptrdiff_t>(i + count),
                     b.begin() + static_cast<std::ptrdiff_t>(j));
 }
 
@@ -276,8 +271,8 @@ void fold_long(Turns& of) {
 // Where one capture has more turns than the other has, of that loop wherever it runs. Behind them
 // both go on alike, so many operations `next`. False: they differ otherwise, or nowhere.
 bool fold_difference(Turns& one, Turns& two, std::size_t next) {
-  const std::size_t at = static_cast<std::size_t>(
-      std::ranges::mismatch(one.signs(), two.signs()).in1 - one.signs().begin());
+  const std::size_t at =
+      static_cast<std::size_t>(std::ranges::mismatch(one.signs(), two.signs()).in1 - one.signs().begin());
   for (std::size_t period = 1; period <= at; ++period) {
     for (const auto& [less, more] : {std::pair(&one, &two), std::pair(&two, &one)}) {
       const auto &few = less->signs(), &many = more->signs();
@@ -289,8 +284,7 @@ bool fold_difference(Turns& one, Turns& two, std::size_t next) {
                                           few.begin() + static_cast<std::ptrdiff_t>(at));
       for (Turns* of : {less, more}) {
         for (std::size_t i = 0; i < of->signs().size(); ++i) {
-          if (equal(turn, 0, of->signs(), i, period))
-            of->fold(i, period, turns_of(of->signs(), i, period));
+          if (equal(turn, 0, of->signs(), i, period)) of->fold(i, period, turns_of(of->signs(), i, period));
         }
       }
       return true;
@@ -307,11 +301,9 @@ void fold_loops(const std::vector<Json*>& documents) {
   for (Json* document : documents) all.emplace_back(*document, signs);
   for (Turns& each : all) fold_long(each);
   const auto is_alike = [&](const Turns& of) { return of.signs() == all[0].signs(); };
-  const auto fold_some =
-      [&](std::size_t next) {  // (what follows an inner loop may be an outer one)
-        return std::ranges::any_of(
-            all, [&](Turns& of) { return !is_alike(of) && fold_difference(all[0], of, next); });
-      };
+  const auto fold_some = [&](std::size_t next) {  // (what follows an inner loop may be an outer one)
+    return std::ranges::any_of(all, [&](Turns& of) { return !is_alike(of) && fold_difference(all[0], of, next); });
+  };
   while (fold_some(4) || fold_some(1)) {
   }
   if (!std::ranges::all_of(all, is_alike)) return;

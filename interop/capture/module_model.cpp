@@ -38,12 +38,8 @@ struct Layer {
   std::vector<std::size_t> places;            // of operations, in the first capture
   Json kind() const {
     Json made = {{"role", role}};
-    if (const auto positions = own_positions(); positions > 0)
-      made["domain"] = {{"positions", positions}};
-    made.update({{"tensors", tensors},
-                 {"parameters", parameters},
-                 {"operations", operations},
-                 {"output", output}});
+    if (const auto positions = own_positions(); positions > 0) made["domain"] = {{"positions", positions}};
+    made.update({{"tensors", tensors}, {"parameters", parameters}, {"operations", operations}, {"output", output}});
     return made;
   }
   // Of a layer that no position of the batch has a part in (latents): rows of its products.
@@ -91,8 +87,8 @@ class ModuleWriter {
     }
     const Json& operations = document_.at("operations");
     for (std::size_t i = 0; i < operations.size(); ++i) {
-      const bool is_of_host = std::ranges::all_of(operations[i].at("in"),
-                                                  [](const Json& in) { return in == Json(-1); });
+      const bool is_of_host =
+          std::ranges::all_of(operations[i].at("in"), [](const Json& in) { return in == Json(-1); });
       if (!is_of_host || operations[i].at("op") == "arange") continue;
       for (std::size_t out = 0; out < operations[i].at("out").size(); ++out)
         constants_[operations[i]["out"][out].at("tensor")] = {i, out};
@@ -102,13 +98,11 @@ class ModuleWriter {
       const std::string dtype = parameter.value("dtype", "");
       has_fp32_ |= dtype == "torch.float32";
       if (dtype != "torch.float64") continue;
-      throw Error(ExitCode::kMissingCapability,
-                  captures_[0].path +
-                      ": parameters in float64, which no plan has: foreshard "
-                      "predict --capture forecasts the step as it is");
+      throw Error(ExitCode::kMissingCapability, captures_[0].path +
+                                                    ": parameters in float64, which no plan has: foreshard "
+                                                    "predict --capture forecasts the step as it is");
     }
-    first_differentiated_ =
-        at(std::ranges::find_if(operations, is_differentiated) - operations.begin());
+    first_differentiated_ = at(std::ranges::find_if(operations, is_differentiated) - operations.begin());
   }
 
   std::string write() {
@@ -142,12 +136,12 @@ class ModuleWriter {
            std::ranges::equal(ours[i].at("in"), theirs[i].at("in"), is_same))
       ++i;
     if (i == both && theirs.size() == ours.size()) return;
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: computes other operations than {} from {} on; expected captures "
-                            "of one program that differ in batch and sequence alone (of one that "
-                            "loops over positions: two batches of the sequence that you train at)",
-                            other.path, captures_[0].path,
-                            i < ours.size() ? place_of(ours[i]) : std::string("its end")));
+    throw Error(
+        ExitCode::kInvalidInput,
+        fmt::format("{}: computes other operations than {} from {} on; expected captures "
+                    "of one program that differ in batch and sequence alone (of one that "
+                    "loops over positions: two batches of the sequence that you train at)",
+                    other.path, captures_[0].path, i < ours.size() ? place_of(ours[i]) : std::string("its end")));
   }
 
   void begin_layer(std::size_t i) {
@@ -185,15 +179,13 @@ class ModuleWriter {
       const auto ended = ends_.find(tensor);
       const bool is_there = ended != ends_.end() && ended->second.forward >= begin;
       if (!is_there || kept_beside_.contains(tensor) || found_.is_read_from(tensor, at(begin)) ||
-          storage(tensor) != tensor || !described_.contains(tensor) ||
-          found_.elements.at(tensor) < kLeastHeld)
+          storage(tensor) != tensor || !described_.contains(tensor) || found_.elements.at(tensor) < kLeastHeld)
         continue;
       const std::string name = fmt::format("held_{}", layer.tensors.size());
       layer.tensors[name] = described_.at(tensor);
       layer.sizes[name] = found_.elements.at(tensor);
       layer.names[tensor] = name;
-      layer.operations.push_back(
-          {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
+      layer.operations.push_back({{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
     }
   }
 
@@ -214,11 +206,9 @@ class ModuleWriter {
   // them with the samples (a teacher's batch), through the step.
   void add_others() {
     std::vector<std::int64_t> bytes;
-    for (const CapturedModules& capture : captures_)
-      bytes.push_back(capture.document.value("others", std::int64_t{0}));
+    for (const CapturedModules& capture : captures_) bytes.push_back(capture.document.value("others", std::int64_t{0}));
     Json there = sizes_.tensor(bytes, "torch.uint8");
-    const bool grows =
-        bytes[0] > 0 && (there.contains("per_token") || there.contains("per_sequence"));
+    const bool grows = bytes[0] > 0 && (there.contains("per_token") || there.contains("per_sequence"));
     resident_ = grows ? there.value("fixed", std::int64_t{0}) : bytes[0];
     if (grows && sizes_.fixed_sequence() > 0)
       resident_ += there.value("per_position", std::int64_t{0}) * sizes_.fixed_sequence();
@@ -228,8 +218,8 @@ class ModuleWriter {
   }
   void hold_through(const std::string& name, const Json& tensor) {
     Json& operations = layers_.front().operations;
-    const auto first = std::ranges::find_if(
-        operations, [](const Json& operation) { return operation.contains("saved"); });
+    const auto first =
+        std::ranges::find_if(operations, [](const Json& operation) { return operation.contains("saved"); });
     if (first == operations.end()) return;
     for (const char* key : {"released", "saved"}) (*first)[key].push_back(name);
     layers_.front().tensors[name] = tensor;
@@ -246,13 +236,12 @@ class ModuleWriter {
         const Json held = capture.document.value("held", Json::array());
         if (held.size() != first.size()) return;
         const bool is_last = k + 1 == held.size();
-        bytes.push_back(held[k][1].get<std::int64_t>() -
-                        (is_last ? 0 : held[k + 1][1].get<std::int64_t>()));
+        bytes.push_back(held[k][1].get<std::int64_t>() - (is_last ? 0 : held[k + 1][1].get<std::int64_t>()));
       }
       const Json tensor = sizes_.tensor(bytes, "torch.uint8");
       if (bytes[0] < kLeastHeld || tensor.is_null()) continue;
-      const std::size_t end = k + 1 < first.size() ? first[k + 1][0].get<std::size_t>()
-                                                   : document_.at("operations").size();
+      const std::size_t end =
+          k + 1 < first.size() ? first[k + 1][0].get<std::size_t>() : document_.at("operations").size();
       hold_until(end, fmt::format("step before {}", k), tensor);
     }
   }
@@ -271,8 +260,7 @@ class ModuleWriter {
   // What other models that run first (an autoencoder, a text's encoder) take and give back.
   void add_before() {
     std::vector<std::int64_t> bytes;
-    for (const CapturedModules& capture : captures_)
-      bytes.push_back(capture.document.value("before", std::int64_t{0}));
+    for (const CapturedModules& capture : captures_) bytes.push_back(capture.document.value("before", std::int64_t{0}));
     const Json taken = sizes_.tensor(bytes, "torch.uint8");
     if (bytes[0] <= 0 || taken.is_null()) return;
     layers_.back().tensors["before"] = {{"fixed", 1}};
@@ -350,8 +338,7 @@ class ModuleWriter {
 
   void find_ends() {
     const auto end_of = [](const Json& made) {
-      return Ended{made.value("freed", std::int64_t{-1}),
-                   made.value("freed_backward", std::int64_t{-1})};
+      return Ended{made.value("freed", std::int64_t{-1}), made.value("freed_backward", std::int64_t{-1})};
     };
     const Json& operations = document_.at("operations");
     for (const Json& operation : operations) {
@@ -360,14 +347,12 @@ class ModuleWriter {
         ends_[tensor] = end_of(out);
         saw_ends_ |= out.contains("freed");
         const bool is_written = operation.value("in_place", false);
-        const bool is_same =
-            (is_written || operation.value("view", false)) && operation.at("in")[0].is_number();
+        const bool is_same = (is_written || operation.value("view", false)) && operation.at("in")[0].is_number();
         storage_of_[tensor] = is_same ? storage(operation.at("in")[0]) : tensor;
         if (is_written) ends_.erase(storage_of_[tensor]);  // what it held is gone before
       }
     }
-    for (const auto& [number, given] : document_.at("given").items())
-      ends_[std::stoll(number)] = end_of(given);
+    for (const auto& [number, given] : document_.at("given").items()) ends_[std::stoll(number)] = end_of(given);
     for (std::size_t i = 0; i < operations.size(); ++i) {
       for (const Json& kept : operations[i].value("saved", Json::array()))
         kept_by_.emplace(storage(kept), i);  // the first one's node runs last
@@ -385,8 +370,8 @@ class ModuleWriter {
     };
     for (const auto& [tensor, name] : layer.names) {
       const auto ended = ends_.find(tensor);
-      if (ended == ends_.end() || storage(tensor) != tensor || name == layer.output ||
-          name == kInput || layer.sizes.at(name) < kLeastHeld || found_.is_read_from(tensor, next))
+      if (ended == ends_.end() || storage(tensor) != tensor || name == layer.output || name == kInput ||
+          layer.sizes.at(name) < kLeastHeld || found_.is_read_from(tensor, next))
         continue;
       const auto [forward, backward] = ended->second;
       const bool is_kept = saw_ends_ && forward < 0 && backward < 0 && described_.contains(tensor);
@@ -423,8 +408,7 @@ class ModuleWriter {
     std::set<std::string> reached = {from};
     for (const Json& operation : layers_.back().operations) {
       const Json in = operation.value("inputs", Json::array());
-      const bool is_path = operation.value("gradient", "") != "none" &&
-                           std::ranges::any_of(in, [&](const Json& each) {
+      const bool is_path = operation.value("gradient", "") != "none" && std::ranges::any_of(in, [&](const Json& each) {
                              return reached.contains(each.get<std::string>());
                            });
       if (!is_path) continue;
@@ -443,15 +427,14 @@ class ModuleWriter {
     std::vector<std::string> all = {main->second}, kept;
     for (const std::int64_t tensor : found_.crossing(begin)) {
       const auto name = layer.names.find(tensor);
-      const bool is_own = found_.made_at.contains(tensor) &&
-                          found_.made_at.at(tensor) >= found_.parts[layers_.size() - 1].begin;
+      const bool is_own =
+          found_.made_at.contains(tensor) && found_.made_at.at(tensor) >= found_.parts[layers_.size() - 1].begin;
       if (tensor == handed || !is_own || name == layer.names.end()) continue;
       all.push_back(name->second);
       // What the loss alone reads and nothing keeps is gone when backward begins.
       const auto ended = ends_.find(tensor);
       const bool is_gone = ended != ends_.end() && ended->second.forward >= 0 &&
-                           described_.at(tensor) == described_.at(handed) &&
-                           !is_read_before_loss(tensor, begin);
+                           described_.at(tensor) == described_.at(handed) && !is_read_before_loss(tensor, begin);
       if (is_gone) continue;
       kept.push_back(name->second);
       kept_beside_.insert(tensor);
@@ -459,17 +442,13 @@ class ModuleWriter {
     // (Of a tower that begins, the one before passes by.)
     if (layers_.size() > 1 && !leads(std::string(kInput), main->second) && known(handed_)) {
       layer.tensors["passes"] = {{"fixed", 1}};
-      layer.operations.push_back({{"op", "copy"},
-                                  {"name", "passes"},
-                                  {"inputs", {kInput}},
-                                  {"outputs", {"passes"}},
-                                  {"gradient", "own"}});
+      layer.operations.push_back(
+          {{"op", "copy"}, {"name", "passes"}, {"inputs", {kInput}}, {"outputs", {"passes"}}, {"gradient", "own"}});
       all.emplace_back("passes");
     }
     // A view of what the layer before made (one position of each sample) is no result of its own.
     const auto made = found_.made_at.find(storage(handed));
-    const bool is_given =
-        made != found_.made_at.end() && made->second < found_.parts[layers_.size() - 1].begin;
+    const bool is_given = made != found_.made_at.end() && made->second < found_.parts[layers_.size() - 1].begin;
     if (all.size() == 1 && !is_given) return;
     layer.tensors["handed_on"] = described_.at(handed);
     layer.operations.push_back({{"op", "copy"},
@@ -524,8 +503,8 @@ class ModuleWriter {
   std::string growth_of(const std::vector<std::int64_t>& counts) const {
     std::vector<std::string> said;
     for (std::size_t c = 0; c < counts.size(); ++c) {
-      said.push_back(fmt::format("{} elements of {} samples of {} positions", counts[c],
-                                 captures_[c].batch, captures_[c].sequence));
+      said.push_back(fmt::format("{} elements of {} samples of {} positions", counts[c], captures_[c].batch,
+                                 captures_[c].sequence));
     }
     return fmt::format(
         "its result grows with something else than samples, positions and their pairs ({}): "
@@ -540,8 +519,7 @@ class ModuleWriter {
     return name.empty() || name + "." == layers_.back().prefix ? "" : " of " + name;
   }
 
-  std::string add_tensor(std::size_t i, const Json& operation, std::size_t out,
-                         const std::string& label) {
+  std::string add_tensor(std::size_t i, const Json& operation, std::size_t out, const std::string& label) {
     Layer& layer = layers_.back();
     const Json& made = operation.at("out")[out];
     const Json width = operation.value("n", Json(1));
@@ -566,8 +544,7 @@ class ModuleWriter {
   std::optional<std::string> known(std::int64_t tensor) {
     Layer& layer = layers_.back();
     if (const auto it = layer.names.find(tensor); it != layer.names.end()) return it->second;
-    const bool hands_on = layers_.size() > 1 && tensor == handed_ &&
-                          layers_[layers_.size() - 2].names.contains(tensor);
+    const bool hands_on = layers_.size() > 1 && tensor == handed_ && layers_[layers_.size() - 2].names.contains(tensor);
     if (auto name = stand_in(tensor, false)) return name;
     Json first = Json::object();
     if (layers_.size() == 1 && !layer.tensors.contains(kInput)) first = batch_of(tensor);
@@ -579,9 +556,8 @@ class ModuleWriter {
     }
     for (const auto& [name, value] : layer.tensors.items()) first[name] = value;
     layer.tensors = std::move(first);
-    layer.sizes[std::string(kInput)] = is_batch
-                                           ? there(tensor, 0)->at("elements").get<std::int64_t>()
-                                           : found_.elements.at(tensor);
+    layer.sizes[std::string(kInput)] =
+        is_batch ? there(tensor, 0)->at("elements").get<std::int64_t>() : found_.elements.at(tensor);
     return layer.names[tensor] = kInput;
   }
 
@@ -600,8 +576,7 @@ class ModuleWriter {
   Json batch_of(std::int64_t tensor) const {
     if (there(tensor, 0) == nullptr) return Json::object();
     std::vector<std::int64_t> all;
-    for (std::size_t c = 0; c < captures_.size(); ++c)
-      all.push_back(there(tensor, c)->at("elements"));
+    for (std::size_t c = 0; c < captures_.size(); ++c) all.push_back(there(tensor, c)->at("elements"));
     const std::string dtype = there(tensor, 0)->at("dtype");
     Json made = sizes_.tensor(all, dtype);
     if (!made.contains("per_token") && !made.contains("per_sequence")) return Json::object();
@@ -618,8 +593,7 @@ class ModuleWriter {
     const auto [i, out] = made->second;
     const std::size_t part = layers_.size() - 1;
     const Json& operation = document_.at("operations")[i];
-    if (part >= found_.parts.size() || i < found_.parts[part].begin ||
-        operation.at("out")[out].at("elements") < kLeast)
+    if (part >= found_.parts.size() || i < found_.parts[part].begin || operation.at("out")[out].at("elements") < kLeast)
       return std::nullopt;
     // Where nobody saw the end of what a module had of the host, it is there for good.
     const Json& result = operation.at("out")[out];
@@ -627,8 +601,7 @@ class ModuleWriter {
     const bool is_of_module = !operation.at("in").empty() && operation.at("module").is_string();
     if (saw_ends_ && is_of_module && !is_freed) return std::nullopt;
     const std::string name = add_tensor(i, operation, out, "made");
-    layers_.back().operations.push_back(
-        {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
+    layers_.back().operations.push_back({{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
     return name;
   }
 
@@ -644,8 +617,7 @@ class ModuleWriter {
       made["stored_as_computed"] = true;  // tables in 16 bits beside weights in fp32
     std::string name = short_name(parameter);
     const bool is_called = !layer.same_as.empty() && name != parameter;
-    const bool is_again =
-        is_called ? layer.parameters.contains(name) : !seen_parameters_.insert(parameter).second;
+    const bool is_again = is_called ? layer.parameters.contains(name) : !seen_parameters_.insert(parameter).second;
     if (is_again) {
       made["tied"] = true;
       if (layer.role == "head") {
@@ -686,11 +658,10 @@ class ModuleWriter {
         const std::string weight = in.get<std::string>();
         // Used again in the head it is a constant, but for the table; and where another use has its
         // gradient.
-        const bool is_table = layers_[0].parameters.contains(weight) &&
-                              document_.at("parameters").at(weight).at("shape").size() > 1;
-        const bool again =
-            (layer.role == "head" && seen_parameters_.contains(weight) && !is_table) ||
-            (!is_differentiated(operation) && differentiated_.contains(weight));
+        const bool is_table =
+            layers_[0].parameters.contains(weight) && document_.at("parameters").at(weight).at("shape").size() > 1;
+        const bool again = (layer.role == "head" && seen_parameters_.contains(weight) && !is_table) ||
+                           (!is_differentiated(operation) && differentiated_.contains(weight));
         const bool has = contains(weights, weight);
         if (!again && !has) weights.push_back(weight);
         continue;
@@ -719,8 +690,8 @@ class ModuleWriter {
       const std::int64_t each = operation.value("n", 1) * operation.value("k", std::int64_t{1});
       return said.at("shape").size() > 1 && numel_of(said) % each != 0;
     });
-    if (op == "linear" && (weights.empty() || inputs.empty() || is_of_part ||
-                           (has_bias_alone && !operation.contains("n"))))
+    if (op == "linear" &&
+        (weights.empty() || inputs.empty() || is_of_part || (has_bias_alone && !operation.contains("n"))))
       op = "multiply";
     if (op == "embedding" && weights.empty()) op = "gather";
     // Biases come first in ATen, behind their weights in a model.yaml.
@@ -746,18 +717,15 @@ class ModuleWriter {
     const auto size = [&](const std::string& name) { return layer.sizes.at(name); };
     const auto is_narrow = [&](const std::string& name) { return size(name) < size(result); };
     // What is broadcast stands last, where its gradient is summed.
-    if (inputs.size() == 2 && is_narrow(inputs[0]) && !is_narrow(inputs[1]))
-      std::swap(inputs[0], inputs[1]);
-    const bool sums = !view && aten != "bmm" && inputs.size() == 2 &&
-                      is_differentiated(operation) && is_narrow(inputs[1]) &&
-                      !is_narrow(inputs[0]) && wanted.contains(inputs[1]);
+    if (inputs.size() == 2 && is_narrow(inputs[0]) && !is_narrow(inputs[1])) std::swap(inputs[0], inputs[1]);
+    const bool sums = !view && aten != "bmm" && inputs.size() == 2 && is_differentiated(operation) &&
+                      is_narrow(inputs[1]) && !is_narrow(inputs[0]) && wanted.contains(inputs[1]);
     if (op == "negative_log_likelihood" || (view && !inputs.empty())) inputs.resize(1);
     if ((op == "multiply" || op == "add") && inputs.size() < 2) op = "scale";
-    Json made = {
-        {"op", op},
-        {"name", fmt::format("{}_{}{}", op, layer.operations.size(), of_module(operation))},
-        {"inputs", inputs},
-        {"outputs", outputs}};
+    Json made = {{"op", op},
+                 {"name", fmt::format("{}_{}{}", op, layer.operations.size(), of_module(operation))},
+                 {"inputs", inputs},
+                 {"outputs", outputs}};
     if (!parameters.empty()) made["parameters"] = parameters;
     if (op == "attention") add_attention(operation, made);
     if (op == "linear") {
@@ -766,8 +734,8 @@ class ModuleWriter {
     }
     if (view) made["view"] = true;
     // One that makes nothing in backward hands on what arrives.
-    const bool is_alias = is_differentiated(operation) && op != "embedding" && op != "cast" &&
-                          !inputs.empty() && (operation.at("backward").empty() || op == "add");
+    const bool is_alias = is_differentiated(operation) && op != "embedding" && op != "cast" && !inputs.empty() &&
+                          (operation.at("backward").empty() || op == "add");
     if (!is_differentiated(operation)) {
       if (!is_frozen) made["gradient"] = "none";
     } else if (view) {
@@ -812,8 +780,7 @@ class ModuleWriter {
     layer.operations.push_back(made);
     if (counts || layer.output.empty()) layer.output = result;  // (metrics are none)
     // (The first operation of a loss is known by what it is.)
-    if (layer.role == "loss" && layer.operations.size() == 1)
-      hold_over(static_cast<std::int64_t>(i));
+    if (layer.role == "loss" && layer.operations.size() == 1) hold_over(static_cast<std::int64_t>(i));
   }
 
   // The batch is the runtime's; what stands beside is kept by the layer that made it.
@@ -835,8 +802,7 @@ class ModuleWriter {
     const std::string number = std::to_string(tensor);
     const Json& given = document_.at("given");
     if (!given.contains(number) ||
-        (is_loss &&
-         given.at(number).at("dtype").get_ref<const std::string&>().starts_with("torch.int"))) {
+        (is_loss && given.at(number).at("dtype").get_ref<const std::string&>().starts_with("torch.int"))) {
       return std::nullopt;
     }
     std::vector<std::int64_t> all;
@@ -850,23 +816,20 @@ class ModuleWriter {
     const std::string name = "given_" + number;
     const bool is_held = layers_[0].names.contains(tensor);
     const Ended& ended = ends_.at(tensor);
-    const bool stays = !is_held && captures_.size() > 1 && layers_.size() > 1 &&
-                       layer.role != "inner" && saw_ends_ && ended.forward < 0 &&
-                       ended.backward < 0 &&
+    const bool stays = !is_held && captures_.size() > 1 && layers_.size() > 1 && layer.role != "inner" && saw_ends_ &&
+                       ended.forward < 0 && ended.backward < 0 &&
                        (made.contains("per_token") || made.contains("per_sequence"));
     if (stays) through_[name] = made;
     if (!is_loss && layer.role != "inner" && layers_.size() > 1) return std::nullopt;
     layer.tensors[name] = is_held || stays ? Json({{"fixed", 1}}) : made;
     layer.sizes[name] = all[0];
-    layer.operations.push_back(
-        {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
+    layer.operations.push_back({{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
     return layer.names[tensor] = name;
   }
 
   static bool has_own_kernel(std::string_view op) {
-    constexpr std::string_view kOwn[] = {"linear",    "attention",   "layer_norm",
-                                         "rms_norm",  "log_softmax", "negative_log_likelihood",
-                                         "embedding", "cast"};
+    constexpr std::string_view kOwn[] = {
+        "linear", "attention", "layer_norm", "rms_norm", "log_softmax", "negative_log_likelihood", "embedding", "cast"};
     return contains(kOwn, op);
   }
 
@@ -882,8 +845,7 @@ class ModuleWriter {
       const auto name = layer.names.find(in.get<std::int64_t>());
       if (name == layer.names.end() || !found_.made_at.contains(in)) continue;
       gradients.insert(layer.sizes.at(name->second));
-      if (found_.read_at.at(in) > i)
-        gradients.insert(layer.sizes.at(name->second));  // added up here
+      if (found_.read_at.at(in) > i) gradients.insert(layer.sizes.at(name->second));  // added up here
     }
     if (sums) gradients.insert(layer.sizes.at(made.at("outputs")[0]));
     const std::vector<Json> all = operation.at("backward");
@@ -910,8 +872,7 @@ class ModuleWriter {
   // Of samples that are all as long rows may be positions' or samples': a product tells.
   void widen(const std::string& name, std::int64_t width) {
     Json& tensor = layers_.back().tensors[name];
-    const std::int64_t length =
-        captures_.size() == 1 ? captures_[0].sequence : sizes_.fixed_sequence();
+    const std::int64_t length = captures_.size() == 1 ? captures_[0].sequence : sizes_.fixed_sequence();
     const std::int64_t each = tensor.value("per_token", std::int64_t{0});
     if (length == 0 || tensor.size() > 2 || each == 0 || each % width == 0) return;
     if (each * length % width != 0) return;
@@ -998,8 +959,7 @@ class ModuleWriter {
     // A result that was made behind the peak (a bias's gradient) is counted off.
     std::set<std::int64_t> behind;
     for (const Json& result : document_.at("operations")[i].value("backward", Json::array()))
-      behind.insert(result.at("elements").get<std::int64_t>() *
-                    (result.at("dtype") == "torch.float32" ? 4 : 2));
+      behind.insert(result.at("elements").get<std::int64_t>() * (result.at("dtype") == "torch.float32" ? 4 : 2));
     for (const std::int64_t each : behind) {
       std::vector<std::int64_t> whole = bytes;
       for (std::int64_t& of : whole) of += each;
@@ -1013,8 +973,7 @@ class ModuleWriter {
 
   // Of a bias that is added by itself: a workspace that model.yaml has by this name
   // (sim/graph/layers/column_sums.h).
-  void add_column_sums(std::size_t i, const std::string& bias, const std::string& result,
-                       Json& made) {
+  void add_column_sums(std::size_t i, const std::string& bias, const std::string& result, Json& made) {
     Layer& layer = layers_.back();
     const Json& shape = layer.parameters.at(bias).at("shape");
     const bool has_any = document_.at("operations")[i].value("backward_workspace", 0) > 0;
@@ -1070,10 +1029,8 @@ class ModuleWriter {
   // Over fewer positions than the samples have, or over several runs of them each.
   void add_attention(const Json& operation, Json& made) const {
     const Json& q = operation.at("query");
-    made["attention"] = {{"heads", q[1]},
-                         {"kv_heads", operation.at("key")[1]},
-                         {"head_dim", q[3]},
-                         {"causal", operation.at("causal")}};
+    made["attention"] = {
+        {"heads", q[1]}, {"kv_heads", operation.at("key")[1]}, {"head_dim", q[3]}, {"causal", operation.at("causal")}};
     const std::int64_t samples = q[0], positions = q[2];
     const std::int64_t runs = std::max<std::int64_t>(1, samples / captures_[0].batch);
     const std::int64_t each = runs * positions;
@@ -1089,8 +1046,7 @@ class ModuleWriter {
 
   std::string file() const {
     std::int64_t positions = 1;
-    for (const CapturedModules& capture : captures_)
-      positions = std::max(positions, capture.sequence);
+    for (const CapturedModules& capture : captures_) positions = std::max(positions, capture.sequence);
     // Without a table of positions sequences may be as long as one likes.
     if (!has_table_ && sizes_.fixed_sequence() == 0) positions = std::int64_t{1} << 20;
     for (const auto& [name, said] : document_.at("parameters").items()) {
@@ -1101,8 +1057,7 @@ class ModuleWriter {
     for (std::size_t l = 0; l < layers_.size();) {
       std::size_t end = l + 1;
       while (end < layers_.size() && layers_[end].role == "block" && layers_[end].same_as.empty() &&
-             stem_of(layers_[end].name) == stem_of(layers_[l].name) &&
-             layers_[end].kind() == layers_[l].kind())
+             stem_of(layers_[end].name) == stem_of(layers_[l].name) && layers_[end].kind() == layers_[l].kind())
         ++end;
       if (!layers_[l].same_as.empty()) {
         std::string kind = kind_of.at(layers_[l].same_as);
@@ -1113,21 +1068,18 @@ class ModuleWriter {
                           "--capture forecasts the step as it is");
         if (kinds[kind] != layers_[l].kind())  // for other samples, or longer ones
           kinds[kind = fmt::format("block {}", kinds.size())] = layers_[l].kind();
-        order.push_back(
-            {{"kind", kind}, {"name", layers_[l].name}, {"same_as", layers_[l].same_as}});
+        order.push_back({{"kind", kind}, {"name", layers_[l].name}, {"same_as", layers_[l].same_as}});
         ++l;
         continue;
       }
-      const std::string kind = end - l > 1 || layers_[l].role == "block"
-                                   ? fmt::format("block {}", kinds.size())
-                                   : layers_[l].name;
+      const std::string kind =
+          end - l > 1 || layers_[l].role == "block" ? fmt::format("block {}", kinds.size()) : layers_[l].name;
       kinds[kind] = layers_[l].kind();
       for (std::size_t same = l; same < end; ++same) kind_of[layers_[same].name] = kind;
       if (l == 0 && resident_ > 0) kinds[kind]["resident_bytes"] = resident_;
       Json entry = {{"kind", kind}, {"name", layers_[l].name}};
       if (layers_[l].role == "block") {
-        const std::string stem = stem_of(layers_[l].name),
-                          number = layers_[l].name.substr(stem.size());
+        const std::string stem = stem_of(layers_[l].name), number = layers_[l].name.substr(stem.size());
         if (!number.empty()) entry["name"] = stem + "{}";
         entry["repeat"] = end - l;
         if (const auto first = std::atoll(number.c_str()); first > 0) entry["from"] = first;
@@ -1143,11 +1095,9 @@ class ModuleWriter {
                   {"layers", kinds},
                   {"order", order}};
     if (is_tied_) model["tied_embeddings"] = true;
-    if (const auto calls = document_.value("calls", std::int64_t{1}); calls > 1)
-      model["calls"] = calls;
+    if (const auto calls = document_.value("calls", std::int64_t{1}); calls > 1) model["calls"] = calls;
     if (const auto length = sizes_.fixed_sequence()) model["fixed_sequence"] = length;
-    std::string text =
-        "# What the modules of a captured program compute: foreshard schema model has every key.\n";
+    std::string text = "# What the modules of a captured program compute: foreshard schema model has every key.\n";
     for (const auto& [key, value] : model.items()) {
       if (key != "layers") {
         text += fmt::format("{}: {}\n", key, value.dump());
@@ -1205,8 +1155,7 @@ class ModuleWriter {
 
 }
 
-std::string model_of_modules(const std::vector<CapturedModules>& captures,
-                             const std::string& name) {
+std::string model_of_modules(const std::vector<CapturedModules>& captures, const std::string& name) {
   return ModuleWriter(captures, name).write();
 }
 

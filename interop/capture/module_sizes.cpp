@@ -71,8 +71,8 @@ constexpr Form kForms[] = {
     {"per_token", [](const CapturedModules& c) { return c.batch * c.sequence * c.sequence; }, 1, 2},
     {"per_position", [](const CapturedModules& c) { return c.sequence * c.sequence; }, 0, 2}};
 
-bool fits(const std::vector<CapturedModules>& captures, const std::vector<std::int64_t>& elements,
-          const Form& form, std::int64_t each, const Form& other, std::int64_t more) {
+bool fits(const std::vector<CapturedModules>& captures, const std::vector<std::int64_t>& elements, const Form& form,
+          std::int64_t each, const Form& other, std::int64_t more) {
   for (std::size_t c = 0; c < captures.size(); ++c) {
     if (each * form.unit(captures[c]) + more * other.unit(captures[c]) != elements[c]) return false;
   }
@@ -128,10 +128,8 @@ struct Size {
     if (samples > 2 || positions > 2) return {};
     Json made = Json::object();
     for (const auto& [powers, each] : terms) {
-      const bool is_of_samples = powers.first == samples,
-                 is_of_positions = powers.second == positions;
-      if ((powers.first > 0 && !is_of_samples) || (powers.second > 0 && !is_of_positions))
-        return {};
+      const bool is_of_samples = powers.first == samples, is_of_positions = powers.second == positions;
+      if ((powers.first > 0 && !is_of_samples) || (powers.second > 0 && !is_of_positions)) return {};
       made[is_of_samples ? (is_of_positions ? "per_token" : "per_sequence")
                          : (is_of_positions ? "per_position" : "fixed")] = each;
     }
@@ -162,8 +160,7 @@ Size product(const Size& a, const Size& b) {
 // A line through what the captures have, of their positions: what a stride leaves, less what its
 // kernel takes, or more by what stands in front. Two captures leave any line open: one that is
 // nearly through the origin is taken.
-std::optional<Size> line_of(const std::vector<CapturedModules>& captures,
-                            const std::vector<std::int64_t>& values) {
+std::optional<Size> line_of(const std::vector<CapturedModules>& captures, const std::vector<std::int64_t>& values) {
   constexpr std::int64_t kLeastShare = 8;
   const std::int64_t run = captures[1].sequence - captures[0].sequence;
   const std::int64_t rise = values[1] - values[0];
@@ -185,8 +182,8 @@ std::optional<Size> line_of(const std::vector<CapturedModules>& captures,
 }
 
 // `has_batch`: another extent is the batch itself.
-std::optional<Size> extent_of(const std::vector<CapturedModules>& captures,
-                              const std::vector<std::int64_t>& values, bool has_batch) {
+std::optional<Size> extent_of(const std::vector<CapturedModules>& captures, const std::vector<std::int64_t>& values,
+                              bool has_batch) {
   const auto times = [&](int samples, int positions) -> std::optional<Size> {
     Size made;
     made.terms = {{{samples, positions}, 1}};
@@ -246,8 +243,7 @@ std::string word_of(std::string_view aten) {
 }
 
 Json ModuleSizes::shaped(const std::vector<std::vector<std::int64_t>>& shapes,
-                         const std::vector<std::int64_t>& elements,
-                         const std::string& dtype) const {
+                         const std::vector<std::int64_t>& elements, const std::string& dtype) const {
   if (captures_.size() < 2) return {};
   const std::size_t dims = shapes[0].size();
   std::vector<std::vector<std::int64_t>> extents(dims);  // by dimension, of each capture
@@ -268,8 +264,7 @@ Json ModuleSizes::shaped(const std::vector<std::vector<std::int64_t>>& shapes,
     size = product(size, *of);
   }
   // Of samples that are all as long nothing but their number tells.
-  const bool is_square =
-      std::ranges::any_of(size.terms, [](const auto& term) { return term.first.first > 1; });
+  const bool is_square = std::ranges::any_of(size.terms, [](const auto& term) { return term.first.first > 1; });
   if (fixed_sequence() > 0 && !is_square) return {};
   for (std::size_t c = 0; c < captures_.size(); ++c) {
     if (size.at(captures_[c]) != elements[c]) return {};
@@ -283,16 +278,13 @@ Json ModuleSizes::tensor(const std::vector<std::int64_t>& elements, const std::s
   for (const Form& form : kForms) {
     const std::int64_t each = elements[0] / form.unit(captures_[0]);
     const bool is_too_much = each > kMostOfOne && &form != &kForms[kFixed];
-    if (each > 0 && each % width == 0 && !is_too_much &&
-        fits(captures_, elements, form, each, form, 0)) {
+    if (each > 0 && each % width == 0 && !is_too_much && fits(captures_, elements, form, each, form, 0)) {
       return typed(captures_, form, each, dtype);
     }
   }
   if (captures_.size() < 2) return {};
   constexpr std::int64_t kGranule = 64;  // elements that the allocator gives to the smallest
-  const auto of_pairs = [&](std::size_t c) {
-    return elements[c] % (captures_[c].batch * captures_[c].batch) == 0;
-  };
+  const auto of_pairs = [&](std::size_t c) { return elements[c] % (captures_[c].batch * captures_[c].batch) == 0; };
   if (*std::ranges::max_element(elements) <= kGranule && !(of_pairs(0) && of_pairs(1))) {
     return typed(captures_, kForms[kFixed], *std::ranges::max_element(elements), dtype);
   }
@@ -333,10 +325,9 @@ Json ModuleSizes::tensor(const std::vector<std::int64_t>& elements, const std::s
 
 std::int64_t ModuleSizes::fixed_sequence() const {
   const std::int64_t length = captures_[0].sequence;
-  const bool is_one = (captures_.size() > 1 || length == 1) &&
-                      std::ranges::all_of(captures_, [&](const CapturedModules& each) {
-                        return each.sequence == length;
-                      });
+  const bool is_one =
+      (captures_.size() > 1 || length == 1) &&
+      std::ranges::all_of(captures_, [&](const CapturedModules& each) { return each.sequence == length; });
   return is_one ? length : 0;
 }
 

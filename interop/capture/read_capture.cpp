@@ -73,8 +73,7 @@ std::string read_packed(const std::filesystem::path& path) {
   int code = Z_OK;
   const char* const words = gzerror(file.get(), &code);
   if (count < 0 || (code != Z_OK && code != Z_STREAM_END)) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: the compressed file is damaged: {}", path.string(), words));
+    throw Error(ExitCode::kInvalidInput, fmt::format("{}: the compressed file is damaged: {}", path.string(), words));
   }
   return text;
 }
@@ -125,8 +124,7 @@ class CallReader {
   void read_name(std::string_view rest) {
     const std::int64_t id = due(rest);
     if (id != std::ssize(capture_.names)) {
-      fail(fmt::format("name {} follows name {}", id, std::ssize(capture_.names) - 1),
-           "names in order");
+      fail(fmt::format("name {} follows name {}", id, std::ssize(capture_.names) - 1), "names in order");
     }
     capture_.names.push_back(readable(rest.empty() ? rest : rest.substr(1)));
   }
@@ -233,8 +231,7 @@ Capture read_capture(const std::filesystem::path& folder) {
   } catch (const Json::exception& error) {
     throw ConfigError({head.string(), 0, 0, ""}, error.what(), "what foreshard-null writes");
   }
-  if (capture.world < 1 || capture.rank < 0 || capture.rank >= capture.world ||
-      !(capture.processor > 0)) {
+  if (capture.world < 1 || capture.rank < 0 || capture.rank >= capture.world || !(capture.processor > 0)) {
     throw ConfigError({head.string(), 0, 0, "world"}, "ranks that cannot be",
                       "a world of 1 or more, a rank within it, a processor above 0");
   }

@@ -37,9 +37,8 @@ std::map<std::string, Json> marked_kernels(const Capture& capture) {
     Json* same = &all[0];
     if (of.kind == KernelKind::kGemm) {
       const Json shape = {of.m * of.groups, of.n, of.k};
-      const auto it = std::ranges::find_if(all, [&](const Json& e) {
-        return e[0] == shape[0] && e[1] == shape[1] && e[2] == shape[2];
-      });
+      const auto it = std::ranges::find_if(
+          all, [&](const Json& e) { return e[0] == shape[0] && e[1] == shape[1] && e[2] == shape[2]; });
       const auto at = it - all.begin();
       if (it == all.end()) all.push_back({shape[0], shape[1], shape[2], 0});
       same = &all[static_cast<std::size_t>(at)];
@@ -70,9 +69,8 @@ CapturedModules read_modules(const Capture& capture) {
     operation["backward_products"] = value_of(kernels, mark + " backward", Json::array());
   }
   const auto refuse = [&](const std::string& why) {
-    throw Error(
-        ExitCode::kMissingCapability,
-        made.path + ": " + why + "; foreshard predict --capture forecasts the step as it is");
+    throw Error(ExitCode::kMissingCapability,
+                made.path + ": " + why + "; foreshard predict --capture forecasts the step as it is");
   };
   const std::size_t count = made.document.value("count", std::size_t{0});
   if (count > made.document.at("operations").size()) {

@@ -35,9 +35,7 @@ namespace {
 
 using Facts = std::map<std::string_view, Json>;
 
-const char* torch_dtype(DType dtype) {
-  return word_at(dtype, {"torch.bfloat16", "torch.float16", "torch.float32"});
-}
+const char* torch_dtype(DType dtype) { return word_at(dtype, {"torch.bfloat16", "torch.float16", "torch.float32"}); }
 
 const char* python(bool value) { return value ? "True" : "False"; }
 
@@ -94,8 +92,8 @@ void add_dims(const ModelDims& dims, Facts& facts) {
       {"norm", word_at(dims.norm, {"rms", "layer", "layer_without_bias"})},
       {"qk_norm", dims.qk_norm != HeadNorm::kNone},
       {"activation", word_at(dims.activation, {"swiglu", "geglu", "gelu", "relu", "relu2"})},
-      {"residual", word_at(dims.residual, {"pre_norm", "sandwich", "post_branch", "post_norm",
-                                           "parallel", "parallel_of_one_norm"})},
+      {"residual", word_at(dims.residual,
+                           {"pre_norm", "sandwich", "post_branch", "post_norm", "parallel", "parallel_of_one_norm"})},
       {"embedding_scale", dims.embedding_scale},
       {"embedding_norm", dims.embedding_norm},
       {"conv1d", dims.conv1d},
@@ -133,8 +131,7 @@ void add_plan(const Plan& plan, const ModelSpec& model, const ParameterNames& na
   std::vector<std::string> commented, frozen;
   for (const std::string& line : parts_of(to_yaml(plan), "\n")) commented.push_back("#   " + line);
   for (const auto& range : plan.frozen.blocks.ranges) {
-    frozen.push_back(fmt::format("    for block in model.{}[{}:{}]:", names.blocks, range.first,
-                                 range.last + 1));
+    frozen.push_back(fmt::format("    for block in model.{}[{}:{}]:", names.blocks, range.first, range.last + 1));
     frozen.push_back(fmt::format("        block.requires_grad_({})", python(!range.value)));
   }
   const auto dtype = [](const std::optional<DType>& of) { return of ? torch_dtype(*of) : ""; };
@@ -159,8 +156,7 @@ void add_plan(const Plan& plan, const ModelSpec& model, const ParameterNames& na
       {"frozen_blocks", fmt::format("{}", fmt::join(frozen, "\n"))},
       {"freezes_norm", plan.frozen.norm},
       {"freezes_head", plan.frozen.head},
-      {"unshard_varies",
-       !plan.unshard_in_backward.value || !plan.unshard_in_backward.ranges.empty()},
+      {"unshard_varies", !plan.unshard_in_backward.value || !plan.unshard_in_backward.ranges.empty()},
       {"least_rate", o.learning_rate > 0 ? o.min_learning_rate / o.learning_rate : 0.0},
       {"chunks", plan.loss.kind == Loss::Kind::kChunked ? plan.loss.chunks : 0},
       {"experts_parent", names.experts.substr(0, names.experts.find('.'))},
@@ -171,18 +167,17 @@ void add_plan(const Plan& plan, const ModelSpec& model, const ParameterNames& na
 // An embedding's backward reads no parameters. What others read would be gone.
 void check_kept(const Unit& unit) {
   if (unit.name == "embedding" || unit.reshard.kind == Reshard::Kind::kNever) return;
-  refuse_script(
-      "unshard_in_backward",
-      fmt::format("backward of {} reads its parameters, which reshard_after_forward freed: "
-                  "PyTorch fails (setStorage)",
-                  unit.name),
-      "unshard_in_backward: true, or reshard_after_forward: never there");
+  refuse_script("unshard_in_backward",
+                fmt::format("backward of {} reads its parameters, which reshard_after_forward freed: "
+                            "PyTorch fails (setStorage)",
+                            unit.name),
+                "unshard_in_backward: true, or reshard_after_forward: never there");
 }
 
 // Which modules fully_shard is called with, in the order of the graph, and what of each is
 // resharded, unsharded or recomputed.
-void add_units(const Plan& plan, const ModelDims& dims, const EventGraph& graph,
-               const ParameterNames& names, Facts& facts) {
+void add_units(const Plan& plan, const ModelDims& dims, const EventGraph& graph, const ParameterNames& names,
+               Facts& facts) {
   const bool splits = plan.units.experts == UnitPlacement::kOwn && dims.moe.experts > 0;
   const bool rooted = facts.at("has_root_unit");
   std::vector<std::string> table, reshard, nested, unshards, recompute;
@@ -193,9 +188,8 @@ void add_units(const Plan& plan, const ModelDims& dims, const EventGraph& graph,
     table.push_back(fmt::format("    (\"{}\", {}, {}),", unit.name, unit.numel, unit.parameters));
     has_groups |= unit.reshard.kind == Reshard::Kind::kGroup;
     if (rooted && u == 0) {
-      const bool is_named = std::ranges::any_of(
-          plan.reshard_after_forward.ranges,
-          [](const auto& range) { return range.first <= 0 && 0 <= range.last; });
+      const bool is_named = std::ranges::any_of(plan.reshard_after_forward.ranges,
+                                                [](const auto& range) { return range.first <= 0 && 0 <= range.last; });
       if (is_named) root = word_of(plan.reshard_after_forward.at(0));
       continue;
     }
@@ -238,9 +232,7 @@ Exported export_fsdp2(const Plan& plan, const ModelSpec& model, const ModelDims&
   add_plan(plan, model, names, facts);
   add_units(plan, dims, graph, names, facts);
   check_script_model(dims);
-  const auto file = [](const char* name) {
-    return std::string_view(file_named(name, script_files()).content);
-  };
+  const auto file = [](const char* name) { return std::string_view(file_named(name, script_files()).content); };
   std::string script = script_of(file("interop/scripts/fsdp2.py.in"), [&](std::string_view name) {
     if (const auto known = facts.find(name); known != facts.end()) return known->second;
     if (name.starts_with("names.")) return Json(name_in(names, name.substr(6)));

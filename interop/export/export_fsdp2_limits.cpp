@@ -13,11 +13,11 @@ namespace {
 // each; torchtitan's plan for Llama.
 bool can_be_cut(const ModelDims& dims) {
   const bool is_llama = dims.positions == Positions::kRotary && dims.norm == NormKind::kRms &&
-                        dims.residual == Residual::kPreNorm &&
-                        dims.activation == Activation::kSwiGlu && dims.qk_norm == HeadNorm::kNone;
-  return is_llama && dims.moe.experts == 0 && dims.latent.kv_rank == 0 && !dims.fused_qkv &&
-         !dims.fused_gate_up && !dims.tied && !dims.embedding_norm && !dims.embedding_scale &&
-         !dims.conv1d && !dims.output_bias && !dims.mlp_bias;
+                        dims.residual == Residual::kPreNorm && dims.activation == Activation::kSwiGlu &&
+                        dims.qk_norm == HeadNorm::kNone;
+  return is_llama && dims.moe.experts == 0 && dims.latent.kv_rank == 0 && !dims.fused_qkv && !dims.fused_gate_up &&
+         !dims.tied && !dims.embedding_norm && !dims.embedding_scale && !dims.conv1d && !dims.output_bias &&
+         !dims.mlp_bias;
 }
 
 struct Refusal {
@@ -29,34 +29,29 @@ struct Refusal {
 }
 
 void refuse_script(std::string_view key, const std::string& what, const std::string& nearest) {
-  throw Error(
-      ExitCode::kMissingCapability,
-      fmt::format("export --to fsdp2: unsupported: {}: {}; nearest plan: {}", key, what, nearest));
+  throw Error(ExitCode::kMissingCapability,
+              fmt::format("export --to fsdp2: unsupported: {}: {}; nearest plan: {}", key, what, nearest));
 }
 
 void check_script_can(const Plan& plan, const ModelDims& dims) {
   const bool has_axes = !plan.mesh.is_plain(), cuts = plan.mesh.tp > 1, shares = plan.mesh.cp > 1;
-  const bool rings =
-      plan.attention == AttentionKernel::kFlash || plan.attention == AttentionKernel::kCudnn;
+  const bool rings = plan.attention == AttentionKernel::kFlash || plan.attention == AttentionKernel::kCudnn;
   const Optimizer& optimizer = plan.optimizer;
   const Refusal refusals[] = {
-      {has_axes && plan.compile != Compile::kNone, "compile", "layers with axes are eager here",
-       "compile: none"},
-      {has_axes && plan.offload != Offload::kNone, "offload",
-       "gradients of axes are clipped on the GPU here", "offload: none"},
+      {has_axes && plan.compile != Compile::kNone, "compile", "layers with axes are eager here", "compile: none"},
+      {has_axes && plan.offload != Offload::kNone, "offload", "gradients of axes are clipped on the GPU here",
+       "offload: none"},
       {cuts && !can_be_cut(dims), "mesh.tp",
        "layers are cut as Llama's are (RMS norms, rotary, separate projections, an untied head)",
        "--to torchtitan, or mesh.tp: 1"},
-      {cuts && !plan.tensor_parallel.sequence, "tensor_parallel.sequence",
-       "norms are of a part of the positions", "tensor_parallel.sequence: true"},
+      {cuts && !plan.tensor_parallel.sequence, "tensor_parallel.sequence", "norms are of a part of the positions",
+       "tensor_parallel.sequence: true"},
       {cuts && plan.tensor_parallel.async, "tensor_parallel.async", "cut layers are eager here",
        "tensor_parallel.async: false"},
-      {shares && plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses,
-       "context_parallel.rotate", "PyTorch's context parallel is a ring",
-       "context_parallel.rotate: allgather"},
+      {shares && plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses, "context_parallel.rotate",
+       "PyTorch's context parallel is a ring", "context_parallel.rotate: allgather"},
       {shares && (!rings || dims.positions == Positions::kAlibi), "mesh.cp",
-       "the ring is of flash or cuDNN's attention, without a mask",
-       "attention: flash, or mesh.cp: 1"},
+       "the ring is of flash or cuDNN's attention, without a mask", "attention: flash, or mesh.cp: 1"},
       {plan.runtime.kind != RuntimeKind::kFsdp2, "runtime",
        fmt::format("{} is not FSDP2", to_string(plan.runtime.kind)), "runtime: fsdp2"},
       {plan.mesh.pp > 1, "mesh.pp", "its model is in one piece", "mesh.pp: 1, or --to torchtitan"},
@@ -66,11 +61,11 @@ void check_script_can(const Plan& plan, const ModelDims& dims) {
        "the script's policy is torchtitan's", "recompute_keeps: every_second_mm"},
       {plan.batch.labelled > 0, "batch.labelled", "every token has a label", "batch.labelled: 0"},
       {plan.batch.images > 0, "batch.images", "the model reads images", "a model of words"},
-      {plan.ignored != Ignored::kNone, "ignored",
-       "nobody would average the gradients of ignored parameters", "ignored: none"},
+      {plan.ignored != Ignored::kNone, "ignored", "nobody would average the gradients of ignored parameters",
+       "ignored: none"},
       {plan.frozen.tower, "frozen", "there is no vision tower", "frozen: none"},
-      {optimizer.state != plan.master_dtype && optimizer.kind == Optimizer::Kind::kAdamW,
-       "optimizer.state", "torch.optim.AdamW keeps its state in the dtype of the parameters",
+      {optimizer.state != plan.master_dtype && optimizer.kind == Optimizer::Kind::kAdamW, "optimizer.state",
+       "torch.optim.AdamW keeps its state in the dtype of the parameters",
        fmt::format("optimizer.state: {}", to_string(plan.master_dtype))},
   };
   for (const Refusal& each : refusals) {
@@ -81,8 +76,7 @@ void check_script_can(const Plan& plan, const ModelDims& dims) {
 void check_script_model(const ModelDims& dims) {
   const std::pair<bool, const char*> refusals[] = {
       {!dims.pattern.empty(), "layers of several kinds"},
-      {dims.bidirectional || dims.residual == Residual::kPostNorm,
-       "an encoder and its masked-language-model head"},
+      {dims.bidirectional || dims.residual == Residual::kPostNorm, "an encoder and its masked-language-model head"},
       {dims.latent.kv_rank > 0, "multi-head latent attention"},
       {dims.token_types > 0, "token types"},
       {dims.activation == Activation::kXielu, "xIELU"},
@@ -91,12 +85,9 @@ void check_script_model(const ModelDims& dims) {
       {dims.residual == Residual::kPostBranch, "norms behind the branches alone"},
       {dims.qk_norm == HeadNorm::kWhole || dims.qk_norm == HeadNorm::kUnweighted,
        "norms of q and k that are not of each head"},
-      {dims.parts != BlockParts{} || dims.activation == Activation::kReGlu2,
-       "gates and norms inside the branches"},
-      {dims.norm == NormKind::kLayerUnweighted || dims.norm == NormKind::kRmsUnweighted,
-       "norms without weights"},
-      {dims.qk_norm == HeadNorm::kEach && dims.head_norm != NormKind::kRms,
-       "LayerNorms of each head"},
+      {dims.parts != BlockParts{} || dims.activation == Activation::kReGlu2, "gates and norms inside the branches"},
+      {dims.norm == NormKind::kLayerUnweighted || dims.norm == NormKind::kRmsUnweighted, "norms without weights"},
+      {dims.qk_norm == HeadNorm::kEach && dims.head_norm != NormKind::kRms, "LayerNorms of each head"},
       {dims.branch_scale || dims.logit_scale, "multipliers of branches or logits"},
       {dims.moe.fused_gate_up, "experts whose gate and up are one tensor"},
       {dims.sinks || dims.moe.bias, "attention sinks and biases of experts"},
@@ -105,11 +96,10 @@ void check_script_model(const ModelDims& dims) {
   };
   for (const auto& [is_met, what] : refusals) {
     if (!is_met) continue;
-    throw Error(
-        ExitCode::kMissingCapability,
-        fmt::format("export --to fsdp2: unsupported: {} ({}): {}; the script is written for "
-                    "decoders such as llama, qwen, gpt2, mpt and mixtral",
-                    dims.name, dims.family, what));
+    throw Error(ExitCode::kMissingCapability,
+                fmt::format("export --to fsdp2: unsupported: {} ({}): {}; the script is written for "
+                            "decoders such as llama, qwen, gpt2, mpt and mixtral",
+                            dims.name, dims.family, what));
   }
 }
 
@@ -126,13 +116,11 @@ ImportLedger script_ledger(const Plan& plan, const ModelDims& dims) {
        "from the forecast's"},
       {dims.numerics.rope_scaling.kind == RopeScaling::Kind::kOther, "rope_scaling",
        "only linear and llama3 are written; left out"},
-      {dims.logit_softcap, "attention's soft cap",
-       "scaled_dot_product_attention has none; left out"},
+      {dims.logit_softcap, "attention's soft cap", "scaled_dot_product_attention has none; left out"},
       {plan.attention >= AttentionKernel::kFa1 && plan.attention != AttentionKernel::kFlashAllHeads,
-       fmt::format("attention: {}", to_string(plan.attention)),
-       "PyTorch's own flash kernel stands in"},
-      {plan.kernels.rope == ModuleKernels::Rope::kFused && dims.positions == Positions::kRotary,
-       "kernels.rope: fused", "PyTorch has none; several kernels stand in"},
+       fmt::format("attention: {}", to_string(plan.attention)), "PyTorch's own flash kernel stands in"},
+      {plan.kernels.rope == ModuleKernels::Rope::kFused && dims.positions == Positions::kRotary, "kernels.rope: fused",
+       "PyTorch has none; several kernels stand in"},
       {plan.kernels.residual == ModuleKernels::Residual::kFp32, "kernels.residual: fp32",
        "the stream between blocks is in dtype.param"},
       {plan.units.head_calls > 1, "units.head_calls", "the head is called once"},
@@ -147,8 +135,7 @@ ImportLedger script_ledger(const Plan& plan, const ModelDims& dims) {
       {plan.collectives.kernels != CollectiveKernels::kDefault,
        fmt::format("collectives.kernels: {}", to_string(plan.collectives.kernels)),
        "NCCL chooses; NCCL_CTA_POLICY and windows are the launcher's"},
-      {plan.step_frame != StepFrame::kPlain,
-       fmt::format("step_frame: {}", to_string(plan.step_frame)),
+      {plan.step_frame != StepFrame::kPlain, fmt::format("step_frame: {}", to_string(plan.step_frame)),
        "a step counts no tokens and logs nothing"},
   };
   ExportLedger ledger;

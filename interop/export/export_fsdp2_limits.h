@@ -14,8 +14,7 @@ namespace foreshard {
 // for models that it does not write.
 void check_script_can(const Plan& plan, const ModelDims& dims);
 void check_script_model(const ModelDims& dims);
-[[noreturn]] void refuse_script(std::string_view key, const std::string& what,
-                                const std::string& nearest);
+[[noreturn]] void refuse_script(std::string_view key, const std::string& what, const std::string& nearest);
 
 ImportLedger script_ledger(const Plan& plan, const ModelDims& dims);
 

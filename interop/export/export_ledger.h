@@ -23,9 +23,7 @@ class ExportLedger {
     add(Mapping::kDefaulted, std::move(what), std::move(to), std::move(why));
   }
   // Says nothing to whom the file is for.
-  void ignored(std::string what, std::string why) {
-    add(Mapping::kIgnored, std::move(what), "", std::move(why));
-  }
+  void ignored(std::string what, std::string why) { add(Mapping::kIgnored, std::move(what), "", std::move(why)); }
   void unsupported(std::string what, std::string why) {
     add(Mapping::kUnsupported, std::move(what), "", std::move(why));
   }

@@ -143,8 +143,6 @@ class Script {
 
 }
 
-std::string script_of(std::string_view text, const ScriptFacts& facts) {
-  return Script(facts).write(text);
-}
+std::string script_of(std::string_view text, const ScriptFacts& facts) { return Script(facts).write(text); }
 
 }

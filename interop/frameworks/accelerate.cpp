@@ -9,9 +9,7 @@ namespace foreshard {
 namespace {
 
 std::string fsdp(const char* key) { return fmt::format("fsdp_config.fsdp_{}", key); }
-std::string mesh(const char* key) {
-  return fmt::format("parallelism_config.parallelism_config_{}_size", key);
-}
+std::string mesh(const char* key) { return fmt::format("parallelism_config.parallelism_config_{}_size", key); }
 
 struct Ranks {
   std::int64_t all = 0, machines = 1;
@@ -122,8 +120,8 @@ void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
     reader.assume("runtime", "fsdp1", "no fsdp_version, which is 1 by default");
   }
   reader.assume("trainer", "accelerate", "the file is Accelerate's");
-  static constexpr std::string_view kWords[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD",
-                                                "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"};
+  static constexpr std::string_view kWords[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
+                                                "HYBRID_SHARD_ZERO2"};
   const std::string path = fsdp("sharding_strategy");
   std::size_t which = 0;
   std::string used = path;
@@ -143,12 +141,10 @@ void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
   if (ranks.all > 0) {
     const std::int64_t shard = which == 2 ? 1 : which >= 3 ? ranks.all / ranks.machines : ranks.all;
     reader.map("num_processes", "mesh.shard", fmt::format("{}", shard));
-    reader.map(used, "mesh.replicate",
-               fmt::format("{}", ranks.all / std::max<std::int64_t>(1, shard)));
+    reader.map(used, "mesh.replicate", fmt::format("{}", ranks.all / std::max<std::int64_t>(1, shard)));
   }
   if (const ConfigNode* node = reader.find(fsdp("backward_prefetch"))) {
-    static constexpr std::string_view kPrefetch[] = {"BACKWARD_PRE", "BACKWARD_POST",
-                                                     "NO_PREFETCH"};
+    static constexpr std::string_view kPrefetch[] = {"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"};
     const std::size_t how = node->as_choice(kPrefetch);
     reader.map(fsdp("backward_prefetch"), "prefetch.backward", how == 2 ? "0" : "1");
     if (how < 2) {
@@ -156,8 +152,7 @@ void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
     }
   }
   reader.take("fsdp1");
-  if (const ConfigNode* node = reader.find(fsdp("offload_params"));
-      node != nullptr && node->as_bool()) {
+  if (const ConfigNode* node = reader.find(fsdp("offload_params")); node != nullptr && node->as_bool()) {
     reader.unsupported(fsdp("offload_params"), "FSDP1's offload is not modelled");
   }
   read_precision(reader, false);
@@ -313,10 +308,9 @@ std::string fsdp1_text(const ExportJob& job) {
   const char* strategy = keeps ? "SHARD_GRAD_OP" : "FULL_SHARD";
   if (plan.mesh.replicate > 1) strategy = keeps ? "HYBRID_SHARD_ZERO2" : "HYBRID_SHARD";
   if (plan.mesh.shard == 1) strategy = "NO_SHARD";
-  const char* prefetch = plan.prefetch.backward == 0 ? "NO_PREFETCH"
-                         : plan.fsdp1.backward_prefetch == Fsdp1Options::BackwardPrefetch::kPre
-                             ? "BACKWARD_PRE"
-                             : "BACKWARD_POST";
+  const char* prefetch = plan.prefetch.backward == 0                                            ? "NO_PREFETCH"
+                         : plan.fsdp1.backward_prefetch == Fsdp1Options::BackwardPrefetch::kPre ? "BACKWARD_PRE"
+                                                                                                : "BACKWARD_POST";
   return head("FSDP", job, plan.compile == Compile::kModel) +
          fmt::format(R"(fsdp_config:
   fsdp_backward_prefetch: {}
@@ -366,9 +360,7 @@ Exported export_accelerate(const ExportJob& job) {
   } else {
     texts = {head("MULTI_GPU", job, job.plan.compile == Compile::kModel)};
   }
-  const auto read = [](const std::string& text) {
-    return read_accelerate(parse_yaml(text, "accelerate.yaml"));
-  };
+  const auto read = [](const std::string& text) { return read_accelerate(parse_yaml(text, "accelerate.yaml")); };
   return exported_as(job, texts, read);
 }
 

@@ -81,8 +81,7 @@ std::string shell_value(const ShellWord& word) {
 ConfigNode read_trainer_script(std::string_view text, const std::string& file) {
   const std::vector<ShellWord> words = shell_words(text);
   static constexpr std::string_view kPrograms[] = {"swift", "trl", "llamafactory-cli"};
-  static constexpr std::string_view kTrain[] = {"sft", "pt",     "rlhf", "dpo",
-                                                "kto", "reward", "train"};
+  static constexpr std::string_view kTrain[] = {"sft", "pt", "rlhf", "dpo", "kto", "reward", "train"};
   std::map<std::string, std::pair<std::int64_t, std::string>> found;
   bool runs = false;
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -106,8 +105,7 @@ ConfigNode read_trainer_script(std::string_view text, const std::string& file) {
       std::ranges::replace(key, '-', '_');
       std::vector<std::string> values;
       const std::int64_t line = words[i].line;
-      while (i + 1 < words.size() && !words[i + 1].text.starts_with("--") &&
-             words[i + 1].text != kEnd) {
+      while (i + 1 < words.size() && !words[i + 1].text.starts_with("--") && words[i + 1].text != kEnd) {
         values.push_back(shell_value(words[++i]));
       }
       if (values.size() == 1) value = values.front();

@@ -14,9 +14,7 @@ constexpr const char* kZero = "zero_optimization";
 
 std::string in_zero(std::string_view key) { return fmt::format("{}.{}", kZero, key); }
 
-std::vector<std::string> same_names() {
-  return parts_of(settings_of("deepspeed").at("same").as_string(), " ");
-}
+std::vector<std::string> same_names() { return parts_of(settings_of("deepspeed").at("same").as_string(), " "); }
 
 bool is_on(ForeignReader& reader, const char* path) {
   const ConfigNode* node = reader.find(path);
@@ -25,8 +23,7 @@ bool is_on(ForeignReader& reader, const char* path) {
 
 void read_half_precision(ForeignReader& reader) {
   const bool bf16 = is_on(reader, "bf16.enabled"), fp16 = is_on(reader, "fp16.enabled");
-  const bool is_open =
-      !bf16 && !fp16 && (reader.is_auto("bf16.enabled") || reader.is_auto("fp16.enabled"));
+  const bool is_open = !bf16 && !fp16 && (reader.is_auto("bf16.enabled") || reader.is_auto("fp16.enabled"));
   std::string compute = "fp32";
   if (bf16 || fp16) {
     compute = bf16 ? "bf16" : "fp16";
@@ -67,9 +64,7 @@ void read_optimizer_section(ForeignReader& reader) {
     reader.take("adamw");
     if (const ConfigNode* betas = reader.find("optimizer.params.betas");
         betas != nullptr && betas->is_sequence() && betas->elements().size() == 2) {
-      const auto of = [&](std::size_t i) {
-        return yaml_value(Json(betas->elements()[i].as_double()));
-      };
+      const auto of = [&](std::size_t i) { return yaml_value(Json(betas->elements()[i].as_double())); };
       reader.map("optimizer.params.betas", "optimizer.beta1", of(0));
       reader.map("optimizer.params.betas", "optimizer.beta2", of(1));
     }
@@ -142,14 +137,12 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
 // transformers 5.17, integrations/deepspeed.py, trainer_config_finalize; Accelerate does the same.
 void fill_buckets(std::int64_t hidden, ForeignPlan& plan) {
   const auto square = as_double(hidden) * as_double(hidden);
-  const std::pair<const char*, double> kBySize[] = {
-      {"reduce_bucket_size", square},
-      {"stage3_prefetch_bucket_size", 0.9 * square},
-      {"stage3_param_persistence_threshold", 10 * as_double(hidden)}};
+  const std::pair<const char*, double> kBySize[] = {{"reduce_bucket_size", square},
+                                                    {"stage3_prefetch_bucket_size", 0.9 * square},
+                                                    {"stage3_param_persistence_threshold", 10 * as_double(hidden)}};
   for (const auto& [name, elements] : kBySize) {
-    const auto entry = std::ranges::find_if(plan.ledger, [&, name = name](const ImportEntry& each) {
-      return each.what == in_zero(name) + ": auto";
-    });
+    const auto entry = std::ranges::find_if(
+        plan.ledger, [&, name = name](const ImportEntry& each) { return each.what == in_zero(name) + ": auto"; });
     const bool is_stage3 = std::string_view(name).starts_with("stage3_");
     if (entry == plan.ledger.end() || (is_stage3 && plan.value("runtime") != "zero3")) continue;
     const std::string value = fmt::format("{}", static_cast<std::int64_t>(elements));
@@ -170,15 +163,13 @@ Exported export_deepspeed(const ExportJob& job) {
   root["bf16"] = {{"enabled", plan.param_dtype == DType::kBf16}};
   root["fp16"] = {{"enabled", plan.param_dtype == DType::kFp16}};
   if (plan.reduce_dtype != plan.param_dtype) {
-    root["communication_data_type"] =
-        plan.reduce_dtype == DType::kBf16 ? "bfp16" : to_string(plan.reduce_dtype);
+    root["communication_data_type"] = plan.reduce_dtype == DType::kBf16 ? "bfp16" : to_string(plan.reduce_dtype);
   }
   if (plan.zero.fp32_gradient_accumulation) root["data_types"] = {{"grad_accum_dtype", "fp32"}};
   Json zero;
   zero["stage"] = zero_stage(plan.runtime.kind);
   const auto is_of_stage = [&](std::string_view key) {
-    return plan.runtime.kind == RuntimeKind::kZero3 ||
-           (!key.starts_with("stage3_") && !key.starts_with("zero_"));
+    return plan.runtime.kind == RuntimeKind::kZero3 || (!key.starts_with("stage3_") && !key.starts_with("zero_"));
   };
   for (const std::string& name : same_names()) {
     if (is_of_stage(name)) zero[name] = find_plan_key("zero." + name)->write(plan);
@@ -202,9 +193,7 @@ Exported export_deepspeed(const ExportJob& job) {
     root["optimizer"]["params"]["eps"] = o.epsilon;
     root["optimizer"]["params"]["weight_decay"] = o.weight_decay;
   }
-  const auto read = [](const std::string& text) {
-    return read_deepspeed(parse_json(text, "deepspeed.json"));
-  };
+  const auto read = [](const std::string& text) { return read_deepspeed(parse_json(text, "deepspeed.json")); };
   return exported_as(job, {to_text(root)}, read);
 }
 

@@ -22,8 +22,7 @@ std::span<const EmbeddedFile> trainer_setting_files();
 
 ConfigNode settings_of(std::string_view trainer) {
   static constexpr std::string_view kPath = "interop/frameworks/settings.yaml";
-  static const ConfigNode all =
-      parse_yaml(file_named(kPath, trainer_setting_files()).content, kPath);
+  static const ConfigNode all = parse_yaml(file_named(kPath, trainer_setting_files()).content, kPath);
   return all.at(trainer);
 }
 
@@ -116,8 +115,7 @@ bool ForeignReader::is_auto(std::string_view path) {
   return node != nullptr && node->is_scalar() && node->text() == "auto";
 }
 
-void ForeignReader::note(Mapping mapping, std::string_view path, const std::string& to,
-                         const std::string& why) {
+void ForeignReader::note(Mapping mapping, std::string_view path, const std::string& to, const std::string& why) {
   told_.emplace(path);
   const ConfigNode* node = at(path);
   ImportEntry entry{mapping, std::string(path), to, why, root_.location().file, 0};
@@ -135,8 +133,7 @@ void ForeignReader::map(std::string_view path, std::string_view key, const std::
 }
 
 void ForeignReader::assume(std::string_view key, const std::string& value, const std::string& why) {
-  plan_.ledger.push_back(
-      {Mapping::kDefaulted, fmt::format("{}: {}", key, value), "", why, root_.location().file, 0});
+  plan_.ledger.push_back({Mapping::kDefaulted, fmt::format("{}: {}", key, value), "", why, root_.location().file, 0});
   plan_.set(key, value);
   plan_.assumed.emplace(key);
 }
@@ -157,8 +154,7 @@ bool ForeignReader::integer(std::string_view path, std::string_view key, std::in
   return node != nullptr;
 }
 
-bool ForeignReader::flag(std::string_view path, std::string_view key, const char* yes,
-                         const char* no) {
+bool ForeignReader::flag(std::string_view path, std::string_view key, const char* yes, const char* no) {
   const ConfigNode* node = find(path);
   if (node != nullptr) map(path, key, flag_of(*node) ? yes : no);
   return node != nullptr;
@@ -224,19 +220,16 @@ void ForeignReader::take_row(const std::string& path, const ConfigNode& row) {
   for (const ConfigNode& each : node->elements()) take_word(path, row, each);
 }
 
-void ForeignReader::take_word(const std::string& path, const ConfigNode& row,
-                              const ConfigNode& word) {
+void ForeignReader::take_word(const std::string& path, const ConfigNode& row, const ConfigNode& word) {
   const ConfigNode words = row.at("words");
   const std::vector<std::string> names = words.keys();
   const std::vector<std::string_view> theirs(names.begin(), names.end());
-  const bool is_known =
-      contains(theirs, word.text()) || contains(theirs, lower(std::string(word.text())));
+  const bool is_known = contains(theirs, word.text()) || contains(theirs, lower(std::string(word.text())));
   if (const ConfigNode* others = row.find("others"); others != nullptr && !is_known) {
     return unsupported(path, others->as_string());
   }
-  const std::size_t which = names.front() == "true"
-                                ? (flag_of(word) ? 0 : 1)
-                                : word.as_choice(std::span<const std::string_view>(theirs));
+  const std::size_t which =
+      names.front() == "true" ? (flag_of(word) ? 0 : 1) : word.as_choice(std::span<const std::string_view>(theirs));
   const ConfigNode& ours = words.items()[which].value;
   if (ours.is_scalar()) return map(path, row.at("key").as_string(), ours.as_string());
   if (const ConfigNode* why = ours.find("ignored")) return ignore(path, why->as_string());
@@ -248,48 +241,44 @@ void ForeignReader::finish() {
   constexpr int kMostUnknown = 1'000;  // each is compared with all that are known
   int unknown = 0;
   const auto begins = [](std::string_view path, std::string_view with) {
-    return path == with ||
-           (path.starts_with(with) && path.size() > with.size() && path[with.size()] == '.');
+    return path == with || (path.starts_with(with) && path.size() > with.size() && path[with.size()] == '.');
   };
   std::vector<std::string> known = asked_;
   append(known, quiet);
-  const std::function<void(const ConfigNode&, const std::string&)> walk =
-      [&](const ConfigNode& node, const std::string& above) {
-        for (const ConfigItem& item : node.items()) {
-          const std::string path = above.empty() ? item.key : above + "." + item.key;
-          const auto is_in = [&](const std::vector<std::string>& list) {
-            return contains(list, path);
-          };
-          if (told_.contains(path)) continue;
-          const bool is_quiet = std::ranges::any_of(quiet, [&](const std::string& q) {
-            return q.ends_with('*') ? path.starts_with(q.substr(0, q.size() - 1)) : begins(path, q);
-          });
-          if (is_quiet) {
-            note(Mapping::kIgnored, path, "", "says nothing of a step's time or memory");
-          } else if (is_in(asked_)) {
-            note(Mapping::kIgnored, path, "", "as it is by default");
-          } else if (item.value.is_mapping() &&
-                     std::ranges::any_of(known, [&](const auto& k) { return begins(k, path); })) {
-            walk(item.value, path);
-          } else {
-            if (++unknown > kMostUnknown) {
-              throw item.value.error("the file has too many keys that nobody knows",
-                                     fmt::format("the settings of {}", plan_.format));
-            }
-            const std::string near = nearest_spelling(path, known);
-            note(Mapping::kIgnored, path, "",
-                 near.empty() ? "unknown key" : fmt::format("unknown key; did you mean {}?", near));
-          }
+  const std::function<void(const ConfigNode&, const std::string&)> walk = [&](const ConfigNode& node,
+                                                                              const std::string& above) {
+    for (const ConfigItem& item : node.items()) {
+      const std::string path = above.empty() ? item.key : above + "." + item.key;
+      const auto is_in = [&](const std::vector<std::string>& list) { return contains(list, path); };
+      if (told_.contains(path)) continue;
+      const bool is_quiet = std::ranges::any_of(quiet, [&](const std::string& q) {
+        return q.ends_with('*') ? path.starts_with(q.substr(0, q.size() - 1)) : begins(path, q);
+      });
+      if (is_quiet) {
+        note(Mapping::kIgnored, path, "", "says nothing of a step's time or memory");
+      } else if (is_in(asked_)) {
+        note(Mapping::kIgnored, path, "", "as it is by default");
+      } else if (item.value.is_mapping() &&
+                 std::ranges::any_of(known, [&](const auto& k) { return begins(k, path); })) {
+        walk(item.value, path);
+      } else {
+        if (++unknown > kMostUnknown) {
+          throw item.value.error("the file has too many keys that nobody knows",
+                                 fmt::format("the settings of {}", plan_.format));
         }
-      };
+        const std::string near = nearest_spelling(path, known);
+        note(Mapping::kIgnored, path, "",
+             near.empty() ? "unknown key" : fmt::format("unknown key; did you mean {}?", near));
+      }
+    }
+  };
   if (root_.is_mapping()) walk(root_, "");
 }
 
 ForeignPlan joined(ForeignPlan first, ForeignPlan second) {
   if (!first.has("mesh.shard") && !first.has("mesh.replicate")) first.ranks = second.ranks;
   for (auto& [key, value] : second.keys) {
-    const auto said =
-        std::ranges::find(first.keys, key, &std::pair<std::string, std::string>::first);
+    const auto said = std::ranges::find(first.keys, key, &std::pair<std::string, std::string>::first);
     const bool is_assumed = second.assumed.contains(key);
     if (said == first.keys.end()) {
       if (is_assumed) first.assumed.insert(key);
@@ -301,17 +290,15 @@ ForeignPlan joined(ForeignPlan first, ForeignPlan second) {
       said->second = std::move(value);
       continue;
     }
-    const auto entry = std::ranges::find_if(second.ledger, [&, name = key](const auto& each) {
-      return each.to.starts_with(name + ": ");
-    });
+    const auto entry = std::ranges::find_if(
+        second.ledger, [&, name = key](const auto& each) { return each.to.starts_with(name + ": "); });
     if (entry == second.ledger.end()) continue;
     entry->mapping = Mapping::kIgnored;
     entry->why = fmt::format("{}'s settings say {}", first.format, said->second);
   }
   append(first.ledger, second.ledger);
   std::erase_if(first.ledger, [&](const ImportEntry& each) {  // assumed, and said by the other
-    return each.mapping == Mapping::kDefaulted &&
-           std::ranges::any_of(first.keys, [&](const auto& key) {
+    return each.mapping == Mapping::kDefaulted && std::ranges::any_of(first.keys, [&](const auto& key) {
              return each.what.starts_with(key.first + ": ") &&
                     each.what != fmt::format("{}: {}", key.first, key.second);
            });
@@ -319,8 +306,7 @@ ForeignPlan joined(ForeignPlan first, ForeignPlan second) {
   return first;
 }
 
-std::string plan_text(const ForeignPlan& plan,
-                      const std::vector<std::pair<std::string, std::string>>& beside) {
+std::string plan_text(const ForeignPlan& plan, const std::vector<std::pair<std::string, std::string>>& beside) {
   std::vector<std::string> order;
   std::map<std::string, std::vector<std::pair<std::string, std::string>>> groups;
   const auto add = [&](const std::string& key, const std::string& value) {
@@ -353,14 +339,12 @@ PlanDocument document_of(PlanDocument base, const ForeignPlan& plan) {
       base = apply_set(std::move(base), fmt::format("{}={}", key, value));
     } catch (const ConfigError& error) {
       // Said of the trainer's own key and line.
-      const auto entry = std::ranges::find_if(plan.ledger, [&, name = key](const auto& each) {
-        return each.to.starts_with(name + ": ");
-      });
+      const auto entry = std::ranges::find_if(
+          plan.ledger, [&, name = key](const auto& each) { return each.to.starts_with(name + ": "); });
       if (entry == plan.ledger.end()) throw;
       const std::string_view text = error.what();
       const std::string_view reason = text.substr(std::min(text.find(": "), text.size() - 2) + 2);
-      throw ConfigError({entry->file, entry->line, 0, ""},
-                        fmt::format("{}: {}", entry->what, reason));
+      throw ConfigError({entry->file, entry->line, 0, ""}, fmt::format("{}: {}", entry->what, reason));
     }
   }
   return base;
@@ -398,8 +382,7 @@ Reading read_back(const ExportJob& job, ForeignPlan foreign) {
   base.plan.cluster = job.plan.cluster;
   base.given["model"] = base.given["cluster"] = {PlanLayer::kSet, {}};
   try {
-    const Plan back =
-        resolve(document_of(std::move(base), reading.foreign), job.model, job.cluster).plan;
+    const Plan back = resolve(document_of(std::move(base), reading.foreign), job.model, job.cluster).plan;
     reading.lost = differences(job.plan, back);
   } catch (const Error& error) {
     reading.failure = error.what();
@@ -430,8 +413,7 @@ Exported exported_as(const ExportJob& job, const std::vector<std::string>& texts
   }
   for (const LostKey& lost : best->lost) {
     ledger.unsupported(fmt::format("{}: {}", lost.key, lost.is),
-                       fmt::format("{} has no key for it here; read back it is {}",
-                                   best->foreign.format, lost.back));
+                       fmt::format("{} has no key for it here; read back it is {}", best->foreign.format, lost.back));
   }
   return {text, ledger.take()};
 }

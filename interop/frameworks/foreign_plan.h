@@ -69,8 +69,7 @@ class ForeignReader {
 
   // Whole numbers, flags, positive numbers and words straight to a key; false where absent.
   bool integer(std::string_view path, std::string_view key, std::int64_t least = 1);
-  bool flag(std::string_view path, std::string_view key, const char* yes = "true",
-            const char* no = "false");
+  bool flag(std::string_view path, std::string_view key, const char* yes = "true", const char* no = "false");
   bool number(std::string_view path, std::string_view key);
   // The file's word and ours; no other may stand there.
   using Words = std::initializer_list<std::pair<std::string_view, const char*>>;
@@ -109,8 +108,7 @@ ForeignPlan joined(ForeignPlan first, ForeignPlan second);
 
 // As a plan file: nested keys on a line each group. `beside`: keys that the file lacks ("model",
 // "cluster") with their values.
-std::string plan_text(const ForeignPlan& plan,
-                      const std::vector<std::pair<std::string, std::string>>& beside);
+std::string plan_text(const ForeignPlan& plan, const std::vector<std::pair<std::string, std::string>>& beside);
 
 // `base` with every key of the foreign plan. Throws ConfigError where a value is none of the key's.
 PlanDocument document_of(PlanDocument base, const ForeignPlan& plan);

@@ -68,8 +68,8 @@ std::string deepspeed_file_of(const ConfigNode& root);
 // `sharding`: what DeepSpeed's or Accelerate's file beside it says, nullptr: there is none, so that
 // the settings' own deepspeed, fsdp and fsdp_config stand. `stage`: what is trained, where the
 // settings do not say; "": sft. `gpus`: of the cluster, 0: nobody says. Throws ConfigError.
-ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding,
-                         const std::string& stage = "", std::int64_t gpus = 0);
+ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding, const std::string& stage = "",
+                         std::int64_t gpus = 0);
 
 // Files of torchtune's recipes and LitGPT's commands (sources: settings.yaml).
 
@@ -111,11 +111,9 @@ struct LaunchLine {
 // plan.yaml for runtime native. Ranks fill the cluster's nodes; a world that they do not divide
 // into has the last node half filled, which only Slurm and Open MPI can start: then
 // Error(kMissingCapability) for torchrun.
-LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher,
-                     const std::string& program);
+LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher, const std::string& program);
 
 // torchrun: a shell script to run on every node; slurm: for sbatch; openmpi: a shell script.
-Exported launch_file(const Plan& plan, const Cluster& cluster, Launcher launcher,
-                     const std::string& program);
+Exported launch_file(const Plan& plan, const Cluster& cluster, Launcher launcher, const std::string& program);
 
 }

@@ -18,8 +18,7 @@ std::string ledger_text(const ImportLedger& ledger) {
   for (const ImportEntry& entry : ledger) width = std::max(width, place(entry).size());
   std::string text;
   for (const ImportEntry& entry : ledger) {
-    text += fmt::format("{:<{}}  {:<11}  {}", place(entry), width, to_string(entry.mapping),
-                        entry.what);
+    text += fmt::format("{:<{}}  {:<11}  {}", place(entry), width, to_string(entry.mapping), entry.what);
     if (!entry.to.empty()) text += " -> " + entry.to;
     if (!entry.why.empty()) text += fmt::format("  ({})", entry.why);
     text += "\n";
@@ -30,8 +29,7 @@ std::string ledger_text(const ImportLedger& ledger) {
 std::string ledger_comments(const ImportLedger& ledger) {
   std::string text;
   const std::string lines = ledger_text(ledger);
-  for (std::string_view rest = lines; !rest.empty();)
-    text += fmt::format("# {}\n", cut(rest, "\n"));
+  for (std::string_view rest = lines; !rest.empty();) text += fmt::format("# {}\n", cut(rest, "\n"));
   return text;
 }
 

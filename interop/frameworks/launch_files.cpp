@@ -23,13 +23,11 @@ std::string command_of(const Plan& plan, const std::string& program) {
 
 bool is_python(const std::string& command) { return contains(command, ".py"); }
 
-std::string torchrun(const Plan& plan, const std::string& program, const LaunchLine& launch,
-                     const std::string& head) {
+std::string torchrun(const Plan& plan, const std::string& program, const LaunchLine& launch, const std::string& head) {
   const std::string command = command_of(plan, program);
   const char* plain = is_python(command) ? "" : "--no-python ";
   if (launch.nodes == 1) {
-    return fmt::format("torchrun --standalone --nproc-per-node {} {}{}", launch.ranks_per_node,
-                       plain, command);
+    return fmt::format("torchrun --standalone --nproc-per-node {} {}{}", launch.ranks_per_node, plain, command);
   }
   return fmt::format(
       "torchrun --nnodes {} --nproc-per-node {} --rdzv-id foreshard --rdzv-backend c10d "
@@ -55,8 +53,7 @@ std::string environment(const Plan& plan) {
 
 }
 
-LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher,
-                     const std::string& program) {
+LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher, const std::string& program) {
   LaunchLine launch;
   const std::int64_t world = plan.mesh.world();
   const std::int64_t per_node = std::max<std::int64_t>(1, cluster.node.gpus);
@@ -81,20 +78,18 @@ LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher
           direct(plan, program));
       break;
     case Launcher::kOpenMpi:
-      launch.line =
-          fmt::format("mpirun -np {} -N {} -x MASTER_ADDR=${{HEAD_NODE}} -x MASTER_PORT=29500 {}",
-                      world, launch.ranks_per_node, direct(plan, program));
+      launch.line = fmt::format("mpirun -np {} -N {} -x MASTER_ADDR=${{HEAD_NODE}} -x MASTER_PORT=29500 {}", world,
+                                launch.ranks_per_node, direct(plan, program));
       break;
   }
   return launch;
 }
 
-Exported launch_file(const Plan& plan, const Cluster& cluster, Launcher launcher,
-                     const std::string& program) {
+Exported launch_file(const Plan& plan, const Cluster& cluster, Launcher launcher, const std::string& program) {
   const LaunchLine launch = launch_of(plan, cluster, launcher, program);
-  const std::string about = fmt::format(
-      "# {} ranks of {}: {} nodes of {} (mesh {} x {})\n", plan.mesh.world(), plan.model,
-      launch.nodes, launch.ranks_per_node, plan.mesh.replicate, plan.mesh.shard);
+  const std::string about =
+      fmt::format("# {} ranks of {}: {} nodes of {} (mesh {} x {})\n", plan.mesh.world(), plan.model, launch.nodes,
+                  launch.ranks_per_node, plan.mesh.replicate, plan.mesh.shard);
   std::string text = "#!/usr/bin/env bash\n";
   switch (launcher) {
     case Launcher::kTorchrun:
@@ -104,7 +99,8 @@ Exported launch_file(const Plan& plan, const Cluster& cluster, Launcher launcher
                                : ".\nset -euo pipefail\n";
       break;
     case Launcher::kSlurm:
-      text += fmt::format(R"(#SBATCH --job-name=foreshard
+      text += fmt::format(
+          R"(#SBATCH --job-name=foreshard
 #SBATCH --nodes={}
 #SBATCH --ntasks={}
 #SBATCH --ntasks-per-node={}
@@ -112,11 +108,8 @@ Exported launch_file(const Plan& plan, const Cluster& cluster, Launcher launcher
 {}set -euo pipefail
 HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 )",
-                          launch.nodes, plan.mesh.world(), launch.ranks_per_node,
-                          cluster.host_computes
-                              ? ""
-                              : fmt::format("#SBATCH --gpus-per-node={}\n", launch.ranks_per_node),
-                          about);
+          launch.nodes, plan.mesh.world(), launch.ranks_per_node,
+          cluster.host_computes ? "" : fmt::format("#SBATCH --gpus-per-node={}\n", launch.ranks_per_node), about);
       break;
     case Launcher::kOpenMpi:
       text += about +
@@ -126,14 +119,12 @@ HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
   }
   text += environment(plan) + launch.line + "\n";
   ExportLedger ledger;
-  ledger.mapped(
-      fmt::format("mesh: {{shard: {}, replicate: {}, inner: {}}}", plan.mesh.shard,
-                  plan.mesh.replicate, to_string(plan.mesh.inner)),
-      fmt::format("{} ranks, {} on each of {} nodes", plan.mesh.world(), launch.ranks_per_node,
-                  launch.nodes),
-      plan.mesh.inner == MeshInner::kReplicate
-          ? "ranks of a node are neighbours; the program has to make the mesh of them transposed"
-          : "");
+  ledger.mapped(fmt::format("mesh: {{shard: {}, replicate: {}, inner: {}}}", plan.mesh.shard, plan.mesh.replicate,
+                            to_string(plan.mesh.inner)),
+                fmt::format("{} ranks, {} on each of {} nodes", plan.mesh.world(), launch.ranks_per_node, launch.nodes),
+                plan.mesh.inner == MeshInner::kReplicate
+                    ? "ranks of a node are neighbours; the program has to make the mesh of them transposed"
+                    : "");
   ledger.defaulted("port of the rendezvous", "29500", "PyTorch's usual one");
   ledger.ignored("everything else", "the program's: foreshard export --to fsdp2");
   return {text, ledger.take()};

@@ -21,9 +21,7 @@ void read_clipping(ForeignReader& reader) {
   }
 }
 
-std::string path_of(std::string_view place, std::string_view name) {
-  return fmt::format("{}{}", place, name);
-}
+std::string path_of(std::string_view place, std::string_view name) { return fmt::format("{}{}", place, name); }
 
 // The first of the places that says it.
 struct Found {
@@ -60,8 +58,7 @@ void read_expert_tensor_parallel(ForeignReader& reader) {
   const auto [path, experts] = find(reader, "expert_model_parallel_size");
   if (find(reader, "expert_tensor_parallel_size").node != nullptr) return;
   if (tp == 1 || experts == nullptr || experts->as_int(1) == 1) return;
-  reader.assume("mesh.etp", fmt::format("{}", tp),
-                "no expert_tensor_parallel_size: as tensor_model_parallel_size");
+  reader.assume("mesh.etp", fmt::format("{}", tp), "no expert_tensor_parallel_size: as tensor_model_parallel_size");
 }
 
 // A null: core_attn, as the plan's own default.
@@ -76,8 +73,7 @@ void read_recompute_modules(ForeignReader& reader) {
 }
 
 void read_recompute(ForeignReader& reader) {
-  for (const char* path :
-       {"model.recompute_granularity", "model.activations_checkpoint_granularity"}) {
+  for (const char* path : {"model.recompute_granularity", "model.activations_checkpoint_granularity"}) {
     const ConfigNode* node = reader.find(path);
     if (node == nullptr) continue;
     if (node->as_string() == "full") {
@@ -107,14 +103,11 @@ void read_context_parallel(ForeignReader& reader) {
 void read_cuda_graphs(ForeignReader& reader) {
   const ConfigNode* node = reader.find("model.cuda_graph_impl");
   if (node == nullptr || !node->is_scalar()) return;
-  static constexpr std::string_view kWords[] = {"none", "transformer_engine", "full_iteration",
-                                                "local"};
+  static constexpr std::string_view kWords[] = {"none", "transformer_engine", "full_iteration", "local"};
   static constexpr const char* kOurs[] = {"none", "modules", "iteration", "modules"};
   const ConfigNode* scope = reader.find("model.cuda_graph_scope");
-  const bool whole =
-      scope != nullptr && scope->is_scalar() && scope->as_string() == "full_iteration";
-  reader.map("model.cuda_graph_impl", "megatron.cuda_graphs",
-             whole ? "iteration" : kOurs[node->as_choice(kWords)]);
+  const bool whole = scope != nullptr && scope->is_scalar() && scope->as_string() == "full_iteration";
+  reader.map("model.cuda_graph_impl", "megatron.cuda_graphs", whole ? "iteration" : kOurs[node->as_choice(kWords)]);
 }
 
 // model_parallel_config.py: cross_entropy_loss_fusion, and by whom.
@@ -126,8 +119,7 @@ void read_cross_entropy(ForeignReader& reader) {
   }
   const ConfigNode* impl = reader.find("model.cross_entropy_fusion_impl");
   if (impl == nullptr || !impl->is_scalar()) return;
-  reader.choice("model.cross_entropy_fusion_impl", "loss",
-                {{"native", "compiled"}, {"te", "fused"}});
+  reader.choice("model.cross_entropy_fusion_impl", "loss", {{"native", "compiled"}, {"te", "fused"}});
 }
 
 // transformer_config.py: allgather, alltoall, flex; of flex, whose kernels.
@@ -140,14 +132,13 @@ void read_dispatcher(ForeignReader& reader) {
   static constexpr std::string_view kWords[] = {"allgather", "alltoall", "flex"};
   const std::size_t which = node != nullptr ? node->as_choice(kWords) : 2;
   // deepep and hybridep send a row once to each rank.
-  const bool sends_once = (names_kernels && backend->as_string().ends_with("ep")) ||
-                          (deepep != nullptr && deepep->as_bool());
+  const bool sends_once =
+      (names_kernels && backend->as_string().ends_with("ep")) || (deepep != nullptr && deepep->as_bool());
   if (which == 0) {
     return reader.unsupported("model.moe_token_dispatcher_type", "rows by all-to-all are modelled");
   }
-  reader.map(
-      node != nullptr ? "model.moe_token_dispatcher_type" : "model.moe_flex_dispatcher_backend",
-      "expert_parallel.dispatcher", which == 2 && sends_once ? "deepep" : "alltoall");
+  reader.map(node != nullptr ? "model.moe_token_dispatcher_type" : "model.moe_flex_dispatcher_backend",
+             "expert_parallel.dispatcher", which == 2 && sends_once ? "deepep" : "alltoall");
 }
 
 void read_dtypes(ForeignReader& reader) {
@@ -180,8 +171,7 @@ void read_pipeline(ForeignReader& reader) {
 }
 
 void refuse_what_is_missing(ForeignReader& reader) {
-  if (const ConfigNode* fsdp = reader.find("ddp.use_megatron_fsdp");
-      fsdp != nullptr && fsdp->as_bool()) {
+  if (const ConfigNode* fsdp = reader.find("ddp.use_megatron_fsdp"); fsdp != nullptr && fsdp->as_bool()) {
     reader.unsupported("ddp.use_megatron_fsdp", "runtime fsdp2 is the nearest");
   }
 }

@@ -49,8 +49,7 @@ ForeignPlan read_recipe(const ConfigNode& root, std::int64_t gpus) {
     for (const ConfigItem& key : keys.items()) reader.assume(key.key, key.value.as_string(), why);
   };
   std::string kind, program = root.has("lora_r") ? "lora" : "full";
-  for (const std::string path :
-       {"policy_model._component_", "model._component_", "checkpoint_dir", "model_name"}) {
+  for (const std::string path : {"policy_model._component_", "model._component_", "checkpoint_dir", "model_name"}) {
     const ConfigNode* node = reader.find(path);
     if (node == nullptr) continue;
     // "torchtune.models.qwen2_5.qlora_qwen2_5_7b", "checkpoints/meta-llama/Llama-3.2-1B"
@@ -70,8 +69,7 @@ ForeignPlan read_recipe(const ConfigNode& root, std::int64_t gpus) {
     gpus = root.at("devices").as_int(1) * (nodes == nullptr ? 1 : nodes->as_int(1));
   }
   assume(settings.at("programs").at(program), fmt::format("{}'s {}", plan.format, program));
-  assume(gpus == 1 ? settings.at("one") : settings.at("sharded").at(program),
-         gpus == 1 ? "one GPU" : "its sharding");
+  assume(gpus == 1 ? settings.at("one") : settings.at("sharded").at(program), gpus == 1 ? "one GPU" : "its sharding");
   reader.take("settings");
   for (const char* path : {"clip_grad_norm", "train.max_norm"}) reader.clipping(path);
   if (program == "lora") {
@@ -81,8 +79,8 @@ ForeignPlan read_recipe(const ConfigNode& root, std::int64_t gpus) {
   }
   if (!plan.has("batch.sequence")) {
     plan.ledger.push_back({Mapping::kDefaulted, "batch.sequence", "",
-                           "not in the file: samples are taken as long as the model's positions",
-                           root.location().file, 0});
+                           "not in the file: samples are taken as long as the model's positions", root.location().file,
+                           0});
   }
   reader.finish();
   return plan;

@@ -37,9 +37,8 @@ void read_model(ForeignReader& reader) {
 void read_attention(ForeignReader& reader) {
   static constexpr const char* kBackend = "attn_backend";  // of model_registry()
   if (const ConfigNode* backend = reader.find(kBackend)) {
-    return backend->as_string() == "flex"
-               ? reader.map(kBackend, "attention", "flex")
-               : reader.ignore(kBackend, "FlashAttention over packed documents");
+    return backend->as_string() == "flex" ? reader.map(kBackend, "attention", "flex")
+                                          : reader.ignore(kBackend, "FlashAttention over packed documents");
   }
   static constexpr const char* kLayers = "model_spec.model.layers";
   const ConfigNode* node = reader.find(kLayers);
@@ -81,13 +80,10 @@ void read_microbatches(ForeignReader& reader, const char* path, std::int64_t loc
 
 void read_stages(ForeignReader& reader) {
   if (stages_of(reader) == 1) return;
-  const auto key = [](const char* name) {
-    return fmt::format("parallelism.pipeline_parallel_{}", name);
-  };
+  const auto key = [](const char* name) { return fmt::format("parallelism.pipeline_parallel_{}", name); };
   reader.take("stages");
   const ConfigNode* const schedule = reader.find(key("schedule"));
-  const bool is_single =
-      schedule == nullptr || schedule->as_string() == "1F1B" || schedule->as_string() == "GPipe";
+  const bool is_single = schedule == nullptr || schedule->as_string() == "1F1B" || schedule->as_string() == "GPipe";
   if (reader.find(key("layers_per_stage")) != nullptr) {
     reader.unsupported(key("layers_per_stage"),
                        "how many stages that makes depends on the model's layers: give "
@@ -96,8 +92,7 @@ void read_stages(ForeignReader& reader) {
     reader.assume("pipeline.stages_per_rank", "2", "as torchtitan makes of schedules of several");
   }
   reader.take("stage_ends");
-  if (const ConfigNode* csv = reader.find(key("schedule_csv"));
-      csv != nullptr && !csv->as_string().empty()) {
+  if (const ConfigNode* csv = reader.find(key("schedule_csv")); csv != nullptr && !csv->as_string().empty()) {
     reader.unsupported(key("schedule_csv"), "its rows are pipeline.orders of schedule custom");
   }
 }
@@ -111,8 +106,7 @@ void read_cut_batch(ForeignReader& reader) {
   reader.integer(kCount, "pipeline.microbatches");
   const ConfigNode* const step = reader.find("training.num_tokens_per_train_step");
   if (step == nullptr || step->as_int(-1) < 1) {
-    reader.assume("batch.accumulation", std::string(count->text()),
-                  "one call of the schedule each step");
+    reader.assume("batch.accumulation", std::string(count->text()), "one call of the schedule each step");
   }
 }
 
@@ -142,8 +136,7 @@ void read_batch(ForeignReader& reader) {
   };
   tokens("training.num_tokens_per_microbatch_per_dp_rank", "batch.micro_batch");
   tokens("training.num_tokens_per_train_step", "batch.global");
-  if (const ConfigNode* node = reader.find("training.global_batch_size");
-      node != nullptr && node->as_int(-1) > 0) {
+  if (const ConfigNode* node = reader.find("training.global_batch_size"); node != nullptr && node->as_int(-1) > 0) {
     reader.integer("training.global_batch_size", "batch.global");
   }
   read_cut_batch(reader);
@@ -166,8 +159,7 @@ void read_parallelism(ForeignReader& reader) {
     } else if (node->as_string().empty()) {  // TOML has no null
       reader.map(key("context_parallel_load_balancer"), "context_parallel.balance", "none");
     } else {
-      reader.unsupported(key("context_parallel_load_balancer"),
-                         "only halves from both ends are modelled (headtail)");
+      reader.unsupported(key("context_parallel_load_balancer"), "only halves from both ends are modelled (headtail)");
     }
   }
   reader.take("experts");
@@ -186,8 +178,7 @@ void read_policy(ForeignReader& reader, const ConfigNode& root) {
   if (policy->has("memory_budget")) {
     return reader.unsupported(kPolicy, "a budget of memory, by which the compiler chooses");
   }
-  reader.map(kPolicy, "recompute",
-             policy->has("force_recompute_mm_shapes_by_fqns") ? "selective" : "full");
+  reader.map(kPolicy, "recompute", policy->has("force_recompute_mm_shapes_by_fqns") ? "selective" : "full");
 }
 
 void read_checkpointing(ForeignReader& reader, const ConfigNode& root) {
@@ -210,14 +201,11 @@ void read_checkpointing(ForeignReader& reader, const ConfigNode& root) {
 void read_float8(ForeignReader& reader, const std::string& table) {
   const std::string recipe = table + ".recipe_name";
   reader.choice(recipe, "float8",
-                {{"tensorwise", "tensorwise"},
-                 {"rowwise", "rowwise"},
-                 {"rowwise_with_gw_hp", "rowwise_gw_hp"}});
+                {{"tensorwise", "tensorwise"}, {"rowwise", "rowwise"}, {"rowwise_with_gw_hp", "rowwise_gw_hp"}});
   const std::string gather = table + ".enable_fsdp_float8_all_gather";
   const ConfigNode* gathers = reader.find(gather);
   if (gathers == nullptr || !gathers->as_bool()) return;
-  if (reader.find(recipe) == nullptr)
-    reader.assume("float8", "tensorwise", "torchao's default recipe");
+  if (reader.find(recipe) == nullptr) reader.assume("float8", "tensorwise", "torchao's default recipe");
   const std::string scales = table + ".precompute_float8_dynamic_scale_for_fsdp";
   const ConfigNode* precomputed = reader.find(scales);
   if (precomputed != nullptr && precomputed->as_bool()) {
@@ -253,8 +241,7 @@ void read_groups(ForeignReader& reader) {
   if (groups == nullptr || !groups->is_sequence() || groups->elements().empty()) return;
   const ConfigNode& rest = groups->elements().back();
   const ConfigNode* const name = rest.find("optimizer_name");
-  const bool is_adam =
-      name != nullptr && (name->as_string() == "AdamW" || name->as_string() == "Adam");
+  const bool is_adam = name != nullptr && (name->as_string() == "AdamW" || name->as_string() == "Adam");
   if (!is_adam || groups->elements().size() > 1) {
     reader.unsupported(kGroups, "one group of AdamW is modelled for this trainer");
   }
@@ -314,8 +301,7 @@ ForeignPlan read_torchtitan(const ConfigNode& root) {
   ForeignPlan plan;
   plan.format = "TorchTitan";
   if (!looks_like_torchtitan(root)) {
-    throw root.error("this has neither [training] nor [parallelism]",
-                     "TorchTitan's TOML, or the JSON that it saves");
+    throw root.error("this has neither [training] nor [parallelism]", "TorchTitan's TOML, or the JSON that it saves");
   }
   ForeignReader reader(root, plan, "torchtitan");
   reader.assume("runtime", "fsdp2", "TorchTitan shards with fully_shard");

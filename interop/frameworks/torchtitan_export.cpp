@@ -52,8 +52,7 @@ std::string recompute_lines(const Plan& plan) {
       mode = "selective";
     }
   }
-  return fmt::format("[activation_checkpoint]\nmode = \"{}\"\nselective_ac_option = \"{}\"\n", mode,
-                     option);
+  return fmt::format("[activation_checkpoint]\nmode = \"{}\"\nselective_ac_option = \"{}\"\n", mode, option);
 }
 
 // Of a call of the pipeline's schedule.
@@ -80,8 +79,7 @@ pipeline_parallel_microbatch_size = {}
 pipeline_parallel_first_stage_less_layers = {}
 pipeline_parallel_last_stage_less_layers = {}
 )",
-                      to_string(pipeline.schedule), plan.batch.micro_batch, pipeline.first_less,
-                      pipeline.last_less);
+                      to_string(pipeline.schedule), plan.batch.micro_batch, pipeline.first_less, pipeline.last_less);
   if (pipeline.stages_per_rank > 2) {  // else as by default
     text += fmt::format("pipeline_parallel_layers_per_stage = {}\n", layers_of_stage(job));
   }
@@ -98,9 +96,9 @@ std::string text_of(const ExportJob& job, const char* reshard) {
   const Plan& plan = job.plan;
   const Optimizer& o = plan.optimizer;
   const std::optional<Flavor> flavor = flavor_of(plan.model);
-  const std::string model =
-      flavor ? fmt::format("[model]\nname = \"{}\"\nflavor = \"{}\"\n", flavor->model, flavor->name)
-             : "# model: none of TorchTitan's flavors; name yours\n";
+  const std::string model = flavor
+                                ? fmt::format("[model]\nname = \"{}\"\nflavor = \"{}\"\n", flavor->model, flavor->name)
+                                : "# model: none of TorchTitan's flavors; name yours\n";
   std::string text = fmt::format(
       R"({}
 [training]
@@ -129,15 +127,13 @@ expert_tensor_parallel_degree = {}
 enable = {}
 )",
       model, plan.batch.micro_batch * microbatches_of(plan),
-      plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel(),
-      plan.batch.sequence, number(o.clip_norm.value_or(1e9)), torch_name(plan.master_dtype),
-      torch_name(plan.param_dtype), torch_name(plan.reduce_dtype), plan.offload == Offload::kCpu,
-      plan.seed, plan.mesh.replicate, plan.mesh.shard, reshard, plan.mesh.tp,
-      !plan.tensor_parallel.loss, pipeline_lines(job), plan.mesh.cp, plan.mesh.ep, plan.mesh.etp,
+      plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel(), plan.batch.sequence,
+      number(o.clip_norm.value_or(1e9)), torch_name(plan.master_dtype), torch_name(plan.param_dtype),
+      torch_name(plan.reduce_dtype), plan.offload == Offload::kCpu, plan.seed, plan.mesh.replicate, plan.mesh.shard,
+      reshard, plan.mesh.tp, !plan.tensor_parallel.loss, pipeline_lines(job), plan.mesh.cp, plan.mesh.ep, plan.mesh.etp,
       recompute_lines(plan), plan.compile == Compile::kBlocks);
   if (plan.compile == Compile::kBlocks) {
-    text += fmt::format("components = [\"model\"{}]\n",
-                        plan.loss.kind == Loss::Kind::kCompiled ? ", \"loss\"" : "");
+    text += fmt::format("components = [\"model\"{}]\n", plan.loss.kind == Loss::Kind::kCompiled ? ", \"loss\"" : "");
   }
   text += fmt::format(R"(
 [optimizer]
@@ -200,35 +196,34 @@ Json settings_json(const ExportJob& job, const char* reshard) {
   std::vector<std::string> compiled = {"model"};
   if (plan.loss.kind == Loss::Kind::kCompiled) compiled.emplace_back("loss");
   const std::int64_t tokens = plan.batch.micro_batch * plan.batch.sequence;
-  Json json = {
-      {"training",
-       {{"num_tokens_per_microbatch_per_dp_rank", tokens},
-        {"num_tokens_per_train_step", tokens * plan.batch.accumulation * plan.mesh.data_parallel()},
-        {"max_context_length", plan.batch.sequence},
-        {"max_norm", o.clip_norm.value_or(1e9)},
-        {"dtype", torch_name(plan.master_dtype)},
-        {"mixed_precision_param", torch_name(plan.param_dtype)},
-        {"mixed_precision_reduce", torch_name(plan.reduce_dtype)},
-        {"enable_cpu_offload", plan.offload == Offload::kCpu},
-        {"disable_cuda_graphs", true}}},
-      {"parallelism", parallelism_json(job, reshard)},
-      {"activation_checkpoint", policy},
-      {"compile",
-       {{"enable", plan.compile == Compile::kBlocks},
-        {"enable_async_tensor_parallel", plan.tensor_parallel.async},
-        {"components", compiled}}},
-      {"optimizer",
-       {{"implementation", implementation_of(o)},
-        {"param_groups",
-         {{{"pattern", ".*"},
-           {"optimizer_name", "AdamW"},
-           {"optimizer_kwargs",
-            {{"lr", o.learning_rate},
-             {"betas", {o.beta1, o.beta2}},
-             {"eps", o.epsilon},
-             {"weight_decay", o.weight_decay}}}}}}}},
-      {"lr_scheduler", {{"warmup_steps", o.warmup_steps}}},
-      {"debug", {{"seed", plan.seed}}}};
+  Json json = {{"training",
+                {{"num_tokens_per_microbatch_per_dp_rank", tokens},
+                 {"num_tokens_per_train_step", tokens * plan.batch.accumulation * plan.mesh.data_parallel()},
+                 {"max_context_length", plan.batch.sequence},
+                 {"max_norm", o.clip_norm.value_or(1e9)},
+                 {"dtype", torch_name(plan.master_dtype)},
+                 {"mixed_precision_param", torch_name(plan.param_dtype)},
+                 {"mixed_precision_reduce", torch_name(plan.reduce_dtype)},
+                 {"enable_cpu_offload", plan.offload == Offload::kCpu},
+                 {"disable_cuda_graphs", true}}},
+               {"parallelism", parallelism_json(job, reshard)},
+               {"activation_checkpoint", policy},
+               {"compile",
+                {{"enable", plan.compile == Compile::kBlocks},
+                 {"enable_async_tensor_parallel", plan.tensor_parallel.async},
+                 {"components", compiled}}},
+               {"optimizer",
+                {{"implementation", implementation_of(o)},
+                 {"param_groups",
+                  {{{"pattern", ".*"},
+                    {"optimizer_name", "AdamW"},
+                    {"optimizer_kwargs",
+                     {{"lr", o.learning_rate},
+                      {"betas", {o.beta1, o.beta2}},
+                      {"eps", o.epsilon},
+                      {"weight_decay", o.weight_decay}}}}}}}},
+               {"lr_scheduler", {{"warmup_steps", o.warmup_steps}}},
+               {"debug", {{"seed", plan.seed}}}};
   json["attn_backend"] = plan.attention == AttentionKernel::kFlex ? "flex" : "varlen";
   if (const std::optional<Flavor> flavor = flavor_of(plan.model)) {
     json["model_spec"] = {{"name", flavor->model}, {"flavor", flavor->name}};
@@ -312,9 +307,7 @@ Exported export_torchtitan(const ExportJob& job) {
   FORESHARD_CHECK(job.plan.runtime.kind == RuntimeKind::kFsdp2, "a plan of FSDP2");
   std::vector<std::string> texts;
   for (const char* reshard : {"default", "always", "never"}) texts.push_back(text_of(job, reshard));
-  const auto read = [](const std::string& text) {
-    return read_torchtitan(parse_toml(text, "torchtitan.toml"));
-  };
+  const auto read = [](const std::string& text) { return read_torchtitan(parse_toml(text, "torchtitan.toml")); };
   return exported_as(job, texts, read);
 }
 

@@ -38,9 +38,7 @@ ConfigNode named(const ConfigNode& root, const ConfigNode& said) {
   return settings == nullptr ? said : *settings;
 }
 
-bool is_pattern(const std::string& name) {
-  return name.find_first_of("\\*+?[]()|^$") != std::string::npos;
-}
+bool is_pattern(const std::string& name) { return name.find_first_of("\\*+?[]()|^$") != std::string::npos; }
 
 // A flag, or text; a list as words with commas between, as Accelerate has it.
 std::vector<std::string> texts_of(const ConfigNode& list) {
@@ -61,8 +59,7 @@ ConfigNode accelerate_settings(const ConfigNode& root, const std::string& comput
   Json config = Json::object();
   const auto set = [&](std::string key, const Json& value) {
     if (key == "fsdp_transformer_layer_cls_to_wrap" || key == "fsdp_min_num_params") {
-      config["fsdp_auto_wrap_policy"] =
-          key == "fsdp_min_num_params" ? "SIZE_BASED_WRAP" : "TRANSFORMER_BASED_WRAP";
+      config["fsdp_auto_wrap_policy"] = key == "fsdp_min_num_params" ? "SIZE_BASED_WRAP" : "TRANSFORMER_BASED_WRAP";
     }
     config[std::move(key)] = value;
   };
@@ -76,9 +73,7 @@ ConfigNode accelerate_settings(const ConfigNode& root, const std::string& comput
     words = parts_of(fsdp->as_string(), " ");
   }
   static constexpr std::pair<const char*, const char*> kStrategies[] = {
-      {"full_shard", "FULL_SHARD"},
-      {"shard_grad_op", "SHARD_GRAD_OP"},
-      {"hybrid_shard", "HYBRID_SHARD"}};
+      {"full_shard", "FULL_SHARD"}, {"shard_grad_op", "SHARD_GRAD_OP"}, {"hybrid_shard", "HYBRID_SHARD"}};
   for (const std::string& word : words) {
     if (word == "auto_wrap") set("fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
     if (word == "offload") set("fsdp_offload_params", true);
@@ -94,8 +89,8 @@ ConfigNode accelerate_settings(const ConfigNode& root, const std::string& comput
     }
   }
   // Blocks are wrapped unless told otherwise, from FSDP2 on.
-  const bool is_second = config.contains("fsdp_version") &&
-                         (config["fsdp_version"] == 2 || config["fsdp_version"] == "2");
+  const bool is_second =
+      config.contains("fsdp_version") && (config["fsdp_version"] == 2 || config["fsdp_version"] == "2");
   if (config.contains("fsdp_version")) config["fsdp_version"] = is_second ? 2 : 1;
   if (is_second && !config.contains("fsdp_auto_wrap_policy")) {
     config["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
@@ -110,8 +105,8 @@ constexpr const char* kUsual = "the code's default";
 
 class TrainerReader {
  public:
-  TrainerReader(const ConfigNode& root, ForeignPlan& plan, const ForeignPlan* sharding,
-                std::string stage, std::int64_t gpus)
+  TrainerReader(const ConfigNode& root, ForeignPlan& plan, const ForeignPlan* sharding, std::string stage,
+                std::int64_t gpus)
       : root_(root),
         plan_(plan),
         sharding_(sharding),
@@ -158,9 +153,7 @@ class TrainerReader {
       if (!plan_.has(each.key) && !is_off) reader_.assume(each.key, each.value.as_string(), kUsual);
     }
   }
-  std::string where() const {
-    return (plan_.has("lora.rank") ? "adapters_on_" : "full_on_") + runtime();
-  }
+  std::string where() const { return (plan_.has("lora.rank") ? "adapters_on_" : "full_on_") + runtime(); }
   bool is_on(const char* path) {
     const ConfigNode* node = reader_.find(path);
     return node != nullptr && node->is_scalar() && flag_of(*node);
@@ -192,13 +185,11 @@ class TrainerReader {
 
   void read_dtypes() {
     const auto [key, compute] = dtype();
-    const bool by_sharding = sharding_ != nullptr && sharding_->has("dtype.param") &&
-                             !sharding_->assumed.contains("dtype.param");
-    const bool is_late =
-        is_of("Axolotl") && runtime() == "zero3" && !plan_.has("dtype.param") && !by_sharding;
+    const bool by_sharding =
+        sharding_ != nullptr && sharding_->has("dtype.param") && !sharding_->assumed.contains("dtype.param");
+    const bool is_late = is_of("Axolotl") && runtime() == "zero3" && !plan_.has("dtype.param") && !by_sharding;
     if (is_late) {
-      reader_.assume("dtype.param", "fp32",
-                     "Axolotl makes the model before an \"auto\" is filled in");
+      reader_.assume("dtype.param", "fp32", "Axolotl makes the model before an \"auto\" is filled in");
     } else if (!key.empty()) {
       reader_.map(key, "dtype.param", compute);
     } else if (!compute.empty()) {
@@ -239,8 +230,8 @@ class TrainerReader {
     return node != nullptr && says_something(*node) ? node : nullptr;
   }
 
-  static constexpr std::initializer_list<const char*> kKernels = {
-      "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"};
+  static constexpr std::initializer_list<const char*> kKernels = {"lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel",
+                                                                  "lora_embedding_kernel"};
 
   const ConfigNode* find_first(std::initializer_list<const char*> paths) {
     for (const char* path : paths) {
@@ -272,8 +263,7 @@ class TrainerReader {
       take_usual("fsdp");
       reader_.ignore("fsdp_version", "read as Accelerate's settings");
       const ConfigNode by_name = fsdp == nullptr ? root_ : named(root_, *fsdp);
-      take(read_accelerate(
-               accelerate_settings(by_name.is_mapping() ? by_name : root_, dtype().second)),
+      take(read_accelerate(accelerate_settings(by_name.is_mapping() ? by_name : root_, dtype().second)),
            root_.has("fsdp_config") ? "fsdp_config" : "fsdp");
       plugin_checkpoints_ = plan_.value("recompute") == "full";
       return;
@@ -305,8 +295,7 @@ class TrainerReader {
     }
     const ConfigNode* row = stages.find(stage_);
     if (row == nullptr || (row->is_mapping() && !row->has(plan_.format))) {
-      return reader_.unsupported(path,
-                                 stage_ + " is forecast as fine-tuning on the same sequences");
+      return reader_.unsupported(path, stage_ + " is forecast as fine-tuning on the same sequences");
     }
     reader_.ignore(path, "what a sample is");
     if (!row->is_mapping()) return;
@@ -316,8 +305,7 @@ class TrainerReader {
       plan_.assumed.erase(key);
     };
     if (const ConfigNode* one = row->find("one_answer")) {
-      reader_.assume("batch.micro_batch", fmt::format("{}", micro_batch.value_or(1)),
-                     one->as_string());
+      reader_.assume("batch.micro_batch", fmt::format("{}", micro_batch.value_or(1)), one->as_string());
     } else {
       say("batch.micro_batch", fmt::format("{}", 2 * micro_batch.value_or(1)),
           "two answers to each prompt are one batch");
@@ -344,11 +332,7 @@ class TrainerReader {
     const bool is_factory = is_of("LLaMA-Factory");
     const char* cut = is_factory ? "units" : "unit";
     const bool cuts = runtime() == "zero3" || runtime() == "fsdp1";
-    say("reference",
-        runtime() == "fsdp2" ? cut
-        : cuts               ? "units"
-                             : "whole",
-        "a frozen copy of the model");
+    say("reference", runtime() == "fsdp2" ? cut : cuts ? "units" : "whole", "a frozen copy of the model");
     if (is_factory && runtime() == "ddp" && !is_on("pure_bf16")) {
       reader_.assume("dtype.reference", plan_.value("dtype.param"), "loaded to compute");
     }
@@ -393,26 +377,22 @@ class TrainerReader {
     const bool is_fsdp2 = runtime() == "fsdp2", is_factory = is_of("LLaMA-Factory");
     if (runtime() == "fsdp1" || (is_axolotl && is_fsdp2)) {
       reader_.assume("units.adapters_alone", "true",
-                     is_axolotl ? "Axolotl makes a unit of each"
-                                : "Trainer takes PEFT's fsdp_auto_wrap_policy");
+                     is_axolotl ? "Axolotl makes a unit of each" : "Trainer takes PEFT's fsdp_auto_wrap_policy");
     }
     // Where the feed-forward's three have adapters.
     const ConfigNode* list = find_given("lora_target_modules");
     const std::string adapted = list == nullptr ? "linear" : json_of(*list).dump();
-    const bool has_mlp =
-        adapted.find("linear") < adapted.size() || adapted.find("gate_proj") < adapted.size();
+    const bool has_mlp = adapted.find("linear") < adapted.size() || adapted.find("gate_proj") < adapted.size();
     if (is_axolotl && runtime() != "fsdp1" && !find_first(kKernels) && !is_on("load_in_8bit") &&
         !is_on("trust_remote_code") && !root_.has("rl") && has_mlp) {
       reader_.assume("lora.fused", "true", "Axolotl switches its kernels on");
     }
     bool has_targets = false;
-    for (const char* key :
-         {"lora_target_modules", "lora_target", "target_modules", "target_regex"}) {
+    for (const char* key : {"lora_target_modules", "lora_target", "target_modules", "target_regex"}) {
       const ConfigNode* names = reader_.find(key);
       if (names == nullptr) continue;
       const bool is_one = !names->is_sequence() && is_pattern(names->as_string());
-      const auto list = names->is_sequence() ? texts_of(*names)
-                                             : parts_of(names->as_string(), is_one ? "\n" : ",");
+      const auto list = names->is_sequence() ? texts_of(*names) : parts_of(names->as_string(), is_one ? "\n" : ",");
       const bool is_all = list.size() == 1 && (list[0] == "all" || list[0] == "all-linear");
       reader_.map(key, "lora.targets", is_all ? "all-linear" : Json(list).dump());
       has_targets = true;
@@ -443,8 +423,7 @@ class TrainerReader {
         reader_.assume("dtype.master", "bf16", "TRL casts adapters on such a base");
       }
       if (is_trl && is_fsdp2 && !root_.has("bnb_4bit_quant_storage")) {
-        reader_.assume("ignored", "packed",
-                       "Accelerate leaves blocks that are stored as bytes whole");
+        reader_.assume("ignored", "packed", "Accelerate leaves blocks that are stored as bytes whole");
       } else if (is_trl && runtime() == "fsdp1") {
         reader_.unsupported("load_in_4bit", "FSDP1 fails on it: it flattens no integers");
       }
@@ -452,8 +431,7 @@ class TrainerReader {
         reader_.assume("lora.double_quant", "false", "TRL's default");
       }
     } else if (has_wide_base || (is_factory && is_fsdp2)) {
-      reader_.assume("lora.base", "master",
-                     is_trl ? "TRL loads the model in fp32" : "Accelerate 1.11 makes it fp32");
+      reader_.assume("lora.base", "master", is_trl ? "TRL loads the model in fp32" : "Accelerate 1.11 makes it fp32");
     }
   }
 
@@ -467,12 +445,11 @@ class TrainerReader {
     take_usual("always");
     if (is_of("ms-swift") && !plan_.has("batch.accumulation") && gpus_ > 0) {
       const auto micro = parse_number<std::int64_t>(plan_.value("batch.micro_batch")).value_or(1);
-      reader_.assume("batch.accumulation",
-                     fmt::format("{}", (15 + micro * gpus_) / (micro * gpus_)),
+      reader_.assume("batch.accumulation", fmt::format("{}", (15 + micro * gpus_) / (micro * gpus_)),
                      "16 sequences a step");
     }
-    const bool is_packed = is_on("packing") || is_on("sample_packing") || is_on("neat_packing") ||
-                           is_on("padding_free");
+    const bool is_packed =
+        is_on("packing") || is_on("sample_packing") || is_on("neat_packing") || is_on("padding_free");
     for (const char* key : {"packing", "sample_packing", "neat_packing", "padding_free"}) {
       reader_.ignore(key, is_packed ? "sequences are full; attention is taken over all of each"
                                     : "sequences are taken as long as they may be");
@@ -545,8 +522,7 @@ void fill_targets(const ModelSpec* model, ForeignPlan& plan) {
       const auto is = [&](const auto& word) { return is_module(name, word); };
       const auto fits = [&](const std::string& whole) { return std::regex_match(whole, *pattern); };
       if (pattern ? fits(name) || fits("language_model." + name) ||
-                        fits("model.language_model" +
-                             name.substr(std::min(name.size(), name.find('.'))))
+                        fits("model.language_model" + name.substr(std::min(name.size(), name.find('.'))))
                   : std::ranges::any_of(targets, is)) {
         found.insert(op.name);
       }
@@ -566,8 +542,7 @@ void fill_targets(const ModelSpec* model, ForeignPlan& plan) {
 
 bool looks_like_trainer(const ConfigNode& root) {
   if (!root.is_mapping()) return false;
-  const bool is_axolotl =
-      root.has("base_model") && (root.has("micro_batch_size") || root.has("sequence_len"));
+  const bool is_axolotl = root.has("base_model") && (root.has("micro_batch_size") || root.has("sequence_len"));
   return is_axolotl || root.has("per_device_train_batch_size") || root.has("finetuning_type") ||
          code_of(root).key == "ms-swift" ||
          (root.has("model_name_or_path") && (root.has("learning_rate") || root.has("use_peft")));
@@ -578,8 +553,8 @@ std::string deepspeed_file_of(const ConfigNode& root) {
   return file != nullptr && named(root, *file).is_scalar() ? file->as_string() : "";
 }
 
-ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding,
-                         const std::string& stage, std::int64_t gpus) {
+ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding, const std::string& stage,
+                         std::int64_t gpus) {
   ForeignPlan plan;
   TrainerReader(root, plan, sharding, stage, gpus).read();
   return sharding == nullptr ? plan : joined(std::move(plan), *sharding);

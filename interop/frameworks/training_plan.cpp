@@ -28,8 +28,7 @@ bool has_distributed_optimizer(const TrainingRow& row) {
   const std::string_view norm = row.word("norm_impl");
   const std::string_view offload = row.word("offload");
   return find_stack(likely_stack(row)) == nullptr && (offload.empty() || offload == "none") &&
-         row.word("optimizer_impl") == "adamw_fused" &&
-         (norm == "rms_fused" || norm == "layer_norm_low_precision");
+         row.word("optimizer_impl") == "adamw_fused" && (norm == "rms_fused" || norm == "layer_norm_low_precision");
 }
 
 // Over axes an optimizer that is partitioned alone is what Megatron-Core's is.
@@ -61,8 +60,7 @@ std::string runtime_of(const TrainingRow& row) {
   if (runtime.starts_with("zero") || runtime == "ddp") return std::string(runtime);
   if (!torch) return std::string(runtime);
   const int oldest = has_axes(row) ? kOldestFsdp2WithAxes : kOldestFsdp2;
-  const int minor =
-      torch->major < 2 ? kOldestFsdp2 : std::clamp(torch->minor, oldest, kNewestFsdp2);
+  const int minor = torch->major < 2 ? kOldestFsdp2 : std::clamp(torch->minor, oldest, kNewestFsdp2);
   return fmt::format("{}@2.{}", runtime, minor);
 }
 
@@ -123,8 +121,7 @@ std::string_view sdpa_kernel(const TrainingRow& row, const Cluster& cluster) {
 
 void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& plan) {
   plan.map("attention_kernel");
-  if (const std::string_view said = row.word("attention_kernel");
-      said == "sdpa" || said == "sdpa_flash") {
+  if (const std::string_view said = row.word("attention_kernel"); said == "sdpa" || said == "sdpa_flash") {
     plan.add(fmt::format("attention={}", sdpa_kernel(row, cluster)));
   }
   plan.map("norm_impl");
@@ -151,9 +148,8 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
   const bool by_hand = is_fused_by_hand(row);
   if (is_tensorwise && by_hand) plan.add("float8=current");  // TransformerEngine's, not torchao's
   // Other runtimes and scalings gather in the compute dtype.
-  const bool can_gather = told_runtime(row) == "megatron"
-                              ? is_tensorwise || fp8 == "delayed"
-                              : row.word("runtime") == "fsdp2" && is_tensorwise && !by_hand;
+  const bool can_gather = told_runtime(row) == "megatron" ? is_tensorwise || fp8 == "delayed"
+                                                          : row.word("runtime") == "fsdp2" && is_tensorwise && !by_hand;
   if (can_gather && row.count("fp8_all_gather") == 1) plan.add("float8_all_gather=true");
 }
 
@@ -225,8 +221,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   const bool is_tied = row.count("tied_embeddings") == 1;
   // A loss with the head's product in it calls no head, which then is no unit by itself.
   const bool is_called = !row.word("loss_impl").ends_with("_linear");
-  const bool is_root =
-      row.word("embedding_unit") != "own" || (is_single && (is_tied || !is_called));
+  const bool is_root = row.word("embedding_unit") != "own" || (is_single && (is_tied || !is_called));
   const std::string_view head = is_single ? "own" : "with_norm";
   if (is_root) {
     plan.add("units={embedding: root, head: root}");
@@ -238,18 +233,13 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   const std::string_view reshard = row.word("reshard");
   if (reshard == "always_except_last") {
     // The unit that holds the head; tied, it is the first, for the embedding is in it.
-    const std::int64_t last = is_root   ? row.count("n_layers")
-                              : is_tied ? 0
-                                        : row.count("n_layers") + 1;
-    plan.add(fmt::format(
-        "reshard_after_forward=[{{units: all, value: always}}, {{units: {}, value: never}}]",
-        last));
+    const std::int64_t last = is_root ? row.count("n_layers") : is_tied ? 0 : row.count("n_layers") + 1;
+    plan.add(fmt::format("reshard_after_forward=[{{units: all, value: always}}, {{units: {}, value: never}}]", last));
   } else if (!reshard.empty()) {
     // What is told as FSDP1 has no smaller groups: gathered again from all.
     const bool is_group = reshard.find_first_not_of("0123456789") == std::string_view::npos;
     const bool told_as_fsdp1 = is_flat && runtime != "fsdp1";
-    plan.add(
-        fmt::format("reshard_after_forward={}", is_group && told_as_fsdp1 ? "always" : reshard));
+    plan.add(fmt::format("reshard_after_forward={}", is_group && told_as_fsdp1 ? "always" : reshard));
   }
   plan.map("offload", "offload");
   if (runtime == "fsdp2" && is_flat) {
@@ -266,8 +256,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   plan.map("prefetch_kind");
   if (row.count("forward_prefetch") == 1) plan.add("prefetch.forward=1");
   if (row.has("limit_all_gathers")) {
-    plan.add(fmt::format("fsdp1.limit_all_gathers={}",
-                         row.count("limit_all_gathers") == 1 ? "true" : "false"));
+    plan.add(fmt::format("fsdp1.limit_all_gathers={}", row.count("limit_all_gathers") == 1 ? "true" : "false"));
   }
 }
 
@@ -318,17 +307,15 @@ void add_dated_habits(const TrainingRow& row, Assignments& plan) {
 // "Et|(tt|)*30mL" on 32; m, a block of multi-token prediction, comes on top).
 std::vector<std::string> pipeline_assignments(const TrainingRow& row, const ModelSpec& model) {
   const std::int64_t chunks = row.count("vp", 1), stages = row.count("pp", 1) * chunks;
-  const std::int64_t predictions = std::ranges::count_if(model.order, [&](const auto& layer) {
-    return contains(model.kinds[at(layer.kind)].name, " prediction");
-  });
+  const std::int64_t predictions = std::ranges::count_if(
+      model.order, [&](const auto& layer) { return contains(model.kinds[at(layer.kind)].name, " prediction"); });
   const std::int64_t blocks = model.block_count() - predictions;
   const std::int64_t missing = (stages - blocks % stages) % stages;
   const std::int64_t share = (blocks + missing) / stages;
   const std::int64_t first = missing == 2 ? 1 : std::max<std::int64_t>(0, missing - share);
   std::vector<std::string> list = {
       fmt::format("pipeline.first_stage_less_layers={}", first),
-      fmt::format("pipeline.last_stage_less_layers={}",
-                  row.count("last_stage_less", missing - first - predictions))};
+      fmt::format("pipeline.last_stage_less_layers={}", row.count("last_stage_less", missing - first - predictions))};
   if (chunks > 1) {
     list.push_back("pipeline.schedule=Interleaved1F1B");
     list.push_back(fmt::format("pipeline.stages_per_rank={}", chunks));
@@ -348,8 +335,8 @@ bool is_fused_by_hand(const TrainingRow& row) {
   const std::string_view compiled = row.word("compile");
   const bool is_eager = compiled.empty() || compiled == "none" || compiled == "loss_only";
   const bool is_engine = row.word("loss_impl") == "fused" || row.word("fp8") == "delayed";
-  return find_stack(row.word("stack")) == nullptr && is_eager && is_engine &&
-         row.word("norm_impl") == "rms_fused" && row.word("rope_impl") == "fused";
+  return find_stack(row.word("stack")) == nullptr && is_eager && is_engine && row.word("norm_impl") == "rms_fused" &&
+         row.word("rope_impl") == "fused";
 }
 
 // FlashAttention-2 came out on 2023-07-17 (Dao-AILab/flash-attention, v2.0.0).

@@ -16,8 +16,7 @@ namespace foreshard {
 void read_common(KeyReader& keys, ModelDims& dims) {
   dims.layers = keys.size({"num_hidden_layers", "n_layer", "n_layers", "num_layers"});
   dims.hidden = keys.size({"hidden_size", "n_embd", "n_embed", "d_model", "dim"});
-  dims.heads =
-      keys.size({"num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"});
+  dims.heads = keys.size({"num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"});
   dims.vocabulary = keys.size({"vocab_size"});
 }
 
@@ -35,13 +34,11 @@ void read_dropouts(KeyReader& keys, const Dropouts& usual, ModelDims& dims) {
     if (otherwise) keys.assume(*spellings.begin(), "0.1");
     return otherwise;
   };
-  dims.dropout = drops({"resid_pdrop", "resid_dropout", "hidden_dropout_prob", "hidden_dropout",
-                        "residual_dropout", "dropout"},
-                       usual.branches);
-  dims.attention_dropout =
-      drops({"attn_pdrop", "attention_dropout", "attention_probs_dropout_prob"}, usual.attention);
-  dims.embedding_dropout =
-      drops({"embd_pdrop", "embed_dropout", "embedding_dropout"}, usual.embedding);
+  dims.dropout =
+      drops({"resid_pdrop", "resid_dropout", "hidden_dropout_prob", "hidden_dropout", "residual_dropout", "dropout"},
+            usual.branches);
+  dims.attention_dropout = drops({"attn_pdrop", "attention_dropout", "attention_probs_dropout_prob"}, usual.attention);
+  dims.embedding_dropout = drops({"embd_pdrop", "embed_dropout", "embedding_dropout"}, usual.embedding);
 }
 
 bool read_gelu(std::string_view word, ModelDims& dims) {
@@ -51,8 +48,7 @@ bool read_gelu(std::string_view word, ModelDims& dims) {
   return true;
 }
 
-void read_gelu_or_relu(KeyReader& keys, std::string_view usual, const std::string& expected,
-                       ModelDims& dims) {
+void read_gelu_or_relu(KeyReader& keys, std::string_view usual, const std::string& expected, ModelDims& dims) {
   constexpr std::string_view kKey = "activation_function";
   const std::string word = keys.word_or(kKey, usual);
   if (word == "relu") {
@@ -66,8 +62,8 @@ void read_gelu_or_relu(KeyReader& keys, std::string_view usual, const std::strin
 
 std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims) {
   if (dims.hidden % dims.heads != 0) {
-    throw keys.node().error("the hidden size " + std::to_string(dims.hidden) +
-                                " is not divisible by " + std::to_string(dims.heads) + " heads",
+    throw keys.node().error("the hidden size " + std::to_string(dims.hidden) + " is not divisible by " +
+                                std::to_string(dims.heads) + " heads",
                             "a head_dim, or a hidden size that is a multiple of the heads");
   }
   return dims.hidden / dims.heads;
@@ -75,9 +71,9 @@ std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims) {
 
 void check_kv_heads(KeyReader& keys, const ModelDims& dims) {
   if (dims.heads % dims.kv_heads != 0) {
-    throw keys.node().error(std::to_string(dims.kv_heads) + " key/value heads do not divide " +
-                                std::to_string(dims.heads) + " heads",
-                            "num_key_value_heads that divides num_attention_heads");
+    throw keys.node().error(
+        std::to_string(dims.kv_heads) + " key/value heads do not divide " + std::to_string(dims.heads) + " heads",
+        "num_key_value_heads that divides num_attention_heads");
   }
 }
 
@@ -93,13 +89,11 @@ void bound_by_window(KeyReader& keys, ModelDims& dims) {
   std::int64_t window = 0;
   if (const ConfigNode* value = keys.find({"sliding_window"})) {
     window = value->as_int(1, kLargestHfSize);
-    keys.comment(
-        "full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
+    keys.comment("full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
   } else if (!keys.node().has("sliding_window")) {
     window = 4096;
-    keys.assume(
-        "sliding_window", std::to_string(window),
-        "full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
+    keys.assume("sliding_window", std::to_string(window),
+                "full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
   }
   if (window == 0) return;
   dims.window = window;
@@ -108,8 +102,7 @@ void bound_by_window(KeyReader& keys, ModelDims& dims) {
 
 namespace {
 
-ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type,
-                          std::vector<HfKey>& ledger) {
+ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type, std::vector<HfKey>& ledger) {
   const HfFamily& family = hf_family_of(keys, outer_type);
   ModelDims dims = family_dims(family.family).value();
   keys.provide(family.defaults);
@@ -239,8 +232,7 @@ HfConfig read_hf_config(const std::filesystem::path& path) {
 
 ModelSpec build_hf_model(const HfConfig& config, Stack stack) {
   try {
-    return config.vision ? build_vision_model(*config.vision, stack)
-                         : build_model(config.dims, stack);
+    return config.vision ? build_vision_model(*config.vision, stack) : build_model(config.dims, stack);
   } catch (const ConfigError&) {
     throw;
   } catch (const Error& error) {

@@ -31,8 +31,8 @@ namespace foreshard {
 struct HfConfig {
   ModelDims dims;                    // of a decoder, alone or read without what stands beside it
   std::optional<VisionDims> vision;  // in place of dims: a model that reads images
-  std::vector<HfKey> ledger;  // mapped and defaulted in reading order, then ignored in file order
-  std::vector<std::string> notes;  // what an answer about this model says beside it
+  std::vector<HfKey> ledger;         // mapped and defaulted in reading order, then ignored in file order
+  std::vector<std::string> notes;    // what an answer about this model says beside it
 };
 
 // Every model_type of a decoder or encoder that is read.
@@ -54,7 +54,6 @@ ModelSpec build_hf_model(const HfConfig& config, Stack stack = Stack::kEager);
 
 // The config.json of `id` ("org/name"; letter case is free) in `folder`: of the commit that
 // refs/main names, else of the only snapshot there is. nullopt: it is not there, or `id` is no id.
-std::optional<std::filesystem::path> cached_config(const std::filesystem::path& folder,
-                                                   std::string_view id);
+std::optional<std::filesystem::path> cached_config(const std::filesystem::path& folder, std::string_view id);
 
 }

@@ -48,8 +48,7 @@ class FamilyWords {
  public:
   explicit FamilyWords(std::string_view words) : words_(words) {}
   bool has(std::string_view word) const {
-    for (std::size_t at = words_.find(word); at != std::string_view::npos;
-         at = words_.find(word, at + 1)) {
+    for (std::size_t at = words_.find(word); at != std::string_view::npos; at = words_.find(word, at + 1)) {
       const std::size_t end = at + word.size();
       const bool begins = at == 0 || words_[at - 1] == ' ';
       if (begins && (end == words_.size() || words_[end] == ' ')) return true;
@@ -74,15 +73,14 @@ void refuse_experts(KeyReader& keys) {
 
 void read_heads(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   // Null is stored by configurations that leave a size to the reader.
-  const bool null_dim = keys.node().has("head_dim"),
-             null_kv = keys.node().has("num_key_value_heads");
+  const bool null_dim = keys.node().has("head_dim"), null_kv = keys.node().has("num_key_value_heads");
   if (const ConfigNode* value = keys.find({"head_dim", "attention_head_dim"})) {
     dims.head_dim = value->as_int(1, kLargestHfSize);
   } else if (!null_dim && keys.provides("head_dim")) {
     dims.head_dim = keys.size({"head_dim"});
   } else {
-    dims.head_dim = words.has("floor_heads") ? std::max<std::int64_t>(1, dims.hidden / dims.heads)
-                                             : even_head_dim(keys, dims);
+    dims.head_dim =
+        words.has("floor_heads") ? std::max<std::int64_t>(1, dims.hidden / dims.heads) : even_head_dim(keys, dims);
     keys.assume("head_dim", std::to_string(dims.head_dim));
   }
   if (const ConfigNode* value = keys.find({"num_key_value_heads", "num_kv_heads"})) {
@@ -97,12 +95,10 @@ void read_heads(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
 }
 
 void read_activation(KeyReader& keys, ModelDims& dims) {
-  const bool squared =
-      dims.activation == Activation::kRelu2 || dims.activation == Activation::kReGlu2;
+  const bool squared = dims.activation == Activation::kRelu2 || dims.activation == Activation::kReGlu2;
   const bool xielu = dims.activation == Activation::kXielu;
   const bool gelu = dims.activation != Activation::kSwiGlu && !squared && !xielu;
-  std::string_view key =
-      keys.node().has("activation_function") ? "activation_function" : "hidden_act";
+  std::string_view key = keys.node().has("activation_function") ? "activation_function" : "hidden_act";
   if (dims.activation == Activation::kGeGlu) {
     keys.find({"hidden_act"});  // hidden_activation comes before it
     key = "hidden_activation";
@@ -127,8 +123,7 @@ void read_biases(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   }
 }
 
-constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention",
-                           kChunked = "chunked_attention";
+constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention", kChunked = "chunked_attention";
 
 // layer_types, which must be of the known words and, where `layers` counts, one for each layer.
 std::vector<std::string> layer_types(KeyReader& keys) {
@@ -175,8 +170,7 @@ std::vector<std::string> types_of_pattern(KeyReader& keys, bool all_first, const
 }
 
 // Of those that the file does not list.
-std::vector<std::string> usual_types(KeyReader& keys, const FamilyWords& words,
-                                     const ModelDims& dims) {
+std::vector<std::string> usual_types(KeyReader& keys, const FamilyWords& words, const ModelDims& dims) {
   check_layer_count(keys, dims);
   const ConfigNode* window = keys.node().find("sliding_window");
   if (window != nullptr && window->is_null()) return {};
@@ -211,8 +205,7 @@ void read_windows(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   if (words.has("full_heads") && std::ssize(types) >= dims.layers) {  // as Gemma 4's class does
     types[static_cast<std::size_t>(dims.layers - 1)] = kFull;
   }
-  const bool any =
-      std::ranges::any_of(types, [](const std::string& type) { return type != kFull; });
+  const bool any = std::ranges::any_of(types, [](const std::string& type) { return type != kFull; });
   const auto each_of = [&](auto is_meant, std::vector<std::int64_t>& layers) {
     for (std::size_t i = 0; i < types.size() && i < static_cast<std::size_t>(dims.layers); ++i) {
       if (is_meant(types[i])) layers.push_back(static_cast<std::int64_t>(i));
@@ -253,9 +246,8 @@ void read_unrotated(KeyReader& keys, ModelDims& dims) {
                       "a 1 (rotary) or 0 (none) for each layer");
   }
   for (std::int64_t i = 0; i < dims.layers; ++i) {
-    const bool rotates = listed > 0
-                             ? list->elements()[static_cast<std::size_t>(i)].as_int(0, 1) == 1
-                             : (i + 1) % interval != 0;
+    const bool rotates =
+        listed > 0 ? list->elements()[static_cast<std::size_t>(i)].as_int(0, 1) == 1 : (i + 1) % interval != 0;
     if (!rotates) dims.unrotated_layers.push_back(i);
   }
 }
@@ -292,21 +284,18 @@ void read_gating(KeyReader& keys, const RopeKeys& rope, ModelDims& dims) {
   const ConfigNode* gating = keys.find({"gating"});
   const std::string_view word = gating == nullptr ? "true" : gating->text();
   if (word != "true" && word != "per-head" && word != "per-element") {
-    throw gating->error("\"" + std::string(word) + "\" is not supported",
-                        "true, per-head or per-element");
+    throw gating->error("\"" + std::string(word) + "\" is not supported", "true, per-head or per-element");
   }
   dims.parts.gate_of_heads = word != "per-element";
   if (const ConfigNode* heads = keys.find({"num_attention_heads_per_layer"})) {
     for (const ConfigNode& each : heads->elements()) {
       if (each.as_int(1, kLargestHfSize) != dims.heads) {
-        throw each.error("layers with different numbers of heads are not supported",
-                         std::to_string(dims.heads));
+        throw each.error("layers with different numbers of heads are not supported", std::to_string(dims.heads));
       }
     }
   }
   if (!rope.windowed) return;
-  dims.parts.windowed_rotary_dim =
-      static_cast<std::int64_t>(*rope.windowed * static_cast<double>(dims.head_dim));
+  dims.parts.windowed_rotary_dim = static_cast<std::int64_t>(*rope.windowed * static_cast<double>(dims.head_dim));
 }
 
 // Of layers that attend to all; per_layer_config of transformers 5.17 says the same for each.
@@ -424,8 +413,7 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   if (words.has("unrotated")) read_unrotated(keys, dims);
   if (is_hybrid(family)) {
     read_hybrid(keys, family, dims);
-    const bool mixes =
-        words.has("experts") || words.has("sparse_experts") || words.has("late_experts");
+    const bool mixes = words.has("experts") || words.has("sparse_experts") || words.has("late_experts");
     if (!mixes) return;
     if (words.has("experts") && keys.count_or("num_local_experts", 0) == 0) {
       dims.ffn = keys.size({"shared_intermediate_size"});

@@ -26,17 +26,15 @@ std::int64_t one_for_all(const ConfigNode& value) {
 
 // How many experts there are and how many of them a token goes to.
 void read_counts(KeyReader& keys, ModelDims& dims) {
-  dims.moe.experts =
-      keys.size({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"});
+  dims.moe.experts = keys.size({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"});
   const KeyReader::Spellings kTopK = {
-      "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k",
-      "top_k_experts"};
+      "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k", "top_k_experts"};
   const ConfigNode* value = keys.find(kTopK);
   dims.moe.top_k = value != nullptr ? one_for_all(*value) : keys.size(kTopK);
   if (dims.moe.top_k > dims.moe.experts) {
     throw(value != nullptr ? *value : keys.node())
-        .error("every token goes to " + std::to_string(dims.moe.top_k) + " of " +
-                   std::to_string(dims.moe.experts) + " experts",
+        .error("every token goes to " + std::to_string(dims.moe.top_k) + " of " + std::to_string(dims.moe.experts) +
+                   " experts",
                "at most the number of experts");
   }
 }
@@ -49,8 +47,7 @@ void list_dense_layers(ModelDims& dims, IsDense is_dense) {
   }
 }
 
-std::vector<std::int64_t> named_layers(KeyReader& keys, std::string_view key,
-                                       const ModelDims& dims) {
+std::vector<std::int64_t> named_layers(KeyReader& keys, std::string_view key, const ModelDims& dims) {
   std::vector<std::int64_t> layers;
   if (const ConfigNode* list = keys.find({key})) {
     for (const ConfigNode& layer : list->elements()) {
@@ -73,8 +70,7 @@ std::vector<bool> listed_dense(KeyReader& keys, const ModelDims& dims) {
     dense.push_back(word == "dense");
   }
   if (dense.size() < at(dims.layers)) {
-    throw types->error("there are " + std::to_string(dims.layers) + " layers",
-                       "dense or sparse for each layer");
+    throw types->error("there are " + std::to_string(dims.layers) + " layers", "dense or sparse for each layer");
   }
   return dense;
 }
@@ -130,8 +126,7 @@ void read_sparse_experts(KeyReader& keys, ModelDims& dims) {
   if (moe.shared_gate) moe.shared_ffn = keys.size({"shared_expert_intermediate_size"});
   const std::int64_t step = keys.size_or({"decoder_sparse_step"}, 1);
   const std::vector<std::int64_t> named = named_layers(keys, "mlp_only_layers", dims);
-  list_dense_layers(dims,
-                    [&](std::int64_t i) { return (i + 1) % step != 0 || contains(named, i); });
+  list_dense_layers(dims, [&](std::int64_t i) { return (i + 1) % step != 0 || contains(named, i); });
 }
 
 void read_late_experts(KeyReader& keys, ModelDims& dims) {
@@ -139,21 +134,17 @@ void read_late_experts(KeyReader& keys, ModelDims& dims) {
   Experts& moe = dims.moe;
   read_counts(keys, dims);
   moe.ffn = keys.size({"moe_intermediate_size"});
-  const std::string_view shared =
-      keys.provides("num_shared_experts") ? "num_shared_experts" : "n_shared_experts";
+  const std::string_view shared = keys.provides("num_shared_experts") ? "num_shared_experts" : "n_shared_experts";
   moe.shared_ffn = keys.provides("shared_expert_intermediate_size")
                        ? keys.count_or("shared_expert_intermediate_size", 0)
                        : checked_multiply(keys.count_or(shared, 1), moe.ffn);
-  moe.normalized =
-      keys.flag_or(keys.provides("moe_renormalize") ? "moe_renormalize" : "norm_topk_prob", false);
+  moe.normalized = keys.flag_or(keys.provides("moe_renormalize") ? "moe_renormalize" : "norm_topk_prob", false);
   check_choice(keys, "scoring_func", moe.sigmoid ? "sigmoid" : "softmax");
-  const std::int64_t first = keys.count_or(
-      keys.provides("num_dense_layers") ? "num_dense_layers" : "first_k_dense_replace", 0);
+  const std::int64_t first =
+      keys.count_or(keys.provides("num_dense_layers") ? "num_dense_layers" : "first_k_dense_replace", 0);
   const std::int64_t every = keys.size_or({"moe_layer_freq"}, 1);
   const std::vector<bool> listed = listed_dense(keys, dims);
-  list_dense_layers(dims, [&](std::int64_t i) {
-    return listed.empty() ? i < first || i % every != 0 : listed[at(i)];
-  });
+  list_dense_layers(dims, [&](std::int64_t i) { return listed.empty() ? i < first || i % every != 0 : listed[at(i)]; });
   if (keys.find({"num_nextn_predict_layers"}) != nullptr) {
     keys.comment("layers of multi-token prediction are left out");
   }
@@ -168,9 +159,7 @@ void read_spread_experts(KeyReader& keys, ModelDims& dims) {
   const ConfigNode* end = keys.find({"moe_layer_end_index"});
   const std::int64_t last = end == nullptr ? -1 : end->as_int(-1, kLargestHfSize);
   const std::int64_t every = keys.size_or({"moe_layer_interval"}, 1);
-  list_dense_layers(dims, [&](std::int64_t i) {
-    return (i + 1) % every != 0 || i < first || (last >= 0 && i > last);
-  });
+  list_dense_layers(dims, [&](std::int64_t i) { return (i + 1) % every != 0 || i < first || (last >= 0 && i > last); });
 }
 
 void read_listed_experts(KeyReader& keys, ModelDims& dims) {
@@ -180,8 +169,7 @@ void read_listed_experts(KeyReader& keys, ModelDims& dims) {
   moe.ffn = dims.ffn;
   moe.shared_ffn = checked_multiply(keys.count_or("num_shared_experts", 0), moe.ffn);
   dims.ffn = keys.size_or({"prefix_dense_intermediate_size"}, dims.ffn);
-  moe.sigmoid =
-      keys.one_of("expert_selection_fn", "softmax", "choice", {"softmax", "sigmoid"}) == "sigmoid";
+  moe.sigmoid = keys.one_of("expert_selection_fn", "softmax", "choice", {"softmax", "sigmoid"}) == "sigmoid";
   moe.normalized = keys.flag_or("norm_topk_prob", true) && moe.sigmoid;
   const std::vector<bool> listed = listed_dense(keys, dims);
   list_dense_layers(dims, [&](std::int64_t i) { return !listed.empty() && listed[at(i)]; });
@@ -201,8 +189,7 @@ void read_interleaved_experts(KeyReader& keys, ModelDims& dims) {
   const std::int64_t step = keys.size_or({"interleave_moe_layer_step"}, 1);
   const bool listed = keys.node().has("moe_layers") && !keys.node().at("moe_layers").is_null();
   const std::vector<std::int64_t> named = named_layers(keys, "moe_layers", dims);
-  list_dense_layers(
-      dims, [&](std::int64_t i) { return listed ? !contains(named, i) : (i + 1) % step != 0; });
+  list_dense_layers(dims, [&](std::int64_t i) { return listed ? !contains(named, i) : (i + 1) % step != 0; });
 }
 
 void read_latent(KeyReader& keys, const HfFamily& family, ModelDims& dims) {

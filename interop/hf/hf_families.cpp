@@ -23,8 +23,7 @@ std::span<const EmbeddedFile> hf_family_files();
 namespace {
 
 constexpr std::array<std::string_view, 10> kReaders = {
-    "decoder",         "gpt2", "opt",   "bloom", "mpt", "parallel", "encoder",
-    "encoder_decoder", "bart", "latent"};
+    "decoder", "gpt2", "opt", "bloom", "mpt", "parallel", "encoder", "encoder_decoder", "bart", "latent"};
 
 HfFamily family_of(std::vector<std::string_view> cells) {
   cells.resize(6);
@@ -33,19 +32,17 @@ HfFamily family_of(std::vector<std::string_view> cells) {
   return {cells[0], cells[1], static_cast<HfReader>(reader), cells[3], cells[4], cells[5]};
 }
 
-constexpr std::pair<std::string_view, ScoreOf> kScores[] = {
-    {"ForCausalLMWithValueHead", ScoreOf::kValue},
-    {"ForSequenceClassification", ScoreOf::kSequence},
-    {"ForTokenClassification", ScoreOf::kToken},
-    {"ForQuestionAnswering", ScoreOf::kSpan}};
-constexpr std::string_view kHeads[] = {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration",
-                                       "ForMaskedLM", "MTModel"};
+constexpr std::pair<std::string_view, ScoreOf> kScores[] = {{"ForCausalLMWithValueHead", ScoreOf::kValue},
+                                                            {"ForSequenceClassification", ScoreOf::kSequence},
+                                                            {"ForTokenClassification", ScoreOf::kToken},
+                                                            {"ForQuestionAnswering", ScoreOf::kSpan}};
+constexpr std::string_view kHeads[] = {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM",
+                                       "MTModel"};
 
 // A decoder inside another model says so in its type: "gemma3_text".
 std::string_view without_text(std::string_view model_type) {
   constexpr std::string_view kText = "_text";
-  return model_type.ends_with(kText) ? model_type.substr(0, model_type.size() - kText.size())
-                                     : model_type;
+  return model_type.ends_with(kText) ? model_type.substr(0, model_type.size() - kText.size()) : model_type;
 }
 
 // Whether a class is the type's: its letters in whatever order ("hunyuan_v1_dense":
@@ -82,9 +79,8 @@ std::string_view stem_of(std::string_view architecture) {
 // What the keys look like, where the name says nothing.
 std::string_view family_by_keys(const ConfigNode& node) {
   constexpr std::pair<std::string_view, std::string_view> kSigns[] = {
-      {"kv_lora_rank", "deepseek_v3"},  {"num_local_experts", "mixtral"},
-      {"n_routed_experts", "glm4_moe"}, {"num_experts", "qwen3_moe"},
-      {"type_vocab_size", "bert"},      {"n_embd", "gpt2"},
+      {"kv_lora_rank", "deepseek_v3"}, {"num_local_experts", "mixtral"}, {"n_routed_experts", "glm4_moe"},
+      {"num_experts", "qwen3_moe"},    {"type_vocab_size", "bert"},      {"n_embd", "gpt2"},
       {"num_key_value_heads", "llama"}};
   for (const auto& [key, family] : kSigns) {
     if (node.has(key)) return family;
@@ -112,16 +108,14 @@ std::string missing_of(std::string_view model_type) {
   std::vector<std::string> names;
   for (const HfFamily& family : hf_families()) names.emplace_back(family.model_type);
   const std::string meant = nearest_spelling(without_text(word), names);
-  throw where.error(
-      what,
-      fmt::format(
-          "a family that is read; the nearest is {}: name it as model_type if the blocks are "
-          "the same; else foreshard-null --gpu h100 --config FILE takes three of its steps where "
-          "PyTorch and transformers are installed, and foreshard import capture makes its layers "
-          "of them (docs/capture.md); foreshard models NAME --yaml writes a model.yaml to start "
-          "from",
-          meant.empty() ? family_by_keys(node) : std::string_view(meant)),
-      meant);
+  throw where.error(what,
+                    fmt::format("a family that is read; the nearest is {}: name it as model_type if the blocks are "
+                                "the same; else foreshard-null --gpu h100 --config FILE takes three of its steps where "
+                                "PyTorch and transformers are installed, and foreshard import capture makes its layers "
+                                "of them (docs/capture.md); foreshard models NAME --yaml writes a model.yaml to start "
+                                "from",
+                                meant.empty() ? family_by_keys(node) : std::string_view(meant)),
+                    meant);
 }
 
 }
@@ -169,13 +163,12 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
   const std::string word = type != nullptr ? type->as_string() : std::string(stem);
   const HfFamily* family = find_family(word);
   if (family == nullptr && type != nullptr) {
-    refuse(*type, "model_type \"" + word + "\" is not supported" + missing_of(word), word,
-           keys.node());
+    refuse(*type, "model_type \"" + word + "\" is not supported" + missing_of(word), word, keys.node());
   }
   const bool masked = architecture.ends_with("ForMaskedLM");
   const bool is_encoder = family != nullptr && family_dims(family->family)->bidirectional;
-  const bool two_stacks = family != nullptr && (family->reader == HfReader::kEncoderDecoder ||
-                                                family->reader == HfReader::kBart);
+  const bool two_stacks =
+      family != nullptr && (family->reader == HfReader::kEncoderDecoder || family->reader == HfReader::kBart);
   const bool causal = is_causal_head(architecture);
   const bool is_other_head =  // T5's classifier has a layer before its last
       score_of(architecture) ? two_stacks
@@ -183,13 +176,12 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
                              : masked != is_encoder;
   const auto is_class = [&] {
     const HfFamily* of_class = find_family(stem);
-    return (of_class != nullptr && of_class->family == family->family) ||
-           is_class_of(stem, family->model_type);
+    return (of_class != nullptr && of_class->family == family->family) || is_class_of(stem, family->model_type);
   };
   if (named != nullptr && (family == nullptr || stem.empty() || !is_class() || is_other_head)) {
-    std::string what = type == nullptr ? "architecture \"" + architecture + "\" is not supported"
-                                       : "architecture \"" + architecture + "\" of model_type " +
-                                             word + " is not supported";
+    std::string what = type == nullptr
+                           ? "architecture \"" + architecture + "\" is not supported"
+                           : "architecture \"" + architecture + "\" of model_type " + word + " is not supported";
     if (family == nullptr) refuse(*named, what, stem, keys.node());
     if (causal && two_stacks) what += ": a decoder alone, whose cross attention reads nothing";
     throw named->error(what, "the language model with its head, for example LlamaForCausalLM");

@@ -29,17 +29,15 @@ bool has(std::string_view words, std::string_view word) {
 }
 
 char letter_of(const ConfigNode& type) {
-  constexpr std::pair<std::string_view, char> kTypes[] = {
-      {"mamba", 'M'},     {"linear_attention", 'M'},
-      {"attention", '*'}, {"full_attention", '*'},
-      {"mlp", '-'},       {"moe", 'E'},
-      {"conv", 'c'}};
+  constexpr std::pair<std::string_view, char> kTypes[] = {{"mamba", 'M'},     {"linear_attention", 'M'},
+                                                          {"attention", '*'}, {"full_attention", '*'},
+                                                          {"mlp", '-'},       {"moe", 'E'},
+                                                          {"conv", 'c'}};
   const std::string word = type.as_string();
   for (const auto& [name, letter] : kTypes) {
     if (word == name) return letter;
   }
-  throw type.error("layers of type \"" + word + "\" are not supported",
-                   "mamba, attention, mlp or moe");
+  throw type.error("layers of type \"" + word + "\" are not supported", "mamba, attention, mlp or moe");
 }
 
 // Letters of the layers that the file lists; empty: it does not.
@@ -77,8 +75,7 @@ void read_convolutions(KeyReader& keys, ModelDims& dims) {
   if (dims.pattern.empty()) {
     const ConfigNode* attends = keys.find({"full_attn_idxs"});
     dims.pattern.assign(at(dims.layers), attends == nullptr ? '*' : 'c');
-    for (const ConfigNode& layer :
-         attends == nullptr ? std::vector<ConfigNode>() : attends->elements()) {
+    for (const ConfigNode& layer : attends == nullptr ? std::vector<ConfigNode>() : attends->elements()) {
       dims.pattern[at(layer.as_int(0, dims.layers - 1))] = '*';
     }
   }
@@ -88,8 +85,8 @@ void read_convolutions(KeyReader& keys, ModelDims& dims) {
   // (int(2 * size / 3), times a factor, up to a multiple.)
   if (!keys.provides("block_auto_adjust_ff_dim")) return;
   if (!keys.flag_or("block_auto_adjust_ff_dim", true)) return;
-  const auto scaled = static_cast<std::int64_t>(keys.number_or("block_ffn_dim_multiplier", 1) *
-                                                static_cast<double>(2 * dims.ffn / 3));
+  const auto scaled =
+      static_cast<std::int64_t>(keys.number_or("block_ffn_dim_multiplier", 1) * static_cast<double>(2 * dims.ffn / 3));
   const std::int64_t step = keys.size_or({"block_multiple_of"}, 256);
   dims.ffn = (scaled + step - 1) / step * step;
 }
@@ -141,8 +138,7 @@ std::int64_t head_dim_of(KeyReader& keys, const ModelDims& dims, std::int64_t he
   const ConfigNode* value = keys.find({"mamba_d_head", "mamba_head_dim"});
   if (value != nullptr && value->text() != "auto") return value->as_int(1, kLargestHfSize);
   if (value == nullptr && keys.provides("mamba_head_dim")) return keys.size({"mamba_head_dim"});
-  return keys.size_or({"mamba_expand", "expand"}, 2) * dims.hidden /
-         std::max<std::int64_t>(1, heads);
+  return keys.size_or({"mamba_expand", "expand"}, 2) * dims.hidden / std::max<std::int64_t>(1, heads);
 }
 
 void check_layers(KeyReader& keys, const ModelDims& dims) {
@@ -200,8 +196,7 @@ void read_hybrid(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   } else {
     dims.pattern = blocks(keys, dims);
     check_layers(keys, dims);
-    if (keys.word_or("position_embedding_type", "rope") == "rope" &&
-        keys.provides("position_embedding_type")) {
+    if (keys.word_or("position_embedding_type", "rope") == "rope" && keys.provides("position_embedding_type")) {
       dims.positions = Positions::kRotary;
     }
   }
@@ -213,8 +208,7 @@ void read_hybrid(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   scan.groups = keys.size_or({"n_groups", "mamba_n_groups"}, 1);
   scan.chunk = keys.size_or({"chunk_size", "mamba_chunk_size"}, 256);
   dims.mamba.convolution = keys.size_or({"conv_kernel", "mamba_d_conv"}, 4);
-  dims.mamba.bias = keys.flag_or(
-      alone || !keys.node().has("mamba_proj_bias") ? "use_bias" : "mamba_proj_bias", false);
+  dims.mamba.bias = keys.flag_or(alone || !keys.node().has("mamba_proj_bias") ? "use_bias" : "mamba_proj_bias", false);
 }
 
 }

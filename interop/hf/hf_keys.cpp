@@ -10,9 +10,7 @@
 
 namespace foreshard {
 
-std::string_view to_string(KeyUse use) {
-  return word_at(use, {"mapped", "defaulted", "ignored"}, "");
-}
+std::string_view to_string(KeyUse use) { return word_at(use, {"mapped", "defaulted", "ignored"}, ""); }
 
 KeyReader::KeyReader(ConfigNode node, std::string prefix, std::vector<HfKey>& ledger)
     : node_(std::move(node)), prefix_(std::move(prefix)), ledger_(ledger) {
@@ -93,8 +91,7 @@ std::string KeyReader::word_or(std::string_view key, std::string_view fallback) 
   return std::string(fallback);
 }
 
-std::string KeyReader::one_of(std::string_view key, std::string_view fallback,
-                              std::string_view what, Spellings words) {
+std::string KeyReader::one_of(std::string_view key, std::string_view fallback, std::string_view what, Spellings words) {
   std::string word = word_or(key, fallback);
   if (contains(words, word)) return word;
   std::string expected;
@@ -130,8 +127,7 @@ void KeyReader::assume(std::string_view key, std::string value, std::string comm
 
 void KeyReader::comment(std::string comment) { ledger_.back().comment = std::move(comment); }
 
-void KeyReader::refuse(std::string_view key, const std::string& what,
-                       const std::string& expected) const {
+void KeyReader::refuse(std::string_view key, const std::string& what, const std::string& expected) const {
   const ConfigNode* value = node_.find(key);
   throw(value != nullptr ? *value : node_).error(what, expected);
 }

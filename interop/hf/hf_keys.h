@@ -51,8 +51,7 @@ class KeyReader {
   bool flag_or(std::string_view key, bool fallback);
   std::string word_or(std::string_view key, std::string_view fallback);
   // One of these words, which say `what`: "activation".
-  std::string one_of(std::string_view key, std::string_view fallback, std::string_view what,
-                     Spellings words);
+  std::string one_of(std::string_view key, std::string_view fallback, std::string_view what, Spellings words);
 
   double number_or(std::string_view key, double fallback);  // above 0, at most 1e12
 
@@ -66,8 +65,7 @@ class KeyReader {
   void assume(std::string_view key, std::string value, std::string comment = "");
   void comment(std::string comment);  // on the last entry
 
-  [[noreturn]] void refuse(std::string_view key, const std::string& what,
-                           const std::string& expected = "") const;
+  [[noreturn]] void refuse(std::string_view key, const std::string& what, const std::string& expected = "") const;
   void refuse_if_set(std::string_view key, const std::string& what);  // where the flag is true
 
   void ignore_rest();  // lists the keys that nothing asked for

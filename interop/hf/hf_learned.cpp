@@ -10,13 +10,11 @@ namespace foreshard {
 void read_gpt2(KeyReader& keys, ModelDims& dims) {
   read_common(keys, dims);
   keys.refuse_if_set("add_cross_attention", "cross attention is not supported");
-  dims.kv_heads =
-      keys.provides("multi_query") && keys.flag_or("multi_query", true) ? 1 : dims.heads;
+  dims.kv_heads = keys.provides("multi_query") && keys.flag_or("multi_query", true) ? 1 : dims.heads;
   dims.head_dim = even_head_dim(keys, dims);
   if (keys.provides("rotary_dim")) dims.rotary_dim = keys.size({"rotary_dim"});
   dims.ffn = keys.size_or({"n_inner", "intermediate_size"}, 4 * dims.hidden);
-  dims.max_positions = dims.position_rows =
-      keys.size_or({"n_positions", "max_position_embeddings"}, 1024);
+  dims.max_positions = dims.position_rows = keys.size_or({"n_positions", "max_position_embeddings"}, 1024);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   read_dropouts(keys, {true, true, true}, dims);
   read_gelu_or_relu(keys, "gelu_new", "gelu_new, gelu or relu", dims);
@@ -55,8 +53,7 @@ void read_opt(KeyReader& keys, ModelDims& dims) {
     keys.refuse("word_embed_proj_dim", "nothing would stand between the last block and the head",
                 "a norm there (do_layer_norm_before), or embeddings narrower than hidden_size");
   }
-  const std::string_view kind =
-      keys.node().has("hidden_act") ? "hidden_act" : "activation_function";
+  const std::string_view kind = keys.node().has("hidden_act") ? "hidden_act" : "activation_function";
   const std::string activation = keys.word_or(kind, "relu");
   if (read_gelu(activation, dims)) {
     dims.activation = Activation::kGelu;
@@ -74,8 +71,7 @@ void read_bloom(KeyReader& keys, ModelDims& dims) {
   // ALiBi has no table; the length is that of the first training.
   dims.max_positions = keys.size_or({"seq_length", "max_position_embeddings"}, 2048);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
-  keys.refuse_if_set("apply_residual_connection_post_layernorm",
-                     "residuals behind the norms are not supported");
+  keys.refuse_if_set("apply_residual_connection_post_layernorm", "residuals behind the norms are not supported");
   if (const ConfigNode* epsilon = keys.find({"layer_norm_epsilon"})) {
     dims.numerics.norm_epsilon = epsilon->as_double(0, 1);
   }
@@ -94,9 +90,8 @@ void read_mpt_attention(KeyReader& keys, KeyReader& attention, ModelDims& dims) 
     dims.positions = Positions::kLearned;
     dims.position_rows = dims.max_positions;
   }
-  const std::string type =
-      attention.one_of("attn_type", "multihead_attention", "attention",
-                       {"multihead_attention", "multiquery_attention", "grouped_query_attention"});
+  const std::string type = attention.one_of("attn_type", "multihead_attention", "attention",
+                                            {"multihead_attention", "multiquery_attention", "grouped_query_attention"});
   dims.kv_heads = type == "multihead_attention"    ? dims.heads
                   : type == "multiquery_attention" ? 1
                                                    : attention.size({"kv_n_heads"});
@@ -110,8 +105,7 @@ void read_mpt(KeyReader& keys, ModelDims& dims, std::vector<HfKey>& ledger) {
   dims.max_positions = keys.size_or({"max_seq_len", "max_position_embeddings"}, 2048);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   if (!keys.flag_or("no_bias", true)) add_biases(dims);
-  keys.one_of("norm_type", "low_precision_layernorm", "norm",
-              {"low_precision_layernorm", "layernorm"});
+  keys.one_of("norm_type", "low_precision_layernorm", "norm", {"low_precision_layernorm", "layernorm"});
   if (const ConfigNode* node = keys.find({"ffn_config"})) {
     KeyReader ffn(*node, "ffn_config.", ledger);
     ffn.one_of("ffn_type", "mptmlp", "feed-forward", {"mptmlp"});

@@ -31,8 +31,7 @@ void read_dropouts(KeyReader& keys, const Dropouts& usual, ModelDims& dims);
 // Which of transformers' gelus the word names; false: none.
 bool read_gelu(std::string_view word, ModelDims& dims);
 // activation_function of models that have one of these.
-void read_gelu_or_relu(KeyReader& keys, std::string_view usual, const std::string& expected,
-                       ModelDims& dims);
+void read_gelu_or_relu(KeyReader& keys, std::string_view usual, const std::string& expected, ModelDims& dims);
 std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims);  // hidden / heads
 void check_kv_heads(KeyReader& keys, const ModelDims& dims);
 void check_layer_count(KeyReader& keys, const ModelDims& dims);  // before layers are listed
@@ -107,8 +106,7 @@ std::span<const std::string_view> hf_vision_types();
 
 // How a decoder's object is read (interop/hf/hf_config.cpp); `outer_type` is the enclosing
 // object's.
-using ReadDecoder = ModelDims (*)(KeyReader& keys, const ConfigNode* outer_type,
-                                  std::vector<HfKey>& ledger);
+using ReadDecoder = ModelDims (*)(KeyReader& keys, const ConfigNode* outer_type, std::vector<HfKey>& ledger);
 
 // Of the object whose model_type is one of hf_vision_types(). Throws ConfigError for what is
 // missing, out of range or not modelled.

@@ -13,8 +13,8 @@ namespace {
 
 // Types of transformers:src/transformers/modeling_rope_utils.py and older spellings. They change
 // the table that positions are rotated by, so neither time nor memory follows from them.
-constexpr std::array<std::string_view, 9> kRopeTypes = {
-    "default", "linear", "dynamic", "yarn", "longrope", "llama3", "su", "mrope", "proportional"};
+constexpr std::array<std::string_view, 9> kRopeTypes = {"default", "linear", "dynamic", "yarn",        "longrope",
+                                                        "llama3",  "su",     "mrope",   "proportional"};
 
 // {"rope_type": "llama3", "factor": 8.0, ...}; before transformers 4.43 the key was "type". What is
 // not computed, or not whole, is kOther.
@@ -65,8 +65,7 @@ RopeKeys read_parameters(const ConfigNode& node, Numerics& numerics) {
   RopeKeys rope;
   if (partial != nullptr && !partial->is_null()) rope.partial = partial->as_double(0, 1);
   if (const ConfigNode* windowed = node.find("sliding_attention"); windowed && &own != &node) {
-    const ConfigNode* part =
-        windowed->is_mapping() ? windowed->find("partial_rotary_factor") : nullptr;
+    const ConfigNode* part = windowed->is_mapping() ? windowed->find("partial_rotary_factor") : nullptr;
     if (part != nullptr && !part->is_null()) rope.windowed = part->as_double(0, 1);
   }
   return rope;
@@ -92,14 +91,11 @@ RopeKeys read_numerics(KeyReader& keys, ModelDims& dims) {
   return rope;
 }
 
-void read_rotary_part(KeyReader& keys, std::optional<double> given, ModelDims& dims,
-                      std::string_view spelling) {
+void read_rotary_part(KeyReader& keys, std::optional<double> given, ModelDims& dims, std::string_view spelling) {
   const double fraction = given ? *given : keys.number_or(spelling, 1);
-  const auto rotated =
-      static_cast<std::int64_t>(std::floor(fraction * static_cast<double>(dims.head_dim)));
+  const auto rotated = static_cast<std::int64_t>(std::floor(fraction * static_cast<double>(dims.head_dim)));
   if (rotated < 1 || fraction > 1) {
-    keys.refuse(spelling,
-                "no element of a head of " + std::to_string(dims.head_dim) + " is rotated",
+    keys.refuse(spelling, "no element of a head of " + std::to_string(dims.head_dim) + " is rotated",
                 "a fraction of the head dimension");
   }
   dims.rotary_dim = std::min(rotated + rotated % 2, dims.head_dim);  // pairs (torch.arange)
@@ -111,8 +107,7 @@ void check_rotary(KeyReader& keys, const ModelDims& dims) {
                                : dims.rotary_dim > 0   ? dims.rotary_dim
                                                        : dims.head_dim;
   if (rotated % 2 == 0) return;
-  keys.refuse("head_dim",
-              "rotary positions turn pairs of elements, and a head has " + std::to_string(rotated),
+  keys.refuse("head_dim", "rotary positions turn pairs of elements, and a head has " + std::to_string(rotated),
               "an even head dimension");
 }
 
@@ -123,8 +118,8 @@ std::string read_quantization(KeyReader& keys) {
   const std::string name = method == nullptr ? "" : method->as_string();
   // Formats that models are released in; transformers' quantizers dequantise them for training.
   if (name == "fp8" || name == "mxfp4" || name == "fbgemm_fp8") {
-    const std::string text = "the weights are released in " + name +
-                             "; training holds them in dtype.param and dtype.master";
+    const std::string text =
+        "the weights are released in " + name + "; training holds them in dtype.param and dtype.master";
     keys.comment(text);
     return text;
   }

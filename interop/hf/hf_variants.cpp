@@ -19,8 +19,7 @@ void expect_gelu(KeyReader& keys, ModelDims& dims) {
 // DebertaV2Encoder, DisentangledSelfAttention.
 void read_distances(KeyReader& keys, ModelDims& dims) {
   keys.refuse_if_set("conv_kernel_size", "a convolution behind the first layer is not supported");
-  if (!keys.flag_or("legacy", true))
-    keys.refuse("legacy", "the other head is not supported", "true");
+  if (!keys.flag_or("legacy", true)) keys.refuse("legacy", "the other head is not supported", "true");
   if (keys.size_or({"embedding_size"}, dims.hidden) != dims.hidden) {
     keys.refuse("embedding_size", "narrower embeddings are not supported", "hidden_size");
   }
@@ -38,8 +37,7 @@ void read_distances(KeyReader& keys, ModelDims& dims) {
     const ConfigNode* value = keys.find({key});
     if (value == nullptr) return false;
     if (!value->is_sequence()) return contains(value->text(), word);
-    return std::ranges::any_of(value->elements(),
-                               [&](const ConfigNode& each) { return each.text() == word; });
+    return std::ranges::any_of(value->elements(), [&](const ConfigNode& each) { return each.text() == word; });
   };
   parts.distance_keys = says("pos_att_type", "c2p");
   parts.distance_queries = says("pos_att_type", "p2c");
@@ -172,8 +170,8 @@ void read_bart(KeyReader& keys, ModelDims& dims) {
   dims.ffn_dropout = keys.number_or("activation_dropout", 0) > 0;
   refuse_layerdrop(keys);
   keys.refuse_if_set("use_prompt", "prompts in front of each layer are not supported");
-  const bool shares = !keys.node().has("share_encoder_decoder_embeddings") ||
-                      keys.flag_or("share_encoder_decoder_embeddings", true);
+  const bool shares =
+      !keys.node().has("share_encoder_decoder_embeddings") || keys.flag_or("share_encoder_decoder_embeddings", true);
   const ConfigNode* words = keys.find({"decoder_vocab_size"});
   const bool differ = words != nullptr && words->as_int(1, kLargestHfSize) != dims.vocabulary;
   if (!shares || differ) {
@@ -204,8 +202,7 @@ void read_encoder_decoder(KeyReader& keys, ModelDims& dims) {
   } else if (work == "gated-silu") {
     dims.activation = Activation::kSwiGlu;
   } else if (work != "relu") {
-    keys.refuse("feed_forward_proj", "activation \"" + work + "\" is not supported",
-                "relu, gated-gelu or gated-silu");
+    keys.refuse("feed_forward_proj", "activation \"" + work + "\" is not supported", "relu, gated-gelu or gated-silu");
   }
   const ConfigNode* rate = keys.find({"dropout_rate"});
   const bool drops = rate == nullptr || rate->as_double(0, 1) > 0;

@@ -25,8 +25,7 @@ constexpr Classifier kClassifiers[] = {
     {"vit_msn", "ViTMSNForImageClassification"},
     {"ijepa", "IJepaForImageClassification", 0, VisionDims::Reads::kMean},
     {"dinov2", "Dinov2ForImageClassification", 1, VisionDims::Reads::kBoth},
-    {"dinov2_with_registers", "Dinov2WithRegistersForImageClassification", 1,
-     VisionDims::Reads::kBoth}};
+    {"dinov2_with_registers", "Dinov2WithRegistersForImageClassification", 1, VisionDims::Reads::kBoth}};
 
 void require_architecture(KeyReader& keys, std::string_view wanted) {
   const ConfigNode* list = keys.find({"architectures"});
@@ -127,8 +126,7 @@ VisionDims read_clip(KeyReader& keys, std::vector<HfKey>& ledger) {
   dims.text.vocabulary = text.size_or({"vocab_size"}, 49408);
   dims.text.max_positions = text.size_or({"max_position_embeddings"}, 77);
   if (reads_quick_gelu(text, "quick_gelu") != dims.tower.quick_gelu) {
-    text.refuse("hidden_act", "the two towers have different activations",
-                "those of vision_config");
+    text.refuse("hidden_act", "the two towers have different activations", "those of vision_config");
   }
   refuse_dropout(text, {"attention_dropout"});
   text.ignore_rest();
@@ -149,8 +147,7 @@ VisionDims read_llava(KeyReader& keys, std::vector<HfKey>& ledger, ReadDecoder r
   vision.one_of("model_type", "clip_vision_model", "a tower of model_type", {"clip_vision_model"});
   // LlavaConfig's own tower where there is none, CLIPVisionConfig's defaults where there is one.
   const bool is_there = keys.node().has("vision_config");
-  dims.tower = read_tower(
-      vision, is_there ? TowerDefaults{.patch = 32} : TowerDefaults{336, 14, 24, 1024, 16, 4096});
+  dims.tower = read_tower(vision, is_there ? TowerDefaults{.patch = 32} : TowerDefaults{336, 14, 24, 1024, 16, 4096});
   dims.tower.quick_gelu = reads_quick_gelu(vision, "quick_gelu");
   refuse_dropout(vision, {"attention_dropout"});
   vision.ignore_rest();
@@ -162,22 +159,19 @@ VisionDims read_llava(KeyReader& keys, std::vector<HfKey>& ledger, ReadDecoder r
 
   keys.one_of("projector_hidden_act", "gelu", "activation", {"gelu"});
   if (const ConfigNode* layer = keys.find({"vision_feature_layer"})) {
-    if (layer->as_int() != -2)
-      throw layer->error("features of another layer are not supported", "-2");
+    if (layer->as_int() != -2) throw layer->error("features of another layer are not supported", "-2");
   } else {
     keys.assume("vision_feature_layer", "-2");
   }
   if (keys.word_or("vision_feature_select_strategy", "default") != "default") {
-    keys.refuse("vision_feature_select_strategy", "features with the class token are not supported",
-                "default");
+    keys.refuse("vision_feature_select_strategy", "features with the class token are not supported", "default");
   }
   if (!keys.flag_or("multimodal_projector_bias", true)) {
     keys.refuse("multimodal_projector_bias", "a projector without biases is not supported", "true");
   }
   if (const ConfigNode* length = keys.find({"image_seq_length"})) {
     if (length->as_int(1, kLargestHfSize) != dims.tower.patches()) {
-      throw length->error("the tower makes " + std::to_string(dims.tower.patches()) +
-                          " features of an image");
+      throw length->error("the tower makes " + std::to_string(dims.tower.patches()) + " features of an image");
     }
   }
   return dims;

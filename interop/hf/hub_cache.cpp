@@ -21,13 +21,11 @@ constexpr std::size_t kLongestId = 200;
 // Letters, digits and ._- around one slash; "" where `id` is none.
 std::string folder_of(std::string_view id) {
   const std::size_t slash = id.find('/');
-  if (slash == 0 || slash == std::string_view::npos || slash + 1 >= id.size() ||
-      id.size() > kLongestId) {
+  if (slash == 0 || slash == std::string_view::npos || slash + 1 >= id.size() || id.size() > kLongestId) {
     return "";
   }
   const std::string_view owner = cut(id, "/");
-  const bool is_plain =
-      std::ranges::all_of(owner, is_name_letter) && std::ranges::all_of(id, is_name_letter);
+  const bool is_plain = std::ranges::all_of(owner, is_name_letter) && std::ranges::all_of(id, is_name_letter);
   return is_plain ? fmt::format("{}{}--{}", kPrefix, owner, id) : "";
 }
 
@@ -35,8 +33,7 @@ std::string folder_of(std::string_view id) {
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error)) {
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     names.push_back(entry->path().filename().string());
   }
   std::ranges::sort(names);
@@ -54,8 +51,8 @@ std::optional<fs::path> config_in(const fs::path& repository) {
   if (is_file(reference)) {
     std::string commit = read_text_start(reference, kLongestCommit + 1);
     commit = commit.substr(0, commit.find_first_of("\r\n \t"));
-    const bool plain = commit.size() <= kLongestCommit && !commit.empty() &&
-                       commit.find_first_of("/\\.") == std::string::npos;
+    const bool plain =
+        commit.size() <= kLongestCommit && !commit.empty() && commit.find_first_of("/\\.") == std::string::npos;
     const fs::path config = repository / "snapshots" / commit / "config.json";
     if (plain && is_file(config)) return config;
   }

@@ -43,10 +43,9 @@ void read_header(const fs::path& path, StoredModel& model) {
   }
   const std::string bytes = read_text_start(path, kLengthBytes + length);
   if (bytes.size() < kLengthBytes + length) {
-    throw ConfigError(
-        {file, 0, 0, ""},
-        fmt::format("is cut off: {} bytes of a header of {}", bytes.size() - kLengthBytes, length),
-        fmt::format("at least {} bytes: head -c {}", kLengthBytes + length, kLengthBytes + length));
+    throw ConfigError({file, 0, 0, ""},
+                      fmt::format("is cut off: {} bytes of a header of {}", bytes.size() - kLengthBytes, length),
+                      fmt::format("at least {} bytes: head -c {}", kLengthBytes + length, kLengthBytes + length));
   }
   const ConfigNode root = parse_json(std::string_view(bytes).substr(kLengthBytes, length), file);
   if (!root.is_mapping()) throw root.error("the header is no JSON object", "name: {dtype, shape}");
@@ -61,9 +60,7 @@ void read_header(const fs::path& path, StoredModel& model) {
   }
 }
 
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
+std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 // Alike in everything but numbers: "model.layers.#.mlp".
 std::string pattern(const std::string& name) {
@@ -92,8 +89,7 @@ class Comparison {
       const LayerSpec& spec = model_.kinds[at(layer.kind)];
       if (layer.same_as >= 0) continue;
       const bool is_block = spec.role == LayerRole::kBlock;
-      const std::string prefix =
-          is_block ? fmt::format("{}.{}.", model_.block_prefix, block++) : "";
+      const std::string prefix = is_block ? fmt::format("{}.{}.", model_.block_prefix, block++) : "";
       for (const ParameterSpec& parameter : spec.parameters) {
         if (!parameter.tied) look_up(prefix, parameter);
       }
@@ -108,13 +104,12 @@ class Comparison {
     const double off = std::abs(static_cast<double>(elements) / static_cast<double>(expected) - 1);
     if (off > 0.005) {
       throw ConfigError({stored_.file, 0, 0, ""},
-                        fmt::format("holds {} elements, {} has {} parameters ({:.1f} % off){}",
-                                    elements, model_.name, expected, off * 100, first_trouble()),
+                        fmt::format("holds {} elements, {} has {} parameters ({:.1f} % off){}", elements, model_.name,
+                                    expected, off * 100, first_trouble()),
                         "the weights of that model");
     }
-    ledger_.push_back(
-        {Mapping::kMapped, fmt::format("{} tensors, {} elements", stored_.tensors.size(), elements),
-         fmt::format("model: {}, {} parameters", model_.name, expected), "", stored_.file, 0});
+    ledger_.push_back({Mapping::kMapped, fmt::format("{} tensors, {} elements", stored_.tensors.size(), elements),
+                       fmt::format("model: {}, {} parameters", model_.name, expected), "", stored_.file, 0});
     for (const auto& [what, names] : troubles_) {
       for (std::size_t i = 0; i < names.size() && i < kShown; ++i) {
         ledger_.push_back({Mapping::kUnsupported, names[i], "",
@@ -133,17 +128,16 @@ class Comparison {
     if (const auto found = by_name_.find(name); found != by_name_.end()) {
       used_.insert(name);
       if (found->second->numel() == parameter.numel()) return;
-      return note("another shape than the model's",
-                  fmt::format("{} {}, the model's {}", name, shape_text(found->second->shape),
-                              shape_text(parameter.shape)));
+      return note(
+          "another shape than the model's",
+          fmt::format("{} {}, the model's {}", name, shape_text(found->second->shape), shape_text(parameter.shape)));
     }
     // A matrix of all experts in one tensor, which checkpoints keep one by one.
     if (parameter.shape.size() == 3) {
       const std::size_t dot = name.rfind('.');
       std::int64_t sum = 0;
       for (std::int64_t e = 0; e < parameter.shape[0]; ++e) {
-        const auto one =
-            by_name_.find(fmt::format("{}.{}{}.weight", name.substr(0, dot), e, name.substr(dot)));
+        const auto one = by_name_.find(fmt::format("{}.{}{}.weight", name.substr(0, dot), e, name.substr(dot)));
         if (one == by_name_.end()) continue;
         used_.insert(one->first);
         sum += one->second->numel();
@@ -182,8 +176,7 @@ std::int64_t StoredTensor::numel() const {
 }
 
 bool looks_like_safetensors(const fs::path& path) {
-  return path.extension() == ".safetensors" ||
-         path.filename().string().ends_with(".safetensors.index.json");
+  return path.extension() == ".safetensors" || path.filename().string().ends_with(".safetensors.index.json");
 }
 
 StoredModel read_safetensors(const fs::path& path) {
@@ -213,8 +206,6 @@ StoredModel read_safetensors(const fs::path& path) {
   return model;
 }
 
-ImportLedger check_stored(const StoredModel& stored, const ModelSpec& model) {
-  return Comparison(stored, model).run();
-}
+ImportLedger check_stored(const StoredModel& stored, const ModelSpec& model) { return Comparison(stored, model).run(); }
 
 }

@@ -90,8 +90,7 @@ const std::vector<Format>& formats() {
       {"torchtitan",
        {pattern("step: *" FORESHARD_NUMBER " +loss:")},
        {{pattern("(?:tps|wps): *" FORESHARD_NUMBER), &Series::per_gpu},
-        {pattern("memory: *" FORESHARD_NUMBER " ?GiB"), &Series::reserved,
-         &TrainingLog::reserved_bytes, kGibi},
+        {pattern("memory: *" FORESHARD_NUMBER " ?GiB"), &Series::reserved, &TrainingLog::reserved_bytes, kGibi},
         {pattern("data_loading\\(%\\): *" FORESHARD_NUMBER), &Series::data, nullptr, 0.01}}},
       {"megatron", {pattern(kElapsed)}, {{pattern(kElapsed), &Series::step_s, nullptr, 1e-3}}},
       {"nanotron",
@@ -101,8 +100,7 @@ const std::vector<Format>& formats() {
       {"trainer",
        {pattern(kSteps)},
        {{pattern(kSteps), &Series::step_s, nullptr, 1, true},
-        {pattern("'train_tokens_per_second(?:_per_gpu)?': *'?" FORESHARD_NUMBER),
-         &Series::per_gpu}}},
+        {pattern("'train_tokens_per_second(?:_per_gpu)?': *'?" FORESHARD_NUMBER), &Series::per_gpu}}},
       {"tqdm",
        {pattern(kSlow), pattern(kQuick)},
        {{pattern(kSlow), &Series::step_s}, {pattern(kQuick), &Series::step_s, nullptr, 1, true}}}};
@@ -164,8 +162,7 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
   // A container does not know its own by number.
   if (!read({&own}) && !processes.empty()) {
     const double pytorch = found.allocated.value_or(0) + found.reserved_unallocated.value_or(0);
-    processes.erase(std::ranges::min_element(
-        processes, {}, [&](double used) { return std::abs(used - pytorch); }));
+    processes.erase(std::ranges::min_element(processes, {}, [&](double used) { return std::abs(used - pytorch); }));
   }
   found.others = std::accumulate(processes.begin(), processes.end(), 0.0);
   return found;
@@ -194,8 +191,7 @@ void read_other(const std::string& line, int number, TrainingLog& log) {
   if (auto memory = read_out_of_memory(line)) {
     memory->line = number;
     // It speaks of fragments whatever happened: its figures count, not its words.
-    if (const std::size_t at = log.words.find(line); at != std::string::npos)
-      log.words.erase(at, line.size());
+    if (const std::size_t at = log.words.find(line); at != std::string::npos) log.words.erase(at, line.size());
     log.out_of_memory = std::move(memory);
   }
 }
@@ -220,8 +216,7 @@ TrainingLog read_training_log(const std::string& text) {
       if (!read_step(format, line, log, series)) continue;
       // The Trainer's summary is of the whole run: better than its bar.
       if (log.trainer.empty() || std::string_view(format.name) == "trainer") {
-        if (log.trainer == "tqdm")
-          series.step_s.erase(series.step_s.begin(), series.step_s.end() - 1);
+        if (log.trainer == "tqdm") series.step_s.erase(series.step_s.begin(), series.step_s.end() - 1);
         log.trainer = format.name;
       }
       break;

@@ -22,11 +22,10 @@ struct TrainingLog {
   // Of the last three quarters of them; the first steps are warm-up. Medians.
   std::optional<double> step_s, tokens_per_s_per_gpu, tokens_per_s;
   std::optional<double> memory_bytes, reserved_bytes;  // the most that any line says
-  std::optional<double>
-      memory_growth_bytes;           // of reserved memory, from the first lines to the last
-  std::optional<double> data_s;      // that a step waits for its batch
-  std::optional<double> retries;     // of the allocator, all that are reported
-  std::optional<double> parameters;  // that the trainer counted
+  std::optional<double> memory_growth_bytes;           // of reserved memory, from the first lines to the last
+  std::optional<double> data_s;                        // that a step waits for its batch
+  std::optional<double> retries;                       // of the allocator, all that are reported
+  std::optional<double> parameters;                    // that the trainer counted
   int parameters_line = 0;
   std::optional<OutOfMemory> out_of_memory;
   std::string words;  // of the text, for signs of causes, without that message; cut after 256 KiB

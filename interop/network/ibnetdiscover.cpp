@@ -19,9 +19,9 @@ namespace {
 
 // Gbit/s of data a lane (InfiniBand Architecture Specification, volume 2; NVIDIA's data sheets from
 // EDR on): 8b/10b coding up to QDR, 64b/66b after.
-constexpr std::pair<std::string_view, double> kLanes[] = {
-    {"FDR10", 10}, {"SDR", 2},  {"DDR", 4},   {"QDR", 8},   {"FDR", 13.64},
-    {"EDR", 25},   {"HDR", 50}, {"NDR", 100}, {"XDR", 200}, {"GDR", 400}};
+constexpr std::pair<std::string_view, double> kLanes[] = {{"FDR10", 10},  {"SDR", 2},  {"DDR", 4},  {"QDR", 8},
+                                                          {"FDR", 13.64}, {"EDR", 25}, {"HDR", 50}, {"NDR", 100},
+                                                          {"XDR", 200},   {"GDR", 400}};
 
 // bytes/s of "4xHDR" among the words, 0 where there is none.
 double rate_of(const Words& words) {
@@ -176,12 +176,10 @@ class IbReader {
 
   void add_links() {
     for (const auto& [ends, cable] : cables_) {
-      importer_.out.network.links.push_back({name_of(ends.first, cable.line),
-                                             name_of(ends.second, cable.line), cable.rate,
-                                             importer_.file(), cable.line});
+      importer_.out.network.links.push_back({name_of(ends.first, cable.line), name_of(ends.second, cable.line),
+                                             cable.rate, importer_.file(), cable.line});
     }
-    importer_.note(Mapping::kMapped,
-                   fmt::format("cables between {} pairs of switches", cables_.size()), "links", "",
+    importer_.note(Mapping::kMapped, fmt::format("cables between {} pairs of switches", cables_.size()), "links", "",
                    0);
   }
 
@@ -195,9 +193,8 @@ class IbReader {
       }
     }
     if (rates.empty()) importer_.fail(1, "has no adapter with a port that is up", "Ca 1 \"H-...\"");
-    const double usual = std::ranges::max_element(rates, [](const auto& a, const auto& b) {
-                           return a.second < b.second;
-                         })->first;
+    const double usual =
+        std::ranges::max_element(rates, [](const auto& a, const auto& b) { return a.second < b.second; })->first;
     // Of all names those that most nodes have: others are the storage's or the front end's.
     std::vector<std::string> common;
     for (const auto& [name, nodes] : names) {
@@ -207,15 +204,13 @@ class IbReader {
       for (const auto& [name, nodes] : names) common.push_back(name);
     }
     if (common.size() > kMostPorts) {
-      importer_.fail(1, fmt::format("has nodes with {} ports", common.size()),
-                     fmt::format("at most {}", kMostPorts));
+      importer_.fail(1, fmt::format("has nodes with {} ports", common.size()), fmt::format("at most {}", kMostPorts));
     }
     for (const std::string& host : hosts_) add_host(host, common, usual);
     importer_.out.nodes = std::ssize(importer_.out.network.hosts);
-    importer_.figure("node.nics", std::to_string(common.size()),
-                     fmt::format("{} to {}", common.front(), common.back()), 0);
-    importer_.figure("node.nic_rate", fmt::format("{:g}Gbit/s", usual * 8 / 1e9),
-                     "the rate of most ports", 0);
+    importer_.figure("node.nics", std::to_string(common.size()), fmt::format("{} to {}", common.front(), common.back()),
+                     0);
+    importer_.figure("node.nic_rate", fmt::format("{:g}Gbit/s", usual * 8 / 1e9), "the rate of most ports", 0);
   }
 
   void add_host(const std::string& host, const std::vector<std::string>& common, double usual) {
@@ -234,8 +229,7 @@ class IbReader {
       if (port->second.rate < usual) made.degraded.emplace_back(index, port->second.rate / usual);
     }
     if (own.empty() || made.degraded.size() == common.size()) {
-      importer_.note(Mapping::kIgnored, host, "", "none of its ports is one of most nodes'",
-                     made.line);
+      importer_.note(Mapping::kIgnored, host, "", "none of its ports is one of most nodes'", made.line);
       return;
     }
     importer_.out.network.hosts.push_back(std::move(made));

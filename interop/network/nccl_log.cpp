@@ -50,8 +50,7 @@ std::size_t launcher_mark(std::string_view text) {
   }
   const bool is_number = is_digit(text[0]);
   if (!is_number && std::isalpha(static_cast<unsigned char>(text[0])) == 0) return 0;
-  const std::size_t colon =
-      skip(text, 0, [&](char c) { return is_number ? is_digit(c) : is_name_letter(c); });
+  const std::size_t colon = skip(text, 0, [&](char c) { return is_number ? is_digit(c) : is_name_letter(c); });
   if (colon >= text.size() || text[colon] != ':') return 0;
   const std::size_t end = skip(text, colon + 1, is_space);
   if (end == colon + 1) return 0;
@@ -59,9 +58,7 @@ std::size_t launcher_mark(std::string_view text) {
   return is_number || follows ? end : 0;
 }
 
-bool is_count(const std::string& word) {
-  return !word.empty() && std::ranges::all_of(word, is_digit);
-}
+bool is_count(const std::string& word) { return !word.empty() && std::ranges::all_of(word, is_digit); }
 
 // The whole word as a finite number.
 std::optional<double> number_of(const std::string& word) {
@@ -105,10 +102,9 @@ std::optional<CollectiveOperation> operation_in(const std::string& text) {
 std::optional<Device> device_in(std::string_view text, const Words& words) {
   std::size_t at = 0;
   const auto word = [&](std::string_view wanted) {
-    const bool same =
-        at < words.size() && words[at].size() == wanted.size() &&
-        std::equal(wanted.begin(), wanted.end(), words[at].begin(),
-                   [](char a, char b) { return a == std::tolower(static_cast<unsigned char>(b)); });
+    const bool same = at < words.size() && words[at].size() == wanted.size() &&
+                      std::equal(wanted.begin(), wanted.end(), words[at].begin(),
+                                 [](char a, char b) { return a == std::tolower(static_cast<unsigned char>(b)); });
     at += same ? 1 : 0;
     return same;
   };
@@ -155,9 +151,7 @@ std::int64_t ranks_by_ratio(CollectiveOperation operation, const std::vector<Tab
   if (operation == CollectiveOperation::kAllReduce && ratio < 2) ranks = 2 / (2 - ratio);
   if (busbw_factor(operation, 2) == 0.5 && ratio < 1) ranks = 1 / (1 - ratio);
   const double whole = std::round(ranks);
-  return whole >= 2 && std::abs(ranks - whole) < 0.05 * whole && whole <= 64
-             ? static_cast<std::int64_t>(whole)
-             : 0;
+  return whole >= 2 && std::abs(ranks - whole) < 0.05 * whole && whole <= 64 ? static_cast<std::int64_t>(whole) : 0;
 }
 
 class LogReader {
@@ -174,8 +168,8 @@ class LogReader {
       at = end + (text.substr(end).starts_with("\r\n") ? 2 : 1);
     }
     if (ignored_ > 0) {
-      note(Mapping::kIgnored, fmt::format("{} lines of other programs", ignored_), "",
-           "the first: " + first_ignored_, ignored_line_);
+      note(Mapping::kIgnored, fmt::format("{} lines of other programs", ignored_), "", "the first: " + first_ignored_,
+           ignored_line_);
     }
     return finish();
   }
@@ -184,8 +178,7 @@ class LogReader {
     const ConfigNode root = parse_json(text, file_);
     if (const ConfigNode* version = root.find("nccl_version")) {
       out_.version = parse_nccl_version(version->text());
-      note(Mapping::kMapped, "nccl_version", std::string(version->text()), "",
-           version->location().line);
+      note(Mapping::kMapped, "nccl_version", std::string(version->text()), "", version->location().line);
     }
     Test test = {.line = root.location().line};
     if (const ConfigNode* args = root.find("args"); args != nullptr && args->is_sequence()) {
@@ -204,9 +197,8 @@ class LogReader {
         continue;
       }
       const ConfigNode time = place->has("time") ? place->at("time") : place->at("cpu_time");
-      add_row(test, {result.at("size").as_double(0, 1e15), time.as_double(),
-                     place->at("alg_bw").as_double(), place->at("bus_bw").as_double(),
-                     result.location().line});
+      add_row(test, {result.at("size").as_double(0, 1e15), time.as_double(), place->at("alg_bw").as_double(),
+                     place->at("bus_bw").as_double(), result.location().line});
     }
     tests_.push_back(std::move(test));
     return finish();
@@ -214,8 +206,7 @@ class LogReader {
 
  private:
   void note(Mapping mapping, std::string what, std::string to, std::string why, int line) {
-    out_.ledger.push_back(
-        {mapping, std::move(what), std::move(to), std::move(why), std::string(file_), line});
+    out_.ledger.push_back({mapping, std::move(what), std::move(to), std::move(why), std::string(file_), line});
   }
 
   [[noreturn]] void fail(int line, const std::string& what, const std::string& expected) const {
@@ -229,8 +220,7 @@ class LogReader {
       if (const ConfigNode* info = device.find("device_info")) set_gpu(std::string(info->text()));
     }
     note(Mapping::kMapped, fmt::format("{} devices", test.ranks),
-         fmt::format("{} ranks on {} nodes", test.ranks, test.hosts.size()), "",
-         devices.location().line);
+         fmt::format("{} ranks on {} nodes", test.ranks, test.hosts.size()), "", devices.location().line);
   }
 
   void set_gpu(std::string name) {
@@ -282,21 +272,18 @@ class LogReader {
       begin(line);
       tests_.back().operation = operation_in(std::string(text));
       note(Mapping::kMapped, words.back(), "the operation", "", line);
-    } else if (library != std::string_view::npos && number < text.size() &&
-               is_digit(text[number])) {
+    } else if (library != std::string_view::npos && number < text.size() && is_digit(text[number])) {
       const auto* const stop = std::find_if_not(text.begin() + number, text.end(), is_digit);
       const auto end = at(stop - text.begin());
       out_.version = parse_nccl_version(text.substr(number, end - number));
-      note(Mapping::kMapped, std::string(text.substr(library, end - library)),
-           "the version of NCCL", "", line);
+      note(Mapping::kMapped, std::string(text.substr(library, end - library)), "the version of NCCL", "", line);
     } else if (words[0] == "nThread") {
       begin(line);
       note(Mapping::kIgnored, "settings of the test", "", "", line);
     } else if (words[0] == "size") {
       test(line).header = words;
     } else if (contains(text, "Out of bounds values") && !contains(text, "OK")) {
-      note(Mapping::kUnsupported, "wrong results", "", "times of a run that failed its own check",
-           line);
+      note(Mapping::kUnsupported, "wrong results", "", "times of a run that failed its own check", line);
     } else if (!tests_.empty() && contains(text, "Avg bus bandwidth")) {
       note(Mapping::kIgnored, "average bus bandwidth", "", "a mean over all sizes", line);
     }
@@ -320,8 +307,7 @@ class LogReader {
       }
     }
     if (at + 2 >= words.size()) {
-      note(Mapping::kIgnored, "a row that is cut off", "", fmt::format("{} columns", words.size()),
-           line);
+      note(Mapping::kIgnored, "a row that is cut off", "", fmt::format("{} columns", words.size()), line);
       return;
     }
     const auto bytes = number_of(words[0]);
@@ -338,16 +324,14 @@ class LogReader {
   void add_row(Test& test, const TableRow& row) {
     if (row.bytes <= 0) return;  // nccl-tests prints sizes below one element per rank as 0
     if (!(row.microseconds > 0) || row.microseconds > 3.6e9) {
-      note(Mapping::kIgnored, fmt::format("{} bytes", row.bytes), "", "its time is no time",
-           row.line);
+      note(Mapping::kIgnored, fmt::format("{} bytes", row.bytes), "", "its time is no time", row.line);
       return;
     }
     const double algbw = row.bytes / row.microseconds / 1000;
     // Two decimals are printed, and short times with two as well.
     if (std::abs(algbw - row.algbw) > 0.02 + 0.02 * algbw) {
       note(Mapping::kIgnored, fmt::format("{} bytes", row.bytes), "",
-           fmt::format("time and bandwidth disagree: {:.3g} and {:.3g} GB/s", algbw, row.algbw),
-           row.line);
+           fmt::format("time and bandwidth disagree: {:.3g} and {:.3g} GB/s", algbw, row.algbw), row.line);
       return;
     }
     test.rows.push_back(row);
@@ -372,8 +356,7 @@ class LogReader {
         fail(test.line, "says nowhere which collective it measured",
              "a line '# Collective test starting: all_gather_perf' or a file named after it");
       }
-      note(Mapping::kDefaulted, "the operation", to_string(*operation), "from the file's name",
-           line);
+      note(Mapping::kDefaulted, "the operation", to_string(*operation), "from the file's name", line);
     }
     CollectiveSweep sweep;
     sweep.operation = *operation;
@@ -382,16 +365,13 @@ class LogReader {
     if (sweep.ranks < 2) {
       sweep.ranks = ranks_by_ratio(*operation, test.rows);
       sweep.nodes = std::max<std::int64_t>(1, sweep.ranks / 8);
-      if (sweep.ranks < 2)
-        fail(line, "does not say how many ranks there were", "its '# Rank' lines");
-      note(Mapping::kDefaulted, "ranks and nodes",
-           fmt::format("{} on {}", sweep.ranks, sweep.nodes),
+      if (sweep.ranks < 2) fail(line, "does not say how many ranks there were", "its '# Rank' lines");
+      note(Mapping::kDefaulted, "ranks and nodes", fmt::format("{} on {}", sweep.ranks, sweep.nodes),
            "no '# Rank' lines: from busbw over algbw, 8 a node", line);
     }
     if (sweep.nodes < 1) {
       sweep.nodes = std::max<std::int64_t>(1, sweep.ranks / 8);
-      note(Mapping::kDefaulted, "nodes", std::to_string(sweep.nodes),
-           "the devices name no host: 8 a node", line);
+      note(Mapping::kDefaulted, "nodes", std::to_string(sweep.nodes), "the devices name no host: 8 a node", line);
     }
     std::map<double, std::vector<double>> seconds;
     for (const TableRow& row : test.rows) seconds[row.bytes].push_back(row.microseconds / 1e6);
@@ -401,8 +381,8 @@ class LogReader {
     }
     sweep.source = fmt::format("{}:{}", file_, line);
     note(Mapping::kMapped, fmt::format("{} rows", test.rows.size()),
-         fmt::format("{} of {} ranks on {} nodes, {} sizes", to_string(*operation), sweep.ranks,
-                     sweep.nodes, sweep.points.size()),
+         fmt::format("{} of {} ranks on {} nodes, {} sizes", to_string(*operation), sweep.ranks, sweep.nodes,
+                     sweep.points.size()),
          "", line);
     out_.sweeps.push_back(std::move(sweep));
   }
@@ -422,11 +402,10 @@ bool looks_like_nccl_tests(std::string_view text) {
   const std::string head(text.substr(0, kNcclTestsHead));
   if (head.find_first_not_of(" \t\r\n") == std::string::npos) return false;
   if (head[head.find_first_not_of(" \t\r\n")] == '{') {
-    return contains(head, "\"alg_bw\"") ||
-           (contains(head, "\"nccl_version\"") && contains(head, "\"results\""));
+    return contains(head, "\"alg_bw\"") || (contains(head, "\"nccl_version\"") && contains(head, "\"results\""));
   }
-  constexpr const char* kMarks[] = {"nThread", "nccl-tests version", "Collective test starting",
-                                    "algbw", "Using devices"};
+  constexpr const char* kMarks[] = {"nThread", "nccl-tests version", "Collective test starting", "algbw",
+                                    "Using devices"};
   return std::ranges::any_of(kMarks, [&](const char* mark) { return contains(head, mark); });
 }
 

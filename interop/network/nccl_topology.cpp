@@ -23,8 +23,7 @@ class LineStarts {
  public:
   explicit LineStarts(std::string_view text) : text_(text) {}
   int at(std::ptrdiff_t offset) {
-    const std::size_t end =
-        std::min(static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, offset)), text_.size());
+    const std::size_t end = std::min(static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, offset)), text_.size());
     if (end < at_) at_ = 0, line_ = 1;
     for (; at_ < end; ++at_) line_ += text_[at_] == '\n' ? 1 : 0;
     return line_;
@@ -38,26 +37,23 @@ class LineStarts {
 
 class XmlImport {
  public:
-  XmlImport(std::string_view text, std::string_view file)
-      : text_(text), lines_(text), file_(file) {}
+  XmlImport(std::string_view text, std::string_view file) : text_(text), lines_(text), file_(file) {}
 
   TopologyImport run() {
     pugi::xml_document document;
     const pugi::xml_parse_result parsed = document.load_buffer(text_.data(), text_.size());
     if (!parsed) {
       note(Mapping::kIgnored, "the rest of the file", "",
-           std::string("not well-formed from here: ") + parsed.description(),
-           lines_.at(parsed.offset));
+           std::string("not well-formed from here: ") + parsed.description(), lines_.at(parsed.offset));
     }
     collect(document, 0);
     if (gpus_ == 0) {
-      fail(parsed ? 1 : lines_.at(parsed.offset), "has no gpu element",
-           "a dump of NCCL_TOPO_DUMP_FILE");
+      fail(parsed ? 1 : lines_.at(parsed.offset), "has no gpu element", "a dump of NCCL_TOPO_DUMP_FILE");
     }
     const std::size_t hosts = std::max<std::size_t>(1, hosts_.size());
     if (gpus_ % static_cast<std::int64_t>(hosts) != 0) {
-      note(Mapping::kUnsupported, fmt::format("{} GPUs on {} hosts", gpus_, hosts), "",
-           "hosts of different kinds", first_gpu_);
+      note(Mapping::kUnsupported, fmt::format("{} GPUs on {} hosts", gpus_, hosts), "", "hosts of different kinds",
+           first_gpu_);
     }
     out_.gpus_per_node = std::max<std::int64_t>(1, gpus_ / static_cast<std::int64_t>(hosts));
     if (hosts > 1) out_.nodes = static_cast<std::int64_t>(hosts);
@@ -96,8 +92,7 @@ class XmlImport {
       const std::string name = child.name();
       const int line = lines_.at(child.offset_debug());
       if (depth == kDeepestNode) {
-        fail(line, "the elements are nested too deeply",
-             fmt::format("at most {} levels", kDeepestNode));
+        fail(line, "the elements are nested too deeply", fmt::format("at most {} levels", kDeepestNode));
       }
       if (name == "cpu" && *child.attribute("host_hash").value() != '\0') {
         hosts_.insert(child.attribute("host_hash").value());
@@ -119,8 +114,7 @@ class XmlImport {
     for (const pugi::xml_node& link : gpu.children("nvlink")) {
       links += static_cast<int>(bounded(link, "count", kMostLinks, line));
       if (links > kMostLinks) {
-        fail(line, fmt::format("{} NVLinks of one GPU", links),
-             fmt::format("at most {}", kMostLinks));
+        fail(line, fmt::format("{} NVLinks of one GPU", links), fmt::format("at most {}", kMostLinks));
       }
       const std::string target = link.attribute("tclass").value();
       switch_ = switch_ || target == "0x068000";
@@ -146,7 +140,7 @@ class XmlImport {
 
   void add_net(const pugi::xml_node& net, int line) {
     const std::string name = net.attribute("name").value();
-    constexpr double kFastest = 16e6;  // Mbit/s, as the limit of node.nic_rate
+    constexpr double kFastest = 16e6;                                   // Mbit/s, as the limit of node.nic_rate
     const double speed = bounded(net, "speed", kFastest, line) / 1000;  // Gbit/s
     const bool is_port = speed > 0 && net.attribute("keep").as_int(1) != 0;
     if (!is_port) {
@@ -160,11 +154,9 @@ class XmlImport {
   }
 
   void add_gpus() {
-    figure("node.gpus", std::to_string(out_.gpus_per_node), fmt::format("{} gpu elements", gpus_),
-           first_gpu_);
+    figure("node.gpus", std::to_string(out_.gpus_per_node), fmt::format("{} gpu elements", gpus_), first_gpu_);
     const bool is_newer = sm_ >= 100;
-    static constexpr std::pair<int, const char*> kMachines[] = {
-        {80, "a100-80gb"}, {90, "h100-sxm"}, {100, "b200"}};
+    static constexpr std::pair<int, const char*> kMachines[] = {{80, "a100-80gb"}, {90, "h100-sxm"}, {100, "b200"}};
     for (const auto& [sm, machine] : kMachines) {
       if (sm_ != sm) continue;
       out_.machine = machine;
@@ -172,8 +164,8 @@ class XmlImport {
            "the usual GPU of this compute capability", first_gpu_);
     }
     if (out_.machine.empty()) {
-      note(Mapping::kUnsupported, fmt::format("sm {}", sm_), "machine",
-           "a compute capability with no usual machine", first_gpu_);
+      note(Mapping::kUnsupported, fmt::format("sm {}", sm_), "machine", "a compute capability with no usual machine",
+           first_gpu_);
     }
     if (most_ == 0) {
       figure("node.gpu_link_name", "PCIe", "no nvlink elements", first_gpu_);
@@ -186,8 +178,7 @@ class XmlImport {
       const int links = fewest_ > 0 ? fewest_ : most_;
       figure("node.gpu_link", fmt::format("{}GB/s", links * (is_newer ? 50 : 25)),
              fmt::format("{} links of sm {}", links, sm_), first_gpu_);
-      figure("node.gpu_link_name", switch_ ? "NVLink + NVSwitch" : "NVLink", "nvlink tclass",
-             first_gpu_);
+      figure("node.gpu_link_name", switch_ ? "NVLink + NVSwitch" : "NVLink", "nvlink tclass", first_gpu_);
     }
     if (slot_ > 0) figure("node.host_link", fmt::format("{}GB/s", slot_), "pci", first_gpu_);
   }
@@ -207,8 +198,8 @@ class XmlImport {
     }
     figure("node.nics", std::to_string(std::max<std::int64_t>(1, most->second / hosts)),
            fmt::format("{} net elements", most->second), port_line_);
-    figure("node.nic_rate", fmt::format("{}Gbit/s", most->first),
-           fmt::format("speed {}", most->first * 1000), port_line_);
+    figure("node.nic_rate", fmt::format("{}Gbit/s", most->first), fmt::format("speed {}", most->first * 1000),
+           port_line_);
     figure("node.nic_name", port_name_, "the last net's name", port_line_);
     if (latency_ > 0) {
       note(Mapping::kIgnored, fmt::format("latency {} us", latency_), "",
@@ -248,8 +239,8 @@ TopologyImport parse_nccl_graphs(std::string_view xml, std::string_view file_nam
   std::vector<ImportedRing>& rings = importer.out.network.rings;
   for (const pugi::xml_node& graph : document.child("graphs").children("graph")) {
     if (graph.attribute("id").as_int(-1) != kRing) {
-      importer.note(Mapping::kIgnored, fmt::format("graph {}", graph.attribute("id").as_int(-1)),
-                    "", "not the ring's", 0);
+      importer.note(Mapping::kIgnored, fmt::format("graph {}", graph.attribute("id").as_int(-1)), "", "not the ring's",
+                    0);
       continue;
     }
     for (const pugi::xml_node& channel : graph.children("channel")) {

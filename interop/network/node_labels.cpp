@@ -27,8 +27,7 @@ struct Family {
 const std::vector<Family>& families() {
   static const std::vector<Family> kFamilies = {
       {"topograph",
-       {"network.topology.nvidia.com/leaf", "network.topology.nvidia.com/spine",
-        "network.topology.nvidia.com/core"}},
+       {"network.topology.nvidia.com/leaf", "network.topology.nvidia.com/spine", "network.topology.nvidia.com/core"}},
       {"topograph",
        {"network.topology.nvidia.com/block", "network.topology.nvidia.com/spine",
         "network.topology.nvidia.com/datacenter"}},
@@ -40,15 +39,11 @@ const std::vector<Family>& families() {
       {"Oracle",
        {"oci.oraclecloud.com/rdma.local_block_id", "oci.oraclecloud.com/rdma.network_block_id",
         "oci.oraclecloud.com/rdma.hpc_island_id"}},
+      {"CoreWeave", {"ib.coreweave.cloud/leafgroup", "ib.coreweave.cloud/superpod", "ib.coreweave.cloud/fabric"}},
       {"CoreWeave",
-       {"ib.coreweave.cloud/leafgroup", "ib.coreweave.cloud/superpod",
-        "ib.coreweave.cloud/fabric"}},
-      {"CoreWeave",
-       {"backend.coreweave.cloud/leafgroup", "backend.coreweave.cloud/superpod",
-        "backend.coreweave.cloud/fabric"}},
+       {"backend.coreweave.cloud/leafgroup", "backend.coreweave.cloud/superpod", "backend.coreweave.cloud/fabric"}},
       {"Kueue",
-       {"cloud.provider.com/topology-rack", "cloud.provider.com/topology-block",
-        "cloud.provider.com/topology-zone"}},
+       {"cloud.provider.com/topology-rack", "cloud.provider.com/topology-block", "cloud.provider.com/topology-zone"}},
   };
   return kFamilies;
 }
@@ -95,8 +90,7 @@ class LabelReader {
   // EC2: three layers from the top down.
   void read_instances(const Json& instances) {
     for (const Json& instance : instances) {
-      LabelledNode node{
-          plain_name(text_of(instance, "InstanceId")), {}, text_of(instance, "InstanceType"), ""};
+      LabelledNode node{plain_name(text_of(instance, "InstanceId")), {}, text_of(instance, "InstanceType"), ""};
       const Json& layers = part_of(instance, "NetworkNodes");
       if (!layers.is_array()) continue;
       for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
@@ -181,10 +175,8 @@ class LabelReader {
         if (is_new) {
           network.links.push_back({name, up, 0, importer_.file(), 1});
         } else if (found->second != up) {
-          importer_.fail(
-              1,
-              fmt::format("{} lies below {} and below {} ({})", name, found->second, up, node.name),
-              "a tree");
+          importer_.fail(1, fmt::format("{} lies below {} and below {} ({})", name, found->second, up, node.name),
+                         "a tree");
         }
       }
     }
@@ -195,8 +187,7 @@ class LabelReader {
           network.links.push_back({top, "above_all", 0, importer_.file(), 1});
         }
       }
-      importer_.note(Mapping::kDefaulted, "what joins the topmost", "one switch",
-                     "no label says it", 1);
+      importer_.note(Mapping::kDefaulted, "what joins the topmost", "one switch", "no label says it", 1);
     }
     importer_.out.nodes = std::ssize(nodes_);
     importer_.note(Mapping::kDefaulted, "width of the links", "links: rate",
@@ -212,15 +203,12 @@ class LabelReader {
     } else if (const Machine* match = match_gpu(first.gpu, machines)) {
       importer_.out.machine = match->key;
     } else {
-      importer_.note(Mapping::kUnsupported, plain_name(first.gpu), "machine",
-                     "no machine of the catalogue", 1);
+      importer_.note(Mapping::kUnsupported, plain_name(first.gpu), "machine", "no machine of the catalogue", 1);
       return;
     }
-    importer_.note(Mapping::kMapped, plain_name(first.gpu), "machine: " + importer_.out.machine, "",
-                   1);
-    const bool is_count =
-        !first.count.empty() && first.count.size() < 4 &&
-        std::ranges::all_of(first.count, [](char c) { return c >= '0' && c <= '9'; });
+    importer_.note(Mapping::kMapped, plain_name(first.gpu), "machine: " + importer_.out.machine, "", 1);
+    const bool is_count = !first.count.empty() && first.count.size() < 4 &&
+                          std::ranges::all_of(first.count, [](char c) { return c >= '0' && c <= '9'; });
     if (is_count) importer_.figure("node.gpus", first.count, "nvidia.com/gpu.count", 1);
   }
 

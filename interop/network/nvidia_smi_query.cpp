@@ -50,8 +50,7 @@ std::vector<std::string> cells_of(const std::string& line) {
 }
 
 bool is_held(std::string_view key, std::string_view value) {
-  return value == "Active" &&
-         (contains(key, "Power Cap") || contains(key, "Slowdown") || key == "HW Power Brake");
+  return value == "Active" && (contains(key, "Power Cap") || contains(key, "Slowdown") || key == "HW Power Brake");
 }
 
 std::vector<SmiGpu> read_query(const std::vector<std::string>& lines) {
@@ -145,8 +144,7 @@ void add_limit(const std::vector<SmiGpu>& gpus, Importer& importer) {
     line = gpu.line;
   }
   if (!least) {
-    importer.note(Mapping::kDefaulted, "power limit", "gpu.power_limit",
-                  "not told: that of the machine", line);
+    importer.note(Mapping::kDefaulted, "power limit", "gpu.power_limit", "not told: that of the machine", line);
     return;
   }
   const std::string what = most > *least ? fmt::format(
@@ -174,16 +172,14 @@ TopologyImport parse_nvidia_smi_query(std::string_view text, std::string_view fi
   const SmiGpu& first = gpus.front();
   for (const SmiGpu& gpu : gpus) {
     if (gpu.name == first.name) continue;
-    importer.fail(gpu.line, fmt::format("{} beside {}", gpu.name, first.name),
-                  "GPUs of one kind in a node");
+    importer.fail(gpu.line, fmt::format("{} beside {}", gpu.name, first.name), "GPUs of one kind in a node");
   }
   const std::vector<Machine> machines = list_machines();
   if (const Machine* machine = match_gpu(first.name, machines)) {
     importer.out.machine = machine->key;
     importer.note(Mapping::kMapped, first.name, "machine: " + machine->key, "", first.line);
   } else {
-    importer.note(Mapping::kUnsupported, first.name, "machine", "no machine of the catalogue",
-                  first.line);
+    importer.note(Mapping::kUnsupported, first.name, "machine", "no machine of the catalogue", first.line);
   }
   importer.out.gpus_per_node = std::ssize(gpus);
   importer.figure("node.gpus", std::to_string(gpus.size()), "GPUs", first.line);

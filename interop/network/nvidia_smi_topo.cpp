@@ -20,8 +20,7 @@ namespace {
 // A word and a number: "GPU3".
 bool is_numbered(const std::string& name, std::string_view word) {
   return name.size() > word.size() && name.starts_with(word) &&
-         std::all_of(name.begin() + word.size(), name.end(),
-                     [](unsigned char c) { return std::isdigit(c) != 0; });
+         std::all_of(name.begin() + word.size(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
 bool is_gpu(const std::string& name) { return is_numbered(name, "GPU"); }
@@ -71,10 +70,9 @@ Matrix read_matrix(const std::vector<std::string>& lines, Importer& importer) {
   }
   const auto gpus = std::ranges::count_if(matrix.columns, is_gpu);
   if (gpus != static_cast<std::ptrdiff_t>(matrix.gpus.size())) {
-    importer.fail(
-        static_cast<int>(lines.size()),
-        fmt::format("is cut off: {} GPUs in the header, {} rows", gpus, matrix.gpus.size()),
-        "a row for every GPU");
+    importer.fail(static_cast<int>(lines.size()),
+                  fmt::format("is cut off: {} GPUs in the header, {} rows", gpus, matrix.gpus.size()),
+                  "a row for every GPU");
   }
   return matrix;
 }
@@ -114,32 +112,26 @@ void add_links(const Matrix& matrix, Importer& importer) {
   if (links == 0) {
     importer.figure("node.gpu_link_name", "PCIe", "no NVLink between GPUs", line);
     importer.note(Mapping::kUnsupported, "rate of the slots", "node.gpu_link",
-                  "the matrix does not tell the generation of PCIe: that of the machine stands",
-                  line);
+                  "the matrix does not tell the generation of PCIe: that of the machine stands", line);
     return;
   }
   const std::string what = fmt::format("NV{}", links);
   if (links > kMostLinks) {
-    importer.fail(line, fmt::format("{} NVLinks of one GPU", links),
-                  fmt::format("NV1 to NV{}", kMostLinks));
+    importer.fail(line, fmt::format("{} NVLinks of one GPU", links), fmt::format("NV1 to NV{}", kMostLinks));
   }
   // 25 GB/s a link and direction to Hopper, 50 from Blackwell (NVIDIA's data sheets).
   if (links == 12) {
     importer.out.machine = "a100-80gb";
-    importer.note(Mapping::kDefaulted, what, "machine: a100-80gb", "12 links: A100; 40 or 80 GB",
-                  line);
+    importer.note(Mapping::kDefaulted, what, "machine: a100-80gb", "12 links: A100; 40 or 80 GB", line);
     importer.figure("node.gpu_link", "300GB/s", what, line);
   } else if (links == 18) {
-    importer.note(Mapping::kUnsupported, what, "machine",
-                  "18 links: H100, H200 (450GB/s) or B200 (900GB/s)", line);
+    importer.note(Mapping::kUnsupported, what, "machine", "18 links: H100, H200 (450GB/s) or B200 (900GB/s)", line);
   } else if (links == 8) {
     importer.note(Mapping::kUnsupported, what, "machine", "8 links: A800, H800 and others", line);
   } else {
-    importer.note(Mapping::kUnsupported, what, "node.gpu_link", "links of an unknown generation",
-                  line);
+    importer.note(Mapping::kUnsupported, what, "node.gpu_link", "links of an unknown generation", line);
   }
-  importer.figure("node.gpu_link_name",
-                  all_linked(matrix) && matrix.gpus.size() > 4 ? "NVLink + NVSwitch" : "NVLink",
+  importer.figure("node.gpu_link_name", all_linked(matrix) && matrix.gpus.size() > 4 ? "NVLink + NVSwitch" : "NVLink",
                   what, line);
 }
 
@@ -165,14 +157,14 @@ void add_ports(const Matrix& matrix, Importer& importer) {
     switches.insert(near);
   }
   if (ports.empty()) {
-    importer.note(Mapping::kDefaulted, "network ports", "node.nics",
-                  "none stands near a GPU: those of the machine", matrix.header_line);
+    importer.note(Mapping::kDefaulted, "network ports", "node.nics", "none stands near a GPU: those of the machine",
+                  matrix.header_line);
     return;
   }
-  importer.figure("node.nics", std::to_string(ports.size()),
-                  fmt::format("{} to {}", ports.front(), ports.back()), matrix.header_line);
-  importer.figure("node.pcie_switches", std::to_string(switches.size()),
-                  "groups of GPUs over PIX and PXB", matrix.header_line);
+  importer.figure("node.nics", std::to_string(ports.size()), fmt::format("{} to {}", ports.front(), ports.back()),
+                  matrix.header_line);
+  importer.figure("node.pcie_switches", std::to_string(switches.size()), "groups of GPUs over PIX and PXB",
+                  matrix.header_line);
   importer.note(Mapping::kDefaulted, "rate of the ports", "node.nic_rate",
                 "the matrix has no rates: that of the machine", matrix.header_line);
 }
@@ -184,20 +176,17 @@ TopologyImport parse_nvidia_smi_topo(std::string_view text, std::string_view fil
   const Matrix matrix = read_matrix(text_lines(text), importer);
   importer.out.gpus_per_node = std::ssize(matrix.gpus);
   importer.figure("node.gpus", std::to_string(matrix.gpus.size()),
-                  fmt::format("{} to {}", matrix.gpus.front(), matrix.gpus.back()),
-                  matrix.header_line);
+                  fmt::format("{} to {}", matrix.gpus.front(), matrix.gpus.back()), matrix.header_line);
   add_links(matrix, importer);
   add_ports(matrix, importer);
-  importer.note(Mapping::kIgnored, "CPU and NUMA affinity", "", "ranks run beside their GPU",
-                matrix.header_line);
+  importer.note(Mapping::kIgnored, "CPU and NUMA affinity", "", "ranks run beside their GPU", matrix.header_line);
   // The node that said it, where the file is named after one.
-  importer.out.network.hosts.push_back(
-      {plain_name(std::filesystem::path(std::string(file_name)).stem().string()),
-       {},
-       importer.out.figures,
-       {},
-       std::string(file_name),
-       matrix.header_line});
+  importer.out.network.hosts.push_back({plain_name(std::filesystem::path(std::string(file_name)).stem().string()),
+                                        {},
+                                        importer.out.figures,
+                                        {},
+                                        std::string(file_name),
+                                        matrix.header_line});
   return std::move(importer.out);
 }
 

@@ -45,8 +45,7 @@ class SlurmReader {
     const std::string block = value_of(words, "BlockName");
     const std::string name = block.empty() ? value_of(words, "SwitchName") : block;
     if (name.empty()) {
-      importer_.note(Mapping::kUnsupported, words[0].substr(0, kLongestHostName), "",
-                     "no switch of a tree", line);
+      importer_.note(Mapping::kUnsupported, words[0].substr(0, kLongestHostName), "", "no switch of a tree", line);
       return;
     }
     const std::string nodes = value_of(words, "Nodes");
@@ -56,14 +55,12 @@ class SlurmReader {
                      "Nodes=n[1-16] or Switches=leaf[1-4]");
     }
     if (!value_of(words, "LinkSpeed").empty()) {
-      importer_.note(Mapping::kIgnored, "LinkSpeed", "", "Slurm itself reads no unit from it",
-                     line);
+      importer_.note(Mapping::kIgnored, "LinkSpeed", "", "Slurm itself reads no unit from it", line);
     }
     SwitchLine made{plain_name(name), {}, {}, line};
     const auto [first, is_new] = line_of_.emplace(made.name, line);
     if (!is_new) {
-      importer_.fail(line,
-                     fmt::format("switch {} is there twice, first in line {}", name, first->second),
+      importer_.fail(line, fmt::format("switch {} is there twice, first in line {}", name, first->second),
                      "each switch once");
     }
     made.nodes = list(nodes, line);
@@ -84,15 +81,13 @@ class SlurmReader {
     for (const std::string& child : s.switches) {
       const auto found = line_of_.find(child);
       if (found == line_of_.end()) {
-        importer_.fail(s.line,
-                       fmt::format("switch {} has a switch that is not there, {}", s.name, child),
+        importer_.fail(s.line, fmt::format("switch {} has a switch that is not there, {}", s.name, child),
                        fmt::format("SwitchName={} Nodes=...", child));
       }
       const auto [parent, is_new] = parent_.emplace(child, s.name);
       if (!is_new) {
-        importer_.fail(
-            s.line, fmt::format("switch {} hangs on {} and on {}", child, parent->second, s.name),
-            "a tree: one switch above each");
+        importer_.fail(s.line, fmt::format("switch {} hangs on {} and on {}", child, parent->second, s.name),
+                       "a tree: one switch above each");
       }
     }
   }
@@ -110,17 +105,14 @@ class SlurmReader {
     for (const SwitchLine& s : switches_) {
       climb(s, [&](const std::string& above, std::size_t) {
         if (above != s.name) return;
-        importer_.fail(
-            s.line,
-            fmt::format("switch {} is above itself, by way of {}", s.name, parent_.at(s.name)),
-            "a tree");
+        importer_.fail(s.line, fmt::format("switch {} is above itself, by way of {}", s.name, parent_.at(s.name)),
+                       "a tree");
       });
     }
     for (const SwitchLine& s : switches_) {
       climb(s, [&](const std::string&, std::size_t steps) {
         if (steps <= kDeepest) return;
-        importer_.fail(s.line, fmt::format("more than {} switches above {}", kDeepest, s.name),
-                       "a tree");
+        importer_.fail(s.line, fmt::format("more than {} switches above {}", kDeepest, s.name), "a tree");
       });
     }
   }
@@ -137,10 +129,8 @@ class SlurmReader {
       for (const std::string& node : s.nodes) {
         const auto [known, is_new] = leaf_of.emplace(node, &s);
         if (!is_new) {
-          importer_.fail(
-              s.line,
-              fmt::format("node {} hangs on {} and on {}", node, known->second->name, s.name),
-              "each node on one switch");
+          importer_.fail(s.line, fmt::format("node {} hangs on {} and on {}", node, known->second->name, s.name),
+                         "each node on one switch");
         }
         network.hosts.push_back({node, {s.name}, {}, {}, importer_.file(), s.line});
       }
@@ -150,14 +140,13 @@ class SlurmReader {
       for (const std::string& block : blocks_) {
         network.links.push_back({block, "between_blocks", 0, importer_.file(), line_of_.at(block)});
       }
-      importer_.note(Mapping::kDefaulted, "what joins the blocks", "one switch",
-                     "the file says nothing of it", line_of_.at(blocks_.front()));
+      importer_.note(Mapping::kDefaulted, "what joins the blocks", "one switch", "the file says nothing of it",
+                     line_of_.at(blocks_.front()));
     }
     importer_.out.nodes = std::ssize(network.hosts);
     importer_.note(Mapping::kMapped, fmt::format("{} nodes", network.hosts.size()), "nodes", "",
                    switches_.front().line);
-    importer_.note(Mapping::kMapped,
-                   fmt::format("{} switches, {} of them with nodes", switches_.size(), leaves_),
+    importer_.note(Mapping::kMapped, fmt::format("{} switches, {} of them with nodes", switches_.size(), leaves_),
                    "switches, links", "", switches_.front().line);
   }
 
@@ -195,8 +184,8 @@ TopologyImport parse_slurm_allocation(std::string_view text, std::string_view fi
       for (std::string& name : network.allocation) name = plain_name(name);
       network.allocation_file = importer.file();
       network.allocation_line = line;
-      importer.note(Mapping::kMapped, std::string(key),
-                    fmt::format("{} nodes in use", network.allocation.size()), "", line);
+      importer.note(Mapping::kMapped, std::string(key), fmt::format("{} nodes in use", network.allocation.size()), "",
+                    line);
       return std::move(importer.out);
     }
   }

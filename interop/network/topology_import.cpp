@@ -48,8 +48,7 @@ TopologyFormat topology_format(std::string_view text) {
   if (first_letter != std::string_view::npos && head[first_letter] == '{') {
     const auto has = [&](std::string_view key) { return contains(head, key); };
     const bool is_nodes = has("\"items\"") && has("\"metadata\"");
-    return is_nodes || has("\"NetworkNodes\"") ? TopologyFormat::kNodeLabels
-                                               : TopologyFormat::kNone;
+    return is_nodes || has("\"NetworkNodes\"") ? TopologyFormat::kNodeLabels : TopologyFormat::kNone;
   }
   for (const std::string& line : text_lines(head)) {
     const Words words = words_of_line(std::string_view(line).substr(0, kLongestWord));
@@ -75,8 +74,7 @@ TopologyFormat topology_format(std::string_view text) {
   return TopologyFormat::kNone;
 }
 
-TopologyImport parse_topology(TopologyFormat format, std::string_view text,
-                              std::string_view file_name) {
+TopologyImport parse_topology(TopologyFormat format, std::string_view text, std::string_view file_name) {
   switch (format) {
     case TopologyFormat::kNvidiaSmi:
       return parse_nvidia_smi_topo(text, file_name);
@@ -97,11 +95,10 @@ TopologyImport parse_topology(TopologyFormat format, std::string_view text,
     case TopologyFormat::kNone:
       break;
   }
-  throw ConfigError(
-      {std::string(file_name), 1, 0, ""}, "is of no known form",
-      "nvidia-smi -q, nvidia-smi topo -m, NCCL's topology or graph XML, Slurm's topology.conf, "
-      "SLURM_JOB_NODELIST=..., ibnetdiscover, a Kubernetes node list, or settings of "
-      "TorchTitan, Accelerate or DeepSpeed, config.json, safetensors");
+  throw ConfigError({std::string(file_name), 1, 0, ""}, "is of no known form",
+                    "nvidia-smi -q, nvidia-smi topo -m, NCCL's topology or graph XML, Slurm's topology.conf, "
+                    "SLURM_JOB_NODELIST=..., ibnetdiscover, a Kubernetes node list, or settings of "
+                    "TorchTitan, Accelerate or DeepSpeed, config.json, safetensors");
 }
 
 namespace {
@@ -158,15 +155,14 @@ TopologyImport joined(const std::vector<TopologyImport>& parts) {
     join_network(all.network, part.network);
     const bool is_a_node = part.network.hosts.size() == 1 && part.network.switches.empty();
     for (const auto& [key, value] : part.figures) {
-      const auto same = std::ranges::find_if(
-          all.figures, [&, name = key](const auto& figure) { return figure.first == name; });
+      const auto same =
+          std::ranges::find_if(all.figures, [&, name = key](const auto& figure) { return figure.first == name; });
       if (same == all.figures.end()) {
         all.figures.emplace_back(key, value);
       } else if (same->second != value && !is_a_node) {
         const std::string file = part.ledger.empty() ? "" : part.ledger.front().file;
-        all.ledger.push_back({Mapping::kIgnored, key, "",
-                              fmt::format("says {}, an earlier file {}", value, same->second), file,
-                              0});
+        all.ledger.push_back(
+            {Mapping::kIgnored, key, "", fmt::format("says {}, an earlier file {}", value, same->second), file, 0});
       }
     }
   }
@@ -221,8 +217,7 @@ std::vector<ImportedHost> hosts_in_use(const ImportedNetwork& network) {
       std::vector<std::string> known;
       for (const ImportedHost& host : network.hosts) known.push_back(host.name);
       throw ConfigError(place, fmt::format("allocates a node that is not there, {}", name),
-                        fmt::format("nodes of {}", network.hosts.front().file),
-                        nearest_spelling(name, known));
+                        fmt::format("nodes of {}", network.hosts.front().file), nearest_spelling(name, known));
     }
     if (!seen.insert(name).second) {
       throw ConfigError(place, fmt::format("allocates {} twice", name), "each node once");
@@ -310,8 +305,7 @@ std::string group_line(const std::vector<ImportedHost>& hosts, std::size_t begin
   const ImportedHost& first = hosts[begin];
   std::string text = fmt::format("  - {{names: {}", quoted_list(names));
   std::vector<std::string> leaves = first.leaves;
-  if (std::ranges::all_of(leaves,
-                          [&](const std::string& leaf) { return leaf == leaves.front(); })) {
+  if (std::ranges::all_of(leaves, [&](const std::string& leaf) { return leaf == leaves.front(); })) {
     leaves.resize(std::min<std::size_t>(1, leaves.size()));
   }
   if (!leaves.empty()) text += ", leaf: " + quoted_list(leaves);
@@ -324,8 +318,7 @@ std::string group_line(const std::vector<ImportedHost>& hosts, std::size_t begin
   if (!node.empty()) text += fmt::format(", node: {{{}}}", node);
   std::string degraded;
   for (const auto& [port, fraction] : first.degraded) {
-    degraded += fmt::format("{}{{nic: {}, fraction: {:.6g}}}", degraded.empty() ? "" : ", ", port,
-                            fraction);
+    degraded += fmt::format("{}{{nic: {}, fraction: {:.6g}}}", degraded.empty() ? "" : ", ", port, fraction);
   }
   if (!degraded.empty()) text += fmt::format(", degraded: [{}]", degraded);
   return text + "}\n";
@@ -360,8 +353,7 @@ std::string links_section(const ImportedNetwork& network, const std::vector<Impo
                           const std::string& head) {
   const UsedNetwork used(network, hosts);
   if (network.links.empty()) return "";
-  const bool is_told =
-      std::ranges::all_of(network.links, [](const ImportedLink& link) { return link.rate > 0; });
+  const bool is_told = std::ranges::all_of(network.links, [](const ImportedLink& link) { return link.rate > 0; });
   Ports ports;
   std::map<std::string, std::int64_t> below;
   if (!is_told) {
@@ -376,20 +368,17 @@ std::string links_section(const ImportedNetwork& network, const std::vector<Impo
       if (found == below.end()) continue;  // no node in use below it
       rate = as_double(found->second) * ports.rate;
     }
-    text += fmt::format("  - {{between: [\"{}\", \"{}\"], rate: {:.6g}GB/s}}\n", link.below,
-                        link.above, rate / 1e9);
+    text += fmt::format("  - {{between: [\"{}\", \"{}\"], rate: {:.6g}GB/s}}\n", link.below, link.above, rate / 1e9);
   }
   return text;
 }
 
 }
 
-std::string cluster_file(const TopologyImport& import, std::string_view machine,
-                         std::int64_t nodes) {
+std::string cluster_file(const TopologyImport& import, std::string_view machine, std::int64_t nodes) {
   const std::string key = machine.empty() ? import.machine : std::string(machine);
   if (key.empty()) {
-    throw ConfigError(place_of(import), "nothing here tells the GPU",
-                      "a machine of the catalogue with --machine KEY");
+    throw ConfigError(place_of(import), "nothing here tells the GPU", "a machine of the catalogue with --machine KEY");
   }
   const ImportedNetwork& network = import.network;
   std::string head = fmt::format("machine: {}\n", key) + sections(import.figures);
@@ -406,8 +395,7 @@ std::string cluster_file(const TopologyImport& import, std::string_view machine,
   const std::string bare = fmt::format("machine: {}\n", key) + sections(import.figures);
   if (!network.switches.empty()) {
     const std::vector<ImportedHost> hosts = hosts_in_use(network);
-    return head + nodes_section(hosts, import.figures) +
-           fmt::format("switches: {}\n", quoted_list(network.switches)) +
+    return head + nodes_section(hosts, import.figures) + fmt::format("switches: {}\n", quoted_list(network.switches)) +
            links_section(network, hosts, bare);
   }
   if (network.hosts.empty() && !network.allocation.empty()) {

@@ -102,8 +102,7 @@ enum class TopologyFormat : std::uint8_t {
 };
 TopologyFormat topology_format(std::string_view text);
 // kNone: ConfigError.
-TopologyImport parse_topology(TopologyFormat format, std::string_view text,
-                              std::string_view file_name);
+TopologyImport parse_topology(TopologyFormat format, std::string_view text, std::string_view file_name);
 
 // The parts of several files of one cluster; the first that knows a figure is taken, and a later
 // one that says otherwise is an entry of the ledger. Several nodes' own descriptions are those
@@ -116,7 +115,6 @@ TopologyImport allocated(TopologyImport import, std::string_view hosts);
 // A cluster file. `machine` and `nodes` stand in where the import does not know: "" and 0 for none.
 // Throws Error(kInvalidInput) where neither knows the machine, and where hosts of the allocation
 // are not there or nothing connects them.
-std::string cluster_file(const TopologyImport& import, std::string_view machine,
-                         std::int64_t nodes);
+std::string cluster_file(const TopologyImport& import, std::string_view machine, std::int64_t nodes);
 
 }

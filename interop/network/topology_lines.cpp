@@ -75,8 +75,7 @@ void Importer::note(Mapping mapping, std::string what, std::string to, std::stri
   out.ledger.push_back({mapping, std::move(what), std::move(to), std::move(why), file_, line});
 }
 
-void Importer::figure(const std::string& key, const std::string& value, std::string what,
-                      int line) {
+void Importer::figure(const std::string& key, const std::string& value, std::string what, int line) {
   out.figures.emplace_back(key, value);
   note(Mapping::kMapped, std::move(what), fmt::format("{}: {}", key, value), "", line);
 }
@@ -85,8 +84,7 @@ void Importer::fail(int line, const std::string& what, const std::string& expect
   throw ConfigError({file_, line, 0, ""}, what, expected);
 }
 
-std::vector<std::string> Importer::expanded(std::string_view list, int line,
-                                            std::size_t most) const {
+std::vector<std::string> Importer::expanded(std::string_view list, int line, std::size_t most) const {
   try {
     return expand_host_list(list, most);
   } catch (const std::invalid_argument& why) {

@@ -26,18 +26,14 @@ class AxesSettings {
  public:
   AxesSettings(const RecordingFolder& folder, std::size_t row) : folder_(folder), row_(row) {}
 
-  std::string text(std::string_view name) const {
-    return folder_.setting(row_, name).value_or(std::string());
-  }
+  std::string text(std::string_view name) const { return folder_.setting(row_, name).value_or(std::string()); }
   std::int64_t number(std::string_view name) const {
     const auto value = parse_number<std::int64_t>(text(name));
     if (value) return *value;
     throw folder_.index().error(row_, folder_.index().at(name), "not a whole number");
   }
   bool flag(std::string_view name) const { return text(name) == "True"; }
-  DType dtype(std::string_view name) const {
-    return text(name) == "fp32" ? DType::kFp32 : DType::kBf16;
-  }
+  DType dtype(std::string_view name) const { return text(name) == "fp32" ? DType::kFp32 : DType::kBf16; }
   [[noreturn]] void unknown(std::string_view name) const {
     throw Error(ExitCode::kMissingCapability, fmt::format("no plan has {} {}", name, text(name)));
   }
@@ -118,9 +114,7 @@ ModelDims dims_of(const AxesSettings& s) {
 // MoE.forward).
 void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
   std::vector<Operation>& ops = layer.operations;
-  const auto named = [&](std::string_view name) {
-    return std::ranges::find(ops, name, &Operation::name);
-  };
+  const auto named = [&](std::string_view name) { return std::ranges::find(ops, name, &Operation::name); };
   const auto tensor = [&](std::string_view name) {
     const auto found = std::ranges::find(layer.tensors, name, &TensorSpec::name);
     return static_cast<Index>(found - layer.tensors.begin());
@@ -196,8 +190,7 @@ class HalvesRotation : LayerWriter {
     std::vector<Operation> old = std::exchange(layer_.operations, {});
     if (is_wrapped_ || !is_cast_) {
       // In fp32 it is the model's own.
-      cosine_ = sine_ =
-          tensor({.name = "rotary table cast", .fixed = is_cast_ ? 2 * rows_ * width_ : 0});
+      cosine_ = sine_ = tensor({.name = "rotary table cast", .fixed = is_cast_ ? 2 * rows_ * width_ : 0});
       constant("cast_rotary", Function::kCopy, {}, {cosine_}).part = LayerSegment::kBefore;
     }
     for (std::size_t o = 0; o < old.size(); ++o) {

@@ -75,8 +75,7 @@ void add_fsdp(const ConfigNode& options, SetKeys& plan) {
     } else if (item.key == "transformer_cls_names_to_wrap") {
       plan.add("units.blocks", "own");
     } else if (item.key != "cpu_ram_efficient_loading") {
-      throw Error(ExitCode::kMissingCapability,
-                  item.value.error("no plan has this option of the plugin").what());
+      throw Error(ExitCode::kMissingCapability, item.value.error("no plan has this option of the plugin").what());
     }
   }
 }
@@ -109,16 +108,14 @@ PlanDocument typed_document(const ConfigNode& set) {
 PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
   if (const ConfigNode* set = node.find("set")) return typed_document(*set);
   static constexpr std::string_view kKnown[] = {
-      "config",  "world",     "rank",         "seq",     "batch", "accum", "precision",
-      "attn",    "gc",        "loop",         "clip",    "opt",   "mask",  "fsdp",
-      "hsdp",    "dtype",     "steps",        "cudnn",   "task",  "hold",  "lora",
-      "history", "use_cache", "gc_reentrant", "runtime", "mixers"};
+      "config", "world", "rank", "seq",     "batch",     "accum",        "precision", "attn",  "gc",
+      "loop",   "clip",  "opt",  "mask",    "fsdp",      "hsdp",         "dtype",     "steps", "cudnn",
+      "task",   "hold",  "lora", "history", "use_cache", "gc_reentrant", "runtime",   "mixers"};
   for (const ConfigItem& item : node.items()) {
     if (item.value.is_null() || contains(kKnown, item.key)) {
       continue;
     }
-    throw Error(ExitCode::kMissingCapability,
-                item.value.error("no plan has this word of a case").what());
+    throw Error(ExitCode::kMissingCapability, item.value.error("no plan has this word of a case").what());
   }
   const CaseWords words(node);
   const auto minor_of = [](const std::string& version) {
@@ -177,14 +174,12 @@ struct Call {
   std::int64_t group = 0;  // 0: not told
   std::int64_t bytes_in = 0, bytes_out = 0;
   bool is_like(const Call& other) const {
-    return kind == other.kind && dtype == other.dtype &&
-           (group == 0 || other.group == 0 || group == other.group);
+    return kind == other.kind && dtype == other.dtype && (group == 0 || other.group == 0 || group == other.group);
   }
 };
 
 std::string text(const Call& call) {
-  return fmt::format("{} {} {} -> {} of {}", call.kind, call.dtype, call.bytes_in, call.bytes_out,
-                     call.group);
+  return fmt::format("{} {} {} -> {} of {}", call.kind, call.dtype, call.bytes_in, call.bytes_out, call.group);
 }
 
 std::vector<Call> recorded_calls(const ConfigNode& list) {
@@ -210,12 +205,10 @@ std::vector<Call> recorded_calls(const ConfigNode& list) {
 std::vector<Call> forecast_calls(const RecordedStep& step, const Plan& plan) {
   std::vector<Call> calls;
   for (const HostEvent& event : step.log) {
-    if (event.kind != "all_gather" && event.kind != "reduce_scatter" &&
-        event.kind != "all_reduce") {
+    if (event.kind != "all_gather" && event.kind != "reduce_scatter" && event.kind != "all_reduce") {
       continue;
     }
-    Call call{std::string(event.kind), std::string(event.dtype), event.group_size, event.bytes_in,
-              event.bytes_out};
+    Call call{std::string(event.kind), std::string(event.dtype), event.group_size, event.bytes_in, event.bytes_out};
     if (event.group == "clip") call.group = 0;
     if (event.group == "replicate") call.group = plan.mesh.replicate;
     calls.push_back(std::move(call));
@@ -245,8 +238,8 @@ std::vector<Call> row_calls(const EventGraph& graph) {
   return by_size(std::move(calls));
 }
 
-void compare_calls(const std::string& file, const std::vector<Call>& seen,
-                   const std::vector<Call>& told, Conformance& row) {
+void compare_calls(const std::string& file, const std::vector<Call>& seen, const std::vector<Call>& told,
+                   Conformance& row) {
   row.rows = std::ssize(seen);
   row.schedule_identical = row.bytes_identical = seen.size() == told.size();
   const auto differ = [&](Difference::What what, std::size_t i) {
@@ -270,8 +263,7 @@ void compare_calls(const std::string& file, const std::vector<Call>& seen,
   }
 }
 
-void compare_peaks(const std::string& file, std::int64_t seen, std::int64_t told,
-                   Conformance& row) {
+void compare_peaks(const std::string& file, std::int64_t seen, std::int64_t told, Conformance& row) {
   row.peak_measured_bytes = seen;
   row.peak_predicted_bytes = told;
   row.worst_peak_error = std::abs(as_double(told) / as_double(seen) - 1);
@@ -280,16 +272,14 @@ void compare_peaks(const std::string& file, std::int64_t seen, std::int64_t told
   row.memory_within_tolerance = row.worst_peak_error <= Conformance::kMemoryTolerance;
   if (row.memory_within_tolerance) return;
   row.differences.push_back(
-      {Difference::What::kMemory,
-       fmt::format("{}: peak of {} bytes recorded, {} forecast ({:+.2f} %)", file, seen, told,
-                   100.0 * as_double(told - seen) / as_double(seen))});
+      {Difference::What::kMemory, fmt::format("{}: peak of {} bytes recorded, {} forecast ({:+.2f} %)", file, seen,
+                                              told, 100.0 * as_double(told - seen) / as_double(seen))});
 }
 
 Conformance conform_case(const std::filesystem::path& file) {
   const ConfigNode root = read_json_file(file);
   const ConfigNode said = root.at("case"), result = root.at("result");
-  Conformance row = {.id = file.stem().string(),
-                     .version = result.at("versions").at("torch").as_string()};
+  Conformance row = {.id = file.stem().string(), .version = result.at("versions").at("torch").as_string()};
   try {
     const PlanDocument document = document_of(said, result.at("versions"));
     const ModelSpec plain = build_hf_model(model_of_case(file, root));
@@ -357,8 +347,7 @@ std::vector<std::filesystem::path> find_hf_cases(const std::filesystem::path& pa
   return folders;
 }
 
-ConformanceFolder conform_hf_cases(const std::filesystem::path& folder,
-                                   const std::vector<std::string>& only) {
+ConformanceFolder conform_hf_cases(const std::filesystem::path& folder, const std::vector<std::string>& only) {
   ConformanceFolder result = {.path = folder.string()};
   for (const std::filesystem::path& file : files_of(folder)) {
     const std::string id = file.stem().string();

@@ -24,7 +24,6 @@ std::vector<std::filesystem::path> find_hf_cases(const std::filesystem::path& pa
 
 // `only`: names of files without ".json"; empty: all. A word that no plan expresses is a row that
 // is not forecast. Throws ConfigError for what cannot be read.
-ConformanceFolder conform_hf_cases(const std::filesystem::path& folder,
-                                   const std::vector<std::string>& only);
+ConformanceFolder conform_hf_cases(const std::filesystem::path& folder, const std::vector<std::string>& only);
 
 }

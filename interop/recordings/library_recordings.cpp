@@ -36,8 +36,7 @@ std::string cell(const RecordingFolder& folder, std::size_t row, std::string_vie
 
 ConfigNode json_cell(const RecordingFolder& folder, std::size_t row, std::string_view column) {
   const std::string text = cell(folder, row, column);
-  return parse_json(text.empty() ? "{}" : text,
-                    fmt::format("{} {} {}", folder.index().name(), folder.id(row), column));
+  return parse_json(text.empty() ? "{}" : text, fmt::format("{} {} {}", folder.index().name(), folder.id(row), column));
 }
 
 ConfigNode read_configs(const RecordingFolder& folder) {
@@ -126,9 +125,7 @@ bool read_as_key(std::string_view group, const ConfigItem& option, Plan& plan) {
   return true;
 }
 
-void set_dtypes(Plan& plan, DType dtype) {
-  plan.param_dtype = plan.reduce_dtype = plan.master_dtype = dtype;
-}
+void set_dtypes(Plan& plan, DType dtype) { plan.param_dtype = plan.reduce_dtype = plan.master_dtype = dtype; }
 
 void apply_ddp(const ConfigNode& options, std::int64_t world, Plan& plan) {
   plan.runtime = {RuntimeKind::kDdp, newest_version(RuntimeKind::kDdp)};
@@ -148,10 +145,9 @@ void apply_ddp(const ConfigNode& options, std::int64_t world, Plan& plan) {
 
 Mesh fsdp1_mesh(const ConfigNode& options, std::int64_t world, Plan& plan) {
   const ConfigNode strategy = options.at("strategy");
-  const std::size_t choice = strategy.as_choice(
-      {"FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"});
-  plan.reshard_after_forward.value.kind =
-      choice == 1 || choice == 3 ? Reshard::Kind::kNever : Reshard::Kind::kAlways;
+  const std::size_t choice =
+      strategy.as_choice({"FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"});
+  plan.reshard_after_forward.value.kind = choice == 1 || choice == 3 ? Reshard::Kind::kNever : Reshard::Kind::kAlways;
   if (choice == 4) return {1, world};
   const ConfigNode* size = options.find("shard_size");
   if (choice < 2) return {world, 1};
@@ -263,8 +259,8 @@ void apply_zero(const ConfigNode& options, std::int64_t world, Plan& plan) {
       unknown(item.key, value);
     }
   }
-  const bool is_known = !accumulation || plan.zero.fp32_gradient_accumulation ||
-                        accumulation->as_string() == to_string(plan.param_dtype);
+  const bool is_known =
+      !accumulation || plan.zero.fp32_gradient_accumulation || accumulation->as_string() == to_string(plan.param_dtype);
   if (!is_known) unknown("data_types.grad_accum_dtype", *accumulation);
   if (!communication || communication->is_null()) return;
   constexpr std::array kDtypes = {DType::kBf16, DType::kFp16, DType::kFp32};
@@ -383,8 +379,7 @@ LibraryRecording read_library_recording(const RecordingFolder& folder, std::size
   const auto table = [&](const char* name) {
     const CsvFile* file = folder.table(name);
     if (file == nullptr) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: has no {}.csv", folder.path().string(), name));
+      throw Error(ExitCode::kInvalidInput, fmt::format("{}: has no {}.csv", folder.path().string(), name));
     }
     return file;
   };
@@ -428,8 +423,7 @@ LibraryRecording read_library_recording(const RecordingFolder& folder, std::size
   return recording;
 }
 
-ConformanceFolder conform_library_folder(const RecordingFolder& folder,
-                                         const std::vector<std::string>& only) {
+ConformanceFolder conform_library_folder(const RecordingFolder& folder, const std::vector<std::string>& only) {
   ConformanceFolder result = {.path = folder.path().string()};
   for (std::size_t row = 0; row < folder.size(); ++row) {
     const std::string id = folder.id(row);

@@ -33,7 +33,6 @@ LibraryJob read_library_job(const RecordingFolder& folder, std::size_t row);
 LibraryRecording read_library_recording(const RecordingFolder& folder, std::size_t row);
 
 // Every configuration of the folder in the index's order. `only`: ids to look at; empty: all.
-ConformanceFolder conform_library_folder(const RecordingFolder& folder,
-                                         const std::vector<std::string>& only);
+ConformanceFolder conform_library_folder(const RecordingFolder& folder, const std::vector<std::string>& only);
 
 }

@@ -80,10 +80,9 @@ class JobOfRank {
     plan.units.head = UnitPlacement::kWithNorm;
     plan.master_dtype = dtype("orig_dtype", "fp32");
     plan.param_dtype = plan.mesh.is_wrapped() ? dtype("param_dtype", "fp32") : plan.master_dtype;
-    plan.reduce_dtype =
-        plan.mesh.is_wrapped() ? dtype("reduce_dtype", text("param_dtype")) : plan.param_dtype;
-    plan.reshard_after_forward.value = {
-        text("reshard") == "always" ? Reshard::Kind::kAlways : Reshard::Kind::kNever, 0};
+    plan.reduce_dtype = plan.mesh.is_wrapped() ? dtype("reduce_dtype", text("param_dtype")) : plan.param_dtype;
+    plan.reshard_after_forward.value = {text("reshard") == "always" ? Reshard::Kind::kAlways : Reshard::Kind::kNever,
+                                        0};
     if (text("recompute") == "full") plan.recompute.value = Recompute::kFull;
     if (text("recompute") == "selective") plan.recompute.value = Recompute::kSelective;
     if (text("divide_factor") != "none") plan.gradient_divide_factor = 1;
@@ -185,8 +184,7 @@ class PipelineRecordings {
     std::vector<Conformance> rows;
     const std::size_t config = ranks_.at("config"), rank = ranks_.at("rank");
     for (std::size_t row = 0; row < ranks_.rows(); ++row) {
-      rows.push_back(
-          compare(row, std::string(ranks_.text(row, config)), ranks_.integer(row, rank)));
+      rows.push_back(compare(row, std::string(ranks_.text(row, config)), ranks_.integer(row, rank)));
     }
     return rows;
   }
@@ -234,9 +232,7 @@ class PipelineRecordings {
 
   void read_events(const std::string& config, std::int64_t rank, Recording& r) const {
     const CsvFile& file = events_.file();
-    const auto text = [&](std::size_t row, const char* column) {
-      return std::string(file.text(row, file.at(column)));
-    };
+    const auto text = [&](std::size_t row, const char* column) { return std::string(file.text(row, file.at(column))); };
     const CsvMembers<RecordedEvent> of_event = event_members(file);
     for (const std::size_t row : events_.of(config, rank)) {
       if (file.integer(row, file.at("step")) != 2) continue;

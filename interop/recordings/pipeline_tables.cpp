@@ -20,8 +20,7 @@ constexpr const char* kVersion = "2.11.0";  // of PyTorch, which all tables are 
 // Rows of actions.csv by configuration, form and rank.
 class Actions {
  public:
-  explicit Actions(const std::filesystem::path& folder)
-      : file_(read_csv_file(csv_path(folder, "actions"))) {
+  explicit Actions(const std::filesystem::path& folder) : file_(read_csv_file(csv_path(folder, "actions"))) {
     const std::size_t id = file_.at("id"), form = file_.at("form"), rank = file_.at("rank"),
                       actions = file_.at("actions");
     for (std::size_t row = 0; row < file_.rows(); ++row) {
@@ -62,8 +61,7 @@ std::vector<PipelineOrder> read_orders(const Case& c, const std::vector<std::str
     for (const PipelineAction& action : orders.back()) {
       if (action.stage < c.pipeline.stages() && c.ranks[at(action.stage)] == rank) continue;
       throw Error(ExitCode::kInvalidInput,
-                  fmt::format("stage {} is not of rank {}; expected the rank's own stages",
-                              action.stage, rank));
+                  fmt::format("stage {} is not of rank {}; expected the rank's own stages", action.stage, rank));
     }
   }
   return orders;
@@ -74,8 +72,8 @@ std::vector<PipelineOrder> read_orders(const Case& c, const std::vector<std::str
 std::vector<PipelineRows> rows_of(const Case& c, const Actions& actions) {
   if (c.pipeline.schedule != PipelineSchedule::kCustom) return pipeline_rows(c.pipeline);
   std::vector<PipelineOrder> orders = read_orders(c, actions.of(c.id, "compute"));
-  orders = orders.empty() ? read_orders(c, actions.of(c.id, "comms"))
-                          : lowered(orders, c.ranks, c.pipeline.microbatches);
+  orders =
+      orders.empty() ? read_orders(c, actions.of(c.id, "comms")) : lowered(orders, c.ranks, c.pipeline.microbatches);
   std::vector<PipelineRows> rows;
   for (int rank = 0; rank < static_cast<int>(orders.size()); ++rank) {
     rows.push_back(pipeline_rows(orders[at(rank)], c.ranks, rank));
@@ -112,9 +110,8 @@ Conformance compare(const Case& c, const Actions& actions) {
     if (forecast == recorded[rank]) continue;
     row.schedule_identical = false;
     if (row.differences.empty()) {
-      row.differences.push_back(
-          {Difference::What::kSchedule, fmt::format("{}: rank {}: {}", actions.name(), rank,
-                                                    first_difference(recorded[rank], forecast))});
+      row.differences.push_back({Difference::What::kSchedule, fmt::format("{}: rank {}: {}", actions.name(), rank,
+                                                                          first_difference(recorded[rank], forecast))});
     }
   }
   return row;
@@ -139,8 +136,7 @@ std::vector<Case> cases_of(const CsvFile& file) {
     c.pipeline.schedule = pipeline_schedule_of(c.schedule).value_or(PipelineSchedule::kCustom);
     std::istringstream text{std::string(file.text(row, places))};
     for (int rank = 0; text >> rank;) c.ranks.push_back(rank);
-    const bool are_ranks = std::ranges::all_of(
-        c.ranks, [&](int rank) { return rank >= 0 && rank < c.pipeline.ranks; });
+    const bool are_ranks = std::ranges::all_of(c.ranks, [&](int rank) { return rank >= 0 && rank < c.pipeline.ranks; });
     if (!are_ranks || std::ssize(c.ranks) != c.pipeline.stages()) {
       throw file.error(row, places, "is not a rank for each stage", "ranks below pp");
     }
@@ -169,8 +165,7 @@ std::vector<std::filesystem::path> find_pipeline_tables(const std::filesystem::p
   return found;
 }
 
-ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder,
-                                          const std::vector<std::string>& only) {
+ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder, const std::vector<std::string>& only) {
   ConformanceFolder result{folder.string(), {}};
   if (const auto schedules = csv_path(folder, "schedules"); !schedules.empty()) {
     const Actions actions(folder);

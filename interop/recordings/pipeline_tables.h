@@ -17,8 +17,7 @@ std::vector<std::filesystem::path> find_pipeline_tables(const std::filesystem::p
 
 // Compared is the form `host` of every rank. `only`: ids; empty: all. Throws ConfigError for what
 // cannot be read.
-ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder,
-                                          const std::vector<std::string>& only);
+ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder, const std::vector<std::string>& only);
 
 // Of a folder with ranks.csv, configs.json, events, memory, peaks and units: step 2 of every rank.
 std::vector<Conformance> conform_pipeline_ranks(const std::filesystem::path& folder);

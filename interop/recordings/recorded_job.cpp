@@ -61,8 +61,7 @@ Units units_of(Settings s) {
   const std::string grouping = s.text("grouping");
   units.layers_per_unit = s.number("layers_per_unit");
   // One unit is all there is with grouping "root".
-  units.experts =
-      s.flag("expert_units") && grouping != "root" ? UnitPlacement::kOwn : UnitPlacement::kRoot;
+  units.experts = s.flag("expert_units") && grouping != "root" ? UnitPlacement::kOwn : UnitPlacement::kRoot;
   units.experts_every = units.layers_per_unit;  // the recorder takes the first of each group
   units.shard_dim = s.flag("shard_dim1") ? 1 : 0;
   if (grouping == "titan") {
@@ -100,8 +99,7 @@ void apply_reshard(Settings s, const RecordedJob& job, Plan& plan) {
   const Reshard always;
   auto& policy = plan.reshard_after_forward;
   policy.value = reshard_of(s, "reshard", plan.mesh.shard).value_or(always);
-  if (plan.units.head == UnitPlacement::kWithNorm &&
-      plan.units.embedding != UnitPlacement::kWithHead) {
+  if (plan.units.head == UnitPlacement::kWithNorm && plan.units.embedding != UnitPlacement::kWithHead) {
     const std::int64_t head = unit_count(plan, job.model) - 1;
     const Reshard value = reshard_of(s, "reshard_head", plan.mesh.shard).value_or(always);
     if (value != policy.value) policy.ranges.push_back({head, head, value});
@@ -129,8 +127,7 @@ void apply_accumulation(Settings s, Plan& plan) {
 // Blocks are numbered in the order in which they run; those that run again are called by their own
 // number.
 template <typename T, typename Chosen>
-void apply_to_blocks(const RecordedSettings& model, RangedPolicy<T>& policy, T value,
-                     Chosen chosen) {
+void apply_to_blocks(const RecordedSettings& model, RangedPolicy<T>& policy, T value, Chosen chosen) {
   for (std::int64_t i = 0; i < model.layers * model.repeat; ++i) {
     if (!chosen(i % model.layers)) continue;
     if (!policy.ranges.empty() && policy.ranges.back().last == i - 1) {
@@ -148,8 +145,7 @@ void apply_recompute(Settings s, const RecordedSettings& model, Plan& plan) {
   } else if (word == "selective") {
     plan.recompute.value = Recompute::kSelective;
   } else if (word == "every2") {
-    apply_to_blocks(model, plan.recompute, Recompute::kFull,
-                    [](std::int64_t block) { return block % 2 == 0; });
+    apply_to_blocks(model, plan.recompute, Recompute::kFull, [](std::int64_t block) { return block % 2 == 0; });
   } else if (word != "none") {
     s.unknown("recompute");
   }
@@ -160,11 +156,9 @@ void apply_frozen(Settings s, const RecordedSettings& model, Plan& plan) {
   const std::string word = s.text("frozen");
   if (word == "first_half") {
     plan.frozen.embedding = true;
-    apply_to_blocks(model, plan.frozen.blocks, true,
-                    [&](std::int64_t block) { return block < model.layers / 2; });
+    apply_to_blocks(model, plan.frozen.blocks, true, [&](std::int64_t block) { return block < model.layers / 2; });
   } else if (word == "alternate") {
-    apply_to_blocks(model, plan.frozen.blocks, true,
-                    [](std::int64_t block) { return block % 2 == 1; });
+    apply_to_blocks(model, plan.frozen.blocks, true, [](std::int64_t block) { return block % 2 == 1; });
   } else if (word == "embedding") {
     plan.frozen.embedding = true;
   } else if (word != "none") {
@@ -212,8 +206,7 @@ RecordedJob read_recorded_job(const RecordingFolder& folder, std::size_t row) {
   job.model = build_recorded_model(job.settings);
   if (job.settings.model != "gpt2") {
     // seq x head_dim / 2 complex numbers of two fp32.
-    job.constant_bytes =
-        allocated_size(job.settings.seq * (job.settings.dim / job.settings.heads) * 4).count();
+    job.constant_bytes = allocated_size(job.settings.seq * (job.settings.dim / job.settings.heads) * 4).count();
   }
 
   Plan& plan = job.plan;
@@ -290,9 +283,8 @@ std::string recorded_unit_name(const std::string& unit, const RecordedSettings& 
 ForecastSteps forecast_steps(const RecordedJob& job) {
   check(job.plan, job.model, recorded_cluster(job.plan));
   const LayerPrograms programs(job.model, job.plan);
-  ForecastSteps steps = {
-      .first = record_training_step(job.model, job.plan, programs, StepNumber::kFirst),
-      .steady = record_training_step(job.model, job.plan, programs, StepNumber::kSteady)};
+  ForecastSteps steps = {.first = record_training_step(job.model, job.plan, programs, StepNumber::kFirst),
+                         .steady = record_training_step(job.model, job.plan, programs, StepNumber::kSteady)};
   for (const Unit& unit : steps.steady.graph.units) {
     steps.unit_names.push_back(recorded_unit_name(unit.name, job.settings));
   }
@@ -346,10 +338,8 @@ ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolde
   }
   for (const SkippedRecording& skipped : folder.skipped()) {
     if (!wanted(skipped.id)) continue;
-    result.rows.push_back({.state = Conformance::State::kNotRecorded,
-                           .id = skipped.id,
-                           .reason = skipped.reason,
-                           .counted = false});
+    result.rows.push_back(
+        {.state = Conformance::State::kNotRecorded, .id = skipped.id, .reason = skipped.reason, .counted = false});
   }
   return result;
 }

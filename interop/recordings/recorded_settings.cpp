@@ -24,8 +24,7 @@ const SettingWords& defaults() {
 }
 
 [[noreturn]] void fail_unknown(std::string_view name) {
-  throw Error(ExitCode::kMissingCapability,
-              fmt::format("the setting {} is not known", quote(name)));
+  throw Error(ExitCode::kMissingCapability, fmt::format("the setting {} is not known", quote(name)));
 }
 
 }
@@ -39,8 +38,7 @@ SettingWords recorder_defaults(std::string_view recorder) {
   return defaults;
 }
 
-SettingsReader::SettingsReader(const RecordingFolder& folder, std::size_t row)
-    : folder_(folder), row_(row) {
+SettingsReader::SettingsReader(const RecordingFolder& folder, std::size_t row) : folder_(folder), row_(row) {
   for (const std::string& name : folder.configured(row)) {
     if (!defaults().contains(name)) fail_unknown(name);
   }
@@ -54,9 +52,7 @@ SettingsReader::SettingsReader(const RecordingFolder& folder, std::size_t row)
   }
 }
 
-std::string SettingsReader::text(std::string_view name) const {
-  return text_or(name, defaults().find(name)->second);
-}
+std::string SettingsReader::text(std::string_view name) const { return text_or(name, defaults().find(name)->second); }
 
 std::string SettingsReader::text_or(std::string_view name, const std::string& otherwise) const {
   return folder_.setting(row_, name).value_or(otherwise);
@@ -94,16 +90,13 @@ std::optional<DType> SettingsReader::dtype(std::string_view name) const {
 }
 
 void SettingsReader::unknown(std::string_view name) const {
-  throw Error(ExitCode::kMissingCapability,
-              fmt::format("no plan expresses {} = {}", name, quote(text(name))));
+  throw Error(ExitCode::kMissingCapability, fmt::format("no plan expresses {} = {}", name, quote(text(name))));
 }
 
-void SettingsReader::fail(std::string_view name, const std::string& what,
-                          const std::string& expected) const {
+void SettingsReader::fail(std::string_view name, const std::string& what, const std::string& expected) const {
   const CsvFile& index = folder_.index();
   if (const auto column = index.find(name)) throw index.error(row_, *column, what, expected);
-  throw ConfigError({(folder_.path() / "configs.json").string(), 0, 0, std::string(name)}, what,
-                    expected);
+  throw ConfigError({(folder_.path() / "configs.json").string(), 0, 0, std::string(name)}, what, expected);
 }
 
 }

@@ -34,8 +34,7 @@ class SettingsReader {
 
   // Throws Error(kMissingCapability): no plan has this word.
   [[noreturn]] void unknown(std::string_view name) const;
-  [[noreturn]] void fail(std::string_view name, const std::string& what,
-                         const std::string& expected) const;
+  [[noreturn]] void fail(std::string_view name, const std::string& what, const std::string& expected) const;
 
  private:
   const RecordingFolder& folder_;

@@ -60,10 +60,9 @@ std::string python_word(const ConfigNode& value) {
 std::vector<fs::path> find_recordings(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    throw Error(
-        ExitCode::kInvalidInput,
-        fmt::format("{}: {}; expected a folder with index.csv, or one above such folders",
-                    path.string(), fs::exists(path, error) ? "is not a folder" : "no such folder"));
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}: {}; expected a folder with index.csv, or one above such folders", path.string(),
+                            fs::exists(path, error) ? "is not a folder" : "no such folder"));
   }
   if (!csv_path(path, "index").empty()) return {path};
   std::vector<fs::path> found;
@@ -77,18 +76,14 @@ std::vector<fs::path> find_recordings(const fs::path& path) {
     }
   }
   if (error) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: cannot be searched: {}", path.string(), error.message()));
+    throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be searched: {}", path.string(), error.message()));
   }
   if (found.empty()) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: holds no recording; expected a folder with index.csv or "
-                            "index.csv.gz, or one above such folders",
-                            path.string()));
+    throw Error(ExitCode::kInvalidInput, fmt::format("{}: holds no recording; expected a folder with index.csv or "
+                                                     "index.csv.gz, or one above such folders",
+                                                     path.string()));
   }
-  std::ranges::sort(found, [](const fs::path& a, const fs::path& b) {
-    return numbers_count(a.string(), b.string());
-  });
+  std::ranges::sort(found, [](const fs::path& a, const fs::path& b) { return numbers_count(a.string(), b.string()); });
   return found;
 }
 
@@ -106,8 +101,7 @@ RecordingFolder::RecordingFolder(fs::path path)
     const std::size_t id = skipped.at("config");
     const std::size_t reason = skipped.at("reason");
     for (std::size_t row = 0; row < skipped.rows(); ++row) {
-      skipped_.push_back(
-          {std::string(skipped.text(row, id)), std::string(skipped.text(row, reason))});
+      skipped_.push_back({std::string(skipped.text(row, id)), std::string(skipped.text(row, reason))});
     }
   }
 }
@@ -193,8 +187,7 @@ const CsvFile* RecordingFolder::table(const std::string& name) const {
   return table.file ? &*table.file : nullptr;
 }
 
-const std::vector<std::size_t>& RecordingFolder::rows(const std::string& name,
-                                                      std::string_view id) const {
+const std::vector<std::size_t>& RecordingFolder::rows(const std::string& name, std::string_view id) const {
   static const std::vector<std::size_t> kNone;
   const Table& table = load(name);
   const auto found = table.rows.find(id);
@@ -207,13 +200,12 @@ const RecordingFolder& RecordingLibrary::open(const fs::path& path) {
   return *folder;
 }
 
-const RecordingFolder& RecordingLibrary::sibling(const RecordingFolder& folder,
-                                                 const std::string& version, std::size_t row,
-                                                 std::string_view column) {
+const RecordingFolder& RecordingLibrary::sibling(const RecordingFolder& folder, const std::string& version,
+                                                 std::size_t row, std::string_view column) {
   const fs::path parent = real(folder.path()).parent_path();
   const fs::path above = parent.parent_path();
-  for (const fs::path& candidate : {parent / version, above / "fsdp2", parent / "fsdp2",
-                                    parent / ("fsdp2-" + version), above / ("fsdp2-" + version)}) {
+  for (const fs::path& candidate : {parent / version, above / "fsdp2", parent / "fsdp2", parent / ("fsdp2-" + version),
+                                    above / ("fsdp2-" + version)}) {
     if (csv_path(candidate, "index").empty()) continue;
     const RecordingFolder& other = open(candidate);
     const auto found = other.find(folder.id(row));
@@ -223,8 +215,7 @@ const RecordingFolder& RecordingLibrary::sibling(const RecordingFolder& folder,
   }
   throw folder.index().error(
       row, folder.index().at(column),
-      fmt::format("the recording of {} by version {} is nowhere near", quote(folder.id(row)),
-                  version),
+      fmt::format("the recording of {} by version {} is nowhere near", quote(folder.id(row)), version),
       fmt::format("{} or {}", (parent / version).string(), (above / "fsdp2").string()));
 }
 

@@ -82,8 +82,8 @@ class RecordingLibrary {
   Recording read(const RecordingFolder& folder, std::size_t row);
 
  private:
-  const RecordingFolder& sibling(const RecordingFolder& folder, const std::string& version,
-                                 std::size_t row, std::string_view column);
+  const RecordingFolder& sibling(const RecordingFolder& folder, const std::string& version, std::size_t row,
+                                 std::string_view column);
   std::map<std::filesystem::path, std::unique_ptr<RecordingFolder>> folders_;
   friend class RecordingReader;
 };

@@ -18,8 +18,7 @@ namespace {
 constexpr const char* kWithoutIdle = " without idle";
 
 bool is_idle_visit(const RecordedEvent& event) {
-  return event.kind == "backward_end" && event.cause == "root_post_backward" &&
-         event.state == "idle";
+  return event.kind == "backward_end" && event.cause == "root_post_backward" && event.state == "idle";
 }
 
 }
@@ -66,8 +65,7 @@ class RecordingReader {
     recording_.id = id_;
     recording_.version = folder_.setting(row_, "torch").value_or("");
     recording_.index_file = folder_.index().name();
-    recording_.first_step_order_equal =
-        folder_.setting(row_, "step1_order_equals_step2").value_or("True") == "True";
+    recording_.first_step_order_equal = folder_.setting(row_, "step1_order_equals_step2").value_or("True") == "True";
     read_steps();
     if (auto rows = events(folder_, 0)) {
       recording_.events = std::move(*rows);
@@ -77,8 +75,7 @@ class RecordingReader {
     if (auto rows = memory(folder_, 0)) {
       recording_.memory = std::move(*rows);
       recording_.memory_file = file_;
-      recording_.memory_has_own_seq =
-          equal(folder_, row_, "memory_equal") == equal(folder_, row_, "events_equal");
+      recording_.memory_has_own_seq = equal(folder_, row_, "memory_equal") == equal(folder_, row_, "events_equal");
     }
     if (const RecordingFolder* source = plain(folder_, "peaks")) read_peaks(*source);
     if (const RecordingFolder* source = plain(folder_, "units")) read_units(*source);
@@ -89,8 +86,7 @@ class RecordingReader {
  private:
   static constexpr int kLongestChain = 16;
 
-  static std::string equal(const RecordingFolder& folder, std::size_t row,
-                           std::string_view column) {
+  static std::string equal(const RecordingFolder& folder, std::size_t row, std::string_view column) {
     const auto found = folder.index().find(column);
     return found ? std::string(folder.index().text(row, *found)) : std::string();
   }
@@ -107,8 +103,7 @@ class RecordingReader {
     if (version.empty()) return {};
     if (version == "not stored") return {false, nullptr, false};
     if (depth > kLongestChain) {
-      throw folder.index().error(row, folder.index().at(column),
-                                 "the versions point at each other in a circle");
+      throw folder.index().error(row, folder.index().at(column), "the versions point at each other in a circle");
     }
     const bool without_idle = version.ends_with(kWithoutIdle);
     if (without_idle) version.resize(version.size() - std::string_view(kWithoutIdle).size());
@@ -155,8 +150,7 @@ class RecordingReader {
     if (file == nullptr) return std::nullopt;
     file_ = file->name();
     const CsvMembers<RecordedEvent> of_event = event_members(*file);
-    const CsvMembers<RecordedEvent> of_microbatch(*file,
-                                                  {{"microbatch", &RecordedEvent::microbatch}});
+    const CsvMembers<RecordedEvent> of_microbatch(*file, {{"microbatch", &RecordedEvent::microbatch}});
     std::array<std::optional<std::size_t>, kPools.size()> pools;
     for (std::size_t i = 0; i < kPools.size(); ++i) {
       pools[i] = file->find("mem_" + std::string(kPools[i]));
@@ -176,8 +170,7 @@ class RecordingReader {
       of_microbatch.read(row, event);
       // The recorder of axes calls both ends of a tied model by the table's unit, though
       // fully_shard made two: name and state are the other's.
-      const bool at_end =
-          module && (file->text(row, *module) == "norm" || file->text(row, *module) == "output");
+      const bool at_end = module && (file->text(row, *module) == "norm" || file->text(row, *module) == "output");
       const bool misnamed = at_end && event.unit == "tok_embeddings";
       if (misnamed) {
         event.unit = kNormAndHead;
@@ -203,8 +196,7 @@ class RecordingReader {
     const auto count = std::ranges::count(recording_.events, 2, &RecordedEvent::step);
     if (count != expected) {
       throw folder_.index().error(
-          row_, *column,
-          fmt::format("{} of {} has {} rows of step 2", recording_.events_file, quote(id_), count),
+          row_, *column, fmt::format("{} of {} has {} rows of step 2", recording_.events_file, quote(id_), count),
           fmt::format("{}", expected));
     }
   }
@@ -235,8 +227,7 @@ class RecordingReader {
     std::vector<RecordedMemoryRow> kept;
     for (RecordedMemoryRow& row : *rows) {
       if (gone.contains({row.step, row.seq})) continue;
-      row.seq -=
-          std::distance(gone.lower_bound({row.step, 0}), gone.lower_bound({row.step, row.seq}));
+      row.seq -= std::distance(gone.lower_bound({row.step, 0}), gone.lower_bound({row.step, row.seq}));
       kept.push_back(std::move(row));
     }
     return kept;
@@ -274,8 +265,7 @@ class RecordingReader {
     const CsvFile& file = *source.table("peaks");
     recording_.peaks_file = file.name();
     for (std::size_t row : source.rows("peaks", id_)) {
-      recording_.peaks.push_back({file.integer(row, file.at("step")),
-                                  std::string(file.text(row, file.at("category"))),
+      recording_.peaks.push_back({file.integer(row, file.at("step")), std::string(file.text(row, file.at("category"))),
                                   file.integer(row, file.at("bytes_at_total_peak")),
                                   file.integer(row, file.at("own_peak"))});
     }
@@ -288,18 +278,16 @@ class RecordingReader {
   }
 
   void read_allocations(const CsvFile& file) {
-    const std::array<std::size_t, 7> c = {
-        file.at("step"), file.at("after_seq"), file.at("sign"), file.at("bytes"),
-        file.at("pool"), file.at("category"),  file.at("unit")};
+    const std::array<std::size_t, 7> c = {file.at("step"), file.at("after_seq"), file.at("sign"), file.at("bytes"),
+                                          file.at("pool"), file.at("category"),  file.at("unit")};
     const std::vector<std::size_t>& rows = folder_.rows("allocations", id_);
     if (!rows.empty()) recording_.allocations_file = file.name();
     for (std::size_t row : rows) {
       const std::string_view sign = file.text(row, c[2]);
       if (sign != "+" && sign != "-") throw file.error(row, c[2], "not a sign", "+ or -");
       const std::int64_t bytes = allocated_size(file.integer(row, c[3])).count();
-      recording_.allocations.push_back({file.integer(row, c[0]), file.integer(row, c[1]),
-                                        sign == "-", bytes, std::string(file.text(row, c[4])),
-                                        std::string(file.text(row, c[5])),
+      recording_.allocations.push_back({file.integer(row, c[0]), file.integer(row, c[1]), sign == "-", bytes,
+                                        std::string(file.text(row, c[4])), std::string(file.text(row, c[5])),
                                         std::string(file.text(row, c[6]))});
     }
   }

@@ -44,8 +44,7 @@ Observation observe(const TrainingRow& row) {
       FactorDraw up = central_draw(), down = central_draw();
       up[f] = kStep;
       down[f] = 1 / kStep;
-      seen.sensitivity[f] =
-          std::log(forecaster.seconds(up) / forecaster.seconds(down)) / (2 * std::log(kStep));
+      seen.sensitivity[f] = std::log(forecaster.seconds(up) / forecaster.seconds(down)) / (2 * std::log(kStep));
     }
     seen.residual = std::log(*row.number("step_time_s") / forecaster.seconds(central_draw()));
     seen.is_set = std::isfinite(seen.residual);
@@ -66,8 +65,7 @@ std::vector<TrainingRow> chosen(const CsvTable& table) {
   }
   std::vector<TrainingRow> rows;
   for (auto& [name, members] : groups) {
-    std::ranges::stable_sort(members,
-                             [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::ranges::stable_sort(members, [](const auto& a, const auto& b) { return a.first < b.first; });
     members.resize(std::min(members.size(), kMostRows));
     for (auto& [hash, row] : members) rows.push_back(std::move(row));
   }
@@ -76,8 +74,7 @@ std::vector<TrainingRow> chosen(const CsvTable& table) {
 
 std::vector<Observation> observe_all(const std::vector<TrainingRow>& rows) {
   std::vector<Observation> all(rows.size());
-  oneapi::tbb::parallel_for(std::size_t{0}, rows.size(),
-                            [&](std::size_t i) { all[i] = observe(rows[i]); });
+  oneapi::tbb::parallel_for(std::size_t{0}, rows.size(), [&](std::size_t i) { all[i] = observe(rows[i]); });
   std::erase_if(all, [](const Observation& each) { return !each.is_set; });
   return all;
 }
@@ -148,8 +145,8 @@ TrainingEvidence gather_evidence(const CsvTable& table) {
         expected += std::pow(each.sensitivity[f] * each.causes[f].back().log_sd, 2);
       }
       const double excess = std::abs(each.residual) / (kHuber * std::sqrt(expected));
-      const double weight = std::min(1.0, kIndependent / group_rows.at(each.group)) /
-                            (kPlanLogSd * kPlanLogSd) / std::max(1.0, excess);
+      const double weight =
+          std::min(1.0, kIndependent / group_rows.at(each.group)) / (kPlanLogSd * kPlanLogSd) / std::max(1.0, excess);
       std::vector<std::pair<std::size_t, double>> causes;  // place in names, sensitivity
       for (std::size_t f = 0; f < kFactors; ++f) {
         for (const FactorCause& cause : each.causes[f]) {

@@ -17,10 +17,8 @@ std::int64_t head_dim_of(const ModelSpec& model) {
 
 }
 
-FactorCauses causes_of(const ModelSpec& model, const CostModel& costs, GemmLibrary library,
-                       const std::string& site) {
-  return causes_of(costs.cluster(), costs.calibration(),
-                   {costs.attention_kernel(), head_dim_of(model), library, site});
+FactorCauses causes_of(const ModelSpec& model, const CostModel& costs, GemmLibrary library, const std::string& site) {
+  return causes_of(costs.cluster(), costs.calibration(), {costs.attention_kernel(), head_dim_of(model), library, site});
 }
 
 Calibration profile_calibration(const Plan& plan, const Cluster& cluster) {
@@ -30,8 +28,7 @@ Calibration profile_calibration(const Plan& plan, const Cluster& cluster) {
 Calibration informed_calibration(const ModelSpec& model, const Plan& plan, const Cluster& cluster,
                                  const std::vector<std::string>& without, GemmLibrary library) {
   const CostModel costs(cluster, profile_calibration(plan, cluster), cost_choices(plan));
-  return informed(costs.calibration(), training_evidence(), causes_of(model, costs, library),
-                  without);
+  return informed(costs.calibration(), training_evidence(), causes_of(model, costs, library), without);
 }
 
 }

@@ -16,8 +16,7 @@ CsvTable read_table(const std::filesystem::path& path) {
   return CsvTable(read_text_file(path, kMaxTableBytes), path.string());
 }
 
-MeasuredTable score_table(const std::filesystem::path& path,
-                          const std::vector<std::string>& blanked) {
+MeasuredTable score_table(const std::filesystem::path& path, const std::vector<std::string>& blanked) {
   CsvTable table = read_table(path);
   constexpr std::size_t kMostRows = 20'000;  // each is forecast
   if (table.rows() > kMostRows) {

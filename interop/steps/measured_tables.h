@@ -22,8 +22,7 @@ CsvTable read_table(const std::filesystem::path& path);
 // `blanked`: columns to forecast without, as if they were not published.
 // Throws ConfigError for a file that is no table, or none that is known, naming what is missing;
 // Error(kInvalidInput) for a blanked column that the table does not have.
-MeasuredTable score_table(const std::filesystem::path& path,
-                          const std::vector<std::string>& blanked = {});
+MeasuredTable score_table(const std::filesystem::path& path, const std::vector<std::string>& blanked = {});
 
 // Turns a table of training steps into what calibration/training_evidence.h keeps of it.
 

@@ -81,8 +81,7 @@ const std::vector<Rule>& rules_of(std::string_view subject) {
 
 const Rule* rule_of(std::string_view subject, std::string_view text) {
   const std::vector<Rule>& rules = rules_of(subject);
-  const auto found =
-      std::ranges::find_if(rules, [&](const Rule& rule) { return contains(text, rule.holds); });
+  const auto found = std::ranges::find_if(rules, [&](const Rule& rule) { return contains(text, rule.holds); });
   return found == rules.end() ? nullptr : &*found;
 }
 
@@ -163,8 +162,7 @@ class RowReader {
       if (!cell(word).empty()) row_.words[word] = lower(cell(word));
     }
     read_column("recompute");
-    for (const char* subject :
-         {"attention", "accumulation", "policy", "states", "experts", "memory"}) {
+    for (const char* subject : {"attention", "accumulation", "policy", "states", "experts", "memory"}) {
       apply(rule_of(subject, lower(cell("note"))), "note");
     }
     if (row_.word("runtime") == "zero1") {
@@ -187,9 +185,7 @@ class RowReader {
   }
 
  private:
-  std::string cell(std::string_view column) const {
-    return table_.has(column) ? table_.text(index_, column) : "";
-  }
+  std::string cell(std::string_view column) const { return table_.has(column) ? table_.text(index_, column) : ""; }
   void refuse(const std::string& why) {
     if (row_.refusal.empty()) row_.refusal = why;
   }
@@ -207,8 +203,7 @@ class RowReader {
   void count(const char* said, const char* column) {
     number(said, column);
     const auto found = row_.numbers.find(column);
-    if (found != row_.numbers.end() &&
-        (found->second != std::floor(found->second) || found->second > 1e12)) {
+    if (found != row_.numbers.end() && (found->second != std::floor(found->second) || found->second > 1e12)) {
       row_.problem = fmt::format("{}: '{}': expected a whole number", said, cell(said));
     }
   }
@@ -225,8 +220,7 @@ class RowReader {
   void apply(const Rule* rule, const char* column) {
     if (rule == nullptr) return;
     if (!rule->refusal.empty()) {
-      return refuse(
-          fmt::format("{}: '{}': {} is not modelled", column, cell(column), rule->refusal));
+      return refuse(fmt::format("{}: '{}': {} is not modelled", column, cell(column), rule->refusal));
     }
     for (const auto& [name, word] : rule->words) row_.words.insert_or_assign(name, word);
   }
@@ -298,18 +292,15 @@ class RowReader {
     // moe_router_fusion); those of a month or a day are a model's.
     constexpr std::string_view kBridge = "megatron-bridge ";
     const std::size_t at = runtime.find(kBridge);
-    const std::string release =
-        at == std::string::npos ? "" : runtime.substr(at + kBridge.size(), 5);
+    const std::string release = at == std::string::npos ? "" : runtime.substr(at + kBridge.size(), 5);
     const bool is_release = release.size() == 5 && release[2] == '.';
-    const bool is_recipe =
-        (is_release && release >= "26.06") || contains(note, "pretrain_performance");
+    const bool is_recipe = (is_release && release >= "26.06") || contains(note, "pretrain_performance");
     const bool is_told = note.starts_with("full; recipe") || contains(note, "cuda_graph");
     const std::string model = zoo_name(cell("model")).value_or("");
     const BridgeRecipe* recipe =
         is_told ? nullptr
-                : find_bridge_recipe({release, model, cell("gpu"), cell("dtype"),
-                                      row_.count("micro_batch_per_gpu", 1), row_.count("pp", 1),
-                                      row_.count("vp", 1), row_.count("ep", 1)});
+                : find_bridge_recipe({release, model, cell("gpu"), cell("dtype"), row_.count("micro_batch_per_gpu", 1),
+                                      row_.count("pp", 1), row_.count("vp", 1), row_.count("ep", 1)});
     if (recipe != nullptr) {
       add_from_recipe(*recipe, says_dispatcher);
     } else if (drops) {
@@ -392,12 +383,10 @@ class RowReader {
 
 bool is_published_table(const CsvTable& table) {
   const bool measures = table.has("tokens_per_s_per_gpu") || table.has("step_s");
-  return measures && !table.has("n_layers") && table.has("model") && table.has("gpu") &&
-         table.has("n_gpus") && table.has("seq") && table.has("tp");
+  return measures && !table.has("n_layers") && table.has("model") && table.has("gpu") && table.has("n_gpus") &&
+         table.has("seq") && table.has("tp");
 }
 
-TrainingRow published_row(const CsvTable& table, std::size_t index) {
-  return RowReader(table, index).run();
-}
+TrainingRow published_row(const CsvTable& table, std::size_t index) { return RowReader(table, index).run(); }
 
 }

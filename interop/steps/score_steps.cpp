@@ -71,8 +71,7 @@ bool is_unread_loop(const TrainingRow& row) {
 
 bool is_in_evidence(const std::string& family) {
   const std::vector<FamilyEvidence>& families = training_evidence().families;
-  return std::ranges::any_of(families,
-                             [&](const FamilyEvidence& each) { return each.family == family; });
+  return std::ranges::any_of(families, [&](const FamilyEvidence& each) { return each.family == family; });
 }
 
 // How far what such a code may keep besides reaches above the forecast's memory: a logarithm, as a
@@ -100,8 +99,7 @@ CodeFacts code_facts(const TrainingRow& row, const TrainingJob& job, const Repor
 }
 
 double size_of(const CodeFacts& facts, std::string_view name) {
-  const auto found =
-      std::ranges::find_if(facts, [&](const auto& fact) { return fact.first == name; });
+  const auto found = std::ranges::find_if(facts, [&](const auto& fact) { return fact.first == name; });
   return found == facts.end() ? 0 : found->second;
 }
 
@@ -165,8 +163,7 @@ RowForecast forecast_row(TrainingRow row) {
     if (is_unread_loop(row)) {
       result.fit = with_alternatives(result.fit, job.model, job.resolved.plan);
     }
-    constexpr Quantity Report::*kOpen[] = {&Report::seconds, &Report::peak_allocated,
-                                           &Report::peak_reserved};
+    constexpr Quantity Report::*kOpen[] = {&Report::seconds, &Report::peak_allocated, &Report::peak_reserved};
     for (const OpenChoice& open : open_choices(row)) {
       std::array<Reach, std::size(kOpen)> reach;
       for (const std::string& assignment : open.assignments) {
@@ -203,8 +200,7 @@ RowForecast forecast_row(TrainingRow row) {
 
 std::vector<RowForecast> forecast_rows(const std::vector<TrainingRow>& rows) {
   std::vector<RowForecast> results(rows.size());
-  oneapi::tbb::parallel_for(std::size_t{0}, rows.size(),
-                            [&](std::size_t i) { results[i] = forecast_row(rows[i]); });
+  oneapi::tbb::parallel_for(std::size_t{0}, rows.size(), [&](std::size_t i) { results[i] = forecast_row(rows[i]); });
   return results;
 }
 
@@ -220,10 +216,10 @@ std::vector<Measured> measured_of(const TrainingRow& row) {
   if (const auto seconds = row.number("step_time_s")) {
     measured.push_back({"step_time_s", *seconds});
   } else if (const auto rate = row.number("tokens_per_s_per_gpu")) {
-    const double sequences = row.has("global_batch_seqs")
-                                 ? *row.number("global_batch_seqs")
-                                 : as_double(row.count("micro_batch_per_gpu") *
-                                             row.count("grad_accum", 1) * ranks_with_samples(row));
+    const double sequences =
+        row.has("global_batch_seqs")
+            ? *row.number("global_batch_seqs")
+            : as_double(row.count("micro_batch_per_gpu") * row.count("grad_accum", 1) * ranks_with_samples(row));
     const double tokens = sequences * as_double(row.count("seq_len"));
     if (tokens > 0) {
       measured.push_back({"step_time_s", tokens / (*rate * as_double(row.count("n_gpus", 1)))});
@@ -268,10 +264,8 @@ Bytes sure_to_reserve(Fit fit) {
   return Bytes(enough);
 }
 
-AccuracyRow accuracy_row(const TrainingRow& row, const RowForecast& forecast,
-                         const Measured& measured) {
-  AccuracyRow out = {
-      .id = row.id, .line = row.line, .quantity = measured.quantity, .measured = measured.value};
+AccuracyRow accuracy_row(const TrainingRow& row, const RowForecast& forecast, const Measured& measured) {
+  AccuracyRow out = {.id = row.id, .line = row.line, .quantity = measured.quantity, .measured = measured.value};
   add_groups(row, forecast, out);
   out.groups.emplace_back("quantity", out.quantity);
   const auto take = [&](const Quantity& quantity, double unit) {
@@ -298,8 +292,7 @@ AccuracyRow accuracy_row(const TrainingRow& row, const RowForecast& forecast,
       }
     }
     if (quantity == "peak_mem_reserved_GiB") {
-      out.ran_where_sure =
-          measured.value * kGiB <= as_double(sure_to_reserve(forecast.fit).count());
+      out.ran_where_sure = measured.value * kGiB <= as_double(sure_to_reserve(forecast.fit).count());
     }
   }
   const std::string_view verdict = row.word("score");
@@ -326,10 +319,8 @@ std::vector<AccuracyRow> score_training_steps(const CsvTable& table) {
       scored.push_back(accuracy_row(rows[i], forecasts[i], each));
     }
     if (!measured.empty()) continue;
-    AccuracyRow none = {
-        .id = rows[i].id, .line = rows[i].line, .quantity = "step_time_s", .scored = false};
-    none.reason =
-        rows[i].problem.empty() ? "nothing that is forecast was measured" : rows[i].problem;
+    AccuracyRow none = {.id = rows[i].id, .line = rows[i].line, .quantity = "step_time_s", .scored = false};
+    none.reason = rows[i].problem.empty() ? "nothing that is forecast was measured" : rows[i].problem;
     if (forecasts[i].failure.empty()) none.fit_probability = fit_probability(forecasts[i].fit);
     add_groups(rows[i], forecasts[i], none);
     scored.push_back(std::move(none));

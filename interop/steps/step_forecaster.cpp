@@ -14,19 +14,16 @@ namespace foreshard {
 namespace {
 
 Quantity combined(const Quantity& a, double factor, const Quantity& b) {
-  return {a.value + factor * b.value, a.low + factor * b.low, a.high + factor * b.high,
-          weaker(a.evidence, b.evidence)};
+  return {a.value + factor * b.value, a.low + factor * b.low, a.high + factor * b.high, weaker(a.evidence, b.evidence)};
 }
 Quantity difference(const Quantity& a, const Quantity& b) {
   return {a.value - b.value, a.low - b.low, a.high - b.high, weaker(a.evidence, b.evidence)};
 }
 
-CostModel cost_model_of(const TrainingJob& job,
-                        const std::optional<std::vector<std::string>>& without) {
+CostModel cost_model_of(const TrainingJob& job, const std::optional<std::vector<std::string>>& without) {
   const Plan& plan = job.resolved.plan;
-  Calibration calibration =
-      without ? informed_calibration(job.model, plan, job.cluster, *without, job.library)
-              : profile_calibration(plan, job.cluster);
+  Calibration calibration = without ? informed_calibration(job.model, plan, job.cluster, *without, job.library)
+                                    : profile_calibration(plan, job.cluster);
   if (!job.host.empty()) {
     const HostCurve host = published_host_calls(job.host);
     calibration.host.processor = host.processor;
@@ -37,16 +34,12 @@ CostModel cost_model_of(const TrainingJob& job,
 
 }
 
-StepForecaster::StepForecaster(const TrainingJob& job,
-                               const std::optional<std::vector<std::string>>& without)
+StepForecaster::StepForecaster(const TrainingJob& job, const std::optional<std::vector<std::string>>& without)
     : job_(job), costs_(cost_model_of(job, without)) {}
 
-FactorCauses StepForecaster::causes() const {
-  return causes_of(job_.model, costs_, job_.library, job_.site);
-}
+FactorCauses StepForecaster::causes() const { return causes_of(job_.model, costs_, job_.library, job_.site); }
 
-Report StepForecaster::report(std::int64_t micro_batch, std::int64_t accumulation,
-                              int draws) const {
+Report StepForecaster::report(std::int64_t micro_batch, std::int64_t accumulation, int draws) const {
   Plan plan = job_.resolved.plan;
   plan.batch.micro_batch = micro_batch;
   plan.batch.accumulation = accumulation;
@@ -68,14 +61,12 @@ Report StepForecaster::step(int draws) const {
   if (batch.accumulation > few.count) {
     const Quantity before = report(batch.micro_batch, few.fewer, draws).seconds;
     result.seconds =
-        combined(result.seconds,
-                 as_double(batch.accumulation - few.count) / as_double(few.count - few.fewer),
+        combined(result.seconds, as_double(batch.accumulation - few.count) / as_double(few.count - few.fewer),
                  difference(result.seconds, before));
   }
   if (job_.remainder > 0) {
     const Quantity one = report(job_.remainder, 1, draws).seconds;
-    result.seconds =
-        combined(result.seconds, 1, difference(report(job_.remainder, 2, draws).seconds, one));
+    result.seconds = combined(result.seconds, 1, difference(report(job_.remainder, 2, draws).seconds, one));
   }
   // Differences of bounds are none of the differences: at least the value lies within.
   result.seconds.low = std::min(result.seconds.low, result.seconds.value);
@@ -83,8 +74,7 @@ Report StepForecaster::step(int draws) const {
   return result;
 }
 
-double StepForecaster::seconds(std::int64_t micro_batch, std::int64_t accumulation,
-                               const FactorDraw& draw) const {
+double StepForecaster::seconds(std::int64_t micro_batch, std::int64_t accumulation, const FactorDraw& draw) const {
   Plan plan = job_.resolved.plan;
   plan.batch.micro_batch = micro_batch;
   plan.batch.accumulation = accumulation;
@@ -98,8 +88,7 @@ double StepForecaster::seconds(const FactorDraw& draw) const {
   const LaidOut few = drawn_of(job_.resolved.plan);
   double result = seconds(batch.micro_batch, few.count, draw);
   if (batch.accumulation > few.count) {
-    result =
-        of_whole_step(few, result, seconds(batch.micro_batch, few.fewer, draw), batch.accumulation);
+    result = of_whole_step(few, result, seconds(batch.micro_batch, few.fewer, draw), batch.accumulation);
   }
   if (job_.remainder > 0) {
     result += seconds(job_.remainder, 2, draw) - seconds(job_.remainder, 1, draw);

@@ -121,8 +121,7 @@ struct Batches {
 
 // Sequences of the fullest rank, in micro-batches.
 Batches batches_of(const TrainingRow& row) {
-  Batches batches = {.micro_batch = required(row, "micro_batch_per_gpu"),
-                     .whole = row.count("grad_accum", 1)};
+  Batches batches = {.micro_batch = required(row, "micro_batch_per_gpu"), .whole = row.count("grad_accum", 1)};
   const std::int64_t ranks = ranks_with_samples(row);
   if (!row.has("global_batch_seqs")) return batches;
   const std::int64_t per_rank = (row.count("global_batch_seqs") + ranks - 1) / ranks;
@@ -147,8 +146,8 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   job.site = family_of(row.id);
   job.host = row.word("host");
   std::vector<std::string> assignments = plan_assignments(row, job.cluster);
-  assignments.push_back(fmt::format("batch={{sequence: {}, micro_batch: {}, accumulation: {}}}",
-                                    row.count("seq_len"), batches.micro_batch, batches.whole));
+  assignments.push_back(fmt::format("batch={{sequence: {}, micro_batch: {}, accumulation: {}}}", row.count("seq_len"),
+                                    batches.micro_batch, batches.whole));
   append(assignments, set);
   PlanDocument document;
   for (const std::string& assignment : assignments) {
@@ -185,8 +184,7 @@ std::vector<OpenChoice> open_choices(const TrainingRow& row) {
   } else if (is_before_fa2(row)) {
     ask("attention_kernel", {"attention=triton", "attention=fa2"});
   } else {
-    ask("attention_kernel",
-        {"attention=triton", "attention=fa2", "attention=cudnn", "attention=fa3"});
+    ask("attention_kernel", {"attention=triton", "attention=fa2", "attention=cudnn", "attention=fa3"});
   }
   // Only tensorwise scaling gathers in fp8.
   if (row.has("fp8") && row.count("fp8_all_gather") != 1) {
@@ -212,8 +210,7 @@ bool may_exchange_through_host(const Cluster& cluster) {
 
 TrainingRow with_network(TrainingRow row, const Cluster& cluster, double share) {
   const NodeKind& node = cluster.node;
-  row.numbers["network_gbit_s_per_node"] =
-      share * as_double(node.nics) * node.nic_rate.value() * 8 / 1e9;
+  row.numbers["network_gbit_s_per_node"] = share * as_double(node.nics) * node.nic_rate.value() * 8 / 1e9;
   return row;
 }
 

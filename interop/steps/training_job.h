@@ -19,8 +19,8 @@ namespace foreshard {
 struct TrainingJob {
   ModelSpec model;  // with the plan's variants
   Cluster cluster;
-  ResolvedPlan resolved;       // checked; accumulation counts whole micro-batches only
-  std::int64_t remainder = 0;  // sequences of one smaller micro-batch behind them; 0: none
+  ResolvedPlan resolved;                        // checked; accumulation counts whole micro-batches only
+  std::int64_t remainder = 0;                   // sequences of one smaller micro-batch behind them; 0: none
   GemmLibrary library = GemmLibrary::kCurrent;  // by the PyTorch or the date of the row
   std::string site;                             // whose machines: the row's family
   std::string host;                             // a processor of host_calls.json; "": the profile's

@@ -127,12 +127,11 @@ void read_cells(const CsvTable& table, std::size_t index, TrainingRow& row) {
     const std::string_view cell = trimmed(table.text(index, column.name));
     if (is_unpublished(cell)) continue;
     const std::optional<double> value = as_number(cell);
-    const bool fits = value && *value >= column.least && *value <= column.most &&
-                      (!column.whole || *value == std::floor(*value));
+    const bool fits =
+        value && *value >= column.least && *value <= column.most && (!column.whole || *value == std::floor(*value));
     if (!fits) {
-      fail(column.name,
-           fmt::format("'{}': expected a {} from {} to {}", cell,
-                       column.whole ? "whole number" : "number", column.least, column.most));
+      fail(column.name, fmt::format("'{}': expected a {} from {} to {}", cell, column.whole ? "whole number" : "number",
+                                    column.least, column.most));
     } else {
       row.numbers.emplace(column.name, *value);
     }
@@ -166,8 +165,7 @@ bool is_training_table(const CsvTable& table) {
                         table.has("peak_mem_reserved_GiB") || table.has("peak_mem_alloc_GiB") ||
                         table.has("peak_mem_total_GiB");
   const bool shaped = table.has("n_layers") || table.has("zoo_model");
-  return (measures && shaped && table.has("seq_len") && table.has("n_gpus")) ||
-         is_published_table(table);
+  return (measures && shaped && table.has("seq_len") && table.has("n_gpus")) || is_published_table(table);
 }
 
 std::vector<std::string_view> words_of_column(std::string_view column) {
@@ -193,12 +191,11 @@ struct Release {
   std::string_view date;
   TorchVersion version;
 };
-constexpr Release kReleases[] = {
-    {"2022-03-10", {1, 11}}, {"2022-06-28", {1, 12}}, {"2022-10-28", {1, 13}},
-    {"2023-03-15", {2, 0}},  {"2023-10-04", {2, 1}},  {"2024-01-30", {2, 2}},
-    {"2024-04-24", {2, 3}},  {"2024-07-24", {2, 4}},  {"2024-10-17", {2, 5}},
-    {"2025-01-29", {2, 6}},  {"2025-04-23", {2, 7}},  {"2025-08-06", {2, 8}},
-    {"2025-10-15", {2, 9}},  {"2026-01-21", {2, 10}}, {"2026-03-23", {2, 11}}};
+constexpr Release kReleases[] = {{"2022-03-10", {1, 11}}, {"2022-06-28", {1, 12}}, {"2022-10-28", {1, 13}},
+                                 {"2023-03-15", {2, 0}},  {"2023-10-04", {2, 1}},  {"2024-01-30", {2, 2}},
+                                 {"2024-04-24", {2, 3}},  {"2024-07-24", {2, 4}},  {"2024-10-17", {2, 5}},
+                                 {"2025-01-29", {2, 6}},  {"2025-04-23", {2, 7}},  {"2025-08-06", {2, 8}},
+                                 {"2025-10-15", {2, 9}},  {"2026-01-21", {2, 10}}, {"2026-03-23", {2, 11}}};
 
 // A date without a day is its month's first.
 std::optional<TorchVersion> release_at(std::string_view date) {
@@ -230,8 +227,7 @@ std::vector<TrainingRow> read_training_rows(const CsvTable& table) {
       continue;
     }
     TrainingRow row = {.line = table.line(i)};
-    row.id = table.has("id") && !table.empty(i, "id") ? table.text(i, "id")
-                                                      : fmt::format("line {}", row.line);
+    row.id = table.has("id") && !table.empty(i, "id") ? table.text(i, "id") : fmt::format("line {}", row.line);
     read_cells(table, i, row);
     rows.push_back(std::move(row));
   }

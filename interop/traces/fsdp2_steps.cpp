@@ -48,17 +48,16 @@ class Walk {
     result_.messages = work.messages;
     result_.facts = read_facts(trace);
     for (const TraceRange& range : work.ranges) ranges_.push_back(read_range(range));
-    has_optimizer_ =
-        std::ranges::any_of(ranges_, [](const Range& r) { return r.label == Label::kOptimizer; });
+    has_optimizer_ = std::ranges::any_of(ranges_, [](const Range& r) { return r.label == Label::kOptimizer; });
   }
 
   FsdpTrace walk() {
     if (result_.units.empty()) {
       const std::string other = other_library(trace_);
-      refuse(fmt::format(
-          "{}has no ranges of FSDP2 (FSDP::pre_forward ...): fully_shard of PyTorch 2.4 or later "
-          "writes them while torch.profiler records ProfilerActivity.CPU",
-          other.empty() ? "" : fmt::format("is of {} and ", other)));
+      refuse(
+          fmt::format("{}has no ranges of FSDP2 (FSDP::pre_forward ...): fully_shard of PyTorch 2.4 or later "
+                      "writes them while torch.profiler records ProfilerActivity.CPU",
+                      other.empty() ? "" : fmt::format("is of {} and ", other)));
     }
     struct Point {
       Time at;
@@ -74,9 +73,8 @@ class Walk {
     for (std::size_t i = 0; i < work_.items.size(); ++i) {
       points.push_back({work_.items[i].issue, 2, i});
     }
-    std::ranges::stable_sort(points, [](const Point& a, const Point& b) {
-      return a.at != b.at ? a.at < b.at : a.order < b.order;
-    });
+    std::ranges::stable_sort(
+        points, [](const Point& a, const Point& b) { return a.at != b.at ? a.at < b.at : a.order < b.order; });
     for (const Point& point : points) {
       if (point.order == 0) end_range(point.index);
       if (point.order == 1) begin_range(point.index);
@@ -99,9 +97,7 @@ class Walk {
     std::size_t order;
   };
 
-  [[noreturn]] void refuse(const std::string& what) const {
-    throw ConfigError({trace_.file, 0, 0, ""}, what);
-  }
+  [[noreturn]] void refuse(const std::string& what) const { throw ConfigError({trace_.file, 0, 0, ""}, what); }
 
   Range read_range(const TraceRange& range) {
     const FsdpRange read = read_fsdp_range(trace_.names[range.name]);
@@ -219,8 +215,7 @@ class Walk {
     switch (range.label) {
       case Label::kAllGather:
         active.reduced = active.reduced || collective;
-        step_.add(active.reduced ? EventKind::kAllGather : EventKind::kAllGatherCopyIn, range.unit,
-                  item, instance);
+        step_.add(active.reduced ? EventKind::kAllGather : EventKind::kAllGatherCopyIn, range.unit, item, instance);
         return true;
       case Label::kCopyOut:
         step_.add(EventKind::kAllGatherCopyOut, range.unit, item, instance);
@@ -234,8 +229,7 @@ class Walk {
       case Label::kReduce: {
         const EventKind kind = kind_in_reduction(active, item);
         if (collective) active.blocked_until = item.end;
-        step_.add(kind, range.unit, collective ? item : behind(active.blocked_until, item),
-                  instance);
+        step_.add(kind, range.unit, collective ? item : behind(active.blocked_until, item), instance);
         return true;
       }
       case Label::kPreForward:
@@ -296,8 +290,7 @@ class Walk {
   }
 
   const char* place() const {
-    return word_at(phase_, {"before forward", "in forward", "in backward, between units"},
-                   "after the optimizer");
+    return word_at(phase_, {"before forward", "in forward", "in backward, between units"}, "after the optimizer");
   }
 
   int running() const {
@@ -314,9 +307,7 @@ class Walk {
 
   void settle_clipping() {
     const auto norm = std::ranges::find_if(after_, &WorkItem::norm);
-    const auto is_all_reduce = [](const WorkItem& item) {
-      return item.collective == TracedCollective::kAllReduce;
-    };
+    const auto is_all_reduce = [](const WorkItem& item) { return item.collective == TracedCollective::kAllReduce; };
     const auto reduce = std::find_if(norm, after_.end(), is_all_reduce);
     for (auto item = after_.begin(); item != norm; ++item) {
       step_.add_outside("after backward", *item);
@@ -331,8 +322,7 @@ class Walk {
       } else {
         scaling = scaling || (reduce == after_.end() && item->scale);
         const Time since = reduce < item ? reduce->end : item->begin;
-        step_.add_compute(scaling ? EventKind::kGradScale : EventKind::kGradNorm, -1,
-                          behind(since, *item));
+        step_.add_compute(scaling ? EventKind::kGradScale : EventKind::kGradNorm, -1, behind(since, *item));
       }
     }
     after_.clear();
@@ -387,8 +377,8 @@ class Walk {
       steps[i].number = std::max(steps[i].number, steps[i - 1].number + 1);
     }
     if (work_.orphans > 0) {
-      result_.notes.push_back(fmt::format(
-          "{} kernels without the call that launched them are left out", work_.orphans));
+      result_.notes.push_back(
+          fmt::format("{} kernels without the call that launched them are left out", work_.orphans));
     }
     if (!has_optimizer_) {
       result_.notes.emplace_back(

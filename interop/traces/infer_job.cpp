@@ -41,8 +41,7 @@ struct OrderMark {
 
 bool is_marked(EventKind kind, std::int32_t unit) {
   using enum EventKind;
-  return unit >= 0 &&
-         is_among(kind, {kAllGather, kForward, kRecompute, kBackward, kReduceScatter, kAllReduce});
+  return unit >= 0 && is_among(kind, {kAllGather, kForward, kRecompute, kBackward, kReduceScatter, kAllReduce});
 }
 
 void add_mark(std::vector<OrderMark>& order, OrderMark mark) {
@@ -94,14 +93,12 @@ std::int64_t units_ahead(const std::vector<OrderMark>& order, EventKind pass) {
     }
     if (mark.kind == EventKind::kAllGather) waiting.insert(mark.unit);
     if (mark.kind == EventKind::kForward && pass == EventKind::kBackward) waiting.erase(mark.unit);
-    const bool computes =
-        pass == EventKind::kForward ? mark.kind == EventKind::kForward : of_backward;
+    const bool computes = pass == EventKind::kForward ? mark.kind == EventKind::kForward : of_backward;
     if (!computes) continue;
     const bool gathered = waiting.erase(mark.unit) > 0;
     if (gathered) ++counts[std::ssize(waiting)];
   }
-  const auto most = std::ranges::max_element(
-      counts, [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto most = std::ranges::max_element(counts, [](const auto& a, const auto& b) { return a.second < b.second; });
   return most == counts.end() ? 0 : most->first;
 }
 
@@ -164,8 +161,7 @@ class Inference {
     for (const TraceRun& run : step_.runs()) {
       if (run.kind != EventKind::kAllGather || run.unit < 0 || step_.in_backward(run)) continue;
       std::int64_t& size = units_.sizes[at(run.unit)];
-      size =
-          std::max(size, std::max(step_.message(run).in_elements, step_.message(run).out_elements));
+      size = std::max(size, std::max(step_.message(run).in_elements, step_.message(run).out_elements));
     }
     const std::vector<OrderMark> order = order_of(trace_.steps.front());
     const std::vector<int> again = gathers_in_backward(order);
@@ -178,22 +174,18 @@ class Inference {
       reshard = {Reshard::Kind::kGroup, group};
     }
     say("reshard_after_forward",
-        count == 0
-            ? "no all_gather in backward"
-            : fmt::format("{} of {} are gathered again in backward{}", count, plural(units, "unit"),
-                          reshard.kind == Reshard::Kind::kGroup
-                              ? fmt::format(", in groups of {}", group)
-                              : ""));
+        count == 0 ? "no all_gather in backward"
+                   : fmt::format("{} of {} are gathered again in backward{}", count, plural(units, "unit"),
+                                 reshard.kind == Reshard::Kind::kGroup ? fmt::format(", in groups of {}", group) : ""));
     ahead_forward_ = units_ahead(order, EventKind::kForward);
     ahead_backward_ = units_ahead(order, EventKind::kBackward);
     if (ahead_forward_ > 0) plan_.prefetch.forward = ahead_forward_;
-    say("prefetch.forward", ahead_forward_ > 0 ? fmt::format("{} gathered ahead of forward",
-                                                             plural(ahead_forward_, "unit"))
-                                               : "each unit is gathered when forward reaches it");
+    say("prefetch.forward", ahead_forward_ > 0
+                                ? fmt::format("{} gathered ahead of forward", plural(ahead_forward_, "unit"))
+                                : "each unit is gathered when forward reaches it");
     if (count == 0) return;
     plan_.prefetch.backward = ahead_backward_;
-    say("prefetch.backward",
-        fmt::format("{} gathered ahead of backward", plural(ahead_backward_, "unit")));
+    say("prefetch.backward", fmt::format("{} gathered ahead of backward", plural(ahead_backward_, "unit")));
   }
 
   // --- the model ---
@@ -204,39 +196,32 @@ class Inference {
       const auto units = find_units(*named_, plan_.mesh.shard, units_);
       if (!units) {
         throw Error(ExitCode::kInvalidInput,
-                    fmt::format("{}: no grouping of the layers of {} has its {} of {} elements",
-                                trace_.file, named_->name, plural(std::ssize(units_.sizes), "unit"),
-                                sizes_text()));
+                    fmt::format("{}: no grouping of the layers of {} has its {} of {} elements", trace_.file,
+                                named_->name, plural(std::ssize(units_.sizes), "unit"), sizes_text()));
       }
       model_ = named_;
       plan_.units = *units;
     } else if (auto found = find_model(trace_, plan_.mesh.shard, units_)) {
       plan_.units = found->units;
       plan_.model = found->names.empty() ? found->model.name : found->names.front();
-      std::string how =
-          fmt::format("its {} have these sizes", plural(std::ssize(units_.sizes), "unit"));
+      std::string how = fmt::format("its {} have these sizes", plural(std::ssize(units_.sizes), "unit"));
       if (found->names.empty()) {
-        how = fmt::format("of its shapes: {} with these sizes",
-                          plural(std::ssize(units_.sizes), "unit"));
+        how = fmt::format("of its shapes: {} with these sizes", plural(std::ssize(units_.sizes), "unit"));
         job_.model = found->model;
       } else if (found->names.size() > 1) {
-        how += fmt::format("; so have {}",
-                           fmt::join(found->names.begin() + 1, found->names.end(), ", "));
+        how += fmt::format("; so have {}", fmt::join(found->names.begin() + 1, found->names.end(), ", "));
       }
       say("model", how);
       model_ = std::move(found->model);
     } else {
       ask("model", "--model NAME|config.json",
-          fmt::format("no model of the zoo has {} of {} elements{}",
-                      plural(std::ssize(units_.sizes), "unit"), sizes_text(),
-                      trace_.facts.has_shapes ? "" : "; shapes would tell (record_shapes=True)"));
+          fmt::format("no model of the zoo has {} of {} elements{}", plural(std::ssize(units_.sizes), "unit"),
+                      sizes_text(), trace_.facts.has_shapes ? "" : "; shapes would tell (record_shapes=True)"));
       return;
     }
     const bool told = !contains(units_.sizes, 0);
-    const std::string how =
-        told ? "sizes of the units" : "number of units; their sizes are not told";
-    for (const char* key : {"units.layers_per_unit", "units.embedding", "units.head"})
-      say(key, how);
+    const std::string how = told ? "sizes of the units" : "number of units; their sizes are not told";
+    for (const char* key : {"units.layers_per_unit", "units.embedding", "units.head"}) say(key, how);
     if (plan_.units.blocks == UnitPlacement::kRoot) say("units.blocks", how);
   }
 
@@ -245,8 +230,7 @@ class Inference {
     std::size_t last = 0;
     for (std::size_t i = 0; i <= units_.sizes.size(); ++i) {
       if (i < units_.sizes.size() && units_.sizes[i] == units_.sizes[last]) continue;
-      const std::string size =
-          units_.sizes[last] == 0 ? "untold" : format_count(units_.sizes[last]);
+      const std::string size = units_.sizes[last] == 0 ? "untold" : format_count(units_.sizes[last]);
       sizes.push_back(i - last > 1 ? fmt::format("{} x {}", i - last, size) : size);
       last = i;
     }
@@ -284,13 +268,11 @@ class Inference {
     // Full recompute runs all attention again and all products but the last (six of seven in a
     // gated block). Of work that a dispatch mode finds done, a CPU trace has one operator, not two.
     const auto less = [](int again, int once) { return 4 * again < 3 * once; };
-    const bool selective = all_forward.attentions > 0
-                               ? less(all_again.attentions, all_forward.attentions)
-                               : less(all_again.products, all_forward.products);
+    const bool selective = all_forward.attentions > 0 ? less(all_again.attentions, all_forward.attentions)
+                                                      : less(all_again.products, all_forward.products);
     const Recompute mode = selective ? Recompute::kSelective : Recompute::kFull;
-    say("recompute",
-        fmt::format("{} of {} run forward again in backward{}", count,
-                    plural(std::ssize(again), "unit"), selective ? ", but for attention" : ""));
+    say("recompute", fmt::format("{} of {} run forward again in backward{}", count, plural(std::ssize(again), "unit"),
+                                 selective ? ", but for attention" : ""));
     set_recompute(mode, [&](std::size_t unit) { return again[unit].pieces > 0; });
   }
 
@@ -303,9 +285,8 @@ class Inference {
     const std::int64_t first = first_block_unit();
     std::vector<bool> chosen;
     for (std::int64_t block = 0; block < blocks; ++block) {
-      const std::int64_t unit = plan_.units.blocks == UnitPlacement::kRoot
-                                    ? 0
-                                    : first + block / plan_.units.layers_per_unit;
+      const std::int64_t unit =
+          plan_.units.blocks == UnitPlacement::kRoot ? 0 : first + block / plan_.units.layers_per_unit;
       chosen.push_back(runs(at(unit)));
     }
     if (std::ranges::count(chosen, true) == blocks) return;
@@ -322,16 +303,14 @@ class Inference {
   }
 
   std::int64_t first_block_unit() const {
-    return (has_root_unit(plan_, *model_) ? 1 : 0) +
-           (plan_.units.embedding == UnitPlacement::kRoot ? 0 : 1);
+    return (has_root_unit(plan_, *model_) ? 1 : 0) + (plan_.units.embedding == UnitPlacement::kRoot ? 0 : 1);
   }
 
   void read_accumulation() {
     if (step_.microbatches() < 2) return;
     const auto any = [&](EventKind kind, bool last) {
       return std::ranges::any_of(step_.runs(), [&](const TraceRun& run) {
-        return run.kind == kind && run.unit >= 0 &&
-               (run.microbatch == step_.microbatches() - 1) == last;
+        return run.kind == kind && run.unit >= 0 && (run.microbatch == step_.microbatches() - 1) == last;
       });
     };
     if (!any(EventKind::kReduceScatter, false) && any(EventKind::kReduceScatter, true)) {
@@ -344,9 +323,8 @@ class Inference {
         say("accumulation.all_reduce", "only in the last micro-batch");
       }
     }
-    const bool later = std::ranges::any_of(step_.runs(), [](const TraceRun& run) {
-      return run.kind == EventKind::kAllGather && run.microbatch > 0;
-    });
+    const bool later = std::ranges::any_of(
+        step_.runs(), [](const TraceRun& run) { return run.kind == EventKind::kAllGather && run.microbatch > 0; });
     if (!later && plan_.mesh.shard > 1) {
       plan_.accumulation_details.reshard_after_backward = When::kLast;
       say("accumulation.reshard_after_backward", "only the first micro-batch gathers");
@@ -368,8 +346,7 @@ class Inference {
 
   std::vector<OrderMark> traced_order() const {
     std::vector<OrderMark> order = order_of(trace_.steps.front());
-    std::erase_if(order,
-                  [](const OrderMark& mark) { return mark.microbatch >= kComparedMicrobatches; });
+    std::erase_if(order, [](const OrderMark& mark) { return mark.microbatch >= kComparedMicrobatches; });
     return order;
   }
 
@@ -475,8 +452,7 @@ class Inference {
         begin = dot + 1;
       }
       if (value == nullptr) continue;
-      job_.keys.push_back(
-          {key, value->is_string() ? value->get<std::string>() : value->dump(), how->second});
+      job_.keys.push_back({key, value->is_string() ? value->get<std::string>() : value->dump(), how->second});
     }
   }
 

@@ -26,8 +26,7 @@ constexpr std::int64_t kShortSequence = 128;  // sizes of units do not depend on
 
 Plan plan_of(const ModelSpec& model, std::int64_t shards, const Units& units) {
   Plan plan = {.model = model.name};
-  plan.batch.sequence = model.fixed_sequence > 0 ? model.fixed_sequence
-                                                 : std::min(model.max_positions, kShortSequence);
+  plan.batch.sequence = model.fixed_sequence > 0 ? model.fixed_sequence : std::min(model.max_positions, kShortSequence);
   plan.mesh = {shards, 1};
   plan.units = units;
   return plan;
@@ -39,9 +38,8 @@ bool has_sizes(const ModelSpec& model, const Plan& plan, const TracedUnits& trac
   if (has_root_unit(plan, model) != traced.has_root) return false;
   if (find_problem(plan, model, recorded_cluster(plan))) return false;
   const std::vector<Unit> units = list_units(model, plan);
-  return std::equal(
-      units.begin(), units.end(), sizes.begin(), sizes.end(),
-      [](const Unit& unit, std::int64_t size) { return size == 0 || unit.padded_numel() == size; });
+  return std::equal(units.begin(), units.end(), sizes.begin(), sizes.end(),
+                    [](const Unit& unit, std::int64_t size) { return size == 0 || unit.padded_numel() == size; });
 }
 
 // The shapes of one block; blocks that share a unit repeat theirs.
@@ -92,9 +90,8 @@ std::vector<TensorShape> block_shapes(const ModelSpec& model) {
 
 // What the families leave open beside sizes.
 using Trait = void (*)(ModelDims&);
-constexpr std::array<Trait, 4> kTraits = {
-    [](ModelDims&) {}, [](ModelDims& dims) { dims.qkv_bias = true; },
-    [](ModelDims& dims) { dims.qk_norm = HeadNorm::kEach; }, add_biases};
+constexpr std::array<Trait, 4> kTraits = {[](ModelDims&) {}, [](ModelDims& dims) { dims.qkv_bias = true; },
+                                          [](ModelDims& dims) { dims.qk_norm = HeadNorm::kEach; }, add_biases};
 
 class FromShapes {
  public:
@@ -193,13 +190,11 @@ bool may_be(const ZooEntry& entry, const TraceFacts& facts, std::int64_t gathere
 
 }
 
-std::optional<Units> find_units(const ModelSpec& model, std::int64_t shards,
-                                const TracedUnits& traced) {
+std::optional<Units> find_units(const ModelSpec& model, std::int64_t shards, const TracedUnits& traced) {
   using Place = UnitPlacement;
   static constexpr std::pair<Place, Place> kEnds[] = {
-      {Place::kOwn, Place::kWithNorm},     {Place::kOwn, Place::kOwn},
-      {Place::kRoot, Place::kRoot},        {Place::kOwn, Place::kRoot},
-      {Place::kRoot, Place::kOwn},         {Place::kRoot, Place::kWithNorm},
+      {Place::kOwn, Place::kWithNorm},     {Place::kOwn, Place::kOwn},  {Place::kRoot, Place::kRoot},
+      {Place::kOwn, Place::kRoot},         {Place::kRoot, Place::kOwn}, {Place::kRoot, Place::kWithNorm},
       {Place::kWithHead, Place::kWithNorm}};
   const std::int64_t blocks = model.block_count();
   for (const auto& [embedding, head] : kEnds) {
@@ -219,8 +214,7 @@ std::optional<Units> find_units(const ModelSpec& model, std::int64_t shards,
   return std::nullopt;
 }
 
-std::optional<FoundModel> find_model(const FsdpTrace& trace, std::int64_t shards,
-                                     const TracedUnits& traced) {
+std::optional<FoundModel> find_model(const FsdpTrace& trace, std::int64_t shards, const TracedUnits& traced) {
   std::int64_t gathered = 0;
   for (const std::int64_t size : traced.sizes) {
     if (size == 0) return std::nullopt;

@@ -25,8 +25,7 @@ std::optional<DType> dtype_of(const std::string& traced) {
 
 class StepReading {
  public:
-  explicit StepReading(const StepOfTrace& step)
-      : step_(step), trace_(step.trace()), facts_(step.trace().facts) {}
+  explicit StepReading(const StepOfTrace& step) : step_(step), trace_(step.trace()), facts_(step.trace().facts) {}
 
   JobReadings read() {
     read_ranks();
@@ -53,9 +52,8 @@ class StepReading {
     }
     std::int64_t shard = step_.group_of(EventKind::kAllGather, false);
     const std::int64_t replicate = step_.group_of(EventKind::kAllReduce, true);
-    const bool reduces = std::ranges::any_of(step_.runs(), [](const TraceRun& r) {
-      return r.kind == EventKind::kAllReduce && r.unit >= 0;
-    });
+    const bool reduces = std::ranges::any_of(
+        step_.runs(), [](const TraceRun& r) { return r.kind == EventKind::kAllReduce && r.unit >= 0; });
     if (world_ < 1) {
       world_ = std::max<std::int64_t>(shard, 1) * std::max<std::int64_t>(replicate, 1);
       whence = "the groups of its collectives";
@@ -82,24 +80,20 @@ class StepReading {
       if (run.kind != EventKind::kAllGather || step_.in_backward(run)) continue;
       if (plan_.mesh.replicate > 1 && step_.message(run).stride > 1) {
         plan_.mesh.inner = MeshInner::kReplicate;
-        say("mesh.inner",
-            fmt::format("ranks of a shard group are {} apart", step_.message(run).stride));
+        say("mesh.inner", fmt::format("ranks of a shard group are {} apart", step_.message(run).stride));
       }
       break;
     }
     say("mesh.shard", how);
-    say("mesh.replicate",
-        plan_.mesh.replicate > 1
-            ? fmt::format("all_reduces of gradients are of groups of {}", plan_.mesh.replicate)
-            : "no all_reduce of gradients");
+    say("mesh.replicate", plan_.mesh.replicate > 1
+                              ? fmt::format("all_reduces of gradients are of groups of {}", plan_.mesh.replicate)
+                              : "no all_reduce of gradients");
     if (plan_.mesh.world() != world_) {
-      throw Error(
-          ExitCode::kMissingCapability,
-          fmt::format("{}: the job has {} ranks ({}), its shard groups {} x replicas {} are {}: "
-                      "tensor, context or pipeline parallel groups are not inferred; describe one "
-                      "stage with --plan FILE",
-                      trace_.file, world_, whence, shard, plan_.mesh.replicate,
-                      plan_.mesh.world()));
+      throw Error(ExitCode::kMissingCapability,
+                  fmt::format("{}: the job has {} ranks ({}), its shard groups {} x replicas {} are {}: "
+                              "tensor, context or pipeline parallel groups are not inferred; describe one "
+                              "stage with --plan FILE",
+                              trace_.file, world_, whence, shard, plan_.mesh.replicate, plan_.mesh.world()));
     }
   }
 
@@ -113,10 +107,9 @@ class StepReading {
     const Machine* machine = match_gpu(trace_.device, machines);
     if (machine == nullptr) {
       ask("cluster", "--cluster 64xh100",
-          trace_.device.empty()
-              ? "the trace does not name its GPU"
-              : fmt::format("GPU '{}' with {} is not in the catalogue (foreshard machines)",
-                            trace_.device, format_bytes(facts_.device_memory)));
+          trace_.device.empty() ? "the trace does not name its GPU"
+                                : fmt::format("GPU '{}' with {} is not in the catalogue (foreshard machines)",
+                                              trace_.device, format_bytes(facts_.device_memory)));
       return;
     }
     const std::string& key = machine->aliases.empty() ? machine->key : machine->aliases.front();
@@ -159,30 +152,28 @@ class StepReading {
   void read_batch() {
     plan_.batch.accumulation = step_.microbatches();
     say("batch.accumulation",
-        fmt::format("{} before the optimizer", step_.microbatches() == 1
-                                                   ? "one backward"
-                                                   : plural(step_.microbatches(), "backward")));
+        fmt::format("{} before the optimizer",
+                    step_.microbatches() == 1 ? "one backward" : plural(step_.microbatches(), "backward")));
     if (facts_.sequence > 0) {
       plan_.batch.sequence = facts_.sequence;
       plan_.batch.micro_batch = facts_.micro_batch;
-      const std::string how =
-          fmt::format("the embedding reads [{}, {}] tokens", facts_.micro_batch, facts_.sequence);
+      const std::string how = fmt::format("the embedding reads [{}, {}] tokens", facts_.micro_batch, facts_.sequence);
       say("batch.sequence", how);
       say("batch.micro_batch", how);
       return;
     }
-    const char* why = facts_.has_shapes ? "no embedding with shapes is in the trace"
-                                        : "the trace has no shapes (record_shapes=True)";
+    const char* why =
+        facts_.has_shapes ? "no embedding with shapes is in the trace" : "the trace has no shapes (record_shapes=True)";
     ask("batch.sequence", "--sequence N", why);
     ask("batch.micro_batch", "--micro-batch N", why);
   }
 
   void read_optimizer() {
-    const bool clips = std::ranges::any_of(
-        step_.runs(), [](const TraceRun& run) { return run.kind == EventKind::kGradNorm; });
+    const bool clips =
+        std::ranges::any_of(step_.runs(), [](const TraceRun& run) { return run.kind == EventKind::kGradNorm; });
     if (!clips) plan_.optimizer.clip_norm.reset();
-    say("optimizer.clip_norm", clips ? "norms of gradients before the optimizer"
-                                     : "no norm of gradients before the optimizer");
+    say("optimizer.clip_norm",
+        clips ? "norms of gradients before the optimizer" : "no norm of gradients before the optimizer");
     if (facts_.optimizer.empty()) return;
     if (facts_.optimizer == "SGD") plan_.optimizer.kind = Optimizer::Kind::kSgd;
     say("optimizer.kind", facts_.optimizer);
@@ -228,8 +219,8 @@ class StepReading {
 StepOfTrace::StepOfTrace(const FsdpTrace& trace) : trace_(trace) {
   for (const TraceRun& run : runs()) backward_from_.try_emplace(run.microbatch, Time());
   for (const TraceRun& run : runs()) {
-    const bool turns = run.kind == EventKind::kLoss || run.kind == EventKind::kBackward ||
-                       run.kind == EventKind::kRecompute;
+    const bool turns =
+        run.kind == EventKind::kLoss || run.kind == EventKind::kBackward || run.kind == EventKind::kRecompute;
     Time& from = backward_from_.at(run.microbatch);
     if (turns && from == Time()) from = run.issue;
   }
@@ -240,14 +231,11 @@ bool StepOfTrace::in_backward(const TraceRun& run) const {
   return from != Time() && run.issue >= from;
 }
 
-const TracedMessage& StepOfTrace::message(const TraceRun& run) const {
-  return trace_.messages[run.message];
-}
+const TracedMessage& StepOfTrace::message(const TraceRun& run) const { return trace_.messages[run.message]; }
 
 std::int64_t StepOfTrace::group_of(EventKind kind, bool backward) const {
   for (const TraceRun& run : runs()) {
-    if (run.kind == kind && run.unit >= 0 && in_backward(run) == backward &&
-        message(run).group_size > 0) {
+    if (run.kind == kind && run.unit >= 0 && in_backward(run) == backward && message(run).group_size > 0) {
       return message(run).group_size;
     }
   }

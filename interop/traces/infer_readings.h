@@ -57,8 +57,7 @@ struct TracedUnits {
 
 // How `model` must be grouped for its units to have these sizes among `shards` ranks; none where no
 // grouping has. Nothing but the number of units is compared where a size is not told.
-std::optional<Units> find_units(const ModelSpec& model, std::int64_t shards,
-                                const TracedUnits& units);
+std::optional<Units> find_units(const ModelSpec& model, std::int64_t shards, const TracedUnits& units);
 
 struct FoundModel {
   ModelSpec model;
@@ -67,7 +66,6 @@ struct FoundModel {
 };
 
 // Of the zoo's models, then of those that the families make of the shapes in the trace.
-std::optional<FoundModel> find_model(const FsdpTrace& trace, std::int64_t shards,
-                                     const TracedUnits& units);
+std::optional<FoundModel> find_model(const FsdpTrace& trace, std::int64_t shards, const TracedUnits& units);
 
 }

@@ -48,8 +48,8 @@ void JobStepWriter::add_compute(EventKind kind, int unit, const WorkItem& item) 
 }
 
 void JobStepWriter::add_outside(const char* where, const WorkItem& item) {
-  static constexpr std::array<const char*, 5> kCollectives = {
-      "work", "all_gather", "reduce_scatter", "all_reduce", "collective"};
+  static constexpr std::array<const char*, 5> kCollectives = {"work", "all_gather", "reduce_scatter", "all_reduce",
+                                                              "collective"};
   const std::string what = fmt::format("{} {}", kCollectives[at(item.collective)], where);
   add_outside(what, 1, item.end - item.begin);
 }

@@ -184,8 +184,8 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     }
     if (kind == '{' && section_ == "deviceProperties" && path_.size() == 3) ++trace_.devices;
     if (path_.size() == 1) event_depth_ = kind == '[' ? 2 : 3;
-    has_events = has_events || (kind == '[' && path_.size() + 1 == event_depth_ &&
-                                (path_.size() == 1 || section_ == "traceEvents"));
+    has_events = has_events ||
+                 (kind == '[' && path_.size() + 1 == event_depth_ && (path_.size() == 1 || section_ == "traceEvents"));
     if (in_event() && path_.size() == event_depth_) {
       draft_ = Draft();
       inside_args_ = false;
@@ -215,8 +215,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
       top_number(whole);
     } else if (path_.size() == event_depth_) {
       // Kineto may write an exponent for a round number.
-      const auto rounded =
-          is_time(value) ? std::optional<std::int64_t>(std::llround(value * 1000)) : std::nullopt;
+      const auto rounded = is_time(value) ? std::optional<std::int64_t>(std::llround(value * 1000)) : std::nullopt;
       const auto time = !text.empty()    ? nanoseconds_of(text)
                         : is_time(whole) ? std::optional(whole * 1000)
                                          : std::nullopt;
@@ -336,17 +335,16 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   }
   std::uint32_t number_of(const std::string& name) {
     if (name.empty()) return 0;
-    const auto [entry, is_new] =
-        numbers_.emplace(name, static_cast<std::uint32_t>(trace_.names.size()));
+    const auto [entry, is_new] = numbers_.emplace(name, static_cast<std::uint32_t>(trace_.names.size()));
     if (is_new) trace_.names.push_back(name);
     return entry->second;
   }
 
   std::uint32_t message_of(const TracedMessage& message) {
-    const auto [entry, is_new] = message_numbers_.emplace(
-        std::tuple(message.dtype, message.group, message.in_elements, message.out_elements,
-                   message.group_size, message.stride),
-        static_cast<std::uint32_t>(trace_.messages.size()));
+    const auto [entry, is_new] =
+        message_numbers_.emplace(std::tuple(message.dtype, message.group, message.in_elements, message.out_elements,
+                                            message.group_size, message.stride),
+                                 static_cast<std::uint32_t>(trace_.messages.size()));
     if (is_new) trace_.messages.push_back(message);
     return entry->second;
   }
@@ -358,9 +356,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   bool inside_args_ = false;
   Draft draft_;
   std::unordered_map<std::string, std::uint32_t> numbers_;
-  std::map<
-      std::tuple<std::string, std::string, std::int64_t, std::int64_t, std::int64_t, std::int64_t>,
-      std::uint32_t>
+  std::map<std::tuple<std::string, std::string, std::int64_t, std::int64_t, std::int64_t, std::int64_t>, std::uint32_t>
       message_numbers_;
 };
 
@@ -377,15 +373,12 @@ std::int64_t TracedMessage::bytes() const {
 }
 
 bool KinetoTrace::of_gpu() const {
-  return std::ranges::any_of(events, [](const TraceEvent& event) {
-    return event.category == TraceEvent::Category::kDevice;
-  });
+  return std::ranges::any_of(events,
+                             [](const TraceEvent& event) { return event.category == TraceEvent::Category::kDevice; });
 }
 
 KinetoTrace read_kineto(const std::filesystem::path& path) {
-  const auto refuse = [&](const std::string& what) {
-    throw ConfigError({path.string(), 0, 0, ""}, what);
-  };
+  const auto refuse = [&](const std::string& what) { throw ConfigError({path.string(), 0, 0, ""}, what); };
   expect_regular_file(path);
   ZlibBuffer buffer(path);
   if (!buffer.is_open()) refuse("cannot be read");

@@ -26,12 +26,12 @@ namespace foreshard {
 
 // What a collective was called with.
 struct TracedMessage {
-  std::string dtype;  // as PyTorch prints it: "BFloat16", "Float", "Byte"
+  std::string dtype;                               // as PyTorch prints it: "BFloat16", "Float", "Byte"
   std::int64_t in_elements = 0, out_elements = 0;  // of this rank's tensors
   std::int64_t group_size = 0;                     // 0: not told
-  std::int64_t stride = 0;     // from a rank of the group to the next; 0: not told, or not even
-  std::string group;           // the process group's name
-  std::int64_t bytes() const;  // of the larger tensor: the whole unsharded buffer
+  std::int64_t stride = 0;                         // from a rank of the group to the next; 0: not told, or not even
+  std::string group;                               // the process group's name
+  std::int64_t bytes() const;                      // of the larger tensor: the whole unsharded buffer
   bool operator==(const TracedMessage&) const = default;
 };
 

@@ -11,8 +11,8 @@ namespace {
 
 bool is_compared(const EventGraph& graph, std::size_t row, ComparedCollectives compared) {
   const EventKind kind = graph.rows[row].kind;
-  const bool of_units = kind == EventKind::kAllGather || kind == EventKind::kReduceScatter ||
-                        kind == EventKind::kAllReduce;
+  const bool of_units =
+      kind == EventKind::kAllGather || kind == EventKind::kReduceScatter || kind == EventKind::kAllReduce;
   if (compared == ComparedCollectives::kAll) return of_units || kind == EventKind::kAllToAll;
   return of_units && graph.details[row].unit >= 0;
 }
@@ -43,28 +43,25 @@ std::vector<std::string> collective_differences(const EventGraph& graph, const E
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     if (!is_compared(graph, i, compared)) continue;
     ++rows;
-    const std::string planned = fmt::format("{} of {} bytes ({})", to_string(graph.rows[i].kind),
-                                            graph.works[graph.rows[i].work].bytes.count(),
-                                            names.of(static_cast<EventId>(i)));
+    const std::string planned =
+        fmt::format("{} of {} bytes ({})", to_string(graph.rows[i].kind), graph.works[graph.rows[i].work].bytes.count(),
+                    names.of(static_cast<EventId>(i)));
     if (next >= calls.size()) continue;
     const TracedCollectiveCall& call = calls[next++];
-    const bool same =
-        call.kind == to_string(graph.rows[i].kind) &&
-        call.bytes == graph.works[graph.rows[i].work].bytes.count() &&
-        (compared == ComparedCollectives::kOfUnits || !is_of_other_group(graph, i, call));
+    const bool same = call.kind == to_string(graph.rows[i].kind) &&
+                      call.bytes == graph.works[graph.rows[i].work].bytes.count() &&
+                      (compared == ComparedCollectives::kOfUnits || !is_of_other_group(graph, i, call));
     if (same) continue;
     if (++different == 1) {
       const bool grouped = compared == ComparedCollectives::kAll;
-      sentences.push_back(fmt::format(
-          "collective {} of the step is {} of {} bytes{}, the plan's {}{}", next, call.kind,
-          call.bytes, grouped ? fmt::format(" over {} ranks", call.ranks) : "", planned,
-          grouped ? fmt::format(" over {}", group_words(graph, i)) : ""));
+      sentences.push_back(fmt::format("collective {} of the step is {} of {} bytes{}, the plan's {}{}", next, call.kind,
+                                      call.bytes, grouped ? fmt::format(" over {} ranks", call.ranks) : "", planned,
+                                      grouped ? fmt::format(" over {}", group_words(graph, i)) : ""));
     }
   }
   if (different > 1) sentences.push_back(fmt::format("{} collectives differ in all", different));
   if (rows != calls.size()) {
-    sentences.push_back(
-        fmt::format("the job issues {} collectives in a step, the plan {}", calls.size(), rows));
+    sentences.push_back(fmt::format("the job issues {} collectives in a step, the plan {}", calls.size(), rows));
   }
   return sentences;
 }
@@ -96,8 +93,7 @@ TimedFile read_timed_file(const std::filesystem::path& path) {
     file.lists_collectives = true;
     for (const ConfigNode& call : calls->elements()) {
       const ConfigNode* stride = call.find("stride");
-      file.collectives.push_back({call.at("kind").as_string(),
-                                  call.at("bytes").as_int(0, kMostMemory),
+      file.collectives.push_back({call.at("kind").as_string(), call.at("bytes").as_int(0, kMostMemory),
                                   call.at("ranks").as_int(1, kMostRanks),
                                   stride == nullptr ? 0 : stride->as_int(1, kMostRanks)});
     }

@@ -30,10 +30,9 @@ struct TracedCollectiveCall {
 enum class ComparedCollectives : std::uint8_t { kOfUnits, kAll };
 
 // In sentences, the first difference and how many there are; none where all are equal.
-std::vector<std::string> collective_differences(
-    const EventGraph& graph, const EventNames& names,
-    const std::vector<TracedCollectiveCall>& calls,
-    ComparedCollectives compared = ComparedCollectives::kOfUnits);
+std::vector<std::string> collective_differences(const EventGraph& graph, const EventNames& names,
+                                                const std::vector<TracedCollectiveCall>& calls,
+                                                ComparedCollectives compared = ComparedCollectives::kOfUnits);
 
 // What a training script writes beside its trace, NAME.timed.json (schema "foreshard.timed/1"; the
 // exported script, interop/record/timed.py).

@@ -19,8 +19,8 @@ Interest interest_of(const std::string& name) {
   if (name.ends_with("chunk_cat")) return Interest::kPacking;
   const auto has = [&](const char* word) { return contains(name, word); };
   if (has("ackward")) return Interest::kNone;
-  const bool chosen = has("aten::_scaled_dot_product") || has("_attn_forward") ||
-                      has("_attn_func") || name == "aten::scaled_dot_product_attention";
+  const bool chosen = has("aten::_scaled_dot_product") || has("_attn_forward") || has("_attn_func") ||
+                      name == "aten::scaled_dot_product_attention";
   return chosen ? Interest::kAttention : Interest::kNone;
 }
 
@@ -72,10 +72,10 @@ class FactReader {
         facts_.optimizer = name.substr(kOptimizer.size());
         facts_.optimizer.resize(std::min(facts_.optimizer.find('.'), facts_.optimizer.size()));
       }
-      foreach_step = foreach_step || name.starts_with("aten::_foreach_addcdiv_") ||
-                     name.starts_with("aten::_foreach_lerp_");
-      facts_.compiled = facts_.compiled || name.starts_with("triton_") ||
-                        name.starts_with("Torch-Compiled Region") || has("CompiledFxGraph");
+      foreach_step =
+          foreach_step || name.starts_with("aten::_foreach_addcdiv_") || name.starts_with("aten::_foreach_lerp_");
+      facts_.compiled = facts_.compiled || name.starts_with("triton_") || name.starts_with("Torch-Compiled Region") ||
+                        has("CompiledFxGraph");
       // multi_tensor_apply_kernel<..., FusedAdamMathFunctor<float, 4, ...>, float const*, ...>
       const std::size_t functor = name.find("FusedAdamMathFunctor<");
       if (functor == std::string::npos) continue;
@@ -90,8 +90,8 @@ class FactReader {
     if (shapes.size() < 2 || shapes[0].size() != 2) return;
     auto& tables = facts_.tables;
     if (contains(tables, shapes[0])) return;
-    const bool longest = std::ranges::none_of(
-        tables, [&](const TensorShape& table) { return table[0] >= shapes[0][0]; });
+    const bool longest =
+        std::ranges::none_of(tables, [&](const TensorShape& table) { return table[0] >= shapes[0][0]; });
     tables.push_back(shapes[0]);
     if (!longest) return;
     facts_.micro_batch = shapes[1].size() > 1 ? shapes[1][0] : 1;
@@ -111,8 +111,7 @@ class FactReader {
     const std::size_t heads = name.starts_with("aten::") ? 1 : 2;
     facts_.heads = shapes[0][heads];
     facts_.head_dim = shapes[0][3];
-    facts_.kv_heads =
-        facts_.kv_heads == 0 ? shapes[1][heads] : std::min(facts_.kv_heads, shapes[1][heads]);
+    facts_.kv_heads = facts_.kv_heads == 0 ? shapes[1][heads] : std::min(facts_.kv_heads, shapes[1][heads]);
   }
 
   std::vector<TensorShape> shapes_of(const TraceEvent& event) const {
@@ -131,8 +130,8 @@ class FactReader {
         continue;
       }
       for (const TraceEvent* packing : packings_) {
-        const bool inside = packing->thread == range.thread && packing->begin >= range.begin &&
-                            packing->end <= range.end;
+        const bool inside =
+            packing->thread == range.thread && packing->begin >= range.begin && packing->end <= range.end;
         if (!inside) continue;
         std::vector<TensorShape> shapes = shapes_of(*packing);
         // The last one is the output, [ranks, elements of one], where there is one.
@@ -156,9 +155,7 @@ TraceFacts read_facts(const KinetoTrace& trace) { return FactReader(trace).read(
 
 std::string other_library(const KinetoTrace& trace) {
   static constexpr std::pair<std::string_view, const char*> kRanges[] = {
-      {"FullyShardedDataParallel.", "FSDP1"},
-      {"DistributedDataParallel.", "DDP"},
-      {"DeepSpeed", "DeepSpeed"}};
+      {"FullyShardedDataParallel.", "FSDP1"}, {"DistributedDataParallel.", "DDP"}, {"DeepSpeed", "DeepSpeed"}};
   for (const auto& [range, library] : kRanges) {
     for (const std::string& name : trace.names) {
       if (contains(name, range)) return library;

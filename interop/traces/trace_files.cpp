@@ -68,8 +68,7 @@ std::vector<FsdpTrace> read_job_traces(const fs::path& path) {
     files = list_traces(path);
     if (files.empty()) {
       throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: is neither a run folder nor has it traces (*.trace.json.gz)",
-                              path.string()));
+                  fmt::format("{}: is neither a run folder nor has it traces (*.trace.json.gz)", path.string()));
     }
   }
   std::vector<FsdpTrace> traces;
@@ -82,8 +81,7 @@ std::vector<FsdpTrace> read_job_traces(const fs::path& path) {
   for (std::size_t i = 1; i < traces.size(); ++i) {
     if (traces[i].rank != traces[i - 1].rank) continue;
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("{} and {} are both of rank {}", traces[i - 1].file, traces[i].file,
-                            traces[i].rank));
+                fmt::format("{} and {} are both of rank {}", traces[i - 1].file, traces[i].file, traces[i].rank));
   }
   return traces;
 }

@@ -30,8 +30,7 @@ namespace {
 
 using Category = TraceEvent::Category;
 constexpr std::size_t kNoParent = at(-1);
-constexpr std::size_t kDeepestCall =
-    1'000;  // as Python's recursion; parents are walked for each event
+constexpr std::size_t kDeepestCall = 1'000;  // as Python's recursion; parents are walked for each event
 
 // "_allgather_base", "c10d::_reduce_scatter_base_", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)".
 TracedCollective collective_of(std::string_view name) {
@@ -72,13 +71,12 @@ NameFacts facts_of(const std::string& name) {
   facts.profiler = name.starts_with("profiler::");
   facts.norm = has("norm") && !has("rms_norm") && !has("layer_norm");
   facts.scale = has("clamp") || has("mul_");
-  static constexpr std::string_view kProducts[] = {"aten::mm", "aten::addmm", "aten::bmm",
-                                                   "aten::baddbmm", "aten::_scaled_mm"};
+  static constexpr std::string_view kProducts[] = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm",
+                                                   "aten::_scaled_mm"};
   facts.product = contains(kProducts, name);
   // The operator behind scaled_dot_product_attention, which selective recompute may find done.
   facts.attention =
-      (name.starts_with("aten::_scaled_dot_product") || has("flash_attn") || has("FlashAttn")) &&
-      !has("ackward");
+      (name.starts_with("aten::_scaled_dot_product") || has("flash_attn") || has("FlashAttn")) && !has("ackward");
   facts.collective = collective_of(name);
   return facts;
 }
@@ -108,8 +106,7 @@ class Linker {
     std::ranges::stable_sort(work.ranges, [](const auto& a, const auto& b) {
       return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
     });
-    std::ranges::stable_sort(work.items,
-                             [](const auto& a, const auto& b) { return a.issue < b.issue; });
+    std::ranges::stable_sort(work.items, [](const auto& a, const auto& b) { return a.issue < b.issue; });
     return work;
   }
 
@@ -117,8 +114,7 @@ class Linker {
   const NameFacts& facts(const TraceEvent& event) const { return facts_[event.name]; }
   const TraceEvent& event(std::size_t i) const { return trace_.events[i]; }
   bool on_host(const TraceEvent& e) const {
-    return e.category == Category::kOperator || e.category == Category::kAnnotation ||
-           e.category == Category::kLaunch;
+    return e.category == Category::kOperator || e.category == Category::kAnnotation || e.category == Category::kLaunch;
   }
 
   void find_parents() {
@@ -147,8 +143,7 @@ class Linker {
         if (event(i).message != 0) tell_callers(i);
         if (!gpu_ && (facts(event(i)).product || facts(event(i)).attention)) count_inside(i);
         const bool inner = facts(event(i)).fsdp || facts(event(i)).c10d || again;
-        for (std::size_t p = parents_[i]; inner && p != kNoParent && !divided_[p];
-             p = parents_[p]) {
+        for (std::size_t p = parents_[i]; inner && p != kNoParent && !divided_[p]; p = parents_[p]) {
           divided_[p] = true;
         }
       }
@@ -237,11 +232,8 @@ class Linker {
           continue;
         }
       }
-      WorkItem item = {.issue = event(cause->second).begin,
-                       .begin = e.begin,
-                       .end = e.end,
-                       .stream = e.thread,
-                       .name = e.name};
+      WorkItem item = {
+          .issue = event(cause->second).begin, .begin = e.begin, .end = e.end, .stream = e.thread, .name = e.name};
       if (e.collective != 0) {
         item.collective = facts_[e.collective].collective;
       } else if (facts(e).nccl) {
@@ -270,8 +262,7 @@ class Linker {
       look_around(i, item, work);
       work.items.push_back(item);
     }
-    std::ranges::stable_sort(work.items,
-                             [](const auto& a, const auto& b) { return a.issue < b.issue; });
+    std::ranges::stable_sort(work.items, [](const auto& a, const auto& b) { return a.issue < b.issue; });
     // Gloo's threads take up operations in the order of their issue.
     std::size_t next = 0;
     for (WorkItem& item : work.items) {
@@ -287,7 +278,7 @@ class Linker {
   std::vector<std::size_t> parents_;
   std::vector<std::uint32_t> messages_;
   std::vector<std::pair<int, int>> inside_;  // of CPU work: products and attention
-  std::vector<bool> divided_;  // an FSDP range, a collective or recomputed work lies inside
+  std::vector<bool> divided_;                // an FSDP range, a collective or recomputed work lies inside
   std::vector<std::size_t> order_;
   std::vector<std::int64_t> issuing_threads_;
 };

@@ -28,8 +28,7 @@ using Key = std::tuple<EventKind, int, int>;  // kind, unit of the plan, micro-b
 
 bool flows(EventKind kind) {
   using enum EventKind;
-  return is_among(kind,
-                  {kForward, kLoss, kRecompute, kBackward, kGradNorm, kGradScale, kOptimizer});
+  return is_among(kind, {kForward, kLoss, kRecompute, kBackward, kGradNorm, kGradScale, kOptimizer});
 }
 
 Key key_of(EventKind kind, int unit, int microbatch) {
@@ -93,8 +92,7 @@ Lists by_key(const std::vector<Stretch>& list) {
 }
 
 // Of each of the plan's, the index of its run; the runs' count where there is none.
-std::vector<std::size_t> pair_up(const std::vector<const Stretch*>& plan,
-                                 const std::vector<const Stretch*>& runs) {
+std::vector<std::size_t> pair_up(const std::vector<const Stretch*>& plan, const std::vector<const Stretch*>& runs) {
   std::vector<std::size_t> chosen;
   std::size_t next = 0;
   for (std::size_t i = 0; i < plan.size(); ++i) {
@@ -105,8 +103,8 @@ std::vector<std::size_t> pair_up(const std::vector<const Stretch*>& plan,
     const std::size_t left = plan.size() - i - 1;
     const std::size_t spare = runs.size() - next > left ? runs.size() - next - left : 1;
     const auto rank = [&](const Stretch& run) {
-      const int neighbours = static_cast<int>(run.before == plan[i]->before) +
-                             static_cast<int>(run.behind == plan[i]->behind);
+      const int neighbours =
+          static_cast<int>(run.before == plan[i]->before) + static_cast<int>(run.behind == plan[i]->behind);
       return std::pair(neighbours, run.run.end - run.run.begin);
     };
     std::size_t best = next;
@@ -150,9 +148,8 @@ std::vector<int> match_units(const EventGraph& graph, const FsdpTrace& trace) {
   }
   for (const Unit& unit : graph.units) names.push_back(unit.name);
   const std::string both =
-      fmt::format("the job shards {} unit{} ({}), the plan {} ({})", modules.size(),
-                  modules.size() == 1 ? "" : "s", fmt::join(modules, "; "), names.size(),
-                  fmt::join(names, "; "));
+      fmt::format("the job shards {} unit{} ({}), the plan {} ({})", modules.size(), modules.size() == 1 ? "" : "s",
+                  fmt::join(modules, "; "), names.size(), fmt::join(names, "; "));
   const char* keys =
       "units.layers_per_unit, units.embedding and units.head say how the plan groups "
       "layers";
@@ -168,8 +165,7 @@ std::vector<int> match_units(const EventGraph& graph, const FsdpTrace& trace) {
     const std::string& name = graph.units[at(unit)].name;
     const auto there = number_in(module), here = number_in(name);
     if (there.has_value() != here.has_value() || there != here) {
-      refuse(trace,
-             fmt::format("{}: in order of forward, {} meets {}; {}", both, module, name, keys));
+      refuse(trace, fmt::format("{}: in order of forward, {} meets {}; {}", both, module, name, keys));
     }
     result.push_back(unit);
   }
@@ -236,9 +232,7 @@ class StepJoin {
     const Time length = run.end - run.begin;
     double before = 0;
     for (std::size_t i = 0; i < stretch.rows.size(); ++i) {
-      const auto at = [&](double share) {
-        return run.begin - begin + Time::seconds(length.seconds() * share / whole);
-      };
+      const auto at = [&](double share) { return run.begin - begin + Time::seconds(length.seconds() * share / whole); };
       const auto id = static_cast<std::size_t>(stretch.rows[i]);
       Span& span = result.step.spans[id];
       span.start = i == 0 ? run.begin - begin : at(before);
@@ -292,8 +286,7 @@ class StepJoin {
 std::string clip_list(const std::vector<std::string>& names) {
   constexpr std::size_t kMost = 4;
   if (names.size() <= kMost) return fmt::format("{}", fmt::join(names, ", "));
-  return fmt::format("{} and {} more", fmt::join(names.begin(), names.begin() + kMost, ", "),
-                     names.size() - kMost);
+  return fmt::format("{} and {} more", fmt::join(names.begin(), names.begin() + kMost, ", "), names.size() - kMost);
 }
 
 std::vector<std::string> missing_sentences(const EventGraph& graph, const EventNames& names,
@@ -307,8 +300,8 @@ std::vector<std::string> missing_sentences(const EventGraph& graph, const EventN
   std::vector<std::string> sentences;
   for (const auto& [kind, entry] : kinds) {
     if (entry.second.empty()) continue;
-    sentences.push_back(fmt::format("{} of the plan's {} {} events: {}", entry.second.size(),
-                                    entry.first, to_string(kind), clip_list(entry.second)));
+    sentences.push_back(fmt::format("{} of the plan's {} {} events: {}", entry.second.size(), entry.first,
+                                    to_string(kind), clip_list(entry.second)));
   }
   return sentences;
 }
@@ -332,18 +325,14 @@ std::vector<std::string> beyond_sentences(const FsdpTrace& trace, const JobStep&
       group.where.push_back(where);
     }
   }
-  const auto milliseconds = [](Time time) {
-    return fmt::format("{:.3f} ms", time.seconds() * 1e3);
-  };
+  const auto milliseconds = [](Time time) { return fmt::format("{:.3f} ms", time.seconds() * 1e3); };
   std::vector<std::string> sentences;
   for (const auto& [kind, group] : kinds) {
-    sentences.push_back(fmt::format("{} {}{}{}, {}", group.runs, to_string(kind),
-                                    group.where.empty() ? "" : " of ", clip_list(group.where),
-                                    milliseconds(group.time)));
+    sentences.push_back(fmt::format("{} {}{}{}, {}", group.runs, to_string(kind), group.where.empty() ? "" : " of ",
+                                    clip_list(group.where), milliseconds(group.time)));
   }
   for (const OutsideWork& work : step.outside) {
-    sentences.push_back(
-        fmt::format("{} ({} pieces), {}", work.what, work.pieces, milliseconds(work.time)));
+    sentences.push_back(fmt::format("{} ({} pieces), {}", work.what, work.pieces, milliseconds(work.time)));
   }
   return sentences;
 }
@@ -351,8 +340,7 @@ std::vector<std::string> beyond_sentences(const FsdpTrace& trace, const JobStep&
 // Events that the host issued before one that the plan puts earlier, one sentence for each pair of
 // kinds. Rows of one range have one issue, so only the first of a stretch counts.
 std::vector<std::string> order_sentences(const EventGraph& graph, const EventNames& names,
-                                         const std::vector<Stretch>& plan,
-                                         const StepJoin::Result& result) {
+                                         const std::vector<Stretch>& plan, const StepJoin::Result& result) {
   std::vector<EventId> issued;
   for (const Stretch& stretch : plan) {
     if (result.found[at(stretch.rows.front())]) {
@@ -379,8 +367,7 @@ std::vector<std::string> order_sentences(const EventGraph& graph, const EventNam
     sentences.push_back(fmt::format(
         "the job issues {} before {}, the plan behind it{}: are the job's prefetch and units those "
         "of the plan?",
-        names.of(swap.early), names.of(swap.late),
-        swap.count > 1 ? fmt::format(" ({} such pairs)", swap.count) : ""));
+        names.of(swap.early), names.of(swap.late), swap.count > 1 ? fmt::format(" ({} such pairs)", swap.count) : ""));
   }
   return sentences;
 }
@@ -398,17 +385,15 @@ void check_device(const Forecast& forecast, const FsdpTrace& trace) {
   const bool of_gpus = forecast.plan.host == HostKind::kFeedsDevice;
   if (of_gpus == trace.of_gpu) return;
   if (!of_gpus) {
-    refuse(trace,
-           fmt::format("is of {}, the cluster is '{}', whose ranks compute on the host: name "
-                       "the GPUs with --cluster, for example 8xh100",
-                       trace.device.empty() ? "a GPU" : trace.device, forecast.plan.cluster));
+    refuse(trace, fmt::format("is of {}, the cluster is '{}', whose ranks compute on the host: name "
+                              "the GPUs with --cluster, for example 8xh100",
+                              trace.device.empty() ? "a GPU" : trace.device, forecast.plan.cluster));
   }
   refuse(trace,
          trace.device.empty()
              ? fmt::format("is of CPU ranks{}, whose times say nothing of '{}': name --cluster "
                            "local, or record on the GPUs with ProfilerActivity.CUDA",
-                           trace.facts.backend.empty() ? "" : " over " + trace.facts.backend,
-                           forecast.plan.cluster)
+                           trace.facts.backend.empty() ? "" : " over " + trace.facts.backend, forecast.plan.cluster)
              : fmt::format("has no kernels of {}, so nothing tells how long they ran: record with "
                            "ProfilerActivity.CUDA",
                            trace.device));
@@ -423,10 +408,9 @@ void check_job(const Forecast& forecast, const FsdpTrace& trace) {
   }
   const std::int64_t world = forecast.plan.mesh.world();
   if (trace.world > 0 && trace.world != world) {
-    refuse(trace,
-           fmt::format("the job has {} ranks, the plan {} (mesh.shard {} x mesh.replicate "
-                       "{})",
-                       trace.world, world, forecast.plan.mesh.shard, forecast.plan.mesh.replicate));
+    refuse(trace, fmt::format("the job has {} ranks, the plan {} (mesh.shard {} x mesh.replicate "
+                              "{})",
+                              trace.world, world, forecast.plan.mesh.shard, forecast.plan.mesh.replicate));
   }
   int microbatches = 0;
   for (const TraceRun& run : trace.steps.front().runs) {
@@ -435,8 +419,7 @@ void check_job(const Forecast& forecast, const FsdpTrace& trace) {
   if (microbatches != forecast.plan.batch.accumulation) {
     refuse(trace, fmt::format("a step of the job has {} micro-batch{}, the plan's {} "
                               "(batch.accumulation)",
-                              microbatches, microbatches == 1 ? "" : "es",
-                              forecast.plan.batch.accumulation));
+                              microbatches, microbatches == 1 ? "" : "es", forecast.plan.batch.accumulation));
   }
 }
 
@@ -465,8 +448,8 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
   if (common.empty()) refuse(traces.front(), "the traces of the ranks have no step in common");
   const std::int64_t world = forecast.plan.mesh.world();
   const bool all_ranks = std::ssize(traces) == world;
-  const bool one_host = std::ranges::all_of(
-      traces, [&](const FsdpTrace& t) { return !t.host.empty() && t.host == traces.front().host; });
+  const bool one_host =
+      std::ranges::all_of(traces, [&](const FsdpTrace& t) { return !t.host.empty() && t.host == traces.front().host; });
 
   TraceJoin join;
   RunRecord& record = join.record;
@@ -481,9 +464,8 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
   record.warm_up = 0;  // the profiler's schedule had its own
   record.world = static_cast<int>(traces.size());
   record.first_step = common.front();
-  record.tokens_per_step =
-      as_double(forecast.plan.batch.micro_batch * forecast.plan.batch.sequence *
-                forecast.plan.batch.accumulation * world);
+  record.tokens_per_step = as_double(forecast.plan.batch.micro_batch * forecast.plan.batch.sequence *
+                                     forecast.plan.batch.accumulation * world);
   for (std::size_t t = 0; t < traces.size(); ++t) {
     const FsdpTrace& trace = traces[t];
     check_job(forecast, trace);
@@ -502,8 +484,8 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
       StepJoin::Result result = joiner.join(step, runs, trace.of_gpu);
       const auto found = std::ranges::count(result.found, true);
       if (2 * at(found) < result.found.size()) {
-        refuse(trace, fmt::format("step {} has {} of the plan's {} events: it is of another plan",
-                                  step.number, found, result.found.size()));
+        refuse(trace, fmt::format("step {} has {} of the plan's {} events: it is of another plan", step.number, found,
+                                  result.found.size()));
       }
       if (rank.timelines.empty() && t == 0) {
         join.missing = missing_sentences(graph, names, result.found);

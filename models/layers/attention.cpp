@@ -21,8 +21,7 @@ AttentionShape shape_of(const ModelDims& dims) {
 }
 
 // Rotates the first rotary_dim elements of every head.
-Index rotate(LayerBuilder& layer, const ModelDims& dims, std::string_view of, std::int64_t heads,
-             Index input) {
+Index rotate(LayerBuilder& layer, const ModelDims& dims, std::string_view of, std::int64_t heads, Index input) {
   const std::string name(of);
   if (dims.rotary_dim == 0 || dims.rotary_dim == dims.head_dim) {
     const Index done = rotary(layer, {of, heads * dims.head_dim, dims.head_dim}, input);
@@ -43,8 +42,8 @@ Index rotate(LayerBuilder& layer, const ModelDims& dims, std::string_view of, st
 }
 
 // An RMS norm of every head without weights (Llama4TextL2Norm): fused, its statistics kept.
-Index norm_unweighted(LayerBuilder& layer, const ModelDims& dims, std::string_view of,
-                      std::int64_t heads, Index input) {
+Index norm_unweighted(LayerBuilder& layer, const ModelDims& dims, std::string_view of, std::int64_t heads,
+                      Index input) {
   const std::string name = std::string(of) + "_norm";
   const Index output = layer.activation(name, heads * dims.head_dim);
   const Index scale = layer.activation(name + "_rstd", heads, ElementType::kFp32);
@@ -57,19 +56,13 @@ Index norm_unweighted(LayerBuilder& layer, const ModelDims& dims, std::string_vi
 }
 
 // One product makes both, by heads; the gate is copied, and is the caller's until it ends.
-Index queries_beside_gate(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                          Index input) {
+Index queries_beside_gate(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
   const std::int64_t width = dims.heads * dims.head_dim;
-  const Index both = layer.linear({.name = names.q,
-                                   .result = "q_gate",
-                                   .n = 2 * width,
-                                   .k = dims.hidden,
-                                   .bias = dims.qkv_bias},
-                                  input);
+  const Index both = layer.linear(
+      {.name = names.q, .result = "q_gate", .n = 2 * width, .k = dims.hidden, .bias = dims.qkv_bias}, input);
   const Index q = layer.activation("q", width), part = layer.activation("gate of heads", width);
   layer.split("split_q_gate", both, {q, part});
-  const Index gate =
-      layer.elementwise("gate", Function::kCopy, {part}, {}, layer.activation("gate", width));
+  const Index gate = layer.elementwise("gate", Function::kCopy, {part}, {}, layer.activation("gate", width));
   layer.release({part});
   layer.hold({gate});
   return q;
@@ -83,8 +76,7 @@ void project_distances(LayerBuilder& layer, const ModelDims& dims, Indices& inpu
   const Index rows = layer.tensor({.name = name, .fixed = all});
   layer.constant("distance_dropout", Function::kDropout, {}, rows);
   if (dims.dropout) {
-    const Index mask =
-        layer.tensor({.name = name + "_mask", .fixed = all, .type = ElementType::kByte});
+    const Index mask = layer.tensor({.name = name + "_mask", .fixed = all, .type = ElementType::kByte});
     layer.last().outputs.push_back(mask);
   }
   const auto project = [&](std::string_view result, const char* own) {
@@ -104,8 +96,7 @@ void project_distances(LayerBuilder& layer, const ModelDims& dims, Indices& inpu
 
 }
 
-Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                     Index attention) {
+Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index attention) {
   // The sum of exponentials that attention divided by lacks the sink's: what is left of the weight
   // is sigmoid(logsumexp - sink), for every head.
   const Index logsumexp = layer.last().outputs[1];
@@ -120,8 +111,7 @@ Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const Parameter
   layer.elementwise("sink_scale", Function::kCast, {weight}, {}, narrow);
   layer.release({weight});
   const Index weighed = layer.activation("weighed_attention", attention_width(dims));
-  layer.elementwise("weigh_attention", Function::kMultiply, {attention, narrow},
-                    {attention, narrow}, weighed);
+  layer.elementwise("weigh_attention", Function::kMultiply, {attention, narrow}, {attention, narrow}, weighed);
   layer.last().sums_last = true;
   layer.release({attention, narrow});
   return weighed;
@@ -145,9 +135,8 @@ Index rotary(LayerBuilder& layer, const Rotary& rotary, Index input) {
   const Index wide = layer.activation(name + "_fp32", rotary.width, ElementType::kFp32);
   layer.elementwise(name + "_to_fp32", Function::kCast, {input}, {}, wide);
 
-  const Index table = layer.tensor({.name = name + "_rotary_conjugate",
-                                    .per_position = rotary.head_dim,
-                                    .type = ElementType::kFp32});
+  const Index table =
+      layer.tensor({.name = name + "_rotary_conjugate", .per_position = rotary.head_dim, .type = ElementType::kFp32});
   const Index product = layer.activation(name + "_rotated_fp32", rotary.width, ElementType::kFp32);
   layer.elementwise(name + "_rotary", Function::kRotary, {wide}, {}, product);
   layer.last().backward_temporaries = {table};
@@ -158,8 +147,7 @@ Index rotary(LayerBuilder& layer, const Rotary& rotary, Index input) {
   return output;
 }
 
-Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const AttentionShape& shape,
-                      Indices inputs) {
+Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const AttentionShape& shape, Indices inputs) {
   const Index output = layer.activation("attention", attention_width(dims));
   const Index logsumexp = layer.activation("logsumexp", shape.heads, ElementType::kFp32);
   Indices outputs = {output, logsumexp};
@@ -175,8 +163,7 @@ Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const Attentio
     saved = inputs;
     const std::int64_t kv_width = shape.kv_heads * shape.head_dim;
     temporaries = {layer.activation("q_gradient", shape.heads * shape.head_dim),
-                   layer.activation("k_gradient", kv_width),
-                   layer.activation("v_gradient", kv_width)};
+                   layer.activation("k_gradient", kv_width), layer.activation("v_gradient", kv_width)};
   } else {
     saved = {inputs[1], inputs[0], inputs[2]};  // freed in the order key, query, value
   }
@@ -193,25 +180,19 @@ Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const Attentio
   return output;
 }
 
-Index attend(LayerBuilder& layer, const ModelDims& model, const ParameterNames& names,
-             Index input) {
+Index attend(LayerBuilder& layer, const ModelDims& model, const ParameterNames& names, Index input) {
   if (model.latent.kv_rank > 0) return attend_latent(layer, model, names, input);
   ModelDims dims = model;
   const std::int64_t q_width = dims.heads * dims.head_dim;
   const std::int64_t kv_width = dims.kv_heads * dims.head_dim;
   const auto project = [&](std::string_view module, std::string_view result, std::int64_t n) {
-    return layer.linear({.name = module,
-                         .result = result,
-                         .n = n,
-                         .k = dims.hidden,
-                         .bias = dims.qkv_bias,
-                         .conv1d = dims.conv1d},
-                        input);
+    return layer.linear(
+        {.name = module, .result = result, .n = n, .k = dims.hidden, .bias = dims.qkv_bias, .conv1d = dims.conv1d},
+        input);
   };
   const bool shares = dims.parts.shares_keys;
   // Falcon's new architecture copies keys and values for every head (FalconAttention._split_heads).
-  const bool expands = dims.naming == Naming::kFalcon && dims.kv_heads > 1 && !dims.broadcast_kv &&
-                       !layer.is_native();
+  const bool expands = dims.naming == Naming::kFalcon && dims.kv_heads > 1 && !dims.broadcast_kv && !layer.is_native();
   Index q = 0, k = 0, v = 0;
   if (dims.fused_qkv) {
     const Index qkv = project(names.qkv, "qkv", q_width + 2 * kv_width);
@@ -251,8 +232,7 @@ Index attend(LayerBuilder& layer, const ModelDims& model, const ParameterNames& 
     const bool by_head = dims.head_norm != NormKind::kRms;  // Cohere's weights are matrices
     const auto norm = [&](std::string_view module, const char* name, std::int64_t heads, Index t) {
       const Index normed =
-          layer.norm(module, name, dims.head_norm, whole ? heads * dims.head_dim : dims.head_dim, t,
-                     whole ? 1 : heads);
+          layer.norm(module, name, dims.head_norm, whole ? heads * dims.head_dim : dims.head_dim, t, whole ? 1 : heads);
       if (whole && by_head) layer.last_parameter().shape = {heads, dims.head_dim};
       return normed;
     };
@@ -262,8 +242,7 @@ Index attend(LayerBuilder& layer, const ModelDims& model, const ParameterNames& 
   if (dims.parts.value_norm && !shares) v = norm_unweighted(layer, dims, "v", dims.kv_heads, v);
   if (dims.positions == Positions::kRotary) {
     const Index plain_q = std::exchange(q, rotate(layer, dims, "q", dims.heads, q));
-    const Index plain_k =
-        shares ? plain_q : std::exchange(k, rotate(layer, dims, "k", dims.kv_heads, k));
+    const Index plain_k = shares ? plain_q : std::exchange(k, rotate(layer, dims, "k", dims.kv_heads, k));
     // q and k lose their last reference when both have been rotated, k's first.
     layer.release(shares ? Indices{plain_q} : Indices{plain_k, plain_q});
   }

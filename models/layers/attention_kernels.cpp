@@ -43,17 +43,17 @@ struct FamilyCode {
   std::string_view family;
   // Its own attention takes the softmax in the scores' dtype, which under autocast is fp32.
   bool softmax_as_scores = false;
-  bool narrows = false;      // ... and gives it the values' dtype before dropout, not behind it
-  bool fp32_scores = false;  // ... queries and keys are cast to fp32 in front of their product
-  bool only_eager = false;   // it knows none of scaled_dot_product_attention's kernels
-  bool flexible = false;     // FlexAttention in place of PyTorch's other kernels: it takes windows
-  bool chunked = false;      // windows do not slide: positions attend within their own chunk
-  bool biased = false;       // scores have a bias of positions (T5)
-  bool strided = false;      // ... whose rows do not lie one behind the other (umT5)
-  bool bounded = false;      // eager: queries are scaled, not scores; of those the maximum is taken
-  bool sinks = false;        // eager: a learned logit of each head is one more score
-  bool masks = false;    // it makes a mask of what came before in any case (Falcon's, for ALiBi)
-  bool indexed = false;  // a mask of each block's own, of the best positions (DeepSeek-V3.2)
+  bool narrows = false;       // ... and gives it the values' dtype before dropout, not behind it
+  bool fp32_scores = false;   // ... queries and keys are cast to fp32 in front of their product
+  bool only_eager = false;    // it knows none of scaled_dot_product_attention's kernels
+  bool flexible = false;      // FlexAttention in place of PyTorch's other kernels: it takes windows
+  bool chunked = false;       // windows do not slide: positions attend within their own chunk
+  bool biased = false;        // scores have a bias of positions (T5)
+  bool strided = false;       // ... whose rows do not lie one behind the other (umT5)
+  bool bounded = false;       // eager: queries are scaled, not scores; of those the maximum is taken
+  bool sinks = false;         // eager: a learned logit of each head is one more score
+  bool masks = false;         // it makes a mask of what came before in any case (Falcon's, for ALiBi)
+  bool indexed = false;       // a mask of each block's own, of the best positions (DeepSeek-V3.2)
   bool disentangled = false;  // its own operations, whatever is asked for (DeBERTa)
   bool scales = false;        // eager: what is made is weighed by the scores' logsumexp and a sink
 };
@@ -97,15 +97,13 @@ enum class ScoreBias : std::uint8_t { kNone, kLearned, kZeros };
 ScoreBias bias_of(const FamilyCode& code, const Operation& op, const Plan& plan) {
   if (!code.biased) return ScoreBias::kNone;
   const bool crosses = op.name.starts_with("cross");
-  return crosses && plan.recompute == RangedPolicy<Recompute>{} ? ScoreBias::kZeros
-                                                                : ScoreBias::kLearned;
+  return crosses && plan.recompute == RangedPolicy<Recompute>{} ? ScoreBias::kZeros : ScoreBias::kLearned;
 }
 
 // A cache that the program holds with the model's outputs has keys and values beside their repeats
 // (in fp32 beside what was cast of them: variants.cpp).
 bool holds_cache(const LayerSpec& layer, const Plan& plan, const AttentionShape& shape) {
-  return plan.kernels.keeps_cache && plan.logits != Logits::kReleased &&
-         shape.kv_heads != shape.heads &&
+  return plan.kernels.keeps_cache && plan.logits != Logits::kReleased && shape.kv_heads != shape.heads &&
          std::ranges::none_of(layer.tensors, [](const TensorSpec& tensor) {
            return tensor.name.starts_with(kCached) && tensor.type == ElementType::kFp32;
          });
@@ -121,16 +119,15 @@ bool takes_windows(const Plan& plan, const FamilyCode& code) {
          (code.flexible && is_titan && kernel == kFlash);
 }
 
-bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& shape,
-               std::int64_t sequence) {
+bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& shape, std::int64_t sequence) {
   const bool is_outside = shape.window > 0 && sequence >= shape.window;
   const bool makes_mask = code.masks && plan.experts == ExpertKernels::kTransformers;
   return plan.batch.padded || plan.kernels.given_mask || code.indexed || makes_mask ||
          (is_outside && !takes_windows(plan, code));
 }
 
-AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const AttentionShape& shape,
-                           bool masked, ScoreBias bias) {
+AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const AttentionShape& shape, bool masked,
+                           ScoreBias bias) {
   using enum AttentionKernel;
   constexpr std::int64_t kWidestHead = 256;
   const AttentionKernel asked = plan.attention == kFlashAllHeads ? kFlash : plan.attention;
@@ -139,8 +136,7 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
   }
   if (asked != kFlash && asked != kCudnn && asked != kEfficient) return asked;
   if (code.only_eager) return kEager;
-  const bool groups =
-      shape.kv_heads != shape.heads && plan.attention != AttentionKernel::kFlashAllHeads;
+  const bool groups = shape.kv_heads != shape.heads && plan.attention != AttentionKernel::kFlashAllHeads;
   if (groups && shape.broadcasts) return kMath;
   if (!plan.has_flash && plan.compute_dtype() == DType::kBf16 && asked != kEfficient) return kMath;
   if (masked || bias == ScoreBias::kZeros) return kEfficient;
@@ -154,8 +150,7 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
 // Operations in the place of one attention.
 class Written : public LayerWriter {
  public:
-  Written(LayerSpec& layer, const Operation& attention, const Plan& plan,
-          ScoreBias bias = ScoreBias::kNone)
+  Written(LayerSpec& layer, const Operation& attention, const Plan& plan, ScoreBias bias = ScoreBias::kNone)
       : LayerWriter(layer, written_),
         bias_(bias),
         shape_(attention.attention),
@@ -184,9 +179,7 @@ class Written : public LayerWriter {
   }
   // A product over several sequences wants each head's rows together; one head of one sequence is
   // a view of all.
-  bool expands(const Plan& plan) const {
-    return shape_.kv_heads == 1 && plan.batch.micro_batch == 1;
-  }
+  bool expands(const Plan& plan) const { return shape_.kv_heads == 1 && plan.batch.micro_batch == 1; }
   // Of `width` features, of every head.
   Index repeat(const std::string& name, Index input, std::int64_t width) {
     if (shape_.kv_heads == shape_.heads) return input;
@@ -227,9 +220,7 @@ class Written : public LayerWriter {
     if (bias_ != ScoreBias::kLearned || op.inputs.size() > 3) return;
     for (const ElementType type : {ElementType::kFp32, ElementType::kCompute}) {
       last().backward_workspace.push_back(
-          tensor({.name = "bias.grad",
-                  .per_position = checked_multiply(shape_.heads, sequence_),
-                  .type = type}));
+          tensor({.name = "bias.grad", .per_position = checked_multiply(shape_.heads, sequence_), .type = type}));
     }
   }
   // Views where one fused projection is read.
@@ -237,8 +228,8 @@ class Written : public LayerWriter {
     if (inputs.size() >= 3) return inputs;  // (behind them, perhaps a bias)
     const std::int64_t kv = shape_.kv_heads * shape_.head_dim;
     const ElementType type = spec_of(inputs.front()).type;
-    Indices parts = {activation("q", shape_.heads * shape_.head_dim, type),
-                     activation("k", kv, type), activation("v", kv, type)};
+    Indices parts = {activation("q", shape_.heads * shape_.head_dim, type), activation("k", kv, type),
+                     activation("v", kv, type)};
     LayerWriter::pass("split", Function::kCopy, inputs, parts).view = true;
     return parts;
   }
@@ -257,8 +248,7 @@ Indices with_bias(Index scores, const Operation& op) {
   return terms;
 }
 
-std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& plan,
-                            ScoreBias bias) {
+std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& plan, ScoreBias bias) {
   const AttentionShape& shape = op.attention;
   constexpr ElementType kFp32 = ElementType::kFp32;
   Written out(layer, op, plan, bias);
@@ -275,19 +265,16 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   if (!shape.broadcasts || !out.expands(plan)) v = out.repeat("v_repeat", v, shape.values());
   Index scores = out.product({q, k}, shape.head_dim, out.scores("scores", kFp32));
   if (shape.causal || plan.batch.padded || bias != ScoreBias::kNone) {
-    scores = out.pass("masked_scores", Function::kAdd, with_bias(scores, op),
-                      out.scores("masked_scores", kFp32));
+    scores = out.pass("masked_scores", Function::kAdd, with_bias(scores, op), out.scores("masked_scores", kFp32));
     out.last().in_place = true;
     out.last().gradient = GradientRule::kAlias;
   }
   Index softmax = out.softmax(scores, kFp32);
-  out.last().forward_workspace = {out.scores("softmax_unmasked", kFp32),
-                                  out.scores("masked_rows", ElementType::kByte)};
+  out.last().forward_workspace = {out.scores("softmax_unmasked", kFp32), out.scores("masked_rows", ElementType::kByte)};
   out.add_bias_gradient(op);
   softmax = out.dropout(softmax);
   const std::int64_t width = shape.heads * shape.values();
-  const Index wide =
-      out.product({softmax, v}, shape.values(), out.activation("attention_fp32", width, kFp32));
+  const Index wide = out.product({softmax, v}, shape.values(), out.activation("attention_fp32", width, kFp32));
   if (holds_cache(layer, plan, shape)) {
     append(out.last().saved, {qkv[1], qkv[2]});
   }
@@ -316,16 +303,15 @@ std::vector<Operation> scaled_softmax(LayerSpec& layer, const Operation& op, con
   out.last().attention = shape;
   out.release({scores});
   probabilities = out.dropout(probabilities);
-  const Index made =
-      out.product({probabilities, v}, shape.values(),
-                  out.activation("attention_heads", shape.heads * shape.values(), kCompute));
+  const Index made = out.product({probabilities, v}, shape.values(),
+                                 out.activation("attention_heads", shape.heads * shape.values(), kCompute));
   out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
   out.release({made, k, v, probabilities});
   return out.take();
 }
 
-std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& plan,
-                             const FamilyCode& code, bool masked) {
+std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& plan, const FamilyCode& code,
+                             bool masked) {
   if (plan.runtime.kind == RuntimeKind::kMegatron) return scaled_softmax(layer, op, plan);
   const AttentionShape& shape = op.attention;
   constexpr ElementType kCompute = ElementType::kCompute;
@@ -336,15 +322,11 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   const bool expands = out.expands(plan);
   const Index k = expands ? qkv[1] : out.repeat("k_repeat", qkv[1], shape.head_dim);
   const Index v = expands ? qkv[2] : out.repeat("v_repeat", qkv[2], shape.values());
-  const auto rows = [&](const char* name, Index t, bool is_copy) {
-    return copies && !is_copy ? out.copy(name, t) : t;
-  };
+  const auto rows = [&](const char* name, Index t, bool is_copy) { return copies && !is_copy ? out.copy(name, t) : t; };
   const bool repeats = shape.kv_heads != shape.heads;
   const bool widens = code.fp32_scores && plan.compute_dtype() != DType::kFp32;
   ElementType type = widens ? ElementType::kFp32 : kCompute;
-  const auto factor = [&](const char* name, Index t) {
-    return widens ? out.cast(name, t, type) : t;
-  };
+  const auto factor = [&](const char* name, Index t) { return widens ? out.cast(name, t, type) : t; };
   const Index wide_q = factor("q_fp32", qkv[0]), wide_k = factor("k_fp32", k);
   const Index scaled_q = code.bounded ? out.scale("scaled_q", wide_q) : wide_q;
   const Index q = rows("q_heads", scaled_q, false);
@@ -379,8 +361,7 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     add_to_scores("scores_and_sinks", {scores});
     out.last().parameters = op.parameters;
     add_to_scores("shifted_scores", {scores});
-    out.last().backward_workspace = {out.scores("largest.grad", type),
-                                     out.scores("shifted_scores.grad", type)};
+    out.last().backward_workspace = {out.scores("largest.grad", type), out.scores("shifted_scores.grad", type)};
   }
   if (code.scales) {
     const Index logsumexp = op.outputs[1];
@@ -392,12 +373,10 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   const bool softmax_in_fp32 = !code.softmax_as_scores || is_autocast;
   const ElementType kind = softmax_in_fp32 ? ElementType::kFp32 : kCompute;
   // (Of fp16 CUDA's softmax itself makes fp32, and of its gradient fp16: half_to_float.)
-  const bool is_cast =
-      softmax_in_fp32 && type != ElementType::kFp32 && plan.compute_dtype() != DType::kFp16;
+  const bool is_cast = softmax_in_fp32 && type != ElementType::kFp32 && plan.compute_dtype() != DType::kFp16;
   const auto narrow = [&] {
     if (!softmax_in_fp32) return;
-    const Index wide =
-        std::exchange(probabilities, out.cast("probabilities", probabilities, kCompute));
+    const Index wide = std::exchange(probabilities, out.cast("probabilities", probabilities, kCompute));
     out.release({wide});
   };
   const Index wide = is_cast ? out.cast("scores_fp32", scores, kind) : scores;
@@ -409,9 +388,8 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   probabilities = out.dropout(probabilities);
   if (!narrows_first) narrow();
   const Index values = rows("v_heads", v, repeats);
-  const Index made =
-      out.product({probabilities, values}, shape.values(),
-                  out.activation("attention_heads", shape.heads * shape.values(), kCompute));
+  const Index made = out.product({probabilities, values}, shape.values(),
+                                 out.activation("attention_heads", shape.heads * shape.values(), kCompute));
   if (holds_cache(layer, plan, shape)) {
     append(out.last().saved, {qkv[1], qkv[2]});
   }
@@ -452,16 +430,14 @@ void add_workspace(LayerSpec& layer, Operation& op) {
 // What made the tensor put several next to each other, or one next to nothing.
 bool is_concatenated(const LayerSpec& layer, Index t) {
   return std::ranges::any_of(layer.operations, [&](const Operation& op) {
-    return !op.view && op.function == Function::kCopy && op.gradient == GradientRule::kAlias &&
-           op.outputs.front() == t;
+    return !op.view && op.function == Function::kCopy && op.gradient == GradientRule::kAlias && op.outputs.front() == t;
   });
 }
 
 // transformers' create_position_bias_mask (integrations/sdpa_attention.py): the bias laid out by
 // heads, anew in every block, or where() of it and the causal mask; zeros are those of the first
 // block. A learned one's gradient has every sequence and is summed up to the bias's.
-void add_bias_mask(LayerSpec& layer, Written& out, Operation& op, const Plan& plan,
-                   ScoreBias bias) {
+void add_bias_mask(LayerSpec& layer, Written& out, Operation& op, const Plan& plan, ScoreBias bias) {
   const bool learned = bias == ScoreBias::kLearned;
   if (!learned && !plan.batch.padded && layer.joins < 0) return;
   const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
@@ -473,8 +449,7 @@ void add_bias_mask(LayerSpec& layer, Written& out, Operation& op, const Plan& pl
   };
   Indices terms;
   if (op.inputs.size() > 3) terms.push_back(op.inputs.back());
-  const Index mask = out.pass("bias_mask", Function::kCopy, terms,
-                              made("bias_mask", ElementType::kCompute, pairs));
+  const Index mask = out.pass("bias_mask", Function::kCopy, terms, made("bias_mask", ElementType::kCompute, pairs));
   out.last().gradient = terms.empty() ? GradientRule::kNone : GradientRule::kAlias;
   if (op.attention.causal || plan.batch.padded) {
     const Index seen = made("seen", ElementType::kByte, sequence);
@@ -487,22 +462,20 @@ void add_bias_mask(LayerSpec& layer, Written& out, Operation& op, const Plan& pl
   op.attention.causal = false;
   op.attention.masked = true;
   if (!learned) return;
-  op.backward_workspace.push_back(
-      add_tensor(layer, {.name = "bias.grad of all", .per_token = pairs}));
+  op.backward_workspace.push_back(add_tensor(layer, {.name = "bias.grad of all", .per_token = pairs}));
   if (terms.empty()) {  // (else it is the mask's gradient)
-    op.backward_workspace.push_back(
-        add_tensor(layer, {.name = "bias.grad", .per_position = pairs}));
+    op.backward_workspace.push_back(add_tensor(layer, {.name = "bias.grad", .per_position = pairs}));
   } else {
     op.inputs.back() = mask;
   }
 }
 
-std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, bool masked,
-                             AttentionKernel kernel, ScoreBias bias) {
+std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, bool masked, AttentionKernel kernel,
+                             ScoreBias bias) {
   const bool efficient = kernel == AttentionKernel::kEfficient;
   // (transformers' code; others concatenate rows of heads.)
-  const bool by_heads = !efficient && plan.kernels.rope == ModuleKernels::Rope::kReal &&
-                        op.inputs.size() == 3 && is_concatenated(layer, op.inputs.front());
+  const bool by_heads = !efficient && plan.kernels.rope == ModuleKernels::Rope::kReal && op.inputs.size() == 3 &&
+                        is_concatenated(layer, op.inputs.front());
   Written out(layer, op, plan);
   const bool repeats = efficient || plan.attention == AttentionKernel::kFlashAllHeads;
   // (One head is expanded to all, a view: the kernel's gradients of all are summed up behind it.)
@@ -522,8 +495,7 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
     add_bias_mask(layer, out, op, plan, bias);
   } else if (masked) {  // of 16 bits, made of the boolean one at every call; nothing is skipped
     const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
-    const Index mask = out.pass("mask", Function::kCopy, {},
-                                out.activation("mask", sequence, ElementType::kCompute));
+    const Index mask = out.pass("mask", Function::kCopy, {}, out.activation("mask", sequence, ElementType::kCompute));
     out.last().gradient = GradientRule::kNone;
     op.saved.push_back(mask);
     op.released.push_back(mask);
@@ -535,9 +507,8 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
   add_workspace(layer, op);
   std::vector<Operation> operations = out.take();
   const Index rows = op.outputs.front();
-  const Index heads = by_heads ? out.activation("attention_heads", tensor(layer, rows).per_token,
-                                                ElementType::kCompute)
-                               : rows;
+  const Index heads =
+      by_heads ? out.activation("attention_heads", tensor(layer, rows).per_token, ElementType::kCompute) : rows;
   op.outputs.front() = heads;
   std::ranges::replace(op.saved, rows, heads);
   operations.push_back(std::move(op));
@@ -579,21 +550,18 @@ void give_bias(LayerSpec& layer, const Plan& plan, const Operation& op) {
                                                         : op.attention.causal ? ": decoder's bias"
                                                                               : ": bias")};
   if (!crosses && is_under_autocast(plan)) bias.type = ElementType::kFp32;  // as it is looked up
-  bias.per_position =
-      checked_multiply(op.attention.heads, layer.domain.length(plan.batch.sequence));
+  bias.per_position = checked_multiply(op.attention.heads, layer.domain.length(plan.batch.sequence));
   add_tensor(layer, std::move(bias));
 }
 
 // Scores of every pair by each of the index' heads in fp32, relu, their sum by the weights of
 // heads, and a mask of the best (DeepseekV32Indexer).
-std::vector<Operation> choose_positions(LayerSpec& layer, const Operation& attention,
-                                        const Plan& plan) {
+std::vector<Operation> choose_positions(LayerSpec& layer, const Operation& attention, const Plan& plan) {
   const auto named = [&](std::string_view name) {
     const auto found = std::ranges::find(layer.tensors, name, &TensorSpec::name);
     return static_cast<Index>(found - layer.tensors.begin());
   };
-  const Index queries = named(kIndexQueries), keys = named(kIndexKeys),
-              weights = named(kIndexWeights);
+  const Index queries = named(kIndexQueries), keys = named(kIndexKeys), weights = named(kIndexWeights);
   const std::int64_t heads = tensor(layer, weights).per_token;
   const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
   constexpr ElementType kFp32 = ElementType::kFp32;
@@ -603,19 +571,18 @@ std::vector<Operation> choose_positions(LayerSpec& layer, const Operation& atten
   const Index turned = out.copy("index_queries_rotated", queries);
   const Index wide = out.cast("index_queries_fp32", turned, kFp32);
   const Index wide_keys = out.cast("index_keys_fp32", keys, kFp32);
-  const Index scores = out.product({wide, wide_keys}, tensor(layer, keys).per_token,
-                                   out.scores("index_scores", kFp32));
+  const Index scores = out.product({wide, wide_keys}, tensor(layer, keys).per_token, out.scores("index_scores", kFp32));
   out.last().saved = {};
   const Index scaled = out.scale("scaled_index_scores", scores);
   out.release({scores});
   const Index positive = out.scale("positive_index_scores", scaled);
   out.release({scaled});
-  const Index sum = out.pass("index_sum", Function::kAdd, {positive, weights},
-                             out.activation("index_sum", sequence, kFp32));
-  const Index best = out.pass("topk", Function::kTopK, {sum},
-                              out.activation("best_positions", sequence, ElementType::kInt64));
-  const Index seen = out.pass("index_mask", Function::kScatterAdd, {best},
-                              out.activation("index_mask", sequence, ElementType::kByte));
+  const Index sum =
+      out.pass("index_sum", Function::kAdd, {positive, weights}, out.activation("index_sum", sequence, kFp32));
+  const Index best =
+      out.pass("topk", Function::kTopK, {sum}, out.activation("best_positions", sequence, ElementType::kInt64));
+  const Index seen =
+      out.pass("index_mask", Function::kScatterAdd, {best}, out.activation("index_mask", sequence, ElementType::kByte));
   out.release({positive, sum, best, seen, wide, wide_keys, turned, queries, keys, weights});
   std::vector<Operation> made = out.take();
   for (Operation& op : made) op.gradient = GradientRule::kNone;
@@ -626,8 +593,7 @@ std::vector<Operation> choose_positions(LayerSpec& layer, const Operation& atten
 // what queries and keys make with rows of distances is gathered for each pair.
 std::vector<Operation> disentangled(LayerSpec& layer, const Operation& op, const Plan& plan) {
   constexpr ElementType kCompute = ElementType::kCompute;
-  const std::int64_t width = op.attention.head_dim,
-                     sequence = layer.domain.length(plan.batch.sequence);
+  const std::int64_t width = op.attention.head_dim, sequence = layer.domain.length(plan.batch.sequence);
   Written out(layer, op, plan);
   const auto laid_out = [&](const char* name, Index t) {
     const Index made = out.copy(name, t);
@@ -653,12 +619,10 @@ std::vector<Operation> disentangled(LayerSpec& layer, const Operation& op, const
     const std::int64_t each = out.spec_of(*rows).per_sequence / width;
     const Index of = out.spec_of(*rows).name == kDistanceKeys ? q : k;
     const Index met = out.product({of, *rows}, width, out.activation("rows_met", each, kCompute));
-    const Index ids = add_tensor(
-        layer, {.name = "distances", .per_position = sequence, .type = ElementType::kInt64});
+    const Index ids = add_tensor(layer, {.name = "distances", .per_position = sequence, .type = ElementType::kInt64});
     out.pass("distances", Function::kArange, {}, ids);
     out.last().gradient = GradientRule::kNone;
-    const Index gathered =
-        out.pass("gather", Function::kGather, {met}, out.scores("gathered", kCompute));
+    const Index gathered = out.pass("gather", Function::kGather, {met}, out.scores("gathered", kCompute));
     out.last().saved = {met, ids};  // (gather_backward asks for the sizes of what it read)
     out.release({met, ids, *rows});
     const Index part = out.scale("scaled_distances", gathered);
@@ -674,16 +638,15 @@ std::vector<Operation> disentangled(LayerSpec& layer, const Operation& op, const
   const Index probabilities = out.softmax(masked, kCompute);
   out.release({masked});
   const Index kept = out.dropout(probabilities);
-  const Index made = out.product(
-      {kept, v}, width, out.activation("attention_heads", op.attention.heads * width, kCompute));
+  const Index made =
+      out.product({kept, v}, width, out.activation("attention_heads", op.attention.heads * width, kCompute));
   out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
   out.release({made, q, k, v, scaled, kept});
   // (Ones where nobody gives a mask.)
   const ElementType of_mask = plan.batch.padded ? ElementType::kInt64 : ElementType::kFp32;
   add_tensor(layer, {.name = std::string(kGivenMask), .per_token = sequence, .type = of_mask});
-  add_tensor(layer, {.name = std::string(kGivenMask) + ": distances",
-                     .per_position = sequence,
-                     .type = ElementType::kInt64});
+  add_tensor(layer,
+             {.name = std::string(kGivenMask) + ": distances", .per_position = sequence, .type = ElementType::kInt64});
   return out.take();
 }
 
@@ -735,8 +698,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     if (bias != ScoreBias::kNone) give_bias(layer, plan, op);
     const AttentionKernel kernel = dispatched(plan, code, op.attention, masked, bias);
     const bool by_scores = kernel == AttentionKernel::kEager && (op.attention.causal || masked);
-    const bool by_sdpa =
-        masked && (kernel == AttentionKernel::kEfficient || kernel == AttentionKernel::kMath);
+    const bool by_sdpa = masked && (kernel == AttentionKernel::kEfficient || kernel == AttentionKernel::kMath);
     if (bias == ScoreBias::kNone && (by_scores || by_sdpa)) {
       give_mask(layer, plan, op, kernel);
     }
@@ -750,8 +712,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
                                       : fused(layer, std::move(op), plan, masked, kernel, bias);
     if (code.indexed) {
       std::vector<Operation> chosen = choose_positions(layer, attends, plan);
-      made.insert(made.begin(), std::make_move_iterator(chosen.begin()),
-                  std::make_move_iterator(chosen.end()));
+      made.insert(made.begin(), std::make_move_iterator(chosen.begin()), std::make_move_iterator(chosen.end()));
     }
     layer.operations.insert(layer.operations.begin() + o, std::make_move_iterator(made.begin()),
                             std::make_move_iterator(made.end()));

@@ -12,9 +12,7 @@
 namespace foreshard {
 
 // What a block reads.
-inline TensorSpec hidden_state(const ModelDims& dims) {
-  return {.name = "input", .per_token = dims.hidden};
-}
+inline TensorSpec hidden_state(const ModelDims& dims) { return {.name = "input", .per_token = dims.hidden}; }
 
 // Of a row of the table, and of what the head reads.
 inline std::int64_t token_width(const ModelDims& dims) {
@@ -35,8 +33,7 @@ inline bool keeps_input(const ModelDims& dims) {
 // output projection (attention.cpp).
 Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);
 // The same for multi-head latent attention (mla.cpp).
-Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                    Index input);
+Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);
 
 // The width of what attention hands to the output projection.
 std::int64_t attention_width(const ModelDims& dims);
@@ -58,28 +55,22 @@ inline constexpr std::string_view kDistanceRows = "distance_rows", kDistanceKeys
                                   kDistanceQueries = "distance_queries";
 
 // Fused attention of {q, k, v} or of one fused projection.
-Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const AttentionShape& shape,
-                      Indices inputs);
+Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const AttentionShape& shape, Indices inputs);
 
 // Mamba-2's mixer, its projections included (mamba.cpp).
-Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                  Index input);
+Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);
 
 // A causal convolution of each channel over so many positions, and LFM2's mixer around one
 // (convolution.cpp).
-Index convolve(LayerBuilder& layer, const std::string& name, Indices parameters,
-               std::int64_t positions, Index input);
-Index mix_by_convolution(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                         Index input);
+Index convolve(LayerBuilder& layer, const std::string& name, Indices parameters, std::int64_t positions, Index input);
+Index mix_by_convolution(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);
 
 // Linear attention by the gated delta rule, its projections included (delta_rule.cpp).
-Index mix_by_delta_rule(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                        Index input);
+Index mix_by_delta_rule(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);
 
 // Attention's output where each head also had a learned sink to attend to (Naming::kGptOss), right
 // behind the attention, as torchtitan's models/gpt_oss computes it.
-Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                     Index attention);
+Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index attention);
 
 // A feed-forward layer of the given names and width (feed_forward.cpp).
 inline constexpr std::string_view kExpm1 = "expm1";  // which autocast takes in fp32

@@ -36,8 +36,8 @@ bool is_pointwise(const Operation& op) {
 
 // Kernels of their own, or random numbers.
 bool has_own_kernel(Function function) {
-  return function == Function::kSort || function == Function::kTopK ||
-         function == Function::kScatterAdd || function == Function::kDropout;
+  return function == Function::kSort || function == Function::kTopK || function == Function::kScatterAdd ||
+         function == Function::kDropout;
 }
 
 // --- what is saved ---
@@ -53,8 +53,7 @@ class Saved {
   void drop_what_is_cheap() {
     for (std::size_t t = 1; t < layer_.tensors.size(); ++t) {
       const auto index = static_cast<Index>(t);
-      if (!is_saved(index) || !is_recomputable(index) || index == layer_.output ||
-          !fuses_into_backward(index)) {
+      if (!is_saved(index) || !is_recomputable(index) || index == layer_.output || !fuses_into_backward(index)) {
         continue;
       }
       std::vector<Source> sources;
@@ -94,20 +93,17 @@ class Saved {
     return sum;
   }
   bool is_overwritten(Index t) const {
-    return std::ranges::any_of(layer_.operations, [&](const Operation& op) {
-      return op.in_place && op.inputs.front() == t;
-    });
+    return std::ranges::any_of(layer_.operations,
+                               [&](const Operation& op) { return op.in_place && op.inputs.front() == t; });
   }
   bool is_saved(Index t) const {
-    return t == 0 || std::ranges::any_of(layer_.operations, [&](const Operation& op) {
-             return contains(op.saved, t);
-           });
+    return t == 0 || std::ranges::any_of(layer_.operations, [&](const Operation& op) { return contains(op.saved, t); });
   }
   // The main result of a pointwise operation or of a norm.
   bool is_recomputable(Index t) const {
     const Operation* op = producer_[at(t)];
-    return op != nullptr && is_pointwise(*op) && !has_own_kernel(op->function) && !op->in_place &&
-           !op->view && op->function != Function::kColumnSum;
+    return op != nullptr && is_pointwise(*op) && !has_own_kernel(op->function) && !op->in_place && !op->view &&
+           op->function != Function::kColumnSum;
   }
   bool fuses_into_backward(Index t) const {
     return std::ranges::all_of(layer_.operations, [&](const Operation& op) {
@@ -122,8 +118,7 @@ class Saved {
     Operation* reader = producer_[at(t)];
     for (const Index input : reader->inputs) {
       std::vector<Source> below;
-      const bool is_deeper =
-          !is_saved(input) && is_recomputable(input) && find_sources(input, below);
+      const bool is_deeper = !is_saved(input) && is_recomputable(input) && find_sources(input, below);
       if (is_deeper && added(below) < size(input)) {
         append(sources, below);
         continue;
@@ -155,8 +150,8 @@ void keep_only_what_is_needed(LayerSpec& layer) {
 
 bool fuses(const Operation& op) {
   return is_pointwise(op) && !has_own_kernel(op.function) && op.function != Function::kRotary &&
-         op.function != Function::kGather && op.function != Function::kDequantize && !op.in_place &&
-         !op.view && !op.host_reads && !op.outputs.empty();
+         op.function != Function::kGather && op.function != Function::kDequantize && !op.in_place && !op.view &&
+         !op.host_reads && !op.outputs.empty();
 }
 
 bool shares_tensor(const Operation& op, const Indices& tensors) {
@@ -217,10 +212,10 @@ void share_quantised_inputs(LayerSpec& layer) {
     ops[o].shares_fp8_input = std::any_of(ops.begin(), earlier, [&](const Operation& other) {
       return other.fp8 == ops[o].fp8 && other.inputs.front() == input;
     });
-    ops[o].amax_in_producer = ops[o].fp8 == Float8::kTensorwise &&
-                              std::any_of(ops.begin(), earlier, [&](const Operation& other) {
-                                return fuses(other) && contains(other.outputs, input);
-                              });
+    ops[o].amax_in_producer =
+        ops[o].fp8 == Float8::kTensorwise && std::any_of(ops.begin(), earlier, [&](const Operation& other) {
+          return fuses(other) && contains(other.outputs, input);
+        });
   }
 }
 

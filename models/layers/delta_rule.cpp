@@ -40,10 +40,9 @@ class Mixer {
       decay_parameters_ = {parameter("dt_bias", {heads_}), parameter("A_log", {heads_})};
     }
     const Index weight = parameter("conv1d.weight", {shape_.convolved(), 1, rule_.convolution});
-    const Index convolved =
-        convolve(layer_, module_ + "conv1d", {weight}, rule_.convolution, project());
-    const Index normal = pass("silu", Function::kSilu, {convolved}, {convolved},
-                              narrow("q_k_v convolved", shape_.convolved()));
+    const Index convolved = convolve(layer_, module_ + "conv1d", {weight}, rule_.convolution, project());
+    const Index normal =
+        pass("silu", Function::kSilu, {convolved}, {convolved}, narrow("q_k_v convolved", shape_.convolved()));
     layer_.release({convolved});
     const Index scanned = attend(normal);
     if (by_channel()) {
@@ -66,12 +65,9 @@ class Mixer {
     return layer_.parameter(module_, name, std::move(shape));
   }
   Index product(const char* name, const char* result, std::int64_t n, Index of) {
-    return layer_.linear({.name = module_ + name, .result = result, .n = n, .k = layer_.width(of)},
-                         of);
+    return layer_.linear({.name = module_ + name, .result = result, .n = n, .k = layer_.width(of)}, of);
   }
-  Index product(const char* name, const char* result, std::int64_t n) {
-    return product(name, result, n, input_);
-  }
+  Index product(const char* name, const char* result, std::int64_t n) { return product(name, result, n, input_); }
   Index low_rank(const char* down, const char* up, const char* result, std::int64_t n) {
     const Index low = product(down, "low", shape_.head_dim);
     const Index made = product(up, result, n, low);
@@ -81,9 +77,7 @@ class Mixer {
   Index narrow(const char* name, std::int64_t width) {
     return layer_.activation(name, std::max<std::int64_t>(1, width));
   }
-  Index wide(const char* name, std::int64_t width) {
-    return layer_.activation(name, width, ElementType::kFp32);
-  }
+  Index wide(const char* name, std::int64_t width) { return layer_.activation(name, width, ElementType::kFp32); }
   Index pass(const char* name, Function function, Indices inputs, Indices saved, Index output) {
     return layer_.elementwise(name, function, std::move(inputs), std::move(saved), output);
   }
@@ -109,10 +103,9 @@ class Mixer {
     } else {  // parts of rows by heads of keys: all are copied
       const Index all = product("in_proj_qkvz", "q_k_v_gate", 2 * (keys_ + values_));
       const Index gates = product("in_proj_ba", "correction_decay", 2 * heads_);
-      const Indices parts = {narrow("q of heads", keys_), narrow("k of heads", keys_),
-                             narrow("v of heads", values_), narrow("gate of heads", values_)};
-      const Indices of_gates = {narrow("correction of heads", heads_),
-                                narrow("decay of heads", heads_)};
+      const Indices parts = {narrow("q of heads", keys_), narrow("k of heads", keys_), narrow("v of heads", values_),
+                             narrow("gate of heads", values_)};
+      const Indices of_gates = {narrow("correction of heads", heads_), narrow("decay of heads", heads_)};
       layer_.split("split", all, parts);
       layer_.split("split_gates", gates, of_gates);
       v = copy("v", parts[2]);
@@ -142,8 +135,7 @@ class Mixer {
     layer_.last().gradient = GradientRule::kAlias;
     layer_.last().parameters = {decay_parameters_[0]};
     layer_.release({a});
-    const Index softplus =
-        by_channel() ? softplus_of(step) : made("softplus", Function::kSigmoid, {step}, {step});
+    const Index softplus = by_channel() ? softplus_of(step) : made("softplus", Function::kSigmoid, {step}, {step});
     const Index decay = made("log_decay", Function::kMultiply, {softplus}, {softplus});
     layer_.last().parameters = {decay_parameters_[1]};
     layer_.release({step, softplus});
@@ -160,8 +152,7 @@ class Mixer {
     layer_.release({power});
     const Index log = pass("log", Function::kSigmoid, {sum}, {sum}, wide("log", width));
     layer_.release({sum});
-    const Index chosen =
-        pass("softplus", Function::kMultiply, {step, log}, {is_large}, wide("softplus", width));
+    const Index chosen = pass("softplus", Function::kMultiply, {step, log}, {is_large}, wide("softplus", width));
     layer_.release({log, is_large});
     return chosen;
   }
@@ -173,16 +164,14 @@ class Mixer {
     pass("beta", Function::kSigmoid, {correction_}, {share}, share);
     if (is_apart()) layer_.release({correction_});
     if (!rule_.doubled) return share;
-    const Index twice =
-        pass("doubled_beta", Function::kScale, {share}, {}, narrow("doubled_beta", heads_));
+    const Index twice = pass("doubled_beta", Function::kScale, {share}, {}, narrow("doubled_beta", heads_));
     layer_.release({share});
     return twice;
   }
 
   Index attend(Index normal) {
     const std::int64_t keys = heads_ * shape_.state, pairs = heads_ * shape_.chunk;
-    const Indices parts = {narrow("q of all", keys_), narrow("k of all", keys_),
-                           narrow("v of all", values_)};
+    const Indices parts = {narrow("q of all", keys_), narrow("k of all", keys_), narrow("v of all", values_)};
     layer_.split("split_convolved", normal, parts);
     const bool repeats = heads_ > shape_.groups;
     Index q = 0, k = 0;
@@ -232,14 +221,12 @@ class Mixer {
       append(saved, {of_q_k, decay});
       append(released, {of_q_k});
       append(forward, {decayed, wide("diagonals", heads_ * 16)});
-      append(backward, {narrow("decayed q", keys), decayed, wide("pairs.grad", pairs),
-                        wide("inverse.grad", pairs), wide("q.grad", keys), wide("k.grad", keys),
-                        wide("decay.grad", keys)});
+      append(backward, {narrow("decayed q", keys), decayed, wide("pairs.grad", pairs), wide("inverse.grad", pairs),
+                        wide("q.grad", keys), wide("k.grad", keys), wide("decay.grad", keys)});
     } else {
       append(backward, {narrow("w.grad", keys), narrow("k.grad of w", keys)});
     }
-    Operation& op =
-        layer_.operation(module_ + "delta_rule", OperationKind::kScan, Function::kDeltaRule);
+    Operation& op = layer_.operation(module_ + "delta_rule", OperationKind::kScan, Function::kDeltaRule);
     op.scan = shape_;
     op.inputs = {q, k, v, decay, beta};
     op.outputs = std::move(outputs);
@@ -255,15 +242,14 @@ class Mixer {
   }
 
   Index gate(Index scanned) {
-    const Index normed = layer_.norm(module_ + (is_apart() ? "o_norm" : "norm"), "delta_norm",
-                                     NormKind::kRms, shape_.head_dim, scanned, heads_);
+    const Index normed = layer_.norm(module_ + (is_apart() ? "o_norm" : "norm"), "delta_norm", NormKind::kRms,
+                                     shape_.head_dim, scanned, heads_);
     if (by_channel()) layer_.widen(normed);  // (its weight is fp32 there)
     const Index open = pass("gate_fp32", Function::kCast, {gate_}, {}, wide("gate_fp32", values_));
     const Index sigma = wide("opened", values_);
-    pass("open", by_channel() ? Function::kSigmoid : Function::kSilu, {open},
-         {by_channel() ? sigma : open}, sigma);
-    const Index gated = pass("gated_fp32", Function::kMultiply, {normed, sigma}, {normed, sigma},
-                             wide("gated_fp32", values_));
+    pass("open", by_channel() ? Function::kSigmoid : Function::kSilu, {open}, {by_channel() ? sigma : open}, sigma);
+    const Index gated =
+        pass("gated_fp32", Function::kMultiply, {normed, sigma}, {normed, sigma}, wide("gated_fp32", values_));
     const Index made = pass("gated", Function::kCast, {gated}, {}, narrow("gated", values_));
     layer_.release({gated, normed, open, sigma, scanned});
     if (is_apart()) append(held_, {gate_});
@@ -273,8 +259,7 @@ class Mixer {
   LayerBuilder& layer_;
   const DeltaRule& rule_;
   const ScanShape& shape_ = rule_.scan;
-  const std::int64_t hidden_, heads_ = shape_.heads, keys_ = shape_.shared(),
-                              values_ = shape_.inner();
+  const std::int64_t hidden_, heads_ = shape_.heads, keys_ = shape_.shared(), values_ = shape_.inner();
   const std::string module_;
   const Index input_;
   Indices decay_parameters_, held_;
@@ -283,8 +268,7 @@ class Mixer {
 
 }
 
-Index mix_by_delta_rule(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                        Index input) {
+Index mix_by_delta_rule(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
   return Mixer(layer, dims, names, input).run();
 }
 

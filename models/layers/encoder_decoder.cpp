@@ -57,8 +57,8 @@ struct Attention {
 };
 
 // Rows of a table by indices that nothing learns.
-void look_up(LayerBuilder& layer, const std::string& table, Index ids, Index rows,
-             std::int64_t count, std::int64_t width) {
+void look_up(LayerBuilder& layer, const std::string& table, Index ids, Index rows, std::int64_t count,
+             std::int64_t width) {
   Operation& lookup = layer.operation(table, OperationKind::kEmbedding, Function::kEmbedding);
   lookup.inputs = lookup.saved = {ids};
   lookup.outputs = {rows};
@@ -69,8 +69,7 @@ void look_up(LayerBuilder& layer, const std::string& table, Index ids, Index row
 // A row of all heads for each pair of positions, by its bucket. (Per position here, of which
 // attention_kernels.cpp makes pairs: only a plan has a sequence.)
 Index position_bias(LayerBuilder& layer, const ModelDims& dims, const std::string& module) {
-  const Index buckets =
-      layer.tensor({.name = "position_buckets", .per_position = 1, .type = ElementType::kInt64});
+  const Index buckets = layer.tensor({.name = "position_buckets", .per_position = 1, .type = ElementType::kInt64});
   layer.constant("position_bucket", Function::kArange, {}, buckets);
   const Index bias = layer.tensor({.name = "position_bias", .per_position = dims.heads});
   const std::string table = module + ".relative_attention_bias";
@@ -116,12 +115,9 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const Attention& attent
 // x + dropout(work(norm(x))), or norm(x + dropout(work(x))); lets go of x where it is not the
 // block's input.
 template <typename Work>
-Index add_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view norm, Index x,
-                 Work work) {
+Index add_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view norm, Index x, Work work) {
   const std::string module(norm.substr(0, norm.find(".layer_norm")));
-  const auto normalize = [&](Index of) {
-    return layer.norm(norm, module + "_norm", dims.norm, dims.hidden, of);
-  };
+  const auto normalize = [&](Index of) { return layer.norm(norm, module + "_norm", dims.norm, dims.hidden, of); };
   const bool before = dims.residual == Residual::kPreNorm;
   const Index done = work(before ? normalize(x) : x);
   const Index dropped = layer.dropout(module + "_dropout", dims.dropout, done);
@@ -134,8 +130,7 @@ Index add_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view no
 }
 
 Index add_feed_forward(LayerBuilder& layer, const ModelDims& dims, std::string_view norm, Index x) {
-  const bool gated =
-      dims.activation == Activation::kGeGlu || dims.activation == Activation::kSwiGlu;
+  const bool gated = dims.activation == Activation::kGeGlu || dims.activation == Activation::kSwiGlu;
   const std::size_t dot = norm.rfind(".layer_norm");
   std::string gate, up = "fc1", down = "fc2";
   if (dot != norm.npos) {  // T5's lie in a module beside the norm
@@ -143,8 +138,7 @@ Index add_feed_forward(LayerBuilder& layer, const ModelDims& dims, std::string_v
     gate = inner + "wi_0", up = inner + (gated ? "wi_1" : "wi"), down = inner + "wo";
   }
   return add_branch(layer, dims, norm, x, [&](Index input) {
-    const Index result =
-        feed_forward(layer, dims, {.gate = gate, .up = up, .down = down, .ffn = dims.ffn}, input);
+    const Index result = feed_forward(layer, dims, {.gate = gate, .up = up, .down = down, .ffn = dims.ffn}, input);
     if (dims.residual == Residual::kPreNorm) layer.release({input});
     return result;
   });
@@ -166,8 +160,7 @@ LayerSpec norm_of(const ModelDims& dims, LayerRole role, const std::string& stac
 }
 
 LayerSpec stack_positions(const ModelDims& dims, const std::string& stack) {
-  LayerBuilder layer(dims.family + " " + stack + " positions", LayerRole::kInner,
-                     hidden_state(dims), Stack::kEager);
+  LayerBuilder layer(dims.family + " " + stack + " positions", LayerRole::kInner, hidden_state(dims), Stack::kEager);
   const std::string module = "model." + stack + ".";
   // BartEncoder has a row for each token, BartDecoder one for each position; so have both where
   // positions are all that is added. M2M100's buffers have rows for tokens.
@@ -190,8 +183,7 @@ LayerSpec stack_positions(const ModelDims& dims, const std::string& stack) {
   }
   Index output = layer.residual_add("embedding_sum", dims.hidden, 0, rows);
   if (dims.embedding_norm) {
-    output = layer.norm(module + "layernorm_embedding", "embedding_norm", dims.norm, dims.hidden,
-                        output);
+    output = layer.norm(module + "layernorm_embedding", "embedding_norm", dims.norm, dims.hidden, output);
   }
   LayerSpec spec = layer.finish(layer.dropout("embedding_dropout", dims.embedding_dropout, output));
   if (sinusoids) spec.resident_bytes = checked_multiply(dims.position_rows * dims.hidden, 4);
@@ -201,16 +193,14 @@ LayerSpec stack_positions(const ModelDims& dims, const std::string& stack) {
 LayerSpec encoding_block(const ModelDims& dims, StackPlace place) {
   const Code code = row_of(kCodes, dims.family);
   const bool has_table = dims.position_buckets > 0;
-  LayerBuilder layer(name_of(dims, "encoder block", place), LayerRole::kBlock, hidden_state(dims),
-                     Stack::kEager);
+  LayerBuilder layer(name_of(dims, "encoder block", place), LayerRole::kBlock, hidden_state(dims), Stack::kEager);
   const Index middle = add_branch(layer, dims, code.self_norm, 0, [&](Index normed) {
-    return attend(
-        layer, dims,
-        {.module = std::string(code.self),
-         .name = "attention",
-         .states = normed,
-         .has_table = has_table && (dims.parts.every_bias || place == StackPlace::kFirst)},
-        normed);
+    return attend(layer, dims,
+                  {.module = std::string(code.self),
+                   .name = "attention",
+                   .states = normed,
+                   .has_table = has_table && (dims.parts.every_bias || place == StackPlace::kFirst)},
+                  normed);
   });
   return layer.finish(add_feed_forward(layer, dims, code.encoder_norm, middle));
 }
@@ -218,8 +208,7 @@ LayerSpec encoding_block(const ModelDims& dims, StackPlace place) {
 LayerSpec decoding_block(const ModelDims& dims, StackPlace place) {
   const Code code = row_of(kCodes, dims.family);
   const bool is_first = place == StackPlace::kFirst, has_table = dims.position_buckets > 0;
-  LayerBuilder layer(name_of(dims, "decoder block", place), LayerRole::kBlock, hidden_state(dims),
-                     Stack::kEager);
+  LayerBuilder layer(name_of(dims, "decoder block", place), LayerRole::kBlock, hidden_state(dims), Stack::kEager);
   const Index joined = is_first ? layer.activation("encoder_states", dims.hidden) : Index{-1};
   const Index self = add_branch(layer, dims, code.self_norm, 0, [&](Index normed) {
     return attend(layer, dims,
@@ -232,9 +221,7 @@ LayerSpec decoding_block(const ModelDims& dims, StackPlace place) {
   });
   const Index crossed = add_branch(layer, dims, code.cross_norm, self, [&](Index normed) {
     return attend(layer, dims,
-                  {.module = std::string(code.cross),
-                   .name = "cross_attention",
-                   .states = is_first ? joined : normed},
+                  {.module = std::string(code.cross), .name = "cross_attention", .states = is_first ? joined : normed},
                   normed);
   });
   LayerSpec block = layer.finish(add_feed_forward(layer, dims, code.decoder_norm, crossed));
@@ -242,12 +229,8 @@ LayerSpec decoding_block(const ModelDims& dims, StackPlace place) {
   return block;
 }
 
-LayerSpec encoding_norm(const ModelDims& dims) {
-  return norm_of(dims, LayerRole::kInner, "encoder");
-}
+LayerSpec encoding_norm(const ModelDims& dims) { return norm_of(dims, LayerRole::kInner, "encoder"); }
 
-LayerSpec decoding_norm(const ModelDims& dims) {
-  return norm_of(dims, LayerRole::kFinalNorm, "decoder");
-}
+LayerSpec decoding_norm(const ModelDims& dims) { return norm_of(dims, LayerRole::kFinalNorm, "decoder"); }
 
 }

@@ -10,8 +10,7 @@ namespace foreshard {
 
 template <typename Row, std::size_t kRows>
 Row row_of(const Row (&rows)[kRows], std::string_view family) {
-  const auto found =
-      std::ranges::find_if(rows, [&](const Row& row) { return row.family == family; });
+  const auto found = std::ranges::find_if(rows, [&](const Row& row) { return row.family == family; });
   return found == std::end(rows) ? Row{} : *found;
 }
 

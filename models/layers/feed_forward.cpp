@@ -18,8 +18,7 @@ Index expand(LayerBuilder& layer, const ModelDims& dims, const Linear& linear, I
 Index relu_squared(LayerBuilder& layer, const FeedForward& mlp, Index x) {
   const Index relu = layer.activation("relu", mlp.ffn);
   layer.elementwise("relu", Function::kRelu, {x}, {relu}, relu);
-  layer.elementwise("relu_squared", Function::kMultiply, {relu}, {relu},
-                    layer.activation("relu_squared", mlp.ffn));
+  layer.elementwise("relu_squared", Function::kMultiply, {relu}, {relu}, layer.activation("relu_squared", mlp.ffn));
   layer.release({relu});
   return layer.last().outputs.front();
 }
@@ -30,17 +29,13 @@ Index gated(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, 
   const bool squares = dims.activation == Activation::kReGlu2;
   const Function function = gelu ? Function::kGelu : Function::kSilu;
   const std::string_view name = gelu ? "gelu" : squares ? "relu_squared" : "silu";
-  const std::string_view product = gelu      ? "gelu_times_up"
-                                   : squares ? "relu_squared_times_up"
-                                             : "silu_times_up";
+  const std::string_view product = gelu ? "gelu_times_up" : squares ? "relu_squared_times_up" : "silu_times_up";
   if (dims.fused_gate_up) {
-    const Index both =
-        expand(layer, dims, {.name = mlp.gate, .result = "gate_up", .n = 2 * mlp.ffn}, input);
+    const Index both = expand(layer, dims, {.name = mlp.gate, .result = "gate_up", .n = 2 * mlp.ffn}, input);
     const Index gate = layer.activation("gate", mlp.ffn);
     const Index up = layer.activation("up", mlp.ffn);
     layer.split("chunk", both, {gate, up});
-    const Index activated =
-        layer.elementwise(name, function, {gate}, {gate}, layer.activation(name, mlp.ffn));
+    const Index activated = layer.elementwise(name, function, {gate}, {gate}, layer.activation(name, mlp.ffn));
     layer.elementwise(product, Function::kMultiply, {up, activated}, {up, activated},
                       layer.activation(product, mlp.ffn));
     layer.hold({gate, up, both});
@@ -52,9 +47,8 @@ Index gated(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, 
     return layer.elementwise("silu_times_up", Function::kSiluMultiply, {gate, up}, {gate, up},
                              layer.activation("silu_times_up", mlp.ffn));
   }
-  const Index activated =
-      squares ? relu_squared(layer, mlp, gate)
-              : layer.elementwise(name, function, {gate}, {gate}, layer.activation(name, mlp.ffn));
+  const Index activated = squares ? relu_squared(layer, mlp, gate)
+                                  : layer.elementwise(name, function, {gate}, {gate}, layer.activation(name, mlp.ffn));
   const Index up = expand(layer, dims, {.name = mlp.up, .result = "up", .n = mlp.ffn}, input);
   return layer.elementwise(product, Function::kMultiply, {activated, up}, {activated, up},
                            layer.activation(product, mlp.ffn));
@@ -70,8 +64,7 @@ Index xielu(LayerBuilder& layer, const FeedForward& mlp, Index x) {
     return made;
   };
   const auto made = [&](std::string_view name, Function function, Indices inputs, Indices saved) {
-    return layer.elementwise(name, function, std::move(inputs), std::move(saved),
-                             layer.activation(name, mlp.ffn));
+    return layer.elementwise(name, function, std::move(inputs), std::move(saved), layer.activation(name, mlp.ffn));
   };
   const auto sum = [&](std::string_view name, Index a, Index b) {
     const Index result = made(name, Function::kAdd, {a, b}, {});
@@ -79,8 +72,7 @@ Index xielu(LayerBuilder& layer, const FeedForward& mlp, Index x) {
     return result;
   };
   const Index of_positive = alpha(".alpha_p"), of_negative = alpha(".alpha_n");
-  const Index positive =
-      layer.tensor({.name = "positive", .per_token = mlp.ffn, .type = ElementType::kByte});
+  const Index positive = layer.tensor({.name = "positive", .per_token = mlp.ffn, .type = ElementType::kByte});
   layer.constant("positive", Function::kCopy, {x}, positive);
   // The gradient of a number is a product of every element, summed up.
   const auto times = [&](std::string_view name, Index of, Index number) {
@@ -117,20 +109,16 @@ Index plain(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, 
   if (dims.activation == Activation::kXielu) return xielu(layer, mlp, up);
   if (dims.activation == Activation::kRelu2) return relu_squared(layer, mlp, up);
   const Index activated = layer.activation(name, mlp.ffn);
-  return layer.elementwise(name, gelu ? Function::kGelu : Function::kRelu, {up},
-                           {gelu ? up : activated}, activated);
+  return layer.elementwise(name, gelu ? Function::kGelu : Function::kRelu, {up}, {gelu ? up : activated}, activated);
 }
 
 }
 
-Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp,
-                   Index input) {
-  const bool is_gated = dims.activation == Activation::kSwiGlu ||
-                        dims.activation == Activation::kGeGlu ||
+Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, Index input) {
+  const bool is_gated = dims.activation == Activation::kSwiGlu || dims.activation == Activation::kGeGlu ||
                         dims.activation == Activation::kReGlu2;
-  Index activated =
-      layer.dropout("ffn_dropout", dims.ffn_dropout,
-                    is_gated ? gated(layer, dims, mlp, input) : plain(layer, dims, mlp, input));
+  Index activated = layer.dropout("ffn_dropout", dims.ffn_dropout,
+                                  is_gated ? gated(layer, dims, mlp, input) : plain(layer, dims, mlp, input));
   if (!mlp.norm.empty()) {
     layer.hold({activated});
     activated = layer.norm(mlp.norm, "ffn_norm", dims.norm, mlp.ffn, activated);

@@ -4,19 +4,16 @@
 
 namespace foreshard {
 
-Index LayerBuilder::parameter(std::string_view module, std::string_view suffix,
-                              std::vector<std::int64_t> shape) {
+Index LayerBuilder::parameter(std::string_view module, std::string_view suffix, std::vector<std::int64_t> shape) {
   return LayerWriter::parameter(std::string(module).append(suffix), std::move(shape));
 }
 
-Index LayerBuilder::elementwise(std::string_view name, Function function, Indices inputs,
-                                Indices saved, Index output) {
+Index LayerBuilder::elementwise(std::string_view name, Function function, Indices inputs, Indices saved, Index output) {
   pass(std::string(name), function, std::move(inputs), {output}).saved = std::move(saved);
   return output;
 }
 
-Index LayerBuilder::constant(std::string_view name, Function function, Indices inputs,
-                             Index output) {
+Index LayerBuilder::constant(std::string_view name, Function function, Indices inputs, Index output) {
   elementwise(name, function, std::move(inputs), {}, output);
   last().gradient = GradientRule::kNone;
   return output;
@@ -36,9 +33,8 @@ Index LayerBuilder::concatenate(std::string_view name, Indices inputs) {
 }
 
 Index LayerBuilder::linear(const Linear& linear, Index input) {
-  Indices parameters = {
-      parameter(linear.name, ".weight",
-                linear.conv1d ? std::vector{linear.k, linear.n} : std::vector{linear.n, linear.k})};
+  Indices parameters = {parameter(linear.name, ".weight",
+                                  linear.conv1d ? std::vector{linear.k, linear.n} : std::vector{linear.n, linear.k})};
   if (linear.bias) parameters.push_back(parameter(linear.name, ".bias", {linear.n}));
   const Index output = matrix_product(linear, input, std::move(parameters));
   last().transposed_weight = linear.conv1d;
@@ -47,8 +43,8 @@ Index LayerBuilder::linear(const Linear& linear, Index input) {
 
 Index LayerBuilder::matrix_product(const Linear& linear, Index input, Indices parameters) {
   const Index output = activation(linear.result, linear.n);
-  Operation& op = operation(std::string(linear.name), OperationKind::kGemm,
-                            Function::kMatrixProduct, {input}, {output});
+  Operation& op =
+      operation(std::string(linear.name), OperationKind::kGemm, Function::kMatrixProduct, {input}, {output});
   op.saved = {input};
   op.parameters = std::move(parameters);
   op.n = linear.n;
@@ -64,8 +60,8 @@ void LayerBuilder::leave_off_selective() {
   last().kept_by_selective = false;
 }
 
-Index LayerBuilder::norm(std::string_view name, std::string_view result, NormKind kind,
-                         std::int64_t width, Index input, std::int64_t groups) {
+Index LayerBuilder::norm(std::string_view name, std::string_view result, NormKind kind, std::int64_t width, Index input,
+                         std::int64_t groups) {
   const std::string base(result);
   const Index output = activation(base, width * groups);
   Indices outputs = {output};
@@ -80,8 +76,8 @@ Index LayerBuilder::norm(std::string_view name, std::string_view result, NormKin
     layer_.parameters.back().is_norm = true;
   }
   if (kind == NormKind::kLayer) parameters.push_back(parameter(name, ".bias", {width}));
-  Operation& op = operation(std::string(name), OperationKind::kNorm,
-                            is_rms ? Function::kRmsNorm : Function::kLayerNorm);
+  Operation& op =
+      operation(std::string(name), OperationKind::kNorm, is_rms ? Function::kRmsNorm : Function::kLayerNorm);
   op.inputs = {input};
   op.saved = {input};
   op.saved.insert(op.saved.end(), outputs.begin() + 1, outputs.end());
@@ -91,8 +87,7 @@ Index LayerBuilder::norm(std::string_view name, std::string_view result, NormKin
   return output;
 }
 
-Index LayerBuilder::residual_add(std::string_view name, std::int64_t width, Index residual,
-                                 Index branch) {
+Index LayerBuilder::residual_add(std::string_view name, std::int64_t width, Index residual, Index branch) {
   const Index output = activation(name, width);
   elementwise(name, Function::kAdd, {residual, branch}, {}, output);
   last().gradient = GradientRule::kAlias;

@@ -37,8 +37,7 @@ class LayerBuilder : public LayerWriter {
   bool is_native() const { return stack_ == Stack::kNative; }
 
   void widen(Index tensor) { layer_.tensors[at(tensor)].type = ElementType::kFp32; }
-  Index parameter(std::string_view module, std::string_view suffix,
-                  std::vector<std::int64_t> shape);
+  Index parameter(std::string_view module, std::string_view suffix, std::vector<std::int64_t> shape);
   ParameterSpec& last_parameter() { return layer_.parameters.back(); }
   // The last ones are not trained.
   void fix_last_parameters(std::size_t count) {
@@ -47,8 +46,7 @@ class LayerBuilder : public LayerWriter {
   }
 
   // One pass over memory. The functions below return the (first) output.
-  Index elementwise(std::string_view name, Function function, Indices inputs, Indices saved,
-                    Index output);
+  Index elementwise(std::string_view name, Function function, Indices inputs, Indices saved, Index output);
   Index constant(std::string_view name, Function function, Indices inputs, Index output);
   // Views of one tensor; their gradients are concatenated.
   void split(std::string_view name, Index input, Indices outputs);  // or one expanded view
@@ -61,8 +59,8 @@ class LayerBuilder : public LayerWriter {
   Index matrix_product(const Linear& linear, Index input, Indices parameters);
   // `groups` > 1: each of so many slices of `width` elements is normalised by itself, with the same
   // weight.
-  Index norm(std::string_view name, std::string_view result, NormKind kind, std::int64_t width,
-             Index input, std::int64_t groups = 1);
+  Index norm(std::string_view name, std::string_view result, NormKind kind, std::int64_t width, Index input,
+             std::int64_t groups = 1);
   Index residual_add(std::string_view name, std::int64_t width, Index residual, Index branch);
   // Training-time dropout where the model has it: keeps a mask of one byte per element.
   Index dropout(std::string_view name, bool drops, Index input);

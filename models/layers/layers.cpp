@@ -19,8 +19,7 @@ LayerSpec native_loss(LayerBuilder& layer, const ModelDims& dims) {
   const Index rows = layer.tensor({.name = "log_probability_rows",
                                    .fixed = loss_rows(dims.vocabulary) * dims.vocabulary,
                                    .type = ElementType::kFp32});
-  Operation& op =
-      layer.operation("cross_entropy", OperationKind::kSoftmaxLoss, Function::kCrossEntropy);
+  Operation& op = layer.operation("cross_entropy", OperationKind::kSoftmaxLoss, Function::kCrossEntropy);
   op.inputs = op.saved = {0};
   op.outputs = {loss, rows};
   op.in_place = true;
@@ -28,15 +27,12 @@ LayerSpec native_loss(LayerBuilder& layer, const ModelDims& dims) {
 }
 
 // Rows for the segment that each token belongs to.
-Index add_token_types(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                      Index tokens) {
+Index add_token_types(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index tokens) {
   const std::int64_t width = token_width(dims);
-  const Index types =
-      layer.tensor({.name = "token_type_ids", .per_token = 1, .type = ElementType::kInt64});
+  const Index types = layer.tensor({.name = "token_type_ids", .per_token = 1, .type = ElementType::kInt64});
   layer.constant("zeros", Function::kCopy, {}, types);
   const Index rows = layer.activation("token_type_embedding", width);
-  Operation& lookup = layer.operation(std::string(names.token_types), OperationKind::kEmbedding,
-                                      Function::kEmbedding);
+  Operation& lookup = layer.operation(std::string(names.token_types), OperationKind::kEmbedding, Function::kEmbedding);
   lookup.inputs = lookup.saved = {types};
   lookup.outputs = {rows};
   lookup.gradient = GradientRule::kNone;
@@ -46,25 +42,22 @@ Index add_token_types(LayerBuilder& layer, const ModelDims& dims, const Paramete
 
 // Rows of an fp32 buffer.
 Index add_sinusoids(LayerBuilder& layer, const ModelDims& dims, Index tokens) {
-  const Index ids =
-      layer.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
+  const Index ids = layer.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
   layer.constant("arange", Function::kArange, {}, ids);
-  const Index rows = layer.tensor(
-      {.name = std::string(kSinusoids), .per_position = dims.hidden, .type = ElementType::kFp32});
+  const Index rows =
+      layer.tensor({.name = std::string(kSinusoids), .per_position = dims.hidden, .type = ElementType::kFp32});
   layer.constant("sinusoids", Function::kGather, {ids}, rows);
   return layer.residual_add("embedding_sum", dims.hidden, tokens, rows);
 }
 
 // The rows of distances, perhaps normed, which every block reads (DeBERTa).
-Index read_distances(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                     Index input) {
+Index read_distances(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
   const std::string encoder(names.blocks.substr(0, names.blocks.rfind('.') + 1));
-  const Index output = layer.elementwise("distance_rows", Function::kAdd, {input}, {},
-                                         layer.activation("with_distances", dims.hidden));
+  const Index output =
+      layer.elementwise("distance_rows", Function::kAdd, {input}, {}, layer.activation("with_distances", dims.hidden));
   layer.last().in_place = true;
   layer.last().gradient = GradientRule::kAlias;
-  Indices read = {
-      layer.parameter(encoder, "rel_embeddings.weight", {dims.parts.distances, dims.hidden})};
+  Indices read = {layer.parameter(encoder, "rel_embeddings.weight", {dims.parts.distances, dims.hidden})};
   for (const char* name : {"LayerNorm.weight", "LayerNorm.bias"}) {
     if (dims.parts.distance_norm) read.push_back(layer.parameter(encoder, name, {dims.hidden}));
   }
@@ -87,13 +80,11 @@ void define_last(LayerSpec& layer, Index parameter) {
   }
 }
 
-Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-          FeedForwardKind kind, Index input) {
+Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, FeedForwardKind kind, Index input) {
   if (kind == FeedForwardKind::kExperts) {
     const Index made = mixture(layer, dims, names, input);
     if (!dims.parts.mixture_norm) return made;
-    const Index normed =
-        layer.norm(names.mixture_norm, "mixture_norm", dims.norm, dims.hidden, made);
+    const Index normed = layer.norm(names.mixture_norm, "mixture_norm", dims.norm, dims.hidden, made);
     layer.release({made});
     return normed;
   }
@@ -109,8 +100,7 @@ Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& name
 }
 
 // A feed-forward layer and experts, which read the same stream by norms of their own (Gemma 4).
-Index mix_beside(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                 Index middle) {
+Index mix_beside(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index middle) {
   const auto norm = [&](std::string_view base, const char* number, const char* result, Index of) {
     return layer.norm(std::string(base) + number, result, dims.norm, dims.hidden, of);
   };
@@ -123,8 +113,8 @@ Index mix_beside(LayerBuilder& layer, const ModelDims& dims, const ParameterName
                                           layer.activation("router_weighed", dims.hidden));
   layer.last().parameters = {layer.parameter(names.router_scale, "", {dims.hidden})};
   layer.release({plain});
-  const Index scaled = layer.elementwise("router_root", Function::kScale, {weighed}, {},
-                                         layer.activation("router_input", dims.hidden));
+  const Index scaled =
+      layer.elementwise("router_root", Function::kScale, {weighed}, {}, layer.activation("router_input", dims.hidden));
   layer.release({weighed});
   const Index rows = norm(names.norm2, "_2", "norm2_2", middle);
   const Index routed = mixture(layer, dims, names, rows, scaled);
@@ -139,11 +129,9 @@ Index mix_beside(LayerBuilder& layer, const ModelDims& dims, const ParameterName
 // Whether the caller lets go of what it hands in.
 enum class Input : std::uint8_t { kEnds, kStays };
 // A branch times the model's constant or a vector, where it has one.
-Index scale_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view name,
-                   Index branch) {
+Index scale_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view name, Index branch) {
   if (dims.parts.branch_weights) {
-    layer.elementwise(name, Function::kMultiply, {branch}, {branch},
-                      layer.activation(name, dims.hidden));
+    layer.elementwise(name, Function::kMultiply, {branch}, {branch}, layer.activation(name, dims.hidden));
     layer.last().parameters = {layer.parameter(name, ".lambda1", {dims.hidden})};
     layer.last().backward_workspace = {layer.activation("weight.grad of each", dims.hidden)};
     const Index weighed = layer.last().outputs.front();
@@ -151,15 +139,13 @@ Index scale_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view 
     return weighed;
   }
   if (!dims.branch_scale) return branch;
-  const Index scaled =
-      layer.elementwise(name, Function::kScale, {branch}, {}, layer.activation(name, dims.hidden));
+  const Index scaled = layer.elementwise(name, Function::kScale, {branch}, {}, layer.activation(name, dims.hidden));
   layer.release({branch});
   return scaled;
 }
 
 // Wx of each element, or of each head.
-Index project_gate(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                   Index input) {
+Index project_gate(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
   return layer.linear({.name = names.attention_gate,
                        .result = "attention_gate",
                        .n = dims.parts.gate_of_heads ? dims.heads : attention_width(dims),
@@ -179,25 +165,23 @@ Index weigh_by_gate(LayerBuilder& layer, const ModelDims& dims, Index attention,
     const Index wide = layer.activation("gate_fp32", width, ElementType::kFp32);
     layer.elementwise("gate_to_fp32", Function::kCast, {gate}, {}, wide);
     layer.release({gate});
-    const Index softplus =
-        layer.elementwise("gate_softplus", Function::kSigmoid, {wide}, {wide},
-                          layer.activation("gate_softplus", width, ElementType::kFp32));
+    const Index softplus = layer.elementwise("gate_softplus", Function::kSigmoid, {wide}, {wide},
+                                             layer.activation("gate_softplus", width, ElementType::kFp32));
     layer.release({wide});
-    weight = layer.elementwise("gate_cast", Function::kCast, {softplus}, {},
-                               layer.activation("gate_weight", width));
+    weight = layer.elementwise("gate_cast", Function::kCast, {softplus}, {}, layer.activation("gate_weight", width));
     layer.release({softplus});
   }
-  const Index gated = layer.elementwise(
-      "gated_attention", Function::kMultiply, {attention, weight}, {attention, weight},
-      layer.activation("gated_attention", layer.width(attention)));
+  const Index gated =
+      layer.elementwise("gated_attention", Function::kMultiply, {attention, weight}, {attention, weight},
+                        layer.activation("gated_attention", layer.width(attention)));
   layer.last().sums_last = dims.parts.gate_of_heads;
   layer.release({attention, weight});
   return gated;
 }
 
 // Attention with its output projection.
-Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                         Index input, Input use) {
+Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input,
+                         Input use) {
   const bool gates = dims.parts.gate != OutputGate::kNone;
   const bool is_beside = dims.parts.gate_beside_queries;
   Index gate = gates && !is_beside ? project_gate(layer, dims, names, input) : Index{0};
@@ -211,8 +195,7 @@ Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const Param
   if (gates) attention = weigh_by_gate(layer, dims, attention, gate);
   if (dims.parts.attention_norm) {
     held.push_back(attention);
-    attention = layer.norm(names.attention_norm, "attention_norm", dims.norm, attention_width(dims),
-                           attention);
+    attention = layer.norm(names.attention_norm, "attention_norm", dims.norm, attention_width(dims), attention);
   }
   if (dims.sinks) attention = weigh_by_sinks(layer, dims, names, attention);
   const Index projected = layer.linear({.name = names.o,
@@ -234,8 +217,8 @@ Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const Param
 // all layers' (which is counted here alone).
 Index add_layer_input(LayerBuilder& layer, const ModelDims& dims, Index x) {
   const std::int64_t width = dims.parts.layer_input;
-  const Index gate = layer.linear(
-      {.name = "per_layer_input_gate", .result = "input_gate", .n = width, .k = dims.hidden}, x);
+  const Index gate =
+      layer.linear({.name = "per_layer_input_gate", .result = "input_gate", .n = width, .k = dims.hidden}, x);
   const auto pass = [&](const char* name, Function function, Index of) {
     return layer.elementwise(name, function, {of}, {of}, layer.activation(name, width));
   };
@@ -246,12 +229,10 @@ Index add_layer_input(LayerBuilder& layer, const ModelDims& dims, Index x) {
     layer.last().backward_workspace.push_back(layer.activation(name, width * dims.layers));
   }
   layer.release({gelu});
-  const Index made = layer.linear(
-      {.name = "per_layer_projection", .result = "layer_input", .n = dims.hidden, .k = width},
-      gated);
+  const Index made =
+      layer.linear({.name = "per_layer_projection", .result = "layer_input", .n = dims.hidden, .k = width}, gated);
   layer.release({gated});
-  const Index normed =
-      layer.norm("post_per_layer_input_norm", "layer_input_norm", dims.norm, dims.hidden, made);
+  const Index normed = layer.norm("post_per_layer_input_norm", "layer_input_norm", dims.norm, dims.hidden, made);
   layer.release({made});
   const Index sum = layer.residual_add("layer_input_residual", dims.hidden, x, normed);
   layer.release({normed, x});
@@ -259,16 +240,14 @@ Index add_layer_input(LayerBuilder& layer, const ModelDims& dims, Index x) {
 }
 
 // Both branches read the block's input; their sum and the input meet at the end.
-Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                        FeedForwardKind mlp) {
+Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, FeedForwardKind mlp) {
   const bool one_norm = dims.residual == Residual::kParallelOfOneNorm;
   const Index norm1 = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0);
   const auto second = [&] { return layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, 0); };
   // GPT-NeoX' second norm is an argument of its feed-forward layer, Falcon's is a name before.
   const bool is_argument = dims.naming == Naming::kNeoX;
   Index norm2 = one_norm ? norm1 : is_argument ? 0 : second();
-  Index attention =
-      attend_and_project(layer, dims, names, norm1, one_norm ? Input::kStays : Input::kEnds);
+  Index attention = attend_and_project(layer, dims, names, norm1, one_norm ? Input::kStays : Input::kEnds);
   // Falcon's drops of the sum of both.
   const bool drops_sum = dims.naming == Naming::kFalcon;
   const bool drops = dims.dropout && !drops_sum;
@@ -298,13 +277,11 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   LayerBuilder layer(dims.family + " embedding", LayerRole::kEmbedding,
                      {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64}, stack);
   Index output = layer.activation("token_embedding", token_width(dims));
-  Operation& tokens = layer.operation(std::string(names.embedding), OperationKind::kEmbedding,
-                                      Function::kEmbedding);
+  Operation& tokens = layer.operation(std::string(names.embedding), OperationKind::kEmbedding, Function::kEmbedding);
   tokens.inputs = {0};
   tokens.outputs = {output};
   tokens.gradient = GradientRule::kNone;
-  tokens.parameters = {
-      layer.parameter(names.embedding, ".weight", {dims.vocabulary, token_width(dims)})};
+  tokens.parameters = {layer.parameter(names.embedding, ".weight", {dims.vocabulary, token_width(dims)})};
 
   // An encoder's tables are all as narrow, and what they make is projected at the end.
   const std::int64_t width = dims.bidirectional ? token_width(dims) : dims.hidden;
@@ -324,13 +301,11 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   if (!dims.bidirectional) project();
   if (dims.token_types > 0) output = add_token_types(layer, dims, names, output);
   if (dims.positions == Positions::kLearned) {
-    const Index ids =
-        layer.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
+    const Index ids = layer.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
     layer.elementwise("arange", Function::kArange, {}, {}, ids);
     layer.last().gradient = GradientRule::kNone;
     const Index rows = layer.tensor({.name = "position_embedding", .per_position = width});
-    Operation& lookup = layer.operation(std::string(names.positions), OperationKind::kEmbedding,
-                                        Function::kEmbedding);
+    Operation& lookup = layer.operation(std::string(names.positions), OperationKind::kEmbedding, Function::kEmbedding);
     lookup.inputs = lookup.saved = {ids};
     lookup.outputs = {rows};
     lookup.gradient = GradientRule::kNone;
@@ -373,8 +348,8 @@ Index with_next_token(LayerBuilder& layer, const ModelDims& dims) {
   const Index token = layer.norm("enorm", "token_norm", dims.norm, dims.hidden, 0);
   const Index both = layer.concatenate("hidden_and_token", {hidden, token});
   layer.release({hidden, token});
-  const Index projected = layer.linear(
-      {.name = "eh_proj", .result = "projected", .n = dims.hidden, .k = 2 * dims.hidden}, both);
+  const Index projected =
+      layer.linear({.name = "eh_proj", .result = "projected", .n = dims.hidden, .k = 2 * dims.hidden}, both);
   layer.release({both});
   return projected;
 }
@@ -417,8 +392,7 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   const ParameterNames& names = parameter_names(dims);
   const std::string name = dims.family + (kind.rotates ? "" : " unrotated") +
                            (kind.windowed && !dims.windowed_layers.empty() ? " windowed" : "") +
-                           (kind.norms_input ? "" : " first") +
-                           (kind.shares_keys ? " sharing" : "") +
+                           (kind.norms_input ? "" : " first") + (kind.shares_keys ? " sharing" : "") +
                            (kind.predicts ? " prediction" : "") + kind_of(kind);
   LayerBuilder layer(name, LayerRole::kBlock, hidden_state(dims), stack);
   if (dims.residual == Residual::kParallel || dims.residual == Residual::kParallelOfOneNorm) {
@@ -430,23 +404,19 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   const bool norms = before && kind.norms_input;
   if (kind.mixer == MixerKind::kNone) {
     const Index normed = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, input);
-    const Index branch =
-        scale_branch(layer, dims, "scaled_mlp", mix(layer, dims, names, kind.mlp, normed));
+    const Index branch = scale_branch(layer, dims, "scaled_mlp", mix(layer, dims, names, kind.mlp, normed));
     const Index output = layer.residual_add("mlp_residual", dims.hidden, input, branch);
     layer.release({branch});
     return layer.finish(output);
   }
-  const Index norm1 =
-      norms ? layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, input) : input;
-  Index branch =
-      kind.mixer == MixerKind::kMamba ? mix_by_scan(layer, dims, names, norm1)
-      : is_delta                      ? mix_by_delta_rule(layer, dims, names, norm1)
-      : kind.mixer == MixerKind::kConvolution
-          ? mix_by_convolution(layer, dims, names, norm1)
-          : attend_and_project(layer, dims, names, norm1, norms ? Input::kEnds : Input::kStays);
+  const Index norm1 = norms ? layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, input) : input;
+  Index branch = kind.mixer == MixerKind::kMamba ? mix_by_scan(layer, dims, names, norm1)
+                 : is_delta                      ? mix_by_delta_rule(layer, dims, names, norm1)
+                 : kind.mixer == MixerKind::kConvolution
+                     ? mix_by_convolution(layer, dims, names, norm1)
+                     : attend_and_project(layer, dims, names, norm1, norms ? Input::kEnds : Input::kStays);
   if (behind) {
-    branch = layer.norm(names.post_attention_norm, "post_attention_norm", dims.norm, dims.hidden,
-                        branch);
+    branch = layer.norm(names.post_attention_norm, "post_attention_norm", dims.norm, dims.hidden, branch);
   }
   branch = scale_branch(layer, dims, "scaled_attention", branch);
   branch = layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, branch);
@@ -456,10 +426,8 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
     return layer.finish(middle);
   }
   const bool beside = dims.parts.experts_beside && kind.mlp == FeedForwardKind::kExperts;
-  const Index norm2 =
-      before && !beside ? layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle) : middle;
-  Index down =
-      beside ? mix_beside(layer, dims, names, middle) : mix(layer, dims, names, kind.mlp, norm2);
+  const Index norm2 = before && !beside ? layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle) : middle;
+  Index down = beside ? mix_beside(layer, dims, names, middle) : mix(layer, dims, names, kind.mlp, norm2);
   if (behind) {
     down = layer.norm(names.post_mlp_norm, "post_mlp_norm", dims.norm, dims.hidden, down);
   }
@@ -481,34 +449,27 @@ constexpr std::string_view kInputNorm = "model.per_layer_projection_norm";
 // Gemma4TextModel.get_per_layer_inputs and project_per_layer_inputs: rows of all layers' table, and
 // a projection of the embedding. Blocks read views of the result, which is kept here.
 LayerSpec layer_inputs(const ModelDims& dims, Stack stack) {
-  LayerBuilder layer(dims.family + " inputs of layers", LayerRole::kInner, hidden_state(dims),
-                     stack);
+  LayerBuilder layer(dims.family + " inputs of layers", LayerRole::kInner, hidden_state(dims), stack);
   const ParameterNames& names = parameter_names(dims);
   const std::int64_t each = dims.parts.layer_input, width = each * dims.layers;
   const auto scale = [&](const char* name, Index of) {
-    const Index made =
-        layer.elementwise(name, Function::kScale, {of}, {}, layer.activation(name, width));
+    const Index made = layer.elementwise(name, Function::kScale, {of}, {}, layer.activation(name, width));
     layer.release({of});
     return made;
   };
   const Index rows = layer.activation("rows_of_layers", width);
-  Operation& lookup = layer.operation("model.embed_tokens_per_layer", OperationKind::kEmbedding,
-                                      Function::kEmbedding);
+  Operation& lookup = layer.operation("model.embed_tokens_per_layer", OperationKind::kEmbedding, Function::kEmbedding);
   lookup.outputs = {rows};
   lookup.gradient = GradientRule::kNone;
-  lookup.parameters = {layer.parameter("model.embed_tokens_per_layer", ".weight",
-                                       {dims.parts.layer_input_rows, width})};
+  lookup.parameters = {
+      layer.parameter("model.embed_tokens_per_layer", ".weight", {dims.parts.layer_input_rows, width})};
   const Index tokens = scale("scaled_rows", rows);
-  const Index projected = layer.linear({.name = "model.per_layer_model_projection",
-                                        .result = "projected_embedding",
-                                        .n = width,
-                                        .k = dims.hidden},
-                                       0);
+  const Index projected = layer.linear(
+      {.name = "model.per_layer_model_projection", .result = "projected_embedding", .n = width, .k = dims.hidden}, 0);
   const Index scaled = scale("scaled_projection", projected);
   // (Accelerate takes this norm, the last among the model's children, for the one in front of the
   // head: each of the two has the other's place.)
-  const Index normed =
-      layer.norm(names.final_norm, "projection_norm", dims.norm, each, scaled, dims.layers);
+  const Index normed = layer.norm(names.final_norm, "projection_norm", dims.norm, each, scaled, dims.layers);
   layer.last_parameter().shape = {dims.hidden};
   layer.release({scaled});
   const Index sum = layer.residual_add("sum_of_inputs", width, normed, tokens);
@@ -529,16 +490,12 @@ LayerSpec final_norm_layer(const ModelDims& dims, Stack stack) {
   Index output = 0;
   if (dims.final_norm) {
     const std::int64_t other = dims.parts.layer_input;
-    output = layer.norm(other > 0 ? kInputNorm : names.final_norm, "final_norm", dims.norm,
-                        dims.hidden, output);
+    output = layer.norm(other > 0 ? kInputNorm : names.final_norm, "final_norm", dims.norm, dims.hidden, output);
     if (other > 0) layer.last_parameter().shape = {other};
   }
   if (dims.embedding_width > 0) {
-    output = layer.linear({.name = names.project_out,
-                           .result = "projected_output",
-                           .n = dims.embedding_width,
-                           .k = dims.hidden},
-                          output);
+    output = layer.linear(
+        {.name = names.project_out, .result = "projected_output", .n = dims.embedding_width, .k = dims.hidden}, output);
   }
   return layer.finish(output);
 }
@@ -547,21 +504,16 @@ LayerSpec head_layer(const ModelDims& dims, Stack stack) {
   if (dims.scores > 0) return score_head(dims);
   if (dims.bidirectional) return masked_head(dims);
   const ParameterNames& names = parameter_names(dims);
-  LayerBuilder layer(dims.family + " head", LayerRole::kHead,
-                     {.name = "input", .per_token = token_width(dims)}, stack);
-  const Linear head = {.name = names.head,
-                       .result = "logits",
-                       .n = dims.vocabulary,
-                       .k = token_width(dims),
-                       .bias = dims.head_bias};
+  LayerBuilder layer(dims.family + " head", LayerRole::kHead, {.name = "input", .per_token = token_width(dims)}, stack);
+  const Linear head = {
+      .name = names.head, .result = "logits", .n = dims.vocabulary, .k = token_width(dims), .bias = dims.head_bias};
   Index input = 0, logits = 0;
   if (dims.output_scale) {
     input = layer.elementwise("output_scale", Function::kScale, {input}, {},
                               layer.activation("scaled_output", token_width(dims)));
   }
   if (dims.tied) {
-    const Index weight =
-        layer.parameter(names.embedding, ".weight", {dims.vocabulary, token_width(dims)});
+    const Index weight = layer.parameter(names.embedding, ".weight", {dims.vocabulary, token_width(dims)});
     layer.last_parameter().tied = true;
     Indices parameters = {weight};
     if (dims.head_bias) parameters.push_back(layer.parameter(names.head, ".bias", {head.n}));
@@ -585,8 +537,7 @@ LayerSpec head_layer(const ModelDims& dims, Stack stack) {
   if (dims.logit_softcap) {
     // logits / cap, tanh, times cap: three passes, of which tanh keeps its output.
     const auto pass = [&](std::string_view name, Function function, Index input) {
-      const Index output =
-          layer.elementwise(name, function, {input}, {}, layer.activation(name, dims.vocabulary));
+      const Index output = layer.elementwise(name, function, {input}, {}, layer.activation(name, dims.vocabulary));
       layer.release({input});
       return output;
     };
@@ -602,8 +553,8 @@ LayerSpec head_layer(const ModelDims& dims, Stack stack) {
 
 LayerSpec loss_layer(const ModelDims& dims, Stack stack) {
   const ElementType given = dims.buffered_bias ? ElementType::kFp32 : ElementType::kCompute;
-  LayerBuilder layer("cross entropy", LayerRole::kLoss,
-                     {.name = "logits", .per_token = dims.vocabulary, .type = given}, stack);
+  LayerBuilder layer("cross entropy", LayerRole::kLoss, {.name = "logits", .per_token = dims.vocabulary, .type = given},
+                     stack);
   if (stack == Stack::kNative) return native_loss(layer, dims);
   // BertForMaskedLM and T5ForConditionalGeneration give CrossEntropyLoss the logits as they are.
   const bool as_they_are = (dims.bidirectional && !dims.wide_loss) || dims.encoder_layers > 0;
@@ -614,16 +565,13 @@ LayerSpec loss_layer(const ModelDims& dims, Stack stack) {
     layer.elementwise("logits_to_fp32", Function::kCast, {0}, {}, wide);
   }
   const Index probabilities = layer.activation("log_probabilities", dims.vocabulary, type);
-  Operation& softmax =
-      layer.operation("log_softmax", OperationKind::kSoftmaxLoss, Function::kLogSoftmax);
+  Operation& softmax = layer.operation("log_softmax", OperationKind::kSoftmaxLoss, Function::kLogSoftmax);
   softmax.inputs = {wide};
   softmax.outputs = softmax.saved = {probabilities};
 
   const Index loss = layer.tensor({.name = "loss", .fixed = 1, .type = ElementType::kFp32});
-  const Index weight =
-      layer.tensor({.name = "total_weight", .fixed = 1, .type = ElementType::kFp32});
-  Operation& nll =
-      layer.operation("nll_loss", OperationKind::kSoftmaxLoss, Function::kNegativeLogLikelihood);
+  const Index weight = layer.tensor({.name = "total_weight", .fixed = 1, .type = ElementType::kFp32});
+  Operation& nll = layer.operation("nll_loss", OperationKind::kSoftmaxLoss, Function::kNegativeLogLikelihood);
   nll.inputs = {probabilities};
   nll.outputs = {loss, weight};
   nll.saved = {probabilities, weight};

@@ -34,8 +34,7 @@ bool adapts_stacks(const Plan& plan, const ModelSpec& model) {
       " mixtral minimax_m2 qwen3_moe qwen3_next afmoe deepseek_v2 deepseek_v3"
       " deepseek_v32 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm_moe_dsa solar_open mellum"
       " hunyuan_v1_moe flex_olmo olmoe exaone_moe cohere2_moe ";
-  return plan.experts == ExpertKernels::kTransformers &&
-         contains(kFamilies, ' ' + model.family + ' ');
+  return plan.experts == ExpertKernels::kTransformers && contains(kFamilies, ' ' + model.family + ' ');
 }
 
 // Whether a target says one of the words.
@@ -81,8 +80,7 @@ class Adapter : LayerWriter {
   Index product(const std::string& name, Index input, std::int64_t n) {
     const std::int64_t k = width(input);
     const Index output = activation(name, n);
-    Operation& op =
-        operation(name, OperationKind::kGemm, Function::kMatrixProduct, {input}, {output});
+    Operation& op = operation(name, OperationKind::kGemm, Function::kMatrixProduct, {input}, {output});
     op.saved = {input};
     op.parameters = {parameter(name + ".default.weight", {n, k})};
     layer_.parameters.back().stored_as_computed = lora_.base == Lora::Base::kNf4Master;
@@ -131,8 +129,7 @@ class Adapter : LayerWriter {
     for (const Operation& op : layer_.operations) {
       const bool made_it = op.outputs.front() == input;
       if (made_it && op.function == Function::kMultiply) return input;
-      if (op.function == Function::kDropout && op.inputs.front() == input)
-        return op.outputs.front();
+      if (op.function == Function::kDropout && op.inputs.front() == input) return op.outputs.front();
     }
     return drop(name, input);
   }
@@ -157,9 +154,8 @@ class Adapter : LayerWriter {
     for (std::size_t p = 0; p < count; ++p) {
       list(p);
       for (std::size_t b = 0; b < base_of_.size(); ++b) {
-        const bool last_of_module =
-            base_of_[b].base == static_cast<Index>(p) &&
-            (b + 1 == base_of_.size() || base_of_[b + 1].adapter != base_of_[b].adapter);
+        const bool last_of_module = base_of_[b].base == static_cast<Index>(p) &&
+                                    (b + 1 == base_of_.size() || base_of_[b + 1].adapter != base_of_[b].adapter);
         if (!last_of_module) continue;
         list(base_of_[b].adapter);
         list(base_of_[b].adapter + 1);
@@ -192,9 +188,7 @@ class Adapter : LayerWriter {
 // product hands to its second.
 void fuse_adapters(LayerSpec& layer) {
   const auto is_sum = [&](Index t) { return layer.tensors[at(t)].name.ends_with(".sum"); };
-  const auto is_adapters = [&](const Operation& op, const char* which) {
-    return op.name.ends_with(which);
-  };
+  const auto is_adapters = [&](const Operation& op, const char* which) { return op.name.ends_with(which); };
   LayerSpec fused = layer;
   fuse_silu(fused);
   Index hidden = -1;
@@ -216,8 +210,7 @@ void fuse_adapters(LayerSpec& layer) {
 // modules_to_save (peft/utils/other.py, ModulesToSaveWrapper): the parameters of the layer's first
 // operation that has any are there twice, the frozen original in front, which nothing reads.
 void save_module(LayerSpec& layer) {
-  const auto first = std::ranges::find_if(
-      layer.operations, [](const Operation& op) { return !op.parameters.empty(); });
+  const auto first = std::ranges::find_if(layer.operations, [](const Operation& op) { return !op.parameters.empty(); });
   if (first == layer.operations.end()) return;
   Indices saved = first->parameters;
   std::ranges::sort(saved);
@@ -261,9 +254,8 @@ void pack_weights(LayerSpec& layer, const Plan& plan) {
     weight.stored_as_computed = true;
     weight.shape = {ceil_divide(count, per_element), 1};
     const std::int64_t scales = ceil_divide(count, kBlock);
-    layer.resident_bytes += plan.lora.double_quant
-                                ? scales + 4 * ceil_divide(scales, kScalesBlock) + kTables
-                                : 4 * scales + kCode;
+    layer.resident_bytes +=
+        plan.lora.double_quant ? scales + 4 * ceil_divide(scales, kScalesBlock) + kTables : 4 * scales + kCode;
     op.packed = true;
     const Index written = add_tensor(layer, {.name = op.name + ".dequantized", .fixed = count});
     op.forward_workspace.push_back(written);
@@ -282,15 +274,13 @@ ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
       parameter.trainable = parameter.name.starts_with("v_head.");
       parameter.unused = false;
       parameter.stored_as_computed =
-          !parameter.trainable &&
-          (plan.lora.base == Lora::Base::kParam || plan.lora.base == Lora::Base::kNf4);
+          !parameter.trainable && (plan.lora.base == Lora::Base::kParam || plan.lora.base == Lora::Base::kNf4);
     }
     Adapter(layer, plan, stacks).run();
     if (plan.lora.fused) fuse_adapters(layer);
     if (plan.lora.base >= Lora::Base::kNf4) pack_weights(layer, plan);
     const bool embeds = layer.role == LayerRole::kEmbedding && !layer.tower;
-    if ((embeds && plan.lora.trains_embedding) ||
-        (layer.role == LayerRole::kHead && plan.lora.trains_head)) {
+    if ((embeds && plan.lora.trains_embedding) || (layer.role == LayerRole::kHead && plan.lora.trains_head)) {
       save_module(layer);
     }
   }
@@ -314,9 +304,8 @@ void adapt_experts(LayerSpec& layer, const Plan& plan, const ModelSpec& model) {
       const Index folded = writer.tensor({.name = module + ".folded", .fixed = weight.numel()});
       Operation& fold = writer.pass(module + ".fold", Function::kAdd, {}, {folded});
       fold.part = op.part;
-      fold.parameters = {
-          writer.parameter(module + ".lora_A.default.weight", {rank, op.k}, op.part),
-          writer.parameter(module + ".lora_B.default.weight", {op.n, rank}, op.part)};
+      fold.parameters = {writer.parameter(module + ".lora_A.default.weight", {rank, op.k}, op.part),
+                         writer.parameter(module + ".lora_B.default.weight", {op.n, rank}, op.part)};
       op.inputs.push_back(folded);
       op.saved.push_back(folded);
     }

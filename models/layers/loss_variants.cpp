@@ -42,16 +42,13 @@ namespace foreshard {
 namespace {
 
 Operation cross_entropy(std::string name) {
-  return Operation{.name = std::move(name),
-                   .kind = OperationKind::kSoftmaxLoss,
-                   .function = Function::kCrossEntropy};
+  return Operation{.name = std::move(name), .kind = OperationKind::kSoftmaxLoss, .function = Function::kCrossEntropy};
 }
 
 LayerSpec one_kernel_loss(LayerSpec layer, bool in_place) {
   layer.tensors.resize(1);
   const Index loss = add_tensor(layer, {.name = "loss", .fixed = 1, .type = ElementType::kFp32});
-  const Index logsumexp =
-      add_tensor(layer, {.name = "logsumexp", .per_token = 1, .type = ElementType::kFp32});
+  const Index logsumexp = add_tensor(layer, {.name = "logsumexp", .per_token = 1, .type = ElementType::kFp32});
   Operation op = cross_entropy("cross_entropy");
   op.inputs = {0};
   op.outputs = {loss, logsumexp};
@@ -66,11 +63,10 @@ LayerSpec one_kernel_loss(LayerSpec layer, bool in_place) {
 // twice while that is.
 void keep_logits(LayerSpec& layer, Operation& copy, const Plan& plan) {
   const std::int64_t words = layer.tensors.front().per_token;
-  copy.forward_workspace = {
-      add_tensor(layer, {.name = "next logits", .per_token = words, .type = ElementType::kFp32})};
+  copy.forward_workspace = {add_tensor(layer, {.name = "next logits", .per_token = words, .type = ElementType::kFp32})};
   copy.released = {0};
-  layer.resident_bytes += checked_multiply(
-      elements(layer.tensors.front(), plan.batch.micro_batch, plan.batch.sequence), 4);
+  layer.resident_bytes +=
+      checked_multiply(elements(layer.tensors.front(), plan.batch.micro_batch, plan.batch.sequence), 4);
 }
 
 // One operation for all chunks, whose temporaries are of one, behind one that stands for the views
@@ -88,8 +84,7 @@ LayerSpec chunked_loss(LayerSpec layer, const Plan& plan) {
   const Index probabilities = fp32("log_probabilities", vocabulary);
 
   Operation split = pass("chunk", Function::kCopy, 0, views);  // backward concatenates
-  split.backward_workspace = {
-      add_tensor(layer, {.name = "chunk gradients", .per_token = vocabulary})};
+  split.backward_workspace = {add_tensor(layer, {.name = "chunk gradients", .per_token = vocabulary})};
 
   Operation op = cross_entropy("cross_entropy");
   op.inputs = {views};
@@ -109,8 +104,7 @@ LayerSpec chunked_loss(LayerSpec layer, const Plan& plan) {
 // Nothing but the loss of each token leaves the head.
 void fused_product(LayerSpec& head, std::vector<Operation>::iterator product) {
   product->function = Function::kCrossEntropy;
-  product->outputs = {
-      add_tensor(head, {.name = "token losses", .per_token = 1, .type = ElementType::kFp32})};
+  product->outputs = {add_tensor(head, {.name = "token losses", .per_token = 1, .type = ElementType::kFp32})};
   head.output = product->outputs.front();
   head.operations.erase(product + 1, head.operations.end());
 }
@@ -120,8 +114,8 @@ void fused_product(LayerSpec& head, std::vector<Operation>::iterator product) {
 // From the second call on backward has the weight's gradients so far, the next and their sum, and
 // no more the logits' of those before.
 void call_in_parts(LayerSpec& head, const Plan& plan) {
-  const auto product = std::ranges::find_if(
-      head.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const auto product =
+      std::ranges::find_if(head.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   if (product == head.operations.end() || plan.frozen.head ||
       !head.parameters[at(product->parameters.front())].trainable) {
     return;
@@ -129,8 +123,8 @@ void call_in_parts(LayerSpec& head, const Plan& plan) {
   const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
   const std::int64_t more = product->k - tokens / plan.units.head_calls;
   if (more <= 0) return;
-  product->backward_workspace.push_back(add_tensor(
-      head, {.name = "sums of gradients", .fixed = checked_multiply(2 * product->n, more)}));
+  product->backward_workspace.push_back(
+      add_tensor(head, {.name = "sums of gradients", .fixed = checked_multiply(2 * product->n, more)}));
 }
 
 namespace {
@@ -138,33 +132,29 @@ namespace {
 // All ranks' rows of the weight, in the dtype that they are stored in, come in front of the
 // product, which casts a part at a time.
 void gather_weight(LayerSpec& head, const Plan& plan, std::int64_t words) {
-  const auto product = std::ranges::find_if(
-      head.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
-  const bool is_wide =
-      (plan.lora.base == Lora::Base::kMaster || plan.lora.base == Lora::Base::kNf4Master) &&
-      plan.master_dtype == DType::kFp32;
+  const auto product =
+      std::ranges::find_if(head.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const bool is_wide = (plan.lora.base == Lora::Base::kMaster || plan.lora.base == Lora::Base::kNf4Master) &&
+                       plan.master_dtype == DType::kFp32;
   const ElementType type = is_wide ? ElementType::kFp32 : ElementType::kCompute;
   const std::int64_t rows = (product->n + plan.mesh.shard - 1) / plan.mesh.shard;
   const std::int64_t shard = checked_multiply(rows, product->k);
   const Index own = add_tensor(head, {.name = "rows of the head", .fixed = shard, .type = type});
-  const Index whole = add_tensor(
-      head,
-      {.name = "gathered head", .fixed = checked_multiply(shard, plan.mesh.shard), .type = type});
+  const Index whole =
+      add_tensor(head, {.name = "gathered head", .fixed = checked_multiply(shard, plan.mesh.shard), .type = type});
   product->saved.push_back(whole);
   product->released.push_back(whole);
   if (is_wide) {
     const std::int64_t part = checked_multiply(std::min(product->n, words), product->k);
-    product->forward_workspace.push_back(
-        add_tensor(head, {.name = "part of the weight", .fixed = part}));
+    product->forward_workspace.push_back(add_tensor(head, {.name = "part of the weight", .fixed = part}));
     product->backward_workspace.push_back(product->forward_workspace.back());
   }
-  Operation gather = {
-      .name = "full_tensor",
-      .function = Function::kCopy,
-      .inputs = {own},
-      .outputs = {whole},
-      .collective = {.kind = CollectiveKind::kAllGather, .dim = MeshDim::kFsdp, .waits = true},
-      .gradient = GradientRule::kNone};
+  Operation gather = {.name = "full_tensor",
+                      .function = Function::kCopy,
+                      .inputs = {own},
+                      .outputs = {whole},
+                      .collective = {.kind = CollectiveKind::kAllGather, .dim = MeshDim::kFsdp, .waits = true},
+                      .gradient = GradientRule::kNone};
   head.operations.insert(product, std::move(gather));
 }
 
@@ -217,8 +207,7 @@ void take_labelled_rows(LayerSpec& layer, const Batch& batch) {
     TensorSpec& spec = layer.tensors[t];
     spec.per_sequence += checked_multiply(std::exchange(spec.per_token, 0), batch.labelled);
   }
-  layer.operations.insert(layer.operations.begin(),
-                          pass("labelled_tokens", Function::kCopy, 0, taken));
+  layer.operations.insert(layer.operations.begin(), pass("labelled_tokens", Function::kCopy, 0, taken));
 }
 
 }
@@ -226,17 +215,15 @@ void take_labelled_rows(LayerSpec& layer, const Batch& batch) {
 // hidden_states[mask] in front of the head, or of an encoder's transform: what follows runs on
 // these positions.
 void score_labelled(ModelSpec& model, const Plan& plan) {
-  const auto kind = [&](std::size_t l) -> LayerSpec& {
-    return model.kinds[at(model.order[l].kind)];
-  };
+  const auto kind = [&](std::size_t l) -> LayerSpec& { return model.kinds[at(model.order[l].kind)]; };
   const std::size_t loss = model.order.size() - 1, head = loss - 1;
   if (loss < 2 || kind(head).role != LayerRole::kHead || kind(head).domain != Domain{}) return;
   std::size_t first = head;
   for (std::size_t l = head - 1; !plan.loss.has_product() && l > 0; --l) {
     const LayerRole role = kind(l).role;
     if (role != LayerRole::kInner && role != LayerRole::kFinalNorm) break;
-    const bool has_product = std::ranges::any_of(
-        kind(l).operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+    const bool has_product =
+        std::ranges::any_of(kind(l).operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
     if (has_product) first = l;
   }
   take_labelled_rows(kind(first), plan.batch);
@@ -247,20 +234,16 @@ void score_labelled(ModelSpec& model, const Plan& plan) {
 // backward, which begins where forward ends. Of a frozen head there is none of the weight (TRL's
 // and Liger's functions ask needs_input_grad).
 void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
-  const auto first_product = [&] {
-    return std::ranges::find(head.operations, OperationKind::kGemm, &Operation::kind);
-  };
+  const auto first_product = [&] { return std::ranges::find(head.operations, OperationKind::kGemm, &Operation::kind); };
   auto product = first_product();
   if (product == head.operations.end()) return;
   const bool is_tiled = plan.loss.kind == Loss::Kind::kTiledLinear;
-  const std::int64_t tokens = checked_multiply(
-      plan.batch.micro_batch, is_tiled ? plan.batch.tokens_with_labels() : plan.batch.sequence);
+  const std::int64_t tokens =
+      checked_multiply(plan.batch.micro_batch, is_tiled ? plan.batch.tokens_with_labels() : plan.batch.sequence);
   const std::int64_t weights = checked_multiply(product->n, product->k);
-  const bool is_trained =
-      !plan.frozen.head && head.parameters[at(product->parameters.front())].trainable;
+  const bool is_trained = !plan.frozen.head && head.parameters[at(product->parameters.front())].trainable;
   const auto add_weight = [&](ElementType type) {
-    return add_tensor(
-        head, {.name = "weight's gradient", .fixed = is_trained ? weights : 0, .type = type});
+    return add_tensor(head, {.name = "weight's gradient", .fixed = is_trained ? weights : 0, .type = type});
   };
   bool is_wide = false;
   if (is_tiled) {
@@ -271,8 +254,7 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
   input.name = "input's gradient";
   if (is_tiled) {
     constexpr std::int64_t kTokens = 4096, kWords = 32768;
-    const Index tile =
-        add_tensor(head, {.name = "tile of logits", .fixed = std::min(tokens, kTokens) * kWords});
+    const Index tile = add_tensor(head, {.name = "tile of logits", .fixed = std::min(tokens, kTokens) * kWords});
     input.type = ElementType::kFp32;
     product->forward_workspace = {tile};
     const Index sum = add_tensor(head, std::move(input));
@@ -284,8 +266,7 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
       };
       const Index rows = cast("tile of tokens", std::min(tokens, kTokens));
       product->forward_workspace.push_back(rows);
-      product->forward_workspace.push_back(
-          cast("part of the weight", std::min(product->n, kWords)));
+      product->forward_workspace.push_back(cast("part of the weight", std::min(product->n, kWords)));
       product->backward_workspace = {tile, rows, product->forward_workspace.back()};
       if (!is_wide) product->backward_workspace.push_back(sum);
       // In backward the name of one part is there while the next is cast.
@@ -300,11 +281,10 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
     return;
   }
   const std::int64_t tiles = (product->n + product->k - 1) / product->k;
-  const std::int64_t rows = static_cast<std::int64_t>(
-      std::bit_ceil(static_cast<std::uint64_t>((tokens + tiles - 1) / tiles)));
-  const Index tile = add_tensor(
-      head,
-      {.name = "tile of logits", .fixed = checked_multiply(std::min(rows, tokens), product->n)});
+  const std::int64_t rows =
+      static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>((tokens + tiles - 1) / tiles)));
+  const Index tile =
+      add_tensor(head, {.name = "tile of logits", .fixed = checked_multiply(std::min(rows, tokens), product->n)});
   const Index weight = add_weight(ElementType::kCompute);
   product->forward_workspace = {tile, weight, add_tensor(head, std::move(input))};
   product->backward_workspace = {tile};
@@ -381,12 +361,11 @@ void smooth_labels(LayerSpec& layer, const Plan& plan) {
   const bool has_cast = ops.front().function == Function::kCast;
   // fully_shard renames the class. Accelerate's prepare_model makes outputs of autocast fp32.
   const bool is_known = plan.runtime.kind != RuntimeKind::kFsdp2;
-  const bool is_fp32 =
-      plan.runtime.kind == RuntimeKind::kDdp || plan.runtime.kind == RuntimeKind::kFsdp1;
+  const bool is_fp32 = plan.runtime.kind == RuntimeKind::kDdp || plan.runtime.kind == RuntimeKind::kFsdp1;
   if (has_cast && !is_fp32) leave_out_cast(layer);
   if (has_cast && is_fp32) ops.front().released.push_back(0);
-  const auto softmax = std::ranges::find_if(
-      ops, [](const Operation& op) { return op.function == Function::kLogSoftmax; });
+  const auto softmax =
+      std::ranges::find_if(ops, [](const Operation& op) { return op.function == Function::kLogSoftmax; });
   const auto at = softmax - ops.begin();
   const Index logits = softmax->inputs.front(), probabilities = softmax->outputs.front();
   const auto another = [&](const char* name) {
@@ -401,8 +380,7 @@ void smooth_labels(LayerSpec& layer, const Plan& plan) {
   std::ranges::replace(loss.saved, probabilities, negative);
   loss.released = {logits};
   // Of fp32, the sum's gradient is a view.
-  if (tensor(layer, probabilities).type == ElementType::kCompute &&
-      plan.compute_dtype() != DType::kFp32) {
+  if (tensor(layer, probabilities).type == ElementType::kCompute && plan.compute_dtype() != DType::kFp32) {
     loss.backward_workspace = {another("gathered.grad")};
   }
   if (!is_known || plan.batch.micro_batch == 1) return;  // of one sequence it is a view
@@ -448,8 +426,7 @@ void copy_unread(LayerSpec& head, const Plan& plan) {
   if (last.gradient != GradientRule::kNone) return;
   const Index logits = last.inputs.front(), returned = last.outputs.front();
   TensorSpec spec = tensor(head, returned);
-  Operation copy =
-      pass("outputs_copy", Function::kCopy, returned, add_tensor(head, std::move(spec)));
+  Operation copy = pass("outputs_copy", Function::kCopy, returned, add_tensor(head, std::move(spec)));
   copy.gradient = GradientRule::kNone;
   copy.released = std::exchange(last.released, {logits});
   std::ranges::replace(copy.released, logits, copy.outputs.front());
@@ -510,8 +487,7 @@ void sum_exponentials(LayerSpec& layer) {
 
 bool keeps_compute_dtype(const LayerSpec& loss) {
   const Operation& first = loss.operations.front();
-  return first.function == Function::kLogSoftmax &&
-         tensor(loss, first.outputs.front()).type == ElementType::kCompute;
+  return first.function == Function::kLogSoftmax && tensor(loss, first.outputs.front()).type == ElementType::kCompute;
 }
 
 }
@@ -534,23 +510,21 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
         return widen_losses(layer, plan);
       }
       if (plan.runtime.kind == RuntimeKind::kFsdp2 && plan.loss_in_forward &&
-          plan.output_dtype.value_or(DType::kFp32) != DType::kFp32 &&
-          tensor(layer, 0).type == ElementType::kFp32) {
+          plan.output_dtype.value_or(DType::kFp32) != DType::kFp32 && tensor(layer, 0).type == ElementType::kFp32) {
         return cast_outputs(layer);
       }
       if (plan.logits != Logits::kReleased) {
-        const bool returns_fp32 =
-            plan.runtime.kind == RuntimeKind::kFsdp1 && plan.output_dtype == DType::kFp32;
+        const bool returns_fp32 = plan.runtime.kind == RuntimeKind::kFsdp1 && plan.output_dtype == DType::kFp32;
         if (plan.loss_in_forward && returns_fp32) return return_fp32(layer, plan);
         // The first operation is the cast; its gradient is the last to be made. (What is held
         // beyond it, of logits as they are, is the runtime's.) Of fully_shard's and DeepSpeed's
         // modules the outputs stay as they are.
         // (What a traced loss is given of the host stands before.)
-        Operation& first = *std::ranges::find_if(
-            layer.operations, [](const Operation& op) { return !op.inputs.empty(); });
+        Operation& first =
+            *std::ranges::find_if(layer.operations, [](const Operation& op) { return !op.inputs.empty(); });
         // Of a traced loss that casts nothing they are what it was given.
-        const bool as_they_are = plan.loss_in_forward || is_zero(plan.runtime.kind) ||
-                                 (is_traced && first.function != Function::kCast);
+        const bool as_they_are =
+            plan.loss_in_forward || is_zero(plan.runtime.kind) || (is_traced && first.function != Function::kCast);
         first.saved.push_back(as_they_are ? first.inputs.front() : first.outputs.front());
         // What Accelerate made fp32 behind the forward goes with it.
         if (!as_they_are && is_under_autocast(plan)) first.released.push_back(0);

@@ -34,8 +34,7 @@ void gate_in_scan(LayerSpec& layer, Operation& scan) {
 
 }
 
-Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                  Index input) {
+Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
   const Mamba& mamba = dims.mamba;
   const ScanShape& shape = mamba.scan;
   const std::int64_t inner = shape.inner(), convolved = shape.convolved();
@@ -70,9 +69,8 @@ Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNam
   scan.outputs = {scanned};
   scan.saved = {projected, scanned};
   const Index x = workspace("x_b_c convolved", convolved, kNarrow);
-  scan.forward_workspace = {
-      x, workspace("dt", 2 * shape.heads, kWide), workspace("states", states, kWide),
-      workspace("passed states", states, kNarrow), workspace("pairs", pairs, kWide)};
+  scan.forward_workspace = {x, workspace("dt", 2 * shape.heads, kWide), workspace("states", states, kWide),
+                            workspace("passed states", states, kNarrow), workspace("pairs", pairs, kWide)};
   scan.backward_workspace = {x,
                              workspace("x_b_c.grad", convolved, kNarrow),
                              workspace("dt (backward)", 5 * shape.heads, kWide),
@@ -80,15 +78,14 @@ Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNam
                              workspace("passed states (backward)", 2 * states, kNarrow),
                              workspace("pairs (backward)", 2 * pairs, kWide),
                              workspace("b_c.grad", 2 * shape.shared(), kWide)};
-  const Index normed = layer.norm(module + "norm", "scan_norm", NormKind::kRms,
-                                  inner / shape.groups, scanned, shape.groups);
+  const Index normed =
+      layer.norm(module + "norm", "scan_norm", NormKind::kRms, inner / shape.groups, scanned, shape.groups);
   layer.last_parameter().shape = {inner};
   layer.last().scan = shape;
   // out_proj's gradient of the weight reads what the norm's backward makes again.
   layer.last().backward_workspace = {layer.activation("scan_norm again", inner)};
-  const Index made = layer.linear(
-      {.name = out_name, .result = "mixed", .n = dims.hidden, .k = inner, .bias = mamba.bias},
-      normed);
+  const Index made =
+      layer.linear({.name = out_name, .result = "mixed", .n = dims.hidden, .k = inner, .bias = mamba.bias}, normed);
   layer.last().saved.clear();
   layer.release({projected, scanned, normed, input});
   return made;

@@ -14,26 +14,22 @@ namespace {
 
 // What scores positions for attention to the best of them; nothing learns it. The scores
 // themselves are pairs of positions (attention_kernels.cpp).
-void project_index(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                   Index input, Index latent) {
+void project_index(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input, Index latent) {
   const BlockParts& parts = dims.parts;
   const auto fixed = [&](std::size_t parameters) {
     layer.last().gradient = GradientRule::kNone;
     layer.last().saved = {};
     layer.fix_last_parameters(parameters);
   };
-  const auto project = [&](std::string_view module, std::string_view result, std::int64_t n,
-                           Index from) {
+  const auto project = [&](std::string_view module, std::string_view result, std::int64_t n, Index from) {
     const std::string name = std::string(names.index).append(module);
-    const Index made =
-        layer.linear({.name = name, .result = result, .n = n, .k = layer.width(from)}, from);
+    const Index made = layer.linear({.name = name, .result = result, .n = n, .k = layer.width(from)}, from);
     fixed(1);
     return made;
   };
   project(".wq_b", kIndexQueries, parts.index_heads * parts.index_dim, latent);
   const Index keys = project(".wk", "index_keys_raw", parts.index_dim, input);
-  layer.norm(std::string(names.index) + ".k_norm", kIndexKeys, NormKind::kLayer, parts.index_dim,
-             keys);
+  layer.norm(std::string(names.index) + ".k_norm", kIndexKeys, NormKind::kLayer, parts.index_dim, keys);
   fixed(2);
   layer.release({keys});
   project(".weights_proj", kIndexWeights, parts.index_heads, input);
@@ -41,18 +37,14 @@ void project_index(LayerBuilder& layer, const ModelDims& dims, const ParameterNa
 
 }
 
-Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                    Index input) {
+Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
   const Latent& latent = dims.latent;
   const std::int64_t heads = dims.heads;
-  const auto project = [&](std::string_view module, std::string_view result, std::int64_t n,
-                           Index from) {
-    return layer.linear(
-        {.name = module, .result = result, .n = n, .k = layer.width(from), .bias = dims.qkv_bias},
-        from);
+  const auto project = [&](std::string_view module, std::string_view result, std::int64_t n, Index from) {
+    return layer.linear({.name = module, .result = result, .n = n, .k = layer.width(from), .bias = dims.qkv_bias},
+                        from);
   };
-  const auto plain = [&](std::string_view module, std::string_view result, std::int64_t n,
-                         Index from) {
+  const auto plain = [&](std::string_view module, std::string_view result, std::int64_t n, Index from) {
     return layer.linear({.name = module, .result = result, .n = n, .k = layer.width(from)}, from);
   };
   const std::int64_t q_width = heads * (latent.nope + latent.rope);
@@ -85,8 +77,7 @@ Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterN
   layer.release({low});
   const Index k_turned = turns ? rotary(layer, {"k", latent.rope, latent.rope}, k_rope) : k_rope;
   if (turns) layer.release({k_rope});
-  const Index normed =
-      layer.norm(names.kv_a_norm, "kv_low_norm", dims.norm, latent.kv_rank, kv_low);
+  const Index normed = layer.norm(names.kv_a_norm, "kv_low_norm", dims.norm, latent.kv_rank, kv_low);
   const Index kv = plain(names.kv_b, "kv", heads * (latent.nope + latent.value), normed);
   layer.release({normed, kv_low});
   const Index k_nope = layer.activation("k_nope", heads * latent.nope);

@@ -112,8 +112,7 @@ struct Arrives {
 class Rewriter {
  public:
   // `streams_fp32`: what blocks hand on.
-  Rewriter(LayerSpec layer, const Plan& plan, const ModelSpec& model, Arrives arrives,
-           bool streams_fp32)
+  Rewriter(LayerSpec layer, const Plan& plan, const ModelSpec& model, Arrives arrives, bool streams_fp32)
       : old_(std::move(layer)),
         plan_(plan),
         numerics_(model.numerics),
@@ -147,13 +146,12 @@ class Rewriter {
     // An embedding of fp32 weights makes fp32; else the first sum or norm behind it would.
     const bool embeds = old_.role == LayerRole::kEmbedding;
     for (const Operation& op : layer_.operations) {
-      if (embeds && streams_fp32_ && op.kind == OperationKind::kEmbedding)
-        widen(op.outputs.front());
+      if (embeds && streams_fp32_ && op.kind == OperationKind::kEmbedding) widen(op.outputs.front());
     }
     const bool streams = embeds || old_.role == LayerRole::kBlock;
     // (Autocast's product is not fp32, and nobody casts it.)
-    const bool projects = is_autocast_ && embeds && !layer_.operations.empty() &&
-                          layer_.operations.back().kind == OperationKind::kGemm;
+    const bool projects =
+        is_autocast_ && embeds && !layer_.operations.empty() && layer_.operations.back().kind == OperationKind::kGemm;
     if (streams && streams_fp32_ && !projects && !is_fp32(layer_.output)) widen(layer_.output);
     hands_on_fp32_ = is_fp32(layer_.output);
     return std::move(layer_);
@@ -182,8 +180,7 @@ class Rewriter {
   const std::string& name(Index t) const { return layer_.tensors[at(t)].name; }
 
   bool is_fp32(Index t) const {
-    return layer_.tensors[at(t)].type == ElementType::kFp32 ||
-           (at(t) < fp32_.size() && fp32_[at(t)]);
+    return layer_.tensors[at(t)].type == ElementType::kFp32 || (at(t) < fp32_.size() && fp32_[at(t)]);
   }
   bool makes_fp32(const Operation& op) const {
     return layer_.tensors[at(op.outputs.front())].type == ElementType::kFp32;
@@ -232,8 +229,7 @@ class Rewriter {
   }
   // `of` is what operations read from here on instead of `t`, when it is of the compute dtype.
   void replace(Operation& op, Index from, Index to) const {
-    for (Indices* list : {&op.inputs, &op.saved})
-      std::replace(list->begin(), list->end(), from, to);
+    for (Indices* list : {&op.inputs, &op.saved}) std::replace(list->begin(), list->end(), from, to);
   }
 
   // --- operations ---
@@ -244,8 +240,7 @@ class Rewriter {
     if (op.name.ends_with(".sum") && adapted_ >= 0) {
       op.released.push_back(std::exchange(adapted_, -1));
     }
-    const bool begins =
-        op.name.ends_with(".dropout") || (op.name.ends_with(".lora_A") && plan_.lora.dropout == 0);
+    const bool begins = op.name.ends_with(".dropout") || (op.name.ends_with(".lora_A") && plan_.lora.dropout == 0);
     if (!begins || is_fp32(op.inputs.front())) return;
     adapted_ = cast(op.inputs.front(), ElementType::kFp32);
     replace(op, op.inputs.front(), adapted_);
@@ -286,8 +281,8 @@ class Rewriter {
       renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();
       return;
     }
-    const bool squares = op.function == Function::kMultiply && op.inputs.size() == 1 &&
-                         op.outputs.size() == 1 && op.saved == op.inputs;
+    const bool squares =
+        op.function == Function::kMultiply && op.inputs.size() == 1 && op.outputs.size() == 1 && op.saved == op.inputs;
     // What is made of parameters alone is fp32, as they are.
     if (is_autocast_ && op.inputs.empty() && !op.parameters.empty()) widen(op.outputs.front());
     const bool in_fp32 = squares || op.name == kExpm1;
@@ -346,16 +341,13 @@ class Rewriter {
   // Autocast has no rule for grouped_mm: transformers gives the rows their weights' dtype
   // (integrations/moe.py, _grouped_mm).
   bool is_fp32_experts(const Operation& op) const {
-    const DType held =
-        plan_.runtime.kind == RuntimeKind::kDdp ? plan_.master_dtype : plan_.param_dtype;
-    return is_autocast_ && held == DType::kFp32 && op.groups > 1 &&
-           plan_.experts == ExpertKernels::kTransformers;
+    const DType held = plan_.runtime.kind == RuntimeKind::kDdp ? plan_.master_dtype : plan_.param_dtype;
+    return is_autocast_ && held == DType::kFp32 && op.groups > 1 && plan_.experts == ExpertKernels::kTransformers;
   }
 
   // ... and the sum over a token's rows the dtype that came in (grouped_mm_experts_forward).
   bool sums_wide_rows(const Operation& op) const {
-    return widens_rows_ && op.function == Function::kAdd && op.inputs.size() == 1 &&
-           is_fp32(op.inputs.front());
+    return widens_rows_ && op.function == Function::kAdd && op.inputs.size() == 1 && is_fp32(op.inputs.front());
   }
 
   void add_norm(Operation op) {
@@ -381,9 +373,7 @@ class Rewriter {
     const Index wide = is_fp32(input) ? input : cast(input, ElementType::kFp32);
     const std::int64_t groups = layer_.tensors[at(op.outputs.back())].per_token;  // of the rstd
     const auto row = [&](const char* what) {
-      return tensor({.name = name(op.outputs.front()) + what,
-                     .per_token = groups,
-                     .type = ElementType::kFp32});
+      return tensor({.name = name(op.outputs.front()) + what, .per_token = groups, .type = ElementType::kFp32});
     };
     const std::string base = name(op.outputs.front());
     const bool centers = op.function == Function::kLayerNorm;
@@ -420,8 +410,7 @@ class Rewriter {
     push(std::move(rsqrt));
     const Index scaled = like(wide, base + "_normalized", ElementType::kFp32);
     const Index factor_of_rstd = norms_.normalizes_input ? input : center("_centered_again");
-    Operation product =
-        pass(base + "_multiply", Function::kMultiply, {factor_of_rstd, rstd}, scaled);
+    Operation product = pass(base + "_multiply", Function::kMultiply, {factor_of_rstd, rstd}, scaled);
     product.saved = {factor_of_rstd, rstd};
     product.sums_last = true;
     if (wide != input) product.released = {wide};
@@ -474,9 +463,7 @@ class Rewriter {
   void add_gelu_new(const Operation& op) {
     const Index input = op.inputs.front();
     const std::string base = name(op.outputs.front());
-    const auto made = [&](const char* what, Index of) {
-      return like(of, base + what, layer_.tensors[at(of)].type);
-    };
+    const auto made = [&](const char* what, Index of) { return like(of, base + what, layer_.tensors[at(of)].type); };
     const auto push_pass = [&](const char* what, Function function, Indices inputs, Indices saved) {
       const Index output = made(what, inputs.back());
       Operation step = pass(base + what, function, std::move(inputs), output);
@@ -539,15 +526,13 @@ class Rewriter {
     if (plan_.kernels.rope == Rope::kComplex) return false;
     const Operation& op = old_.operations[o];
     const Operation* next = rotary_near(o, 1);
-    return op.function == Function::kCast && next != nullptr &&
-           next->inputs.front() == op.outputs.front();
+    return op.function == Function::kCast && next != nullptr && next->inputs.front() == op.outputs.front();
   }
   bool skip_rotary(std::size_t o) const {
     if (plan_.kernels.rope == Rope::kComplex) return false;
     const Operation& op = old_.operations[o];
     const Operation* before = rotary_near(o, -1);
-    return op.function == Function::kCast && before != nullptr &&
-           before->outputs.front() == op.inputs.front();
+    return op.function == Function::kCast && before != nullptr && before->outputs.front() == op.inputs.front();
   }
   void add_rotary(std::size_t o) {
     const Operation& to_fp32 = old_.operations[o - 1];
@@ -624,10 +609,8 @@ class Rewriter {
 // (sim/graph/ddp): the plan's dtypes say so, and kernels.residual that fp32 flows between them.
 bool is_under_autocast(const Plan& plan) {
   return plan.autocast.has_value() ||
-         (plan.runtime.kind == RuntimeKind::kDdp &&
-          plan.ddp.mixed_precision == DdpOptions::MixedPrecision::kAutocast &&
-          plan.param_dtype != plan.master_dtype &&
-          plan.kernels.residual == ModuleKernels::Residual::kFp32);
+         (plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.mixed_precision == DdpOptions::MixedPrecision::kAutocast &&
+          plan.param_dtype != plan.master_dtype && plan.kernels.residual == ModuleKernels::Residual::kFp32);
 }
 
 void add_train_metrics(LayerSpec& loss, const Plan& plan) {
@@ -669,15 +652,14 @@ bool rewrite(const ModelSpec& model, const Plan& plan, bool streams_fp32, ModelS
     const LayerSpec& layer = model.kinds[at(kind)];
     Arrives arrives;
     // fully_shard casts what its units are given.
-    const bool is_cast = plan.runtime.kind == RuntimeKind::kFsdp2 &&
-                         plan.units.blocks == UnitPlacement::kOwn &&
+    const bool is_cast = plan.runtime.kind == RuntimeKind::kFsdp2 && plan.units.blocks == UnitPlacement::kOwn &&
                          layer.role == LayerRole::kBlock && !plan.autocast;
     const bool comes = l > 0 && layer.role != LayerRole::kEmbedding && hands_on[at(l - 1)];
     arrives.input = comes && !is_cast;
     arrives.narrowed = comes && is_cast;
     arrives.joined = layer.joins >= 0 && hands_on[at(chain_joined_at(model, l) - 1)];
-    auto found = std::ranges::find_if(
-        made, [&](const Made& each) { return each.of == kind && each.arrives == arrives; });
+    auto found =
+        std::ranges::find_if(made, [&](const Made& each) { return each.of == kind && each.arrives == arrives; });
     if (found == made.end()) {
       Rewriter rewriter(layer, plan, model, arrives, streams_fp32);
       LayerSpec made_of_it = rewriter.run();

@@ -21,15 +21,9 @@ struct EncoderScores {
 constexpr EncoderScores kEncoderScores[] = {
     {.family = "bert", .transform = "bert.pooler.dense", .last = "classifier"},
     {.family = "ernie", .transform = "ernie.pooler.dense", .last = "classifier"},
-    {.family = "distilbert",
-     .transform = "pre_classifier",
-     .function = Function::kRelu,
-     .last = "classifier"},
+    {.family = "distilbert", .transform = "pre_classifier", .function = Function::kRelu, .last = "classifier"},
     {.family = "electra", .function = Function::kGelu},
-    {.family = "deberta_v2",
-     .transform = "pooler.dense",
-     .function = Function::kGelu,
-     .last = "classifier"},
+    {.family = "deberta_v2", .transform = "pooler.dense", .function = Function::kGelu, .last = "classifier"},
     {.family = "nomic_bert", .transform = "nomic_bert.pooler.dense", .last = "classifier"},
 };
 
@@ -67,15 +61,14 @@ LayerSpec value_head(ModelDims dims) {
   const Index value = layer.activation("values", values);
   const Index weight = layer.parameter("v_head.summary.weight", {values, token_width(dims)});
   const Index bias = layer.parameter("v_head.summary.bias", {values});
-  Operation& product = layer.operation("v_head.summary", OperationKind::kGemm,
-                                       Function::kMatrixProduct, {dropped}, {value});
+  Operation& product =
+      layer.operation("v_head.summary", OperationKind::kGemm, Function::kMatrixProduct, {dropped}, {value});
   product.saved = {dropped};
   product.parameters = {weight, bias};
   product.n = values;
   product.k = token_width(dims);
   const Index wide = layer.activation("logits_returned", dims.vocabulary, ElementType::kFp32);
-  layer.constant("logits_to_fp32", Function::kCast, {logits}, {wide}).released = {logits, wide,
-                                                                                  probabilities};
+  layer.constant("logits_to_fp32", Function::kCast, {logits}, {wide}).released = {logits, wide, probabilities};
   return layer.finish(value);
 }
 
@@ -86,16 +79,11 @@ LayerSpec score_head(const ModelDims& dims) {
   const EncoderScores code = row_of(kEncoderScores, dims.family);
   Index input = 0;
   if (pools) {
-    const Index dense = layer.linear({.name = code.transform,
-                                      .result = "transform",
-                                      .n = dims.hidden,
-                                      .k = dims.hidden,
-                                      .bias = true},
-                                     input);
+    const Index dense = layer.linear(
+        {.name = code.transform, .result = "transform", .n = dims.hidden, .k = dims.hidden, .bias = true}, input);
     const Index active = layer.activation("transformed", dims.hidden);
     const bool keeps_input = code.function == Function::kGelu;
-    input = layer.elementwise("transform_function", code.function, {dense},
-                              {keeps_input ? dense : active}, active);
+    input = layer.elementwise("transform_function", code.function, {dense}, {keeps_input ? dense : active}, active);
   }
   input = layer.dropout("score_dropout", dims.score_dropout, input);
   using enum ScoreOf;
@@ -103,13 +91,12 @@ LayerSpec score_head(const ModelDims& dims) {
                                 : dims.score_of == kSpan ? "qa_outputs"
                                 : dims.bidirectional     ? "classifier"
                                                          : "score";
-  LayerSpec head =
-      layer.finish(layer.linear({.name = name,
-                                 .result = "logits",
-                                 .n = dims.scores,
-                                 .k = dims.bidirectional ? dims.hidden : token_width(dims),
-                                 .bias = pools || dims.score_of != kSequence},
-                                input));
+  LayerSpec head = layer.finish(layer.linear({.name = name,
+                                              .result = "logits",
+                                              .n = dims.scores,
+                                              .k = dims.bidirectional ? dims.hidden : token_width(dims),
+                                              .bias = pools || dims.score_of != kSequence},
+                                             input));
   if (pools) head.domain.positions = 1;
   return head;
 }

@@ -67,8 +67,7 @@ class Expansion {
     finish(out);
     layer_.operations.erase(after - 1, end);
     layer_.operations.insert(layer_.operations.begin() + static_cast<std::ptrdiff_t>(place_),
-                             std::make_move_iterator(operations_.begin()),
-                             std::make_move_iterator(operations_.end()));
+                             std::make_move_iterator(operations_.begin()), std::make_move_iterator(operations_.end()));
   }
 
  private:
@@ -138,8 +137,7 @@ class Expansion {
     const auto size_of = [&](Index t) {
       return checked_multiply(writer_.width(t), positions_) + writer_.spec_of(t).per_sequence;
     };
-    if (op.backward_workspace.size() >
-        1) {  // the second sum is made when the first's terms are gone
+    if (op.backward_workspace.size() > 1) {  // the second sum is made when the first's terms are gone
       layer_.tensors[at(op.backward_workspace.back())].per_token -= writer_.width(inputs[1]);
     }
     op.sums_last = function == Function::kMultiply && inputs.size() == 2 && cell(row, 8).empty() &&
@@ -159,11 +157,9 @@ class Expansion {
   void multiply(Operation& op, std::string_view product) {
     if (product.empty()) return;
     const RowCells words = cells_of(product, " ");
-    const Index rows = make("rows", words[0], true),
-                steps = words.size() > 3 ? make("steps", words[3], true) : one();
+    const Index rows = make("rows", words[0], true), steps = words.size() > 3 ? make("steps", words[3], true) : one();
     const std::int64_t n = elements(words[1]), k = elements(words[2]);
-    for (const bool backward : {false, true, true})
-      op.products.push_back({n, k, rows, steps, backward});
+    for (const bool backward : {false, true, true}) op.products.push_back({n, k, rows, steps, backward});
   }
   Index one() {
     if (one_ < 0) one_ = writer_.tensor({.name = "one", .fixed = 1, .type = ElementType::kByte});
@@ -205,8 +201,7 @@ void use_torch_mixer(LayerSpec& layer, std::int64_t sequence) {
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     const Operation& op = layer.operations[o];
     if (op.kind != OperationKind::kScan) continue;
-    const Indices& in =
-        op.inputs;  // (Kimi Linear's decays, of each channel of a key, are not read)
+    const Indices& in = op.inputs;  // (Kimi Linear's decays, of each channel of a key, are not read)
     if (in.size() > 3 && tensor(layer, in[3]).per_token != op.scan.heads) continue;
     Expansion(layer, o, sequence).run();
     return;

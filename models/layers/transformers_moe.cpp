@@ -64,8 +64,7 @@ constexpr std::string_view kRouterLast[] = {
 
 class ExpertRewriter : LayerWriter {
  public:
-  ExpertRewriter(LayerSpec& layer, std::string_view family)
-      : LayerWriter(layer), code_(row_of(kMixtureCode, family)) {}
+  ExpertRewriter(LayerSpec& layer, std::string_view family) : LayerWriter(layer), code_(row_of(kMixtureCode, family)) {}
 
   void run() {
     std::vector<Operation> old = std::exchange(layer_.operations, {});
@@ -76,8 +75,8 @@ class ExpertRewriter : LayerWriter {
     const auto begin = named("router_to_fp32");
     const auto end = named("scatter_add");
     const auto first = std::ranges::find_if(old, is_grouped);
-    has_biases_ = std::ranges::any_of(
-        old, [&](const Operation& op) { return is_grouped(op) && op.parameters.size() != 1; });
+    has_biases_ =
+        std::ranges::any_of(old, [&](const Operation& op) { return is_grouped(op) && op.parameters.size() != 1; });
     scales_ = named("scale_scores") != old.end() && !code_.narrow_router;
     if (scales_) scale_parameters_ = named("scale_scores")->parameters;
     const bool has_two = std::ranges::count_if(old, is_grouped) == 2;
@@ -94,10 +93,9 @@ class ExpertRewriter : LayerWriter {
     layer_.operations.assign(std::make_move_iterator(old.begin()), std::make_move_iterator(begin));
     const Index logits = begin->inputs.front();
     const auto router = static_cast<std::ptrdiff_t>(layer_.operations.size()) - 1;
-    const bool normalizes =
-        std::any_of(begin, end, [](const Operation& op) { return op.name == "normalize"; });
-    const Operation& topk = *std::find_if(
-        begin, end, [](const Operation& op) { return op.function == Function::kTopK; });
+    const bool normalizes = std::any_of(begin, end, [](const Operation& op) { return op.name == "normalize"; });
+    const Operation& topk =
+        *std::find_if(begin, end, [](const Operation& op) { return op.function == Function::kTopK; });
     top_k_ = width(topk.outputs.front());
     hidden_ = last->n;
     const Index input = named("gather_rows")->inputs.front();
@@ -136,9 +134,8 @@ class ExpertRewriter : LayerWriter {
       }
     }
     if (code_.frozen_bias) {
-      layer_.parameters.push_back({.name = "mlp.gate.moe_statics.e_score_correction_bias",
-                                   .shape = {1, width(logits)},
-                                   .trainable = false});
+      layer_.parameters.push_back(
+          {.name = "mlp.gate.moe_statics.e_score_correction_bias", .shape = {1, width(logits)}, .trainable = false});
     }
     Indices& released = LayerWriter::last().released;
     append(released, end->released);
@@ -172,8 +169,8 @@ class ExpertRewriter : LayerWriter {
     layer_.operations.pop_back();
     const Index wide = activation("router_input_fp32", product.k, ElementType::kFp32);
     pass("router_input_to_fp32", Function::kCast, product.inputs, {wide});
-    const Index weight = tensor(
-        {.name = "router_weight_fp32", .fixed = product.n * product.k, .type = ElementType::kFp32});
+    const Index weight =
+        tensor({.name = "router_weight_fp32", .fixed = product.n * product.k, .type = ElementType::kFp32});
     product.inputs = {wide};
     product.saved = {wide, weight};
     product.outputs.push_back(weight);
@@ -282,8 +279,7 @@ class ExpertRewriter : LayerWriter {
     rows.backward_temporaries = {activation("row_zeros", hidden_)};
     rows_ = masked("masked_rows", rows_, false);
     sorted_weights_ = activation("sorted_weights", top_k_, weights_type());
-    Operation& weights =
-        pass("gather_weights", Function::kGather, {weights_, order_}, {sorted_weights_});
+    Operation& weights = pass("gather_weights", Function::kGather, {weights_, order_}, {sorted_weights_});
     weights.saved = {order_};
     weights.backward_temporaries = {activation("weight_zeros", top_k_, weights_type())};
     offsets_ = tensor({.name = "offsets", .fixed = 1024, .type = ElementType::kByte});
@@ -325,8 +321,7 @@ class ExpertRewriter : LayerWriter {
 
   // Gate and up are halves of `both`.
   Index gated(Index both, std::int64_t ffn) {
-    const Index left = activation("expert_gate", top_k_ * ffn),
-                right = activation("expert_up", top_k_ * ffn);
+    const Index left = activation("expert_gate", top_k_ * ffn), right = activation("expert_up", top_k_ * ffn);
     Operation& split = pass("expert_chunk", Function::kCopy, {both}, {left, right});
     split.view = true;
     const Index product = has_biases_ ? clamped(left, right) : activated(left, right);
@@ -407,8 +402,7 @@ class ExpertRewriter : LayerWriter {
     gathered.saved = {back};
     gathered.backward_temporaries = {activation("placed_zeros", top_k_ * hidden_, weights_type())};
     gathered.released = {weighed};
-    const Index wide =
-        scales_ ? activation("routed_output_fp32", hidden_, ElementType::kFp32) : sum;
+    const Index wide = scales_ ? activation("routed_output_fp32", hidden_, ElementType::kFp32) : sum;
     pass("sum_rows", Function::kAdd, {placed}, {wide}).released = {placed};
     if (scales_) pass("routed_output_cast", Function::kCast, {wide}, {sum}).released = {wide};
     Indices& released = last().released;
@@ -426,9 +420,7 @@ class ExpertRewriter : LayerWriter {
       for (Index& p : op.parameters) p = place(p);
     }
   }
-  Index place(Index p) const {
-    return removed_ >= 0 && p > removed_ ? static_cast<Index>(p - 1) : p;
-  }
+  Index place(Index p) const { return removed_ >= 0 && p > removed_ ? static_cast<Index>(p - 1) : p; }
 
   ElementType weights_type() const { return scales_ ? ElementType::kFp32 : ElementType::kCompute; }
 
@@ -436,8 +428,7 @@ class ExpertRewriter : LayerWriter {
   bool is_gated_ = true;
   bool scales_ = false, has_biases_ = false, is_dense_ = false;
   std::int64_t top_k_ = 1, hidden_ = 0;
-  Index expert_ = 0, sorted_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0,
-        offsets_ = 0, made_ = 0;
+  Index expert_ = 0, sorted_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0, offsets_ = 0, made_ = 0;
   Index removed_ = -1;
   Indices scale_parameters_;
 };
@@ -464,8 +455,7 @@ int place_of(const std::string& name, const MixtureCode& code, bool router_last)
 void order_as_transformers(LayerSpec& layer, std::string_view family) {
   std::vector<ParameterSpec>& list = layer.parameters;
   const auto has = [&](std::string_view module) {
-    return std::ranges::any_of(list,
-                               [&](const ParameterSpec& p) { return p.name.starts_with(module); });
+    return std::ranges::any_of(list, [&](const ParameterSpec& p) { return p.name.starts_with(module); });
   };
   const MixtureCode code = row_of(kMixtureCode, family);
   const bool last = contains(kRouterLast, family);
@@ -489,12 +479,8 @@ void order_as_transformers(LayerSpec& layer, std::string_view family) {
   }
 }
 
-bool routes_without_autocast(std::string_view family) {
-  return row_of(kMixtureCode, family).fp32_router;
-}
+bool routes_without_autocast(std::string_view family) { return row_of(kMixtureCode, family).fp32_router; }
 
-void use_transformers_experts(LayerSpec& layer, std::string_view family) {
-  ExpertRewriter(layer, family).run();
-}
+void use_transformers_experts(LayerSpec& layer, std::string_view family) { ExpertRewriter(layer, family).run(); }
 
 }

@@ -48,9 +48,7 @@ void apply_float8(LayerSpec& layer, const Plan& plan) {
     if (layer.operations[o].kind != OperationKind::kGemm) continue;
     Operation op = std::move(layer.operations[o]);
     const auto bytes = [&](const std::string& name, std::int64_t per_token, std::int64_t fixed) {
-      return add_tensor(
-          layer,
-          {.name = name, .per_token = per_token, .fixed = fixed, .type = ElementType::kByte});
+      return add_tensor(layer, {.name = name, .per_token = per_token, .fixed = fixed, .type = ElementType::kByte});
     };
     const std::int64_t weight = checked_multiply(op.n, op.k);
     op.fp8 = plan.float8;
@@ -62,12 +60,15 @@ void apply_float8(LayerSpec& layer, const Plan& plan) {
     const bool is_linear = is_megatron || parameter.shape.size() == 2;  // torchao's: nn.Linear
     parameter.gathered_in_fp8 = plan.float8_all_gather && is_linear;
     op.fp8_weight = parameter.gathered_in_fp8 || is_megatron;
+    op.backward_workspace = {bytes(op.name + ".output_grad_fp8", narrow(op.n), 0)};
+    if (is_megatron) {  // keeps the others (keep_narrow_inputs; Megatron::persistent_memory)
+      layer.operations[o] = std::move(op);
+      continue;
+    }
     op.forward_workspace = {bytes(op.name + ".input_fp8", narrow(op.k), 0)};
-    if (!op.fp8_weight)
-      op.forward_workspace.push_back(bytes(op.name + ".weight_fp8", 0, narrow(weight)));
-    op.backward_workspace = {bytes(op.name + ".output_grad_fp8", narrow(op.n), 0),
-                             bytes(op.name + ".weight_fp8 (backward)", 0, narrow(weight)),
-                             bytes(op.name + ".input_fp8 (backward)", narrow(op.k), 0)};
+    if (!op.fp8_weight) op.forward_workspace.push_back(bytes(op.name + ".weight_fp8", 0, narrow(weight)));
+    op.backward_workspace.push_back(bytes(op.name + ".weight_fp8 (backward)", 0, narrow(weight)));
+    op.backward_workspace.push_back(bytes(op.name + ".input_fp8 (backward)", narrow(op.k), 0));
     layer.operations[o] = std::move(op);
   }
 }
@@ -78,8 +79,7 @@ void keep_blocks_wide(ModelSpec& model, std::int64_t count) {
   for (auto layer = model.order.rbegin(); layer != model.order.rend() && count > 0; ++layer) {
     if (model.kinds[at(layer->kind)].role != LayerRole::kBlock) continue;
     --count;
-    auto found =
-        std::ranges::find(copies, layer->kind, &std::pair<std::int32_t, std::int32_t>::first);
+    auto found = std::ranges::find(copies, layer->kind, &std::pair<std::int32_t, std::int32_t>::first);
     if (found == copies.end()) {
       LayerSpec copy = model.kinds[at(layer->kind)];
       copy.name += " in the compute dtype";
@@ -98,14 +98,12 @@ void keep_blocks_wide(ModelSpec& model, std::int64_t count) {
 void keep_dots(LayerSpec& layer) {
   const auto is_read = [&](const Operation& product) {
     return std::ranges::any_of(layer.operations, [&](const Operation& op) {
-      const bool ends_layer =
-          op.gradient == GradientRule::kAlias && std::ranges::count(op.outputs, layer.output) > 0;
+      const bool ends_layer = op.gradient == GradientRule::kAlias && std::ranges::count(op.outputs, layer.output) > 0;
       return !ends_layer && std::ranges::count(op.inputs, product.outputs.front()) > 0;
     });
   };
   for (Operation& op : layer.operations) {
-    op.kept_by_selective =
-        op.kind == OperationKind::kAttention || (op.kind == OperationKind::kGemm && is_read(op));
+    op.kept_by_selective = op.kind == OperationKind::kAttention || (op.kind == OperationKind::kGemm && is_read(op));
   }
 }
 
@@ -252,14 +250,11 @@ void cache_parts(LayerSpec& layer) {
 void cache_keys(LayerSpec& layer, const Plan& plan) {
   if (plan.attention != AttentionKernel::kEager) cache_parts(layer);
   std::vector<Operation>& ops = layer.operations;
-  const bool widens =
-      is_under_autocast(plan) && plan.kernels.residual == ModuleKernels::Residual::kFp32 &&
-      std::ranges::any_of(ops,
-                          [](const Operation& op) { return op.function == Function::kRotary; });
+  const bool widens = is_under_autocast(plan) && plan.kernels.residual == ModuleKernels::Residual::kFp32 &&
+                      std::ranges::any_of(ops, [](const Operation& op) { return op.function == Function::kRotary; });
   for (const std::size_t input : {1, 2}) {
-    const auto attends = std::ranges::find_if(ops, [&](const Operation& op) {
-      return op.kind == OperationKind::kAttention && op.inputs.size() > input;
-    });
+    const auto attends = std::ranges::find_if(
+        ops, [&](const Operation& op) { return op.kind == OperationKind::kAttention && op.inputs.size() > input; });
     if (attends == ops.end()) return;
     if (attends->attention.value_dim > 0) return;  // latents are cached, which nothing else keeps
     const Index from = attends->inputs[input];
@@ -296,13 +291,12 @@ void cache_keys(LayerSpec& layer, const Plan& plan) {
 // so.
 void cast_buffers(LayerSpec& layer, const Plan& plan) {
   const bool of_accelerate = plan.runtime.kind == RuntimeKind::kFsdp1 && plan.autocast;
-  const bool narrow = plan.master_dtype != DType::kFp32 ||
-                      (plan.lora.rank > 0 && (plan.lora.base == Lora::Base::kParam ||
-                                              plan.lora.base == Lora::Base::kNf4));
-  if (!(of_accelerate || narrow || is_zero(plan.runtime.kind)) || plan.param_dtype == DType::kFp32)
-    return;
-  const bool biased = layer.role == LayerRole::kLoss && !layer.tensors.empty() &&
-                      tensor(layer, 0).type == ElementType::kFp32;
+  const bool narrow =
+      plan.master_dtype != DType::kFp32 ||
+      (plan.lora.rank > 0 && (plan.lora.base == Lora::Base::kParam || plan.lora.base == Lora::Base::kNf4));
+  if (!(of_accelerate || narrow || is_zero(plan.runtime.kind)) || plan.param_dtype == DType::kFp32) return;
+  const bool biased =
+      layer.role == LayerRole::kLoss && !layer.tensors.empty() && tensor(layer, 0).type == ElementType::kFp32;
   for (TensorSpec& each : layer.tensors) {
     if (each.name == kSinusoids || each.name == "biased_logits") {
       layer.resident_bytes /= 2;
@@ -320,8 +314,7 @@ struct OwnMask {
   std::string_view family;
   LayerRole role = LayerRole::kLoss;
 };
-constexpr OwnMask kOwnMasks[] = {{"gpt_neo", LayerRole::kBlock},
-                                 {"gpt_bigcode", LayerRole::kEmbedding}};
+constexpr OwnMask kOwnMasks[] = {{"gpt_neo", LayerRole::kBlock}, {"gpt_bigcode", LayerRole::kEmbedding}};
 
 void keep_own_mask(LayerSpec& layer, const ModelSpec& model) {
   if (layer.role != row_of(kOwnMasks, model.family).role || layer.role == LayerRole::kLoss) return;
@@ -348,8 +341,7 @@ void keep_rope_tables(ModelSpec& model, const Plan& plan) {
 // What the first operation with parameters reads becomes a module of its own (Units::table_alone).
 void separate_table(LayerSpec& layer, const Units& units) {
   if (!layer.nested.empty() || !splits_table(units, layer)) return;
-  const auto table = std::ranges::find_if(
-      layer.operations, [](const Operation& op) { return !op.parameters.empty(); });
+  const auto table = std::ranges::find_if(layer.operations, [](const Operation& op) { return !op.parameters.empty(); });
   const std::string& name = layer.parameters[at(table->parameters.front())].name;
   layer.nested = {name.substr(0, name.rfind('.'))};
   table->part = 1;
@@ -365,8 +357,7 @@ void separate(LayerSpec& layer, const SizeUnits& units) {
   for (ParameterSpec& p : layer.parameters) p.part = part_of(p);
   std::vector<Operation>& ops = layer.operations;
   for (Operation& op : ops) {
-    op.part =
-        op.parameters.empty() ? std::int8_t{0} : layer.parameters[at(op.parameters.front())].part;
+    op.part = op.parameters.empty() ? std::int8_t{0} : layer.parameters[at(op.parameters.front())].part;
   }
   for (std::int8_t part = 1; part <= static_cast<std::int8_t>(units.modules.size()); ++part) {
     const auto is_its = [&](const Operation& op) { return op.part == part; };
@@ -396,8 +387,7 @@ void separate_by_size(LayerSpec& layer, std::int64_t least) {
 void split_head_bias(ModelSpec& model, const Plan& plan) {
   const Units& units = plan.units;
   const auto find = [&](LayerRole role) {
-    return std::ranges::find_if(model.kinds,
-                                [&](const LayerSpec& layer) { return layer.role == role; });
+    return std::ranges::find_if(model.kinds, [&](const LayerSpec& layer) { return layer.role == role; });
   };
   const auto head = find(LayerRole::kHead);
   auto transform = find(LayerRole::kInner);  // behind a last norm, or in its place
@@ -405,13 +395,13 @@ void split_head_bias(ModelSpec& model, const Plan& plan) {
   if (head == model.kinds.end() || transform == model.kinds.end()) return;
   const bool is_unit = units.head == UnitPlacement::kOwn || units.head == UnitPlacement::kWithNorm;
   if (!is_unit || head->parameters.size() < 2) return;
-  const bool has_product = std::ranges::any_of(
-      transform->operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const bool has_product =
+      std::ranges::any_of(transform->operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   if (!has_product) return;
   ParameterSpec bias = head->parameters.back();
   const std::string module = bias.name.substr(0, bias.name.rfind('.') + 1);
-  const bool holds_transform = std::ranges::any_of(
-      transform->parameters, [&](const ParameterSpec& p) { return p.name.starts_with(module); });
+  const bool holds_transform =
+      std::ranges::any_of(transform->parameters, [&](const ParameterSpec& p) { return p.name.starts_with(module); });
   if (!holds_transform) return;
   bias.name += " (root's)";
   bias.trainable = false;
@@ -421,8 +411,7 @@ void split_head_bias(ModelSpec& model, const Plan& plan) {
   const ParameterSpec& table = head->parameters.front();
   const std::int64_t rows = (table.shape.front() + plan.mesh.shard - 1) / plan.mesh.shard;
   const std::int64_t columns = table.numel() / table.shape.front() + 1;
-  head->resident_bytes +=
-      checked_multiply(checked_multiply(rows, columns), size_of(plan.master_dtype));
+  head->resident_bytes += checked_multiply(checked_multiply(rows, columns), size_of(plan.master_dtype));
 }
 
 // --- gradients that are sums ---
@@ -430,8 +419,7 @@ void split_head_bias(ModelSpec& model, const Plan& plan) {
 // Of biases, and of the weights of eager norms, for which the product of every row is made first.
 void add_column_sums(LayerSpec& layer) {
   for (Operation& op : layer.operations) {
-    const bool is_product =
-        op.kind == OperationKind::kGemm && op.parameters.size() == 2 && op.groups == 1;
+    const bool is_product = op.kind == OperationKind::kGemm && op.parameters.size() == 2 && op.groups == 1;
     // (What a convolution was seen to take is in its layer.)
     const bool is_bias = is_product && op.backward_workspace.empty();
     const bool is_weight = op.eager_norm && !op.parameters.empty();
@@ -488,15 +476,14 @@ void pack(ModelSpec& model, std::int64_t documents) {
 // (Megatron-Core and the engine have kernels of their own, autocast its own casts.)
 void multiply_experts_in_bf16(ModelSpec& model, const Plan& plan) {
   const RuntimeKind kind = plan.runtime.kind;
-  const bool is_torchtitan = kind != RuntimeKind::kNative && kind != RuntimeKind::kMegatron &&
-                             plan.experts == ExpertKernels::kGrouped;
+  const bool is_torchtitan =
+      kind != RuntimeKind::kNative && kind != RuntimeKind::kMegatron && plan.experts == ExpertKernels::kGrouped;
   if (!is_torchtitan || plan.compute_dtype() == DType::kBf16 || is_under_autocast(plan)) return;
   for (LayerSpec& layer : model.kinds) multiply_in_bf16(layer);
 }
 
 ModelSpec with_variants(ModelSpec model, const Plan& plan) {
-  if (flattens_twice(plan) ||
-      (plan.runtime.kind == RuntimeKind::kFsdp2 && parts_tied(plan.units))) {
+  if (flattens_twice(plan) || (plan.runtime.kind == RuntimeKind::kFsdp2 && parts_tied(plan.units))) {
     for (LayerSpec& layer : model.kinds) untie(layer);
     if (flattens_twice(plan)) model.tied_embeddings = false;
   }
@@ -543,8 +530,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
       keep_own_mask(layer, model);
       // ZeRO's flat groups and what it gathers one by one follow it, as do the buckets of a
       // DistributedDataParallel that makes them once.
-      const bool makes_once =
-          plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.find_unused_parameters;
+      const bool makes_once = plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.find_unused_parameters;
       if (is_zero(plan.runtime.kind) || makes_once) order_as_transformers(layer, model.family);
     }
   }

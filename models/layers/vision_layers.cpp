@@ -48,15 +48,13 @@ void rename(LayerSpec& layer, const Renames& names) {
 // x * sigmoid(1.702 x) in place of gelu(x), as PyTorch's elementary operations: the scaled input is
 // forgotten at once, the sigmoid's result and the input are kept.
 void use_quick_gelu(LayerSpec& layer) {
-  const auto at = std::ranges::find_if(
-      layer.operations, [](const Operation& op) { return op.function == Function::kGelu; });
+  const auto at =
+      std::ranges::find_if(layer.operations, [](const Operation& op) { return op.function == Function::kGelu; });
   FORESHARD_CHECK(at != layer.operations.end(), "a block without gelu");
   const Index input = at->inputs.front();
   const Index output = at->outputs.front();
   const std::int64_t width = tensor(layer, input).per_token;
-  const auto add = [&](const char* name) {
-    return add_tensor(layer, {.name = name, .per_token = width});
-  };
+  const auto add = [&](const char* name) { return add_tensor(layer, {.name = name, .per_token = width}); };
   const Index scaled = add("scaled");
   const Index sigmoid = add("sigmoid");
   std::vector<Operation> made;
@@ -100,10 +98,10 @@ Domain domain_of(const Place& place, std::int64_t positions) {
 
 LayerSpec tower_block(const VisionDims& dims, const Place& place) {
   const TowerDims& tower = dims.tower;
-  LayerSpec layer = encoder_block(
-      {place.tower ? "vision" : dims.family, tower.hidden, tower.heads, tower.ffn, tower.quick_gelu,
-       tower.dropout, tower.attention_dropout, tower.branch_weights, tower.gated},
-      dims.family, Mask::kNone);
+  LayerSpec layer =
+      encoder_block({place.tower ? "vision" : dims.family, tower.hidden, tower.heads, tower.ffn, tower.quick_gelu,
+                     tower.dropout, tower.attention_dropout, tower.branch_weights, tower.gated},
+                    dims.family, Mask::kNone);
   layer.domain = domain_of(place, tower.positions());
   layer.tower = place.tower;
   return layer;
@@ -111,23 +109,19 @@ LayerSpec tower_block(const VisionDims& dims, const Place& place) {
 
 // --- embeddings ---
 
-Index lookup(LayerWriter& layer, const std::string& module, std::vector<std::int64_t> shape,
-             TensorSpec rows) {
+Index lookup(LayerWriter& layer, const std::string& module, std::vector<std::int64_t> shape, TensorSpec rows) {
   const Index output = layer.tensor(std::move(rows));
-  Operation& op =
-      layer.operation(module, OperationKind::kEmbedding, Function::kEmbedding, {}, {output});
+  Operation& op = layer.operation(module, OperationKind::kEmbedding, Function::kEmbedding, {}, {output});
   op.gradient = GradientRule::kNone;
   op.parameters = {layer.parameter(module + ".weight", std::move(shape))};
   return output;
 }
 
-Index linear(LayerWriter& layer, const std::string& module, std::int64_t n, std::int64_t k,
-             Bias bias, Index input) {
+Index linear(LayerWriter& layer, const std::string& module, std::int64_t n, std::int64_t k, Bias bias, Index input) {
   const Index output = layer.activation(module, n);
   Indices parameters = {layer.parameter(module + ".weight", {n, k})};
   if (bias == Bias::kAdded) parameters.push_back(layer.parameter(module + ".bias", {n}));
-  Operation& op =
-      layer.operation(module, OperationKind::kGemm, Function::kMatrixProduct, {input}, {output});
+  Operation& op = layer.operation(module, OperationKind::kGemm, Function::kMatrixProduct, {input}, {output});
   op.saved = {input};
   op.parameters = std::move(parameters);
   op.n = n;
@@ -135,8 +129,7 @@ Index linear(LayerWriter& layer, const std::string& module, std::int64_t n, std:
   return output;
 }
 
-Index layer_norm(LayerWriter& layer, const std::string& module, TensorSpec result,
-                 std::int64_t width, Index input) {
+Index layer_norm(LayerWriter& layer, const std::string& module, TensorSpec result, std::int64_t width, Index input) {
   TensorSpec statistics = result;
   statistics.type = ElementType::kFp32;
   statistics.per_token /= width;
@@ -149,8 +142,7 @@ Index layer_norm(LayerWriter& layer, const std::string& module, TensorSpec resul
   const Index weight = layer.parameter(module + ".weight", {width});
   const Index bias = layer.parameter(module + ".bias", {width});
   layer.layer().parameters[at(weight)].is_norm = true;
-  Operation& op = layer.operation(module, OperationKind::kNorm, Function::kLayerNorm, {input},
-                                  {output, mean, rstd});
+  Operation& op = layer.operation(module, OperationKind::kNorm, Function::kLayerNorm, {input}, {output, mean, rstd});
   op.saved = {input, mean, rstd};
   op.released = {mean, rstd};
   op.parameters = {weight, bias};
@@ -159,8 +151,7 @@ Index layer_norm(LayerWriter& layer, const std::string& module, TensorSpec resul
 
 Index add(LayerWriter& layer, TensorSpec sum, Indices inputs) {
   const Index output = layer.tensor(std::move(sum));
-  Operation& op =
-      layer.pass(layer.layer().tensors.back().name, Function::kAdd, std::move(inputs), {output});
+  Operation& op = layer.pass(layer.layer().tensors.back().name, Function::kAdd, std::move(inputs), {output});
   op.gradient = GradientRule::kAlias;
   return output;
 }
@@ -171,24 +162,21 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
   const std::string prefix = dims.family == "vit_msn" ? "vit" : dims.family;
   const std::int64_t hidden = tower.hidden;
   const std::int64_t pixels = tower.channels * tower.patch * tower.patch;
-  LayerWriter layer(place.tower ? "vision embedding" : dims.family + " embedding",
-                    LayerRole::kEmbedding,
+  LayerWriter layer(place.tower ? "vision embedding" : dims.family + " embedding", LayerRole::kEmbedding,
                     {.name = "pixel_values", .per_token = pixels, .type = ElementType::kFp32},
                     domain_of(place, tower.patches()));
   layer.layer().tower = place.tower;
   const auto cast = layer.tensor({.name = "pixels", .per_token = pixels});
   layer.pass("pixels_to_dtype", Function::kCast, {0}, {cast}).gradient = GradientRule::kNone;
 
-  const std::string conv = vit ? prefix + ".embeddings.patch_embeddings.projection"
-                               : "vision_model.embeddings.patch_embedding";
+  const std::string conv =
+      vit ? prefix + ".embeddings.patch_embeddings.projection" : "vision_model.embeddings.patch_embedding";
   const Index patches = layer.tensor({.name = "patches", .per_token = hidden});
-  Operation& product =
-      layer.operation(conv, OperationKind::kGemm, Function::kMatrixProduct, {cast}, {patches});
+  Operation& product = layer.operation(conv, OperationKind::kGemm, Function::kMatrixProduct, {cast}, {patches});
   product.saved = {cast};
   product.n = hidden;
   product.k = pixels;
-  product.parameters = {
-      layer.parameter(conv + ".weight", {hidden, tower.channels, tower.patch, tower.patch})};
+  product.parameters = {layer.parameter(conv + ".weight", {hidden, tower.channels, tower.patch, tower.patch})};
   if (vit) product.parameters.push_back(layer.parameter(conv + ".bias", {hidden}));
 
   // More positions than patches.
@@ -218,12 +206,10 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
   if (vit) {
     const std::int64_t rows = tower.patches() + tower.tokens;
     Index sum = add(layer, sequence("embedding_sum"), {tokens});
-    layer.last().parameters = {
-        layer.parameter(embeddings + "position_embeddings", {1, rows, hidden})};
+    layer.last().parameters = {layer.parameter(embeddings + "position_embeddings", {1, rows, hidden})};
     if (tower.registers > 0) {
       more += tower.registers * hidden;
-      sum = join("registers", sum,
-                 {layer.parameter(embeddings + "register_tokens", {1, tower.registers, hidden})});
+      sum = join("registers", sum, {layer.parameter(embeddings + "register_tokens", {1, tower.registers, hidden})});
     }
     if (!tower.dropout) return layer.finish(sum);
     TensorSpec bytes = sequence("embedding_dropout_mask");
@@ -235,20 +221,17 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
     drop.released = {mask, sum};
     return layer.finish(output);
   }
-  const Index rows =
-      lookup(layer, "vision_model.embeddings.position_embedding", {tower.positions(), hidden},
-             {.name = "position_embedding", .fixed = tower.positions() * hidden});
+  const Index rows = lookup(layer, "vision_model.embeddings.position_embedding", {tower.positions(), hidden},
+                            {.name = "position_embedding", .fixed = tower.positions() * hidden});
   const Index sum = add(layer, sequence("embedding_sum"), {tokens, rows});
-  return layer.finish(
-      layer_norm(layer, "vision_model.pre_layrnorm", sequence("pre_norm"), hidden, sum));
+  return layer.finish(layer_norm(layer, "vision_model.pre_layrnorm", sequence("pre_norm"), hidden, sum));
 }
 
 // The position that classifies or is compared, as a view: its gradient is the others' zeros and its
 // own.
 Index class_token(LayerWriter& layer, const TowerDims& tower) {
   const Index token = layer.tensor({.name = "class_token", .per_token = tower.hidden});
-  const Index rest =
-      layer.tensor({.name = "other_tokens", .per_token = (tower.positions() - 1) * tower.hidden});
+  const Index rest = layer.tensor({.name = "other_tokens", .per_token = (tower.positions() - 1) * tower.hidden});
   layer.pass("select", Function::kCopy, {0}, {token, rest}).view = true;
   return token;
 }

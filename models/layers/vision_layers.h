@@ -37,17 +37,14 @@ LayerSpec tower_block(const VisionDims& dims, const Place& place);
 LayerSpec patch_embedding(const VisionDims& dims, const Place& place);
 
 // Rows of a table; the caller names what they are looked up by.
-Index lookup(LayerWriter& layer, const std::string& module, std::vector<std::int64_t> shape,
-             TensorSpec rows);
+Index lookup(LayerWriter& layer, const std::string& module, std::vector<std::int64_t> shape, TensorSpec rows);
 Index add(LayerWriter& layer, TensorSpec sum, Indices inputs);
 
 // Of the layer's tokens, k -> n features; `module`.weight is [n, k].
 enum class Bias : std::uint8_t { kNone, kAdded };
-Index linear(LayerWriter& layer, const std::string& module, std::int64_t n, std::int64_t k,
-             Bias bias, Index input);
+Index linear(LayerWriter& layer, const std::string& module, std::int64_t n, std::int64_t k, Bias bias, Index input);
 // LayerNorm over `width` features of every row of `result`, which has the shape of the input.
-Index layer_norm(LayerWriter& layer, const std::string& module, TensorSpec result,
-                 std::int64_t width, Index input);
+Index layer_norm(LayerWriter& layer, const std::string& module, TensorSpec result, std::int64_t width, Index input);
 
 // What `whole_sequence` is the input of: the position that classifies or is compared, as a view.
 Index class_token(LayerWriter& layer, const TowerDims& tower);

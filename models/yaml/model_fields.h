@@ -23,12 +23,11 @@ void tensor_fields(Io& io, TensorSpec& t, const std::string& key) {
   io.optional(t.per_token != 0, "per_token", t.per_token, 0, kPerToken);
   io.optional(t.per_position != 0, "per_position", t.per_position, 0, kPerToken);
   io.optional(t.by_pairs, "by_pairs", t.by_pairs);
-  io.optional(t.per_image == 0 && t.per_sequence != 0, "per_sequence", t.per_sequence,
-              below(t.per_token > 0), kElements);
+  io.optional(t.per_image == 0 && t.per_sequence != 0, "per_sequence", t.per_sequence, below(t.per_token > 0),
+              kElements);
   io.optional(t.by_samples, "by_samples", t.by_samples);
   io.optional(t.per_image != 0, "per_image", t.per_image, 0, kPerToken);
-  io.optional(t.fixed != 0, "fixed", t.fixed, below(t.per_token > 0 || t.per_position > 0),
-              kElements);
+  io.optional(t.fixed != 0, "fixed", t.fixed, below(t.per_token > 0 || t.per_position > 0), kElements);
   io.optional(t.split != 1, "split", t.split, 1, 1 << 24);
   io.optional(t.type != ElementType::kCompute, "type", t.type, kTypeWords);
   io.optional(t.name != key, "name", t.name);
@@ -37,8 +36,7 @@ void tensor_fields(Io& io, TensorSpec& t, const std::string& key) {
 // `part`: the module's name.
 template <typename Io>
 void parameter_fields(Io& io, ParameterSpec& p, std::string& part, const std::string& key) {
-  io("shape", p.shape, Such{"a list of extents, for example [4096, 4096]"}, 1,
-     model_limits::kExtent);
+  io("shape", p.shape, Such{"a list of extents, for example [4096, 4096]"}, 1, model_limits::kExtent);
   io.optional(p.is_norm, "norm", p.is_norm);
   io.optional(p.tied, "tied", p.tied);
   io.optional(!p.trainable, "trainable", p.trainable);
@@ -76,8 +74,7 @@ void fields(Io& io, ScanShape& s) {
   io("state", s.state, Such{"features of a state, for example 128"}, 1, kMostHeads);
   io.optional(true, "groups", s.groups, 1, kMostHeads);
   io.optional(true, "chunk", s.chunk, 1, kMostHeads);
-  io.require(s.heads % s.groups == 0, "groups",
-             fmt::format("{} groups do not divide {} heads", s.groups, s.heads),
+  io.require(s.heads % s.groups == 0, "groups", fmt::format("{} groups do not divide {} heads", s.groups, s.heads),
              fmt::format("a divisor of {}", s.heads));
 }
 
@@ -99,8 +96,7 @@ void operation_fields(Io& io, Operation& op, const Operation& usual) {
   io.optional(op.sums_last, "sums_last", op.sums_last);
   io.optional(op.in_place, "in_place", op.in_place);
   io.optional(op.transposed_weight, "transposed_weight", op.transposed_weight);
-  io.optional(op.kept_by_selective != usual.kept_by_selective, "kept_by_selective",
-              op.kept_by_selective);
+  io.optional(op.kept_by_selective != usual.kept_by_selective, "kept_by_selective", op.kept_by_selective);
 }
 
 }

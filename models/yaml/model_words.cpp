@@ -8,8 +8,8 @@ namespace {
 
 // Functions of kernels that belong to no layer's operation.
 bool is_of_layers(Function function) {
-  return function != Function::kColumnSum && function != Function::kAdamW &&
-         function != Function::kSgd && function != Function::kSumOfSquares;
+  return function != Function::kColumnSum && function != Function::kAdamW && function != Function::kSgd &&
+         function != Function::kSumOfSquares;
 }
 
 // Flash attention keeps k, q, v, logsumexp, its output and the seeds.

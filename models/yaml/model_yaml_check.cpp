@@ -86,9 +86,7 @@ class Checker {
   }
 
  private:
-  const LayerSpec& kind(std::size_t layer) const {
-    return model_.kinds[at(model_.order[layer].kind)];
-  }
+  const LayerSpec& kind(std::size_t layer) const { return model_.kinds[at(model_.order[layer].kind)]; }
   LayerRole role(std::size_t layer) const { return kind(layer).role; }
 
   void check_roles() const {
@@ -129,16 +127,14 @@ class Checker {
 
   void check_use_of_kinds() const {
     for (std::size_t k = 0; k < model_.kinds.size(); ++k) {
-      const bool used = std::ranges::any_of(
-          model_.order, [&](const LayerInstance& layer) { return at(layer.kind) == k; });
+      const bool used =
+          std::ranges::any_of(model_.order, [&](const LayerInstance& layer) { return at(layer.kind) == k; });
       if (!used) {
-        throw places_.kinds[k].error("no layer of the order is of this kind",
-                                     "an entry of order that names it");
+        throw places_.kinds[k].error("no layer of the order is of this kind", "an entry of order that names it");
       }
       const Domain& domain = model_.kinds[k].domain;
       if (domain.of_images && model_.image_tokens == 0) {
-        throw places_.kinds[k].at("domain").error("the model's samples have no images",
-                                                  "image_tokens of the model");
+        throw places_.kinds[k].at("domain").error("the model's samples have no images", "image_tokens of the model");
       }
     }
   }
@@ -162,23 +158,19 @@ class Checker {
         const std::int64_t written = count(writer, writer.output, shape);
         const std::int64_t read = count(reader, tensor, shape);
         if (written == read) continue;
-        throw node.error(
-            fmt::format("{} reads {} elements where {} hands on {} ({} samples of {} positions, "
-                        "{} images each)",
-                        quote(model_.order[to].name), read, quote(model_.order[from].name), written,
-                        shape.samples, shape.sequence, shape.images),
-            "tensors of equal size");
+        throw node.error(fmt::format("{} reads {} elements where {} hands on {} ({} samples of {} positions, "
+                                     "{} images each)",
+                                     quote(model_.order[to].name), read, quote(model_.order[from].name), written,
+                                     shape.samples, shape.sequence, shape.images),
+                         "tensors of equal size");
       }
     });
-    const auto type = [](const LayerSpec& layer, std::int16_t t) {
-      return layer.tensors[at(t)].type;
-    };
+    const auto type = [](const LayerSpec& layer, std::int16_t t) { return layer.tensors[at(t)].type; };
     if (type(writer, writer.output) == type(reader, tensor)) return;
-    throw node.error(
-        fmt::format("{} reads {} where {} hands on {}", quote(model_.order[to].name),
-                    word_in(kTypeWords, type(reader, tensor)), quote(model_.order[from].name),
-                    word_in(kTypeWords, type(writer, writer.output))),
-        "tensors of one type");
+    throw node.error(fmt::format("{} reads {} where {} hands on {}", quote(model_.order[to].name),
+                                 word_in(kTypeWords, type(reader, tensor)), quote(model_.order[from].name),
+                                 word_in(kTypeWords, type(writer, writer.output))),
+                     "tensors of one type");
   }
 
   void check_chains() const {
@@ -200,8 +192,7 @@ class Checker {
     }
     if (open.empty()) return;
     throw places_.layers[open.back()].error(
-        fmt::format("{} begins a chain, and no layer joins it with {}",
-                    quote(model_.order[open.back()].name),
+        fmt::format("{} begins a chain, and no layer joins it with {}", quote(model_.order[open.back()].name),
                     quote(model_.order[open.back() - 1].name)),
         "a later layer with joins");
   }
@@ -233,20 +224,18 @@ class Checker {
           check_again(k, layer.parameters[p]);
           continue;
         }
-        const bool fits = layer.role == LayerRole::kHead && p == 0 && table != nullptr &&
-                          table->shape == layer.parameters[p].shape;
+        const bool fits =
+            layer.role == LayerRole::kHead && p == 0 && table != nullptr && table->shape == layer.parameters[p].shape;
         if (!fits || !model_.tied_embeddings) {
-          throw places_.kinds[k].error(
-              fmt::format("{} is tied to no table", quote(layer.parameters[p].name)),
-              "the head's first parameter, of the shape of the embedding's first, and "
-              "tied_embeddings: true");
+          throw places_.kinds[k].error(fmt::format("{} is tied to no table", quote(layer.parameters[p].name)),
+                                       "the head's first parameter, of the shape of the embedding's first, and "
+                                       "tied_embeddings: true");
         }
         ties = true;
       }
     }
     if (ties == model_.tied_embeddings) return;
-    throw places_.root.at("tied_embeddings")
-        .error("the head has no tied parameter", "tied: true there, or false here");
+    throw places_.root.at("tied_embeddings").error("the head has no tied parameter", "tied: true there, or false here");
   }
 
   // Autograd's walk over the layer, as trained and as checkpointed.
@@ -283,8 +272,6 @@ class Checker {
 
 }
 
-void check_model(const ModelSpec& model, const ModelPlaces& places) {
-  Checker(model, places).run();
-}
+void check_model(const ModelSpec& model, const ModelPlaces& places) { Checker(model, places).run(); }
 
 }

@@ -25,8 +25,8 @@ std::int16_t DeclaredNames::find(const ConfigNode& node) const {
   const std::string name = node.as_string();
   const auto at = numbers_.find(name);
   if (at != numbers_.end()) return at->second;
-  throw node.error(fmt::format("there is no {} {}", noun_, quote(name)),
-                   fmt::format("a {} declared above", noun_), nearest_spelling(name, names_));
+  throw node.error(fmt::format("there is no {} {}", noun_, quote(name)), fmt::format("a {} declared above", noun_),
+                   nearest_spelling(name, names_));
 }
 
 namespace {
@@ -34,8 +34,8 @@ namespace {
 class LayerReader {
  public:
   LayerReader(const ConfigNode& node, std::string name) : node_(node) {
-    node.allow_only({"name", "role", "domain", "tower", "unread", "resident_bytes", "nested",
-                     "tensors", "joins", "parameters", "operations", "output"});
+    node.allow_only({"name", "role", "domain", "tower", "unread", "resident_bytes", "nested", "tensors", "joins",
+                     "parameters", "operations", "output"});
     layer_.name = read_text(node, "name", std::move(name));
   }
 
@@ -87,8 +87,8 @@ class LayerReader {
     const std::string name = value->as_string();
     const auto at = std::ranges::find(layer_.nested, name);
     if (at == layer_.nested.end()) {
-      throw value->error(fmt::format("{} is no module inside the layer", quote(name)),
-                         "a name of nested", nearest_spelling(name, layer_.nested));
+      throw value->error(fmt::format("{} is no module inside the layer", quote(name)), "a name of nested",
+                         nearest_spelling(name, layer_.nested));
     }
     return static_cast<std::int8_t>(at - layer_.nested.begin() + 1);
   }
@@ -101,8 +101,7 @@ class LayerReader {
       if (node.is_mapping()) {
         read_fields(node, [&](auto& io) { tensor_fields(io, spec, item.key); });
         if (spec.per_image > 0 && (spec.per_sequence > 0 || layer_.domain.of_images)) {
-          throw node.at("per_image")
-              .error("per_image is of layers whose sequences are samples", "per_sequence alone");
+          throw node.at("per_image").error("per_image is of layers whose sequences are samples", "per_sequence alone");
         }
       } else {
         spec.per_token = node.as_int(1, model_limits::kPerToken);
@@ -145,8 +144,7 @@ class LayerReader {
       }
       located(shape, [&] {
         if (spec.numel() > model_limits::kParameter) {
-          throw shape.error("the parameter is too large",
-                            fmt::format("at most {} elements", model_limits::kParameter));
+          throw shape.error("the parameter is too large", fmt::format("at most {} elements", model_limits::kParameter));
         }
       });
       parameters_.declare(node, item.key);
@@ -183,8 +181,7 @@ class LayerReader {
     const ConfigNode op_node = node.at("op", "what is computed, for example op: linear");
     op.function = function_of(words[op_node.as_choice(std::span<const std::string_view>(words))]);
     op.kind = usual_kind(op.function);
-    if (const ConfigNode* kind = node.find("kind"))
-      op.kind = read_choice<OperationKind>(*kind, kKindWords);
+    if (const ConfigNode* kind = node.find("kind")) op.kind = read_choice<OperationKind>(*kind, kKindWords);
     op.inputs = read_inputs(node);
     op.outputs = read_outputs(node);
     if (const ConfigNode* parameters = node.find("parameters")) {
@@ -203,11 +200,10 @@ class LayerReader {
       if (products == nullptr) continue;
       for (const ConfigNode& each : products->elements()) {
         each.allow_only({"n", "k", "rows", "steps"});
-        op.products.push_back(
-            {read_size(each, "n", 0, model_limits::kWidth, 0),
-             read_size(each, "k", 0, model_limits::kWidth, 0),
-             tensors_.find(each.at("rows", "a tensor, whose bytes are the number")),
-             tensors_.find(each.at("steps", "a tensor, whose bytes are the number")), backward});
+        op.products.push_back({read_size(each, "n", 0, model_limits::kWidth, 0),
+                               read_size(each, "k", 0, model_limits::kWidth, 0),
+                               tensors_.find(each.at("rows", "a tensor, whose bytes are the number")),
+                               tensors_.find(each.at("steps", "a tensor, whose bytes are the number")), backward});
       }
     }
     FieldReader reader(node);
@@ -227,8 +223,7 @@ class LayerReader {
                          "the layer's input, what it joins, or an output of an operation above");
       }
       if (state(t).is_taken) {
-        throw each.error(fmt::format("{} was overwritten by an in_place operation above",
-                                     quote(tensors_.name(t))));
+        throw each.error(fmt::format("{} was overwritten by an in_place operation above", quote(tensors_.name(t))));
       }
       if (state(t).is_released) {
         throw each.error(fmt::format("{} was released above", quote(tensors_.name(t))),
@@ -243,9 +238,8 @@ class LayerReader {
     Indices numbers = listed(outputs, [&](const ConfigNode& each) {
       const Index t = tensors_.find(each);
       if (state(t).is_written) {
-        throw each.error(
-            fmt::format("{} is written twice, or is the layer's input", quote(tensors_.name(t))),
-            "a tensor of its own for each result");
+        throw each.error(fmt::format("{} is written twice, or is the layer's input", quote(tensors_.name(t))),
+                         "a tensor of its own for each result");
       }
       state(t).is_written = true;
       return t;
@@ -257,9 +251,8 @@ class LayerReader {
   Index use(const ConfigNode& node) {
     const Index p = parameters_.find(node);
     if (is_used_[at(p)]) {
-      throw node.error(
-          fmt::format("two operations of the layer use {}", quote(parameters_.name(p))),
-          "a parameter of its own for each operation");
+      throw node.error(fmt::format("two operations of the layer use {}", quote(parameters_.name(p))),
+                       "a parameter of its own for each operation");
     }
     is_used_[at(p)] = true;
     return p;
@@ -270,10 +263,9 @@ class LayerReader {
       const ConfigNode* value = node.find(key);
       return value == nullptr ? node : *value;
     };
-    const bool reads =
-        op.kind != OperationKind::kElementwise && op.kind != OperationKind::kEmbedding;
-    const bool needs_input = reads || op.view || op.in_place || op.sums_last ||
-                             op.function == Function::kCast || op.gradient == GradientRule::kAlias;
+    const bool reads = op.kind != OperationKind::kElementwise && op.kind != OperationKind::kEmbedding;
+    const bool needs_input = reads || op.view || op.in_place || op.sums_last || op.function == Function::kCast ||
+                             op.gradient == GradientRule::kAlias;
     if (needs_input && op.inputs.empty()) {
       throw place("inputs").error("the operation reads nothing", "an input at least");
     }
@@ -293,16 +285,13 @@ class LayerReader {
     require_written("released", op.released);
     for (const Index t : op.saved) state(t).is_saved = true;
     for (const Index t : op.released) state(t).is_released = true;
-    for (const Indices* list :
-         {&op.backward_temporaries, &op.forward_workspace, &op.backward_workspace}) {
+    for (const Indices* list : {&op.backward_temporaries, &op.forward_workspace, &op.backward_workspace}) {
       for (const Index t : *list) state(t).is_workspace = true;
     }
-    for (const SideProduct& p : op.products)
-      state(p.rows).is_workspace = state(p.steps).is_workspace = true;
+    for (const SideProduct& p : op.products) state(p.rows).is_workspace = state(p.steps).is_workspace = true;
     if (op.kind == OperationKind::kGemm) check_product(node, op);
     if (op.kind == OperationKind::kAttention && op.attention.heads == 0) {
-      throw node.error("attention without its heads",
-                       "attention: {heads: 32, kv_heads: 8, head_dim: 128}");
+      throw node.error("attention without its heads", "attention: {heads: 32, kv_heads: 8, head_dim: 128}");
     }
     if (op.kind == OperationKind::kScan && op.scan.heads == 0) {
       throw node.error("a scan without its heads", "scan: {heads: 128, head_dim: 64, state: 128}");
@@ -315,8 +304,7 @@ class LayerReader {
       const bool of_batch = op.inputs.front() == 0 && layer_.role == LayerRole::kEmbedding;
       const bool shares = input.is_shared || input.buffer != op.inputs.front();
       if (of_batch || shares || op.view || op.inputs.front() == layer_.joins) {
-        throw place("in_place")
-            .error("the operation's input is not a buffer of the layer's own", "in_place: false");
+        throw place("in_place").error("the operation's input is not a buffer of the layer's own", "in_place: false");
       }
       input.is_taken = true;
     }
@@ -333,19 +321,17 @@ class LayerReader {
       throw node.error("n and k do not follow from the weight's shape", "n and k, or [n, k]");
     }
     if (weight % checked_multiply(op.n, op.k) != 0) {
-      throw node.error(fmt::format("a weight of {} elements is no matrix of {} x {}, nor several",
-                                   weight, op.n, op.k),
+      throw node.error(fmt::format("a weight of {} elements is no matrix of {} x {}, nor several", weight, op.n, op.k),
                        "n x k = elements of the weight");
     }
     // (A filter reads what lies around a position, too.)
-    const bool is_filter =
-        op.groups == 1 && layer_.parameters[at(op.parameters.front())].shape.size() > 2;
+    const bool is_filter = op.groups == 1 && layer_.parameters[at(op.parameters.front())].shape.size() > 2;
     if (op.rows != 1 || op.split != 1 || is_filter) return;
     const auto width = [&](Index t) { return layer_.tensors[at(t)].per_token; };
     const auto check = [&](Index t, const char* what, std::int64_t features) {
       if (width(t) == 0 || width(t) % features == 0) return;
-      throw node.error(fmt::format("{} has {} features per token, the weight's {} is {}",
-                                   quote(tensors_.name(t)), width(t), what, features),
+      throw node.error(fmt::format("{} has {} features per token, the weight's {} is {}", quote(tensors_.name(t)),
+                                   width(t), what, features),
                        "sizes that the product fits");
     };
     check(op.inputs.front(), "k", op.k);
@@ -370,8 +356,7 @@ class LayerReader {
     }
     if (parts > kMostParts) {
       throw node_.at("operations")
-          .error("the modules inside the layer take turns too often",
-                 fmt::format("at most {} turns", kMostParts));
+          .error("the modules inside the layer take turns too often", fmt::format("at most {} turns", kMostParts));
     }
     for (std::size_t t = 0; t < states_.size(); ++t) {
       const State& s = states_[t];
@@ -386,16 +371,14 @@ class LayerReader {
       if (!s.is_taken) continue;
       if (!s.is_saved && i != layer_.output) continue;
       throw tensors_.node(i).error(
-          fmt::format("{} is kept, but an in_place operation overwrites it",
-                      quote(tensors_.name(i))),
+          fmt::format("{} is kept, but an in_place operation overwrites it", quote(tensors_.name(i))),
           "in_place: false");
     }
     for (std::size_t p = 0; p < is_used_.size(); ++p) {
       if (is_used_[p]) continue;
       const auto i = static_cast<Index>(p);
-      throw parameters_.node(i).error(
-          fmt::format("no operation uses {}", quote(parameters_.name(i))),
-          "an operation with it among its parameters");
+      throw parameters_.node(i).error(fmt::format("no operation uses {}", quote(parameters_.name(i))),
+                                      "an operation with it among its parameters");
     }
   }
 
@@ -419,8 +402,6 @@ class LayerReader {
 
 }
 
-LayerSpec read_layer(const ConfigNode& node, std::string name) {
-  return LayerReader(node, std::move(name)).read();
-}
+LayerSpec read_layer(const ConfigNode& node, std::string name) { return LayerReader(node, std::move(name)).read(); }
 
 }

@@ -23,8 +23,7 @@ RopeScaling read_rope_scaling(const ConfigNode& node) {
     return scaling;
   }
   static constexpr std::array<std::string_view, 2> kKinds = {"linear", "llama3"};
-  node.allow_only(
-      {"kind", "factor", "low_frequency_factor", "high_frequency_factor", "original_positions"});
+  node.allow_only({"kind", "factor", "low_frequency_factor", "high_frequency_factor", "original_positions"});
   const std::size_t kind = node.at("kind", "linear or llama3").as_choice(std::span(kKinds));
   scaling.kind = kind == 0 ? RopeScaling::Kind::kLinear : RopeScaling::Kind::kLlama3;
   scaling.factor = node.at("factor").as_double(1, 1e6);
@@ -34,11 +33,9 @@ RopeScaling read_rope_scaling(const ConfigNode& node) {
   if (const ConfigNode* value = node.find("high_frequency_factor")) {
     scaling.high_frequency_factor = value->as_double(1e-3, 1e6);
   }
-  scaling.original_positions =
-      read_size(node, "original_positions", 1, 1 << 30, scaling.original_positions);
+  scaling.original_positions = read_size(node, "original_positions", 1, 1 << 30, scaling.original_positions);
   if (scaling.high_frequency_factor <= scaling.low_frequency_factor) {
-    throw node.error("has no band between its factors",
-                     "high_frequency_factor above low_frequency_factor");
+    throw node.error("has no band between its factors", "high_frequency_factor above low_frequency_factor");
   }
   return scaling;
 }
@@ -93,8 +90,7 @@ class OrderReader {
       throw node.error(fmt::format("there are more than {} layers", model_limits::kLayers));
     }
     if (!names_.emplace(name, static_cast<std::int32_t>(model_.order.size())).second) {
-      throw node.error(fmt::format("two layers are called {}", quote(name)),
-                       "a name of its own for each layer");
+      throw node.error(fmt::format("two layers are called {}", quote(name)), "a name of its own for each layer");
     }
     model_.order.push_back({.kind = kind, .name = name, .same_as = same_as});
     nodes_.push_back(node);
@@ -109,13 +105,11 @@ class OrderReader {
       const LayerSpec& spec = model_.kinds[static_cast<std::size_t>(kind)];
       const LayerSpec& first = model_.kinds[static_cast<std::size_t>(other.kind)];
       const bool may = spec.role == LayerRole::kBlock || spec.role == LayerRole::kEmbedding;
-      return spec.role == first.role && spec.parameters == first.parameters && other.same_as < 0 &&
-             may;
+      return spec.role == first.role && spec.parameters == first.parameters && other.same_as < 0 && may;
     };
     if (at != names_.end() && fits(at->second)) return at->second;
     throw value->error(
-        fmt::format("{} is no earlier block or embedding with these weights of its own",
-                    quote(value->as_string())),
+        fmt::format("{} is no earlier block or embedding with these weights of its own", quote(value->as_string())),
         "the name of a layer above");
   }
 
@@ -131,17 +125,16 @@ ModelSpec parse_model_yaml(const ConfigNode& root) {
   if (!root.is_mapping()) {
     throw root.error("no model stands here", "'key: value' lines, for example model: my-model");
   }
-  root.allow_only({"model", "family", "source", "hidden", "vocabulary", "positions",
-                   "fixed_sequence", "image_tokens", "calls", "tied_embeddings", "head_first",
-                   "block_prefix", "numerics", "layers", "order"});
+  root.allow_only({"model", "family", "source", "hidden", "vocabulary", "positions", "fixed_sequence", "image_tokens",
+                   "calls", "tied_embeddings", "head_first", "block_prefix", "numerics", "layers", "order"});
   ModelSpec model;
   model.name = root.at("model", "the model's name").as_string();
   model.family = read_text(root, "family", "custom");
   model.source = read_text(root, "source", "");
   model.hidden = read_size(root, "hidden", 1, model_limits::kExtent, 0);
   model.vocabulary = read_size(root, "vocabulary", 1, model_limits::kExtent, 0);
-  model.max_positions = root.at("positions", "the longest sequence, for example 4096")
-                            .as_int(1, model_limits::kPositions);
+  model.max_positions =
+      root.at("positions", "the longest sequence, for example 4096").as_int(1, model_limits::kPositions);
   model.fixed_sequence = read_size(root, "fixed_sequence", 1, model_limits::kDomain, 0);
   model.image_tokens = read_size(root, "image_tokens", 1, model_limits::kDomain, 0);
   model.calls = read_size(root, "calls", 1, model_limits::kCalls, 1);

@@ -19,8 +19,7 @@ namespace foreshard {
 namespace {
 
 bool is_plain(const std::string& text) {
-  static const std::set<std::string> kWords = {"true", "false", "yes", "no", "on",
-                                               "off",  "null",  "y",   "n",  "none"};
+  static const std::set<std::string> kWords = {"true", "false", "yes", "no", "on", "off", "null", "y", "n", "none"};
   return !text.empty() && (std::isalpha(static_cast<unsigned char>(text[0])) != 0) &&
          std::ranges::all_of(text, is_name_letter) && kWords.count(lower(text)) == 0;
 }
@@ -113,8 +112,7 @@ class LayerText {
   void parameter(std::size_t p) {
     ParameterSpec spec = layer_.parameters[p];
     std::string part = spec.part > 0 ? layer_.nested[at(spec.part - 1)] : "";
-    const Json parts =
-        fields_json([&](auto& io) { parameter_fields(io, spec, part, parameters_[p]); });
+    const Json parts = fields_json([&](auto& io) { parameter_fields(io, spec, part, parameters_[p]); });
     line("  {}: {}", as_yaml(parameters_[p]), flow(parts.size() == 1 ? parts["shape"] : parts));
   }
 
@@ -167,8 +165,7 @@ class LayerText {
       std::vector<std::string> products;
       for (const SideProduct& p : op.products) {
         if (p.backward != backward) continue;
-        products.push_back(fmt::format("{{n: {}, k: {}, rows: {}, steps: {}}}", p.n, p.k,
-                                       as_yaml(tensors_[at(p.rows)]),
+        products.push_back(fmt::format("{{n: {}, k: {}, rows: {}, steps: {}}}", p.n, p.k, as_yaml(tensors_[at(p.rows)]),
                                        as_yaml(tensors_[at(p.steps)])));
       }
       const std::string list = fmt::format("[{}]", fmt::join(products, ", "));
@@ -212,15 +209,14 @@ std::string order_text(const ModelSpec& model, const std::vector<std::string>& k
       const LayerInstance& next = model.order[end];
       const std::optional<Numbered> number = numbered(next.name);
       const auto wanted = first->number + static_cast<std::int64_t>(end - l);
-      if (next.kind != layer.kind || next.same_as >= 0 || !number ||
-          number->prefix != first->prefix || number->number != wanted) {
+      if (next.kind != layer.kind || next.same_as >= 0 || !number || number->prefix != first->prefix ||
+          number->number != wanted) {
         break;
       }
       ++end;
     }
     if (end - l > 1) {
-      text += fmt::format("  - {{kind: {}, name: {}, repeat: {}", as_yaml(key),
-                          as_yaml(first->prefix + "{}"), end - l);
+      text += fmt::format("  - {{kind: {}, name: {}, repeat: {}", as_yaml(key), as_yaml(first->prefix + "{}"), end - l);
       if (first->number != 0) text += fmt::format(", from: {}", first->number);
     } else {
       text += fmt::format("  - {{kind: {}, name: {}", as_yaml(key), as_yaml(layer.name));
@@ -242,8 +238,7 @@ std::string rope_scaling_text(const RopeScaling& scaling) {
   return fmt::format(
       "rope_scaling: {{kind: llama3, factor: {}, low_frequency_factor: {}, high_frequency_factor: "
       "{}, original_positions: {}}}",
-      scaling.factor, scaling.low_frequency_factor, scaling.high_frequency_factor,
-      scaling.original_positions);
+      scaling.factor, scaling.low_frequency_factor, scaling.high_frequency_factor, scaling.original_positions);
 }
 
 std::string numerics_text(const Numerics& numerics) {
@@ -266,8 +261,7 @@ std::string numerics_text(const Numerics& numerics) {
 }
 
 std::string to_model_yaml(const ModelSpec& model) {
-  std::string text =
-      fmt::format("model: {}\nfamily: {}\n", as_yaml(model.name), as_yaml(model.family));
+  std::string text = fmt::format("model: {}\nfamily: {}\n", as_yaml(model.name), as_yaml(model.family));
   if (!model.source.empty()) text += fmt::format("source: {}\n", as_yaml(model.source));
   const auto size = [&](const char* key, std::int64_t value) {
     if (value != 0) text += fmt::format("{}: {}\n", key, value);

@@ -31,8 +31,7 @@ std::vector<Group> groups_of(const std::vector<AccuracyRow>& rows) {
     for (const auto& group : row.groups) {
       const std::string& by = group.first;
       const std::string& value = group.second;
-      const auto found = std::ranges::find_if(
-          groups, [&](const Group& g) { return g.by == by && g.value == value; });
+      const auto found = std::ranges::find_if(groups, [&](const Group& g) { return g.by == by && g.value == value; });
       if (found == groups.end()) {
         groups.push_back({by, value, {&row}});
       } else {
@@ -85,9 +84,8 @@ std::vector<const AccuracyRow*> shown_rows(const std::vector<AccuracyRow>& rows,
     for (const AccuracyRow& row : rows) {
       if (row.scored) all.push_back(&row);
     }
-    std::ranges::stable_sort(all, [](const AccuracyRow* a, const AccuracyRow* b) {
-      return std::abs(a->error()) > std::abs(b->error());
-    });
+    std::ranges::stable_sort(
+        all, [](const AccuracyRow* a, const AccuracyRow* b) { return std::abs(a->error()) > std::abs(b->error()); });
   }
   all.resize(std::min(all.size(), kMostTextRows));
   return all;
@@ -98,16 +96,14 @@ void add_unscored(const std::vector<AccuracyRow>& rows, std::vector<std::string>
   std::vector<std::pair<std::string, int>> reasons;
   for (const AccuracyRow& row : rows) {
     if (row.scored) continue;
-    const auto found =
-        std::ranges::find_if(reasons, [&](const auto& each) { return each.first == row.reason; });
+    const auto found = std::ranges::find_if(reasons, [&](const auto& each) { return each.first == row.reason; });
     if (found == reasons.end()) {
       reasons.emplace_back(row.reason, 1);
     } else {
       ++found->second;
     }
   }
-  std::ranges::stable_sort(reasons,
-                           [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::ranges::stable_sort(reasons, [](const auto& a, const auto& b) { return a.second > b.second; });
   constexpr std::size_t kMostReasons = 12;
   for (std::size_t i = 0; i < std::min(reasons.size(), kMostReasons); ++i) {
     lines.push_back(fmt::format("  not scored: {} x {}", reasons[i].second, reasons[i].first));
@@ -193,8 +189,7 @@ std::vector<AccuracyRow> accuracy_rows(const std::vector<HistoryRow>& history) {
     row.low = h.low_s;
     row.high = h.high_s;
     row.groups = {{"host", h.host}, {"model", h.model}, {"profile", h.profile}};
-    if (!is_time(h.measured_s) || !is_time(h.predicted_s) || !is_time(h.low_s) ||
-        !is_time(h.high_s)) {
+    if (!is_time(h.measured_s) || !is_time(h.predicted_s) || !is_time(h.low_s) || !is_time(h.high_s)) {
       row.scored = false;
       row.reason = "its times are not positive numbers";
       for (double* value : {&row.measured, &row.predicted, &row.low, &row.high}) *value = 0;
@@ -239,8 +234,7 @@ Json accuracy_json(const std::vector<AccuracyRow>& rows) {
                       {"median_abs_error", balanced.median_abs_error},
                       {"p90_abs_error", balanced.p90_abs_error},
                       {"bias", balanced.bias}};
-  json["ranking"] = {
-      {"difference", kRankedDifference}, {"pairs", ranking.pairs}, {"tau", ranking.tau}};
+  json["ranking"] = {{"difference", kRankedDifference}, {"pairs", ranking.pairs}, {"tau", ranking.tau}};
   json["reliability"] = reliability_json(rows);
   const FitChecks fits = fit_checks(rows);
   json["fits"] = {{"ran", fits.ran},
@@ -252,8 +246,8 @@ Json accuracy_json(const std::vector<AccuracyRow>& rows) {
   return json;
 }
 
-std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::string& title,
-                          ShownRows shown, Color color) {
+std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::string& title, ShownRows shown,
+                          Color color) {
   const Paint paint(color);
   std::vector<std::string> lines = {paint.bold(title)};
   if (rows.empty()) {
@@ -261,33 +255,29 @@ std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::strin
     return fmt::format("{}\n", fmt::join(lines, "\n"));
   }
   std::vector<std::vector<std::string>> table = {
-      {"", "rows", "scored", "median |e|", "p90 |e|", "bias", "in 50 %", "in 80 %", "coverage",
-       "half width", "crps"},
+      {"", "rows", "scored", "median |e|", "p90 |e|", "bias", "in 50 %", "in 80 %", "coverage", "half width", "crps"},
       cells_of("all", summarize_accuracy(pointers(rows)))};
   if (const BalancedSummary b = summarize_balanced(rows); b.groups > 1) {
-    table.push_back({fmt::format("balanced over {} groups", b.groups), "", "",
-                     percent_text(b.median_abs_error), percent_text(b.p90_abs_error),
-                     signed_percent(b.bias), "", "", "", "", ""});
+    table.push_back({fmt::format("balanced over {} groups", b.groups), "", "", percent_text(b.median_abs_error),
+                     percent_text(b.p90_abs_error), signed_percent(b.bias), "", "", "", "", ""});
   }
   for (const Group& group : groups_of(rows)) {
-    table.push_back(
-        cells_of(fmt::format("{} {}", group.by, group.value), summarize_accuracy(group.rows)));
+    table.push_back(cells_of(fmt::format("{} {}", group.by, group.value), summarize_accuracy(group.rows)));
   }
   for (const std::string& line : aligned(table)) lines.push_back("  " + line);
   if (const RankCorrelation r = rank_correlation(rows, kRankedDifference); r.pairs > 0) {
-    lines.push_back(
-        fmt::format("  order of pairs that differ by more than {}: tau {:.3f} ({} pairs)",
-                    percent_text(kRankedDifference), r.tau, r.pairs));
+    lines.push_back(fmt::format("  order of pairs that differ by more than {}: tau {:.3f} ({} pairs)",
+                                percent_text(kRankedDifference), r.tau, r.pairs));
   }
   if (const FitChecks fits = fit_checks(rows); fits.ran > 0) {
-    lines.push_back(fmt::format("  {} steps that ran: said to fit with a half or more: {}",
-                                fits.ran, percent_text(fits.said_to_fit)));
+    lines.push_back(fmt::format("  {} steps that ran: said to fit with a half or more: {}", fits.ran,
+                                percent_text(fits.said_to_fit)));
     if (fits.sure > 0) {
-      lines.push_back(fmt::format(
-          "  {} measured peaks, on the smallest GPU that is said to hold them with {}: {} would "
-          "not "
-          "have fitted",
-          fits.sure, percent_text(kConfidence), percent_text(fits.would_not_have_fitted)));
+      lines.push_back(
+          fmt::format("  {} measured peaks, on the smallest GPU that is said to hold them with {}: {} would "
+                      "not "
+                      "have fitted",
+                      fits.sure, percent_text(kConfidence), percent_text(fits.would_not_have_fitted)));
     }
   }
   add_unscored(rows, lines);
@@ -295,9 +285,8 @@ std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::strin
   const bool worst = shown == ShownRows::kWorst;
   table = {{worst ? "worst" : "newest", "forecast", "measured", "error"}};
   for (const AccuracyRow* row : shown_rows(rows, shown)) {
-    table.push_back({worst ? row->id + " " + row->quantity : row->id,
-                     quantity_text(*row, row->predicted), quantity_text(*row, row->measured),
-                     row->scored ? signed_percent(row->error()) : row->reason});
+    table.push_back({worst ? row->id + " " + row->quantity : row->id, quantity_text(*row, row->predicted),
+                     quantity_text(*row, row->measured), row->scored ? signed_percent(row->error()) : row->reason});
   }
   for (const std::string& line : aligned(table)) lines.push_back("  " + line);
   return fmt::format("{}\n", fmt::join(lines, "\n"));
@@ -321,15 +310,14 @@ double student4(double p) {
 double quantile(const Spread& spread, double p) {
   static const double kEnd = student4(0.95);
   if (spread.value <= 0) return spread.value;
-  const double end = p < 0.5 ? std::clamp(spread.low, spread.value * 1e-9, spread.value)
-                             : std::max(spread.high, spread.value);
+  const double end =
+      p < 0.5 ? std::clamp(spread.low, spread.value * 1e-9, spread.value) : std::max(spread.high, spread.value);
   const double scale = std::abs(std::log(end / spread.value)) / kEnd;
   return spread.value * std::exp(scale * student4(p));
 }
 
 bool covers(const Spread& spread, double level, double measured) {
-  return quantile(spread, (1 - level) / 2) <= measured &&
-         measured <= quantile(spread, (1 + level) / 2);
+  return quantile(spread, (1 - level) / 2) <= measured && measured <= quantile(spread, (1 + level) / 2);
 }
 
 double relative_crps(const Spread& spread, double measured) {

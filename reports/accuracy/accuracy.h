@@ -103,8 +103,7 @@ Json accuracy_json(const std::vector<AccuracyRow>& rows);
 
 // Which rows the text shows below the groups.
 enum class ShownRows : std::uint8_t { kNewest, kWorst };
-std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::string& title,
-                          ShownRows shown, Color color);
+std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::string& title, ShownRows shown, Color color);
 
 // The distribution that a forecast's 90 % interval stands for, so that it can be scored at other
 // levels: on each side of the forecast, which is the median, the logarithm is that half of
@@ -125,7 +124,6 @@ bool covers(const Spread& spread, double level, double measured);
 double relative_crps(const Spread& spread, double measured);
 
 // Levels that a reliability diagram shows.
-inline constexpr std::array kReliabilityLevels = {0.1, 0.2, 0.3, 0.4, 0.5,
-                                                  0.6, 0.7, 0.8, 0.9, 0.95};
+inline constexpr std::array kReliabilityLevels = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95};
 
 }

@@ -16,9 +16,7 @@
 namespace foreshard {
 namespace {
 
-std::string group_of(const AccuracyRow& row) {
-  return row.groups.empty() ? std::string() : row.groups.front().second;
-}
+std::string group_of(const AccuracyRow& row) { return row.groups.empty() ? std::string() : row.groups.front().second; }
 
 struct Weighted {
   double value = 0;
@@ -42,12 +40,8 @@ double weighted_quantile(std::vector<Weighted> values, double p) {
 std::uint64_t order_of(const AccuracyRow& row) { return Fingerprint().add(row.id).value(); }
 
 Json forecast_json(const AccuracyRow& row) {
-  return {{"id", row.id},
-          {"line", row.line},
-          {"quantity", row.quantity},
-          {"predicted", row.predicted},
-          {"low", row.low},
-          {"high", row.high}};
+  return {{"id", row.id},   {"line", row.line}, {"quantity", row.quantity}, {"predicted", row.predicted},
+          {"low", row.low}, {"high", row.high}};
 }
 
 // A version 5 UUID (RFC 4122): 122 bits of the SHA-1 of the text.
@@ -79,9 +73,8 @@ Anchor anchor_of(const std::vector<AccuracyRow*>& rows) {
   double narrowest = std::numeric_limits<double>::infinity();
   for (const AccuracyRow* row : rows) narrowest = std::min(narrowest, width_of(*row));
   std::vector<AccuracyRow*> sure;
-  std::ranges::copy_if(rows, std::back_inserter(sure), [&](const AccuracyRow* row) {
-    return width_of(*row) <= kAsNarrow * narrowest;
-  });
+  std::ranges::copy_if(rows, std::back_inserter(sure),
+                       [&](const AccuracyRow* row) { return width_of(*row) <= kAsNarrow * narrowest; });
   AccuracyRow& anchor = *sure[sure.size() / 2];
   anchor.scored = false;
   anchor.reason = "anchor of its group";
@@ -91,11 +84,9 @@ Anchor anchor_of(const std::vector<AccuracyRow*>& rows) {
 
 // The logarithm that the anchor nearest by forecast moves a row by.
 double said_of(const std::vector<Anchor>& anchors, const AccuracyRow& row) {
-  const auto distance = [&](const Anchor& anchor) {
-    return std::abs(std::log(row.predicted / anchor.predicted));
-  };
-  const Anchor& nearest = *std::ranges::min_element(
-      anchors, [&](const Anchor& a, const Anchor& b) { return distance(a) < distance(b); });
+  const auto distance = [&](const Anchor& anchor) { return std::abs(std::log(row.predicted / anchor.predicted)); };
+  const Anchor& nearest =
+      *std::ranges::min_element(anchors, [&](const Anchor& a, const Anchor& b) { return distance(a) < distance(b); });
   return kShared * std::exp(-distance(nearest) / kShareLength) * nearest.log_off;
 }
 
@@ -171,9 +162,7 @@ std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count) {
     if (anchors == 0) continue;
     std::vector<Anchor> said;
     for (std::size_t i = 0; i < anchors; ++i) {
-      const auto at = [&](std::size_t part) {
-        return order.begin() + (part * order.size() / anchors);
-      };
+      const auto at = [&](std::size_t part) { return order.begin() + (part * order.size() / anchors); };
       said.push_back(anchor_of({at(i), at(i + 1)}));
     }
     for (AccuracyRow* row : order) {
@@ -187,8 +176,7 @@ std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count) {
 }
 
 Json frozen_forecasts(const std::vector<AccuracyRow>& rows) {
-  Json forecasts =
-      json_list(rows, [&](const AccuracyRow& row) -> Json { return forecast_json(row); });
+  Json forecasts = json_list(rows, [&](const AccuracyRow& row) -> Json { return forecast_json(row); });
   Json json;
   json["hash"] = hash_of(forecasts);
   json["forecasts"] = std::move(forecasts);

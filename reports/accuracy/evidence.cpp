@@ -45,8 +45,7 @@ class Weights {
 };
 
 // Shares of a work's own duration, which sum to 1; all on `otherwise` where it has none.
-Weights shares_of(const EventGraph& graph, const Work& work, const CostModel& costs,
-                  Evidence otherwise) {
+Weights shares_of(const EventGraph& graph, const Work& work, const CostModel& costs, Evidence otherwise) {
   Weights seconds;
   if (is_collective(work.kind) && work.communicator != kNoCommunicator) {
     const GroupShape& group = graph.communicators[work.communicator].group;

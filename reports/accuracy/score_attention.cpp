@@ -49,14 +49,12 @@ struct MicroAttention {
 
 double attention_seconds(const MicroAttention& model, const AttentionRow& row, const Gpu& gpu) {
   constexpr double kQueries = 128, kMostWaste = 4, kBytes = 2;
-  const double blocks =
-      row.batch * row.heads * std::ceil(row.sequence / kQueries) / as_double(gpu.multiprocessors);
+  const double blocks = row.batch * row.heads * std::ceil(row.sequence / kQueries) / as_double(gpu.multiprocessors);
   const double waste = std::min(kMostWaste, std::ceil(blocks - 1e-9) / blocks);
-  const double moved = kBytes * row.batch * row.sequence * row.head_dim *
-                       (2 * row.heads + 2 * std::max(row.kv_heads, 1.0));
-  return row.flops / (model.efficiency * gpu.peak_bf16.value()) *
-             (1 + model.s_half / row.sequence) * (1 + model.c_half / blocks) *
-             (1 + model.wave * (waste - 1)) +
+  const double moved =
+      kBytes * row.batch * row.sequence * row.head_dim * (2 * row.heads + 2 * std::max(row.kv_heads, 1.0));
+  return row.flops / (model.efficiency * gpu.peak_bf16.value()) * (1 + model.s_half / row.sequence) *
+             (1 + model.c_half / blocks) * (1 + model.wave * (waste - 1)) +
          model.moves * moved / gpu.memory_bandwidth.value() + model.overhead;
 }
 
@@ -66,14 +64,11 @@ MicroAttention fit_micro_attention(const std::vector<AttentionRow>& rows, const 
   constexpr std::size_t kConstants = 6;
   constexpr double kRowError = 0.05;
   const MicroAttention usual;
-  const auto of = [](std::span<const double> x) {
-    return MicroAttention{x[0], x[1], x[2], x[3], x[4], x[5]};
-  };
+  const auto of = [](std::span<const double> x) { return MicroAttention{x[0], x[1], x[2], x[3], x[4], x[5]}; };
   LeastSquares problem;
   problem.rows = rows.size() + kConstants;
   problem.ranges = {{0.02, 1.5}, {1, 5000}, {0, 10}, {0, 1}, {0, 6}, {1e-7, 5e-5}};
-  problem.starts = {
-      {usual.efficiency, usual.s_half, usual.c_half, usual.wave, usual.moves, usual.overhead}};
+  problem.starts = {{usual.efficiency, usual.s_half, usual.c_half, usual.wave, usual.moves, usual.overhead}};
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const MicroAttention model = of(x);
     log_errors(
@@ -97,14 +92,10 @@ constexpr double kMovedSpread = 0.10;
 constexpr double kProfile = 0.20;
 
 const char* pass_word(AttentionPass pass) {
-  return pass == AttentionPass::kForward    ? "fwd"
-         : pass == AttentionPass::kBackward ? "bwd"
-                                            : "fwd+bwd";
+  return pass == AttentionPass::kForward ? "fwd" : pass == AttentionPass::kBackward ? "bwd" : "fwd+bwd";
 }
 
-std::string program_of(const AttentionRow& row) {
-  return row.protocol.substr(0, row.protocol.find(' '));
-}
+std::string program_of(const AttentionRow& row) { return row.protocol.substr(0, row.protocol.find(' ')); }
 
 struct Fitted {
   MicroAttention model;
@@ -141,19 +132,16 @@ class AttentionJudge {
   using Filter = std::function<bool(const AttentionRow&)>;
 
   static bool same_kind(const AttentionRow& a, const AttentionRow& b) {
-    return a.kernel == b.kernel && a.head_dim == b.head_dim && a.pass == b.pass &&
-           a.causal == b.causal;
+    return a.kernel == b.kernel && a.head_dim == b.head_dim && a.pass == b.pass && a.causal == b.causal;
   }
 
   Choice choose(const AttentionRow& row, const Gpu& gpu) {
     constexpr std::size_t kEnough = 12, kFew = 5;
     const std::string program = program_of(row);
-    const auto here = [&](const AttentionRow& each) {
-      return each.gpu == row.gpu && same_kind(each, row);
-    };
+    const auto here = [&](const AttentionRow& each) { return each.gpu == row.gpu && same_kind(each, row); };
     const auto key = [&](int rule, std::string_view where) {
-      return fmt::format("{} {} {} {} {} {} {} {}", rule, where, row.gpu, row.kernel, row.head_dim,
-                         pass_word(row.pass), row.causal, row.source);
+      return fmt::format("{} {} {} {} {} {} {} {}", rule, where, row.gpu, row.kernel, row.head_dim, pass_word(row.pass),
+                         row.causal, row.source);
     };
     const auto priced = [&](const Fitted& fit, double spread, const char* rule) {
       return Choice{attention_seconds(fit.model, row, gpu),
@@ -165,16 +153,14 @@ class AttentionJudge {
       return priced(*fit, 0, "source left out");
     }
     if (const std::optional<std::size_t> fold = own_fold(row)) {
-      if (const auto fit =
-              fitted(key(2, std::to_string(*fold)), gpu, kFew - 1, [&](const AttentionRow& each) {
-                return here(each) && each.source == row.source && fold_in(each) != *fold;
-              })) {
+      if (const auto fit = fitted(key(2, std::to_string(*fold)), gpu, kFew - 1, [&](const AttentionRow& each) {
+            return here(each) && each.source == row.source && fold_in(each) != *fold;
+          })) {
         return priced(*fit, 0, "shapes left out");
       }
     }
-    if (const auto fit = fitted(key(3, ""), gpu, kFew, [&](const AttentionRow& each) {
-          return here(each) && each.source != row.source;
-        })) {
+    if (const auto fit = fitted(key(3, ""), gpu, kFew,
+                                [&](const AttentionRow& each) { return here(each) && each.source != row.source; })) {
       return priced(*fit, kOtherProgram, "another program");
     }
     if (const auto moved = moved_fit(row, gpu, kFew, key(4, program))) {
@@ -193,8 +179,8 @@ class AttentionJudge {
     return fold_in(row);
   }
   std::size_t fold_in(const AttentionRow& row) {
-    const std::string kind = fmt::format("{} {} {} {} {} {}", row.source, row.gpu, row.kernel,
-                                         row.head_dim, pass_word(row.pass), row.causal);
+    const std::string kind = fmt::format("{} {} {} {} {} {}", row.source, row.gpu, row.kernel, row.head_dim,
+                                         pass_word(row.pass), row.causal);
     auto found = by_heads_.find(kind);
     if (found == by_heads_.end()) {
       bool differ = false;
@@ -206,12 +192,10 @@ class AttentionJudge {
       }
       found = by_heads_.emplace(kind, differ).first;
     }
-    return found->second ? fold_of(row.heads, row.kv_heads, kFolds)
-                         : fold_of(row.sequence, row.batch, kFolds);
+    return found->second ? fold_of(row.heads, row.kv_heads, kFolds) : fold_of(row.sequence, row.batch, kFolds);
   }
 
-  std::optional<Fitted> fitted(const std::string& key, const Gpu& gpu, std::size_t fewest,
-                               const Filter& filter) {
+  std::optional<Fitted> fitted(const std::string& key, const Gpu& gpu, std::size_t fewest, const Filter& filter) {
     if (const auto found = fits_.find(key); found != fits_.end()) return found->second;
     std::vector<AttentionRow> rows;
     for (const AttentionRow& each : published_) {
@@ -232,23 +216,19 @@ class AttentionJudge {
     return fits_.emplace(key, result).first->second;
   }
 
-  std::optional<Fitted> moved_fit(const AttentionRow& row, const Gpu& gpu, std::size_t fewest,
-                                  const std::string& key) {
+  std::optional<Fitted> moved_fit(const AttentionRow& row, const Gpu& gpu, std::size_t fewest, const std::string& key) {
     for (const bool same_program : {true, false}) {
       std::vector<std::pair<double, const Machine*>> others;
       for (const Machine& other : machines_) {
         if (other.key != row.gpu) others.emplace_back(distance(gpu, other.node.gpu), &other);
       }
-      std::ranges::stable_sort(others,
-                               [](const auto& a, const auto& b) { return a.first < b.first; });
+      std::ranges::stable_sort(others, [](const auto& a, const auto& b) { return a.first < b.first; });
       for (const auto& [far, other] : others) {
         const std::string name = fmt::format("{} {} {}", key, same_program, other->key);
-        const auto fit =
-            fitted(name, other->node.gpu, fewest, [&, machine = other](const AttentionRow& each) {
-              return each.gpu == machine->key && same_kind(each, row) &&
-                     each.source != row.source &&
-                     (!same_program || program_of(each) == program_of(row));
-            });
+        const auto fit = fitted(name, other->node.gpu, fewest, [&, machine = other](const AttentionRow& each) {
+          return each.gpu == machine->key && same_kind(each, row) && each.source != row.source &&
+                 (!same_program || program_of(each) == program_of(row));
+        });
         if (fit) return fit;
       }
     }
@@ -261,8 +241,8 @@ class AttentionJudge {
     for (const AttentionRow& each : published_) {
       if (each.gpu == row.gpu && !each.kernel.empty()) ++counts[each.kernel];
     }
-    const auto most = std::ranges::max_element(
-        counts, [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto most =
+        std::ranges::max_element(counts, [](const auto& a, const auto& b) { return a.second < b.second; });
     return most == counts.end() ? load_profile(row.gpu).sdpa_preferred : most->first;
   }
 
@@ -288,8 +268,7 @@ class AttentionJudge {
       const bool is_backward = pass == Pass::kBackward;
       if (!both && is_backward != (row.pass == AttentionPass::kBackward)) continue;
       kernel.pass = pass;
-      kernel.flops =
-          Flops(row.flops * (both ? (is_backward ? kBackwardShare : 1 - kBackwardShare) : 1));
+      kernel.flops = Flops(row.flops * (both ? (is_backward ? kBackwardShare : 1 - kBackwardShare) : 1));
       seconds += found->second.price(kernel).seconds;
     }
     return seconds;

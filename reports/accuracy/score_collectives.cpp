@@ -20,8 +20,7 @@ constexpr double kLevel = 0.94;
 constexpr double kOwnLevel = 0.94;
 
 enum class SizeClass : std::uint8_t { kTiny, kSmall, kMiddle, kLarge };
-constexpr std::array<const char*, 4> kSizeNames = {"< 1 MiB", "1 to 16 MiB", "16 to 256 MiB",
-                                                   ">= 256 MiB"};
+constexpr std::array<const char*, 4> kSizeNames = {"< 1 MiB", "1 to 16 MiB", "16 to 256 MiB", ">= 256 MiB"};
 SizeClass size_class(double bytes) {
   constexpr double kMebi = 1 << 20;
   if (bytes < kMebi) return SizeClass::kTiny;
@@ -32,8 +31,7 @@ SizeClass size_class(double bytes) {
 bool is_inside(FabricKind kind) { return kind == FabricKind::kNvlink || kind == FabricKind::kPcie; }
 
 bool is_gather(CollectiveOperation operation) {
-  return operation == CollectiveOperation::kAllGather ||
-         operation == CollectiveOperation::kReduceScatter;
+  return operation == CollectiveOperation::kAllGather || operation == CollectiveOperation::kReduceScatter;
 }
 
 // Curves without one source, made when first asked for. Of all sources that nobody published they
@@ -45,13 +43,11 @@ class Curves {
   }
 
   const FabricCurve& without(const std::string& source, const NcclRow& row) {
-    const auto key =
-        std::make_pair(published_.contains(source) ? source : "", row.system.generation);
+    const auto key = std::make_pair(published_.contains(source) ? source : "", row.system.generation);
     auto found = made_.find(key);
     if (found == made_.end()) {
       const auto use = [&](const NcclRow& r) { return r.source != source; };
-      found =
-          made_.emplace(key, fit_fabrics(row.system.generation, published_nccl_rows(), use)).first;
+      found = made_.emplace(key, fit_fabrics(row.system.generation, published_nccl_rows(), use)).first;
     }
     return found->second[at(row.kind)];
   }
@@ -72,8 +68,7 @@ KnownRows by_fabric(const std::vector<NcclRow>& rows) {
   return known;
 }
 
-CollectivePrice price_of(const NcclRow& row, const FabricCurve& curve,
-                         const std::vector<CollectiveSweep>& sweeps) {
+CollectivePrice price_of(const NcclRow& row, const FabricCurve& curve, const std::vector<CollectiveSweep>& sweeps) {
   const CollectiveModel model({row.system, row.kind}, {row.system.version}, curve, sweeps);
   return model.price(*row.collective, row.bytes);
 }
@@ -88,9 +83,8 @@ std::vector<CollectiveSweep> other_sweep(const NcclRow& row, const KnownRows& kn
   }
   if (seconds.size() < 2) return {};
   CollectiveSweep sweep;
-  sweep.operation = *row.collective == CollectiveOperation::kAllGather
-                        ? CollectiveOperation::kReduceScatter
-                        : CollectiveOperation::kAllGather;
+  sweep.operation = *row.collective == CollectiveOperation::kAllGather ? CollectiveOperation::kReduceScatter
+                                                                       : CollectiveOperation::kAllGather;
   sweep.ranks = row.system.ranks();
   sweep.nodes = row.system.nodes;
   for (auto& [bytes, all] : seconds) {
@@ -109,13 +103,11 @@ class Residuals {
     const KnownRows known = by_fabric(rows);
     for (const NcclRow& row : rows) {
       const double form = price_of(row, curves.without(row.source, row), {}).seconds;
-      all_.push_back(
-          {row.source, row.kind, size_class(row.bytes), std::abs(std::log(form / row.seconds))});
+      all_.push_back({row.source, row.kind, size_class(row.bytes), std::abs(std::log(form / row.seconds))});
       const std::vector<CollectiveSweep> sweep = other_sweep(row, known);
       if (sweep.empty()) continue;
       const double swept = price_of(row, curves.without(row.source, row), sweep).seconds;
-      swept_.push_back(
-          {row.source, row.kind, size_class(row.bytes), std::abs(std::log(swept / row.seconds))});
+      swept_.push_back({row.source, row.kind, size_class(row.bytes), std::abs(std::log(swept / row.seconds))});
     }
   }
 
@@ -124,8 +116,8 @@ class Residuals {
     const SizeClass size = size_class(row.bytes);
     // Meshes of links and PCIe trees differ from machine to machine, and no rows of them were
     // fitted.
-    const bool is_irregular = row.system.generation == GpuGeneration::kVolta ||
-                              row.kind == FabricKind::kPcie || !row.system.nvswitch;
+    const bool is_irregular =
+        row.system.generation == GpuGeneration::kVolta || row.kind == FabricKind::kPcie || !row.system.nvswitch;
     if (is_inside(row.kind) && is_irregular) return kUnknown;
     const auto is_same = [&](const Residual& r) {
       const bool near = row.kind == r.kind || (is_network(row.kind) && is_network(r.kind));
@@ -163,12 +155,9 @@ class Residuals {
     SizeClass size = SizeClass::kTiny;
     double log = 0;
   };
-  static bool is_network(FabricKind kind) {
-    return kind == FabricKind::kRdma || kind == FabricKind::kEfa;
-  }
+  static bool is_network(FabricKind kind) { return kind == FabricKind::kRdma || kind == FabricKind::kEfa; }
   template <typename Accept>
-  static std::vector<double> residuals(const std::vector<Residual>& from, const std::string& source,
-                                       Accept&& accept) {
+  static std::vector<double> residuals(const std::vector<Residual>& from, const std::string& source, Accept&& accept) {
     std::vector<double> logs;
     for (const Residual& r : from) {
       if (r.source != source && accept(r)) logs.push_back(r.log);
@@ -201,8 +190,7 @@ std::vector<AccuracyRow> score(const CsvTable& table, const std::vector<NcclRow>
     const FabricCurve& curve = curves.without(row.source, row);
     const std::vector<CollectiveSweep> sweep = other_sweep(row, known);
     const CollectivePrice price = price_of(row, curve, sweep);
-    const double width =
-        sweep.empty() ? residuals.half_width(row) : residuals.swept_half_width(row);
+    const double width = sweep.empty() ? residuals.half_width(row) : residuals.swept_half_width(row);
     out.measured = row.seconds / kMicro;
     out.predicted = price.seconds / kMicro;
     out.low = out.predicted * std::exp(-width);
@@ -213,11 +201,10 @@ std::vector<AccuracyRow> score(const CsvTable& table, const std::vector<NcclRow>
                   {"nodes", std::to_string(row.hosts)},
                   {"collective", to_string(*row.collective)},
                   {"size", kSizeNames[at(size_class(row.bytes))]},
-                  {"how", !sweep.empty() ? "other collective"
-                          : nodes > 1    ? "unseen network"
-                          : row.system.ranks_per_node == 8 && row.kind == FabricKind::kNvlink
-                              ? "unseen 8-GPU node"
-                              : "unseen node"}};
+                  {"how", !sweep.empty()                                                      ? "other collective"
+                          : nodes > 1                                                         ? "unseen network"
+                          : row.system.ranks_per_node == 8 && row.kind == FabricKind::kNvlink ? "unseen 8-GPU node"
+                                                                                              : "unseen node"}};
     scored.push_back(std::move(out));
   }
   return scored;
@@ -231,8 +218,7 @@ std::vector<AccuracyRow> score_collectives(const CsvTable& table) {
 
 std::vector<AccuracyRow> score_collectives(const CsvTable& table, CollectiveKnowledge knowledge) {
   static const std::vector<NcclRow> kNone;
-  return score(table,
-               knowledge == CollectiveKnowledge::kUnseenFabric ? kNone : published_nccl_rows());
+  return score(table, knowledge == CollectiveKnowledge::kUnseenFabric ? kNone : published_nccl_rows());
 }
 
 std::vector<AccuracyRow> score_collectives(const CsvTable& table, const CsvTable& known) {

@@ -26,9 +26,7 @@ constexpr std::size_t kFewestRows = 6;
 constexpr std::size_t kSurface = 100;
 constexpr double kLeftOutOverOwn = 1.2;
 
-const char* type_word(GemmType type) {
-  return word_at(type, {"16 bit", "fp8", "fp32", "tf32", "fp4"}, "");
-}
+const char* type_word(GemmType type) { return word_at(type, {"16 bit", "fp8", "fp32", "tf32", "fp4"}, ""); }
 
 double flops_of(const GemmRow& row) { return 2 * row.m * row.n * row.k; }
 
@@ -58,8 +56,7 @@ class GemmJudge {
 
   AccuracyRow score(AccuracyRow out, const GemmRow& row) {
     const Machine* machine = machine_of(row.gpu, machines_);
-    if ((row.type == GemmType::kFp8 || row.type == GemmType::kFp4) &&
-        profile(row.gpu).gemm_fp8.efficiency <= 0) {
+    if ((row.type == GemmType::kFp8 || row.type == GemmType::kFp4) && profile(row.gpu).gemm_fp8.efficiency <= 0) {
       return set_aside(std::move(out), fmt::format("{} has no fp8 units", row.gpu));
     }
     const Choice choice = choose(row);
@@ -69,9 +66,7 @@ class GemmJudge {
     if (row.type == GemmType::kFp4) gpu.peak_fp8 = FlopsPerSecond(gpu.peak_fp8.value() * 2);
     const double predicted = gemm_seconds(choice.curve, row, gpu) * protocols(row.gpu).factor(row);
     const bool is_fp8 = row.type == GemmType::kFp8 || row.type == GemmType::kFp4;
-    const FlopsPerSecond peak = is_fp8                        ? gpu.peak_fp8
-                                : row.type == GemmType::kFp32 ? gpu.peak_fp32
-                                                              : gpu.peak_bf16;
+    const FlopsPerSecond peak = is_fp8 ? gpu.peak_fp8 : row.type == GemmType::kFp32 ? gpu.peak_fp32 : gpu.peak_bf16;
     std::string absurd = absurdity(row.seconds, predicted, flops_of(row), peak);
     if (!absurd.empty()) return set_aside(std::move(out), std::move(absurd));
     out.groups.emplace_back("size", kGemmSizes[size_of(row)].name);
@@ -130,13 +125,11 @@ class GemmJudge {
     if (const auto found = fits_.find(key); found != fits_.end()) return found->second;
     std::vector<GemmRow> rest;
     for (const GemmRow& each : rows) {
-      const bool is_out =
-          fold == kWholeTable ? each.source == row.source : fold_of(each.n, each.k, kFolds) == fold;
+      const bool is_out = fold == kWholeTable ? each.source == row.source : fold_of(each.n, each.k, kFolds) == fold;
       if (!is_out) rest.push_back(each);
     }
     const GemmCurve& start = shipped(row.gpu, row.type);
-    GemmFitOptions options = {
-        .hbm_fraction = start.hbm_fraction, .protocols = &protocols(row.gpu), .start = &start};
+    GemmFitOptions options = {.hbm_fraction = start.hbm_fraction, .protocols = &protocols(row.gpu), .start = &start};
     GemmCurve curve = fit_gemm_curve(rest, machine_of(row.gpu, machines_)->node.gpu, options);
     curve.misaligned = start.misaligned;
     return fits_.emplace(key, curve).first->second;
@@ -159,8 +152,8 @@ class GemmJudge {
       if (is_amd(gpu) != is_amd(machine_of(row.gpu, machines_)->node.gpu)) continue;
       for (const GemmRow& each : rows) {
         if (each.source == row.source || size_of(each) != key.second) continue;
-        const double predicted = gemm_seconds(shipped(where.first, where.second), each, gpu) *
-                                 protocols(where.first).factor(each);
+        const double predicted =
+            gemm_seconds(shipped(where.first, where.second), each, gpu) * protocols(where.first).factor(each);
         logs.push_back(std::log(predicted / each.seconds));
       }
     }
@@ -185,9 +178,7 @@ std::vector<AccuracyRow> score_gemm(const CsvTable& table) {
   const std::vector<ReadGemm> read = read_gemm_rows(table, judge.machines());
   for (std::size_t i = 0; i < read.size(); ++i) {
     AccuracyRow row = begin_row(table, i);
-    row.groups = {{"gpu", read[i].row.gpu},
-                  {"source", read[i].row.source},
-                  {"dtype", type_word(read[i].row.type)}};
+    row.groups = {{"gpu", read[i].row.gpu}, {"source", read[i].row.source}, {"dtype", type_word(read[i].row.type)}};
     rows.push_back(read[i].problem.empty() ? judge.score(std::move(row), read[i].row)
                                            : set_aside(std::move(row), read[i].problem));
   }

@@ -22,8 +22,7 @@ namespace {
 constexpr double kTimedOverhead = 7e-6;
 // Back to back kernels: 2.4 to 2.6 us on a stream, 1.3 us in a CUDA graph (H200, A100).
 constexpr double kLaunchPeriod = 2.5e-6, kGraphPeriod = 1.3e-6;
-constexpr double kOwnSpread = 0.09, kOtherSource = 0.13, kOtherGpu = 0.15, kClass = 0.35,
-                 kPeriod = 0.25;
+constexpr double kOwnSpread = 0.09, kOtherSource = 0.13, kOtherGpu = 0.15, kClass = 0.35, kPeriod = 0.25;
 
 struct MemoryRead {
   std::string gpu, source, operation;
@@ -88,8 +87,7 @@ MemoryCurve fit_rows(const std::vector<MemoryRead>& rows, const Gpu& gpu) {
     return fit_memory(fitted, gpu);
   }
   MemoryCurve curve = {.overhead = std::min(kTimedOverhead, rows.front().seconds / 2)};
-  curve.fraction =
-      rows.front().bytes / gpu.memory_bandwidth.value() / (rows.front().seconds - curve.overhead);
+  curve.fraction = rows.front().bytes / gpu.memory_bandwidth.value() / (rows.front().seconds - curve.overhead);
   return curve;
 }
 
@@ -106,8 +104,7 @@ class MemoryJudge {
     if (is_period(row)) {
       const bool graph = contains(row.operation, "graph");
       out.groups.emplace_back("rule", "launch");
-      return with_forecast(std::move(out), row.seconds, graph ? kGraphPeriod : kLaunchPeriod,
-                           kNinetyPercent * kPeriod);
+      return with_forecast(std::move(out), row.seconds, graph ? kGraphPeriod : kLaunchPeriod, kNinetyPercent * kPeriod);
     }
     const Gpu& gpu = machine_of(row.gpu, machines_)->node.gpu;
     const auto same = [&](const MemoryRead& each) { return each.operation == row.operation; };
@@ -118,28 +115,23 @@ class MemoryJudge {
       out.groups.emplace_back("rule", rule);
       return with_forecast(std::move(out), row.seconds, seconds, kNinetyPercent * spread);
     };
-    const auto others = pick([&](const MemoryRead& each) {
-      return same(each) && each.gpu == row.gpu && each.source != row.source;
-    });
+    const auto others =
+        pick([&](const MemoryRead& each) { return same(each) && each.gpu == row.gpu && each.source != row.source; });
     if (!others.empty()) return forecast(fit_rows(others, gpu), kOtherSource, "source left out");
     const auto own = pick([&](const MemoryRead& each) {
-      return same(each) && each.gpu == row.gpu && each.source == row.source &&
-             each.bytes != row.bytes;
+      return same(each) && each.gpu == row.gpu && each.source == row.source && each.bytes != row.bytes;
     });
     if (own.size() > 1) return forecast(fit_rows(own, gpu), kOwnSpread, "size left out");
     const Machine* nearest = nullptr;
     for (const Machine& other : machines_) {
-      const bool has = std::ranges::any_of(published_, [&](const auto& each) {
-        return same(each) && each.gpu == other.key && each.gpu != row.gpu;
-      });
-      if (has && (nearest == nullptr ||
-                  distance(gpu, other.node.gpu) < distance(gpu, nearest->node.gpu))) {
+      const bool has = std::ranges::any_of(
+          published_, [&](const auto& each) { return same(each) && each.gpu == other.key && each.gpu != row.gpu; });
+      if (has && (nearest == nullptr || distance(gpu, other.node.gpu) < distance(gpu, nearest->node.gpu))) {
         nearest = &other;
       }
     }
     if (nearest != nullptr) {
-      const auto there =
-          pick([&](const MemoryRead& each) { return same(each) && each.gpu == nearest->key; });
+      const auto there = pick([&](const MemoryRead& each) { return same(each) && each.gpu == nearest->key; });
       return forecast(fit_rows(there, nearest->node.gpu), kOtherGpu, "another GPU");
     }
     MemoryCurve curve = load_profile(row.gpu).memory_curve(class_of(row.operation));

@@ -28,8 +28,7 @@ constexpr double kUnknownFactor = 4;
 constexpr std::size_t kMostListed = 10;
 
 // Seconds of each row's unknown kernels.
-std::vector<double> unknown_seconds(const CapturedGraph& captured, const EventGraph& graph,
-                                    const CostModel& costs) {
+std::vector<double> unknown_seconds(const CapturedGraph& captured, const EventGraph& graph, const CostModel& costs) {
   std::vector<double> seconds(graph.works.size(), 0);
   for (std::size_t w = 0; w < graph.works.size(); ++w) {
     const Work& work = graph.works[w];
@@ -48,8 +47,7 @@ constexpr double kCapturedHost = 0.76;
 
 class Pricer {
  public:
-  Pricer(const Capture& capture, const CapturedGraph& captured, const EventGraph& graph,
-         const CostModel& costs)
+  Pricer(const Capture& capture, const CapturedGraph& captured, const EventGraph& graph, const CostModel& costs)
       : captured_(captured),
         graph_(graph),
         costs_(costs),
@@ -63,8 +61,7 @@ class Pricer {
     for (std::size_t w = 0; w < table.works.size(); ++w) {
       Cost& cost = table.works[w];
       cost.before = Time::seconds(captured_.before[w] * scale_ * host);
-      cost.during =
-          Time::seconds((captured_.during[w] * scale_ + driver * graph_.works[w].launches) * host);
+      cost.during = Time::seconds((captured_.during[w] * scale_ + driver * graph_.works[w].launches) * host);
       cost.duration += Time::seconds(unknown_[w] * (unknown_factor - 1));
     }
     return table;
@@ -92,8 +89,7 @@ void add_time(const Pricer& pricer, const CostModel& costs, CapturedForecast& ma
   Simulator simulator;
   for (int k = 0; k < kDraws; ++k) {
     const CostTable table = pricer.price(costs.draw(k), unknown_draw(k));
-    const StepMetrics drawn =
-        measure_step(forecast.graph, simulator.steady_step(forecast.graph, table));
+    const StepMetrics drawn = measure_step(forecast.graph, simulator.steady_step(forecast.graph, table));
     seconds.push_back(drawn.seconds);
     communication.push_back(drawn.communication);
     exposed.push_back(drawn.exposed_communication);
@@ -101,10 +97,9 @@ void add_time(const Pricer& pricer, const CostModel& costs, CapturedForecast& ma
   const StepEvidence evidence = weigh_evidence(forecast, costs);
   Report& report = made.report;
   report.seconds = with_interval(central.seconds, std::move(seconds), evidence.seconds);
-  report.communication =
-      with_interval(central.communication, std::move(communication), evidence.communication);
-  report.exposed_communication = with_interval(central.exposed_communication, std::move(exposed),
-                                               evidence.exposed_communication);
+  report.communication = with_interval(central.communication, std::move(communication), evidence.communication);
+  report.exposed_communication =
+      with_interval(central.exposed_communication, std::move(exposed), evidence.exposed_communication);
   double flops = 0;
   for (const Work& work : forecast.graph.works) flops += work.flops.count();
   const double peak = costs.cluster().gpu.peak_bf16.value();
@@ -118,8 +113,7 @@ void add_memory(const Cluster& cluster, CapturedForecast& made) {
   Report& report = made.report;
   const Forecast& forecast = made.forecast;
   report.outside = memory_outside(forecast.graph, cluster, forecast.plan.runtime);
-  report.fit = fit_in(cluster, made.captured.peak_allocated, made.captured.run_peak_reserved,
-                      total(report.outside));
+  report.fit = fit_in(cluster, made.captured.peak_allocated, made.captured.run_peak_reserved, total(report.outside));
   const auto known = [](Bytes bytes) {
     const auto value = as_double(bytes.count());
     return Quantity{value, value, value, Evidence::kMeasured};
@@ -132,8 +126,8 @@ void add_memory(const Cluster& cluster, CapturedForecast& made) {
   report.at_peak = categories_at_peak(forecast.memory);
 }
 
-std::vector<KernelTime> kernel_times(const Capture& capture, const CapturedGraph& captured,
-                                     const EventGraph& graph, const CostModel& costs) {
+std::vector<KernelTime> kernel_times(const Capture& capture, const CapturedGraph& captured, const EventGraph& graph,
+                                     const CostModel& costs) {
   std::map<std::int32_t, KernelTime> by_name;
   double all = 0;
   const FactorDraw center = costs.center();
@@ -163,18 +157,17 @@ std::vector<KernelTime> kernel_times(const Capture& capture, const CapturedGraph
 
 std::vector<KernelTime> unknown_kernels(const CapturedForecast& made) {
   std::vector<KernelTime> unknown;
-  std::ranges::copy_if(made.kernels, std::back_inserter(unknown),
-                       [](const KernelTime& one) { return !one.is_known; });
+  std::ranges::copy_if(made.kernels, std::back_inserter(unknown), [](const KernelTime& one) { return !one.is_known; });
   return unknown;
 }
 
 void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForecast& made) {
   std::vector<std::string>& warnings = made.report.warnings;
   if (capture.gpu != cluster.gpu.key) {
-    warnings.push_back(fmt::format(
-        "captured as on {}: which kernels libraries choose on {} may differ; foreshard-null --gpu "
-        "{} captures them",
-        capture.gpu, cluster.gpu.key, cluster.gpu.key));
+    warnings.push_back(
+        fmt::format("captured as on {}: which kernels libraries choose on {} may differ; foreshard-null --gpu "
+                    "{} captures them",
+                    capture.gpu, cluster.gpu.key, cluster.gpu.key));
   }
   const std::vector<KernelTime> unknown = unknown_kernels(made);
   double share = 0;
@@ -192,10 +185,9 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
                     format_bytes(made.captured.retained)));
   }
   if (made.captured.run_peak_reserved > made.captured.peak_reserved) {
-    warnings.push_back(
-        fmt::format("before its steady step the program allocated up to {} and reserved up to {}",
-                    format_bytes(made.captured.run_peak_allocated),
-                    format_bytes(made.captured.run_peak_reserved)));
+    warnings.push_back(fmt::format("before its steady step the program allocated up to {} and reserved up to {}",
+                                   format_bytes(made.captured.run_peak_allocated),
+                                   format_bytes(made.captured.run_peak_reserved)));
   }
   append(warnings, made.faults);
   for (const std::string& place : made.blind_reads) {
@@ -225,8 +217,7 @@ AttentionKernel captured_attention(const Capture& capture) {
 }
 
 Plan captured_plan(const Capture& capture, const Cluster& cluster) {
-  Plan plan = {.model = capture.model.empty() ? "captured" : capture.model,
-               .cluster = cluster.spec};
+  Plan plan = {.model = capture.model.empty() ? "captured" : capture.model, .cluster = cluster.spec};
   plan.mesh.shard = capture.world;
   for (const auto& [name, version] : capture.versions) {
     if (name != "torch") continue;
@@ -237,15 +228,14 @@ Plan captured_plan(const Capture& capture, const Cluster& cluster) {
   return plan;
 }
 
-CapturedForecast forecast_capture(const Capture& capture, const Plan& plan,
-                                  const CostModel& costs) {
+CapturedForecast forecast_capture(const Capture& capture, const Plan& plan, const CostModel& costs) {
   const Cluster& cluster = costs.cluster();
   if (cluster.gpus != capture.world) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("{}: is of rank {} of {}, the cluster has {} GPUs; expected --cluster "
                             "{}x{}, or a capture with --world {}",
-                            capture.path, capture.rank, capture.world, cluster.gpus, capture.world,
-                            cluster.gpu.key, cluster.gpus));
+                            capture.path, capture.rank, capture.world, cluster.gpus, capture.world, cluster.gpu.key,
+                            cluster.gpus));
   }
   CapturedForecast made = {.captured = capture_graph(capture)};
   Forecast& forecast = made.forecast;
@@ -303,19 +293,15 @@ Json capture_json(const Capture& capture, const CapturedForecast& made) {
   json["run_peak_allocated_bytes"] = made.captured.run_peak_allocated.count();
   json["run_peak_reserved_bytes"] = made.captured.run_peak_reserved.count();
   // Of the same moment, where the program has seen no higher peak since it last reset them.
-  json["requested_peak_bytes"] = capture.told_allocated == made.captured.peak_allocated.count()
-                                     ? Json(capture.told_requested)
-                                     : Json();
+  json["requested_peak_bytes"] =
+      capture.told_allocated == made.captured.peak_allocated.count() ? Json(capture.told_requested) : Json();
   json["retained_bytes"] = made.captured.retained.count();
   json["kernels"] = json["unknown_kernels"] = Json::array();
   for (const KernelTime& one : made.kernels) {
-    json["kernels"].push_back(
-        {{"name", one.name}, {"launches", one.launches}, {"seconds", one.seconds}});
+    json["kernels"].push_back({{"name", one.name}, {"launches", one.launches}, {"seconds", one.seconds}});
     if (one.is_known) continue;
-    json["unknown_kernels"].push_back({{"name", one.name},
-                                       {"launches", one.launches},
-                                       {"bytes", one.bytes.count()},
-                                       {"share", one.share}});
+    json["unknown_kernels"].push_back(
+        {{"name", one.name}, {"launches", one.launches}, {"bytes", one.bytes.count()}, {"share", one.share}});
   }
   json["blind_reads"] = made.blind_reads;
   json["faults"] = made.faults;
@@ -327,8 +313,7 @@ namespace {
 
 // Names of templates say what they are instead of where they stand.
 std::string short_name(std::string name) {
-  for (const std::string_view part :
-       {"void ", "at::native::", "at::", "c10::", "(anonymous namespace)::"}) {
+  for (const std::string_view part : {"void ", "at::native::", "at::", "c10::", "(anonymous namespace)::"}) {
     for (std::size_t found = name.find(part); found != name.npos; found = name.find(part))
       name.erase(found, part.size());
   }
@@ -339,8 +324,7 @@ std::string list_of(const std::vector<KernelTime>& kernels) {
   std::string text;
   for (std::size_t i = 0; i < std::min(kernels.size(), kMostListed); ++i) {
     const KernelTime& one = kernels[i];
-    text += fmt::format("  {:5.1f} %  {} x {:.110}\n", 100 * one.share, one.launches,
-                        short_name(one.name));
+    text += fmt::format("  {:5.1f} %  {} x {:.110}\n", 100 * one.share, one.launches, short_name(one.name));
   }
   return text;
 }
@@ -351,8 +335,8 @@ std::string capture_text(const Capture& capture, const CapturedForecast& made) {
   std::string text = fmt::format(
       "\ncaptured: rank {} of {} of `{}`, {} launches in {} events; its host takes {} "
       "of a step\n",
-      capture.rank, capture.world, capture.command, made.captured.launches,
-      made.forecast.graph.rows.size(), format_time(Time::seconds(made.host_seconds)));
+      capture.rank, capture.world, capture.command, made.captured.launches, made.forecast.graph.rows.size(),
+      format_time(Time::seconds(made.host_seconds)));
   text += lint_text(made.lint);
   text += "kernels, by their share of the kernels' time:\n" + list_of(made.kernels);
   const std::vector<KernelTime> unknown = unknown_kernels(made);

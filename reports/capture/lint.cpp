@@ -44,9 +44,7 @@ constexpr Rule kRules[] = {
      "(shard_placement_fn)"},
 };
 
-const Rule& rule_named(std::string_view name) {
-  return *std::ranges::find(kRules, name, &Rule::name);
-}
+const Rule& rule_named(std::string_view name) { return *std::ranges::find(kRules, name, &Rule::name); }
 
 // The program's own place, and the library's where it is in one.
 std::string place_words(std::string_view frames) {
@@ -73,9 +71,7 @@ class Linter {
     std::vector<LintFinding> list;
     for (auto& [key, finding] : found_) list.push_back(std::move(finding));
     std::ranges::stable_sort(list, [](const LintFinding& a, const LintFinding& b) {
-      const auto order = [](const LintFinding& f) {
-        return std::tuple(&rule_named(f.rule), -f.bytes, -f.count);
-      };
+      const auto order = [](const LintFinding& f) { return std::tuple(&rule_named(f.rule), -f.bytes, -f.count); };
       return order(a) < order(b);
     });
     return list;
@@ -100,8 +96,8 @@ class Linter {
     std::int64_t half = 0, all = 0;
     for (std::size_t i = range_.begin; i < range_.end; ++i) {
       const CapturedCall& call = capture_.calls[i];
-      fuses_ |= call.kind == Kind::kLaunch && (contains(capture_.name_of(call), "flash_fwd") ||
-                                               contains(capture_.name_of(call), "fmha"));
+      fuses_ |= call.kind == Kind::kLaunch &&
+                (contains(capture_.name_of(call), "flash_fwd") || contains(capture_.name_of(call), "fmha"));
       fuses_ |= call.kind == Kind::kLibrary && contains(capture_.name_of(call), "attention");
       if (call.kind != Kind::kProduct) continue;
       ++all;
@@ -119,31 +115,28 @@ class Linter {
       constexpr std::int64_t kF32 = 0;
       // What rotary tables need is none.
       constexpr std::int64_t kSmall = 1 << 28;
-      const std::int64_t flops =
-          2 * call.values[0] * call.values[1] * call.values[2] * call.values[3];
+      const std::int64_t flops = 2 * call.values[0] * call.values[1] * call.values[2] * call.values[3];
       if (is_half_ && call.values[4] == kF32 && flops > kSmall) note("fp32_product", call, 0);
     }
     if (call.kind == Kind::kLaunch) {
       constexpr std::int64_t kLargestBlock = 9, kLarge = 1 << 20;  // CapturedCall's values
       const std::int64_t bytes = call.values[kLargestBlock];
-      if (!fuses_ && contains(name, "oftmax") && contains(name, "orward") &&
-          !contains(name, "ogSoft") && !contains(name, "nll_loss")) {
+      if (!fuses_ && contains(name, "oftmax") && contains(name, "orward") && !contains(name, "ogSoft") &&
+          !contains(name, "nll_loss")) {
         note("unfused_attention", call, bytes);
       }
-      if (bytes >= kLarge && contains(place, "mask") && !contains(place, "loss"))
-        note("large_mask", call, bytes);
+      if (bytes >= kLarge && contains(place, "mask") && !contains(place, "loss")) note("large_mask", call, bytes);
     }
     // Units' own are issued by FSDP's hooks; norms and losses have a few bytes.
     constexpr std::int64_t kNumbers = 1 << 16;
-    if (call.kind == Kind::kCollective && !place.empty() && call.values[1] > kNumbers &&
-        !contains(place, "_fsdp_") && contains(place, "redistribute")) {
+    if (call.kind == Kind::kCollective && !place.empty() && call.values[1] > kNumbers && !contains(place, "_fsdp_") &&
+        contains(place, "redistribute")) {
       note("collective_outside_units", call, call.values[1]);
     }
   }
 
   void memory(std::size_t i, const CapturedCall& call) {
-    if (i == range_.begin || before_ < 0)
-      before_ = call.values[2] - (i >= range_.begin ? call.values[1] : 0);
+    if (i == range_.begin || before_ < 0) before_ = call.values[2] - (i >= range_.begin ? call.values[1] : 0);
     if (i < range_.begin) before_ = call.values[2];
     after_ = call.values[2];
     if (call.values[1] > 0 && i >= range_.begin) {
@@ -167,12 +160,10 @@ class Linter {
     for (const CapturedParameter& parameter : capture_.parameter_list) {
       if (parameter.shards <= 1 || parameter.rows % parameter.shards == 0) continue;
       const std::int64_t rows = (parameter.rows + parameter.shards - 1) / parameter.shards;
-      const std::int64_t padding =
-          (rows * parameter.shards - parameter.rows) * parameter.row_elements;
+      const std::int64_t padding = (rows * parameter.shards - parameter.rows) * parameter.row_elements;
       constexpr std::int64_t kSmall = 1 << 16, kBytes = 4;
       if (padding < kSmall) continue;
-      add("unequal_shards",
-          fmt::format("{} [{}, ...] of {} ranks", parameter.name, parameter.rows, parameter.shards),
+      add("unequal_shards", fmt::format("{} [{}, ...] of {} ranks", parameter.name, parameter.rows, parameter.shards),
           padding * kBytes);
     }
   }
@@ -194,8 +185,7 @@ std::string own_place(std::string_view frames) {
   while (!frames.empty()) {
     const std::string frame(cut(frames, " < "));
     if (first.empty()) first = frame;
-    if (!contains(frame, "site-packages") && !contains(frame, "dist-packages") &&
-        !contains(frame, "/torch/")) {
+    if (!contains(frame, "site-packages") && !contains(frame, "dist-packages") && !contains(frame, "/torch/")) {
       return frame;
     }
   }
@@ -213,18 +203,14 @@ std::string lint_text(const std::vector<LintFinding>& findings) {
   constexpr std::size_t kMost = 12;
   if (findings.empty()) return "";
   std::string text = "what the program could do otherwise:\n";
-  const auto is_new = [&](std::size_t i) {
-    return i == 0 || findings[i].rule != findings[i - 1].rule;
-  };
+  const auto is_new = [&](std::size_t i) { return i == 0 || findings[i].rule != findings[i - 1].rule; };
   for (std::size_t i = 0; i < std::min(findings.size(), kMost); ++i) {
     const LintFinding& f = findings[i];
     if (is_new(i)) text += fmt::format("  {}; fix: {}\n", f.what, f.fix);
-    text +=
-        fmt::format("    {}: {} x{}\n", f.place.empty() ? "a place not known (--check)" : f.place,
-                    f.count, f.bytes > 0 ? ", " + format_bytes(Bytes(f.bytes)) : "");
+    text += fmt::format("    {}: {} x{}\n", f.place.empty() ? "a place not known (--check)" : f.place, f.count,
+                        f.bytes > 0 ? ", " + format_bytes(Bytes(f.bytes)) : "");
   }
-  if (findings.size() > kMost)
-    text += fmt::format("    and {} more (--json)\n", findings.size() - kMost);
+  if (findings.size() > kMost) text += fmt::format("    and {} more (--json)\n", findings.size() - kMost);
   return text;
 }
 

@@ -40,13 +40,11 @@ bool same_microbatch(const RecordedEvent& recorded, const RecordedEvent& predict
          (recorded.step == 1 && std::max(recorded.microbatch, predicted.microbatch) == 0);
 }
 
-bool same_place(const RecordedEvent& a, const RecordedEvent& b) {
-  return a.kind == b.kind && a.unit == b.unit;
-}
+bool same_place(const RecordedEvent& a, const RecordedEvent& b) { return a.kind == b.kind && a.unit == b.unit; }
 
 bool same_order(const RecordedEvent& a, const RecordedEvent& b) {
-  return same_place(a, b) && a.stream == b.stream && a.dtype == b.dtype && a.group == b.group &&
-         a.cause == b.cause && a.state == b.state && a.on == b.on;
+  return same_place(a, b) && a.stream == b.stream && a.dtype == b.dtype && a.group == b.group && a.cause == b.cause &&
+         a.state == b.state && a.on == b.on;
 }
 
 // One of the two steps: what was recorded and what is forecast.
@@ -55,7 +53,7 @@ struct Step {
   const LoggedMemory* memory = nullptr;
   std::vector<RecordedEvent> predicted;        // in the recorder's words, with pools
   std::vector<const RecordedEvent*> recorded;  // empty: not stored
-  bool has_own_rows = true;  // else `recorded` is step 2's, of which the order counts
+  bool has_own_rows = true;                    // else `recorded` is step 2's, of which the order counts
 };
 
 class StepComparison {
@@ -122,8 +120,7 @@ class StepComparison {
   }
 
   void differ(What what, std::string text) {
-    const bool is_new = std::ranges::none_of(result_.differences,
-                                             [&](const Difference& d) { return d.what == what; });
+    const bool is_new = std::ranges::none_of(result_.differences, [&](const Difference& d) { return d.what == what; });
     if (is_new) result_.differences.push_back({what, std::move(text)});
   }
 
@@ -139,9 +136,8 @@ class StepComparison {
   }
 
   std::string place(const Step& step, std::size_t at) const {
-    return fmt::format("{}, {}, step {}{}, seq {}", recording_.events_file, recording_.id,
-                       step.number, step.has_own_rows ? "" : " (which has the order of step 2)",
-                       at + 1);
+    return fmt::format("{}, {}, step {}{}, seq {}", recording_.events_file, recording_.id, step.number,
+                       step.has_own_rows ? "" : " (which has the order of step 2)", at + 1);
   }
 
   // Names of FIFOs are each side's own: what counts is which rows share one.
@@ -158,8 +154,7 @@ class StepComparison {
   bool same_row(const Step& step, std::size_t i) {
     const RecordedEvent& recorded = *step.recorded[i];
     const RecordedEvent& predicted = step.predicted[i];
-    const bool issued_alike =
-        !recording_.events_have_communicators || recorded.issue == predicted.issue;
+    const bool issued_alike = !recording_.events_have_communicators || recorded.issue == predicted.issue;
     return issued_alike && same_fifo(recorded, predicted) && same_order(recorded, predicted) &&
            (!step.has_own_rows || same_microbatch(recorded, predicted));
   }
@@ -172,12 +167,12 @@ class StepComparison {
     result_.rows += std::ssize(step.recorded);
     if (at == step.recorded.size() && at == step.predicted.size()) return;
     result_.schedule_identical = false;
-    differ(What::kSchedule, fmt::format("{}: the schedule\n{}", place(step, at),
-                                        rows_around(step, at, [](const RecordedEvent& e) {
-                                          RecordedEvent plain = e;
-                                          plain.bytes_in = plain.bytes_out = RecordedEvent::kBlank;
-                                          return describe(plain);
-                                        })));
+    differ(What::kSchedule,
+           fmt::format("{}: the schedule\n{}", place(step, at), rows_around(step, at, [](const RecordedEvent& e) {
+                         RecordedEvent plain = e;
+                         plain.bytes_in = plain.bytes_out = RecordedEvent::kBlank;
+                         return describe(plain);
+                       })));
   }
 
   void compare_bytes(const Step& step) {
@@ -201,9 +196,8 @@ class StepComparison {
       ++j;
     }
     result_.bytes_identical = false;
-    differ(What::kBytes,
-           fmt::format("{}: bytes\n{}", place(step, i),
-                       rows_around(step, i, [](const RecordedEvent& e) { return describe(e); })));
+    differ(What::kBytes, fmt::format("{}: bytes\n{}", place(step, i),
+                                     rows_around(step, i, [](const RecordedEvent& e) { return describe(e); })));
   }
 
   void compare_levels(const Step& step) {
@@ -214,14 +208,14 @@ class StepComparison {
       if (!same_place(*step.recorded[i], step.predicted[i])) break;
       if (step.recorded[i]->pools == step.predicted[i].pools) continue;
       result_.memory_identical = false;
-      differ(What::kMemory, fmt::format("{}: live bytes by pool\n{}", place(step, i),
-                                        rows_around(step, i, [](const RecordedEvent& e) {
-                                          std::string text = e.kind + " " + e.unit + ":";
-                                          for (std::size_t p = 0; p < kPools.size(); ++p) {
-                                            text += fmt::format(" {} {}", kPools[p], e.pools[p]);
-                                          }
-                                          return text;
-                                        })));
+      differ(What::kMemory,
+             fmt::format("{}: live bytes by pool\n{}", place(step, i), rows_around(step, i, [](const RecordedEvent& e) {
+                           std::string text = e.kind + " " + e.unit + ":";
+                           for (std::size_t p = 0; p < kPools.size(); ++p) {
+                             text += fmt::format(" {} {}", kPools[p], e.pools[p]);
+                           }
+                           return text;
+                         })));
       return;
     }
     if (common != step.recorded.size() || common != step.predicted.size()) {
@@ -243,24 +237,23 @@ class StepComparison {
       const RecordedEvent& event = step.predicted[i];
       if (!is_boundary(recording_, event.kind)) continue;
       const auto where = [&](std::size_t row) {
-        return fmt::format("{}, {}, step {}, seq {}: {} {}", recording_.memory_file, recording_.id,
-                           step.number, rows[row]->seq, rows[row]->kind, rows[row]->unit);
+        return fmt::format("{}, {}, step {}, seq {}: {} {}", recording_.memory_file, recording_.id, step.number,
+                           rows[row]->seq, rows[row]->kind, rows[row]->unit);
       };
       if (at == rows.size()) {
-        return misplaced(fmt::format("{}\n    then predicted: seq {} {} {}\n", where(at - 1),
-                                     event.seq, event.kind, event.unit));
+        return misplaced(
+            fmt::format("{}\n    then predicted: seq {} {} {}\n", where(at - 1), event.seq, event.kind, event.unit));
       }
       const RecordedMemoryRow& row = *rows[at];
-      if (row.kind != event.kind || row.unit != event.unit ||
-          (recording_.memory_has_own_seq && row.seq != event.seq)) {
-        return misplaced(fmt::format("{}\n    predicted: seq {} {} {}\n", where(at), event.seq,
-                                     event.kind, event.unit));
+      if (row.kind != event.kind || row.unit != event.unit || (recording_.memory_has_own_seq && row.seq != event.seq)) {
+        return misplaced(
+            fmt::format("{}\n    predicted: seq {} {} {}\n", where(at), event.seq, event.kind, event.unit));
       }
       std::string text;
       const auto check = [&](std::string_view name, std::int64_t recorded, std::int64_t predicted) {
         if (recorded == predicted) return;
-        text += fmt::format("    ! {:<24} recorded {:>14} predicted {:>14} ({:+})\n", name,
-                            recorded, predicted, predicted - recorded);
+        text += fmt::format("    ! {:<24} recorded {:>14} predicted {:>14} ({:+})\n", name, recorded, predicted,
+                            predicted - recorded);
       };
       check("total", row.total, level.total);
       check("peak_since_previous_row", row.peak_since_previous_row, highest);
@@ -273,9 +266,8 @@ class StepComparison {
       ++at;
     }
     if (at < rows.size()) {
-      misplaced(fmt::format("{}, {}, step {}, seq {}: {} {} is not predicted\n",
-                            recording_.memory_file, recording_.id, step.number, rows[at]->seq,
-                            rows[at]->kind, rows[at]->unit));
+      misplaced(fmt::format("{}, {}, step {}, seq {}: {} {} is not predicted\n", recording_.memory_file, recording_.id,
+                            step.number, rows[at]->seq, rows[at]->kind, rows[at]->unit));
     }
   }
 
@@ -285,24 +277,21 @@ class StepComparison {
   }
 
   void compare_peaks(const Step& step) {
-    const PeakComparison found =
-        compare_step_peaks(recording_, step.number, *step.memory, constant_);
+    const PeakComparison found = compare_step_peaks(recording_, step.number, *step.memory, constant_);
     if (found.worst_error > result_.worst_peak_error) {
       result_.worst_peak_error = found.worst_error;
       result_.worst_peak = found.worst;
     }
     if (found.difference.empty()) return;
-    misplaced(fmt::format("{}, {}, step {}: peaks\n{}", recording_.index_file, recording_.id,
-                          step.number, found.difference));
+    misplaced(
+        fmt::format("{}, {}, step {}: peaks\n{}", recording_.index_file, recording_.id, step.number, found.difference));
   }
 
   void compare_units() {
-    const std::string text =
-        unit_differences(recording_, forecast_.steady.graph.units, forecast_.unit_names);
+    const std::string text = unit_differences(recording_, forecast_.steady.graph.units, forecast_.unit_names);
     if (text.empty()) return;
     result_.bytes_identical = false;
-    differ(What::kUnits,
-           fmt::format("{}, {}: units\n{}", recording_.units_file, recording_.id, text));
+    differ(What::kUnits, fmt::format("{}, {}: units\n{}", recording_.units_file, recording_.id, text));
   }
 
   void compare_allocations(const Step& step) {
@@ -310,8 +299,7 @@ class StepComparison {
     std::vector<RecordedAllocation> predicted;
     for (const LoggedMemory::Allocation& a : step.memory->allocations) {
       RecordedAllocation& row = predicted.emplace_back();
-      row = {step.number,           a.after, a.freed, a.bytes, std::string(kPools[a.pool]),
-             to_string(a.category), ""};
+      row = {step.number, a.after, a.freed, a.bytes, std::string(kPools[a.pool]), to_string(a.category), ""};
       if (a.unit >= 0) row.unit = forecast_.unit_names.at(at(a.unit));
     }
     std::vector<RecordedAllocation> recorded;
@@ -319,19 +307,16 @@ class StepComparison {
       if (a.step == step.number) recorded.push_back(a);
     }
     const AllocationComparison found = ::foreshard::compare_allocations(recorded, predicted);
-    result_.allocations_identical =
-        result_.allocations_identical.value_or(true) && found.difference.empty();
+    result_.allocations_identical = result_.allocations_identical.value_or(true) && found.difference.empty();
     result_.free_order_identical = result_.free_order_identical && found.free_order_identical;
     if (found.difference.empty()) return;
     const std::size_t after = found.after;
     const bool known = after > 0 && after <= step.predicted.size();
     differ(What::kAllocations,
-           fmt::format("{}, {}, step {}, after seq {}{}: {}", recording_.allocations_file,
-                       recording_.id, step.number, after,
-                       known ? fmt::format(" ({} {})", step.predicted[after - 1].kind,
-                                           step.predicted[after - 1].unit)
-                             : "",
-                       found.difference));
+           fmt::format(
+               "{}, {}, step {}, after seq {}{}: {}", recording_.allocations_file, recording_.id, step.number, after,
+               known ? fmt::format(" ({} {})", step.predicted[after - 1].kind, step.predicted[after - 1].unit) : "",
+               found.difference));
   }
 
   const Recording& recording_;

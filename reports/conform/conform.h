@@ -90,8 +90,7 @@ struct ConformanceSummary {
 ConformanceSummary summarize(const std::vector<ConformanceFolder>& folders);
 
 // A line per folder, the first difference of the first `shown` configurations that differ, the sum.
-std::string conformance_text(const std::vector<ConformanceFolder>& folders, std::int64_t shown,
-                             Color color);
+std::string conformance_text(const std::vector<ConformanceFolder>& folders, std::int64_t shown, Color color);
 Json conformance_json(const std::vector<ConformanceFolder>& folders);
 
 // Forecast steps of DDP, FSDP1 and DeepSpeed ZeRO against recordings of the real libraries: order

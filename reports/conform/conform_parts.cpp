@@ -15,17 +15,16 @@ namespace {
 
 std::string both_sides(const std::string& name, std::int64_t recorded, std::int64_t predicted) {
   if (recorded == predicted) return "";
-  return fmt::format("    ! {:<44} recorded {:>14} predicted {:>14} ({:+})\n", name, recorded,
-                     predicted, predicted - recorded);
+  return fmt::format("    ! {:<44} recorded {:>14} predicted {:>14} ({:+})\n", name, recorded, predicted,
+                     predicted - recorded);
 }
 
 bool same_allocation(const RecordedAllocation& recorded, const RecordedAllocation& predicted) {
   // For whom the host was at work is known of a unit's own buffers only, and only when it makes
   // them: they die wherever the last reference does.
   const bool unit_counts = !recorded.freed && !predicted.unit.empty() && !recorded.unit.empty();
-  return recorded.freed == predicted.freed && recorded.bytes == predicted.bytes &&
-         recorded.pool == predicted.pool && recorded.category == predicted.category &&
-         (!unit_counts || recorded.unit == predicted.unit);
+  return recorded.freed == predicted.freed && recorded.bytes == predicted.bytes && recorded.pool == predicted.pool &&
+         recorded.category == predicted.category && (!unit_counts || recorded.unit == predicted.unit);
 }
 
 using Rows = std::vector<RecordedAllocation>;
@@ -37,8 +36,7 @@ bool same_allocations(const Rows& a, const Rows& b) {
 Rows with_sorted_frees(Rows rows) {
   for (auto begin = rows.begin(); begin != rows.end();) {
     const bool freed = begin->freed;
-    const auto end = std::find_if(begin, rows.end(),
-                                  [&](const RecordedAllocation& a) { return a.freed != freed; });
+    const auto end = std::find_if(begin, rows.end(), [&](const RecordedAllocation& a) { return a.freed != freed; });
     if (freed) {
       std::sort(begin, end, [](const RecordedAllocation& a, const RecordedAllocation& b) {
         return std::tie(a.bytes, a.pool, a.category) < std::tie(b.bytes, b.pool, b.category);
@@ -70,8 +68,7 @@ std::string first_difference(const Rows& recorded, const Rows& predicted) {
   sides.recorded_row = [&](std::size_t i) { return describe(recorded[i]); };
   sides.predicted_row = [&](std::size_t i) { return describe(predicted[i]); };
   sides.label = [](std::size_t i) { return fmt::format("{}", i + 1); };
-  return fmt::format("allocation {} of the {} there\n{}", at + 1, recorded.size(),
-                     around(sides, at));
+  return fmt::format("allocation {} of the {} there\n{}", at + 1, recorded.size(), around(sides, at));
 }
 
 }
@@ -83,8 +80,7 @@ std::optional<std::size_t> category_index(std::string_view name) {
   return std::nullopt;
 }
 
-std::int64_t category_bytes(const CategoryTotals& totals, std::string_view name,
-                            std::int64_t constant) {
+std::int64_t category_bytes(const CategoryTotals& totals, std::string_view name, std::int64_t constant) {
   const auto index = category_index(name);
   return (index ? totals[*index] : 0) + (name == kOtherCategory ? constant : 0);
 }
@@ -101,27 +97,24 @@ std::string unit_differences(const Recording& recording, const std::vector<Unit>
     const Unit& unit = units[at(name - names.begin())];
     text += both_sides(recorded.unit + " params", recorded.params, unit.parameters);
     text += both_sides(recorded.unit + " numel", recorded.numel, unit.numel);
-    text += both_sides(recorded.unit + " shard_numel_padded", recorded.shard_numel_padded,
-                       unit.shard_numel);
+    text += both_sides(recorded.unit + " shard_numel_padded", recorded.shard_numel_padded, unit.shard_numel);
   }
   if (recording.units.empty()) return text;
   for (const std::string& name : names) {
-    const bool known =
-        std::ranges::any_of(recording.units, [&](const RecordedUnit& u) { return u.unit == name; });
+    const bool known = std::ranges::any_of(recording.units, [&](const RecordedUnit& u) { return u.unit == name; });
     if (!known) text += fmt::format("    ! {} was not recorded\n", name);
   }
   return text;
 }
 
-PeakComparison compare_step_peaks(const Recording& recording, std::int64_t step,
-                                  const LoggedMemory& memory, std::int64_t constant) {
+PeakComparison compare_step_peaks(const Recording& recording, std::int64_t step, const LoggedMemory& memory,
+                                  std::int64_t constant) {
   const RecordedStepPeaks& index = recording.steps.at(at(step - 1));
   PeakComparison result;
   const auto check = [&](const std::string& name, std::int64_t recorded, std::int64_t predicted) {
     result.difference += both_sides(name, recorded, predicted);
   };
-  const auto check_peak = [&](const std::string& name, std::int64_t recorded,
-                              std::int64_t predicted) {
+  const auto check_peak = [&](const std::string& name, std::int64_t recorded, std::int64_t predicted) {
     check(name, recorded, predicted);
     if (index.total.value_or(0) <= 0) return;
     const double error = std::abs(as_double(predicted - recorded)) / as_double(*index.total);
@@ -149,10 +142,8 @@ PeakComparison compare_step_peaks(const Recording& recording, std::int64_t step,
     recorded.try_emplace(to_string(static_cast<MemoryCategory>(c)));
   }
   for (const auto& [name, peak] : recorded) {
-    check("bytes_at_total_peak of " + name, peak.at_total_peak,
-          category_bytes(memory.at_peak, name, constant));
-    check_peak("own_peak of " + name, peak.own_peak,
-               category_bytes(memory.category_peaks, name, constant));
+    check("bytes_at_total_peak of " + name, peak.at_total_peak, category_bytes(memory.at_peak, name, constant));
+    check_peak("own_peak of " + name, peak.own_peak, category_bytes(memory.category_peaks, name, constant));
   }
   return result;
 }

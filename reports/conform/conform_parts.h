@@ -57,8 +57,7 @@ std::optional<std::size_t> category_index(std::string_view name);
 
 // Bytes of a category by its name, 0 for one that we do not have; with `constant` for
 // kOtherCategory.
-std::int64_t category_bytes(const CategoryTotals& totals, std::string_view name,
-                            std::int64_t constant);
+std::int64_t category_bytes(const CategoryTotals& totals, std::string_view name, std::int64_t constant);
 
 // Lines that tell what differs; "" where nothing does or no units are stored.
 std::string unit_differences(const Recording& recording, const std::vector<Unit>& units,
@@ -70,8 +69,8 @@ struct PeakComparison {
   double worst_error = 0;  // of the total peak: every total, pool and category peak counts
   std::string worst;       // "step 2 peak_RS"
 };
-PeakComparison compare_step_peaks(const Recording& recording, std::int64_t step,
-                                  const LoggedMemory& memory, std::int64_t constant);
+PeakComparison compare_step_peaks(const Recording& recording, std::int64_t step, const LoggedMemory& memory,
+                                  std::int64_t constant);
 
 // The allocations of one step.
 struct AllocationComparison {

@@ -59,8 +59,7 @@ RecordedEvent in_recorders_words(const HostEvent& event, const std::vector<std::
   row.bytes_in = event.bytes_in;
   row.bytes_out = event.bytes_out;
   row.dtype = event.dtype;
-  row.group = event.group_size > 0 ? fmt::format("{}:{}", event.group, event.group_size)
-                                   : std::string(event.group);
+  row.group = event.group_size > 0 ? fmt::format("{}:{}", event.group, event.group_size) : std::string(event.group);
   row.cause = event.cause;
   row.state = event.state;
   row.on = event.on;
@@ -98,8 +97,8 @@ std::string around(const SideBySide& sides, std::size_t at) {
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const Line& line = lines[i];
     const bool differs = i > 0 && line.recorded != line.predicted;
-    text += fmt::format("    {} {:<{}}  {:<{}} | {}\n", differs ? '!' : ' ', line.label, label,
-                        line.recorded, recorded, line.predicted);
+    text += fmt::format("    {} {:<{}}  {:<{}} | {}\n", differs ? '!' : ' ', line.label, label, line.recorded, recorded,
+                        line.predicted);
   }
   return text;
 }

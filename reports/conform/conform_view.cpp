@@ -22,10 +22,9 @@ const char* word(Difference::What what) {
 }
 
 std::string counts(const ConformanceSummary& s) {
-  std::string text = fmt::format(
-      "{} configurations: schedule {}, bytes {}, memory {} identical and {} within {} %",
-      s.configurations, s.schedule_identical, s.bytes_identical, s.memory_identical,
-      s.memory_within_tolerance, Conformance::kMemoryTolerance * 100);
+  std::string text = fmt::format("{} configurations: schedule {}, bytes {}, memory {} identical and {} within {} %",
+                                 s.configurations, s.schedule_identical, s.bytes_identical, s.memory_identical,
+                                 s.memory_within_tolerance, Conformance::kMemoryTolerance * 100);
   if (s.allocations_recorded > 0) {
     text += fmt::format(", allocations {} of {}", s.allocations_identical, s.allocations_recorded);
   }
@@ -41,8 +40,7 @@ std::string verdict(const Conformance& row) {
   if (!row.schedule_identical) add("schedule differs");
   if (!row.bytes_identical) add("bytes differ");
   if (!row.memory_within_tolerance) {
-    add(fmt::format("memory is off by {:.2f} % of the peak ({})", row.worst_peak_error * 100,
-                    row.worst_peak));
+    add(fmt::format("memory is off by {:.2f} % of the peak ({})", row.worst_peak_error * 100, row.worst_peak));
   } else if (!row.memory_identical) {
     add("memory within tolerance");
   }
@@ -57,9 +55,8 @@ std::string paint(Color color, const char* code, const std::string& text) {
 }
 
 std::string difference_text(const Conformance& row, const std::string& folder, Color color) {
-  std::string text =
-      fmt::format("\n{} ({}): {}\n", paint(color, row.passed() ? "33" : "31", row.id),
-                  row.version.empty() ? folder : row.version, verdict(row));
+  std::string text = fmt::format("\n{} ({}): {}\n", paint(color, row.passed() ? "33" : "31", row.id),
+                                 row.version.empty() ? folder : row.version, verdict(row));
   if (!row.differences.empty()) text += "  " + row.differences.front().text;
   return text;
 }
@@ -72,15 +69,13 @@ std::string not_recorded_text(const std::vector<ConformanceFolder>& folders) {
     std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
     for (const Conformance& row : folder.rows) {
       if (row.state != State::kNotRecorded) continue;
-      auto known = std::ranges::find_if(
-          reasons, [&](const auto& entry) { return entry.first == row.reason; });
+      auto known = std::ranges::find_if(reasons, [&](const auto& entry) { return entry.first == row.reason; });
       if (known == reasons.end()) known = reasons.insert(known, {row.reason, {}});
       known->second.push_back(row.id);
     }
     for (const auto& [reason, ids] : reasons) {
       const std::size_t named = std::min(ids.size(), kNamed);
-      text += fmt::format("  {}: {}: {}", folder.path, reason,
-                          fmt::join(ids.begin(), ids.begin() + named, ", "));
+      text += fmt::format("  {}: {}: {}", folder.path, reason, fmt::join(ids.begin(), ids.begin() + named, ", "));
       if (ids.size() > named) text += fmt::format(" and {} more", ids.size() - named);
       text += '\n';
     }
@@ -100,19 +95,13 @@ Json to_json(const Conformance& row, const std::string& folder) {
   json["bytes_identical"] = when(compared || failed, row.bytes_identical);
   json["memory_identical"] = when(compared || partly || failed, row.memory_identical);
   json["memory_within_tolerance"] = when(compared || partly || failed, row.memory_within_tolerance);
-  json["allocations_identical"] =
-      row.allocations_identical ? Json(*row.allocations_identical) : Json();
-  json["free_order_identical"] =
-      row.allocations_identical ? Json(row.free_order_identical) : Json();
+  json["allocations_identical"] = row.allocations_identical ? Json(*row.allocations_identical) : Json();
+  json["free_order_identical"] = row.allocations_identical ? Json(row.free_order_identical) : Json();
   const Difference* first = row.first_difference();
-  json["first_difference"] = first != nullptr ? Json(first->text)
-                             : failed         ? Json(row.reason)
-                                              : Json();
+  json["first_difference"] = first != nullptr ? Json(first->text) : failed ? Json(row.reason) : Json();
   json["peak_measured_bytes"] = row.peak_measured_bytes ? Json(*row.peak_measured_bytes) : Json();
-  json["peak_predicted_bytes"] =
-      row.peak_predicted_bytes ? Json(*row.peak_predicted_bytes) : Json();
-  json["worst_peak_error"] =
-      when(compared || partly, false).is_null() ? Json() : Json(row.worst_peak_error);
+  json["peak_predicted_bytes"] = row.peak_predicted_bytes ? Json(*row.peak_predicted_bytes) : Json();
+  json["worst_peak_error"] = when(compared || partly, false).is_null() ? Json() : Json(row.worst_peak_error);
   json["worst_peak"] = row.worst_peak.empty() ? Json() : Json(row.worst_peak);
   json["events"] = row.rows;
   json["differences"] = Json::array();
@@ -149,8 +138,7 @@ ConformanceSummary summarize(const std::vector<ConformanceFolder>& folders) {
   return s;
 }
 
-std::string conformance_text(const std::vector<ConformanceFolder>& folders, std::int64_t shown,
-                             Color color) {
+std::string conformance_text(const std::vector<ConformanceFolder>& folders, std::int64_t shown, Color color) {
   std::string text;
   for (const ConformanceFolder& folder : folders) {
     text += fmt::format("{}: {}\n", folder.path, counts(summarize({folder})));
@@ -171,8 +159,7 @@ std::string conformance_text(const std::vector<ConformanceFolder>& folders, std:
   }
   text += not_recorded_text(folders);
   const ConformanceSummary sum = summarize(folders);
-  text += fmt::format("\n{}: {}\n",
-                      paint(color, sum.passed ? "32" : "31", sum.passed ? "conforms" : "differs"),
+  text += fmt::format("\n{}: {}\n", paint(color, sum.passed ? "32" : "31", sum.passed ? "conforms" : "differs"),
                       counts(sum));
   return text;
 }

@@ -18,9 +18,9 @@ using What = Difference::What;
 
 // What the recorder keeps of every step.
 bool is_always_kept(std::string_view kind) {
-  constexpr std::array<std::string_view, 9> kKept = {
-      "all_gather", "reduce_scatter", "all_reduce",  "reduce",        "broadcast",
-      "all_to_all", "trace_reset",    "release_all", "optimizer_step"};
+  constexpr std::array<std::string_view, 9> kKept = {"all_gather",  "reduce_scatter", "all_reduce",
+                                                     "reduce",      "broadcast",      "all_to_all",
+                                                     "trace_reset", "release_all",    "optimizer_step"};
   return contains(kKept, kind);
 }
 
@@ -41,14 +41,12 @@ std::string bucket_text(const LibraryBucket& b) {
   for (const std::string& parameter : b.parameters) {
     parameters += (parameters.empty() ? "" : ";") + parameter;
   }
-  return fmt::format("{} {} {} {} B {} {}: {}", b.phase, b.index, b.kind, b.bytes, b.dtype, b.extra,
-                     parameters);
+  return fmt::format("{} {} {} {} B {} {}: {}", b.phase, b.index, b.kind, b.bytes, b.dtype, b.extra, parameters);
 }
 
 class LibraryComparison {
  public:
-  LibraryComparison(const LibraryRecording& recording, const LibraryRun& run)
-      : recording_(recording), run_(run) {}
+  LibraryComparison(const LibraryRecording& recording, const LibraryRun& run) : recording_(recording), run_(run) {}
 
   Conformance compare() && {
     result_.id = recording_.id;
@@ -90,10 +88,9 @@ class LibraryComparison {
   }
 
   static bool same_order(const LibraryRecordedEvent& a, const LibraryRecordedEvent& b) {
-    return a.kind == b.kind && a.unit == b.unit && a.dtype == b.dtype && a.group == b.group &&
-           a.note == b.note && a.microbatch == b.microbatch &&
-           (a.seq == b.seq ||
-            a.step == 0);  // construction's rows are numbered with what is dropped
+    return a.kind == b.kind && a.unit == b.unit && a.dtype == b.dtype && a.group == b.group && a.note == b.note &&
+           a.microbatch == b.microbatch &&
+           (a.seq == b.seq || a.step == 0);  // construction's rows are numbered with what is dropped
   }
   static bool same_bytes(const LibraryRecordedEvent& a, const LibraryRecordedEvent& b) {
     return a.bytes_in == b.bytes_in && a.bytes_out == b.bytes_out;
@@ -117,8 +114,8 @@ class LibraryComparison {
         return fmt::format("seq {}", i < recorded.size() ? recorded[i]->seq : forecast[i].seq);
       };
       const std::int64_t seq = at < recorded.size() ? recorded[at]->seq : -1;
-      add(what, fmt::format("{}, {}, step {}, seq {}: {}\n{}", recording_.events_file,
-                            recording_.id, step, seq, name, around(sides, at)));
+      add(what, fmt::format("{}, {}, step {}, seq {}: {}\n{}", recording_.events_file, recording_.id, step, seq, name,
+                            around(sides, at)));
     };
     std::size_t at = 0;
     while (at < common && same_order(*recorded[at], forecast[at])) ++at;
@@ -128,8 +125,7 @@ class LibraryComparison {
     }
     // Bytes of the rows that are there on both sides, so that a missing row does not hide them.
     std::size_t i = 0;
-    while (i < common && same_bytes(*recorded[i], forecast[i]) &&
-           recorded[i]->kind == forecast[i].kind) {
+    while (i < common && same_bytes(*recorded[i], forecast[i]) && recorded[i]->kind == forecast[i].kind) {
       ++i;
     }
     if (i < recorded.size() || i < forecast.size()) {
@@ -152,8 +148,7 @@ class LibraryComparison {
     sides.recorded_row = [&](std::size_t i) { return bucket_text(recorded[i]); };
     sides.predicted_row = [&](std::size_t i) { return bucket_text(forecast[i]); };
     sides.label = [](std::size_t i) { return fmt::format("row {}", i); };
-    add(What::kUnits, fmt::format("{}, {}, row {}\n{}", recording_.buckets_file, recording_.id, at,
-                                  around(sides, at)));
+    add(What::kUnits, fmt::format("{}, {}, row {}\n{}", recording_.buckets_file, recording_.id, at, around(sides, at)));
   }
 
   void compare_facts() {
@@ -162,22 +157,19 @@ class LibraryComparison {
       for (const auto& [name, value] : forecast) {
         const auto found = recorded.find(name);
         if (found != recorded.end() && found->second == value) continue;
-        text +=
-            fmt::format("    ! {:<40} recorded {} predicted {}\n", name,
-                        found == recorded.end() ? "-" : fmt::format("{}", found->second), value);
+        text += fmt::format("    ! {:<40} recorded {} predicted {}\n", name,
+                            found == recorded.end() ? "-" : fmt::format("{}", found->second), value);
       }
     };
     compare(recording_.facts, run_.facts);
     compare(recording_.words, run_.words);
     if (text.empty()) return;
     result_.memory_identical = false;
-    add(What::kMemory,
-        fmt::format("{}, {}: facts of the index\n{}", recording_.events_file, recording_.id, text));
+    add(What::kMemory, fmt::format("{}, {}: facts of the index\n{}", recording_.events_file, recording_.id, text));
   }
 
   void add(What what, std::string text) {
-    const bool is_new = std::ranges::none_of(result_.differences,
-                                             [&](const Difference& d) { return d.what == what; });
+    const bool is_new = std::ranges::none_of(result_.differences, [&](const Difference& d) { return d.what == what; });
     if (is_new) result_.differences.push_back({what, std::move(text)});
   }
 

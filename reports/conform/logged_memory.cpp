@@ -16,8 +16,8 @@ namespace {
 // The all-gather's stream allocates nothing of its own.
 std::size_t pool_index(const Buffer& buffer) {
   if (buffer.on_host) return kHostPool;
-  return value_of<Stream, std::size_t>(
-      buffer.pool, {{Stream::kCopyIn, 1}, {Stream::kReduceScatter, 2}, {Stream::kAllReduce, 3}}, 0);
+  return value_of<Stream, std::size_t>(buffer.pool,
+                                       {{Stream::kCopyIn, 1}, {Stream::kReduceScatter, 2}, {Stream::kAllReduce, 3}}, 0);
 }
 
 class Walk {
@@ -104,8 +104,7 @@ class Walk {
 
   void mark(std::int32_t id, bool alive) {
     FORESHARD_CHECK(alive_[at(id)] != alive,
-                    "buffer " + std::to_string(id) +
-                        (alive ? " is allocated twice" : " is freed but not alive"));
+                    "buffer " + std::to_string(id) + (alive ? " is allocated twice" : " is freed but not alive"));
     alive_[at(id)] = alive;
   }
 
@@ -117,18 +116,15 @@ class Walk {
     if (pool != kHostPool) now_.total += bytes;
     const auto list = [&](Bytes part) {
       if (part == Bytes()) return;
-      memory_.allocations.push_back({static_cast<std::uint32_t>(memory_.levels.size()), sign < 0,
-                                     part.count(), pool, category,
-                                     id < graph_.first_own_buffer ? -1 : buffer.unit});
+      memory_.allocations.push_back({static_cast<std::uint32_t>(memory_.levels.size()), sign < 0, part.count(), pool,
+                                     category, id < graph_.first_own_buffer ? -1 : buffer.unit});
     };
     if (buffer.parts < 0) return list(buffer.bytes);
     for (const Bytes part : graph_.parts[at(buffer.parts)]) list(part);
   }
 
   std::int64_t& level(MemoryCategory category) { return now_.categories[at(category)]; }
-  static void raise(std::int64_t& highest, std::int64_t value) {
-    highest = std::max(highest, value);
-  }
+  static void raise(std::int64_t& highest, std::int64_t value) { highest = std::max(highest, value); }
 
   const RecordedStep& step_;
   const EventGraph& graph_;
@@ -141,8 +137,6 @@ class Walk {
 
 }
 
-LoggedMemory log_memory(const RecordedStep& step, std::int64_t constant) {
-  return Walk(step, constant).run();
-}
+LoggedMemory log_memory(const RecordedStep& step, std::int64_t constant) { return Walk(step, constant).run(); }
 
 }

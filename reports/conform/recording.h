@@ -91,7 +91,7 @@ struct Recording {
   // Kinds of events that memory rows stand at; empty: the usual ones (conform.cpp).
   std::vector<std::string> boundaries;
   std::vector<RecordedMemoryRow> memory;  // steps 1 and 2
-  bool memory_has_own_seq = true;  // else the rows are another version's, whose events differ
+  bool memory_has_own_seq = true;         // else the rows are another version's, whose events differ
   std::vector<RecordedPeak> peaks;
   std::vector<RecordedUnit> units;
   std::vector<RecordedAllocation> allocations;

@@ -62,8 +62,7 @@ std::vector<KnownCause> read_causes() {
     for (const ConfigNode& sign : signs.elements()) {
       const std::span<const ConfigNode> parts = sign.elements();
       if (parts.size() != 2) throw sign.error("is no sign", "[PATTERN, TIMES]");
-      cause.signs.push_back(
-          {std::regex(parts[0].as_string(), std::regex::optimize), parts[1].as_double(1, 1000)});
+      cause.signs.push_back({std::regex(parts[0].as_string(), std::regex::optimize), parts[1].as_double(1, 1000)});
     }
   }
   return causes;
@@ -78,8 +77,8 @@ const std::vector<KnownCause>& known_causes() {
 double likelihood_of_words(const KnownCause& cause, const std::vector<std::string>& lines) {
   double product = 1;
   for (const Sign& sign : cause.signs) {
-    const bool is_there = std::ranges::any_of(
-        lines, [&](const std::string& line) { return std::regex_search(line, sign.pattern); });
+    const bool is_there =
+        std::ranges::any_of(lines, [&](const std::string& line) { return std::regex_search(line, sign.pattern); });
     if (is_there) product *= sign.times;
   }
   return std::min(product, kMostWords);
@@ -114,17 +113,15 @@ std::vector<Part> parts_of(double step_log_sd, double memory_log_sd, bool ran_ou
                              {&Signals::reserved, 2 * memory_log_sd, 1, false, ran_out},
                              {&Signals::in_use, 2 * memory_log_sd, 1, false, ran_out},
                              {&Signals::retries, 0.3, 3, false}};
-  for (std::optional<double> Signals::*field :
-       {&Signals::compute, &Signals::communication, &Signals::exposed, &Signals::waiting,
-        &Signals::idle, &Signals::data}) {
+  for (std::optional<double> Signals::*field : {&Signals::compute, &Signals::communication, &Signals::exposed,
+                                                &Signals::waiting, &Signals::idle, &Signals::data}) {
     parts.push_back({field, kPartSd, 1, true});
   }
   return parts;
 }
 
 // Of what both have: how far apart, in standard deviations. `scale`: the measured step.
-std::optional<double> distance(const Part& part, const Signals& is, const Signals& would,
-                               double scale) {
+std::optional<double> distance(const Part& part, const Signals& is, const Signals& would, double scale) {
   const std::optional<double>&a = is.*part.field, &b = would.*part.field;
   if (!a || !b) return std::nullopt;
   if (part.is_least && *b >= *a) return 0;
@@ -138,8 +135,7 @@ std::optional<double> distance(const Part& part, const Signals& is, const Signal
 
 // `log_of`: of a part that is so many standard deviations away.
 template <typename LogOf>
-double sum_of_logs(const std::vector<Part>& parts, const Signals& is, const Signals& would,
-                   LogOf log_of) {
+double sum_of_logs(const std::vector<Part>& parts, const Signals& is, const Signals& would, LogOf log_of) {
   const double scale = is.step.value_or(would.step.value_or(1));
   double sum = 0;
   for (const Part& part : parts) {
@@ -153,12 +149,10 @@ double log_likelihood(const std::vector<Part>& parts, const Signals& is, const S
 }
 
 // Two causes at once, of which the forecasts are known alone.
-Signals both(const std::vector<Part>& parts, const Signals& right, const Signals& a,
-             const Signals& b) {
+Signals both(const std::vector<Part>& parts, const Signals& right, const Signals& a, const Signals& b) {
   Signals result;
   for (const Part& part : parts) {
-    const std::optional<double>&base = right.*part.field, &one = a.*part.field,
-          &other = b.*part.field;
+    const std::optional<double>&base = right.*part.field, &one = a.*part.field, &other = b.*part.field;
     if (!base || !one || !other) continue;
     const bool adds = part.is_share || part.field == &Signals::retries || *base <= 0;
     result.*part.field = adds ? std::max(0.0, *one + *other - *base) : *one * *other / *base;
@@ -167,16 +161,14 @@ Signals both(const std::vector<Part>& parts, const Signals& right, const Signals
 }
 
 // Every figure is as forecast, or anywhere within +- widest, as likely one as the other.
-double log_likelihood_of_unknown(const std::vector<Part>& parts, const Signals& is,
-                                 const Signals& would) {
+double log_likelihood_of_unknown(const std::vector<Part>& parts, const Signals& is, const Signals& would) {
   return sum_of_logs(parts, is, would, [](const Part& part, double z) {
     return std::log((std::exp(log_student(z)) + part.sd / part.widest) / 2);
   });
 }
 
 // Whether the cause changes any of what was measured, by one in a hundred.
-bool changes(const std::vector<Part>& parts, const Signals& is, const Signals& would,
-             const Signals& right) {
+bool changes(const std::vector<Part>& parts, const Signals& is, const Signals& would, const Signals& right) {
   return std::ranges::any_of(parts, [&](const Part& part) {
     const std::optional<double>&a = would.*part.field, &b = right.*part.field;
     if (!(is.*part.field) || !a || !b) return false;
@@ -201,8 +193,8 @@ void Signals::take(const StepMetrics& measured) {
   idle = measured.idle;
 }
 
-Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& forecasts,
-                   double step_log_sd, double memory_log_sd) {
+Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& forecasts, double step_log_sd,
+                   double memory_log_sd) {
   const std::vector<Part> parts = parts_of(step_log_sd, memory_log_sd, measured.ran_out);
   const bool has_figures = !forecasts.empty() && !(measured.signals == Signals());
   std::map<std::string, std::vector<double>> logs;  // by cause, of its severities
@@ -228,16 +220,13 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
     }
   }
   const double unknown_log =
-      forecasts.empty()
-          ? 0
-          : log_likelihood_of_unknown(parts, measured.signals, forecasts.front().signals);
+      forecasts.empty() ? 0 : log_likelihood_of_unknown(parts, measured.signals, forecasts.front().signals);
   most = forecasts.empty() ? 0 : std::max(most, unknown_log);
   const auto mean_of = [&](const std::string& cause) {
     if (forecasts.empty()) return 1.0;
     const auto found = logs.find(cause);
     // The plan cannot have it, or it changes nothing there, so far as is known.
-    if (found == logs.end() || found->second.empty())
-      return kImpossible * std::exp(unknown_log - most);
+    if (found == logs.end() || found->second.empty()) return kImpossible * std::exp(unknown_log - most);
     return mean_likelihood(found->second, most);
   };
   const std::vector<std::string> lines = lines_of(measured.words);
@@ -257,8 +246,7 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
   }
   for (const auto& [two, severities] : logs_of_two) {
     const std::size_t a = index.at(two.first), b = index.at(two.second);
-    const double odds =
-        kAlsoAnother * prior[a] * prior[b] / 100 * mean_likelihood(severities, most);
+    const double odds = kAlsoAnother * prior[a] * prior[b] / 100 * mean_likelihood(severities, most);
     diagnosis.causes[a].probability += odds / 2;
     diagnosis.causes[b].probability += odds / 2;
   }
@@ -269,8 +257,8 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
   total += nothing + unknown;
   for (DiagnosedCause& cause : diagnosis.causes) cause.probability /= total;
   diagnosis.as_forecast = nothing / total;
-  std::ranges::stable_sort(
-      diagnosis.causes, [](const auto& a, const auto& b) { return a.probability > b.probability; });
+  std::ranges::stable_sort(diagnosis.causes,
+                           [](const auto& a, const auto& b) { return a.probability > b.probability; });
   diagnosis.explained = (has_figures || has_words) && unknown / total < 0.5;
   if (!forecasts.empty()) {
     const Signals& would = forecasts.front().signals;
@@ -292,8 +280,7 @@ std::string diagnosis_text(const Diagnosis& diagnosis, Color color) {
   const Paint paint(color);
   std::vector<std::string> lines;
   std::string head;
-  if (diagnosis.step_ratio)
-    head += fmt::format("the step takes {:.2f} times its forecast", *diagnosis.step_ratio);
+  if (diagnosis.step_ratio) head += fmt::format("the step takes {:.2f} times its forecast", *diagnosis.step_ratio);
   if (diagnosis.memory_ratio) {
     head += fmt::format("{}memory is {}{:.2f} times its forecast", head.empty() ? "" : ", ",
                         diagnosis.ran_out ? "at least " : "", *diagnosis.memory_ratio);
@@ -302,8 +289,7 @@ std::string diagnosis_text(const Diagnosis& diagnosis, Color color) {
   for (const std::string& finding : diagnosis.findings) lines.push_back("  " + finding);
   if (!diagnosis.explained) lines.push_back("no cause that is known explains what was measured");
   if (diagnosis.causes.empty() || diagnosis.as_forecast > diagnosis.causes.front().probability) {
-    lines.push_back(fmt::format("as forecast, with a probability of {}: {}",
-                                percent_text(diagnosis.as_forecast),
+    lines.push_back(fmt::format("as forecast, with a probability of {}: {}", percent_text(diagnosis.as_forecast),
                                 diagnosis.ran_out ? "so much does not fit" : "nothing is wrong"));
   }
   constexpr std::size_t kShown = 5;
@@ -319,9 +305,7 @@ std::string diagnosis_text(const Diagnosis& diagnosis, Color color) {
 }
 
 Json to_json(const Diagnosis& diagnosis) {
-  const auto number = [](const std::optional<double>& value) {
-    return value ? Json(*value) : Json();
-  };
+  const auto number = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
   Json causes = json_list(diagnosis.causes, [&](const DiagnosedCause& cause) -> Json {
     return {{"name", cause.name},
             {"text", cause.text},

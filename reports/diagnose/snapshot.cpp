@@ -38,8 +38,7 @@ std::string where_of(const PickleValue* frames) {
   const std::string_view path = file(*own);
   const PickleValue* line = (*own)->find("line");
   const PickleValue* name = (*own)->find("name");
-  return fmt::format("{}:{} {}", path.substr(path.rfind('/') + 1),
-                     line == nullptr ? 0 : line->integer(),
+  return fmt::format("{}:{} {}", path.substr(path.rfind('/') + 1), line == nullptr ? 0 : line->integer(),
                      name == nullptr ? std::string_view() : name->text());
 }
 
@@ -61,8 +60,8 @@ std::int64_t busiest(const PickleValue::List& segments) {
   for (const PickleValue* segment : segments) {
     reserved[device_of(*segment)] += bytes_of(*segment, "total_size");
   }
-  const auto most = std::ranges::max_element(
-      reserved, [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto most =
+      std::ranges::max_element(reserved, [](const auto& a, const auto& b) { return a.second < b.second; });
   return most == reserved.end() ? 0 : most->first;
 }
 
@@ -102,13 +101,12 @@ bool is_much(Bytes growth, const SnapshotMemory& of) {
 }
 
 std::string in_words(const SnapshotTensors& tensors) {
-  return fmt::format("{} of {}{}{}", tensors.count, format_bytes(tensors.each),
-                     tensors.where.empty() ? "" : " from ", tensors.where);
+  return fmt::format("{} of {}{}{}", tensors.count, format_bytes(tensors.each), tensors.where.empty() ? "" : " from ",
+                     tensors.where);
 }
 
 Bytes growth_of(const std::vector<SnapshotMemory>& snapshots) {
-  return snapshots.size() > 1 ? snapshots.back().allocated - snapshots.front().allocated
-                              : snapshots.front().growth;
+  return snapshots.size() > 1 ? snapshots.back().allocated - snapshots.front().allocated : snapshots.front().growth;
 }
 
 }
@@ -141,8 +139,7 @@ SnapshotMemory read_snapshot(std::string_view bytes, std::string_view file) {
   for (const auto& [what, count] : live) {
     memory.live.push_back({what.second, Bytes(what.first), count});
   }
-  std::ranges::stable_sort(memory.live,
-                           [](const auto& a, const auto& b) { return a.total() > b.total(); });
+  std::ranges::stable_sort(memory.live, [](const auto& a, const auto& b) { return a.total() > b.total(); });
   memory.peak = memory.allocated;
   follow_trace(changes_of(*document.root, device), memory);
   return memory;
@@ -161,18 +158,17 @@ bool grows(const std::vector<SnapshotMemory>& snapshots) {
   return !snapshots.empty() && is_much(growth_of(snapshots), snapshots.back());
 }
 
-std::vector<std::string> snapshot_findings(const std::vector<SnapshotMemory>& snapshots,
-                                           const Forecast& forecast) {
+std::vector<std::string> snapshot_findings(const std::vector<SnapshotMemory>& snapshots, const Forecast& forecast) {
   std::vector<std::string> findings;
   if (snapshots.empty()) return findings;
   const SnapshotMemory& last = snapshots.back();
-  findings.push_back(fmt::format(
-      "the snapshot has {} allocated, {} at its peak; the forecast's peak is {}",
-      format_bytes(last.allocated), format_bytes(last.peak), format_bytes(forecast.memory.peak)));
+  findings.push_back(fmt::format("the snapshot has {} allocated, {} at its peak; the forecast's peak is {}",
+                                 format_bytes(last.allocated), format_bytes(last.peak),
+                                 format_bytes(forecast.memory.peak)));
   if (grows(snapshots)) {
-    findings.push_back(fmt::format("memory grew by {} {}", format_bytes(growth_of(snapshots)),
-                                   snapshots.size() > 1 ? "from the first snapshot to the last"
-                                                        : "over the snapshot's trace"));
+    findings.push_back(
+        fmt::format("memory grew by {} {}", format_bytes(growth_of(snapshots)),
+                    snapshots.size() > 1 ? "from the first snapshot to the last" : "over the snapshot's trace"));
     std::map<std::pair<std::string, std::int64_t>, std::int64_t> before;
     for (const SnapshotTensors& each : snapshots.front().live) {
       before[{each.where, each.each.count()}] = each.count;
@@ -183,8 +179,7 @@ std::vector<std::string> snapshot_findings(const std::vector<SnapshotMemory>& sn
       if (snapshots.size() > 1 && is_much(each.total(), last)) grown.push_back(each);
     }
     grown.resize(std::min(grown.size(), kMostFindings));
-    for (const SnapshotTensors& each : grown)
-      findings.push_back("more than before: " + in_words(each));
+    for (const SnapshotTensors& each : grown) findings.push_back("more than before: " + in_words(each));
   }
   const std::set<std::int64_t> known = forecast_sizes(forecast);
   std::size_t shown = 0;

@@ -36,8 +36,7 @@ std::set<std::int64_t> forecast_sizes(const Forecast& forecast);
 
 // The largest tensors of which the forecast has none of that size; growth over the trace, or from
 // the first to the last of several snapshots of one run, with what grew.
-std::vector<std::string> snapshot_findings(const std::vector<SnapshotMemory>& snapshots,
-                                           const Forecast& forecast);
+std::vector<std::string> snapshot_findings(const std::vector<SnapshotMemory>& snapshots, const Forecast& forecast);
 
 // Whether it grows by more than what comes and goes.
 bool grows(const std::vector<SnapshotMemory>& snapshots);

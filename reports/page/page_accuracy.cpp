@@ -34,9 +34,7 @@ class WordColumn {
   std::vector<std::size_t> column_;
 };
 
-double six_digits(double value) {
-  return std::isfinite(value) ? std::stod(fmt::format("{:.6g}", value)) : 0;
-}
+double six_digits(double value) { return std::isfinite(value) ? std::stod(fmt::format("{:.6g}", value)) : 0; }
 
 }
 

@@ -21,14 +21,12 @@ namespace {
 
 constexpr double kNormal95 = 1.6448536269514722;  // standard normal's 95 % quantile
 constexpr std::size_t kMostOperations = 40;
-constexpr std::array<Factor, kFactors> kAllFactors = {
-    Factor::kGemm,      Factor::kAttention, Factor::kMemoryBound, Factor::kIntraNode,
-    Factor::kInterNode, Factor::kHost,      Factor::kOverlap};
+constexpr std::array<Factor, kFactors> kAllFactors = {Factor::kGemm,      Factor::kAttention, Factor::kMemoryBound,
+                                                      Factor::kIntraNode, Factor::kInterNode, Factor::kHost,
+                                                      Factor::kOverlap};
 constexpr std::array<const char*, kFactors> kFactorNames = {
-    "matrix products",           "attention",
-    "memory-bound kernels",      "collectives inside a node",
-    "collectives between nodes", "host",
-    "slowdown when overlapped"};
+    "matrix products",           "attention", "memory-bound kernels",    "collectives inside a node",
+    "collectives between nodes", "host",      "slowdown when overlapped"};
 
 struct PricedOperation {
   std::int64_t count = 0;
@@ -44,17 +42,15 @@ std::string words_of(const Kernel& kernel) {
     case KernelKind::kGemm: {
       const std::string groups = kernel.groups > 1 ? fmt::format("{} x ", kernel.groups) : "";
       const char* dtype = kernel.fp8 ? " fp8" : kernel.fp32 ? " fp32" : "";
-      return fmt::format("product {}{} x {} x {}{}, {}", groups, kernel.m, kernel.k, kernel.n,
-                         dtype, pass);
+      return fmt::format("product {}{} x {} x {}{}, {}", groups, kernel.m, kernel.k, kernel.n, dtype, pass);
     }
     case KernelKind::kAttention:
-      return fmt::format("attention {} x {}, {} heads of {}{}, {}", kernel.m, kernel.n,
-                         kernel.heads, kernel.k, kernel.causal ? " causal" : "", pass);
+      return fmt::format("attention {} x {}, {} heads of {}{}, {}", kernel.m, kernel.n, kernel.heads, kernel.k,
+                         kernel.causal ? " causal" : "", pass);
     case KernelKind::kMemory:
       break;
   }
-  return fmt::format("{}, {}, {}", to_string(kernel.function),
-                     bytes_text(as_double(kernel.bytes.count())), pass);
+  return fmt::format("{}, {}, {}", to_string(kernel.function), bytes_text(as_double(kernel.bytes.count())), pass);
 }
 
 double log_sd(const Calibration& calibration, std::size_t factor) {
@@ -89,8 +85,7 @@ Json operations_json(const Forecast& forecast, const CostModel& costs) {
     }
   }
   std::vector<std::pair<std::string, PricedOperation>> list(by_name.begin(), by_name.end());
-  std::ranges::stable_sort(
-      list, [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+  std::ranges::stable_sort(list, [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
   Json operations = Json::array();
   double rest = 0, all = 0;
   for (std::size_t i = 0; i < list.size(); ++i) {
@@ -124,8 +119,7 @@ namespace {
 // Seconds of the step under drawn factors.
 class FactorStep {
  public:
-  FactorStep(const Forecast& forecast, const CostModel& costs)
-      : forecast_(forecast), costs_(costs) {}
+  FactorStep(const Forecast& forecast, const CostModel& costs) : forecast_(forecast), costs_(costs) {}
   double at(const FactorDraw& draw) {
     CostTable table = costs_.price(forecast_.graph, draw);
     table.delays = forecast_.costs.delays;
@@ -171,8 +165,7 @@ Json sensitivity_json(const Forecast& forecast, const CostModel& costs) {
                        {"high_s", move.high},
                        {"source", calibration.spread[at(move.factor)].source}});
     if (move.factor != Factor::kOverlap) {
-      halves.push_back(
-          {{"factor", factor_words(move.factor)}, {"seconds", drawn.with(move.factor, 0.5)}});
+      halves.push_back({{"factor", factor_words(move.factor)}, {"seconds", drawn.with(move.factor, 0.5)}});
     }
   }
   const double step = drawn.at(costs.center());

@@ -56,8 +56,7 @@ struct PageDocument::Content {
   std::unordered_map<std::string, std::size_t> timelines;  // by their text
 };
 
-PageDocument::PageDocument(std::string title, std::string command)
-    : content_(std::make_unique<Content>()) {
+PageDocument::PageDocument(std::string title, std::string command) : content_(std::make_unique<Content>()) {
   content_->json = {{"schema", "foreshard.page/1"},  {"title", std::move(title)},
                     {"command", std::move(command)}, {"selected", 0},
                     {"views", Json::array()},        {"timelines", Json::array()}};
@@ -78,8 +77,7 @@ std::size_t PageDocument::add_view(const PageView& view) {
     std::string text = timeline.dump();
     const std::size_t bytes = text.size();
     Json& timelines = content_->json["timelines"];
-    const bool fits =
-        content_->bytes + bytes < (views.empty() ? kMostViewBytes : kMostFurtherBytes);
+    const bool fits = content_->bytes + bytes < (views.empty() ? kMostViewBytes : kMostFurtherBytes);
     json["timeline_left_out"] = !fits;
     const auto known = content_->timelines.find(text);
     if (known != content_->timelines.end()) {
@@ -101,9 +99,7 @@ bool PageDocument::has_room() const { return content_->bytes < kMostViewBytes; }
 
 void PageDocument::select(std::size_t view) { content_->json["selected"] = view; }
 
-void PageDocument::set(const std::string& block, Json value) {
-  content_->json[block] = std::move(value);
-}
+void PageDocument::set(const std::string& block, Json value) { content_->json[block] = std::move(value); }
 
 const Json& PageDocument::json() const { return content_->json; }
 

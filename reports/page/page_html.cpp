@@ -57,9 +57,8 @@ std::string escaped(std::string_view text) {
 }
 
 // In the order in which they use each other.
-constexpr const char* kScripts[] = {"base.js", "charts.js", "timeline_data.js", "timeline.js",
-                                    "step.js", "plans.js",  "machine.js",       "checks.js",
-                                    "buy.js",  "page.js"};
+constexpr const char* kScripts[] = {"base.js",  "charts.js",  "timeline_data.js", "timeline.js", "step.js",
+                                    "plans.js", "machine.js", "checks.js",        "buy.js",      "page.js"};
 
 std::string code() {
   std::string elements;

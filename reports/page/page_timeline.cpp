@@ -141,12 +141,8 @@ Json memory_json(const Forecast& forecast) {
                           {"at_peak_bytes", memory.at_peak[c].count()},
                           {"now", differences(values, granule)}});
   }
-  return {{"granule", granule},
-          {"peak_event", memory.peak_event},
-          {"peak_bytes", memory.peak.count()},
-          {"rows", differences(ids, 1)},
-          {"peak", differences(peaks, granule)},
-          {"categories", std::move(categories)}};
+  return {{"granule", granule},          {"peak_event", memory.peak_event},     {"peak_bytes", memory.peak.count()},
+          {"rows", differences(ids, 1)}, {"peak", differences(peaks, granule)}, {"categories", std::move(categories)}};
 }
 
 }
@@ -167,8 +163,7 @@ Json timeline_json(const Forecast& forecast) {
     const Span& span = forecast.timeline.spans[i];
     const NameParts parts = parts_of(names, row.kind, id);
     const auto number = [](std::size_t index) { return static_cast<std::int64_t>(index); };
-    sort.push_back(
-        number(sorts.index({row.work, row.kind, row.stream, communicator_name(graph, id)})));
+    sort.push_back(number(sorts.index({row.work, row.kind, row.stream, communicator_name(graph, id)})));
     place.push_back(number(places.index(parts.place)));
     tail.push_back(number(tails.index(parts.tail)));
     phase.push_back(static_cast<std::int64_t>(names.phase(id)));
@@ -184,11 +179,9 @@ Json timeline_json(const Forecast& forecast) {
     cause.push_back(static_cast<std::int64_t>(binding.cause));
     by.push_back(binding.predecessor == kNoEvent ? 0 : id - binding.predecessor);
   }
-  Json sort_list =
-      json_list(sorts.keys(), [&](const Sort& s) -> Json { return sort_json(s, graph); });
+  Json sort_list = json_list(sorts.keys(), [&](const Sort& s) -> Json { return sort_json(s, graph); });
   Json cause_list = Json::array();
-  for (Cause c :
-       {Cause::kStepBegin, Cause::kHost, Cause::kStream, Cause::kWait, Cause::kCommunicator}) {
+  for (Cause c : {Cause::kStepBegin, Cause::kHost, Cause::kStream, Cause::kWait, Cause::kCommunicator}) {
     cause_list.push_back(to_string(c));
   }
   Json stream_list = Json::array();
@@ -222,8 +215,7 @@ Json timeline_json(const Forecast& forecast) {
 
 Json scatter_json(const Forecast& forecast, const Forecast& measured) {
   const EventNames names(forecast.graph, forecast.model);
-  Json kinds = Json::array(), labels = Json::array(), predicted = Json::array(),
-       found = Json::array();
+  Json kinds = Json::array(), labels = Json::array(), predicted = Json::array(), found = Json::array();
   for (std::size_t i = 0; i < forecast.graph.rows.size(); ++i) {
     const Span& p = forecast.timeline.spans[i];
     const Span& m = measured.timeline.spans[i];

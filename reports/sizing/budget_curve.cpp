@@ -40,21 +40,19 @@ std::string budget_text(const BudgetCurve& curve, Color color) {
   Lines lines = {paint.bold(curve.model.name), cluster_words(curve.cluster), ""};
   if (curve.best) {
     const BudgetPoint& best = *curve.best;
-    lines.push_back(
-        paint.bold(fmt::format("best plan within {}: fits with {}", format_bytes(curve.budget),
-                               chance_text(best.report.fit_probability))));
+    lines.push_back(paint.bold(fmt::format("best plan within {}: fits with {}", format_bytes(curve.budget),
+                                           chance_text(best.report.fit_probability))));
     append(lines, indented(plan_in_words(curve.base, best.plan)));
-    lines.push_back(paint.green(fmt::format(
-        "  {} per step, {} tokens/s per GPU, peak {} allocated, {} to spare",
-        seconds_text(best.report.seconds.value), cardinal(best.report.tokens_per_s_per_gpu.value),
-        format_bytes(best.report.fit.allocated), format_bytes(best.report.fit.margin()))));
+    lines.push_back(paint.green(
+        fmt::format("  {} per step, {} tokens/s per GPU, peak {} allocated, {} to spare",
+                    seconds_text(best.report.seconds.value), cardinal(best.report.tokens_per_s_per_gpu.value),
+                    format_bytes(best.report.fit.allocated), format_bytes(best.report.fit.margin()))));
     if (!best.report.open_stack.outcomes.empty()) {
       append(lines, indented(open_stack_text(best.report.open_stack)));
     }
   } else if (curve.floor) {
-    lines.push_back(paint.red(fmt::format("no plan fits {} with {}: the least is {}",
-                                          format_bytes(curve.budget), chance_text(curve.confidence),
-                                          format_bytes(curve.floor->budget))));
+    lines.push_back(paint.red(fmt::format("no plan fits {} with {}: the least is {}", format_bytes(curve.budget),
+                                          chance_text(curve.confidence), format_bytes(curve.floor->budget))));
     append(lines, indented(plan_in_words(curve.base, curve.floor->plan)));
   } else {
     lines.push_back(paint.red("no plan is possible"));

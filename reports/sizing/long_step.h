@@ -27,7 +27,6 @@ ShortSteps summarize_short(const Forecast& laid_out, const CostModel& costs, int
 // asks the driver for memory, which no graph of few shows, it grows evenly, too. `whole`: the plan
 // with all of them. The fingerprint is that of what is laid out and of how
 // many micro-batches there are.
-Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const Plan& whole,
-                        const CostModel& costs);
+Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const Plan& whole, const CostModel& costs);
 
 }

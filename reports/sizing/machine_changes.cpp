@@ -15,9 +15,7 @@
 namespace foreshard {
 namespace {
 
-BytesPerSecond times(BytesPerSecond rate, double factor) {
-  return BytesPerSecond(rate.value() * factor);
-}
+BytesPerSecond times(BytesPerSecond rate, double factor) { return BytesPerSecond(rate.value() * factor); }
 
 // Of every kind of node there is.
 template <typename Change>
@@ -44,18 +42,12 @@ const std::vector<MachineChange>& machine_changes() {
        [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nic_rate = times(n.nic_rate, 2); }); }},
       {"node.nic_rate", "x0.5", has_network,
        [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nic_rate = times(n.nic_rate, 0.5); }); }},
-      {"node.nics", "twice the rails", has_network,
-       [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nics *= 2; }); }},
+      {"node.nics", "twice the rails", has_network, [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nics *= 2; }); }},
       {"node.nics", "half the rails", has_rails,
-       [](Cluster& c) {
-         nodes(c, [](NodeKind& n) { n.nics = std::max<std::int64_t>(1, n.nics / 2); });
-       }},
-      {"network.oversubscription", "none", is_tapered,
-       [](Cluster& c) { c.network.oversubscription = 1; }},
-      {"network.oversubscription", "x2", has_spine,
-       [](Cluster& c) { c.network.oversubscription *= 2; }},
-      {"network.oversubscription", "x4", has_spine,
-       [](Cluster& c) { c.network.oversubscription *= 4; }},
+       [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nics = std::max<std::int64_t>(1, n.nics / 2); }); }},
+      {"network.oversubscription", "none", is_tapered, [](Cluster& c) { c.network.oversubscription = 1; }},
+      {"network.oversubscription", "x2", has_spine, [](Cluster& c) { c.network.oversubscription *= 2; }},
+      {"network.oversubscription", "x4", has_spine, [](Cluster& c) { c.network.oversubscription *= 4; }},
       {"links.rate", "x2", has_links, [](Cluster& c) { links(c, 2); }},
       {"links.rate", "x0.5", has_links, [](Cluster& c) { links(c, 0.5); }},
       {"node.gpu_link", "x2", always,

@@ -39,9 +39,7 @@ class Changes {
              !change.what.starts_with("without ");
     });
     std::stable_sort(found_.begin() + 1, found_.end(),
-                     [](const NetworkChange& a, const NetworkChange& b) {
-                       return a.tokens_per_s > b.tokens_per_s;
-                     });
+                     [](const NetworkChange& a, const NetworkChange& b) { return a.tokens_per_s > b.tokens_per_s; });
     return std::move(found_);
   }
 
@@ -51,8 +49,8 @@ class Changes {
   void add(std::string what, double seconds) { add(std::move(what), seconds, made_.plan.mesh); }
   void add(std::string what, double seconds, const Mesh& mesh) {
     const auto& batch = made_.plan.batch;
-    const double tokens = as_double(mesh.data_parallel()) * as_double(batch.sequence) *
-                          as_double(batch.micro_batch) * as_double(batch.accumulation);
+    const double tokens = as_double(mesh.data_parallel()) * as_double(batch.sequence) * as_double(batch.micro_batch) *
+                          as_double(batch.accumulation);
     found_.push_back({std::move(what), seconds, mesh.world(), tokens / seconds});
   }
 
@@ -63,9 +61,7 @@ class Changes {
     return Simulator().period(graph, table).seconds();
   }
 
-  void try_cluster(const std::string& what, const Cluster& cluster) {
-    add(what, seconds_on(cluster, made_.graph));
-  }
+  void try_cluster(const std::string& what, const Cluster& cluster) { add(what, seconds_on(cluster, made_.graph)); }
 
   // The narrowest wire of every communicator that is a link between switches.
   void try_wires() {
@@ -87,15 +83,13 @@ class Changes {
       });
       try_cluster(wire_name(topology, wire) + " twice as wide", wider);
     }
-    const Cluster all = with_links(costs_.cluster(), [](SwitchLink& link) {
-      link.rate = BytesPerSecond(link.rate.value() * 2);
-    });
+    const Cluster all =
+        with_links(costs_.cluster(), [](SwitchLink& link) { link.rate = BytesPerSecond(link.rate.value() * 2); });
     try_cluster("all links between switches twice as wide", all);
-    const bool is_shared = std::ranges::any_of(
-        topology.layout.links, [](const SwitchLink& link) { return link.background > 0; });
+    const bool is_shared =
+        std::ranges::any_of(topology.layout.links, [](const SwitchLink& link) { return link.background > 0; });
     if (!is_shared) return;
-    try_cluster("links to ourselves",
-                with_links(costs_.cluster(), [](SwitchLink& link) { link.background = 0; }));
+    try_cluster("links to ourselves", with_links(costs_.cluster(), [](SwitchLink& link) { link.background = 0; }));
   }
 
   void try_repairs() {
@@ -168,9 +162,8 @@ class Changes {
     const Cluster& cluster = costs_.cluster();
     std::map<std::vector<std::int32_t>, std::int64_t> by_leaves;
     for (const NodeGroup& group : topology.layout.groups) by_leaves[group.leaves] += group.count;
-    const auto [fewest, most] =
-        std::minmax_element(by_leaves.begin(), by_leaves.end(),
-                            [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto [fewest, most] = std::minmax_element(by_leaves.begin(), by_leaves.end(),
+                                                    [](const auto& a, const auto& b) { return a.second < b.second; });
     std::set<std::int64_t> degraded;
     for (const DegradedLink& link : cluster.degraded) degraded.insert(link.node);
     std::vector<std::int64_t> slow;
@@ -208,11 +201,9 @@ class Changes {
     mesh.replicate = ranks / mesh.shard;
     if (find_problem(plan, made_.model, rest)) return;
     const bool is_same_gpu = rest.gpu.key == costs_.cluster().gpu.key;
-    const CostModel costs(rest, is_same_gpu ? costs_.calibration() : load_profile(rest.gpu.key),
-                          cost_choices(plan));
+    const CostModel costs(rest, is_same_gpu ? costs_.calibration() : load_profile(rest.gpu.key), cost_choices(plan));
     const Forecast without = forecast(made_.model, plan, costs);
-    add(fmt::format("without the {} {} {}", left_out.size(),
-                    left_out.size() == 1 ? "node" : "nodes", which),
+    add(fmt::format("without the {} {} {}", left_out.size(), left_out.size() == 1 ? "node" : "nodes", which),
         without.timeline.period.seconds(), mesh);
   }
 
@@ -248,8 +239,7 @@ std::vector<std::string> network_change_lines(const std::vector<NetworkChange>& 
     if (change.what.empty()) continue;
     const double gain = change.tokens_per_s / changes.front().tokens_per_s - 1;
     lines.push_back(fmt::format("{}: {} a step on {} GPUs, {:+.1f} % tokens/s", change.what,
-                                format_time(Time::seconds(change.seconds)), change.gpus,
-                                100 * gain));
+                                format_time(Time::seconds(change.seconds)), change.gpus, 100 * gain));
   }
   return lines;
 }

@@ -34,8 +34,8 @@ struct Looked {
 
 // With the plan that is fastest of those that fit with the confidence asked for. Where that is
 // enough for memory, but not for memory, time and money at once: with one that spares more.
-std::optional<Choice> choice_of(const CandidateCluster& candidate, const JobVariants& variants,
-                                const RunTerms& terms, const RecommendOptions& options) {
+std::optional<Choice> choice_of(const CandidateCluster& candidate, const JobVariants& variants, const RunTerms& terms,
+                                const RecommendOptions& options) {
   const auto with = [&](double confidence) -> std::optional<Choice> {
     auto sized = best_plan(variants, {confidence}, options.draws);
     if (!sized) return std::nullopt;
@@ -54,12 +54,10 @@ std::optional<Choice> choice_of(const CandidateCluster& candidate, const JobVari
 // Of a run whose every FLOP is done at the dense peak: no plan is faster.
 double least_seconds(const SizedJob& job, const RunTerms& terms) {
   const std::int64_t sequence = job.space.base.batch.sequence;
-  const double flops =
-      job.model.training_flops_per_sequence(sequence).count() / as_double(sequence) * terms.tokens;
+  const double flops = job.model.training_flops_per_sequence(sequence).count() / as_double(sequence) * terms.tokens;
   const Cluster& cluster = job.costs.cluster();
   const Gpu& gpu = cluster.gpu;
-  const double peak =
-      std::max({gpu.peak_bf16.value(), gpu.peak_fp8.value(), gpu.peak_fp32.value()});
+  const double peak = std::max({gpu.peak_bf16.value(), gpu.peak_fp8.value(), gpu.peak_fp32.value()});
   return flops / (as_double(cluster.gpus) * peak);
 }
 
@@ -98,14 +96,13 @@ bool comes_first(const Choice& a, const Choice& b, double confidence) {
   const auto key = [&](const Choice& c) {
     const bool holds = c.run.probability >= confidence;
     const double alike = std::floor(std::log(c.run.dollars.value) / std::log1p(kAlike));
-    return std::tuple(!holds, holds ? 0.0 : -std::round(100 * c.run.probability), alike,
-                      c.assumed(), c.run.dollars.value, c.sized.cluster.gpus, c.machine);
+    return std::tuple(!holds, holds ? 0.0 : -std::round(100 * c.run.probability), alike, c.assumed(),
+                      c.run.dollars.value, c.sized.cluster.gpus, c.machine);
   };
   return key(a) < key(b);
 }
 
-std::vector<MachineSizes> sizes_of(const std::vector<CandidateCluster>& candidates,
-                                   const std::vector<Looked>& looked,
+std::vector<MachineSizes> sizes_of(const std::vector<CandidateCluster>& candidates, const std::vector<Looked>& looked,
                                    const std::vector<std::optional<std::int64_t>>& smallest) {
   std::vector<MachineSizes> machines;
   std::map<std::string, std::vector<const Choice*>> choices;
@@ -134,8 +131,8 @@ std::string resized(const std::string& spec, std::int64_t gpus) {
   return is_spec ? fmt::format("{}{}", gpus, spec.substr(x)) : "";
 }
 
-std::optional<TermsRemedy> more_gpus(const Choice& fastest, const JobMaker& make,
-                                     const RunTerms& terms, RecommendOptions options) {
+std::optional<TermsRemedy> more_gpus(const Choice& fastest, const JobMaker& make, const RunTerms& terms,
+                                     RecommendOptions options) {
   const Cluster& cluster = fastest.sized.cluster;
   std::int64_t gpus = cluster.gpus;
   for (int k = 0; k < kMostDoublings && gpus <= kMaxGpus / 2; ++k) {
@@ -178,8 +175,7 @@ std::optional<double> nearest_that_holds(const Choice& choice, const RunTerms& t
 }
 
 // One term changed until a choice holds: the choice that needs the least change.
-std::vector<TermsRemedy> find_remedies(const Recommendation& r, const JobMaker& make,
-                                       const RecommendOptions& options) {
+std::vector<TermsRemedy> find_remedies(const Recommendation& r, const JobMaker& make, const RecommendOptions& options) {
   using What = TermsRemedy::What;
   std::vector<TermsRemedy> remedies;
   if (r.choices.empty() || r.meets_terms()) return remedies;
@@ -190,24 +186,16 @@ std::vector<TermsRemedy> find_remedies(const Recommendation& r, const JobMaker& 
     for (const Choice& c : r.choices) {
       const auto value = nearest_that_holds(c, terms, set, {from, to});
       if (!value) continue;
-      const bool is_nearer =
-          !best || std::abs(std::log(*value / from)) < std::abs(std::log(best->value / from));
+      const bool is_nearer = !best || std::abs(std::log(*value / from)) < std::abs(std::log(best->value / from));
       if (!is_nearer) continue;
-      best = TermsRemedy{what,
-                         c.sized.cluster.spec,
-                         *value,
-                         0,
-                         c.run.days.value * kSecondsPerDay,
-                         c.run.dollars.value};
+      best = TermsRemedy{what, c.sized.cluster.spec, *value, 0, c.run.days.value * kSecondsPerDay, c.run.dollars.value};
     }
     if (best) remedies.push_back(*best);
   };
   if (terms.deadline) {
     least_change(What::kDeadline, *terms.deadline, *terms.deadline * kFar,
                  [](RunTerms& t, double value) { t.deadline = value; });
-    const auto by_days = [](const Choice& a, const Choice& b) {
-      return a.run.days.value < b.run.days.value;
-    };
+    const auto by_days = [](const Choice& a, const Choice& b) { return a.run.days.value < b.run.days.value; };
     const Choice& fastest = *std::ranges::min_element(r.choices, by_days);
     if (fastest.run.probability_in_time < terms.confidence) {
       if (auto more = more_gpus(fastest, make, terms, options)) remedies.push_back(*more);
@@ -217,15 +205,13 @@ std::vector<TermsRemedy> find_remedies(const Recommendation& r, const JobMaker& 
     least_change(What::kBudget, *terms.budget, *terms.budget * kFar,
                  [](RunTerms& t, double value) { t.budget = value; });
   }
-  least_change(What::kTokens, terms.tokens, terms.tokens / kFar,
-               [](RunTerms& t, double value) { t.tokens = value; });
+  least_change(What::kTokens, terms.tokens, terms.tokens / kFar, [](RunTerms& t, double value) { t.tokens = value; });
   return remedies;
 }
 
 }
 
-std::vector<std::int64_t> likely_sizes(const Cluster& cluster, double flops, const RunTerms& terms,
-                                       std::int64_t most) {
+std::vector<std::int64_t> likely_sizes(const Cluster& cluster, double flops, const RunTerms& terms, std::int64_t most) {
   const std::int64_t node = cluster.node.gpus;
   std::int64_t gpus = node;
   while (gpus > most && gpus > 1) gpus /= 2;  // part of a node
@@ -239,20 +225,18 @@ std::vector<std::int64_t> likely_sizes(const Cluster& cluster, double flops, con
   return sizes;
 }
 
-Recommendation recommend(const std::vector<CandidateCluster>& candidates, const JobMaker& make,
-                         const RunTerms& terms, const RecommendOptions& options) {
+Recommendation recommend(const std::vector<CandidateCluster>& candidates, const JobMaker& make, const RunTerms& terms,
+                         const RecommendOptions& options) {
   std::vector<Looked> looked(candidates.size());
   std::vector<std::optional<std::int64_t>> smallest(candidates.size());
   const auto judge = [&](std::size_t i) {
     CandidateCluster candidate = candidates[i];
     // Of every machine one size is a choice even where no size is in time: for what would be.
-    candidate.is_largest =
-        i + 1 == candidates.size() || candidates[i + 1].machine != candidate.machine;
+    candidate.is_largest = i + 1 == candidates.size() || candidates[i + 1].machine != candidate.machine;
     looked[i] = look_at(candidate, make, terms, options);
     if (i == 0 || candidates[i].machine != candidates[i - 1].machine) {
       try {
-        smallest[i] =
-            smallest_that_holds(make(candidates[i], kMaxGpus), {terms.confidence}, kMaxGpus);
+        smallest[i] = smallest_that_holds(make(candidates[i], kMaxGpus), {terms.confidence}, kMaxGpus);
       } catch (const Error& error) {
         if (error.exit_code() == ExitCode::kInternal) throw;
       }
@@ -278,9 +262,7 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
       r.rejected.push_back({candidates[i].spec, candidates[i].gpus, looked[i].reason});
     }
   }
-  std::ranges::sort(r.choices, [&](const Choice& a, const Choice& b) {
-    return comes_first(a, b, terms.confidence);
-  });
+  std::ranges::sort(r.choices, [&](const Choice& a, const Choice& b) { return comes_first(a, b, terms.confidence); });
   r.remedies = find_remedies(r, make, options);
   return r;
 }

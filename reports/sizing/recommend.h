@@ -38,9 +38,7 @@ struct Choice {
   Price price;
   RunForecast run;
   // How many of its price and its step's rates nobody measured.
-  int assumed() const {
-    return (price.evidence == Evidence::kAssumed) + (sized.step.evidence == Evidence::kAssumed);
-  }
+  int assumed() const { return (price.evidence == Evidence::kAssumed) + (sized.step.evidence == Evidence::kAssumed); }
 };
 
 struct Rejected {
@@ -77,9 +75,7 @@ struct Recommendation {
   std::vector<Rejected> rejected;
   std::vector<MachineSizes> machines;
   std::vector<TermsRemedy> remedies;  // empty where the first choice meets the terms
-  bool meets_terms() const {
-    return !choices.empty() && choices.front().run.probability >= terms.confidence;
-  }
+  bool meets_terms() const { return !choices.empty() && choices.front().run.probability >= terms.confidence; }
 };
 
 struct RecommendOptions {
@@ -92,13 +88,12 @@ struct RecommendOptions {
 
 // Throws what `make` throws where that is wrong on every cluster alike: Error(kInvalidInput) of the
 // only candidate.
-Recommendation recommend(const std::vector<CandidateCluster>& candidates, const JobMaker& make,
-                         const RunTerms& terms, const RecommendOptions& options);
+Recommendation recommend(const std::vector<CandidateCluster>& candidates, const JobMaker& make, const RunTerms& terms,
+                         const RecommendOptions& options);
 
 // Eight sizes of a machine kind, doubling, around what the deadline needs at 40 % of the peak
 // (without a deadline: from one node), not beyond `most`.
-std::vector<std::int64_t> likely_sizes(const Cluster& cluster, double flops, const RunTerms& terms,
-                                       std::int64_t most);
+std::vector<std::int64_t> likely_sizes(const Cluster& cluster, double flops, const RunTerms& terms, std::int64_t most);
 
 // Three digits: "1.04 M", "812", "12.3 k".
 std::string short_number(double value);
@@ -119,8 +114,8 @@ struct WhatIf {
 
 // Of the machine as bought: faster and slower networks, links, memory and arithmetic. The best plan
 // is searched anew for each. The largest worth first.
-std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants,
-                             const RunTerms& terms, const RecommendOptions& options);
+std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants, const RunTerms& terms,
+                             const RecommendOptions& options);
 
 std::string what_if_text(const std::vector<WhatIf>& list, const Choice& choice, Color color);
 Json to_json(const std::vector<WhatIf>& list);

@@ -42,8 +42,7 @@ ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& m
   const auto judge = [&](std::size_t i) {
     LookedAtSize& l = looked[i];
     try {
-      const std::int64_t most =
-          weak ? checked_multiply(options.most_sequences, sizes[i].gpus) : options.most_sequences;
+      const std::int64_t most = weak ? checked_multiply(options.most_sequences, sizes[i].gpus) : options.most_sequences;
       const JobVariants variants = make(sizes[i], most);
       const SizedJob& job = variants.front();
       l.model = job.model.name;
@@ -74,8 +73,7 @@ ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& m
       curve.rejected.push_back({sizes[i].spec, sizes[i].gpus, looked[i].reason});
     }
   }
-  const bool same_failure =
-      !looked.empty() && curve.points.empty() && looked.front().failure != ExitCode::kOk;
+  const bool same_failure = !looked.empty() && curve.points.empty() && looked.front().failure != ExitCode::kOk;
   if (same_failure && looked.front().failure != ExitCode::kInfeasible) {
     throw Error(looked.front().failure, looked.front().reason);
   }
@@ -86,8 +84,7 @@ ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& m
   for (ScalePoint& point : curve.points) {
     const SizedPlan& first = curve.points.front().sized;
     point.speedup = point.sized.tokens_per_s.value / first.tokens_per_s.value;
-    point.efficiency =
-        point.speedup * as_double(first.cluster.gpus) / as_double(point.sized.cluster.gpus);
+    point.efficiency = point.speedup * as_double(first.cluster.gpus) / as_double(point.sized.cluster.gpus);
     rates.emplace_back(point.sized.cluster.gpus, point.sized.tokens_per_s.value);
   }
   curve.knee = knee_of(std::move(rates));
@@ -101,40 +98,34 @@ std::string scale_text(const ScalingCurve& curve, Color color) {
       fmt::format("{} · {} scaling · sequence {} · efficiency against the smallest", curve.machine,
                   curve.weak ? "weak" : "strong", format_count(curve.sequence)),
       ""};
-  std::vector<std::vector<std::string>> table = {{"  GPUs", "batch", "step", "90 %", "tokens/s",
-                                                  "per GPU", "efficiency", "", "MFU", "exposed"}};
+  std::vector<std::vector<std::string>> table = {
+      {"  GPUs", "batch", "step", "90 %", "tokens/s", "per GPU", "efficiency", "", "MFU", "exposed"}};
   for (const ScalePoint& point : curve.points) {
     const SizedPlan& s = point.sized;
     table.push_back(
-        {"  " + format_count(s.cluster.gpus), format_count(sequences_of(s.plan)),
-         seconds_text(s.step.value),
-         fmt::format("{} .. {}", seconds_text(s.step.low), seconds_text(s.step.high)),
-         cardinal(s.tokens_per_s.value), cardinal(s.tokens_per_s.value / as_double(s.cluster.gpus)),
-         percent_text(point.efficiency), left(bar(std::min(1.0, point.efficiency), 10), 10),
-         percent_text(s.mfu.value), percent_text(s.exposed_share)});
+        {"  " + format_count(s.cluster.gpus), format_count(sequences_of(s.plan)), seconds_text(s.step.value),
+         fmt::format("{} .. {}", seconds_text(s.step.low), seconds_text(s.step.high)), cardinal(s.tokens_per_s.value),
+         cardinal(s.tokens_per_s.value / as_double(s.cluster.gpus)), percent_text(point.efficiency),
+         left(bar(std::min(1.0, point.efficiency), 10), 10), percent_text(s.mfu.value), percent_text(s.exposed_share)});
   }
   for (std::string& line : aligned(table)) lines.push_back(std::move(line));
-  table = {{"  GPUs", "shard", "reshard", "prefetch", "recompute", "micro-batch", "to spare",
-            "fits", "USD/1M tok"}};
+  table = {{"  GPUs", "shard", "reshard", "prefetch", "recompute", "micro-batch", "to spare", "fits", "USD/1M tok"}};
   for (const ScalePoint& point : curve.points) {
     const SizedPlan& s = point.sized;
-    table.push_back({"  " + format_count(s.cluster.gpus), format_count(s.plan.mesh.shard),
-                     reshard_words(s.plan), words_of(s.plan.prefetch), recompute_words(s.plan),
-                     batch_words(s.plan), format_bytes(s.fit.margin()),
-                     chance_text(s.fit_probability),
+    table.push_back({"  " + format_count(s.cluster.gpus), format_count(s.plan.mesh.shard), reshard_words(s.plan),
+                     words_of(s.plan.prefetch), recompute_words(s.plan), batch_words(s.plan),
+                     format_bytes(s.fit.margin()), chance_text(s.fit_probability),
                      fmt::format("{:.3g}", dollars_per_million(point))});
   }
   lines.emplace_back();
   for (std::string& line : aligned(table)) lines.push_back(std::move(line));
   lines.emplace_back();
   if (curve.points.size() > 1) {
-    lines.push_back(
-        curve.knee
-            ? fmt::format("knee: beyond {} GPUs a doubling brings less than {} times the tokens/s",
-                          format_count(*curve.knee), kKneeGain)
-            : fmt::format("no knee among these sizes: every doubling brings {} times the tokens/s "
-                          "or more",
-                          kKneeGain));
+    lines.push_back(curve.knee ? fmt::format("knee: beyond {} GPUs a doubling brings less than {} times the tokens/s",
+                                             format_count(*curve.knee), kKneeGain)
+                               : fmt::format("no knee among these sizes: every doubling brings {} times the tokens/s "
+                                             "or more",
+                                             kKneeGain));
   }
   // The same codes at every size; the figures of the largest.
   if (!curve.points.empty()) {
@@ -142,8 +133,7 @@ std::string scale_text(const ScalingCurve& curve, Color color) {
     for (std::string& line : wrapped(open, kTextWidth, 2)) lines.push_back(std::move(line));
   }
   for (const Rejected& one : curve.rejected) {
-    for (std::string& line :
-         wrapped(fmt::format("no point: {}: {}", one.cluster, one.reason), kTextWidth, 2)) {
+    for (std::string& line : wrapped(fmt::format("no point: {}: {}", one.cluster, one.reason), kTextWidth, 2)) {
       lines.push_back(std::move(line));
     }
   }
@@ -186,13 +176,12 @@ std::string scale_csv(const ScalingCurve& curve) {
   for (const ScalePoint& point : curve.points) {
     const SizedPlan& s = point.sized;
     const Plan& plan = s.plan;
-    text += fmt::format(
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", s.cluster.gpus,
-        sequences_of(plan), s.step.value, s.step.low, s.step.high, s.tokens_per_s.value,
-        s.tokens_per_s.value / as_double(s.cluster.gpus), point.speedup, point.efficiency,
-        s.mfu.value, s.exposed_share, plan.mesh.shard, plan.mesh.replicate,
-        words_of(plan.reshard_after_forward.value), words_of(plan.prefetch),
-        to_string(plan.recompute.value), plan.batch.micro_batch, plan.batch.accumulation);
+    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", s.cluster.gpus, sequences_of(plan),
+                        s.step.value, s.step.low, s.step.high, s.tokens_per_s.value,
+                        s.tokens_per_s.value / as_double(s.cluster.gpus), point.speedup, point.efficiency, s.mfu.value,
+                        s.exposed_share, plan.mesh.shard, plan.mesh.replicate,
+                        words_of(plan.reshard_after_forward.value), words_of(plan.prefetch),
+                        to_string(plan.recompute.value), plan.batch.micro_batch, plan.batch.accumulation);
   }
   return text;
 }

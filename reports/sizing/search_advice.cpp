@@ -31,9 +31,9 @@ std::string fit_words(const Fit& fit, double probability) {
 }
 
 std::string settings_words(const Plan& base, const Plan& plan) {
-  static constexpr const char* kGrid[] = {
-      "mesh.shard",        "mesh.replicate", "reshard_after_forward", "prefetch.forward",
-      "prefetch.backward", "recompute",      "batch.micro_batch",     "batch.accumulation"};
+  static constexpr const char* kGrid[] = {"mesh.shard",        "mesh.replicate",    "reshard_after_forward",
+                                          "prefetch.forward",  "prefetch.backward", "recompute",
+                                          "batch.micro_batch", "batch.accumulation"};
   std::string words;
   for (const PlanDifference& d : plan_differences(base, plan)) {
     if (contains(kGrid, d.key)) continue;
@@ -43,14 +43,12 @@ std::string settings_words(const Plan& base, const Plan& plan) {
 }
 
 std::string plan_in_words(const Plan& base, const Plan& plan) {
-  return fmt::format("{}, reshard {}, prefetch {}, recompute {}, micro-batch {} x {}{}",
-                     words_of(plan.mesh), reshard_words(plan), words_of(plan.prefetch),
-                     recompute_words(plan), plan.batch.micro_batch, plan.batch.accumulation,
-                     settings_words(base, plan));
+  return fmt::format("{}, reshard {}, prefetch {}, recompute {}, micro-batch {} x {}{}", words_of(plan.mesh),
+                     reshard_words(plan), words_of(plan.prefetch), recompute_words(plan), plan.batch.micro_batch,
+                     plan.batch.accumulation, settings_words(base, plan));
 }
 
-std::vector<std::string> advice_lines(const SearchResult& result,
-                                      const std::vector<Alternative>& alternatives,
+std::vector<std::string> advice_lines(const SearchResult& result, const std::vector<Alternative>& alternatives,
                                       const Plan& base, const Paint& paint) {
   std::vector<std::string> lines;
   const auto add = [&](const std::string& text) {
@@ -65,8 +63,7 @@ std::vector<std::string> advice_lines(const SearchResult& result,
     std::string flags;
     for (const std::string& change : a.changes) flags += "--set " + change + " ";
     add(fmt::format("with {}{}: {}, fits with {}", flags, result.best ? "also" : "it holds",
-                    gain_words(result.best, a.candidate),
-                    chance_text(a.candidate.fit_probability)));
+                    gain_words(result.best, a.candidate), chance_text(a.candidate.fit_probability)));
   }
   return lines;
 }
@@ -94,8 +91,7 @@ std::vector<std::string> pipeline_lines(const std::vector<PipelineStep>& steps) 
     if (step.seconds) {
       words.push_back(fmt::format("{} {}", of, seconds_text(*step.seconds)));
     } else if (step.at_least > 0) {
-      words.push_back(fmt::format("{} no faster (layers and bubble alone {})", of,
-                                  seconds_text(step.at_least)));
+      words.push_back(fmt::format("{} no faster (layers and bubble alone {})", of, seconds_text(step.at_least)));
     } else {
       words.push_back(of + " no faster");
     }

@@ -40,8 +40,7 @@ std::string plan_in_words(const Plan& base, const Plan& plan);
 
 // The riskier plan and the alternatives, one paragraph each, beside the best plan's step; nothing
 // where there are none. `base`: the plan around which was searched.
-std::vector<std::string> advice_lines(const SearchResult& result,
-                                      const std::vector<Alternative>& alternatives,
+std::vector<std::string> advice_lines(const SearchResult& result, const std::vector<Alternative>& alternatives,
                                       const Plan& base, const Paint& paint);
 Json to_json(const std::vector<Alternative>& alternatives);
 

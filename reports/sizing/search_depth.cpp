@@ -20,8 +20,7 @@ namespace {
 constexpr std::size_t kMostReasons = 3;
 constexpr double kSmallest = 1e-4;  // of the step
 
-std::vector<std::pair<std::string, double>> differences(const Forecast& best,
-                                                        const Forecast& other) {
+std::vector<std::pair<std::string, double>> differences(const Forecast& best, const Forecast& other) {
   std::vector<std::pair<std::string, double>> list;
   const auto add = [&](const std::string& what, double seconds) {
     for (auto& [name, sum] : list) {
@@ -38,11 +37,9 @@ std::vector<std::pair<std::string, double>> differences(const Forecast& best,
   for (const WaterfallBar& bar : waterfall(best.graph, best.timeline)) {
     add(bar.what, -bar.time.seconds());
   }
-  std::erase_if(list, [&](const auto& entry) {
-    return std::abs(entry.second) < kSmallest * best.timeline.period.seconds();
-  });
-  std::ranges::stable_sort(
-      list, [](const auto& a, const auto& b) { return std::abs(a.second) > std::abs(b.second); });
+  std::erase_if(list,
+                [&](const auto& entry) { return std::abs(entry.second) < kSmallest * best.timeline.period.seconds(); });
+  std::ranges::stable_sort(list, [](const auto& a, const auto& b) { return std::abs(a.second) > std::abs(b.second); });
   if (list.size() > kMostReasons) list.resize(kMostReasons);
   return list;
 }
@@ -70,8 +67,7 @@ Json plan_and_time(const Candidate& candidate) {
 
 }
 
-std::vector<WhySlower> why_slower(const Forecast& best, const SearchResult& result,
-                                  const CostModel& costs) {
+std::vector<WhySlower> why_slower(const Forecast& best, const SearchResult& result, const CostModel& costs) {
   std::map<std::string, const Candidate*> fastest;  // by key
   for (const Candidate& n : result.neighbours) {
     if (n.verdict != Verdict::kSimulated) continue;
@@ -82,23 +78,20 @@ std::vector<WhySlower> why_slower(const Forecast& best, const SearchResult& resu
   for (const auto& [key, candidate] : fastest) {
     list.push_back({*candidate, differences(best, forecast(best.model, candidate->plan, costs))});
   }
-  std::ranges::stable_sort(list, [](const WhySlower& a, const WhySlower& b) {
-    return a.candidate.seconds > b.candidate.seconds;
-  });
+  std::ranges::stable_sort(
+      list, [](const WhySlower& a, const WhySlower& b) { return a.candidate.seconds > b.candidate.seconds; });
   return list;
 }
 
-std::optional<RobustChoice> choose_robust(const SearchResult& result, const ModelSpec& model,
-                                          const CostModel& costs, const StackSet& stacks,
-                                          int draws) {
+std::optional<RobustChoice> choose_robust(const SearchResult& result, const ModelSpec& model, const CostModel& costs,
+                                          const StackSet& stacks, int draws) {
   ReservedMemory replays;
   std::optional<RobustChoice> choice;
   std::int64_t considered = 0;
   for (const Candidate& candidate : result.close) {
     // The high end is never below the central forecast, so the rest cannot be better.
     if (choice && candidate.seconds > choice->sized.step.high) break;
-    SizedPlan sized =
-        size_up(model, candidate.plan, costs, {draws, stacks.of(candidate.plan), &replays});
+    SizedPlan sized = size_up(model, candidate.plan, costs, {draws, stacks.of(candidate.plan), &replays});
     if (!sized.fit.fits()) continue;
     ++considered;
     if (!choice) {
@@ -121,9 +114,8 @@ std::string why_text(const std::vector<WhySlower>& list, const Plan& best, Color
     for (const auto& [what, seconds] : why.because) {
       reasons.push_back(fmt::format("{} {}", what, signed_seconds(seconds)));
     }
-    lines.push_back(
-        fmt::format("  {}: {}", changes_text(best, why.candidate.plan),
-                    reasons.empty() ? "the same" : fmt::format("{}", fmt::join(reasons, ", "))));
+    lines.push_back(fmt::format("  {}: {}", changes_text(best, why.candidate.plan),
+                                reasons.empty() ? "the same" : fmt::format("{}", fmt::join(reasons, ", "))));
   }
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
@@ -145,9 +137,8 @@ std::string robust_text(const RobustChoice& choice, const Candidate& fastest, Co
   const Quantity& step = choice.sized.step;
   const std::string differs = changes_text(fastest.plan, choice.sized.plan);
   return fmt::format("\n{}\n  {}: {} ({} .. {}); the fastest: {} ({} .. {}); {} plans considered\n",
-                     paint.bold("robust over the interval"),
-                     differs.empty() ? "the fastest plan is it" : differs, seconds_text(step.value),
-                     seconds_text(step.low), seconds_text(step.high),
+                     paint.bold("robust over the interval"), differs.empty() ? "the fastest plan is it" : differs,
+                     seconds_text(step.value), seconds_text(step.low), seconds_text(step.high),
                      seconds_text(choice.fastest.value), seconds_text(choice.fastest.low),
                      seconds_text(choice.fastest.high), choice.considered);
 }
@@ -159,37 +150,33 @@ Json to_json(const RobustChoice& choice) {
           {"considered", choice.considered}};
 }
 
-std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double seconds,
-                      Color color) {
+std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double seconds, Color color) {
   const Paint paint(color);
   const auto gain = [&](double step) {
     return grid_best == nullptr ? std::string("-") : signed_percent(step / grid_best->seconds - 1);
   };
   const SearchResult& k = deep.knobs;
   Lines lines = {"", paint.bold(fmt::format("beyond the grid, in {}", seconds_text(seconds)))};
-  lines.push_back(
-      fmt::format("  knobs: {} plans, {} pruned by their bound, {} do not fit, {} simulated",
-                  format_count(k.enumerated), format_count(k.pruned),
-                  format_count(k.rejected_memory), format_count(k.simulated)));
+  lines.push_back(fmt::format("  knobs: {} plans, {} pruned by their bound, {} do not fit, {} simulated",
+                              format_count(k.enumerated), format_count(k.pruned), format_count(k.rejected_memory),
+                              format_count(k.simulated)));
   if (k.best) {
-    lines.push_back(fmt::format(
-        "    {} ({}){}", seconds_text(k.best->seconds), gain(k.best->seconds),
-        grid_best == nullptr ? "" : ": " + changes_text(grid_best->plan, k.best->plan)));
+    lines.push_back(fmt::format("    {} ({}){}", seconds_text(k.best->seconds), gain(k.best->seconds),
+                                grid_best == nullptr ? "" : ": " + changes_text(grid_best->plan, k.best->plan)));
   }
   if (deep.written) {
-    lines.push_back(fmt::format("  the plan as written: {} ({})",
-                                seconds_text(deep.written->seconds), gain(deep.written->seconds)));
+    lines.push_back(fmt::format("  the plan as written: {} ({})", seconds_text(deep.written->seconds),
+                                gain(deep.written->seconds)));
   }
   if (deep.layers) {
     const Candidate& c = deep.layers->candidate;
-    lines.push_back(fmt::format("  per unit and layer: {} plans judged{}",
-                                format_count(deep.judged),
+    lines.push_back(fmt::format("  per unit and layer: {} plans judged{}", format_count(deep.judged),
                                 deep.layers->is_optimum ? ", all there are on its mesh" : ""));
-    lines.push_back(fmt::format(
-        "    {} ({}): {}, micro-batch {} x {}, reshard {}, "
-        "recompute {}",
-        seconds_text(c.seconds), gain(c.seconds), words_of(c.plan.mesh), c.plan.batch.micro_batch,
-        c.plan.batch.accumulation, reshard_words(c.plan), recompute_words(c.plan)));
+    lines.push_back(
+        fmt::format("    {} ({}): {}, micro-batch {} x {}, reshard {}, "
+                    "recompute {}",
+                    seconds_text(c.seconds), gain(c.seconds), words_of(c.plan.mesh), c.plan.batch.micro_batch,
+                    c.plan.batch.accumulation, reshard_words(c.plan), recompute_words(c.plan)));
   }
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }

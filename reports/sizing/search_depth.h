@@ -19,8 +19,7 @@ struct WhySlower {
   std::vector<std::pair<std::string, double>> because;  // bar, s more than the best; largest first
 };
 // Of the neighbours that were simulated, the fastest of each key; the slowest first.
-std::vector<WhySlower> why_slower(const Forecast& best, const SearchResult& result,
-                                  const CostModel& costs);
+std::vector<WhySlower> why_slower(const Forecast& best, const SearchResult& result, const CostModel& costs);
 
 // The plan whose step is shortest at the high end of its 90 % interval, among those within the
 // interval of the fastest (SearchResult::close).
@@ -30,16 +29,14 @@ struct RobustChoice {
   std::int64_t considered = 0;
 };
 // `stacks`: the codes that may run the job.
-std::optional<RobustChoice> choose_robust(const SearchResult& result, const ModelSpec& model,
-                                          const CostModel& costs, const StackSet& stacks,
-                                          int draws);
+std::optional<RobustChoice> choose_robust(const SearchResult& result, const ModelSpec& model, const CostModel& costs,
+                                          const StackSet& stacks, int draws);
 
 std::string why_text(const std::vector<WhySlower>& list, const Plan& best, Color color);
 Json to_json(const std::vector<WhySlower>& list);
 std::string robust_text(const RobustChoice& choice, const Candidate& fastest, Color color);
 Json to_json(const RobustChoice& choice);
-std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double seconds,
-                      Color color);
+std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double seconds, Color color);
 Json to_json(const DeepResult& deep);
 
 }

@@ -46,10 +46,9 @@ class Heatmap {
     if (shards_.empty()) return {};
     const bool is_idle = prefetch_is_idle(result_);
     const std::size_t columns = is_idle ? 1 : std::min(prefetches_.size(), kMostPrefetches);
-    Lines lines = {
-        paint.bold(is_idle ? "best step time by shard group; prefetch depth does not matter here"
-                           : "best step time by shard group and prefetch (forward/backward)"),
-        "  darker is faster, - does not hold; everything else as it is best"};
+    Lines lines = {paint.bold(is_idle ? "best step time by shard group; prefetch depth does not matter here"
+                                      : "best step time by shard group and prefetch (forward/backward)"),
+                   "  darker is faster, - does not hold; everything else as it is best"};
     std::string head = left("  shard", 10);
     for (std::size_t p = 0; p < columns && !is_idle; ++p) {
       head += right(words_of(prefetches_[p]), kCell);
@@ -63,8 +62,7 @@ class Heatmap {
       lines.push_back(line);
     }
     if (columns < prefetches_.size() && !is_idle) {
-      lines.push_back(
-          fmt::format("  ({} more prefetch settings in the JSON)", prefetches_.size() - columns));
+      lines.push_back(fmt::format("  ({} more prefetch settings in the JSON)", prefetches_.size() - columns));
     }
     return lines;
   }
@@ -76,9 +74,8 @@ class Heatmap {
   }
 
   const HeatmapCell* find(std::int64_t shard, const Prefetch& prefetch) const {
-    const auto found = std::ranges::find_if(result_.heatmap, [&](const HeatmapCell& c) {
-      return c.shard == shard && c.prefetch == prefetch;
-    });
+    const auto found = std::ranges::find_if(
+        result_.heatmap, [&](const HeatmapCell& c) { return c.shard == shard && c.prefetch == prefetch; });
     return found == result_.heatmap.end() ? nullptr : &*found;
   }
 
@@ -113,29 +110,25 @@ Lines best_lines(const SearchStory& story, const Report* report, const Paint& pa
   const SearchResult& result = story.result;
   const std::string sure = chance_text(story.confidence);
   if (!result.best) {
-    Lines lines = {
-        paint.red(fmt::format("no plan fits {} with {}", cluster_words(story.cluster), sure))};
+    Lines lines = {paint.red(fmt::format("no plan fits {} with {}", cluster_words(story.cluster), sure))};
     if (!result.smallest || result.riskier) return lines;
-    const Fit fit = fit_in(story.cluster, result.smallest->peak_allocated,
-                           result.smallest->peak_reserved, result.smallest->outside_allocator);
-    append(lines, wrapped(fmt::format("  the smallest {}: {}",
-                                      fit_words(fit, result.smallest->fit_probability),
+    const Fit fit = fit_in(story.cluster, result.smallest->peak_allocated, result.smallest->peak_reserved,
+                           result.smallest->outside_allocator);
+    append(lines, wrapped(fmt::format("  the smallest {}: {}", fit_words(fit, result.smallest->fit_probability),
                                       plan_in_words(result.smallest->plan, result.smallest->plan)),
                           kTextWidth, 2));
     return lines;
   }
   const Candidate& best = *result.best;
-  Lines lines = {
-      paint.bold(fmt::format("best plan: fits with {}", chance_text(best.fit_probability))),
-      "  " + plan_in_words(best.plan, best.plan)};
+  Lines lines = {paint.bold(fmt::format("best plan: fits with {}", chance_text(best.fit_probability))),
+                 "  " + plan_in_words(best.plan, best.plan)};
   const std::string settings = settings_words(story.base, best.plan);
   if (!settings.empty()) append(lines, indented("with" + settings));
-  std::string figures = fmt::format("  {} per step, {} tokens/s per GPU, peak {} allocated",
-                                    seconds_text(best.seconds), cardinal(best.tokens_per_s_per_gpu),
-                                    format_bytes(best.peak_allocated));
+  std::string figures = fmt::format("  {} per step, {} tokens/s per GPU, peak {} allocated", seconds_text(best.seconds),
+                                    cardinal(best.tokens_per_s_per_gpu), format_bytes(best.peak_allocated));
   if (report != nullptr) {
-    figures += fmt::format(", MFU {}, {} to spare", percent_text(report->mfu.value),
-                           format_bytes(report->fit.margin()));
+    figures +=
+        fmt::format(", MFU {}, {} to spare", percent_text(report->mfu.value), format_bytes(report->fit.margin()));
   }
   lines.push_back(paint.green(figures));
   return lines;
@@ -144,14 +137,13 @@ Lines best_lines(const SearchStory& story, const Report* report, const Paint& pa
 Lines pareto_lines(const SearchResult& result, const Paint& paint) {
   if (result.pareto.empty()) return {};
   Lines lines = {"", paint.bold("time against memory: no plan is better in both than these")};
-  std::vector<std::vector<std::string>> table = {{"  step", "tokens/s/GPU", "peak", "shard",
-                                                  "reshard", "prefetch", "recompute",
-                                                  "micro-batch"}};
+  std::vector<std::vector<std::string>> table = {
+      {"  step", "tokens/s/GPU", "peak", "shard", "reshard", "prefetch", "recompute", "micro-batch"}};
   for (std::size_t i = 0; i < std::min(result.pareto.size(), kMostPareto); ++i) {
     const Candidate& c = result.pareto[i];
-    table.push_back({"  " + seconds_text(c.seconds), cardinal(c.tokens_per_s_per_gpu),
-                     format_bytes(c.peak_allocated), std::to_string(c.plan.mesh.shard),
-                     reshard_words(c.plan), words_of(c.plan.prefetch), recompute_words(c.plan),
+    table.push_back({"  " + seconds_text(c.seconds), cardinal(c.tokens_per_s_per_gpu), format_bytes(c.peak_allocated),
+                     std::to_string(c.plan.mesh.shard), reshard_words(c.plan), words_of(c.plan.prefetch),
+                     recompute_words(c.plan),
                      fmt::format("{} x {}", c.plan.batch.micro_batch, c.plan.batch.accumulation)});
   }
   append(lines, aligned(table));
@@ -167,8 +159,7 @@ std::string changes(const Plan& best, const Plan& other) {
   std::string text;
   std::string mapping;
   for (const PlanDifference& d : plan_differences(best, other)) {
-    const bool follows =
-        d.key == "mesh.replicate" || d.key == "batch.accumulation" || d.key == "allocator";
+    const bool follows = d.key == "mesh.replicate" || d.key == "batch.accumulation" || d.key == "allocator";
     if (follows && !text.empty()) continue;
     const std::string own = d.key.substr(0, d.key.find('.') + 1);
     const bool joins = !own.empty() && own == mapping;
@@ -202,12 +193,10 @@ Lines neighbour_lines(const SearchResult& result, double confidence, const Paint
     std::vector<std::string> cells = {"  " + changes(best.plan, n.plan)};
     for (std::string& cell : step_cells(best, n)) cells.push_back(std::move(cell));
     const auto bytes = [](const Candidate& c) { return as_double(c.peak_allocated.count()); };
-    cells.push_back(n.verdict == Verdict::kNotDivisible ? ""
-                                                        : signed_bytes(bytes(n) - bytes(best)));
+    cells.push_back(n.verdict == Verdict::kNotDivisible ? "" : signed_bytes(bytes(n) - bytes(best)));
     const bool is_asked = n.verdict == Verdict::kSimulated && n.peak_reserved > Bytes();
-    cells.push_back(is_asked && n.fit_probability < confidence
-                        ? fmt::format("fits with {}", chance_text(n.fit_probability))
-                        : "");
+    cells.push_back(
+        is_asked && n.fit_probability < confidence ? fmt::format("fits with {}", chance_text(n.fit_probability)) : "");
     table.push_back(std::move(cells));
   }
   append(lines, aligned(table));
@@ -216,8 +205,7 @@ Lines neighbour_lines(const SearchResult& result, double confidence, const Paint
 }
 
 Json candidate_json(const Candidate& c) {
-  static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible",
-                                              "pruned"};
+  static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible", "pruned"};
   return {{"plan", to_json(c.plan)},
           {"seconds", c.seconds},
           {"tokens_per_s_per_gpu", c.tokens_per_s_per_gpu},
@@ -226,20 +214,17 @@ Json candidate_json(const Candidate& c) {
 }
 
 Json prefetch_json(const Prefetch& prefetch) {
-  const Json forward =
-      prefetch.forward == Prefetch::kImplicit ? Json("implicit") : Json(prefetch.forward);
+  const Json forward = prefetch.forward == Prefetch::kImplicit ? Json("implicit") : Json(prefetch.forward);
   return {{"forward", forward}, {"backward", prefetch.backward}};
 }
 
 }
 
-std::string search_text(const SearchStory& story, const Forecast* best, const Report* best_report,
-                        Color color) {
+std::string search_text(const SearchStory& story, const Forecast* best, const Report* best_report, Color color) {
   const SearchResult& result = story.result;
   const Paint paint(color);
-  std::string counts =
-      fmt::format("{} plans: {} do not fit, {} simulated", format_count(result.enumerated),
-                  format_count(result.rejected_memory), format_count(result.simulated));
+  std::string counts = fmt::format("{} plans: {} do not fit, {} simulated", format_count(result.enumerated),
+                                   format_count(result.rejected_memory), format_count(result.simulated));
   if (result.pruned > 0) {
     counts += fmt::format(", {} slower by their bounds", format_count(result.pruned));
   }
@@ -269,8 +254,7 @@ std::string search_text(const SearchStory& story, const Forecast* best, const Re
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 
-Json search_json(const SearchStory& story, const std::vector<Report>& pareto_reports,
-                 const Report* best_report) {
+Json search_json(const SearchStory& story, const std::vector<Report>& pareto_reports, const Report* best_report) {
   const SearchResult& result = story.result;
   Json json;
   json["schema"] = "foreshard.search/1";
@@ -281,8 +265,7 @@ Json search_json(const SearchStory& story, const std::vector<Report>& pareto_rep
   json["confidence"] = story.confidence;
   const auto named = [](const std::optional<Candidate>& candidate, const Report* report) -> Json {
     if (!candidate) return nullptr;
-    return {{"plan", to_json(candidate->plan)},
-            {"report", report == nullptr ? Json(nullptr) : to_json(*report)}};
+    return {{"plan", to_json(candidate->plan)}, {"report", report == nullptr ? Json(nullptr) : to_json(*report)}};
   };
   json["best"] = named(result.best, best_report);
   json["riskier"] = named(result.riskier, story.riskier ? &*story.riskier : nullptr);
@@ -298,8 +281,7 @@ Json search_json(const SearchStory& story, const std::vector<Report>& pareto_rep
             {"prefetch", prefetch_json(cell.prefetch)},
             {"seconds", cell.seconds ? Json(*cell.seconds) : Json(nullptr)}};
   });
-  json["neighbours"] =
-      json_list(result.neighbours, [&](const Candidate& c) -> Json { return candidate_json(c); });
+  json["neighbours"] = json_list(result.neighbours, [&](const Candidate& c) -> Json { return candidate_json(c); });
   if (story.pipelines.size() > 1) json["pipelines"] = to_json(story.pipelines);
   json["smallest"] = result.smallest ? candidate_json(*result.smallest) : Json(nullptr);
   return json;

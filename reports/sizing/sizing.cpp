@@ -33,17 +33,14 @@ namespace {
 
 // Micro-batches of the step whose memory and composition are told; of a pipeline predict's.
 constexpr std::int64_t kShown = 4;
-std::int64_t shown_of(const Plan& plan) {
-  return plan.mesh.pp == 1 ? kShown : laid_out_of(plan).count;
-}
+std::int64_t shown_of(const Plan& plan) { return plan.mesh.pp == 1 ? kShown : laid_out_of(plan).count; }
 
 Plan with_accumulation(Plan plan, std::int64_t most) {
   plan.batch.accumulation = std::min(plan.batch.accumulation, most);
   return plan;
 }
 
-double period(Simulator& simulator, const EventGraph& graph, CostTable costs,
-              const std::vector<HostDelay>& delays) {
+double period(Simulator& simulator, const EventGraph& graph, CostTable costs, const std::vector<HostDelay>& delays) {
   costs.delays = delays;
   return simulator.period(graph, costs).seconds();
 }
@@ -53,8 +50,7 @@ class DrawnStep {
  public:
   // `shown`: of the step's first micro-batches (shown_of), or of all where the driver's calls in
   // every step depend on the whole of it.
-  DrawnStep(const ModelSpec& model, const Plan& plan, const CostModel& costs,
-            ReservedMemory* replays)
+  DrawnStep(const ModelSpec& model, const Plan& plan, const CostModel& costs, ReservedMemory* replays)
       : accumulation_(plan.batch.accumulation), costs_(costs), drawn_(drawn_of(plan)) {
     const std::int64_t shown = shown_of(plan);
     const auto of = [&](std::int64_t micro_batches) {
@@ -69,8 +65,8 @@ class DrawnStep {
     if (is_whole_) return;
     if (has_calls) {
       const LaidOut few = laid_out_of(plan);
-      seconds_ = of_whole_step(few, shown_.timeline.period.seconds(),
-                               of(few.fewer).timeline.period.seconds(), accumulation_);
+      seconds_ =
+          of_whole_step(few, shown_.timeline.period.seconds(), of(few.fewer).timeline.period.seconds(), accumulation_);
     }
     const LayerPrograms programs(model, plan);
     longer_ = build_training_step(model, with_accumulation(plan, drawn_.count), programs);
@@ -78,8 +74,7 @@ class DrawnStep {
     if (has_calls) return;
     EventGraph graph;
     const auto step = [&](std::int64_t micro_batches) -> const EventGraph& {
-      return graph = build_training_step(model, with_accumulation(plan, micro_batches), programs,
-                                         std::move(graph));
+      return graph = build_training_step(model, with_accumulation(plan, micro_batches), programs, std::move(graph));
     };
     seconds_ = period_of(simulator_, costs, plan, step).seconds();
   }
@@ -92,8 +87,7 @@ class DrawnStep {
       return period(simulator_, graph, costs_.price(graph, factors), delays);
     };
     if (is_whole_) return at(shown_.graph, shown_.costs.delays) * costs_.plan_draw(k, mfu_);
-    return of_whole_step(drawn_, at(longer_, {}), at(shorter_, {}), accumulation_) *
-           costs_.plan_draw(k, mfu_);
+    return of_whole_step(drawn_, at(longer_, {}), at(shorter_, {}), accumulation_) * costs_.plan_draw(k, mfu_);
   }
 
  private:
@@ -112,16 +106,12 @@ class DrawnStep {
 StackOutcome outcome_of(const StackCase& other, ReservedMemory* replays) {
   const std::int64_t accumulation = other.plan.batch.accumulation;
   const LaidOut few = drawn_of(other.plan);
-  const Forecast told =
-      forecast(other.model, with_accumulation(other.plan, few.count), other.costs, replays);
+  const Forecast told = forecast(other.model, with_accumulation(other.plan, few.count), other.costs, replays);
   StackOutcome outcome = outcome_of(told, other.costs.cluster(), &other);
   if (few.fewer == few.count) return outcome;
   Simulator simulator;
-  const auto at = [&](const EventGraph& graph) {
-    return period(simulator, graph, other.costs.price(graph), {});
-  };
-  const double fewer =
-      at(build_training_step(other.model, with_accumulation(other.plan, few.fewer)));
+  const auto at = [&](const EventGraph& graph) { return period(simulator, graph, other.costs.price(graph), {}); };
+  const double fewer = at(build_training_step(other.model, with_accumulation(other.plan, few.fewer)));
   outcome.seconds += of_whole_step(few, at(told.graph), fewer, accumulation) - at(told.graph);
   return outcome;
 }
@@ -136,8 +126,7 @@ double share_of(const EventGraph& graph, const Timeline& timeline, EventKind kin
 
 }
 
-SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs,
-                  const Sizing& sizing) {
+SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs, const Sizing& sizing) {
   const std::vector<StackCase>& cases = sizing.cases;
   DrawnStep step(model, plan, costs, sizing.replays);
   std::vector<StackOutcome> outcomes = {
@@ -158,27 +147,23 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
     sized.draws.push_back(step.draw(k) * (outcomes[of].seconds / outcomes[0].seconds));
     sized.fit_draws.push_back(fit_probability(outcomes[of].fit));
   }
-  sized.step = covering(
-      with_interval(outcomes[0].seconds, sized.draws, weigh_evidence(shown, costs).seconds),
-      outcomes);
+  sized.step =
+      covering(with_interval(outcomes[0].seconds, sized.draws, weigh_evidence(shown, costs).seconds), outcomes);
   sized.fit = outcomes[0].fit;
   sized.fit_probability = fit_probability(outcomes);
   if (outcomes.size() > 1) {
-    sized.open_stack =
-        open_stack(std::move(outcomes), sized.draws, sized.step.high - sized.step.low);
+    sized.open_stack = open_stack(std::move(outcomes), sized.draws, sized.step.high - sized.step.low);
   }
   shown.plan = plan;
   const StepRates rates = step_rates(shown, sized.cluster);
   sized.mfu = rate(rates.model_peak_seconds, sized.step);
   sized.tokens_per_s = rate(rates.tokens_per_gpu * as_double(sized.cluster.gpus), sized.step);
   sized.state = checkpoint_bytes(model, plan);
-  if (const std::string text = find_nonsense(sized, shown); !text.empty())
-    throw NonsenseError(text);
+  if (const std::string text = find_nonsense(sized, shown); !text.empty()) throw NonsenseError(text);
   return sized;
 }
 
-void judge_each(std::size_t count, const Judging& judging,
-                const std::function<void(std::size_t)>& judge) {
+void judge_each(std::size_t count, const Judging& judging, const std::function<void(std::size_t)>& judge) {
   std::atomic<std::int64_t> done = 0;
   std::atomic<bool> stopped = false;
   const auto work = [&](std::size_t i) {
@@ -189,16 +174,12 @@ void judge_each(std::size_t count, const Judging& judging,
       stopped = true;
     }
   };
-  oneapi::tbb::task_arena arena(judging.threads > 0 ? judging.threads
-                                                    : oneapi::tbb::task_arena::automatic);
-  arena.execute([&] {
-    oneapi::tbb::parallel_for(std::size_t{0}, count, work, oneapi::tbb::simple_partitioner());
-  });
+  oneapi::tbb::task_arena arena(judging.threads > 0 ? judging.threads : oneapi::tbb::task_arena::automatic);
+  arena.execute([&] { oneapi::tbb::parallel_for(std::size_t{0}, count, work, oneapi::tbb::simple_partitioner()); });
   if (stopped) throw Error(ExitCode::kInterrupted, std::string(judging.who) + " was stopped");
 }
 
-std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerms& terms,
-                                   int draws) {
+std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerms& terms, int draws) {
   SearchOptions options = {.threads = 1, .detail = SearchDetail::kBest};
   options.fit.terms = terms;
   options.fit.keeps_riskier = false;
@@ -242,8 +223,7 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
   if (!all.plan()) return std::nullopt;
   const SizedJob& of = *jobs[*all.best()];
   const Plan& best = all.plan()->plan;
-  SizedPlan sized =
-      size_up(of.model, best, of.costs, {draws, of.stacks.of(best), of.replays.get()});
+  SizedPlan sized = size_up(of.model, best, of.costs, {draws, of.stacks.of(best), of.replays.get()});
   sized.job = std::make_shared<SizedJob>(of);
   sized.enumerated = all.counts().enumerated;
   sized.simulated = all.counts().simulated;
@@ -275,10 +255,8 @@ bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms&
   Plan plan = space.base;
   plan.batch.micro_batch = space.micro_batches.empty() ? 1 : space.micro_batches.front();
   plan.batch.accumulation = plan.mesh.pp;
-  plan.reshard_after_forward =
-      space.reshards.empty() ? RangedPolicy<Reshard>{} : space.base.reshard_after_forward;
-  plan.recompute = space.recomputes.empty() ? RangedPolicy<Recompute>{Recompute::kFull, {}}
-                                            : space.recomputes.back();
+  plan.reshard_after_forward = space.reshards.empty() ? RangedPolicy<Reshard>{} : space.base.reshard_after_forward;
+  plan.recompute = space.recomputes.empty() ? RangedPolicy<Recompute>{Recompute::kFull, {}} : space.recomputes.back();
   plan.prefetch = space.prefetches.empty() ? Prefetch{} : space.prefetches.front();
   const std::int64_t inner = plan.mesh.sharing();
   const std::int64_t ranks = cluster.gpus / inner;
@@ -308,16 +286,16 @@ bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms&
 
 }
 
-std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants,
-                                                const MemoryTerms& terms, std::int64_t most) {
+std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants, const MemoryTerms& terms,
+                                                std::int64_t most) {
   Cluster cluster = variants.front().costs.cluster();
   const bool is_single = cluster.node.nics == 0;
   if (cluster.routes) most = std::min(most, cluster.gpus);  // of its own nodes, no more
   for (std::int64_t gpus = 1; gpus <= most; gpus = next_size(gpus, cluster)) {
     if (is_single && gpus > cluster.node.gpus) break;
     cluster.gpus = gpus;
-    const bool is_enough = std::ranges::any_of(
-        variants.list, [&](const SizedJob& job) { return least_holds(job, cluster, terms); });
+    const bool is_enough =
+        std::ranges::any_of(variants.list, [&](const SizedJob& job) { return least_holds(job, cluster, terms); });
     if (is_enough) return gpus;
   }
   return std::nullopt;

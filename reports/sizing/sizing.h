@@ -34,7 +34,7 @@ struct SizedPlan {
   Quantity tokens_per_s;     // of all GPUs
   double exposed_share = 0;  // of the step
   double forward_share = 0;  // of the step, in forward work
-  Bytes state;  // what a checkpoint holds: stored parameters and optimizer state, of all ranks
+  Bytes state;               // what a checkpoint holds: stored parameters and optimizer state, of all ranks
   Fit fit;
 
   double fit_probability_of(std::size_t draw) const {
@@ -72,13 +72,11 @@ struct Judging {
   std::function<bool(std::int64_t, std::int64_t)> progress;  // done and in all; may be empty
   const char* who = "";
 };
-void judge_each(std::size_t count, const Judging& judging,
-                const std::function<void(std::size_t)>& judge);
+void judge_each(std::size_t count, const Judging& judging, const std::function<void(std::size_t)>& judge);
 
 // The fastest plan of all variants that holds; nothing where none does. With `draws` re-simulations
 // behind the intervals.
-std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerms& terms,
-                                   int draws);
+std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerms& terms, int draws);
 
 // The same for a given plan, which passed check(). Its step is that of predict: search's is without
 // what the driver's allocations cost.
@@ -87,14 +85,13 @@ struct Sizing {
   std::vector<StackCase> cases = {};  // as of summarize()
   ReservedMemory* replays = nullptr;  // as of forecast()
 };
-SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs,
-                  const Sizing& sizing);
+SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs, const Sizing& sizing);
 
 // The fewest GPUs of the cluster's kind, doubling from one GPU to a node and from there in nodes,
 // on which a plan that asks for least memory holds: everything sharded, one sequence a
 // micro-batch, full recompute (keys that the spaces fix stay). Nothing: not even on `most`.
-std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants,
-                                                const MemoryTerms& terms, std::int64_t most);
+std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants, const MemoryTerms& terms,
+                                                std::int64_t most);
 
 // Of GPUs and tokens/s, in any order: the last size up to which every doubling brought kKneeGain
 // times the tokens/s or more. Nothing where all doublings did: there is no knee among the sizes.

@@ -15,8 +15,7 @@ namespace {
 
 // Middles of nine slices of equal probability of the standard normal: its quantiles at 1/18, 3/18
 // ...
-constexpr std::array<double, 9> kSlices = {-1.5932, -0.9674, -0.5895, -0.2822, 0,
-                                           0.2822,  0.5895,  0.9674,  1.5932};
+constexpr std::array<double, 9> kSlices = {-1.5932, -0.9674, -0.5895, -0.2822, 0, 0.2822, 0.5895, 0.9674, 1.5932};
 // Three equally likely points of mean 0 and variance 1.
 constexpr std::array<double, 3> kScatter = {-1.224745, 0, 1.224745};
 
@@ -49,8 +48,7 @@ Quantity scaled(const Quantity& q, double factor) {
 Interruptions interruptions_of(const SizedPlan& sized, const RunTerms& terms, double per_gpu_day) {
   Interruptions x;
   const auto gpus = as_double(sized.cluster.gpus);
-  x.mean_between = per_gpu_day > 0 ? kSecondsPerDay / (per_gpu_day * gpus)
-                                   : std::numeric_limits<double>::infinity();
+  x.mean_between = per_gpu_day > 0 ? kSecondsPerDay / (per_gpu_day * gpus) : std::numeric_limits<double>::infinity();
   x.save = as_double(sized.state.count()) / (terms.checkpoint_rate.value() * gpus);
   x.restart = terms.restart + x.save;  // what was written is read
   return x;
@@ -60,10 +58,8 @@ Interruptions interruptions_of(const SizedPlan& sized, const RunTerms& terms, do
 double evaluation_share(const SizedPlan& sized, const RunTerms& terms) {
   if (terms.evaluate_every <= 0) return 0;
   const Batch& batch = sized.plan.batch;
-  const auto sequences =
-      as_double(batch.micro_batch * batch.accumulation * sized.plan.mesh.data_parallel());
-  return sized.forward_share * as_double(terms.evaluate_sequences) / sequences /
-         as_double(terms.evaluate_every);
+  const auto sequences = as_double(batch.micro_batch * batch.accumulation * sized.plan.mesh.data_parallel());
+  return sized.forward_share * as_double(terms.evaluate_sequences) / sequences / as_double(terms.evaluate_every);
 }
 
 }
@@ -86,8 +82,7 @@ RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTe
   // Ranks of cp and tp share their sequences.
   const Mesh& mesh = sized.plan.mesh;
   const double data_ranks = gpus / as_double(mesh.sharing());
-  const auto tokens_per_step =
-      as_double(batch.micro_batch * batch.accumulation * batch.sequence) * data_ranks;
+  const auto tokens_per_step = as_double(batch.micro_batch * batch.accumulation * batch.sequence) * data_ranks;
   run.steps = std::ceil(terms.tokens / tokens_per_step);
   run.evaluation_share = evaluation_share(sized, terms);
   run.interruptions = interruptions_of(sized, terms, terms.failures.per_gpu_day);
@@ -108,8 +103,8 @@ RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTe
   std::vector<double> steps = sized.draws;
   if (steps.empty()) steps.push_back(sized.step.value);
   for (const double z : kSlices) {
-    const Interruptions x = interruptions_of(
-        sized, terms, terms.failures.per_gpu_day * std::exp(terms.failures.log_sd * z));
+    const Interruptions x =
+        interruptions_of(sized, terms, terms.failures.per_gpu_day * std::exp(terms.failures.log_sd * z));
     const double share = goodput(x, run.checkpoint_interval) / (1 + run.evaluation_share);
     shares.push_back(share);
     for (std::size_t k = 0; k < steps.size(); ++k) {
@@ -132,12 +127,10 @@ RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTe
   run.probability_in_time = terms.deadline ? in_time / draws : 1;
   run.probability_within_budget = terms.budget ? in_budget / draws : 1;
 
-  const WallTime central =
-      wall_time(work_of(sized.step.value), run.interruptions, run.checkpoint_interval);
+  const WallTime central = wall_time(work_of(sized.step.value), run.interruptions, run.checkpoint_interval);
   run.days = with_interval(central.mean / kSecondsPerDay, std::move(days), sized.step.evidence);
-  run.goodput = with_interval(
-      goodput(run.interruptions, run.checkpoint_interval) / (1 + run.evaluation_share),
-      std::move(shares), Evidence::kExtrapolated);
+  run.goodput = with_interval(goodput(run.interruptions, run.checkpoint_interval) / (1 + run.evaluation_share),
+                              std::move(shares), Evidence::kExtrapolated);
   run.gpu_hours = scaled(run.days, gpus * 24);
   const Quantity hourly{price.usd_per_hour, price.low, price.high, price.evidence};
   run.dollars = product(run.gpu_hours.value * hourly.value, run.gpu_hours, hourly);

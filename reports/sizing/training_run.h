@@ -33,7 +33,7 @@ struct RunTerms {
   // Of one GPU when all write or read a checkpoint: BLOOM wrote 2.3 TB from 384 GPUs in 40 s
   // (bigscience-workshop/bigscience, chronicles of the 176B run).
   BytesPerSecond checkpoint_rate = BytesPerSecond(150e6);
-  double restart = 600;  // s from a failure until the job runs again, reading apart: assumed
+  double restart = 600;                 // s from a failure until the job runs again, reading apart: assumed
   std::int64_t evaluate_every = 0;      // steps; 0: no evaluation
   std::int64_t evaluate_sequences = 0;  // of each
   // Power of the servers over that of their GPUs' limits. 8 x H100 training Llama-2-13B: 8.4 kW at

@@ -64,8 +64,7 @@ class Statement {
   }
   // Parameters are bound and columns read from left to right.
   void bind(const std::string& text) {
-    check(sqlite3_bind_text(statement_.get(), ++bound_, text.data(), static_cast<int>(text.size()),
-                            SQLITE_TRANSIENT));
+    check(sqlite3_bind_text(statement_.get(), ++bound_, text.data(), static_cast<int>(text.size()), SQLITE_TRANSIENT));
   }
   void bind(double value) { check(sqlite3_bind_double(statement_.get(), ++bound_, value)); }
   void bind(std::int64_t value) { check(sqlite3_bind_int64(statement_.get(), ++bound_, value)); }
@@ -101,25 +100,23 @@ void append_history(const std::filesystem::path& file, const HistoryRow& row) {
   std::error_code error;
   std::filesystem::create_directories(file.parent_path(), error);
   if (error) {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be made: {}",
-                                                     file.parent_path().string(), error.message()));
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}: cannot be made: {}", file.parent_path().string(), error.message()));
   }
   const Database database(file, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE);
   database.run(kCreate);
-  Statement insert(
-      database,
-      fmt::format(
-          "INSERT INTO validations ({}) VALUES "
-          "(coalesce(nullif(?, ''), "
-          "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-          kColumns));
+  Statement insert(database,
+                   fmt::format("INSERT INTO validations ({}) VALUES "
+                               "(coalesce(nullif(?, ''), "
+                               "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                               kColumns));
   for (const std::string* text :
        {&row.created, &row.host, &row.fingerprint, &row.plan_yaml, &row.model, &row.runtime}) {
     insert.bind(*text);
   }
   insert.bind(static_cast<std::int64_t>(row.ranks));
-  for (double value : {row.predicted_s, row.low_s, row.high_s, row.measured_s,
-                       row.exposed_communication_error, row.memory_error}) {
+  for (double value :
+       {row.predicted_s, row.low_s, row.high_s, row.measured_s, row.exposed_communication_error, row.memory_error}) {
     insert.bind(value);
   }
   insert.bind(static_cast<std::int64_t>(row.passed));
@@ -136,13 +133,12 @@ std::vector<HistoryRow> read_history(const std::filesystem::path& file) {
   std::vector<HistoryRow> rows;
   while (select.step()) {
     HistoryRow row = {.id = select.whole()};
-    for (std::string* text :
-         {&row.created, &row.host, &row.fingerprint, &row.plan_yaml, &row.model, &row.runtime}) {
+    for (std::string* text : {&row.created, &row.host, &row.fingerprint, &row.plan_yaml, &row.model, &row.runtime}) {
       *text = select.text();
     }
     row.ranks = static_cast<int>(select.whole());
-    for (double* value : {&row.predicted_s, &row.low_s, &row.high_s, &row.measured_s,
-                          &row.exposed_communication_error, &row.memory_error}) {
+    for (double* value : {&row.predicted_s, &row.low_s, &row.high_s, &row.measured_s, &row.exposed_communication_error,
+                          &row.memory_error}) {
       *value = select.real();
     }
     row.passed = select.whole() != 0;

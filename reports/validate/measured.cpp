@@ -133,8 +133,7 @@ void summarize_memory(const Cluster& cluster, const RunRecord& record, Report& r
   report.peak_allocated = largest(peaks);
   if (!record.device.empty()) return summarize_device_memory(record, cluster, report);
   // What the process holds; where several ranks share one, what they allocated.
-  report.peak_reserved =
-      *std::ranges::min_element(resident) > 0 ? largest(resident) : report.peak_allocated;
+  report.peak_reserved = *std::ranges::min_element(resident) > 0 ? largest(resident) : report.peak_allocated;
   const double outside = std::max(0.0, report.peak_reserved.value - report.peak_allocated.value);
   report.outside_allocator = {outside, outside, outside, Evidence::kMeasured};
   report.fit.capacity = cluster.gpu.memory;
@@ -149,8 +148,7 @@ void summarize_memory(const Cluster& cluster, const RunRecord& record, Report& r
 void check_record(const EventGraph& graph, const RunRecord& record) {
   const auto refuse = [](const std::string& what) { throw Error(ExitCode::kInvalidInput, what); };
   if (record.ranks.size() != at(record.paced ? 1 : record.world)) {
-    refuse(fmt::format("the run has records of {} of its {} ranks", record.ranks.size(),
-                       record.world));
+    refuse(fmt::format("the run has records of {} of its {} ranks", record.ranks.size(), record.world));
   }
   for (const RankRecord& rank : record.ranks) {
     if (rank.timelines.empty() || rank.step_durations.empty()) {
@@ -161,15 +159,13 @@ void check_record(const EventGraph& graph, const RunRecord& record) {
         refuse(fmt::format("step {} of rank {} took no time", step.step, rank.rank));
       }
       if (step.spans.size() == graph.rows.size()) continue;
-      refuse(fmt::format("step {} of rank {} has {} events, the plan's step has {}", step.step,
-                         rank.rank, step.spans.size(), graph.rows.size()));
+      refuse(fmt::format("step {} of rank {} has {} events, the plan's step has {}", step.step, rank.rank,
+                         step.spans.size(), graph.rows.size()));
     }
   }
 }
 
-bool clocks_shared(const RunRecord& record) {
-  return std::ranges::all_of(record.ranks, &RankRecord::clocks_shared);
-}
+bool clocks_shared(const RunRecord& record) { return std::ranges::all_of(record.ranks, &RankRecord::clocks_shared); }
 
 RunRecord derive_arrivals(const EventGraph& graph, RunRecord record) {
   // No peers to wait for: what the device told is all there is.
@@ -191,8 +187,7 @@ std::vector<const MeasuredStep*> steady_steps(const RunRecord& record, const Ran
   std::vector<const MeasuredStep*> steady, all;
   for (const MeasuredStep& step : rank.timelines) {
     all.push_back(&step);
-    if (step.step >= record.first_step + static_cast<std::int64_t>(record.warm_up))
-      steady.push_back(&step);
+    if (step.step >= record.first_step + static_cast<std::int64_t>(record.warm_up)) steady.push_back(&step);
   }
   return steady.empty() ? all : steady;
 }
@@ -215,8 +210,7 @@ Timeline timeline_of(const RankRecord& rank, const MeasuredStep& step) {
   return timeline;
 }
 
-Forecast measured_view(const ModelSpec& model, const Plan& plan, const EventGraph& graph,
-                       const RunRecord& record) {
+Forecast measured_view(const ModelSpec& model, const Plan& plan, const EventGraph& graph, const RunRecord& record) {
   Forecast view = {.model = model, .plan = plan, .graph = graph};
   check_record(graph, record);
   const RunRecord joined = derive_arrivals(graph, record);

@@ -31,8 +31,7 @@ Timeline timeline_of(const RankRecord& rank, const MeasuredStep& step);
 
 // The first rank's median step, arrivals derived, where the views expect a forecast: no costs, no
 // memory profile. Throws as check_record.
-Forecast measured_view(const ModelSpec& model, const Plan& plan, const EventGraph& graph,
-                       const RunRecord& record);
+Forecast measured_view(const ModelSpec& model, const Plan& plan, const EventGraph& graph, const RunRecord& record);
 
 // The report of a run, origin "measured": values are medians, intervals the quartiles of the
 // repeats. Step durations are the slowest rank's, communication is pooled over ranks and recorded

@@ -16,10 +16,7 @@ namespace {
 class SnapshotWriter {
  public:
   SnapshotWriter(const Forecast& forecast, const TracedStep& step)
-      : graph_(forecast.graph),
-        timeline_(forecast.timeline),
-        names_(forecast.graph, forecast.model),
-        step_(step) {
+      : graph_(forecast.graph), timeline_(forecast.timeline), names_(forecast.graph, forecast.model), step_(step) {
     for (const Span& span : timeline_.spans) first_issue_ = std::min(first_issue_, span.issue);
   }
 
@@ -69,9 +66,7 @@ class SnapshotWriter {
       out_.entry("address", block.address);
       out_.entry("size", block.size);
       out_.entry("requested_size", block.active ? block.requested : 0);
-      out_.entry("state", block.allocated ? "active_allocated"
-                          : block.active  ? "active_awaiting_free"
-                                          : "inactive");
+      out_.entry("state", block.allocated ? "active_allocated" : block.active ? "active_awaiting_free" : "inactive");
       const auto id = at(block.id);
       if (block.allocated && id < step_.buffer_of_block.size()) {
         write_frames(kNoEvent, step_.buffer_of_block[id]);
@@ -123,8 +118,7 @@ class SnapshotWriter {
     out_.begin_list();
     if (buffer >= 0) {
       const std::int32_t unit = graph_.buffer(buffer).unit;
-      write_frame(graph_.buffer_name(buffer), unit >= 0 ? graph_.units[at(unit)].name : "step",
-                  buffer);
+      write_frame(graph_.buffer_name(buffer), unit >= 0 ? graph_.units[at(unit)].name : "step", buffer);
     }
     write_frame(names_.of(row), "step", std::max(row, 0));
     out_.end_list();
@@ -140,13 +134,12 @@ class SnapshotWriter {
 
 }
 
-std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings,
-                            const DeviceMemory& memory, const LibraryBuffers& library) {
+std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings, const DeviceMemory& memory,
+                            const LibraryBuffers& library) {
   const RowTimes times = row_times(forecast.timeline);
   const ReplayInputs inputs(library, &times, buckets_of(forecast.plan));
   const ReservedProfile profile = replay_reserved(forecast.graph, settings, memory, inputs);
-  const TracedStep step =
-      trace_step(forecast.graph, settings, memory, profile.steady_step - 1, inputs);
+  const TracedStep step = trace_step(forecast.graph, settings, memory, profile.steady_step - 1, inputs);
   return SnapshotWriter(forecast, step).write();
 }
 
@@ -159,8 +152,7 @@ constexpr char kProto = '\x80', kStop = '.', kMark = '(', kNone = 'N';
 constexpr char kNewTrue = '\x88', kNewFalse = '\x89';
 constexpr char kTuple2 = '\x86';
 constexpr char kBinInt = 'J', kBinInt1 = 'K', kBinInt2 = 'M', kLong1 = '\x8a';
-constexpr char kBinUnicode = 'X', kLongBinPut = 'r', kLongBinGet = 'j', kBinGet = 'h',
-               kBinPut = 'q';
+constexpr char kBinUnicode = 'X', kLongBinPut = 'r', kLongBinGet = 'j', kBinGet = 'h', kBinPut = 'q';
 constexpr char kEmptyList = ']', kAppends = 'e', kEmptyDict = '}', kSetItems = 'u';
 
 }
@@ -185,8 +177,7 @@ void PickleWriter::integer(std::int64_t value) {
   } else if (value >= 0 && value < 1 << 16) {
     out_ += kBinInt2;
     bytes(bits, 2);
-  } else if (value >= std::numeric_limits<std::int32_t>::min() &&
-             value <= std::numeric_limits<std::int32_t>::max()) {
+  } else if (value >= std::numeric_limits<std::int32_t>::min() && value <= std::numeric_limits<std::int32_t>::max()) {
     out_ += kBinInt;
     bytes(bits, 4);
   } else {

@@ -16,8 +16,8 @@
 
 namespace foreshard {
 
-std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings,
-                            const DeviceMemory& memory, const LibraryBuffers& library = {});
+std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings, const DeviceMemory& memory,
+                            const LibraryBuffers& library = {});
 
 // Writes the subset of Python's pickle protocol 2 that data files need: None, booleans, integers,
 // text, pairs, lists and dictionaries (docs.python.org/3/library/pickletools.html lists the

@@ -32,10 +32,9 @@ class Reader {
   using Value = PickleValue*;
 
   [[noreturn]] void refuse(std::string_view what) const {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: byte {}: {}; expected a pickle of plain data, as "
-                            "torch.cuda.memory._dump_snapshot writes it",
-                            file_, at_, what));
+    throw Error(ExitCode::kInvalidInput, fmt::format("{}: byte {}: {}; expected a pickle of plain data, as "
+                                                     "torch.cuda.memory._dump_snapshot writes it",
+                                                     file_, at_, what));
   }
 
   std::string_view take(std::uint64_t count) {
@@ -205,8 +204,7 @@ class Reader {
 const PickleValue* PickleValue::find(std::string_view key) const {
   const auto* dict = std::get_if<Dict>(&is);
   if (dict == nullptr) return nullptr;
-  const auto found =
-      std::ranges::find_if(*dict, [&](const auto& entry) { return entry.first->text() == key; });
+  const auto found = std::ranges::find_if(*dict, [&](const auto& entry) { return entry.first->text() == key; });
   return found == dict->end() ? nullptr : found->second;
 }
 
@@ -226,8 +224,6 @@ std::int64_t PickleValue::integer() const {
   return integer == nullptr ? 0 : *integer;
 }
 
-PickleDocument read_pickle(std::string_view bytes, std::string_view file) {
-  return Reader(bytes, file).run();
-}
+PickleDocument read_pickle(std::string_view bytes, std::string_view file) { return Reader(bytes, file).run(); }
 
 }

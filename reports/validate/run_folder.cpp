@@ -28,9 +28,9 @@ std::string timeline_csv(const RankRecord& rank) {
   for (const MeasuredStep& step : rank.timelines) {
     for (std::size_t id = 0; id < step.spans.size(); ++id) {
       const Span& span = step.spans[id];
-      fmt::format_to(std::back_inserter(out), "\n{},{},{},{},{},{}", step.step, id,
-                     exact_seconds(span.issue), exact_seconds(span.start),
-                     rank.clocks_shared ? exact_seconds(span.arrive) : "", exact_seconds(span.end));
+      fmt::format_to(std::back_inserter(out), "\n{},{},{},{},{},{}", step.step, id, exact_seconds(span.issue),
+                     exact_seconds(span.start), rank.clocks_shared ? exact_seconds(span.arrive) : "",
+                     exact_seconds(span.end));
     }
   }
   add(out, "\n");
@@ -43,8 +43,7 @@ std::string steps_csv(const RunRecord& record) {
   std::size_t steps = record.losses.size();
   for (const RankRecord& rank : record.ranks) steps = std::max(steps, rank.step_durations.size());
   for (std::size_t i = 0; i < steps; ++i) {
-    fmt::format_to(std::back_inserter(out), "\n{},",
-                   record.first_step + static_cast<std::int64_t>(i));
+    fmt::format_to(std::back_inserter(out), "\n{},", record.first_step + static_cast<std::int64_t>(i));
     if (i < record.losses.size()) add(out, fmt::format("{}", record.losses[i]));
     for (const RankRecord& rank : record.ranks) {
       add(out, ",");
@@ -79,8 +78,7 @@ Json run_json(const RunRecord& record) {
   for (const auto& [step, loss] : record.evaluations) {
     evaluations.push_back({{"step", step}, {"loss", number(loss)}});
   }
-  writer.out["ranks"] =
-      json_list(record.ranks, [&](const RankRecord& rank) -> Json { return rank_json(rank); });
+  writer.out["ranks"] = json_list(record.ranks, [&](const RankRecord& rank) -> Json { return rank_json(rank); });
   return std::move(writer.out);
 }
 
@@ -89,8 +87,7 @@ void remove_others(const fs::path& folder, const std::set<std::string>& written)
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename().string();
-    const bool ours =
-        (name.starts_with("timeline-rank-") && name.ends_with(".csv")) || name == kModelFile;
+    const bool ours = (name.starts_with("timeline-rank-") && name.ends_with(".csv")) || name == kModelFile;
     if (ours && !written.contains(name)) fs::remove(entry.path(), ignored);
   }
 }
@@ -111,8 +108,7 @@ void write_run_folder(const fs::path& folder, const RunRecord& record) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: cannot be made: {}", folder.string(), error.message()));
+    throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be made: {}", folder.string(), error.message()));
   }
   Json files = Json::array();
   std::set<std::string> written;

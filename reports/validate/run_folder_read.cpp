@@ -93,12 +93,11 @@ class Files {
   std::string text(const std::string& name) const {
     const auto entry = entries_.find(name);
     if (entry == entries_.end()) {
-      throw Error(ExitCode::kInvalidInput, fmt::format("{}: files: {} is not among them",
-                                                       (folder_ / kRunFile).string(), name));
+      throw Error(ExitCode::kInvalidInput,
+                  fmt::format("{}: files: {} is not among them", (folder_ / kRunFile).string(), name));
     }
     std::string text = read_whole_file(folder_ / name, kMostBytes);
-    const auto bytes =
-        at(entry->second.at("bytes").as_int(0, std::numeric_limits<std::int64_t>::max()));
+    const auto bytes = at(entry->second.at("bytes").as_int(0, std::numeric_limits<std::int64_t>::max()));
     const auto refuse = [&](const std::string& what) {
       throw Error(ExitCode::kInvalidInput,
                   fmt::format("{}: the file is damaged: {}; it was altered, or the run was cut off "
@@ -157,8 +156,7 @@ void read_spans(CsvLines lines, RankHead& head) {
     MeasuredStep& step = head.record.timelines[s];
     for (std::int64_t id = 0; id < head.events[s]; ++id) {
       if (!lines.next()) {
-        lines.fail(fmt::format("the file ends in step {}", step.step),
-                   fmt::format("{} events", head.events[s]));
+        lines.fail(fmt::format("the file ends in step {}", step.step), fmt::format("{} events", head.events[s]));
       }
       lines.expect_fields(kEnd + 1);
       if (lines.whole(kStep) != step.step || lines.whole(kId) != id) {
@@ -205,8 +203,7 @@ RunRecord read_run_folder(const fs::path& folder) {
   std::error_code ignored;
   if (!fs::is_directory(folder, ignored)) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: is not a run folder; foreshard-exec run --out writes one",
-                            folder.string()));
+                fmt::format("{}: is not a run folder; foreshard-exec run --out writes one", folder.string()));
   }
   const ConfigNode root = read_json_file(folder / kRunFile);
   const std::string schema = root.at("schema").as_string();
@@ -218,8 +215,7 @@ RunRecord read_run_folder(const fs::path& folder) {
   run_fields(reader, record);
   const ConfigNode evaluations = root.at("evaluations");
   for (const ConfigNode& entry : evaluations.elements()) {
-    record.evaluations.emplace_back(entry.at("step").as_int(0, kMostSteps),
-                                    real_or_nan(entry.at("loss")));
+    record.evaluations.emplace_back(entry.at("step").as_int(0, kMostSteps), real_or_nan(entry.at("loss")));
   }
   record.plan_yaml = files.text(kPlanFile);
   if (files.has(kModelFile)) record.model_json = files.text(kModelFile);

@@ -85,8 +85,7 @@ struct RunRecord {
   std::string not_finite;       // where, once a loss, the norm or a parameter was not; "": all were
   std::int64_t first_step = 1;  // more than 1 after a resume
   std::vector<double> losses;   // mean over all ranks, per step
-  std::vector<std::pair<std::int64_t, double>>
-      evaluations;  // after step, mean loss on held-back data
+  std::vector<std::pair<std::int64_t, double>> evaluations;  // after step, mean loss on held-back data
   std::string parameter_hash;
   double tokens_per_step = 0;     // over all ranks
   std::vector<RankRecord> ranks;  // ascending by rank

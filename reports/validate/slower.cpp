@@ -75,8 +75,7 @@ class Cut {
 };
 
 std::string sentence(const SlowPart& part) {
-  std::string what =
-      fmt::format("{}{}{}", to_string(part.kind), part.where.empty() ? "" : " ", part.where);
+  std::string what = fmt::format("{}{}{}", to_string(part.kind), part.where.empty() ? "" : " ", part.where);
   switch (part.cause) {
     case SlowCause::kCompute:
       return what;
@@ -158,9 +157,7 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
   std::vector<const SlowPart*> shown;
   for (const SlowPart& part : step.parts) shown.push_back(&part);
   std::ranges::stable_sort(shown, [](const SlowPart* a, const SlowPart* b) {
-    const auto size = [](const SlowPart* part) {
-      return std::max(part->difference(), Time() - part->difference());
-    };
+    const auto size = [](const SlowPart* part) { return std::max(part->difference(), Time() - part->difference()); };
     return size(a) > size(b);
   });
   Time rest;
@@ -168,19 +165,17 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < std::min(kMost, shown.size()); ++i) {
     const SlowPart& part = *shown[i];
-    rows.push_back({"  " + sentence(part), signed_seconds(part.difference().seconds()),
-                    format_time(part.measured), "forecast " + format_time(part.predicted)});
+    rows.push_back({"  " + sentence(part), signed_seconds(part.difference().seconds()), format_time(part.measured),
+                    "forecast " + format_time(part.predicted)});
   }
   if (shown.size() > kMost) {
-    rows.push_back(
-        {fmt::format("  {} more", shown.size() - kMost), signed_seconds(rest.seconds()), "", ""});
+    rows.push_back({fmt::format("  {} more", shown.size() - kMost), signed_seconds(rest.seconds()), "", ""});
   }
   for (std::string& line : aligned(rows)) lines.push_back(std::move(line));
   if (!order.empty() && order.front().second > Time()) {
     lines.emplace_back();
     for (std::string& line :
-         wrapped(fmt::format("{}: {}", to_string(order.front().first), advice(order.front().first)),
-                 kTextWidth, 2)) {
+         wrapped(fmt::format("{}: {}", to_string(order.front().first), advice(order.front().first)), kTextWidth, 2)) {
       lines.push_back(std::move(line));
     }
   }

@@ -18,8 +18,7 @@ namespace foreshard {
 
 enum class SlowCause : std::uint8_t { kCompute, kExposed, kPeers, kHost, kStream };
 constexpr const char* to_string(SlowCause cause) {
-  return word_at(cause, {"compute", "exposed_communication", "waiting_for_peers", "late_host",
-                         "stream_dependency"});
+  return word_at(cause, {"compute", "exposed_communication", "waiting_for_peers", "late_host", "stream_dependency"});
 }
 
 struct SlowPart {

@@ -39,8 +39,7 @@ std::vector<EventParts> measured_parts(const Forecast& forecast, const RunRecord
   return median_parts(samples);
 }
 
-std::vector<KindComparison> compare_kinds(const EventGraph& graph,
-                                          const std::vector<EventParts>& predicted,
+std::vector<KindComparison> compare_kinds(const EventGraph& graph, const std::vector<EventParts>& predicted,
                                           const std::vector<EventParts>& measured) {
   std::array<KindComparison, kEventKinds> kinds{};
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
@@ -59,8 +58,7 @@ std::vector<KindComparison> compare_kinds(const EventGraph& graph,
   return present;
 }
 
-std::vector<EventComparison> worst_events(const Forecast& forecast,
-                                          const std::vector<EventParts>& predicted,
+std::vector<EventComparison> worst_events(const Forecast& forecast, const std::vector<EventParts>& predicted,
                                           const std::vector<EventParts>& measured) {
   const auto difference = [&](EventId event) {
     const auto i = at(event);
@@ -70,8 +68,7 @@ std::vector<EventComparison> worst_events(const Forecast& forecast,
   for (std::size_t i = 0; i < predicted.size(); ++i) {
     if (difference(static_cast<EventId>(i)) > 0) order.push_back(static_cast<EventId>(i));
   }
-  std::ranges::stable_sort(order,
-                           [&](EventId a, EventId b) { return difference(a) > difference(b); });
+  std::ranges::stable_sort(order, [&](EventId a, EventId b) { return difference(a) > difference(b); });
   if (order.size() > kWorst) order.resize(kWorst);
   const EventNames names(forecast.graph, forecast.model);
   std::vector<EventComparison> worst;
@@ -90,12 +87,10 @@ std::vector<EventComparison> worst_events(const Forecast& forecast,
   return worst;
 }
 
-std::vector<MemoryComparison> compare_traced_memory(const Forecast& forecast,
-                                                    const RunRecord& record) {
+std::vector<MemoryComparison> compare_traced_memory(const Forecast& forecast, const RunRecord& record) {
   Bytes peak;
   for (const RankRecord& rank : record.ranks) peak = std::max(peak, rank.peak_allocated);
-  MemoryComparison memory{
-      "peak", {as_double(forecast.memory.peak.count()), as_double(peak.count())}, true, ""};
+  MemoryComparison memory{"peak", {as_double(forecast.memory.peak.count()), as_double(peak.count())}, true, ""};
   if (peak <= Bytes()) {
     memory.judged = false;
     memory.note = "not in the trace: profile_memory=True of torch.profiler records it on GPUs";
@@ -141,11 +136,10 @@ std::vector<std::string> notes_on(const Validation& v, const RunRecord& record) 
   if (!record.complete) notes.emplace_back("the run was interrupted; what it recorded counts");
   append(notes, record.notes);
   if (record.source == RunSource::kTrace && v.steps < 3) {
-    notes.push_back(fmt::format("only {} traced step{}; three or more tell how far they repeat",
-                                v.steps, v.steps == 1 ? "" : "s"));
+    notes.push_back(
+        fmt::format("only {} traced step{}; three or more tell how far they repeat", v.steps, v.steps == 1 ? "" : "s"));
   }
-  const double traced =
-      median_step(record, record.ranks.front()).duration.seconds() / v.step.measured - 1;
+  const double traced = median_step(record, record.ranks.front()).duration.seconds() / v.step.measured - 1;
   if (record.source == RunSource::kTrace && traced > kProfilersShare) {
     notes.push_back(
         fmt::format("the profiler makes a step {} longer, and single events that wait for the "
@@ -153,8 +147,7 @@ std::vector<std::string> notes_on(const Validation& v, const RunRecord& record) 
                     percent_text(traced)));
   }
   if (record.source == RunSource::kEngine && v.steps <= 3) {
-    notes.push_back(fmt::format("only {} step{}: warm-up counts; run at least 10", v.steps,
-                                v.steps == 1 ? "" : "s"));
+    notes.push_back(fmt::format("only {} step{}: warm-up counts; run at least 10", v.steps, v.steps == 1 ? "" : "s"));
   }
   if (record.source == RunSource::kEngine && !clocks_shared(record)) {
     notes.emplace_back(
@@ -162,8 +155,8 @@ std::vector<std::string> notes_on(const Validation& v, const RunRecord& record) 
         "forecast and measurement");
   }
   if (v.spread > v.tolerances.step) {
-    notes.push_back(fmt::format("the repeats spread by {} (quartiles): more than the tolerance",
-                                percent_text(v.spread)));
+    notes.push_back(
+        fmt::format("the repeats spread by {} (quartiles): more than the tolerance", percent_text(v.spread)));
   }
   return notes;
 }
@@ -180,13 +173,12 @@ Validation validate(const Forecast& forecast, const Report& predicted, const Run
   const std::string fingerprint = forecast.graph.fingerprint();
   if (record.fingerprint != fingerprint) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("the run is of another step: its fingerprint is {}, the forecast's {}",
-                            record.fingerprint, fingerprint));
+                fmt::format("the run is of another step: its fingerprint is {}, the forecast's {}", record.fingerprint,
+                            fingerprint));
   }
   check_record(forecast.graph, record);
   const RunRecord joined = derive_arrivals(forecast.graph, record);
-  const Timeline timeline =
-      clocks_shared(joined) ? forecast.timeline : without_arrivals(forecast.timeline);
+  const Timeline timeline = clocks_shared(joined) ? forecast.timeline : without_arrivals(forecast.timeline);
   const StepMetrics metrics = measure_step(forecast.graph, timeline);
 
   Validation v = {.predicted = predicted, .tolerances = tolerances};
@@ -199,8 +191,7 @@ Validation validate(const Forecast& forecast, const Report& predicted, const Run
   v.spread = (v.measured.seconds.high - v.measured.seconds.low) / v.step.measured;
   v.steps = static_cast<int>(steady_durations(joined).size());
 
-  const std::vector<EventParts> expected =
-      event_parts(forecast.graph, timeline, forecast.plan.host);
+  const std::vector<EventParts> expected = event_parts(forecast.graph, timeline, forecast.plan.host);
   const std::vector<EventParts> happened = measured_parts(forecast, joined);
   v.by_kind = compare_kinds(forecast.graph, expected, happened);
   v.worst = worst_events(forecast, expected, happened);
@@ -259,15 +250,14 @@ std::string mismatch_sentence(const Forecast& forecast, const Plan& ran, const R
   } else if (!model.empty()) {
     why = "they differ in " + model;
   } else if (!other.empty() && other != version) {
-    why =
-        fmt::format("the plans are equal; the run is of foreshard {}, this is {}", other, version);
+    why = fmt::format("the plans are equal; the run is of foreshard {}, this is {}", other, version);
   } else {
     why =
         "the plans are equal: the model's file has changed since, or the programs are of different "
         "builds";
   }
-  return fmt::format("the run is of another step: its fingerprint is {}, the plan's {}; {}",
-                     record.fingerprint, forecast.graph.fingerprint(), why);
+  return fmt::format("the run is of another step: its fingerprint is {}, the plan's {}; {}", record.fingerprint,
+                     forecast.graph.fingerprint(), why);
 }
 
 }

@@ -18,9 +18,8 @@ namespace {
 
 // Of one interval, in seconds.
 double covered(const Interval& interval, const std::vector<Interval>& disjoint) {
-  auto it = std::partition_point(disjoint.begin(), disjoint.end(), [&](const Interval& other) {
-    return other.end <= interval.begin;
-  });
+  auto it = std::partition_point(disjoint.begin(), disjoint.end(),
+                                 [&](const Interval& other) { return other.end <= interval.begin; });
   Time sum;
   for (; it != disjoint.end() && it->begin < interval.end; ++it) {
     sum += std::min(it->end, interval.end) - std::max(it->begin, interval.begin);
@@ -56,9 +55,8 @@ class Readiness {
   // When its communicator is free.
   Time free(std::size_t i) const {
     const EventId before = on_communicator_[graph_.rows[i].communicator];
-    return graph_.rows[i].communicator == kNoCommunicator || before == kNoEvent
-               ? timeline_.spans[i].start
-               : span(before).end;
+    return graph_.rows[i].communicator == kNoCommunicator || before == kNoEvent ? timeline_.spans[i].start
+                                                                                : span(before).end;
   }
   void pass(std::size_t i) {
     const auto id = static_cast<EventId>(i);
@@ -84,8 +82,7 @@ std::string against(const char* what, double measured, double predicted) {
 
 }
 
-std::vector<EventParts> event_parts(const EventGraph& graph, const Timeline& timeline,
-                                    HostKind host) {
+std::vector<EventParts> event_parts(const EventGraph& graph, const Timeline& timeline, HostKind host) {
   std::vector<Interval> compute, communication;
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     const Span& span = timeline.spans[i];
@@ -122,8 +119,8 @@ std::vector<EventParts> median_parts(const std::vector<std::vector<EventParts>>&
   std::vector<EventParts> medians(samples.front().size());
   std::vector<double> values(samples.size());
   for (std::size_t i = 0; i < medians.size(); ++i) {
-    for (double EventParts::*part : {&EventParts::host, &EventParts::queue, &EventParts::peers,
-                                     &EventParts::duration, &EventParts::beside}) {
+    for (double EventParts::*part :
+         {&EventParts::host, &EventParts::queue, &EventParts::peers, &EventParts::duration, &EventParts::beside}) {
       for (std::size_t s = 0; s < samples.size(); ++s) values[s] = samples[s][i].*part;
       medians[i].*part = quartiles(values).median;
     }
@@ -131,8 +128,7 @@ std::vector<EventParts> median_parts(const std::vector<std::vector<EventParts>>&
   return medians;
 }
 
-std::string cause_of_difference(const EventParts& predicted, const EventParts& measured,
-                                EventKind kind) {
+std::string cause_of_difference(const EventParts& predicted, const EventParts& measured, EventKind kind) {
   struct Part {
     double EventParts::*value;
     const char* words;
@@ -144,9 +140,7 @@ std::string cause_of_difference(const EventParts& predicted, const EventParts& m
       {&EventParts::host, "host late by"},
   }};
   const double sign = measured.total() < predicted.total() ? -1 : 1;
-  const auto difference = [&](double EventParts::*part) {
-    return sign * (measured.*part - predicted.*part);
-  };
+  const auto difference = [&](double EventParts::*part) { return sign * (measured.*part - predicted.*part); };
   const Part* most = kParts.data();
   for (const Part& part : kParts) {
     if (difference(part.value) > difference(most->value)) most = &part;
@@ -154,8 +148,7 @@ std::string cause_of_difference(const EventParts& predicted, const EventParts& m
   const bool is_duration = most == kParts.data();
   // Contention explains a duration where the time side by side differs by as much as half of it.
   if (is_duration && difference(&EventParts::beside) >= 0.5 * difference(&EventParts::duration)) {
-    const char* words = is_collective(kind) ? "contention: beside compute for"
-                                            : "contention: beside communication for";
+    const char* words = is_collective(kind) ? "contention: beside compute for" : "contention: beside communication for";
     return against(words, measured.beside, predicted.beside);
   }
   return against(most->words, measured.*(most->value), predicted.*(most->value));

@@ -20,17 +20,14 @@ void append_indented(Lines& lines, const Lines& more) {
 
 constexpr const char* kNotMeasured = "not measured";
 
-std::string verdict(double error, double allowed) {
-  return std::abs(error) <= allowed ? "ok" : "OUTSIDE";
-}
+std::string verdict(double error, double allowed) { return std::abs(error) <= allowed ? "ok" : "OUTSIDE"; }
 
 // What decides comes first: "not passed: step time -20.0 % (10 % allowed); memory not measured".
 std::string verdict_of(const Validation& v) {
   std::vector<std::string> outside, within;
   const auto judge = [&](const char* what, double error, double allowed) {
     (std::abs(error) <= allowed ? within : outside)
-        .push_back(
-            fmt::format("{} {} ({} allowed)", what, signed_percent(error), percent_text(allowed)));
+        .push_back(fmt::format("{} {} ({} allowed)", what, signed_percent(error), percent_text(allowed)));
   };
   judge("step time", v.step_error, v.tolerances.step);
   judge("exposed communication", v.exposed_communication_error, v.tolerances.exposed);
@@ -38,52 +35,44 @@ std::string verdict_of(const Validation& v) {
     if (!m.judged) continue;
     judge(m.what == "peak" ? "peak memory" : m.what.c_str(), m.bytes.error(), v.tolerances.memory);
   }
-  return fmt::format("{}: {}{}", v.passed ? "passed" : "not passed",
-                     fmt::join(v.passed ? within : outside, ", "),
+  return fmt::format("{}: {}{}", v.passed ? "passed" : "not passed", fmt::join(v.passed ? within : outside, ", "),
                      v.memory_known ? "" : "; memory not measured");
 }
 
 Lines heading(const Validation& v, const RunRecord& record, const Paint& paint) {
   const Plan& plan = v.measured.plan;
   const bool traced = record.source == RunSource::kTrace;
-  const std::string threads = record.threads > 0 ? fmt::format(", {} thread{} each", record.threads,
-                                                               record.threads == 1 ? "" : "s")
-                                                 : "";
+  const std::string threads =
+      record.threads > 0 ? fmt::format(", {} thread{} each", record.threads, record.threads == 1 ? "" : "s") : "";
   return {
-      paint.bold(fmt::format("forecast against run · {} · {}@{} · {}", plan.model,
-                             to_string(plan.runtime.kind), plan.runtime.version,
-                             words_of(plan.mesh))),
+      paint.bold(fmt::format("forecast against run · {} · {}@{} · {}", plan.model, to_string(plan.runtime.kind),
+                             plan.runtime.version, words_of(plan.mesh))),
       fmt::format("{}{} rank{} on {} ({}){}, {} step{}{}{}",
                   traced         ? "trace of "
                   : record.paced ? "rank 0, paced, of "
                                  : "",
                   record.world, record.world == 1 ? "" : "s", record.host,
-                  record.device.empty() ? record.cpu : record.device,
-                  record.device.empty() ? threads : "", v.steps, v.steps == 1 ? "" : "s",
-                  record.created.empty() ? "" : ", ", record.created),
+                  record.device.empty() ? record.cpu : record.device, record.device.empty() ? threads : "", v.steps,
+                  v.steps == 1 ? "" : "s", record.created.empty() ? "" : ", ", record.created),
   };
 }
 
 Lines figures(const Validation& v) {
   Cells cells = {{"", "forecast", "measured", "error", "allowed", ""}};
-  const auto add = [&](const std::string& name, const std::string& predicted,
-                       const std::string& measured, double error, double allowed) {
-    cells.push_back({name, predicted, measured, signed_percent(error), percent_text(allowed),
-                     verdict(error, allowed)});
+  const auto add = [&](const std::string& name, const std::string& predicted, const std::string& measured, double error,
+                       double allowed) {
+    cells.push_back({name, predicted, measured, signed_percent(error), percent_text(allowed), verdict(error, allowed)});
   };
-  add("step time", seconds_text(v.step.predicted), seconds_text(v.step.measured), v.step_error,
-      v.tolerances.step);
-  add("exposed communication, of the step", seconds_text(v.exposed.predicted),
-      seconds_text(v.exposed.measured), v.exposed_communication_error, v.tolerances.exposed);
+  add("step time", seconds_text(v.step.predicted), seconds_text(v.step.measured), v.step_error, v.tolerances.step);
+  add("exposed communication, of the step", seconds_text(v.exposed.predicted), seconds_text(v.exposed.measured),
+      v.exposed_communication_error, v.tolerances.exposed);
   for (const MemoryComparison& m : v.memory) {
     const std::string name = m.what == "peak" ? "peak memory" : "  " + m.what;
     if (m.judged) {
-      add(name, bytes_text(m.bytes.predicted), bytes_text(m.bytes.measured), m.bytes.error(),
-          v.tolerances.memory);
+      add(name, bytes_text(m.bytes.predicted), bytes_text(m.bytes.measured), m.bytes.error(), v.tolerances.memory);
     } else {
       cells.push_back({name, bytes_text(m.bytes.predicted),
-                       m.bytes.measured > 0 ? bytes_text(m.bytes.measured) : kNotMeasured, "", "",
-                       ""});
+                       m.bytes.measured > 0 ? bytes_text(m.bytes.measured) : kNotMeasured, "", "", ""});
     }
   }
   cells.push_back({"waiting for peers and communicators", seconds_text(v.waiting.predicted),
@@ -95,12 +84,10 @@ Lines kinds(const Validation& v) {
   Cells cells = {{"by kind", "events", "forecast", "measured", "error", "waiting"}};
   for (const KindComparison& k : v.by_kind) {
     const bool waits = k.waiting.predicted > 0 || k.waiting.measured > 0;
-    cells.push_back({to_string(k.kind), std::to_string(k.count), seconds_text(k.seconds.predicted),
-                     seconds_text(k.seconds.measured),
-                     k.seconds.measured > 0 ? signed_percent(k.seconds.error()) : "-",
-                     waits ? fmt::format("{} -> {}", seconds_text(k.waiting.predicted),
-                                         seconds_text(k.waiting.measured))
-                           : ""});
+    cells.push_back(
+        {to_string(k.kind), std::to_string(k.count), seconds_text(k.seconds.predicted),
+         seconds_text(k.seconds.measured), k.seconds.measured > 0 ? signed_percent(k.seconds.error()) : "-",
+         waits ? fmt::format("{} -> {}", seconds_text(k.waiting.predicted), seconds_text(k.waiting.measured)) : ""});
   }
   return aligned(cells);
 }
@@ -117,9 +104,7 @@ Lines worst(const Validation& v) {
   return aligned(cells);
 }
 
-Json comparison(const Comparison& c) {
-  return {{"predicted_s", c.predicted}, {"measured_s", c.measured}};
-}
+Json comparison(const Comparison& c) { return {{"predicted_s", c.predicted}, {"measured_s", c.measured}}; }
 
 Json with_error(Json json, const Comparison& c) {
   json["error"] = c.measured > 0 ? Json(c.error()) : Json(nullptr);
@@ -178,8 +163,7 @@ Json to_json(const Validation& v) {
     Json entry = {
         {"what", m.what},
         {"predicted_bytes", static_cast<std::int64_t>(m.bytes.predicted)},
-        {"measured_bytes",
-         m.bytes.measured > 0 ? Json(static_cast<std::int64_t>(m.bytes.measured)) : Json(nullptr)}};
+        {"measured_bytes", m.bytes.measured > 0 ? Json(static_cast<std::int64_t>(m.bytes.measured)) : Json(nullptr)}};
     entry = with_error(std::move(entry), m.bytes);
     entry["judged"] = m.judged;
     if (!m.note.empty()) entry["note"] = m.note;

@@ -16,8 +16,8 @@ bool is_backward(EventKind kind) {
 }
 
 bool is_optimizer(EventKind kind) {
-  return kind == EventKind::kGradNorm || kind == EventKind::kGradScale ||
-         kind == EventKind::kOptimizer || kind == EventKind::kHostOptimizer;
+  return kind == EventKind::kGradNorm || kind == EventKind::kGradScale || kind == EventKind::kOptimizer ||
+         kind == EventKind::kHostOptimizer;
 }
 
 // One gap being cut into pieces.
@@ -94,16 +94,14 @@ class Cutter {
       if (event == kNoEvent) continue;
       const bool exchanges = graph_.rows[at(event)].kind == EventKind::kSendRecv;
       if (exchanges) chain_.push_back({span(event).start, span(event).arrive, event, true});
-      chain_.push_back(
-          {exchanges ? span(event).arrive : span(event).start, span(event).end, event});
+      chain_.push_back({exchanges ? span(event).arrive : span(event).start, span(event).end, event});
     }
   }
 
   Gap reason_of(Time moment, EventId held_up) const {
     Gap piece = {.begin = moment, .held_up = held_up};
-    const auto link = std::ranges::find_if(chain_, [&](const Link& candidate) {
-      return candidate.begin <= moment && moment < candidate.end;
-    });
+    const auto link = std::ranges::find_if(
+        chain_, [&](const Link& candidate) { return candidate.begin <= moment && moment < candidate.end; });
     const bool host = link != chain_.end() && link->event == kNoEvent;
     for (EventId c : running_) {
       if (span(c).arrive > moment || span(c).end <= moment) continue;
@@ -145,8 +143,7 @@ std::vector<Phase> phases_of(const EventGraph& graph) {
 
 bool computes(const Row& row) { return row.stream == Stream::kCompute && !is_collective(row.kind); }
 
-Causes::Causes(const EventGraph& graph, const Timeline& timeline)
-    : graph_(graph), timeline_(timeline) {
+Causes::Causes(const EventGraph& graph, const Timeline& timeline) : graph_(graph), timeline_(timeline) {
   const std::size_t count = graph.rows.size();
   stream_predecessor_.resize(count, kNoEvent);
   communicator_predecessor_.resize(count, kNoEvent);
@@ -170,8 +167,7 @@ Causes::Binding Causes::of(EventId event) const {
   const std::size_t i = at(event);
   const Span& span = timeline_.spans[i];
   const EventId queued = communicator_predecessor_[i];
-  if (queued != kNoEvent && span.arrive > span.start &&
-      timeline_.spans[at(queued)].end > span.start) {
+  if (queued != kNoEvent && span.arrive > span.start && timeline_.spans[at(queued)].end > span.start) {
     return {Cause::kCommunicator, queued};
   }
   Binding binding;

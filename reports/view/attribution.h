@@ -13,9 +13,7 @@ namespace foreshard {
 // The part of the step in which the host issued a row.
 enum class Phase : std::uint8_t { kForward, kBackward, kOptimizer };
 inline constexpr std::size_t kPhases = 3;
-constexpr const char* to_string(Phase phase) {
-  return word_at(phase, {"forward", "backward", "optimizer"});
-}
+constexpr const char* to_string(Phase phase) { return word_at(phase, {"forward", "backward", "optimizer"}); }
 std::vector<Phase> phases_of(const EventGraph& graph);  // per row
 
 // A row that computes: on the compute stream and not a collective.
@@ -45,12 +43,10 @@ class Causes {
 struct Gap {
   Time begin;
   Time end;
-  EventId collective =
-      kNoEvent;  // between arrive and end all the time: the gap is exposed communication
-  Cause otherwise =
-      Cause::kStream;  // where no collective runs: kHost, or kStream for a row of another stream
-  EventId held_up = kNoEvent;  // the compute row behind the gap
-  bool of_peers = false;       // ... waits for what another rank of the pipeline has not begun
+  EventId collective = kNoEvent;     // between arrive and end all the time: the gap is exposed communication
+  Cause otherwise = Cause::kStream;  // where no collective runs: kHost, or kStream for a row of another stream
+  EventId held_up = kNoEvent;        // the compute row behind the gap
+  bool of_peers = false;             // ... waits for what another rank of the pipeline has not begun
 };
 // Where several collectives run at once, the one in the cause chain of the row behind the gap
 // counts, else the first issued.

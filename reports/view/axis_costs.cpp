@@ -40,9 +40,8 @@ std::vector<AxisCost> axis_costs(const Forecast& forecast, const Cluster& cluste
       return known.name == communicator.name && known.group == communicator.group;
     });
     if (cost == costs.end()) {
-      cost =
-          costs.insert(cost, {communicator.name, communicator.group,
-                              nodes_of(cluster, communicator.group), 0, Bytes(), Time(), Time()});
+      cost = costs.insert(cost, {communicator.name, communicator.group, nodes_of(cluster, communicator.group), 0,
+                                 Bytes(), Time(), Time()});
     }
     const Span& span = forecast.timeline.spans[i];
     ++cost->rows;

@@ -87,8 +87,8 @@ Lines metric_lines(const Report& a, const Report& b, const Paint& paint) {
   for (const Metric& metric : kMetrics) {
     const double x = (a.*metric.quantity).value, y = (b.*metric.quantity).value;
     if (x == 0 && y == 0) continue;
-    table.push_back({metric.name, metric_text(metric, x), metric_text(metric, y),
-                     x != 0 ? signed_percent(relative(x, y)) : "new"});
+    table.push_back(
+        {metric.name, metric_text(metric, x), metric_text(metric, y), x != 0 ? signed_percent(relative(x, y)) : "new"});
   }
   table.push_back({"fits", a.fit.fits() ? "yes" : "no", b.fit.fits() ? "yes" : "no", ""});
   Lines lines = aligned(table);
@@ -97,8 +97,7 @@ Lines metric_lines(const Report& a, const Report& b, const Paint& paint) {
 }
 
 template <typename Format, typename SignedFormat>
-Lines pair_lines(const std::string& title, const std::vector<Pair>& pairs, Format&& format,
-                 SignedFormat&& with_sign) {
+Lines pair_lines(const std::string& title, const std::vector<Pair>& pairs, Format&& format, SignedFormat&& with_sign) {
   std::vector<std::vector<std::string>> table = {{title, "A", "B", "B - A"}};
   Pair sum;
   for (const Pair& p : pairs) {
@@ -112,17 +111,13 @@ Lines pair_lines(const std::string& title, const std::vector<Pair>& pairs, Forma
 
 Json pairs_json(const std::vector<Pair>& pairs, const std::string& unit) {
   return json_list(pairs, [&](const Pair& p) -> Json {
-    return {{"what", p.name},
-            {"a_" + unit, p.a},
-            {"b_" + unit, p.b},
-            {"difference_" + unit, p.difference()}};
+    return {{"what", p.name}, {"a_" + unit, p.a}, {"b_" + unit, p.b}, {"difference_" + unit, p.difference()}};
   });
 }
 
 }
 
-std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b, const Report& rb,
-                         Color color) {
+std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b, const Report& rb, Color color) {
   const Paint paint(color);
   Lines lines;
   const auto add_table = [&](Lines table) {
@@ -153,18 +148,16 @@ std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b,
 Json compare_json(const Forecast& a, const Report& ra, const Forecast& b, const Report& rb) {
   Json json;
   json["schema"] = "foreshard.compare/1";
-  json["plan"] =
-      json_list(plan_differences(ra.plan, rb.plan), [&](const PlanDifference& d) -> Json {
-        return {{"key", d.key}, {"a", d.a}, {"b", d.b}};
-      });
+  json["plan"] = json_list(plan_differences(ra.plan, rb.plan), [&](const PlanDifference& d) -> Json {
+    return {{"key", d.key}, {"a", d.a}, {"b", d.b}};
+  });
   Json& step = json["step"] = Json::object();
   for (const Metric& metric : kMetrics) {
     const double x = (ra.*metric.quantity).value, y = (rb.*metric.quantity).value;
     step[metric.key] = {{"a", x}, {"b", y}, {"difference", y - x}, {"ratio", relative(x, y) + 1}};
   }
   json["waterfall"] = pairs_json(bars_of(a, b), "s");
-  json["axes"] = {{"a", to_json(axis_costs(a, ra.cluster))},
-                  {"b", to_json(axis_costs(b, rb.cluster))}};
+  json["axes"] = {{"a", to_json(axis_costs(a, ra.cluster))}, {"b", to_json(axis_costs(b, rb.cluster))}};
   json["memory_at_peak"] = pairs_json(categories_of(ra, rb), "bytes");
   json["a"] = to_json(ra);
   json["b"] = to_json(rb);

@@ -8,8 +8,7 @@ namespace foreshard {
 
 EventNames::EventNames(const EventGraph& graph, const ModelSpec& model)
     : graph_(graph), model_(model), phases_(phases_of(graph)) {
-  several_microbatches_ =
-      std::ranges::any_of(graph.details, [](const RowDetail& d) { return d.microbatch > 0; });
+  several_microbatches_ = std::ranges::any_of(graph.details, [](const RowDetail& d) { return d.microbatch > 0; });
 }
 
 std::string EventNames::place(EventId event) const {
@@ -34,8 +33,8 @@ std::string EventNames::of(EventId event) const {
     name += " grad_norm";
   }
   // Only gathers happen in both directions.
-  const bool gathers = kind == EventKind::kAllGatherCopyIn || kind == EventKind::kAllGather ||
-                       kind == EventKind::kAllGatherCopyOut;
+  const bool gathers =
+      kind == EventKind::kAllGatherCopyIn || kind == EventKind::kAllGather || kind == EventKind::kAllGatherCopyOut;
   const bool counted = several_microbatches_ && phase(event) != Phase::kOptimizer;
   const std::int32_t microbatch = graph_.details[at(event)].microbatch;
   if (gathers && counted) {

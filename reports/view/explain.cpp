@@ -17,9 +17,7 @@ constexpr std::size_t kMostJsonLinks = 32;
 constexpr std::size_t kMostBuffers = 12;
 constexpr std::size_t kNarrowBar = 36;
 
-const Span& span_of(const Forecast& forecast, EventId event) {
-  return forecast.timeline.spans[at(event)];
-}
+const Span& span_of(const Forecast& forecast, EventId event) { return forecast.timeline.spans[at(event)]; }
 
 Lines waterfall_lines(const Findings& findings, Time step, const Paint& paint) {
   Lines lines = {paint.bold(fmt::format("where the step of {} goes", format_time(step)))};
@@ -27,8 +25,8 @@ Lines waterfall_lines(const Findings& findings, Time step, const Paint& paint) {
   Time sum;
   for (const WaterfallBar& b : findings.bars) {
     const double share = b.time.seconds() / step.seconds();
-    table.push_back({"  " + b.what, fmt::format("{:.6f} ms", b.time.seconds() * 1e3),
-                     percent_text(share), left(bar(share, kNarrowBar), kNarrowBar)});
+    table.push_back({"  " + b.what, fmt::format("{:.6f} ms", b.time.seconds() * 1e3), percent_text(share),
+                     left(bar(share, kNarrowBar), kNarrowBar)});
     sum += b.time;
   }
   table.push_back({"  sum", fmt::format("{:.6f} ms", sum.seconds() * 1e3), percent_text(1)});
@@ -37,14 +35,14 @@ Lines waterfall_lines(const Findings& findings, Time step, const Paint& paint) {
 }
 
 Lines group_lines(const Findings& findings, const Report& report, const Paint& paint) {
-  Lines lines = {paint.bold(fmt::format("communication: {}, of which {} exposed",
-                                        seconds_text(report.communication.value),
-                                        seconds_text(report.exposed_communication.value))),
-                 "  exposed: a collective moves data and no compute row runs"};
+  Lines lines = {
+      paint.bold(fmt::format("communication: {}, of which {} exposed", seconds_text(report.communication.value),
+                             seconds_text(report.exposed_communication.value))),
+      "  exposed: a collective moves data and no compute row runs"};
   std::vector<std::vector<std::string>> table = {{"  kind", "rows", "busy", "exposed", "in rows"}};
   for (const ExposedGroup& g : findings.groups) {
-    table.push_back({"  " + g.what, std::to_string(g.rows), format_time(g.busy),
-                     format_time(g.exposed), std::to_string(g.exposed_rows)});
+    table.push_back({"  " + g.what, std::to_string(g.rows), format_time(g.busy), format_time(g.exposed),
+                     std::to_string(g.exposed_rows)});
   }
   if (table.size() > 1) append(lines, aligned(table));
   if (findings.overlap_slowdown > Time()) {
@@ -65,11 +63,11 @@ Lines axis_lines(const std::vector<AxisCost>& costs, const Paint& paint) {
   std::vector<std::vector<std::string>> table = {
       {"  communicator", "wire", "ranks", "rows", "bytes", "busy", "exposed", "hidden"}};
   for (const AxisCost& c : costs) {
-    table.push_back({"  " + c.name, wire_words(c),
-                     c.group.stride == 1 ? std::to_string(c.group.size)
-                                         : fmt::format("{} by {}", c.group.size, c.group.stride),
-                     std::to_string(c.rows), format_bytes(c.bytes), format_time(c.busy),
-                     format_time(c.exposed), format_time(c.hidden())});
+    table.push_back(
+        {"  " + c.name, wire_words(c),
+         c.group.stride == 1 ? std::to_string(c.group.size) : fmt::format("{} by {}", c.group.size, c.group.stride),
+         std::to_string(c.rows), format_bytes(c.bytes), format_time(c.busy), format_time(c.exposed),
+         format_time(c.hidden())});
   }
   append(lines, aligned(table, 2));
   return lines;
@@ -77,9 +75,8 @@ Lines axis_lines(const std::vector<AxisCost>& costs, const Paint& paint) {
 
 Lines host_lines(const HostFindings& host, Time step, const Paint& paint) {
   Lines lines = {paint.bold(fmt::format(
-      "host: busy for {} (forward {}, backward {}, optimizer {}); the GPU waits {} for it",
-      format_time(host.all()), format_time(host.busy[0]), format_time(host.busy[1]),
-      format_time(host.busy[2]), format_time(host.held_up)))};
+      "host: busy for {} (forward {}, backward {}, optimizer {}); the GPU waits {} for it", format_time(host.all()),
+      format_time(host.busy[0]), format_time(host.busy[1]), format_time(host.busy[2]), format_time(host.held_up)))};
   if (!host.binds(step)) return lines;
   lines.push_back("  the host binds this step; what would help:");
   for (const std::string& remedy : host.remedies) lines.push_back("    " + remedy);
@@ -95,22 +92,20 @@ Lines chain_lines(const Forecast& forecast, const EventNames& names, const Expos
     const ChainLink* next = i + 1 < e.chain.size() ? &e.chain[i + 1] : nullptr;
     const Span& span = span_of(forecast, link.event);
     const Time begin = link.cause == Cause::kCommunicator ? span.arrive : span.start;
-    const std::string text =
-        fmt::format("{} at {}: {}", i == 0 ? "it began" : names.of(link.event) + " began",
-                    format_time(begin), cause_words(forecast.graph, names, link, next));
+    const std::string text = fmt::format("{} at {}: {}", i == 0 ? "it began" : names.of(link.event) + " began",
+                                         format_time(begin), cause_words(forecast.graph, names, link, next));
     lines.push_back("     " + text);
   }
   if (e.chain.size() > shown) {
     const bool host = e.chain.back().cause == Cause::kHost;
-    lines.push_back(fmt::format("     ... {} events further back: {}", e.chain.size() - shown,
-                                host ? names.of(e.chain.back().event) + " waited for the host"
-                                     : std::string("the step's begin")));
+    lines.push_back(
+        fmt::format("     ... {} events further back: {}", e.chain.size() - shown,
+                    host ? names.of(e.chain.back().event) + " waited for the host" : std::string("the step's begin")));
   }
   return lines;
 }
 
-Lines event_lines(const Forecast& forecast, const Findings& findings, const EventNames& names,
-                  const Paint& paint) {
+Lines event_lines(const Forecast& forecast, const Findings& findings, const EventNames& names, const Paint& paint) {
   Lines lines;
   if (findings.exposed.empty()) return lines;
   lines = {"", paint.bold("the most exposed collectives and why they came so late")};
@@ -125,19 +120,16 @@ Lines event_lines(const Forecast& forecast, const Findings& findings, const Even
   return lines;
 }
 
-Lines memory_lines(const Forecast& forecast, const Findings& findings, const EventNames& names,
-                   const Paint& paint) {
-  Lines lines = {"", paint.bold(fmt::format("alive at the memory peak of {}: {}",
-                                            format_bytes(forecast.memory.peak),
+Lines memory_lines(const Forecast& forecast, const Findings& findings, const EventNames& names, const Paint& paint) {
+  Lines lines = {"", paint.bold(fmt::format("alive at the memory peak of {}: {}", format_bytes(forecast.memory.peak),
                                             names.of(forecast.memory.peak_event)))};
-  std::vector<std::vector<std::string>> table = {
-      {"  category", "buffer", "where", "buffers", "bytes", "of the peak"}};
+  std::vector<std::vector<std::string>> table = {{"  category", "buffer", "where", "buffers", "bytes", "of the peak"}};
   const auto peak = as_double(forecast.memory.peak.count());
   LiveGroup rest;
   const auto add = [&](const std::string& category, const LiveGroup& g) {
     const auto bytes = as_double(g.bytes.count());
-    table.push_back({"  " + category, g.name, g.where, std::to_string(g.buffers),
-                     format_bytes(g.bytes), percent_text(peak > 0 ? bytes / peak : 0)});
+    table.push_back({"  " + category, g.name, g.where, std::to_string(g.buffers), format_bytes(g.bytes),
+                     percent_text(peak > 0 ? bytes / peak : 0)});
   };
   for (std::size_t i = 0; i < findings.alive.size(); ++i) {
     const LiveGroup& g = findings.alive[i];
@@ -156,9 +148,7 @@ Lines memory_lines(const Forecast& forecast, const Findings& findings, const Eve
 Json chain_json(const EventNames& names, const std::vector<ChainLink>& chain) {
   Json links = Json::array();
   for (std::size_t i = 0; i < std::min(chain.size(), kMostJsonLinks); ++i) {
-    links.push_back({{"id", chain[i].event},
-                     {"name", names.of(chain[i].event)},
-                     {"cause", to_string(chain[i].cause)}});
+    links.push_back({{"id", chain[i].event}, {"name", names.of(chain[i].event)}, {"cause", to_string(chain[i].cause)}});
   }
   return links;
 }
@@ -207,8 +197,7 @@ Json explain_json(const Forecast& forecast, const Report& report) {
     entry["chain"] = chain_json(names, e.chain);
     exposed.push_back(std::move(entry));
   }
-  Json alive =
-      json_list(findings.alive, [&](const LiveGroup& g) -> Json { return to_json(g, names); });
+  Json alive = json_list(findings.alive, [&](const LiveGroup& g) -> Json { return to_json(g, names); });
   json["memory_peak"] = {{"event", names.of(forecast.memory.peak_event)},
                          {"bytes", forecast.memory.peak.count()},
                          {"alive", std::move(alive)}};

@@ -45,8 +45,7 @@ std::vector<ExposedGroup> group(const Forecast& forecast, const std::vector<Expo
   for (std::size_t i = 0; i < forecast.graph.rows.size(); ++i) {
     const EventKind kind = forecast.graph.rows[i].kind;
     if (!is_collective(kind)) continue;
-    const std::string what =
-        fmt::format("{} ({})", to_string(kind), to_string(names.phase(static_cast<EventId>(i))));
+    const std::string what = fmt::format("{} ({})", to_string(kind), to_string(names.phase(static_cast<EventId>(i))));
     auto it = std::ranges::find(groups, what, &ExposedGroup::what);
     if (it == groups.end()) {
       it = groups.insert(groups.end(), ExposedGroup{});
@@ -63,8 +62,7 @@ std::vector<ExposedGroup> group(const Forecast& forecast, const std::vector<Expo
 
 std::vector<LiveGroup> live_groups(const Forecast& forecast) {
   const EventGraph& graph = forecast.graph;
-  std::map<std::pair<MemoryCategory, std::string>, std::pair<LiveGroup, std::set<std::int32_t>>>
-      by_name;
+  std::map<std::pair<MemoryCategory, std::string>, std::pair<LiveGroup, std::set<std::int32_t>>> by_name;
   for (const LiveBuffer& live : forecast.memory.alive_at_peak) {
     const Buffer buffer = graph.buffer(live.buffer);
     const std::string name = graph.buffer_name(live.buffer);
@@ -125,8 +123,7 @@ std::string cause_words(const EventGraph& graph, const EventNames& names, const 
     case Cause::kWait:
       return "waited for " + predecessor;
     case Cause::kCommunicator:
-      return fmt::format("communicator {} was busy with {}", communicator_name(graph, link.event),
-                         predecessor);
+      return fmt::format("communicator {} was busy with {}", communicator_name(graph, link.event), predecessor);
   }
   return "";
 }

@@ -73,8 +73,7 @@ Json to_json(const LiveGroup& group, const EventNames& names);
 
 // "waited for all_gather_copy_in layers.3 (forward)", "the host issued it only then" ...; `next` is
 // the link behind `link`.
-std::string cause_words(const EventGraph& graph, const EventNames& names, const ChainLink& link,
-                        const ChainLink* next);
+std::string cause_words(const EventGraph& graph, const EventNames& names, const ChainLink& link, const ChainLink* next);
 constexpr const char* to_string(Cause cause) {
   return word_at(cause, {"step_begin", "host", "stream", "wait", "communicator"});
 }

@@ -20,9 +20,7 @@ struct Remedy {
 bool is_megatron(const Plan& plan) { return plan.runtime.kind == RuntimeKind::kMegatron; }
 
 constexpr Remedy kRemedies[] = {
-    {[](const Plan& plan, const HostCounts&) {
-       return plan.compile == Compile::kNone && !is_megatron(plan);
-     },
+    {[](const Plan& plan, const HostCounts&) { return plan.compile == Compile::kNone && !is_megatron(plan); },
      "compile the blocks (compile: blocks): fewer kernels, and no Python between them"},
     {[](const Plan& plan, const HostCounts&) {
        return is_megatron(plan) && plan.megatron.cuda_graphs == MegatronOptions::CudaGraphs::kNone;
@@ -37,9 +35,7 @@ constexpr Remedy kRemedies[] = {
               plan.optimizer.implementation != Optimizer::Implementation::kFused;
      },
      "a fused optimizer (optimizer.implementation: fused)"},
-    {[](const Plan&, const HostCounts& backward) {
-       return backward[at(HostCall::kRecomputed)] > 0;
-     },
+    {[](const Plan&, const HostCounts& backward) { return backward[at(HostCall::kRecomputed)] > 0; },
      "less recomputation where memory allows: it issues the forward a second time"},
     {[](const Plan&, const HostCounts&) { return true; },
      "fewer and larger parameters (fused projections), CUDA graphs where shapes never change"},
@@ -49,9 +45,7 @@ constexpr Remedy kRemedies[] = {
 
 Time HostFindings::all() const { return std::accumulate(busy.begin(), busy.end(), Time()); }
 
-bool HostFindings::binds(Time step) const {
-  return held_up.seconds() > kBindingShare * step.seconds();
-}
+bool HostFindings::binds(Time step) const { return held_up.seconds() > kBindingShare * step.seconds(); }
 
 HostFindings host_findings(const Forecast& forecast) {
   const EventGraph& graph = forecast.graph;
@@ -76,8 +70,7 @@ HostFindings host_findings(const Forecast& forecast) {
   }
   if (graph.host.python && host.binds(forecast.timeline.period)) {
     for (const Remedy& remedy : kRemedies) {
-      if (remedy.helps(forecast.plan, host.calls[at(Phase::kBackward)]))
-        host.remedies.emplace_back(remedy.words);
+      if (remedy.helps(forecast.plan, host.calls[at(Phase::kBackward)])) host.remedies.emplace_back(remedy.words);
     }
   }
   return host;
@@ -90,9 +83,8 @@ Json host_json(const HostFindings& host, Time step) {
     for (std::size_t c = 0; c < kHostCalls; ++c) {
       if (host.calls[p][c] > 0) calls[to_string(static_cast<HostCall>(c))] = host.calls[p][c];
     }
-    phases[to_string(static_cast<Phase>(p))] = {{"busy_s", host.busy[p].seconds()},
-                                                {"launches", host.launches[p]},
-                                                {"calls", std::move(calls)}};
+    phases[to_string(static_cast<Phase>(p))] = {
+        {"busy_s", host.busy[p].seconds()}, {"launches", host.launches[p]}, {"calls", std::move(calls)}};
   }
   return {{"busy_s", host.all().seconds()},
           {"held_up_s", host.held_up.seconds()},

@@ -126,8 +126,7 @@ std::string fitted(std::string_view text, std::size_t width) {
   return result;
 }
 
-std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& rows,
-                                 std::size_t left_columns) {
+std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& rows, std::size_t left_columns) {
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
@@ -150,13 +149,9 @@ std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& ro
 
 std::string seconds_text(double seconds) { return format_time(Time::seconds(seconds)); }
 
-std::string signed_seconds(double seconds) {
-  return (seconds > 0 ? "+" : "") + format_time(Time::seconds(seconds));
-}
+std::string signed_seconds(double seconds) { return (seconds > 0 ? "+" : "") + format_time(Time::seconds(seconds)); }
 
-std::string bytes_text(double bytes) {
-  return format_bytes(Bytes(static_cast<std::int64_t>(bytes)));
-}
+std::string bytes_text(double bytes) { return format_bytes(Bytes(static_cast<std::int64_t>(bytes))); }
 
 std::string signed_bytes(double bytes) { return (bytes > 0 ? "+" : "") + bytes_text(bytes); }
 

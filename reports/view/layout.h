@@ -50,8 +50,7 @@ std::string fitted(std::string_view text, std::size_t width);
 
 // Columns of cells as wide as the widest, two spaces between them: the first `left_columns` start
 // on the left, the others end on the right.
-std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& rows,
-                                 std::size_t left_columns = 1);
+std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& rows, std::size_t left_columns = 1);
 
 std::string seconds_text(double seconds);     // "84.9 ms"
 std::string signed_seconds(double seconds);   // "+84.9 ms"

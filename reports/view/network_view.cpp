@@ -34,23 +34,20 @@ Json wire_json(const Topology& topology, std::int32_t index, double used) {
           {"background", wire.background},         {"used", used}};
 }
 
-Json communicator_json(const Topology& topology, const Communicator& communicator,
-                       const AxisRoute& axis) {
+Json communicator_json(const Topology& topology, const Communicator& communicator, const AxisRoute& axis) {
   const GroupLink& link = axis.slowest;
   const std::int32_t narrowest = narrowest_of(axis);
-  return {
-      {"name", communicator.name},
-      {"size", communicator.group.size},
-      {"stride", communicator.group.stride},
-      {"placement", to_string(communicator.group.placement)},
-      {"nodes", link.nodes},
-      {"ranks_per_node", link.ranks_per_node},
-      {"link_bytes_per_s", link.link.value()},
-      {"network_bytes_per_s", link.network.value()},
-      {"tree_bytes_per_s", link.tree.value()},
-      {"hop_s", link.nodes > 1 ? link.network_latency.seconds() : link.link_latency.seconds()},
-      {"narrowest",
-       narrowest < 0 ? Json(nullptr) : wire_json(topology, narrowest, share(axis, at(narrowest)))}};
+  return {{"name", communicator.name},
+          {"size", communicator.group.size},
+          {"stride", communicator.group.stride},
+          {"placement", to_string(communicator.group.placement)},
+          {"nodes", link.nodes},
+          {"ranks_per_node", link.ranks_per_node},
+          {"link_bytes_per_s", link.link.value()},
+          {"network_bytes_per_s", link.network.value()},
+          {"tree_bytes_per_s", link.tree.value()},
+          {"hop_s", link.nodes > 1 ? link.network_latency.seconds() : link.link_latency.seconds()},
+          {"narrowest", narrowest < 0 ? Json(nullptr) : wire_json(topology, narrowest, share(axis, at(narrowest)))}};
 }
 
 Json nodes_json(const Topology& topology) {
@@ -101,18 +98,13 @@ Json network_json(const Cluster& cluster, const std::vector<Communicator>& commu
     const bool is_between = topology.wires[w].a >= topology.first_switch;
     if (is_between || binds[w] != 0) shown.push_back(static_cast<std::int32_t>(w));
   }
-  std::ranges::stable_sort(
-      shown, [&](std::int32_t a, std::int32_t b) { return used[at(a)] > used[at(b)]; });
+  std::ranges::stable_sort(shown, [&](std::int32_t a, std::int32_t b) { return used[at(a)] > used[at(b)]; });
   if (shown.size() > kMostLinks) shown.resize(kMostLinks);
-  Json links = json_list(
-      shown, [&](const std::int32_t w) -> Json { return wire_json(topology, w, used[at(w)]); });
-  return {{"communicators", std::move(list)},
-          {"nodes", nodes_json(topology)},
-          {"links", std::move(links)}};
+  Json links = json_list(shown, [&](const std::int32_t w) -> Json { return wire_json(topology, w, used[at(w)]); });
+  return {{"communicators", std::move(list)}, {"nodes", nodes_json(topology)}, {"links", std::move(links)}};
 }
 
-std::vector<std::string> network_lines(const Cluster& cluster,
-                                       const std::vector<Communicator>& communicators) {
+std::vector<std::string> network_lines(const Cluster& cluster, const std::vector<Communicator>& communicators) {
   const std::shared_ptr<const Routes> routes = routes_of(cluster);
   const Topology& topology = routes->topology();
   std::vector<std::string> lines;
@@ -120,14 +112,13 @@ std::vector<std::string> network_lines(const Cluster& cluster,
     if (communicator.group.size < 2) continue;
     const AxisRoute& axis = routes->axis(communicator.group);
     const GroupLink& link = axis.slowest;
-    std::string text = fmt::format("{}: {} ranks, {} apart, {} nodes; {} inside", communicator.name,
-                                   communicator.group.size, communicator.group.stride, link.nodes,
-                                   format_bandwidth(link.link));
+    std::string text =
+        fmt::format("{}: {} ranks, {} apart, {} nodes; {} inside", communicator.name, communicator.group.size,
+                    communicator.group.stride, link.nodes, format_bandwidth(link.link));
     if (link.nodes > 1) text += fmt::format(", {} between", format_bandwidth(link.network));
     if (const std::int32_t narrowest = narrowest_of(axis); narrowest >= 0) {
       const Wire& wire = topology.wires[at(narrowest)];
-      text += fmt::format("; narrowest: {} ({})", wire_name(topology, narrowest),
-                          format_bandwidth(wire.rate));
+      text += fmt::format("; narrowest: {} ({})", wire_name(topology, narrowest), format_bandwidth(wire.rate));
     }
     lines.push_back(std::move(text));
   }

@@ -41,10 +41,9 @@ std::vector<Leaf> leaves_of(const Plan& plan) {
 }
 
 std::string words_of(const Mesh& mesh) {
-  const bool is_transposed =
-      mesh.inner == MeshInner::kReplicate && mesh.shard > 1 && mesh.replicate > 1;
-  std::string words = fmt::format("shard {} x replicate {}{}", mesh.shard, mesh.replicate,
-                                  is_transposed ? " (inner)" : "");
+  const bool is_transposed = mesh.inner == MeshInner::kReplicate && mesh.shard > 1 && mesh.replicate > 1;
+  std::string words =
+      fmt::format("shard {} x replicate {}{}", mesh.shard, mesh.replicate, is_transposed ? " (inner)" : "");
   if (mesh.cp > 1) words += fmt::format(" x cp {}", mesh.cp);
   if (mesh.tp > 1) words += fmt::format(" x tp {}", mesh.tp);
   if (mesh.pp > 1) words += fmt::format(" x pp {}", mesh.pp);
@@ -54,8 +53,7 @@ std::string words_of(const Mesh& mesh) {
 }
 
 std::string words_of(const Prefetch& prefetch) {
-  const std::string forward =
-      prefetch.forward == Prefetch::kImplicit ? "implicit" : std::to_string(prefetch.forward);
+  const std::string forward = prefetch.forward == Prefetch::kImplicit ? "implicit" : std::to_string(prefetch.forward);
   return forward + "/" + std::to_string(prefetch.backward);
 }
 
@@ -86,10 +84,9 @@ std::string cluster_words(const Cluster& cluster) {
   if (cluster.nodes() > 1 && cluster.node.nics > 0) {
     links += fmt::format(", {} x {}", cluster.node.nics, cluster.node.nic_name);
   }
-  const std::string nodes =
-      cluster.nodes() > 1
-          ? fmt::format("{} nodes of {}", format_count(cluster.nodes()), cluster.node.gpus)
-          : std::string("one node");
+  const std::string nodes = cluster.nodes() > 1
+                                ? fmt::format("{} nodes of {}", format_count(cluster.nodes()), cluster.node.gpus)
+                                : std::string("one node");
   return fmt::format("{}, {} ({})", gpus, nodes, links);
 }
 

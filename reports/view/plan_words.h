@@ -17,8 +17,7 @@ std::string words_of(const Reshard& reshard);    // "always", "never", "group of
 // "always, 2 exceptions" for policies with ranges.
 std::string reshard_words(const Plan& plan);
 std::string recompute_words(const Plan& plan);
-std::string cluster_words(
-    const Cluster& cluster);  // "64 x NVIDIA H100 SXM5 80 GB, 8 nodes of 8 (...)"
+std::string cluster_words(const Cluster& cluster);  // "64 x NVIDIA H100 SXM5 80 GB, 8 nodes of 8 (...)"
 
 struct PlanDifference {
   std::string key;  // dotted, as in a plan file

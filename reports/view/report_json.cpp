@@ -13,10 +13,8 @@ Json quantity(const Quantity& q) { return to_json(q); }
 // Bytes are whole numbers.
 Json byte_quantity(const Quantity& q) {
   const auto whole = [](double bytes) { return static_cast<std::int64_t>(bytes); };
-  return {{"value", whole(q.value)},
-          {"low", whole(q.low)},
-          {"high", whole(q.high)},
-          {"evidence", to_string(q.evidence)}};
+  return {
+      {"value", whole(q.value)}, {"low", whole(q.low)}, {"high", whole(q.high)}, {"evidence", to_string(q.evidence)}};
 }
 
 Json cluster_json(const Cluster& cluster) {
@@ -54,35 +52,27 @@ Json pipeline_json(const Report& report) {
   Json list = Json::array();
   for (std::size_t r = 0; r < report.pipeline.size(); ++r) {
     const Report::PipelineRank& rank = report.pipeline[r];
-    list.push_back({{"rank", r},
-                    {"stages", rank.stages},
-                    {"idle_share", rank.idle},
-                    {"peak_allocated_bytes", rank.peak.count()}});
+    list.push_back(
+        {{"rank", r}, {"stages", rank.stages}, {"idle_share", rank.idle}, {"peak_allocated_bytes", rank.peak.count()}});
   }
   return list;
 }
 
 Json calls_json(const Report::DriverCalls& calls) {
-  return {{"allocs", calls.allocs},
-          {"frees", calls.frees},
-          {"retries", calls.retries},
-          {"seconds", calls.seconds}};
+  return {{"allocs", calls.allocs}, {"frees", calls.frees}, {"retries", calls.retries}, {"seconds", calls.seconds}};
 }
 
 Json run_json(const RunFigures& run) {
   Json losses = Json::array();
   // JSON has no NaN.
   for (double loss : run.losses) losses.push_back(std::isfinite(loss) ? Json(loss) : Json(nullptr));
-  return {{"losses", std::move(losses)},
-          {"parameter_hash", run.parameter_hash},
-          {"tokens_per_s", run.tokens_per_s}};
+  return {{"losses", std::move(losses)}, {"parameter_hash", run.parameter_hash}, {"tokens_per_s", run.tokens_per_s}};
 }
 
 }
 
 Json to_json(const Quantity& q) {
-  return {
-      {"value", q.value}, {"low", q.low}, {"high", q.high}, {"evidence", to_string(q.evidence)}};
+  return {{"value", q.value}, {"low", q.low}, {"high", q.high}, {"evidence", to_string(q.evidence)}};
 }
 
 Json to_json(const Report& report) {
@@ -112,25 +102,24 @@ Json to_json(const Report& report) {
                   {"first_step_seconds", report.first_step_seconds},
                   {"steady_step", report.steady_step}};
   if (!report.pipeline.empty()) json["pipeline"] = pipeline_json(report);
-  json["memory"] = {
-      {"capacity_bytes", report.fit.capacity.count()},
-      {"peak_allocated_bytes", byte_quantity(report.peak_allocated)},
-      {"peak_reserved_bytes", byte_quantity(report.peak_reserved)},
-      {"outside_allocator_bytes", byte_quantity(report.outside_allocator)},
-      {"outside", outside_json(report.outside)},
-      {"host_peak_bytes", report.host_peak.count()},
-      {"driver_calls",
-       {{"first_step", calls_json(report.first_calls)},
-        {"steady", calls_json(report.steady_calls)},
-        {"repeats", report.driver_calls_repeat}}},
-      {"fits", report.fit.fits()},
-      {"fit_probability", report.fit_probability},
-      {"margin_bytes", report.fit.margin().count()},
-      {"peak_total_bytes", byte_quantity(total_memory(report))},
-      {"total_bytes", (report.fit.outside + report.fit.reserved).count()},
-      {"peak_event", report.peak_event.empty() ? Json(nullptr) : Json(report.peak_event)},
-      {"at_peak", std::move(at_peak)},
-      {"note", memory_note(report)}};
+  json["memory"] = {{"capacity_bytes", report.fit.capacity.count()},
+                    {"peak_allocated_bytes", byte_quantity(report.peak_allocated)},
+                    {"peak_reserved_bytes", byte_quantity(report.peak_reserved)},
+                    {"outside_allocator_bytes", byte_quantity(report.outside_allocator)},
+                    {"outside", outside_json(report.outside)},
+                    {"host_peak_bytes", report.host_peak.count()},
+                    {"driver_calls",
+                     {{"first_step", calls_json(report.first_calls)},
+                      {"steady", calls_json(report.steady_calls)},
+                      {"repeats", report.driver_calls_repeat}}},
+                    {"fits", report.fit.fits()},
+                    {"fit_probability", report.fit_probability},
+                    {"margin_bytes", report.fit.margin().count()},
+                    {"peak_total_bytes", byte_quantity(total_memory(report))},
+                    {"total_bytes", (report.fit.outside + report.fit.reserved).count()},
+                    {"peak_event", report.peak_event.empty() ? Json(nullptr) : Json(report.peak_event)},
+                    {"at_peak", std::move(at_peak)},
+                    {"note", memory_note(report)}};
   if (report.run) json["run"] = run_json(*report.run);
   json["open"] = open_json(report.open_stack);
   json["assumed"] = std::move(assumed);

@@ -25,8 +25,7 @@ std::vector<NamedSeconds> bars_of(const Forecasts& forecasts) {
   std::vector<NamedSeconds> bars;
   for (std::size_t f = 0; f < forecasts.size(); ++f) {
     if (!forecasts[f].refused.empty()) continue;
-    for (const WaterfallBar& bar :
-         waterfall(forecasts[f].forecast.graph, forecasts[f].forecast.timeline)) {
+    for (const WaterfallBar& bar : waterfall(forecasts[f].forecast.graph, forecasts[f].forecast.timeline)) {
       auto at = std::ranges::find(bars, bar.what, &NamedSeconds::what);
       if (at == bars.end()) {
         at = bars.insert(at, {bar.what, std::vector<double>(forecasts.size(), 0)});
@@ -56,21 +55,16 @@ double bytes_of(const RuntimeForecast& f, const std::string& collective) {
 Cells figures(const Forecasts& forecasts) {
   Cells table = {{""}};
   for (const RuntimeForecast& f : forecasts) table.front().push_back(f.name);
-  const auto add = [&](const char* name, auto cell) {
-    table.push_back(row_of(name, forecasts, cell));
-  };
+  const auto add = [&](const char* name, auto cell) { table.push_back(row_of(name, forecasts, cell)); };
   add("step", [](const auto& f) { return seconds_text(f.report.seconds.value); });
-  add("tokens/s per GPU",
-      [](const auto& f) { return cardinal(f.report.tokens_per_s_per_gpu.value); });
+  add("tokens/s per GPU", [](const auto& f) { return cardinal(f.report.tokens_per_s_per_gpu.value); });
   add("MFU", [](const auto& f) { return percent_text(f.report.mfu.value); });
   add("communication", [](const auto& f) { return seconds_text(f.report.communication.value); });
-  add("exposed communication",
-      [](const auto& f) { return seconds_text(f.report.exposed_communication.value); });
+  add("exposed communication", [](const auto& f) { return seconds_text(f.report.exposed_communication.value); });
   add("sent per rank", [](const auto& f) { return bytes_text(bytes_of(f, "")); });
-  for (const char* collective :
-       {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"}) {
-    const bool any = std::ranges::any_of(
-        forecasts, [&](const auto& f) { return f.refused.empty() && bytes_of(f, collective) > 0; });
+  for (const char* collective : {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"}) {
+    const bool any =
+        std::ranges::any_of(forecasts, [&](const auto& f) { return f.refused.empty() && bytes_of(f, collective) > 0; });
     if (!any) continue;
     table.push_back(row_of(fmt::format("  {}", collective), forecasts,
                            [&](const auto& f) { return bytes_text(bytes_of(f, collective)); }));

@@ -31,8 +31,8 @@ std::string verdict(const Report& report, const Paint& paint) {
   const Fit& fit = report.fit;
   const std::string words = fit_words(fit, report.fit_probability);
   if (!fit.fits()) return paint.red(paint.bold(words));
-  const std::string spare = fmt::format("{}: {} of {} to spare", words, format_bytes(fit.margin()),
-                                        format_bytes(fit.capacity));
+  const std::string spare =
+      fmt::format("{}: {} of {} to spare", words, format_bytes(fit.margin()), format_bytes(fit.capacity));
   const bool is_sure = report.fit_probability >= kConfidence;
   return paint.bold(is_sure ? paint.green(spare) : paint.yellow(spare));
 }
@@ -43,29 +43,26 @@ Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& pa
   // Of a captured program's plan its libraries are known.
   const bool is_captured = report.origin == kCaptured;
   Lines lines;
-  lines.push_back(paint.bold(fmt::format(
-      "{} · {:.3g} B parameters · {}", forecast.model.name, as_double(report.parameters) * 1e-9,
-      is_captured ? fmt::format("captured, PyTorch {}", plan.runtime.version)
-                  : fmt::format("{}@{}", to_string(plan.runtime.kind), plan.runtime.version))));
+  lines.push_back(
+      paint.bold(fmt::format("{} · {:.3g} B parameters · {}", forecast.model.name, as_double(report.parameters) * 1e-9,
+                             is_captured ? fmt::format("captured, PyTorch {}", plan.runtime.version)
+                                         : fmt::format("{}@{}", to_string(plan.runtime.kind), plan.runtime.version))));
   lines.push_back(cluster_words(report.cluster));
   if (is_captured) return lines;
   lines.push_back(
       fmt::format("{} · sequence {}{} · micro-batch {} x {} accumulation = {} "
                   "tokens per step",
                   words_of(plan.mesh), plan.batch.sequence,
-                  plan.batch.images > 0 ? fmt::format(", images {}", plan.batch.images) : "",
-                  plan.batch.micro_batch, plan.batch.accumulation,
-                  cardinal(sequences * as_double(plan.batch.sequence))));
+                  plan.batch.images > 0 ? fmt::format(", images {}", plan.batch.images) : "", plan.batch.micro_batch,
+                  plan.batch.accumulation, cardinal(sequences * as_double(plan.batch.sequence))));
   // Runtimes that hold the model whole gather nothing in a pass.
   const RuntimeKind kind = plan.runtime.kind;
-  const bool gathers = kind != RuntimeKind::kDdp && kind != RuntimeKind::kMegatron &&
-                       kind != RuntimeKind::kZero1 && kind != RuntimeKind::kZero2;
-  const std::string gathering = gathers ? fmt::format("prefetch {} · reshard {} · ",
-                                                      words_of(plan.prefetch), reshard_words(plan))
-                                        : "";
-  lines.push_back(fmt::format("{}recompute {} · {} parameters, {} reduction", gathering,
-                              recompute_words(plan), to_string(plan.param_dtype),
-                              to_string(plan.reduce_dtype)));
+  const bool gathers = kind != RuntimeKind::kDdp && kind != RuntimeKind::kMegatron && kind != RuntimeKind::kZero1 &&
+                       kind != RuntimeKind::kZero2;
+  const std::string gathering =
+      gathers ? fmt::format("prefetch {} · reshard {} · ", words_of(plan.prefetch), reshard_words(plan)) : "";
+  lines.push_back(fmt::format("{}recompute {} · {} parameters, {} reduction", gathering, recompute_words(plan),
+                              to_string(plan.param_dtype), to_string(plan.reduce_dtype)));
   return lines;
 }
 
@@ -98,8 +95,7 @@ Lines figure_lines(const Report& report, const Paint& paint) {
          fmt::format("idle, of {} ranks with {} stage{} each by {}; below is rank {}, the fullest "
                      "({} at least on the others)",
                      report.pipeline.size(), report.pipeline.front().stages.size(),
-                     report.pipeline.front().stages.size() > 1 ? "s" : "",
-                     to_string(report.plan.pipeline.schedule),
+                     report.pipeline.front().stages.size() > 1 ? "s" : "", to_string(report.plan.pipeline.schedule),
                      report.plan.mesh.pp_index(report.plan.rank), format_bytes(least)));
   }
   if (const std::string open = open_stack_text(report.open_stack); !open.empty()) {
@@ -109,16 +105,14 @@ Lines figure_lines(const Report& report, const Paint& paint) {
     const std::int64_t gpus = report.plan.mesh.world();
     std::string rates = spread(report.tokens_per_s_per_gpu, cardinal);
     if (gpus > 1) {
-      rates += fmt::format("; {} on all {} GPUs",
-                           cardinal(report.tokens_per_s_per_gpu.value * as_double(gpus)),
+      rates += fmt::format("; {} on all {} GPUs", cardinal(report.tokens_per_s_per_gpu.value * as_double(gpus)),
                            format_count(gpus));
     }
     line("tokens/s per GPU", cardinal(report.tokens_per_s_per_gpu.value), rates);
   }
-  const std::string hfu =
-      report.hfu.value > report.mfu.value
-          ? fmt::format("; {} with recomputed FLOPs", percent_text(report.hfu.value))
-          : std::string();
+  const std::string hfu = report.hfu.value > report.mfu.value
+                              ? fmt::format("; {} with recomputed FLOPs", percent_text(report.hfu.value))
+                              : std::string();
   // Where the machine's peak is not known there is none.
   if (report.mfu.value > 0) {
     line("MFU", percent_text(report.mfu.value), spread(report.mfu, percent_text) + hfu);
@@ -144,8 +138,7 @@ std::vector<NamedAmount> largest(const std::vector<NamedAmount>& all, std::size_
     amounts.push_back(a.amount);
   }
   std::sort(amounts.rbegin(), amounts.rend());
-  const double least =
-      std::max(all.size() > most ? amounts[most - 2] : 0.0, kSmallestShare * total);
+  const double least = std::max(all.size() > most ? amounts[most - 2] : 0.0, kSmallestShare * total);
   std::vector<NamedAmount> kept;
   NamedAmount rest{"others", 0};
   for (const NamedAmount& a : all) {
@@ -198,8 +191,8 @@ Lines measured_memory_lines(const Report& report, const Paint& paint) {
 Lines run_lines(const RunFigures& run, const Paint& paint) {
   Lines lines = {"", paint.bold("run")};
   if (!run.losses.empty()) {
-    lines.push_back(fmt::format("  loss {:.4f} -> {:.4f} in {} steps", run.losses.front(),
-                                run.losses.back(), run.losses.size()));
+    lines.push_back(
+        fmt::format("  loss {:.4f} -> {:.4f} in {} steps", run.losses.front(), run.losses.back(), run.losses.size()));
   }
   lines.push_back(fmt::format("  {} tokens/s, all ranks", cardinal(run.tokens_per_s)));
   if (!run.parameter_hash.empty()) lines.push_back("  parameters " + run.parameter_hash);
@@ -226,12 +219,11 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   const auto used = as_double((fit.outside + fit.reserved).count());
   const std::string cells = bar(capacity > 0 ? used / capacity : 0, kBarWidth);
   line("in all, with cache and context", used, fit.fits() ? paint.green(cells) : paint.red(cells));
-  lines.push_back(fmt::format(
-      "  {} allocated + {} cached by the allocator + {} outside it", format_bytes(fit.allocated),
-      format_bytes(fit.reserved - fit.allocated), format_bytes(fit.outside)));
+  lines.push_back(fmt::format("  {} allocated + {} cached by the allocator + {} outside it",
+                              format_bytes(fit.allocated), format_bytes(fit.reserved - fit.allocated),
+                              format_bytes(fit.outside)));
   const Quantity total = total_memory(report);
-  lines.push_back(fmt::format("  90 % between {} and {} in all", bytes_text(total.low),
-                              bytes_text(total.high)));
+  lines.push_back(fmt::format("  90 % between {} and {} in all", bytes_text(total.low), bytes_text(total.high)));
   if (!report.outside.empty()) {
     std::vector<std::string> items;
     for (const OutsideItem& item : report.outside) {
@@ -243,21 +235,18 @@ Lines memory_lines(const Report& report, const Paint& paint) {
     lines.push_back(fmt::format("  host memory: {} per rank", format_bytes(report.host_peak)));
   }
   if (const Report::DriverCalls& calls = report.steady_calls; calls.retries > 0) {
-    lines.push_back(fmt::format(
-        "  short of memory: {} retries a step, {} cudaMalloc, {} cudaFree, {} of the host{}",
-        calls.retries, calls.allocs, calls.frees, format_time(Time::seconds(calls.seconds)),
-        report.driver_calls_repeat ? "" : "; no two steps alike"));
+    lines.push_back(fmt::format("  short of memory: {} retries a step, {} cudaMalloc, {} cudaFree, {} of the host{}",
+                                calls.retries, calls.allocs, calls.frees, format_time(Time::seconds(calls.seconds)),
+                                report.driver_calls_repeat ? "" : "; no two steps alike"));
   }
   // Decimal, as the claims about sharding are ("280 MB instead of 140 GB").
   constexpr double kMega = 1e6, kGiga = 1e9;
   const Sharding& sharding = report.sharding;
   if (sharding.whole == Bytes(0)) return lines;  // a captured program's
-  lines.push_back(
-      fmt::format("  parameters in {}: {:.1f} GB whole, {:.1f} MB per GPU ({:.2f} % padding)",
-                  to_string(sharding.dtype), as_double(sharding.whole.count()) / kGiga,
-                  as_double(sharding.per_gpu.count()) / kMega,
-                  100.0 * as_double(sharding.padding.count()) /
-                      as_double(std::max<std::int64_t>(1, sharding.per_gpu.count()))));
+  lines.push_back(fmt::format(
+      "  parameters in {}: {:.1f} GB whole, {:.1f} MB per GPU ({:.2f} % padding)", to_string(sharding.dtype),
+      as_double(sharding.whole.count()) / kGiga, as_double(sharding.per_gpu.count()) / kMega,
+      100.0 * as_double(sharding.padding.count()) / as_double(std::max<std::int64_t>(1, sharding.per_gpu.count()))));
   return lines;
 }
 

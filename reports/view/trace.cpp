@@ -28,9 +28,7 @@ std::string microseconds(Time time) {
   return fmt::format("{}.{:03}", ns / 1000, ns % 1000);
 }
 
-std::string quoted(const std::string& text) {
-  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
-}
+std::string quoted(const std::string& text) { return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 // What the processes of a trace share.
 struct Sink {
@@ -43,11 +41,7 @@ struct Sink {
 class ProcessWriter {
  public:
   ProcessWriter(const Forecast& forecast, int pid, Sink& sink)
-      : forecast_(forecast),
-        graph_(forecast.graph),
-        names_(graph_, forecast.model),
-        pid_(pid),
-        sink_(sink) {
+      : forecast_(forecast), graph_(forecast.graph), names_(graph_, forecast.model), pid_(pid), sink_(sink) {
     has_host_ = forecast.costs.works.size() == graph_.works.size();
   }
 
@@ -85,17 +79,13 @@ class ProcessWriter {
   }
 
   std::string stamp(Time time) const { return microseconds(time - sink_.shift); }
-  Cost cost(std::size_t row) const {
-    return has_host_ ? forecast_.costs.works[graph_.rows[row].work] : Cost{};
-  }
+  Cost cost(std::size_t row) const { return has_host_ ? forecast_.costs.works[graph_.rows[row].work] : Cost{}; }
 
   void metadata(const std::string& process) {
     event(R"("ph":"M","pid":{},"name":"process_name","args":{{"name":{}}})", pid_, quoted(process));
     const auto thread = [&](int tid, const std::string& name) {
-      event(R"("ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":{}}})", pid_, tid,
-            quoted(name));
-      event(R"("ph":"M","pid":{},"tid":{},"name":"thread_sort_index","args":{{"sort_index":{}}})",
-            pid_, tid, tid);
+      event(R"("ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":{}}})", pid_, tid, quoted(name));
+      event(R"("ph":"M","pid":{},"tid":{},"name":"thread_sort_index","args":{{"sort_index":{}}})", pid_, tid, tid);
     };
     if (has_host_) thread(kHostThread, "host");
     for (std::size_t s = 0; s < kStreams; ++s) {
@@ -104,11 +94,9 @@ class ProcessWriter {
     }
   }
 
-  void slice(int tid, const std::string& name, const char* category, Interval when,
-             const std::string& args) {
-    event(R"("ph":"X","pid":{},"tid":{},"name":{},"cat":"{}","ts":{},"dur":{},"args":{{{}}})", pid_,
-          tid, quoted(name), category, stamp(when.begin), microseconds(when.end - when.begin),
-          args);
+  void slice(int tid, const std::string& name, const char* category, Interval when, const std::string& args) {
+    event(R"("ph":"X","pid":{},"tid":{},"name":{},"cat":"{}","ts":{},"dur":{},"args":{{{}}})", pid_, tid, quoted(name),
+          category, stamp(when.begin), microseconds(when.end - when.begin), args);
   }
 
   void host_slice(std::size_t row) {
@@ -131,8 +119,7 @@ class ProcessWriter {
     if (work.flops.count() > 0) args += fmt::format(R"(,"flops":{:.0f})", work.flops.count());
     if (is_collective(r.kind)) {
       if (work.communicator != kNoCommunicator) {
-        args += fmt::format(R"(,"communicator":{},"group_size":{})",
-                            quoted(communicator_name(graph_, id)),
+        args += fmt::format(R"(,"communicator":{},"group_size":{})", quoted(communicator_name(graph_, id)),
                             graph_.communicators[work.communicator].group.size);
       }
       if (span.arrive > span.start) {
@@ -154,8 +141,8 @@ class ProcessWriter {
       ++sink_.flow;
       event(R"("ph":"s","pid":{},"tid":{},"id":{},"name":"wait","cat":"wait","ts":{})", pid_,
             thread_of(graph_.rows[from].stream), sink_.flow, stamp(leaves));
-      event(R"("ph":"f","bp":"e","pid":{},"tid":{},"id":{},"name":"wait","cat":"wait","ts":{})",
-            pid_, thread_of(graph_.rows[row].stream), sink_.flow, stamp(span.start));
+      event(R"("ph":"f","bp":"e","pid":{},"tid":{},"id":{},"name":"wait","cat":"wait","ts":{})", pid_,
+            thread_of(graph_.rows[row].stream), sink_.flow, stamp(span.start));
     }
   }
 
@@ -168,16 +155,14 @@ class ProcessWriter {
       std::string args;
       for (std::size_t c = 0; c < kMemoryCategories; ++c) {
         if (memory.own_peak[c] == Bytes()) continue;
-        args += fmt::format(R"({}"{}":{})", args.empty() ? "" : ",",
-                            to_string(static_cast<MemoryCategory>(c)),
+        args += fmt::format(R"({}"{}":{})", args.empty() ? "" : ",", to_string(static_cast<MemoryCategory>(c)),
                             memory.by_category[row][c].count());
       }
       event(R"("ph":"C","pid":{},"name":"memory_bytes","ts":{},"args":{{{}}})", pid_, when, args);
     }
     if (row == 0 || memory.samples[row].peak != memory.samples[row - 1].peak) {
-      event(
-          R"("ph":"C","pid":{},"name":"memory_peak_in_event_bytes","ts":{},"args":{{"bytes":{}}})",
-          pid_, when, memory.samples[row].peak.count());
+      event(R"("ph":"C","pid":{},"name":"memory_peak_in_event_bytes","ts":{},"args":{{"bytes":{}}})", pid_, when,
+            memory.samples[row].peak.count());
     }
   }
 
@@ -210,8 +195,7 @@ std::string write_trace(const std::vector<Process>& processes) {
   fmt::format_to(std::back_inserter(sink.out),
                  R"({{"displayTimeUnit":"ms","otherData":{{"fingerprint":"{}","step_begin_us":{},)"
                  R"("step_us":{}}},"traceEvents":[)",
-                 first.graph.fingerprint(), microseconds(Time() - sink.shift),
-                 microseconds(first.timeline.period));
+                 first.graph.fingerprint(), microseconds(Time() - sink.shift), microseconds(first.timeline.period));
   for (std::size_t i = 0; i < writers.size(); ++i) writers[i].write(processes[i].name);
   fmt::format_to(std::back_inserter(sink.out), "\n]}}\n");
   return fmt::to_string(sink.out);
@@ -219,13 +203,11 @@ std::string write_trace(const std::vector<Process>& processes) {
 
 }
 
-std::string chrome_trace(const Forecast& forecast) {
-  return write_trace({{&forecast, process_name(forecast, "")}});
-}
+std::string chrome_trace(const Forecast& forecast) { return write_trace({{&forecast, process_name(forecast, "")}}); }
 
 std::string chrome_trace(const Forecast& predicted, const Forecast& measured) {
-  return write_trace({{&predicted, process_name(predicted, "predicted: ")},
-                      {&measured, process_name(measured, "measured: ")}});
+  return write_trace(
+      {{&predicted, process_name(predicted, "predicted: ")}, {&measured, process_name(measured, "measured: ")}});
 }
 
 std::string schedule_csv(const EventGraph& graph, const Timeline& timeline) {
@@ -243,11 +225,10 @@ std::string schedule_csv(const EventGraph& graph, const Timeline& timeline) {
     const Span& span = timeline.spans[i];
     const bool has_unit = detail.unit >= 0;
     line(FMT_STRING("{},{},{},{},{},{},{},{},{:.0f},{},{},{},{}\n"), i, to_string(row.kind),
-         has_unit ? std::to_string(detail.unit) : "",
-         has_unit ? graph.units[at(detail.unit)].name : "", detail.microbatch,
-         to_string(row.stream), communicator_name(graph, static_cast<EventId>(i)),
-         work.bytes.count(), work.flops.count(), exact_seconds(span.issue),
-         exact_seconds(span.start), exact_seconds(span.arrive), exact_seconds(span.end));
+         has_unit ? std::to_string(detail.unit) : "", has_unit ? graph.units[at(detail.unit)].name : "",
+         detail.microbatch, to_string(row.stream), communicator_name(graph, static_cast<EventId>(i)),
+         work.bytes.count(), work.flops.count(), exact_seconds(span.issue), exact_seconds(span.start),
+         exact_seconds(span.arrive), exact_seconds(span.end));
   }
   return fmt::to_string(out);
 }

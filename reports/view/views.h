@@ -22,8 +22,7 @@ std::string to_text(const Report& report, const Forecast& forecast, Color color)
 
 // One bar of the waterfall; the seconds of all bars add up to the step exactly (in ns).
 struct WaterfallBar {
-  std::string
-      what;  // "forward", "backward", "exposed all_gather (backward)", "host", "optimizer" ...
+  std::string what;  // "forward", "backward", "exposed all_gather (backward)", "host", "optimizer" ...
   Time time;
 };
 std::vector<WaterfallBar> waterfall(const EventGraph& graph, const Timeline& timeline);
@@ -34,8 +33,7 @@ struct ChainLink {
   EventId event = kNoEvent;
   Cause cause = Cause::kStepBegin;  // what bound its start
 };
-std::vector<ChainLink> cause_chain(const EventGraph& graph, const Timeline& timeline,
-                                   EventId event);
+std::vector<ChainLink> cause_chain(const EventGraph& graph, const Timeline& timeline, EventId event);
 
 std::string event_name(const Forecast& forecast,
                        EventId event);  // "all_gather layers.3 (backward)"
@@ -46,8 +44,7 @@ Json explain_json(const Forecast& forecast, const Report& report);
 
 // Two plans side by side: what differs in the plan, in time by waterfall bar, in memory by
 // category.
-std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b, const Report& rb,
-                         Color color);
+std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b, const Report& rb, Color color);
 Json compare_json(const Forecast& a, const Report& ra, const Forecast& b, const Report& rb);
 
 // Chrome trace for Perfetto: one thread per stream and the host, memory counters by category, flows
@@ -74,10 +71,8 @@ struct SearchStory {
 };
 // Best plan with its odds, what is riskier, heatmap shard group x prefetch, Pareto, why it won in
 // numbers. `best`: its forecast and report; null where nothing holds.
-std::string search_text(const SearchStory& story, const Forecast* best, const Report* best_report,
-                        Color color);
-Json search_json(const SearchStory& story, const std::vector<Report>& pareto_reports,
-                 const Report* best_report);
+std::string search_text(const SearchStory& story, const Forecast* best, const Report* best_report, Color color);
+Json search_json(const SearchStory& story, const std::vector<Report>& pareto_reports, const Report* best_report);
 
 // What each communicator of a step costs: an axis of the mesh, or several that share one.
 struct AxisCost {
@@ -136,8 +131,7 @@ std::vector<Communicator> usual_communicators(const Cluster& cluster);
 Json network_json(const Cluster& cluster, const std::vector<Communicator>& communicators);
 
 // A line for every communicator: its bandwidths and its narrowest wire.
-std::vector<std::string> network_lines(const Cluster& cluster,
-                                       const std::vector<Communicator>& communicators);
+std::vector<std::string> network_lines(const Cluster& cluster, const std::vector<Communicator>& communicators);
 
 // The graph for Graphviz, its wires coloured by the load of the first communicator.
 std::string network_dot(const Cluster& cluster, const std::vector<Communicator>& communicators);

@@ -52,10 +52,9 @@ std::size_t exposed_bar(EventKind kind, Phase phase) {
 
 std::string bar_name(std::size_t bar) {
   static constexpr std::array<const char*, kExposed> kNames = {
-      "forward",           "recompute", "backward", "loss", "copies", "gradient accumulation",
-      "gradient clipping", "optimizer"};
-  static constexpr std::array<const char*, 5> kCollectives = {
-      "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"};
+      "forward", "recompute", "backward", "loss", "copies", "gradient accumulation", "gradient clipping", "optimizer"};
+  static constexpr std::array<const char*, 5> kCollectives = {"all_gather", "reduce_scatter", "all_reduce",
+                                                              "all_to_all", "send_recv"};
   if (bar < kExposed) return kNames[bar];
   if (bar == kHostWait) return "host";
   if (bar == kStreamWait) return "stream dependency";
@@ -81,9 +80,7 @@ std::vector<WaterfallBar> waterfall(const EventGraph& graph, const Timeline& tim
   }
   const std::vector<Phase> phases = phases_of(graph);
   for (const Gap& gap : compute_gaps(graph, timeline)) {
-    std::size_t bar = gap.of_peers                    ? kPeerWait
-                      : gap.otherwise == Cause::kHost ? kHostWait
-                                                      : kStreamWait;
+    std::size_t bar = gap.of_peers ? kPeerWait : gap.otherwise == Cause::kHost ? kHostWait : kStreamWait;
     if (gap.collective != kNoEvent) {
       const auto c = at(gap.collective);
       bar = exposed_bar(graph.rows[c].kind, phases[c]);
@@ -97,8 +94,7 @@ std::vector<WaterfallBar> waterfall(const EventGraph& graph, const Timeline& tim
   return result;
 }
 
-std::vector<ChainLink> cause_chain(const EventGraph& graph, const Timeline& timeline,
-                                   EventId event) {
+std::vector<ChainLink> cause_chain(const EventGraph& graph, const Timeline& timeline, EventId event) {
   const Causes causes(graph, timeline);
   std::vector<ChainLink> chain;
   while (event != kNoEvent) {

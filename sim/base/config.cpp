@@ -27,9 +27,7 @@ std::string join(std::span<const std::string> words) {
   return words.size() > kMaxListed ? text + ", ..." : text;
 }
 
-std::vector<std::string> to_strings(std::span<const std::string_view> words) {
-  return {words.begin(), words.end()};
-}
+std::vector<std::string> to_strings(std::span<const std::string_view> words) { return {words.begin(), words.end()}; }
 
 // "list" in YAML is "array" in JSON.
 std::string_view kind_name(ConfigNode::Kind kind, ConfigFormat format) {
@@ -55,13 +53,11 @@ std::string_view kind_example(ConfigNode::Kind kind, ConfigFormat format) {
 void require_kind(const ConfigNode& node, const ConfigData& data, ConfigNode::Kind kind) {
   if (node.kind() == kind) return;
   throw node.error(fmt::format("{} stands here", kind_name(node.kind(), data.format)),
-                   fmt::format("{}, for example {}", kind_name(kind, data.format),
-                               kind_example(kind, data.format)));
+                   fmt::format("{}, for example {}", kind_name(kind, data.format), kind_example(kind, data.format)));
 }
 
 // Throws unless the node is a scalar that is not quoted; `expected` is for the error.
-std::string_view unquoted_text(const ConfigNode& node, const ConfigData& data,
-                               const std::string& expected) {
+std::string_view unquoted_text(const ConfigNode& node, const ConfigData& data, const std::string& expected) {
   if (!node.is_scalar()) {
     throw node.error(fmt::format("{} stands here", kind_name(node.kind(), data.format)), expected);
   }
@@ -72,12 +68,10 @@ std::string_view unquoted_text(const ConfigNode& node, const ConfigData& data,
   return node.text();
 }
 
-const std::string& text_or_error(const ConfigNode& node, const ConfigData& data,
-                                 const std::string& expected) {
+const std::string& text_or_error(const ConfigNode& node, const ConfigData& data, const std::string& expected) {
   if (!node.is_scalar() || (data.format == ConfigFormat::kJson && !node.is_quoted())) {
-    throw node.error(node.is_scalar()
-                         ? fmt::format("{} is not a string", quote(node.text()))
-                         : fmt::format("{} stands here", kind_name(node.kind(), data.format)),
+    throw node.error(node.is_scalar() ? fmt::format("{} is not a string", quote(node.text()))
+                                      : fmt::format("{} stands here", kind_name(node.kind(), data.format)),
                      expected);
   }
   return data.text;
@@ -241,8 +235,7 @@ ConfigNode ConfigNode::at(std::string_view key, std::string_view expected) const
   const std::string near = nearest_spelling(key, present);
   std::string wanted = fmt::format("the key {}", quote(key));
   if (!present.empty()) wanted += " beside " + join(present);
-  throw error(fmt::format("the key {} is missing", quote(key)),
-              expected.empty() ? wanted : std::string(expected),
+  throw error(fmt::format("the key {} is missing", quote(key)), expected.empty() ? wanted : std::string(expected),
               near.empty() ? "" : fmt::format("{} where {} stands", quote(key), quote(near)));
 }
 
@@ -267,8 +260,7 @@ void ConfigNode::allow_only(std::initializer_list<std::string_view> allowed) con
 
 std::string ConfigNode::as_string() const {
   const bool is_json = data_->format == ConfigFormat::kJson;
-  return text_or_error(*this, *data_,
-                       is_json ? R"(a string, for example "name")" : "a text, for example name");
+  return text_or_error(*this, *data_, is_json ? R"(a string, for example "name")" : "a text, for example name");
 }
 
 std::int64_t ConfigNode::as_int(std::int64_t min, std::int64_t max) const {
@@ -302,21 +294,14 @@ bool ConfigNode::as_bool() const {
   constexpr std::string_view kTrue[] = {"yes", "Yes", "on", "On", "True", "TRUE", "1"};
   constexpr std::string_view kFalse[] = {"no", "No", "off", "Off", "False", "FALSE", "0"};
   const auto is_in = [text](const auto& words) { return contains(words, text); };
-  throw error(quote(text) + " is not a boolean", expected,
-              is_in(kTrue)    ? "true"
-              : is_in(kFalse) ? "false"
-                              : "");
+  throw error(quote(text) + " is not a boolean", expected, is_in(kTrue) ? "true" : is_in(kFalse) ? "false" : "");
 }
 
 Bytes ConfigNode::as_bytes() const { return parse_quantity(*this, *data_, parse_bytes); }
 
-BytesPerSecond ConfigNode::as_bandwidth() const {
-  return parse_quantity(*this, *data_, parse_bandwidth);
-}
+BytesPerSecond ConfigNode::as_bandwidth() const { return parse_quantity(*this, *data_, parse_bandwidth); }
 
-FlopsPerSecond ConfigNode::as_flop_rate() const {
-  return parse_quantity(*this, *data_, parse_flop_rate);
-}
+FlopsPerSecond ConfigNode::as_flop_rate() const { return parse_quantity(*this, *data_, parse_flop_rate); }
 
 Time ConfigNode::as_time() const { return parse_quantity(*this, *data_, parse_time); }
 

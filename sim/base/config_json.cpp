@@ -79,9 +79,7 @@ class JsonHandler final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool number_integer(number_integer_t /*value*/) override { return number(); }
   bool number_unsigned(number_unsigned_t /*value*/) override { return number(); }
-  bool number_float(number_float_t /*value*/, const string_t& /*text*/) override {
-    return number();
-  }
+  bool number_float(number_float_t /*value*/, const string_t& /*text*/) override { return number(); }
   bool string(string_t& value) override { return text(value); }
   bool key(string_t& value) override { return text(value); }
   bool binary(binary_t& /*value*/) override { return false; }  // no such thing in JSON text
@@ -102,14 +100,12 @@ class JsonHandler final : public nlohmann::json_sax<nlohmann::json> {
                    const nlohmann::detail::exception& error) override {
     const std::string_view message = error.what();
     if (contains(message, "unexpected end of input")) {
-      throw ConfigError(builder_.location(cursor_.mark_of(text_.size())),
-                        "the JSON text ends too early", "a complete file; is it truncated?");
+      throw ConfigError(builder_.location(cursor_.mark_of(text_.size())), "the JSON text ends too early",
+                        "a complete file; is it truncated?");
     }
-    const ConfigMark mark =
-        cursor_.mark_of(std::min(bytes_read == 0 ? 0 : bytes_read - 1, text_.size()));
+    const ConfigMark mark = cursor_.mark_of(std::min(bytes_read == 0 ? 0 : bytes_read - 1, text_.size()));
     if (contains(message, "expected end of input")) {
-      throw ConfigError(builder_.location(mark), "something follows the JSON value",
-                        "one value per file");
+      throw ConfigError(builder_.location(mark), "something follows the JSON value", "one value per file");
     }
     throw ConfigError(builder_.location(mark), "not valid JSON: " + json_failure(message).reason);
   }

@@ -45,16 +45,14 @@ ConfigTreeBuilder::ConfigTreeBuilder(std::string_view file_name, ConfigFormat fo
     : file_(std::make_shared<const std::string>(file_name)), format_(format) {}
 
 bool ConfigTreeBuilder::is_key_due() const {
-  return !open_.empty() && open_.back().data->kind == ConfigNode::Kind::kMapping &&
-         !open_.back().has_key;
+  return !open_.empty() && open_.back().data->kind == ConfigNode::Kind::kMapping && !open_.back().has_key;
 }
 
 std::shared_ptr<const ConfigPath> ConfigTreeBuilder::next_path() const {
   if (open_.empty()) return nullptr;
   const Open& top = open_.back();
   if (top.data->kind == ConfigNode::Kind::kSequence) {
-    return std::make_shared<const ConfigPath>(
-        ConfigPath{top.data->path, "", top.data->elements.size(), true});
+    return std::make_shared<const ConfigPath>(ConfigPath{top.data->path, "", top.data->elements.size(), true});
   }
   if (!top.has_key) return top.data->path;
   return std::make_shared<const ConfigPath>(ConfigPath{top.data->path, top.key, 0, false});
@@ -64,16 +62,14 @@ Location ConfigTreeBuilder::location(ConfigMark mark) const {
   return {*file_, mark.line, mark.column, to_string(next_path().get())};
 }
 
-ConfigMark ConfigTreeBuilder::innermost() const {
-  return open_.empty() ? ConfigMark{1, 1} : open_.back().data->mark;
-}
+ConfigMark ConfigTreeBuilder::innermost() const { return open_.empty() ? ConfigMark{1, 1} : open_.back().data->mark; }
 
 std::shared_ptr<ConfigData> ConfigTreeBuilder::make(ConfigMark mark, ConfigNode::Kind kind) {
   const std::size_t max_nodes = format_ == ConfigFormat::kYaml ? kMaxYamlNodes : kMaxJsonNodes;
   if (++nodes_ > max_nodes) {
-    throw ConfigError(location(mark), "the file has too many values",
-                      fmt::format("at most {} with aliases expanded",
-                                  format_count(static_cast<std::int64_t>(max_nodes))));
+    throw ConfigError(
+        location(mark), "the file has too many values",
+        fmt::format("at most {} with aliases expanded", format_count(static_cast<std::int64_t>(max_nodes))));
   }
   auto data = std::make_shared<ConfigData>();
   data->kind = kind;
@@ -87,8 +83,7 @@ std::shared_ptr<ConfigData> ConfigTreeBuilder::make(ConfigMark mark, ConfigNode:
 
 void ConfigTreeBuilder::begin(ConfigMark mark, ConfigNode::Kind kind) {
   if (is_key_due()) {
-    throw ConfigError(location(mark),
-                      "a list or mapping is not closed, or stands where a key is due",
+    throw ConfigError(location(mark), "a list or mapping is not closed, or stands where a key is due",
                       "a word as key, for example shard: 8");
   }
   if (open_.size() >= kMostLevels) {
@@ -136,10 +131,9 @@ void ConfigTreeBuilder::take_key(ConfigMark mark, std::string text) {
   top.key_mark = mark;
   const auto [first, is_new] = top.lines_of_keys.emplace(top.key, mark.line);
   if (!is_new) {
-    throw ConfigError(
-        location(mark),
-        fmt::format("the key {} stands here again, after line {}", quote(top.key), first->second),
-        "each key once");
+    throw ConfigError(location(mark),
+                      fmt::format("the key {} stands here again, after line {}", quote(top.key), first->second),
+                      "each key once");
   }
 }
 
@@ -159,8 +153,7 @@ void ConfigTreeBuilder::attach(std::shared_ptr<ConfigData> data) {
 
 ConfigNode ConfigTreeBuilder::finish() {
   if (root_ == nullptr) {
-    throw ConfigError({*file_, 0, 0, ""}, "the file has no values, only comments or blanks",
-                      "'key: value' lines");
+    throw ConfigError({*file_, 0, 0, ""}, "the file has no values, only comments or blanks", "'key: value' lines");
   }
   return ConfigNode(std::move(root_));
 }
@@ -181,8 +174,7 @@ std::string to_string(const ConfigPath* path) {
   return text;
 }
 
-std::string_view checked_text(std::string_view text, std::string_view file_name,
-                              std::size_t max_bytes) {
+std::string_view checked_text(std::string_view text, std::string_view file_name, std::size_t max_bytes) {
   Location location{std::string(file_name), 0, 0, ""};
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
@@ -191,8 +183,7 @@ std::string_view checked_text(std::string_view text, std::string_view file_name,
     throw ConfigError(std::move(location), "the text starts with two byte order marks");
   }
   if (text.size() > max_bytes) {
-    throw ConfigError(std::move(location), "the file is too large",
-                      fmt::format("at most {} MiB", max_bytes >> 20));
+    throw ConfigError(std::move(location), "the file is too large", fmt::format("at most {} MiB", max_bytes >> 20));
   }
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
     throw ConfigError(std::move(location), "the file is empty");
@@ -207,8 +198,7 @@ std::string_view checked_text(std::string_view text, std::string_view file_name,
     const char c = text[i];
     // yaml-cpp takes 0x04 for the end of the file, so what follows it would be lost.
     if (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t') {
-      throw ConfigError(std::move(location),
-                        fmt::format("control character 0x{:02x} in the text", c),
+      throw ConfigError(std::move(location), fmt::format("control character 0x{:02x} in the text", c),
                         "a text file in UTF-8");
     }
     if (c == '\n') {

@@ -93,8 +93,7 @@ std::string to_string(const ConfigPath* path);
 
 // The text without a byte order mark. Throws where it is empty, longer than `max_bytes`, not UTF-8,
 // or has a control character other than tab and line ends.
-std::string_view checked_text(std::string_view text, std::string_view file_name,
-                              std::size_t max_bytes);
+std::string_view checked_text(std::string_view text, std::string_view file_name, std::size_t max_bytes);
 
 inline constexpr std::size_t kMaxJsonBytes = std::size_t{16} << 20;
 inline constexpr std::size_t kMaxYamlBytes = std::size_t{2} << 20;

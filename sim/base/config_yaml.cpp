@@ -50,10 +50,9 @@ class YamlHandler final : public YAML::EventHandler {
       return;
     }
     const bool is_marked = line(mark.line).substr(0, 3) == "---";
-    throw ConfigError(
-        builder_.location(to_mark(mark)),
-        is_marked ? "a second YAML document starts here" : "something follows the end of the value",
-        "one document per file");
+    throw ConfigError(builder_.location(to_mark(mark)),
+                      is_marked ? "a second YAML document starts here" : "something follows the end of the value",
+                      "one document per file");
   }
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
@@ -68,9 +67,7 @@ class YamlHandler final : public YAML::EventHandler {
                 const std::string& value) override {
     const bool is_text = tag == "!" || tag == "tag:yaml.org,2002:str";
     if (!is_text) refuse_tag(mark, tag);
-    single(
-        {Event::Kind::kScalar, to_mark(mark), value, is_text ? Quoting::kQuoted : Quoting::kPlain},
-        anchor);
+    single({Event::Kind::kScalar, to_mark(mark), value, is_text ? Quoting::kQuoted : Quoting::kPlain}, anchor);
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                        YAML::EmitterStyle::value /*style*/) override {
@@ -91,8 +88,8 @@ class YamlHandler final : public YAML::EventHandler {
  private:
   void refuse_tag(const YAML::Mark& mark, const std::string& tag) const {
     if (tag.empty() || tag == "?" || tag == "!") return;
-    throw ConfigError(builder_.location(to_mark(mark)),
-                      "the YAML tag " + quote(tag) + " is unknown", "a value without a tag");
+    throw ConfigError(builder_.location(to_mark(mark)), "the YAML tag " + quote(tag) + " is unknown",
+                      "a value without a tag");
   }
   void single(Event event, YAML::anchor_t anchor) {
     const std::size_t begin = events_.size();
@@ -163,10 +160,8 @@ void YamlHandler::fail(const YAML::Exception& error) const {
       {YAML::ErrorMsg::MAP_VALUE, "a ':' stands where no key can end",
        "one 'key: value' per line with the indentation of its neighbours, and quotes round text "
        "that contains ': '"},
-      {YAML::ErrorMsg::MAP_KEY, "a key stands where none can",
-       "'key: value' with the indentation of its neighbours"},
-      {YAML::ErrorMsg::BLOCK_ENTRY, "a '-' stands where no list can start",
-       "'- value' on a line of its own"},
+      {YAML::ErrorMsg::MAP_KEY, "a key stands where none can", "'key: value' with the indentation of its neighbours"},
+      {YAML::ErrorMsg::BLOCK_ENTRY, "a '-' stands where no list can start", "'- value' on a line of its own"},
       {YAML::ErrorMsg::END_OF_MAP, "this does not continue the mapping above",
        "'key: value' with the indentation of its neighbours"},
       {YAML::ErrorMsg::END_OF_SEQ, "this does not continue the list above",
@@ -174,8 +169,7 @@ void YamlHandler::fail(const YAML::Exception& error) const {
       {YAML::ErrorMsg::FLOW_END, "a ']' or '}' stands here without its opening one", ""},
       {YAML::ErrorMsg::EOF_IN_SCALAR, "the text ends before the closing quote", ""},
       {YAML::ErrorMsg::UNKNOWN_ANCHOR, "the alias names no anchor above it", ""},
-      {YAML::ErrorMsg::UNKNOWN_TOKEN, "a value cannot start with this character",
-       "quotes round the value"},
+      {YAML::ErrorMsg::UNKNOWN_TOKEN, "a value cannot start with this character", "quotes round the value"},
   };
   const ConfigMark mark = to_mark(error.mark);
   const std::string_view text = line(error.mark.line);
@@ -183,17 +177,14 @@ void YamlHandler::fail(const YAML::Exception& error) const {
       error.msg == YAML::ErrorMsg::TAB_IN_INDENTATION) {
     throw ConfigError(builder_.location(mark), "a tab in the indentation", "spaces");
   }
-  if (error.msg == YAML::ErrorMsg::END_OF_SEQ_FLOW ||
-      error.msg == YAML::ErrorMsg::END_OF_MAP_FLOW) {
+  if (error.msg == YAML::ErrorMsg::END_OF_SEQ_FLOW || error.msg == YAML::ErrorMsg::END_OF_MAP_FLOW) {
     // yaml-cpp names no place where the file has ended.
-    throw ConfigError(builder_.location(builder_.innermost()),
-                      "the list or mapping that starts here is not closed",
+    throw ConfigError(builder_.location(builder_.innermost()), "the list or mapping that starts here is not closed",
                       "values separated by commas, then ']' or '}'");
   }
   for (const Rewording& rewording : rewordings) {
     if (error.msg == rewording.message) {
-      throw ConfigError(builder_.location(mark), std::string(rewording.what_is_wrong),
-                        std::string(rewording.expected));
+      throw ConfigError(builder_.location(mark), std::string(rewording.what_is_wrong), std::string(rewording.expected));
     }
   }
   throw ConfigError(builder_.location(mark), "not valid YAML: " + error.msg);

@@ -29,8 +29,7 @@ std::string unpack(std::string_view packed) {
   stream.next_out = reinterpret_cast<Bytef*>(text.data());
   stream.avail_out = size;
   constexpr int kGzip = 16 + MAX_WBITS;
-  const bool is_whole =
-      inflateInit2(&stream, kGzip) == Z_OK && inflate(&stream, Z_FINISH) == Z_STREAM_END;
+  const bool is_whole = inflateInit2(&stream, kGzip) == Z_OK && inflate(&stream, Z_FINISH) == Z_STREAM_END;
   inflateEnd(&stream);
   FORESHARD_CHECK(is_whole, "an embedded file is damaged");
   return text;

@@ -113,9 +113,7 @@ class FieldWriter {
  private:
   template <typename Value, typename Words>
   requires requires(Words words) { words.size(); }
-  static Json written(Value& value, const Words& words) {
-    return words[static_cast<std::size_t>(value)];
-  }
+  static Json written(Value& value, const Words& words) { return words[static_cast<std::size_t>(value)]; }
   template <typename Value, typename... Limits>
   static Json written(Value& value, const Limits&... limits) {
     using Plain = std::remove_const_t<Value>;
@@ -160,8 +158,7 @@ class FieldReader {
   }
   void ignore(std::string_view) {}
   void schema(std::string_view, std::string_view = "") {}
-  void require(bool holds, std::string_view key, const std::string& what,
-               const std::string& expected = "") const {
+  void require(bool holds, std::string_view key, const std::string& what, const std::string& expected = "") const {
     if (!holds) throw node_.at(key).error(what, expected);
   }
   bool has(std::string_view key) const { return node_.has(key); }
@@ -209,9 +206,7 @@ template <typename Value, typename... Limits>
 void FieldReader::read(const ConfigNode& node, Value& value, const Limits&... limits) {
   if constexpr (kIsMap<Value>) {
     for (const ConfigItem& item : node.items()) {
-      read(item.value,
-           value.emplace_back(item.key, typename Value::value_type::second_type()).second,
-           limits...);
+      read(item.value, value.emplace_back(item.key, typename Value::value_type::second_type()).second, limits...);
     }
   } else if constexpr (kIsList<Value>) {
     for (const ConfigNode& each : node.elements()) read(each, value.emplace_back(), limits...);

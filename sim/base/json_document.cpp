@@ -54,8 +54,7 @@ Json parse_json_document(std::string_view text, const std::string& file_name) {
                         fmt::format("at most {} levels", kMaxDepth));
     }
     if (++values > kMaxValues) {
-      throw ConfigError({file_name, 0, 0, ""}, "the file has too many values",
-                        fmt::format("at most {}", kMaxValues));
+      throw ConfigError({file_name, 0, 0, ""}, "the file has too many values", fmt::format("at most {}", kMaxValues));
     }
     return true;
   };
@@ -63,8 +62,7 @@ Json parse_json_document(std::string_view text, const std::string& file_name) {
     return Json::parse(text, bounded);
   } catch (const Json::parse_error& error) {
     const JsonFailure failure = json_failure(error.what());
-    throw ConfigError({file_name, failure.line, failure.column, ""},
-                      "not valid JSON: " + failure.reason);
+    throw ConfigError({file_name, failure.line, failure.column, ""}, "not valid JSON: " + failure.reason);
   } catch (const Json::exception&) {  // a number beyond a double
     throw ConfigError({file_name, 0, 0, ""}, "a number is out of range");
   }
@@ -79,8 +77,7 @@ namespace {
 // nlohmann would print NaN and infinity as null, which a reader cannot tell from "no value".
 void refuse_non_finite(const Json& value, const std::string& path) {
   if (value.is_number_float()) {
-    FORESHARD_CHECK(std::isfinite(value.get<double>()),
-                    "the output value " + path + " is not a finite number");
+    FORESHARD_CHECK(std::isfinite(value.get<double>()), "the output value " + path + " is not a finite number");
   }
   if (!value.is_structured()) return;
   for (const auto& [key, child] : value.items()) {

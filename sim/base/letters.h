@@ -18,9 +18,7 @@ inline bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 inline char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 // A letter, a digit or one of "._-".
-inline bool is_name_letter(char c) {
-  return is_letter(lower(c)) || is_digit(c) || c == '.' || c == '_' || c == '-';
-}
+inline bool is_name_letter(char c) { return is_letter(lower(c)) || is_digit(c) || c == '.' || c == '_' || c == '-'; }
 
 inline std::string lower(std::string_view text) {
   std::string low(text);
@@ -54,8 +52,7 @@ inline std::string_view cut(std::string_view& text, std::string_view separator) 
 
 // What an enumerator is called, of words in the order of its enumeration.
 template <typename Enum>
-constexpr const char* word_at(Enum value, std::initializer_list<const char*> words,
-                              const char* beyond = "?") {
+constexpr const char* word_at(Enum value, std::initializer_list<const char*> words, const char* beyond = "?") {
   const auto index = at(value);
   return index < words.size() ? words.begin()[index] : beyond;
 }

@@ -28,27 +28,22 @@ constexpr Value value_of(Key key, const std::pair<Key, Value> (&table)[rows], Va
   return otherwise;
 }
 template <typename Map>
-typename Map::mapped_type value_of(const Map& map, const auto& key,
-                                   typename Map::mapped_type otherwise) {
+typename Map::mapped_type value_of(const Map& map, const auto& key, typename Map::mapped_type otherwise) {
   const auto found = map.find(key);
   return found == map.end() ? otherwise : found->second;
 }
 
 template <typename Range, typename Value, typename Projection = std::identity>
-requires(!std::convertible_to<const Range&, std::string_view>) constexpr bool contains(
-    const Range& range, const Value& value, Projection of = {}) {
+requires(!std::convertible_to<const Range&, std::string_view>) constexpr bool contains(const Range& range,
+                                                                                       const Value& value,
+                                                                                       Projection of = {}) {
   return std::ranges::find(range, value, of) != std::ranges::end(range);
 }
-constexpr bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != text.npos;
-}
-constexpr bool contains(std::string_view text, char letter) {
-  return text.find(letter) != text.npos;
-}
+constexpr bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
+constexpr bool contains(std::string_view text, char letter) { return text.find(letter) != text.npos; }
 
 template <typename List, typename Range>
-requires(!std::convertible_to<List&, std::string_view>) constexpr void append(List& list,
-                                                                              const Range& more) {
+requires(!std::convertible_to<List&, std::string_view>) constexpr void append(List& list, const Range& more) {
   list.insert(list.end(), std::ranges::begin(more), std::ranges::end(more));
 }
 template <typename List>

@@ -37,15 +37,13 @@ void expect_regular_file(const fs::path& path) {
 
 void refuse_too_large(const fs::path& path, std::size_t most) {
   throw ConfigError({path.string(), 0, 0, ""}, "the file is too large",
-                    most < 1 << 20 ? fmt::format("at most {} bytes", most)
-                                   : fmt::format("at most {} MiB", most >> 20));
+                    most < 1 << 20 ? fmt::format("at most {} bytes", most) : fmt::format("at most {} MiB", most >> 20));
 }
 
 std::string read_text_start(const fs::path& path, std::size_t most) {
   expect_regular_file(path);
   const auto reason = [] { return "cannot be read: " + std::generic_category().message(errno); };
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
-                                                       &std::fclose);
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
   if (file == nullptr) fail(path, reason());
   std::string text;
   constexpr std::size_t kBlock = 64 << 10;

@@ -39,13 +39,12 @@ constexpr std::array kByteUnits = {
 };
 
 constexpr std::array kBandwidthUnits = {
-    NamedUnit{"B/s", 1},        NamedUnit{"kB/s", 1e3},     NamedUnit{"MB/s", 1e6},
-    NamedUnit{"GB/s", 1e9},     NamedUnit{"TB/s", 1e12},    NamedUnit{"PB/s", 1e15},
-    NamedUnit{"KiB/s", kKi},    NamedUnit{"MiB/s", kMi},    NamedUnit{"GiB/s", kGi},
-    NamedUnit{"TiB/s", kTi},    NamedUnit{"PiB/s", kPi},    NamedUnit{"bit/s", 0.125},
-    NamedUnit{"kbit/s", 125},   NamedUnit{"Mbit/s", 125e3}, NamedUnit{"Gbit/s", 125e6},
-    NamedUnit{"Tbit/s", 125e9}, NamedUnit{"b/s", 0.125},    NamedUnit{"kb/s", 125},
-    NamedUnit{"Mb/s", 125e3},   NamedUnit{"Gb/s", 125e6},   NamedUnit{"Tb/s", 125e9},
+    NamedUnit{"B/s", 1},      NamedUnit{"kB/s", 1e3},     NamedUnit{"MB/s", 1e6},     NamedUnit{"GB/s", 1e9},
+    NamedUnit{"TB/s", 1e12},  NamedUnit{"PB/s", 1e15},    NamedUnit{"KiB/s", kKi},    NamedUnit{"MiB/s", kMi},
+    NamedUnit{"GiB/s", kGi},  NamedUnit{"TiB/s", kTi},    NamedUnit{"PiB/s", kPi},    NamedUnit{"bit/s", 0.125},
+    NamedUnit{"kbit/s", 125}, NamedUnit{"Mbit/s", 125e3}, NamedUnit{"Gbit/s", 125e6}, NamedUnit{"Tbit/s", 125e9},
+    NamedUnit{"b/s", 0.125},  NamedUnit{"kb/s", 125},     NamedUnit{"Mb/s", 125e3},   NamedUnit{"Gb/s", 125e6},
+    NamedUnit{"Tb/s", 125e9},
 };
 
 constexpr std::array kFlopRateUnits = {
@@ -55,9 +54,8 @@ constexpr std::array kFlopRateUnits = {
 };
 
 constexpr std::array kTimeUnits = {
-    NamedUnit{"ns", 1},      NamedUnit{"us", 1e3},        NamedUnit{"ms", 1e6},
-    NamedUnit{"s", 1e9},     NamedUnit{"min", 6e10},      NamedUnit{"h", 3.6e12},
-    NamedUnit{"d", 8.64e13}, NamedUnit{"w", 7 * 8.64e13},
+    NamedUnit{"ns", 1},     NamedUnit{"us", 1e3},   NamedUnit{"ms", 1e6},    NamedUnit{"s", 1e9},
+    NamedUnit{"min", 6e10}, NamedUnit{"h", 3.6e12}, NamedUnit{"d", 8.64e13}, NamedUnit{"w", 7 * 8.64e13},
 };
 
 constexpr std::array kPowerUnits = {NamedUnit{"W", 1}, NamedUnit{"kW", 1e3}};
@@ -119,8 +117,7 @@ std::string_view right_word(std::string_view word) {
   return "";
 }
 
-[[noreturn]] void fail_unit(std::string_view text, std::string_view word,
-                            const Dimension& dimension) {
+[[noreturn]] void fail_unit(std::string_view text, std::string_view word, const Dimension& dimension) {
   std::string hint;
   for (const NamedUnit& unit : dimension.units) {
     if (unit.word == std::string(word) + "/s") hint = unit.word;
@@ -134,8 +131,8 @@ std::string_view right_word(std::string_view word) {
     for (const NamedUnit& unit : dimension.units) words.emplace_back(unit.word);
     hint = nearest_spelling(word, words);
   }
-  const std::string reason = fmt::format("has the unknown unit {}{}", quote(word),
-                                         hint.empty() ? "" : " (did you mean " + hint + "?)");
+  const std::string reason =
+      fmt::format("has the unknown unit {}{}", quote(word), hint.empty() ? "" : " (did you mean " + hint + "?)");
   fail(text, reason, dimension.example);
 }
 
@@ -158,8 +155,7 @@ Quantity parse(std::string_view text, const Dimension& dimension) {
   if (unit == dimension.units.end()) fail_unit(text, word, dimension);
   quantity.scale = unit->scale;
   std::int64_t whole = 0;
-  if (const auto [stop, error] = std::from_chars(text.data(), rest, whole);
-      stop == rest && error == std::errc()) {
+  if (const auto [stop, error] = std::from_chars(text.data(), rest, whole); stop == rest && error == std::errc()) {
     quantity.whole = whole;
   }
   return quantity;
@@ -170,8 +166,7 @@ std::int64_t to_integer(std::string_view text, const Dimension& dimension) {
   const Quantity quantity = parse(text, dimension);
   if (quantity.whole) {
     std::int64_t result = 0;
-    if (__builtin_mul_overflow(*quantity.whole, static_cast<std::int64_t>(quantity.scale),
-                               &result)) {
+    if (__builtin_mul_overflow(*quantity.whole, static_cast<std::int64_t>(quantity.scale), &result)) {
       fail(text, "overflows 64-bit integers", dimension.example);
     }
     return result;
@@ -213,13 +208,9 @@ std::string format_in(double value, std::span<const NamedUnit> units) {
 
 Bytes parse_bytes(std::string_view text) { return Bytes(to_integer(text, kBytes)); }
 
-BytesPerSecond parse_bandwidth(std::string_view text) {
-  return BytesPerSecond(to_rate(text, kBandwidth));
-}
+BytesPerSecond parse_bandwidth(std::string_view text) { return BytesPerSecond(to_rate(text, kBandwidth)); }
 
-FlopsPerSecond parse_flop_rate(std::string_view text) {
-  return FlopsPerSecond(to_rate(text, kFlopRate));
-}
+FlopsPerSecond parse_flop_rate(std::string_view text) { return FlopsPerSecond(to_rate(text, kFlopRate)); }
 
 Time parse_time(std::string_view text) { return Time::ns(to_integer(text, kTime)); }
 
@@ -259,9 +250,8 @@ std::string format_bandwidth(BytesPerSecond rate) {
 
 std::string format_flop_rate(FlopsPerSecond rate) {
   static constexpr std::array kUnits = {
-      NamedUnit{"FLOP/s", 1},     NamedUnit{"kFLOP/s", 1e3},  NamedUnit{"MFLOP/s", 1e6},
-      NamedUnit{"GFLOP/s", 1e9},  NamedUnit{"TFLOP/s", 1e12}, NamedUnit{"PFLOP/s", 1e15},
-      NamedUnit{"EFLOP/s", 1e18},
+      NamedUnit{"FLOP/s", 1},     NamedUnit{"kFLOP/s", 1e3},  NamedUnit{"MFLOP/s", 1e6},  NamedUnit{"GFLOP/s", 1e9},
+      NamedUnit{"TFLOP/s", 1e12}, NamedUnit{"PFLOP/s", 1e15}, NamedUnit{"EFLOP/s", 1e18},
   };
   return format_in(rate.value(), kUnits);
 }

@@ -25,8 +25,7 @@ struct Time {
   static constexpr Time seconds(double value) {
     const double scaled = value * 1e9;
     if (!(scaled > -kLimit && scaled < kLimit)) {
-      throw Error(ExitCode::kInvalidInput,
-                  "a time of " + std::to_string(value) + " s overflows 64-bit nanoseconds");
+      throw Error(ExitCode::kInvalidInput, "a time of " + std::to_string(value) + " s overflows 64-bit nanoseconds");
     }
     const auto truncated = static_cast<std::int64_t>(scaled);
     // Exact: below 2^52 the difference of neighbours is representable, above there is no fraction.
@@ -125,27 +124,23 @@ struct FlopsPerSecond {
 };
 
 // Seconds, as a double, that moving `bytes` or computing `flops` takes at a rate above zero.
-constexpr double seconds_of(Bytes bytes, BytesPerSecond rate) {
-  return as_double(bytes.count()) / rate.value();
-}
-constexpr double seconds_of(Flops flops, FlopsPerSecond rate) {
-  return flops.count() / rate.value();
-}
+constexpr double seconds_of(Bytes bytes, BytesPerSecond rate) { return as_double(bytes.count()) / rate.value(); }
+constexpr double seconds_of(Flops flops, FlopsPerSecond rate) { return flops.count() / rate.value(); }
 
 // The sum and product, or Error(kInvalidInput) naming the operands where it exceeds 64 bits.
 constexpr std::int64_t checked_add(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;
   if (__builtin_add_overflow(a, b, &result)) {
-    throw Error(ExitCode::kInvalidInput, "the sum " + std::to_string(a) + " + " +
-                                             std::to_string(b) + " overflows 64-bit integers");
+    throw Error(ExitCode::kInvalidInput,
+                "the sum " + std::to_string(a) + " + " + std::to_string(b) + " overflows 64-bit integers");
   }
   return result;
 }
 constexpr std::int64_t checked_multiply(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;
   if (__builtin_mul_overflow(a, b, &result)) {
-    throw Error(ExitCode::kInvalidInput, "the product " + std::to_string(a) + " x " +
-                                             std::to_string(b) + " overflows 64-bit integers");
+    throw Error(ExitCode::kInvalidInput,
+                "the product " + std::to_string(a) + " x " + std::to_string(b) + " overflows 64-bit integers");
   }
   return result;
 }

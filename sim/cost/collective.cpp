@@ -30,12 +30,10 @@ constexpr double kMicro = 1e-6;
 
 CollectiveOperation twin_of(CollectiveOperation operation) {
   using enum CollectiveOperation;
-  return value_of(operation,
-                  {{kAllGather, kReduceScatter},
-                   {kReduceScatter, kAllGather},
-                   {kBroadcast, kReduce},
-                   {kReduce, kBroadcast}},
-                  operation);
+  return value_of(
+      operation,
+      {{kAllGather, kReduceScatter}, {kReduceScatter, kAllGather}, {kBroadcast, kReduce}, {kReduce, kBroadcast}},
+      operation);
 }
 
 // On the line through two points, or beyond the ends the value there.
@@ -119,15 +117,13 @@ FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclV
   const double ranks = as_double(group.ranks_per_node);
   s.link = rate;
   if (s.nvlink) s.link = usable_link(s.generation, rate, version);
-  if (inside == Inside::kThroughHost)
-    s.link = through_host(rate, node.host_memory_bandwidth, ranks);
+  if (inside == Inside::kThroughHost) s.link = through_host(rate, node.host_memory_bandwidth, ranks);
   fabric.kind = s.nvlink ? FabricKind::kNvlink : FabricKind::kPcie;
   if (group.nodes <= 1) return fabric;
   fabric.kind = network_kind(node.nic_name + " " + cluster.network.kind);
   const double gpus = as_double(std::max<std::int64_t>(1, node.gpus));
   const double nics = as_double(node.nics);
-  const double ports =
-      nics >= gpus ? std::floor(nics / gpus) * ranks : ranks / std::ceil(gpus / nics);
+  const double ports = nics >= gpus ? std::floor(nics / gpus) * ranks : ranks / std::ceil(gpus / nics);
   s.nics = ports;
   s.nic = group.network.value() / kGiga / ports;  // narrower where up-links or lost ports bind
   if (group.tree.value() > 0) fabric.tree = group.tree.value() / group.network.value();
@@ -153,8 +149,7 @@ CollectiveModel::CollectiveModel(const FabricSystem& fabric, const CollectiveSet
     : CollectiveModel(fabric, settings, curve_of(calibration, fabric.kind), calibration.sweeps) {}
 
 CollectiveModel::CollectiveModel(const FabricSystem& fabric, const CollectiveSettings& settings,
-                                 const FabricCurve& curve,
-                                 const std::vector<CollectiveSweep>& sweeps)
+                                 const FabricCurve& curve, const std::vector<CollectiveSweep>& sweeps)
     : fabric_(fabric),
       settings_(settings),
       curve_(constants_of(curve)),
@@ -236,8 +231,8 @@ void CollectiveModel::add_sweeps(const std::vector<CollectiveSweep>& sweeps) {
       const double busbw = busbw_factor(sweep.operation, ranks) * point.bytes / point.seconds;
       made.log_bytes.push_back(std::log(point.bytes));
       made.log_busbw.push_back(std::log(busbw));
-      made.log_ratio.push_back(std::log(
-          point.seconds / fabric_seconds(curve_, model.term(sweep.operation, point.bytes))));
+      made.log_ratio.push_back(
+          std::log(point.seconds / fabric_seconds(curve_, model.term(sweep.operation, point.bytes))));
     }
     sweeps_.push_back(std::move(made));
   }
@@ -256,22 +251,19 @@ const CollectiveModel::Sweep* CollectiveModel::sweep_for(CollectiveOperation ope
   return best;
 }
 
-void CollectiveModel::apply(CollectiveOperation operation, double bytes,
-                            CollectivePrice& price) const {
+void CollectiveModel::apply(CollectiveOperation operation, double bytes, CollectivePrice& price) const {
   const Sweep* sweep = sweep_for(operation);
   if (sweep == nullptr) return;
   const double at = std::log(bytes);
   const bool same = sweep->operation == operation;
   const bool alike = same || sweep->operation == twin_of(operation);
   constexpr double kSameSize = 1e-6;  // of the logarithm
-  const bool inside =
-      at >= sweep->log_bytes.front() - kSameSize && at <= sweep->log_bytes.back() + kSameSize;
+  const bool inside = at >= sweep->log_bytes.front() - kSameSize && at <= sweep->log_bytes.back() + kSameSize;
   if (sweep->same_group && alike && inside) {
     const double ranks = as_double(fabric_.system.ranks());
     const double busbw = std::exp(line_at(sweep->log_bytes, sweep->log_busbw, at));
     price.seconds = busbw_factor(operation, ranks) * bytes / busbw;
-    const bool is_point = std::ranges::any_of(
-        sweep->log_bytes, [&](double x) { return std::abs(x - at) < kSameSize; });
+    const bool is_point = std::ranges::any_of(sweep->log_bytes, [&](double x) { return std::abs(x - at) < kSameSize; });
     price.evidence = same && is_point ? Evidence::kMeasured : Evidence::kInterpolated;
     return;
   }
@@ -286,9 +278,7 @@ double CollectiveModel::sent_once(double bytes, std::int64_t copies) const {
   const double k = as_double(copies), nodes = as_double(s.nodes), n = ranks_;
   const double local = n / nodes;  // ranks of a node
   const double ports = s.nodes > 1 ? s.nic * s.nics : 1;
-  const auto reached = [&](double places) {
-    return places * (1 - std::pow(1 - 1 / places, k)) / k;
-  };
+  const auto reached = [&](double places) { return places * (1 - std::pow(1 - 1 / places, k)) / k; };
   // A row is forwarded over the GPUs' links from the rank that it came to.
   const double between = (nodes - 1) / nodes * local / ports;
   const double once = std::max(reached(n) * (local - 1) / local / s.link, reached(nodes) * between);
@@ -300,13 +290,10 @@ CollectivePrice CollectiveModel::price(CollectiveOperation operation, double byt
   const double ranks = ranks_;
   const double factor = busbw_factor(operation, ranks);
   const FabricTerm found = term(operation, bytes);
-  CollectivePrice price{
-      found.algorithm, found.protocol, found.ctas, fabric_seconds(curve_, found), 0,
-      curve_.evidence};
+  CollectivePrice price{found.algorithm, found.protocol, found.ctas, fabric_seconds(curve_, found), 0, curve_.evidence};
   if (!sweeps_.empty()) apply(operation, bytes, price);
   const bool one_domain = s.nodes == 1 && s.nvlink;
-  const bool copies =
-      operation == CollectiveOperation::kAllGather || operation == CollectiveOperation::kAllToAll;
+  const bool copies = operation == CollectiveOperation::kAllGather || operation == CollectiveOperation::kAllToAll;
   if (settings_.kernels == CollectiveKernels::kCopyEngine && one_domain && copies &&
       settings_.version >= NcclVersion{2, 28, 0}) {
     price.algorithm = NcclAlgorithm::kCopyEngine;
@@ -315,8 +302,8 @@ CollectivePrice CollectiveModel::price(CollectiveOperation operation, double byt
     price.evidence = weaker(price.evidence, Evidence::kAssumed);
   }
   const bool sums = operation == CollectiveOperation::kAllReduce;
-  const bool is_symmetric = sums || operation == CollectiveOperation::kAllGather ||
-                            operation == CollectiveOperation::kReduceScatter;
+  const bool is_symmetric =
+      sums || operation == CollectiveOperation::kAllGather || operation == CollectiveOperation::kReduceScatter;
   if (settings_.kernels == CollectiveKernels::kSymmetric && one_domain && is_symmetric &&
       s.generation >= GpuGeneration::kHopper && settings_.version >= NcclVersion{2, 27, 0}) {
     // NVIDIA/nccl:src/sym_kernels.cc@v2.28.9-1: its own estimates of base (us), peak (GB/s),

@@ -79,10 +79,9 @@ struct CollectivePrice {
 class CollectiveModel {
  public:
   // No curve of the kind: NCCL's table as it is, assumed.
-  CollectiveModel(const FabricSystem& fabric, const CollectiveSettings& settings,
-                  const Calibration& calibration);
-  CollectiveModel(const FabricSystem& fabric, const CollectiveSettings& settings,
-                  const FabricCurve& curve, const std::vector<CollectiveSweep>& sweeps);
+  CollectiveModel(const FabricSystem& fabric, const CollectiveSettings& settings, const Calibration& calibration);
+  CollectiveModel(const FabricSystem& fabric, const CollectiveSettings& settings, const FabricCurve& curve,
+                  const std::vector<CollectiveSweep>& sweeps);
 
   CollectivePrice price(CollectiveOperation operation, double bytes) const;
   // What an all-to-all that takes as long moves, where of `copies` rows of one token each node and
@@ -91,9 +90,7 @@ class CollectiveModel {
   FabricTerm term(CollectiveOperation operation, double bytes) const;
   FabricKind kind() const { return fabric_.kind; }
   // The latent factor that its times are off by.
-  Factor factor() const {
-    return fabric_.system.nodes > 1 ? Factor::kInterNode : Factor::kIntraNode;
-  }
+  Factor factor() const { return fabric_.system.nodes > 1 ? Factor::kInterNode : Factor::kIntraNode; }
 
  private:
   struct Sweep {

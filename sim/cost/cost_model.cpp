@@ -32,12 +32,11 @@ Slowdown slowdown_beside_copies(const ContentionCurve& curve) {
 double normal_quantile(double p) {
   constexpr double a[] = {-3.969683028665376e+01, 2.209460984245205e+02,  -2.759285104469687e+02,
                           1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
-  constexpr double b[] = {-5.447609879822406e+01, 1.615858368580409e+02, -1.556989798598866e+02,
-                          6.680131188771972e+01, -1.328068155288572e+01};
+  constexpr double b[] = {-5.447609879822406e+01, 1.615858368580409e+02, -1.556989798598866e+02, 6.680131188771972e+01,
+                          -1.328068155288572e+01};
   constexpr double c[] = {-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838e+00,
                           -2.549732539343734e+00, 4.374664141464968e+00,  2.938163982698783e+00};
-  constexpr double d[] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00,
-                          3.754408661907416e+00};
+  constexpr double d[] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00, 3.754408661907416e+00};
   constexpr double kTail = 0.02425;
   if (p < kTail) {
     const double q = std::sqrt(-2 * std::log(p));
@@ -87,16 +86,14 @@ LatencyGap latency_gap(const Cluster& cluster, const GroupShape& group, NcclVers
   LatencyGap gap{fabric_system(cluster, link, version).system};
   // The catalogue's AMD nodes have the figure of PCIe.
   const bool is_amd = inside_of(node) == Inside::kXgmi;
-  gap.inside =
-      beyond(link.link_latency, gap.system.nvlink && !is_amd ? NcclHop::kNvlink : NcclHop::kPci);
+  gap.inside = beyond(link.link_latency, gap.system.nvlink && !is_amd ? NcclHop::kNvlink : NcclHop::kPci);
   if (gap.system.nodes > 1) gap.between = beyond(link.network_latency, NcclHop::kNetwork);
   return gap;
 }
 
 // With the gap at every hop that the algorithm makes one after the other, as NCCL counts them
 // (src/graph/tuning.cc@v2.28.9-1). NCCL does not see the difference, so its choice stays.
-CollectivePrice with_gap(CollectivePrice price, const LatencyGap& gap,
-                         CollectiveOperation operation) {
+CollectivePrice with_gap(CollectivePrice price, const LatencyGap& gap, CollectiveOperation operation) {
   if (gap.inside == 0 && gap.between == 0) return price;
   const double passes = operation == CollectiveOperation::kAllReduce ? 2 : 1;
   const double nodes = as_double(gap.system.nodes);
@@ -164,22 +161,20 @@ constexpr double kQueuedLaunches = 1024;
 // for.
 double busy_seconds(const Kernel& kernel, const Gpu& gpu) {
   const double all = as_double(std::max<std::int64_t>(1, gpu.multiprocessors));
-  const double full =
-      kernel.threads > 0 ? std::min(all, as_double(kernel.threads) / kBusyThreads) : all;
+  const double full = kernel.threads > 0 ? std::min(all, as_double(kernel.threads) / kBusyThreads) : all;
   return kernel.flops.count() / (kBusyRate * full);
 }
 
 std::size_t hash_of(const Kernel& kernel) {
-  std::uint64_t h = static_cast<std::uint64_t>(kernel.kind) | std::uint64_t{kernel.fp32} << 8 |
-                    std::uint64_t{kernel.fp8} << 9 | std::uint64_t{kernel.fp4} << 15 |
-                    std::uint64_t{kernel.causal} << 10 | std::uint64_t{kernel.masked} << 11 |
-                    std::uint64_t{kernel.dropout} << 12 | std::uint64_t{kernel.in_tiles} << 13 |
-                    static_cast<std::uint64_t>(kernel.pass) << 16 |
-                    static_cast<std::uint64_t>(kernel.memory_class) << 24 |
-                    static_cast<std::uint64_t>(kernel.function) << 32;
+  std::uint64_t h =
+      static_cast<std::uint64_t>(kernel.kind) | std::uint64_t{kernel.fp32} << 8 | std::uint64_t{kernel.fp8} << 9 |
+      std::uint64_t{kernel.fp4} << 15 | std::uint64_t{kernel.causal} << 10 | std::uint64_t{kernel.masked} << 11 |
+      std::uint64_t{kernel.dropout} << 12 | std::uint64_t{kernel.in_tiles} << 13 |
+      static_cast<std::uint64_t>(kernel.pass) << 16 | static_cast<std::uint64_t>(kernel.memory_class) << 24 |
+      static_cast<std::uint64_t>(kernel.function) << 32;
   for (const std::int64_t value :
-       {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.groups, kernel.kernels, kernel.threads,
-        kernel.bytes.count(), static_cast<std::int64_t>(kernel.flops.count())}) {
+       {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.groups, kernel.kernels, kernel.threads, kernel.bytes.count(),
+        static_cast<std::int64_t>(kernel.flops.count())}) {
     h = (h ^ static_cast<std::uint64_t>(value)) * 0x9E3779B97F4A7C15ULL;
     h ^= h >> 29;
   }
@@ -189,8 +184,7 @@ std::size_t hash_of(const Kernel& kernel) {
 // Where they were not measured, broadcast and reduce are one pass over the ring like a
 // reduce_scatter.
 CollectiveOperation measured_as(CollectiveOperation operation) {
-  const bool one_pass =
-      operation == CollectiveOperation::kBroadcast || operation == CollectiveOperation::kReduce;
+  const bool one_pass = operation == CollectiveOperation::kBroadcast || operation == CollectiveOperation::kReduce;
   return one_pass ? CollectiveOperation::kReduceScatter : operation;
 }
 
@@ -218,9 +212,7 @@ double halton_normal(int k, std::size_t dimension) {
 }
 
 // Triton's kernels over chunks, priced as kernels over strided rows are.
-bool assumes_class(Function function) {
-  return function == Function::kScan || function == Function::kDeltaRule;
-}
+bool assumes_class(Function function) { return function == Function::kScan || function == Function::kDeltaRule; }
 
 }
 
@@ -276,8 +268,7 @@ CostModel::CostModel(const Cluster& cluster, const Calibration& calibration, Cos
   }
   const std::string wanted = choices_.attention_kernel;
   choices_.attention_kernel = known_kernel(calibration_, wanted);
-  is_substitute_ = !wanted.empty() && wanted != "sdpa" && wanted != "sdpa_flash" &&
-                   wanted != choices_.attention_kernel;
+  is_substitute_ = !wanted.empty() && wanted != "sdpa" && wanted != "sdpa_flash" && wanted != choices_.attention_kernel;
   const auto learn = [&](const auto& points, ShapeCorrection& correction) {
     for (const auto& point : points) {
       const Kernel measured = kernel_of(point);
@@ -325,8 +316,7 @@ double below_half_peak(double mfu) { return mfu > 0 ? std::max(0.0, 1 - 2 * mfu)
 double CostModel::plan_log_sd(double mfu) const {
   if (!calibration_.knowledge) return 0;
   const FactorKnowledge& known = *calibration_.knowledge;
-  return std::hypot(known.plan_log_sd,
-                    known.code_log_sd * std::exp(known.code_slope * below_half_peak(mfu)));
+  return std::hypot(known.plan_log_sd, known.code_log_sd * std::exp(known.code_slope * below_half_peak(mfu)));
 }
 
 double CostModel::plan_draw(int k, double mfu) const {
@@ -347,9 +337,9 @@ AttentionCurve CostModel::attention_curve(std::int64_t head_dim, Pass pass) cons
       above = &curve;
     }
   }
-  FORESHARD_CHECK(below != nullptr || above != nullptr,
-                  "the calibration has no attention curve for " +
-                      std::string(pass == Pass::kForward ? "forward" : "backward"));
+  FORESHARD_CHECK(
+      below != nullptr || above != nullptr,
+      "the calibration has no attention curve for " + std::string(pass == Pass::kForward ? "forward" : "backward"));
   if (below == nullptr || above == nullptr || below == above) {
     return below != nullptr ? *below : *above;
   }
@@ -357,9 +347,8 @@ AttentionCurve CostModel::attention_curve(std::int64_t head_dim, Pass pass) cons
                       std::log(as_double(above->head_dim) / as_double(below->head_dim));
   AttentionCurve curve = *below;
   for (double AttentionCurve::*constant :
-       {&AttentionCurve::efficiency, &AttentionCurve::s_half, &AttentionCurve::c_half,
-        &AttentionCurve::overhead, &AttentionCurve::full_efficiency,
-        &AttentionCurve::full_s_half}) {
+       {&AttentionCurve::efficiency, &AttentionCurve::s_half, &AttentionCurve::c_half, &AttentionCurve::overhead,
+        &AttentionCurve::full_efficiency, &AttentionCurve::full_s_half}) {
     curve.*constant += part * (above->*constant - below->*constant);
   }
   curve.evidence = weaker(weaker(below->evidence, above->evidence), Evidence::kInterpolated);
@@ -382,9 +371,8 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
         wide.fp8 = false;
         return {curve_seconds(curve, wide, hot_), Factor::kGemm, Evidence::kAssumed};
       }
-      return {
-          curve_seconds(curve, kernel, hot_) * as_double(kernel.kernels), Factor::kGemm,
-          is_grouped || kernel.fp4 ? weaker(curve.evidence, Evidence::kAssumed) : curve.evidence};
+      return {curve_seconds(curve, kernel, hot_) * as_double(kernel.kernels), Factor::kGemm,
+              is_grouped || kernel.fp4 ? weaker(curve.evidence, Evidence::kAssumed) : curve.evidence};
     }
     case KernelKind::kAttention: {
       const AttentionCurve curve = attention_curve(kernel.k, kernel.pass);
@@ -398,12 +386,11 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
     case KernelKind::kMemory: {
       const MemoryCurve& curve = calibration_.memory_curve(kernel.memory_class);
       const MemoryCurve& streams = calibration_.memory_curve(MemoryClass::kElementwise);
-      const double least = std::max(busy_seconds(kernel, hot_) + curve.overhead,
-                                    row_seconds(kernel, streams, cluster_.gpu));
+      const double least =
+          std::max(busy_seconds(kernel, hot_) + curve.overhead, row_seconds(kernel, streams, cluster_.gpu));
       return {std::max(curve_seconds(curve, kernel.bytes, cluster_.gpu), least) +
                   as_double(kernel.kernels - 1) * curve.overhead,
-              Factor::kMemoryBound,
-              assumes_class(kernel.function) ? Evidence::kAssumed : curve.evidence};
+              Factor::kMemoryBound, assumes_class(kernel.function) ? Evidence::kAssumed : curve.evidence};
     }
   }
   FORESHARD_CHECK(false, "unknown kernel kind");
@@ -436,8 +423,7 @@ KernelPrice CostModel::compute_price(const Kernel& kernel) const {
   price.seconds *= factor.value;
   // Away from the points it is the curve's word.
   const bool is_near = factor.evidence != Evidence::kExtrapolated;
-  price.evidence =
-      weaker(is_near ? calibration_.measured.evidence : price.evidence, factor.evidence);
+  price.evidence = weaker(is_near ? calibration_.measured.evidence : price.evidence, factor.evidence);
   return price;
 }
 
@@ -460,13 +446,11 @@ std::optional<CollectiveModel> CostModel::collective_model(const GroupShape& gro
     return std::nullopt;
   }
   const CollectiveSettings& settings = choices_.collectives;
-  const FabricSystem fabric =
-      fabric_system(cluster_, group_link(cluster_, group), settings.version);
+  const FabricSystem fabric = fabric_system(cluster_, group_link(cluster_, group), settings.version);
   return CollectiveModel(fabric, settings, calibration_);
 }
 
-std::optional<CollectivePrice> CostModel::collective(EventKind collective, Bytes bytes,
-                                                     const GroupShape& group) const {
+std::optional<CollectivePrice> CostModel::collective(EventKind collective, Bytes bytes, const GroupShape& group) const {
   const std::optional<CollectiveModel> model = collective_model(group);
   if (!model) return std::nullopt;
   const CollectiveOperation operation = operation_of(collective);
@@ -483,8 +467,7 @@ KernelPrice CostModel::price(EventKind collective, Bytes bytes, const GroupShape
   return {found->seconds, is_between ? Factor::kInterNode : Factor::kIntraNode, found->evidence};
 }
 
-KernelPrice CostModel::curve_price(EventKind collective, Bytes bytes,
-                                   const GroupShape& group) const {
+KernelPrice CostModel::curve_price(EventKind collective, Bytes bytes, const GroupShape& group) const {
   const GroupLink link = group_link(cluster_, group);
   const Factor factor = link.nodes > 1 ? Factor::kInterNode : Factor::kIntraNode;
   const CollectiveCurve& curve = link.nodes > 1 ? calibration_.inter_node : calibration_.intra_node;
@@ -521,8 +504,7 @@ constexpr double kHostOptimizerShare = 0.18;
 // Copies between host and device run at the rate of the GPU's own link, and the ranks of a node
 // share its memory and its drives. The host's optimizer is bound by memory: it reads and writes
 // what its kernels say.
-std::optional<CostModel::HostPrice> CostModel::price_on_host(const EventGraph& graph,
-                                                             const Work& work) const {
+std::optional<CostModel::HostPrice> CostModel::price_on_host(const EventGraph& graph, const Work& work) const {
   const NodeKind& node = cluster_.node;
   const double ranks = as_double(std::max<std::int64_t>(1, cluster_.gpus_per_node()));
   const double bytes = as_double(work.bytes.count());
@@ -537,8 +519,8 @@ std::optional<CostModel::HostPrice> CostModel::price_on_host(const EventGraph& g
     case EventKind::kHostOptimizer: {
       double moved = 0;
       for (const Kernel& kernel : graph.kernels_of(work)) moved += as_double(kernel.bytes.count());
-      return HostPrice{moved * ranks / (kHostOptimizerShare * node.host_memory_bandwidth.value()),
-                       true, Evidence::kAssumed};
+      return HostPrice{moved * ranks / (kHostOptimizerShare * node.host_memory_bandwidth.value()), true,
+                       Evidence::kAssumed};
     }
     default:
       return std::nullopt;
@@ -557,8 +539,8 @@ LinkUse part_of(const LinkShares& most, double part) {
 
 // What a collective of `bytes` fills of the links that a large one fills to `most`: less, where it
 // waits for hops.
-LinkUse used_by(const LinkShares& most, const CollectiveModel& model, CollectiveOperation operation,
-                Bytes bytes, double seconds) {
+LinkUse used_by(const LinkShares& most, const CollectiveModel& model, CollectiveOperation operation, Bytes bytes,
+                double seconds) {
   constexpr double kLarge = 1 << 30;
   const double size = as_double(bytes.count());
   if (size >= kLarge || seconds <= 0) return part_of(most, 1);
@@ -614,8 +596,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
   // The overlap factor scales the excess over 1: no overlap is ever free of charge or a gain.
   const double overlap = scale(Factor::kOverlap);
   const auto excess = [&](double factor) {
-    return static_cast<std::int32_t>(
-        std::llround(static_cast<double>(Contention::kOne) * (factor - 1) * overlap));
+    return static_cast<std::int32_t>(std::llround(static_cast<double>(Contention::kOne) * (factor - 1) * overlap));
   };
   std::vector<std::optional<CollectiveModel>> models;
   models.reserve(graph.communicators.size());
@@ -642,8 +623,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       const CollectiveModel& model = *models[work.communicator];
       const CollectiveOperation operation = operation_of(work);
       const double bytes = model.sent_once(as_double(work.bytes.count()), work.copies);
-      const CollectivePrice p =
-          with_gap(model.price(operation, bytes), gaps[work.communicator], operation);
+      const CollectivePrice p = with_gap(model.price(operation, bytes), gaps[work.communicator], operation);
       seconds = last = p.seconds * scale(model.factor());
       use = used_by(links[work.communicator], model, operation, work.bytes, p.seconds);
       evidence = weaker(evidence, work.copies > 1 ? Evidence::kAssumed : p.evidence);
@@ -652,8 +632,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
         takes = {excess(slowdown.compute), excess(slowdown.memory)};
       }
     } else if (is_collective(work.kind)) {
-      const KernelPrice p =
-          curve_price(work.kind, work.bytes, graph.communicators[work.communicator].group);
+      const KernelPrice p = curve_price(work.kind, work.bytes, graph.communicators[work.communicator].group);
       seconds = last = p.seconds * scale(p.factor);
       use = part_of(links[work.communicator], 1);
       evidence = weaker(evidence, p.evidence);
@@ -672,8 +651,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       evidence = weaker(evidence, p.evidence);
     }
     // Kernels beside compute share its multiprocessors and its memory, as a collective's do.
-    if (!is_collective(work.kind) && by_memory > 0 && by_memory == seconds &&
-        calibration_.contention.memory > 0) {
+    if (!is_collective(work.kind) && by_memory > 0 && by_memory == seconds && calibration_.contention.memory > 0) {
       const Slowdown slowdown = slowdown_beside_copies(calibration_.contention);
       takes = {excess(slowdown.compute), excess(slowdown.memory)};
     }
@@ -689,8 +667,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     cost.takes = takes;
     cost.uses = use;
     if (seconds > 0) {
-      cost.memory_share =
-          static_cast<std::int32_t>(static_cast<double>(Contention::kOne) * by_memory / seconds);
+      cost.memory_share = static_cast<std::int32_t>(static_cast<double>(Contention::kOne) * by_memory / seconds);
     }
     table.works.push_back(cost);
     table.evidence.push_back(evidence);
@@ -713,8 +690,7 @@ double product_heat(const HeatCurve& curve, const HeatLoad& load, double power_l
   if (demand <= 1) return curve.cool;
   // Slower products stretch the row, and it draws less: to first order by their share of it.
   const double share = load.products / seconds;
-  const double log_clock =
-      -std::log(demand) / (curve.energy_exponent + curve.rate_exponent * share);
+  const double log_clock = -std::log(demand) / (curve.energy_exponent + curve.rate_exponent * share);
   return curve.cool * std::exp(-curve.rate_exponent * log_clock);
 }
 

@@ -63,16 +63,14 @@ class CostModel {
   KernelPrice compute_price(const Kernel& kernel) const;
   // Of a row's kernels, one after another: as hot as they are together, by the factors of a draw
   // and, of several GPUs, on the slowest. `prices` is what they are put into.
-  void price_row(std::span<const Kernel> kernels, const FactorDraw& draw,
-                 std::vector<KernelPrice>& prices) const;
+  void price_row(std::span<const Kernel> kernels, const FactorDraw& draw, std::vector<KernelPrice>& prices) const;
   // Seconds of one collective over a group; bytes as in Work. Over NCCL where the calibration knows
   // fabrics (sim/cost/collective.h), else by its curves of one node and of several.
   KernelPrice price(EventKind collective, Bytes bytes, const GroupShape& group) const;
 
   // NCCL's choice for it, and what that occupies. Nothing where NCCL is not what runs, or the group
   // is of one rank.
-  std::optional<CollectivePrice> collective(EventKind collective, Bytes bytes,
-                                            const GroupShape& group) const;
+  std::optional<CollectivePrice> collective(EventKind collective, Bytes bytes, const GroupShape& group) const;
 
   CostTable price(const EventGraph& graph) const { return price(graph, center()); }
   CostTable price(const EventGraph& graph, const FactorDraw& draw) const;
@@ -114,7 +112,7 @@ class CostModel {
   Gpu hot_;  // its GPU, peaks at the clocks that its power limit allows
   Calibration calibration_;
   CostChoices choices_;
-  double slowest_ = 1;  // of the cluster's GPUs, whose products all wait for, over their mean
+  double slowest_ = 1;          // of the cluster's GPUs, whose products all wait for, over their mean
   bool is_substitute_ = false;  // no curve of the attention kernel that was asked for
   ShapeCorrection gemm_;
   ShapeCorrection attention_;

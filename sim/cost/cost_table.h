@@ -34,15 +34,14 @@ struct Occupancy {
 using LinkUse = std::array<std::int32_t, kSharedLinks>;
 
 struct Cost {
-  Time before;       // host work ahead of the issue (hooks)
-  Time during;       // host work while enqueuing (launches)
-  Time duration;     // on the device, alone
-  Time last_kernel;  // the end is not before the host has enqueued everything and the last kernel
-                     // has run
-  Occupancy takes;   // a collective
-  LinkUse uses{};    // a collective; of anything else none
-  std::int32_t memory_share =
-      0;  // a compute row: of its time in kernels bound by memory, in 1/kOne
+  Time before;                    // host work ahead of the issue (hooks)
+  Time during;                    // host work while enqueuing (launches)
+  Time duration;                  // on the device, alone
+  Time last_kernel;               // the end is not before the host has enqueued everything and the last kernel
+                                  // has run
+  Occupancy takes;                // a collective
+  LinkUse uses{};                 // a collective; of anything else none
+  std::int32_t memory_share = 0;  // a compute row: of its time in kernels bound by memory, in 1/kOne
   bool operator==(const Cost&) const = default;
 };
 

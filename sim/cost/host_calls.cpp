@@ -47,19 +47,17 @@ constexpr double kDtensorRecomputed = 150e-6;
 constexpr double kLoopedTensor = 20e-6, kLoopedOperation = 1.9e-6;
 
 bool is_layer(EventKind kind) {
-  return kind == EventKind::kForward || kind == EventKind::kRecompute ||
-         kind == EventKind::kBackward;
+  return kind == EventKind::kForward || kind == EventKind::kRecompute || kind == EventKind::kBackward;
 }
 
 bool is_of_optimizer(EventKind kind) {
-  return kind == EventKind::kGradNorm || kind == EventKind::kGradScale ||
-         kind == EventKind::kOptimizer || kind == EventKind::kHostOptimizer;
+  return kind == EventKind::kGradNorm || kind == EventKind::kGradScale || kind == EventKind::kOptimizer ||
+         kind == EventKind::kHostOptimizer;
 }
 
 // An operation for each parameter, not one for all.
 bool loops(const Work& work) {
-  return work.kind == EventKind::kOptimizer &&
-         work.launches > work.kernels_end - work.kernels_begin;
+  return work.kind == EventKind::kOptimizer && work.launches > work.kernels_end - work.kernels_begin;
 }
 
 bool is_norm_or_loss(MemoryClass kind) {
@@ -91,8 +89,7 @@ HostCall call_of(const Kernel& kernel) {
 
 HostCall call_of(Caller caller) {
   if (caller == Caller::kRuntime) return HostCall::kCollective;
-  return caller == Caller::kFunctional ? HostCall::kFunctionalCollective
-                                       : HostCall::kRedistribution;
+  return caller == Caller::kFunctional ? HostCall::kFunctionalCollective : HostCall::kRedistribution;
 }
 
 void add_layer(const EventGraph& graph, const Work& work, Counter& counter) {
@@ -111,8 +108,7 @@ void add_layer(const EventGraph& graph, const Work& work, Counter& counter) {
 std::int64_t dtensor_operations(const EventGraph& graph, const Work& work) {
   const bool is_cut = graph.host.dtensors && !graph.host.compiled && !work.captured &&
                       (is_layer(work.kind) || work.kind == EventKind::kLoss) &&
-                      std::ranges::any_of(graph.communicators,
-                                          [](const Communicator& c) { return c.name == "tp"; });
+                      std::ranges::any_of(graph.communicators, [](const Communicator& c) { return c.name == "tp"; });
   if (!is_cut) return 0;
   const auto first = graph.kernels.begin() + work.kernels_begin;
   const auto last = graph.kernels.begin() + work.kernels_end;
@@ -216,8 +212,7 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
   if (graph.host.modules) all -= (1 - kModuleCollectiveTimes) * of(HostCall::kCollective);
   if (loops(work)) all += kLoopedTensor * work.tensors + kLoopedOperation * work.launches;
   const bool again = work.kind == EventKind::kRecompute;
-  all += (again ? kDtensorRecomputed : kDtensorOperation) *
-         static_cast<double>(dtensor_operations(graph, work));
+  all += (again ? kDtensorRecomputed : kDtensorOperation) * static_cast<double>(dtensor_operations(graph, work));
   const double hooks = of(HostCall::kHook);
   const double before = curve.processor * hooks * (graph.host.modules ? kModuleTimes : 1);
   if (graph.host.captured && !is_of_optimizer(work.kind)) return {before, 0};
@@ -226,8 +221,8 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
   if (!graph.host.engine || !is_layer(work.kind) || work.captured) return {before, python};
   const double checkpoint = again && work.begins ? curve.processor * kEngineCheckpoint : 0;
   const EngineCalls engine = engine_calls(graph, work, curve);
-  return {before, curve.processor * engine.python + checkpoint +
-                      curve.per_driver_launch * (launches + engine.launches)};
+  return {before,
+          curve.processor * engine.python + checkpoint + curve.per_driver_launch * (launches + engine.launches)};
 }
 
 }

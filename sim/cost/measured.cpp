@@ -47,10 +47,8 @@ double wave_waste(const Kernel& kernel, const Gpu& gpu) {
   constexpr std::int64_t kColumns = 256;
   const std::int64_t kRows = generation_of(gpu).is_amd() ? 256 : 128;
   constexpr double kMost = 4;
-  const std::int64_t tiles =
-      kernel.groups * ((kernel.m + kRows - 1) / kRows) * ((kernel.n + kColumns - 1) / kColumns);
-  const double waves = static_cast<double>(tiles) /
-                       static_cast<double>(std::max<std::int64_t>(gpu.multiprocessors, 1));
+  const std::int64_t tiles = kernel.groups * ((kernel.m + kRows - 1) / kRows) * ((kernel.n + kColumns - 1) / kColumns);
+  const double waves = static_cast<double>(tiles) / static_cast<double>(std::max<std::int64_t>(gpu.multiprocessors, 1));
   return std::min(kMost, std::ceil(waves - 1e-9) / waves);
 }
 
@@ -67,8 +65,7 @@ int halvings(const Kernel& kernel) {
   };
   if (kernel.pass == Pass::kForward) return std::max(of(kernel.n), of(kernel.k));
   // Of a group's own rows, m or k, there is no saying: they lie between features.
-  const int other = kernel.groups > 1 ? std::min(of(kernel.m), of(kernel.k))
-                                      : std::max(of(kernel.m), of(kernel.k));
+  const int other = kernel.groups > 1 ? std::min(of(kernel.m), of(kernel.k)) : std::max(of(kernel.m), of(kernel.k));
   return std::max(of(kernel.n), other);
 }
 
@@ -84,8 +81,7 @@ double gemm_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu
   if (const int h = halvings(kernel); h > 0) {
     compute *= 1 + curve.misaligned[static_cast<std::size_t>(std::min(h, 3) - 1)];
   }
-  const double memory =
-      as_double(kernel.bytes.count()) / (curve.hbm_fraction * gpu.memory_bandwidth.value());
+  const double memory = as_double(kernel.bytes.count()) / (curve.hbm_fraction * gpu.memory_bandwidth.value());
   double both = std::max(compute, memory);
   // Beyond the rounding of the larger one there is nothing to add.
   if (const double less = std::min(compute, memory) / both; curve.blend > 0 && less > 0.05) {
@@ -141,8 +137,7 @@ double curve_seconds(const AttentionCurve& curve, const Kernel& kernel, const Gp
   const bool full = !kernel.causal && curve.full_efficiency > 0;
   const double efficiency = full ? curve.full_efficiency : curve.efficiency;
   const double s_half = full ? curve.full_s_half : curve.s_half;
-  const double blocks =
-      as_double(kernel.m * kernel.heads * ((kernel.n + kQueryBlock - 1) / kQueryBlock));
+  const double blocks = as_double(kernel.m * kernel.heads * ((kernel.n + kQueryBlock - 1) / kQueryBlock));
   const double waves = blocks / as_double(gpu.multiprocessors);
   return kernel.flops.count() / (efficiency * peak_of(kernel, gpu)) * (1 + s_half / sequence) *
              (1 + curve.c_half / waves) * of_masked(kernel) +
@@ -166,20 +161,17 @@ double row_seconds(const Kernel& kernel, const MemoryCurve& streams, const Gpu& 
   const double columns = rows > 0 ? moved / rows / kTensors / kBytes : 0;
   const bool is_shared = rows > kShares && columns / kColumns < as_double(gpu.multiprocessors) / 2;
   if (rows == 0 || gpu.clock <= 0 || is_shared) return row_by_row;
-  return std::max(row_by_row,
-                  curve_seconds(streams, kernel.bytes, gpu) + rows * kCycles / gpu.clock);
+  return std::max(row_by_row, curve_seconds(streams, kernel.bytes, gpu) + rows * kCycles / gpu.clock);
 }
 
 double curve_seconds(const MemoryCurve& curve, Bytes bytes, const Gpu& gpu) {
-  return as_double(bytes.count()) / (curve.fraction * gpu.memory_bandwidth.value()) +
-         curve.overhead;
+  return as_double(bytes.count()) / (curve.fraction * gpu.memory_bandwidth.value()) + curve.overhead;
 }
 
 // Small sequences leave tensor units idle in two ways that the curve, of calls timed by themselves,
 // has in its overhead and s_half: tiles that reach beyond the sequence, and blocks that load before
 // they multiply. What is left is the rate of a sequence too long for either.
-double tiled_seconds(const AttentionCurve& curve, const MemoryCurve& memory, const Kernel& kernel,
-                     const Gpu& gpu) {
+double tiled_seconds(const AttentionCurve& curve, const MemoryCurve& memory, const Kernel& kernel, const Gpu& gpu) {
   constexpr double kLong = 4096;
   const bool full = curve.full_efficiency > 0;
   const double efficiency = full ? curve.full_efficiency : curve.efficiency;
@@ -218,8 +210,8 @@ Kernel kernel_of(const AttentionPoint& point) {
   Operation operation;
   operation.kind = OperationKind::kAttention;
   operation.attention = {point.heads, point.kv_heads, point.head_dim, point.causal};
-  kernel.flops = forward_flops(operation, point.batch, point.sequence) *
-                 (point.pass == Pass::kForward ? 1.0 : kBackwardProducts);
+  kernel.flops =
+      forward_flops(operation, point.batch, point.sequence) * (point.pass == Pass::kForward ? 1.0 : kBackwardProducts);
   return kernel;
 }
 
@@ -273,17 +265,15 @@ Estimate ShapeCorrection::at(const Kernel& kernel) const {
   }
   bool is_inside = nearest <= kReach;
   for (std::size_t i = 0; i < low.size(); ++i) {
-    is_inside =
-        is_inside && wanted.place[i] >= low[i] - kSame && wanted.place[i] <= high[i] + kSame;
+    is_inside = is_inside && wanted.place[i] >= low[i] - kSame && wanted.place[i] <= high[i] + kSame;
   }
   return {std::exp(sum / weights), is_inside ? Evidence::kInterpolated : Evidence::kExtrapolated};
 }
 
 Estimate seconds_at(std::span<const SizePoint> points, double bytes) {
   FORESHARD_CHECK(!points.empty(), "a curve without points");
-  const auto above =
-      std::lower_bound(points.begin(), points.end(), bytes,
-                       [](const SizePoint& point, double value) { return point.bytes < value; });
+  const auto above = std::lower_bound(points.begin(), points.end(), bytes,
+                                      [](const SizePoint& point, double value) { return point.bytes < value; });
   if (above != points.end() && above->bytes == bytes) return {above->seconds, Evidence::kMeasured};
   if (points.size() == 1) {
     return {points[0].seconds * bytes / points[0].bytes, Evidence::kExtrapolated};
@@ -301,14 +291,13 @@ Estimate seconds_at(std::span<const SizePoint> points, double bytes) {
     if (start < 0) seconds = a.seconds * bytes / a.bytes;
   } else {
     // Noise in the last two points may make the line flat: never faster than all points say.
-    seconds = std::max(seconds, b.seconds + (bytes - b.bytes) * (b.seconds - points[0].seconds) /
-                                                (b.bytes - points[0].bytes));
+    seconds = std::max(seconds,
+                       b.seconds + (bytes - b.bytes) * (b.seconds - points[0].seconds) / (b.bytes - points[0].bytes));
   }
   return {seconds, Evidence::kExtrapolated};
 }
 
-const FunctionPoints* find_function(const MeasuredPoints& measured, Function function, Pass pass,
-                                    bool fp32) {
+const FunctionPoints* find_function(const MeasuredPoints& measured, Function function, Pass pass, bool fp32) {
   const FunctionPoints* found = nullptr;
   for (const FunctionPoints& candidate : measured.functions) {
     if (candidate.function != function || candidate.pass != pass) continue;
@@ -331,23 +320,21 @@ Estimate scaled(const CollectivePoints& points, std::int64_t to, double bytes) {
   return {latency * hops + (whole.value - latency) * share, Evidence::kExtrapolated};
 }
 
-std::optional<Estimate> collective_of_order(const MeasuredPoints& measured,
-                                            const CollectiveCall& call) {
+std::optional<Estimate> collective_of_order(const MeasuredPoints& measured, const CollectiveCall& call) {
   const CollectivePoints* below = nullptr;
   const CollectivePoints* above = nullptr;
   for (const CollectivePoints& candidate : measured.collectives) {
     if (candidate.operation != call.operation || candidate.order != call.order) continue;
     if (candidate.group == call.group) return seconds_at(candidate.points, call.bytes);
     const CollectivePoints*& side = candidate.group < call.group ? below : above;
-    const bool is_nearer = side == nullptr || std::abs(candidate.group - call.group) <
-                                                  std::abs(side->group - call.group);
+    const bool is_nearer =
+        side == nullptr || std::abs(candidate.group - call.group) < std::abs(side->group - call.group);
     if (is_nearer) side = &candidate;
   }
   if (below != nullptr && above != nullptr) {
     const Estimate low = seconds_at(below->points, call.bytes);
     const Estimate high = seconds_at(above->points, call.bytes);
-    const double part =
-        as_double(call.group - below->group) / as_double(above->group - below->group);
+    const double part = as_double(call.group - below->group) / as_double(above->group - below->group);
     return Estimate{low.value + part * (high.value - low.value),
                     weaker(Evidence::kInterpolated, weaker(low.evidence, high.evidence))};
   }
@@ -361,8 +348,7 @@ std::optional<Estimate> collective_of_order(const MeasuredPoints& measured,
 std::optional<Estimate> collective_at(const MeasuredPoints& measured, const CollectiveCall& call) {
   if (std::optional<Estimate> found = collective_of_order(measured, call)) return found;
   CollectiveCall other = call;
-  other.order = call.order == ReductionOrder::kMicrobatch ? ReductionOrder::kLibrary
-                                                          : ReductionOrder::kMicrobatch;
+  other.order = call.order == ReductionOrder::kMicrobatch ? ReductionOrder::kLibrary : ReductionOrder::kMicrobatch;
   std::optional<Estimate> found = collective_of_order(measured, other);
   if (found) found->evidence = Evidence::kExtrapolated;
   return found;

@@ -28,8 +28,7 @@ double burst_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gp
 double curve_seconds(const AttentionCurve& curve, const Kernel& kernel, const Gpu& gpu);
 double curve_seconds(const MemoryCurve& curve, Bytes bytes, const Gpu& gpu);
 // Attention whose kernels are timed on a stream, by the tiles that they work on.
-double tiled_seconds(const AttentionCurve& curve, const MemoryCurve& memory, const Kernel& kernel,
-                     const Gpu& gpu);
+double tiled_seconds(const AttentionCurve& curve, const MemoryCurve& memory, const Kernel& kernel, const Gpu& gpu);
 // The least that a norm takes for its rows, given the curve of what streams; 0 of other kernels.
 double row_seconds(const Kernel& kernel, const MemoryCurve& streams, const Gpu& gpu);
 
@@ -71,8 +70,7 @@ Estimate seconds_at(std::span<const SizePoint> points, double bytes);
 
 // Points of this function and pass, of this dtype if there are any, else of the other. nullptr:
 // none.
-const FunctionPoints* find_function(const MeasuredPoints& measured, Function function, Pass pass,
-                                    bool fp32);
+const FunctionPoints* find_function(const MeasuredPoints& measured, Function function, Pass pass, bool fp32);
 
 // A collective over `group` ranks. Group sizes that were not measured: a straight line between the
 // neighbours, else the nearest one scaled by hops (latency) and by the share of the buffer that

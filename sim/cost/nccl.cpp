@@ -19,9 +19,7 @@ constexpr NcclVersion k226{2, 26, 0};
 
 std::size_t index_of(NcclProtocol protocol) { return at(protocol); }
 
-int floor_log2(std::int64_t value) {
-  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(value))) - 1;
-}
+int floor_log2(std::int64_t value) { return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(value))) - 1; }
 
 bool is_gather_or_scatter(CollectiveOperation c) {
   return c == CollectiveOperation::kAllGather || c == CollectiveOperation::kReduceScatter;
@@ -51,8 +49,7 @@ Hops hops_of(const NcclSystem& system, NcclAlgorithm algorithm, NcclProtocol pro
   return hops;
 }
 
-double latency_of(const NcclSystem& s, CollectiveOperation collective, NcclAlgorithm algorithm,
-                  NcclProtocol protocol) {
+double latency_of(const NcclSystem& s, CollectiveOperation collective, NcclAlgorithm algorithm, NcclProtocol protocol) {
   const double base = nccl_base(algorithm, s.version)[index_of(protocol)];
   Hops hop = hops_of(s, algorithm, protocol);
   const double nodes = as_double(s.nodes);
@@ -126,8 +123,7 @@ double bandwidth_of(const NcclModel& model, CollectiveOperation collective, Nccl
       const bool tree = algorithm == NcclAlgorithm::kNvlsTree;
       if (!is_simple || nvls.channels < 2 || tree == (s.nodes == 1)) return 0;
       if (tree && collective != CollectiveOperation::kAllReduce) return 0;
-      if (!tree && collective != CollectiveOperation::kAllReduce &&
-          !is_gather_or_scatter(collective)) {
+      if (!tree && collective != CollectiveOperation::kAllReduce && !is_gather_or_scatter(collective)) {
         return 0;
       }
       if (is_gather_or_scatter(collective) && s.version < k219) return 0;
@@ -157,18 +153,16 @@ double bandwidth_of(const NcclModel& model, CollectiveOperation collective, Nccl
       return as_double(s.ranks_per_node) * std::min(ring.intra, 0.9 * ring.inter);
     }
     case NcclAlgorithm::kCollNetChain:
-      if (!is_simple || !s.collnet || s.nodes < 2 || collective != CollectiveOperation::kAllReduce)
-        return 0;
+      if (!is_simple || !s.collnet || s.nodes < 2 || collective != CollectiveOperation::kAllReduce) return 0;
       return ring.channels * ring.intra * 0.5;
     default:
       return 0;
   }
 }
 
-constexpr NcclAlgorithm kTable[] = {
-    NcclAlgorithm::kTree,         NcclAlgorithm::kRing, NcclAlgorithm::kCollNetDirect,
-    NcclAlgorithm::kCollNetChain, NcclAlgorithm::kNvls, NcclAlgorithm::kNvlsTree,
-    NcclAlgorithm::kPat};
+constexpr NcclAlgorithm kTable[] = {NcclAlgorithm::kTree,         NcclAlgorithm::kRing, NcclAlgorithm::kCollNetDirect,
+                                    NcclAlgorithm::kCollNetChain, NcclAlgorithm::kNvls, NcclAlgorithm::kNvlsTree,
+                                    NcclAlgorithm::kPat};
 
 // Sends and receives: all peers at once, those inside over the GPU's links, the others through the
 // ports; the slower half decides. Blocks: two a channel, as NCCL's p2p channels.
@@ -180,8 +174,7 @@ double point_to_point(const NcclModel& model, CollectiveOperation collective) {
     return s.nodes > 1 ? ports / as_double(s.ranks_per_node) : s.link;
   }
   const double inside = as_double(s.ranks_per_node - 1) / n / s.link;
-  const double outside =
-      s.nodes > 1 ? (n - as_double(s.ranks_per_node)) / n * as_double(s.ranks_per_node) / ports : 0;
+  const double outside = s.nodes > 1 ? (n - as_double(s.ranks_per_node)) / n * as_double(s.ranks_per_node) / ports : 0;
   return 1 / std::max(inside, outside);
 }
 
@@ -192,16 +185,13 @@ double ring_steps(CollectiveOperation collective, double ranks) {
   return is_gather_or_scatter(collective) ? ranks - 1 : ranks;
 }
 
-NcclModel::NcclModel(const NcclSystem& system)
-    : system_(system), ring_(ring_graph(system)), nvls_(nvls_graph(system)) {
+NcclModel::NcclModel(const NcclSystem& system) : system_(system), ring_(ring_graph(system)), nvls_(nvls_graph(system)) {
   FORESHARD_CHECK(system.ranks() > 1, "a communicator of one rank has no cost model");
   for (std::size_t c = 0; c < kCollectiveOperations; ++c) {
     const auto collective = static_cast<CollectiveOperation>(c);
-    if (collective == CollectiveOperation::kAllToAll ||
-        collective == CollectiveOperation::kSendRecv) {
+    if (collective == CollectiveOperation::kAllToAll || collective == CollectiveOperation::kSendRecv) {
       const Hops hop = hops_of(system_, NcclAlgorithm::kRing, NcclProtocol::kSimple);
-      const double peers =
-          collective == CollectiveOperation::kSendRecv ? 1 : as_double(system_.ranks() - 1);
+      const double peers = collective == CollectiveOperation::kSendRecv ? 1 : as_double(system_.ranks() - 1);
       const double once = nccl_base(NcclAlgorithm::kRing, system_.version)[2];
       const double post = post_overhead(system_, NcclProtocol::kLL);
       entries_[c].add({NcclAlgorithm::kPointToPoint, NcclProtocol::kSimple,
@@ -229,22 +219,21 @@ NcclModel::Entry NcclModel::entry(CollectiveOperation collective, NcclAlgorithm 
   return {algorithm, protocol, latency_of(system_, collective, algorithm, protocol), bandwidth};
 }
 
-NcclCost NcclModel::at_size(CollectiveOperation collective, const Entry& entry,
-                            double bytes) const {
+NcclCost NcclModel::at_size(CollectiveOperation collective, const Entry& entry, double bytes) const {
   NcclCost cost{entry.algorithm, entry.protocol, entry.latency, entry.bandwidth};
   if (collective != CollectiveOperation::kAllReduce) return cost;
   if (entry.algorithm == NcclAlgorithm::kTree) {
     cost.bandwidth *= nccl_tree_correction(entry.protocol, bytes);
   }
-  if (entry.algorithm == NcclAlgorithm::kRing && entry.protocol == NcclProtocol::kSimple &&
-      system_.nodes > 1 && bytes / (ring_.channels * as_double(system_.ranks())) >= 64) {
+  if (entry.algorithm == NcclAlgorithm::kRing && entry.protocol == NcclProtocol::kSimple && system_.nodes > 1 &&
+      bytes / (ring_.channels * as_double(system_.ranks())) >= 64) {
     cost.latency *= system_.generation < GpuGeneration::kAmpere ? 1.9 : 1.4;
   }
   return cost;
 }
 
-NcclCost NcclModel::cost(CollectiveOperation collective, NcclAlgorithm algorithm,
-                         NcclProtocol protocol, double bytes) const {
+NcclCost NcclModel::cost(CollectiveOperation collective, NcclAlgorithm algorithm, NcclProtocol protocol,
+                         double bytes) const {
   return at_size(collective, entry(collective, algorithm, protocol), bytes);
 }
 

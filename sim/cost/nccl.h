@@ -34,12 +34,10 @@ inline constexpr std::size_t kNcclAlgorithms = 10;
 enum class NcclProtocol : std::uint8_t { kLL, kLL128, kSimple };
 inline constexpr std::size_t kNcclProtocols = 3;
 constexpr const char* to_string(NcclAlgorithm algorithm) {
-  return word_at(algorithm, {"tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree",
-                             "pat", "point_to_point", "copy_engine", "symmetric"});
+  return word_at(algorithm, {"tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat",
+                             "point_to_point", "copy_engine", "symmetric"});
 }
-constexpr const char* to_string(NcclProtocol protocol) {
-  return word_at(protocol, {"ll", "ll128", "simple"});
-}
+constexpr const char* to_string(NcclProtocol protocol) { return word_at(protocol, {"ll", "ll128", "simple"}); }
 
 struct NcclVersion {
   int major = 2;
@@ -113,8 +111,7 @@ class NcclModel {
   Choice choose(CollectiveOperation collective, double bytes) const;
 
   // The entry of one algorithm and protocol: latency and bandwidth at this size.
-  NcclCost cost(CollectiveOperation collective, NcclAlgorithm algorithm, NcclProtocol protocol,
-                double bytes) const;
+  NcclCost cost(CollectiveOperation collective, NcclAlgorithm algorithm, NcclProtocol protocol, double bytes) const;
   const NcclSystem& system() const { return system_; }
   const NcclGraph& ring() const { return ring_; }
   const NcclGraph& nvls() const { return nvls_; }

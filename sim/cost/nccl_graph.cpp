@@ -55,16 +55,15 @@ ChannelFit best_fit(std::span<const double> speeds, double total, double port, d
 }
 
 int split(NcclGraph& graph, const NcclSystem& system, double speed) {
-  const bool stays =
-      system.generation >= GpuGeneration::kHopper && speed < 50 && graph.channels > 4;
+  const bool stays = system.generation >= GpuGeneration::kHopper && speed < 50 && graph.channels > 4;
   if (speed >= 25 && !stays) {
     graph.channels *= 2;
     graph.intra /= 2;
     graph.inter /= 2;
   }
   int ctas = 2 * graph.channels;
-  if (system.generation >= GpuGeneration::kHopper && system.nodes > 1 && speed > 45 + kSlack &&
-      graph.inter > 45 && ctas < 16) {
+  if (system.generation >= GpuGeneration::kHopper && system.nodes > 1 && speed > 45 + kSlack && graph.inter > 45 &&
+      ctas < 16) {
     ctas *= 2;
   }
   const int most = system.version < NcclVersion{2, 25, 0} ? 32 : 64;
@@ -139,10 +138,9 @@ NcclGraph ring_graph(const NcclSystem& system) {
     }
   } else if (system.nvlink) {
     const double infinite = std::numeric_limits<double>::infinity();
-    const ChannelFit fit =
-        best_fit(nccl_speeds_inside(system.generation), system.link, infinite, 0);
-    graph = fit.channels > 0 ? NcclGraph{fit.channels, fit.speed, fit.speed, 0}
-                             : NcclGraph{1, system.link, system.link, 0};
+    const ChannelFit fit = best_fit(nccl_speeds_inside(system.generation), system.link, infinite, 0);
+    graph =
+        fit.channels > 0 ? NcclGraph{fit.channels, fit.speed, fit.speed, 0} : NcclGraph{1, system.link, system.link, 0};
   } else {
     graph = {1, system.link, system.link, 0};
   }
@@ -163,8 +161,8 @@ NcclGraph nvls_graph(const NcclSystem& system) {
   }
   if (graph.channels == 0) return {};
   if (system.nodes > 1) {
-    graph.inter = std::min(system.nic * system.nics / static_cast<double>(trees),
-                           nccl_speeds_between(system.generation).front());
+    graph.inter =
+        std::min(system.nic * system.nics / static_cast<double>(trees), nccl_speeds_between(system.generation).front());
   }
   // NVIDIA/nccl:src/transport/nvls.cc: blocks by architecture.
   graph.ctas = system.generation == GpuGeneration::kHopper ? 16 : system.nodes > 1 ? 32 : 24;

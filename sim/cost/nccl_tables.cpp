@@ -12,14 +12,11 @@ constexpr NcclVersion k230{2, 30, 0};
 
 using ByNodes = std::array<double, 3>;
 
-double of_nodes(const ByNodes& values, std::int64_t nodes) {
-  return values[at(std::min<std::int64_t>(nodes, 3) - 1)];
-}
+double of_nodes(const ByNodes& values, std::int64_t nodes) { return values[at(std::min<std::int64_t>(nodes, 3) - 1)]; }
 
 std::size_t row_of(GpuGeneration generation) { return at(generation); }
 
-constexpr std::array<ByNodes, 4> kLlCaps = {
-    {{39, 39, 20.4}, {87.7, 22.5, 19}, {141, 45, 35}, {282, 90, 70}}};
+constexpr std::array<ByNodes, 4> kLlCaps = {{{39, 39, 20.4}, {87.7, 22.5, 19}, {141, 45, 35}, {282, 90, 70}}};
 
 }
 
@@ -87,8 +84,7 @@ double nccl_tree_ll128(const NcclSystem& system) {
   if (system.generation < GpuGeneration::kHopper) return 20;
   const ByNodes hopper = {36.7, 36.7, 29};
   if (system.generation == GpuGeneration::kHopper) return of_nodes(hopper, system.nodes);
-  return system.version >= k228 ? of_nodes({55.6, 31.67, 20}, system.nodes)
-                                : 2 * of_nodes(hopper, system.nodes);
+  return system.version >= k228 ? of_nodes({55.6, 31.67, 20}, system.nodes) : 2 * of_nodes(hopper, system.nodes);
 }
 
 double nccl_tree_simple(const NcclSystem& system) {
@@ -103,8 +99,7 @@ double nccl_tree_simple(const NcclSystem& system) {
     case GpuGeneration::kBlackwell:
       break;
   }
-  return system.version >= k228 ? of_nodes({70, 42.8, 24}, system.nodes)
-                                : 2 * of_nodes(hopper, system.nodes);
+  return system.version >= k228 ? of_nodes({70, 42.8, 24}, system.nodes) : 2 * of_nodes(hopper, system.nodes);
 }
 
 double nccl_nvls_tree(const NcclSystem& system) {
@@ -122,8 +117,7 @@ double nccl_tree_correction(NcclProtocol protocol, double bytes) {
   static constexpr std::array<std::array<double, 23>, kNcclProtocols> kFactors = {
       {{1, 1, 1, 1, .9, .8, .7, .7, .7, .7, .6, .5, .4, .4, .5, .6, .7, .8, .9, 1, 1, 1, 1},
        {1, 1, 1, 1, 1, .9, .8, .8, .8, .7, .6, .6, .6, .6, .6, .6, .8, .9, .9, .9, .9, 1, 1},
-       {.9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5,
-        .5, .5, .5, .6, .7, .8, .7, .7, .8, .9, .9}}};
+       {.9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5, .5, .5, .5, .6, .7, .8, .7, .7, .8, .9, .9}}};
   if (bytes < 64) return 1;
   const int index = std::ilogb(bytes / 64);
   if (index > 22) return 1;
@@ -140,12 +134,9 @@ std::span<const double> nccl_speeds_inside(GpuGeneration generation) {
 }
 
 std::span<const double> nccl_speeds_between(GpuGeneration generation) {
-  static constexpr double kOld[] = {48, 30, 28, 24, 20, 18,  15,  12,  10, 9,
-                                    7,  6,  5,  4,  3,  2.4, 1.2, .24, .12};
-  static constexpr double kHopper[] = {48, 45, 42, 40, 30,  24,  22,  20, 17.5,
-                                       15, 12, 6,  3,  2.4, 1.2, .24, .12};
-  static constexpr double kBlackwell[] = {96,   48, 45.1, 42, 40, 30,  24,  22,  20,
-                                          17.5, 15, 12,   6,  3,  2.4, 1.2, .24, .12};
+  static constexpr double kOld[] = {48, 30, 28, 24, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3, 2.4, 1.2, .24, .12};
+  static constexpr double kHopper[] = {48, 45, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, 2.4, 1.2, .24, .12};
+  static constexpr double kBlackwell[] = {96, 48, 45.1, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, 2.4, 1.2, .24, .12};
   if (generation < GpuGeneration::kHopper) return kOld;
   if (generation == GpuGeneration::kHopper) return kHopper;
   return kBlackwell;

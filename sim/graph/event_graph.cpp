@@ -63,21 +63,18 @@ std::string EventGraph::fingerprint() const {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Row& row = rows[i];
     const RowDetail& detail = details[i];
-    hash.add(static_cast<std::int64_t>(row.kind) << 24 |
-             static_cast<std::int64_t>(row.stream) << 16 |
+    hash.add(static_cast<std::int64_t>(row.kind) << 24 | static_cast<std::int64_t>(row.stream) << 16 |
              static_cast<std::int64_t>(row.communicator) << 8 | row.wait_count);
     hash.add(std::int64_t{row.host_wait} << 32 ^ std::int64_t{row.work});
-    hash.add(std::int64_t{detail.unit} << 32 ^ std::int64_t{detail.layer} << 16 ^
-             detail.microbatch);
+    hash.add(std::int64_t{detail.unit} << 32 ^ std::int64_t{detail.layer} << 16 ^ detail.microbatch);
     if (detail.buffer >= 0) hash.add(std::int64_t{detail.buffer});
     // What the engine reads besides; other runtimes have nothing here.
-    if (!host.python)
-      hash.add(std::int64_t{detail.other} << 8 ^ static_cast<std::int64_t>(detail.sum));
+    if (!host.python) hash.add(std::int64_t{detail.other} << 8 ^ static_cast<std::int64_t>(detail.sum));
     for (EventId w : waits_of(static_cast<EventId>(i))) hash.add(std::int64_t{w});
     for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
       hash.add(static_cast<std::int64_t>(actions[a].segments - 1) << 48 |
-               static_cast<std::int64_t>(actions[a].kind) << 40 |
-               static_cast<std::int64_t>(actions[a].segment) << 32 | actions[a].target);
+               static_cast<std::int64_t>(actions[a].kind) << 40 | static_cast<std::int64_t>(actions[a].segment) << 32 |
+               actions[a].target);
     }
   }
   hash.add(std::int64_t{final_host_wait});
@@ -96,8 +93,7 @@ std::string EventGraph::fingerprint() const {
     if (work.copies > 1) hash.add(std::int64_t{work.copies});
     for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
       const Kernel& kernel = kernels[k];
-      hash.add(static_cast<std::int64_t>(kernel.kind) << 16 |
-               static_cast<std::int64_t>(kernel.memory_class) << 8 |
+      hash.add(static_cast<std::int64_t>(kernel.kind) << 16 | static_cast<std::int64_t>(kernel.memory_class) << 8 |
                static_cast<std::int64_t>(kernel.pass));
       for (std::int64_t v : {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.bytes.count()}) {
         hash.add(v);
@@ -127,8 +123,7 @@ std::string EventGraph::fingerprint() const {
       for (std::int32_t action : phase->actions) hash.add(std::int64_t{action});
       if (host.python) continue;
       for (const LayerStep& step : phase->steps) {
-        hash.add(static_cast<std::int64_t>(step.kind) << 48 ^ std::int64_t{step.operation} << 32 ^
-                 step.actions_end);
+        hash.add(static_cast<std::int64_t>(step.kind) << 48 ^ std::int64_t{step.operation} << 32 ^ step.actions_end);
         for (const std::int32_t slot : step.inputs) hash.add(std::int64_t{slot});
         for (const std::int32_t slot : step.outputs) hash.add(std::int64_t{slot});
       }

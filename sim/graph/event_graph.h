@@ -59,17 +59,16 @@ enum class EventKind : std::uint8_t {
 };
 inline constexpr std::size_t kEventKinds = 28;
 constexpr const char* to_string(EventKind kind) {
-  return word_at(kind, "all_gather_copy_in", "all_gather", "all_gather_copy_out", "forward", "loss",
-                 "recompute", "backward", "reshard", "reduce_scatter_copy_in", "reduce_scatter",
-                 "all_reduce", "accumulate", "grad_norm", "grad_scale", "optimizer",
-                 "host_to_device", "device_to_host", "broadcast", "reduce", "gradient_copy_in",
-                 "gradient_copy_out", "quantize", "dequantize", "storage_read", "storage_write",
+  return word_at(kind, "all_gather_copy_in", "all_gather", "all_gather_copy_out", "forward", "loss", "recompute",
+                 "backward", "reshard", "reduce_scatter_copy_in", "reduce_scatter", "all_reduce", "accumulate",
+                 "grad_norm", "grad_scale", "optimizer", "host_to_device", "device_to_host", "broadcast", "reduce",
+                 "gradient_copy_in", "gradient_copy_out", "quantize", "dequantize", "storage_read", "storage_write",
                  "host_optimizer", "all_to_all", "send_recv");
 }
 constexpr bool is_collective(EventKind kind) {
-  return kind == EventKind::kAllGather || kind == EventKind::kReduceScatter ||
-         kind == EventKind::kAllReduce || kind == EventKind::kBroadcast ||
-         kind == EventKind::kReduce || kind == EventKind::kAllToAll || kind == EventKind::kSendRecv;
+  return kind == EventKind::kAllGather || kind == EventKind::kReduceScatter || kind == EventKind::kAllReduce ||
+         kind == EventKind::kBroadcast || kind == EventKind::kReduce || kind == EventKind::kAllToAll ||
+         kind == EventKind::kSendRecv;
 }
 
 // The last five are the streams of communicators of the mesh's axes: of those inside layers, tp,
@@ -88,15 +87,13 @@ enum class Stream : std::uint8_t {
 };
 inline constexpr std::size_t kStreams = 10;
 constexpr const char* to_string(Stream stream) {
-  return word_at(stream, {"compute", "all_gather_copy_in", "all_gather", "reduce_scatter",
-                          "all_reduce", "tensor_parallel", "context_parallel", "expert_parallel",
-                          "pipeline_parallel", "pipeline_send"});
+  return word_at(stream,
+                 {"compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "tensor_parallel",
+                  "context_parallel", "expert_parallel", "pipeline_parallel", "pipeline_send"});
 }
 // Streams as bits.
 using StreamSet = std::uint16_t;
-constexpr StreamSet only(Stream stream) {
-  return static_cast<StreamSet>(1U << static_cast<unsigned>(stream));
-}
+constexpr StreamSet only(Stream stream) { return static_cast<StreamSet>(1U << static_cast<unsigned>(stream)); }
 
 // A FIFO of collectives: operations on one communicator run one after another in issue order,
 // whatever their streams.
@@ -177,9 +174,7 @@ struct MemoryAction {
   std::uint8_t segments;
   std::int32_t target;
   // kFree: the block is back only once these have done what they were given before it was freed.
-  constexpr StreamSet recorded() const {
-    return kind == Kind::kFree && segment != kWhole ? segment : StreamSet{0};
-  }
+  constexpr StreamSet recorded() const { return kind == Kind::kFree && segment != kWhole ? segment : StreamSet{0}; }
   bool operator==(const MemoryAction&) const = default;
 };
 
@@ -314,8 +309,7 @@ struct EventGraph {
   std::int32_t first_own_buffer = 0;
   std::vector<Buffer> buffers;
   std::vector<std::vector<Bytes>> parts;  // as allocated; zero: that parameter has no such tensor
-  std::vector<std::int32_t>
-      persistent;  // alive before the first row, most of them after the last (states, shards)
+  std::vector<std::int32_t> persistent;   // alive before the first row, most of them after the last (states, shards)
   std::vector<LayerExecution> executions;
   std::vector<std::shared_ptr<const LayerProgram>> programs;
   std::vector<MemoryAction> actions;
@@ -328,17 +322,13 @@ struct EventGraph {
     return std::span(kernels).subspan(work.kernels_begin, work.kernels_end - work.kernels_begin);
   }
   void clear();  // keeps the memory
-  std::int32_t buffer_count() const {
-    return first_own_buffer + static_cast<std::int32_t>(buffers.size());
-  }
+  std::int32_t buffer_count() const { return first_own_buffer + static_cast<std::int32_t>(buffers.size()); }
   Buffer buffer(std::int32_t id) const;  // whichever table it lives in
   // Tensor of a layer execution ("q_rope"), or the category of a unit's buffer.
   std::string buffer_name(std::int32_t id) const;
   // The execution a slot buffer belongs to; nullptr for a unit's own buffer.
   const LayerExecution* execution_of(std::int32_t buffer) const;
-  const LayerProgram& program(const LayerExecution& execution) const {
-    return *programs[execution.program];
-  }
+  const LayerProgram& program(const LayerExecution& execution) const { return *programs[execution.program]; }
 
   // Hash of rows, waits, works, buffers and the schema version; calibration never changes it.
   std::string fingerprint() const;

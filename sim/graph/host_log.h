@@ -21,19 +21,17 @@ struct HostEvent {
   static constexpr std::int32_t kRootModule = -2;  // which may hold no parameters
   static constexpr std::int64_t kBlank = -1;
 
-  std::string_view kind = {};   // "all_gather", "wait", "reshard", "free_reduce_scatter_input", ...
-  std::int32_t unit = kNobody;  // index into EventGraph::units, kRootModule or kNobody
+  std::string_view kind = {};      // "all_gather", "wait", "reshard", "free_reduce_scatter_input", ...
+  std::int32_t unit = kNobody;     // index into EventGraph::units, kRootModule or kNobody
   std::string_view stream = {};    // that was current, or that waits: "D", "CI", "AG", "RS", "AR"
   std::int64_t bytes_in = kBlank;  // tensors of this rank; kBlank: not told
   std::int64_t bytes_out = kBlank;
-  std::string_view dtype = {};  // "bf16"; "" none
-  std::string_view group = {};  // "shard", "replicate", "post_forward", "reduce_scatter", "clip"
-  std::int64_t group_size = 0;  // 0: not told
-  std::string_view cause =
-      {};  // "demand", "implicit_backward", "autograd", "wait_for_unshard", ...
-  std::string_view state = {};  // training state of the unit: "forward", "pre_backward", ...
-  std::string_view on =
-      {};  // operator, reduction, or what is waited for ("all_gather", "stream CI")
+  std::string_view dtype = {};     // "bf16"; "" none
+  std::string_view group = {};     // "shard", "replicate", "post_forward", "reduce_scatter", "clip"
+  std::int64_t group_size = 0;     // 0: not told
+  std::string_view cause = {};     // "demand", "implicit_backward", "autograd", "wait_for_unshard", ...
+  std::string_view state = {};     // training state of the unit: "forward", "pre_backward", ...
+  std::string_view on = {};        // operator, reduction, or what is waited for ("all_gather", "stream CI")
   std::int32_t on_unit = kNobody;  // of the event that is waited for; kRootModule too
   // kind "wait" for a collective of an axis: whose group that is.
   std::string_view on_group = {};
@@ -63,8 +61,8 @@ enum class StepNumber : std::uint8_t {
 };
 
 // Preconditions as build_training_step(); runtime fsdp2 only.
-RecordedStep record_training_step(const ModelSpec& model, const Plan& plan,
-                                  const LayerPrograms& programs, StepNumber step);
+RecordedStep record_training_step(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                                  StepNumber step);
 
 // --- DDP, FSDP1, DeepSpeed ZeRO: the vocabulary of tests/recordings/ddp_zero (its README) ---
 
@@ -120,7 +118,7 @@ struct LibraryRun {
 
 // Steps 1 to watch.steps of a plan with one of these runtimes. Preconditions as
 // build_training_step().
-LibraryRun record_library_run(const ModelSpec& model, const Plan& plan,
-                              const LayerPrograms& programs, const LibraryWatch& watch);
+LibraryRun record_library_run(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                              const LibraryWatch& watch);
 
 }

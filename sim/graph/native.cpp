@@ -62,8 +62,7 @@ constexpr std::size_t kStagingSlots = 2;
 
 class Native final : public StepBuilder {
  public:
-  Native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-         EventGraph recycled)
+  Native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled)
       : StepBuilder(model, plan, programs, std::move(recycled)), states_(at(unit_count())) {
     flatten();
     add_communicators(PostForwardGroups::kShared);
@@ -108,7 +107,7 @@ class Native final : public StepBuilder {
     std::int32_t stored_gradient = kNoBuffer;  // of the shard: the sums
     std::int32_t storage = kNoBuffer;          // where it is gathered: its own or the slot it holds
     std::int32_t gradient = kNoBuffer;         // of the whole unit, which backward writes
-    std::int64_t partial = 0;  // flat elements whose gradient the ranks of tp have summands of
+    std::int64_t partial = 0;                  // flat elements whose gradient the ranks of tp have summands of
   };
 
   std::int32_t count() const { return static_cast<std::int32_t>(states_.size()); }
@@ -118,9 +117,7 @@ class Native final : public StepBuilder {
   std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
   // Of an element of a reduce-scatter's sum: CPU ranks add in fp32 and leave it so, a library's sum
   // is of the dtype on the wire.
-  std::int64_t sum_size() const {
-    return plan_.host == HostKind::kComputes ? size_of(DType::kFp32) : reduce_size();
-  }
+  std::int64_t sum_size() const { return plan_.host == HostKind::kComputes ? size_of(DType::kFp32) : reduce_size(); }
 
   // Whether parameters have to be gathered at all; else the stored shard, or its shadow, is the
   // parameter.
@@ -149,10 +146,9 @@ class Native final : public StepBuilder {
 
   // What lives between steps: with offload, on the host.
   std::int32_t hold(BufferRole role, std::int32_t u, std::int64_t bytes) {
-    const MemoryCategory category = role <= BufferRole::kShadow ? MemoryCategory::kShardedParam
-                                    : role == BufferRole::kGradient
-                                        ? MemoryCategory::kShardedGrad
-                                        : MemoryCategory::kOptimizerState;
+    const MemoryCategory category = role <= BufferRole::kShadow     ? MemoryCategory::kShardedParam
+                                    : role == BufferRole::kGradient ? MemoryCategory::kShardedGrad
+                                                                    : MemoryCategory::kOptimizerState;
     const std::int32_t id = allocate_persistent(category, u, Bytes(bytes));
     graph().buffers.back().on_host = offloads();
     graph().buffers.back().role = role;
@@ -176,32 +172,27 @@ class Native final : public StepBuilder {
       if (!gathers()) {
         // Nothing besides the shard.
       } else if (state(u).kept) {
-        state(u).storage = allocate_persistent(MemoryCategory::kUnshardedParam, u,
-                                               Bytes(padded(u) * param_size()));
+        state(u).storage = allocate_persistent(MemoryCategory::kUnshardedParam, u, Bytes(padded(u) * param_size()));
       } else {
         largest = std::max(largest, padded(u));
       }
       if (unit(u).reshard.kind == Reshard::Kind::kGroup && !state(u).kept) {
-        state(u).post_forward =
-            allocate_persistent(MemoryCategory::kPostForwardShard, u,
-                                Bytes(padded(u) / unit(u).reshard.group * param_size()));
+        state(u).post_forward = allocate_persistent(MemoryCategory::kPostForwardShard, u,
+                                                    Bytes(padded(u) / unit(u).reshard.group * param_size()));
         graph().buffers.back().role = BufferRole::kPostForward;
       }
     }
     const std::int64_t ahead =
-        std::max(plan_.prefetch.forward == Prefetch::kImplicit ? 1 : plan_.prefetch.forward,
-                 plan_.prefetch.backward);
+        std::max(plan_.prefetch.forward == Prefetch::kImplicit ? 1 : plan_.prefetch.forward, plan_.prefetch.backward);
     slot_users_.assign(at(std::min<std::int64_t>(ahead + 1, count())), -1);
     slot_buffers_.assign(slot_users_.size(), kNoBuffer);
     for (std::size_t s = 0; s < slot_users_.size() && largest > 0; ++s) {
-      slot_buffers_[s] =
-          allocate_persistent(MemoryCategory::kUnshardedParam, -1, Bytes(largest * param_size()));
+      slot_buffers_[s] = allocate_persistent(MemoryCategory::kUnshardedParam, -1, Bytes(largest * param_size()));
     }
     std::int64_t largest_shard = 0;
     for (const State& s : states_) largest_shard = std::max(largest_shard, s.shard);
     for (std::size_t i = 0; offloads() && i < kStagingSlots; ++i) {
-      staging_[i].buffer =
-          allocate_persistent(MemoryCategory::kShardedGrad, -1, Bytes(largest_shard * 4));
+      staging_[i].buffer = allocate_persistent(MemoryCategory::kShardedGrad, -1, Bytes(largest_shard * 4));
     }
   }
 
@@ -406,8 +397,8 @@ class Native final : public StepBuilder {
     const auto moves = [&](const LayerStep& each) {
       if (each.kind == LayerStep::Kind::kSum) return false;
       const Operation& op = spec_of(l).operations[at(each.operation)];
-      return (each.kind == LayerStep::Kind::kForward ? op.collective : op.collective_backward)
-                 .kind != CollectiveKind::kNone;
+      return (each.kind == LayerStep::Kind::kForward ? op.collective : op.collective_backward).kind !=
+             CollectiveKind::kNone;
     };
     while (step < p.steps.size() && !moves(p.steps[step])) ++step;
     FORESHARD_CHECK(step < p.steps.size(), "a launch without its step");
@@ -415,8 +406,7 @@ class Native final : public StepBuilder {
     const auto layers = static_cast<std::int32_t>(model_.order.size());
     const auto execution = at(pass() * layers + l);
     const std::int32_t first = graph().executions[execution].first_buffer;
-    return RowDetail{
-        .layer = l, .buffer = first + found.outputs.front(), .other = first + found.inputs.front()};
+    return RowDetail{.layer = l, .buffer = first + found.outputs.front(), .other = first + found.inputs.front()};
   }
 
   EventId communicate(const LayerCall& call, const RowDetail& operands) {
@@ -454,16 +444,14 @@ class Native final : public StepBuilder {
       free_gradient(reducing_.front());
       reducing_.pop_front();
     }
-    s.gradient = allocate(MemoryCategory::kUnshardedGrad, Stream::kCompute, u,
-                          Bytes(padded(u) * reduce_size()));
+    s.gradient = allocate(MemoryCategory::kUnshardedGrad, Stream::kCompute, u, Bytes(padded(u) * reduce_size()));
     graph().buffers.back().role = BufferRole::kUnitGradient;
   }
 
   void begin_sums(std::int32_t u) {
     State& s = state(u);
     if (s.stored_gradient != kNoBuffer) return;
-    s.stored_gradient =
-        allocate(MemoryCategory::kShardedGrad, Stream::kCompute, u, Bytes(s.shard * 4));
+    s.stored_gradient = allocate(MemoryCategory::kShardedGrad, Stream::kCompute, u, Bytes(s.shard * 4));
     graph().buffers.back().role = BufferRole::kGradient;
   }
 
@@ -508,8 +496,7 @@ class Native final : public StepBuilder {
       works_in(s.gradient, sum, mode);
       s.read = last;
       if (sums_elsewhere) {
-        output = allocate(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, u,
-                          Bytes(s.shard * sum_size()));
+        output = allocate(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, u, Bytes(s.shard * sum_size()));
         graph().details[row_of_sum].other = output;
         graph().details[row_of_sum].sum = SumMode::kApart;
       }
@@ -546,8 +533,7 @@ class Native final : public StepBuilder {
     if (adds) {
       wait(Stream::kCopyIn, staging.copied);
       wait(Stream::kCopyIn, state(u).reduced);
-      const EventId brought =
-          add_unit_row(EventKind::kHostToDevice, Stream::kCopyIn, u, kGradientSum);
+      const EventId brought = add_unit_row(EventKind::kHostToDevice, Stream::kCopyIn, u, kGradientSum);
       works_in(staging.buffer, state(u).stored_gradient);
       wait(Stream::kReduceScatter, brought);
     }
@@ -569,9 +555,8 @@ class Native final : public StepBuilder {
       if (plan_.mesh.tp > 1) {
         wait(Stream::kTensor, tail(Stream::kCompute));
         wait(Stream::kTensor, tail(Stream::kAllReduce));
-        wait(Stream::kCompute,
-             add_collective(EventKind::kAllReduce, Stream::kTensor, communicator_of(MeshDim::kTp),
-                            Bytes(kNormBytes), -1));
+        wait(Stream::kCompute, add_collective(EventKind::kAllReduce, Stream::kTensor, communicator_of(MeshDim::kTp),
+                                              Bytes(kNormBytes), -1));
       }
       add_step_row(EventKind::kGradScale, Stream::kCompute);
     }
@@ -594,8 +579,7 @@ class Native final : public StepBuilder {
     free_gradients();
     const auto by_host = [&](std::vector<Kernel> kernels) {
       UnitWork work = {.kernels = std::move(kernels)};
-      return add_row(EventKind::kHostOptimizer, Stream::kCompute,
-                     new_work(EventKind::kHostOptimizer, work), -1);
+      return add_row(EventKind::kHostOptimizer, Stream::kCompute, new_work(EventKind::kHostOptimizer, work), -1);
     };
     const UnitWork step = step_work(EventKind::kOptimizer);
     EventId last = kNoEvent;
@@ -708,14 +692,12 @@ class Native final : public StepBuilder {
       case EventKind::kOptimizer: {
         // One fused pass whatever optimizer.implementation says: that is the engine's only one. It
         // writes the shadow too.
-        const std::int64_t state = plan_.optimizer.kind == Optimizer::Kind::kAdamW
-                                       ? 4 * size_of(plan_.optimizer.state)
-                                       : 0;
-        const std::int64_t bytes =
-            2 * size_of(plan_.master_dtype) + 4 + state + (shadow ? param_size() : 0);
-        work.kernels = {optimizer_kernel(
-            plan_.optimizer.kind == Optimizer::Kind::kAdamW ? Function::kAdamW : Function::kSgd,
-            checked_multiply(elements, bytes))};
+        const std::int64_t state =
+            plan_.optimizer.kind == Optimizer::Kind::kAdamW ? 4 * size_of(plan_.optimizer.state) : 0;
+        const std::int64_t bytes = 2 * size_of(plan_.master_dtype) + 4 + state + (shadow ? param_size() : 0);
+        work.kernels = {
+            optimizer_kernel(plan_.optimizer.kind == Optimizer::Kind::kAdamW ? Function::kAdamW : Function::kSgd,
+                             checked_multiply(elements, bytes))};
         work.launches = count();
         break;
       }
@@ -761,13 +743,11 @@ class Native final : public StepBuilder {
 
 }
 
-EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                        EventGraph recycled) {
+EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled) {
   return Native(model, plan, programs, std::move(recycled)).build();
 }
 
-EventGraph build_native_evaluation(const ModelSpec& model, const Plan& plan,
-                                   const LayerPrograms& programs) {
+EventGraph build_native_evaluation(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs) {
   return Native(model, plan, programs, {}).evaluation();
 }
 

@@ -15,8 +15,7 @@ struct StateTensor {
 };
 
 // Of a parameter that is held whole, tensor by tensor; `is_table`: of an embedding.
-std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParameterSpec& parameter,
-                                         bool is_table);
+std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParameterSpec& parameter, bool is_table);
 
 // Whether transformers' Trainer lets it decay (get_decay_parameter_names): no norm's, no bias.
 bool decays(const ParameterSpec& parameter);

@@ -35,13 +35,11 @@ constexpr std::array<std::int64_t, 11> kAdafactorPasses = {1, 2, 2, 2, 1, 3, 1, 
 constexpr std::int64_t kAdafactorOperations = 22;
 
 bool is_layer_kind(EventKind kind) {
-  return kind == EventKind::kForward || kind == EventKind::kRecompute ||
-         kind == EventKind::kBackward || kind == EventKind::kLoss;
+  return kind == EventKind::kForward || kind == EventKind::kRecompute || kind == EventKind::kBackward ||
+         kind == EventKind::kLoss;
 }
 
-bool has_beginning(EventKind kind) {
-  return kind == EventKind::kLoss || kind == EventKind::kRecompute;
-}
+bool has_beginning(EventKind kind) { return kind == EventKind::kLoss || kind == EventKind::kRecompute; }
 
 // Kernels that TransformerEngine casts the rows of one group with: one for all groups with scales
 // of earlier steps; else group by group, with a scale for the whole in front of that a zero, the
@@ -55,20 +53,17 @@ std::uint8_t cast_launches(Float8 recipe) {
 
 }
 
-StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                         EventGraph recycled)
+StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled)
     : model_(programs.model_of(model)), plan_(plan), graph_(std::move(recycled)) {
   graph_.clear();
   graph_.host.python = plan.runtime.kind != RuntimeKind::kNative;
   // What compile: blocks says of Megatron-Core is which kernels it fuses.
   graph_.host.engine = has_engine_modules(plan.runtime);
   if (graph_.host.engine) graph_.host.cast_launches = cast_launches(plan.float8);
-  graph_.host.compiled =
-      plan.compile != Compile::kNone && plan.runtime.kind != RuntimeKind::kMegatron;
+  graph_.host.compiled = plan.compile != Compile::kNone && plan.runtime.kind != RuntimeKind::kMegatron;
   graph_.host.captured = plan.megatron.cuda_graphs == MegatronOptions::CudaGraphs::kIteration;
   // Megatron-Core, too, calls c10d itself, from its own buckets and autograd functions.
-  graph_.host.reducer =
-      plan.runtime.kind == RuntimeKind::kDdp || plan.runtime.kind == RuntimeKind::kMegatron;
+  graph_.host.reducer = plan.runtime.kind == RuntimeKind::kDdp || plan.runtime.kind == RuntimeKind::kMegatron;
   graph_.host.dtensors = plan.runtime.kind == RuntimeKind::kFsdp2;
   graph_.host.from_host = plan.built_on == BuiltOn::kHost;
   graph_.host.from_device = plan.built_on == BuiltOn::kDevice;
@@ -77,14 +72,12 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   FORESHARD_CHECK(programs.serve(plan), "layer programs of another batch shape");
   tails_.fill(kNoEvent);
   communicator_tails_.fill(kNoEvent);
-  repeats_layers_ = std::ranges::any_of(
-      model_.order, [](const LayerInstance& layer) { return layer.same_as >= 0; });
+  repeats_layers_ = std::ranges::any_of(model_.order, [](const LayerInstance& layer) { return layer.same_as >= 0; });
   if (plan.mesh.pp > 1) find_stage_passes();
   lower_units(programs);
   groups_ = static_cast<std::int32_t>(std::max(shapes_.size(), graph_.programs.size())) + 1;
   for (const auto& program : graph_.programs) {
-    for (const LayerPhaseProgram* phase :
-         {&program->forward, &program->recompute, &program->backward}) {
+    for (const LayerPhaseProgram* phase : {&program->forward, &program->recompute, &program->backward}) {
       const auto segments = static_cast<std::int32_t>(phase->segments.size());
       variants_ = std::max(variants_, segments + 1);
     }
@@ -95,8 +88,8 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   // order, so that the slot after a layer's last one is the next layer's first.
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   const auto microbatches = static_cast<std::int32_t>(plan.batch.accumulation);
-  const std::int32_t steps = microbatches + (plan.evaluation.in_step ? 1 : 0) +
-                             (plan.reference == Reference::kNone ? 0 : microbatches);
+  const std::int32_t steps =
+      microbatches + (plan.evaluation.in_step ? 1 : 0) + (plan.reference == Reference::kNone ? 0 : microbatches);
   std::int64_t slots = 0;  // of one micro-batch
   for (std::int32_t l = 0; l < layers; ++l) {
     slots += static_cast<std::int64_t>(graph_.programs[program_of(l, 0)]->slots.size());
@@ -112,8 +105,8 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   for (std::int32_t m = 0; m < steps; ++m) {
     for (std::int32_t l = 0; l < layers; ++l) {
       const std::uint32_t program = program_of(l, m);
-      graph_.executions.push_back({l, m, unit_of_layer(l), program, static_cast<std::int32_t>(next),
-                                   earlier_of(l, m), joined_by(l, m)});
+      graph_.executions.push_back(
+          {l, m, unit_of_layer(l), program, static_cast<std::int32_t>(next), earlier_of(l, m), joined_by(l, m)});
       next += static_cast<std::int64_t>(graph_.programs[program]->slots.size());
     }
   }
@@ -137,11 +130,9 @@ std::uint32_t StepBuilder::program_of(std::int32_t layer, std::int32_t pass) con
 void StepBuilder::find_stage_passes() {
   using Kind = PipelineAction::Kind;
   stages_ = stages_of_part(model_, plan_);
-  pipeline_rows_ = foreshard::pipeline_rows(stage_pipeline(plan_),
-                                            static_cast<int>(plan_.mesh.pp_index(plan_.rank)));
-  const bool keeps =
-      plan_.reduce_dtype == plan_.param_dtype || !plan_.mesh.is_wrapped() ||
-      fsdp2_version(fsdp2_minor(plan_.runtime.version).value_or(kNewestFsdp2)).autograd_accumulates;
+  pipeline_rows_ = foreshard::pipeline_rows(stage_pipeline(plan_), static_cast<int>(plan_.mesh.pp_index(plan_.rank)));
+  const bool keeps = plan_.reduce_dtype == plan_.param_dtype || !plan_.mesh.is_wrapped() ||
+                     fsdp2_version(fsdp2_minor(plan_.runtime.version).value_or(kNewestFsdp2)).autograd_accumulates;
   stage_passes_.assign(stages_.size(), std::vector(at(plan_.batch.accumulation), PassKind::kFirst));
   for (const StageLayers& stage : stages_) {
     stage_of_layer_.resize(at(stage.end), at(&stage - stages_.data()));
@@ -152,8 +143,7 @@ void StepBuilder::find_stage_passes() {
     if (plan_.mesh.is_wrapped()) exists.assign(stages_.size(), false);  // sharded
     for (const PipelineRow& row : pipeline_rows_) {
       const auto& [number, kind, microbatch, overlaps] = row.action;
-      const bool is_backward =
-          kind == Kind::kBackward || kind == Kind::kInputGrad || kind == Kind::kWeightGrad;
+      const bool is_backward = kind == Kind::kBackward || kind == Kind::kInputGrad || kind == Kind::kWeightGrad;
       if (row.kind != PipelineRow::Kind::kAction || !is_backward) continue;
       const auto found = std::ranges::find(stages_, number, &StageLayers::stage);
       FORESHARD_CHECK(found != stages_.end(), "an action of another rank's stage");
@@ -177,8 +167,8 @@ void StepBuilder::find_stage_passes() {
 std::int32_t StepBuilder::storing_pass(std::int32_t layer) const {
   if (stage_passes_.empty()) return 0;
   const std::vector<PassKind>& passes = stage_passes_[stage_of_layer_[at(layer)]];
-  const auto found = std::ranges::find_if(
-      passes, [](PassKind kind) { return kind == PassKind::kFirst || kind == PassKind::kSplit; });
+  const auto found =
+      std::ranges::find_if(passes, [](PassKind kind) { return kind == PassKind::kFirst || kind == PassKind::kSplit; });
   return static_cast<std::int32_t>(found - passes.begin());
 }
 
@@ -220,9 +210,7 @@ std::vector<std::int64_t> StepBuilder::resident_bytes() const {
   return list;
 }
 
-Recompute StepBuilder::recompute_of(std::int32_t layer) const {
-  return recompute_of_layer_[at(layer)];
-}
+Recompute StepBuilder::recompute_of(std::int32_t layer) const { return recompute_of_layer_[at(layer)]; }
 
 // --- communicators ---
 
@@ -241,8 +229,8 @@ void StepBuilder::add_communicators(PostForwardGroups groups) {
     if (unit.reshard.kind != Reshard::Kind::kGroup) continue;
     // fully_shard cuts the mesh's rows: neighbours in the shard group stay together.
     const GroupShape group{unit.reshard.group, mesh.shard_stride()};
-    const bool known = std::any_of(list.begin() + first_small, list.end(),
-                                   [&](const Communicator& c) { return c.group == group; });
+    const bool known =
+        std::any_of(list.begin() + first_small, list.end(), [&](const Communicator& c) { return c.group == group; });
     if (!known) list.push_back({"post_forward", group, groups == PostForwardGroups::kOfEachUnit});
   }
   if (!mesh.is_plain() || plan_.step_frame != StepFrame::kPlain || mesh.pp > 1) add_axes();
@@ -260,8 +248,8 @@ void StepBuilder::add_axes() {
   const bool has_experts = mesh.ep > 1 || mesh.etp > 1;
   for (std::size_t d = 0; d < kMeshDims; ++d) {
     const auto dim = static_cast<MeshDim>(d);
-    const bool of_experts = dim == MeshDim::kEp || dim == MeshDim::kEfsdp || dim == MeshDim::kEtp ||
-                            dim == MeshDim::kExpertReplicate;
+    const bool of_experts =
+        dim == MeshDim::kEp || dim == MeshDim::kEfsdp || dim == MeshDim::kEtp || dim == MeshDim::kExpertReplicate;
     const GroupShape group = mesh.group(dim);
     // Only what torchtitan's frame of a step sums over; a communicator that nobody uses is not
     // made.
@@ -298,8 +286,7 @@ std::uint8_t StepBuilder::post_forward_communicator(std::int64_t size) const {
 
 // --- rows ---
 
-EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit,
-                          std::int32_t layer) {
+EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit, std::int32_t layer) {
   const auto id = static_cast<EventId>(graph_.rows.size());
   const auto s = at(stream);
   const auto bit = static_cast<StreamSet>(1U << s);
@@ -331,11 +318,10 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
   }
   graph_.rows.push_back(row);
   // Where the actions end is where the next row's begin: finish() fills it in.
-  RowDetail detail = {
-      .unit = unit,
-      .layer = layer,
-      .microbatch = microbatch_,
-      .actions_begin = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size())};
+  RowDetail detail = {.unit = unit,
+                      .layer = layer,
+                      .microbatch = microbatch_,
+                      .actions_begin = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size())};
   detail.actions_end = detail.actions_begin;
   graph_.details.push_back(detail);
   tails_[s] = id;
@@ -350,8 +336,8 @@ std::int32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops f
                .kernels_begin = static_cast<std::uint32_t>(graph_.kernels.size())};
   append(graph_.kernels, cost.kernels);
   work.kernels_end = static_cast<std::uint32_t>(graph_.kernels.size());
-  work.launches = static_cast<std::uint16_t>(
-      std::clamp<std::int64_t>(std::max(cost.launches, std::ssize(cost.kernels)), 1, 65535));
+  work.launches =
+      static_cast<std::uint16_t>(std::clamp<std::int64_t>(std::max(cost.launches, std::ssize(cost.kernels)), 1, 65535));
   work.tensors = static_cast<std::uint32_t>(cost.tensors);
   work.bytes = cost.bytes;
   work.to_neighbour = cost.to_neighbour;
@@ -403,8 +389,7 @@ std::int32_t StepBuilder::add_work(EventKind kind, std::int32_t group, std::int3
   return index;
 }
 
-EventId StepBuilder::add_unit_row(EventKind kind, Stream stream, std::int32_t unit,
-                                  std::int32_t variant) {
+EventId StepBuilder::add_unit_row(EventKind kind, Stream stream, std::int32_t unit, std::int32_t variant) {
   return push(kind, stream, work_index(kind, shape_of_unit_[at(unit)], variant), unit, -1);
 }
 
@@ -424,9 +409,8 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint
   const auto program = static_cast<std::int32_t>(graph_.executions[at(execution)].program);
   const bool whole = segment == MemoryAction::kWhole;
   const std::int8_t part = whole ? std::int8_t{0} : phase(kind, layer).segments[segment].part;
-  const EventId id =
-      push(kind, Stream::kCompute, work_index(kind, program, whole ? 0 : segment + 1),
-           unit_of_part(layer, part), layer);
+  const EventId id = push(kind, Stream::kCompute, work_index(kind, program, whole ? 0 : segment + 1),
+                          unit_of_part(layer, part), layer);
   if (!whole && phase(kind, layer).segments[segment].host_waits) host_reads_ = id;
   using Kind = MemoryAction::Kind;
   if (kind == EventKind::kRecompute) {
@@ -441,23 +425,22 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint
   return id;
 }
 
-std::uint16_t StepBuilder::layer_run_work(EventKind kind, std::int32_t layer, std::size_t first,
-                                          std::size_t count, std::int32_t hooks) {
+std::uint16_t StepBuilder::layer_run_work(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count,
+                                          std::int32_t hooks) {
   const LayerPhaseProgram& p = phase(kind, layer);
   FORESHARD_CHECK(count > 0 && first + count <= p.segments.size() && p.segments.size() < 255,
                   "a run of segments that the phase does not have");
   const LayerExecution& execution = graph_.executions[at(std::int64_t{first_execution_} + layer)];
   std::uint64_t key = execution.program;
-  for (const std::uint64_t part : {static_cast<std::uint64_t>(kind), std::uint64_t{first},
-                                   std::uint64_t{count}, static_cast<std::uint64_t>(hooks)}) {
+  for (const std::uint64_t part : {static_cast<std::uint64_t>(kind), std::uint64_t{first}, std::uint64_t{count},
+                                   static_cast<std::uint64_t>(hooks)}) {
     key = key << 10 | part;
   }
   if (const std::uint16_t* known = run_works_.find(key)) return *known;
   UnitWork cost;
   Flops flops;
   const std::uint32_t begin = first == 0 ? 0 : p.segments[first - 1].kernels_end;
-  cost.kernels.assign(p.kernels.begin() + begin,
-                      p.kernels.begin() + p.segments[first + count - 1].kernels_end);
+  cost.kernels.assign(p.kernels.begin() + begin, p.kernels.begin() + p.segments[first + count - 1].kernels_end);
   for (std::size_t i = first; i < first + count; ++i) flops += p.segments[i].flops;
   const auto work = static_cast<std::uint16_t>(add_work(kind, cost, flops));
   graph_.works.back().hooks = static_cast<std::uint16_t>(hooks);
@@ -469,50 +452,44 @@ std::uint16_t StepBuilder::layer_run_work(EventKind kind, std::int32_t layer, st
 
 // Whether the segments from `begin` up to `end` come before rows of experts are dispatched, or in
 // backward after their gradients are back.
-bool StepBuilder::is_captured(EventKind kind, std::int32_t layer, std::size_t begin,
-                              std::size_t end) const {
+bool StepBuilder::is_captured(EventKind kind, std::int32_t layer, std::size_t begin, std::size_t end) const {
   if (plan_.megatron.cuda_graphs != MegatronOptions::CudaGraphs::kModules) return false;
   if (spec_of(layer).role != LayerRole::kBlock) return false;
   const auto outside = [&](const LayerCall& call) {
-    const bool is_outside =
-        kind == EventKind::kBackward ? begin >= call.segment : end <= call.segment;
+    const bool is_outside = kind == EventKind::kBackward ? begin >= call.segment : end <= call.segment;
     return call.collective.dim != MeshDim::kEp || is_outside;
   };
   const std::vector<LayerCall>& calls = phase(kind, layer).calls;
   return std::ranges::all_of(calls, outside);
 }
 
-EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size_t first,
-                                   std::size_t count) {
+EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count) {
   const std::uint16_t work = layer_run_work(kind, layer, first, count, pending_hooks_);
   const LayerPhaseProgram& p = phase(kind, layer);
-  const EventId id =
-      push(kind, Stream::kCompute, work, unit_of_part(layer, p.segments[first].part), layer);
+  const EventId id = push(kind, Stream::kCompute, work, unit_of_part(layer, p.segments[first].part), layer);
   using Kind = MemoryAction::Kind;
   const Kind action = kind == EventKind::kRecompute  ? Kind::kRecompute
                       : kind == EventKind::kBackward ? Kind::kBackward
                                                      : Kind::kForward;
-  graph_.actions.push_back({action, first_execution_ + layer, static_cast<std::uint8_t>(first),
-                            static_cast<std::uint8_t>(count)});
+  graph_.actions.push_back(
+      {action, first_execution_ + layer, static_cast<std::uint8_t>(first), static_cast<std::uint8_t>(count)});
   return id;
 }
 
-EventId StepBuilder::add_collective(EventKind kind, Stream stream, std::uint8_t communicator,
-                                    Bytes bytes, std::int32_t unit) {
+EventId StepBuilder::add_collective(EventKind kind, Stream stream, std::uint8_t communicator, Bytes bytes,
+                                    std::int32_t unit) {
   UnitWork work = {.communicator = communicator, .bytes = bytes};
   return push(kind, stream, collective_work(kind, work), unit, -1);
 }
 
-EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes bytes,
-                                    std::int32_t unit) {
+EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes bytes, std::int32_t unit) {
   const Stream stream = stream_of(collective.dim);
   wait(stream, tail(Stream::kCompute));
-  UnitWork work = {
-      .communicator = communicator_of(collective.dim),
-      .bytes = bytes,
-      .to_neighbour = collective.to_neighbour,
-      .caller = collective.dim == MeshDim::kTp ? Caller::kRedistribution : Caller::kFunctional,
-      .copies = static_cast<std::uint16_t>(collective.copies)};
+  UnitWork work = {.communicator = communicator_of(collective.dim),
+                   .bytes = bytes,
+                   .to_neighbour = collective.to_neighbour,
+                   .caller = collective.dim == MeshDim::kTp ? Caller::kRedistribution : Caller::kFunctional,
+                   .copies = static_cast<std::uint16_t>(collective.copies)};
   const EventKind kind = kind_of(collective.kind);
   return push(kind, stream, collective_work(kind, work), unit, -1);
 }
@@ -522,22 +499,20 @@ EventId StepBuilder::add_exchange(std::int32_t peer, Bytes bytes, Exchange::Side
   wait(stream, tail(Stream::kCompute));
   UnitWork work = {.communicator = communicator_of(MeshDim::kPp), .bytes = bytes};
   work.queues = side == Exchange::Side::kBoth;  // one way each has a communicator of its own
-  const EventId row =
-      push(EventKind::kSendRecv, stream, collective_work(EventKind::kSendRecv, work), -1, -1);
+  const EventId row = push(EventKind::kSendRecv, stream, collective_work(EventKind::kSendRecv, work), -1, -1);
   graph_.exchanges.push_back({row, peer, side});
   return row;
 }
 
 std::uint16_t StepBuilder::collective_work(EventKind kind, const UnitWork& work) {
-  const auto [it, is_new] =
-      collective_works_.try_emplace({kind, work.communicator, work.bytes.count(), pending_hooks_,
-                                     work.to_neighbour, work.caller, work.copies});
+  const auto [it, is_new] = collective_works_.try_emplace(
+      {kind, work.communicator, work.bytes.count(), pending_hooks_, work.to_neighbour, work.caller, work.copies});
   if (is_new) it->second = new_work(kind, work);
   return it->second;
 }
 
-void StepBuilder::launch_and_wait(EventKind kind, const LayerPhaseProgram& phase,
-                                  std::size_t segment, std::vector<EventId>& flights) {
+void StepBuilder::launch_and_wait(EventKind kind, const LayerPhaseProgram& phase, std::size_t segment,
+                                  std::vector<EventId>& flights) {
   flights.resize(phase.calls.size(), kNoEvent);
   // The first forward and the last backward have no other micro-batch beside them.
   const std::int64_t alone = kind == EventKind::kForward ? 0 : plan_.batch.accumulation - 1;
@@ -547,8 +522,7 @@ void StepBuilder::launch_and_wait(EventKind kind, const LayerPhaseProgram& phase
     if (call.segment != segment) continue;
     if (call.kind == LayerCall::Kind::kLaunch) {
       flights[c] = launch_call(call, -1);
-    } else if (call.kind == LayerCall::Kind::kWait &&
-               (!is_beside || call.collective.dim != MeshDim::kEp)) {
+    } else if (call.kind == LayerCall::Kind::kWait && (!is_beside || call.collective.dim != MeshDim::kEp)) {
       wait(Stream::kCompute, flights[at(call.launch)]);
     }
   }
@@ -597,8 +571,7 @@ void StepBuilder::add_phase(EventKind kind, std::int32_t layer, Segments segment
 
 // --- memory ---
 
-std::int32_t StepBuilder::allocate_persistent(MemoryCategory category, std::int32_t unit,
-                                              Bytes bytes) {
+std::int32_t StepBuilder::allocate_persistent(MemoryCategory category, std::int32_t unit, Bytes bytes) {
   const std::int32_t id = graph_.buffer_count();
   graph_.buffers.push_back({category, Stream::kCompute, unit, allocated_size(bytes.count())});
   graph_.persistent.push_back(id);
@@ -634,19 +607,16 @@ void StepBuilder::drop_batch() {
 
 void StepBuilder::allocate_given_masks() {
   for (const std::int64_t bytes : kept_masks(model_, plan_)) {
-    given_masks_.push_back(
-        allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(bytes)));
+    given_masks_.push_back(allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(bytes)));
   }
 }
 
 std::int64_t StepBuilder::logits_bytes() const {
-  const TensorSpec& logits =
-      spec_of(static_cast<std::int32_t>(model_.order.size()) - 1).tensors.front();
+  const TensorSpec& logits = spec_of(static_cast<std::int32_t>(model_.order.size()) - 1).tensors.front();
   const std::int64_t count = elements(logits, plan_.batch.micro_batch, plan_.batch.sequence);
   // Accelerate makes what a model under autocast returns fp32; a program of its own does not.
-  const bool is_autocast =
-      plan_.autocast || (plan_.runtime.kind == RuntimeKind::kDdp &&
-                         plan_.kernels.residual == ModuleKernels::Residual::kFp32);
+  const bool is_autocast = plan_.autocast || (plan_.runtime.kind == RuntimeKind::kDdp &&
+                                              plan_.kernels.residual == ModuleKernels::Residual::kFp32);
   const bool is_fp32 = is_of_modules(model_) ? logits.type == ElementType::kFp32 : is_autocast;
   const DType type = plan_.output_dtype.value_or(is_fp32 ? DType::kFp32 : plan_.compute_dtype());
   return checked_multiply(count, size_of(type));
@@ -671,15 +641,13 @@ void StepBuilder::make_zeros() {
   zeros_ = allocate(MemoryCategory::kBackwardTemp, Stream::kCompute, -1, Bytes(logits_bytes()));
 }
 
-std::int32_t StepBuilder::allocate_persistent_parts(MemoryCategory category, std::int32_t unit,
-                                                    std::int32_t parts) {
+std::int32_t StepBuilder::allocate_persistent_parts(MemoryCategory category, std::int32_t unit, std::int32_t parts) {
   const std::int32_t id = add_parts(category, Stream::kCompute, unit, parts);
   graph_.persistent.push_back(id);
   return id;
 }
 
-std::int32_t StepBuilder::add_parts(MemoryCategory category, Stream pool, std::int32_t unit,
-                                    std::int32_t parts) {
+std::int32_t StepBuilder::add_parts(MemoryCategory category, Stream pool, std::int32_t unit, std::int32_t parts) {
   const std::int32_t id = graph_.buffer_count();
   graph_.buffers.push_back({category, pool, unit, bytes_of_parts(parts), parts});
   return id;
@@ -695,8 +663,7 @@ void StepBuilder::visit_gradients(std::int32_t unit, std::int32_t pass, const Vi
     const std::int32_t execution = pass * layers + module->layer;
     const LayerProgram& program = graph_.program(graph_.executions[at(execution)]);
     const auto part = at(static_cast<std::uint8_t>(module->part));
-    const bool any = part < program.free_last_gradient.size() &&
-                     !program.free_last_gradient[part].actions.empty();
+    const bool any = part < program.free_last_gradient.size() && !program.free_last_gradient[part].actions.empty();
     if (any && !visit(execution, static_cast<std::uint8_t>(part), program)) return;
   }
 }
@@ -705,8 +672,7 @@ void StepBuilder::step_one_by_one(const std::vector<Bytes>& moments, bool on_hos
   std::int32_t divisor = kNoBuffer;
   for (const Bytes moment : moments) {
     const auto temporary = [&] {
-      const std::int32_t id =
-          allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, moment);
+      const std::int32_t id = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, moment);
       graph_.buffers.back().on_host = on_host;
       return id;
     };
@@ -722,17 +688,16 @@ void StepBuilder::step_one_by_one(const std::vector<Bytes>& moments, bool on_hos
 void StepBuilder::free_gradients(std::int32_t unit, std::int32_t pass) {
   using Kind = MemoryAction::Kind;
   bool is_last = true;
-  visit_gradients(unit, pass,
-                  [&](std::int32_t execution, std::uint8_t part, const LayerProgram& program) {
-                    if (!is_last) {
-                      graph_.actions.push_back({Kind::kFreeLastGradient, execution, part});
-                    }
-                    if (!program.free_gradients[part].actions.empty()) {
-                      graph_.actions.push_back({Kind::kFreeGradients, execution, part});
-                    }
-                    is_last = false;
-                    return true;
-                  });
+  visit_gradients(unit, pass, [&](std::int32_t execution, std::uint8_t part, const LayerProgram& program) {
+    if (!is_last) {
+      graph_.actions.push_back({Kind::kFreeLastGradient, execution, part});
+    }
+    if (!program.free_gradients[part].actions.empty()) {
+      graph_.actions.push_back({Kind::kFreeGradients, execution, part});
+    }
+    is_last = false;
+    return true;
+  });
 }
 
 void StepBuilder::free_last_gradient(std::int32_t unit, std::int32_t pass) {
@@ -742,20 +707,16 @@ void StepBuilder::free_last_gradient(std::int32_t unit, std::int32_t pass) {
   });
 }
 
-std::vector<std::int32_t> StepBuilder::gradient_buffers(std::int32_t unit,
-                                                        std::int32_t pass) const {
+std::vector<std::int32_t> StepBuilder::gradient_buffers(std::int32_t unit, std::int32_t pass) const {
   std::vector<std::int32_t> buffers;
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   for (const Module& owned : modules_of(unit)) {
-    const LayerExecution& execution =
-        graph_.executions[at(std::int64_t{pass} * layers + owned.layer)];
+    const LayerExecution& execution = graph_.executions[at(std::int64_t{pass} * layers + owned.layer)];
     const LayerProgram& program = graph_.program(execution);
     const std::vector<ParameterSpec>& parameters = spec_of(owned.layer).parameters;
     for (std::size_t p = 0; p < parameters.size(); ++p) {
       const bool ignored = is_ignored(parameters[p]);
-      if (parameters[p].tied || !is_in(parameters[p], owned) || ignored ||
-          program.weight_gradients[p] < 0)
-        continue;
+      if (parameters[p].tied || !is_in(parameters[p], owned) || ignored || program.weight_gradients[p] < 0) continue;
       buffers.push_back(execution.first_buffer + program.weight_gradients[p]);
     }
   }
@@ -780,8 +741,7 @@ void StepBuilder::find_gradients() {
     frees.push_back({MemoryAction::Kind::kFree, found});
   }
   const auto [rows, actions] = forward_end_;
-  graph_.actions.insert(graph_.actions.begin() + static_cast<std::ptrdiff_t>(actions),
-                        frees.begin(), frees.end());
+  graph_.actions.insert(graph_.actions.begin() + static_cast<std::ptrdiff_t>(actions), frees.begin(), frees.end());
   for (std::size_t r = rows; r < graph_.details.size(); ++r) {
     graph_.details[r].actions_begin += static_cast<std::uint32_t>(frees.size());
   }
@@ -792,8 +752,7 @@ EventGraph StepBuilder::finish() {
   if (found_logits_ && held_logits_ == kNoBuffer) hold_logits();
   if (!keeps_logits()) drop_logits();
   find_gradients();
-  graph_.final_host_wait =
-      std::max({graph_.final_host_wait, unawaited_compute_, pending_host_wait_});
+  graph_.final_host_wait = std::max({graph_.final_host_wait, unawaited_compute_, pending_host_wait_});
   for (std::size_t i = 0; i + 1 < graph_.details.size(); ++i) {
     graph_.details[i].actions_end = graph_.details[i + 1].actions_begin;
   }
@@ -809,9 +768,7 @@ Kernel StepBuilder::memory_kernel(MemoryClass memory_class, std::int64_t bytes_m
   return Kernel{.memory_class = memory_class, .bytes = Bytes(bytes_moved)};
 }
 
-Kernel StepBuilder::copy_kernel(std::int64_t bytes_moved) {
-  return memory_kernel(MemoryClass::kCopy, bytes_moved);
-}
+Kernel StepBuilder::copy_kernel(std::int64_t bytes_moved) { return memory_kernel(MemoryClass::kCopy, bytes_moved); }
 
 int StepBuilder::moments() const {
   switch (plan_.optimizer.kind) {
@@ -831,8 +788,8 @@ std::int64_t StepBuilder::looped_operations() const {
   if (runtime != RuntimeKind::kDdp && runtime != RuntimeKind::kFsdp2) return 0;
   if (plan_.optimizer.operations > 0) return plan_.optimizer.operations;
   if (plan_.optimizer.kind == Kind::kAdafactor) return kAdafactorOperations;
-  const bool loops = plan_.optimizer.kind == Kind::kAdamW &&
-                     plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
+  const bool loops =
+      plan_.optimizer.kind == Kind::kAdamW && plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
   return loops ? std::ssize(kForeachAdamWPasses) : 0;
 }
 
@@ -857,8 +814,7 @@ std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const 
   const std::int64_t master = size_of(plan_.master_dtype);
   std::vector<Kernel> kernels;
   auto pass = [&](std::int64_t bytes_per_element) {
-    kernels.push_back(
-        memory_kernel(MemoryClass::kOptimizer, checked_multiply(elements, bytes_per_element)));
+    kernels.push_back(memory_kernel(MemoryClass::kOptimizer, checked_multiply(elements, bytes_per_element)));
   };
   const bool is_fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
   if (plan_.optimizer.passes > 0 && !is_fused) {
@@ -932,11 +888,9 @@ StepBuilder::UnitWork StepBuilder::master_step_work(EventKind kind, std::int64_t
       work.kernels = optimizer_kernels(own);
       if (kind == EventKind::kHostOptimizer && work.kernels.size() > 1) {
         // DeepSpeedCPUAdam is one pass over parameter, gradient and moments.
-        work.kernels = {memory_kernel(MemoryClass::kOptimizer,
-                                      own * (12 + 4 * size_of(plan_.optimizer.state)))};
+        work.kernels = {memory_kernel(MemoryClass::kOptimizer, own * (12 + 4 * size_of(plan_.optimizer.state)))};
       }
-      work.kernels.push_back(
-          memory_kernel(MemoryClass::kCopy, own * (4 + size_of(plan_.param_dtype))));
+      work.kernels.push_back(memory_kernel(MemoryClass::kCopy, own * (4 + size_of(plan_.param_dtype))));
       break;
     default:
       FORESHARD_CHECK(false, "not a row of the whole step");

@@ -66,8 +66,7 @@ class StepBuilder {
  public:
   static constexpr std::int32_t kNoBuffer = -1;
 
-  StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-              EventGraph recycled);
+  StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled);
 
   // --- units ---
   std::int32_t unit_count() const { return static_cast<std::int32_t>(graph_.units.size()); }
@@ -112,22 +111,19 @@ class StepBuilder {
   UnitParameter sharded(std::int32_t layer, const ParameterSpec& parameter) const;
   // What layers keep whole on every rank beside their parameters (LayerSpec::resident_bytes).
   std::vector<std::int64_t> resident_bytes() const;
-  const LayerSpec& spec_of(std::int32_t layer) const {
-    return model_.kinds[at(model_.order[at(layer)].kind)];
-  }
+  const LayerSpec& spec_of(std::int32_t layer) const { return model_.kinds[at(model_.order[at(layer)].kind)]; }
 
   // --- rows ---
   // `variant` tells rows of one kind and unit apart that cost different amounts.
   EventId add_unit_row(EventKind kind, Stream stream, std::int32_t unit, std::int32_t variant = 0);
-  EventId add_layer_row(EventKind kind, std::int32_t layer,
-                        std::uint8_t segment = MemoryAction::kWhole);
+  EventId add_layer_row(EventKind kind, std::int32_t layer, std::uint8_t segment = MemoryAction::kWhole);
   EventId add_step_row(EventKind kind, Stream stream);
   // A run of `count` segments of a layer's phase, from segment `first` on.
   EventId add_layer_run(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count);
   bool is_captured(EventKind kind, std::int32_t layer, std::size_t begin, std::size_t end) const;
   // What such a run costs behind `hooks` hook calls.
-  std::uint16_t layer_run_work(EventKind kind, std::int32_t layer, std::size_t first,
-                               std::size_t count, std::int32_t hooks);
+  std::uint16_t layer_run_work(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count,
+                               std::int32_t hooks);
   struct UnitWork;
   // A row whose cost depends on no unit's shape (a bucket's): priced once by new_work(), then
   // named. The work carries the hooks that are pending when it is made.
@@ -138,8 +134,7 @@ class StepBuilder {
     return push(kind, stream, work, unit, -1);
   }
   // A collective inside a layer or outside of all units. `bytes`: of the whole buffer.
-  EventId add_collective(EventKind kind, Stream stream, std::uint8_t communicator, Bytes bytes,
-                         std::int32_t unit);
+  EventId add_collective(EventKind kind, Stream stream, std::uint8_t communicator, Bytes bytes, std::int32_t unit);
   // A collective between the parts of a layer, on its axis' stream, behind what is computed.
   EventId add_collective(const LayerCollective& collective, Bytes bytes, std::int32_t unit);
   // A batch of transfers with another rank of the pipeline, behind what is computed. `bytes`: that
@@ -189,14 +184,12 @@ class StepBuilder {
     return id;
   }
   // A tensor per parameter, sizes from EventGraph::parts.
-  std::int32_t allocate_parts(MemoryCategory category, Stream pool, std::int32_t unit,
-                              std::int32_t parts) {
+  std::int32_t allocate_parts(MemoryCategory category, Stream pool, std::int32_t unit, std::int32_t parts) {
     const std::int32_t id = add_parts(category, pool, unit, parts);
     graph_.actions.push_back({MemoryAction::Kind::kAllocate, id});
     return id;
   }
-  std::int32_t add_parts(MemoryCategory category, Stream pool, std::int32_t unit,
-                         std::int32_t parts);
+  std::int32_t add_parts(MemoryCategory category, Stream pool, std::int32_t unit, std::int32_t parts);
   std::int32_t add_part_list(std::vector<Bytes> sizes);
   Bytes bytes_of_parts(std::int32_t parts) const { return part_sums_[at(parts)]; }
   // Leaves kNoBuffer behind; freeing that is no action.
@@ -208,9 +201,8 @@ class StepBuilder {
   // The same where the library recorded streams that use it (Tensor.record_stream).
   void free(std::int32_t& buffer, StreamSet recorded) {
     if (buffer == kNoBuffer) return;
-    graph_.actions.push_back(
-        {MemoryAction::Kind::kFree, buffer,
-         recorded == 0 ? MemoryAction::kWhole : static_cast<std::uint8_t>(recorded)});
+    graph_.actions.push_back({MemoryAction::Kind::kFree, buffer,
+                              recorded == 0 ? MemoryAction::kWhole : static_cast<std::uint8_t>(recorded)});
     buffer = kNoBuffer;
   }
   // zero_grad's: freed, or (Optimizer::leaves_gradients) left to the next step, which frees it
@@ -230,8 +222,7 @@ class StepBuilder {
   // is divided to, which lives until the next parameter's is there.
   void step_one_by_one(const std::vector<Bytes>& moments, bool on_host);
   std::int32_t allocate_persistent(MemoryCategory category, std::int32_t unit, Bytes bytes);
-  std::int32_t allocate_persistent_parts(MemoryCategory category, std::int32_t unit,
-                                         std::int32_t parts);
+  std::int32_t allocate_persistent_parts(MemoryCategory category, std::int32_t unit, std::int32_t parts);
   // Unsharded gradients of the unit, made in pass `pass`: all but the last one, then that one.
   void free_gradients(std::int32_t unit, std::int32_t pass);
   void free_last_gradient(std::int32_t unit, std::int32_t pass);
@@ -268,12 +259,8 @@ class StepBuilder {
     return execution.first_buffer + slots - 2;
   }
   std::int32_t pass() const { return pass_; }
-  std::int32_t evaluation_pass() const {
-    return static_cast<std::int32_t>(plan_.batch.accumulation);
-  }
-  std::int32_t reference_pass() const {
-    return evaluation_pass() + (plan_.evaluation.in_step ? 1 : 0) + microbatch_;
-  }
+  std::int32_t evaluation_pass() const { return static_cast<std::int32_t>(plan_.batch.accumulation); }
+  std::int32_t reference_pass() const { return evaluation_pass() + (plan_.evaluation.in_step ? 1 : 0) + microbatch_; }
   std::int32_t microbatch() const { return microbatch_; }
   std::uint32_t action_count() const { return static_cast<std::uint32_t>(graph_.actions.size()); }
   // The phase that rows of `kind` replay in the current pass.
@@ -317,8 +304,7 @@ class StepBuilder {
   std::uint8_t communicator_of(MeshDim dim) const { return communicator_of_dim_[at(dim)]; }
   std::uint8_t post_forward_communicator(std::int64_t size) const;
 
-  virtual UnitWork unit_work(EventKind kind, const UnitShape& shape,
-                             std::int32_t variant) const = 0;
+  virtual UnitWork unit_work(EventKind kind, const UnitShape& shape, std::int32_t variant) const = 0;
   virtual UnitWork step_work(EventKind kind) const = 0;
 
   static Kernel copy_kernel(std::int64_t bytes_moved);
@@ -385,8 +371,7 @@ class StepBuilder {
   std::uint16_t work_index(EventKind kind, std::int32_t group, std::int32_t variant) {
     const std::int32_t hooks = pending_hooks_ < kHookSteps ? pending_hooks_ : kHookSteps - 1;
     const auto kinds = static_cast<std::int32_t>(kEventKinds);
-    const std::int32_t place =
-        (group * kinds + static_cast<std::int32_t>(kind)) * variants_ + variant;
+    const std::int32_t place = (group * kinds + static_cast<std::int32_t>(kind)) * variants_ + variant;
     std::int32_t& known = works_[at(place)];
     if (known < 0) known = new_hook_works();
     const auto at = static_cast<std::size_t>(known) + static_cast<std::size_t>(hooks);
@@ -402,8 +387,7 @@ class StepBuilder {
     return begin;
   }
   std::int32_t add_work(EventKind kind, std::int32_t group, std::int32_t variant);
-  EventId push(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit,
-               std::int32_t layer);
+  EventId push(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit, std::int32_t layer);
   std::int32_t add_work(EventKind kind, const UnitWork& work, Flops flops);
   std::uint16_t collective_work(EventKind kind, const UnitWork& work);
 
@@ -424,9 +408,7 @@ class StepBuilder {
   std::vector<Bytes> part_sums_;
   std::vector<std::int32_t> given_masks_;
   std::int64_t logits_bytes() const;
-  bool keeps_logits() const {
-    return plan_.logits == Logits::kKept && plan_.loss.kind == Loss::Kind::kEager;
-  }
+  bool keeps_logits() const { return plan_.logits == Logits::kKept && plan_.loss.kind == Loss::Kind::kEager; }
   bool found_logits_ = false;
   std::int32_t held_logits_ = kNoBuffer, zeros_ = kNoBuffer;
   std::vector<std::int32_t> left_gradients_;
@@ -439,9 +421,9 @@ class StepBuilder {
   std::vector<std::size_t> stage_of_layer_;          // of a pipeline: into stage_passes_
   std::vector<std::vector<PassKind>> stage_passes_;  // of each of the rank's stages, by pass
   std::vector<std::uint8_t> fifo_of_work_;           // communicator that rows of a Work queue on
-  std::vector<std::int32_t> works_;  // [group][kind][variant] -> its first in hook_works_, or -1
-  std::vector<std::int32_t> hook_works_;  // by hooks: Work index or -1
-  WorkIndex run_works_;                   // of add_layer_run
+  std::vector<std::int32_t> works_;                  // [group][kind][variant] -> its first in hook_works_, or -1
+  std::vector<std::int32_t> hook_works_;             // by hooks: Work index or -1
+  WorkIndex run_works_;                              // of add_layer_run
   std::int32_t groups_ = 0;
   std::int32_t variants_ = 8;  // a unit's rows have fewer; a layer's: whole, or one of its segments
 
@@ -453,9 +435,7 @@ class StepBuilder {
   std::array<std::uint8_t, kMeshDims> communicator_of_dim_{};
   // Works of add_collective, by kind, communicator, bytes, hooks, whether to a neighbour, caller,
   // copies.
-  std::map<
-      std::tuple<EventKind, std::uint8_t, std::int64_t, std::int32_t, bool, Caller, std::uint16_t>,
-      std::uint16_t>
+  std::map<std::tuple<EventKind, std::uint8_t, std::int64_t, std::int32_t, bool, Caller, std::uint16_t>, std::uint16_t>
       collective_works_;
   EventId host_reads_ = kNoEvent;         // a row whose results the next row's issue waits for
   EventId unawaited_compute_ = kNoEvent;  // CPU ranks: a compute row the host has not waited for

@@ -18,8 +18,7 @@ bool StepBuilder::is_like_next(std::int32_t unit) const {
   const std::span<const Module> modules = modules_of(unit);
   const std::span<const Module> next = modules_of(unit + 1);
   const auto count = static_cast<std::int32_t>(modules.size());
-  if (modules.empty() || next.size() != modules.size() ||
-      shape_of_unit_[at] != shape_of_unit_[at + 1] ||
+  if (modules.empty() || next.size() != modules.size() || shape_of_unit_[at] != shape_of_unit_[at + 1] ||
       this->unit(unit).reshard != this->unit(unit + 1).reshard) {
     return false;
   }
@@ -30,9 +29,8 @@ bool StepBuilder::is_like_next(std::int32_t unit) const {
     const auto n = static_cast<std::size_t>(k);
     const LayerSpec& spec = spec_of(first + k);
     if (modules[n] != Module{first + k, 0} || next[n] != Module{first + count + k, 0} ||
-        spec.role != LayerRole::kBlock || spec.joins >= 0 || first_nested_[i] >= 0 ||
-        first_nested_[other] >= 0 || model_.order[i].kind != model_.order[other].kind ||
-        programs_of_layer_[i] != programs_of_layer_[other] ||
+        spec.role != LayerRole::kBlock || spec.joins >= 0 || first_nested_[i] >= 0 || first_nested_[other] >= 0 ||
+        model_.order[i].kind != model_.order[other].kind || programs_of_layer_[i] != programs_of_layer_[other] ||
         recompute_of_layer_[i] != recompute_of_layer_[other]) {
       return false;
     }
@@ -74,11 +72,10 @@ bool StepBuilder::advances(std::span<const std::int32_t> a, std::span<const std:
 }
 
 bool StepBuilder::is_pattern(const Place& a, const Place& b, const Place& c) const {
-  if (graph_.communicators.size() > kPlaceCommunicators || b.works != c.works ||
-      c.rows - b.rows != b.rows - a.rows || c.waits - b.waits != b.waits - a.waits ||
-      c.actions - b.actions != b.actions - a.actions ||
-      c.buffers - b.buffers != b.buffers - a.buffers || a.hooks != b.hooks || b.hooks != c.hooks ||
-      c.rows == b.rows || a.rows == 0 || !advances(a.ids, b.ids, c.ids)) {
+  if (graph_.communicators.size() > kPlaceCommunicators || b.works != c.works || c.rows - b.rows != b.rows - a.rows ||
+      c.waits - b.waits != b.waits - a.waits || c.actions - b.actions != b.actions - a.actions ||
+      c.buffers - b.buffers != b.buffers - a.buffers || a.hooks != b.hooks || b.hooks != c.hooks || c.rows == b.rows ||
+      a.rows == 0 || !advances(a.ids, b.ids, c.ids)) {
     return false;
   }
   const auto both = [](std::int32_t x, std::int32_t y) { return (x < 0) == (y < 0); };
@@ -88,12 +85,10 @@ bool StepBuilder::is_pattern(const Place& a, const Place& b, const Place& c) con
     const Row& y = graph_.rows[b.rows + i];
     const RowDetail& first = graph_.details[a.rows + i];
     const RowDetail& second = graph_.details[b.rows + i];
-    if (x.kind != y.kind || x.stream != y.stream || x.communicator != y.communicator ||
-        x.wait_count != y.wait_count || x.waits_begin - a.waits != y.waits_begin - b.waits ||
-        x.work != y.work || !both(x.host_wait, y.host_wait) ||
-        first.microbatch != second.microbatch || !both(first.unit, second.unit) ||
-        !both(first.layer, second.layer) || first.buffer != second.buffer ||
-        first.other != second.other || first.sum != second.sum ||
+    if (x.kind != y.kind || x.stream != y.stream || x.communicator != y.communicator || x.wait_count != y.wait_count ||
+        x.waits_begin - a.waits != y.waits_begin - b.waits || x.work != y.work || !both(x.host_wait, y.host_wait) ||
+        first.microbatch != second.microbatch || !both(first.unit, second.unit) || !both(first.layer, second.layer) ||
+        first.buffer != second.buffer || first.other != second.other || first.sum != second.sum ||
         first.actions_begin - a.actions != second.actions_begin - b.actions) {
       return false;
     }
@@ -106,8 +101,8 @@ bool StepBuilder::is_pattern(const Place& a, const Place& b, const Place& c) con
   for (std::size_t i = 0; i < c.buffers - b.buffers; ++i) {
     const Buffer& x = graph_.buffers[a.buffers + i];
     const Buffer& y = graph_.buffers[b.buffers + i];
-    if (x.category != y.category || x.pool != y.pool || !both(x.unit, y.unit) ||
-        x.bytes != y.bytes || x.parts != y.parts || x.on_host != y.on_host) {
+    if (x.category != y.category || x.pool != y.pool || !both(x.unit, y.unit) || x.bytes != y.bytes ||
+        x.parts != y.parts || x.on_host != y.on_host) {
       return false;
     }
   }
@@ -119,12 +114,9 @@ void StepBuilder::write_again(const Place& b, const Place& c, std::int32_t times
   const std::size_t rows = c.rows - b.rows, waits = c.waits - b.waits;
   const std::size_t actions = c.actions - b.actions, buffers = c.buffers - b.buffers;
   // Each number from those of the two units before.
-  const auto next = [](const auto* at, std::size_t unit) {
-    return *(at - unit) + (*(at - unit) - *(at - 2 * unit));
-  };
+  const auto next = [](const auto* at, std::size_t unit) { return *(at - unit) + (*(at - unit) - *(at - 2 * unit)); };
   graph_.waits.resize(c.waits + waits * added);
-  for (EventId *wait = graph_.waits.data() + c.waits, *end = wait + waits * added; wait < end;
-       ++wait) {
+  for (EventId *wait = graph_.waits.data() + c.waits, *end = wait + waits * added; wait < end; ++wait) {
     *wait = next(wait, waits);
   }
   graph_.rows.resize(c.rows + rows * added);
@@ -155,8 +147,7 @@ void StepBuilder::write_again(const Place& b, const Place& c, std::int32_t times
     detail->actions_end = detail->actions_begin;
   }
   graph_.actions.reserve(c.actions + actions * added);
-  std::vector<MemoryAction> unit(graph_.actions.end() - static_cast<std::ptrdiff_t>(actions),
-                                 graph_.actions.end());
+  std::vector<MemoryAction> unit(graph_.actions.end() - static_cast<std::ptrdiff_t>(actions), graph_.actions.end());
   std::vector<std::int32_t> strides(actions);
   for (std::size_t i = 0; i < actions; ++i) {
     strides[i] = unit[i].target - graph_.actions[b.actions - actions + i].target;

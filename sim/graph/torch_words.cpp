@@ -9,9 +9,7 @@
 
 namespace foreshard {
 
-std::string_view torch_word(DType dtype) {
-  return word_at(dtype, {"bfloat16", "float16", "float32"});
-}
+std::string_view torch_word(DType dtype) { return word_at(dtype, {"bfloat16", "float16", "float32"}); }
 
 std::string span_of(const std::string& first, const std::string& last, std::size_t count) {
   return count == 1 ? first : first + ".." + last;
@@ -21,14 +19,12 @@ std::string span_of(const std::vector<std::string>& names) {
   return names.empty() ? "" : span_of(names.front(), names.back(), names.size());
 }
 
-std::string group_word(std::int64_t first, std::int64_t size, std::int64_t stride,
-                       std::int64_t world) {
+std::string group_word(std::int64_t first, std::int64_t size, std::int64_t stride, std::int64_t world) {
   if (size == world) return "world";
   return fmt::format("{}:{}:{}", first, first + (size - 1) * stride, size > 1 ? stride : 1);
 }
 
-std::vector<std::int32_t> as_defined(const ModelSpec& model,
-                                     const std::vector<PlacedParameter>& parameters) {
+std::vector<std::int32_t> as_defined(const ModelSpec& model, const std::vector<PlacedParameter>& parameters) {
   const auto spec_of = [&](std::int32_t p) -> const LayerSpec& {
     const std::int32_t layer = parameters[at(p)].layer;
     return model.kinds[at(model.order[at(layer)].kind)];
@@ -47,8 +43,7 @@ std::vector<std::int32_t> as_defined(const ModelSpec& model,
     if (dot != std::string::npos) {
       const std::string module = name(p).substr(0, dot + 1);
       place = std::ranges::find_if(order, [&](std::int32_t other) {
-        return name(other).starts_with(module) &&
-               name(other).find('.', module.size()) != std::string::npos;
+        return name(other).starts_with(module) && name(other).find('.', module.size()) != std::string::npos;
       });
     }
     order.insert(place, p);

@@ -18,8 +18,7 @@ std::string span_of(const std::string& first, const std::string& last, std::size
 std::string span_of(const std::vector<std::string>& names);
 // A group of `size` ranks from `first` on, each `stride` behind the one before: "0:12:4"; "world"
 // if these are all.
-std::string group_word(std::int64_t first, std::int64_t size, std::int64_t stride,
-                       std::int64_t world);
+std::string group_word(std::int64_t first, std::int64_t size, std::int64_t stride, std::int64_t world);
 
 struct PlacedParameter {
   std::int32_t layer = 0;
@@ -29,7 +28,6 @@ struct PlacedParameter {
 // Numbers of parameters as named_parameters() lists them: a module's own in front of those of
 // modules inside of it, and a block's behind the one before. Where the head is defined first, its
 // transform's, its own and then a table that it shares stand in front of all.
-std::vector<std::int32_t> as_defined(const ModelSpec& model,
-                                     const std::vector<PlacedParameter>& parameters);
+std::vector<std::int32_t> as_defined(const ModelSpec& model, const std::vector<PlacedParameter>& parameters);
 
 }

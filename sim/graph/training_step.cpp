@@ -10,8 +10,7 @@ namespace foreshard {
 
 namespace {
 
-EventGraph build_rank(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                      EventGraph recycled) {
+EventGraph build_rank(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled) {
   switch (plan.runtime.kind) {
     case RuntimeKind::kFsdp2:
       return build_fsdp2(model, plan, programs, std::move(recycled));
@@ -35,8 +34,8 @@ EventGraph build_rank(const ModelSpec& model, const Plan& plan, const LayerProgr
 
 }
 
-EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
-                               const LayerPrograms& programs, EventGraph recycled) {
+EventGraph build_training_step(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                               EventGraph recycled) {
   EventGraph graph = build_rank(model, plan, programs, std::move(recycled));
   if (plan.mesh.pp == 1) return graph;
   graph.pipeline_rank = static_cast<std::int32_t>(plan.mesh.pp_index(plan.rank));
@@ -46,14 +45,12 @@ EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
       continue;
     }
     const Plan other = at_pipeline_rank(plan, r);
-    graph.pipeline.push_back(
-        std::make_shared<const EventGraph>(build_pipeline_rank(model, other, programs)));
+    graph.pipeline.push_back(std::make_shared<const EventGraph>(build_pipeline_rank(model, other, programs)));
   }
   return graph;
 }
 
-EventGraph build_pipeline_rank(const ModelSpec& model, const Plan& plan,
-                               const LayerPrograms& programs) {
+EventGraph build_pipeline_rank(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs) {
   const std::int64_t rank = plan.mesh.pp_index(plan.rank);
   EventGraph graph = build_rank(model, plan, programs.of_pipeline_rank(rank), {});
   graph.pipeline_rank = static_cast<std::int32_t>(rank);
@@ -66,8 +63,8 @@ Plan at_pipeline_rank(Plan plan, std::int64_t pipeline_rank) {
   return plan;
 }
 
-LibraryRun record_library_run(const ModelSpec& model, const Plan& plan,
-                              const LayerPrograms& programs, const LibraryWatch& watch) {
+LibraryRun record_library_run(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                              const LibraryWatch& watch) {
   switch (plan.runtime.kind) {
     case RuntimeKind::kFsdp1:
       return record_fsdp1(model, plan, programs, watch);

@@ -40,9 +40,8 @@ class LayerPrograms {
   // layer (sim/graph/axes.h), else nothing of its own.
   const ModelSpec& model_of(const ModelSpec& whole) const { return local_ ? *local_ : whole; }
   // Of ModelSpec::order[layer]; null where the plan has no such micro-batch.
-  const std::shared_ptr<const LayerProgram>& at(
-      std::int32_t layer, Recompute recompute,
-      StepMicroBatch micro_batch = StepMicroBatch::kFirst) const;
+  const std::shared_ptr<const LayerProgram>& at(std::int32_t layer, Recompute recompute,
+                                                StepMicroBatch micro_batch = StepMicroBatch::kFirst) const;
   // A forward under no_grad, where Evaluation::in_step asks for it; else null. The loss is not
   // computed: its program lets go of the model's output.
   const std::shared_ptr<const LayerProgram>& evaluation(std::int32_t layer) const;
@@ -67,8 +66,8 @@ class LayerPrograms {
     std::int64_t expert_units = 0;  // of every n-th block; 0: none
     bool tokens_are_a_unit = false;
     Frozen frozen;
-    std::optional<DType> output_dtype;  // where it is not the compute dtype: casts at the borders
-    Units units;                        // of which only then anything depends
+    std::optional<DType> output_dtype;                      // where it is not the compute dtype: casts at the borders
+    Units units;                                            // of which only then anything depends
     ExistingGradients existing = ExistingGradients::kNone;  // of later micro-batches
     // grad_dtype of parameters, in the first micro-batch and in later ones.
     std::optional<DType> first_gradient, later_gradient;
@@ -78,7 +77,7 @@ class LayerPrograms {
     bool reentrant = false;  // Plan::recompute_reentrant
     bool stacked = false;    // ModuleKernels::scan
     bool splits = false;     // backwards, of a pipeline's stages
-    Mesh mesh;  // where it has more axes than replicate and shard, as one of both, and what follows
+    Mesh mesh;               // where it has more axes than replicate and shard, as one of both, and what follows
     bool divides_loss = false;
     TensorParallel tensor_parallel;
     ContextParallel context_parallel;
@@ -121,12 +120,11 @@ Plan at_pipeline_rank(Plan plan, std::int64_t pipeline_rank);
 // Preconditions: check(plan, model, cluster) passed and `programs` serve the plan. Of a pipeline
 // with the graphs of its other ranks (EventGraph::pipeline).
 // `recycled` is a graph nobody needs any more: its memory is used again.
-EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
-                               const LayerPrograms& programs, EventGraph recycled = {});
+EventGraph build_training_step(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                               EventGraph recycled = {});
 EventGraph build_training_step(const ModelSpec& model, const Plan& plan);
 // Plan::rank's alone, without its peers.
-EventGraph build_pipeline_rank(const ModelSpec& model, const Plan& plan,
-                               const LayerPrograms& programs);
+EventGraph build_pipeline_rank(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs);
 
 // Runtime native: the loss of one micro-batch of held-back data, between two steps. Its persistent
 // buffers are the step's, in the same order; it frees whatever else it makes.

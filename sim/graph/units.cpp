@@ -18,9 +18,7 @@ bool has_parameters(const LayerSpec& spec) { return !spec.parameters.empty(); }
 
 // An embedding whose table of tokens is a module inside: what the layer adds to its rows stays in
 // the root.
-bool has_table_inside(const LayerSpec& spec) {
-  return spec.role == LayerRole::kEmbedding && !spec.nested.empty();
-}
+bool has_table_inside(const LayerSpec& spec) { return spec.role == LayerRole::kEmbedding && !spec.nested.empty(); }
 
 // "layers.4" and "layers.7" -> "layers.4-7".
 std::string joined(const std::string& first, const std::string& last) {
@@ -194,15 +192,14 @@ UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& para
   const Mesh& mesh = plan_.mesh;
   const bool over_experts = is_over_experts(parameter);
   const std::int64_t shards = is_ignored(parameter) ? 1 : over_experts ? mesh.efsdp() : mesh.fsdp();
-  const std::int64_t index =
-      over_experts ? mesh.efsdp_index(plan_.rank) : mesh.shard_index(plan_.rank);
+  const std::int64_t index = over_experts ? mesh.efsdp_index(plan_.rank) : mesh.shard_index(plan_.rank);
   const std::int64_t rank = shards == 1 ? 0 : index;
   p.numel = parameter.numel();
   p.shard_dim = shard_dim_of(parameter, plan_.units.shard_dim, shards);
   p.stored_size = size_of(parameter.stored_as_computed ? plan_.param_dtype : plan_.master_dtype);
   p.gathered_size = parameter.gathered_in_fp8 ? 1 : size_of(plan_.param_dtype);
-  p.casts = p.stored_size != p.gathered_size ||
-            (!parameter.stored_as_computed && plan_.param_dtype != plan_.master_dtype);
+  p.casts =
+      p.stored_size != p.gathered_size || (!parameter.stored_as_computed && plan_.param_dtype != plan_.master_dtype);
   const std::int64_t rows = parameter.shape[at(p.shard_dim)];
   const std::int64_t rest = p.numel / rows;
   const std::int64_t chunk = (rows + shards - 1) / shards;
@@ -213,8 +210,7 @@ UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& para
   // where stacks look the table up in modules of their own, theirs is.
   const LayerSpec& spec = spec_of(layer);
   const bool is_theirs = parts_tied(plan_.units) && stacks_share_table(model_);
-  const bool is_table = spec.role == LayerRole::kEmbedding &&
-                        parameter.name == spec.parameters.front().name &&
+  const bool is_table = spec.role == LayerRole::kEmbedding && parameter.name == spec.parameters.front().name &&
                         std::ranges::count(model_.order, layer, &LayerInstance::same_as) > 0;
   const bool is_head = spec.role == LayerRole::kHead && !spec.tower && parameter.shape.size() > 1;
   p.stepped = !(is_theirs ? is_table : is_head) || !model_.tied_embeddings || parameter.tied;
@@ -295,9 +291,8 @@ void StepBuilder::size_units() {
     unit.reshard = plan_.reshard_after_forward.at(u);
     // PyTorch keeps the root unsharded unless told otherwise for it (reshard_after_forward=None):
     // its backward is next.
-    const bool named =
-        std::ranges::any_of(plan_.reshard_after_forward.ranges,
-                            [&](const auto& range) { return range.first <= u && u <= range.last; });
+    const bool named = std::ranges::any_of(plan_.reshard_after_forward.ranges,
+                                           [&](const auto& range) { return range.first <= u && u <= range.last; });
     if (u == root_ && !named) unit.reshard = {Reshard::Kind::kNever, 0};
     const std::int64_t group = unit.reshard.kind == Reshard::Kind::kGroup ? unit.reshard.group : 0;
     std::int32_t index = -1;
@@ -314,10 +309,9 @@ void StepBuilder::size_units() {
         const std::int64_t padded = checked_multiply(p.shard_numel, shape.shards);
         unsharded.push_back(allocated_size(checked_multiply(padded, p.gathered_size)));
         sharded.push_back(allocated_size(checked_multiply(p.shard_numel, p.stored_size)));
-        state.push_back(
-            p.trainable && p.stepped
-                ? allocated_size(checked_multiply(p.local_numel, size_of(plan_.optimizer.state)))
-                : Bytes());
+        state.push_back(p.trainable && p.stepped
+                            ? allocated_size(checked_multiply(p.local_numel, size_of(plan_.optimizer.state)))
+                            : Bytes());
       }
       shape.unsharded_parts = add_part_list(std::move(unsharded));
       shape.sharded_parts = add_part_list(std::move(sharded));

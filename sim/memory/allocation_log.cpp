@@ -21,20 +21,17 @@ class Flatten {
     return kind == MemoryAction::Kind::kForward ? EventKind::kForward : EventKind::kBackward;
   }
   bool awaits_product(MemoryAction::Kind kind) const {
-    return std::ranges::any_of(waiting_, [&](const LibraryBuffer& buffer) {
-      return buffer.first_event == thread_of(kind);
-    });
+    return std::ranges::any_of(waiting_,
+                               [&](const LibraryBuffer& buffer) { return buffer.first_event == thread_of(kind); });
   }
   void product(MemoryAction::Kind kind) {
-    take_if([&](const LibraryBuffer& buffer) { return buffer.first_event == thread_of(kind); },
-            log_.actions.size());
+    take_if([&](const LibraryBuffer& buffer) { return buffer.first_event == thread_of(kind); }, log_.actions.size());
   }
   // What no product was found for, before the first row of its kind.
   void take_rest() {
     for (std::size_t row = 0; row < graph_.rows.size(); ++row) {
       const EventKind kind = graph_.rows[row].kind;
-      take_if([&](const LibraryBuffer& buffer) { return buffer.first_event == kind; },
-              log_.row_begin[row]);
+      take_if([&](const LibraryBuffer& buffer) { return buffer.first_event == kind; }, log_.row_begin[row]);
     }
   }
   void row(EventId row) {
@@ -66,8 +63,8 @@ class Flatten {
   void take_if(IsMeant is_meant, std::size_t action) {
     for (const LibraryBuffer& buffer : waiting_) {
       if (!is_meant(buffer)) continue;
-      log_.library.push_back({buffer.bytes.count(), static_cast<std::uint8_t>(buffer.stream),
-                              static_cast<std::uint32_t>(action)});
+      log_.library.push_back(
+          {buffer.bytes.count(), static_cast<std::uint8_t>(buffer.stream), static_cast<std::uint32_t>(action)});
     }
     std::erase_if(waiting_, is_meant);
   }
@@ -83,14 +80,11 @@ void add_tensor(AllocationLog& log, Bytes bytes, Stream pool) {
   log.stream.push_back(static_cast<std::uint8_t>(pool));
   log.buffer.push_back(static_cast<std::int32_t>(log.first.size()) - 1);
 }
-void begin_buffer(AllocationLog& log) {
-  log.first.push_back(static_cast<std::int32_t>(log.bytes.size()));
-}
+void begin_buffer(AllocationLog& log) { log.first.push_back(static_cast<std::int32_t>(log.bytes.size())); }
 
 }
 
-AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& library,
-                             Buckets buckets) {
+AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& library, Buckets buckets) {
   AllocationLog log;
   const auto buffers = static_cast<std::size_t>(graph.buffer_count());
   for (auto* list : {&log.first, &log.buffer}) list->reserve(buffers + 1);
@@ -133,10 +127,10 @@ AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& libr
   if (buckets == Buckets::kInArena) return log;
   for (const std::int32_t buffer : graph.persistent) {
     const MemoryCategory category = graph.buffer(buffer).category;
-    const bool is_state = category == MemoryCategory::kOptimizerState &&
-                          graph.buffer(buffer).role != BufferRole::kMaster;
-    const bool is_bucket = category == MemoryCategory::kReduceScatterInput ||
-                           category == MemoryCategory::kUnshardedGrad;
+    const bool is_state =
+        category == MemoryCategory::kOptimizerState && graph.buffer(buffer).role != BufferRole::kMaster;
+    const bool is_bucket =
+        category == MemoryCategory::kReduceScatterInput || category == MemoryCategory::kUnshardedGrad;
     std::vector<std::int32_t>& list = is_state && log.optimizer != kNoEvent       ? log.states
                                       : is_bucket && buckets == Buckets::kRebuilt ? log.rebuilt
                                                                                   : log.before;

@@ -14,9 +14,8 @@ namespace foreshard {
 using Action = AllocatorTraceEntry::Action;
 
 const char* to_string(Action action) {
-  static constexpr const char* kNames[] = {
-      "alloc",        "free_requested", "free_completed", "segment_alloc",
-      "segment_free", "segment_map",    "segment_unmap",  "oom"};
+  static constexpr const char* kNames[] = {"alloc",        "free_requested", "free_completed", "segment_alloc",
+                                           "segment_free", "segment_map",    "segment_unmap",  "oom"};
   return kNames[static_cast<std::size_t>(action)];
 }
 
@@ -26,11 +25,9 @@ CachingAllocator::CachingAllocator(const AllocatorSettings& settings, const Devi
       free_(std::size_t{2} * kMostStreams),
       unmapped_(std::size_t{2} * kMostStreams),
       // Where the driver's ranges usually are; up to the 2^49 that FreeBlocks can hold.
-      address_holes_{
-          {std::int64_t{0x7f} << 40, (std::int64_t{1} << 49) - (std::int64_t{0x7f} << 40)}} {
+      address_holes_{{std::int64_t{0x7f} << 40, (std::int64_t{1} << 49) - (std::int64_t{0x7f} << 40)}} {
   if (settings_.per_process_memory_fraction) {
-    allowed_ = static_cast<std::int64_t>(*settings_.per_process_memory_fraction *
-                                         as_double(memory_.total.count()));
+    allowed_ = static_cast<std::int64_t>(*settings_.per_process_memory_fraction * as_double(memory_.total.count()));
   }
 }
 
@@ -84,8 +81,7 @@ bool CachingAllocator::should_split(const Block& block, std::int64_t size) const
   return size < settings_.max_split_size && rest > kSmallSize;
 }
 
-CachingAllocator::BlockId CachingAllocator::use_block(BlockId id, std::int64_t size,
-                                                      std::int64_t requested) {
+CachingAllocator::BlockId CachingAllocator::use_block(BlockId id, std::int64_t size, std::int64_t requested) {
   const Bin bin = at(id).bin;
   const bool already_split = is_split(at(id));
   const bool expandable = at(id).expandable;
@@ -234,9 +230,8 @@ void CachingAllocator::reset_peak_stats() {
   const auto reset = [](AllocatorStat& stat) { stat.peak = stat.current; };
   for (PoolStats* pool : {&stats_.all, &stats_.small_pool, &stats_.large_pool}) {
     for (AllocatorStat* stat :
-         {&pool->allocation, &pool->segment, &pool->active, &pool->inactive_split,
-          &pool->allocated_bytes, &pool->reserved_bytes, &pool->active_bytes,
-          &pool->inactive_split_bytes, &pool->requested_bytes}) {
+         {&pool->allocation, &pool->segment, &pool->active, &pool->inactive_split, &pool->allocated_bytes,
+          &pool->reserved_bytes, &pool->active_bytes, &pool->inactive_split_bytes, &pool->requested_bytes}) {
       reset(*stat);
     }
   }
@@ -256,8 +251,7 @@ std::vector<SegmentState> CachingAllocator::snapshot() const {
         continue;
       }
       if (!is_open) {
-        result.push_back(
-            {block.address, 0, stream_of(block.bin), !is_large(block.bin), block.expandable, {}});
+        result.push_back({block.address, 0, stream_of(block.bin), !is_large(block.bin), block.expandable, {}});
       }
       is_open = true;
       result.back().size += block.size;

@@ -29,9 +29,7 @@ struct DeviceMemory {
   Bytes total;
   Bytes available;
   // Enough for anything: what a step would reserve if memory never ran out.
-  static DeviceMemory unlimited() {
-    return {Bytes(std::int64_t{1} << 44), Bytes(std::int64_t{1} << 44)};
-  }
+  static DeviceMemory unlimited() { return {Bytes(std::int64_t{1} << 44), Bytes(std::int64_t{1} << 44)}; }
 };
 
 // As torch.cuda.memory_stats names them; `all` is the sum of both pools.
@@ -46,8 +44,7 @@ struct AllocatorStat {
 };
 struct PoolStats {
   AllocatorStat allocation, segment, active, inactive_split;  // counts
-  AllocatorStat allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes,
-      requested_bytes;
+  AllocatorStat allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes, requested_bytes;
   bool operator==(const PoolStats&) const = default;
 };
 struct AllocatorStats {
@@ -122,8 +119,7 @@ class CachingAllocator {
   void process_events(IsFinished&& is_finished) {
     for (int stream = 0; stream < kMostStreams; ++stream) {
       const Events& events = events_[static_cast<std::size_t>(stream)];
-      while (events.next < events.queue.size() &&
-             is_finished(stream, events.queue[events.next].second)) {
+      while (events.next < events.queue.size() && is_finished(stream, events.queue[events.next].second)) {
         finish_next_event(stream);
       }
     }
@@ -175,9 +171,7 @@ class CachingAllocator {
   };
   // A stream's small (even) or large (odd) pool.
   using Bin = std::uint16_t;
-  static Bin bin_of(int stream, bool is_large) {
-    return static_cast<Bin>(stream * 2 + (is_large ? 1 : 0));
-  }
+  static Bin bin_of(int stream, bool is_large) { return static_cast<Bin>(stream * 2 + (is_large ? 1 : 0)); }
   static bool is_large(Bin bin) { return bin % 2 != 0; }
   static int stream_of(Bin bin) { return bin / 2; }
 
@@ -185,9 +179,7 @@ class CachingAllocator {
   const Block& at(BlockId id) const { return blocks_[static_cast<std::size_t>(id)]; }
   FreeBlocks& free_blocks(Bin bin) { return free_[bin]; }
   bool is_split(const Block& b) const { return b.prev != kNoBlock || b.next != kNoBlock; }
-  bool is_usable(const Block& b) const {
-    return !b.allocated && b.event_count == 0 && b.stream_uses == 0;
-  }
+  bool is_usable(const Block& b) const { return !b.allocated && b.event_count == 0 && b.stream_uses == 0; }
   PoolStats& pool_stats(Bin bin) { return is_large(bin) ? stats_.large_pool : stats_.small_pool; }
   void count(AllocatorStat PoolStats::*stat, Bin bin, std::int64_t amount) {
     (stats_.all.*stat).add(amount);
@@ -201,8 +193,7 @@ class CachingAllocator {
     ++stats_.num_device_free;
     stats_.device_free_bytes += bytes;
   }
-  void record(AllocatorTraceEntry::Action action, Bin bin, std::int64_t address,
-              std::int64_t size) {
+  void record(AllocatorTraceEntry::Action action, Bin bin, std::int64_t address, std::int64_t size) {
     if (history_ != nullptr) history_->push_back({action, stream_of(bin), address, size});
   }
 
@@ -231,9 +222,7 @@ class CachingAllocator {
   void release_cached_blocks();
   void release_pool(bool large);
   void collect_garbage();
-  std::int64_t page_size(Bin bin) const {
-    return is_large(bin) ? settings_.large_segment_size : kSmallBuffer;
-  }
+  std::int64_t page_size(Bin bin) const { return is_large(bin) ? settings_.large_segment_size : kSmallBuffer; }
   std::int64_t take_address_range(std::int64_t size);
   void give_address_range(Range range);
   void insert_unmapped(BlockId id);

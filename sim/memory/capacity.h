@@ -26,8 +26,7 @@ struct Fit {
   bool fits() const { return margin() >= Bytes(0); }
 };
 
-inline Fit fit_in(const Cluster& cluster, Bytes peak_allocated, Bytes peak_reserved,
-                  Bytes outside) {
+inline Fit fit_in(const Cluster& cluster, Bytes peak_allocated, Bytes peak_reserved, Bytes outside) {
   return {cluster.gpu.memory, outside, peak_allocated, peak_reserved};
 }
 

@@ -34,8 +34,7 @@ CachingAllocator::BlockId CachingAllocator::allocate_segment(Bin bin, std::int64
 }
 
 // A segment of one block that is in no list; expandable ones start unmapped.
-CachingAllocator::BlockId CachingAllocator::new_segment(Bin bin, std::int64_t size,
-                                                        bool expandable) {
+CachingAllocator::BlockId CachingAllocator::new_segment(Bin bin, std::int64_t size, bool expandable) {
   if (!expandable && stats_.all.reserved_bytes.current + size > memory_.available.count()) {
     return kNoBlock;
   }
@@ -139,8 +138,7 @@ void CachingAllocator::release_pool(bool large) {
 // Frees whole large segments that lay unused for longer than the average of them, repeatedly, until
 // reserved memory is below the threshold.
 void CachingAllocator::collect_garbage() {
-  const auto threshold =
-      static_cast<std::int64_t>(settings_.garbage_collection_threshold * as_double(*allowed_));
+  const auto threshold = static_cast<std::int64_t>(settings_.garbage_collection_threshold * as_double(*allowed_));
   const std::int64_t excess = stats_.all.reserved_bytes.current - threshold;
   if (excess <= 0) return;
   const auto age = [&](BlockId id) { return lookups_[1] - at(id).gc_count_base; };
@@ -281,8 +279,7 @@ CachingAllocator::BlockId CachingAllocator::unmap_pages(BlockId id) {
 
 void CachingAllocator::insert_unmapped(BlockId id) {
   std::vector<BlockId>& list = unmapped_[at(id).bin];
-  list.insert(std::ranges::lower_bound(
-                  list, id, [&](BlockId a, BlockId b) { return at(a).address < at(b).address; }),
+  list.insert(std::ranges::lower_bound(list, id, [&](BlockId a, BlockId b) { return at(a).address < at(b).address; }),
               id);
 }
 
@@ -292,8 +289,7 @@ void CachingAllocator::erase_unmapped(BlockId id) {
 }
 
 std::int64_t CachingAllocator::take_address_range(std::int64_t size) {
-  const auto hole =
-      std::ranges::find_if(address_holes_, [&](const Range& range) { return range.size >= size; });
+  const auto hole = std::ranges::find_if(address_holes_, [&](const Range& range) { return range.size >= size; });
   FORESHARD_CHECK(hole != address_holes_.end(), "the address space is full");
   const std::int64_t address = hole->address;
   hole->address += size;
@@ -303,8 +299,8 @@ std::int64_t CachingAllocator::take_address_range(std::int64_t size) {
 }
 
 void CachingAllocator::give_address_range(Range range) {
-  auto after = std::ranges::lower_bound(
-      address_holes_, range, [](const Range& a, const Range& b) { return a.address < b.address; });
+  auto after = std::ranges::lower_bound(address_holes_, range,
+                                        [](const Range& a, const Range& b) { return a.address < b.address; });
   if (after != address_holes_.end() && range.address + range.size == after->address) {
     range.size += after->size;
     after = address_holes_.erase(after);

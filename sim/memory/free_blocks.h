@@ -90,8 +90,7 @@ class FreeBlocks {
   static constexpr std::size_t kManySizes = 256;
 
   static std::uint64_t key_of(std::int64_t address, BlockId id) {
-    return static_cast<std::uint64_t>(address) >> kAddressShift << kIdBits |
-           static_cast<std::uint64_t>(id);
+    return static_cast<std::uint64_t>(address) >> kAddressShift << kIdBits | static_cast<std::uint64_t>(id);
   }
 
   // Of the first key that is not above `key`. Without branches, which would be guessed wrong half
@@ -146,8 +145,7 @@ class FreeBlocks {
     if (position < sizes_.size() && sizes_[position] == size) return class_at_[position];
     if (sizes_.size() >= kManySizes) {
       // Rather than growing further, the size takes the place of a neighbour that has no blocks.
-      for (std::size_t p = position > 0 ? position - 1 : 0; p <= position && p < sizes_.size();
-           ++p) {
+      for (std::size_t p = position > 0 ? position - 1 : 0; p <= position && p < sizes_.size(); ++p) {
         Class& unused = classes_[class_at_[p]];
         if (!unused.list.empty()) continue;
         unused.size = sizes_[p] = size;

@@ -36,17 +36,14 @@ inline const LayerPhaseProgram& phase_of(const LayerProgram& program, const Memo
 
 // Whether the action replays some segments of its phase and not all of them.
 inline bool is_segment(const MemoryAction& action) {
-  const bool of_phase = action.kind == MemoryAction::Kind::kForward ||
-                        action.kind == MemoryAction::Kind::kRecompute ||
+  const bool of_phase = action.kind == MemoryAction::Kind::kForward || action.kind == MemoryAction::Kind::kRecompute ||
                         action.kind == MemoryAction::Kind::kBackward;
   return of_phase && action.segment != MemoryAction::kWhole;
 }
 
-inline std::span<const std::int32_t> steps_of(const LayerPhaseProgram& phase,
-                                              const MemoryAction& action) {
+inline std::span<const std::int32_t> steps_of(const LayerPhaseProgram& phase, const MemoryAction& action) {
   if (!is_segment(action)) return phase.actions;
-  const std::uint32_t begin =
-      action.segment == 0 ? 0 : phase.segments[action.segment - 1U].actions_end;
+  const std::uint32_t begin = action.segment == 0 ? 0 : phase.segments[action.segment - 1U].actions_end;
   const std::size_t last = action.segment + action.segments - 1U;
   return {phase.actions.data() + begin, phase.segments[last].actions_end - begin};
 }
@@ -80,8 +77,7 @@ inline std::size_t product_step(const LayerPhaseProgram& phase) {
 inline MemorySwing swing_of(const LayerPhaseProgram& phase, const MemoryAction& action) {
   if (!is_segment(action)) return phase.swing;
   MemorySwing swing = phase.segments[action.segment].swing;
-  for (std::size_t s = action.segment + 1U; s < action.segment + std::size_t{action.segments};
-       ++s) {
+  for (std::size_t s = action.segment + 1U; s < action.segment + std::size_t{action.segments}; ++s) {
     swing.peak = std::max(swing.peak, swing.net + phase.segments[s].swing.peak);
     swing.net += phase.segments[s].swing.net;
   }
@@ -89,16 +85,14 @@ inline MemorySwing swing_of(const LayerPhaseProgram& phase, const MemoryAction& 
 }
 
 // The buffer of a slot: of the layer's own, or of what it joins.
-inline std::int32_t slot_buffer(const EventGraph& graph, const LayerExecution& e,
-                                std::int32_t slot) {
+inline std::int32_t slot_buffer(const EventGraph& graph, const LayerExecution& e, std::int32_t slot) {
   if (slot < LayerPhaseProgram::kWaiting) return e.first_buffer + slot;
   const LayerExecution& joined = graph.executions[at(e.joined)];
   return joined.first_buffer + slot - LayerPhaseProgram::kWaiting;
 }
 
 // The buffer that a freeing step of a layer's program names.
-inline std::int32_t freed_buffer(const EventGraph& graph, const LayerExecution& e,
-                                 std::int32_t step) {
+inline std::int32_t freed_buffer(const EventGraph& graph, const LayerExecution& e, std::int32_t step) {
   const std::int32_t slot = -step - 1;
   if (slot < LayerPhaseProgram::kEarlierGradient) return slot_buffer(graph, e, slot);
   const LayerExecution& earlier = graph.executions[at(e.earlier)];
@@ -116,8 +110,7 @@ inline MemoryCategory stored_category(const EventGraph& graph, std::int32_t buff
 // Whether streams were recorded on any buffer that is freed: its block then comes back only with
 // time (sim/memory/reserved.h).
 inline bool records_streams(const EventGraph& graph) {
-  return std::ranges::any_of(graph.actions,
-                             [](const MemoryAction& action) { return action.recorded() != 0; });
+  return std::ranges::any_of(graph.actions, [](const MemoryAction& action) { return action.recorded() != 0; });
 }
 
 // Calls visitor.allocate(buffer id), visitor.free(buffer id) and visitor.store(buffer id,

@@ -56,8 +56,7 @@ std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const
   const double parameters = parameters_of_rank(model, mesh);
   const std::int64_t scored = takes_labelled_rows(plan) ? plan.batch.labelled : plan.batch.sequence;
   const double tokens = as_double(plan.batch.micro_batch * scored) / as_double(mesh.cp);
-  const double vocabulary =
-      as_double(model.vocabulary) / as_double(plan.tensor_parallel.loss ? mesh.tp : 1);
+  const double vocabulary = as_double(model.vocabulary) / as_double(plan.tensor_parallel.loss ? mesh.tp : 1);
   std::vector<MemoryAlternative> list;
   const auto add = [&](std::array<const char*, 3> words, double bytes, double codes) {
     if (bytes > 0) list.push_back({words[0], words[1], words[2], of(bytes), codes / kCodes});
@@ -70,10 +69,8 @@ std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const
          "--set reshard_after_forward=always or never"},
         bytes_of(plan.compute_dtype()) * parameters, 1);
   }
-  const double shards =
-      is_zero(plan.runtime.kind) || shards_parameters(plan) ? as_double(mesh.fsdp()) : 1;
-  add({"the gradients twice", "where gradients are added up",
-       "--set accumulation.mode=reduce_each or keep_unsharded"},
+  const double shards = is_zero(plan.runtime.kind) || shards_parameters(plan) ? as_double(mesh.fsdp()) : 1;
+  add({"the gradients twice", "where gradients are added up", "--set accumulation.mode=reduce_each or keep_unsharded"},
       bytes_of(plan.reduce_dtype) * parameters / shards, 2);
   std::ranges::stable_sort(list, [](const auto& a, const auto& b) {
     return a.weight * as_double(a.bytes.count()) > b.weight * as_double(b.bytes.count());
@@ -92,8 +89,7 @@ Fit with_alternatives(Fit fit, const ModelSpec& model, const Plan& plan) {
 }
 
 ReservedError reserved_error(const Fit& fit) {
-  const bool is_open =
-      std::ranges::any_of(fit.besides, [](const KeptBesides& each) { return each.weight > 0; });
+  const bool is_open = std::ranges::any_of(fit.besides, [](const KeptBesides& each) { return each.weight > 0; });
   return is_open ? kUnread : ReservedError();
 }
 

@@ -37,8 +37,7 @@ class Replay {
   void free(std::int32_t id) {
     if (stopped_) return;
     Alive& alive = alive_[at(id)];
-    FORESHARD_CHECK(alive.since != kDead,
-                    "buffer " + std::to_string(id) + " is freed but not alive");
+    FORESHARD_CHECK(alive.since != kDead, "buffer " + std::to_string(id) + " is freed but not alive");
     alive.since = kDead;
     count(buffers_[at(id)], alive.category, -1);
   }

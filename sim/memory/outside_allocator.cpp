@@ -66,10 +66,9 @@ struct Shipped {
 // nvidia-nccl-cu12 / -cu13 among the requirements of the wheels (pytorch/pytorch:
 // .github/scripts/generate_binary_build_matrix.py of each release; 2.1: pytorch#112285, 2.2:
 // pytorch#116977, 2.11: METADATA of its wheel, 2.12 and later: pytorch#187528).
-constexpr std::array kShipped = {Shipped{1, {2, 18}},  Shipped{2, {2, 19}},  Shipped{3, {2, 20}},
-                                 Shipped{4, {2, 20}},  Shipped{5, {2, 21}},  Shipped{6, {2, 21}},
-                                 Shipped{7, {2, 26}},  Shipped{8, {2, 27}},  Shipped{9, {2, 27}},
-                                 Shipped{10, {2, 27}}, Shipped{11, {2, 28}}, Shipped{12, {2, 29}},
+constexpr std::array kShipped = {Shipped{1, {2, 18}}, Shipped{2, {2, 19}},  Shipped{3, {2, 20}},  Shipped{4, {2, 20}},
+                                 Shipped{5, {2, 21}}, Shipped{6, {2, 21}},  Shipped{7, {2, 26}},  Shipped{8, {2, 27}},
+                                 Shipped{9, {2, 27}}, Shipped{10, {2, 27}}, Shipped{11, {2, 28}}, Shipped{12, {2, 29}},
                                  Shipped{13, {2, 30}}};
 
 constexpr const char* kTransport = "NVIDIA/nccl:src/transport v2.28.9: buffers per connection";
@@ -112,14 +111,14 @@ class Nccl {
     const bool all_at_once = version_ < NcclVersion{2, 22};
     const bool nvls = nvls_trees.channels > 0;
     const std::string name = "nccl " + communicator.name;
-    const bool tree = all_at_once || (uses.reduces_data && (between_nodes || !nvls)) ||
-                      (uses.reduces_scalar && between_nodes);
+    const bool tree =
+        all_at_once || (uses.reduces_data && (between_nodes || !nvls)) || (uses.reduces_scalar && between_nodes);
     items.push_back(communicator_state(name, all_at_once));
-    items.push_back({fmt::format("{}: ring, {} channels", name, channels),
-                     Bytes(ring_bytes(link, channels)), SizeEvidence::kDerived, kTransport});
+    items.push_back({fmt::format("{}: ring, {} channels", name, channels), Bytes(ring_bytes(link, channels)),
+                     SizeEvidence::kDerived, kTransport});
     if (tree && tree_bytes(link, channels) > 0) {
-      items.push_back({fmt::format("{}: tree, {} channels", name, channels),
-                       Bytes(tree_bytes(link, channels)), SizeEvidence::kDerived, kTransport});
+      items.push_back({fmt::format("{}: tree, {} channels", name, channels), Bytes(tree_bytes(link, channels)),
+                       SizeEvidence::kDerived, kTransport});
     }
     if (nvls && (all_at_once || uses.reduces_data)) {
       items.push_back({fmt::format("{}: NVLS, {} channels", name, nvls_trees.ctas),
@@ -153,9 +152,8 @@ class Nccl {
     } else if (link.nodes == 1) {
       channels = 24;
     } else {
-      const std::int64_t ports =
-          std::max<std::int64_t>(1, cluster_.node.nics * link.ranks_per_node /
-                                        std::max<std::int64_t>(1, cluster_.node.gpus));
+      const std::int64_t ports = std::max<std::int64_t>(
+          1, cluster_.node.nics * link.ranks_per_node / std::max<std::int64_t>(1, cluster_.node.gpus));
       channels = std::clamp<std::int64_t>(2 * ports, 4, 16);
     }
     if (system.generation == GpuGeneration::kBlackwell && system.nvlink) {
@@ -175,8 +173,8 @@ class Nccl {
     if (link.ranks_per_node == 1) return channels * (far.receive + far.send);
     // Of this rank's channels those that end at its port: one side far, the other near.
     const std::int64_t leaving = (channels + link.ranks_per_node - 1) / link.ranks_per_node;
-    return (channels - leaving) * near.send + leaving * far.send +
-           (channels - leaving) * near.receive + leaving * far.receive;
+    return (channels - leaving) * near.send + leaving * far.send + (channels - leaving) * near.receive +
+           leaving * far.receive;
   }
 
   std::int64_t tree_bytes(const GroupLink& link, std::int64_t channels) const {
@@ -235,8 +233,8 @@ int minor_of(const std::string& version) {
 
 NcclVersion nccl_of(const Runtime& runtime) {
   // DeepSpeed's and Megatron-Core's do not tell PyTorch's: the one they were recorded or read with.
-  const bool is_torchs = runtime.kind != RuntimeKind::kNative &&
-                         runtime.kind != RuntimeKind::kMegatron && !is_zero(runtime.kind);
+  const bool is_torchs =
+      runtime.kind != RuntimeKind::kNative && runtime.kind != RuntimeKind::kMegatron && !is_zero(runtime.kind);
   const int minor = is_torchs ? minor_of(runtime.version) : 11;
   if (minor < 0) return kShipped.back().nccl;
   NcclVersion nccl = kShipped.front().nccl;
@@ -249,8 +247,7 @@ NcclVersion nccl_of(const Runtime& runtime) {
 OutsideItems memory_outside(const EventGraph& graph, const Cluster& cluster, const Runtime& runtime,
                             const NcclSettings& settings) {
   if (cluster.memory_outside_allocator) {
-    return {{"declared", *cluster.memory_outside_allocator, SizeEvidence::kDeclared,
-             cluster.outside_source}};
+    return {{"declared", *cluster.memory_outside_allocator, SizeEvidence::kDeclared, cluster.outside_source}};
   }
   if (cluster.host_computes) return {};
   OutsideItems items = context_items(cluster.gpu);
@@ -276,8 +273,7 @@ Bytes total(const OutsideItems& items) {
   return sum;
 }
 
-LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster,
-                               const Runtime& runtime) {
+LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster, const Runtime& runtime) {
   if (cluster.host_computes) return {};
   // Before Hopper CUBLAS_WORKSPACE_CONFIG is :4096:2:16:8 in KiB.
   constexpr std::int64_t kSmall = (2 * 4096 + 8 * 16) << 10;
@@ -288,18 +284,15 @@ LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster,
   constexpr const char* kSource =
       "pytorch/pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp: 2 x 4096 + 8 x 16 KiB, 32 MiB from "
       "compute capability 9.0; one per handle (host thread) and stream, never freed";
-  LibraryBuffers list = {
-      {"cublas workspace, forward", bytes, Stream::kCompute, EventKind::kForward, kSource}};
+  LibraryBuffers list = {{"cublas workspace, forward", bytes, Stream::kCompute, EventKind::kForward, kSource}};
   if (runtime.kind != RuntimeKind::kNative) {  // whose one thread does both
-    list.push_back({"cublas workspace, autograd thread", bytes, Stream::kCompute,
-                    EventKind::kBackward, kSource});
+    list.push_back({"cublas workspace, autograd thread", bytes, Stream::kCompute, EventKind::kBackward, kSource});
   }
   if (has_engine_modules(runtime)) {
-    const bool is_grouped = std::ranges::any_of(
-        graph.kernels, [](const Kernel& kernel) { return kernel.groups > 1; });
+    const bool is_grouped = std::ranges::any_of(graph.kernels, [](const Kernel& kernel) { return kernel.groups > 1; });
     for (int i = 0; i < (is_grouped ? 1 + kEngineStreams : 1); ++i) {
-      list.push_back({"transformer engine workspace", Bytes(large ? kLarge + 1024 : 4 * kMiB),
-                      Stream::kCompute, EventKind::kForward,
+      list.push_back({"transformer engine workspace", Bytes(large ? kLarge + 1024 : 4 * kMiB), Stream::kCompute,
+                      EventKind::kForward,
                       "NVIDIA/TransformerEngine:transformer_engine/pytorch/cpp_extensions/gemm.py "
                       "2.11, get_cublas_workspace: one, and one for each stream of grouped products"});
     }

@@ -24,8 +24,7 @@ namespace {
 // step: step * 2^32 + row, which is asked about for every tensor, and so taken apart by shifts.
 class StreamClock {
  public:
-  StreamClock(const EventGraph& graph, const RowTimes& times)
-      : period_(times.period), issues_(times.issues) {
+  StreamClock(const EventGraph& graph, const RowTimes& times) : period_(times.period), issues_(times.issues) {
     FORESHARD_CHECK(times.ends.size() == graph.rows.size(), "times of another graph");
     std::array<Time, kStreams> ends;
     ends.fill(kLongAgo);
@@ -42,15 +41,12 @@ class StreamClock {
     }
   }
 
-  std::int64_t position(std::int64_t step, EventId row) const {
-    return step << kRowBits | std::max(row, 0);
-  }
+  std::int64_t position(std::int64_t step, EventId row) const { return step << kRowBits | std::max(row, 0); }
   // Whether the host finds, when it issues the row of `now`, that `stream` has done all that it was
   // given up to the row of `then`.
   bool has_ended(int stream, std::int64_t then, std::int64_t now) const {
     const Time end = ends_[row_of(then)][at(stream)];
-    return end == kLongAgo ||
-           end <= issues_[row_of(now)] + ((now >> kRowBits) - (then >> kRowBits)) * period_;
+    return end == kLongAgo || end <= issues_[row_of(now)] + ((now >> kRowBits) - (then >> kRowBits)) * period_;
   }
 
  private:
@@ -87,9 +83,7 @@ class OpeningsOf {
   Openings found;
 
  private:
-  bool is_shard(std::int32_t tensor) const {
-    return buffer_of(tensor).category == MemoryCategory::kShardedParam;
-  }
+  bool is_shard(std::int32_t tensor) const { return buffer_of(tensor).category == MemoryCategory::kShardedParam; }
   Buffer buffer_of(std::int32_t tensor) const { return graph_.buffer(log_.buffer[at(tensor)]); }
   std::int32_t take(std::int64_t bytes) {
     found.push_back({Opening::Kind::kTake, taken_, bytes});
@@ -216,8 +210,7 @@ class OpeningsOf {
     std::vector<std::int32_t> shards;
     for (const std::int32_t t : log_.before) {
       const Buffer buffer = buffer_of(t);
-      if (is_shard(t) && buffer.unit >= 0 && buffer.parts < 0 && !buffer.on_host)
-        shards.push_back(t);
+      if (is_shard(t) && buffer.unit >= 0 && buffer.parts < 0 && !buffer.on_host) shards.push_back(t);
     }
     if (shards.empty()) return false;
     const auto is_root = [&](std::int32_t t) { return buffer_of(t).unit == 0; };
@@ -372,8 +365,7 @@ struct ReservedReplay::State {
       if (failed) return;
       switch (opening.kind) {
         case Opening::Kind::kTake:
-          taken.push_back(opening.bytes > 0 ? take(opening.bytes, 0, -1)
-                                            : CachingAllocator::kNoBlock);
+          taken.push_back(opening.bytes > 0 ? take(opening.bytes, 0, -1) : CachingAllocator::kNoBlock);
           break;
         case Opening::Kind::kGiveBack: {
           const CachingAllocator::BlockId block = taken[at(opening.id)];
@@ -403,9 +395,8 @@ struct ReservedReplay::State {
       if (log.actions[i] < 0) continue;
       const auto left = at(log.actions[i]);
       if (is_before[left] || block_of[left] == CachingAllocator::kNoBlock) continue;
-      const auto same = std::ranges::find_if(freed, [&](std::size_t b) {
-        return log.bytes[b] == log.bytes[left] && log.stream[b] == log.stream[left];
-      });
+      const auto same = std::ranges::find_if(
+          freed, [&](std::size_t b) { return log.bytes[b] == log.bytes[left] && log.stream[b] == log.stream[left]; });
       if (same == freed.end()) continue;
       stand(*same, block_of[left]);
       stand(left, CachingAllocator::kNoBlock);
@@ -441,8 +432,8 @@ struct ReservedReplay::State {
       const auto tensor = at(log.actions[i]);
       const CachingAllocator::BlockId block = block_of[tensor];
       if (block == CachingAllocator::kNoBlock) continue;
-      now.live.push_back({static_cast<std::int64_t>(i) - runs.at(run), allocator.address_of(block),
-                          allocator.size_of(block)});
+      now.live.push_back(
+          {static_cast<std::int64_t>(i) - runs.at(run), allocator.address_of(block), allocator.size_of(block)});
     }
     return now;
   }
@@ -456,8 +447,7 @@ struct ReservedReplay::State {
     const bool takes = std::ranges::any_of(log.library, [&](const auto& block) {
       return block.action >= log.row_begin[r] && block.action < log.row_begin[behind];
     });
-    if (behind + 1 >= log.row_begin.size() ||
-        (step == 1 && (takes || drops_at >= static_cast<EventId>(r)))) {
+    if (behind + 1 >= log.row_begin.size() || (step == 1 && (takes || drops_at >= static_cast<EventId>(r)))) {
       return false;
     }
     std::vector<CachingAllocator::BlockId> blocks;
@@ -509,8 +499,7 @@ struct ReservedReplay::State {
       peaks.peak_allocated = std::max(peaks.peak_allocated, other.peaks.peak_allocated);
       peaks.peak_active = std::max(peaks.peak_active, other.peaks.peak_active);
       peaks.peak_reserved = std::max(peaks.peak_reserved, other.peaks.peak_reserved);
-      peaks.peak_inactive_split =
-          std::max(peaks.peak_inactive_split, other.peaks.peak_inactive_split);
+      peaks.peak_inactive_split = std::max(peaks.peak_inactive_split, other.peaks.peak_inactive_split);
       if (other.most_reserved > most_reserved) {
         most_reserved = other.most_reserved;
         allocated_then = 0;
@@ -567,8 +556,7 @@ struct ReservedReplay::State {
     const PoolStats& before = allocator.stats().all;
     if (clock && before.active.current != before.allocation.current) {
       const std::int64_t now = clock->position(step, row);
-      allocator.process_events(
-          [&](int recorded, std::int64_t then) { return clock->has_ended(recorded, then, now); });
+      allocator.process_events([&](int recorded, std::int64_t then) { return clock->has_ended(recorded, then, now); });
       if (traced != nullptr) take_history(-1);
     }
     const CachingAllocator::BlockId block = allocator.malloc(bytes, stream);
@@ -610,19 +598,17 @@ struct ReservedReplay::State {
   // What the driver was asked for since the last call.
   void note_stall() {
     const AllocatorStats& now = allocator.stats();
-    if (now.num_device_alloc == seen.num_device_alloc &&
-        now.num_device_free == seen.num_device_free &&
+    if (now.num_device_alloc == seen.num_device_alloc && now.num_device_free == seen.num_device_free &&
         now.num_alloc_retries == seen.num_alloc_retries) {
       return;
     }
     const auto since = [](std::int64_t after, std::int64_t before) {
       return static_cast<std::int32_t>(after - before);
     };
-    stalls.push_back({row, since(now.num_device_alloc, seen.num_device_alloc),
-                      since(now.num_device_free, seen.num_device_free),
-                      since(now.num_alloc_retries, seen.num_alloc_retries),
-                      Bytes(now.device_alloc_bytes - seen.device_alloc_bytes),
-                      Bytes(now.device_free_bytes - seen.device_free_bytes)});
+    stalls.push_back(
+        {row, since(now.num_device_alloc, seen.num_device_alloc), since(now.num_device_free, seen.num_device_free),
+         since(now.num_alloc_retries, seen.num_alloc_retries), Bytes(now.device_alloc_bytes - seen.device_alloc_bytes),
+         Bytes(now.device_free_bytes - seen.device_free_bytes)});
     seen = now;
   }
 
@@ -651,8 +637,8 @@ struct ReservedReplay::State {
   bool is_settled = false;
 };
 
-ReservedReplay::ReservedReplay(const EventGraph& graph, const AllocatorSettings& settings,
-                               const DeviceMemory& memory, const ReplayInputs& inputs)
+ReservedReplay::ReservedReplay(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
+                               const ReplayInputs& inputs)
     : state_(std::make_unique<State>(graph, settings, memory, inputs)) {}
 ReservedReplay::~ReservedReplay() = default;
 ReservedReplay::ReservedReplay(ReservedReplay&&) noexcept = default;
@@ -718,12 +704,11 @@ StepReserved ReservedReplay::run_step() {
 }
 
 Time stall_time(const HostStall& stall) {
-  return Time::seconds(kDeviceAllocSeconds * stall.device_allocs +
-                       kDeviceFreeSeconds * stall.device_frees);
+  return Time::seconds(kDeviceAllocSeconds * stall.device_allocs + kDeviceFreeSeconds * stall.device_frees);
 }
 
-ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings& settings,
-                                const DeviceMemory& memory, const ReplayInputs& inputs) {
+ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
+                                const ReplayInputs& inputs) {
   ReservedReplay replay(graph, settings, memory, inputs);
   ReservedProfile profile;
   profile.first = profile.steady = replay.run_step();
@@ -732,8 +717,8 @@ ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings
   profile.steady_step = 1;
   while (!replay.out_of_memory() && !profile.repeats && replay.step() < kMostReplayedSteps) {
     const StepReserved next = replay.run_step();
-    profile.repeats = replay.step() > 2 && !replay.out_of_memory() && next == profile.steady &&
-                      replay.stalls() == profile.stalls;
+    profile.repeats =
+        replay.step() > 2 && !replay.out_of_memory() && next == profile.steady && replay.stalls() == profile.stalls;
     if (profile.repeats) break;
     profile.steady = next;
     profile.stalls = replay.stalls();
@@ -750,8 +735,8 @@ ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings
   return profile;
 }
 
-TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings,
-                      const DeviceMemory& memory, int steps_before, const ReplayInputs& inputs) {
+TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
+                      int steps_before, const ReplayInputs& inputs) {
   ReservedReplay replay(graph, settings, memory, inputs);
   for (int i = 0; i < steps_before; ++i) replay.run_step();
   ReservedReplay::State& s = *replay.state_;

@@ -116,8 +116,8 @@ struct TracedStep {
 // The replay step by step. Graph and times may go once it is made.
 class ReservedReplay {
  public:
-  ReservedReplay(const EventGraph& graph, const AllocatorSettings& settings,
-                 const DeviceMemory& memory, const ReplayInputs& inputs = {});
+  ReservedReplay(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
+                 const ReplayInputs& inputs = {});
   ~ReservedReplay();
   ReservedReplay(ReservedReplay&&) noexcept;
   ReservedReplay& operator=(ReservedReplay&&) noexcept;
@@ -141,8 +141,8 @@ class ReservedReplay {
   const CachingAllocator& allocator() const;
 
  private:
-  friend TracedStep trace_step(const EventGraph&, const AllocatorSettings&, const DeviceMemory&,
-                               int, const ReplayInputs&);
+  friend TracedStep trace_step(const EventGraph&, const AllocatorSettings&, const DeviceMemory&, int,
+                               const ReplayInputs&);
   struct State;
   std::unique_ptr<State> state_;
 };
@@ -150,13 +150,12 @@ class ReservedReplay {
 // Steps replayed where none repeats the one before.
 inline constexpr int kMostReplayedSteps = 8;
 
-ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings& settings,
-                                const DeviceMemory& memory, const ReplayInputs& inputs = {});
+ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
+                                const ReplayInputs& inputs = {});
 
 // What happens in the step after `steps_before` others; with none before, including what is
 // allocated before the first step.
-TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings,
-                      const DeviceMemory& memory, int steps_before,
-                      const ReplayInputs& inputs = {});
+TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
+                      int steps_before, const ReplayInputs& inputs = {});
 
 }

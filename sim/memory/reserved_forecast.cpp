@@ -34,8 +34,7 @@ Settled settle(ReservedReplay& replay) {
       found.first_stalls = replay.stalls();
     }
     result.settles = replay.step() > 1 && step.device_allocs == 0 && step.device_frees == 0;
-    found.repeats = result.settles ||
-                    (replay.step() > 2 && step == found.steady && replay.stalls() == found.stalls);
+    found.repeats = result.settles || (replay.step() > 2 && step == found.steady && replay.stalls() == found.stalls);
     found.steady = step;
     found.stalls = replay.stalls();
     found.peak = result.settles ? step.peak_reserved : std::max(found.peak, step.peak_reserved);
@@ -59,16 +58,15 @@ bool is_plain(const AllocatorSettings& settings) {
 
 // `settled(memory)`: what the steps settle to on a device of so much.
 template <typename SettledIn>
-ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
-                        Order order, const SettledIn& settled) {
+ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster& cluster, Order order,
+                        const SettledIn& settled) {
   const Bytes allocated = peak_allocated(graph);
   if (cluster.host_computes) {
     return ReservedForecast{.peak = allocated};
   }
   // The engine's, beside which the allocator serves what layers make.
   const Bytes arena = buckets_of(plan) == Buckets::kInArena ? lay_out_arena(graph).size : Bytes(0);
-  const Bytes available =
-      cluster.gpu.memory - total(memory_outside(graph, cluster, plan.runtime)) - arena;
+  const Bytes available = cluster.gpu.memory - total(memory_outside(graph, cluster, plan.runtime)) - arena;
   const DeviceMemory device{cluster.gpu.memory, available};
   // What no allocator can serve (far more than any GPU has) is wanted all the same.
   const auto wanted = [&](Settled endless) {
@@ -98,12 +96,11 @@ ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster
 Buckets buckets_of(const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kNative) return Buckets::kInArena;
   const bool rebuilds = plan.ddp.static_graph || !plan.ddp.find_unused_parameters;
-  return plan.runtime.kind == RuntimeKind::kDdp && rebuilds ? Buckets::kRebuilt
-                                                            : Buckets::kFromTheStart;
+  return plan.runtime.kind == RuntimeKind::kDdp && rebuilds ? Buckets::kRebuilt : Buckets::kFromTheStart;
 }
 
-ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
-                                   const Cluster& cluster, const RowTimes* times) {
+ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
+                                   const RowTimes* times) {
   ReplayInputs inputs(library_buffers(graph, cluster, plan.runtime), times, buckets_of(plan));
   inputs.stops_when_settled = true;
   return decide(graph, plan, cluster, Order::kDevice, [&](const DeviceMemory& memory) {
@@ -122,8 +119,7 @@ struct ReservedMemory::Known {
 ReservedMemory::ReservedMemory() = default;
 ReservedMemory::~ReservedMemory() = default;
 
-ReservedForecast ReservedMemory::recall(const EventGraph& graph, const Plan& plan,
-                                        const Cluster& cluster, Rows rows) {
+ReservedForecast ReservedMemory::recall(const EventGraph& graph, const Plan& plan, const Cluster& cluster, Rows rows) {
   ReplayInputs inputs(library_buffers(graph, cluster, plan.runtime), nullptr, buckets_of(plan));
   inputs.stops_when_settled = true;
   return decide(graph, plan, cluster, Order::kEndless, [&](const DeviceMemory& memory) {
@@ -133,8 +129,7 @@ ReservedForecast ReservedMemory::recall(const EventGraph& graph, const Plan& pla
     {
       const std::lock_guard lock(mutex_);
       const auto known = known_.find(key);
-      const bool serves =
-          known != known_.end() && (rows == Rows::kAny || known->second->rows == identity.rows);
+      const bool serves = known != known_.end() && (rows == Rows::kAny || known->second->rows == identity.rows);
       if (serves) return known->second->settled;
     }
     auto made = std::make_shared<const Known>(Known{identity.rows, settle(replay)});
@@ -144,13 +139,11 @@ ReservedForecast ReservedMemory::recall(const EventGraph& graph, const Plan& pla
   });
 }
 
-ReservedForecast ReservedMemory::forecast(const EventGraph& graph, const Plan& plan,
-                                          const Cluster& cluster) {
+ReservedForecast ReservedMemory::forecast(const EventGraph& graph, const Plan& plan, const Cluster& cluster) {
   return recall(graph, plan, cluster, Rows::kSame);
 }
 
-ReservedMemory::Answer ReservedMemory::ask(const EventGraph& graph, const Plan& plan,
-                                           const Cluster& cluster) {
+ReservedMemory::Answer ReservedMemory::ask(const EventGraph& graph, const Plan& plan, const Cluster& cluster) {
   const ReservedForecast found = recall(graph, plan, cluster, Rows::kAny);
   return {found.peak, !found.stalls.empty()};
 }

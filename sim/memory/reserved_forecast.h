@@ -31,8 +31,8 @@ struct ReservedForecast {
 //     workspaces among them. Where they would outgrow the GPU, but the allocator gives cached
 //     segments back and gets along: what it holds then, which fits. Else what it would like to
 //     have.
-ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
-                                   const Cluster& cluster, const RowTimes* times = nullptr);
+ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
+                                   const RowTimes* times = nullptr);
 
 // DDP's, unless it looks for unused parameters.
 Buckets buckets_of(const Plan& plan);
@@ -59,8 +59,7 @@ class ReservedMemory {
   using Key = std::tuple<std::uint64_t, Bytes, Bytes>;  // log, memory in all and available
   // Whether stalls have to be at the rows of this graph.
   enum class Rows : std::uint8_t { kAny, kSame };
-  ReservedForecast recall(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
-                          Rows rows);
+  ReservedForecast recall(const EventGraph& graph, const Plan& plan, const Cluster& cluster, Rows rows);
 
   std::mutex mutex_;
   std::map<Key, std::shared_ptr<const Known>> known_;

@@ -61,8 +61,7 @@ bool is_sensible(const SearchSpace& space, const Cluster& cluster, const Place& 
   const std::int64_t shard = get(space.shard_groups, at(place, Axis::kShard));
   if (shard <= 0 || data_ranks(space, cluster) % shard != 0) return false;
   const Reshard& reshard = get(space.reshards, at(place, Axis::kReshard));
-  if (reshard.kind == Reshard::Kind::kGroup &&
-      (reshard.group >= shard || shard % reshard.group != 0)) {
+  if (reshard.kind == Reshard::Kind::kGroup && (reshard.group >= shard || shard % reshard.group != 0)) {
     return false;
   }
   // With one rank per shard group nothing is gathered: resharding and prefetch change nothing.
@@ -104,22 +103,18 @@ std::vector<Prefetch> prefetches_of(const Plan& base, std::initializer_list<std:
 SearchSpace complete(SearchSpace space, const Cluster& cluster) {
   FORESHARD_CHECK(space.knobs.size() <= kMostKnobs, "too many knobs");
   const std::int64_t ranks = data_ranks(space, cluster);
-  if (space.shard_groups.empty())
-    space.shard_groups = default_shard_groups(cluster, cluster.gpus / ranks);
+  if (space.shard_groups.empty()) space.shard_groups = default_shard_groups(cluster, cluster.gpus / ranks);
   if (space.reshards.empty()) space.reshards = default_reshards(cluster);
   if (space.prefetches.empty()) space.prefetches = default_prefetches(space.base);
   if (space.recomputes.empty()) {
-    space.recomputes = {
-        {Recompute::kNone, {}}, {Recompute::kSelective, {}}, {Recompute::kFull, {}}};
+    space.recomputes = {{Recompute::kNone, {}}, {Recompute::kSelective, {}}, {Recompute::kFull, {}}};
   }
   if (space.global_batch <= 0 || space.global_batch % ranks != 0) {
     const std::int64_t below = space.global_batch / ranks * ranks;
     throw Error(ExitCode::kInvalidInput,
-                "a global batch of " + std::to_string(space.global_batch) +
-                    " sequences does not divide over " + std::to_string(ranks) +
-                    " ranks; the nearest that do are " +
-                    (below > 0 ? std::to_string(below) + " and " : std::string()) +
-                    std::to_string(below + ranks));
+                "a global batch of " + std::to_string(space.global_batch) + " sequences does not divide over " +
+                    std::to_string(ranks) + " ranks; the nearest that do are " +
+                    (below > 0 ? std::to_string(below) + " and " : std::string()) + std::to_string(below + ranks));
   }
   if (space.allocators.empty()) space.allocators = {space.base.allocator};
   if (space.micro_batches.empty()) {
@@ -131,8 +126,7 @@ SearchSpace complete(SearchSpace space, const Cluster& cluster) {
   return space;
 }
 
-std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model,
-                               const Cluster& cluster) {
+std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model, const Cluster& cluster) {
   std::array<std::size_t, kAxes> sizes{};
   sizes.fill(1);
   sizes[at(Axis::kShard)] = space.shard_groups.size();
@@ -189,8 +183,7 @@ Plan plan_at(const SearchSpace& space, const Cluster& cluster, const Place& plac
   plan.prefetch = get(space.prefetches, at(place, Axis::kPrefetch));
   plan.recompute = get(space.recomputes, at(place, Axis::kRecompute));
   plan.batch.micro_batch = get(space.micro_batches, at(place, Axis::kMicroBatch));
-  plan.batch.accumulation =
-      space.global_batch / data_ranks(space, cluster) / plan.batch.micro_batch;
+  plan.batch.accumulation = space.global_batch / data_ranks(space, cluster) / plan.batch.micro_batch;
   for (std::size_t k = 0; k < space.knobs.size(); ++k) {
     const auto value = at(place[at(Axis::kKnobs) + k]);
     space.knobs[k].values[value](plan);

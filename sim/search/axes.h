@@ -25,8 +25,7 @@ std::vector<Prefetch> prefetches_of(const Plan& base, std::initializer_list<std:
 SearchSpace complete(SearchSpace space, const Cluster& cluster);
 
 // All places whose plans are possible, the last axis first. Of a completed space.
-std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model,
-                               const Cluster& cluster);
+std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model, const Cluster& cluster);
 
 // The index of the base's value on an axis that ties are settled on; nothing on the others
 // (micro-batch, recompute) and where the base's value is not among the axis' own.

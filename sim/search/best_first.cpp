@@ -24,8 +24,7 @@ constexpr std::int64_t kNear = 20;
 
 class BestFirst {
  public:
-  explicit BestFirst(Places& places)
-      : places_(places), is_known_(is_fully_known(places.space().base.runtime.kind)) {}
+  explicit BestFirst(Places& places) : places_(places), is_known_(is_fully_known(places.space().base.runtime.kind)) {}
 
   std::optional<std::size_t> run() {
     const Classes classes = classify();
@@ -105,8 +104,7 @@ class BestFirst {
       const Plan plan = places_.plan(i);
       families[f].floor = places_.judge().floor(plan, places_.lazy_programs(i, plan));
     });
-    std::ranges::stable_sort(
-        families, [](const Family& a, const Family& b) { return a.floor.step < b.floor.step; });
+    std::ranges::stable_sort(families, [](const Family& a, const Family& b) { return a.floor.step < b.floor.step; });
     return families;
   }
 
@@ -125,8 +123,7 @@ class BestFirst {
     const std::vector<KnobAxis>& knobs = places_.space().knobs;
     for (std::size_t k = 0; k < knobs.size(); ++k) {
       const std::string& name = knobs[k].key;
-      const bool is_same =
-          name == "mesh.inner" || name == "communicators" || name == "optimizer.implementation";
+      const bool is_same = name == "mesh.inner" || name == "communicators" || name == "optimizer.implementation";
       if (is_same) key[at(Axis::kKnobs) + k] = 0;
     }
     return key;
@@ -137,8 +134,7 @@ class BestFirst {
   }
 
   // Of each such set the one whose optimizer holds least beside its state comes first.
-  std::vector<std::vector<std::size_t>> alike_in_memory(const Family& family,
-                                                        const Classes& classes) const {
+  std::vector<std::vector<std::size_t>> alike_in_memory(const Family& family, const Classes& classes) const {
     std::map<Place, std::vector<std::size_t>> sets;
     for (std::size_t k = 0; k < family.classes.size(); ++k) {
       const std::size_t i = classes.members[family.classes[k]];
@@ -171,8 +167,7 @@ class BestFirst {
     for (std::size_t k = 0; k < weighed.size(); ++k) {
       const std::size_t c = family.classes[k];
       for (const std::size_t i : classes.places[c]) {
-        if (!weighed[k].bound &&
-            (weighed[k].is_floor_too_much || places_.gathers_earlier(i, classes.members[c]))) {
+        if (!weighed[k].bound && (weighed[k].is_floor_too_much || places_.gathers_earlier(i, classes.members[c]))) {
           places_.outcome(i).verdict = Verdict::kDoesNotFit;
         } else {
           waiting.push_back({weighed[k].bound.value_or(Time()), i});

@@ -33,8 +33,7 @@ NeededWork needed_work(const EventGraph& graph, const CostTable& costs) {
     const auto s = at(row.stream);
     const bool is_communication = is_collective(row.kind);
     const bool queues = row.communicator != kNoCommunicator && is_communication;
-    const bool is_needed =
-        needed[i] != 0 || needed_stream[s] || (queues && needed_fifo[row.communicator]);
+    const bool is_needed = needed[i] != 0 || needed_stream[s] || (queues && needed_fifo[row.communicator]);
     if (!is_needed) continue;
     const Time duration = costs.works[row.work].duration;
     if (s == kCompute) work.compute += duration;
@@ -58,8 +57,7 @@ std::int64_t excess_of(const Cost& collective) {
   return std::max<std::int64_t>(0, std::min(collective.takes.compute, collective.takes.memory));
 }
 
-Time lost_by_compute(const EventGraph& graph, const CostTable& costs,
-                     const std::vector<EventId>& collectives) {
+Time lost_by_compute(const EventGraph& graph, const CostTable& costs, const std::vector<EventId>& collectives) {
   std::array<std::int64_t, kStreams> most{};
   for (const EventId id : collectives) {
     const Row& row = graph.rows[at(id)];
@@ -69,8 +67,7 @@ Time lost_by_compute(const EventGraph& graph, const CostTable& costs,
   const auto together = as_double(std::accumulate(most.begin(), most.end(), 0LL));
   if (together == 0) return Time();
   constexpr auto kOne = as_double(Contention::kOne);
-  const double longer =
-      std::min(as_double(costs.contention.communication) / kOne, 1 + kOne / together);
+  const double longer = std::min(as_double(costs.contention.communication) / kOne, 1 + kOne / together);
   std::int64_t lost = 0;
   for (const EventId id : collectives) {
     const Cost& cost = costs.works[graph.rows[at(id)].work];
@@ -89,8 +86,8 @@ Time lower_bound(const EventGraph& graph, const CostTable& costs) {
 
 Time contended_bound(const EventGraph& graph, const CostTable& costs) {
   const NeededWork work = needed_work(graph, costs);
-  return std::max({work.compute + lost_by_compute(graph, costs, work.collectives),
-                   work.communicator, layers_bound(graph, costs)});
+  return std::max(
+      {work.compute + lost_by_compute(graph, costs, work.collectives), work.communicator, layers_bound(graph, costs)});
 }
 
 namespace {

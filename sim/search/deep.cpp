@@ -39,20 +39,14 @@ Plan least_work(Plan plan, const LayerChoices& choices) {
 }
 
 bool uses(const RangedPolicy<Reshard>& policy, const Reshard& value) {
-  return policy.value == value || std::ranges::any_of(policy.ranges, [&](const auto& range) {
-           return range.value == value;
-         });
+  return policy.value == value ||
+         std::ranges::any_of(policy.ranges, [&](const auto& range) { return range.value == value; });
 }
 
 class Layers {
  public:
-  Layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
-         const SearchOptions& options)
-      : cluster_(costs.cluster()),
-        space_(complete(space, cluster_)),
-        model_(model),
-        costs_(costs),
-        options_(options) {
+  Layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs, const SearchOptions& options)
+      : cluster_(costs.cluster()), space_(complete(space, cluster_)), model_(model), costs_(costs), options_(options) {
     choices_.fit = options.fit;
     choices_.recomputes.clear();
     for (const auto& recompute : space_.recomputes) {
@@ -63,8 +57,7 @@ class Layers {
     possible_ &= space_.base.mesh.pp == 1;  // whose ranks have units of their own
     // Always first, groups by falling size, never last: by the memory they save.
     choices_.reshards = space_.reshards;
-    std::ranges::stable_sort(
-        choices_.reshards, [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });
+    std::ranges::stable_sort(choices_.reshards, [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });
     possible_ &= !choices_.reshards.empty();
   }
 
@@ -72,8 +65,7 @@ class Layers {
     if (!possible_) return;
     std::vector<Frame> frames = frames_around(best);
     std::vector<std::optional<LayerResult>> found(frames.size());
-    oneapi::tbb::task_arena arena(options_.threads > 0 ? options_.threads
-                                                       : oneapi::tbb::task_arena::automatic);
+    oneapi::tbb::task_arena arena(options_.threads > 0 ? options_.threads : oneapi::tbb::task_arena::automatic);
     arena.execute([&] {
       oneapi::tbb::parallel_for(std::size_t{0}, frames.size(), [&](std::size_t i) {
         found[i] = optimise_layers(frames[i].plan, model_, costs_, choices_for(frames[i].plan));
@@ -115,8 +107,7 @@ class Layers {
     });
     if (groups.size() > kMostGroups) groups.resize(kMostGroups);
     append(choices.reshards, groups);
-    std::ranges::stable_sort(
-        choices.reshards, [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });
+    std::ranges::stable_sort(choices.reshards, [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });
     return choices;
   }
 
@@ -164,15 +155,12 @@ class Layers {
 
 }
 
-SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
-                           const std::vector<std::string>& fixed) {
+SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster, const std::vector<std::string>& fixed) {
   for (const std::string& key : knob_keys()) {
     const bool is_there =
-        contains(fixed, key) ||
-        std::ranges::any_of(space.knobs, [&](const KnobAxis& axis) { return axis.key == key; });
+        contains(fixed, key) || std::ranges::any_of(space.knobs, [&](const KnobAxis& axis) { return axis.key == key; });
     // Inside one node all places are alike.
-    const bool matters =
-        key != "mesh.inner" || (cluster.nodes() > 1 && cluster.gpus_per_node() > 1);
+    const bool matters = key != "mesh.inner" || (cluster.nodes() > 1 && cluster.gpus_per_node() > 1);
     if (!is_there && matters) space.knobs.push_back(*knob_axis(key, space.base));
   }
   if (space.reshards.empty()) {
@@ -190,8 +178,8 @@ SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
   return space;
 }
 
-DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const CostModel& costs,
-                       const DeepStart& start, const SearchOptions& options) {
+DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const CostModel& costs, const DeepStart& start,
+                       const SearchOptions& options) {
   DeepResult result = {.best = start.grid};
   if (start.written) {
     result.written = judge_plan(*start.written, model, costs, options.fit);
@@ -212,12 +200,11 @@ DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const Co
   return result;
 }
 
-Candidate search_layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
-                        const Candidate& best, const SearchOptions& options) {
+Candidate search_layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs, const Candidate& best,
+                        const SearchOptions& options) {
   DeepResult result;
   Layers(space, model, costs, options).run(best, result);
-  return result.layers && is_faster(result.layers->candidate, best) ? result.layers->candidate
-                                                                    : best;
+  return result.layers && is_faster(result.layers->candidate, best) ? result.layers->candidate : best;
 }
 
 }

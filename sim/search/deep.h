@@ -23,8 +23,7 @@ struct DeepResult {
 
 // `space` with every knob of knob_keys() that is not in `fixed`, prefetch up to 3 ahead and every
 // group of whole nodes or powers of two to reshard to. Lists that are there stay.
-SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
-                           const std::vector<std::string>& fixed);
+SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster, const std::vector<std::string>& fixed);
 
 // Where the depth begins: what search() found, and the plan as it was written, which may be on no
 // grid (a trainer's exceptions) and is never beaten by the answer.
@@ -35,11 +34,11 @@ struct DeepStart {
 
 // `deep` is the space to go on with. Layers are optimised where neither reshard nor recompute is
 // fixed to ranges.
-DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const CostModel& costs,
-                       const DeepStart& start, const SearchOptions& options);
+DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const CostModel& costs, const DeepStart& start,
+                       const SearchOptions& options);
 
 // Its last stage alone: from `best` to what is at least as fast, of layers that differ.
-Candidate search_layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
-                        const Candidate& best, const SearchOptions& options);
+Candidate search_layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs, const Candidate& best,
+                        const SearchOptions& options);
 
 }

@@ -74,8 +74,7 @@ std::vector<Candidate> close_to(const Candidate& best, const Places& places) {
 void judge_grid(Places& places, std::optional<std::size_t> best) {
   const Place knobs = best ? places[*best] : Place{};
   places.each(places.size(), [&](std::size_t i) {
-    const bool is_of_grid =
-        std::equal(places[i].begin() + kFirstKnob, places[i].end(), knobs.begin() + kFirstKnob);
+    const bool is_of_grid = std::equal(places[i].begin() + kFirstKnob, places[i].end(), knobs.begin() + kFirstKnob);
     if (is_of_grid && places.outcome(i).verdict == Verdict::kPruned) places.judge(i);
   });
 }

@@ -25,8 +25,8 @@ double goodput(const Interruptions& x, double interval) {
     return std::isfinite(interval) ? interval / (interval + x.save) : 1;
   }
   if (!std::isfinite(interval)) return 0;
-  const double segment = x.mean_between * std::exp(x.restart / x.mean_between) *
-                         std::expm1((interval + x.save) / x.mean_between);
+  const double segment =
+      x.mean_between * std::exp(x.restart / x.mean_between) * std::expm1((interval + x.save) / x.mean_between);
   return std::isfinite(segment) && segment > 0 ? std::min(1.0, interval / segment) : 0;
 }
 

@@ -16,9 +16,7 @@ namespace foreshard {
 namespace {
 
 // Of the micro-batches that tell its memory.
-Plan told(const Plan& plan) {
-  return shortened(plan, plan.mesh.pp > 1 ? laid_out_of(plan).count : kTelling);
-}
+Plan told(const Plan& plan) { return shortened(plan, plan.mesh.pp > 1 ? laid_out_of(plan).count : kTelling); }
 
 // With what the caching allocator reserves at the least: every stream has segments of its own, so
 // their peaks add up. Where that is more than there is, it gives some back while the step runs;
@@ -50,15 +48,13 @@ Fit least_fit_of(const EventGraph& graph, const Plan& plan, const Cluster& clust
       now[kLayers] += Bytes(swing.net);
     }
   }
-  const Fit pools =
-      fit_in(cluster, peak, std::accumulate(most.begin(), most.end(), Bytes()), outside);
+  const Fit pools = fit_in(cluster, peak, std::accumulate(most.begin(), most.end(), Bytes()), outside);
   return pools.fits() ? pools : allocated;
 }
 
 }
 
-const LazyPrograms& ProgramCache::add(const Plan& plan, std::int16_t recompute,
-                                      std::int16_t micro_batch) {
+const LazyPrograms& ProgramCache::add(const Plan& plan, std::int16_t recompute, std::int16_t micro_batch) {
   Bucket& bucket = buckets_[{recompute, micro_batch}];
   for (const auto& programs : bucket) {
     if (programs->serve(plan)) return *programs;
@@ -67,8 +63,7 @@ const LazyPrograms& ProgramCache::add(const Plan& plan, std::int16_t recompute,
   return *bucket.back();
 }
 
-const LazyPrograms& ProgramCache::at(const Plan& plan, std::int16_t recompute,
-                                     std::int16_t micro_batch) const {
+const LazyPrograms& ProgramCache::at(const Plan& plan, std::int16_t recompute, std::int16_t micro_batch) const {
   const Bucket& bucket = buckets_.at({recompute, micro_batch});
   if (bucket.size() == 1) return *bucket.front();
   for (const auto& programs : bucket) {
@@ -91,8 +86,7 @@ const EventGraph& Judge::build_fullest(const Plan& plan, const LayerPrograms& pr
     ranks_.push_back(build_pipeline_rank(model_, at_pipeline_rank(plan, rank), programs));
   }
   if (plan.rank != 0) return ranks_[at(plan.mesh.pp_index(plan.rank))];
-  return *std::ranges::max_element(ranks_, {},
-                                   [](const EventGraph& graph) { return peak_allocated(graph); });
+  return *std::ranges::max_element(ranks_, {}, [](const EventGraph& graph) { return peak_allocated(graph); });
 }
 
 bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome) {
@@ -110,10 +104,8 @@ bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, PlanOutcome& 
 }
 
 void Judge::time(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome) {
-  const bool is_built =
-      plan.mesh.pp == 1 && told(plan).batch.accumulation == plan.batch.accumulation;
-  outcome.step =
-      is_built ? simulator_.period(graph_, costs_.price(graph_)) : period(plan, programs);
+  const bool is_built = plan.mesh.pp == 1 && told(plan).batch.accumulation == plan.batch.accumulation;
+  outcome.step = is_built ? simulator_.period(graph_, costs_.price(graph_)) : period(plan, programs);
   outcome.verdict = Verdict::kSimulated;
 }
 
@@ -192,20 +184,17 @@ Fit Judge::fit(const Plan& plan, const LayerPrograms& programs) {
   return fit_in(costs_.cluster(), least.allocated, reserved_of(graph, plan).peak, least.outside);
 }
 
-bool Judge::assess(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome,
-                   double enough) {
+bool Judge::assess(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome, double enough) {
   // From the second micro-batch on all are alike: three of them show what is reserved.
   const EventGraph& graph = build_fullest(told(plan), programs);
   const ReservedMemory::Answer reserved = reserved_of(graph, plan);
   outcome.reserved = reserved.peak;
   outcome.stalls = reserved.stalls;
   const Fit fit = fit_of(outcome);
-  outcome.fit_probability =
-      rule_.probability ? rule_.probability(plan, fit, enough) : fit_probability(fit);
+  outcome.fit_probability = rule_.probability ? rule_.probability(plan, fit, enough) : fit_probability(fit);
   outcome.is_assessed = true;
   if (!fits(fit, rule_.terms)) outcome.verdict = Verdict::kDoesNotFit;
-  return outcome.verdict == Verdict::kSimulated &&
-         outcome.fit_probability >= rule_.terms.confidence;
+  return outcome.verdict == Verdict::kSimulated && outcome.fit_probability >= rule_.terms.confidence;
 }
 
 void Judge::add_stalls(const Plan& plan, PlanOutcome& outcome) {
@@ -224,8 +213,8 @@ void Judge::add_stalls(const Plan& plan, PlanOutcome& outcome) {
   outcome.stalls = false;
 }
 
-std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
-                                    const CostModel& costs, const FitRule& rule, double limit) {
+std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model, const CostModel& costs,
+                                    const FitRule& rule, double limit) {
   Judge judge(model, costs, rule);
   const LayerPrograms programs(model, plan);
   PlanOutcome outcome;
@@ -236,9 +225,8 @@ std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
   if (!judge.assess(plan, programs, outcome)) return std::nullopt;
   judge.add_stalls(plan, outcome);
   Candidate candidate = {.plan = plan, .seconds = outcome.step.seconds()};
-  candidate.tokens_per_s_per_gpu =
-      as_double(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence) /
-      as_double(plan.mesh.sharing()) / candidate.seconds;
+  candidate.tokens_per_s_per_gpu = as_double(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence) /
+                                   as_double(plan.mesh.sharing()) / candidate.seconds;
   candidate.peak_allocated = outcome.peak;
   candidate.outside_allocator = outcome.outside;
   candidate.peak_reserved = outcome.reserved;

@@ -91,8 +91,7 @@ class Judge {
   Time bound_weighed(const Plan& plan, const LayerPrograms& programs);
   // What predict says of the plan's memory: what is reserved, and how sure it is that this fits, as
   // FitRule::probability of `enough`. Returns whether it holds.
-  bool assess(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome,
-              double enough = 0);
+  bool assess(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome, double enough = 0);
   // The fit alone, of a plan that nothing is known of; and as if nothing were cached.
   Fit fit(const Plan& plan, const LayerPrograms& programs);
   Fit least_fit(const Plan& plan, const LayerPrograms& programs);
@@ -129,8 +128,7 @@ class Judge {
 
 // A plan of no grid, which passed check(): nothing where it does not hold, or is not faster than
 // `limit` (s).
-std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
-                                    const CostModel& costs, const FitRule& rule,
-                                    double limit = std::numeric_limits<double>::infinity());
+std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model, const CostModel& costs,
+                                    const FitRule& rule, double limit = std::numeric_limits<double>::infinity());
 
 }

@@ -43,8 +43,8 @@ std::vector<ParameterSpec> stacks_of_experts(const ModelSpec& model) {
   std::vector<ParameterSpec> stacks;
   for (const LayerSpec& layer : model.kinds) {
     for (const ParameterSpec& parameter : layer.parameters) {
-      const bool is_new = std::ranges::none_of(
-          stacks, [&](const auto& known) { return known.shape == parameter.shape; });
+      const bool is_new =
+          std::ranges::none_of(stacks, [&](const auto& known) { return known.shape == parameter.shape; });
       if (parameter.shape.size() == 3 && is_new) stacks.push_back(parameter);
     }
   }
@@ -54,9 +54,8 @@ std::vector<ParameterSpec> stacks_of_experts(const ModelSpec& model) {
 }
 
 std::vector<std::string> free_knob_keys() {
-  return {
-      "units.shard_dim",         "buffers.reduce_scatter",     "ddp.bucket_cap_mb",
-      "zero.reduce_bucket_size", "zero.allgather_bucket_size", "zero.stage3_prefetch_bucket_size"};
+  return {"units.shard_dim",         "buffers.reduce_scatter",     "ddp.bucket_cap_mb",
+          "zero.reduce_bucket_size", "zero.allgather_bucket_size", "zero.stage3_prefetch_bucket_size"};
 }
 
 std::vector<std::string> knob_keys() {
@@ -64,23 +63,19 @@ std::vector<std::string> knob_keys() {
           "offload",    "accumulation.all_reduce"};
 }
 
-std::vector<std::string> requested_knob_keys() {
-  return {"dtype.reduce", "accumulation.mode", "placement"};
-}
+std::vector<std::string> requested_knob_keys() { return {"dtype.reduce", "accumulation.mode", "placement"}; }
 
 std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
   const auto accumulates = [](const Plan& p) { return p.batch.accumulation > 1; };
   if (key == "mesh.inner") {
-    KnobAxis axis =
-        axis_of(std::string(key), base.mesh.inner, {MeshInner::kShard, MeshInner::kReplicate},
-                [](Plan& p, MeshInner v) { p.mesh.inner = v; });
+    KnobAxis axis = axis_of(std::string(key), base.mesh.inner, {MeshInner::kShard, MeshInner::kReplicate},
+                            [](Plan& p, MeshInner v) { p.mesh.inner = v; });
     axis.matters = [](const Plan& p) { return p.mesh.shard > 1 && p.mesh.replicate > 1; };
     return axis;
   }
   if (key == "placement") {
     return axis_of(std::string(key), base.placement,
-                   {RankPlacement::kListed, RankPlacement::kByLeaf, RankPlacement::kByPod,
-                    RankPlacement::kByRail},
+                   {RankPlacement::kListed, RankPlacement::kByLeaf, RankPlacement::kByPod, RankPlacement::kByRail},
                    [](Plan& p, RankPlacement v) { p.placement = v; });
   }
   if (key == "units.layers_per_unit") {
@@ -92,8 +87,7 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
                                  [](Plan& p, std::int64_t v) { p.units.shard_dim = v; });
   }
   if (key == "ddp.bucket_cap_mb") {
-    return axis_of<std::optional<double>>(std::string(key), base.ddp.bucket_cap_mb,
-                                          {std::nullopt, kLargeBucketMb},
+    return axis_of<std::optional<double>>(std::string(key), base.ddp.bucket_cap_mb, {std::nullopt, kLargeBucketMb},
                                           [](Plan& p, auto v) { p.ddp.bucket_cap_mb = v; });
   }
   if (key == "zero.reduce_bucket_size") {
@@ -113,14 +107,12 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
                                  [](Plan& p, std::int64_t v) { p.reduce_scatter_buffers = v; });
   }
   if (key == "communicators") {
-    return axis_of(std::string(key), base.communicators,
-                   {Communicators::kShared, Communicators::kSeparate},
+    return axis_of(std::string(key), base.communicators, {Communicators::kShared, Communicators::kSeparate},
                    [](Plan& p, Communicators v) { p.communicators = v; });
   }
   if (key == "optimizer.implementation") {
     using Implementation = Optimizer::Implementation;
-    return axis_of(std::string(key), base.optimizer.implementation,
-                   {Implementation::kForeach, Implementation::kFused},
+    return axis_of(std::string(key), base.optimizer.implementation, {Implementation::kForeach, Implementation::kFused},
                    [](Plan& p, Implementation v) { p.optimizer.implementation = v; });
   }
   if (key == "offload") {
@@ -128,9 +120,8 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
                    [](Plan& p, Offload v) { p.offload = v; });
   }
   if (key == "accumulation.all_reduce") {
-    KnobAxis axis =
-        axis_of(std::string(key), base.accumulation_details.all_reduce, {When::kEach, When::kLast},
-                [](Plan& p, When v) { p.accumulation_details.all_reduce = v; });
+    KnobAxis axis = axis_of(std::string(key), base.accumulation_details.all_reduce, {When::kEach, When::kLast},
+                            [](Plan& p, When v) { p.accumulation_details.all_reduce = v; });
     axis.matters = [=](const Plan& p) { return accumulates(p) && p.mesh.replicate > 1; };
     return axis;
   }
@@ -139,17 +130,16 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
                    [](Plan& p, DType v) { p.reduce_dtype = v; });
   }
   if (key == "accumulation.mode") {
-    KnobAxis axis = axis_of(std::string(key), base.accumulation,
-                            {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded},
-                            [](Plan& p, AccumulationMode v) { p.accumulation = v; });
+    KnobAxis axis =
+        axis_of(std::string(key), base.accumulation, {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded},
+                [](Plan& p, AccumulationMode v) { p.accumulation = v; });
     axis.matters = accumulates;
     return axis;
   }
   return std::nullopt;
 }
 
-SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model,
-                            const std::vector<std::string>& fixed) {
+SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model, const std::vector<std::string>& fixed) {
   const auto is_fixed = [&](std::string_view key) { return contains(fixed, key); };
   for (const std::string& key : free_knob_keys()) {
     if (is_fixed(key) || !is_read(key, space.base.runtime.kind)) continue;

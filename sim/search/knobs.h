@@ -23,7 +23,6 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base);
 
 // `space` with every free knob of its runtime and model that is not in `fixed`, and, unless that is
 // fixed, with the caching allocator's expandable segments after the base's setting.
-SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model,
-                            const std::vector<std::string>& fixed);
+SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model, const std::vector<std::string>& fixed);
 
 }

@@ -23,9 +23,7 @@ bool has_plain_parameters(const Plan& plan) {
          plan.ignored == Ignored::kNone && plan.rank == 0;
 }
 
-bool has_simple_state(const Plan& plan) {
-  return has_plain_parameters(plan) && plan.offload == Offload::kNone;
-}
+bool has_simple_state(const Plan& plan) { return has_plain_parameters(plan) && plan.offload == Offload::kNone; }
 
 // What activations hold together, of a graph whose buffers are all replayed.
 class ActivationLevel {
@@ -39,8 +37,7 @@ class ActivationLevel {
       for (const Slot& slot : graph.program(e).slots) *next++ = of(slot.category, slot.bytes);
     }
     for (const Buffer& b : graph.buffers) *next++ = b.on_host ? 0 : of(b.category, b.bytes);
-    loss_ = static_cast<EventId>(std::ranges::find(graph.rows, EventKind::kLoss, &Row::kind) -
-                                 graph.rows.begin());
+    loss_ = static_cast<EventId>(std::ranges::find(graph.rows, EventKind::kLoss, &Row::kind) - graph.rows.begin());
     for (const std::int32_t buffer : graph.persistent) allocate(buffer);
     for_each_action(graph, *this);
   }
@@ -63,9 +60,7 @@ class ActivationLevel {
   EventId loss_ = kNoEvent;
 };
 
-std::int64_t element_of(const Plan& plan) {
-  return plan.float8_all_gather ? 1 : size_of(plan.param_dtype);
-}
+std::int64_t element_of(const Plan& plan) { return plan.float8_all_gather ? 1 : size_of(plan.param_dtype); }
 
 // When forward ends; the root stays whole whatever the policy.
 Bytes kept_after_forward(const Plan& plan, std::int64_t parameters) {
@@ -89,8 +84,7 @@ Bytes state_of(const Plan& plan, std::int64_t parameters) {
 Bytes kept_by_stage(const Plan& plan, const LayersFloor::Held& held) {
   if (plan.runtime.kind != RuntimeKind::kFsdp2 || !has_plain_parameters(plan)) return Bytes();
   const bool gathers_once = plan.pipeline.stages_per_rank == 1 &&
-                            plan.reshard_after_forward.value.kind == Reshard::Kind::kNever &&
-                            plan.mesh.fsdp() > 1;
+                            plan.reshard_after_forward.value.kind == Reshard::Kind::kNever && plan.mesh.fsdp() > 1;
   const std::int64_t each =
       (held.has_gradients ? size_of(plan.reduce_dtype) : 0) + (gathers_once ? element_of(plan) : 0);
   return Bytes(held.parameters * each / (plan.mesh.tp * plan.mesh.ep));
@@ -185,11 +179,9 @@ bool is_block(const ModelSpec& model, const LayerInstance& layer) {
 
 // Whether a stage of few blocks tells of one with more.
 bool has_uniform_blocks(const ModelSpec& model, const Plan& plan) {
-  return plan.runtime.kind == RuntimeKind::kFsdp2 && plan.recompute.ranges.empty() &&
-         plan.units.experts_every == 1 && plan.units.layers_per_unit == 1 &&
-         plan.mesh.inner == MeshInner::kShard && plan.rank == 0 &&
-         std::ranges::all_of(model.order,
-                             [](const LayerInstance& layer) { return layer.same_as < 0; });
+  return plan.runtime.kind == RuntimeKind::kFsdp2 && plan.recompute.ranges.empty() && plan.units.experts_every == 1 &&
+         plan.units.layers_per_unit == 1 && plan.mesh.inner == MeshInner::kShard && plan.rank == 0 &&
+         std::ranges::all_of(model.order, [](const LayerInstance& layer) { return layer.same_as < 0; });
 }
 
 // A pipeline of three ranks with a stage each, whose layers are computed as the plan's.
@@ -222,8 +214,8 @@ std::vector<LayerInstance> blocks_of(const std::vector<Run>& runs) {
   return blocks;
 }
 
-StageSamples::Sample measured(const ModelSpec& whole, Plan sample, const CostModel& costs,
-                              std::size_t place, const std::vector<Run>& runs) {
+StageSamples::Sample measured(const ModelSpec& whole, Plan sample, const CostModel& costs, std::size_t place,
+                              const std::vector<Run>& runs) {
   const auto of_model = [&](const LayerInstance& layer) { return is_block(whole, layer); };
   const auto first = std::ranges::find_if(whole.order, of_model);
   const auto last = std::find_if(whole.order.rbegin(), whole.order.rend(), of_model).base();
@@ -246,14 +238,12 @@ StageSamples::Sample measured(const ModelSpec& whole, Plan sample, const CostMod
   EventGraph graph = build(few);
   // Groups outside of layers are none of the cluster's, and nothing is asked of them.
   for (Communicator& communicator : graph.communicators) {
-    const bool is_inside =
-        std::ranges::any_of(std::array{MeshDim::kTp, MeshDim::kCp, MeshDim::kEp, MeshDim::kEtp},
-                            [&](MeshDim dim) { return communicator.name == to_string(dim); });
+    const bool is_inside = std::ranges::any_of(std::array{MeshDim::kTp, MeshDim::kCp, MeshDim::kEp, MeshDim::kEtp},
+                                               [&](MeshDim dim) { return communicator.name == to_string(dim); });
     if (!is_inside) communicator.group = {2, 1};
   }
   const auto layers = static_cast<std::int32_t>(programs.model_of(model).order.size());
-  const StageFloor floor =
-      stage_floors(graph, costs.price(graph), std::array{StageRange{0, layers}}).front();
+  const StageFloor floor = stage_floors(graph, costs.price(graph), std::array{StageRange{0, layers}}).front();
   StageSamples::Sample found{floor.forward, floor.backward};
   found.held = activations_of(graph).activations.count();
   if (few == 1) return found;
@@ -276,15 +266,12 @@ class StageSamples::Memory {
       if (found == list.end()) list.push_back(value);
       return index;
     };
-    return number(families_,
-                  std::tuple(number(models_, model), number(plans_, sample), number(draws_, draw)));
+    return number(families_, std::tuple(number(models_, model), number(plans_, sample), number(draws_, draw)));
   }
 
   template <typename Make>
-  Sample get(std::size_t family, std::size_t place, const std::vector<Run>& runs,
-             const Make& make) {
-    std::vector<std::int64_t> key = {static_cast<std::int64_t>(family),
-                                     static_cast<std::int64_t>(place)};
+  Sample get(std::size_t family, std::size_t place, const std::vector<Run>& runs, const Make& make) {
+    std::vector<std::int64_t> key = {static_cast<std::int64_t>(family), static_cast<std::int64_t>(place)};
     for (const Run& run : runs) {
       key.push_back(run.block.kind);
       key.push_back(run.count);
@@ -310,15 +297,13 @@ class StageSamples::Memory {
 StageSamples::StageSamples() : memory_(std::make_unique<Memory>()) {}
 StageSamples::~StageSamples() = default;
 
-std::vector<StageSamples::Sample> StageSamples::of(const ModelSpec& model, const Plan& plan,
-                                                   const CostModel& costs) {
+std::vector<StageSamples::Sample> StageSamples::of(const ModelSpec& model, const Plan& plan, const CostModel& costs) {
   std::vector<Sample> samples;
   if (!has_uniform_blocks(model, plan)) return samples;
   const Plan sample = sample_plan(plan);
   const std::size_t family = memory_->family_of(model, sample, costs.center());
   const auto measure = [&](std::size_t place, const std::vector<Run>& runs) {
-    return memory_->get(family, place, runs,
-                        [&] { return measured(model, sample, costs, place, runs); });
+    return memory_->get(family, place, runs, [&] { return measured(model, sample, costs, place, runs); });
   };
   const std::vector<StageLayers> stages = split_into_stages(model, plan);
   for (const StageLayers& stage : stages) {
@@ -355,8 +340,7 @@ std::vector<StageSamples::Sample> StageSamples::of(const ModelSpec& model, const
   return samples;
 }
 
-LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostModel& costs,
-                           StageSamples& samples) {
+LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostModel& costs, StageSamples& samples) {
   LayersFloor floor;
   const std::vector<StageSamples::Sample> stages = samples.of(model, plan, costs);
   if (stages.empty()) return floor;
@@ -383,8 +367,7 @@ LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostM
     const std::int64_t beside = stages[own.back()].beside;
     const std::int64_t most =
         own.size() == 1 ? held(passes.most) + (passes.most.front() > 0 ? beside : 0)
-                        : std::max(held(passes.most),
-                                   held(passes.at_last) + (passes.at_last.back() > 0 ? beside : 0));
+                        : std::max(held(passes.most), held(passes.at_last) + (passes.at_last.back() > 0 ? beside : 0));
     LayersFloor::Held all{Bytes(most), Bytes()};
     all.parameters = ranks[r].parameters;
     all.has_gradients = has_gradients(plan, rank);
@@ -397,8 +380,8 @@ LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostM
   return floor;
 }
 
-Time stages_bound(std::span<const EventGraph> graphs, std::span<const CostTable> costs,
-                  const ModelSpec& model, const Plan& plan) {
+Time stages_bound(std::span<const EventGraph> graphs, std::span<const CostTable> costs, const ModelSpec& model,
+                  const Plan& plan) {
   const std::vector<RankStages> ranks = stages_of_ranks(model, plan);
   std::vector<Time> passes;  // of a micro-batch, by stage
   std::vector<Time> own(ranks.size());
@@ -435,8 +418,8 @@ Bytes memory_floor(const Plan& plan, const ModelSpec& model, const LayersFloor& 
       most = std::max(most, kept_after_forward(plan, parameters) + held.activations_at_loss);
     }
     if (has_simple_state(plan)) {
-      most = std::max(most, Bytes(parameters * plan.mesh.replicate / plan.mesh.stage_ranks() *
-                                  size_of(plan.master_dtype)));
+      most = std::max(most,
+                      Bytes(parameters * plan.mesh.replicate / plan.mesh.stage_ranks() * size_of(plan.master_dtype)));
     }
     return state_of(plan, parameters) + most;
   };

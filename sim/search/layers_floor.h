@@ -75,14 +75,13 @@ class StageSamples {
 };
 
 // Of a pipeline; nothing but zeros where that is not known.
-LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostModel& costs,
-                           StageSamples& samples);
+LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostModel& costs, StageSamples& samples);
 
 // A lower bound of the step, of the graphs of all ranks of a pipeline in their order: a rank begins
 // when all stages before its first have passed a micro-batch on, and what it has computed last they
 // pass back. The first rank, which neither waits before nor has anything behind, begins its next
 // step no earlier.
-Time stages_bound(std::span<const EventGraph> ranks, std::span<const CostTable> costs,
-                  const ModelSpec& model, const Plan& plan);
+Time stages_bound(std::span<const EventGraph> ranks, std::span<const CostTable> costs, const ModelSpec& model,
+                  const Plan& plan);
 
 }

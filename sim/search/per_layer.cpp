@@ -42,8 +42,7 @@ struct Judged {
 
 class LayerSearch {
  public:
-  LayerSearch(const Plan& frame, const ModelSpec& model, const CostModel& costs,
-              const LayerChoices& choices)
+  LayerSearch(const Plan& frame, const ModelSpec& model, const CostModel& costs, const LayerChoices& choices)
       : frame_(frame),
         model_(model),
         costs_(costs),
@@ -127,9 +126,7 @@ class LayerSearch {
     return at_telling + (at_telling - of(kTelling - 1)) * (plan.batch.accumulation - kTelling);
   }
 
-  bool fits(const Judged& judged) const {
-    return judged.is_possible && judged.peak + judged.outside <= limit_;
-  }
+  bool fits(const Judged& judged) const { return judged.is_possible && judged.peak + judged.outside <= limit_; }
 
   std::optional<LayerResult> try_all() {
     is_exact_ = true;
@@ -172,8 +169,7 @@ class LayerSearch {
     LayerResult result;
     result.candidate.plan = plan;
     result.candidate.seconds = outcome.step.seconds();
-    const auto sequences =
-        as_double(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence);
+    const auto sequences = as_double(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence);
     result.candidate.tokens_per_s_per_gpu = sequences / result.candidate.seconds;
     result.candidate.peak_allocated = outcome.peak;
     result.candidate.outside_allocator = outcome.outside;
@@ -225,14 +221,12 @@ class LayerSearch {
   };
 
   // `count` blocks have `more`, the others `less`.
-  Combination pattern(std::array<std::int8_t, 2> values, Where where, std::size_t count,
-                      const Tail& tail) const {
+  Combination pattern(std::array<std::int8_t, 2> values, Where where, std::size_t count, const Tail& tail) const {
     Combination c(size(), 0);
     for (std::size_t b = 0; b < blocks_; ++b) {
-      const bool is_more = where == Where::kFront ? b < count
-                           : where == Where::kBack
-                               ? b >= blocks_ - count
-                               : (b + 1) * count / blocks_ > b * count / blocks_;
+      const bool is_more = where == Where::kFront  ? b < count
+                           : where == Where::kBack ? b >= blocks_ - count
+                                                   : (b + 1) * count / blocks_ > b * count / blocks_;
       c[b] = values[is_more];
     }
     for (std::size_t u = units_ - tail.count; u < units_; ++u) c[blocks_ + u] = tail.value;
@@ -246,12 +240,10 @@ class LayerSearch {
       std::ptrdiff_t value = 0;
       if (i < blocks_) {
         const auto& list = choices_.recomputes;
-        value = std::ranges::find(list, frame_.recompute.at(static_cast<std::int64_t>(i))) -
-                list.begin();
+        value = std::ranges::find(list, frame_.recompute.at(static_cast<std::int64_t>(i))) - list.begin();
       } else {
         const auto& list = choices_.reshards;
-        value = std::ranges::find(
-                    list, frame_.reshard_after_forward.at(static_cast<std::int64_t>(i - blocks_))) -
+        value = std::ranges::find(list, frame_.reshard_after_forward.at(static_cast<std::int64_t>(i - blocks_))) -
                 list.begin();
       }
       if (at(value) == values_at(i)) return std::nullopt;
@@ -282,9 +274,7 @@ class LayerSearch {
 
   // The fewest blocks with the second value that fit.
   void fewest(std::array<std::int8_t, 2> values, Where where, const Tail& tail) {
-    const auto fit_with = [&](std::size_t count) {
-      return fits(judge(pattern(values, where, count, tail)));
-    };
+    const auto fit_with = [&](std::size_t count) { return fits(judge(pattern(values, where, count, tail))); };
     if (!fit_with(blocks_)) return;
     std::size_t low = 0, high = blocks_;
     while (low < high) {
@@ -385,8 +375,7 @@ RangedPolicy<T> ranged_of(const std::vector<T>& values) {
     std::size_t end = begin + 1;
     while (end < values.size() && values[end] == values[begin]) ++end;
     if (!(values[begin] == policy.value)) {
-      policy.ranges.push_back(
-          {static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end) - 1, values[begin]});
+      policy.ranges.push_back({static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end) - 1, values[begin]});
     }
     begin = end;
   }
@@ -398,8 +387,8 @@ RangedPolicy<T> ranged_of(const std::vector<T>& values) {
 RangedPolicy<Recompute> ranged(const std::vector<Recompute>& values) { return ranged_of(values); }
 RangedPolicy<Reshard> ranged(const std::vector<Reshard>& values) { return ranged_of(values); }
 
-std::optional<LayerResult> optimise_layers(const Plan& frame, const ModelSpec& model,
-                                           const CostModel& costs, const LayerChoices& choices) {
+std::optional<LayerResult> optimise_layers(const Plan& frame, const ModelSpec& model, const CostModel& costs,
+                                           const LayerChoices& choices) {
   return LayerSearch(frame, model, costs, choices).run();
 }
 

@@ -6,16 +6,13 @@
 
 namespace foreshard {
 
-Places::Places(const SearchSpace& wanted, const ModelSpec& model, const CostModel& costs,
-               const SearchOptions& options)
+Places::Places(const SearchSpace& wanted, const ModelSpec& model, const CostModel& costs, const SearchOptions& options)
     : model_(model),
       options_(options),
       cluster_(costs.cluster()),
       memory_(room(cluster_, Bytes(),
-                   {options.fit.keeps_riskier ? 0 : options.fit.terms.confidence,
-                    options.fit.terms.max_memory})),
-      limit_(options.faster_than ? std::optional(Time::seconds(*options.faster_than))
-                                 : std::nullopt),
+                   {options.fit.keeps_riskier ? 0 : options.fit.terms.confidence, options.fit.terms.max_memory})),
+      limit_(options.faster_than ? std::optional(Time::seconds(*options.faster_than)) : std::nullopt),
       space_(complete(wanted, cluster_)),
       places_(list_places(space_, model, cluster_)),
       outcomes_(places_.size()),
@@ -86,8 +83,7 @@ Fit Places::fit_with(std::size_t i, Bytes reserved) const {
 std::optional<bool> Places::known_to_hold(std::size_t i) const {
   const PlanOutcome& outcome = outcomes_[i];
   if (outcome.is_assessed) {
-    return outcome.verdict == Verdict::kSimulated &&
-           outcome.fit_probability >= options_.fit.terms.confidence;
+    return outcome.verdict == Verdict::kSimulated && outcome.fit_probability >= options_.fit.terms.confidence;
   }
   if (outcome.verdict != Verdict::kSimulated) return false;
   if (!foreshard::holds(fit_with(i, outcome.least_reserved), options_.fit.terms)) return false;
@@ -164,8 +160,7 @@ void Places::assess_next(std::set<Rank>& ranked, std::optional<Time> bound) {
   each(asked.size(), [&](std::size_t k) { assess(asked[k]); });
 }
 
-std::optional<std::size_t> Places::first_that_holds(std::set<Rank>& ranked,
-                                                    std::optional<Time> bound) {
+std::optional<std::size_t> Places::first_that_holds(std::set<Rank>& ranked, std::optional<Time> bound) {
   while (true) {
     const bool needs_sure = riskier_ || !options_.fit.keeps_riskier;
     if (needs_sure) assess_next(ranked, bound);
@@ -193,9 +188,7 @@ std::optional<std::size_t> Places::find(const Place& place) const {
   return at(found - places_.begin());
 }
 
-const Prefetch& Places::prefetch(std::size_t i) const {
-  return space_.prefetches[at(at(places_[i], Axis::kPrefetch))];
-}
+const Prefetch& Places::prefetch(std::size_t i) const { return space_.prefetches[at(at(places_[i], Axis::kPrefetch))]; }
 
 std::int64_t Places::depth(std::size_t i) const {
   return std::max<std::int64_t>(prefetch(i).forward, 0) + prefetch(i).backward;
@@ -218,8 +211,8 @@ Candidate Places::describe(std::size_t i) const {
   c.fit_probability = outcome.fit_probability;
   if (outcome.verdict == Verdict::kSimulated) {
     c.seconds = outcome.step.seconds();
-    c.tokens_per_s_per_gpu = as_double(space_.global_batch * c.plan.batch.sequence) /
-                             (c.seconds * as_double(cluster_.gpus));
+    c.tokens_per_s_per_gpu =
+        as_double(space_.global_batch * c.plan.batch.sequence) / (c.seconds * as_double(cluster_.gpus));
   }
   return c;
 }
@@ -236,8 +229,7 @@ SearchResult Places::counts() {
   SearchResult result = {.enumerated = std::ssize(places_)};
   // Where nothing holds, the smallest may be among what was rejected without a graph.
   const bool any_holds = std::ranges::any_of(outcomes_, [&](const PlanOutcome& o) {
-    return o.verdict == Verdict::kSimulated && o.is_assessed &&
-           o.fit_probability >= options_.fit.terms.confidence;
+    return o.verdict == Verdict::kSimulated && o.is_assessed && o.fit_probability >= options_.fit.terms.confidence;
   });
   if (any_holds || limit_) return result;
   if (!places_.empty()) {

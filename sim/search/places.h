@@ -32,8 +32,7 @@ inline constexpr std::size_t kMostAhead = 7;
 class Places {
  public:
   // Throws Error(kInvalidInput) when the global batch fits no mesh. References are kept.
-  Places(const SearchSpace& wanted, const ModelSpec& model, const CostModel& costs,
-         const SearchOptions& options);
+  Places(const SearchSpace& wanted, const ModelSpec& model, const CostModel& costs, const SearchOptions& options);
 
   const SearchSpace& space() const { return space_; }
   const SearchOptions& options() const { return options_; }
@@ -49,16 +48,10 @@ class Places {
   const LazyPrograms& lazy_programs(std::size_t i, const Plan& plan) const {
     return programs_.at(plan, at(places_[i], Axis::kRecompute), at(places_[i], Axis::kMicroBatch));
   }
-  const LayerPrograms& programs(std::size_t i, const Plan& plan) const {
-    return lazy_programs(i, plan).get();
-  }
+  const LayerPrograms& programs(std::size_t i, const Plan& plan) const { return lazy_programs(i, plan).get(); }
   Judge& judge() { return judges_.local(); }  // of this thread
-  Bytes floor_of_memory(const Plan& plan, const LayersFloor& floor) const {
-    return memory_floor(plan, model_, floor);
-  }
-  bool has_no_room(const Plan& plan) const {
-    return floor_of_memory(plan, LayersFloor()) > memory_;
-  }
+  Bytes floor_of_memory(const Plan& plan, const LayersFloor& floor) const { return memory_floor(plan, model_, floor); }
+  bool has_no_room(const Plan& plan) const { return floor_of_memory(plan, LayersFloor()) > memory_; }
 
   // Throws Error(kInterrupted) where options.progress stopped the search.
   template <typename Work>

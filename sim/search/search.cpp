@@ -12,8 +12,7 @@
 
 namespace foreshard {
 
-std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
-                            const Cluster& cluster) {
+std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model, const Cluster& cluster) {
   const SearchSpace whole = complete(space, cluster);
   std::vector<Plan> plans;
   for (const Place& place : list_places(whole, model, cluster)) {
@@ -24,8 +23,8 @@ std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
 
 namespace {
 
-Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& model,
-                   const CostModel& costs, const SearchOptions& options) {
+Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
+                   const SearchOptions& options) {
   if (options.objective != Objective::kTime) return best;
   for (const KnobAxis& knob : space.finish) {
     for (const auto& set : knob.values) {
@@ -59,8 +58,8 @@ SearchSpace settled(SearchSpace space, const Plan& best) {
   return space;
 }
 
-SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
-                    const MemoryTerms& terms, std::shared_ptr<StageSamples> samples) {
+SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs, const MemoryTerms& terms,
+                    std::shared_ptr<StageSamples> samples) {
   const SearchSpace whole = complete(space, costs.cluster());
   FitRule rule = {.samples = std::move(samples)};
   Judge judge(model, costs, rule);
@@ -133,9 +132,8 @@ SearchResult search(const SearchSpace& space, const ModelSpec& model, const Cost
   result.best = last;
   if (best && is_all) fill_tables(places, *best, result);
   if (best && !is_all) result.pareto = {*result.best};
-  const bool is_faster =
-      riskier && (!best || places.outcome(*riskier).step.seconds() <
-                               places.outcome(*best).step.seconds() * (1 - options.tie));
+  const bool is_faster = riskier && (!best || places.outcome(*riskier).step.seconds() <
+                                                  places.outcome(*best).step.seconds() * (1 - options.tie));
   if (is_faster) result.riskier = places.describe(*riskier);
   places.count_verdicts(result);
   return result;

@@ -42,15 +42,15 @@ struct KnobAxis {
 // Which keys vary; the others stay as in `base`. Empty lists mean: what the key's own rule below
 // enumerates.
 struct SearchSpace {
-  Plan base;                               // runtime, units, dtypes, optimizer, sequence ...
-  std::int64_t global_batch = 0;           // sequences per step over all ranks
-  std::vector<std::int64_t> shard_groups;  // default: divisors of the GPU count that are powers of
-                                           // two, whole nodes, or all
-  std::vector<Reshard> reshards;  // default: always, never, and (shard group > node) a node's GPUs
-  std::vector<Prefetch> prefetches;  // default: implicit and 1, 2 forward x 1, 2 backward
+  Plan base;                                        // runtime, units, dtypes, optimizer, sequence ...
+  std::int64_t global_batch = 0;                    // sequences per step over all ranks
+  std::vector<std::int64_t> shard_groups;           // default: divisors of the GPU count that are powers of
+                                                    // two, whole nodes, or all
+  std::vector<Reshard> reshards;                    // default: always, never, and (shard group > node) a node's GPUs
+  std::vector<Prefetch> prefetches;                 // default: implicit and 1, 2 forward x 1, 2 backward
   std::vector<RangedPolicy<Recompute>> recomputes;  // default: none, selective, full
-  std::vector<std::int64_t> micro_batches;  // default: divisors of the sequences per rank, up to 64
-  std::vector<KnobAxis> knobs;              // none by default; at most kMostKnobs
+  std::vector<std::int64_t> micro_batches;          // default: divisors of the sequences per rank, up to 64
+  std::vector<KnobAxis> knobs;                      // none by default; at most kMostKnobs
   // Knobs that count little: their values are tried on the best plan alone, one after the other.
   std::vector<KnobAxis> finish;
   // Settings of the caching allocator, which change no row: where a plan does not hold with one,
@@ -161,8 +161,7 @@ struct SearchOptions {
 
 // All plans of the space in their order. Throws Error(kInvalidInput) when the global batch fits no
 // mesh.
-std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
-                            const Cluster& cluster);
+std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model, const Cluster& cluster);
 
 // Of all plans of a space, before any of them is looked at; 0 where it is not known.
 struct SpaceFloor {
@@ -181,8 +180,8 @@ struct SpaceFloor {
 inline constexpr double kLossInParts = 0.95;
 
 // Throws as enumerate().
-SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
-                    const MemoryTerms& terms, std::shared_ptr<StageSamples> samples = nullptr);
+SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs, const MemoryTerms& terms,
+                    std::shared_ptr<StageSamples> samples = nullptr);
 
 // The space around the values that `best` was finished with (SearchSpace::finish), which may let
 // another plan win: what tables are of.

@@ -33,8 +33,7 @@ bool is_nearer(const SearchResult& a, const SearchResult& b) {
 std::vector<std::size_t> search_order(const std::vector<SpaceFloor>& floors) {
   std::vector<std::size_t> order(floors.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
-  std::ranges::stable_sort(
-      order, {}, [&](std::size_t v) { return std::pair(floors[v].smallest, floors[v].layers); });
+  std::ranges::stable_sort(order, {}, [&](std::size_t v) { return std::pair(floors[v].smallest, floors[v].layers); });
   return order;
 }
 
@@ -53,12 +52,10 @@ std::vector<SpaceFloor> VariantSearch::floors_of(std::size_t count) const {
     if (space.global_batch % space.base.mesh.data_parallel() == 0) asked.push_back(v);
   }
   if (!has_axes) return floors;
-  oneapi::tbb::task_arena arena(options_.threads > 0 ? options_.threads
-                                                     : oneapi::tbb::task_arena::automatic);
+  oneapi::tbb::task_arena arena(options_.threads > 0 ? options_.threads : oneapi::tbb::task_arena::automatic);
   arena.execute([&] {
-    oneapi::tbb::parallel_for(std::size_t{0}, asked.size(), [&](std::size_t i) {
-      floors[asked[i]] = variants_.floor(first + asked[i]);
-    });
+    oneapi::tbb::parallel_for(std::size_t{0}, asked.size(),
+                              [&](std::size_t i) { floors[asked[i]] = variants_.floor(first + asked[i]); });
   });
   return floors;
 }
@@ -95,10 +92,9 @@ void VariantSearch::consider(std::size_t v, SearchDetail detail, bool is_first) 
     SearchResult r = variants_.search(v, begins ? begun_as(space, found_.best->plan) : space, own);
     add_counts(counts_, r, 1);
     const bool wins =
-        !best_ ||
-        (found_.best ? r.best && (has_limit ? r.best->seconds < to_beat
-                                            : r.best->peak_allocated <= found_.best->peak_allocated)
-                     : r.best || is_nearer(r, found_));
+        !best_ || (found_.best ? r.best && (has_limit ? r.best->seconds < to_beat
+                                                      : r.best->peak_allocated <= found_.best->peak_allocated)
+                               : r.best || is_nearer(r, found_));
     if (!wins) return;
     found_ = std::move(r);
     best_ = v;

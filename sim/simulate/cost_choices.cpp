@@ -12,12 +12,10 @@ namespace {
 // are not PyTorch's own the newest is taken.
 std::string attention_kernel(const Plan& plan) {
   if (plan.attention == AttentionKernel::kEfficient) return "sdpa_efficient";
-  const bool is_flash = plan.attention == AttentionKernel::kFlash ||
-                        plan.attention == AttentionKernel::kFlashAllHeads;
+  const bool is_flash = plan.attention == AttentionKernel::kFlash || plan.attention == AttentionKernel::kFlashAllHeads;
   if (!is_flash) return to_string(plan.attention);
   if (plan.runtime.kind == RuntimeKind::kNative) return "sdpa_flash";
-  const bool is_fsdp =
-      plan.runtime.kind == RuntimeKind::kFsdp2 || plan.runtime.kind == RuntimeKind::kFsdp1;
+  const bool is_fsdp = plan.runtime.kind == RuntimeKind::kFsdp2 || plan.runtime.kind == RuntimeKind::kFsdp1;
   if (!is_fsdp) return "";
   const std::optional<std::int32_t> minor = fsdp2_minor(plan.runtime.version);
   return minor && *minor < 11 ? "sdpa_flash" : "";
@@ -27,8 +25,7 @@ std::string attention_kernel(const Plan& plan) {
 
 CostChoices cost_choices(const Plan& plan) {
   CostChoices choices;
-  choices.order = is_microbatch_order(plan.reduction_order) ? ReductionOrder::kMicrobatch
-                                                            : ReductionOrder::kLibrary;
+  choices.order = is_microbatch_order(plan.reduction_order) ? ReductionOrder::kMicrobatch : ReductionOrder::kLibrary;
   choices.compute = plan.compute_dtype();
   choices.attention_kernel = attention_kernel(plan);
   choices.collectives.version = nccl_of(plan.runtime);

@@ -10,13 +10,11 @@ namespace {
 constexpr std::array<std::int64_t, 2> kTried = {6, 24};
 }
 
-Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t micro_batches,
-                   const StepOf& step) {
+Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t micro_batches, const StepOf& step) {
   for (const std::int64_t laid_out : kTried) {
     if (micro_batches <= laid_out) break;
     const EventGraph& graph = step(laid_out);
-    const auto period =
-        simulator.period(graph, costs.price(graph), find_repeats(graph), micro_batches - laid_out);
+    const auto period = simulator.period(graph, costs.price(graph), find_repeats(graph), micro_batches - laid_out);
     if (period) return *period;
   }
   const auto in_full = [&](std::int64_t count) {

@@ -18,8 +18,7 @@ using StepOf = std::function<const EventGraph&(std::int64_t micro_batches)>;
 // every micro-batch) to what rounding the last half of kMostInFull of them leaves. Not of a
 // pipeline, whose schedule may refuse few: period_of().
 inline constexpr std::int64_t kMostInFull = 192;
-Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t micro_batches,
-                   const StepOf& step);
+Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t micro_batches, const StepOf& step);
 
 // Micro-batches of a graph that tells a step's memory, first step and rows, and of one against
 // which what more of them add is told: all, of up to kMostLaidOut.
@@ -53,8 +52,8 @@ inline LaidOut laid_out_of(const Plan& plan) {
     const PipelineSchedule schedule = plan.pipeline.schedule;
     // What of every micro-batch stays for long grows with them, and of many the peak may be at
     // another moment.
-    const bool keeps = schedule == kGPipe || schedule == kLoopedBfs ||
-                       plan.pipeline.return_outputs || plan.pipeline.splits_backward();
+    const bool keeps =
+        schedule == kGPipe || schedule == kLoopedBfs || plan.pipeline.return_outputs || plan.pipeline.splits_backward();
     if (keeps && at_once > 0 && plan.pipeline.microbatches == 0) {
       few.fewer = few.count + kMostOfLong / at_once * at_once;
       few.count = few.fewer + at_once;

@@ -21,15 +21,14 @@ std::vector<HostDelay> delays_of(const std::vector<HostStall>& stalls) {
 
 // But for what is allocated. `simulate`: the costs' timeline.
 template <typename Simulate>
-Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& costs,
-                     ReservedMemory* replays, const Simulate& simulate) {
+Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& costs, ReservedMemory* replays,
+                     const Simulate& simulate) {
   Forecast result = {.model = model, .plan = plan, .graph = build_training_step(model, plan)};
   take_fullest_rank(result.graph, result.plan);
   result.costs = costs.price(result.graph);
   if (!records_streams(result.graph)) {
-    result.reserved = replays != nullptr
-                          ? replays->forecast(result.graph, result.plan, costs.cluster())
-                          : forecast_reserved(result.graph, result.plan, costs.cluster());
+    result.reserved = replays != nullptr ? replays->forecast(result.graph, result.plan, costs.cluster())
+                                         : forecast_reserved(result.graph, result.plan, costs.cluster());
     result.costs.delays = delays_of(result.reserved.stalls);
     result.timeline = simulate(result.graph, result.costs);
   } else {
@@ -85,12 +84,10 @@ RowTimes row_times(const Timeline& timeline) {
   return times;
 }
 
-Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs,
-                  ReservedMemory* replays) {
+Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs, ReservedMemory* replays) {
   Simulator simulator;
-  Forecast result = forecast_by(model, plan, costs, replays, [&](const auto& graph, const auto& c) {
-    return simulator.simulate(graph, c);
-  });
+  Forecast result = forecast_by(model, plan, costs, replays,
+                                [&](const auto& graph, const auto& c) { return simulator.simulate(graph, c); });
   result.memory = replay_allocations(result.graph);
   if (!result.reserved.first_stalls.empty()) {
     CostTable first = result.costs;

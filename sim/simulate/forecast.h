@@ -24,8 +24,7 @@ struct Forecast {
 
 // Precondition: check(plan, model, costs.cluster()) passed.
 // `replays`: of the allocator, where several forecasts may share them.
-Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs,
-                  ReservedMemory* replays = nullptr);
+Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs, ReservedMemory* replays = nullptr);
 
 // A pipeline's graph as that of the rank whose memory peaks highest, where the plan does not name
 // another than the first; its plan.

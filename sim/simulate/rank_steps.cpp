@@ -102,8 +102,7 @@ void receive(std::span<Step> steps, Step& step) {
 template <typename Step>
 void note_sent(std::span<Step> steps, Step& step, std::int64_t begun) {
   Step& peer = steps[step.exchanges.send(begun)];
-  const bool waits = peer.exchanges.is_open && peer.exchanges.receives() &&
-                     &steps[at(peer.exchanges.peer())] == &step;
+  const bool waits = peer.exchanges.is_open && peer.exchanges.receives() && &steps[at(peer.exchanges.peer())] == &step;
   if (waits) receive(steps, peer);
 }
 
@@ -130,11 +129,10 @@ template <typename Step>
     if (steps[r].is_over()) continue;
     const Exchanges& exchanges = steps[r].exchanges;
     FORESHARD_CHECK(exchanges.is_open, "a rank is stuck that waits for no other");
-    const auto with_peer = std::ranges::count(exchanges.all.first(exchanges.next + 1),
-                                              exchanges.peer(), &Exchange::peer);
-    text += separator + ("rank " + std::to_string(r)) + " waits for rank " +
-            std::to_string(exchanges.peer()) + " in exchange " + std::to_string(with_peer) +
-            " with it (row " + std::to_string(exchanges.row) + ")";
+    const auto with_peer =
+        std::ranges::count(exchanges.all.first(exchanges.next + 1), exchanges.peer(), &Exchange::peer);
+    text += separator + ("rank " + std::to_string(r)) + " waits for rank " + std::to_string(exchanges.peer()) +
+            " in exchange " + std::to_string(with_peer) + " with it (row " + std::to_string(exchanges.row) + ")";
     separator = ", ";
   }
   throw Error(ExitCode::kInvalidInput, text);
@@ -570,9 +568,7 @@ struct SimulatedStep {
   void stand(EventId run) const {
     std::vector<std::int64_t>& list = rank.standing;
     list.clear();
-    const auto ahead = [&](std::int64_t time) {
-      return time == kOpen ? -1 : std::max<std::int64_t>(0, time - now);
-    };
+    const auto ahead = [&](std::int64_t time) { return time == kOpen ? -1 : std::max<std::int64_t>(0, time - now); };
     EventId oldest = run - repeats.rows;
     for (std::size_t s = 0; s < kStreams; ++s) {
       const Head& head = heads[s];
@@ -708,7 +704,7 @@ struct SimulatedStep {
   std::uint32_t running = 0;         // ... whose head is at work
   std::uint32_t look = kAllStreams;  // ... whose head may have become startable
 
-  bool host_bound = false;  // some row waited for the host since the last run was reached
+  bool host_bound = false;               // some row waited for the host since the last run was reached
   std::optional<std::int64_t> run_time;  // of a run that the next one repeats
   EventId next_run = kNoEvent;
   std::int64_t run_began = 0;
@@ -728,10 +724,8 @@ void RankScratch::load(const EventGraph& of, const CostTable& priced) {
   costs.resize(priced.works.size());
   for (std::size_t w = 0; w < costs.size(); ++w) {
     const Cost& c = priced.works[w];
-    costs[w] = {c.before.nanoseconds(),   c.during.nanoseconds(),
-                c.duration.nanoseconds(), c.last_kernel.nanoseconds(),
-                c.takes.compute,          c.takes.memory,
-                c.memory_share,           c.uses};
+    costs[w] = {c.before.nanoseconds(), c.during.nanoseconds(), c.duration.nanoseconds(), c.last_kernel.nanoseconds(),
+                c.takes.compute,        c.takes.memory,         c.memory_share,           c.uses};
   }
   timeline.spans.resize(of.rows.size());
   more = 0;
@@ -784,9 +778,8 @@ void RankScratch::index_streams() {
 void sweep_step(Ranks ranks, std::span<Carry> carries) {
   std::vector<SweptStep> steps = steps_of<SweptStep>(ranks, carries);
   for (const SweptStep& step : steps) {
-    FORESHARD_CHECK(std::ranges::all_of(
-                        step.exchanges.all,
-                        [](const Exchange& each) { return each.side == Exchange::Side::kBoth; }),
+    FORESHARD_CHECK(std::ranges::all_of(step.exchanges.all,
+                                        [](const Exchange& each) { return each.side == Exchange::Side::kBoth; }),
                     "what goes one way is simulated");
   }
   for (bool moved = true; moved;) {

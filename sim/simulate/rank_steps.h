@@ -19,8 +19,7 @@ inline constexpr std::size_t kFifos = 256;  // by communicator; kNoCommunicator'
 // What one step leaves behind for the next, in the time of the step.
 struct Carry {
   std::int64_t host = 0;
-  std::int64_t device =
-      0;  // end of the compute stream; every other stream of the next step starts behind it
+  std::int64_t device = 0;  // end of the compute stream; every other stream of the next step starts behind it
   bool operator==(const Carry&) const = default;
 };
 
@@ -46,7 +45,7 @@ struct RankScratch {
   std::array<EventId, kFifos> first_on_communicator;
   std::vector<EventId> next_on_stream, next_on_communicator;  // per row
   std::vector<std::int64_t> end;                              // of a row; unknown: the largest
-  std::vector<std::int64_t> floor;  // end of the last kernel by the host's clock
+  std::vector<std::int64_t> floor;                            // end of the last kernel by the host's clock
   // Where a step stands for more micro-batches than its graph has (Fold::kRuns).
   RepeatedRows repeats;
   std::int64_t more = 0;                      // runs that are not laid out

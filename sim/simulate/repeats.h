@@ -38,8 +38,7 @@ struct CutRuns {
 // `runs` of the repeats, cut out of a steady timeline: the simulation of the step without them is
 // the rest of it, to the nanosecond. Nothing where the timeline does not show that: the host has
 // its say, or there are not so many runs that pass as the one before them.
-std::optional<CutRuns> cut_runs(const EventGraph& graph, const CostTable& costs,
-                                const Timeline& timeline, const RepeatedRows& repeats,
-                                std::int32_t runs);
+std::optional<CutRuns> cut_runs(const EventGraph& graph, const CostTable& costs, const Timeline& timeline,
+                                const RepeatedRows& repeats, std::int32_t runs);
 
 }

@@ -34,8 +34,7 @@ struct Simulator::Scratch {
     const auto& pipeline = graph.pipeline;
     count = std::max<std::size_t>(1, pipeline.size());
     own = pipeline.empty() ? 0 : at(graph.pipeline_rank);
-    FORESHARD_CHECK(own < count && costs.pipeline.size() == pipeline.size(),
-                    "costs of another pipeline");
+    FORESHARD_CHECK(own < count && costs.pipeline.size() == pipeline.size(), "costs of another pipeline");
     while (all.size() < count) all.push_back(std::make_unique<RankScratch>());
     for (std::size_t r = 0; r < count; ++r) {
       const EventGraph& of = r == own ? graph : *pipeline[r];
@@ -46,10 +45,8 @@ struct Simulator::Scratch {
       EventId last = kNoEvent;
       for (const Exchange& exchange : of.exchanges) {
         const auto peer = at(exchange.peer);
-        const Stream stream =
-            exchange.side == Exchange::Side::kSend ? Stream::kPipelineSend : Stream::kPipeline;
-        FORESHARD_CHECK(exchange.row > last && peer < count && peer != r &&
-                            of.rows[at(exchange.row)].stream == stream,
+        const Stream stream = exchange.side == Exchange::Side::kSend ? Stream::kPipelineSend : Stream::kPipeline;
+        FORESHARD_CHECK(exchange.row > last && peer < count && peer != r && of.rows[at(exchange.row)].stream == stream,
                         "exchanges are rows of their streams, in their order, with other ranks");
         last = exchange.row;
       }
@@ -106,9 +103,7 @@ std::int64_t Simulator::Scratch::steady(Ahead&& ahead, Step&& step) {
     host_waits |= rank->host_waits;
     host_work = std::max(host_work, rank->host_work);
   }
-  const auto ends_as_it_began = [&] {
-    return std::ranges::equal(carries, began, {}, &Carry::device, &Carry::device);
-  };
+  const auto ends_as_it_began = [&] { return std::ranges::equal(carries, began, {}, &Carry::device, &Carry::device); };
   carries.assign(count, Carry{});
   std::int64_t period = 0;
   for (int k = 0; !host_waits && k < kMostSteps; ++k) {
@@ -185,15 +180,13 @@ const Timeline& Simulator::simulate(const EventGraph& graph, const CostTable& co
   return scratch_->full(simulate_step<Detail::kSpans>);
 }
 
-const Timeline& Simulator::steady_step(const EventGraph& graph, const CostTable& costs,
-                                       const RepeatedRows& repeats) {
+const Timeline& Simulator::steady_step(const EventGraph& graph, const CostTable& costs, const RepeatedRows& repeats) {
   Scratch& s = *scratch_;
   s.load(graph, costs);
   s.index_streams();
   const bool skips = repeats.count > 0 && costs.delays.empty() && graph.pipeline.empty();
   if (skips) s.rank().fold(repeats);
-  const auto step =
-      skips ? simulate_step<Detail::kSpans, Fold::kSkips> : simulate_step<Detail::kSpans>;
+  const auto step = skips ? simulate_step<Detail::kSpans, Fold::kSkips> : simulate_step<Detail::kSpans>;
   s.note(&Timeline::period, s.steady(step, step));
   return s.result();
 }
@@ -204,11 +197,10 @@ Time Simulator::period(const EventGraph& graph, const CostTable& costs) {
   return Time::ns(scratch_->steady(simulate_step<Detail::kDevice>, simulate_step<Detail::kSpans>));
 }
 
-std::optional<Time> Simulator::period(const EventGraph& graph, const CostTable& costs,
-                                      const RepeatedRows& repeats, std::int64_t more) {
+std::optional<Time> Simulator::period(const EventGraph& graph, const CostTable& costs, const RepeatedRows& repeats,
+                                      std::int64_t more) {
   Scratch& s = *scratch_;
-  const bool waits_inside =
-      std::ranges::any_of(graph.rows, [](const Row& row) { return row.host_wait != kNoEvent; });
+  const bool waits_inside = std::ranges::any_of(graph.rows, [](const Row& row) { return row.host_wait != kNoEvent; });
   const bool repeated = repeats.count > 0 && graph.pipeline.empty();
   if (!repeated || !costs.delays.empty() || waits_inside) return std::nullopt;
   s.load(graph, costs);
@@ -217,8 +209,8 @@ std::optional<Time> Simulator::period(const EventGraph& graph, const CostTable& 
   rank.fold(repeats);
   rank.more = more;
   rank.shows_runs = true;
-  const std::int64_t period = s.steady(simulate_step<Detail::kDevice, Fold::kRuns>,
-                                       simulate_step<Detail::kSpans, Fold::kRuns>);
+  const std::int64_t period =
+      s.steady(simulate_step<Detail::kDevice, Fold::kRuns>, simulate_step<Detail::kSpans, Fold::kRuns>);
   return rank.shows_runs ? std::optional(Time::ns(period)) : std::nullopt;
 }
 
@@ -235,12 +227,8 @@ const Timeline& Simulator::simulate_once(const EventGraph& graph, const CostTabl
   return scratch_->result();
 }
 
-Timeline sweep(const EventGraph& graph, const CostTable& costs) {
-  return Simulator().sweep(graph, costs);
-}
+Timeline sweep(const EventGraph& graph, const CostTable& costs) { return Simulator().sweep(graph, costs); }
 
-Timeline simulate(const EventGraph& graph, const CostTable& costs) {
-  return Simulator().simulate(graph, costs);
-}
+Timeline simulate(const EventGraph& graph, const CostTable& costs) { return Simulator().simulate(graph, costs); }
 
 }

@@ -41,14 +41,13 @@ class Simulator {
   const Timeline& simulate(const EventGraph& graph, const CostTable& costs);
   // simulate()'s steady step alone, without first_step and steady_step: what draws are asked for.
   // `repeats` (find_repeats): runs that pass as the one before them are told from it, to the bit.
-  const Timeline& steady_step(const EventGraph& graph, const CostTable& costs,
-                              const RepeatedRows& repeats = {});
+  const Timeline& steady_step(const EventGraph& graph, const CostTable& costs, const RepeatedRows& repeats = {});
   // Its period alone: what search asks of every plan.
   Time period(const EventGraph& graph, const CostTable& costs);
   // The same of the step in which `repeats` (find_repeats) come `more` times more than the graph
   // has them; nothing where its rows do not show that, or where the host has its say.
-  std::optional<Time> period(const EventGraph& graph, const CostTable& costs,
-                             const RepeatedRows& repeats, std::int64_t more);
+  std::optional<Time> period(const EventGraph& graph, const CostTable& costs, const RepeatedRows& repeats,
+                             std::int64_t more);
   // One step from an idle machine, no steady state.
   const Timeline& sweep_once(const EventGraph& graph, const CostTable& costs);
   const Timeline& simulate_once(const EventGraph& graph, const CostTable& costs);

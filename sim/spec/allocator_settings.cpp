@@ -23,9 +23,7 @@ namespace {
   throw Error(ExitCode::kInvalidInput, "PYTORCH_ALLOC_CONF: " + message);
 }
 
-bool is_power_of_two(std::int64_t value) {
-  return value > 0 && std::has_single_bit(static_cast<std::uint64_t>(value));
-}
+bool is_power_of_two(std::int64_t value) { return value > 0 && std::has_single_bit(static_cast<std::uint64_t>(value)); }
 
 class ConfParser {
  public:
@@ -71,8 +69,7 @@ class ConfParser {
     } else if (key == "per_process_memory_fraction") {
       s.per_process_memory_fraction = real(key);
       if (!(*s.per_process_memory_fraction >= 0 && *s.per_process_memory_fraction <= 1)) {
-        fail(fmt::format("invalid fraction:{}. Please set within (0, 1).",
-                         *s.per_process_memory_fraction));
+        fail(fmt::format("invalid fraction:{}. Please set within (0, 1).", *s.per_process_memory_fraction));
       }
     } else if (key == "roundup_power2_divisions") {
       read_divisions(key);
@@ -85,8 +82,7 @@ class ConfParser {
       }
     } else if (key == "release_lock_on_cudamalloc" || key == "release_lock_on_hipmalloc" ||
                key == "pinned_use_cuda_host_register" || key == "pinned_use_hip_host_register" ||
-               key == "pinned_use_background_threads" ||
-               key == "graph_capture_record_stream_reuse") {
+               key == "pinned_use_background_threads" || key == "graph_capture_record_stream_reuse") {
       boolean(key);
     } else if (key == "pinned_num_register_threads" || key == "pinned_reserve_segment_size_mb") {
       integer(key);
@@ -118,8 +114,7 @@ class ConfParser {
         std::fill(divisions.begin() + last, divisions.end(), value);
       } else {
         if (!is_power_of_two(from)) fail("For roundups, the intervals have to be power of 2");
-        const auto index = std::min(at(std::bit_width(static_cast<std::uint64_t>(from)) - 1),
-                                    divisions.size() - 1);
+        const auto index = std::min(at(std::bit_width(static_cast<std::uint64_t>(from)) - 1), divisions.size() - 1);
         if (is_first) std::fill_n(divisions.begin(), index, value);
         is_first = false;
         divisions[index] = value;
@@ -189,8 +184,7 @@ std::int64_t AllocatorSettings::round_size(std::int64_t bytes) const {
   const int index = std::clamp(log - 20, 0, static_cast<int>(kRoundupClasses) - 1);
   const std::int64_t divisions = roundup_power2_divisions[at(index)];
   if (divisions > 1 && bytes > kMinBlockSize * divisions) {
-    const std::uint64_t step =
-        std::bit_floor(size) >> (std::bit_width(static_cast<std::uint64_t>(divisions)) - 1);
+    const std::uint64_t step = std::bit_floor(size) >> (std::bit_width(static_cast<std::uint64_t>(divisions)) - 1);
     return static_cast<std::int64_t>((size + step - 1) / step * step);
   }
   return (bytes + kMinBlockSize - 1) / kMinBlockSize * kMinBlockSize;
@@ -216,8 +210,7 @@ std::string alloc_conf(const AllocatorSettings& settings) {
   // Other sizes are held against it when they are read, so it comes first.
   add_mb("large_segment_size_mb", settings.large_segment_size, kDefaults.large_segment_size);
   add_mb("max_split_size_mb", settings.max_split_size, kDefaults.max_split_size);
-  add_mb("max_non_split_rounding_mb", settings.max_non_split_rounding,
-         kDefaults.max_non_split_rounding);
+  add_mb("max_non_split_rounding_mb", settings.max_non_split_rounding, kDefaults.max_non_split_rounding);
   const auto& divisions = settings.roundup_power2_divisions;
   if (divisions != kDefaults.roundup_power2_divisions) {
     std::string list;

@@ -13,13 +13,12 @@ namespace foreshard {
 
 // Bytes throughout; constants as in c10/core/AllocatorConfig.h.
 inline constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-inline constexpr std::int64_t kMinBlockSize = 512;      // sizes are multiples of it
-inline constexpr std::int64_t kSmallSize = kMiB;        // the largest request of the small pool
-inline constexpr std::int64_t kSmallBuffer = 2 * kMiB;  // a segment of the small pool
-inline constexpr std::int64_t kMinLargeAlloc =
-    10 * kMiB;                                           // from here a request has its own segment
-inline constexpr std::int64_t kRoundLarge = 2 * kMiB;    // whose size is a multiple of this
-inline constexpr std::int64_t kLargeBuffer = 20 * kMiB;  // else it is cut from one of this size
+inline constexpr std::int64_t kMinBlockSize = 512;         // sizes are multiples of it
+inline constexpr std::int64_t kSmallSize = kMiB;           // the largest request of the small pool
+inline constexpr std::int64_t kSmallBuffer = 2 * kMiB;     // a segment of the small pool
+inline constexpr std::int64_t kMinLargeAlloc = 10 * kMiB;  // from here a request has its own segment
+inline constexpr std::int64_t kRoundLarge = 2 * kMiB;      // whose size is a multiple of this
+inline constexpr std::int64_t kLargeBuffer = 20 * kMiB;    // else it is cut from one of this size
 
 struct AllocatorSettings {
   static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();

@@ -47,16 +47,9 @@
 
 namespace foreshard {
 
-enum class Evidence : std::uint8_t {
-  kMeasured,
-  kInterpolated,
-  kExtrapolated,
-  kDatasheet,
-  kAssumed
-};
+enum class Evidence : std::uint8_t { kMeasured, kInterpolated, kExtrapolated, kDatasheet, kAssumed };
 constexpr const char* to_string(Evidence evidence) {
-  return word_at(evidence, {"measured", "interpolated", "extrapolated", "datasheet", "assumed"},
-                 "assumed");
+  return word_at(evidence, {"measured", "interpolated", "extrapolated", "datasheet", "assumed"}, "assumed");
 }
 // The weaker of two: a sum is no better founded than its weakest term.
 Evidence weaker(Evidence a, Evidence b);
@@ -70,8 +63,8 @@ struct GemmCurve {
   double overhead = 0;            // s
   double m_half = 0, n_half = 0;  // as k_half
   double wave = 0;                // weight of the last, partly filled wave
-  double blend = 0;     // exponent by which compute and memory add up; 0: they overlap wholly
-  double slowdown = 0;  // of one long product, per doubling beyond 1 TFLOP
+  double blend = 0;               // exponent by which compute and memory add up; 0: they overlap wholly
+  double slowdown = 0;            // of one long product, per doubling beyond 1 TFLOP
   // Time added, over the time of an aligned product, where the narrowest contiguous row is a
   // multiple of 8, 4 or 2 bytes only.
   std::array<double, 3> misaligned{};
@@ -135,12 +128,11 @@ struct MemoryCurve {
 
 // One fabric a communicator can live on: inside a node, or across nodes.
 struct CollectiveCurve {
-  double latency = 0;  // s
-  double per_hop = 0;  // s
-  double link_fraction =
-      0;  // reachable bus bandwidth over the GPU link rate (NVLink, one direction)
+  double latency = 0;           // s
+  double per_hop = 0;           // s
+  double link_fraction = 0;     // reachable bus bandwidth over the GPU link rate (NVLink, one direction)
   double network_fraction = 0;  // over the group's share of the NICs; unused inside a node
-  double per_doubling = 1;  // factor on the bus bandwidth for every doubling of nodes beyond two
+  double per_doubling = 1;      // factor on the bus bandwidth for every doubling of nodes beyond two
   Evidence evidence = Evidence::kAssumed;
   std::string source;
 };
@@ -207,19 +199,18 @@ enum class HostCall : std::uint8_t {
 };
 inline constexpr std::size_t kHostCalls = 24;
 constexpr const char* to_string(HostCall call) {
-  return word_at(call, "pass", "forward_product", "forward_attention", "forward_operation",
-                 "backward_product", "backward_attention", "backward_operation", "recomputed",
-                 "compiled", "hook", "unit_row", "unit_tensor", "reduced_row", "collective",
-                 "functional_collective", "redistribution", "bucket_row", "bucket_tensor",
-                 "clipped_tensor", "clipped_shard", "updated_tensor", "updated_shard",
+  return word_at(call, "pass", "forward_product", "forward_attention", "forward_operation", "backward_product",
+                 "backward_attention", "backward_operation", "recomputed", "compiled", "hook", "unit_row",
+                 "unit_tensor", "reduced_row", "collective", "functional_collective", "redistribution", "bucket_row",
+                 "bucket_tensor", "clipped_tensor", "clipped_shard", "updated_tensor", "updated_shard",
                  "updated_operation", "step");
 }
 
 struct HostCurve {
   // Rows of the engine, and of a machine that was measured itself.
-  double per_hook = 0;    // s of host work before enqueuing, per hook call
-  double per_launch = 0;  // s per kernel launch
-  double per_row = 0;  // s before every event, and what a collective takes on top: only where the
+  double per_hook = 0;        // s of host work before enqueuing, per hook call
+  double per_launch = 0;      // s per kernel launch
+  double per_row = 0;         // s before every event, and what a collective takes on top: only where the
   double per_collective = 0;  // machine was measured itself
   Evidence evidence = Evidence::kAssumed;
   std::string source;
@@ -246,15 +237,7 @@ struct ContentionCurve {
 
 // Latent factors of one machine: a whole class is off together. log_sd is the standard deviation of
 // the logarithm.
-enum class Factor : std::uint8_t {
-  kGemm,
-  kAttention,
-  kMemoryBound,
-  kIntraNode,
-  kInterNode,
-  kHost,
-  kOverlap
-};
+enum class Factor : std::uint8_t { kGemm, kAttention, kMemoryBound, kIntraNode, kInterNode, kHost, kOverlap };
 inline constexpr std::size_t kFactors = 7;
 struct FactorSpread {
   double log_sd = 0;
@@ -320,8 +303,8 @@ enum class CollectiveOperation : std::uint8_t {
 };
 inline constexpr std::size_t kCollectiveOperations = 7;
 constexpr const char* to_string(CollectiveOperation operation) {
-  return word_at(operation, {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce",
-                             "all_to_all", "send_recv"});
+  return word_at(operation,
+                 {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all", "send_recv"});
 }
 
 struct CollectivePoints {

@@ -32,9 +32,7 @@ double port_rate_of_gpu(const NodeKind& node) {
 }
 
 // Behind PCIe switches no GPU reaches more than its slot.
-double slot_rate(const NodeKind& node) {
-  return node.pcie_switches > 0 ? node.host_link.value() : kUnbound;
-}
+double slot_rate(const NodeKind& node) { return node.pcie_switches > 0 ? node.host_link.value() : kUnbound; }
 
 // Nodes that one NVLink switch joins count as one.
 std::int64_t domain_gpus(const Cluster& cluster) {
@@ -74,8 +72,7 @@ double uplink_factor(const Cluster& cluster, const NodeRing& ring) {
     ++leaving[at(node / leaf)];
     ++entering[at(next / leaf)];
   }
-  const std::int64_t most =
-      std::max(*std::ranges::max_element(leaving), *std::ranges::max_element(entering));
+  const std::int64_t most = std::max(*std::ranges::max_element(leaving), *std::ranges::max_element(entering));
   if (most == 0) return kUnbound;
   return as_double(leaf) / cluster.network.oversubscription / as_double(most);
 }
@@ -132,17 +129,14 @@ bool is_regular(const GroupShape& group, std::int64_t per_node) {
 
 GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
   if (group.size < 1 || group.stride < 1 || group.size > cluster.gpus / group.stride) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("a group of {} ranks, {} apart, does not fit {} GPUs", group.size,
-                            group.stride, cluster.gpus));
+    throw Error(ExitCode::kInvalidInput, fmt::format("a group of {} ranks, {} apart, does not fit {} GPUs", group.size,
+                                                     group.stride, cluster.gpus));
   }
-  GroupLink result = {
-      .size = group.size, .link = cluster.node.gpu_link, .link_latency = cluster.node.link_latency};
+  GroupLink result = {.size = group.size, .link = cluster.node.gpu_link, .link_latency = cluster.node.link_latency};
   const std::int64_t per_node = domain_gpus(cluster);
   double factor = kUnbound;
   if (is_regular(group, per_node)) {
-    result.ranks_per_node =
-        std::min(group.size, std::max<std::int64_t>(1, per_node / group.stride));
+    result.ranks_per_node = std::min(group.size, std::max<std::int64_t>(1, per_node / group.stride));
     result.nodes = group.size / result.ranks_per_node;
     const std::int64_t apart = std::max<std::int64_t>(1, group.stride / per_node);
     if (result.nodes > 1) factor = uplink_factor(cluster, {result.nodes, apart});
@@ -155,13 +149,10 @@ GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
   if (result.nodes == 1) return result;
   const double rate = port_rate_of_gpu(cluster.node);
   if (rate <= 0) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("a group of {} ranks spans {} nodes, which have no network port",
-                            group.size, result.nodes));
+    throw Error(ExitCode::kInvalidInput, fmt::format("a group of {} ranks spans {} nodes, which have no network port",
+                                                     group.size, result.nodes));
   }
-  const auto of_the_node = [&](double of_a_gpu) {
-    return BytesPerSecond(of_a_gpu * as_double(result.ranks_per_node));
-  };
+  const auto of_the_node = [&](double of_a_gpu) { return BytesPerSecond(of_a_gpu * as_double(result.ranks_per_node)); };
   result.ports = of_the_node(std::min(rate, slot_rate(cluster.node)));
   result.network = result.ports;
   if (factor < kUnbound) {  // up-links are as wide as ports, whatever the slots

@@ -48,7 +48,7 @@ struct NodeKind {
   Time nic_latency;   // GPU to GPU of the next node
   // The host's side, for offload. A cluster file may leave them out: the defaults are assumed (PCIe
   // 4.0 x16 as NCCL counts it, eight channels of DDR4-3200 on two sockets, four NVMe drives).
-  BytesPerSecond host_link = BytesPerSecond(24e9);  // PCIe, usable, per GPU and direction
+  BytesPerSecond host_link = BytesPerSecond(24e9);                 // PCIe, usable, per GPU and direction
   BytesPerSecond host_memory_bandwidth = BytesPerSecond(409.6e9);  // of the node
   BytesPerSecond storage_bandwidth = BytesPerSecond(25e9);         // NVMe drives of the node
   // Consecutive nodes whose GPUs hang on one NVLink switch: 18 trays of 4 in an NVL72 rack.
@@ -103,9 +103,7 @@ struct Cluster {
   std::vector<std::pair<std::string, std::string>> sources;
 
   std::int64_t node_count = 0;  // of a layout
-  std::int64_t nodes() const {
-    return node_count > 0 ? node_count : (gpus + node.gpus - 1) / node.gpus;
-  }
+  std::int64_t nodes() const { return node_count > 0 ? node_count : (gpus + node.gpus - 1) / node.gpus; }
   std::int64_t gpus_per_node() const { return gpus < node.gpus ? gpus : node.gpus; }
 };
 

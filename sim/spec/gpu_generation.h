@@ -28,6 +28,7 @@ struct Generation {
   bool is_before_ampere() const { return vendor == GpuVendor::kNvidia && compute_capability < 8; }
   // A context of 616 MiB, 32 MiB of cuBLAS workspaces, cuDNN's attention preferred.
   bool is_hopper_or_later() const { return compute_capability >= 9; }
+  bool is_blackwell_or_later() const { return compute_capability >= 10; }
 };
 
 // The words of Gpu::architecture, NVIDIA's in their order, then AMD's.

@@ -11,9 +11,7 @@ namespace foreshard {
 // Of what makes or norms latents, by the names of models/parameter_names.h.
 inline bool is_latent(const ParameterSpec& p) { return contains(p.name, "kv_a_"); }
 
-inline bool has_latents(const LayerSpec& layer) {
-  return std::ranges::any_of(layer.parameters, is_latent);
-}
+inline bool has_latents(const LayerSpec& layer) { return std::ranges::any_of(layer.parameters, is_latent); }
 
 // Queries, keys and values are views of one tensor, whose gradient is put together from theirs.
 inline bool reads_packed_projection(const Operation& op) {

@@ -44,8 +44,8 @@ enum class MeshDim : std::uint8_t {
 inline constexpr std::size_t kMeshDims = 12;
 // "fsdp", "tp", ...
 constexpr const char* to_string(MeshDim dim) {
-  return word_at(dim, {"world", "batch", "loss", "replicate", "fsdp", "cp", "tp", "ep", "efsdp",
-                       "expert_replicate", "etp", "pp"});
+  return word_at(
+      dim, {"world", "batch", "loss", "replicate", "fsdp", "cp", "tp", "ep", "efsdp", "expert_replicate", "etp", "pp"});
 }
 
 struct MeshAxis {

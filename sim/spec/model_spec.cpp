@@ -22,9 +22,7 @@ std::int64_t LayerSpec::numel() const {
   return count;
 }
 
-bool LayerSpec::has_trainable() const {
-  return std::ranges::any_of(parameters, &ParameterSpec::trainable);
-}
+bool LayerSpec::has_trainable() const { return std::ranges::any_of(parameters, &ParameterSpec::trainable); }
 
 namespace {
 
@@ -83,9 +81,8 @@ std::int64_t ModelSpec::active_parameters() const {
 }
 
 std::int64_t ModelSpec::block_count() const {
-  return std::ranges::count_if(order, [this](const LayerInstance& layer) {
-    return kinds[at(layer.kind)].role == LayerRole::kBlock;
-  });
+  return std::ranges::count_if(
+      order, [this](const LayerInstance& layer) { return kinds[at(layer.kind)].role == LayerRole::kBlock; });
 }
 
 Flops ModelSpec::training_flops_per_sequence(std::int64_t sequence) const {
@@ -95,10 +92,10 @@ Flops ModelSpec::training_flops_per_sequence(std::int64_t sequence) const {
     const std::vector<ParameterSpec>& parameters = kinds[kind].parameters;
     for (const Operation& operation : kinds[kind].operations) {
       const auto is_frozen = [&](std::int16_t p) { return !parameters[at(p)].trainable; };
-      const bool inputs_only = operation.kind == OperationKind::kGemm &&
-                               std::ranges::all_of(operation.parameters, is_frozen);
-      of_kind[kind] += (inputs_only ? 2.0 : 3.0) *
-                       forward_flops(operation, domain.sequences(1), domain.length(sequence));
+      const bool inputs_only =
+          operation.kind == OperationKind::kGemm && std::ranges::all_of(operation.parameters, is_frozen);
+      of_kind[kind] +=
+          (inputs_only ? 2.0 : 3.0) * forward_flops(operation, domain.sequences(1), domain.length(sequence));
     }
   }
   Flops sum;
@@ -123,8 +120,8 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
   const bool is_product = operation.kind == OperationKind::kGemm;
   const double s = as_double(sequence) / (is_product ? 1.0 : as_double(operation.split));
   if (is_product) {
-    return Flops(2.0 * b * s * as_double(operation.rows) / as_double(operation.split) *
-                 as_double(operation.n) * as_double(operation.k));
+    return Flops(2.0 * b * s * as_double(operation.rows) / as_double(operation.split) * as_double(operation.n) *
+                 as_double(operation.k));
   }
   if (operation.kind == OperationKind::kAttention) {
     const AttentionShape& shape = operation.attention;
@@ -132,12 +129,9 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
       return Flops(2.0 * b * as_double(shape.heads) * s * s * as_double(shape.head_dim));
     }
     const double documents = as_double(shape.documents);
-    const double pairs =
-        s * as_double(shape.query_ranks) * (s * as_double(shape.key_ranks) / documents);
-    const double full =
-        2.0 * b * as_double(shape.heads) * pairs * as_double(shape.head_dim + shape.values());
-    return Flops((shape.causal ? full / 2 : full) *
-                 share_in_window(s / documents, as_double(shape.window)));
+    const double pairs = s * as_double(shape.query_ranks) * (s * as_double(shape.key_ranks) / documents);
+    const double full = 2.0 * b * as_double(shape.heads) * pairs * as_double(shape.head_dim + shape.values());
+    return Flops((shape.causal ? full / 2 : full) * share_in_window(s / documents, as_double(shape.window)));
   }
   if (operation.function == Function::kDeltaRule) {
     // For each position of a head, keys of k, values of v, in chunks of c: k k^T and q k^T (2 c k
@@ -157,12 +151,10 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
 std::int64_t elements(const TensorSpec& tensor, std::int64_t batch, std::int64_t sequence) {
   const std::int64_t positions = tensor.by_pairs ? checked_multiply(sequence, sequence) : sequence;
   const std::int64_t samples = tensor.by_samples ? checked_multiply(batch, batch) : batch;
-  const std::int64_t by_token =
-      checked_multiply(tensor.per_token, checked_multiply(samples, positions));
+  const std::int64_t by_token = checked_multiply(tensor.per_token, checked_multiply(samples, positions));
   const std::int64_t by_position = checked_multiply(tensor.per_position, positions);
   const std::int64_t by_sequence = checked_multiply(tensor.per_sequence, samples);
-  const std::int64_t all =
-      checked_add(checked_add(by_token, by_position), checked_add(by_sequence, tensor.fixed));
+  const std::int64_t all = checked_add(checked_add(by_token, by_position), checked_add(by_sequence, tensor.fixed));
   return std::max<std::int64_t>(0, all) / tensor.split;  // (of less than a kernel's width: none)
 }
 
@@ -197,8 +189,7 @@ std::int64_t input_bytes(const ModelSpec& model, std::int64_t batch, std::int64_
     const LayerSpec& spec = model.kinds[at(layer.kind)];
     if (spec.role != LayerRole::kEmbedding) continue;
     const TensorSpec& tensor = spec.tensors.front();
-    const std::int64_t count =
-        elements(tensor, spec.domain.sequences(batch), spec.domain.length(sequence));
+    const std::int64_t count = elements(tensor, spec.domain.sequences(batch), spec.domain.length(sequence));
     const std::int64_t size = tensor.type == ElementType::kInt64  ? 8
                               : tensor.type == ElementType::kBf16 ? 2
                               : tensor.type == ElementType::kByte ? 1
@@ -214,8 +205,7 @@ std::int64_t label_bytes(const ModelSpec& model, std::int64_t batch, std::int64_
   if (!model.order.empty()) {
     domain = model.kinds[at(model.order.back().kind)].domain;
   }
-  return checked_multiply(checked_multiply(domain.sequences(batch), domain.length(sequence)),
-                          kInt64);
+  return checked_multiply(checked_multiply(domain.sequences(batch), domain.length(sequence)), kInt64);
 }
 
 }

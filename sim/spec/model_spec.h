@@ -41,10 +41,9 @@ enum class ElementType : std::uint8_t { kCompute, kFp32, kBf16, kInt64, kByte };
 
 struct TensorSpec {
   std::string name;
-  std::int64_t per_token = 0;  // elements per token
-  std::int64_t per_position =
-      0;                   // elements per sequence position, whatever the batch (rotary tables)
-  std::int64_t fixed = 0;  // elements
+  std::int64_t per_token = 0;     // elements per token
+  std::int64_t per_position = 0;  // elements per sequence position, whatever the batch (rotary tables)
+  std::int64_t fixed = 0;         // elements
   ElementType type = ElementType::kCompute;
   std::int64_t per_sequence = 0;  // elements per sequence
   // Elements per image of a sample, of a layer whose sequences are samples: what a tower hands to
@@ -146,12 +145,11 @@ enum class Function : std::uint8_t {
 };
 inline constexpr std::size_t kFunctions = 35;
 constexpr const char* to_string(Function function) {
-  return word_at(function, "matrix_product", "attention", "rms_norm", "layer_norm", "add", "cast",
-                 "rotary", "silu", "multiply", "silu_multiply", "gelu", "relu", "embedding",
-                 "arange", "log_softmax", "negative_log_likelihood", "cross_entropy", "column_sum",
-                 "copy", "adamw", "sgd", "sum_of_squares", "scale", "softmax", "sigmoid", "tanh",
-                 "dropout", "top_k", "sort", "gather", "scatter_add", "dequantize", "scan",
-                 "convolve", "delta_rule");
+  return word_at(function, "matrix_product", "attention", "rms_norm", "layer_norm", "add", "cast", "rotary", "silu",
+                 "multiply", "silu_multiply", "gelu", "relu", "embedding", "arange", "log_softmax",
+                 "negative_log_likelihood", "cross_entropy", "column_sum", "copy", "adamw", "sgd", "sum_of_squares",
+                 "scale", "softmax", "sigmoid", "tanh", "dropout", "top_k", "sort", "gather", "scatter_add",
+                 "dequantize", "scan", "convolve", "delta_rule");
 }
 
 struct AttentionShape {
@@ -164,9 +162,8 @@ struct AttentionShape {
   bool dropout = false;        // of the probabilities
   bool softcap = false;        // scores are capped: cap * tanh(score / cap)
   bool masked = false;         // a tensor of pairs is added to the scores
-  bool broadcasts =
-      false;  // fewer kv_heads are broadcast to the heads, not given as groups of them
-  std::int64_t window = 0;  // > 0: of positions that each attends to, where a sequence is longer
+  bool broadcasts = false;     // fewer kv_heads are broadcast to the heads, not given as groups of them
+  std::int64_t window = 0;     // > 0: of positions that each attends to, where a sequence is longer
   // Context parallel: times as many positions as the layer's own, of queries, of keys and values.
   std::int64_t query_ranks = 1, key_ranks = 1;
   std::int64_t values() const { return value_dim > 0 ? value_dim : head_dim; }
@@ -211,21 +208,16 @@ enum class Float8 : std::uint8_t {
   kNvfp4,
 };
 constexpr const char* to_string(Float8 recipe) {
-  return word_at(recipe, {"none", "tensorwise", "rowwise", "rowwise_gw_hp", "delayed", "current",
-                          "mxfp8", "nvfp4"});
+  return word_at(recipe, {"none", "tensorwise", "rowwise", "rowwise_gw_hp", "delayed", "current", "mxfp8", "nvfp4"});
 }
-// Of elements cast by it: a byte each, or four bits and half of one for the scale.
+// Of elements cast by it: a byte each, and one for the scale of 32; or four bits and half of one.
 constexpr std::int64_t narrow_bytes(Float8 recipe, std::int64_t elements) {
-  return recipe == Float8::kNvfp4 ? elements * 9 / 16 : elements;
+  if (recipe == Float8::kNvfp4) return elements * 9 / 16;
+  return recipe == Float8::kMxfp8 ? elements * 33 / 32 : elements;
 }
+constexpr bool has_block_scales(Float8 recipe) { return recipe == Float8::kMxfp8 || recipe == Float8::kNvfp4; }
 
-enum class CollectiveKind : std::uint8_t {
-  kNone,
-  kAllGather,
-  kReduceScatter,
-  kAllReduce,
-  kAllToAll
-};
+enum class CollectiveKind : std::uint8_t { kNone, kAllGather, kReduceScatter, kAllReduce, kAllToAll };
 
 // A collective inside a layer. It runs on its communicator's own stream, behind what was computed
 // before; compute waits for it where its result is first read, or at once.
@@ -244,8 +236,9 @@ struct LayerCollective {
   // All-to-all of rows: how many of one token, of which each rank and each node gets one; 1: all of
   // them travel.
   std::int64_t copies = 1;
-  bool beside = false;  // of Operation::gathers and reduces: its overlap is written as it is
-  bool in_fp8 = false;  // what a product reads was cast before it travels
+  bool beside = false;      // of Operation::gathers and reduces: its overlap is written as it is
+  bool in_fp8 = false;      // what a product reads was cast before it travels
+  bool finds_amax = false;  // by the greatest value of all ranks' parts: 4 bytes all-reduced first
   bool operator==(const LayerCollective&) const = default;
 };
 
@@ -304,8 +297,8 @@ struct Operation {
   std::int64_t fp8_inputs = 1, fp8_gradients = 1;
   // >= 0: one kernel runs this and the other operations of that number, forward and backward.
   std::int16_t region = -1;
-  bool pads = false;    // GEMM: widths that are no multiple of 16 bytes are padded to one
-  bool packed = false;  // GEMM: parameter 0 holds 4-bit blocks, written out before each product
+  bool pads = false;          // GEMM: widths that are no multiple of 16 bytes are padded to one
+  bool packed = false;        // GEMM: parameter 0 holds 4-bit blocks, written out before each product
   bool casts_weight = false;  // GEMM: its parameters are cast from fp32 first (the last output)
   // The host waits for the outputs' values before it issues anything more (rows per expert).
   bool host_reads = false;
@@ -338,8 +331,7 @@ struct Operation {
   bool kept_by_selective = false;  // output survives the forward under selective recompute
   std::int8_t part = 0;            // module it belongs to, as ParameterSpec::part
   bool is_collective() const {
-    return collective.kind != CollectiveKind::kNone ||
-           collective_backward.kind != CollectiveKind::kNone;
+    return collective.kind != CollectiveKind::kNone || collective_backward.kind != CollectiveKind::kNone;
   }
   bool operator==(const Operation&) const = default;
 };
@@ -354,9 +346,7 @@ struct Domain {
   bool of_images = false;      // a sequence for each image of a sample, not for each sample
   std::int64_t images = 1;     // of a sample (with_images)
   // Sequences of `samples` samples, and positions of each where the plan's sequence is `sequence`.
-  std::int64_t sequences(std::int64_t samples) const {
-    return of_images ? checked_multiply(samples, images) : samples;
-  }
+  std::int64_t sequences(std::int64_t samples) const { return of_images ? checked_multiply(samples, images) : samples; }
   std::int64_t length(std::int64_t sequence) const { return positions > 0 ? positions : sequence; }
   bool operator==(const Domain&) const = default;
 };
@@ -438,9 +428,8 @@ struct ModelSpec {
   std::int64_t vocabulary = 0;
   std::int64_t max_positions = 0;
   Numerics numerics;
-  bool tied_embeddings =
-      false;  // the head's weight is the embedding's: counted, gathered and reduced once
-  bool head_first = false;  // the head is defined before all else: order of named_parameters()
+  bool tied_embeddings = false;     // the head's weight is the embedding's: counted, gathered and reduced once
+  bool head_first = false;          // the head is defined before all else: order of named_parameters()
   std::int64_t fixed_sequence = 0;  // > 0: no other sequence can be run (patches of an image)
   // > 0: samples come with batch.images images each, of which each takes so many positions of the
   // sequence.

@@ -36,9 +36,9 @@ struct StackUsage {
 
 std::vector<StackUsage> read_usage() {
   static constexpr std::string_view kKeys[] = {"trainer", "runtimes", "before", "of_100", "source"};
-  static constexpr std::array kRuntimes = {
-      RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,     RuntimeKind::kZero1,
-      RuntimeKind::kZero2, RuntimeKind::kZero3, RuntimeKind::kMegatron};
+  static constexpr std::array kRuntimes = {RuntimeKind::kFsdp2,   RuntimeKind::kFsdp1, RuntimeKind::kDdp,
+                                           RuntimeKind::kZero1,   RuntimeKind::kZero2, RuntimeKind::kZero3,
+                                           RuntimeKind::kMegatron};
   const EmbeddedFile& file = stack_usage_files().front();
   const ConfigNode root = parse_yaml(file.content, file.path);
   std::vector<StackUsage> list;
@@ -64,8 +64,8 @@ const StackUsage* usage_of(const PlanDocument& document) {
   const std::int32_t minor = fsdp2_minor(runtime.version).value_or(kNewestFsdp2);
   for (const StackUsage& usage : all) {
     const auto& kinds = usage.runtimes;
-    if (usage.trainer == (document.trainer.empty() ? "none" : document.trainer) &&
-        contains(kinds, runtime.kind) && (!usage.before || minor < *usage.before)) {
+    if (usage.trainer == (document.trainer.empty() ? "none" : document.trainer) && contains(kinds, runtime.kind) &&
+        (!usage.before || minor < *usage.before)) {
       return &usage;
     }
   }
@@ -78,8 +78,8 @@ PlanDocument with_name(PlanDocument document, const std::string& name) {
 }
 
 void share_out(std::vector<StackAlternative>& list) {
-  const double sum = std::accumulate(list.begin(), list.end(), 0.0,
-                                     [](double s, const auto& a) { return s + a.weight; });
+  const double sum =
+      std::accumulate(list.begin(), list.end(), 0.0, [](double s, const auto& a) { return s + a.weight; });
   for (StackAlternative& each : list) each.weight /= sum;
 }
 
@@ -90,8 +90,7 @@ Json value_of(const PlanKey& key, const Plan& plan) {
 
 bool fills_otherwise(const PlanKey& key, const OpenStacks& of, const Json& usual) {
   const auto differs = [&](const Plan& plan) { return value_of(key, plan) != usual; };
-  return std::ranges::any_of(of.codes, differs, &StackAlternative::plan) ||
-         std::ranges::any_of(of.refused, differs);
+  return std::ranges::any_of(of.codes, differs, &StackAlternative::plan) || std::ranges::any_of(of.refused, differs);
 }
 
 using Keys = std::vector<const PlanKey*>;
@@ -103,8 +102,7 @@ PlanDocument read_back(const Plan& chosen, const OpenStacks& of, const Keys& uns
   for (const PlanKey& key : plan_key_table()) {
     if (contains(unsaid, &key)) {
       key.read(key, parse_yaml(yaml_value(key.value(kUsual)), std::string(key.path)), document);
-    } else if (contains(of.keys, &key) ||
-               (key.belongs_to(chosen.runtime.kind) && !key.write(chosen).is_null())) {
+    } else if (contains(of.keys, &key) || (key.belongs_to(chosen.runtime.kind) && !key.write(chosen).is_null())) {
       document.given.emplace(key.path, GivenKey{});
     }
   }
@@ -130,9 +128,8 @@ OpenStacks codes_of(const PlanDocument& written, const ModelSpec& model, const C
     }
   }
   // Whatever they set was written.
-  const bool are_alike = std::ranges::all_of(open.codes, [&](const StackAlternative& each) {
-    return each.plan == open.codes.front().plan;
-  });
+  const bool are_alike = std::ranges::all_of(
+      open.codes, [&](const StackAlternative& each) { return each.plan == open.codes.front().plan; });
   if (are_alike && open.codes.size() > 1) open.codes.clear();
   share_out(open.codes);
   return open;
@@ -145,47 +142,40 @@ struct PlanFile {
 
 // Unsaid is what a code would fill otherwise than the first, where the choice leaves that as it is
 // and the first fills it so again, of all that was chosen.
-PlanFile file_of(const OpenStacks& of, const Plan& chosen, const ModelSpec& model,
-                 const Cluster& cluster) {
+PlanFile file_of(const OpenStacks& of, const Plan& chosen, const ModelSpec& model, const Cluster& cluster) {
   PlanFile file;
   for (const PlanKey* key : of.keys) {
     const Json usual = value_of(*key, of.codes.front().plan);
-    if (value_of(*key, chosen) == usual && fills_otherwise(*key, of, usual))
-      file.unsaid.push_back(key);
+    if (value_of(*key, chosen) == usual && fills_otherwise(*key, of, usual)) file.unsaid.push_back(key);
   }
   while (true) {
     const PlanDocument document = read_back(chosen, of, file.unsaid);
     file.codes = codes_of(document, model, cluster).codes;
-    const Plan first =
-        file.codes.empty() ? resolve(document, model, cluster).plan : file.codes.front().plan;
-    const auto differing = std::erase_if(file.unsaid, [&](const PlanKey* key) {
-      return value_of(*key, first) != value_of(*key, chosen);
-    });
+    const Plan first = file.codes.empty() ? resolve(document, model, cluster).plan : file.codes.front().plan;
+    const auto differing =
+        std::erase_if(file.unsaid, [&](const PlanKey* key) { return value_of(*key, first) != value_of(*key, chosen); });
     if (differing == 0) return file;
   }
 }
 
 }
 
-OpenStacks open_stacks(const PlanDocument& written, const ModelSpec& model,
-                       const Cluster& cluster) {
+OpenStacks open_stacks(const PlanDocument& written, const ModelSpec& model, const Cluster& cluster) {
   OpenStacks open = codes_of(written, model, cluster);
   for (const PlanKey& key : plan_key_table()) {
     if (open.codes.empty()) break;
-    if (fills_otherwise(key, open, value_of(key, open.codes.front().plan)))
-      open.keys.push_back(&key);
+    if (fills_otherwise(key, open, value_of(key, open.codes.front().plan))) open.keys.push_back(&key);
   }
   return open;
 }
 
-std::vector<StackAlternative> open_stacks(const OpenStacks& of, const Plan& chosen,
-                                          const ModelSpec& model, const Cluster& cluster) {
+std::vector<StackAlternative> open_stacks(const OpenStacks& of, const Plan& chosen, const ModelSpec& model,
+                                          const Cluster& cluster) {
   if (of.codes.empty() || chosen == of.codes.front().plan) return of.codes;
   return file_of(of, chosen, model, cluster).codes;
 }
 
-std::string open_yaml(const OpenStacks& of, const Plan& plan, const ModelSpec& model,
-                      const Cluster& cluster) {
+std::string open_yaml(const OpenStacks& of, const Plan& plan, const ModelSpec& model, const Cluster& cluster) {
   if (of.codes.empty() || !plan.stack.empty()) return to_yaml(plan);
   const Keys unsaid = file_of(of, plan, model, cluster).unsaid;
   return to_yaml(plan, [&](const PlanKey& key) -> Json {

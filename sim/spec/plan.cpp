@@ -12,9 +12,8 @@ bool PipelineParallel::splits_backward() const {
   if (schedule != PipelineSchedule::kCustom) {
     return schedule >= PipelineSchedule::kInterleavedZeroBubble;
   }
-  return std::ranges::any_of(orders, [](const std::string& order) {
-    return order.find_first_of("IW") != std::string::npos;
-  });
+  return std::ranges::any_of(orders,
+                             [](const std::string& order) { return order.find_first_of("IW") != std::string::npos; });
 }
 
 Plan shortened(Plan plan, std::int64_t most) {
@@ -40,8 +39,7 @@ std::vector<std::int64_t> blocks_of_stages(std::int64_t blocks, const Plan& plan
 
 std::int64_t slices_of(ReductionOrder order) {
   using enum ReductionOrder;
-  return value_of<ReductionOrder, std::int64_t>(
-      order, {{kMicrobatch2, 2}, {kMicrobatch4, 4}, {kMicrobatch8, 8}}, 1);
+  return value_of<ReductionOrder, std::int64_t>(order, {{kMicrobatch2, 2}, {kMicrobatch4, 4}, {kMicrobatch8, 8}}, 1);
 }
 
 void check(const Plan& plan, const ModelSpec& model, const Cluster& cluster) {

@@ -24,16 +24,7 @@ enum class DType : std::uint8_t { kBf16, kFp16, kFp32 };
 std::int64_t size_of(DType dtype);
 constexpr const char* to_string(DType dtype) { return word_at(dtype, {"bf16", "fp16", "fp32"}); }
 
-enum class RuntimeKind : std::uint8_t {
-  kFsdp2,
-  kNative,
-  kFsdp1,
-  kDdp,
-  kMegatron,
-  kZero1,
-  kZero2,
-  kZero3
-};
+enum class RuntimeKind : std::uint8_t { kFsdp2, kNative, kFsdp1, kDdp, kMegatron, kZero1, kZero2, kZero3 };
 constexpr const char* to_string(RuntimeKind kind) {
   return word_at(kind, {"fsdp2", "native", "fsdp1", "ddp", "megatron", "zero1", "zero2", "zero3"});
 }
@@ -56,10 +47,9 @@ struct Batch {
   std::int64_t micro_batch = 1;   // sequences per rank and micro-batch
   std::int64_t accumulation = 1;  // micro-batches per step
   std::int64_t images = 0;        // per sample, of models whose samples have images
-  std::int64_t documents = 1;  // packed into each sequence, equally long; none attends to another
-  bool padded =
-      false;  // sequences of a batch differ in length, and a mask says which positions count
-  std::int64_t labelled = 0;  // tokens of each sequence whose label counts; 0: all
+  std::int64_t documents = 1;     // packed into each sequence, equally long; none attends to another
+  bool padded = false;            // sequences of a batch differ in length, and a mask says which positions count
+  std::int64_t labelled = 0;      // tokens of each sequence whose label counts; 0: all
   // The batches of all micro-batches are there from the step's begin until the next one's are.
   bool prefetched = false;
   std::int64_t whole = 0;  // so many, of a plan that tells of fewer (shortened())
@@ -96,9 +86,7 @@ struct ContextParallel {
 constexpr const char* to_string(ContextParallel::Rotate rotate) {
   return word_at(rotate, {"allgather", "alltoall", "ulysses"});
 }
-constexpr const char* to_string(ContextParallel::Balance balance) {
-  return word_at(balance, {"headtail", "none"});
-}
+constexpr const char* to_string(ContextParallel::Balance balance) { return word_at(balance, {"headtail", "none"}); }
 
 // Routing among the ranks of mesh.ep, rows (tokens times experts each goes to) of one rank and
 // layer, to and from every rank of its group. Empty: as `zipf` and `counts` say.
@@ -135,8 +123,8 @@ enum class PipelineSchedule : std::uint8_t {
   kCustom,  // PipelineParallel::orders
 };
 constexpr const char* to_string(PipelineSchedule schedule) {
-  return word_at(schedule, {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS",
-                            "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "custom"});
+  return word_at(schedule, {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble",
+                            "DualPipeV", "custom"});
 }
 
 struct PipelineParallel {
@@ -169,9 +157,7 @@ std::vector<std::int64_t> blocks_of_stages(std::int64_t blocks, const Plan& plan
 // by the host, and biases of routers are balanced before the optimizer (train.py, train_step).
 // kTorchtitanLog: such a step that logs its loss.
 enum class StepFrame : std::uint8_t { kPlain, kTorchtitan, kTorchtitanLog };
-constexpr const char* to_string(StepFrame frame) {
-  return word_at(frame, {"plain", "torchtitan", "torchtitan_log"});
-}
+constexpr const char* to_string(StepFrame frame) { return word_at(frame, {"plain", "torchtitan", "torchtitan_log"}); }
 
 // Where the parameters outside the blocks go. kOwn: a unit of its own. kRoot: the unit of the whole
 // model, gathered first. kWithNorm (head only): final norm and head form one unit, as torchtitan
@@ -252,9 +238,7 @@ struct Prefetch {
 
 // Activation checkpointing per block. kSelective keeps what SelectivePolicy says.
 enum class Recompute : std::uint8_t { kNone, kFull, kSelective };
-constexpr const char* to_string(Recompute recompute) {
-  return word_at(recompute, {"none", "full", "selective"});
-}
+constexpr const char* to_string(Recompute recompute) { return word_at(recompute, {"none", "full", "selective"}); }
 
 // What selective recompute keeps. kEverySecondMm: attention and every second matrix product
 // (torchtitan's list). kDots: attention and every matrix product whose result backward needs, so
@@ -269,9 +253,7 @@ constexpr const char* to_string(SelectivePolicy policy) {
 // torch.compile: of each block by itself, as torchtitan does, or of the whole model (FSDP's hooks
 // split it at the same places).
 enum class Compile : std::uint8_t { kNone, kBlocks, kModel };
-constexpr const char* to_string(Compile compile) {
-  return word_at(compile, {"none", "blocks", "model"});
-}
+constexpr const char* to_string(Compile compile) { return word_at(compile, {"none", "blocks", "model"}); }
 
 // Which kernel computes attention. The first four are scaled_dot_product_attention's backends
 // (kFlash: whichever flash kernel it picks); the others are named by training codes:
@@ -292,8 +274,8 @@ enum class AttentionKernel : std::uint8_t {
   kFlashAllHeads
 };
 constexpr const char* to_string(AttentionKernel kernel) {
-  return word_at(kernel, {"flash", "cudnn", "efficient", "math", "fa1", "fa2", "fa3", "triton",
-                          "eager", "flex", "flash-all-heads"});
+  return word_at(kernel, {"flash", "cudnn", "efficient", "math", "fa1", "fa2", "fa3", "triton", "eager", "flex",
+                          "flash-all-heads"});
 }
 
 // Which kernels the modules of a training code launch around its matrix products; models/kernels.h
@@ -336,12 +318,8 @@ struct ModuleKernels {
 constexpr const char* to_string(ModuleKernels::Norm norm) {
   return word_at(norm, {"compute", "fp32", "eager", "eager-fp32"});
 }
-constexpr const char* to_string(ModuleKernels::Rope rope) {
-  return word_at(rope, {"complex", "real", "fused"});
-}
-constexpr const char* to_string(ModuleKernels::Residual residual) {
-  return word_at(residual, {"compute", "fp32"});
-}
+constexpr const char* to_string(ModuleKernels::Rope rope) { return word_at(rope, {"complex", "real", "fused"}); }
+constexpr const char* to_string(ModuleKernels::Residual residual) { return word_at(residual, {"compute", "fp32"}); }
 constexpr const char* to_string(ModuleKernels::Activation activation) {
   return word_at(activation, {"fused", "eager"});
 }
@@ -376,9 +354,7 @@ struct Loss {
 // kHeld: the training loop keeps the logits that the model returned while backward runs: in fp32,
 // or with Plan::loss_in_forward as the head made them. kKept: until the next forward's are there.
 enum class Logits : std::uint8_t { kReleased, kHeld, kKept };
-constexpr const char* to_string(Logits logits) {
-  return word_at(logits, {"released", "held", "kept"});
-}
+constexpr const char* to_string(Logits logits) { return word_at(logits, {"released", "held", "kept"}); }
 
 // A frozen second model of the same shape that runs a forward without gradients behind each one of
 // the trained (the reference of DPO, a teacher). kBase: none, the trained one does, its adapters
@@ -394,14 +370,10 @@ constexpr bool is_held(Reference reference) { return reference > Reference::kBas
 // the other, for which the host reads the rows of each expert (torchtitan without use_grouped_mm).
 // kTransformers: grouped products as transformers.integrations.moe surrounds them.
 enum class ExpertKernels : std::uint8_t { kGrouped, kLoop, kTransformers };
-constexpr const char* to_string(ExpertKernels kernels) {
-  return word_at(kernels, {"grouped", "loop", "transformers"});
-}
+constexpr const char* to_string(ExpertKernels kernels) { return word_at(kernels, {"grouped", "loop", "transformers"}); }
 
 enum class AccumulationMode : std::uint8_t { kReduceEach, kKeepUnsharded };
-constexpr const char* to_string(AccumulationMode mode) {
-  return word_at(mode, {"reduce_each", "keep_unsharded"});
-}
+constexpr const char* to_string(AccumulationMode mode) { return word_at(mode, {"reduce_each", "keep_unsharded"}); }
 
 // What is done in each micro-batch, or only in the last one of a step.
 enum class When : std::uint8_t { kEach, kLast };
@@ -448,21 +420,15 @@ struct Lora {
   bool trains_embedding = false, trains_head = false;
   bool operator==(const Lora&) const = default;
 };
-constexpr const char* to_string(Lora::Base base) {
-  return word_at(base, {"master", "param", "nf4", "nf4-master"}, "");
-}
+constexpr const char* to_string(Lora::Base base) { return word_at(base, {"master", "param", "nf4", "nf4-master"}, ""); }
 
 // Parameters left to plain replication (`ignored_params`): norms, or weights in 4-bit blocks.
 enum class Ignored : std::uint8_t { kNone, kNorms, kPacked };
-constexpr const char* to_string(Ignored ignored) {
-  return word_at(ignored, {"none", "norms", "packed"});
-}
+constexpr const char* to_string(Ignored ignored) { return word_at(ignored, {"none", "norms", "packed"}); }
 
 // CPUOffloadPolicy: shards, gradients and optimizer state live on the host.
 enum class Offload : std::uint8_t { kNone, kCpu, kCpuUnpinned };
-constexpr const char* to_string(Offload offload) {
-  return word_at(offload, {"none", "cpu", "cpu_unpinned"});
-}
+constexpr const char* to_string(Offload offload) { return word_at(offload, {"none", "cpu", "cpu_unpinned"}); }
 
 // Which kernels move the bytes of collectives inside one NVLink domain.
 enum class CollectiveKernels : std::uint8_t {
@@ -482,9 +448,7 @@ struct Collectives {
 
 // Which module activation checkpointing wraps: the block inside its unit, or the unit.
 enum class CheckpointWraps : std::uint8_t { kModule, kUnit };
-constexpr const char* to_string(CheckpointWraps wraps) {
-  return word_at(wraps, {"module", "unit"});
-}
+constexpr const char* to_string(CheckpointWraps wraps) { return word_at(wraps, {"module", "unit"}); }
 
 struct Optimizer {
   // kMomentum: SGD with a momentum buffer. kAdafactor: transformers' (two vectors for a matrix).
@@ -545,20 +509,12 @@ struct Optimizer {
 // (of tokens), whose sums are added in pairs, ((0 + 1) + (2 + 3)), whatever mesh.tp: plans of one
 // such order have equal bits for every mesh.tp that divides it. Gradients are summed as with
 // kMicrobatch, which has as many slices as mesh.tp.
-enum class ReductionOrder : std::uint8_t {
-  kMicrobatch,
-  kLibrary,
-  kMicrobatch2,
-  kMicrobatch4,
-  kMicrobatch8
-};
+enum class ReductionOrder : std::uint8_t { kMicrobatch, kLibrary, kMicrobatch2, kMicrobatch4, kMicrobatch8 };
 constexpr const char* to_string(ReductionOrder order) {
   return word_at(order, {"microbatch", "library", "microbatch_2", "microbatch_4", "microbatch_8"});
 }
 std::int64_t slices_of(ReductionOrder order);  // of those that name them; else 1
-constexpr bool is_microbatch_order(ReductionOrder order) {
-  return order != ReductionOrder::kLibrary;
-}
+constexpr bool is_microbatch_order(ReductionOrder order) { return order != ReductionOrder::kLibrary; }
 
 struct Evaluation {
   std::optional<std::int64_t> every;  // steps between evaluations; none: no evaluation
@@ -576,9 +532,7 @@ enum class Communicators : std::uint8_t {
 // Where a model was made before it was sharded, which leaves memory behind in the caching
 // allocator. kMeta: its shards are the first of it on the device.
 enum class BuiltOn : std::uint8_t { kMeta, kHost, kDevice };
-constexpr const char* to_string(BuiltOn place) {
-  return word_at(place, {"meta", "host", "device"});
-}
+constexpr const char* to_string(BuiltOn place) { return word_at(place, {"meta", "host", "device"}); }
 
 // Whether the host waits for the device once per step (loss.item(), logging).
 enum class HostSync : std::uint8_t { kNone, kStep };

@@ -45,16 +45,14 @@ void forget_other_spelling(std::string_view path, PlanLayer layer, PlanDocument&
   if (!is_global) document.global_batch.reset();
 }
 
-void read_below(const ConfigNode& node, const std::string& prefix, PlanLayer layer,
-                PlanDocument& document) {
+void read_below(const ConfigNode& node, const std::string& prefix, PlanLayer layer, PlanDocument& document) {
   if (!node.is_mapping()) {
     const std::vector<std::string_view> names = names_below(prefix);
     if (prefix.empty())
       throw node.error("no plan stands here",
                        "'key: value' lines, for example "
                        "model: llama-3.1-8b");
-    throw node.error("no mapping stands here",
-                     fmt::format("{{{}: ...}}", fmt::join(names, ": ..., ")));
+    throw node.error("no mapping stands here", fmt::format("{{{}: ...}}", fmt::join(names, ": ..., ")));
   }
   const std::vector<std::string_view> names = names_below(prefix);
   node.allow_only(std::span<const std::string_view>(names));
@@ -102,8 +100,7 @@ void require_known(const Written& assignment) {
     if (near.empty() && path.ends_with(last)) near = path;
   }
   Location location{std::string(assignment.source), 1, 1, ""};
-  throw ConfigError(std::move(location), "unknown key " + quote(key),
-                    "a key of a plan such as mesh.shard", near);
+  throw ConfigError(std::move(location), "unknown key " + quote(key), "a key of a plan such as mesh.shard", near);
 }
 
 // The assignment as a file of its own: one line for each step of the key, then the value.
@@ -149,8 +146,7 @@ PlanDocument assign(PlanDocument document, const Written& assignment) {
     throw moved(error, place(assignment, yaml, error.location()));
   }
   for (auto& [path, given] : document.given) {
-    const bool is_source =
-        given.layer == assignment.layer && given.location.file == assignment.source;
+    const bool is_source = given.layer == assignment.layer && given.location.file == assignment.source;
     // Places of earlier assignments are on line 1 already.
     if (is_source && given.location.line > yaml.key_lines) {
       given.location = place(assignment, yaml, given.location);
@@ -171,15 +167,12 @@ const std::string& required(const PlanDocument& document, const char* key, const
 
 // Words that YAML readers take for something else, and text that is no plain scalar, get quotes.
 std::string yaml_string(const std::string& text) {
-  static constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./@+-";
-  static constexpr std::string_view kWords[] = {"true", "false", "yes", "no", "on",
-                                                "off",  "null",  "y",   "n",  "none"};
+  static constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./@+-";
+  static constexpr std::string_view kWords[] = {"true", "false", "yes", "no", "on", "off", "null", "y", "n", "none"};
   const bool starts_plain = !text.empty() && !contains(std::string_view("@+-."), text[0]);
   const bool is_number = text.find_first_not_of("0123456789.+-eExXinfaINFA_") == std::string::npos;
   const bool is_word = contains(kWords, lower(text));
-  if (starts_plain && !is_number && !is_word &&
-      text.find_first_not_of(kPlain) == std::string::npos) {
+  if (starts_plain && !is_number && !is_word && text.find_first_not_of(kPlain) == std::string::npos) {
     return text;
   }
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -195,9 +188,7 @@ PlanDocument read_plan(const ConfigNode& root) {
   return document;
 }
 
-PlanDocument read_plan_file(const std::filesystem::path& path) {
-  return read_plan(read_config_file(path));
-}
+PlanDocument read_plan_file(const std::filesystem::path& path) { return read_plan(read_config_file(path)); }
 
 PlanDocument apply_set(PlanDocument document, std::string_view assignment) {
   const std::size_t equals = assignment.find('=');
@@ -205,21 +196,18 @@ PlanDocument apply_set(PlanDocument document, std::string_view assignment) {
     throw ConfigError({"--set", 1, 1, ""}, quote(assignment) + " is no assignment",
                       "key=value, for example mesh.shard=8");
   }
-  return assign(std::move(document), {PlanLayer::kSet, "--set", assignment.substr(0, equals),
-                                      assignment.substr(equals + 1),
-                                      static_cast<int>(std::min<std::size_t>(equals, 1000)) + 2});
+  return assign(std::move(document),
+                {PlanLayer::kSet, "--set", assignment.substr(0, equals), assignment.substr(equals + 1),
+                 static_cast<int>(std::min<std::size_t>(equals, 1000)) + 2});
 }
 
-PlanDocument apply_flag(PlanDocument document, std::string_view flag, std::string_view key,
-                        std::string_view text) {
+PlanDocument apply_flag(PlanDocument document, std::string_view flag, std::string_view key, std::string_view text) {
   const Written assignment{PlanLayer::kFlag, flag, key, text, 1};
   if (!is_name(key)) return assign(std::move(document), assignment);
   Location location{std::string(flag), 1, 1, std::string(key)};
-  if (text.empty())
-    throw ConfigError(std::move(location), "nothing stands here", "a name or a path");
+  if (text.empty()) throw ConfigError(std::move(location), "nothing stands here", "a name or a path");
   (key == "model" ? document.plan.model : document.plan.cluster) = std::string(text);
-  document.given.insert_or_assign(std::string(key),
-                                  GivenKey{PlanLayer::kFlag, std::move(location)});
+  document.given.insert_or_assign(std::string(key), GivenKey{PlanLayer::kFlag, std::move(location)});
   return document;
 }
 
@@ -233,9 +221,7 @@ const std::string& cluster_of(const PlanDocument& document) {
 
 // Of the plan's JSON: mappings and lists in braces, the words of a plan without quotes.
 std::string yaml_value(const Json& value) {
-  const auto plain = [](const Json& scalar) {
-    return scalar.is_string() ? scalar.get<std::string>() : scalar.dump();
-  };
+  const auto plain = [](const Json& scalar) { return scalar.is_string() ? scalar.get<std::string>() : scalar.dump(); };
   std::vector<std::string> parts;
   if (value.is_array()) {
     for (const Json& element : value) parts.push_back(yaml_value(element));
@@ -282,8 +268,7 @@ std::string to_yaml(const Plan& plan, const std::function<Json(const PlanKey&)>&
   std::string text;
   const Json root = json_of(plan, said);
   for (const auto& [key, value] : root.items()) {
-    text += fmt::format("{}: {}\n", key,
-                        is_name(key) ? yaml_string(value.get<std::string>()) : yaml_value(value));
+    text += fmt::format("{}: {}\n", key, is_name(key) ? yaml_string(value.get<std::string>()) : yaml_value(value));
   }
   return text;
 }

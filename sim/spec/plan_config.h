@@ -68,8 +68,7 @@ PlanDocument apply_set(PlanDocument document, std::string_view assignment);
 
 // The text of a flag that stands for one key: flag "--sequence", key "batch.sequence". The texts of
 // model and cluster are taken as they are.
-PlanDocument apply_flag(PlanDocument document, std::string_view flag, std::string_view key,
-                        std::string_view text);
+PlanDocument apply_flag(PlanDocument document, std::string_view flag, std::string_view key, std::string_view text);
 
 // What was written for model and cluster. Throws ConfigError where there is a file without the key,
 // Error(kUsage) where there is no file either.

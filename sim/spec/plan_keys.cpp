@@ -40,8 +40,7 @@ std::span<const PlanKey> plan_key_table() {
   static const std::vector<PlanKey> table = [] {
     std::vector<PlanKey> keys(shape_keys().begin(), shape_keys().end());
     append(keys, compute_keys());
-    const auto place =
-        std::ranges::find_if(keys, [](const PlanKey& k) { return k.path == "host_sync"; });
+    const auto place = std::ranges::find_if(keys, [](const PlanKey& k) { return k.path == "host_sync"; });
     keys.insert(place, library_keys().begin(), library_keys().end());
     return keys;
   }();

@@ -25,8 +25,7 @@ bool in_root(const Units& units, LayerRole role) {
     case LayerRole::kFinalNorm:
       return units.head != UnitPlacement::kWithNorm && units.head != UnitPlacement::kNorm;
     case LayerRole::kHead:
-      return (units.head == UnitPlacement::kRoot || units.head == UnitPlacement::kNorm) &&
-             !tied_unit;
+      return (units.head == UnitPlacement::kRoot || units.head == UnitPlacement::kNorm) && !tied_unit;
     case LayerRole::kInner:
       return true;
     case LayerRole::kLoss:
@@ -41,16 +40,15 @@ bool parts_tied(const Units& units) {
 
 bool gathers_own_head(const Plan& plan) {
   return plan.runtime.kind == RuntimeKind::kFsdp2 && plan.units.head == UnitPlacement::kOwn &&
-         plan.units.embedding != UnitPlacement::kWithHead &&
-         plan.loss.kind == Loss::Kind::kTiledLinear && plan.lora.rank > 0 && !plan.lora.trains_head;
+         plan.units.embedding != UnitPlacement::kWithHead && plan.loss.kind == Loss::Kind::kTiledLinear &&
+         plan.lora.rank > 0 && !plan.lora.trains_head;
 }
 
 bool takes_labelled_rows(const Plan& plan) {
   using enum Loss::Kind;
   const bool of_all = plan.loss.kind == kTiledLinear || plan.loss.kind == kSmoothed ||
                       plan.loss.kind == kLogProbabilities || plan.reference != Reference::kNone;
-  const bool is_module = plan.runtime.kind != RuntimeKind::kNative &&
-                         plan.runtime.kind != RuntimeKind::kMegatron &&
+  const bool is_module = plan.runtime.kind != RuntimeKind::kNative && plan.runtime.kind != RuntimeKind::kMegatron &&
                          plan.host != HostKind::kComputes;
   return plan.batch.labelled > 0 && !of_all && is_module && plan.mesh.tp == 1 && plan.mesh.cp == 1;
 }
@@ -92,8 +90,7 @@ bool splits_block(const Units& units, std::int64_t block) {
 bool has_root_unit(const Plan& plan, const ModelSpec& model) {
   return std::ranges::any_of(model.order, [&](const LayerInstance& layer) {
     const LayerSpec& spec = model.kinds[at(layer.kind)];
-    return !spec.parameters.empty() &&
-           (splits_table(plan.units, spec) || in_root(plan.units, spec.role));
+    return !spec.parameters.empty() && (splits_table(plan.units, spec) || in_root(plan.units, spec.role));
   });
 }
 
@@ -107,8 +104,7 @@ bool is_module(std::string_view module, std::string_view target) {
   return module.ends_with(target) && module[module.size() - target.size() - 1] == '.';
 }
 
-std::int64_t shard_dim_of(const ParameterSpec& parameter, std::int64_t wanted,
-                          std::int64_t shards) {
+std::int64_t shard_dim_of(const ParameterSpec& parameter, std::int64_t wanted, std::int64_t shards) {
   const std::vector<std::int64_t>& shape = parameter.shape;
   if (shape.size() < 2) return 0;
   if (wanted != Units::kExpertsDim) return wanted;
@@ -134,8 +130,7 @@ std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {
       ++blocks;
     } else if (spec.role == LayerRole::kEmbedding ||
                (spec.role == LayerRole::kFinalNorm && plan.units.head == UnitPlacement::kNorm) ||
-               (spec.role == LayerRole::kHead &&
-                plan.units.embedding != UnitPlacement::kWithHead)) {
+               (spec.role == LayerRole::kHead && plan.units.embedding != UnitPlacement::kWithHead)) {
       ++others;  // the norm is in the head's unit, or both in the embedding's
     }
     if (spec.role == LayerRole::kEmbedding && spec.nested.size() > 1) {
@@ -146,8 +141,7 @@ std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {
     }
   }
   const std::int64_t per_unit = plan.units.layers_per_unit;
-  return (has_root_unit(plan, model) ? 1 : 0) + others + (blocks + per_unit - 1) / per_unit +
-         nested;
+  return (has_root_unit(plan, model) ? 1 : 0) + others + (blocks + per_unit - 1) / per_unit + nested;
 }
 
 std::int64_t global_batch(const Plan& plan) {

@@ -30,8 +30,7 @@ Location location_of(const GivenKeys& given, std::string_view key) {
 using Reasons = std::map<std::string_view, std::string>;
 
 // CPU ranks compute in fp32, and their engine sums in micro-batch order. The engine has no fp16.
-void resolve_dtypes(const PlanDocument& document, const Cluster& cluster, Plan& plan,
-                    Reasons& reasons) {
+void resolve_dtypes(const PlanDocument& document, const Cluster& cluster, Plan& plan, Reasons& reasons) {
   const bool is_native = plan.runtime.kind == RuntimeKind::kNative;
   if (generation_of(cluster.gpu).is_before_ampere() && !is_native && !document.has("dtype.param")) {
     plan.param_dtype = DType::kFp16;
@@ -48,36 +47,30 @@ void resolve_dtypes(const PlanDocument& document, const Cluster& cluster, Plan& 
   }
 }
 
-void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& plan,
-                  Reasons& reasons) {
-  const std::int64_t others =
-      checked_multiply(checked_multiply(plan.mesh.cp, plan.mesh.tp), plan.mesh.pp);
+void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& plan, Reasons& reasons) {
+  const std::int64_t others = checked_multiply(checked_multiply(plan.mesh.cp, plan.mesh.tp), plan.mesh.pp);
   if (plan.mesh.pp > 1 && cluster.gpus % others != 0) {
     const std::int64_t left = cluster.gpus / std::gcd(cluster.gpus, plan.mesh.cp * plan.mesh.tp);
     throw ConfigError(
         location_of(document.given, "mesh.pp"),
-        fmt::format("cp {} x tp {} x pp {} does not divide the {} GPUs of the cluster",
-                    plan.mesh.cp, plan.mesh.tp, plan.mesh.pp, cluster.gpus),
-        fmt::format("a divisor of {}, for example {}", left,
-                    fmt::join(nearest_divisors(left, plan.mesh.pp), " or ")));
+        fmt::format("cp {} x tp {} x pp {} does not divide the {} GPUs of the cluster", plan.mesh.cp, plan.mesh.tp,
+                    plan.mesh.pp, cluster.gpus),
+        fmt::format("a divisor of {}, for example {}", left, fmt::join(nearest_divisors(left, plan.mesh.pp), " or ")));
   }
   if (cluster.gpus % others != 0) {
     // Tensor parallel divides what context parallel leaves.
     const bool cp_divides = cluster.gpus % plan.mesh.cp == 0;
     const std::int64_t left = cp_divides ? cluster.gpus / plan.mesh.cp : cluster.gpus;
-    throw ConfigError(
-        location_of(document.given, cp_divides ? "mesh.tp" : "mesh.cp"),
-        fmt::format("cp {} x tp {} does not divide the {} GPUs of the cluster", plan.mesh.cp,
-                    plan.mesh.tp, cluster.gpus),
-        fmt::format(
-            "a divisor of {}, for example {}", left,
-            fmt::join(nearest_divisors(left, cp_divides ? plan.mesh.tp : plan.mesh.cp), " or ")));
+    throw ConfigError(location_of(document.given, cp_divides ? "mesh.tp" : "mesh.cp"),
+                      fmt::format("cp {} x tp {} does not divide the {} GPUs of the cluster", plan.mesh.cp,
+                                  plan.mesh.tp, cluster.gpus),
+                      fmt::format("a divisor of {}, for example {}", left,
+                                  fmt::join(nearest_divisors(left, cp_divides ? plan.mesh.tp : plan.mesh.cp), " or ")));
   }
   const std::int64_t gpus = cluster.gpus / others;
-  const std::string left =
-      others == 1 ? ""
-                  : fmt::format(" that cp {} x tp {}{} leave", plan.mesh.cp, plan.mesh.tp,
-                                plan.mesh.pp > 1 ? fmt::format(" x pp {}", plan.mesh.pp) : "");
+  const std::string left = others == 1 ? ""
+                                       : fmt::format(" that cp {} x tp {}{} leave", plan.mesh.cp, plan.mesh.tp,
+                                                     plan.mesh.pp > 1 ? fmt::format(" x pp {}", plan.mesh.pp) : "");
   const bool has_shard = document.has("mesh.shard");
   const bool has_replicate = document.has("mesh.replicate");
   if (has_shard && has_replicate) return;
@@ -101,16 +94,13 @@ void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& pl
     throw ConfigError(
         location_of(document.given, key),
         fmt::format("{} does not divide the {} GPUs of the cluster{}", given, gpus, left),
-        fmt::format("a divisor of {}, for example {}", gpus,
-                    fmt::join(nearest_divisors(gpus, given), " or ")));
+        fmt::format("a divisor of {}, for example {}", gpus, fmt::join(nearest_divisors(gpus, given), " or ")));
   }
   (has_shard ? plan.mesh.replicate : plan.mesh.shard) = gpus / given;
-  reasons[has_shard ? "mesh.replicate" : "mesh.shard"] =
-      fmt::format("{} GPUs / {} {}", gpus, key, given);
+  reasons[has_shard ? "mesh.replicate" : "mesh.shard"] = fmt::format("{} GPUs / {} {}", gpus, key, given);
 }
 
-void resolve_batch(const PlanDocument& document, const ModelSpec& model, Plan& plan,
-                   Reasons& reasons) {
+void resolve_batch(const PlanDocument& document, const ModelSpec& model, Plan& plan, Reasons& reasons) {
   if (model.image_tokens > 0 && !document.has("batch.images")) {
     plan.batch.images = 1;
     reasons["batch.images"] = fmt::format("one image of {} positions", model.image_tokens);
@@ -135,26 +125,21 @@ void resolve_batch(const PlanDocument& document, const ModelSpec& model, Plan& p
   const std::int64_t world = checked_multiply(plan.mesh.shard, plan.mesh.replicate);
   const std::int64_t round = checked_multiply(world, plan.batch.micro_batch);
   const Location location = location_of(document.given, "batch.global");
-  const std::string rounds =
-      fmt::format("{} ranks x micro_batch {} = {}", world, plan.batch.micro_batch, round);
+  const std::string rounds = fmt::format("{} ranks x micro_batch {} = {}", world, plan.batch.micro_batch, round);
   if (global % round != 0) {
     const std::int64_t below = global / round * round;
-    const std::string nearest =
-        below == 0 ? std::to_string(round) : fmt::format("{} or {}", below, below + round);
+    const std::string nearest = below == 0 ? std::to_string(round) : fmt::format("{} or {}", below, below + round);
     throw ConfigError(location, fmt::format("{} is no multiple of {}", global, rounds), nearest);
   }
   const std::int64_t accumulation = global / round;
   if (accumulation > plan_limits::kAccumulation) {
-    throw ConfigError(location,
-                      fmt::format("{} needs {} micro-batches of {}", global, accumulation, rounds),
+    throw ConfigError(location, fmt::format("{} needs {} micro-batches of {}", global, accumulation, rounds),
                       fmt::format("at most {} micro-batches", plan_limits::kAccumulation));
   }
   if (document.has("batch.accumulation") && plan.batch.accumulation != accumulation) {
-    throw ConfigError(
-        location,
-        fmt::format("{} contradicts batch.accumulation {}: {}", global, plan.batch.accumulation,
-                    rounds),
-        fmt::format("{} or batch.accumulation {}", round * plan.batch.accumulation, accumulation));
+    throw ConfigError(location,
+                      fmt::format("{} contradicts batch.accumulation {}: {}", global, plan.batch.accumulation, rounds),
+                      fmt::format("{} or batch.accumulation {}", round * plan.batch.accumulation, accumulation));
   }
   plan.batch.accumulation = accumulation;
   reasons["batch.accumulation"] = fmt::format("batch.global {} / ({})", global, rounds);
@@ -175,6 +160,14 @@ void resolve_experts(const PlanDocument& document, Plan& plan, Reasons& reasons)
   set("prefetch.backward_lists", plan.prefetch.backward_lists, true);
 }
 
+void resolve_transposes(const PlanDocument& document, const Cluster& cluster, Plan& plan, Reasons& reasons) {
+  constexpr const char* kKey = "megatron.fp8_transposes";
+  const bool is_asked = plan.runtime.kind == RuntimeKind::kMegatron && plan.float8 != Float8::kNone;
+  if (!is_asked || document.has(kKey) || !generation_of(cluster.gpu).is_blackwell_or_later()) return;
+  plan.megatron.fp8_transposes = false;
+  reasons[kKey] = "products in fp8 take any layout from Blackwell on";
+}
+
 // What torchtitan does with the stages of a pipeline, and Megatron-Core's even split.
 void resolve_stages(const PlanDocument& document, Plan& plan, Reasons& reasons) {
   if (plan.mesh.pp == 1) return;
@@ -190,13 +183,11 @@ void resolve_stages(const PlanDocument& document, Plan& plan, Reasons& reasons) 
     take("pipeline.last_stage_less_layers", plan.pipeline.last_less, 0);
   } else if (plan.runtime.kind == RuntimeKind::kFsdp2) {
     take("units.head", plan.units.head, UnitPlacement::kWithNorm);
-    take("reshard_after_forward", plan.reshard_after_forward,
-         RangedPolicy<Reshard>{{Reshard::Kind::kNever, 0}, {}});
+    take("reshard_after_forward", plan.reshard_after_forward, RangedPolicy<Reshard>{{Reshard::Kind::kNever, 0}, {}});
   }
 }
 
-void resolve_units(const PlanDocument& document, const ModelSpec& model, Plan& plan,
-                   Reasons& reasons) {
+void resolve_units(const PlanDocument& document, const ModelSpec& model, Plan& plan, Reasons& reasons) {
   if (plan.units.embedding == UnitPlacement::kWithHead) {
     if (document.has("units.head") || reasons.count("units.head") > 0) return;
     plan.units.head = UnitPlacement::kWithNorm;
@@ -240,11 +231,10 @@ void resolve_size_units(const ModelSpec& model, Plan& plan, Reasons& reasons) {
 void resolve_reduce_dtype(const PlanDocument& document, Plan& plan, Reasons& reasons) {
   if (!document.reduce_dtype_is_none) return;
   const auto minor = fsdp2_minor(plan.runtime.version);
-  const bool as_stored = plan.runtime.kind == RuntimeKind::kFsdp2 && minor &&
-                         fsdp2_version(*minor).reduces_in_stored_dtype;
+  const bool as_stored =
+      plan.runtime.kind == RuntimeKind::kFsdp2 && minor && fsdp2_version(*minor).reduces_in_stored_dtype;
   plan.reduce_dtype = as_stored ? plan.master_dtype : plan.param_dtype;
-  reasons["dtype.reduce"] =
-      as_stored ? "none: in the stored dtype from PyTorch 2.15 on" : "none: as gradients come";
+  reasons["dtype.reduce"] = as_stored ? "none: in the stored dtype from PyTorch 2.15 on" : "none: as gradients come";
 }
 
 // Trainers wrap a model that runs on several ranks (accelerate/accelerator.py, prepare_model).
@@ -256,10 +246,9 @@ void resolve_buckets(const PlanDocument& document, Plan& plan, Reasons& reasons)
 }
 
 // What would cut a captured program on more ranks wraps nothing on one: ddp on one rank.
-void resolve_alone(const PlanDocument& document, const ModelSpec& model, Plan& plan,
-                   Reasons& reasons) {
-  const bool is_alone = is_of_modules(model) && plan.mesh.world() == 1 &&
-                        plan.runtime.kind == RuntimeKind::kFsdp2 && !document.has("units.blocks");
+void resolve_alone(const PlanDocument& document, const ModelSpec& model, Plan& plan, Reasons& reasons) {
+  const bool is_alone = is_of_modules(model) && plan.mesh.world() == 1 && plan.runtime.kind == RuntimeKind::kFsdp2 &&
+                        !document.has("units.blocks");
   if (!is_alone) return;
   plan.runtime = {RuntimeKind::kDdp, newest_version(RuntimeKind::kDdp)};
   reasons["runtime"] = "one rank: the model is not wrapped";
@@ -270,15 +259,13 @@ void resolve_alone(const PlanDocument& document, const ModelSpec& model, Plan& p
 // are fp32.
 void resolve_states(const PlanDocument& document, Plan& plan, Reasons& reasons) {
   const RuntimeKind kind = plan.runtime.kind;
-  const bool is_torch =
-      kind == RuntimeKind::kFsdp2 || kind == RuntimeKind::kFsdp1 || kind == RuntimeKind::kDdp;
+  const bool is_torch = kind == RuntimeKind::kFsdp2 || kind == RuntimeKind::kFsdp1 || kind == RuntimeKind::kDdp;
   if (!is_torch || document.has("optimizer.state")) return;
   plan.optimizer.state = plan.master_dtype;
   if (plan.master_dtype != DType::kFp32) reasons["optimizer.state"] = "made like the parameters";
 }
 
-void resolve_trainer(const PlanDocument& document, const ModelSpec& model, Plan& plan,
-                     Reasons& reasons) {
+void resolve_trainer(const PlanDocument& document, const ModelSpec& model, Plan& plan, Reasons& reasons) {
   const Preset* trainer = find_preset(PresetKind::kTrainer, document.trainer);
   if (trainer == nullptr) return;
   const std::vector<RuntimeKind>& runtimes = trainer->runtimes;
@@ -309,8 +296,8 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   Plan& plan = resolved.plan;
   if (written.has("stack")) plan.stack = written.stack;
   Reasons reasons;
-  const bool is_version_assumed = plan.runtime.kind == RuntimeKind::kFsdp2 &&
-                                  (plan.runtime.version.empty() || !document.has("runtime"));
+  const bool is_version_assumed =
+      plan.runtime.kind == RuntimeKind::kFsdp2 && (plan.runtime.version.empty() || !document.has("runtime"));
   if (is_version_assumed) reasons["runtime"] = "the newest version that is modelled";
   if (plan.runtime.version.empty()) plan.runtime.version = newest_version(plan.runtime.kind);
   if (document.recompute_every) {
@@ -326,7 +313,8 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   resolve_buckets(document, plan, reasons);
   resolve_reduce_dtype(document, plan, reasons);
   resolve_states(document, plan, reasons);
-  resolve_experts(document, plan, reasons);  // units of their own, which a trainer's words count
+  resolve_experts(document, plan, reasons);
+  resolve_transposes(document, cluster, plan, reasons);  // units of their own, which a trainer's words count
   const Plan untrained = plan;
   resolve_trainer(document, model, plan, reasons);
   const Units asked = plan.units;
@@ -336,8 +324,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   if (plan.units != asked) {
     // What the trainer says by a unit's number ("the last one") is of the units that there are.
     PlanDocument others = document;
-    for (const char* key : {"units.embedding", "units.head", "units.blocks"})
-      others.given.emplace(key, GivenKey{});
+    for (const char* key : {"units.embedding", "units.head", "units.blocks"}) others.given.emplace(key, GivenKey{});
     Plan again = untrained;
     again.units = plan.units;
     resolve_trainer(others, model, again, reasons);
@@ -348,17 +335,16 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   if (is_zero(plan.runtime.kind) && !document.has("dtype.reduce")) {
     const bool shares_sequences = plan.mesh.cp > 1;
     plan.reduce_dtype = shares_sequences ? DType::kFp32 : plan.param_dtype;
-    reasons["dtype.reduce"] = shares_sequences
-                                  ? "DeepSpeed's seq_parallel_communication_data_type"
-                                  : "DeepSpeed's communication_data_type follows the compute dtype";
+    reasons["dtype.reduce"] = shares_sequences ? "DeepSpeed's seq_parallel_communication_data_type"
+                                               : "DeepSpeed's communication_data_type follows the compute dtype";
   }
   if (is_zero(plan.runtime.kind) && !plan.zero.overlap_comm) {
     plan.zero.overlap_comm = plan.runtime.kind == RuntimeKind::kZero3;
   }
   for (const PlanKey& key : plan_key_table()) {
     if (!key.belongs_to(plan.runtime.kind)) continue;
-    const bool is_partly_given = (key.path == "runtime" && is_version_assumed) ||
-                                 (key.path == "dtype.reduce" && document.reduce_dtype_is_none);
+    const bool is_partly_given =
+        (key.path == "runtime" && is_version_assumed) || (key.path == "dtype.reduce" && document.reduce_dtype_is_none);
     const auto given = document.given.find(key.path);
     const bool is_given = given != document.given.end();
     if (is_given && given->second.layer != PlanLayer::kPreset && !is_partly_given) continue;
@@ -368,8 +354,8 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
       reasons[key.path] = fmt::format("stack {}", document.stack);
     }
     const auto reason = reasons.find(key.path);
-    resolved.assumed.push_back({std::string(key.path), yaml_value(value),
-                                reason == reasons.end() ? "default" : reason->second});
+    resolved.assumed.push_back(
+        {std::string(key.path), yaml_value(value), reason == reasons.end() ? "default" : reason->second});
   }
   return resolved;
 }
@@ -382,8 +368,7 @@ void refuse_foreign_keys(const ResolvedPlan& resolved) {
   for (const PlanKey& key : library_keys()) {
     const auto given = resolved.given.find(key.path);
     if (key.belongs_to(kind) || given == resolved.given.end()) continue;
-    throw ConfigError(given->second.location,
-                      fmt::format("the runtime {} has no {}", to_string(kind), key.path),
+    throw ConfigError(given->second.location, fmt::format("the runtime {} has no {}", to_string(kind), key.path),
                       "no such key, or the runtime that has it");
   }
 }

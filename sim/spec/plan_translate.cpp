@@ -20,19 +20,18 @@ namespace foreshard {
 namespace {
 
 // What a runtime does with the model's states, in the order of `kAspects`.
-constexpr const char* kAspects[] = {"parameters", "gradients", "optimizer states", "gathers",
-                                    "reductions"};
+constexpr const char* kAspects[] = {"parameters", "gradients", "optimizer states", "gathers", "reductions"};
 constexpr std::size_t kAspectCount = std::size(kAspects);
 using Nature = std::array<const char*, kAspectCount>;
 
 Nature nature_of(RuntimeKind kind) {
   switch (kind) {
     case RuntimeKind::kFsdp2:
-      return {"sharded, each along its first dimension", "sharded", "sharded",
-              "a unit at a time, copied in and out", "reduce-scatter of a unit, copied in"};
+      return {"sharded, each along its first dimension", "sharded", "sharded", "a unit at a time, copied in and out",
+              "reduce-scatter of a unit, copied in"};
     case RuntimeKind::kFsdp1:
-      return {"sharded, a flat one for each unit", "sharded", "sharded",
-              "a unit at a time, in place", "reduce-scatter of a unit, divided before and after"};
+      return {"sharded, a flat one for each unit", "sharded", "sharded", "a unit at a time, in place",
+              "reduce-scatter of a unit, divided before and after"};
     case RuntimeKind::kDdp:
       return {"whole on every rank", "whole", "whole", "none", "all-reduce of a bucket"};
     case RuntimeKind::kMegatron:
@@ -45,11 +44,11 @@ Nature nature_of(RuntimeKind kind) {
       return {"16 bits whole, fp32 sharded", "sharded", "sharded", "all at once after the step",
               "all-reduce of a bucket"};
     case RuntimeKind::kZero3:
-      return {"sharded, each in flat pieces", "sharded", "sharded",
-              "by module, prefetched along the recorded trace", "reduce-scatter of a bucket"};
+      return {"sharded, each in flat pieces", "sharded", "sharded", "by module, prefetched along the recorded trace",
+              "reduce-scatter of a bucket"};
     case RuntimeKind::kNative:
-      return {"sharded, a flat one for each unit", "sharded", "sharded",
-              "a unit at a time, in place", "reduce-scatter of a unit, in place"};
+      return {"sharded, a flat one for each unit", "sharded", "sharded", "a unit at a time, in place",
+              "reduce-scatter of a unit, in place"};
   }
   return {};
 }
@@ -79,8 +78,7 @@ std::string value_of(const Plan& plan, std::string_view key) {
 
 class Translator {
  public:
-  Translator(const PlanDocument& base, const Plan& from, const ModelSpec& model,
-             const Cluster& cluster)
+  Translator(const PlanDocument& base, const Plan& from, const ModelSpec& model, const Cluster& cluster)
       : document_(base), from_(from), model_(model), cluster_(cluster) {}
 
   Translation run(const Runtime& runtime) && {
@@ -97,10 +95,8 @@ class Translator {
       const std::vector<Assignment> nearest = read_nearest(problem->did_you_mean);
       const bool is_new = mended.insert(problem->key).second;
       // The nearest plan of what no runtime of this kind can do is one of another kind.
-      const bool is_of_other =
-          std::ranges::any_of(nearest, [](const auto& each) { return each.key == "runtime"; });
-      if (problem->exit_code != ExitCode::kMissingCapability || nearest.empty() || !is_new ||
-          is_of_other) {
+      const bool is_of_other = std::ranges::any_of(nearest, [](const auto& each) { return each.key == "runtime"; });
+      if (problem->exit_code != ExitCode::kMissingCapability || nearest.empty() || !is_new || is_of_other) {
         throw_problem(*problem, Location{"", 0, 0, problem->key});
       }
       for (const Assignment& each : nearest) {
@@ -134,12 +130,9 @@ class Translator {
     } else if (is_zero(to) || from_.runtime.kind == RuntimeKind::kDdp) {
       mesh = {world, 1};
     }
-    const auto text = [](const Mesh& m) {
-      return fmt::format("{{shard: {}, replicate: {}}}", m.shard, m.replicate);
-    };
+    const auto text = [](const Mesh& m) { return fmt::format("{{shard: {}, replicate: {}}}", m.shard, m.replicate); };
     if (mesh != from_.mesh) {
-      enter("mesh", text(from_.mesh), text(mesh),
-            to == RuntimeKind::kDdp ? "DDP replicates" : "all ranks shard");
+      enter("mesh", text(from_.mesh), text(mesh), to == RuntimeKind::kDdp ? "DDP replicates" : "all ranks shard");
     }
     set("mesh", text(mesh));
   }
@@ -163,8 +156,8 @@ class Translator {
 
 }
 
-Translation translate(const PlanDocument& base, const Plan& from, const Runtime& to,
-                      const ModelSpec& model, const Cluster& cluster) {
+Translation translate(const PlanDocument& base, const Plan& from, const Runtime& to, const ModelSpec& model,
+                      const Cluster& cluster) {
   return Translator(base, from, model, cluster).run(to);
 }
 

@@ -20,11 +20,9 @@ bool looks_like_number(std::string_view word) {
   return !word.empty() && (contains(std::string_view("+-.0123456789"), word[0]));
 }
 
-ConfigError wrong_word(const ConfigNode& node, const std::string& expected,
-                       const std::vector<std::string>& words) {
+ConfigError wrong_word(const ConfigNode& node, const std::string& expected, const std::vector<std::string>& words) {
   const std::string_view text = node.text();
-  std::string shown =
-      node.is_scalar() ? quote(text) + " is not known here" : "no such value can stand here";
+  std::string shown = node.is_scalar() ? quote(text) + " is not known here" : "no such value can stand here";
   return node.error(shown, expected, nearest_spelling(text, words));
 }
 
@@ -39,8 +37,7 @@ bool is_version(std::string_view text) {
 }
 
 Reshard read_reshard(const ConfigNode& node) {
-  static constexpr const char* kExpected =
-      "always, never or the size of a smaller group, for example 8";
+  static constexpr const char* kExpected = "always, never or the size of a smaller group, for example 8";
   if (node.is_scalar() && looks_like_number(node.text())) {
     return {Reshard::Kind::kGroup, node.as_int(1, plan_limits::kMesh)};
   }
@@ -74,8 +71,7 @@ std::pair<std::int64_t, std::int64_t> read_numbers(const ConfigNode& node) {
     const auto value = parse_number<std::int64_t>(digits);
     // A sign is read; a second dash must not pass for one.
     if (!value || digits[0] == '-' || digits.size() > 7) {
-      throw node.error(node.is_scalar() ? quote(text) + " is no range" : "no range stands here",
-                       kExpected);
+      throw node.error(node.is_scalar() ? quote(text) + " is no range" : "no range stands here", kExpected);
     }
     return *value;
   };
@@ -88,8 +84,8 @@ std::pair<std::int64_t, std::int64_t> read_numbers(const ConfigNode& node) {
 // [{<noun>: 0-30, value: ...}, ...]; the entry of `all`, which comes first, sets what holds
 // elsewhere, in place of `otherwise`.
 template <typename T>
-RangedPolicy<T> read_ranges(const ConfigNode& node, std::string_view noun,
-                            T (*read)(const ConfigNode&), T otherwise = {}) {
+RangedPolicy<T> read_ranges(const ConfigNode& node, std::string_view noun, T (*read)(const ConfigNode&),
+                            T otherwise = {}) {
   const std::string expected = fmt::format("a list such as [{{{}: 0-3, value: ...}}]", noun);
   const std::span<const ConfigNode> elements = node.elements();
   if (elements.empty()) throw node.error("the list is empty", expected);
@@ -120,8 +116,7 @@ Json written_numbers(std::int64_t first, std::int64_t last) {
 
 // `otherwise` is what holds where the list says nothing.
 template <typename T, typename Write>
-Json written_ranges(const RangedPolicy<T>& policy, const char* noun, const T& otherwise,
-                    Write write) {
+Json written_ranges(const RangedPolicy<T>& policy, const char* noun, const T& otherwise, Write write) {
   if (policy.ranges.empty()) return write(policy.value);
   Json list = Json::array();
   const auto add = [&](Json numbers, const T& value) {
@@ -138,21 +133,19 @@ Json written_ranges(const RangedPolicy<T>& policy, const char* noun, const T& ot
 }
 
 Runtime read_runtime(const ConfigNode& node) {
-  static constexpr RuntimeKind kRuntimes[] = {
-      RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,      RuntimeKind::kZero1,
-      RuntimeKind::kZero2, RuntimeKind::kZero3, RuntimeKind::kMegatron, RuntimeKind::kNative};
+  static constexpr RuntimeKind kRuntimes[] = {RuntimeKind::kFsdp2,    RuntimeKind::kFsdp1, RuntimeKind::kDdp,
+                                              RuntimeKind::kZero1,    RuntimeKind::kZero2, RuntimeKind::kZero3,
+                                              RuntimeKind::kMegatron, RuntimeKind::kNative};
   static constexpr std::string_view kExpected =
       "fsdp2, fsdp2@2.11, fsdp1, ddp, zero1, zero2, zero3, megatron or native";
   const std::string text = node.as_string();
   const std::size_t at = text.find('@');
   const std::string name = text.substr(0, at);
-  const auto* const kind =
-      std::ranges::find_if(kRuntimes, [&](RuntimeKind each) { return name == to_string(each); });
+  const auto* const kind = std::ranges::find_if(kRuntimes, [&](RuntimeKind each) { return name == to_string(each); });
   if (kind == std::end(kRuntimes)) {
     std::vector<std::string> names;
     for (const RuntimeKind each : kRuntimes) names.emplace_back(to_string(each));
-    throw node.error(quote(text) + " is no runtime", std::string(kExpected),
-                     nearest_spelling(name, names));
+    throw node.error(quote(text) + " is no runtime", std::string(kExpected), nearest_spelling(name, names));
   }
   Runtime runtime = {.kind = *kind, .version = at == std::string::npos ? "" : text.substr(at + 1)};
   if (at != std::string::npos && !is_version(runtime.version)) {
@@ -190,8 +183,7 @@ void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
     const auto k = parse_number<std::int64_t>(text.substr(kEvery.size())).value_or(0);
     if (k < 1 || k > plan_limits::kEvery) {
       throw node.error(quote(text) + " names no number of blocks",
-                       "every-K with K from 1 to " + std::to_string(plan_limits::kEvery) +
-                           ", for example every-2");
+                       "every-K with K from 1 to " + std::to_string(plan_limits::kEvery) + ", for example every-2");
     }
     document.recompute_every = k;
     return;
@@ -202,15 +194,14 @@ void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
       return;
     }
   }
-  throw wrong_word(node,
-                   "none, full, selective, every-K or a list such as [{layers: 0-3, value: full}]",
+  throw wrong_word(node, "none, full, selective, every-K or a list such as [{layers: 0-3, value: full}]",
                    {"none", "full", "selective", "every-2"});
 }
 
 // In the order of Loss::Kind; of chunked-, the number follows.
-constexpr std::array<std::string_view, 9> kLosses = {
-    "eager",        "eager-compute", "compiled", "chunked-",         "fused",
-    "fused-linear", "tiled-linear",  "smoothed", "log-probabilities"};
+constexpr std::array<std::string_view, 9> kLosses = {"eager",        "eager-compute", "compiled",
+                                                     "chunked-",     "fused",         "fused-linear",
+                                                     "tiled-linear", "smoothed",      "log-probabilities"};
 
 constexpr std::string_view kLiger = "liger";  // fused-linear, of one chunk
 
@@ -227,8 +218,8 @@ Loss read_loss(const ConfigNode& node) {
   }
   if (!text.starts_with(kChunked)) {
     throw wrong_word(node, kExpected,
-                     {"eager", "eager-compute", "compiled", "fused", "fused-linear", "liger",
-                      "tiled-linear", "smoothed", "log-probabilities", "chunked-8"});
+                     {"eager", "eager-compute", "compiled", "fused", "fused-linear", "liger", "tiled-linear",
+                      "smoothed", "log-probabilities", "chunked-8"});
   }
   const auto chunks = parse_number<std::int64_t>(text.substr(kChunked.size())).value_or(0);
   if (chunks < 2 || chunks > plan_limits::kEvery) {
@@ -243,8 +234,7 @@ std::int64_t read_forward_prefetch(const ConfigNode& node) {
     return node.as_int(0, plan_limits::kPrefetch);
   }
   if (node.text() == "implicit") return Prefetch::kImplicit;
-  throw wrong_word(node, "implicit or a number of units from 0 to 1,024, for example 1",
-                   {"implicit"});
+  throw wrong_word(node, "implicit or a number of units from 0 to 1,024, for example 1", {"implicit"});
 }
 
 std::optional<DType> read_optional_dtype(const ConfigNode& node) {
@@ -286,8 +276,7 @@ Frozen read_frozen(const ConfigNode& node) {
 
 // Which of a model's modules they name is checked against the model.
 std::vector<std::string> read_lora_targets(const ConfigNode& node) {
-  static constexpr const char* kExpected =
-      "all-linear or a list of linear modules, for example [q_proj, v_proj]";
+  static constexpr const char* kExpected = "all-linear or a list of linear modules, for example [q_proj, v_proj]";
   if (node.is_scalar()) {
     if (node.text() != Lora::kAllLinear) throw wrong_word(node, kExpected, {Lora::kAllLinear});
     return {Lora::kAllLinear};
@@ -322,8 +311,7 @@ std::optional<double> read_optional_positive(const ConfigNode& node) {
 double read_decay(const ConfigNode& node) {
   const double value = node.as_double(0, 1);
   if (value < 1) return value;
-  throw node.error(quote(node.text()) + " is out of range",
-                   "a number from 0 to below 1, for example 0.95");
+  throw node.error(quote(node.text()) + " is out of range", "a number from 0 to below 1, for example 0.95");
 }
 
 double read_epsilon(const ConfigNode& node) {
@@ -358,8 +346,8 @@ AllocatorSettings read_allocator(const ConfigNode& node) {
 }
 
 Json written(const Runtime& runtime) {
-  const bool is_plain_native = runtime.kind == RuntimeKind::kNative &&
-                               runtime.version == newest_version(RuntimeKind::kNative);
+  const bool is_plain_native =
+      runtime.kind == RuntimeKind::kNative && runtime.version == newest_version(RuntimeKind::kNative);
   const char* name = to_string(runtime.kind);
   return is_plain_native ? name : fmt::format("{}@{}", name, runtime.version);
 }
@@ -370,9 +358,7 @@ Json written(const Loss& loss) {
   return loss.kind == Loss::Kind::kChunked ? word + std::to_string(loss.chunks) : word;
 }
 
-Json written_experts(UnitPlacement placement) {
-  return placement == UnitPlacement::kOwn ? "own" : "block";
-}
+Json written_experts(UnitPlacement placement) { return placement == UnitPlacement::kOwn ? "own" : "block"; }
 
 Json written(const RangedPolicy<Reshard>& policy) {
   return written_ranges(policy, "units", Reshard{}, [](const Reshard& reshard) {
@@ -383,8 +369,7 @@ Json written(const RangedPolicy<Reshard>& policy) {
 
 Json written(const RangedPolicy<Recompute>& policy) {
   if (const auto k = every_k(policy)) return fmt::format("every-{}", *k);
-  return written_ranges(policy, "layers", Recompute{},
-                        [](Recompute recompute) { return Json(to_string(recompute)); });
+  return written_ranges(policy, "layers", Recompute{}, [](Recompute recompute) { return Json(to_string(recompute)); });
 }
 
 Json written_unshard_in_backward(const RangedPolicy<bool>& policy) {
@@ -395,9 +380,7 @@ Json written(const std::optional<DType>& dtype) { return dtype ? to_string(*dtyp
 
 Json written(const std::optional<double>& number) { return number ? Json(*number) : Json("none"); }
 
-Json written(const std::optional<std::int64_t>& steps) {
-  return steps ? Json(*steps) : Json("none");
-}
+Json written(const std::optional<std::int64_t>& steps) { return steps ? Json(*steps) : Json("none"); }
 
 Json written_lora_targets(const std::vector<std::string>& targets) {
   if (targets.size() == 1 && targets.front() == Lora::kAllLinear) return targets.front();
@@ -409,8 +392,7 @@ void read_saved_modules(const ConfigNode& node, Lora& lora) {
   if (node.is_scalar() && node.text() == "none") return;
   if (!node.is_sequence()) throw node.error("this is no list", kExpected);
   for (const ConfigNode& element : node.elements()) {
-    (element.as_choice({"embedding", "head"}) == 0 ? lora.trains_embedding : lora.trains_head) =
-        true;
+    (element.as_choice({"embedding", "head"}) == 0 ? lora.trains_embedding : lora.trains_head) = true;
   }
 }
 

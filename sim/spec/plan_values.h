@@ -27,29 +27,22 @@ const char* word_of(E value) {
   return to_string(value);
 }
 constexpr const char* word_of(Optimizer::Kind kind) {
-  return word_at(kind, {"adamw", "sgd", "sgd-momentum", "adafactor", "adamw-8bit", "paged-adamw",
-                        "paged-adamw-8bit", "torchao-8bit"});
+  return word_at(kind, {"adamw", "sgd", "sgd-momentum", "adafactor", "adamw-8bit", "paged-adamw", "paged-adamw-8bit",
+                        "torchao-8bit"});
 }
 constexpr const char* word_of(Optimizer::Implementation implementation) {
   return word_at(implementation, {"foreach", "fused", "loop"});
 }
-constexpr const char* word_of(Optimizer::Groups groups) {
-  return word_at(groups, {"one", "decay"});
-}
-constexpr const char* word_of(Optimizer::ZeroGrad when) {
-  return word_at(when, {"after_step", "after_forward"});
-}
-constexpr const char* word_of(Communicators communicators) {
-  return word_at(communicators, {"shared", "separate"});
-}
+constexpr const char* word_of(Optimizer::Groups groups) { return word_at(groups, {"one", "decay"}); }
+constexpr const char* word_of(Optimizer::ZeroGrad when) { return word_at(when, {"after_step", "after_forward"}); }
+constexpr const char* word_of(Communicators communicators) { return word_at(communicators, {"shared", "separate"}); }
 constexpr const char* word_of(HostSync sync) { return word_at(sync, {"none", "step"}); }
 
 // The one of `values` whose word stands at `node`.
 template <typename E, std::size_t N>
 E read_word(const ConfigNode& node, const std::array<E, N>& values) {
   std::array<std::string_view, N> words;
-  std::transform(values.begin(), values.end(), words.begin(),
-                 [](E value) { return word_of(value); });
+  std::transform(values.begin(), values.end(), words.begin(), [](E value) { return word_of(value); });
   return values[node.as_choice(std::span<const std::string_view>(words))];
 }
 

@@ -57,13 +57,12 @@ std::string_view name_of(const EmbeddedFile& file) {
 }
 
 Preset read_file(const EmbeddedFile& file) {
-  static constexpr std::array kRuntimes = {
-      RuntimeKind::kFsdp2,    RuntimeKind::kNative, RuntimeKind::kFsdp1, RuntimeKind::kDdp,
-      RuntimeKind::kMegatron, RuntimeKind::kZero1,  RuntimeKind::kZero2, RuntimeKind::kZero3};
+  static constexpr std::array kRuntimes = {RuntimeKind::kFsdp2, RuntimeKind::kNative,   RuntimeKind::kFsdp1,
+                                           RuntimeKind::kDdp,   RuntimeKind::kMegatron, RuntimeKind::kZero1,
+                                           RuntimeKind::kZero2, RuntimeKind::kZero3};
   const ConfigNode root = parse_yaml(file.content, file.path);
   root.allow_only({"description", "runtimes", "versions", "keys"});
-  Preset preset = {.name = std::string(name_of(file)),
-                   .description = root.at("description").as_string()};
+  Preset preset = {.name = std::string(name_of(file)), .description = root.at("description").as_string()};
   for (const ConfigNode& runtime : root.at("runtimes").elements()) {
     preset.runtimes.push_back(read_word(runtime, kRuntimes));
   }
@@ -111,9 +110,9 @@ std::string read_name(PresetKind kind, const ConfigNode& node, const std::string
   std::vector<std::string> names = {"none"};
   for (const PresetFile& each : files_of(kind)) names.emplace_back(name_of(each.file()));
   if (contains(names, name)) return name;
-  throw node.error(fmt::format("{} is no {}", quote(node.as_string()),
-                               kind == PresetKind::kStack ? "stack" : "trainer"),
-                   fmt::format("one of {}", fmt::join(names, ", ")), nearest_spelling(name, names));
+  throw node.error(
+      fmt::format("{} is no {}", quote(node.as_string()), kind == PresetKind::kStack ? "stack" : "trainer"),
+      fmt::format("one of {}", fmt::join(names, ", ")), nearest_spelling(name, names));
 }
 
 // Of "1.13" or "1.13.2" the 13, where `like` is of the same major version.
@@ -139,8 +138,7 @@ ConfigNode plain(const ConfigNode& value, const PlanDocument& document, const Mo
   const std::int64_t unit = item.key == "root"    ? 0
                             : item.key == "first" ? (has_root_unit(plan, model) ? 1 : 0)
                                                   : unit_count(plan, model) - 1;
-  return parse_yaml(fmt::format("[{{units: {}, value: {}}}]", unit, item.value.text()),
-                    value.location().file);
+  return parse_yaml(fmt::format("[{{units: {}, value: {}}}]", unit, item.value.text()), value.location().file);
 }
 
 void fill(const std::vector<PresetRule>& rules, const ModelSpec& model, PlanDocument& document) {
@@ -182,9 +180,7 @@ const Preset* find_preset(PresetKind kind, std::string_view name) {
   return nullptr;
 }
 
-std::string read_stack(const ConfigNode& node) {
-  return read_name(PresetKind::kStack, node, node.as_string());
-}
+std::string read_stack(const ConfigNode& node) { return read_name(PresetKind::kStack, node, node.as_string()); }
 
 void read_trainer(const ConfigNode& node, PlanDocument& document) {
   const std::string text = node.as_string();
@@ -201,8 +197,7 @@ void read_trainer(const ConfigNode& node, PlanDocument& document) {
   for (const Preset* each : presets(PresetKind::kTrainer)) {
     for (const std::string& v : each->versions) versions += fmt::format("{}@{}, ", each->name, v);
   }
-  throw node.error(quote(text) + " is no version of a trainer that is told apart",
-                   versions + "or the name alone");
+  throw node.error(quote(text) + " is no version of a trainer that is told apart", versions + "or the name alone");
 }
 
 std::int32_t trainer_minor(const PlanDocument& document) {

@@ -47,9 +47,7 @@ std::vector<const Preset*> presets(PresetKind kind);
 std::vector<const Preset*> presets_of(PresetKind kind, RuntimeKind runtime);
 // nullptr: no such preset.
 const Preset* find_preset(PresetKind kind, std::string_view name);
-inline const Preset* find_stack(std::string_view name) {
-  return find_preset(PresetKind::kStack, name);
-}
+inline const Preset* find_stack(std::string_view name) { return find_preset(PresetKind::kStack, name); }
 
 // The name at `node`, "" for none. Throws ConfigError where no preset has it.
 std::string read_stack(const ConfigNode& node);

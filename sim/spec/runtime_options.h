@@ -62,9 +62,7 @@ struct DdpOptions {
 
 // Where DeepSpeed keeps optimizer states or parameters.
 enum class ZeroOffload : std::uint8_t { kNone, kCpu, kNvme };
-constexpr const char* to_string(ZeroOffload offload) {
-  return word_at(offload, {"none", "cpu", "nvme"});
-}
+constexpr const char* to_string(ZeroOffload offload) { return word_at(offload, {"none", "cpu", "nvme"}); }
 
 // "zero_optimization" of a DeepSpeed configuration; sizes are elements. The stage is the runtime's.
 struct ZeroOptions {
@@ -133,6 +131,9 @@ struct MegatronOptions {
     kSharedExperts,
   };
   std::vector<Module> recompute_modules = {Module::kCoreAttn};
+  // What is cast to fp8 with scales of tensors lies there in both layouts, as products before
+  // Blackwell need it.
+  bool fp8_transposes = true;
   // Elements of a bucket; 0: max(40 M, 1 M x ranks that a buffer is sharded over).
   std::int64_t bucket_size = 0;
   bool operator==(const MegatronOptions&) const = default;
@@ -141,8 +142,7 @@ constexpr const char* to_string(MegatronOptions::CudaGraphs graphs) {
   return word_at(graphs, {"none", "modules", "iteration", "routers"});
 }
 constexpr const char* to_string(MegatronOptions::Module module) {
-  return word_at(
-      module, {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"});
+  return word_at(module, {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"});
 }
 
 }

@@ -41,11 +41,9 @@ SizeUnits units_by_size(const LayerSpec& layer, std::int64_t least) {
     }
   }
   const auto place = [&](const std::string& module) {
-    return std::ranges::find_if(layer.parameters,
-                                [&](const ParameterSpec& p) { return is_inside(p.name, module); });
+    return std::ranges::find_if(layer.parameters, [&](const ParameterSpec& p) { return is_inside(p.name, module); });
   };
-  std::ranges::stable_sort(units.modules,
-                           [&](const auto& a, const auto& b) { return place(a) < place(b); });
+  std::ranges::stable_sort(units.modules, [&](const auto& a, const auto& b) { return place(a) < place(b); });
   return units;
 }
 

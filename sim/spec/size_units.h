@@ -31,8 +31,6 @@ std::int32_t unit_of_name(const SizeUnits& units, const std::string& name);
 bool flattens_twice(const Plan& plan);
 
 // Of a program's own modules, as foreshard-null saw them run: types of tensors are what they are.
-inline bool is_of_modules(const ModelSpec& model) {
-  return model.source.starts_with("modules.json");
-}
+inline bool is_of_modules(const ModelSpec& model) { return model.source.starts_with("modules.json"); }
 
 }

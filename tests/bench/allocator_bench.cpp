@@ -31,23 +31,18 @@ void BM_ReservedOneStep(benchmark::State& state) {
   for (auto _ : state) benchmark::DoNotOptimize(replay.run_step());
   const auto actions = static_cast<double>(replay.actions_per_step());
   state.counters["actions"] = actions;
-  state.counters["per_action"] = benchmark::Counter(
-      actions, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+  state.counters["per_action"] =
+      benchmark::Counter(actions, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
-BENCHMARK(BM_ReservedOneStep)
-    ->Arg(static_cast<int>(Recompute::kNone))
-    ->Arg(static_cast<int>(Recompute::kFull));
+BENCHMARK(BM_ReservedOneStep)->Arg(static_cast<int>(Recompute::kNone))->Arg(static_cast<int>(Recompute::kFull));
 
 void BM_ReservedToSteadyState(benchmark::State& state) {
   const Step gpt3 = gpt3_step(static_cast<Recompute>(state.range(0)));
   for (auto _ : state) {
-    benchmark::DoNotOptimize(
-        replay_reserved(gpt3.graph, {}, DeviceMemory::unlimited()).peak_reserved);
+    benchmark::DoNotOptimize(replay_reserved(gpt3.graph, {}, DeviceMemory::unlimited()).peak_reserved);
   }
 }
-BENCHMARK(BM_ReservedToSteadyState)
-    ->Arg(static_cast<int>(Recompute::kNone))
-    ->Arg(static_cast<int>(Recompute::kFull));
+BENCHMARK(BM_ReservedToSteadyState)->Arg(static_cast<int>(Recompute::kNone))->Arg(static_cast<int>(Recompute::kFull));
 
 }
 }

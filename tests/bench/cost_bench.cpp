@@ -22,9 +22,7 @@ Kernel kernel_of_kind(std::int64_t kind) {
   return kernel;
 }
 
-const char* name_of(std::int64_t kind) {
-  return kind == 0 ? "product" : kind == 1 ? "attention" : "memory-bound";
-}
+const char* name_of(std::int64_t kind) { return kind == 0 ? "product" : kind == 1 ? "attention" : "memory-bound"; }
 
 void BM_PriceRemembered(benchmark::State& state) {
   const CostModel costs(load_cluster("8xh100"), load_profile("h100-sxm"));

@@ -21,8 +21,7 @@ namespace foreshard {
 namespace {
 
 Plan gpt3_plan() {
-  Plan plan = {
-      .model = "gpt3-175b", .cluster = "1024xh100", .batch = {2048, 1, 1}, .mesh = {1024, 1}};
+  Plan plan = {.model = "gpt3-175b", .cluster = "1024xh100", .batch = {2048, 1, 1}, .mesh = {1024, 1}};
   plan.units.embedding = plan.units.head = UnitPlacement::kRoot;  // tied
   return plan;
 }
@@ -38,9 +37,8 @@ struct Setting {
 
 void rows_per_second(benchmark::State& state, const EventGraph& graph, std::int64_t steps) {
   state.counters["rows"] = static_cast<double>(graph.rows.size());
-  state.counters["rows/s"] =
-      benchmark::Counter(static_cast<double>(graph.rows.size()) * static_cast<double>(steps),
-                         benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["rows/s"] = benchmark::Counter(static_cast<double>(graph.rows.size()) * static_cast<double>(steps),
+                                                benchmark::Counter::kIsIterationInvariantRate);
 }
 
 void BM_SweepOneStep(benchmark::State& state) {
@@ -181,14 +179,11 @@ BENCHMARK(BM_DataParallelPlan)->DenseRange(0, 2);
 
 // GPT-3 175B on 1,024 GPUs, one sequence each: the grid on one core, and the best plan of all knobs
 // by bounds. "simulated" counts neither what was pruned nor what did not fit.
-SearchSpace gpt3_space(const Setting& s) {
-  return SearchSpace{.base = s.plan, .global_batch = 1024};
-}
+SearchSpace gpt3_space(const Setting& s) { return SearchSpace{.base = s.plan, .global_batch = 1024}; }
 
 void count_plans(benchmark::State& state, const SearchResult& result) {
   const auto rate = [&](std::int64_t plans) {
-    return benchmark::Counter(static_cast<double>(plans),
-                              benchmark::Counter::kIsIterationInvariantRate);
+    return benchmark::Counter(static_cast<double>(plans), benchmark::Counter::kIsIterationInvariantRate);
   };
   state.counters["enumerated/s"] = rate(result.enumerated);
   state.counters["simulated/s"] = rate(result.simulated);

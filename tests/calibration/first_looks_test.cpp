@@ -24,9 +24,8 @@ TEST(FirstLooks, EverySetHasAFitWithoutIt) {
 // A row of a set is judged by the others alone.
 TEST(FirstLooks, AFamilyHasNoSayInItsOwnInterval) {
   FirstLooks looks = {.sets = {{"one", {"AA"}}, {"two", {"BB"}}}};
-  const std::vector<FirstLookFit> fits = {{"", -3, 0, {}, {}},
-                                          {"one", -2, 0, {}, {{"hopper", 0.1}}},
-                                          {"two", -1, 0, {}, {{"hopper", 0.2}}}};
+  const std::vector<FirstLookFit> fits = {
+      {"", -3, 0, {}, {}}, {"one", -2, 0, {}, {{"hopper", 0.1}}}, {"two", -1, 0, {}, {{"hopper", 0.2}}}};
   const double all = code_reach(looks, fits, {}, "CC").up;
   EXPECT_GT(code_reach(looks, fits, {}, "AA").up, all);
   EXPECT_GT(code_reach(looks, fits, {}, "BB").up, code_reach(looks, fits, {}, "AA").up);

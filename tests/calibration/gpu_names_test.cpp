@@ -77,8 +77,7 @@ TEST(GpuNames, RelativesAreOfTheSameGeneration) {
   EXPECT_LT(distance(gpu("l40"), gpu("l40s")), distance(gpu("l40"), gpu("a100")));
   EXPECT_LT(distance(gpu("mi325x"), gpu("mi300x")), distance(gpu("mi325x"), gpu("h200")));
   // The same chip at 400 W, not the card of 300 W whose memory is nearer.
-  EXPECT_LT(distance(gpu("a100-40gb"), gpu("a100-80gb")),
-            distance(gpu("a100-40gb"), gpu("a100-pcie-80gb")));
+  EXPECT_LT(distance(gpu("a100-40gb"), gpu("a100-80gb")), distance(gpu("a100-40gb"), gpu("a100-pcie-80gb")));
 }
 
 TEST(GpuNames, ProtocolIsTheSourceWithoutGpuAndVersion) {

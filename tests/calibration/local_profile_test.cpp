@@ -14,8 +14,7 @@ namespace foreshard::local_profile_test {
 namespace {
 
 const LocalProfile& profile() {
-  static const LocalProfile made =
-      fit_local(parse_measurements(SyntheticRaw().text(), "raw.json")).profile;
+  static const LocalProfile made = fit_local(parse_measurements(SyntheticRaw().text(), "raw.json")).profile;
   return made;
 }
 
@@ -94,8 +93,7 @@ TEST(LocalMachine, OtherNumbersOfRanksTakeTheNextVariant) {
 
 TEST(LocalMachine, AGatherOfOneIsACopyOrACast) {
   // 1 MB written by a copy moves 2 MB: 3 us + 200 us. From fp32 to bf16 it moves 3 MB.
-  EXPECT_NEAR(costs_of(1).price(EventKind::kAllGather, Bytes(1'000'000), {1, 1}).seconds, 203e-6,
-              1e-9);
+  EXPECT_NEAR(costs_of(1).price(EventKind::kAllGather, Bytes(1'000'000), {1, 1}).seconds, 203e-6, 1e-9);
   const LocalMachine machine = local_machine(profile(), 1);
   CostChoices choices = {.compute = DType::kBf16};
   EXPECT_NEAR(CostModel(machine.cluster, machine.calibration, choices)

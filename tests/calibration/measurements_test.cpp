@@ -92,8 +92,7 @@ TEST(Measurements, WrongDocumentsAreRefused) {
 
 TEST(Measurements, OfOneMachineAreJoined) {
   const Measurements a = parse_measurements(SyntheticRaw().text(), "a.json");
-  const Measurements b =
-      parse_measurements(SyntheticRaw().created("2026-02-01T00:00:00Z").text(), "b.json");
+  const Measurements b = parse_measurements(SyntheticRaw().created("2026-02-01T00:00:00Z").text(), "b.json");
   const Measurements both = joined({a, b});
   EXPECT_EQ(both.gemm.size(), 144U);
   EXPECT_EQ(both.created, "2026-02-01T00:00:00Z");

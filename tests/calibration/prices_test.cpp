@@ -28,8 +28,7 @@ TEST(Prices, EveryMachineHasOneWithARangeAndADate) {
 
 // A catalogue price that changes must change in both places.
 TEST(Prices, RangesAreOfTheCataloguesPrices) {
-  const std::string path =
-      std::string(FORESHARD_SOURCE_DIR) + "/calibration/published/price_ranges.csv";
+  const std::string path = std::string(FORESHARD_SOURCE_DIR) + "/calibration/published/price_ranges.csv";
   const CsvTable table(read_text_file(path, kMaxTableBytes), path);
   const std::vector<Machine> machines = list_machines();
   ASSERT_EQ(table.rows(), machines.size());
@@ -40,8 +39,7 @@ TEST(Prices, RangesAreOfTheCataloguesPrices) {
 }
 
 TEST(Prices, OfAClusterFileHaveNoRange) {
-  const Cluster cluster =
-      parse_cluster("gpus: 64\nmachine: h100-sxm\ngpu: {price_per_hour: 1.85USD/h}\n", "mine.yaml");
+  const Cluster cluster = parse_cluster("gpus: 64\nmachine: h100-sxm\ngpu: {price_per_hour: 1.85USD/h}\n", "mine.yaml");
   const Price price = listed_price(cluster);
   EXPECT_EQ(price.usd_per_hour, 1.85);
   EXPECT_EQ(price.low, 1.85);

@@ -39,8 +39,8 @@ TEST(Profiles, EveryNumberHasASource) {
   for (const Machine& machine : list_machines()) {
     const Calibration c = load_profile(machine.key);
     EXPECT_EQ(c.gpu, machine.key);
-    EXPECT_FALSE(c.gemm_bf16.source.empty() || c.gemm_fp32.source.empty() ||
-                 c.host.source.empty() || c.contention.source.empty() || c.sdpa_source.empty())
+    EXPECT_FALSE(c.gemm_bf16.source.empty() || c.gemm_fp32.source.empty() || c.host.source.empty() ||
+                 c.contention.source.empty() || c.sdpa_source.empty())
         << machine.key;
     EXPECT_FALSE(c.fabrics.empty()) << machine.key;
     for (const FabricCurve& curve : c.fabrics) EXPECT_FALSE(curve.source.empty());
@@ -75,14 +75,12 @@ TEST(Profiles, HaveTheAttentionCurvesPyTorchNeeds) {
 // Two sequences of 2,048, 16 heads of 128 with a mask: Dao-AILab/flash-attention#1310.
 TEST(Profiles, AttentionOnH20IsAsTimedThere) {
   const Calibration c = load_profile("h20");
-  for (const auto& [kernel, seconds] :
-       {std::pair{"fa2", 522e-6}, {"cudnn", 319e-6}, {"fa3", 319e-6}}) {
+  for (const auto& [kernel, seconds] : {std::pair{"fa2", 522e-6}, {"cudnn", 319e-6}, {"fa3", 319e-6}}) {
     for (const AttentionCurve& curve : c.attention) {
       if (curve.kernel != kernel || curve.head_dim != 128 || curve.pass != Pass::kForward) continue;
       const double full = 2.0 * 2 * 16 * 2048 * 2048 * 128 / (curve.efficiency * 148e12);
       const double fill = 1 + curve.c_half / (2 * 16 * 16 / 78.0);
-      EXPECT_NEAR((full * (1 + curve.s_half / 2048) * fill + curve.overhead) / seconds, 1, 0.03)
-          << kernel;
+      EXPECT_NEAR((full * (1 + curve.s_half / 2048) * fill + curve.overhead) / seconds, 1, 0.03) << kernel;
     }
   }
 }

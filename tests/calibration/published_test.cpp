@@ -13,8 +13,8 @@
 namespace foreshard {
 namespace {
 
-constexpr const char* kFiles[] = {"gemm_measured.csv", "attention_measured.csv",
-                                  "membound_measured.csv", "nccl_measured.csv", "nccl_scaling.csv"};
+constexpr const char* kFiles[] = {"gemm_measured.csv", "attention_measured.csv", "membound_measured.csv",
+                                  "nccl_measured.csv", "nccl_scaling.csv"};
 
 TEST(Published, CsvReadsQuotedFields) {
   const CsvTable table("a,b,c\n1,\"x, \"\"y\"\"\",\n2.5e3,,z\r\n", "t.csv");
@@ -57,8 +57,7 @@ TEST(Published, ChipNames) {
 TEST(Published, RowsAreThere) {
   const std::vector<GemmRow> rows = gemm_rows(list_machines());
   const auto count = [&](std::string_view gpu, GemmType type) {
-    return std::ranges::count_if(
-        rows, [&](const GemmRow& row) { return row.gpu == gpu && row.type == type; });
+    return std::ranges::count_if(rows, [&](const GemmRow& row) { return row.gpu == gpu && row.type == type; });
   };
   EXPECT_EQ(count("h100-sxm", GemmType::k16Bit), 1120);
   EXPECT_EQ(count("gb300", GemmType::k16Bit), 864);
@@ -129,8 +128,7 @@ TEST(Published, NoticeNamesEverySource) {
       std::string source = table.text(i, "source");
       if (source.starts_with("github:")) source = source.substr(7);
       // "owner/repository:path", "aiconfigurator:path", an address, or a title.
-      const std::string name =
-          source.starts_with("http") ? source : source.substr(0, source.find(':'));
+      const std::string name = source.starts_with("http") ? source : source.substr(0, source.find(':'));
       if (!contains(text, name)) missing.insert(name);
     }
   }

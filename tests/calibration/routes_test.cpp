@@ -36,9 +36,7 @@ double network(const std::string& yaml, const GroupShape& shape) {
 
 constexpr double kRounding = 1e-9;
 
-void expect_gigabytes(double found, double expected) {
-  EXPECT_NEAR(found, expected, kRounding * expected);
-}
+void expect_gigabytes(double found, double expected) { EXPECT_NEAR(found, expected, kRounding * expected); }
 
 // --- regular clusters ---
 
@@ -78,25 +76,21 @@ TEST(RoutesProperty, RegularClustersGetTheClosedForm) {
   int between_nodes = 0;
   while (compared < 1000) {
     const Cluster c = random_regular(random);
-    const auto draw = [&] {
-      return std::uniform_int_distribution<std::int64_t>(1, c.gpus)(random);
-    };
+    const auto draw = [&] { return std::uniform_int_distribution<std::int64_t>(1, c.gpus)(random); };
     GroupShape shape{draw(), draw()};
     for (int tries = 0; tries < 200 && !is_regular(shape, c); ++tries) shape = {draw(), draw()};
     if (!is_regular(shape, c)) continue;
     ++compared;
     const GroupLink closed = regular_group_link(c, shape);
     const GroupLink found = route(build_topology(c), shape).slowest;
-    const std::string what =
-        fmt::format("{} ranks, {} apart, on {} nodes of {} GPUs and {} ports, {} on a leaf, {}:1",
-                    shape.size, shape.stride, c.nodes(), c.node.gpus, c.node.nics,
-                    c.network.nodes_per_leaf, c.network.oversubscription);
+    const std::string what = fmt::format("{} ranks, {} apart, on {} nodes of {} GPUs and {} ports, {} on a leaf, {}:1",
+                                         shape.size, shape.stride, c.nodes(), c.node.gpus, c.node.nics,
+                                         c.network.nodes_per_leaf, c.network.oversubscription);
     EXPECT_EQ(found.size, closed.size) << what;
     EXPECT_EQ(found.nodes, closed.nodes) << what;
     EXPECT_EQ(found.ranks_per_node, closed.ranks_per_node) << what;
     EXPECT_NEAR(found.link.value(), closed.link.value(), kRounding * closed.link.value()) << what;
-    EXPECT_NEAR(found.network.value(), closed.network.value(), kRounding * closed.network.value())
-        << what;
+    EXPECT_NEAR(found.network.value(), closed.network.value(), kRounding * closed.network.value()) << what;
     EXPECT_EQ(found.link_latency, closed.link_latency) << what;
     EXPECT_EQ(found.network_latency, closed.network_latency) << what;
     if (closed.nodes > 1) ++between_nodes;
@@ -213,12 +207,11 @@ TEST(RoutesByHand, RingsUseThePortsOfNcclsDump) {
   expect_gigabytes(found.slowest.network.value() / kGiga, 50);
   // Half of the channels by port 3: 100. From GPU 7, which is not port 0's, over NVLink to GPU 0:
   // as many flows inside as the ring that returns.
-  const std::string two = nodes + "rings: [{" + order + ", enters: 0, leaves: 0}, {" + order +
-                          ", enters: 3, leaves: 3}]\n";
+  const std::string two =
+      nodes + "rings: [{" + order + ", enters: 0, leaves: 0}, {" + order + ", enters: 3, leaves: 3}]\n";
   expect_gigabytes(network(two, {16, 1}), 100);
-  expect_gigabytes(
-      routed(one, {16, 1}).slowest.link.value() / kGiga,
-      routed(nodes + "rings: [{" + order + "}]\n", {16, 1}).slowest.link.value() / kGiga);
+  expect_gigabytes(routed(one, {16, 1}).slowest.link.value() / kGiga,
+                   routed(nodes + "rings: [{" + order + "}]\n", {16, 1}).slowest.link.value() / kGiga);
   // Without ports in the dump each channel leaves by that of its first GPU, here always GPU 0.
   expect_gigabytes(network(nodes + "rings: [{" + order + "}]\n", {16, 1}), 50);
 }
@@ -230,18 +223,15 @@ TEST(RoutesByHand, ADeadRailLeavesSevenPorts) {
 
 TEST(RoutesByHand, TwoDeadRailsOfANodeLeaveSix) {
   // 1/8 + 2/8/6 = 1/6.
-  expect_gigabytes(
-      network(rails("{node: 2, nic: 0, fraction: 0}, {node: 2, nic: 5, fraction: 0}"), {32, 1}),
-      300);
+  expect_gigabytes(network(rails("{node: 2, nic: 0, fraction: 0}, {node: 2, nic: 5, fraction: 0}"), {32, 1}), 300);
 }
 
 TEST(RoutesByHand, DeadRailsOfNeighboursMeetOnThePortsBetween) {
   // Out of n1 (without port 0) into n2 (without port 5): channel 0 leaves over seven ports with
   // 1/56 each, channel 5 over the rails on which n2 takes it in: six of n1's ports, and its own for
   // rail 0, which n1 has not. The busiest: 1/8 + 1/56 + 1/56 = 9/56 on 50 GB/s.
-  expect_gigabytes(
-      network(rails("{node: 1, nic: 0, fraction: 0}, {node: 2, nic: 5, fraction: 0}"), {32, 1}),
-      50 * 56 / 9.0);
+  expect_gigabytes(network(rails("{node: 1, nic: 0, fraction: 0}, {node: 2, nic: 5, fraction: 0}"), {32, 1}),
+                   50 * 56 / 9.0);
 }
 
 TEST(RoutesByHand, ADeadRailsGroupTakesFromAllOthers) {
@@ -294,9 +284,7 @@ std::string chain(const std::string& second) {
       second);
 }
 
-TEST(RoutesByHand, TheThinLinkOfAChainBinds) {
-  expect_gigabytes(network(chain("100GB/s"), {24, 1}), 100);
-}
+TEST(RoutesByHand, TheThinLinkOfAChainBinds) { expect_gigabytes(network(chain("100GB/s"), {24, 1}), 100); }
 
 TEST(RoutesByHand, HopsCountInTheLatency) {
   // n0 > n1 one link, n1 > n2 one, n2 > n0 two: 4/3 of 300 ns beside the 2700 of a hop.
@@ -305,8 +293,7 @@ TEST(RoutesByHand, HopsCountInTheLatency) {
 }
 
 // Two nodes on leaves with two spines between.
-std::string spines(const std::string& a1, const std::string& b1, const std::string& a2,
-                   const std::string& b2) {
+std::string spines(const std::string& a1, const std::string& b1, const std::string& a2, const std::string& b2) {
   return fmt::format(
       "nodes: [{{count: 1, leaf: leaf1}}, {{count: 1, leaf: leaf2}}]\n"
       "switches: [leaf1, leaf2, a, b]\n"
@@ -410,8 +397,7 @@ void expect_refused(const std::string& yaml, const std::string& place, const std
 }
 
 TEST(Layout, WhatIsWrongIsSaidWithItsPlaceAndBothEnds) {
-  const std::string two =
-      "nodes: [{names: [a], leaf: l1}, {names: [b], leaf: l2}]\nswitches: [l1, l2]\n";  // 3, 4
+  const std::string two = "nodes: [{names: [a], leaf: l1}, {names: [b], leaf: l2}]\nswitches: [l1, l2]\n";  // 3, 4
   expect_refused(two, "3:", "no links lead from l2 (b) to l1 (a)");
   expect_refused(two + "links: [{between: [l1, l3], rate: 1GB/s}]\n", "5:", "'l3'");
   expect_refused(two + "links: [{between: [l1, l2], rate: 100}]\n", "5:", "unit");
@@ -433,8 +419,7 @@ TEST(Layout, WhatIsWrongIsSaidWithItsPlaceAndBothEnds) {
   expect_refused("nodes: [{names: [a, a]}]\n", "3:", "a is there twice");
   expect_refused("nodes: [{count: 2, node: {nics: 0}}]\n", "3:", "no network port");
   expect_refused("nodes: [{leaf: l}]\nswitches: [l]\n", "3:", "neither count: nor names:");
-  expect_refused("nodes: [{count: 1, leaf: [a, b]}, {count: 1, leaf: a}]\nswitches: [a, a]\n",
-                 "4:", "twice");
+  expect_refused("nodes: [{count: 1, leaf: [a, b]}, {count: 1, leaf: a}]\nswitches: [a, a]\n", "4:", "twice");
   expect_refused("gpus: 8\nlinks: []\n", "4:", "without nodes:");
   expect_refused(
       "nodes: [{count: 2, leaf: l, degraded: [{nic: 0, fraction: 0}, {nic: 0, fraction: 0}]}]\n"

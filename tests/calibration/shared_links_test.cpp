@@ -16,9 +16,8 @@ namespace foreshard::shared_links_test {
 namespace {
 
 Cluster cluster_of(const std::string& yaml) {
-  return parse_cluster(
-      "machine: h100\nnode: {gpus: 8, gpu_link: 450GB/s, nics: 8, nic_rate: 400Gbit/s}\n" + yaml,
-      "case");
+  return parse_cluster("machine: h100\nnode: {gpus: 8, gpu_link: 450GB/s, nics: 8, nic_rate: 400Gbit/s}\n" + yaml,
+                       "case");
 }
 
 // Two nodes on either of two leaves.
@@ -66,16 +65,14 @@ TEST(SharedLinks, BothOverTheSpineShareIt) {
 TEST(SharedLinks, EachKindOfLinkIsOneOfItsOwn) {
   // The ring of all gets 300 of the ports' 400 GB/s, 300 of NVLink's 450 and all of the spine.
   // Groups of 4 in a node want NVLink, those of two leaves a spine (16 x 18.75) and 3/8 of a port.
-  EXPECT_EQ(shares(leaves(300), {{32, 1}, {4, 1}, {2, 16}}),
-            (Shares{{1, 171 / 256.0}, {0, 1}, {1, 0}}));
+  EXPECT_EQ(shares(leaves(300), {{32, 1}, {4, 1}, {2, 16}}), (Shares{{1, 171 / 256.0}, {0, 1}, {1, 0}}));
 }
 
 TEST(SharedLinks, WhatFitsSideBySideIsLeftOut) {
   // 100 GB/s over the spine are a quarter of the ports for either.
   EXPECT_EQ(shares(leaves(100), {{16, 1}, {2, 16}}), (Shares{{1}, {0.125}}));
-  EXPECT_EQ(
-      shares("gpus: 64\nnetwork: {nodes_per_leaf: 4, oversubscription: 4}\n", {{32, 1}, {2, 32}}),
-      (Shares{{1}, {0.25}}));
+  EXPECT_EQ(shares("gpus: 64\nnetwork: {nodes_per_leaf: 4, oversubscription: 4}\n", {{32, 1}, {2, 32}}),
+            (Shares{{1}, {0.25}}));
 }
 
 // The closed form takes every shape's busiest leaf for the same one: never less than the graph.
@@ -87,9 +84,8 @@ TEST(SharedLinksProperty, TheClosedFormCoversTheGraph) {
   int shared = 0;
   int equal = 0;
   for (int i = 0; i < 300; ++i) {
-    Cluster c =
-        cluster_of(fmt::format("gpus: {}\nnetwork: {{nodes_per_leaf: {}, oversubscription: {}}}\n",
-                               8 * pick({2, 4, 8, 16}), pick({1, 2, 4}), pick({1, 2, 4})));
+    Cluster c = cluster_of(fmt::format("gpus: {}\nnetwork: {{nodes_per_leaf: {}, oversubscription: {}}}\n",
+                                       8 * pick({2, 4, 8, 16}), pick({1, 2, 4}), pick({1, 2, 4})));
     const std::int64_t inner = std::min<std::int64_t>(c.gpus / 2, pick({2, 4, 8, 16, 32}));
     const std::vector<GroupShape> shapes = {{inner, 1}, {c.gpus / inner, inner}};
     const Shares closed = shared_links(c, shapes);
@@ -102,8 +98,7 @@ TEST(SharedLinksProperty, TheClosedFormCoversTheGraph) {
       for (std::size_t by = 0; by < kSharedLinks; ++by) {
         covered |= closed[0][by] >= found[0][k] && closed[1][by] >= found[1][k];
       }
-      EXPECT_TRUE(covered) << fmt::format("{} GPUs, {} apart: {} and {}", c.gpus, inner,
-                                          found[0][k], found[1][k]);
+      EXPECT_TRUE(covered) << fmt::format("{} GPUs, {} apart: {} and {}", c.gpus, inner, found[0][k], found[1][k]);
     }
     shared += closed[0][0] > 0 ? 1 : 0;
     equal += closed == found ? 1 : 0;

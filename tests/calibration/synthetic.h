@@ -52,8 +52,8 @@ class SyntheticRaw {
   }
 
   static std::string seconds(double median) {
-    return fmt::format(R"("seconds": {{"median": {}, "low": {}, "high": {}}}, "repeats": 9)",
-                       median, median * 0.99, median * 1.01);
+    return fmt::format(R"("seconds": {{"median": {}, "low": {}, "high": {}}}, "repeats": 9)", median, median * 0.99,
+                       median * 1.01);
   }
 
  private:
@@ -62,8 +62,7 @@ class SyntheticRaw {
       row(fmt::format(R"({{"ranks": {}, {}, {}}})", ranks, rest, seconds(time)));
     };
     const auto product = [&](const char* pass, int m, int n, int k) {
-      add(fmt::format(R"("kind": "gemm", "pass": "{}", "dtype": "fp32", "m": {}, "n": {}, "k": {})",
-                      pass, m, n, k),
+      add(fmt::format(R"("kind": "gemm", "pass": "{}", "dtype": "fp32", "m": {}, "n": {}, "k": {})", pass, m, n, k),
           gemm(m, n, k, ranks));
     };
     for (const int tokens : {128, 512, 2048}) {

@@ -29,11 +29,9 @@ int for_each_shape(const Cluster& cluster, Check check) {
 void expect_same(const Cluster& cluster, const Topology& topology, const GroupShape& shape) {
   const GroupLink closed = regular_group_link(cluster, shape);
   const GroupLink walked = route(topology, shape).slowest;
-  const std::string what =
-      fmt::format("{}: {} ranks, {} apart", cluster.spec, shape.size, shape.stride);
+  const std::string what = fmt::format("{}: {} ranks, {} apart", cluster.spec, shape.size, shape.stride);
   EXPECT_NEAR(closed.link.value(), walked.link.value(), 1e-6 * closed.link.value()) << what;
-  EXPECT_NEAR(closed.network.value(), walked.network.value(), 1e-6 * closed.network.value())
-      << what;
+  EXPECT_NEAR(closed.network.value(), walked.network.value(), 1e-6 * closed.network.value()) << what;
 }
 
 TEST(Topology, GroupLinkIsTheBottleneckOfTheGraph) {
@@ -43,12 +41,10 @@ TEST(Topology, GroupLinkIsTheBottleneckOfTheGraph) {
     const Topology topology = build_topology(cluster);
     shapes += for_each_shape(cluster, [&](const GroupShape& shape) {
       const std::int64_t block = shape.size * shape.stride;
-      const bool regular =
-          shape.stride % 8 == 0 || (8 % shape.stride == 0 && (block % 8 == 0 || 8 % block == 0));
+      const bool regular = shape.stride % 8 == 0 || (8 % shape.stride == 0 && (block % 8 == 0 || 8 % block == 0));
       if (regular) return expect_same(cluster, topology, shape);
       // A group that lies unevenly on the nodes: the closed form may only be too careful.
-      EXPECT_LE(group_link(cluster, shape).network.value(),
-                route(topology, shape).slowest.network.value() * (1 + 1e-9))
+      EXPECT_LE(group_link(cluster, shape).network.value(), route(topology, shape).slowest.network.value() * (1 + 1e-9))
           << shape.size << " ranks, " << shape.stride << " apart";
     });
   }
@@ -58,15 +54,13 @@ TEST(Topology, GroupLinkIsTheBottleneckOfTheGraph) {
 TEST(Topology, GroupLinkIsTheBottleneckWithOtherPortsAndOversubscription) {
   for (const char* node : {"{nics: 8}", "{nics: 4}", "{nics: 1}", "{nics: 16, nic_rate: 100Gbit/s}",
                            "{gpus: 4, nics: 2, nic_rate: 200Gbit/s}"}) {
-    for (const char* network :
-         {"{nodes_per_leaf: 4, oversubscription: 2}", "{nodes_per_leaf: 2, oversubscription: 3}",
-          "{nodes_per_leaf: 5, oversubscription: 1.5}", "{nodes_per_leaf: 3}"}) {
-      const Cluster cluster = parse_cluster(
-          fmt::format("gpus: 128\nmachine: h100\nnode: {}\nnetwork: {}\n", node, network),
-          fmt::format("{} {}", node, network));
+    for (const char* network : {"{nodes_per_leaf: 4, oversubscription: 2}", "{nodes_per_leaf: 2, oversubscription: 3}",
+                                "{nodes_per_leaf: 5, oversubscription: 1.5}", "{nodes_per_leaf: 3}"}) {
+      const Cluster cluster =
+          parse_cluster(fmt::format("gpus: 128\nmachine: h100\nnode: {}\nnetwork: {}\n", node, network),
+                        fmt::format("{} {}", node, network));
       const Topology topology = build_topology(cluster);
-      for_each_shape(cluster,
-                     [&](const GroupShape& shape) { expect_same(cluster, topology, shape); });
+      for_each_shape(cluster, [&](const GroupShape& shape) { expect_same(cluster, topology, shape); });
     }
   }
 }
@@ -89,8 +83,8 @@ TEST(Topology, KnownShares) {
 }
 
 TEST(Topology, OversubscriptionHurtsOnlyRingsThatLeaveTheirLeaf) {
-  const Cluster cluster = parse_cluster(
-      "{gpus: 128, machine: h100, network: {nodes_per_leaf: 4, oversubscription: 2}}", "test");
+  const Cluster cluster =
+      parse_cluster("{gpus: 128, machine: h100, network: {nodes_per_leaf: 4, oversubscription: 2}}", "test");
   EXPECT_EQ(group_link(cluster, {128, 1}).network.value(), 400e9);  // one hop in four leaves
   EXPECT_EQ(group_link(cluster, {32, 1}).network.value(), 400e9);   // stays in its pod
   EXPECT_EQ(group_link(cluster, {4, 32}).network.value(), 25e9);    // every hop leaves
@@ -98,8 +92,7 @@ TEST(Topology, OversubscriptionHurtsOnlyRingsThatLeaveTheirLeaf) {
 
 // Racks of two trays of four GPUs behind one NVSwitch.
 Cluster racks(const std::string& more = "") {
-  return parse_cluster("gpus: 32\nmachine: b200\nnode: {gpus: 4, nics: 4, link_domain: 2}\n" + more,
-                       "racks");
+  return parse_cluster("gpus: 32\nmachine: b200\nnode: {gpus: 4, nics: 4, link_domain: 2}\n" + more, "racks");
 }
 
 TEST(Topology, TraysOfALinkDomainAreOneNode) {
@@ -112,15 +105,14 @@ TEST(Topology, TraysOfALinkDomainAreOneNode) {
   EXPECT_EQ(group_link(cluster, {4, 8}).network.value(), 50e9);
   const Topology topology = build_topology(cluster);
   int shapes = 0;
-  shapes += for_each_shape(cluster,
-                           [&](const GroupShape& shape) { expect_same(cluster, topology, shape); });
+  shapes += for_each_shape(cluster, [&](const GroupShape& shape) { expect_same(cluster, topology, shape); });
   EXPECT_GT(shapes, 10);
 }
 
 TEST(Topology, PcieSwitchesBindPortsThatAreFasterThanTheirSlot) {
   // 800 Gbit/s is 100 GB/s; the slot gives 48.
-  const Cluster cluster = parse_cluster(
-      "gpus: 32\nmachine: h100\nnode: {nic_rate: 800Gbit/s, pcie_switches: 8}\n", "slots");
+  const Cluster cluster =
+      parse_cluster("gpus: 32\nmachine: h100\nnode: {nic_rate: 800Gbit/s, pcie_switches: 8}\n", "slots");
   EXPECT_EQ(group_link(cluster, {4, 8}).network.value(), 48e9);
   const Topology topology = build_topology(cluster);
   expect_same(cluster, topology, {4, 8});
@@ -128,16 +120,16 @@ TEST(Topology, PcieSwitchesBindPortsThatAreFasterThanTheirSlot) {
 }
 
 TEST(Topology, ASlowPortSlowsEveryRingOfItsNode) {
-  const Cluster cluster = parse_cluster(
-      "gpus: 32\nmachine: h100\ndegraded: [{node: 1, nic: 3, fraction: 0.5}]\n", "slow");
+  const Cluster cluster =
+      parse_cluster("gpus: 32\nmachine: h100\ndegraded: [{node: 1, nic: 3, fraction: 0.5}]\n", "slow");
   const Topology topology = build_topology(cluster);
   EXPECT_EQ(group_link(cluster, {32, 1}).network.value(), 200e9);  // even shares, the slowest waits
   EXPECT_EQ(group_link(cluster, {4, 8}).network.value(), 25e9);
 }
 
 TEST(Topology, AMissingPortLeavesItsPartToTheOthers) {
-  const Cluster cluster = parse_cluster(
-      "gpus: 32\nmachine: h100\ndegraded: [{node: 2, nic: 0, fraction: 0}]\n", "missing");
+  const Cluster cluster =
+      parse_cluster("gpus: 32\nmachine: h100\ndegraded: [{node: 2, nic: 0, fraction: 0}]\n", "missing");
   const Topology topology = build_topology(cluster);
   const double closed = group_link(cluster, {32, 1}).network.value();
   EXPECT_NEAR(closed, 350e9, 1);  // seven of eight
@@ -145,16 +137,14 @@ TEST(Topology, AMissingPortLeavesItsPartToTheOthers) {
 }
 
 TEST(Topology, ASlowGpuLinkSlowsItsRing) {
-  const Cluster cluster = parse_cluster(
-      "gpus: 8\nmachine: h100\ndegraded: [{node: 0, gpu: 5, fraction: 0.5}]\n", "link");
+  const Cluster cluster =
+      parse_cluster("gpus: 8\nmachine: h100\ndegraded: [{node: 0, gpu: 5, fraction: 0.5}]\n", "link");
   EXPECT_EQ(group_link(cluster, {8, 1}).link.value(), 225e9);
 }
 
 TEST(Topology, RefusesDegradedLinksThatAreNone) {
   const auto refuse = [](const char* list) {
-    EXPECT_THROW(
-        parse_cluster(fmt::format("gpus: 16\nmachine: h100\ndegraded: [{}]\n", list), "bad"),
-        ConfigError)
+    EXPECT_THROW(parse_cluster(fmt::format("gpus: 16\nmachine: h100\ndegraded: [{}]\n", list), "bad"), ConfigError)
         << list;
   };
   refuse("{node: 2, nic: 0, fraction: 0}");

@@ -35,9 +35,8 @@ TEST(BadInput, Usage) {
   expect_refused("predict plan.yaml", 2, {"unexpected argument 'plan.yaml'", "--plan plan.yaml"});
   expect_refused(kJob + "--set mesh.shard=8 recompute=full", 2,
                  {"unexpected argument 'recompute=full'", "--set recompute=full"});
-  expect_refused(
-      kJob.substr(kJob.find(' ')).insert(0, "compare") + "--with mesh.shard=8 loss=fused", 2,
-      {"no plan file 'loss=fused'", "--with loss=fused"});
+  expect_refused(kJob.substr(kJob.find(' ')).insert(0, "compare") + "--with mesh.shard=8 loss=fused", 2,
+                 {"no plan file 'loss=fused'", "--with loss=fused"});
   expect_refused("predict --model", 2, {"--model"});
   expect_refused(kJob + "--color sometimes", 2, {"--color", "'sometimes'", "auto, always, never"});
   expect_refused("schema plam", 2, {"'plam'", "did you mean plan?"});
@@ -66,14 +65,12 @@ TEST(BadInput, ModelsOfImagesAndFromFiles) {
 
   expect_refused("predict --model none.yaml --cluster 8xh100", 3, {"none.yaml"});
   write_temporary("model.yaml", "model: mine\npositions: 8\nlayer: {}\n");
-  expect_refused("predict --model model.yaml --cluster 8xh100", 3,
-                 {"model.yaml:3:1", "did you mean layers?"});
+  expect_refused("predict --model model.yaml --cluster 8xh100", 3, {"model.yaml:3:1", "did you mean layers?"});
   expect_refused("models --yaml", 2, {"--yaml"});
 }
 
 TEST(BadInput, KeysOfAPlan) {
-  expect_refused(kJob + "--set mesh.shrad=8", 3,
-                 {"--set:1:1", "unknown key 'mesh.shrad'", "did you mean mesh.shard?"});
+  expect_refused(kJob + "--set mesh.shrad=8", 3, {"--set:1:1", "unknown key 'mesh.shrad'", "did you mean mesh.shard?"});
   expect_refused(kJob + "--set shard=8", 3, {"did you mean mesh.shard?"});
   expect_refused(kJob + "--set mesh.shard", 3, {"no assignment", "mesh.shard=8"});
   expect_refused(kJob + "--set mesh.shard=", 3, {"mesh.shard"});
@@ -81,8 +78,7 @@ TEST(BadInput, KeysOfAPlan) {
   expect_refused(kJob + "--set recompute=ful", 3, {"did you mean full?"});
 
   write_temporary("keys.yaml", "model: gpt2\ncluster: 8xh100\nbach: {micro_batch: 2}\n");
-  expect_refused("predict --plan keys.yaml", 3,
-                 {"keys.yaml:3:1", "unknown key 'bach'", "did you mean batch?"});
+  expect_refused("predict --plan keys.yaml", 3, {"keys.yaml:3:1", "unknown key 'bach'", "did you mean batch?"});
   write_temporary("twice.yaml", "model: gpt2\nmodel: gpt2-xl\ncluster: 8xh100\n");
   expect_refused("predict --plan twice.yaml", 3, {"twice.yaml:2:1", "model"});
   write_temporary("nocluster.yaml", "model: gpt2\n");
@@ -96,8 +92,8 @@ TEST(BadInput, KeysOfAPlan) {
 }
 
 TEST(BadInput, Sizes) {
-  for (const char* key : {"batch.sequence", "batch.micro_batch", "batch.accumulation", "mesh.shard",
-                          "mesh.replicate", "units.layers_per_unit"}) {
+  for (const char* key : {"batch.sequence", "batch.micro_batch", "batch.accumulation", "mesh.shard", "mesh.replicate",
+                          "units.layers_per_unit"}) {
     for (const char* value : {"0", "-1", "99999999999999999999", "4k", "1.5", "nan", "1e30"}) {
       expect_refused(kJob + "--set " + key + "=" + value, 3, {key});
     }
@@ -110,15 +106,12 @@ TEST(BadInput, Sizes) {
   expect_refused(kJob + "--set batch.global=12", 3, {"12 is no multiple of", "8 or 16"});
   expect_refused("search --model gpt2 --cluster 8xh100 --global-batch 12", 3, {"8 and 16"});
   expect_refused("search --model gpt2 --cluster 8xh100 --global-batch 0", 3, {"--global-batch"});
-  expect_refused("predict --model gpt2 --cluster 8xh100 --sequence 2048", 3,
-                 {"1024 learned positions"});
+  expect_refused("predict --model gpt2 --cluster 8xh100 --sequence 2048", 3, {"1024 learned positions"});
 }
 
 TEST(BadInput, Mesh) {
-  expect_refused(kJob + "--set mesh.shard=3", 3,
-                 {"--set:1:12", "3 does not divide the 8 GPUs", "2 or 4"});
-  expect_refused(kJob + "--set mesh.shard=4 --set mesh.replicate=4", 3,
-                 {"16 ranks, but the cluster has 8 GPUs"});
+  expect_refused(kJob + "--set mesh.shard=3", 3, {"--set:1:12", "3 does not divide the 8 GPUs", "2 or 4"});
+  expect_refused(kJob + "--set mesh.shard=4 --set mesh.replicate=4", 3, {"16 ranks, but the cluster has 8 GPUs"});
   expect_refused(kJob + "--set reshard_after_forward=3", 3, {"reshard_after_forward", "divisor"});
 }
 
@@ -144,8 +137,7 @@ TEST(BadInput, Clusters) {
 }
 
 TEST(BadInput, ModelsByName) {
-  expect_refused("predict --model llama-3.1-8c --cluster 8xh100", 3,
-                 {"unknown model", "did you mean llama-3.1-8b?"});
+  expect_refused("predict --model llama-3.1-8c --cluster 8xh100", 3, {"unknown model", "did you mean llama-3.1-8b?"});
   expect_refused("predict --model meta-llama/Llama-9.1-8B --cluster 8xh100", 3, {"unknown model"});
   expect_refused("predict --model '' --cluster 8xh100", 3, {"--model"});
 }
@@ -158,8 +150,7 @@ TEST(BadInput, ModelFiles) {
   expect_refused("predict --model none.json --cluster 8xh100", 3, {"none.json", "no such file"});
   expect_refused("predict --model ./none --cluster 8xh100", 3, {"./none", "no such file"});
   expect_refused("predict --model / --cluster 8xh100", 3, {"is a directory"});
-  expect_config_refused("truncated.json", "{\"model_type\": \"llama\", \"hidden",
-                        {"truncated.json:1"});
+  expect_config_refused("truncated.json", "{\"model_type\": \"llama\", \"hidden", {"truncated.json:1"});
   expect_config_refused("short.json", "{", {"short.json", "truncated"});
   expect_config_refused("empty.json", "", {"empty.json"});
   expect_config_refused("text.json", "hello", {"text.json:1:1"});
@@ -169,8 +160,7 @@ TEST(BadInput, ModelFiles) {
                         {"deberta.json:1:16", "\"deberta\" is not supported", "nearest is"});
   expect_config_refused("moe.json", "{\"architectures\": [\"MambaForCausalLM\"]}",
                         {"MambaForCausalLM", "not supported"});
-  expect_config_refused("zero.json",
-                        R"({"model_type": "gpt2", "n_layer": 0, "n_embd": 8, "n_head": 2})",
+  expect_config_refused("zero.json", R"({"model_type": "gpt2", "n_layer": 0, "n_embd": 8, "n_head": 2})",
                         {"zero.json:1:35", "n_layer"});
   expect_config_refused("huge.json",
                         R"({"model_type": "gpt2", "n_layer": 1000000000, "n_embd": 1000000000,
@@ -195,9 +185,8 @@ TEST(BadInput, MissingCapability) {
   expect_refused(whole + "--set reshard_after_forward=always", 3, {"loses them", "never"});
   expect_refused(stages + "--set pipeline.stages_per_rank=16", 3, {"mesh.pp", "stage"});
   for (const char* to : {"fsdp2", "accelerate"}) {
-    expect_refused(
-        std::string("export --model llama-3.1-8b --cluster 8xh100 --set mesh.pp=4 --to ") + to, 6,
-        {"mesh.pp", "torchtitan"});
+    expect_refused(std::string("export --model llama-3.1-8b --cluster 8xh100 --set mesh.pp=4 --to ") + to, 6,
+                   {"mesh.pp", "torchtitan"});
   }
   expect_refused(kJob + "--set mesh.pp=8", 6, {"mesh.pp without fully_shard", "mesh.shard: 2"});
 }
@@ -207,8 +196,7 @@ TEST(BadInput, FilesThatCannotBeWritten) {
   expect_refused(job + "--trace none/trace.json", 3, {"none/trace.json", "No such file"});
   expect_refused(job + "--trace /dev/full", 3, {"/dev/full", "No space left"});
   expect_refused(job + "--csv .", 3, {".: cannot be written"});
-  expect_refused("search --model gpt2 --cluster 8xh100 --out none/plan.yaml", 3,
-                 {"none/plan.yaml"});
+  expect_refused("search --model gpt2 --cluster 8xh100 --out none/plan.yaml", 3, {"none/plan.yaml"});
   const Outcome full = shell("\"$F\" predict --model gpt2 --cluster 8xh100 >/dev/full");
   EXPECT_EQ(full.exit_code, 3);
   expect_says(full.err, "standard output: cannot be written: No space left");

@@ -25,13 +25,12 @@ JobOptions random_job() {
   const auto one_of = [](std::initializer_list<const char*> words) {
     return std::string(*rc::gen::elementOf(std::vector<const char*>(words)));
   };
-  JobOptions job = {
-      .model = one_of({"qwen2.5-0.5b", "gpt2", "llama-3.2-1b", "mixtral-8x7b", "gpt-oss-20b",
-                       "t5-small", "gemma-3-1b"}),
-      .cluster = "8xb200",
-      .runtime = one_of({"fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3", "native"}),
-      .sequence = "512",
-      .accumulation = one_of({"1", "2", "3"})};
+  JobOptions job = {.model = one_of({"qwen2.5-0.5b", "gpt2", "llama-3.2-1b", "mixtral-8x7b", "gpt-oss-20b", "t5-small",
+                                     "gemma-3-1b"}),
+                    .cluster = "8xb200",
+                    .runtime = one_of({"fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3", "native"}),
+                    .sequence = "512",
+                    .accumulation = one_of({"1", "2", "3"})};
   auto& set = job.assignments.emplace_back();
   const auto draw = [&](const std::string& key, std::initializer_list<const char*> words) {
     set.push_back(key + "=" + one_of(words));
@@ -67,11 +66,10 @@ std::vector<std::string> every_word() {
 JobOptions any_words() {
   JobOptions job = random_job();
   job.model = *rc::gen::element<std::string>(
-      "gpt2", "opt-125m", "opt-350m", "bloom-560m", "mpt-125m", "pythia-1b", "falcon-7b",
-      "starcoder2-3b", "phi-3-mini", "llama-3.2-1b", "qwen2.5-0.5b", "qwen3-0.6b", "smollm3-3b",
-      "olmo-2-7b", "granite-3.3-2b", "gemma-2b", "gemma-2-2b", "gemma-3-1b", "mixtral-8x7b",
-      "gpt-oss-20b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "llama-4-scout",
-      "bert-base", "roberta-base", "t5-small", "t5-v1.1-small", "llava-1.5-7b");
+      "gpt2", "opt-125m", "opt-350m", "bloom-560m", "mpt-125m", "pythia-1b", "falcon-7b", "starcoder2-3b", "phi-3-mini",
+      "llama-3.2-1b", "qwen2.5-0.5b", "qwen3-0.6b", "smollm3-3b", "olmo-2-7b", "granite-3.3-2b", "gemma-2b",
+      "gemma-2-2b", "gemma-3-1b", "mixtral-8x7b", "gpt-oss-20b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b",
+      "deepseek-v2-lite", "llama-4-scout", "bert-base", "roberta-base", "t5-small", "t5-v1.1-small", "llava-1.5-7b");
   std::vector<std::string>& set = job.assignments.back();
   const auto one_in_three = [] { return *rc::gen::element(0, 1, 2) == 0; };
   if (one_in_three()) job.runtime = "megatron";
@@ -88,11 +86,10 @@ JobOptions any_words() {
   // Numbers, and words with one in them.
   if (one_in_three()) {
     set.push_back(*rc::gen::element<std::string>(
-        "mesh.tp=4", "mesh.replicate=2", "mesh.etp=2", "units.layers_per_unit=3",
-        "reshard_after_forward=2", "recompute=every-2", "prefetch.forward=2", "prefetch.backward=3",
-        "lora.rank=8", "batch.documents=4", "evaluation.sequences=16", "buffers.reduce_scatter=3",
-        "units.min_parameters=1000000", "frozen=[embedding]", "ddp.bucket_cap_mb=1",
-        "zero.zero_hpz_partition_size=2", "zero.reduce_bucket_size=1000000"));
+        "mesh.tp=4", "mesh.replicate=2", "mesh.etp=2", "units.layers_per_unit=3", "reshard_after_forward=2",
+        "recompute=every-2", "prefetch.forward=2", "prefetch.backward=3", "lora.rank=8", "batch.documents=4",
+        "evaluation.sequences=16", "buffers.reduce_scatter=3", "units.min_parameters=1000000", "frozen=[embedding]",
+        "ddp.bucket_cap_mb=1", "zero.zero_hpz_partition_size=2", "zero.reduce_bucket_size=1000000"));
   }
   return job;
 }
@@ -115,8 +112,7 @@ bool swings_hold(const EventGraph& graph) {
   for (const MemoryAction& action : graph.actions) {
     using Kind = MemoryAction::Kind;
     const Kind kind = action.kind;
-    if (kind == Kind::kAllocate || kind == Kind::kFree || kind == Kind::kStore ||
-        kind == Kind::kKeep) {
+    if (kind == Kind::kAllocate || kind == Kind::kFree || kind == Kind::kStore || kind == Kind::kKeep) {
       continue;
     }
     const LayerExecution& e = graph.executions[at(action.target)];
@@ -156,8 +152,7 @@ RC_GTEST_PROP(BalancedMemoryProperty, OfAnyWordsToo, ()) {
 
 Job job_of(const char* model, const char* cluster, const char* runtime, const char* sequence,
            const std::vector<std::string>& set) {
-  JobOptions options = {
-      .model = model, .cluster = cluster, .runtime = runtime, .sequence = sequence};
+  JobOptions options = {.model = model, .cluster = cluster, .runtime = runtime, .sequence = sequence};
   options.assignments.push_back(set);
   return load_job(options);
 }
@@ -172,13 +167,11 @@ struct Case {
 // follows an fp32 stream without a norm is not; a layer run again is run before a region's first
 // node.
 TEST(BalancedMemory, IsThatOfEveryStep) {
-  const std::vector<std::string> over_axes = {"mesh.tp=2", "mesh.ep=2", "compile=blocks",
-                                              "recompute=full", "dtype.param=fp32"};
+  const std::vector<std::string> over_axes = {"mesh.tp=2", "mesh.ep=2", "compile=blocks", "recompute=full",
+                                              "dtype.param=fp32"};
   for (const auto& [model, runtime, set] :
        {Case{"gpt-oss-20b", "fsdp2", {"experts=transformers", "units.shard_dim=1"}},
-        Case{"mixtral-8x7b",
-             "fsdp1",
-             {"stack=hf_trainer", "dtype.param=fp32", "dtype.autocast=bf16"}},
+        Case{"mixtral-8x7b", "fsdp1", {"stack=hf_trainer", "dtype.param=fp32", "dtype.autocast=bf16"}},
         Case{"opt-350m", "ddp", {}},
         Case{"llava-1.5-7b", "ddp", {"batch.sequence=1024", "ddp.find_unused_parameters=true"}},
         Case{"olmo-2-7b", "fsdp2", {"kernels.norm=fp32", "dtype.autocast=bf16"}},
@@ -202,17 +195,16 @@ TEST(BalancedMemory, IsThatOfEveryStep) {
 // of its rotary tables (2048 x 64), which the hooks cast too, are not in the forecast.
 TEST(BalancedMemory, UnitsCastAnFp32StreamThatTheirCallerHolds) {
   const TemporaryFolder folder;
-  const auto config = folder.write(
-      "config.json",
-      R"({"model_type": "llama", "vocab_size": 1024, "hidden_size": 512, "intermediate_size": 1024,
+  const auto config =
+      folder.write("config.json",
+                   R"({"model_type": "llama", "vocab_size": 1024, "hidden_size": 512, "intermediate_size": 1024,
           "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8,
           "tie_word_embeddings": false, "hidden_act": "silu", "max_position_embeddings": 2048,
           "rms_norm_eps": 1e-6})");
-  const Job job = job_of(
-      config.c_str(), "8xh100", "fsdp2@2.11", "2048",
-      {"batch.micro_batch=2", "stack=hf_trainer", "kernels.norm=compute", "kernels.residual=fp32",
-       "recompute=full", "optimizer.clip_norm=none", "loss_in_forward=false", "logits=released",
-       "units.embedding=root", "units.head=root"});
+  const Job job = job_of(config.c_str(), "8xh100", "fsdp2@2.11", "2048",
+                         {"batch.micro_batch=2", "stack=hf_trainer", "kernels.norm=compute", "kernels.residual=fp32",
+                          "recompute=full", "optimizer.clip_norm=none", "loss_in_forward=false", "logits=released",
+                          "units.embedding=root", "units.head=root"});
   constexpr double kRecorded = 213'354'008 - (64 << 20) - 6 * 2048 * 64 * 2;
   const EventGraph graph = build_training_step(job.model, job.resolved.plan);
   EXPECT_NEAR(static_cast<double>(peak_allocated(graph).count()), kRecorded, 1e-3 * kRecorded);
@@ -221,9 +213,8 @@ TEST(BalancedMemory, UnitsCastAnFp32StreamThatTheirCallerHolds) {
 // DeepSpeed without overlap_comm has its collectives on the compute stream, where they hide behind
 // nothing and slow nothing down.
 TEST(ContendedBound, HoldsWhereCollectivesAreOnTheComputeStream) {
-  const Job job =
-      job_of("falcon-7b", "4xl4", "zero3", "2048",
-             {"stack=deepspeed_examples", "zero.overlap_comm=false", "batch.accumulation=4"});
+  const Job job = job_of("falcon-7b", "4xl4", "zero3", "2048",
+                         {"stack=deepspeed_examples", "zero.overlap_comm=false", "batch.accumulation=4"});
   const Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
   EXPECT_GE(made.timeline.period, contended_bound(made.graph, made.costs));
 }

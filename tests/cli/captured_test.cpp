@@ -33,8 +33,7 @@ TEST(Captured, AKeptCaptureIsForecast) {
   EXPECT_GT(report["step"]["seconds"]["high"], seconds);
   EXPECT_GT(report["capture"]["host_s"], 0);
   EXPECT_TRUE(report["capture"]["unknown_kernels"].empty());
-  EXPECT_EQ(comparable(outcome),
-            comparable(run("predict --json --capture " + kCapture + " --cluster 8xh100")));
+  EXPECT_EQ(comparable(outcome), comparable(run("predict --json --capture " + kCapture + " --cluster 8xh100")));
 }
 
 // Units of six blocks and the root: seven gathers forward, six backward (the root keeps its
@@ -63,8 +62,7 @@ std::vector<std::string> collectives(const Outcome& schedule) {
     std::vector<std::string> cells;
     std::istringstream rest(line);
     for (std::string cell; std::getline(rest, cell, ',');) cells.push_back(cell);
-    if (cells.size() > 7 &&
-        (cells[1] == "all_gather" || cells[1] == "reduce_scatter" || cells[1] == "all_reduce")) {
+    if (cells.size() > 7 && (cells[1] == "all_gather" || cells[1] == "reduce_scatter" || cells[1] == "all_reduce")) {
       found.push_back(cells[1] + " " + cells[7]);
     }
   }
@@ -76,8 +74,7 @@ std::vector<std::string> collectives(const Outcome& schedule) {
 // ends is the program's matter (ZeRO gathers behind its optimizer).
 TEST(Captured, AnImportedPlanIsTheCapture) {
   for (const auto& [name, said, count] :
-       {std::tuple("llama_fsdp2_8", "head: with_norm", 24U),
-        std::tuple("llama_autocast_8", "residual: fp32", 2U),
+       {std::tuple("llama_fsdp2_8", "head: with_norm", 24U), std::tuple("llama_autocast_8", "residual: fp32", 2U),
         std::tuple("llama_fsdp1_8", "use_orig_params: true", 8U),
         std::tuple("llama_zero2_8", "runtime: zero2@0.19", 4U),
         std::tuple("llama_zero3_8", "runtime: zero3@0.19", 10U)}) {
@@ -96,12 +93,11 @@ TEST(Captured, AnImportedPlanIsTheCapture) {
     const auto report = json_of(run("predict --json --plan plan.yaml"));
     // cuBLAS' workspaces of two threads are the libraries' in a plan's memory.
     const double asked = captured["capture"]["requested_peak_bytes"].get<double>() - (64 << 20);
-    EXPECT_NEAR(report["memory"]["peak_allocated_bytes"]["value"].get<double>() / asked, 1, 0.002)
-        << name;
+    EXPECT_NEAR(report["memory"]["peak_allocated_bytes"]["value"].get<double>() / asked, 1, 0.002) << name;
     // What the allocator holds of models this small is a few segments of 20 MiB.
     const char* const held = "peak_reserved_bytes";
-    EXPECT_NEAR(report["memory"][held]["value"].get<double>(),
-                captured["memory"][held]["value"].get<double>(), 32 << 20)
+    EXPECT_NEAR(report["memory"][held]["value"].get<double>(), captured["memory"][held]["value"].get<double>(),
+                32 << 20)
         << name;
   }
   const Outcome nameless = run("import " + kCapture + " --out mine.yaml");
@@ -114,8 +110,7 @@ TEST(Captured, AnImportedPlanIsTheCapture) {
 // layers are read off, alike ones once, and forecast as it was; search cuts it for eight GPUs.
 TEST(Captured, AProgramOfItsOwnIsImportedByItsModules) {
   const std::string folder = FORESHARD_SOURCE_DIR "/tests/captures/modules_gpt/";
-  const Outcome imported =
-      run("import " + folder + "large " + folder + "small --out mine.yaml --plan plan.yaml");
+  const Outcome imported = run("import " + folder + "large " + folder + "small --out mine.yaml --plan plan.yaml");
   ASSERT_EQ(imported.exit_code, 0) << imported.err;
   expect_says(read_temporary("plan.yaml"), "zero_grad: after_forward");
   const std::string model = read_temporary("mine.yaml");
@@ -123,8 +118,7 @@ TEST(Captured, AProgramOfItsOwnIsImportedByItsModules) {
   expect_says(model, R"("kv_heads":4,"head_dim":64,"causal":true)");
   // A running sum is turned round, summed and turned back: tensors beside its gradient.
   expect_says(model, R"("backward_temporaries":["temporary_)");
-  const auto captured =
-      json_of(run("predict --json --capture " + folder + "large --cluster 1xh100"));
+  const auto captured = json_of(run("predict --json --capture " + folder + "large --cluster 1xh100"));
   const auto report = json_of(run("predict --json --plan plan.yaml"));
   expect_says(run("predict --capture " + folder + "large --cluster 1xh100").out, "0.00196 B param");
   expect_says(run("predict --plan plan.yaml").out, "0.00196 B param");
@@ -135,20 +129,17 @@ TEST(Captured, AProgramOfItsOwnIsImportedByItsModules) {
   // Of one size, too, and packed to be sent; and a program that is another one is refused.
   EXPECT_EQ(run("import " + folder + "small --out one.yaml").exit_code, 0);
   const Outcome sent =
-      shell("cp -r " + folder +
-            "small sent && gzip sent/calls.txt && \"$F\" import sent --out sent.yaml");
+      shell("cp -r " + folder + "small sent && gzip sent/calls.txt && \"$F\" import sent --out sent.yaml");
   EXPECT_EQ(sent.exit_code, 0) << sent.err;
   expect_says(read_temporary("sent.yaml"), R"("repeat":2)");
   // What torch.compile made is compiled in its plan; beside its loss, zeros stand for the gradient
   // of logits that the loop keeps.
-  const Outcome compiled =
-      shell("cp -r " + folder + "small compiled && sed -i 's/\"schema\"/\"compiled\":[\"\"],&/' " +
-            "compiled/model.json && \"$F\" import compiled --out c.yaml --plan c.plan");
+  const Outcome compiled = shell("cp -r " + folder + "small compiled && sed -i 's/\"schema\"/\"compiled\":[\"\"],&/' " +
+                                 "compiled/model.json && \"$F\" import compiled --out c.yaml --plan c.plan");
   ASSERT_EQ(compiled.exit_code, 0) << compiled.err;
   expect_says(read_temporary("c.plan"), "compile: model");
   const auto temporaries = [](const std::string& more) {
-    const std::string set =
-        " --set batch.micro_batch=512 --set loss=compiled --set loss_in_forward=true --set logits=";
+    const std::string set = " --set batch.micro_batch=512 --set loss=compiled --set loss_in_forward=true --set logits=";
     const auto memory = json_of(run("predict --json --plan c.plan" + set + more))["memory"];
     return memory["at_peak"]["backward_temp"].get<std::int64_t>();
   };
@@ -192,9 +183,9 @@ TEST(Captured, AConfigThatIsNotReadGivesWayToTheModules) {
 // fp32 parameters under autocast: sums stay in fp32, whoever shards them.
 TEST(Captured, AutocastWithoutAPolicyIsThePlans) {
   const auto plan_of = [](const std::string& name, const std::string& change) {
-    const Outcome done = shell(
-        "rm -rf own && cp -r " FORESHARD_SOURCE_DIR "/tests/captures/" + name + " own && sed -i '" +
-        change + "' own/model.json && \"$F\" import own --out own.yaml --plan own.plan");
+    const Outcome done =
+        shell("rm -rf own && cp -r " FORESHARD_SOURCE_DIR "/tests/captures/" + name + " own && sed -i '" + change +
+              "' own/model.json && \"$F\" import own --out own.yaml --plan own.plan");
     EXPECT_EQ(done.exit_code, 0) << done.err;
     return read_temporary("own.plan");
   };
@@ -202,8 +193,8 @@ TEST(Captured, AutocastWithoutAPolicyIsThePlans) {
   expect_says(alone, "{param: fp32, master: fp32, autocast: bf16}");
   expect_says(alone, "residual: fp32");
   const std::string said = R"(1s/{/{"autocast": "torch.bfloat16",/)";
-  const std::string sharded = plan_of(
-      "llama_fsdp2_8", said + R"(; s/"param_dtype": "torch.bfloat16"/"param_dtype": "None"/g)");
+  const std::string sharded =
+      plan_of("llama_fsdp2_8", said + R"(; s/"param_dtype": "torch.bfloat16"/"param_dtype": "None"/g)");
   expect_says(sharded, "autocast: bf16");
   expect_says(sharded, "residual: fp32");
   EXPECT_EQ(plan_of("llama_fsdp2_8", said).find("autocast"), std::string::npos);
@@ -211,8 +202,7 @@ TEST(Captured, AutocastWithoutAPolicyIsThePlans) {
 
 TEST(Captured, AnotherMachineIsPricedAnew) {
   const auto seconds = [](const std::string& cluster) -> double {
-    const auto report =
-        json_of(run("predict --json --capture " + kCapture + " --cluster " + cluster));
+    const auto report = json_of(run("predict --json --capture " + kCapture + " --cluster " + cluster));
     return report["step"]["communication_s"]["value"];
   };
   EXPECT_GT(seconds("8xa100"), seconds("8xh100"));
@@ -241,9 +231,8 @@ TEST(Captured, WrongWordsAreRefused) {
 TEST(Captured, AWrongLineIsNamed) {
   write_temporary("capture.json", R"({"gpu": "h100-sxm", "world": 1, "rank": 0})");
   for (const auto& [text, line] :
-       {std::pair("N 0 kernel\nL 1 0 0 1\n", ":2:"), std::pair("Z 1 2\n", ":1:"),
-        std::pair("H 1 0 5\n", ":1:"), std::pair("N 1 late\n", ":1:"),
-        std::pair("W 1 x 2 3\n", ":1:")}) {
+       {std::pair("N 0 kernel\nL 1 0 0 1\n", ":2:"), std::pair("Z 1 2\n", ":1:"), std::pair("H 1 0 5\n", ":1:"),
+        std::pair("N 1 late\n", ":1:"), std::pair("W 1 x 2 3\n", ":1:")}) {
     write_temporary("calls.txt", text);
     const Outcome outcome = run("predict --capture . --cluster 1xh100");
     EXPECT_EQ(outcome.exit_code, 3) << text;
@@ -256,8 +245,7 @@ TEST(Captured, AWrongLineIsNamed) {
 
 #ifdef FORESHARD_NULL_STEP
 Outcome null(const std::string& flags, const std::string& part) {
-  return shell("\"$(dirname \"$F\")/foreshard-null\" " + flags + " -- " FORESHARD_NULL_STEP " " +
-               part);
+  return shell("\"$(dirname \"$F\")/foreshard-null\" " + flags + " -- " FORESHARD_NULL_STEP " " + part);
 }
 
 TEST(NullGpu, TheStepOfAProgramIsCapturedAndForecast) {
@@ -295,9 +283,9 @@ TEST(NullGpu, AConfigAloneIsACommand) {
 // What Python measured behind each step, in the geometric mean: 4 of 8, 2 and 4.
 TEST(NullGpu, HostTimeIsOfTheProcessorAroundItsSteps) {
   const auto captured_on = [](const std::string& model) {
-    const Outcome ran = shell("\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- sh -c '" +
-                              (model.empty() ? "" : "echo \"" + model + "\" > c/model.json; ") +
-                              "exec " FORESHARD_NULL_STEP " train'");
+    const Outcome ran =
+        shell("\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- sh -c '" +
+              (model.empty() ? "" : "echo \"" + model + "\" > c/model.json; ") + "exec " FORESHARD_NULL_STEP " train'");
     EXPECT_EQ(ran.exit_code, 0) << ran.err;
     return nlohmann::json::parse(read_temporary("c/capture.json"))["processor"].get<double>();
   };
@@ -331,8 +319,7 @@ TEST(NullGpu, ConvolutionsAreProductsOfChannelsInnermost) {
   ASSERT_EQ(null("--gpu h100 --out c", "convolutions").exit_code, 0);
   const std::string calls = read_temporary("c/calls.txt");
   // 128 pixels of 32 filters, each of 9 * 64; groups; bf16. Operands and result once.
-  const std::string product =
-      std::to_string(2 * (2 * 64 * 64 + 32 * 64 * 9 + 2 * 32 * 64)) + " 128 32 576 1 14\n";
+  const std::string product = std::to_string(2 * (2 * 64 * 64 + 32 * 64 * 9 + 2 * 32 * 64)) + " 128 32 576 1 14\n";
   const std::size_t first = calls.find(product);
   ASSERT_NE(first, std::string::npos);
   EXPECT_NE(calls.find(product, first + 1), std::string::npos);
@@ -363,16 +350,14 @@ TEST(NullGpu, OperandsOnTheDeviceAreKnown) {
 }
 
 TEST(NullGpu, KernelsAreOfAnArchitectureThatTheBinaryHas) {
-  for (const auto& [gpu, expected] :
-       {std::pair("h100", 90), std::pair("b300", 100), std::pair("a10", 80)}) {
+  for (const auto& [gpu, expected] : {std::pair("h100", 90), std::pair("b300", 100), std::pair("a10", 80)}) {
     EXPECT_EQ(null(std::string("--gpu ") + gpu, "architecture").exit_code, expected) << gpu;
   }
 }
 
 TEST(NullGpu, AnswersAreThoseOfAGpu) {
-  for (const auto& [flags, part] :
-       {std::pair("", "memory"), std::pair("", "done"), std::pair("", "list"),
-        std::pair("", "counts"), std::pair("--events pending ", "pending")}) {
+  for (const auto& [flags, part] : {std::pair("", "memory"), std::pair("", "done"), std::pair("", "list"),
+                                    std::pair("", "counts"), std::pair("--events pending ", "pending")}) {
     const Outcome ran = null(std::string(flags) + "--gpu a10", part);
     EXPECT_EQ(ran.exit_code, 0) << part << ran.out << ran.err;
   }
@@ -394,8 +379,7 @@ assert ctypes.CDLL("libnccl.so.2").ncclGroupStart() == 0
 )");
   const Outcome ran = shell(
       "\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 "
-      "load.py " FORESHARD_SOURCE_DIR
-      "/exec/null/absent/libraries.txt \"$(dirname \"$F\")/null/absent\"");
+      "load.py " FORESHARD_SOURCE_DIR "/exec/null/absent/libraries.txt \"$(dirname \"$F\")/null/absent\"");
   EXPECT_EQ(ran.exit_code, 0) << ran.out << ran.err;
 }
 
@@ -430,8 +414,8 @@ TEST(NullGpu, PlantedFaultsAreFound) {
   for (std::string name; names >> name; ++faults) {
     const Outcome wrong = checked(name + " wrong");
     EXPECT_EQ(wrong.exit_code, 5) << name;
-    const bool is_capture = contains(name, "capture") || contains(name, "outside") ||
-                            name.find("joined") == name.size() - 6;
+    const bool is_capture =
+        contains(name, "capture") || contains(name, "outside") || name.find("joined") == name.size() - 6;
     const char* const kind = name == "freed_blocks_joined" ? "handed out"
                              : is_capture                  ? "capture"
                              : contains(name, "free")      ? "handed out"
@@ -467,8 +451,7 @@ def step(number):
 for number in range(3):
     step(number)
 )");
-  const Outcome ran =
-      shell("\"$(dirname \"$F\")/foreshard-null\" --check --gpu h100 --out c -- python3 train.py");
+  const Outcome ran = shell("\"$(dirname \"$F\")/foreshard-null\" --check --gpu h100 --out c -- python3 train.py");
   ASSERT_EQ(ran.exit_code, 0) << ran.out << ran.err;
   const Outcome outcome = run("predict --json --capture c --cluster 1xh100");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -480,9 +463,8 @@ for number in range(3):
     found.push_back(finding["rule"].get<std::string>() + place.substr(place.rfind('/') + 1));
     EXPECT_FALSE(finding["fix"].get<std::string>().empty());
   }
-  EXPECT_EQ(found,
-            (std::vector<std::string>{"host_waittrain.py:15 step", "fp32_producttrain.py:8 product",
-                                      "kept_tensortrain.py:14 step"}));
+  EXPECT_EQ(found, (std::vector<std::string>{"host_waittrain.py:15 step", "fp32_producttrain.py:8 product",
+                                             "kept_tensortrain.py:14 step"}));
   expect_says(run("predict --capture c --cluster 1xh100").out, "train.py:15 step");
 }
 
@@ -495,8 +477,7 @@ memory, length = ctypes.c_void_p(), ctypes.c_int64(5)
 gpu.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(64))
 gpu.cudaMemcpyAsync(ctypes.byref(length), memory, ctypes.c_size_t(8), 2, None)
 if length.value == )";
-  const char* const command =
-      "\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 train.py";
+  const char* const command = "\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 train.py";
   write_temporary("train.py", program + "0: raise SystemExit(3)\n");
   const Outcome ran = shell(command);
   EXPECT_EQ(ran.exit_code, 0);
@@ -515,8 +496,7 @@ TEST(NullGpu, AFailureNamesItsLineAndAWayAround) {
       {"import json\nimport a_library_with_kernels", "install it for this Python"}};
   for (const auto& [program, way] : programs) {
     write_temporary("train.py", program);
-    const Outcome ran =
-        shell("\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 ./train.py");
+    const Outcome ran = shell("\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 ./train.py");
     EXPECT_EQ(ran.exit_code, 1);
     expect_says(ran.err, "train.py:2 <module>: ");
     expect_says(ran.err, way);
@@ -531,16 +511,13 @@ gpu.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(64))
 for _ in range(1500):
     gpu.cudaMemcpyAsync(ctypes.byref(length), memory, ctypes.c_size_t(8), 2, None)
 )");
-  const Outcome ran =
-      shell("\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 ./train.py");
+  const Outcome ran = shell("\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 ./train.py");
   EXPECT_EQ(ran.exit_code, 0);
   expect_says(ran.err, "train.py:6 <module>: has read 1000 numbers");
 }
 
 TEST(NullGpu, ExitStatusesAreTheCommands) {
-  const auto exits = [](const std::string& rest) {
-    return shell("\"$(dirname \"$F\")/foreshard-null\" " + rest);
-  };
+  const auto exits = [](const std::string& rest) { return shell("\"$(dirname \"$F\")/foreshard-null\" " + rest); };
   EXPECT_EQ(exits("--gpu h100 -- sh -c 'exit 9'").exit_code, 9);
   const Outcome idle = exits("--gpu h100 -- true");
   EXPECT_EQ(idle.exit_code, 6);

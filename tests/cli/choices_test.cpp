@@ -31,10 +31,10 @@ class Draws {
 
 JobOptions random_job(Draws& draw) {
   JobOptions options;
-  options.model = draw.of<std::string>({"gpt2", "llama-3.2-1b", "llama-2-7b", "qwen2.5-7b",
-                                        "mpt-7b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite"});
-  options.cluster = std::to_string(draw.of({4, 8, 16})) +
-                    draw.of<std::string>({"xh100", "xa100-40gb", "xl40s", "xmi300x"});
+  options.model = draw.of<std::string>(
+      {"gpt2", "llama-3.2-1b", "llama-2-7b", "qwen2.5-7b", "mpt-7b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite"});
+  options.cluster =
+      std::to_string(draw.of({4, 8, 16})) + draw.of<std::string>({"xh100", "xa100-40gb", "xl40s", "xmi300x"});
   options.runtime = draw.of<std::string>({"fsdp2", "fsdp2", "fsdp1", "ddp", "zero3"});
   options.sequence = draw.of<std::string>({"512", "1024"});
   options.assignments.push_back({});
@@ -161,12 +161,7 @@ TEST(Choices, RiskIsNamedAndConfidenceDecides) {
     return answer.at("best").at("report").at("memory").at("fit_probability").template get<double>();
   };
   const auto step = [](const auto& answer) {
-    return answer.at("best")
-        .at("report")
-        .at("step")
-        .at("seconds")
-        .at("value")
-        .template get<double>();
+    return answer.at("best").at("report").at("step").at("seconds").at("value").template get<double>();
   };
   EXPECT_GE(odds(sure), 0.95);
   EXPECT_GE(odds(bold), 0.55);
@@ -192,8 +187,7 @@ TEST(Choices, NothingHoldsIsExitFourWithTheWay) {
 // 0.84.
 TEST(Choices, TheEngineIsToldOfTheAttentionThatPytorchPrefers) {
   const auto names_cudnn = [](const char* cluster, const char* runtime, const char* assignment) {
-    JobOptions options = {
-        .model = "llama-3.2-1b", .cluster = cluster, .runtime = runtime, .sequence = "2048"};
+    JobOptions options = {.model = "llama-3.2-1b", .cluster = cluster, .runtime = runtime, .sequence = "2048"};
     if (*assignment != '\0') options.assignments.push_back({assignment});
     const auto all = costly_assignments(load_job(options));
     return contains(all, Assignments{"attention=cudnn"});

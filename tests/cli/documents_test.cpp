@@ -28,8 +28,7 @@ TEST(Documents, OfForecasts) {
   expect_document("compare", "compare --with mesh.shard=4" + kJob);
   expect_document("runtimes", "compare --runtimes fsdp2,zero3,ddp" + kJob);
   // A runtime that refuses the model stands there with its reason.
-  expect_document("runtimes",
-                  "compare --runtimes fsdp2,native --model mixtral-8x7b --cluster 8xh100");
+  expect_document("runtimes", "compare --runtimes fsdp2,native --model mixtral-8x7b --cluster 8xh100");
   expect_document("search", "search --global-batch 64" + kJob);
   expect_document("page", "report" + kJob);
 }
@@ -75,13 +74,11 @@ TEST(Documents, OfAccuracy) {
   // Without what the rows say of their code the same code is likely, but the interval is wider.
   const auto relative_width = [](const std::string& arguments) {
     const auto row = json_of(run("accuracy steps.csv --json " + arguments)).at("rows").at(1);
-    return (row.at("high").get<double>() - row.at("low").get<double>()) /
-           row.at("predicted").get<double>();
+    return (row.at("high").get<double>() - row.at("low").get<double>()) / row.at("predicted").get<double>();
   };
   EXPECT_GT(relative_width("--blank details"), 1.05 * relative_width(""));
   EXPECT_EQ(run("accuracy steps.csv --blank no_such_column").exit_code, 3);
-  expect_document("conformance",
-                  "conform --only base '" FORESHARD_SOURCE_DIR "/tests/recordings/fsdp2'");
+  expect_document("conformance", "conform --only base '" FORESHARD_SOURCE_DIR "/tests/recordings/fsdp2'");
 }
 
 // all_gather of 8 H100: 7/8 of 1 MiB in 50 us and of 2 MiB in 80 us.

@@ -54,8 +54,8 @@ void expect_refused(const std::string& make, const std::vector<const char*>& say
     std::string arguments = reader.arguments;
     arguments.replace(arguments.find('@'), 1, name);
     SCOPED_TRACE(make + ": " + arguments);
-    const Outcome outcome = shell("P=" + name + "; rm -rf $P; " + make + "; timeout 60 \"$F\" " +
-                                  arguments + " </dev/null");
+    const Outcome outcome =
+        shell("P=" + name + "; rm -rf $P; " + make + "; timeout 60 \"$F\" " + arguments + " </dev/null");
     EXPECT_EQ(outcome.exit_code, 3) << outcome.err;
     EXPECT_EQ(outcome.out, "");
     expect_says(outcome.err, name);
@@ -66,17 +66,15 @@ void expect_refused(const std::string& make, const std::vector<const char*>& say
   }
 }
 
-TEST(Files, PipesAreNotWaitedFor) {
-  expect_refused("mkfifo $P", {"is a pipe or a device", "is not a folder"});
-}
+TEST(Files, PipesAreNotWaitedFor) { expect_refused("mkfifo $P", {"is a pipe or a device", "is not a folder"}); }
 
 TEST(Files, DevicesWithoutAnEndAreNotRead) {
   expect_refused("ln -s /dev/zero $P", {"is a pipe or a device", "is not a folder"});
 }
 
 TEST(Files, FoldersAreNoFiles) {
-  expect_refused("mkdir $P", {"is a directory", "is neither a run folder", "holds no recording",
-                              "plan.yaml: no such file"});
+  expect_refused("mkdir $P",
+                 {"is a directory", "is neither a run folder", "holds no recording", "plan.yaml: no such file"});
 }
 
 // A sparse file takes no room and has no end to speak of. A trace may have gigabytes.

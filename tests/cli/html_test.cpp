@@ -19,9 +19,9 @@ TEST(Html, AFileThatCannotBeWrittenIsNamedAndNothingIsLeft) {
   write_temporary("plain", "a file, no folder");
   const std::string job = " --model gpt2 --cluster 8xa100";
   const std::string sizes = " --gpus 8,16 --batch-tokens 512k";
-  for (const std::string& verb : {"predict" + job, "report" + job, "search" + job,
-                                  "recommend --model gpt2 --tokens 1B --cluster a100" + sizes,
-                                  "scale --model gpt2 --cluster a100" + sizes}) {
+  for (const std::string& verb :
+       {"predict" + job, "report" + job, "search" + job, "recommend --model gpt2 --tokens 1B --cluster a100" + sizes,
+        "scale --model gpt2 --cluster a100" + sizes}) {
     for (const char* path : {"nowhere/page.html", "plain/page.html", "."}) {
       const Outcome outcome = run(verb + " --html " + path);
       EXPECT_EQ(outcome.exit_code, 3) << verb << " " << path;
@@ -38,8 +38,7 @@ TEST(Html, AFileThatCannotBeWrittenIsNamedAndNothingIsLeft) {
 TEST(Html, AFileThatIsThereStaysAsItWasWhenWritingFails) {
   write_temporary("page.html", "as it was");
   // 64 KiB at most, by the shell's own limit.
-  const Outcome outcome =
-      shell("trap '' XFSZ; ulimit -f 64; \"$F\" predict" + kJob + " --html page.html");
+  const Outcome outcome = shell("trap '' XFSZ; ulimit -f 64; \"$F\" predict" + kJob + " --html page.html");
   EXPECT_EQ(outcome.exit_code, 3) << outcome.err;
   EXPECT_EQ(read_temporary("page.html"), "as it was");
   EXPECT_EQ(shell("ls -A | grep part").out, "");
@@ -47,9 +46,8 @@ TEST(Html, AFileThatIsThereStaysAsItWasWhenWritingFails) {
 
 TEST(Html, LinksAndModesOfAFileThatIsReplacedStay) {
   write_temporary("real.html", "old");
-  const Outcome outcome =
-      shell("ln -sf real.html link.html && chmod 640 real.html && \"$F\" predict" + kJob +
-            " --html link.html >/dev/null && stat -c %a real.html && readlink link.html");
+  const Outcome outcome = shell("ln -sf real.html link.html && chmod 640 real.html && \"$F\" predict" + kJob +
+                                " --html link.html >/dev/null && stat -c %a real.html && readlink link.html");
   EXPECT_EQ(outcome.out, "640\nreal.html\n") << outcome.err;
   expect_says(read_temporary("real.html"), "<!DOCTYPE html>");
 }
@@ -70,13 +68,11 @@ TEST(Html, ReportWritesThePageOfItsDocument) {
 }
 
 TEST(Html, TheCommandCanBeTypedAgain) {
-  const Outcome outcome =
-      shell("\"$F\" predict --html 'a b.html' --json" + kJob + " --set 'frozen=none'");
+  const Outcome outcome = shell("\"$F\" predict --html 'a b.html' --json" + kJob + " --set 'frozen=none'");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   const std::string command = document_in(read_temporary("a b.html"))["command"].get<std::string>();
   expect_says(command, "--html 'a b.html'");
-  EXPECT_EQ(comparable(shell("\"$F\"" + command.substr(std::string("foreshard").size()))),
-            comparable(outcome));
+  EXPECT_EQ(comparable(shell("\"$F\"" + command.substr(std::string("foreshard").size()))), comparable(outcome));
 }
 
 TEST(Html, OnlyWholeAnswersBecomePages) {
@@ -122,8 +118,7 @@ TEST(Html, APlanThatDoesNotFitIsShownAllTheSame) {
   const Outcome outcome = run("report --model llama-3.1-70b --cluster 8xh100 --html page.html");
   EXPECT_EQ(outcome.exit_code, 4);
   expect_says(outcome.err, "does not fit");
-  EXPECT_EQ(document_in(read_temporary("page.html"))["views"][0]["report"]["memory"]["fits"],
-            false);
+  EXPECT_EQ(document_in(read_temporary("page.html"))["views"][0]["report"]["memory"]["fits"], false);
 }
 
 }

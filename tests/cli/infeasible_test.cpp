@@ -48,8 +48,7 @@ TEST(Infeasible, OneKnob) {
 }
 
 TEST(Infeasible, ShardGroupThenFollowsReplicate) {
-  const auto remedy = expect_remedy(
-      "--model llama-3.1-8b --cluster 64xh100 --set mesh.shard=1 --set recompute=full");
+  const auto remedy = expect_remedy("--model llama-3.1-8b --cluster 64xh100 --set mesh.shard=1 --set recompute=full");
   EXPECT_GT(std::stoi(remedy.at("set").at("mesh.shard").get<std::string>()), 1);
 }
 
@@ -126,11 +125,8 @@ TEST(Infeasible, OtherVerbs) {
 // find_remedy replays at most three micro-batches.
 TEST(Infeasible, ThirdMicroBatchHasThePeak) {
   const ModelSpec model = load_zoo_model("gpt2");
-  Plan plan = {.batch = {1024, 2, 3},
-               .mesh = {8, 1},
-               .units = {1, UnitPlacement::kRoot, UnitPlacement::kRoot}};
-  for (const AccumulationMode mode :
-       {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded}) {
+  Plan plan = {.batch = {1024, 2, 3}, .mesh = {8, 1}, .units = {1, UnitPlacement::kRoot, UnitPlacement::kRoot}};
+  for (const AccumulationMode mode : {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded}) {
     plan.accumulation = mode;
     plan.batch.accumulation = 3;
     const Bytes three = peak_allocated(build_training_step(model, plan));

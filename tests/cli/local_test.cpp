@@ -15,9 +15,7 @@ namespace {
 constexpr const char* kJob = "--model gpt2 --cluster local --runtime native --sequence 128 ";
 
 // With the folder of the test as the user's data folder.
-Outcome at_home(const std::string& arguments) {
-  return shell("XDG_DATA_HOME=\"$PWD/data\" \"$F\" " + arguments);
-}
+Outcome at_home(const std::string& arguments) { return shell("XDG_DATA_HOME=\"$PWD/data\" \"$F\" " + arguments); }
 
 void calibrate(const SyntheticRaw& raw, const std::string& more = "") {
   write_temporary("raw.json", raw.text());
@@ -49,17 +47,17 @@ TEST(Local, CalibrateThenPredict) {
   write_temporary("raw.json", SyntheticRaw().text());
   const Outcome calibrated = at_home("calibrate raw.json");
   ASSERT_EQ(calibrated.exit_code, 0) << calibrated.err;
-  for (const char* part : {"Example CPU @ 3.0GHz, 2 cores", "2 ranks at once", "GEMM fp32",
-                           "all_gather of 2 (microbatch)", "left out",
-                           "data/foreshard/profiles/box-2026-01-31T12-00-00Z.json"}) {
+  for (const char* part :
+       {"Example CPU @ 3.0GHz, 2 cores", "2 ranks at once", "GEMM fp32", "all_gather of 2 (microbatch)", "left out",
+        "data/foreshard/profiles/box-2026-01-31T12-00-00Z.json"}) {
     expect_says(calibrated.out, part);
   }
   const Outcome predicted = at_home(std::string("predict ") + kJob + "--set mesh.shard=2");
   ASSERT_EQ(predicted.exit_code, 0) << predicted.err;
   expect_says(predicted.out, "2 x Example CPU @ 3.0GHz, one node (2 cores, 8.00 GiB shared)");
   // The same file by name, from a place without profiles.
-  const Outcome named = run(std::string("predict --json ") + kJob +
-                            "--set mesh.shard=2 --profile data/foreshard/profiles/*.json");
+  const Outcome named =
+      run(std::string("predict --json ") + kJob + "--set mesh.shard=2 --profile data/foreshard/profiles/*.json");
   ASSERT_EQ(named.exit_code, 0) << named.err;
   const auto report = json_of(named);
   EXPECT_EQ(report.at("plan").at("mesh").at("shard"), 2);
@@ -120,8 +118,7 @@ TEST(Local, RanksAreThoseOfTheMesh) {
   const Outcome many = run(std::string("predict --profile p.json ") + kJob + "--set mesh.shard=4");
   EXPECT_EQ(many.exit_code, 0) << many.err;
   expect_says(many.out, "warning: 4 ranks on 2 cores");
-  const Outcome absurd =
-      run(std::string("predict --profile p.json ") + kJob + "--set mesh.shard=8192");
+  const Outcome absurd = run(std::string("predict --profile p.json ") + kJob + "--set mesh.shard=8192");
   EXPECT_EQ(absurd.exit_code, 3);
   expect_says(absurd.err, "expected 1 to 4096");
 }
@@ -146,8 +143,7 @@ TEST(Local, WrongFilesAreRefusedWithTheirPlace) {
 }
 
 TEST(Local, AProfileOfAGpuIsReadForItsCluster) {
-  const std::string shipped =
-      write_temporary("h100-sxm.json", to_text(to_json(load_profile("h100-sxm"))));
+  const std::string shipped = write_temporary("h100-sxm.json", to_text(to_json(load_profile("h100-sxm"))));
   const std::string job = "predict --json --model gpt2 --cluster 8xh100 ";
   const Outcome named = run(job + "--profile " + shipped);
   ASSERT_EQ(named.exit_code, 0) << named.err;

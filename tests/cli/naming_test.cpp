@@ -26,8 +26,8 @@ TEST(Naming, FlagsOverrideTheFileAndSetOverridesBoth) {
   write_temporary("p.yaml",
                   "model: gpt2\ncluster: 8xh100\nruntime: native\n"
                   "batch: {sequence: 256, micro_batch: 4, accumulation: 2}\n");
-  const auto plan = plan_of(
-      "--plan p.yaml --cluster 16xh100 --runtime fsdp2 --micro-batch 8 --set batch.micro_batch=2");
+  const auto plan =
+      plan_of("--plan p.yaml --cluster 16xh100 --runtime fsdp2 --micro-batch 8 --set batch.micro_batch=2");
   EXPECT_EQ(plan.at("model"), "gpt2");
   EXPECT_EQ(plan.at("cluster"), "16xh100");
   EXPECT_EQ(plan.at("runtime"), "fsdp2@2.15");
@@ -39,19 +39,17 @@ TEST(Naming, FlagsOverrideTheFileAndSetOverridesBoth) {
 // What the plan leaves to a stack, to one rank or to adapters is said where it is printed. (Random
 // plans: tests/cli/random_plans.py.)
 TEST(Naming, APrintedPlanIsForecastWithTheSameFigures) {
-  for (const char* job :
-       {"--model llama-3.2-1b --cluster 8xh100 --runtime fsdp2 --set stack=torchtitan_2025",
-        "--model gpt2 --cluster 1xh100 --runtime ddp",
-        "--model gpt2 --cluster 8xh100 --set compile=model --set kernels.given_mask=false",
-        "--model bert-base --cluster 8xh100 --set lora.rank=8 --set lora.modules_to_save=none"}) {
+  for (const char* job : {"--model llama-3.2-1b --cluster 8xh100 --runtime fsdp2 --set stack=torchtitan_2025",
+                          "--model gpt2 --cluster 1xh100 --runtime ddp",
+                          "--model gpt2 --cluster 8xh100 --set compile=model --set kernels.given_mask=false",
+                          "--model bert-base --cluster 8xh100 --set lora.rank=8 --set lora.modules_to_save=none"}) {
     SCOPED_TRACE(job);
     const auto first = json_of(run(std::string("predict --json --sequence 512 ") + job));
     write_temporary("printed.yaml", first.at("plan").dump());
     const auto again = json_of(run("predict --json --plan printed.yaml"));
     EXPECT_EQ(again.at("plan"), first.at("plan"));
     EXPECT_EQ(again.at("fingerprint"), first.at("fingerprint"));
-    EXPECT_EQ(again.at("step").at("seconds").at("value"),
-              first.at("step").at("seconds").at("value"));
+    EXPECT_EQ(again.at("step").at("seconds").at("value"), first.at("step").at("seconds").at("value"));
   }
 }
 
@@ -98,8 +96,7 @@ TEST(Naming, NamesOfTheCatalogueWinOverFiles) {
 }
 
 TEST(Naming, ModelsByRepositoryFolderAndCache) {
-  const Outcome variant =
-      run("predict --model meta-llama/Llama-3.1-8B-Instruct --cluster 64xh100 --json");
+  const Outcome variant = run("predict --model meta-llama/Llama-3.1-8B-Instruct --cluster 64xh100 --json");
   ASSERT_EQ(variant.exit_code, 0) << variant.err;
   EXPECT_EQ(json_of(variant).at("plan").at("model"), "meta-llama/Llama-3.1-8B-Instruct");
   EXPECT_NE(variant.out.find("has the sizes of llama-3.1-8b"), std::string::npos);
@@ -115,12 +112,10 @@ TEST(Naming, ModelsByRepositoryFolderAndCache) {
   write_temporary(repository + "refs/main", "abc123\n");
   write_temporary(repository + "snapshots/abc123/config.json", kSmallConfig);
   write_temporary(repository + "snapshots/older/config.json", "{}");
-  const Outcome cached =
-      shell("HF_HUB_CACHE=cache \"$F\" predict --model acme/foo-7b-chat --cluster 8xh100");
+  const Outcome cached = shell("HF_HUB_CACHE=cache \"$F\" predict --model acme/foo-7b-chat --cluster 8xh100");
   EXPECT_EQ(cached.exit_code, 0) << cached.err;
   EXPECT_NE(cached.out.find("\nfoo-7b-chat"), std::string::npos) << cached.out;
-  const Outcome absent =
-      shell("HF_HUB_CACHE=cache \"$F\" predict --model acme/bar-7b --cluster 8xh100");
+  const Outcome absent = shell("HF_HUB_CACHE=cache \"$F\" predict --model acme/bar-7b --cluster 8xh100");
   EXPECT_EQ(absent.exit_code, 3);
   EXPECT_NE(absent.err.find("not in the Hugging Face cache"), std::string::npos) << absent.err;
 }
@@ -133,8 +128,7 @@ TEST(Naming, PartsOfNamesListModels) {
   }
   const Outcome none = run("models nothing-of-the-kind");
   EXPECT_EQ(none.exit_code, 3);
-  EXPECT_NE(run("models llama-3-9b").err.find("llama-3 comes as llama-3-8b, llama-3-70b;"),
-            std::string::npos);
+  EXPECT_NE(run("models llama-3-9b").err.find("llama-3 comes as llama-3-8b, llama-3-70b;"), std::string::npos);
   EXPECT_EQ(run("models qwen --yaml").exit_code, 2);
 }
 
@@ -167,8 +161,7 @@ TEST(Naming, WhatIsNoFileIsRefusedAtOnce) {
 }
 
 TEST(Naming, PlansAreYamlOrJson) {
-  write_temporary("p.json",
-                  R"({"model": "gpt2", "cluster": "8xh100", "batch": {"micro_batch": 2}})");
+  write_temporary("p.json", R"({"model": "gpt2", "cluster": "8xh100", "batch": {"micro_batch": 2}})");
   EXPECT_EQ(plan_of("--plan p.json").at("batch").at("micro_batch"), 2);
 }
 

@@ -81,8 +81,7 @@ TEST(Nonsense, MachinesThatCannotBe) {
       {"gpu: {clock: 1980GHz}", "gpu.clock", "1980MHz"},
       {"gpu: {multiprocessors: 0}", "gpu.multiprocessors", "expected"},
       {"node: {nic_rate: 4Tbit/s}", "machine.yaml:3:18: node.nic_rate", "host_link"},
-      {"node: {nic_rate: {value: 40Tbit/s, source: a dream}}", "machine.yaml:3:26: node.nic_rate",
-       "400Gbit/s"},
+      {"node: {nic_rate: {value: 40Tbit/s, source: a dream}}", "machine.yaml:3:26: node.nic_rate", "400Gbit/s"},
       {"node: {nic_rate: 1bit/s}", "node.nic_rate", "400Gbit/s"},
       {"node: {gpu_link: 9TB/s}", "machine.yaml:3:18: node.gpu_link", "450GB/s"},
       {"node: {gpu_link: 100TB/s}", "node.gpu_link", "450GB/s"},
@@ -100,8 +99,7 @@ TEST(Nonsense, MachinesThatCannotBe) {
       {"degraded: [{node: 7, nic: 0, fraction: 0}]", "node", "expected"},
   };
   for (const Line& line : lines) {
-    write_temporary("machine.yaml",
-                    std::string("gpus: 16\nmachine: h100-sxm\n") + line.text + "\n");
+    write_temporary("machine.yaml", std::string("gpus: 16\nmachine: h100-sxm\n") + line.text + "\n");
     expect_refused({on("machine.yaml", "batch.sequence=512"), 3, line.says, line.fix});
     if (HasFailure()) std::cerr << line.text << "\n";
   }
@@ -110,27 +108,25 @@ TEST(Nonsense, MachinesThatCannotBe) {
 // A scan reads its convolution's weight without calling the convolution.
 TEST(Nonsense, UnitsOfWhatIsNotCalled) {
   const std::string job = "predict --model nemotron-h-8b --cluster 8xb200 --runtime fsdp1 --set ";
-  expect_refused({job + "units.min_parameters=3000", 3, "conv1d.weight would be in another unit",
-                  "units.min_parameters: "});
+  expect_refused(
+      {job + "units.min_parameters=3000", 3, "conv1d.weight would be in another unit", "units.min_parameters: "});
 }
 
 TEST(Nonsense, PartsOfConvolutions) {
-  const std::string model = write_temporary(
-      "config.json",
-      R"({"model_type": "lfm2", "vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 2,
+  const std::string model =
+      write_temporary("config.json",
+                      R"({"model_type": "lfm2", "vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 2,
           "num_attention_heads": 8, "intermediate_size": 512, "layer_types": ["conv", "conv"]})");
-  const std::string job =
-      "predict --cluster 8xh100 --runtime fsdp2 --sequence 512 --set mesh.shard=4 --model " + model;
+  const std::string job = "predict --cluster 8xh100 --runtime fsdp2 --sequence 512 --set mesh.shard=4 --model " + model;
   expect_refused({job + " --set mesh.tp=2", 6, "mesh.tp: linear attention", "mesh.tp: 1"});
   expect_refused({job + " --set mesh.cp=2", 6, "mesh.cp: linear attention", "mesh.cp: 1"});
 }
 
 TEST(Nonsense, ProfilesOfOtherGpus) {
   const std::string t4 = write_temporary("t4.json", to_text(to_json(load_profile("t4"))));
-  expect_refused({on("8xh100", "batch.sequence=512") + " --profile " + t4, 3,
-                  "gpu: the profile is of t4", "--accept-profile"});
   expect_refused(
-      {"search --model gpt2 --cluster 8xh100 --profile " + t4, 3, "h100-sxm", "--accept-profile"});
+      {on("8xh100", "batch.sequence=512") + " --profile " + t4, 3, "gpu: the profile is of t4", "--accept-profile"});
+  expect_refused({"search --model gpt2 --cluster 8xh100 --profile " + t4, 3, "h100-sxm", "--accept-profile"});
   // Who insists is answered and told.
   const nlohmann::ordered_json answer =
       json_of(run(on("8xh100", "batch.sequence=512") + " --accept-profile --json --profile " + t4));
@@ -146,8 +142,8 @@ TEST(Nonsense, ProfilesFasterThanTheGpu) {
   const std::string file = write_temporary("fast.json", profile.dump());
   const std::string job = " --model llama-3.1-70b --profile " + file;
   const char* says = "fast.json: the profile makes";
-  for (const char* verb : {"recommend --cluster 64xh100 --tokens 1B --deadline 30d",
-                           "scale --cluster h100 --gpus 64"}) {
+  for (const char* verb :
+       {"recommend --cluster 64xh100 --tokens 1B --deadline 30d", "scale --cluster h100 --gpus 64"}) {
     expect_refused({verb + job, 3, says, "measured on"});
   }
 }
@@ -177,22 +173,20 @@ TEST(Nonsense, SettingsThatCannotBe) {
 
 // A config.json of a Llama with one thing in it that cannot be, or that nobody knows how to train.
 TEST(Nonsense, ModelsThatCannotBe) {
-  const std::string base =
-      R"({"model_type": "llama", "hidden_size": 512, "intermediate_size": 1536,)"
-      R"( "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 1024,)"
-      R"( "max_position_embeddings": 2048,)";
+  const std::string base = R"({"model_type": "llama", "hidden_size": 512, "intermediate_size": 1536,)"
+                           R"( "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 1024,)"
+                           R"( "max_position_embeddings": 2048,)";
   struct Line {
     const char* text;
     const char* says;
     const char* fix;
   };
   const std::vector<Line> lines = {
-      {R"("quantization_config": {"quant_method": "gptq", "bits": 4}})",
-       "quantization_config.quant_method", "lora.base=nf4"},
+      {R"("quantization_config": {"quant_method": "gptq", "bits": 4}})", "quantization_config.quant_method",
+       "lora.base=nf4"},
       {R"("quantization_config": {"bits": 4}})", "quantization_config", "unquantised model"},
       {R"("quantization_config": "int8"})", "quantization_config", "unquantised model"},
-      {R"("rope_scaling": {"rope_type": "banana", "factor": 8}})", "rope_scaling.rope_type",
-       "llama3"},
+      {R"("rope_scaling": {"rope_type": "banana", "factor": 8}})", "rope_scaling.rope_type", "llama3"},
       {R"("rope_scaling": {"type": "yarn", "factor": -8}})", "rope_scaling.factor", "from 1 to"},
       {R"("rope_scaling": {"factor": 8}})", "rope_scaling", "rope_type, such as"},
       {R"("rope_scaling": "yes"})", "rope_scaling", "rope_type, factor, ... or null"},
@@ -217,8 +211,7 @@ TEST(Nonsense, MeasurementsThatCannotBe) {
                   "# Rank 1 Pid 2 on a device 1 [0x2] NVIDIA H100\n"
                   "# size count type redop root time algbw busbw\n"
                   "1073741824 268435456 float none -1 10.0 107374.18 53687.09\n");
-  expect_refused(
-      {"calibrate all_gather_perf.log --out p.json", 3, "all_gather_perf.log:4", "another unit"});
+  expect_refused({"calibrate all_gather_perf.log --out p.json", 3, "all_gather_perf.log:4", "another unit"});
   write_temporary("nccl.xml",
                   "<system><cpu host_hash=\"0x1\"><pci><gpu sm=\"90\"><nvlink "
                   "count=\"1000000000\"/></gpu></pci></cpu></system>");

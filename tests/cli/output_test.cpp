@@ -44,9 +44,7 @@ TEST(Output, AReaderThatLeavesEarlyIsNoFailure) {
 }
 
 TEST(Output, Colours) {
-  const auto is_coloured = [](const std::string& line) {
-    return contains(shell(line + kJob).out, '\x1b');
-  };
+  const auto is_coloured = [](const std::string& line) { return contains(shell(line + kJob).out, '\x1b'); };
   EXPECT_FALSE(is_coloured("\"$F\" predict"));
   EXPECT_TRUE(is_coloured("\"$F\" predict --color always"));
   EXPECT_TRUE(is_coloured("NO_COLOR=1 \"$F\" --color=always predict"));
@@ -70,8 +68,8 @@ TEST(Output, InterruptStopsASearch) {
 // A terminal of 60 columns (script makes one), and a pipe.
 TEST(Output, FollowsTheTerminalsWidthAndCutsNothingInAPipe) {
   const std::string verb = "predict --model llama-3.1-8b --cluster 8xh100 --color never";
-  const Outcome narrow = shell("export F; COLUMNS=60 script -qec '\"$F\" " + verb +
-                               "' /dev/null </dev/null | tr -d '\\r'");
+  const Outcome narrow =
+      shell("export F; COLUMNS=60 script -qec '\"$F\" " + verb + "' /dev/null </dev/null | tr -d '\\r'");
   ASSERT_EQ(narrow.exit_code, 0) << narrow.err;
   EXPECT_NE(narrow.out.find("llama-3.1-8b"), std::string::npos) << narrow.out;
   std::istringstream lines(narrow.out);

@@ -31,9 +31,9 @@ void drop_changing(nlohmann::ordered_json& json) {
 // The kind that foreshard schema calls the documents of this name: some verbs write several, which
 // one schema describes.
 std::string kind_of(const nlohmann::ordered_json& document) {
-  static const std::map<std::string, std::string> kShared = {
-      {"slower", "explain"}, {"inferred", "explain"}, {"runtimes", "compare"},
-      {"model", "models"},   {"machine", "machines"}, {"topology", "machines"}};
+  static const std::map<std::string, std::string> kShared = {{"slower", "explain"},   {"inferred", "explain"},
+                                                             {"runtimes", "compare"}, {"model", "models"},
+                                                             {"machine", "machines"}, {"topology", "machines"}};
   const std::string id = document.at("schema");  // foreshard.NAME/1
   const std::size_t begin = id.find('.') + 1;
   const std::string name = id.substr(begin, id.find('/') - begin);
@@ -61,10 +61,9 @@ std::set<std::string> required_keys(const nlohmann::ordered_json& schema, const 
 Outcome shell(const std::string& command) {
   const fs::path out = folder() / ".out";
   const fs::path err = folder() / ".err";
-  const std::string line =
-      "cd '" + folder().path().string() +
-      "' && F='" FORESHARD_PROGRAM "' && export XDG_DATA_HOME=\"$PWD/.data\" && { " + command +
-      "\n} </dev/null >'" + out.string() + "' 2>'" + err.string() + "'";
+  const std::string line = "cd '" + folder().path().string() +
+                           "' && F='" FORESHARD_PROGRAM "' && export XDG_DATA_HOME=\"$PWD/.data\" && { " + command +
+                           "\n} </dev/null >'" + out.string() + "' 2>'" + err.string() + "'";
   const int status = std::system(line.c_str());
   return Outcome{.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
                  .out = content_of(out),
@@ -96,8 +95,7 @@ void expect_follows_its_schema(const nlohmann::ordered_json& document) {
   }
   EXPECT_GT(expected.size(), 1U);
   write_temporary("task.json", task.dump());
-  const Outcome judged =
-      shell("python3 '" FORESHARD_SOURCE_DIR "/tests/cli/judge_documents.py' < task.json");
+  const Outcome judged = shell("python3 '" FORESHARD_SOURCE_DIR "/tests/cli/judge_documents.py' < task.json");
   if (judged.exit_code == 77 || judged.exit_code == 127) return;
   ASSERT_EQ(judged.exit_code, 0) << judged.err;
   EXPECT_EQ(json_of(judged).get<std::vector<bool>>(), expected) << document.dump(1).substr(0, 3000);
@@ -109,9 +107,7 @@ std::string comparable(const Outcome& outcome) {
   return json.dump(1);
 }
 
-std::size_t lines_of(std::string_view text) {
-  return static_cast<std::size_t>(std::ranges::count(text, '\n'));
-}
+std::size_t lines_of(std::string_view text) { return static_cast<std::size_t>(std::ranges::count(text, '\n')); }
 
 void expect_says(std::string_view text, std::string_view part) {
   EXPECT_NE(text.find(part), std::string_view::npos) << "not said: " << part << "\nbut: " << text;
@@ -119,8 +115,8 @@ void expect_says(std::string_view text, std::string_view part) {
 
 void expect_no_crash(const Outcome& outcome) {
   EXPECT_LT(outcome.exit_code, 128);
-  for (const char* mark : {"terminate called", "what():", "Segmentation", "Aborted", "backtrace",
-                           "internal error", "Sanitizer", "#0 "}) {
+  for (const char* mark :
+       {"terminate called", "what():", "Segmentation", "Aborted", "backtrace", "internal error", "Sanitizer", "#0 "}) {
     EXPECT_EQ(outcome.err.find(mark), std::string::npos) << outcome.err;
   }
 }

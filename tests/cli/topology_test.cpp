@@ -20,8 +20,7 @@ const std::string kJob = " --model llama-3.1-8b --sequence 2048 --cluster ";
 
 TEST(TopologyCli, FromSlurmToAForecast) {
   write_temporary("topology.conf", kTree);
-  const Outcome imported =
-      run("import topology.conf --machine h100 --nodelist 'n[3-6]' --out c.yaml");
+  const Outcome imported = run("import topology.conf --machine h100 --nodelist 'n[3-6]' --out c.yaml");
   ASSERT_EQ(imported.exit_code, 0) << imported.err;
   const auto report = json_of(run("predict --json" + kJob + "c.yaml"));
   EXPECT_EQ(report["cluster"]["gpus"], 32);
@@ -56,17 +55,16 @@ TEST(TopologyCli, ExplainNamesTheWireAndWhatHelps) {
 
 TEST(TopologyCli, SearchVariesThePlacement) {
   write_temporary("c.yaml", kAlternating);
-  const auto json = json_of(run("search --json --vary placement" + kJob +
-                                "c.yaml --set mesh.shard=32 --set batch.micro_batch=1"));
+  const auto json =
+      json_of(run("search --json --vary placement" + kJob + "c.yaml --set mesh.shard=32 --set batch.micro_batch=1"));
   const std::string placement = json["best"]["plan"].value("placement", "listed");
   EXPECT_TRUE(placement == "by_leaf" || placement == "by_pod") << placement;
 }
 
 TEST(TopologyCli, MixedKindsAreSaid) {
-  write_temporary(
-      "m.yaml",
-      "machine: h100\nnodes: [{count: 2, leaf: l}, {count: 1, machine: a100, leaf: l}]\n"
-      "switches: [l]\n");
+  write_temporary("m.yaml",
+                  "machine: h100\nnodes: [{count: 2, leaf: l}, {count: 1, machine: a100, leaf: l}]\n"
+                  "switches: [l]\n");
   const Outcome text = run("explain" + kJob + "m.yaml");
   ASSERT_EQ(text.exit_code, 0) << text.err;
   expect_says(text.out, "without the 1 node of a100-80gb");

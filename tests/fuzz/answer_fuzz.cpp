@@ -11,7 +11,6 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace foreshard;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  expect_answer_or_refusal(
-      [&] { to_text(page_of_answer(parse_json_document(text, "answer.json"), "answer.json")); });
+  expect_answer_or_refusal([&] { to_text(page_of_answer(parse_json_document(text, "answer.json"), "answer.json")); });
   return 0;
 }

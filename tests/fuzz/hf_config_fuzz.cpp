@@ -11,8 +11,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace foreshard;
   try {
-    const ConfigNode root =
-        parse_json(std::string_view(reinterpret_cast<const char*>(data), size), "fuzz");
+    const ConfigNode root = parse_json(std::string_view(reinterpret_cast<const char*>(data), size), "fuzz");
     HfConfig config = parse_hf_config(root, "fuzz");
     if (config.dims.layers > 1000) config.dims.layers = 1000;  // keeps memory small
     const ModelSpec model = build_model(config.dims);

@@ -16,8 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace foreshard;
   static const Cluster kCluster = load_cluster("8xh100");
   try {
-    const ConfigNode root =
-        parse_yaml(std::string_view(reinterpret_cast<const char*>(data), size), "fuzz");
+    const ConfigNode root = parse_yaml(std::string_view(reinterpret_cast<const char*>(data), size), "fuzz");
     const ModelSpec model = parse_model_yaml(root);
     const ConfigNode again = parse_yaml(to_model_yaml(model), "again");
     if (parse_model_yaml(again) != model) std::abort();

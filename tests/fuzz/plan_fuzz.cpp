@@ -29,8 +29,7 @@ void judge(Read read) {
     PlanDocument again = document_of(to_yaml(resolved.plan));
     require(resolve(again, model, cluster).plan == resolved.plan);
   } catch (const Error& error) {
-    require(error.exit_code() == ExitCode::kInvalidInput ||
-            error.exit_code() == ExitCode::kMissingCapability);
+    require(error.exit_code() == ExitCode::kInvalidInput || error.exit_code() == ExitCode::kMissingCapability);
   }
 }
 
@@ -40,9 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   // A model and a cluster, so that what is written can be read again.
   const PlanDocument base = document_of("{model: small, cluster: 64xh100}");
-  judge([&] {
-    return apply_set(apply_set(read_plan(parse_yaml(text, "fuzz.yaml")), "model=m"), "cluster=c");
-  });
+  judge([&] { return apply_set(apply_set(read_plan(parse_yaml(text, "fuzz.yaml")), "model=m"), "cluster=c"); });
   judge([&] { return apply_set(base, text.substr(0, text.find('\n'))); });
   return 0;
 }

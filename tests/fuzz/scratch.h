@@ -15,8 +15,7 @@ namespace foreshard {
 // In memory where that can be had; one per process, for fuzzers run side by side.
 inline const TemporaryFolder& scratch() {
   namespace fs = std::filesystem;
-  static const TemporaryFolder folder(fs::is_directory("/dev/shm") ? fs::path("/dev/shm")
-                                                                   : fs::temp_directory_path());
+  static const TemporaryFolder folder(fs::is_directory("/dev/shm") ? fs::path("/dev/shm") : fs::temp_directory_path());
   return folder;
 }
 
@@ -35,10 +34,9 @@ inline std::map<std::string, std::string> split_files(std::string_view text) {
     text.remove_prefix(end + 1);
     if (line.starts_with("== ") && line.ends_with('\n')) {
       const std::string name(line.substr(3, line.size() - 4));
-      const bool is_plain =
-          !name.empty() && name.size() < 40 &&
-          name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789._-") == std::string::npos &&
-          name[0] != '.';
+      const bool is_plain = !name.empty() && name.size() < 40 &&
+                            name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789._-") == std::string::npos &&
+                            name[0] != '.';
       file = is_plain ? &files[name] : nullptr;
     } else if (file != nullptr) {
       *file += line;

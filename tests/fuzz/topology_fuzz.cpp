@@ -41,8 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const TopologyFormat claimed = topology_format(text);
   constexpr std::int64_t kMostRouted = 256;  // more take long under a sanitizer
   expect_answer_or_refusal([&] {
-    TopologyImport import =
-        joined({parse_topology(claimed == TopologyFormat::kNone ? picked : claimed, text, "fuzz")});
+    TopologyImport import = joined({parse_topology(claimed == TopologyFormat::kNone ? picked : claimed, text, "fuzz")});
     if (!hosts.empty()) import = allocated(std::move(import), hosts);
     if (import.gpus_per_node == 0) import.gpus_per_node = 8;  // Slurm's file does not say
     ledger_text(import.ledger);

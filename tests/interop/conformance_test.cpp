@@ -85,8 +85,7 @@ TEST(RealLibraryKnown, EveryEntryIsNeeded) {
       if (row.state == Conformance::State::kNotRecorded) continue;
       if (row.state != Conformance::State::kNotForecast && row.differences.empty()) continue;
       for (const Known& known : kKnown) {
-        if (row.id.starts_with(known.id) && name.ends_with(known.version))
-          needed.push_back(known.id);
+        if (row.id.starts_with(known.id) && name.ends_with(known.version)) needed.push_back(known.id);
       }
     }
   }
@@ -99,8 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Recordings, RealLibrary, testing::ValuesIn(folders()),
                          [](const testing::TestParamInfo<std::string>& info) {
                            std::string name = info.param;
                            std::replace_if(
-                               name.begin(), name.end(),
-                               [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+                               name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
                            return name;
                          });
 

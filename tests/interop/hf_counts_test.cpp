@@ -23,17 +23,14 @@ json read_cases() {
   return json::parse(file).at("cases");
 }
 
-HfConfig read(const json& config) {
-  return parse_hf_config(parse_json(config.dump(), "config.json"), "test");
-}
+HfConfig read(const json& config) { return parse_hf_config(parse_json(config.dump(), "config.json"), "test"); }
 
 using Shapes = std::map<std::string, std::vector<std::int64_t>>;
 
 // Experts are one tensor per matrix here, in other orders than there, and Mixtral's modules are
 // named as transformers 4 names them: the sum holds them.
 bool is_of_experts(const std::string& name) {
-  return contains(name, ".experts.") || name.ends_with(".mlp.gate.weight") ||
-         contains(name, "block_sparse_moe.");
+  return contains(name, ".experts.") || name.ends_with(".mlp.gate.weight") || contains(name, "block_sparse_moe.");
 }
 
 Shapes shapes_of(const ModelSpec& model) {
@@ -42,8 +39,7 @@ Shapes shapes_of(const ModelSpec& model) {
   for (const LayerInstance& layer : model.order) {
     const LayerSpec& kind = model.kinds[at(layer.kind)];
     const bool is_block = kind.role == LayerRole::kBlock;
-    const std::string prefix =
-        is_block ? model.block_prefix + "." + std::to_string(block++) + "." : "";
+    const std::string prefix = is_block ? model.block_prefix + "." + std::to_string(block++) + "." : "";
     for (const ParameterSpec& p : kind.parameters) {
       if (!p.tied && !is_of_experts("." + p.name)) shapes[prefix + p.name] = p.shape;
     }
@@ -74,8 +70,7 @@ TEST(HfCountsTest, NamesAndShapesAreTransformersOwn) {
     for (const auto& [name, shape] : each.at("shapes").items()) {
       if (!is_of_experts(name)) expected[name] = shape.get<std::vector<std::int64_t>>();
     }
-    EXPECT_EQ(shapes_of(build_hf_model(read(each.at("config")))), expected)
-        << each.at("model_type");
+    EXPECT_EQ(shapes_of(build_hf_model(read(each.at("config")))), expected) << each.at("model_type");
     compared += expected.size();
   }
   EXPECT_GE(compared, 1000U);

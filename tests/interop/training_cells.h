@@ -49,9 +49,7 @@ inline CsvTable table_of(const std::vector<Cells>& rows) {
   return CsvTable(header + "\n" + body, "runs.csv");
 }
 
-inline TrainingRow row_of(const Cells& cells) {
-  return read_training_rows(table_of({cells})).front();
-}
+inline TrainingRow row_of(const Cells& cells) { return read_training_rows(table_of({cells})).front(); }
 
 // A run of a small Llama on 16 H100 by a code that nobody has looked at.
 inline Cells unknown_run(const std::string& runtime) {

@@ -18,8 +18,7 @@ namespace foreshard {
 namespace {
 
 CsvTable published_steps() {
-  return read_table(std::filesystem::path(FORESHARD_SOURCE_DIR) /
-                    "calibration/published/training_steps.csv");
+  return read_table(std::filesystem::path(FORESHARD_SOURCE_DIR) / "calibration/published/training_steps.csv");
 }
 
 // One factor with prior sd 0.1 and one row that says log(measured / forecast) = 0.06 with
@@ -28,12 +27,11 @@ CsvTable published_steps() {
 TEST(TrainingEvidence, PosteriorOfOneFactorByHand) {
   Calibration calibration = load_profile("a100-80gb");
   for (FactorSpread& spread : calibration.spread) spread.log_sd = 0.1;
-  TrainingEvidence evidence = {
-      .plan_log_sd = 0.04,
-      .names = {"gemm a100"},
-      .prior_log_sd = {0.1},
-      .prior_log_mean = {0},
-      .families = {{"A", 1, {{100}}, {100 * 0.06}}, {"B", 1, {{1e6}}, {1e6}}}};
+  TrainingEvidence evidence = {.plan_log_sd = 0.04,
+                               .names = {"gemm a100"},
+                               .prior_log_sd = {0.1},
+                               .prior_log_mean = {0},
+                               .families = {{"A", 1, {{100}}, {100 * 0.06}}, {"B", 1, {{1e6}}, {1e6}}}};
   Cluster cluster;
   cluster.gpu.key = "a100-80gb";
   const FactorCauses names = causes_of(cluster, calibration, {"fa2", 128});
@@ -61,10 +59,8 @@ TEST(TrainingEvidence, CausesOfProductsAddUp) {
   Calibration known = load_profile("h100-sxm"), moved = known;
   known.spread[at(Factor::kGemm)].log_sd = 0.04;
   moved.spread[at(Factor::kGemm)].log_sd = 0.18;
-  TrainingEvidence evidence = {
-      .names = {"gemm h100"}, .prior_log_sd = {0.04}, .prior_log_mean = {0}};
-  const auto gemm_sd = [&](const Cluster& cluster, const Calibration& calibration,
-                           GemmLibrary library) {
+  TrainingEvidence evidence = {.names = {"gemm h100"}, .prior_log_sd = {0.04}, .prior_log_mean = {0}};
+  const auto gemm_sd = [&](const Cluster& cluster, const Calibration& calibration, GemmLibrary library) {
     const FactorCauses causes = causes_of(cluster, calibration, {"fa2", 128, library});
     return informed(calibration, evidence, causes, {}).knowledge->mixing[0][0];
   };
@@ -82,8 +78,7 @@ TEST(TrainingEvidence, HostsAndNetworksAreASitesOwn) {
   cluster.gpu.key = "a100-80gb";
   const Calibration calibration = load_profile("a100-80gb");
   const auto name = [&](Factor factor, const char* site) {
-    const FactorCauses causes =
-        causes_of(cluster, calibration, {"fa2", 128, GemmLibrary::kCurrent, site});
+    const FactorCauses causes = causes_of(cluster, calibration, {"fa2", 128, GemmLibrary::kCurrent, site});
     return causes.at(at(factor)).front().name;
   };
   EXPECT_EQ(name(Factor::kGemm, "LF"), name(Factor::kGemm, ""));
@@ -134,11 +129,9 @@ TEST(TrainingEvidence, NoFamilyIsForecastWithItsOwnSteps) {
       const FactorKnowledge& used = *forecaster.calibration().knowledge;
       EXPECT_EQ(used.informed_by.find(family.family), std::string::npos);
       const FactorKnowledge other =
-          *informed(load_profile(job.cluster.gpu.key), wild, forecaster.causes(), {family.family})
-               .knowledge;
+          *informed(load_profile(job.cluster.gpu.key), wild, forecaster.causes(), {family.family}).knowledge;
       const FactorKnowledge same =
-          *informed(load_profile(job.cluster.gpu.key), all, forecaster.causes(), {family.family})
-               .knowledge;
+          *informed(load_profile(job.cluster.gpu.key), all, forecaster.causes(), {family.family}).knowledge;
       EXPECT_EQ(other.center, same.center);
       break;  // one row of each
     }

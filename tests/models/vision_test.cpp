@@ -76,10 +76,8 @@ TEST(VisionTest, EveryParameterCountIsThePublishedInteger) {
 TEST(VisionTest, ParametersByHand) {
   const std::int64_t d = 768, f = 3072;
   const std::int64_t block = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 4 * d;
-  const std::int64_t embedding =
-      3 * 16 * 16 * d + d + d + 197 * d;  // weight, bias, class, positions
-  EXPECT_EQ(load_zoo_model("vit-base-patch16-224").parameters(),
-            embedding + 12 * block + 2 * d + d * 1000 + 1000);
+  const std::int64_t embedding = 3 * 16 * 16 * d + d + d + 197 * d;  // weight, bias, class, positions
+  EXPECT_EQ(load_zoo_model("vit-base-patch16-224").parameters(), embedding + 12 * block + 2 * d + d * 1000 + 1000);
 
   const std::int64_t v = 1024, vf = 4096, h = 4096;
   const std::int64_t tower = 3 * 14 * 14 * v + v + 577 * v + 2 * v +  // no bias; norm in front
@@ -105,13 +103,11 @@ TEST(VisionTest, FlopsOfLlavaGrowWithItsImages) {
   const ModelSpec one = load_zoo_model("llava-1.5-7b");
   ModelSpec text = load_zoo_model("llama-2-7b");
   const double v = 1024, vf = 4096, h = 4096, p = 576, s = 577;
-  const double image = 2 * p * (3 * 14 * 14) * v +
-                       24 * (2 * s * 4 * v * v + 4 * s * v * vf + 4 * s * s * v) + 2 * p * v * h +
-                       2 * p * h * h;
+  const double image = 2 * p * (3 * 14 * 14) * v + 24 * (2 * s * 4 * v * v + 4 * s * v * vf + 4 * s * s * v) +
+                       2 * p * v * h + 2 * p * h * h;
   const double words = text.training_flops_per_sequence(4096).count() / 3 + 2.0 * 4096 * h * 64;
   EXPECT_DOUBLE_EQ(one.training_flops_per_sequence(4096).count(), 3 * (words + image));
-  EXPECT_DOUBLE_EQ(with_images(one, 3).training_flops_per_sequence(4096).count(),
-                   3 * (words + 3 * image));
+  EXPECT_DOUBLE_EQ(with_images(one, 3).training_flops_per_sequence(4096).count(), 3 * (words + 3 * image));
 }
 
 // What blocks, norms, heads, projectors and masks keep was held against what torch.autograd.graph's
@@ -133,8 +129,7 @@ TEST(VisionTest, AVitBlockKeepsWhatItsImagesNeed) {
 // Quick gelu keeps its input, the sigmoid and the product: 3 f. With two samples of three images
 // the tower runs on six sequences of 577, whatever the plan's sequence.
 TEST(VisionTest, ATowerRunsOnTheImagesOfItsSamples) {
-  const auto [model, plan] =
-      resolved("llava-1.5-7b", {"batch.micro_batch=2", "batch.images=3", "batch.sequence=2048"});
+  const auto [model, plan] = resolved("llava-1.5-7b", {"batch.micro_batch=2", "batch.images=3", "batch.sequence=2048"});
   const LayerPrograms programs(model, plan);
   const std::int64_t tokens = 2 * 3 * 577;
   const std::int64_t expected = 7 * rounded(2 * tokens * 1024) + 3 * rounded(2 * tokens * 4096) +
@@ -154,8 +149,8 @@ TEST(VisionTest, WordsWaitForTheImages) {
   const LayerExecution& tower = graph.executions[1];
   EXPECT_EQ(model.order[1].name, "vision.embedding");
   EXPECT_EQ(graph.buffer(tower.first_buffer).bytes, Bytes(2 * 1024 * 4096));
-  const auto merge = std::ranges::find_if(
-      model.order, [](const LayerInstance& layer) { return layer.name == "merge"; });
+  const auto merge =
+      std::ranges::find_if(model.order, [](const LayerInstance& layer) { return layer.name == "merge"; });
   const LayerExecution& execution = graph.executions[at(merge - model.order.begin())];
   EXPECT_EQ(execution.joined, 1);
   const std::vector<std::int32_t>& actions = graph.program(execution).forward.actions;
@@ -248,8 +243,7 @@ TEST(VisionTest, TheUnreadBlockOfLlavaIsNeverTrained) {
   EXPECT_EQ(model.order[25].name, "vision.layers.23");
   EXPECT_TRUE(kind_of(model, "vision.layers.23").unread);
   EXPECT_EQ(last.saved_bytes().count(), 0);
-  EXPECT_TRUE(
-      std::ranges::all_of(last.weight_gradients, [](std::int32_t slot) { return slot < 0; }));
+  EXPECT_TRUE(std::ranges::all_of(last.weight_gradients, [](std::int32_t slot) { return slot < 0; }));
   EXPECT_GT(last.forward.flops.count(), 0);
   EXPECT_EQ(last.backward.flops.count(), 0);
 }
@@ -270,19 +264,16 @@ TEST(VisionTest, TowersAreUnitsLikeBlocks) {
 
 TEST(VisionTest, WhatAPlanCannotAskFor) {
   EXPECT_EQ(failure("vit-base-patch16-224", {"batch.sequence=256"}).substr(0, 1), "3");
-  EXPECT_NE(failure("vit-base-patch16-224", {"batch.sequence=256"})
-                .find("runs on the 197 positions that its images have"),
-            std::string::npos);
-  EXPECT_NE(failure("llama-2-7b", {"batch.images=1"}).find("has no images among its words"),
-            std::string::npos);
+  EXPECT_NE(
+      failure("vit-base-patch16-224", {"batch.sequence=256"}).find("runs on the 197 positions that its images have"),
+      std::string::npos);
+  EXPECT_NE(failure("llama-2-7b", {"batch.images=1"}).find("has no images among its words"), std::string::npos);
   EXPECT_NE(failure("llava-1.5-7b", {"batch.images=0"}).find("at least 1"), std::string::npos);
   EXPECT_NE(failure("llava-1.5-7b", {"batch.images=-1"}).find("--set:1:14"), std::string::npos);
   EXPECT_NE(failure("llava-1.5-7b", {"batch.images=8"}).find("at most 7"), std::string::npos);
   EXPECT_EQ(failure("llava-1.5-7b", {"batch.images=7"}), "no error");
-  EXPECT_NE(failure("llama-2-7b", {"frozen=[tower]"}).find("has no vision tower"),
-            std::string::npos);
-  EXPECT_NE(failure("clip-vit-base-patch32", {"batch.sequence=78"}).find("77 learned positions"),
-            std::string::npos);
+  EXPECT_NE(failure("llama-2-7b", {"frozen=[tower]"}).find("has no vision tower"), std::string::npos);
+  EXPECT_NE(failure("clip-vit-base-patch32", {"batch.sequence=78"}).find("77 learned positions"), std::string::npos);
   for (const char* name : {"vit-base-patch16-224", "clip-vit-base-patch32", "llava-1.5-7b"}) {
     const std::string text = failure(name, {"runtime=native"});
     EXPECT_EQ(text.substr(0, 1), "6") << text;

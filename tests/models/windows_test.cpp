@@ -80,9 +80,7 @@ TEST(Windows, FlexAttentionTakesWindowsAndChunks) {
   const ModelSpec scout = planned("llama-4-scout", AttentionKernel::kFlash, 20000);
   EXPECT_EQ(attention_of(scout, "windowed")->documents, 3);
   EXPECT_EQ(attention_of(scout, "unrotated")->documents, 1);
-  EXPECT_EQ(
-      attention_of(planned("llama-4-scout", AttentionKernel::kFlash, 8192), "windowed")->documents,
-      1);
+  EXPECT_EQ(attention_of(planned("llama-4-scout", AttentionKernel::kFlash, 8192), "windowed")->documents, 1);
 }
 
 }

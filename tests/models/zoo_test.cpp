@@ -35,8 +35,7 @@ TEST(ZooTest, EveryParameterCountIsThePublishedInteger) {
     } else {
       const double ratio = static_cast<double>(built) / static_cast<double>(entry.published);
       // Blocks of prediction that share one weight have one each here.
-      EXPECT_NEAR(ratio, 1.0, entry.dims.prediction_pattern.empty() ? 0.05 : 0.09)
-          << entry.dims.name;
+      EXPECT_NEAR(ratio, 1.0, entry.dims.prediction_pattern.empty() ? 0.05 : 0.09) << entry.dims.name;
     }
   }
   EXPECT_GE(entries.size(), 40U);
@@ -68,10 +67,9 @@ TEST(ZooTest, EveryModelIsWellFormed) {
   for (const ZooEntry& entry : zoo()) {
     const ModelSpec model = load_zoo_model(entry.dims.name);
     EXPECT_EQ(model.name, entry.dims.name);
-    const std::int64_t of_prediction =
-        std::max<std::int64_t>(1, std::ssize(entry.dims.prediction_pattern));
-    EXPECT_EQ(model.block_count(), entry.dims.encoder_layers + entry.dims.layers +
-                                       entry.dims.prediction_layers * of_prediction);
+    const std::int64_t of_prediction = std::max<std::int64_t>(1, std::ssize(entry.dims.prediction_pattern));
+    EXPECT_EQ(model.block_count(),
+              entry.dims.encoder_layers + entry.dims.layers + entry.dims.prediction_layers * of_prediction);
     for (const LayerSpec& layer : model.kinds) {
       const auto tensors = static_cast<std::int16_t>(layer.tensors.size());
       for (const Operation& op : layer.operations) {
@@ -120,20 +118,16 @@ TEST(ZooTest, ReaderIsStrict) {
   EXPECT_NE(failure("a,lama,2,64,4,2,16,128,1000,128,,1,1,exact,somewhere,\n")
                 .find("zoo.csv:2:3: family: unknown family \"lama\""),
             std::string::npos);
-  EXPECT_NE(failure("a,lama,2,64,4,2,16,128,1000,128,,1,1,exact,somewhere,\n").find("llama"),
-            std::string::npos);
-  EXPECT_NE(failure("a,llama,0,64,4,2,16,128,1000,128,,1,1,exact,somewhere,\n")
-                .find("layers: \"0\" is not a count"),
+  EXPECT_NE(failure("a,lama,2,64,4,2,16,128,1000,128,,1,1,exact,somewhere,\n").find("llama"), std::string::npos);
+  EXPECT_NE(failure("a,llama,0,64,4,2,16,128,1000,128,,1,1,exact,somewhere,\n").find("layers: \"0\" is not a count"),
             std::string::npos);
   EXPECT_NE(failure("a,llama,2,64,4,2,16,128,1000,128,,1,2,exact,somewhere,\n")
                 .find("an exact published count differs from parameters"),
             std::string::npos);
-  EXPECT_NE(failure("a,llama,2,64,4,2,16,128,1000,128,fat,1,1,exact,somewhere,\n")
-                .find("unknown trait \"fat\""),
+  EXPECT_NE(failure("a,llama,2,64,4,2,16,128,1000,128,fat,1,1,exact,somewhere,\n").find("unknown trait \"fat\""),
             std::string::npos);
   EXPECT_NE(failure("a,llama,2\n").find("does not have 16 cells"), std::string::npos);
-  EXPECT_NE(failure("a,llama,2,64,4,2,16,128,1000,128,,1,1,about,somewhere,\n")
-                .find("unknown count \"about\""),
+  EXPECT_NE(failure("a,llama,2,64,4,2,16,128,1000,128,,1,1,about,somewhere,\n").find("unknown count \"about\""),
             std::string::npos);
   EXPECT_THROW(parse_zoo("name,family\n", "zoo.csv"), ConfigError);
 }

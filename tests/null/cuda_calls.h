@@ -44,13 +44,13 @@ int cudnnBackendSetAttribute(void*, int, int, std::int64_t, const void*);
 int cudnnBackendGetAttribute(void*, int, int, std::int64_t, std::int64_t*, void*);
 int cudnnBackendExecute(void*, void*, void*);
 int cudnnCreateRNNDescriptor(void**);
-int cudnnSetRNNDescriptor_v8(void*, int, int, int, int, int, int, int, int, std::int32_t,
-                             std::int32_t, std::int32_t, std::int32_t, void*, std::uint32_t);
+int cudnnSetRNNDescriptor_v8(void*, int, int, int, int, int, int, int, int, std::int32_t, std::int32_t, std::int32_t,
+                             std::int32_t, void*, std::uint32_t);
 int cudnnCreateRNNDataDescriptor(void**);
 int cudnnSetRNNDataDescriptor(void*, int, int, int, int, int, const int*, void*);
 int cudnnGetRNNWeightSpaceSize(void*, void*, std::size_t*);
-int cudnnGetRNNWeightParams(void*, void*, std::int32_t, std::size_t, const void*, std::int32_t,
-                            void*, void**, void*, void**);
+int cudnnGetRNNWeightParams(void*, void*, std::int32_t, std::size_t, const void*, std::int32_t, void*, void**, void*,
+                            void**);
 int cudnnRNNForward(void*, void*, int, const void*, void*);
 int cudnnRNNBackwardData_v8(void*, void*, const void*, void*);
 int cudnnRNNBackwardWeights_v8(void*, void*, int, const void*, void*);
@@ -63,12 +63,11 @@ int cudaEventElapsedTime(float*, void*, void*);
 int cudaLaunchKernel(const void*, Dim3, Dim3, void**, std::size_t, void*);
 int cudaDeviceGetAttribute(int*, int, int);
 int cudaGetDriverEntryPointByVersion(const char*, void**, unsigned, unsigned long long, int*);
-void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*,
-                            void*, int*);
+void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*, void*, int*);
 int cublasCreate_v2(void**);
 int cublasSetStream_v2(void*, void*);
-int cublasGemmEx(void*, int, int, int, int, int, const void*, const void*, int, int, const void*,
-                 int, int, const void*, void*, int, int, int, int);
+int cublasGemmEx(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int, const void*,
+                 void*, int, int, int, int);
 int ncclGetUniqueId(UniqueId*);
 int ncclCommInitRank(void**, int, UniqueId, int);
 int ncclAllGather(const void*, void*, std::size_t, int, void*, void*);
@@ -86,8 +85,7 @@ void foreshard_null_end_operation(std::int64_t);
 struct Device {
   std::int8_t type, index;
 };
-void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void*, std::int64_t, std::size_t,
-                                                           std::size_t, Device);
+void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void*, std::int64_t, std::size_t, std::size_t, Device);
 }
 
 namespace foreshard::null_test {
@@ -101,8 +99,7 @@ constexpr const char* kKernel =
     "addIN3c108BFloat16EEESt5array"
     "IPcLm3EEEEviT0_T1_";
 inline void register_kernel() {
-  __cudaRegisterFunction(nullptr, &kernel_function, nullptr, kKernel, -1, nullptr, nullptr, nullptr,
-                         nullptr, nullptr);
+  __cudaRegisterFunction(nullptr, &kernel_function, nullptr, kKernel, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
 }
 
 // c = a + b

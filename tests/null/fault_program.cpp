@@ -41,8 +41,7 @@ struct Bench {
   }
   void product(void* a, void* out, void* stream) {
     cublasSetStream_v2(blas, stream);
-    cublasGemmEx(blas, 0, 0, 512, 512, 512, nullptr, a, kBf16, 512, a, kBf16, 512, nullptr, out,
-                 kBf16, 512, 68, 0);
+    cublasGemmEx(blas, 0, 0, 512, 512, 512, nullptr, a, kBf16, 512, a, kBf16, 512, nullptr, out, kBf16, 512, 68, 0);
   }
   void gather(void* from, void* to, void* stream) {
     ncclAllGather(from, to, kElements / 8, kNcclBf16, communicator, stream);

@@ -24,8 +24,7 @@ void expect(bool condition, const char* what) {
 void train() {
   register_kernel();
   UniqueId id;
-  void *communicator = nullptr, *blas = nullptr, *side = nullptr, *gathered = nullptr,
-       *ready = nullptr;
+  void *communicator = nullptr, *blas = nullptr, *side = nullptr, *gathered = nullptr, *ready = nullptr;
   ncclGetUniqueId(&id);
   ncclCommInitRank(&communicator, 8, id, 0);
   cublasCreate_v2(&blas);
@@ -43,8 +42,8 @@ void train() {
     cudaEventRecord(gathered, side);
     void* const out = allocator.take(kBytes);
     cudaStreamWaitEvent(nullptr, gathered, 0);
-    cublasGemmEx(blas, 0, 0, 1024, 512, 2048, nullptr, whole, kBf16, 1024, whole, kBf16, 1024,
-                 nullptr, out, kBf16, 1024, 68, 0);
+    cublasGemmEx(blas, 0, 0, 1024, 512, 2048, nullptr, whole, kBf16, 1024, whole, kBf16, 1024, nullptr, out, kBf16,
+                 1024, 68, 0);
     add(out, whole, out, nullptr);
     ncclReduceScatter(out, shard, kElements / 8, kNcclBf16, 0, communicator, nullptr);
     allocator.give(whole, kBytes);
@@ -103,8 +102,7 @@ void memory() {
 }
 
 void events(bool are_pending) {
-  void *stream = nullptr, *first = nullptr, *second = nullptr, *on_other = nullptr,
-       *other = nullptr;
+  void *stream = nullptr, *first = nullptr, *second = nullptr, *on_other = nullptr, *other = nullptr;
   cudaStreamCreateWithPriority(&stream, 1, 0);
   cudaStreamCreateWithPriority(&other, 1, 0);
   cudaEventCreateWithFlags(&first, 0);
@@ -145,8 +143,7 @@ void list() {
   ncclGroupStart();
   for (int rank = 0; rank < 2; ++rank) {
     cudaMalloc(&part[rank], 8);
-    ncclBroadcast(rank == 0 ? own : part[rank], part[rank], 1, kNcclInt64, rank, communicator,
-                  nullptr);
+    ncclBroadcast(rank == 0 ? own : part[rank], part[rank], 1, kNcclInt64, rank, communicator, nullptr);
   }
   ncclGroupEnd();
   for (void* const each : part) {
@@ -167,8 +164,7 @@ void list() {
   }
   ncclGroupEnd();
   cudaMemcpyAsync(arrived, to, sizeof arrived, kDeviceToHost, nullptr);
-  expect(arrived[0] == sent[0] && arrived[1] == sent[0],
-         "ranks send this one what it sends itself");
+  expect(arrived[0] == sent[0] && arrived[1] == sent[0], "ranks send this one what it sends itself");
 }
 
 // A step in a CUDA graph, its memory and optimizer within: captured once, launched three times.
@@ -182,8 +178,8 @@ void graph() {
   void* const whole = allocator.take(2 * kBytes);
   cudaStreamBeginCapture(side, 2);
   allocator.hold(whole, kBytes);  // of memory that was reserved
-  cublasGemmEx(blas, 0, 0, 1024, 512, 2048, nullptr, whole, kBf16, 1024, whole, kBf16, 1024,
-               nullptr, whole, kBf16, 1024, 68, 0);
+  cublasGemmEx(blas, 0, 0, 1024, 512, 2048, nullptr, whole, kBf16, 1024, whole, kBf16, 1024, nullptr, whole, kBf16,
+               1024, 68, 0);
   add(whole, whole, whole, side);
   foreshard_null_mark("step 0 AdamW");
   cudaStreamEndCapture(side, &made);
@@ -213,8 +209,7 @@ void convolution(void* dnn, bool innermost, std::int64_t workspace) {
   };
   void* const operation = made(kConvolution);
   void* const operands[] = {tensor(32, 64, 3), tensor(2, 64, 8), tensor(2, 32, 8)};
-  for (int i = 0; i < 3; ++i)
-    cudnnBackendSetAttribute(operation, 703 + i, kDescriptor, 1, &operands[i]);
+  for (int i = 0; i < 3; ++i) cudnnBackendSetAttribute(operation, 703 + i, kDescriptor, 1, &operands[i]);
   void* held = operation;  // by a graph, that by an engine, its configuration, a plan
   for (const int attribute : {801, 1300, 300, 401}) {
     void* const holder = made(0);
@@ -245,8 +240,8 @@ void recurrent() {
   cudnnCreateRNNDataDescriptor(&data);
   cudnnCreateTensorDescriptor(&matrix);
   cudnnCreateTensorDescriptor(&bias);
-  cudnnSetRNNDescriptor_v8(layers, kStandard, kLstm, 0, kBoth, 0, kFloat, kFloat, 0, kInput,
-                           kHidden, kHidden, 2, nullptr, 0);
+  cudnnSetRNNDescriptor_v8(layers, kStandard, kLstm, 0, kBoth, 0, kFloat, kFloat, 0, kInput, kHidden, kHidden, 2,
+                           nullptr, 0);
   std::size_t bytes = 0;
   cudnnGetRNNWeightSpaceSize(dnn, layers, &bytes);
   const auto weights = [](int input) {  // of a layer in one direction
@@ -259,15 +254,12 @@ void recurrent() {
     for (const bool is_bias : {false, true}) {
       for (int gate = 0; gate < 2 * kGates; ++gate) {
         void* at = nullptr;
-        cudnnGetRNNWeightParams(dnn, layers, layer, bytes, space, gate, is_bias ? nullptr : matrix,
-                                &at, is_bias ? bias : nullptr, &at);
+        cudnnGetRNNWeightParams(dnn, layers, layer, bytes, space, gate, is_bias ? nullptr : matrix, &at,
+                                is_bias ? bias : nullptr, &at);
         expect(at == space + next, "weights one behind the other");
         int type = 0, count = 0, extents[3] = {}, strides[3] = {};
         cudnnGetTensorNdDescriptor(is_bias ? bias : matrix, 3, &type, &count, extents, strides);
-        const int columns = is_bias          ? 1
-                            : gate >= kGates ? kHidden
-                            : layer < 2      ? kInput
-                                             : 2 * kHidden;
+        const int columns = is_bias ? 1 : gate >= kGates ? kHidden : layer < 2 ? kInput : 2 * kHidden;
         expect(extents[1] == kHidden && extents[2] == columns, "a gate's rows and columns");
         next += 4U * static_cast<std::size_t>(kHidden * columns);
       }
@@ -290,27 +282,23 @@ void recurrent() {
 void tables() {
   static const char shapes_function = 0, product_function = 0, copy_function = 0;
   const auto name = [](const char* function, const char* kernel) {
-    __cudaRegisterFunction(nullptr, function, nullptr, kernel, -1, nullptr, nullptr, nullptr,
-                           nullptr, nullptr);
+    __cudaRegisterFunction(nullptr, function, nullptr, kernel, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
   };
   name(&shapes_function,
        "_ZN2at4cuda6detail25prepare_grouped_gemm_dataIN7cutlass10bfloat16_tES4_S4_fN4cute5tupleIJii"
        "iEEENS6_IJlNS5_1CILi1EEENS8_ILi0EEEEEENS6_IJS9_lSA_EEESB_EEvPT_PT0_PT1_PT2_SK_PSE_PSG_PSI_P"
        "SK_SO_PT3_PT4_PT5_PT6_PKiiiiSt5arrayIlLm3EES10_S10_S10_S10_llbb");
   name(&product_function, "_Z13GroupProblemShapePv");
-  name(
-      &copy_function,
-      "_ZN2at6native6detail51split_with_sizes_copy_out_contiguous_no_cast_kernelEPPcS3_PlS4_S4_ll");
+  name(&copy_function, "_ZN2at6native6detail51split_with_sizes_copy_out_contiguous_no_cast_kernelEPPcS3_PlS4_S4_ll");
   Allocator allocator;
-  void *rows = allocator.take(kBytes), *weights = allocator.take(kBytes),
-       *out = allocator.take(kBytes), *none = nullptr;
+  void *rows = allocator.take(kBytes), *weights = allocator.take(kBytes), *out = allocator.take(kBytes),
+       *none = nullptr;
   int m = -1, n = 32, k = 64;
   std::int64_t extents[5][3] = {{}, {}, {}, {96, 64, 0}, {3, 64, 32}}, stride = 0;
   bool flag = false;
-  void* told[] = {&rows,      &weights,   &out,    &none,   &none,      &none,      &none,
-                  &none,      &none,      &none,   &none,   &none,      &none,      &none,
-                  &none,      &m,         &n,      &k,      extents[0], extents[1], extents[2],
-                  extents[3], extents[4], &stride, &stride, &flag,      &flag};
+  void* told[] = {&rows,      &weights,   &out,       &none,      &none,      &none,   &none,   &none, &none,
+                  &none,      &none,      &none,      &none,      &none,      &none,   &m,      &n,    &k,
+                  extents[0], extents[1], extents[2], extents[3], extents[4], &stride, &stride, &flag, &flag};
   void* buffer[] = {&out};
   void* const places[] = {weights, out, rows};
   void* table = allocator.take(kBytes);
@@ -318,10 +306,9 @@ void tables() {
   void* copied[] = {&from, &to, &none, &none, &none, &stride, &stride};
   // at::native over strided tensors: their addresses lie behind extents and strides.
   static const char strided_function = 0, reduce_function = 0;
-  name(
-      &strided_function,
-      "_ZN2at6native18elementwise_kernelILi128ELi4EZNS0_22gpu_kernel_impl_nocastINS0_15CUDAFunctor_"
-      "addIN3c108BFloat16EEEEEvRNS_18TensorIteratorBaseERKT_EUliE_EEviT1_");
+  name(&strided_function,
+       "_ZN2at6native18elementwise_kernelILi128ELi4EZNS0_22gpu_kernel_impl_nocastINS0_15CUDAFunctor_"
+       "addIN3c108BFloat16EEEEEvRNS_18TensorIteratorBaseERKT_EUliE_EEviT1_");
   name(&reduce_function, "_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfEEEEvT1_");
   struct {
     int dimensions = 2, extents[25][3] = {};
@@ -339,8 +326,7 @@ void tables() {
   struct {
     float operation = 0, identity = 0;
     // Bytes of an element, inputs, outputs, ..., width and height of a block.
-    int configuration[16] = {4, 1024, 1024, 0, 0, 0, 0, 0, 0, 0, 0, 32, 16}, dimensions = 1,
-        extents[25][3] = {};
+    int configuration[16] = {4, 1024, 1024, 0, 0, 0, 0, 0, 0, 0, 0, 32, 16}, dimensions = 1, extents[25][3] = {};
     unsigned strides[25] = {};
     int of_results = 1, extents_of_results[25][3] = {};
     unsigned strides_of_results[25][2] = {};
@@ -362,22 +348,19 @@ void tables() {
 void counts() {
   static const char histogram_function = 0, scan_function = 0;
   const auto name = [](const char* function, const char* mangled) {
-    __cudaRegisterFunction(nullptr, function, nullptr, mangled, -1, nullptr, nullptr, nullptr,
-                           nullptr, nullptr);
+    __cudaRegisterFunction(nullptr, function, nullptr, mangled, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
   };
-  name(
-      &histogram_function,
-      "_ZN2at4cuda17kernelHistogram1DIiilLi1ELi2ELin1ELNS0_23CUDAHistogramMemoryTypeE0EZNS0_21CUDA_"
-      "tensor_histogramIiiLb0EEEbNS_6TensorES4_S4_lNS_14AccumulateTypeIT0_Lb1EE4typeES8_NS0_"
-      "13TensorArgTypeES9_S9_EUllE0_EEvNS0_6detail10TensorInfoIT_T1_EESF_NSC_IKS6_SE_EElS8_S8_SE_"
-      "T6_");
+  name(&histogram_function,
+       "_ZN2at4cuda17kernelHistogram1DIiilLi1ELi2ELin1ELNS0_23CUDAHistogramMemoryTypeE0EZNS0_21CUDA_"
+       "tensor_histogramIiiLb0EEEbNS_6TensorES4_S4_lNS_14AccumulateTypeIT0_Lb1EE4typeES8_NS0_"
+       "13TensorArgTypeES9_S9_EUllE0_EEvNS0_6detail10TensorInfoIT_T1_EESF_NSC_IKS6_SE_EElS8_S8_SE_"
+       "T6_");
   name(&scan_function,
        "_ZN14at_cuda_detail3cub6detail4scan16DeviceScanKernelINS2_10policy_hubIiiijSt4plusIiEE"
        "10Policy1000EPKiPiNS0_13ScanTileStateIiLb1EEES6_NS0_8NullTypeEjiLb0ESE_EEvT0_T1_T2_iT3_T4_"
        "T5_");
   Allocator allocator;
-  void *numbers = allocator.take(kBytes), *counted = allocator.take(kBytes),
-       *sums = allocator.take(kBytes);
+  void *numbers = allocator.take(kBytes), *counted = allocator.take(kBytes), *sums = allocator.take(kBytes);
   std::int64_t bins = 4, all = 10;
   int least = 0, most = 3;
   unsigned count = 4;
@@ -413,8 +396,8 @@ int architecture() {
     void* file = nullptr;
   } wrapper;
   wrapper.data = &binary;
-  __cudaRegisterFunction(__cudaRegisterFatBinary(&wrapper), &kernel_function, nullptr, kKernel, -1,
-                         nullptr, nullptr, nullptr, nullptr, nullptr);
+  __cudaRegisterFunction(__cudaRegisterFatBinary(&wrapper), &kernel_function, nullptr, kKernel, -1, nullptr, nullptr,
+                         nullptr, nullptr, nullptr);
   struct {
     std::size_t bytes[3];
     int threads, registers, ptx, binary, rest[32];

@@ -31,9 +31,7 @@ TEST(Amounts, TimesHaveUnitsAndDeadlinesAreDays) {
   EXPECT_EQ(refusal([] { parse_days("--deadline", "1T"); }),
             "--deadline: '1T' is no time; expected a number with s, min, h, d or w, such as 30d");
   for (const char* text : {"0", "-3", "-3d", "", "d", "30 days ago", "nan", "inf", "1e400d"}) {
-    EXPECT_NE(refusal([&] { parse_days("--deadline", text); }).find("such as 30d"),
-              std::string::npos)
-        << text;
+    EXPECT_NE(refusal([&] { parse_days("--deadline", text); }).find("such as 30d"), std::string::npos) << text;
   }
 }
 
@@ -41,10 +39,9 @@ TEST(Amounts, CountsHaveSuffixes) {
   EXPECT_EQ(parse_amount("--tokens", "8k", "1T"), 8e3);
   EXPECT_EQ(parse_amount("--tokens", "4M", "1T"), 4e6);
   EXPECT_EQ(parse_amount("--tokens", "1e12", "1T"), 1e12);
-  EXPECT_EQ(
-      refusal([] { parse_amount("--tokens", "30d", "1T"); }),
-      "--tokens: '30d' is no amount above zero; expected a number, perhaps with k, M, B or T, "
-      "such as 1T");
+  EXPECT_EQ(refusal([] { parse_amount("--tokens", "30d", "1T"); }),
+            "--tokens: '30d' is no amount above zero; expected a number, perhaps with k, M, B or T, "
+            "such as 1T");
 }
 
 TEST(Amounts, SequencesAreNamedInPowersOfTwo) {

@@ -21,8 +21,7 @@ Questions asked(const std::vector<std::string>& set, const std::string& runtime 
 }
 
 const NextFact* find(const Questions& questions, const std::string& name) {
-  const auto found = std::ranges::find_if(questions.facts,
-                                          [&](const NextFact& fact) { return fact.name == name; });
+  const auto found = std::ranges::find_if(questions.facts, [&](const NextFact& fact) { return fact.name == name; });
   return found == questions.facts.end() ? nullptr : &*found;
 }
 
@@ -32,9 +31,7 @@ TEST(Ask, EveryFactNarrowsSomethingAndTheBestComesFirst) {
   EXPECT_NEAR(q.half_width, q.levels.half_width(), 1e-12);
   for (std::size_t i = 0; i < q.facts.size(); ++i) {
     const NextFact& fact = q.facts[i];
-    EXPECT_TRUE(fact.half_width < q.half_width || fact.memory_above < q.memory_above ||
-                fact.moves > 0)
-        << fact.name;
+    EXPECT_TRUE(fact.half_width < q.half_width || fact.memory_above < q.memory_above || fact.moves > 0) << fact.name;
     EXPECT_LE(fact.half_width, q.half_width + 1e-12) << fact.name;
     EXPECT_GE(fact.memory_above, Bytes()) << fact.name;
     EXPECT_FALSE(fact.command.empty());
@@ -65,8 +62,7 @@ TEST(Ask, WhatIsFarFromThePeakIsLessSure) {
   const double own = costs.calibration().knowledge->plan_log_sd;
   double before = 0;
   for (const double mfu : {0.7, 0.5, 0.4, 0.2, 0.01}) {
-    const double code =
-        code_half_width(job.resolved.plan, job.cluster, "hf_trainer", below_half_peak(mfu));
+    const double code = code_half_width(job.resolved.plan, job.cluster, "hf_trainer", below_half_peak(mfu));
     EXPECT_NEAR(costs.plan_log_sd(mfu), std::hypot(own, code / kNinetyPercent), 1e-9) << mfu;
     EXPECT_GE(costs.plan_log_sd(mfu), before) << mfu;
     before = costs.plan_log_sd(mfu);
@@ -108,10 +104,8 @@ TEST(Ask, ACaptureLeavesTheMachineAndTheRun) {
 
 // A code whose own steps inform the costs is no first look.
 TEST(Ask, ACodeThatInformsTheCostsLeavesNothingOpen) {
-  JobOptions options = {.model = "mpt-7b",
-                        .cluster = "64xa100",
-                        .runtime = "fsdp1",
-                        .assignments = {{"stack=composer_2023_05"}}};
+  JobOptions options = {
+      .model = "mpt-7b", .cluster = "64xa100", .runtime = "fsdp1", .assignments = {{"stack=composer_2023_05"}}};
   const Questions known = questions(load_job(options));
   EXPECT_EQ(known.levels.code, 0);
   options.assignments = {{"stack=fms_fsdp"}};

@@ -48,8 +48,8 @@ TEST(TensorParallel, BlocksOfAnEncoderAndADecoderAreCutAlike) {
   for (const LayerSpec& layer : part_of_rank(job.model, job.resolved.plan).kinds) {
     if (layer.role != LayerRole::kBlock) continue;
     const auto count = [&](CollectiveKind kind) {
-      return static_cast<int>(std::ranges::count_if(
-          layer.operations, [&](const Operation& op) { return op.collective.kind == kind; }));
+      return static_cast<int>(
+          std::ranges::count_if(layer.operations, [&](const Operation& op) { return op.collective.kind == kind; }));
     };
     found.emplace_back(count(CollectiveKind::kAllGather), count(CollectiveKind::kReduceScatter));
   }
@@ -86,8 +86,7 @@ TEST(AxesVariants, SharedExpertsAreCutAlongTheNextDimension) {
   const auto gathered = [&](std::int64_t dimension) {
     Plan plan = job.resolved.plan;
     plan.units.shard_dim = dimension;
-    return std::ranges::max(build_training_step(job.model, plan).units, {}, &Unit::padded_numel)
-        .padded_numel();
+    return std::ranges::max(build_training_step(job.model, plan).units, {}, &Unit::padded_numel).padded_numel();
   };
   EXPECT_EQ(8 * gathered(job.resolved.plan.units.shard_dim), gathered(0));
 }
@@ -112,12 +111,10 @@ TEST(AxesVariants, WhatIsSetStaysAndOtherRuntimesHaveNone) {
   const std::vector<Job> jobs = jobs_over_axes(job, axis_keys(), 16);
   ASSERT_FALSE(jobs.empty());
   for (const Job& other : jobs) EXPECT_EQ(other.resolved.plan.mesh.ep, 8);
-  for (const Job& other :
-       jobs_over_axes(job_of("qwen3-30b-a3b", "16xh100", "4096"), {"mesh.ep"}, 16)) {
+  for (const Job& other : jobs_over_axes(job_of("qwen3-30b-a3b", "16xh100", "4096"), {"mesh.ep"}, 16)) {
     EXPECT_EQ(other.resolved.plan.mesh.tp * other.resolved.plan.mesh.cp, 1);
   }
-  EXPECT_TRUE(
-      jobs_over_axes(job_of("gpt2", "8xh100", "1024", {"runtime=ddp"}), axis_keys(), 8).empty());
+  EXPECT_TRUE(jobs_over_axes(job_of("gpt2", "8xh100", "1024", {"runtime=ddp"}), axis_keys(), 8).empty());
   EXPECT_TRUE(jobs_over_axes(job_of("llama-3.1-405b", "8xh100", "4096"), axis_keys(), 8).empty());
 }
 
@@ -131,8 +128,7 @@ TEST(AxesVariants, StagesAreForWhereTheyMatter) {
   // Of 8 no fully_shard is left, whose dtypes these are.
   EXPECT_EQ(largest(of("llama-3.1-8b", "8xh100", {"mesh.pp"}), &Mesh::pp), 4);
   EXPECT_EQ(largest(of("llama-3.2-1b", "16xh100", {"mesh.pp"}), &Mesh::pp), 1);
-  const std::vector<Job> set =
-      of("llama-3.1-8b", "16xh100", {"mesh.pp"}, {"pipeline.schedule=GPipe"});
+  const std::vector<Job> set = of("llama-3.1-8b", "16xh100", {"mesh.pp"}, {"pipeline.schedule=GPipe"});
   ASSERT_FALSE(set.empty());
   for (const Job& job : set) {
     EXPECT_EQ(job.resolved.plan.pipeline.schedule, PipelineSchedule::kGPipe);
@@ -143,8 +139,8 @@ TEST(AxesVariants, StagesAreForWhereTheyMatter) {
 TEST(AxesVariants, StagesAreSearchedAndPredictedAlike) {
   for (const std::vector<std::string>& set :
        {std::vector<std::string>{"mesh.pp=2"},
-        std::vector<std::string>{"mesh.pp=2", "pipeline.schedule=Interleaved1F1B",
-                                 "pipeline.stages_per_rank=2", "mesh.tp=2"},
+        std::vector<std::string>{"mesh.pp=2", "pipeline.schedule=Interleaved1F1B", "pipeline.stages_per_rank=2",
+                                 "mesh.tp=2"},
         std::vector<std::string>{"mesh.pp=4", "runtime=megatron", "recompute=none"}}) {
     const Job job = job_of("llama-3.1-8b", "16xh100", "2048", set);
     const JobSearch found = search_job(search_variants(job, {"16", {}}), one_thread());
@@ -281,8 +277,7 @@ TEST(AxesVariants, EachMeshHasItsBestStep) {
   // tp and cp of 1, 2 and 4 over four GPUs, but tp 4: without fully_shard nothing casts.
   EXPECT_EQ(all.meshes.size(), 5U);
   for (const auto& [mesh, seconds] : all.meshes) {
-    const JobSearch one =
-        searched({fmt::format("mesh.tp={}", mesh.tp), fmt::format("mesh.cp={}", mesh.cp)}, false);
+    const JobSearch one = searched({fmt::format("mesh.tp={}", mesh.tp), fmt::format("mesh.cp={}", mesh.cp)}, false);
     ASSERT_EQ(one.result.best.has_value(), seconds.has_value());
     if (!seconds) continue;
     EXPECT_NEAR(one.result.best->seconds / *seconds, 1, SearchOptions().tie);
@@ -297,8 +292,7 @@ RC_GTEST_PROP(AxesVariantsProperty, NoStepUndercutsItsLayers, ()) {
   Plan plan = other.resolved.plan;
   RC_PRE(plan.mesh.pp == 1);  // tests/sim/search/pipeline_search_test.cpp
   plan.batch.accumulation = *rc::gen::inRange<std::int64_t>(1, 6);
-  plan.recompute.value =
-      *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
+  plan.recompute.value = *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
   const CostModel costs = cost_model(other);
   const auto bounds_at = [&](std::int64_t micro_batches) {
     Plan few = plan;

@@ -7,8 +7,8 @@
 A case of megatron_core.json is run as each of its `ranks`; what it does not say is Megatron-Core's default. `within_layers`:
 buckets end inside of layers, where a plan reduces them behind the layer; their order is not compared. `layers: te`: with
 TransformerEngine's layers, whose peak is compared, too. Recorded with megatron-core 0.16.1, TransformerEngine 2.11 and
-PyTorch 2.11. Not compared: exchanges between stages, of experts' rows and round rings (NCCL sees sends and receives), sums
-that one rank makes alone.
+PyTorch 2.11. Of experts' rows, rings and heads for positions NCCL sees sends: their bytes are summed. Not compared: exchanges
+between stages, sums that one rank makes alone.
 """
 import argparse
 import json
@@ -21,6 +21,7 @@ import tempfile
 from held import KINDS, ask, captured, last_lines, same, scheduled, step_collectives
 
 MEMORY = 0.001  # of the peak
+STEPS = 3
 HERE = pathlib.Path(__file__).parent
 KEPT = HERE / "megatron_core.json.xz"
 COMMON = {"num_attention_heads": 8, "vocab_size": 51200}
@@ -71,11 +72,24 @@ def record(folder, case, rank):
         if ran.returncode != 0:
             sys.exit(last_lines(ran))
         last = [line for line in ran.stdout.splitlines() if line.startswith("STEP ")][-1]
-        return {"peak": json.loads(last[5:])["requested"], "collectives": collectives(out)}
+        return {"peak": json.loads(last[5:])["requested"], "sent": sent(out), "collectives": collectives(out)}
+
+
+def sent(capture):
+    """Bytes a step to other ranks one by one: rows of experts, rings, heads for positions (each step is as the others)."""
+    names, whole = {}, 0
+    for line in (capture / "calls.txt").read_text().splitlines():
+        letter, *rest = line.split(" ")
+        if letter == "N":
+            names[rest[0]] = rest[1]
+        elif letter == "X" and names[rest[4]] in ("send", "all_to_all"):
+            whole += int(rest[5])
+    return whole // STEPS
 
 
 def collectives(capture):
-    return [[kind, max(sent, received)] for kind, _, sent, received, _, ranks, _ in step_collectives(capture, norm=0) if ranks > 1 and max(sent, received) > 0]
+    return [[kind, max(sent, received)] for kind, _, sent, received, _, ranks, _ in step_collectives(capture, norm=0)
+            if kind in KINDS and ranks > 1 and max(sent, received) > 0]
 
 
 def memory(program, case, words, seen):
@@ -113,9 +127,12 @@ def main():
                 config.write_text(json.dumps(CONFIGS[case["model"]]))
                 words = plan(case, rank, config)
                 told = scheduled(args.folder / "foreshard", *words, kinds=KINDS)
+                exchanged = sum(size for _, size in scheduled(args.folder / "foreshard", *words, kinds=("all_to_all",)))
                 off = memory(args.folder / "foreshard", case, words, kept[key])
             seen = from_the_end([tuple(each) for each in kept[key]["collectives"]], told)
             difference = same(*((sorted(seen), sorted(told)) if case.get("within_layers") else (seen, told)))
+            if case.get("pp", 1) == 1 and "sent" in kept[key] and kept[key]["sent"] != exchanged:
+                difference += f" {exchanged} bytes exchanged instead of {kept[key]['sent']}"
             wrong += bool(difference) or (off is not None and abs(off) > MEMORY)
             print(f"{key:32} {len(seen):5} collectives  {difference or 'the same'}{f', peak {100 * off:+.2f} %' if off is not None else ''}")
     return wrong > 0

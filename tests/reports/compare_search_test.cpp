@@ -45,8 +45,7 @@ TEST(Compare, NamesWhatDiffersAndByHowMuch) {
 
 TEST(Compare, SaysThatEqualPlansAreEqual) {
   const Told a = tell(tiny_plan());
-  EXPECT_EQ(compare_text(a.forecast, a.report, a.forecast, a.report, Color::kNever)
-                .rfind("the plans are equal", 0),
+  EXPECT_EQ(compare_text(a.forecast, a.report, a.forecast, a.report, Color::kNever).rfind("the plans are equal", 0),
             0U);
 }
 
@@ -79,14 +78,12 @@ TEST(SearchView, ShowsTheMapTheBestPlanAndWhyItWon) {
   const ModelSpec model = tiny_model(2);
   const Cluster cluster = round_cluster(8);
   const Plan base = tiny_plan();
-  const SearchStory story{
-      result, model, cluster, base, 0.5, 0.95, {{{"compile=blocks"}, *result.riskier}}};
+  const SearchStory story{result, model, cluster, base, 0.5, 0.95, {{{"compile=blocks"}, *result.riskier}}};
   const std::string text = search_text(story, nullptr, nullptr, Color::kNever);
-  for (const char* says :
-       {"best plan: fits with 97 %", "riskier: 9.00 ms (-10.0 %), fits with 62 %",
-        "with --set compile=blocks also: 9.00 ms (-10.0 %), fits with 62 %",
-        "prefetch depth does not matter here", "12 plans: 2 do not fit, 10 simulated",
-        "recompute full", "+2.00 ms", "+20.0 %", "-1.00 GiB  fits with 71 %", "10.0 ms", "██"}) {
+  for (const char* says : {"best plan: fits with 97 %", "riskier: 9.00 ms (-10.0 %), fits with 62 %",
+                           "with --set compile=blocks also: 9.00 ms (-10.0 %), fits with 62 %",
+                           "prefetch depth does not matter here", "12 plans: 2 do not fit, 10 simulated",
+                           "recompute full", "+2.00 ms", "+20.0 %", "-1.00 GiB  fits with 71 %", "10.0 ms", "██"}) {
     EXPECT_NE(text.find(says), std::string::npos) << says << "\n" << text;
   }
 }

@@ -25,8 +25,8 @@ class HandMade {
     graph.works = {work};
   }
 
-  EventId add(EventKind kind, Stream stream, HandMadeSpan span,
-              std::initializer_list<EventId> waits = {}, std::int32_t unit = 0) {
+  EventId add(EventKind kind, Stream stream, HandMadeSpan span, std::initializer_list<EventId> waits = {},
+              std::int32_t unit = 0) {
     Row row;
     row.kind = kind;
     row.stream = stream;
@@ -36,17 +36,14 @@ class HandMade {
     graph.waits.insert(graph.waits.end(), waits);
     graph.rows.push_back(row);
     graph.details.push_back({unit, -1, 0, 0, 0});
-    timeline.spans.push_back(
-        {Time::ns(span.issue), Time::ns(span.start), Time::ns(span.arrive), Time::ns(span.end)});
+    timeline.spans.push_back({Time::ns(span.issue), Time::ns(span.start), Time::ns(span.arrive), Time::ns(span.end)});
     if (stream == Stream::kCompute) timeline.period = Time::ns(span.end);
     return static_cast<EventId>(graph.rows.size()) - 1;
   }
-  EventId compute(EventKind kind, std::int64_t start, std::int64_t end,
-                  std::initializer_list<EventId> waits = {}) {
+  EventId compute(EventKind kind, std::int64_t start, std::int64_t end, std::initializer_list<EventId> waits = {}) {
     return add(kind, Stream::kCompute, {-1000, start, start, end}, waits);
   }
-  EventId gather(std::int64_t start, std::int64_t arrive, std::int64_t end,
-                 std::initializer_list<EventId> waits = {}) {
+  EventId gather(std::int64_t start, std::int64_t arrive, std::int64_t end, std::initializer_list<EventId> waits = {}) {
     return add(EventKind::kAllGather, Stream::kAllGather, {-1000, start, arrive, end}, waits);
   }
 

@@ -68,8 +68,7 @@ TEST(OpenStackReport, OddsAreTheMeanOfTheCodesOdds) {
   const Fit tight{gib(80), gib(2), gib(70), gib(78)}, roomy{gib(80), gib(2), gib(60), gib(70)};
   const double sure = fit_probability(roomy);
   EXPECT_GT(sure, 0.9);
-  EXPECT_NEAR(fit_probability({{"usual", 0.75, 1, tight}, {"other", 0.25, 1, roomy}}),
-              0.75 * 0.5 + 0.25 * sure, 1e-9);
+  EXPECT_NEAR(fit_probability({{"usual", 0.75, 1, tight}, {"other", 0.25, 1, roomy}}), 0.75 * 0.5 + 0.25 * sure, 1e-9);
   const TwoCodes codes(0);
   const StackSet set{codes.cases, [&](const Plan&) {
                        std::vector<StackAlternative> plans;

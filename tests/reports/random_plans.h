@@ -38,18 +38,15 @@ class RandomPlans {
   Plan draw() {
     Plan plan = tiny_plan();
     plan.cluster = "16xround";
-    plan.runtime =
-        one_of({Runtime{RuntimeKind::kFsdp2, "2.11"}, Runtime{RuntimeKind::kNative, "1"}});
+    plan.runtime = one_of({Runtime{RuntimeKind::kFsdp2, "2.11"}, Runtime{RuntimeKind::kNative, "1"}});
     plan.batch = {one_of<std::int64_t>({16, 128, 1024}), one_of<std::int64_t>({1, 4}),
                   one_of<std::int64_t>({1, 1, 2, 3})};
     plan.mesh.shard = one_of<std::int64_t>({1, 2, 8, 16});
     plan.mesh.replicate = 16 / plan.mesh.shard;
     plan.units.layers_per_unit = one_of<std::int64_t>({1, 2});
-    plan.reshard_after_forward.value =
-        one_of({Reshard{Reshard::Kind::kAlways, 0}, Reshard{Reshard::Kind::kNever, 0},
-                Reshard{Reshard::Kind::kGroup, 2}});
-    plan.prefetch = {one_of<std::int64_t>({Prefetch::kImplicit, 0, 1, 3}),
-                     one_of<std::int64_t>({0, 1, 2})};
+    plan.reshard_after_forward.value = one_of(
+        {Reshard{Reshard::Kind::kAlways, 0}, Reshard{Reshard::Kind::kNever, 0}, Reshard{Reshard::Kind::kGroup, 2}});
+    plan.prefetch = {one_of<std::int64_t>({Prefetch::kImplicit, 0, 1, 3}), one_of<std::int64_t>({0, 1, 2})};
     plan.recompute.value = one_of({Recompute::kNone, Recompute::kFull, Recompute::kSelective});
     plan.reduce_dtype = one_of({DType::kBf16, DType::kFp32});
     plan.accumulation = one_of({AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded});

@@ -16,8 +16,7 @@ inline MeasuredStep measured_step(std::int64_t number, const Timeline& timeline)
 }
 
 // Every rank does what the timeline says, in `steps` steps one behind the other.
-inline RunRecord steady_run(int world, int steps, const EventGraph& graph,
-                            const Timeline& timeline) {
+inline RunRecord steady_run(int world, int steps, const EventGraph& graph, const Timeline& timeline) {
   RunRecord record = {.created = "2026-01-02T03:04:05Z",
                       .host = "here",
                       .cpu = "a CPU",

@@ -68,8 +68,7 @@ TEST(Sanity, ADoctoredReportIsFound) {
   for (const auto& [says, change] : all) {
     Report report = honest;
     change(report);
-    EXPECT_NE(find_nonsense(report, made).find(says), std::string::npos)
-        << says << ": " << find_nonsense(report, made);
+    EXPECT_NE(find_nonsense(report, made).find(says), std::string::npos) << says << ": " << find_nonsense(report, made);
   }
 }
 

@@ -39,8 +39,7 @@ TEST(Summarize, HfuAddsWhatIsRecomputed) {
     if (row.kind == EventKind::kRecompute) recomputed += f.graph.works[row.work].flops.count();
   }
   ASSERT_GT(recomputed, 0);
-  EXPECT_NEAR(r.hfu.value - r.mfu.value, recomputed / (f.timeline.period.seconds() * 100e12),
-              1e-12);
+  EXPECT_NEAR(r.hfu.value - r.mfu.value, recomputed / (f.timeline.period.seconds() * 100e12), 1e-12);
 }
 
 TEST(Summarize, WithoutDrawsThereIsNoIntervalAndWithThemItHoldsTheValue) {
@@ -71,8 +70,7 @@ TEST(Summarize, MemoryKeepsItsDeclaredMarginsAndSaysWhatIsAssumed) {
   EXPECT_GE(r.peak_reserved.value, peak);
   // 4.8 % are one standard deviation, 1.645 of them the border of 90 %.
   EXPECT_NEAR(r.peak_reserved.high / r.peak_reserved.value, std::exp(1.645 * 0.048), 1e-6);
-  EXPECT_NEAR(r.peak_reserved.low, std::max(peak, r.peak_reserved.value / std::exp(1.645 * 0.048)),
-              1);
+  EXPECT_NEAR(r.peak_reserved.low, std::max(peak, r.peak_reserved.value / std::exp(1.645 * 0.048)), 1);
   Bytes sum;
   for (const auto& [category, bytes] : r.at_peak) sum += bytes;
   EXPECT_EQ(sum, f.memory.peak);
@@ -87,14 +85,12 @@ TEST(Summarize, NearCapacity) {
   }();
   const auto with_memory = [&](double factor) {
     Cluster cluster = round_cluster(8);
-    cluster.gpu.memory =
-        Bytes(static_cast<std::int64_t>(factor * static_cast<double>(needed.count())));
+    cluster.gpu.memory = Bytes(static_cast<std::int64_t>(factor * static_cast<double>(needed.count())));
     return summarize(f, CostModel(cluster, round_calibration()), 0);
   };
   const auto doubted = [](const Report& r) {
-    return std::ranges::any_of(r.warnings, [](const std::string& warning) {
-      return contains(warning, "time is unreliable");
-    });
+    return std::ranges::any_of(r.warnings,
+                               [](const std::string& warning) { return contains(warning, "time is unreliable"); });
   };
   EXPECT_NEAR(with_memory(1).fit_probability, 0.5, 1e-3);
   EXPECT_TRUE(doubted(with_memory(1.05)));
@@ -130,8 +126,7 @@ TEST(Summarize, GivesTheSameBytesTwice) {
   RandomPlans plans(7);
   for (int i = 0; i < 5; ++i) {
     const Forecast f = plans.next_forecast();
-    EXPECT_EQ(to_text(to_json(summarize(f, round_costs(), 16))),
-              to_text(to_json(summarize(f, round_costs(), 16))));
+    EXPECT_EQ(to_text(to_json(summarize(f, round_costs(), 16))), to_text(to_json(summarize(f, round_costs(), 16))));
   }
 }
 
@@ -172,8 +167,8 @@ class SchemaJudge {
     const auto is = [&](const std::string& type) {
       return (type == "object" && value.is_object()) || (type == "array" && value.is_array()) ||
              (type == "string" && value.is_string()) || (type == "number" && value.is_number()) ||
-             (type == "integer" && value.is_number_integer()) ||
-             (type == "boolean" && value.is_boolean()) || (type == "null" && value.is_null());
+             (type == "integer" && value.is_number_integer()) || (type == "boolean" && value.is_boolean()) ||
+             (type == "null" && value.is_null());
     };
     bool fits = false;
     if (types.is_string()) fits = is(types.get<std::string>());
@@ -198,15 +193,14 @@ TEST(ReportJson, HasTheKeysThatScriptsCountOn) {
   const Json json = to_json(summarize(tiny_forecast(), round_costs(8), 4));
   EXPECT_EQ(json["schema"], "foreshard.report/1");
   EXPECT_EQ(json["origin"], "predicted");
-  for (const char* key : {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s",
-                          "exposed_communication_s"}) {
+  for (const char* key :
+       {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s", "exposed_communication_s"}) {
     for (const char* part : {"value", "low", "high", "evidence"}) {
       EXPECT_TRUE(json["step"][key].contains(part)) << key;
     }
   }
-  for (const char* key :
-       {"capacity_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "outside_allocator_bytes",
-        "fits", "margin_bytes", "peak_event", "at_peak"}) {
+  for (const char* key : {"capacity_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "outside_allocator_bytes",
+                          "fits", "margin_bytes", "peak_event", "at_peak"}) {
     EXPECT_TRUE(json["memory"].contains(key)) << key;
   }
   EXPECT_EQ(json["plan"]["mesh"]["shard"], 8);

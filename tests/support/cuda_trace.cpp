@@ -22,19 +22,17 @@ class Writer {
   std::string write() {
     for (std::int64_t s = 0; s <= options_.steps; ++s) step(s);
     const std::int64_t world = forecast_.plan.mesh.world();
-    json document = {
-        {"schemaVersion", 1},
-        {"deviceProperties",
-         {{{"id", 0}, {"name", options_.device}, {"totalGlobalMem", 84942979072}}}},
-        {"distributedInfo",
-         {{"backend", "nccl"},
-          {"rank", options_.rank},
-          {"world_size", world},
-          {"pg_count", 1},
-          {"pg_config", {{{"pg_name", "0"}, {"pg_desc", "default_pg"}, {"pg_size", world}}}}}},
-        {"displayTimeUnit", "ms"},
-        {"baseTimeNanoseconds", options_.base_nanoseconds},
-        {"traceEvents", events_}};
+    json document = {{"schemaVersion", 1},
+                     {"deviceProperties", {{{"id", 0}, {"name", options_.device}, {"totalGlobalMem", 84942979072}}}},
+                     {"distributedInfo",
+                      {{"backend", "nccl"},
+                       {"rank", options_.rank},
+                       {"world_size", world},
+                       {"pg_count", 1},
+                       {"pg_config", {{{"pg_name", "0"}, {"pg_desc", "default_pg"}, {"pg_size", world}}}}}},
+                     {"displayTimeUnit", "ms"},
+                     {"baseTimeNanoseconds", options_.base_nanoseconds},
+                     {"traceEvents", events_}};
     if (options_.shapes) document["record_shapes"] = 1;
     return document.dump();
   }
@@ -42,8 +40,8 @@ class Writer {
  private:
   static double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1000; }
 
-  json& event(const char* category, const std::string& name, std::int64_t thread,
-              std::int64_t begin, std::int64_t duration) {
+  json& event(const char* category, const std::string& name, std::int64_t thread, std::int64_t begin,
+              std::int64_t duration) {
     events_.push_back({{"ph", "X"},
                        {"cat", category},
                        {"name", name},
@@ -55,20 +53,16 @@ class Writer {
     return events_.back();
   }
   void range(const std::string& label, int unit, std::int64_t begin, std::int64_t duration) {
-    const std::string module =
-        unit < 0 ? "" : module_of(graph_.units[static_cast<std::size_t>(unit)].name);
-    event("user_annotation", module.empty() ? label : label + " (" + module + ")", thread_, begin,
-          duration);
+    const std::string module = unit < 0 ? "" : module_of(graph_.units[static_cast<std::size_t>(unit)].name);
+    event("user_annotation", module.empty() ? label : label + " (" + module + ")", thread_, begin, duration);
   }
 
   // One kernel of `row`, launched at `host`.
-  void kernel(const std::string& name, EventId row, std::int64_t host, std::int64_t begin,
-              std::int64_t end) {
+  void kernel(const std::string& name, EventId row, std::int64_t host, std::int64_t begin, std::int64_t end) {
     const auto i = static_cast<std::size_t>(row);
     const std::int64_t stream = 7 + 13 * static_cast<std::int64_t>(graph_.rows[i].stream);
     ++correlation_;
-    event("cuda_runtime", "cudaLaunchKernel", thread_, host, 200)["args"]["correlation"] =
-        correlation_;
+    event("cuda_runtime", "cudaLaunchKernel", thread_, host, 200)["args"]["correlation"] = correlation_;
     json& k = event("kernel", name, stream, begin, end - begin);
     k["pid"] = 0;
     k["args"]["correlation"] = correlation_;
@@ -139,8 +133,7 @@ class Writer {
     const Batch& batch = forecast_.plan.batch;
     for (const ParameterSpec& parameter : layer.parameters) {
       if (parameter.shape.size() != 2) continue;
-      operation("aten::embedding", host, 100,
-                {parameter.shape, {batch.micro_batch, batch.sequence}, json::array()});
+      operation("aten::embedding", host, 100, {parameter.shape, {batch.micro_batch, batch.sequence}, json::array()});
       host += 120;
     }
   }
@@ -162,8 +155,7 @@ class Writer {
       }
     }
     if (gradients.empty()) return;
-    operation("fsdp::chunk_cat", host, 100,
-              {gradients, json::array(), json::array(), {forecast_.plan.mesh.shard, 1}});
+    operation("fsdp::chunk_cat", host, 100, {gradients, json::array(), json::array(), {forecast_.plan.mesh.shard, 1}});
   }
 
   // An operator and a kernel for each kernel of the graph's row.
@@ -173,29 +165,25 @@ class Writer {
     const std::int64_t count = std::max<std::int64_t>(work.kernels_end - work.kernels_begin, 1);
     const std::int64_t room = 2400 / count;  // ns of the host for each
     for (std::int64_t k = 0; k < count; ++k) {
-      const Kernel kernel_of =
-          work.kernels_begin < work.kernels_end
-              ? graph_.kernels[work.kernels_begin + static_cast<std::size_t>(k)]
-              : Kernel();
+      const Kernel kernel_of = work.kernels_begin < work.kernels_end
+                                   ? graph_.kernels[work.kernels_begin + static_cast<std::size_t>(k)]
+                                   : Kernel();
       const std::int64_t at = host + 100 + k * room;
       const bool backward = kernel_of.pass == Pass::kBackward;
       const Batch& batch = forecast_.plan.batch;
       if (kernel_of.kind == KernelKind::kGemm) {
-        operation("aten::mm", at, room - 10,
-                  {{kernel_of.m, kernel_of.k}, {kernel_of.k, kernel_of.n}});
+        operation("aten::mm", at, room - 10, {{kernel_of.m, kernel_of.k}, {kernel_of.k, kernel_of.n}});
       } else if (kernel_of.kind == KernelKind::kAttention && !backward) {
         const json heads = {batch.micro_batch, kernel_of.heads, batch.sequence, kernel_of.k};
-        operation("aten::_scaled_dot_product_flash_attention", at, room - 10,
-                  {heads, heads, heads});
+        operation("aten::_scaled_dot_product_flash_attention", at, room - 10, {heads, heads, heads});
       }
-      kernel("void at::native::vectorized_elementwise_kernel<4, bf16>", row, at + 1,
-             begin + (end - begin) * k / count, begin + (end - begin) * (k + 1) / count);
+      kernel("void at::native::vectorized_elementwise_kernel<4, bf16>", row, at + 1, begin + (end - begin) * k / count,
+             begin + (end - begin) * (k + 1) / count);
     }
   }
 
   static bool is_model(EventKind kind) {
-    return kind == EventKind::kForward || kind == EventKind::kRecompute ||
-           kind == EventKind::kBackward;
+    return kind == EventKind::kForward || kind == EventKind::kRecompute || kind == EventKind::kBackward;
   }
 
   // The operators of a row around its launches.
@@ -242,16 +230,14 @@ class Writer {
     const bool in_autograd =
         graph_.rows[i].kind == EventKind::kBackward || graph_.rows[i].kind == EventKind::kRecompute;
     if (in_autograd) {
-      for (const char* wrapper :
-           {"autograd::engine::evaluate_function: MmBackward0", "MmBackward0"}) {
+      for (const char* wrapper : {"autograd::engine::evaluate_function: MmBackward0", "MmBackward0"}) {
         json& node = event("cpu_op", wrapper, thread_, host, 3500);
         node["args"]["Sequence number"] = 40;
         node["args"]["Fwd thread id"] = 1;
       }
     }
     json& operation = event("cpu_op", op, thread_, host + 100, 3000);
-    if (graph_.rows[i].kind == EventKind::kForward ||
-        graph_.rows[i].kind == EventKind::kRecompute) {
+    if (graph_.rows[i].kind == EventKind::kForward || graph_.rows[i].kind == EventKind::kRecompute) {
       operation["args"]["Sequence number"] = 41;
       operation["args"]["Fwd thread id"] = 0;
     }
@@ -272,8 +258,8 @@ class Writer {
     // The host's steps do not overlap, wherever the GPU is.
     const std::int64_t host = 500'000 + number * (rows + 20) * kTick;
     thread_ = kForwardThread;
-    event("user_annotation", "ProfilerStep#" + std::to_string(options_.first_step - 1 + number),
-          kForwardThread, host - 2 * kTick, (rows + 18) * kTick);
+    event("user_annotation", "ProfilerStep#" + std::to_string(options_.first_step - 1 + number), kForwardThread,
+          host - 2 * kTick, (rows + 18) * kTick);
     std::int32_t microbatch = -1;
     bool callback = false;
     std::set<int> open, opened_backward;
@@ -285,8 +271,7 @@ class Writer {
       const RowDetail& detail = graph_.details[at];
       const std::int64_t now = host + i * kTick;
       const auto id = static_cast<EventId>(i);
-      const bool of_update = row.kind == EventKind::kGradNorm ||
-                             row.kind == EventKind::kGradScale ||
+      const bool of_update = row.kind == EventKind::kGradNorm || row.kind == EventKind::kGradScale ||
                              row.kind == EventKind::kOptimizer || detail.unit < 0;
       if (row.kind != EventKind::kLoss && of_update && !callback) {
         thread_ = kAutogradThread;
@@ -319,8 +304,7 @@ class Writer {
           range("FSDP::all_gather_copy_out", detail.unit, now, kTick - 2000);
           break;
         case EventKind::kForward:
-          if (open.insert(detail.unit).second)
-            range("FSDP::pre_forward", detail.unit, now - 300, 50);
+          if (open.insert(detail.unit).second) range("FSDP::pre_forward", detail.unit, now - 300, 50);
           break;
         case EventKind::kRecompute:
         case EventKind::kBackward:
@@ -334,8 +318,7 @@ class Writer {
           const auto belongs = [&](std::int64_t j) {
             const auto& next = graph_.details[static_cast<std::size_t>(j)];
             const EventKind kind = graph_.rows[static_cast<std::size_t>(j)].kind;
-            return next.unit == detail.unit && next.microbatch == microbatch &&
-                   kind > EventKind::kReduceScatterCopyIn;
+            return next.unit == detail.unit && next.microbatch == microbatch && kind > EventKind::kReduceScatterCopyIn;
           };
           while (end + 1 < rows && belongs(end + 1)) {
             ++end;
@@ -380,8 +363,7 @@ class Writer {
   bool last_of_unit(std::size_t row) const {
     for (std::size_t i = row + 1; i < graph_.rows.size(); ++i) {
       if (graph_.details[i].microbatch != graph_.details[row].microbatch) return true;
-      if (graph_.rows[i].kind == EventKind::kForward &&
-          graph_.details[i].unit == graph_.details[row].unit) {
+      if (graph_.rows[i].kind == EventKind::kForward && graph_.details[i].unit == graph_.details[row].unit) {
         return false;
       }
     }
@@ -407,8 +389,7 @@ std::string module_of(const std::string& unit) {
   return unit;
 }
 
-std::string cuda_trace(const Forecast& forecast, const Timeline& timeline,
-                       const CudaTraceOptions& options) {
+std::string cuda_trace(const Forecast& forecast, const Timeline& timeline, const CudaTraceOptions& options) {
   return Writer(forecast, timeline, options).write();
 }
 

@@ -28,7 +28,6 @@ struct CudaTraceOptions {
 // What PyTorch calls the unit: "tok_embeddings", "layers.3", "norm, output", "" for the root.
 std::string module_of(const std::string& unit);
 
-std::string cuda_trace(const Forecast& forecast, const Timeline& timeline,
-                       const CudaTraceOptions& options = {});
+std::string cuda_trace(const Forecast& forecast, const Timeline& timeline, const CudaTraceOptions& options = {});
 
 }

@@ -29,8 +29,7 @@ Plan tiny_plan() {
   return plan;
 }
 
-CostTable table_costs(const EventGraph& graph,
-                      const std::function<Cost(const Work&, int unit)>& of) {
+CostTable table_costs(const EventGraph& graph, const std::function<Cost(const Work&, int unit)>& of) {
   CostTable table;
   std::vector<int> unit_of_work(graph.works.size(), -1);
   for (std::size_t row = 0; row < graph.rows.size(); ++row) {
@@ -79,9 +78,7 @@ Calibration round_calibration() {
   return c;
 }
 
-CostModel round_costs(std::int64_t gpus) {
-  return CostModel(round_cluster(gpus), round_calibration());
-}
+CostModel round_costs(std::int64_t gpus) { return CostModel(round_cluster(gpus), round_calibration()); }
 
 std::int64_t count(const EventGraph& graph, EventKind kind) {
   return std::ranges::count_if(graph.rows, [&](const Row& row) { return row.kind == kind; });

@@ -24,8 +24,7 @@ ModelSpec tiny_model(int blocks);
 Plan tiny_plan();
 
 // Costs by row kind and unit, everything else free.
-CostTable table_costs(const EventGraph& graph,
-                      const std::function<Cost(const Work&, int unit)>& of);
+CostTable table_costs(const EventGraph& graph, const std::function<Cost(const Work&, int unit)>& of);
 
 // A round machine: 100 TFLOP/s, 1 TB/s, 8 GPUs a node with 100 GB/s links, one 10 GB/s NIC each;
 // curves without overheads.

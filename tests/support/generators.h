@@ -45,8 +45,7 @@ inline RandomStep random_step() {
   p.runtime.kind = *rc::gen::element(RuntimeKind::kFsdp2, RuntimeKind::kNative);
   p.batch = {*rc::gen::element<std::int64_t>(8, 16, 33), *rc::gen::inRange<std::int64_t>(1, 4),
              *rc::gen::inRange<std::int64_t>(1, 4)};
-  p.mesh = {*rc::gen::element<std::int64_t>(1, 2, 4, 6, 8),
-            *rc::gen::element<std::int64_t>(1, 2, 3)};
+  p.mesh = {*rc::gen::element<std::int64_t>(1, 2, 4, 6, 8), *rc::gen::element<std::int64_t>(1, 2, 3)};
   if (p.runtime.kind == RuntimeKind::kFsdp2) {
     p.mesh.inner = *rc::gen::element(MeshInner::kShard, MeshInner::kReplicate);
   }
@@ -55,8 +54,7 @@ inline RandomStep random_step() {
     p.units.embedding = p.units.head = UnitPlacement::kRoot;
   } else {
     p.units.embedding = *rc::gen::element(UnitPlacement::kOwn, UnitPlacement::kRoot);
-    p.units.head =
-        *rc::gen::element(UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm);
+    p.units.head = *rc::gen::element(UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm);
   }
   auto reshard = [&]() -> Reshard {
     const int kind = *rc::gen::inRange(0, p.mesh.shard == 4 || p.mesh.shard == 8 ? 3 : 2);
@@ -67,18 +65,14 @@ inline RandomStep random_step() {
   p.reshard_after_forward.value = reshard();
   if (*rc::gen::arbitrary<bool>()) p.reshard_after_forward.ranges = {{1, 2, reshard()}};
   const bool native = p.runtime.kind == RuntimeKind::kNative;
-  p.prefetch.forward =
-      *rc::gen::elementOf(std::vector<std::int64_t>{Prefetch::kImplicit, native ? 0 : 1, 1, 2, 5});
+  p.prefetch.forward = *rc::gen::elementOf(std::vector<std::int64_t>{Prefetch::kImplicit, native ? 0 : 1, 1, 2, 5});
   p.prefetch.backward = *rc::gen::elementOf(std::vector<std::int64_t>{native ? 0 : 1, 1, 2, 4});
-  auto recompute = [] {
-    return *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
-  };
+  auto recompute = [] { return *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective); };
   p.recompute.value = recompute();
   if (*rc::gen::arbitrary<bool>()) p.recompute.ranges = {{0, 1, recompute()}};
   p.param_dtype = *rc::gen::element(DType::kBf16, DType::kFp32);
   p.reduce_dtype = *rc::gen::element(DType::kBf16, DType::kFp32);
-  p.accumulation =
-      *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
+  p.accumulation = *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
   p.optimizer.kind = *rc::gen::element(Optimizer::Kind::kAdamW, Optimizer::Kind::kSgd);
   if (*rc::gen::arbitrary<bool>()) p.optimizer.clip_norm.reset();
   if (native) {
@@ -94,8 +88,7 @@ inline RandomStep random_step() {
     Cost cost = {.before = Time::ns(*rc::gen::inRange(0, 100'000)),
                  .during = Time::ns(*rc::gen::inRange(0, 100'000)),
                  .duration = Time::ns(*rc::gen::inRange(0, 1'000'000))};
-    cost.last_kernel =
-        Time::ns(*rc::gen::inRange<std::int64_t>(0, cost.duration.nanoseconds() + 1));
+    cost.last_kernel = Time::ns(*rc::gen::inRange<std::int64_t>(0, cost.duration.nanoseconds() + 1));
     return cost;
   });
   // No two communicators share a link, so that contention is compute against communication only.
@@ -104,9 +97,8 @@ inline RandomStep random_step() {
 }
 
 inline Contention random_contention() {
-  return Contention{
-      .compute = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne),
-      .communication = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne)};
+  return Contention{.compute = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne),
+                    .communication = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne)};
 }
 
 }

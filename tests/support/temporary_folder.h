@@ -14,8 +14,7 @@ namespace foreshard {
 
 class TemporaryFolder {
  public:
-  explicit TemporaryFolder(
-      const std::filesystem::path& base = std::filesystem::temp_directory_path()) {
+  explicit TemporaryFolder(const std::filesystem::path& base = std::filesystem::temp_directory_path()) {
     std::string name = (base / "foreshard-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) {
       throw std::system_error(errno, std::generic_category(), name);

@@ -53,9 +53,7 @@ struct Base {
   double fa3_c_half = 0;                   // H100's sweep
 };
 
-AttentionCurve sweep_curve(const Rows& rows, const Gpu& gpu) {
-  return fit_attention(rows, gpu, {});
-}
+AttentionCurve sweep_curve(const Rows& rows, const Gpu& gpu) { return fit_attention(rows, gpu, {}); }
 
 Base fit_base(const std::vector<Chip>& chips) {
   const Gpu& a100 = chip_named("a100", chips).gpu;
@@ -73,12 +71,10 @@ Base fit_base(const std::vector<Chip>& chips) {
   }
   base.fa2_ratio = ratio_of(base.forward.at(128), base.backward.at(128));
   base.backward[256] = backward_of(base.forward.at(256), base.fa2_ratio);
-  const AttentionCurve fa3 =
-      fit_attention(pick(h, kForwardChart, "fa3", 128, AttentionPass::kForward), h100,
-                    {base.fa3_c_half, kChartOverhead});
+  const AttentionCurve fa3 = fit_attention(pick(h, kForwardChart, "fa3", 128, AttentionPass::kForward), h100,
+                                           {base.fa3_c_half, kChartOverhead});
   const AttentionCurve fa3_backward =
-      fit_attention(pick(h, kKittens, "fa3", 128, AttentionPass::kBackward), h100,
-                    {base.fa3_c_half, kChartOverhead});
+      fit_attention(pick(h, kKittens, "fa3", 128, AttentionPass::kBackward), h100, {base.fa3_c_half, kChartOverhead});
   base.fa3_ratio = ratio_of(fa3, fa3_backward);
   return base;
 }
@@ -91,8 +87,7 @@ void add_a100(const Base& base, const Gpu& gpu, Collector& out) {
     const Rows both = pick(rows, kBothChart, "fa2", d, AttentionPass::kBoth);
     forward[d] = fit_split(both, ratio, {base.fa2_c_half, kChartOverhead}, gpu);
     const AttentionCurve backward = backward_of(forward[d], ratio);
-    std::vector<FitError> errors = {
-        error_on_both("own rows, both passes", forward[d], backward, both, gpu)};
+    std::vector<FitError> errors = {error_on_both("own rows, both passes", forward[d], backward, both, gpu)};
     std::vector<FitError> forward_errors = errors;
     const Rows sweep = training_like(pick(rows, kSweep, "fa2", d, AttentionPass::kForward), gpu);
     if (!sweep.empty()) {
@@ -116,8 +111,7 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
   for (const int d : kHeadDims) {
     const Rows chart = pick(rows, kForwardChart, "fa2", d, AttentionPass::kForward);
     const Rows both = pick(rows, kBothChart, "fa2", d, AttentionPass::kBoth);
-    out.add(base.forward.at(d), "fa2", d, Evidence::kMeasured,
-            "flash3_fp16_fwd.png; c0 from the A100 sweep",
+    out.add(base.forward.at(d), "fa2", d, Evidence::kMeasured, "flash3_fp16_fwd.png; c0 from the A100 sweep",
             {error_on("own rows", base.forward.at(d), chart, gpu)});
     if (both.empty()) {
       out.add(base.backward.at(d), "fa2", d, Evidence::kExtrapolated,
@@ -137,24 +131,21 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
     errors.push_back(error_on_both("from forward and head_dim 128's ratio", base.forward.at(d),
                                    backward_of(base.forward.at(d), base.fa2_ratio), both, gpu));
     if (d == 128) errors.pop_back();
-    out.add(base.backward.at(d), "fa2", d, Evidence::kMeasured,
-            "flash2_h100_fwd_bwd_benchmark.png less forward", errors);
+    out.add(base.backward.at(d), "fa2", d, Evidence::kMeasured, "flash2_h100_fwd_bwd_benchmark.png less forward",
+            errors);
   }
   for (const char* kernel : {"fa3", "cudnn", "triton"}) {
     for (const int d : kHeadDims) {
       const Rows chart = pick(rows, kForwardChart, kernel, d, AttentionPass::kForward);
       if (chart.empty()) continue;
-      if (const Rows own = pick(rows, kOwn, kernel, d, AttentionPass::kForward);
-          own.size() >= kFewest) {
+      if (const Rows own = pick(rows, kOwn, kernel, d, AttentionPass::kForward); own.size() >= kFewest) {
         const Rows back = pick(rows, kOwn, kernel, d, AttentionPass::kBackward);
         const AttentionCurve ahead = fit_attention(own, gpu, {base.fa3_c_half, -1});
         const AttentionCurve backward = fit_attention(back, gpu, {base.fa3_c_half, -1});
         const std::string source = "PyTorch 2.11's, timed (torch_rows.py)";
         out.add(ahead, kernel, d, Evidence::kMeasured, source,
-                {error_on("own rows", ahead, own, gpu),
-                 error_on("flash3_fp16_fwd.png", ahead, chart, gpu)});
-        out.add(backward, kernel, d, Evidence::kMeasured, source,
-                {error_on("own rows", backward, back, gpu)});
+                {error_on("own rows", ahead, own, gpu), error_on("flash3_fp16_fwd.png", ahead, chart, gpu)});
+        out.add(backward, kernel, d, Evidence::kMeasured, source, {error_on("own rows", backward, back, gpu)});
         continue;
       }
       // Another kernel than the Triton flash attention that training codes of 2022 and 2023 ran.
@@ -162,14 +153,12 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
       const AttentionCurve forward = fit_attention(chart, gpu, {base.fa3_c_half, kChartOverhead});
       std::vector<FitError> errors = {error_on("own rows", forward, chart, gpu)};
       const Rows kittens = pick(rows, kKittens, kernel, d, AttentionPass::kForward);
-      if (!kittens.empty())
-        errors.push_back(error_on("ThunderKittens' chart", forward, kittens, gpu));
+      if (!kittens.empty()) errors.push_back(error_on("ThunderKittens' chart", forward, kittens, gpu));
       const Rows sweep = training_like(pick(rows, kSweep, kernel, d, AttentionPass::kForward), gpu);
       if (!sweep.empty()) {
         errors.push_back(error_on("serving sweep, S >= 2k, 2 waves", forward, sweep, gpu));
       }
-      out.add(forward, name, d, Evidence::kMeasured, "flash3_fp16_fwd.png; c0 from the H100 sweep",
-              errors);
+      out.add(forward, name, d, Evidence::kMeasured, "flash3_fp16_fwd.png; c0 from the H100 sweep", errors);
       const Rows back = pick(rows, kKittens, kernel, d, AttentionPass::kBackward);
       if (!back.empty()) {
         const AttentionCurve backward = backward_of(forward, base.fa3_ratio);
@@ -178,10 +167,8 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
         continue;
       }
       const bool triton = kernel == std::string_view("triton");
-      out.add(
-          backward_of(forward, triton ? base.fa2_ratio : base.fa3_ratio), name, d,
-          Evidence::kExtrapolated,
-          fmt::format("no rows; backward over forward as {} head_dim 128", triton ? "fa2" : "fa3"));
+      out.add(backward_of(forward, triton ? base.fa2_ratio : base.fa3_ratio), name, d, Evidence::kExtrapolated,
+              fmt::format("no rows; backward over forward as {} head_dim 128", triton ? "fa2" : "fa3"));
     }
   }
 }
@@ -190,13 +177,12 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
 double sweep_ratio(int head_dim, const Gpu& h100) {
   using Key = std::tuple<double, double, double>;
   std::map<Key, double> old;
-  for (const AttentionRow& row : training_like(
-           pick(attention_rows("h100"), kSweep, "fa3", head_dim, AttentionPass::kForward), h100)) {
+  for (const AttentionRow& row :
+       training_like(pick(attention_rows("h100"), kSweep, "fa3", head_dim, AttentionPass::kForward), h100)) {
     old[{row.batch, row.sequence, row.heads}] = row.seconds;
   }
   std::vector<double> ratios;
-  for (const AttentionRow& row :
-       pick(attention_rows("h200"), kSweep, "fa3", head_dim, AttentionPass::kForward)) {
+  for (const AttentionRow& row : pick(attention_rows("h200"), kSweep, "fa3", head_dim, AttentionPass::kForward)) {
     const auto found = old.find({row.batch, row.sequence, row.heads});
     if (found != old.end()) ratios.push_back(row.seconds / found->second);
   }
@@ -212,8 +198,7 @@ void add_h200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
   const Rows rows = attention_rows("h200");
   for (AttentionCurve curve : donor.take().curves) {
     const int d = static_cast<int>(curve.head_dim);
-    const AttentionPass pass =
-        curve.pass == Pass::kForward ? AttentionPass::kForward : AttentionPass::kBackward;
+    const AttentionPass pass = curve.pass == Pass::kForward ? AttentionPass::kForward : AttentionPass::kBackward;
     if (const Rows own = pick(rows, kOwn, curve.kernel, d, pass); own.size() >= kFewest) {
       const double c_half = curve.kernel == "fa2" ? base.fa2_c_half : base.fa3_c_half;
       const AttentionCurve fitted = fit_attention(own, gpu, {c_half, -1});
@@ -225,13 +210,11 @@ void add_h200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
     curve.efficiency *= h100.peak_bf16.value() / (ratio * gpu.peak_bf16.value());
     std::vector<FitError> errors;
     if (curve.kernel == "fa3" && curve.pass == Pass::kForward) {
-      errors.push_back(
-          error_on("serving sweep, S >= 2k, 2 waves", curve,
-                   training_like(pick(rows, kSweep, "fa3", d, AttentionPass::kForward), gpu), gpu));
+      errors.push_back(error_on("serving sweep, S >= 2k, 2 waves", curve,
+                                training_like(pick(rows, kSweep, "fa3", d, AttentionPass::kForward), gpu), gpu));
     }
     out.add(curve, curve.kernel, d, Evidence::kExtrapolated,
-            fmt::format("H100's curve, times {:.3f} (H200 over H100 in the fa3 sweeps)", ratio),
-            errors);
+            fmt::format("H100's curve, times {:.3f} (H200 over H100 in the fa3 sweeps)", ratio), errors);
   }
 }
 
@@ -248,16 +231,15 @@ void add_b200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
   for (const int d : kHeadDims) {
     const Rows sweep = pick(rows, kSweep, "trtllm", d, AttentionPass::kForward);
     const AttentionCurve forward = sweep_curve(sweep, gpu);
-    out.add(forward, "cudnn", d, Evidence::kExtrapolated,
-            "sweep of trtllm-gen, another kernel of the same speed class",
+    out.add(forward, "cudnn", d, Evidence::kExtrapolated, "sweep of trtllm-gen, another kernel of the same speed class",
             {error_on("own rows", forward, sweep, gpu)});
     AttentionCurve backward = forward;
     backward.pass = Pass::kBackward;
     backward.efficiency *= kB200Backward;
     out.add(backward, "cudnn", d, Evidence::kExtrapolated, kB200BackwardSource);
   }
-  const double per_sm = as_double(gpu.multiprocessors) / as_double(h100.multiprocessors) *
-                        h100.peak_bf16.value() / gpu.peak_bf16.value();
+  const double per_sm =
+      as_double(gpu.multiprocessors) / as_double(h100.multiprocessors) * h100.peak_bf16.value() / gpu.peak_bf16.value();
   for (const int d : kHeadDims) {
     for (AttentionCurve curve : {base.forward.at(d), base.backward.at(d)}) {
       curve.efficiency *= per_sm;
@@ -299,8 +281,7 @@ constexpr OldKernel kOldKernels[] = {{"fa1", 64, 1.9, 1.8},
                                      {"sdpa_efficient", 64, 1.9, 1.8},
                                      {"sdpa_efficient", 128, 2.0, 2.6},
                                      {"sdpa_efficient", 256, 2.0, 2.6}};
-constexpr const char* kOldSource =
-    "times slower than fa2, within the ranges of arXiv 2307.08691 and 2205.14135";
+constexpr const char* kOldSource = "times slower than fa2, within the ranges of arXiv 2307.08691 and 2205.14135";
 
 // Of the same instructions as fa2, so as many times slower on other GPUs as on A100.
 void add_old_kernels(Collector& out) {
@@ -352,8 +333,8 @@ std::map<std::string, MaskRatio> mask_ratios(const std::vector<Chip>& chips) {
   const CsvTable table = published_table("attention_measured.csv");
   for (const ReadAttention& read : read_attention_rows(table, machines)) {
     const AttentionRow& row = read.row;
-    const bool is_chart = read.problem.empty() && row.gpu == h100.key && row.head_dim == 128 &&
-                          contains(row.source, kForwardChart);
+    const bool is_chart =
+        read.problem.empty() && row.gpu == h100.key && row.head_dim == 128 && contains(row.source, kForwardChart);
     if (is_chart) (row.causal ? causal : full)[row.kernel].push_back(row);
   }
   std::map<std::string, MaskRatio> ratios;
@@ -386,8 +367,7 @@ constexpr const char* kH20Rows = "Dao-AILab/flash-attention#1310";
 struct Faster {
   double causal = 0, full = 0;
 };
-Faster faster_by(const Rows& rows, const AttentionCurve& curve, std::int64_t head_dim,
-                 const Gpu& gpu) {
+Faster faster_by(const Rows& rows, const AttentionCurve& curve, std::int64_t head_dim, const Gpu& gpu) {
   Faster faster;
   for (const AttentionRow& row : rows) {
     if (row.kernel != curve.kernel || row.head_dim != head_dim) continue;
@@ -396,8 +376,7 @@ Faster faster_by(const Rows& rows, const AttentionCurve& curve, std::int64_t hea
       at.efficiency = curve.full_efficiency;
       at.s_half = curve.full_s_half;
     }
-    (row.causal ? faster.causal : faster.full) =
-        attention_seconds(at, row, row.flops, gpu) / row.seconds;
+    (row.causal ? faster.causal : faster.full) = attention_seconds(at, row, row.flops, gpu) / row.seconds;
   }
   return faster;
 }
@@ -410,8 +389,7 @@ Faster faster_by(const Rows& rows, const AttentionCurve& curve, std::int64_t hea
 // gains what forward does; heads of 256 gain what heads of 128 do.
 void use_h20_rows(Calibration& calibration, const Gpu& h20, const std::vector<Machine>& machines) {
   Rows rows;
-  for (const ReadAttention& read :
-       read_attention_rows(published_table("attention_measured.csv"), machines)) {
+  for (const ReadAttention& read : read_attention_rows(published_table("attention_measured.csv"), machines)) {
     if (read.problem.empty() && read.row.source == kH20Rows) rows.push_back(read.row);
   }
   const std::vector<AttentionCurve> borrowed = calibration.attention;
@@ -420,15 +398,13 @@ void use_h20_rows(Calibration& calibration, const Gpu& h20, const std::vector<Ma
     const bool is_own = curve.kernel == "fa3" || curve.kernel == "cudnn";
     const std::int64_t head_dim = std::min<std::int64_t>(curve.head_dim, 128);
     const auto forward = std::ranges::find_if(borrowed, [&](const AttentionCurve& each) {
-      return each.kernel == (is_own ? curve.kernel : "fa2") && each.pass == Pass::kForward &&
-             each.head_dim == head_dim;
+      return each.kernel == (is_own ? curve.kernel : "fa2") && each.pass == Pass::kForward && each.head_dim == head_dim;
     });
     const Faster faster = faster_by(rows, *forward, head_dim, h20);
     const double most = 0.95;
     curve.efficiency = rounded(std::min(most, curve.efficiency * faster.causal));
     curve.full_efficiency = rounded(std::min(most, curve.full_efficiency * faster.full));
-    curve.source =
-        fmt::format("{:.2f} times as fast, by {}, as: {}", faster.causal, kH20Rows, curve.source);
+    curve.source = fmt::format("{:.2f} times as fast, by {}, as: {}", faster.causal, kH20Rows, curve.source);
   }
 }
 

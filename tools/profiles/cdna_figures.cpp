@@ -43,8 +43,7 @@ const Gpu& gpu_named(std::string_view key, const std::vector<Machine>& machines)
 
 using Rows = std::vector<AttentionRow>;
 
-Rows pick(const std::vector<ReadAttention>& all, std::string_view gpu, std::string_view kernel,
-          int head_dim) {
+Rows pick(const std::vector<ReadAttention>& all, std::string_view gpu, std::string_view kernel, int head_dim) {
   Rows picked;
   for (const ReadAttention& read : all) {
     const AttentionRow& row = read.row;
@@ -56,16 +55,15 @@ Rows pick(const std::vector<ReadAttention>& all, std::string_view gpu, std::stri
 
 Rows pick(const Rows& rows, Pass pass, bool causal) {
   Rows picked;
-  const AttentionPass wanted =
-      pass == Pass::kForward ? AttentionPass::kForward : AttentionPass::kBackward;
+  const AttentionPass wanted = pass == Pass::kForward ? AttentionPass::kForward : AttentionPass::kBackward;
   for (const AttentionRow& row : rows) {
     if (row.pass == wanted && row.causal == causal) picked.push_back(row);
   }
   return picked;
 }
 
-const AttentionCurve& curve_named(const std::vector<AttentionCurve>& curves,
-                                  std::string_view kernel, Pass pass, std::int64_t head_dim = 128) {
+const AttentionCurve& curve_named(const std::vector<AttentionCurve>& curves, std::string_view kernel, Pass pass,
+                                  std::int64_t head_dim = 128) {
   return *std::ranges::find_if(curves, [&](const AttentionCurve& curve) {
     return curve.kernel == kernel && curve.pass == pass && curve.head_dim == head_dim;
   });
@@ -100,8 +98,7 @@ AttentionCurve best_of(Pass pass, const Rows& rows, const Gpu& gpu) {
 }
 
 // PyTorch's kernels for each head size that `fa2` has; those without rows in its proportions.
-void add_aotriton(Calibration& calibration, const std::vector<ReadAttention>& all,
-                  const Gpu& mi300x, bool is_mi200) {
+void add_aotriton(Calibration& calibration, const std::vector<ReadAttention>& all, const Gpu& mi300x, bool is_mi200) {
   const std::vector<AttentionCurve> known = calibration.attention;
   std::vector<AttentionCurve> forward;
   for (const AttentionCurve& fa2 : known) {
@@ -128,8 +125,7 @@ void add_aotriton(Calibration& calibration, const std::vector<ReadAttention>& al
   }
   if (is_mi200) {
     const AttentionCurve& at_64 = curve_named(forward, "aotriton", Pass::kForward, 64);
-    const double factor =
-        kMi200Share * (1 + at_64.full_s_half / kMi200Positions) / at_64.full_efficiency;
+    const double factor = kMi200Share * (1 + at_64.full_s_half / kMi200Positions) / at_64.full_efficiency;
     for (AttentionCurve& curve : forward) {
       scale(curve, factor, factor);
       curve.source = fmt::format("as fast as on MI210 (ROCm/aotriton#10); shape: {}", curve.source);
@@ -158,12 +154,10 @@ void add_aotriton(Calibration& calibration, const std::vector<ReadAttention>& al
 
 }
 
-void use_cdna_figures(Calibration& calibration, const Gpu& own,
-                      const std::vector<Machine>& machines) {
+void use_cdna_figures(Calibration& calibration, const Gpu& own, const std::vector<Machine>& machines) {
   const Gpu& mi300x = gpu_named("mi300x", machines);
   const Gpu& measured = own.architecture == "cdna4" ? gpu_named("mi355x", machines) : mi300x;
-  const std::vector<ReadAttention> all =
-      read_attention_rows(published_table("attention_measured.csv"), machines);
+  const std::vector<ReadAttention> all = read_attention_rows(published_table("attention_measured.csv"), machines);
   const Rows fa2_rows = pick(all, mi300x.key, "fa2", 128);
   const Rows best_rows = pick(all, measured.key, "aiter", 128);
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
@@ -174,20 +168,18 @@ void use_cdna_figures(Calibration& calibration, const Gpu& own,
       if (curve.pass != pass || curve.kernel == "math") continue;
       if (curve.kernel != "fa3" && curve.kernel != "cudnn") {
         scale(curve, fa2, fa2);
-        curve.source = fmt::format("{:.2f} times as fast, by ROCm/flash-attention#142, as: {}", fa2,
-                                   curve.source);
+        curve.source = fmt::format("{:.2f} times as fast, by ROCm/flash-attention#142, as: {}", fa2, curve.source);
         continue;
       }
       const AttentionCurve& at_128 = curve_named(borrowed, curve.kernel, pass);
-      scale(curve, best.efficiency / at_128.efficiency,
-            best.full_efficiency / at_128.full_efficiency);
+      scale(curve, best.efficiency / at_128.efficiency, best.full_efficiency / at_128.full_efficiency);
       curve.s_half = rounded(best.s_half);
       curve.c_half = rounded(best.c_half);
       curve.full_s_half = rounded(best.full_s_half);
-      curve.evidence = curve.head_dim == 128 && measured.key == own.key ? Evidence::kInterpolated
-                                                                        : Evidence::kExtrapolated;
-      curve.source = fmt::format("aiter on {}{}", measured.name,
-                                 curve.head_dim == 128 ? "" : ", as H100's other head sizes");
+      curve.evidence =
+          curve.head_dim == 128 && measured.key == own.key ? Evidence::kInterpolated : Evidence::kExtrapolated;
+      curve.source =
+          fmt::format("aiter on {}{}", measured.name, curve.head_dim == 128 ? "" : ", as H100's other head sizes");
     }
   }
   add_aotriton(calibration, all, mi300x, own.architecture == "cdna2");

@@ -26,8 +26,7 @@ constexpr double kMostOfPeak = 0.9;
 constexpr double kHbmFraction = 0.85;
 
 bool is_up_to_ampere(const Gpu& gpu) {
-  return gpu.architecture == "volta" || gpu.architecture == "turing" ||
-         gpu.architecture == "ampere";
+  return gpu.architecture == "volta" || gpu.architecture == "turing" || gpu.architecture == "ampere";
 }
 
 // Time added where rows are no multiples of 16 bytes (GemmCurve::misaligned).
@@ -46,8 +45,7 @@ struct Misaligned {
 
 Misaligned misaligned(const Gpu& gpu) {
   if (is_up_to_ampere(gpu)) {
-    return {{2.0 / 7, 6.0 / 7, 2.0},
-            "; odd widths: nanoGPT with a vocabulary of 50257 against 50304 on A100"};
+    return {{2.0 / 7, 6.0 / 7, 2.0}, "; odd widths: nanoGPT with a vocabulary of 50257 against 50304 on A100"};
   }
   if (gpu.architecture != "hopper" && gpu.architecture != "blackwell") {
     return {{1.1 / 7, 3.3 / 7, 1.1},
@@ -75,12 +73,9 @@ const std::vector<LargeProducts>& large_products() {
     const CsvTable table = published_table("large_products.csv");
     std::vector<LargeProducts> rows;
     for (std::size_t i = 0; i < table.rows(); ++i) {
-      const auto number = [&](const char* column) {
-        return table.empty(i, column) ? 0 : table.number(i, column);
-      };
-      rows.push_back({table.text(i, "gpu"), table.text(i, "relative"),
-                      table.text(i, "dtype") == "fp8", number("size"), number("tflops"),
-                      number("relative_tflops"), table.text(i, "source")});
+      const auto number = [&](const char* column) { return table.empty(i, column) ? 0 : table.number(i, column); };
+      rows.push_back({table.text(i, "gpu"), table.text(i, "relative"), table.text(i, "dtype") == "fp8", number("size"),
+                      number("tflops"), number("relative_tflops"), table.text(i, "source")});
     }
     return rows;
   }();
@@ -97,8 +92,8 @@ void use_fp8_rate(GemmCurve& curve, const Gpu& gpu) {
     const double measured = kernel.flops.count() / (rate.tflops * 1e12);
     const double factor = curve_seconds(curve, kernel, gpu) / measured;
     curve.efficiency = rounded(std::min(kMostOfPeak, curve.efficiency * factor));
-    curve.source += fmt::format("; times {:.3f} for {} TFLOP/s of {} cubed ({})", factor,
-                                rate.tflops, rate.size, rate.source);
+    curve.source +=
+        fmt::format("; times {:.3f} for {} TFLOP/s of {} cubed ({})", factor, rate.tflops, rate.size, rate.source);
   }
 }
 
@@ -159,8 +154,7 @@ const Machine* nearest(const Machine& machine, const std::vector<Machine>& machi
 
 class Builder {
  public:
-  Builder(const std::vector<GemmRow>& rows, const std::vector<Machine>& machines)
-      : machines_(machines) {
+  Builder(const std::vector<GemmRow>& rows, const std::vector<Machine>& machines) : machines_(machines) {
     std::map<std::string, std::int64_t, std::less<>> by_source;
     for (const GemmRow& row : rows) ++by_source[row.gpu + ' ' + row.source];
     for (const GemmRow& row : rows) {
@@ -209,16 +203,15 @@ class Builder {
     return found == bf16_.end() ? 0 : found->second.size();
   }
   const Machine* relative(const Machine& machine) const {
-    return nearest(machine, machines_,
-                   [&](const Machine& other) { return done_.contains(other.key); });
+    return nearest(machine, machines_, [&](const Machine& other) { return done_.contains(other.key); });
   }
 
   // GPUs of one chip and one power limit (H100 and H200) differ by their machines only, and the
   // tables are of a few: in a step each is as fast as their geometric mean.
   void share_rates() {
     const auto is_same = [](const Gpu& a, const Gpu& b) {
-      return a.architecture == b.architecture && a.multiprocessors == b.multiprocessors &&
-             a.peak_bf16 == b.peak_bf16 && a.power_limit == b.power_limit;
+      return a.architecture == b.architecture && a.multiprocessors == b.multiprocessors && a.peak_bf16 == b.peak_bf16 &&
+             a.power_limit == b.power_limit;
     };
     std::map<std::string, double> shared;
     for (const Machine& machine : machines_) {
@@ -280,15 +273,13 @@ class Builder {
   void anchored(const Machine& machine, const LargeProducts& anchor) {
     const Machine* from = relative(machine);
     if (from == nullptr) return;
-    GemmFitOptions options = {.hbm_fraction = kHbmFraction,
-                              .relative = &done_.at(from->key).bf16.curve};
+    GemmFitOptions options = {.hbm_fraction = kHbmFraction, .relative = &done_.at(from->key).bf16.curve};
     CatalogueGemm gemm = {.bf16 = fit_gemm(anchor_rows(anchor), machine.node.gpu, options)};
     GemmCurve& curve = gemm.bf16.curve;
-    curve.sustained =
-        hot_share(done_.at(from->key).bf16.curve.sustained, machine.node.gpu, from->node.gpu);
+    curve.sustained = hot_share(done_.at(from->key).bf16.curve.sustained, machine.node.gpu, from->node.gpu);
     curve.evidence = Evidence::kExtrapolated;
-    curve.source = fmt::format("no shapes; {} TFLOP/s of large products ({}), the shape of {}",
-                               anchor.tflops, anchor.source, from->key);
+    curve.source = fmt::format("no shapes; {} TFLOP/s of large products ({}), the shape of {}", anchor.tflops,
+                               anchor.source, from->key);
     gemm.bf16.report.rows = curve.source;
     gemm.bf16.report.errors.clear();
     gemm.is_anchored = true;
@@ -305,8 +296,7 @@ class Builder {
     };
     const Machine* from = nearest(machine, machines_, is_chip);
     if (from == nullptr) {
-      from = nearest(machine, machines_,
-                     [&](const Machine& other) { return sources.contains(other.key); });
+      from = nearest(machine, machines_, [&](const Machine& other) { return sources.contains(other.key); });
     }
     if (from == nullptr) return;
     CatalogueGemm gemm = sources.at(from->key);
@@ -316,15 +306,13 @@ class Builder {
     const bool is_cool = has_heat(machine.node.gpu, machines_);
     const double power = is_cool ? 1 : power_factor(machine.node.gpu, from->node.gpu);
     const double factor = ratio != nullptr ? ratio->tflops / ratio->relative_tflops : power;
-    curve.efficiency =
-        rounded(std::min(curve.efficiency * factor, std::max(kMostOfPeak, curve.efficiency)));
+    curve.efficiency = rounded(std::min(curve.efficiency * factor, std::max(kMostOfPeak, curve.efficiency)));
     if (ratio == nullptr && !is_cool) {
       curve.sustained = hot_share(curve.sustained, machine.node.gpu, from->node.gpu);
     }
     curve.evidence = Evidence::kExtrapolated;
-    curve.source =
-        fmt::format("no rows; the shape and share of the peak of {}, times {:.3f} {}", from->key,
-                    factor, ratio != nullptr ? ratio->source : "for the power of each FLOP/s");
+    curve.source = fmt::format("no rows; the shape and share of the peak of {}, times {:.3f} {}", from->key, factor,
+                               ratio != nullptr ? ratio->source : "for the power of each FLOP/s");
     gemm.bf16.report.rows = curve.source;
     gemm.bf16.report.errors.clear();
     gemm.is_anchored = ratio != nullptr;
@@ -344,16 +332,13 @@ class Builder {
       gemm.fp8 = fitted_fp8(own->second, machine);
       return;
     }
-    const Machine* from =
-        nearest(machine, machines_, [&](const Machine& other) { return fp8_.contains(other.key); });
+    const Machine* from = nearest(machine, machines_, [&](const Machine& other) { return fp8_.contains(other.key); });
     if (from == nullptr) return;
     const GemmCurve& own_bf16 = gemm.bf16.curve;
     const GemmCurve& its_bf16 = done_.at(from->key).bf16.curve;
     GemmCurve curve = fitted_fp8(fp8_.at(from->key), *from);
-    curve.efficiency = rounded(
-        std::min(kMostOfPeak, curve.efficiency * own_bf16.efficiency / its_bf16.efficiency));
-    curve.sustained =
-        rounded(std::min(1.0, own_bf16.sustained * curve.sustained / its_bf16.sustained));
+    curve.efficiency = rounded(std::min(kMostOfPeak, curve.efficiency * own_bf16.efficiency / its_bf16.efficiency));
+    curve.sustained = rounded(std::min(1.0, own_bf16.sustained * curve.sustained / its_bf16.sustained));
     curve.evidence = Evidence::kExtrapolated;
     curve.source = fmt::format("no fp8 rows; {}'s fp8 over bf16", from->key);
     use_fp8_rate(curve, gpu);
@@ -381,8 +366,7 @@ class Builder {
 
 }
 
-Catalogue fit_gemm_catalogue(const std::vector<GemmRow>& rows,
-                             const std::vector<Machine>& machines) {
+Catalogue fit_gemm_catalogue(const std::vector<GemmRow>& rows, const std::vector<Machine>& machines) {
   return Builder(rows, machines).build();
 }
 

@@ -46,8 +46,7 @@ HeatCurve fit_heat(const CsvTable& clocks) {
   problem.starts = {{1, 0.1, 1}};
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     for (std::size_t row = 0; row < clocks.rows(); ++row) {
-      const double watts =
-          x[0] * clocks.number(row, "tflops") + x[1] * 1e3 * clocks.number(row, "tbytes_per_s");
+      const double watts = x[0] * clocks.number(row, "tflops") + x[1] * 1e3 * clocks.number(row, "tbytes_per_s");
       const double clock = clocks.number(row, "sm_mhz") / kTopClock;
       const double predicted = kIdle + watts * std::pow(clock, x[2]);
       out[row] = std::log(predicted / clocks.number(row, "watts"));
@@ -67,8 +66,8 @@ HeatCurve fit_heat(const CsvTable& clocks) {
 HeatCurve blackwell_heat(const HeatCurve& hopper, double sustained) {
   HeatCurve curve = hopper;
   curve.idle = kBlackwellIdle;
-  curve.joules_per_flop = rounded((kBlackwellLimit - kBlackwellIdle) / kBlackwellFlops *
-                                  std::pow(kBlackwellClock, -curve.energy_exponent));
+  curve.joules_per_flop =
+      rounded((kBlackwellLimit - kBlackwellIdle) / kBlackwellFlops * std::pow(kBlackwellClock, -curve.energy_exponent));
   curve.rate_exponent = kBlackwellRateExponent;
   curve.cool = sustained;  // products with pauses run at the top clock
   curve.evidence = Evidence::kExtrapolated;

@@ -66,10 +66,8 @@ MemoryRows beyond_cache(MemoryRows rows) {
   return rows;
 }
 
-FitError error_on(std::string what, const MemoryCurve& curve, const MemoryRows& rows,
-                  const Gpu& gpu) {
-  return fit_error(std::move(what), rows,
-                   [&](const MemoryRow& row) { return memory_seconds(curve, row.bytes, gpu); });
+FitError error_on(std::string what, const MemoryCurve& curve, const MemoryRows& rows, const Gpu& gpu) {
+  return fit_error(std::move(what), rows, [&](const MemoryRow& row) { return memory_seconds(curve, row.bytes, gpu); });
 }
 
 MemoryRows joined(MemoryRows a, const MemoryRows& b) {
@@ -78,8 +76,7 @@ MemoryRows joined(MemoryRows a, const MemoryRows& b) {
 }
 
 MemoryRows elementwise_rows(const MemoryRows& rows) {
-  MemoryRows all =
-      joined(beyond_cache(pick(rows, "residual add")), pick(rows, "SwiGLU forward (liger)"));
+  MemoryRows all = joined(beyond_cache(pick(rows, "residual add")), pick(rows, "SwiGLU forward (liger)"));
   for (const char* operation : {"add (torch)", "multiply (torch)", "silu ", "gelu ", "tanh "}) {
     all = joined(std::move(all), beyond_cache(pick(rows, operation)));
   }
@@ -95,8 +92,7 @@ MemoryRows eager_loss(const MemoryRows& rows) {
 
 MemoryRows eager_norm(const MemoryRows& rows, Pass pass) {
   const bool forward = pass == Pass::kForward;
-  MemoryRows result =
-      pick(rows, forward ? "RMSNorm forward (huggingface)" : "RMSNorm backward (huggingface)");
+  MemoryRows result = pick(rows, forward ? "RMSNorm forward (huggingface)" : "RMSNorm backward (huggingface)");
   for (MemoryRow& row : result) {
     row.bytes *= forward ? kEagerForwardOverCounted : kEagerBackwardOverCounted;
   }
@@ -112,8 +108,7 @@ class Collector {
  public:
   explicit Collector(const Gpu& gpu) : gpu_(gpu) {}
 
-  void add(MemoryClass which, MemoryCurve curve, Evidence evidence, std::string source,
-           const MemoryRows& own = {}) {
+  void add(MemoryClass which, MemoryCurve curve, Evidence evidence, std::string source, const MemoryRows& own = {}) {
     curve.evidence = evidence;
     curve.source = std::move(source);
     curve.fraction = rounded(curve.fraction);
@@ -131,11 +126,10 @@ class Collector {
                                              "copy",
                                              "strided",
                                              "widening"};
-    CurveReport report = {
-        .curve = fmt::format("memory-bound: {}", kNames[at(which)]),
-        .rows = curve.source,
-        .constants = fmt::format("f {:.3f}, t0 {:.1f} us", curve.fraction, curve.overhead * 1e6),
-        .evidence = evidence};
+    CurveReport report = {.curve = fmt::format("memory-bound: {}", kNames[at(which)]),
+                          .rows = curve.source,
+                          .constants = fmt::format("f {:.3f}, t0 {:.1f} us", curve.fraction, curve.overhead * 1e6),
+                          .evidence = evidence};
     if (!own.empty()) report.errors.push_back(error_on("own rows", curve, own, gpu_));
     result_.reports.push_back(std::move(report));
     result_.curves[at(which)] = std::move(curve);
@@ -156,8 +150,7 @@ class Collector {
 
 void add_generated_norm(const MemoryRows& rows, const Gpu& gpu, Collector& out) {
   const MemoryRows liger = pick(rows, "RMSNorm forward (liger)");
-  out.add(MemoryClass::kGeneratedNorm, fit_memory(liger, gpu), Evidence::kMeasured,
-          "RMSNorm forward (liger)", liger);
+  out.add(MemoryClass::kGeneratedNorm, fit_memory(liger, gpu), Evidence::kMeasured, "RMSNorm forward (liger)", liger);
 }
 
 struct StreamClass {
@@ -167,12 +160,8 @@ struct StreamClass {
 };
 const std::vector<StreamClass>& stream_classes() {
   static const std::vector<StreamClass> kClasses = {
-      {MemoryClass::kOptimizer,
-       {"AdamW (fused)", "foreach multiply (torch)"},
-       "fused AdamW and foreach products"},
-      {MemoryClass::kCopy,
-       {"all_gather copy-out (fsdp)", "reduce_scatter copy-in (fsdp)"},
-       "FSDP2's copies"},
+      {MemoryClass::kOptimizer, {"AdamW (fused)", "foreach multiply (torch)"}, "fused AdamW and foreach products"},
+      {MemoryClass::kCopy, {"all_gather copy-out (fsdp)", "reduce_scatter copy-in (fsdp)"}, "FSDP2's copies"},
       {MemoryClass::kStrided,
        {"rotate half (torch)", "multiply broadcast strided (torch)"},
        "rotate_half and products over transposed tensors"},
@@ -194,8 +183,7 @@ struct EagerClass {
 };
 constexpr EagerClass kEagerClasses[] = {
     {MemoryClass::kEagerNormForward, Pass::kForward, "RMSNorm forward (huggingface), 36 B a value"},
-    {MemoryClass::kEagerNormBackward, Pass::kBackward,
-     "RMSNorm backward (huggingface), 62 B a value"}};
+    {MemoryClass::kEagerNormBackward, Pass::kBackward, "RMSNorm backward (huggingface), 62 B a value"}};
 
 void add_norms_and_loss(const MemoryRows& rows, const Gpu& gpu, Collector& out) {
   for (const EagerClass& eager : kEagerClasses) {
@@ -218,13 +206,11 @@ void add_elementwise(const MemoryRows& rows, const Gpu& gpu, Collector& out) {
     MemoryRows rest = own;
     std::erase_if(rest, [&](const MemoryRow& row) { return contains(row.operation, operation); });
     if (held.empty() || rest.empty()) continue;
-    out.out_of_sample(
-        error_on(fmt::format("left out: {}", operation), fit_memory(rest, gpu), held, gpu));
+    out.out_of_sample(error_on(fmt::format("left out: {}", operation), fit_memory(rest, gpu), held, gpu));
   }
   const MemoryRows other = beyond_cache(pick(rows, "SiLU*mul (vLLM kernel)"));
   if (!other.empty()) {
-    out.compare(error_on("another kernel: SiLU*mul (vLLM)", out.curve(MemoryClass::kElementwise),
-                         other, gpu));
+    out.compare(error_on("another kernel: SiLU*mul (vLLM)", out.curve(MemoryClass::kElementwise), other, gpu));
   }
 }
 
@@ -233,13 +219,11 @@ MemoryFits fit_h100(const std::vector<Chip>& chips) {
   const MemoryRows rows = memory_rows("h100");
   Collector out(gpu);
   add_elementwise(rows, gpu, out);
-  const MemoryRows forward =
-      joined(pick(rows, "RMSNorm forward (torch)"), pick(rows, "LayerNorm forward (torch)"));
+  const MemoryRows forward = joined(pick(rows, "RMSNorm forward (torch)"), pick(rows, "LayerNorm forward (torch)"));
   out.add(MemoryClass::kNormForward, fit_memory(forward, gpu), Evidence::kMeasured,
           "RMSNorm and LayerNorm forward (torch)", forward);
-  out.compare(error_on("another kernel: RMSNorm forward (liger)",
-                       out.curve(MemoryClass::kNormForward), pick(rows, "RMSNorm forward (liger)"),
-                       gpu));
+  out.compare(error_on("another kernel: RMSNorm forward (liger)", out.curve(MemoryClass::kNormForward),
+                       pick(rows, "RMSNorm forward (liger)"), gpu));
   const MemoryRows backward = pick(rows, "Norm backward alone (torch)");
   out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured,
           "RMSNorm and LayerNorm backward (torch)", backward);
@@ -261,17 +245,15 @@ MemoryFits fit_a100(const std::vector<Chip>& chips) {
   const double torch_over_liger = fit_memory(pick(h, "RMSNorm forward (torch)"), h100).fraction /
                                   fit_memory(pick(h, "RMSNorm forward (liger)"), h100).fraction;
   const MemoryRows forward = pick(rows, "RMSNorm forward (liger)");
-  out.add(MemoryClass::kNormForward, scaled(fit_memory(forward, gpu), torch_over_liger),
-          Evidence::kExtrapolated, "RMSNorm forward (liger) times H100's torch over Liger");
+  out.add(MemoryClass::kNormForward, scaled(fit_memory(forward, gpu), torch_over_liger), Evidence::kExtrapolated,
+          "RMSNorm forward (liger) times H100's torch over Liger");
   const MemoryRows backward = pick(rows, "RMSNorm backward (liger)");
-  out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured,
-          "RMSNorm backward (liger)", backward);
+  out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured, "RMSNorm backward (liger)",
+          backward);
   add_norms_and_loss(rows, gpu, out);
   for (const StreamClass& stream : stream_classes()) {
-    const double share = fit_memory(rows_of(stream, h), h100).fraction /
-                         fit_memory(elementwise_rows(h), h100).fraction;
-    out.add(stream.which, scaled(out.curve(MemoryClass::kElementwise), share),
-            Evidence::kExtrapolated,
+    const double share = fit_memory(rows_of(stream, h), h100).fraction / fit_memory(elementwise_rows(h), h100).fraction;
+    out.add(stream.which, scaled(out.curve(MemoryClass::kElementwise), share), Evidence::kExtrapolated,
             fmt::format("{} on H100, times A100's elementwise kernels over H100's", stream.source));
   }
   return out.take();
@@ -314,11 +296,10 @@ void use_own_rows_of_h200(MemoryFits& fits, const Gpu& gpu) {
 // the multiprocessors' for what it is slower. An A10G (600 GB/s) runs a Triton RMSNorm at 0.91 of
 // its memory's rate by the profiler and at 0.72, launch included (resume-site-4js.pages.dev,
 // kernel-normalization-fusion, 2026-05); this says 0.85, where A100's Triton norms reach 0.74.
-void give_bandwidth(std::array<MemoryCurve, kMemoryClasses>& curves, const Gpu& own,
-                    const Gpu& measured) {
+void give_bandwidth(std::array<MemoryCurve, kMemoryClasses>& curves, const Gpu& own, const Gpu& measured) {
   constexpr double kMemory = 3.35 / 4.8;
-  constexpr std::array<double, kMemoryClasses> kOfH200 = {
-      0.734, 0.964, 0.913, 0.878, 0.810, kMemory, 0.733, 0.764, 0.791, 0.980, 0.953};
+  constexpr std::array<double, kMemoryClasses> kOfH200 = {0.734, 0.964, 0.913, 0.878, 0.810, kMemory,
+                                                          0.733, 0.764, 0.791, 0.980, 0.953};
   const auto per_cycle = [](const Gpu& gpu) {
     return gpu.memory_bandwidth.value() / (as_double(gpu.multiprocessors) * gpu.clock);
   };
@@ -335,8 +316,7 @@ void give_bandwidth(std::array<MemoryCurve, kMemoryClasses>& curves, const Gpu& 
     } else {
       continue;
     }
-    curve.source =
-        fmt::format("with {:.2f} of the bandwidth for each cycle: {}", ratio, curve.source);
+    curve.source = fmt::format("with {:.2f} of the bandwidth for each cycle: {}", ratio, curve.source);
   }
 }
 

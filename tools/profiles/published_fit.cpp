@@ -126,15 +126,13 @@ GemmCurve fp32_gemm(const GemmCurve& bf16) {
   return curve;
 }
 
-FactorSpread measured_spread(const std::vector<double>& own, const std::vector<double>& all,
-                             bool borrowed) {
+FactorSpread measured_spread(const std::vector<double>& own, const std::vector<double>& all, bool borrowed) {
   FactorSpread spread;
   const double size = std::max(root_mean_square(own), root_mean_square(all)) * (borrowed ? 1.5 : 1);
   spread.log_sd = rounded(size);
   spread.source = fmt::format(
-      "root mean square of {} out-of-sample biases of this GPU ({:.3f}) or of {} of all ({:.3f}){}",
-      own.size(), root_mean_square(own), all.size(), root_mean_square(all),
-      borrowed ? ", times 1.5 for a borrowed curve" : "");
+      "root mean square of {} out-of-sample biases of this GPU ({:.3f}) or of {} of all ({:.3f}){}", own.size(),
+      root_mean_square(own), all.size(), root_mean_square(all), borrowed ? ", times 1.5 for a borrowed curve" : "");
   return spread;
 }
 
@@ -143,8 +141,7 @@ FactorSpread of_few_sources(FactorSpread spread, std::size_t biases) {
   constexpr std::size_t kMany = 10;
   if (biases == 0 || biases >= kMany) return spread;
   const boost::math::students_t few(as_double(biases));
-  const double ratio =
-      boost::math::quantile(few, 0.95) / boost::math::quantile(boost::math::normal(), 0.95);
+  const double ratio = boost::math::quantile(few, 0.95) / boost::math::quantile(boost::math::normal(), 0.95);
   const double wider = std::round(100 * ratio) / 100;
   spread.log_sd = rounded(spread.log_sd * wider);
   spread.source += fmt::format(", times {:.2f} for so few (Student's t)", wider);
@@ -176,8 +173,7 @@ Biases all_biases(const std::vector<ChipFits>& chips, const std::vector<Machine>
                   const std::map<std::string, CatalogueGemm, std::less<>>& gemm) {
   Biases all;
   for (const Machine& machine : machines) {
-    append(is_amd(machine.node.gpu) ? all.gemm_amd : all.gemm,
-           gemm_biases(gemm.at(machine.key).bf16));
+    append(is_amd(machine.node.gpu) ? all.gemm_amd : all.gemm, gemm_biases(gemm.at(machine.key).bf16));
   }
   for (const ChipFits& fits : chips) {
     append(all.attention, fits.attention.log_biases);
@@ -194,21 +190,16 @@ std::array<FactorSpread, kFactors> spreads_of(const Machine& machine, const Chip
   const bool has_other_vendor = is_amd(machine.node.gpu);
   const bool new_chip = own.chip.name == "h200" || own.chip.name == "b200";
   std::array<FactorSpread, kFactors> spread;
-  const auto at = [&](Factor factor) -> FactorSpread& {
-    return spread[static_cast<std::size_t>(factor)];
-  };
+  const auto at = [&](Factor factor) -> FactorSpread& { return spread[static_cast<std::size_t>(factor)]; };
   const std::vector<double>& vendor = has_other_vendor ? gemm_amd : gemm;
-  at(Factor::kGemm) =
-      of_few_sources(measured_spread(gemm_biases(own_gemm.bf16), vendor, false), vendor.size());
+  at(Factor::kGemm) = of_few_sources(measured_spread(gemm_biases(own_gemm.bf16), vendor, false), vendor.size());
   if (own_gemm.is_borrowed && !own_gemm.is_same_chip) {
     // Curves of data-centre GPUs moved to each other were off by 4 to 18 % (median), with one scale
     // out of six products by 4 to 8 %; moved to L40S by 26 to 36 %.
     constexpr double kMoved = 0.18, kAnchored = 0.10;
-    at(Factor::kGemm) =
-        own_gemm.is_anchored
-            ? FactorSpread{std::max(kAnchored, at(Factor::kGemm).log_sd),
-                           "a borrowed shape with a published rate of large products"}
-            : FactorSpread{kMoved, "a curve borrowed from another GPU"};
+    at(Factor::kGemm) = own_gemm.is_anchored ? FactorSpread{std::max(kAnchored, at(Factor::kGemm).log_sd),
+                                                            "a borrowed shape with a published rate of large products"}
+                                             : FactorSpread{kMoved, "a curve borrowed from another GPU"};
   }
   at(Factor::kAttention) = measured_spread(own.attention.log_biases, attention, new_chip);
   if (has_other_vendor) {
@@ -220,30 +211,24 @@ std::array<FactorSpread, kFactors> spreads_of(const Machine& machine, const Chip
   at(Factor::kMemoryBound) =
       measured_spread(new_chip ? std::vector<double>{} : own.memory.log_biases, memory, new_chip);
   // Whole fabrics nobody has seen: the tables of all GPUs, each without its source.
-  static const std::vector<double> kInside =
-      fabric_log_biases(FabricKind::kNvlink, published_nccl_rows());
-  static const std::vector<double> kBetween =
-      fabric_log_biases(FabricKind::kRdma, published_nccl_rows());
+  static const std::vector<double> kInside = fabric_log_biases(FabricKind::kNvlink, published_nccl_rows());
+  static const std::vector<double> kBetween = fabric_log_biases(FabricKind::kRdma, published_nccl_rows());
   at(Factor::kIntraNode) = fabric_spread(kInside);
   at(Factor::kInterNode) = fabric_spread(kBetween);
-  at(Factor::kHost) = {rounded(std::log(5.0) / 2 / kNinetyPercent),
-                       "5 to 25 us per operation as a 90 % interval"};
-  at(Factor::kOverlap) = {
-      rounded(std::log(0.40 / 0.189) / kNinetyPercent),
-      "mean slowdown 18.9 %, largest 40 % (arXiv 2507.03114): half of a 90 % interval of what is "
-      "above one"};
+  at(Factor::kHost) = {rounded(std::log(5.0) / 2 / kNinetyPercent), "5 to 25 us per operation as a 90 % interval"};
+  at(Factor::kOverlap) = {rounded(std::log(0.40 / 0.189) / kNinetyPercent),
+                          "mean slowdown 18.9 %, largest 40 % (arXiv 2507.03114): half of a 90 % interval of what is "
+                          "above one"};
   return spread;
 }
 
 bool is_own_chip(const Machine& machine, const Chip& chip) {
-  return machine.key.starts_with(chip.name) && machine.node.node.gpus > 1 &&
-         !contains(machine.key, "pcie") && !contains(machine.key, "nvl") &&
-         !contains(machine.key, "96gb");
+  return machine.key.starts_with(chip.name) && machine.node.node.gpus > 1 && !contains(machine.key, "pcie") &&
+         !contains(machine.key, "nvl") && !contains(machine.key, "96gb");
 }
 
 PublishedFit assemble(const Machine& machine, const ChipFits& own, const CatalogueGemm& gemm,
-                      const CatalogueGemm& chip_gemm, const Gpu& h100,
-                      const std::vector<Machine>& machines) {
+                      const CatalogueGemm& chip_gemm, const Gpu& h100, const std::vector<Machine>& machines) {
   PublishedFit fit;
   Calibration& c = fit.calibration;
   c.gpu = machine.key;
@@ -268,18 +253,15 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
       "2.11 "
       "on (huggingface/transformers#48163, sgl-project/sglang#33655)";
   c.memory = own.memory.curves;
-  c.fabrics = fit_fabrics(nccl_generation(machine.node.gpu), published_nccl_rows(),
-                          [](const NcclRow&) { return true; });
+  c.fabrics =
+      fit_fabrics(nccl_generation(machine.node.gpu), published_nccl_rows(), [](const NcclRow&) { return true; });
   c.host = host_curve(machine.key);
   c.contention = contention_curve(machine.node, h100);
   if (!is_amd(machine.node.gpu)) give_bandwidth(c.memory, machine.node.gpu, own.chip.gpu);
   if (!is_own_chip(machine, own.chip)) {
-    const double share = chip_gemm.bf16.curve.efficiency > 0
-                             ? gemm.bf16.curve.efficiency / chip_gemm.bf16.curve.efficiency
-                             : 1;
-    borrow_curves({own.chip.name, share,
-                   is_amd(machine.node.gpu) ? Evidence::kAssumed : Evidence::kExtrapolated},
-                  c);
+    const double share =
+        chip_gemm.bf16.curve.efficiency > 0 ? gemm.bf16.curve.efficiency / chip_gemm.bf16.curve.efficiency : 1;
+    borrow_curves({own.chip.name, share, is_amd(machine.node.gpu) ? Evidence::kAssumed : Evidence::kExtrapolated}, c);
   }
   fit.reports.push_back(gemm.bf16.report);
   for (const auto* reports : {&own.attention.reports, &own.memory.reports}) {
@@ -311,8 +293,7 @@ std::vector<PublishedFit> fit_all_published() {
   for (const Machine& machine : machines) {
     const ChipFits& chip = of(chip_name(machine));
     const CatalogueGemm& own = gemm.at(machine.key);
-    result.push_back(
-        assemble(machine, chip, own, gemm.at(chip.chip.gpu.key), of("h100").chip.gpu, machines));
+    result.push_back(assemble(machine, chip, own, gemm.at(chip.chip.gpu.key), of("h100").chip.gpu, machines));
     if (is_amd(machine.node.gpu)) {
       use_cdna_figures(result.back().calibration, machine.node.gpu, machines);
     }

@@ -25,22 +25,20 @@ struct CatalogueGemm {
   double power_exponent = 0;
 };
 // By key of the catalogue. `rows` may hold more than the published ones.
-std::map<std::string, CatalogueGemm, std::less<>> fit_gemm_catalogue(
-    const std::vector<GemmRow>& rows, const std::vector<Machine>& machines);
+std::map<std::string, CatalogueGemm, std::less<>> fit_gemm_catalogue(const std::vector<GemmRow>& rows,
+                                                                     const std::vector<Machine>& machines);
 
 // --- attention (attention_recipes.cpp) ---
 
 // Seconds of one pass; the row's batch, sequence and heads, `flops` of that pass.
-double attention_seconds(const AttentionCurve& curve, const AttentionRow& row, double flops,
-                         const Gpu& gpu);
+double attention_seconds(const AttentionCurve& curve, const AttentionRow& row, double flops, const Gpu& gpu);
 // Rows of one pass. What is below zero is fitted, else taken as it is: charts keep batch*sequence
 // constant, and then neither the fixed time nor the fill of the chip shows.
 struct AttentionFixed {
   double c_half = -1;
   double overhead = -1;  // s
 };
-AttentionCurve fit_attention(const std::vector<AttentionRow>& rows, const Gpu& gpu,
-                             const AttentionFixed& fixed);
+AttentionCurve fit_attention(const std::vector<AttentionRow>& rows, const Gpu& gpu, const AttentionFixed& fixed);
 struct AttentionFits {
   std::vector<AttentionCurve> curves;
   std::vector<CurveReport> reports;
@@ -61,8 +59,7 @@ void use_h20_rows(Calibration& calibration, const Gpu& h20, const std::vector<Ma
 
 // Curves that are H100's shares of an AMD GPU's peaks, corrected by what is public of MI300X and
 // MI355X.
-void use_cdna_figures(Calibration& calibration, const Gpu& own,
-                      const std::vector<Machine>& machines);
+void use_cdna_figures(Calibration& calibration, const Gpu& own, const std::vector<Machine>& machines);
 
 // --- memory-bound operations (memory_recipes.cpp) ---
 
@@ -73,8 +70,7 @@ struct MemoryFits {
 };
 // Curves measured on `measured` become those of `own`, a chip of the same maker with another
 // bandwidth for each cycle of its multiprocessors.
-void give_bandwidth(std::array<MemoryCurve, kMemoryClasses>& curves, const Gpu& own,
-                    const Gpu& measured);
+void give_bandwidth(std::array<MemoryCurve, kMemoryClasses>& curves, const Gpu& own, const Gpu& measured);
 MemoryFits fit_memory_of(std::string_view chip, const std::vector<Chip>& chips);
 
 // --- clocks (heat_recipe.cpp) ---

@@ -7,17 +7,16 @@ namespace foreshard {
 namespace {
 
 std::string error_text(const FitError& error) {
-  return fmt::format("{}: {:.1f} / {:.1f} ({:+.1f}, {} rows)", error.what, 100 * error.median,
-                     100 * error.p90, 100 * error.log_bias, error.rows);
+  return fmt::format("{}: {:.1f} / {:.1f} ({:+.1f}, {} rows)", error.what, 100 * error.median, 100 * error.p90,
+                     100 * error.log_bias, error.rows);
 }
 
 std::string spread_text(const Calibration& c) {
-  static constexpr const char* kNames[] = {
-      "GEMM", "attention", "memory-bound", "in a node", "between nodes", "host", "overlap"};
+  static constexpr const char* kNames[] = {"GEMM",          "attention", "memory-bound", "in a node",
+                                           "between nodes", "host",      "overlap"};
   std::string text;
   for (std::size_t i = 0; i < kFactors; ++i) {
-    text +=
-        fmt::format("| {} | {:.3f} | {} |\n", kNames[i], c.spread[i].log_sd, c.spread[i].source);
+    text += fmt::format("| {} | {:.3f} | {} |\n", kNames[i], c.spread[i].log_sd, c.spread[i].source);
   }
   return text;
 }
@@ -51,15 +50,15 @@ std::string calibration_report(const std::vector<PublishedFit>& fits) {
       for (const FitError& error : report.errors) {
         errors += (errors.empty() ? "" : "<br>") + error_text(error);
       }
-      text += fmt::format("| {} | {} | {} | {} | {} |\n", report.curve, to_string(report.evidence),
-                          report.constants, report.rows, errors);
+      text += fmt::format("| {} | {} | {} | {} | {} |\n", report.curve, to_string(report.evidence), report.constants,
+                          report.rows, errors);
     }
     text += fmt::format(
         "\nHost: {:.1f} us per launch, {:.0f} us per hook. Overlap: compute x{:.2f}, communication "
         "x{:.2f}. Attention of PyTorch: flash backend {}, its own choice from 2.11 on {} "
         "({}).\n\n| spread | log sd | from |\n|---|---|---|\n{}",
-        c.host.per_launch * 1e6, c.host.per_hook * 1e6, c.contention.compute,
-        c.contention.communication, c.sdpa_kernel, c.sdpa_preferred, c.sdpa_source, spread_text(c));
+        c.host.per_launch * 1e6, c.host.per_hook * 1e6, c.contention.compute, c.contention.communication, c.sdpa_kernel,
+        c.sdpa_preferred, c.sdpa_source, spread_text(c));
   }
   return text;
 }

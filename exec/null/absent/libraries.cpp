@@ -40,9 +40,7 @@ API int nvrtcVersion(int* major, int* minor) {
 // ---- versions and texts ----
 // PyTorch wants at least the minor version of cuDNN 9 that it was built with.
 constexpr int kCudnn[] = {9, 29, 0};
-API std::size_t cudnnGetVersion() {
-  return static_cast<std::size_t>(kCudnn[0] * 10000 + kCudnn[1] * 100 + kCudnn[2]);
-}
+API std::size_t cudnnGetVersion() { return static_cast<std::size_t>(kCudnn[0] * 10000 + kCudnn[1] * 100 + kCudnn[2]); }
 API int cudnnGetProperty(int part, int* value) {  // libraryPropertyType
   if (part < 0 || part > 2) return 1;
   *value = kCudnn[part];

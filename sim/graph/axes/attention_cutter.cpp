@@ -8,8 +8,7 @@
 
 namespace foreshard {
 
-AttentionCutter::AttentionCutter(LayerPart& part)
-    : part_(part), has_latents_(has_latents(part.source)) {}
+AttentionCutter::AttentionCutter(LayerPart& part) : part_(part), has_latents_(has_latents(part.source)) {}
 
 void AttentionCutter::attend(Operation op) {
   const auto rotate = part_.plan.context_parallel.rotate;
@@ -95,8 +94,7 @@ void AttentionCutter::attend_to_all(Operation op) {
     spec.name += " of all ranks";
     const Index all = part_.add_tensor(std::move(spec), part_.places[at(own)]);
     Operation& gather = part_.move(own, all, op.part);
-    gather.collective = {
-        .kind = CollectiveKind::kAllGather, .dim = MeshDim::kCp, .reorders = true, .waits = true};
+    gather.collective = {.kind = CollectiveKind::kAllGather, .dim = MeshDim::kCp, .reorders = true, .waits = true};
     gather.collective_backward = {
         .kind = CollectiveKind::kReduceScatter, .dim = MeshDim::kCp, .packs = true, .waits = true};
     replace_read(op, own, all);
@@ -116,11 +114,8 @@ void AttentionCutter::attend_to_all(Operation op) {
 }
 
 void AttentionCutter::attend_with_heads(Operation op) {
-  const LayerCollective exchange{.kind = CollectiveKind::kAllToAll,
-                                 .dim = MeshDim::kCp,
-                                 .packs = true,
-                                 .reorders = true,
-                                 .waits = true};
+  const LayerCollective exchange{
+      .kind = CollectiveKind::kAllToAll, .dim = MeshDim::kCp, .packs = true, .reorders = true, .waits = true};
   const auto change = [&](Index from, const char* suffix) {
     TensorSpec spec = part_.layer.tensors[at(from)];
     spec.name += suffix;

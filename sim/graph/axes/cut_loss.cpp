@@ -45,8 +45,7 @@ class LossCutter : LayerWriter {
     const Index chosen_of_all = all_reduce(chosen, "predicted_logits of all", /*maximum=*/false);
     const Index total = all_reduce(sum, "sum_exp_logits of all", /*maximum=*/false);
     const Index loss = scalar("loss");
-    Operation& divide =
-        operation("divide", Function::kLogSoftmax, {wide, total, chosen_of_all}, {loss});
+    Operation& divide = operation("divide", Function::kLogSoftmax, {wide, total, chosen_of_all}, {loss});
     divide.gradient = GradientRule::kOwn;
     divide.in_place = true;
     divide.saved = {wide};
@@ -64,8 +63,7 @@ class LossCutter : LayerWriter {
     operation("exp", Function::kLogSoftmax, {wide, wide, maximum}, {softmax, sums});
     const Index sums_of_all = all_reduce(sums, "predicted and sum of all", /*maximum=*/false, 2);
     const Index loss = scalar("loss");
-    Operation& divide =
-        operation("divide", Function::kLogSoftmax, {0, softmax, sums_of_all}, {loss});
+    Operation& divide = operation("divide", Function::kLogSoftmax, {0, softmax, sums_of_all}, {loss});
     divide.gradient = GradientRule::kOwn;
     divide.saved = {softmax};
     divide.released = {wide, greatest, softmax, sums, 0};
@@ -95,8 +93,7 @@ class LossCutter : LayerWriter {
     const Index maximum = all_reduce(greatest, "greatest_of_all", /*maximum=*/true);
     const Index sum = fp32_of("sum_exp", {0, maximum}, "sum", 1);
     const Index total = all_reduce(sum, "sum_of_all", /*maximum=*/false);
-    const Index first =
-        fp32_of("log_softmax", {0, maximum, total}, "log_probabilities (to choose)", width_);
+    const Index first = fp32_of("log_softmax", {0, maximum, total}, "log_probabilities (to choose)", width_);
     const Index chosen = fp32_of("choose", {}, "chosen", 1, Function::kNegativeLogLikelihood);
     const Index chosen_of_all = all_reduce(chosen, "chosen_of_all", /*maximum=*/false);
     const Index probabilities = fp32_of("log_softmax", {first}, "log_probabilities", width_);
@@ -123,8 +120,7 @@ class LossCutter : LayerWriter {
     last().released = {sum};
 
     const Index probabilities = fp32("log_probabilities", width_);
-    Operation& softmax = operation("log_softmax", Function::kLogSoftmax, {wide, shifted, logarithm},
-                                   {probabilities});
+    Operation& softmax = operation("log_softmax", Function::kLogSoftmax, {wide, shifted, logarithm}, {probabilities});
     softmax.gradient = GradientRule::kAlias;
     softmax.saved = {probabilities};
     softmax.released = {shifted, maximum, total, logarithm};
@@ -133,16 +129,14 @@ class LossCutter : LayerWriter {
     const Index targets = activation("safe targets", 1, ElementType::kInt64);
     const Index own = activation("targets of the rank", 1, ElementType::kInt64);
     operation("targets", Function::kNegativeLogLikelihood, {}, {targets, own});
-    const Index chosen =
-        fp32_of("choose", {probabilities}, "chosen", 1, Function::kNegativeLogLikelihood);
+    const Index chosen = fp32_of("choose", {probabilities}, "chosen", 1, Function::kNegativeLogLikelihood);
     const Index chosen_of_all = all_reduce(chosen, "chosen_of_all", /*maximum=*/false);
     const Index loss = scalar("loss"), weight = scalar("total_weight");
-    Operation& nll = operation("nll_loss", Function::kNegativeLogLikelihood,
-                               {probabilities, chosen_of_all}, {loss, weight});
+    Operation& nll =
+        operation("nll_loss", Function::kNegativeLogLikelihood, {probabilities, chosen_of_all}, {loss, weight});
     nll.gradient = GradientRule::kOwn;
     nll.saved = {probabilities, weight};
-    nll.backward_temporaries = {fp32("choice (backward)", width_),
-                                fp32("exponentials (backward)", width_)};
+    nll.backward_temporaries = {fp32("choice (backward)", width_), fp32("exponentials (backward)", width_)};
     // Targets as they are, kept safe and shifted to the rank's part, their mask, the mask as
     // numbers, and weights.
     nll.backward_workspace = {activation("safe targets", 1, ElementType::kInt64),
@@ -156,16 +150,12 @@ class LossCutter : LayerWriter {
   }
 
  private:
-  Index fp32(std::string_view name, std::int64_t per_token) {
-    return activation(name, per_token, ElementType::kFp32);
-  }
-  Index scalar(std::string name) {
-    return tensor({.name = std::move(name), .fixed = 1, .type = ElementType::kFp32});
-  }
+  Index fp32(std::string_view name, std::int64_t per_token) { return activation(name, per_token, ElementType::kFp32); }
+  Index scalar(std::string name) { return tensor({.name = std::move(name), .fixed = 1, .type = ElementType::kFp32}); }
   // Nothing to differentiate unless the caller says so.
   Operation& operation(std::string name, Function function, Indices inputs, Indices outputs) {
-    Operation& op = LayerWriter::operation(std::move(name), OperationKind::kSoftmaxLoss, function,
-                                           std::move(inputs), std::move(outputs));
+    Operation& op = LayerWriter::operation(std::move(name), OperationKind::kSoftmaxLoss, function, std::move(inputs),
+                                           std::move(outputs));
     op.gradient = GradientRule::kNone;
     return op;
   }
@@ -206,13 +196,12 @@ LayerSpec cut_native_loss(const LayerSpec& whole, const Plan& plan) {
     return out.activation(name, kSliceStatistics * count, ElementType::kFp32);
   };
   const Index own = statistics("slice_statistics", slices);
-  out.constant("slice_statistics", Function::kLogSoftmax, {0}, {own}).kind =
-      OperationKind::kSoftmaxLoss;
+  out.constant("slice_statistics", Function::kLogSoftmax, {0}, {own}).kind = OperationKind::kSoftmaxLoss;
   Index all = own;
   if (plan.mesh.tp > 1) {
     all = statistics("statistics_of_all_slices", slices * plan.mesh.tp);
-    out.constant("all_gather", Function::kCopy, {own}, {all}).collective = {
-        .kind = CollectiveKind::kAllGather, .waits = true};
+    out.constant("all_gather", Function::kCopy, {own}, {all}).collective = {.kind = CollectiveKind::kAllGather,
+                                                                            .waits = true};
   }
   entropy.inputs.push_back(all);
   layer.operations.push_back(std::move(entropy));

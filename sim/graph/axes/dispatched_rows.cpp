@@ -45,8 +45,7 @@ constexpr Launches kRouter{22, 11}, kDispatcher{10, 0};
 
 bool sends_tokens(const Plan& plan) {
   const bool is_cut = plan.mesh.tp > 1 && plan.runtime.kind != RuntimeKind::kMegatron;
-  return plan.mesh.ep > 1 && !is_cut &&
-         plan.expert_parallel.dispatcher == ExpertParallel::Dispatcher::kDeepEp;
+  return plan.mesh.ep > 1 && !is_cut && plan.expert_parallel.dispatcher == ExpertParallel::Dispatcher::kDeepEp;
 }
 
 LayerSpec weigh_in_activation(LayerSpec layer, bool adds_bias) {
@@ -94,9 +93,8 @@ LayerSpec weigh_in_activation(LayerSpec layer, bool adds_bias) {
       op.region = -1;
     }
   }
-  std::erase_if(layer.operations, [&](const Operation& op) {
-    return makes(wide)(op) || makes(weighed)(op) || makes(narrow)(op);
-  });
+  std::erase_if(layer.operations,
+                [&](const Operation& op) { return makes(wide)(op) || makes(weighed)(op) || makes(narrow)(op); });
   if (bias.empty()) {
     for (const Index gone : {wide, weighed}) forget(layer, gone);
     for (Operation& op : layer.operations) {
@@ -108,8 +106,7 @@ LayerSpec weigh_in_activation(LayerSpec layer, bool adds_bias) {
     const auto behind = find_op(layer, makes(made)) + 1;
     layer.operations.insert(behind, bias.begin(), bias.end());
   }
-  Operation cast = {
-      .name = kScoresCast, .function = Function::kCast, .inputs = {scores}, .outputs = {factors}};
+  Operation cast = {.name = kScoresCast, .function = Function::kCast, .inputs = {scores}, .outputs = {factors}};
   layer.operations.insert(find_op(layer, makes(scores)) + 1, std::move(cast));
   return layer;
 }
@@ -117,8 +114,7 @@ LayerSpec weigh_in_activation(LayerSpec layer, bool adds_bias) {
 LayerSpec send_tokens(LayerSpec layer) {
   const auto end = layer.operations.end();
   const auto first = find_op(layer, [](const Operation& op) { return op.groups > 1; });
-  const auto sums =
-      find_op(layer, [](const Operation& op) { return op.function == Function::kScatterAdd; });
+  const auto sums = find_op(layer, [](const Operation& op) { return op.function == Function::kScatterAdd; });
   if (first == end || sums == end) return layer;
   const auto copies = find_op(layer, makes(first->inputs.front()));
   if (copies == end || copies->function != Function::kGather) return layer;
@@ -147,16 +143,13 @@ LayerSpec send_tokens(LayerSpec layer) {
 // Small kernels, one behind the other in a buffer of one number per token.
 LayerSpec route_by_maps(LayerSpec layer, const Plan& plan) {
   if (plan.megatron.cuda_graphs == MegatronOptions::CudaGraphs::kRouters) return layer;
-  const auto is = [](Function function) {
-    return [function](const Operation& op) { return op.function == function; };
-  };
+  const auto is = [](Function function) { return [function](const Operation& op) { return op.function == function; }; };
   const auto top = find_op(layer, is(Function::kTopK));
   if (top == layer.operations.end()) return layer;
   const Index scores = top->inputs.front();
-  const auto router = std::find_if(
-      std::make_reverse_iterator(top), layer.operations.rend(), [](const Operation& op) {
-        return op.function == Function::kSoftmax || op.function == Function::kSigmoid;
-      });
+  const auto router = std::find_if(std::make_reverse_iterator(top), layer.operations.rend(), [](const Operation& op) {
+    return op.function == Function::kSoftmax || op.function == Function::kSigmoid;
+  });
   const bool sends = sends_tokens(plan);
   const std::size_t forward = kRouter.forward + (sends ? 0 : kDispatcher.forward);
   const std::size_t backward = kRouter.backward + (sends ? 0 : kDispatcher.backward);
@@ -184,17 +177,15 @@ LayerSpec route_by_maps(LayerSpec layer, const Plan& plan) {
   if (mesh.tp > 1 || mesh.cp > 1) {
     const std::int64_t experts = layer.tensors[at(scores)].per_token;
     const auto counts = [&] {
-      layer.tensors.push_back(
-          {.name = "tokens of experts", .fixed = experts, .type = ElementType::kInt64});
+      layer.tensors.push_back({.name = "tokens of experts", .fixed = experts, .type = ElementType::kInt64});
       return static_cast<Index>(layer.tensors.size() - 1);
     };
     Operation sum = maps.back();
     sum.in_place = maps.back().in_place = false;
     sum.inputs = maps.back().outputs = {counts()};
     sum.outputs = {counts()};
-    sum.collective = {.kind = CollectiveKind::kAllReduce,
-                      .dim = mesh.tp > 1 ? MeshDim::kTp : MeshDim::kCp,
-                      .waits = true};
+    sum.collective = {
+        .kind = CollectiveKind::kAllReduce, .dim = mesh.tp > 1 ? MeshDim::kTp : MeshDim::kCp, .waits = true};
     sum.released = {maps.back().inputs.front(), sum.inputs.front(), sum.outputs.front()};
     maps.push_back(std::move(sum));
   } else {
@@ -215,8 +206,8 @@ std::int64_t received_rows(const ExpertParallel& how, ExpertGroup group, std::in
   std::vector<double> shares(at(group.ranks), 0);
   for (std::int64_t e = 0; e < group.experts; ++e) {
     const std::int64_t rank = counted ? e * group.ranks / group.experts : e % group.ranks;
-    shares[at(rank)] += counted ? static_cast<double>(how.counts[at(e)])
-                                : std::pow(static_cast<double>(e + 1), -how.zipf);
+    shares[at(rank)] +=
+        counted ? static_cast<double>(how.counts[at(e)]) : std::pow(static_cast<double>(e + 1), -how.zipf);
   }
   const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
   if (sum <= 0) return sent;

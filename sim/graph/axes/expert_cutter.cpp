@@ -18,13 +18,12 @@ constexpr const char* kOffsets = "offsets";
 
 ExpertCutter::ExpertCutter(LayerPart& part)
     : part_(part),
-      counts_rows_(std::ranges::any_of(
-          part.source.tensors, [](const TensorSpec& each) { return each.name == kCounts; })) {}
+      counts_rows_(
+          std::ranges::any_of(part.source.tensors, [](const TensorSpec& each) { return each.name == kCounts; })) {}
 
 bool ExpertCutter::cut(Operation& op) {
   if (routes()) {
-    std::erase_if(op.released,
-                  [&](Index t) { return part_.layer.tensors[at(t)].name == kOffsets; });
+    std::erase_if(op.released, [&](Index t) { return part_.layer.tensors[at(t)].name == kOffsets; });
     if (counts_rows_ && op.name == "cumsum") return true;  // behind the rows' padding, then
   }
   const bool routed = routes() && op.part > 0 && part_.source.role == LayerRole::kBlock;
@@ -123,8 +122,7 @@ void ExpertCutter::mark_rows(const Operation& op) {
   // Rows are taken out of all tokens, and so their gradient is put into zeros of all.
   static const Indices kWholeZeros;
   const bool takes_rows = op.function == Function::kGather && op.inputs.front() == mixture_.whole;
-  for (const Indices* list :
-       {&op.outputs, &op.saved, takes_rows ? &kWholeZeros : &op.backward_temporaries}) {
+  for (const Indices* list : {&op.outputs, &op.saved, takes_rows ? &kWholeZeros : &op.backward_temporaries}) {
     for (Index t : *list) {
       if (part_.known[at(t)]) continue;
       part_.known[at(t)] = true;
@@ -161,14 +159,11 @@ bool ExpertCutter::cut_stack(Operation& op) {
 }
 
 bool ExpertCutter::routes() const {
-  const bool is_titans =
-      part_.plan.step_frame != StepFrame::kPlain && part_.plan.experts == ExpertKernels::kGrouped;
+  const bool is_titans = part_.plan.step_frame != StepFrame::kPlain && part_.plan.experts == ExpertKernels::kGrouped;
   return rows_travel() || (is_titans && counts_rows_);
 }
 
-std::int64_t ExpertCutter::parts_of_expert() const {
-  return exchanges() ? part_.plan.mesh.etp : part_.tp;
-}
+std::int64_t ExpertCutter::parts_of_expert() const { return exchanges() ? part_.plan.mesh.etp : part_.tp; }
 
 bool ExpertCutter::exchanges() const { return part_.plan.mesh.ep > 1; }
 
@@ -176,14 +171,11 @@ bool ExpertCutter::has_own_rows() const {
   return part_.tp > 1 && (part_.megatron || (exchanges() && part_.plan.mesh.etp == 1));
 }
 
-std::int64_t ExpertCutter::parts_gathered() const {
-  return part_.megatron ? part_.plan.mesh.etp : 1;
-}
+std::int64_t ExpertCutter::parts_gathered() const { return part_.megatron ? part_.plan.mesh.etp : 1; }
 
 bool ExpertCutter::rows_travel() const { return exchanges() || parts_gathered() > 1; }
 
-void ExpertCutter::share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward,
-                              MeshDim dim) {
+void ExpertCutter::share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward, MeshDim dim) {
   Operation& op = part_.move(from, to, routing_.part);
   op.collective = {.kind = kind, .dim = dim, .waits = true};
   op.collective_backward = {.kind = backward, .dim = dim, .waits = true};
@@ -203,8 +195,7 @@ Index ExpertCutter::find_scores() const {
 }
 
 Index ExpertCutter::fixed(std::string name, std::int64_t elements, ElementType type) {
-  return part_.add_tensor({.name = std::move(name), .fixed = elements, .type = type},
-                          Placement::kWhole);
+  return part_.add_tensor({.name = std::move(name), .fixed = elements, .type = type}, Placement::kWhole);
 }
 
 Operation& ExpertCutter::route(Index from, Index to, bool waits) {
@@ -223,8 +214,8 @@ void ExpertCutter::dispatch(const Operation& first) {
   // Megatron-Core's rows are padded for fp8 alone (moe_router_padding_for_fp8).
   const std::int64_t alignment = part_.megatron && part_.plan.float8 == Float8::kNone ? 0 : 8;
   // `first` may be a cast of the rows, in front of what the experts multiply.
-  const Operation& product = *std::ranges::find_if(
-      part_.source.operations, [](const Operation& op) { return op.groups > 1; });
+  const Operation& product =
+      *std::ranges::find_if(part_.source.operations, [](const Operation& op) { return op.groups > 1; });
   routing_ = {};
   routing_.open = true;
   routing_.part = first.part;
@@ -232,12 +223,10 @@ void ExpertCutter::dispatch(const Operation& first) {
   routing_.per_token = product.rows;
   routing_.width = part_.layer.tensors[at(routing_.rows)].per_token / product.rows;
   routing_.experts = product.groups / part_.plan.mesh.ep;
-  const std::int64_t tokens =
-      part_.plan.batch.micro_batch * part_.plan.batch.sequence / part_.plan.mesh.cp;
+  const std::int64_t tokens = part_.plan.batch.micro_batch * part_.plan.batch.sequence / part_.plan.mesh.cp;
   const std::int64_t parts = has_own_rows() ? part_.tp : 1;
   routing_.received =
-      received_rows(part_.plan.expert_parallel, {part_.plan.mesh.ep, product.groups},
-                    tokens * product.rows / parts) *
+      received_rows(part_.plan.expert_parallel, {part_.plan.mesh.ep, product.groups}, tokens * product.rows / parts) *
       parts_gathered();
   const std::int64_t padded = routing_.received + alignment * routing_.experts;
   routing_.padded = alignment > 0 ? (padded + alignment - 1) / alignment * alignment : padded;
@@ -309,8 +298,7 @@ Index ExpertCutter::receive(Index rows, Index counts, std::int64_t groups, Indic
     rows = shared;
     if (routing_.scores != kNone) {
       const Index scores = fixed("scores of the ranks of etp", routing_.received);
-      share_rows(routing_.scores, scores, CollectiveKind::kAllGather,
-                 CollectiveKind::kReduceScatter);
+      share_rows(routing_.scores, scores, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
       if (exchanges()) ended.push_back(routing_.scores);
       routing_.scores = scores;
     }
@@ -323,8 +311,7 @@ void ExpertCutter::permute(Index rows, Index counts, Indices ended) {
   const std::int64_t local = 4 * routing_.experts;
   routing_.sizes = fixed("rows of experts, padded", local, ElementType::kByte);
   const Index places = fixed("offsets while permuting", local, ElementType::kByte);
-  const Index order = fixed(exchanges() ? kRowOrder : "order of padded rows", 4 * routing_.padded,
-                            ElementType::kByte);
+  const Index order = fixed(exchanges() ? kRowOrder : "order of padded rows", 4 * routing_.padded, ElementType::kByte);
   Operation& make = part_.move(counts, order, routing_.part);
   make.gradient = GradientRule::kNone;
   make.outputs = {order, routing_.sizes, places};
@@ -366,8 +353,7 @@ void ExpertCutter::widen(const Indices& tensors, Placement placement) {
 
 Placement ExpertCutter::expert_placement(Operation& op) {
   const std::int64_t parts = parts_of_expert();
-  const bool reads_features =
-      part_.places[at(op.inputs.front())] == Placement::kFeature && parts > 1;
+  const bool reads_features = part_.places[at(op.inputs.front())] == Placement::kFeature && parts > 1;
   if (parts == 1 || op.groups == 1) {
     return reads_features ? Placement::kFeature : Placement::kWhole;
   }
@@ -381,12 +367,11 @@ void ExpertCutter::cut_expert(Operation op) {
   if (!routing_.open) dispatch(op);
   for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
     std::replace(list->begin(), list->end(), routing_.rows, routing_.permuted);
-    if (routing_.own_scores != kNone)
-      std::replace(list->begin(), list->end(), routing_.own_scores, routing_.scores);
+    if (routing_.own_scores != kNone) std::replace(list->begin(), list->end(), routing_.own_scores, routing_.scores);
   }
   const Placement placement = expert_placement(op);
-  for (Indices* list : {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace,
-                        &op.backward_workspace}) {
+  for (Indices* list :
+       {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace, &op.backward_workspace}) {
     widen(*list, placement);
   }
   for (Index p : op.parameters) {
@@ -415,8 +400,7 @@ void ExpertCutter::combine() {
   part_.layer.tensors[at(result)] = part_.source.tensors[at(result)];
   if (sends_tokens(part_.plan)) part_.layer.tensors[at(result)].per_token = routing_.width;
   if (has_own_rows()) part_.layer.tensors[at(result)].split *= part_.tp;
-  part_.places[at(result)] =
-      part_.megatron && part_.tp > 1 ? Placement::kSequence : Placement::kWhole;
+  part_.places[at(result)] = part_.megatron && part_.tp > 1 ? Placement::kSequence : Placement::kWhole;
   if (exchanges()) mixture_.returned.push_back(result);
   const Index unpermuted = fixed("rows unpermuted", (routing_.received + 1) * routing_.width);
   Operation& back = part_.move(own, unpermuted, routing_.part);

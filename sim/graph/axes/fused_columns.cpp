@@ -15,11 +15,9 @@ namespace {
 
 // Of one weight, or of as many as there are experts.
 bool is_plain_product(const LayerSpec& layer, const Operation& op) {
-  return op.kind == OperationKind::kGemm && !op.packed && op.inputs.size() == 1 &&
-         op.outputs.size() == 1 &&
+  return op.kind == OperationKind::kGemm && !op.packed && op.inputs.size() == 1 && op.outputs.size() == 1 &&
          layer.parameters[at(op.parameters.front())].shape.size() == (op.groups > 1 ? 3 : 2) &&
-         std::ranges::none_of(op.parameters,
-                              [&](Index p) { return layer.parameters[at(p)].tied; }) &&
+         std::ranges::none_of(op.parameters, [&](Index p) { return layer.parameters[at(p)].tied; }) &&
          // (What experts read is a module of its own.)
          std::ranges::none_of(layer.operations, [&](const Operation& rows) {
            return rows.name == "gather_rows" && rows.inputs.front() == op.outputs.front();
@@ -27,9 +25,8 @@ bool is_plain_product(const LayerSpec& layer, const Operation& op) {
 }
 
 bool go_together(const Operation& a, const Operation& b) {
-  return a.inputs == b.inputs && a.k == b.k && a.part == b.part && a.fp8 == b.fp8 &&
-         a.groups == b.groups && a.rows == b.rows && a.transposed_weight == b.transposed_weight &&
-         a.parameters.size() == b.parameters.size();
+  return a.inputs == b.inputs && a.k == b.k && a.part == b.part && a.fp8 == b.fp8 && a.groups == b.groups &&
+         a.rows == b.rows && a.transposed_weight == b.transposed_weight && a.parameters.size() == b.parameters.size();
 }
 
 // Weights and biases of `from` become the last rows of those of `into`.
@@ -58,8 +55,7 @@ void erase_parameters(LayerSpec& layer, Indices gone) {
 // Each product to latents is a module (core/transformer/multi_latent_attention.py).
 Indices read_by_latents(const LayerSpec& layer) {
   for (const Operation& op : layer.operations) {
-    if (op.kind == OperationKind::kGemm && is_latent(layer.parameters[at(op.parameters.front())]))
-      return op.inputs;
+    if (op.kind == OperationKind::kGemm && is_latent(layer.parameters[at(op.parameters.front())])) return op.inputs;
   }
   return {};
 }
@@ -117,6 +113,33 @@ LayerSpec fuse_columns(LayerSpec layer) {
     layer.operations.insert(layer.operations.begin() + o + 1, std::move(split));
   }
   erase_parameters(layer, std::move(gone));
+  return layer;
+}
+
+LayerSpec keep_narrow_inputs(LayerSpec layer) {
+  for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+    Operation& op = layer.operations[o];
+    if (op.kind != OperationKind::kGemm || op.fp8 == Float8::kNone) continue;
+    const Index input = op.inputs.front();
+    std::erase(op.saved, input);
+    const bool stays = op.fp8 != Float8::kDelayed && std::ranges::any_of(layer.operations, [&](const Operation& other) {
+                         const bool reads =
+                             &other != &op && other.kind == OperationKind::kGemm && other.inputs.front() == input;
+                         return reads || (other.kind == OperationKind::kAttention && contains(other.saved, input));
+                       });
+    if (stays) {
+      op.saved.push_back(input);
+      continue;
+    }
+    TensorSpec narrow = layer.tensors[at(input)];
+    narrow.name += " in fp8";
+    narrow.type = ElementType::kByte;
+    narrow.per_token = narrow_bytes(op.fp8, narrow.per_token);
+    narrow.fixed = narrow_bytes(op.fp8, narrow.fixed);
+    layer.tensors.push_back(std::move(narrow));
+    op.outputs.push_back(static_cast<Index>(layer.tensors.size() - 1));
+    op.saved.push_back(op.outputs.back());
+  }
   return layer;
 }
 
@@ -201,8 +224,8 @@ LayerSpec copy_keys(LayerSpec layer, std::int64_t ranks) {
     for (std::size_t o = a; o-- > 0;) {
       const Operation& op = layer.operations[o];
       if (!is_copied[at(op.outputs.front())]) continue;
-      for (const Indices* list : {&op.inputs, &op.outputs, &op.saved, &op.backward_temporaries,
-                                  &op.forward_workspace, &op.backward_workspace}) {
+      for (const Indices* list : {&op.inputs, &op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace,
+                                  &op.backward_workspace}) {
         copy(*list);
       }
     }

@@ -22,15 +22,13 @@ class Cutter {
   }
 
   CutLayer run() {
-    if (part_.source.role == LayerRole::kLoss &&
-        padded_vocabulary() > part_.layer.tensors[0].per_token) {
+    if (part_.source.role == LayerRole::kLoss && padded_vocabulary() > part_.layer.tensors[0].per_token) {
       narrow_logits();
     }
     for (const Operation& op : part_.source.operations) cut_in_turn(op);
     mark_replicated();
     Placement output = part_.places[at(part_.layer.output)];
-    if (part_.source.role == LayerRole::kHead && output == Placement::kFeature &&
-        !part_.plan.tensor_parallel.loss) {
+    if (part_.source.role == LayerRole::kHead && output == Placement::kFeature && !part_.plan.tensor_parallel.loss) {
       gather_logits();
       output = Placement::kWhole;
     }
@@ -50,8 +48,7 @@ class Cutter {
   void mark_replicated() {
     for (std::size_t p = 0; part_.tp > 1 && p < part_.source.parameters.size(); ++p) {
       ParameterSpec& parameter = part_.layer.parameters[p];
-      parameter.replicated =
-          !parameter.is_expert && parameter.shape == part_.source.parameters[p].shape;
+      parameter.replicated = !parameter.is_expert && parameter.shape == part_.source.parameters[p].shape;
     }
   }
 
@@ -182,8 +179,7 @@ class Cutter {
     }
     // Megatron-Core's router, projections around experts and down projections to latents run on the
     // rank's own positions (core/transformer/moe/router.py, multi_latent_attention.py).
-    const bool is_router =
-        op.n == part_.experts && part_.experts > 1 && part_.source.role == LayerRole::kBlock;
+    const bool is_router = op.n == part_.experts && part_.experts > 1 && part_.source.role == LayerRole::kBlock;
     if (part_.megatron && part_.places[at(read)] == Placement::kSequence &&
         (is_router || latent_of(result).is_normed || is_beside_rows(op))) {
       op.split = part_.tp;
@@ -198,20 +194,20 @@ class Cutter {
     if (in_fp8) op.fp8_inputs = part_.tp;
     if (part_.megatron) {
       if (part_.sequence) {
-        op.gathers = {.kind = CollectiveKind::kAllGather, .beside = true, .in_fp8 = in_fp8};
+        op.gathers = {.kind = CollectiveKind::kAllGather,
+                      .beside = true,
+                      .in_fp8 = in_fp8,
+                      .finds_amax = in_fp8 && op.fp8 == Float8::kCurrent};
       }
-      op.reduces = {
-          .kind = part_.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce,
-          .beside = true};
+      op.reduces = {.kind = part_.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce,
+                    .beside = true};
     } else if (part_.places[at(read)] == Placement::kSequence) {
       input = part_.gather(read, op.part, in_fp8);
-    } else if (!part_.sequence ||
-               (part_.source.role == LayerRole::kBlock && !part_.is_gathered(read))) {
+    } else if (!part_.sequence || (part_.source.role == LayerRole::kBlock && !part_.is_gathered(read))) {
       // Of a latent every rank has all.
       input = part_.own_input(read, op.part);
     }
-    for (Indices* list : {&op.inputs, &op.saved})
-      std::replace(list->begin(), list->end(), read, input);
+    for (Indices* list : {&op.inputs, &op.saved}) std::replace(list->begin(), list->end(), read, input);
     if (const Latent latent = latent_of(result); latent.is_normed) {
       weight.partial = latent.is_split;
       part_.place(result, Placement::kWhole);
@@ -219,8 +215,7 @@ class Cutter {
       return;
     }
     const std::size_t rows = op.transposed_weight ? 1 : 0;
-    const std::int64_t columns =
-        chunk_of(op.n, part_.tp, part_.plan.mesh.tp_index(part_.plan.rank));
+    const std::int64_t columns = chunk_of(op.n, part_.tp, part_.plan.mesh.tp_index(part_.plan.rank));
     op.n = columns;
     weight.shape[rows] = columns;
     for (std::size_t i = 1; i < op.parameters.size(); ++i) {
@@ -335,8 +330,7 @@ class Cutter {
     Index last = kNone;
     if (!part_.megatron || !part_.sequence || part_.tp == 1) return last;
     if (part_.source.role != LayerRole::kEmbedding) return last;
-    const bool adds = std::ranges::count(part_.source.operations, OperationKind::kEmbedding,
-                                         &Operation::kind) > 1;
+    const bool adds = std::ranges::count(part_.source.operations, OperationKind::kEmbedding, &Operation::kind) > 1;
     for (const Operation& op : part_.source.operations) {
       if (adds && op.function == Function::kAdd) last = op.outputs.front();
     }
@@ -373,9 +367,9 @@ class Cutter {
       if (part_.places[at(t)] != Placement::kWhole) placement = part_.places[at(t)];
     }
     // What all heads share is repeated for the rank's own; rows of experts are the tokens'.
-    const bool expands = op.view && op.function != Function::kGather &&
-                         part_.source.tensors[at(op.outputs.front())].per_token >
-                             part_.source.tensors[at(op.inputs.front())].per_token;
+    const bool expands =
+        op.view && op.function != Function::kGather &&
+        part_.source.tensors[at(op.outputs.front())].per_token > part_.source.tensors[at(op.inputs.front())].per_token;
     if (expands && part_.tp > 1) {
       if (placement == Placement::kSequence) {
         const Index own = op.inputs.front();
@@ -384,8 +378,8 @@ class Cutter {
       placement = Placement::kFeature;
     }
     if (op.view && op.inputs.front() == heads_) placement = Placement::kFeature;
-    for (Indices* list : {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace,
-                          &op.backward_workspace}) {
+    for (Indices* list :
+         {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace, &op.backward_workspace}) {
       part_.place(*list, placement);
     }
     if (placement == Placement::kFeature) {
@@ -396,8 +390,7 @@ class Cutter {
     // Of one kernel or, in eager mode, of several, the last of which multiplies by the weight.
     const bool scans = op.scan.heads > 0 && placement == Placement::kFeature;
     if (scans) cut_scan(op);
-    for (std::size_t p = 0; placement != Placement::kWhole && !scans && p < op.parameters.size();
-         ++p) {
+    for (std::size_t p = 0; placement != Placement::kWhole && !scans && p < op.parameters.size(); ++p) {
       ParameterSpec& parameter = part_.layer.parameters[at(op.parameters[p])];
       if (is_norm || parameter.is_norm) parameter.partial = part_.tp > 1;
     }
@@ -422,8 +415,7 @@ bool is_megatrons(const LayerSpec& loss, const Plan& plan) {
   return plan.runtime.kind == RuntimeKind::kMegatron &&
          (kind == kEager || kind == kEagerCompute || kind == kCompiled || kind == kFused) &&
          std::ranges::count_if(loss.operations, [](const Operation& op) {
-           return op.function == Function::kNegativeLogLikelihood ||
-                  op.function == Function::kCrossEntropy;
+           return op.function == Function::kNegativeLogLikelihood || op.function == Function::kCrossEntropy;
          }) == 1;
 }
 
@@ -435,14 +427,12 @@ std::int64_t chunk_of(std::int64_t all, std::int64_t parts, std::int64_t index) 
 }
 
 CutLayer cut_layer(const LayerSpec& layer, const Plan& plan, Placement input, Placement joined) {
-  if (layer.role == LayerRole::kLoss &&
-      (input == Placement::kFeature || is_megatrons(layer, plan))) {
+  if (layer.role == LayerRole::kLoss && (input == Placement::kFeature || is_megatrons(layer, plan))) {
     if (plan.runtime.kind != RuntimeKind::kNative) {
       return {cut_loss(layer, plan), {}, Placement::kWhole};
     }
     CutLayer loss{cut_native_loss(layer, plan), {}, Placement::kWhole};
-    loss.slices.assign(loss.layer.operations.size(),
-                       {.columns = static_cast<std::int16_t>(slices_of_rank(plan))});
+    loss.slices.assign(loss.layer.operations.size(), {.columns = static_cast<std::int16_t>(slices_of_rank(plan))});
     return loss;
   }
   return Cutter(layer, plan, input, joined).run();

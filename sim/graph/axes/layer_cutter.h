@@ -51,6 +51,11 @@ LayerSpec copy_values(LayerSpec layer);
 // others project and pick theirs (core/transformer/attention.py, get_query_key_value_tensors).
 LayerSpec copy_keys(LayerSpec layer, std::int64_t ranks);
 
+// Of a layer as a rank executes it: products keep their inputs in fp8, of one layout
+// (TransformerEngine). But for delayed scaling what attention keeps, or two products of latents
+// read, is kept as it is (set_save_original_input).
+LayerSpec keep_narrow_inputs(LayerSpec layer);
+
 // Selective recompute as Megatron-Core has it: of named modules.
 
 // Of a block as a rank executes it: Operation::kept_by_selective of all that no module of the list

@@ -66,8 +66,7 @@ Operation& LayerPart::move(Index from, Index to, std::int8_t part) {
 }
 
 bool LayerPart::gathers_in_fp8(const Operation& op) const {
-  return tp > 1 && sequence && op.fp8 != Float8::kNone && op.fp8 != Float8::kRowwise &&
-         op.fp8 != Float8::kRowwiseGwHp;
+  return tp > 1 && sequence && op.fp8 != Float8::kNone && op.fp8 != Float8::kRowwise && op.fp8 != Float8::kRowwiseGwHp;
 }
 
 Index LayerPart::gather(Index t, std::int8_t part, bool in_fp8) {
@@ -76,12 +75,10 @@ Index LayerPart::gather(Index t, std::int8_t part, bool in_fp8) {
   if (tp > 1) {
     all = add_tensor(whole(t, " gathered"), Placement::kWhole);
     Operation& op = move(t, all, part);
-    op.collective = {
-        .kind = CollectiveKind::kAllGather, .unpacks = !native, .waits = true, .in_fp8 = in_fp8};
+    op.collective = {.kind = CollectiveKind::kAllGather, .unpacks = !native, .waits = true, .in_fp8 = in_fp8};
     // A block's modules take their inputs apart themselves (PrepareModuleInput), and wait there.
     const bool waits = native || source.role == LayerRole::kBlock;
-    op.collective_backward = {
-        .kind = CollectiveKind::kReduceScatter, .packs = !native, .waits = waits};
+    op.collective_backward = {.kind = CollectiveKind::kReduceScatter, .packs = !native, .waits = waits};
   }
   if (slices > 1) all = view_of_slices(all, part);
   gathered[at(t)] = all;
@@ -133,8 +130,11 @@ void LayerPart::reduce(Index result, std::int8_t part, bool has_returned, bool w
     // neither needs copies.
     const bool by_rows = native || megatron;
     op.collective = {.kind = CollectiveKind::kReduceScatter, .packs = !by_rows, .waits = by_rows};
-    op.collective_backward = {
-        .kind = CollectiveKind::kAllGather, .unpacks = !by_rows, .waits = true, .in_fp8 = in_fp8};
+    op.collective_backward = {.kind = CollectiveKind::kAllGather,
+                              .unpacks = !by_rows,
+                              .waits = true,
+                              .in_fp8 = in_fp8,
+                              .finds_amax = in_fp8 && product.fp8 == Float8::kCurrent};
     op.kept_by_selective = true;
   } else {
     op.collective = {.kind = CollectiveKind::kAllReduce, .waits = megatron};

@@ -48,7 +48,7 @@ struct LayerPart {
   const std::int64_t tp;
   const bool sequence;
   const bool native;
-  const bool megatron;  // Megatron-Core's linear layers, with positions as the first dimension
+  const bool megatron;        // Megatron-Core's linear layers, with positions as the first dimension
   const std::int16_t slices;  // of the rank
   LayerSpec layer;
   std::vector<Slices> sliced;     // of the operations
@@ -137,8 +137,7 @@ class ExpertCutter {
   // What the experts read, by products or casts.
   void enter_experts(Operation& op);
   bool cut_stack(Operation& op);
-  void share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward,
-                  MeshDim dim = MeshDim::kEtp);
+  void share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward, MeshDim dim = MeshDim::kEtp);
   Index find(std::string_view name) const;
   Index find_scores() const;  // kNone: rows are not weighed in the activation
   Index fixed(std::string name, std::int64_t elements, ElementType type = ElementType::kCompute);
@@ -166,7 +165,7 @@ class ExpertCutter {
     std::int8_t part = 0;
     Index rows = kNone, permuted = kNone, made = kNone, sizes = kNone, order = kNone;
     Index own_scores = kNone, scores = kNone;  // of rows: of the rank's tokens, where they arrived
-    std::int64_t per_token = 1;  // rows of a token
+    std::int64_t per_token = 1;                // rows of a token
     std::int64_t width = 0, experts = 0, received = 0, padded = 0;
   } routing_;
 };

@@ -32,9 +32,7 @@ void sort_parameters(LayerSpec& layer, const Indices& order) {
 // up. A rank's shards are packed and freed in that order.
 void order_as_registered(LayerSpec& layer) {
   if (layer.role != LayerRole::kBlock) return;
-  const auto is_direct = [](const ParameterSpec& p) {
-    return std::ranges::count(p.name, '.') == 1;
-  };
+  const auto is_direct = [](const ParameterSpec& p) { return std::ranges::count(p.name, '.') == 1; };
   // Norms of heads come first in their module (models/qwen3/model/model.py).
   const auto is_of_heads = [](const ParameterSpec& p) {
     return p.is_norm && (contains(p.name, "q_norm") || contains(p.name, "k_norm"));

@@ -47,14 +47,12 @@ void pad_vocabulary(ModelSpec& model, std::int64_t ranks) {
   for (LayerSpec& layer : model.kinds) {
     if (layer.tower || layer.tensors.empty()) continue;
     std::vector<bool> has_logits(layer.tensors.size(), layer.role == LayerRole::kLoss);
-    const std::int64_t width = layer.role == LayerRole::kHead
-                                   ? layer.tensors[at(layer.output)].per_token
-                                   : layer.tensors.front().per_token;
+    const std::int64_t width =
+        layer.role == LayerRole::kHead ? layer.tensors[at(layer.output)].per_token : layer.tensors.front().per_token;
     for (Operation& op : layer.operations) {
-      const bool looks_up = layer.role == LayerRole::kEmbedding &&
-                            op.kind == OperationKind::kEmbedding && op.inputs.front() == 0;
-      const bool projects =
-          layer.role == LayerRole::kHead && op.kind == OperationKind::kGemm && op.n == own;
+      const bool looks_up =
+          layer.role == LayerRole::kEmbedding && op.kind == OperationKind::kEmbedding && op.inputs.front() == 0;
+      const bool projects = layer.role == LayerRole::kHead && op.kind == OperationKind::kGemm && op.n == own;
       if (projects) op.n = all;
       for (const Index p : op.parameters) {
         std::vector<std::int64_t>& shape = layer.parameters[at(p)].shape;
@@ -109,17 +107,17 @@ void cut_kinds(const ModelSpec& model, const Plan& plan, const Visit& visit) {
     // Stages hand on what blocks do.
     const bool in_parts = plan.mesh.tp > 1 && plan.tensor_parallel.sequence;
     const Placement received = in_parts ? Placement::kSequence : Placement::kWhole;
-    const Placement arrives = instance.begins_stage ? received
-                              : place == 0          ? Placement::kWhole
-                                                    : handed_on.back();
-    const Placement joined =
-        layer.joins < 0 ? Placement::kWhole : handed_on[at(chain_joined_at(model, place)) - 1];
+    const Placement arrives = instance.begins_stage ? received : place == 0 ? Placement::kWhole : handed_on.back();
+    const Placement joined = layer.joins < 0 ? Placement::kWhole : handed_on[at(chain_joined_at(model, place)) - 1];
     const std::tuple key(kind, arrives, joined);
     if (const auto known = outputs.find(key); known != outputs.end()) {
       handed_on.push_back(known->second);
       continue;
     }
     CutLayer cut = cut_layer(as_executed(layer, plan), plan, arrives, joined);
+    if (plan.float8 != Float8::kNone && plan.runtime.kind == RuntimeKind::kMegatron) {
+      cut.layer = keep_narrow_inputs(std::move(cut.layer));
+    }
     if (plan.runtime.kind == RuntimeKind::kMegatron && layer.role == LayerRole::kBlock) {
       recompute_modules(cut.layer, plan.megatron.recompute_modules);
     }
@@ -136,14 +134,13 @@ std::int64_t slices_of_rank(const Plan& plan) {
 }
 
 bool cuts_layers(const Plan& plan) {
-  return !plan.mesh.is_plain() || slices_of_rank(plan) > 1 ||
-         plan.runtime.kind == RuntimeKind::kMegatron || plan.step_frame != StepFrame::kPlain;
+  return !plan.mesh.is_plain() || slices_of_rank(plan) > 1 || plan.runtime.kind == RuntimeKind::kMegatron ||
+         plan.step_frame != StepFrame::kPlain;
 }
 
 bool has_shared_table(const ModelSpec& part) {
   return part.tied_embeddings && std::ranges::any_of(part.kinds, [](const LayerSpec& layer) {
-           return std::ranges::any_of(layer.parameters,
-                                      [](const ParameterSpec& p) { return p.tied && p.trainable; });
+           return std::ranges::any_of(layer.parameters, [](const ParameterSpec& p) { return p.tied && p.trainable; });
          });
 }
 
@@ -186,8 +183,7 @@ ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {
 
 SlicesOfPart slices_of_part(const ModelSpec& model, const Plan& plan) {
   SlicesOfPart slices(model.kinds.size());
-  cut_kinds(model, plan,
-            [&](std::size_t kind, CutLayer cut) { slices[kind] = std::move(cut.slices); });
+  cut_kinds(model, plan, [&](std::size_t kind, CutLayer cut) { slices[kind] = std::move(cut.slices); });
   return slices;
 }
 
@@ -195,15 +191,13 @@ void divide_loss(ModelSpec& model) {
   for (LayerSpec& layer : model.kinds) {
     const bool has_gradient_already =
         std::ranges::any_of(layer.operations, [](const Operation& op) { return op.in_place; });
-    if (layer.role != LayerRole::kLoss || layer.operations.size() < 2 || has_gradient_already)
-      continue;
+    if (layer.role != LayerRole::kLoss || layer.operations.size() < 2 || has_gradient_already) continue;
     const Index sum = layer.output;
     TensorSpec divided = layer.tensors[at(sum)];
     layer.tensors[at(sum)].name = kUndividedLoss;
     layer.tensors.push_back(std::move(divided));
     layer.output = static_cast<Index>(layer.tensors.size() - 1);
-    Operation op = {
-        .name = "divide", .function = Function::kScale, .inputs = {sum}, .outputs = {layer.output}};
+    Operation op = {.name = "divide", .function = Function::kScale, .inputs = {sum}, .outputs = {layer.output}};
     // The trainer holds the sum: what is let go of before it is there is never let go of. The
     // logits go when the loss returns.
     layer.operations.front().released.push_back(sum);

@@ -16,16 +16,14 @@ using Marks = std::vector<bool>;  // of operations
 
 class Modules {
  public:
-  explicit Modules(const LayerSpec& block)
-      : ops_(block.operations), made_by_(block.tensors.size()) {
+  explicit Modules(const LayerSpec& block) : ops_(block.operations), made_by_(block.tensors.size()) {
     for (std::size_t o = 0; o < ops_.size(); ++o) {
       for (const std::int16_t t : ops_[o].outputs) made_by_[at(t)] = o + 1;
     }
     attention_ = all_that([](const Operation& op) { return op.kind == OperationKind::kAttention; });
     products_ = all_that([](const Operation& op) { return op.kind == OperationKind::kGemm; });
     experts_ = all_that([](const Operation& op) { return op.groups > 1; });
-    mixers_ = either(attention_,
-                     all_that([](const Operation& op) { return op.kind == OperationKind::kScan; }));
+    mixers_ = either(attention_, all_that([](const Operation& op) { return op.kind == OperationKind::kScan; }));
     norms_ = all_that([](const Operation& op) {
       const bool is_norm = op.function == Function::kRmsNorm || op.function == Function::kLayerNorm;
       return is_norm && op.scan.heads == 0;  // (a mixer's own is within it)
@@ -167,16 +165,14 @@ class Modules {
     return marks;
   }
   Marks shared_experts() const {
-    const Marks routed =
-        either(either(behind(experts_), experts_), either(before(experts_), before(router_)));
+    const Marks routed = either(either(behind(experts_), experts_), either(before(experts_), before(router_)));
     const Marks all = without(feed_forward(), either(routed, behind(router_)));
     return both(all, either(products_, behind(both(all, products_))));
   }
 
   const std::vector<Operation>& ops_;
   std::vector<std::size_t> made_by_;  // of tensors, from 1 on
-  Marks attention_, mixers_, products_, experts_, norms_, router_, before_attention_, behind_mixer_,
-      widens_;
+  Marks attention_, mixers_, products_, experts_, norms_, router_, before_attention_, behind_mixer_, widens_;
 };
 
 // What a checkpoint returned is there when its module runs again (CheckpointWithoutOutput's is not):
@@ -204,8 +200,7 @@ void keep_result(LayerSpec& block, std::size_t o, const Marks& module) {
     renumber(op, [&](Index t) { return t == made ? kept : t; });
   }
   result.outputs = {kept};
-  block.operations.insert(block.operations.begin() + static_cast<std::ptrdiff_t>(o) + 1,
-                          std::move(result));
+  block.operations.insert(block.operations.begin() + static_cast<std::ptrdiff_t>(o) + 1, std::move(result));
 }
 
 }

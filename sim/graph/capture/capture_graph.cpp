@@ -123,12 +123,10 @@ class Builder {
     std::map<std::int64_t, std::int64_t> launches;
     for (std::size_t i = range_.begin; i < range_.end; ++i) {
       const CapturedCall& call = capture_.calls[i];
-      if (call.kind == CallKind::kLaunch || call.kind == CallKind::kProduct ||
-          call.kind == CallKind::kLibrary) {
+      if (call.kind == CallKind::kLaunch || call.kind == CallKind::kProduct || call.kind == CallKind::kLibrary) {
         ++launches[call.stream];
       }
-      const auto kind = call.kind == CallKind::kCollective ? collective_kind(capture_.name_of(call))
-                                                           : std::nullopt;
+      const auto kind = call.kind == CallKind::kCollective ? collective_kind(capture_.name_of(call)) : std::nullopt;
       if (kind) streams_.emplace(call.stream, foreshard::stream_of(*kind));
     }
     std::int64_t most = -1;
@@ -164,8 +162,7 @@ class Builder {
     std::size_t first_launch = capture_.calls.size(), first_step_end = 0;
     for (std::size_t i = 0; i < capture_.calls.size(); ++i) {
       const CapturedCall& call = capture_.calls[i];
-      const bool is_step =
-          call.kind == CallKind::kMark && capture_.name_of(call).starts_with("step ");
+      const bool is_step = call.kind == CallKind::kMark && capture_.name_of(call).starts_with("step ");
       if (is_step && first_step_end == 0) first_step_end = i;
       if (call.thread != main_thread_ && call.kind == CallKind::kLaunch && first_launch > i) {
         first_launch = i;
@@ -270,11 +267,10 @@ class Builder {
 
   EventId latest_of(std::int64_t stream) const { return value_of(latest_, stream, kNoEvent); }
 
-  void add_kernel(Phase phase, const CapturedCall& call, const Kernel& kernel,
-                  CapturedGraph::Launch launch) {
+  void add_kernel(Phase phase, const CapturedCall& call, const Kernel& kernel, CapturedGraph::Launch launch) {
     const EventKind kind = kind_of(phase);
-    if (open_ != kNoEvent && (open_stream_ != call.stream || row(open_).kind != kind ||
-                              open_kernels_ >= most_kernels_)) {
+    if (open_ != kNoEvent &&
+        (open_stream_ != call.stream || row(open_).kind != kind || open_kernels_ >= most_kernels_)) {
       close();
     }
     if (open_ == kNoEvent) {
@@ -291,8 +287,7 @@ class Builder {
     // Attention's kernels are launched one by one; those of a recurrent layer in a tight loop, all
     // as one of PyTorch's.
     const bool is_several = kernel.kind == KernelKind::kAttention && graph_calls_ == 0;
-    const auto launched =
-        static_cast<std::uint16_t>(launches() + (is_several ? kernel.kernels - 1 : 0));
+    const auto launched = static_cast<std::uint16_t>(launches() + (is_several ? kernel.kernels - 1 : 0));
     if (work.launches < std::numeric_limits<std::uint16_t>::max()) work.launches += launched;
     if (kernel.kind != KernelKind::kMemory) work.flops += kernel.flops;
     ++open_kernels_;
@@ -305,8 +300,8 @@ class Builder {
     const bool crosses = kind == 'h' || kind == 'd';
     if (crosses && bytes >= kSmallCopy) {
       close();
-      new_row(kind == 'h' ? EventKind::kHostToDevice : EventKind::kDeviceToHost, of(call.stream),
-              call.stream, kNoCommunicator);
+      new_row(kind == 'h' ? EventKind::kHostToDevice : EventKind::kDeviceToHost, of(call.stream), call.stream,
+              kNoCommunicator);
       graph().works.back().bytes = Bytes(bytes);
       graph().works.back().launches = launches();
     } else {
@@ -327,8 +322,7 @@ class Builder {
     if (!kind || communicator == communicators_.end()) return;
     close();
     static_cast<void>(i);
-    const EventId id =
-        new_row(*kind, foreshard::stream_of(*kind), call.stream, communicator->second);
+    const EventId id = new_row(*kind, foreshard::stream_of(*kind), call.stream, communicator->second);
     Work& work = graph().works.back();
     work.bytes = Bytes(call.values[1]);
     work.launches = launches();
@@ -438,10 +432,9 @@ class Builder {
   void end_step() {
     EventGraph& g = graph();
     if (g.rows.empty()) {
-      throw Error(ExitCode::kInvalidInput,
-                  capture_.path +
-                      ": the step launches nothing; expected a program that trains on "
-                      "the GPU");
+      throw Error(ExitCode::kInvalidInput, capture_.path +
+                                               ": the step launches nothing; expected a program that trains on "
+                                               "the GPU");
     }
     g.final_host_wait = pending_host_wait_;
     made_.during.back() += host_;
@@ -459,8 +452,7 @@ class Builder {
       made_.retained -= Bytes(before - after);
       Buffer rest = {.bytes = Bytes(before - after)};
       g.buffers.push_back(rest);
-      actions_.emplace_back(MemoryAction::Kind::kAllocate,
-                            static_cast<std::int32_t>(g.buffers.size()) - 1);
+      actions_.emplace_back(MemoryAction::Kind::kAllocate, static_cast<std::int32_t>(g.buffers.size()) - 1);
     }
     flush_actions();
   }
@@ -501,10 +493,9 @@ CapturedGraph capture_graph(const Capture& capture) {
     Builder builder(capture, range, most);
     if (builder.build()) return builder.finish();
     if (most > (std::size_t{1} << 20)) {
-      throw Error(ExitCode::kMissingCapability,
-                  capture.path +
-                      ": the step has more than 65,536 events; expected fewer streams "
-                      "that take turns");
+      throw Error(ExitCode::kMissingCapability, capture.path +
+                                                    ": the step has more than 65,536 events; expected fewer streams "
+                                                    "that take turns");
     }
   }
 }

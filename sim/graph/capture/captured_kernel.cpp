@@ -40,15 +40,14 @@ struct KernelClass {
 };
 
 MemoryClass memory_class_of(std::string_view word) {
-  constexpr std::pair<std::string_view, MemoryClass> kWords[] = {
-      {"elementwise", MemoryClass::kElementwise},
-      {"norm_forward", MemoryClass::kNormForward},
-      {"norm_backward", MemoryClass::kNormBackward},
-      {"generated_norm", MemoryClass::kGeneratedNorm},
-      {"loss", MemoryClass::kLoss},
-      {"optimizer", MemoryClass::kOptimizer},
-      {"copy", MemoryClass::kCopy},
-      {"strided", MemoryClass::kStrided}};
+  constexpr std::pair<std::string_view, MemoryClass> kWords[] = {{"elementwise", MemoryClass::kElementwise},
+                                                                 {"norm_forward", MemoryClass::kNormForward},
+                                                                 {"norm_backward", MemoryClass::kNormBackward},
+                                                                 {"generated_norm", MemoryClass::kGeneratedNorm},
+                                                                 {"loss", MemoryClass::kLoss},
+                                                                 {"optimizer", MemoryClass::kOptimizer},
+                                                                 {"copy", MemoryClass::kCopy},
+                                                                 {"strided", MemoryClass::kStrided}};
   for (const auto& [known, value] : kWords) {
     if (known == word) return value;
   }
@@ -140,9 +139,8 @@ std::vector<std::int64_t> numbers_after(std::string_view name, std::string_view 
   return numbers;
 }
 
-constexpr std::pair<std::string_view, double> kTypes[] = {
-    {"BFloat16", 2}, {"bfloat16", 2}, {"Half", 2},  {"float", 4},
-    {"double", 8},   {"<long", 8},    {"(long", 8}, {"bool", 1}};
+constexpr std::pair<std::string_view, double> kTypes[] = {{"BFloat16", 2}, {"bfloat16", 2}, {"Half", 2},  {"float", 4},
+                                                          {"double", 8},   {"<long", 8},    {"(long", 8}, {"bool", 1}};
 
 // Bytes of an element of the type that a name holds first: its input's.
 double first_element_bytes(std::string_view name) {
@@ -166,8 +164,7 @@ double element_bytes(std::string_view name) {
   // BinaryFunctor<BFloat16, BFloat16, BFloat16, MulFunctor<float>>: what it computes in comes last.
   if (const std::size_t functor = name.find("naryFunctor<"); functor != std::string_view::npos) {
     std::size_t end = functor;
-    for (int types = 0; types < 3 && end != std::string_view::npos; ++types)
-      end = name.find(',', end + 1);
+    for (int types = 0; types < 3 && end != std::string_view::npos; ++types) end = name.find(',', end + 1);
     name = name.substr(functor, end - functor);
   }
   for (const auto& [type, size] : kTypes) {
@@ -228,13 +225,11 @@ std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const Ca
     }
     case BytesRule::kElements: {
       if (elements < 0) return operands;
-      std::int64_t arrays =
-          std::max(number_after(name, "array<char*,"), number_after(name, "Array<char*,"));
+      std::int64_t arrays = std::max(number_after(name, "array<char*,"), number_after(name, "Array<char*,"));
       if (arrays == 0) arrays = functor_arrays(name);
       if (arrays == 0) arrays = std::clamp<std::int64_t>(blocks, 1, 3);
       const double size = element_bytes(name);
-      const auto all =
-          static_cast<std::int64_t>(as_double(elements * arrays) * (size > 0 ? size : 4));
+      const auto all = static_cast<std::int64_t>(as_double(elements * arrays) * (size > 0 ? size : 4));
       return blocks >= arrays ? std::min(all, operands) : all;
     }
     case BytesRule::kLargest:
@@ -247,12 +242,10 @@ std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const Ca
 
 // Where its threads bind: elements of its largest block, or those that the capture counted (of a
 // convolution by channels, times its filter's).
-void set_threads(Kernel& k, const KernelClass& row, std::string_view name,
-                 const CapturedCall& call) {
+void set_threads(Kernel& k, const KernelClass& row, std::string_view name, const CapturedCall& call) {
   const auto& v = call.values;
-  const double elements = row.rule == BytesRule::kLargest
-                              ? as_double(v[9]) / first_element_bytes(name)
-                              : as_double(std::max<std::int64_t>(v[7], 0));
+  const double elements = row.rule == BytesRule::kLargest ? as_double(v[9]) / first_element_bytes(name)
+                                                          : as_double(std::max<std::int64_t>(v[7], 0));
   k.bytes = Bytes(v[8]);
   k.threads = v[0] * v[1] * v[2] * v[3] * v[4] * v[5];
   k.flops = Flops(row.factor * elements);
@@ -272,8 +265,7 @@ Kernel attention(const KernelClass& row, std::string_view name, const CapturedCa
     k.causal = contains(name, ">, false, true") || contains(name, ">, true, true");
   } else {  // memory-efficient: tile of queries x head size; heads, batch
     const std::size_t aligned = name.find("aligned_");
-    const std::int64_t tile =
-        aligned == std::string_view::npos ? 64 : number_after(name.substr(aligned), "aligned_");
+    const std::int64_t tile = aligned == std::string_view::npos ? 64 : number_after(name.substr(aligned), "aligned_");
     k.n = v[0] * tile;
     k.heads = v[1];
     k.m = v[2];
@@ -285,15 +277,13 @@ Kernel attention(const KernelClass& row, std::string_view name, const CapturedCa
 
 // Forward: two products, of which a causal mask leaves half; backward: five.
 void set_attention_flops(Kernel& k) {
-  const double pairs =
-      as_double(k.m * k.heads) * as_double(k.n) * as_double(k.n) * (k.causal ? 0.5 : 1);
+  const double pairs = as_double(k.m * k.heads) * as_double(k.n) * as_double(k.n) * (k.causal ? 0.5 : 1);
   k.flops = Flops((k.pass == Pass::kForward ? 4 : 10) * pairs * as_double(k.k));
 }
 
 // library_types.h
 std::int64_t bytes_of_type(std::int64_t type) {
-  return value_of<std::int64_t, std::int64_t>(
-      type, {{0, 4}, {10, 4}, {1, 8}, {4, 8}, {2, 2}, {14, 2}, {5, 16}}, 1);
+  return value_of<std::int64_t, std::int64_t>(type, {{0, 4}, {10, 4}, {1, 8}, {4, 8}, {2, 2}, {14, 2}, {5, 16}}, 1);
 }
 
 Kernel product(std::string_view name, const CapturedCall& call) {
@@ -309,17 +299,14 @@ Kernel product(std::string_view name, const CapturedCall& call) {
   k.fp32 = v[4] == 0 || v[4] == 1;
   k.fp8 = v[4] == 28 || v[4] == 29;
   const std::int64_t rows = k.m * k.groups;
-  k.bytes = Bytes((rows * k.k + batch * k.k * k.n) * bytes_of_type(v[4]) +
-                  rows * k.n * bytes_of_type(v[5]));
+  k.bytes = Bytes((rows * k.k + batch * k.k * k.n) * bytes_of_type(v[4]) + rows * k.n * bytes_of_type(v[5]));
   k.flops = Flops(2.0 * as_double(k.m) * as_double(k.n) * as_double(k.k) * as_double(k.groups));
   return k;
 }
 
 // Of a kernel that is busy for so long on all of an H200's multiprocessors: in operations, which a
 // GPU with more of them does faster (CostModel::curve_price).
-Flops operations_of(double picoseconds) {
-  return Flops(picoseconds * 1e-12 * kBusyRate * kBusyMultiprocessors);
-}
+Flops operations_of(double picoseconds) { return Flops(picoseconds * 1e-12 * kBusyRate * kBusyMultiprocessors); }
 
 // A convolution of cuDNN as a product: m, n, k, groups, type. With few channels, or a filter for
 // each channel, threads bind.
@@ -352,8 +339,7 @@ Kernel convolution(const KernelClass& row, std::string_view name, const Captured
   k.function = Function::kMatrixProduct;
   k.m = (v[1] + kRows - 1) / kRows * kRows;
   k.n = v[2];
-  const double width =
-      longer * as_double(v[3]) + kBeside / (as_double(k.m) * as_double(k.n * v[4]));
+  const double width = longer * as_double(v[3]) + kBeside / (as_double(k.m) * as_double(k.n * v[4]));
   k.k = static_cast<std::int64_t>(std::ceil(width / kAligned)) * kAligned;
   k.kernels = v[4];
   k.flops = Flops(2 * as_double(v[1]) * as_double(v[2] * v[3]) * as_double(v[4]));
@@ -391,9 +377,8 @@ Kernel cudnn_attention(std::string_view name, const CapturedCall& call) {
   const std::int64_t queries = k.m * k.heads * v[3] * v[5] * kElement;
   const std::int64_t keys = v[0] / (forward ? 2 : 4) - queries;  // of as many heads as there are
   constexpr double kSmall = 0.6;
-  const double moved = forward
-                           ? as_double(2 * queries + 2 * keys)
-                           : as_double(5 * queries + 4 * keys) + as_double(5 * queries) / kSmall;
+  const double moved =
+      forward ? as_double(2 * queries + 2 * keys) : as_double(5 * queries + 4 * keys) + as_double(5 * queries) / kSmall;
   const double for_mask = (forward ? 2 : 6) * as_double(width) / 128;
   const double for_pairs = (v[7] != 0 ? for_mask : 0) + (v[8] != 0 ? (forward ? 3.5 : 2.5) : 0);
   k.bytes = Bytes(static_cast<std::int64_t>(moved + all * for_pairs));
@@ -412,8 +397,7 @@ Kernel library_call(std::string_view name, const CapturedCall& call) {
   }
   // Of a recurrent layer: of each time step its own.
   k.kernels = std::max<std::int64_t>(1, call.values[1]);
-  k.memory_class =
-      !contains(name, "backward") ? MemoryClass::kNormForward : MemoryClass::kNormBackward;
+  k.memory_class = !contains(name, "backward") ? MemoryClass::kNormForward : MemoryClass::kNormBackward;
   return k;
 }
 
@@ -452,8 +436,7 @@ void set_reduced(std::string_view name, const CapturedCall& call, Kernel& k) {
   k.memory_class = MemoryClass::kElementwise;
   k.bytes = Bytes(v[8]);
   if (v[8] > v[11]) k.bytes = Bytes(v[11]);
-  k.flops = operations_of(each * elements * few +
-                          blocks * threads / kBusyThreads / kBusyMultiprocessors * wave + met);
+  k.flops = operations_of(each * elements * few + blocks * threads / kBusyThreads / kBusyMultiprocessors * wave + met);
 }
 
 // A block for each row, or one for 32 columns, which goes down all rows: ps of a row and of an
@@ -463,8 +446,7 @@ void set_layer_norm(std::string_view name, const CapturedCall& call, Kernel& k) 
   const double size = first_element_bytes(name), elements = as_double(v[9]) / size;
   const bool half = size == 2;
   if (contains(name, "vectorized_layer_norm")) {
-    k.flops =
-        operations_of((half ? 800 : 1200) * as_double(v[0]) + (half ? 1.44 : 1.95) * elements);
+    k.flops = operations_of((half ? 800 : 1200) * as_double(v[0]) + (half ? 1.44 : 1.95) * elements);
   } else if (contains(name, "layer_norm_grad_input_kernel_v")) {
     k.flops = operations_of(595 * as_double(v[0]) + (half ? 1.16 : 1.84) * elements);
   } else if (contains(name, "GammaBeta") && v[1] == 1) {
@@ -480,8 +462,7 @@ void set_busy(std::string_view name, const CapturedCall& call, Kernel& k) {
   constexpr double kRolled = 4.4, kCatDimension = 0.68, kCat = 0.5, kUnrolled = 0.9, kCast = 0.95;
   // GELU of 8192 x 8192 on an H200 (calibration/measure/torch_rows.py): 89 and 118 us.
   constexpr double kGelu = 1.33, kGeluBackward = 1.76;
-  if (has("layer_norm") || has("GammaBetaBackwardCUDAKernelTemplate"))
-    return set_layer_norm(name, call, k);
+  if (has("layer_norm") || has("GammaBetaBackwardCUDAKernelTemplate")) return set_layer_norm(name, call, k);
   if (has("CatArrayBatchedCopy<")) {  // <.., OpaqueType<2u>, unsigned int, dimensions, ..
     const double size = as_double(std::max<std::int64_t>(1, number_after(name, "OpaqueType<")));
     const double each = kCat + kCatDimension * as_double(number_after(name, "unsigned int,"));
@@ -498,16 +479,14 @@ void set_busy(std::string_view name, const CapturedCall& call, Kernel& k) {
 
 }
 
-std::optional<CapturedKernel> captured_kernel(const Capture& capture, const CapturedCall& call,
-                                              Pass pass) {
+std::optional<CapturedKernel> captured_kernel(const Capture& capture, const CapturedCall& call, Pass pass) {
   const std::string& name = capture.name_of(call);
   if (call.kind == CapturedCall::Kind::kProduct) {
     CapturedKernel made{product(name, call), true};
     made.kernel.pass = pass;
     return made;
   }
-  if (call.kind == CapturedCall::Kind::kLibrary)
-    return CapturedKernel{library_call(name, call), true};
+  if (call.kind == CapturedCall::Kind::kLibrary) return CapturedKernel{library_call(name, call), true};
   if (call.kind != CapturedCall::Kind::kLaunch) return std::nullopt;
   const KernelClass* const row = class_of(name);
   CapturedKernel made = {.known = row != nullptr};
@@ -522,8 +501,7 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
     set_threads(made.kernel, *row, name, call);
   } else {
     made.kernel.memory_class = row->memory_class;
-    made.kernel.bytes =
-        Bytes(static_cast<std::int64_t>(row->factor * as_double(moved_bytes(*row, name, call))));
+    made.kernel.bytes = Bytes(static_cast<std::int64_t>(row->factor * as_double(moved_bytes(*row, name, call))));
     set_busy(name, call, made.kernel);
   }
   if (row == nullptr || !row->binds_threads) {
@@ -539,10 +517,7 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
 
 std::string_view attention_kernel_of(std::string_view kernel) {
   constexpr std::pair<std::string_view, std::string_view> kKernels[] = {
-      {"cudnn attention", "cudnn"},
-      {"pytorch_flash", "flash"},
-      {"fmha", "efficient"},
-      {"flash", "fa2"}};
+      {"cudnn attention", "cudnn"}, {"pytorch_flash", "flash"}, {"fmha", "efficient"}, {"flash", "fa2"}};
   for (const auto& [part, word] : kKernels) {
     if (contains(kernel, part)) return word;
   }

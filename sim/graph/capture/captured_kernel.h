@@ -22,8 +22,7 @@ struct CapturedKernel {
 };
 
 // Of a launch, a product or a library call; nothing for other calls.
-std::optional<CapturedKernel> captured_kernel(const Capture& capture, const CapturedCall& call,
-                                              Pass pass);
+std::optional<CapturedKernel> captured_kernel(const Capture& capture, const CapturedCall& call, Pass pass);
 
 // The plan's word for the kernel of attention that one of this name is; "": of none.
 std::string_view attention_kernel_of(std::string_view kernel);

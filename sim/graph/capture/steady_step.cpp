@@ -41,8 +41,7 @@ std::optional<StepRange> repeated(const Capture& capture) {
 bool has_backward(const Capture& capture, std::size_t from, std::size_t to) {
   using enum CapturedCall::Kind;
   return std::any_of(&capture.calls[from], &capture.calls[to], [&](const CapturedCall& call) {
-    return (call.kind == kLaunch || call.kind == kProduct) &&
-           call.thread != capture.calls[to].thread;
+    return (call.kind == kLaunch || call.kind == kProduct) && call.thread != capture.calls[to].thread;
   });
 }
 

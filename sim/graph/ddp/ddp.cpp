@@ -25,10 +25,8 @@ constexpr std::int64_t kInt32 = 4;
 
 }
 
-Ddp::Ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-         EventGraph recycled, Log keep)
-    : GradientHooks(model, plan, programs, std::move(recycled), {plan.master_dtype, keep}),
-      unused_(unused()) {
+Ddp::Ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled, Log keep)
+    : GradientHooks(model, plan, programs, std::move(recycled), {plan.master_dtype, keep}), unused_(unused()) {
   cast_.assign(model.order.size(), kNoBuffer);
   is_in_bucket_.assign(parameters().size(), false);
   if (options().zero_redundancy_optimizer) {
@@ -90,8 +88,8 @@ void Ddp::pre_forward(DdpState& state) {
     if (numel == 0) continue;
     wait(Stream::kCopyIn, tail(Stream::kCompute));
     add_copy(EventKind::kQuantize, Stream::kCopyIn, numel * sizes, count);
-    cast_[at(l)] = allocate(MemoryCategory::kUnshardedParam, Stream::kCopyIn, -1,
-                            Bytes(numel * size_of(plan_.param_dtype)));
+    cast_[at(l)] =
+        allocate(MemoryCategory::kUnshardedParam, Stream::kCopyIn, -1, Bytes(numel * size_of(plan_.param_dtype)));
   }
 }
 
@@ -115,8 +113,7 @@ void Ddp::rebuild() {
 bool Ddp::is_cast(std::int32_t layer, std::size_t p) const {
   const LayerSpec& spec = spec_of(layer);
   const ParameterSpec& parameter = spec.parameters[p];
-  const bool is_grouped =
-      parameter.shape.size() == 3 && plan_.experts == ExpertKernels::kTransformers;
+  const bool is_grouped = parameter.shape.size() == 3 && plan_.experts == ExpertKernels::kTransformers;
   if (parameter.is_norm || parameter.stored_as_computed || is_grouped) return false;
   if (spec.role != LayerRole::kEmbedding && spec.role != LayerRole::kInner) return true;
   return std::ranges::any_of(spec.operations, [&](const Operation& op) {
@@ -182,8 +179,8 @@ void Ddp::cast_weights(std::int32_t layer, bool is_read_again) {
     casts.push_back(allocated_size(parameters[p].numel() * size_of(plan_.param_dtype)));
   }
   if (casts.empty()) return;
-  cast_[at(layer)] = allocate_parts(MemoryCategory::kUnshardedParam, Stream::kCompute, -1,
-                                    add_part_list(std::move(casts)));
+  cast_[at(layer)] =
+      allocate_parts(MemoryCategory::kUnshardedParam, Stream::kCompute, -1, add_part_list(std::move(casts)));
 }
 
 void Ddp::backward_ended(std::int32_t layer) {
@@ -224,8 +221,7 @@ void Ddp::step_now(std::int32_t p) {
   add_copy(EventKind::kOptimizer, Stream::kCompute, 3 * parameter(p).bytes() + 4 * state, 1);
   const bool is_fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
   if (plan_.optimizer.kind == Optimizer::Kind::kAdamW && !is_fused) {
-    std::int32_t root =
-        allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(state));
+    std::int32_t root = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(state));
     StepBuilder::free(root);
   }
   std::int32_t gradient = gradient_buffer(p, 0);
@@ -287,8 +283,7 @@ void Ddp::all_reduce(std::size_t b) {
   reductions_[b].event = add_collective(EventKind::kAllReduce, kReducing, bytes, kReplicate);
   log_collective("all_reduce", bytes, torch_word(wire), "op=SUM");
   if (held == wire) return;
-  reductions_[b].event =
-      add_copy(EventKind::kDequantize, kReducing, numel * (size_of(held) + size_of(wire)), 1);
+  reductions_[b].event = add_copy(EventKind::kDequantize, kReducing, numel * (size_of(held) + size_of(wire)), 1);
   StepBuilder::free(cast);
 }
 
@@ -329,11 +324,9 @@ void Ddp::finalize_backward() {
     if (is_view() || count == 0) continue;
     const bool widens = copies_parameters() && is_last;
     const std::int64_t wide = numel * size_of(plan_.master_dtype);
-    add_copy(EventKind::kGradientCopyOut, Stream::kCompute, widens ? bytes + wide : 2 * bytes,
-             count);
+    add_copy(EventKind::kGradientCopyOut, Stream::kCompute, widens ? bytes + wide : 2 * bytes, count);
     if (!widens) continue;
-    wide_gradients_.push_back(
-        allocate(MemoryCategory::kUnshardedGrad, Stream::kCompute, -1, Bytes(wide)));
+    wide_gradients_.push_back(allocate(MemoryCategory::kUnshardedGrad, Stream::kCompute, -1, Bytes(wide)));
     for (const std::int32_t p : buckets_[b].parameters) {
       if (!parameter(p).used) continue;
       is_in_bucket_[at(p)] = true;
@@ -348,8 +341,7 @@ void Ddp::drop_copies() {
   for (std::int32_t& copy : cast_) StepBuilder::free(copy);
 }
 
-EventGraph build_ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                     EventGraph recycled) {
+EventGraph build_ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled) {
   Ddp ddp(model, plan, programs, std::move(recycled), GradientHooks::Log::kNone);
   DdpState state = ddp.steady();
   return std::move(ddp.build(state).graph);

@@ -30,8 +30,7 @@ struct DdpBucket {
 // last, the dtype that was met last first: the order of an unordered_map of few elements in
 // libstdc++.
 std::vector<DdpBucket> assign_buckets(std::span<const GradientHooks::Parameter> parameters,
-                                      std::span<const std::int32_t> order,
-                                      std::span<const std::int64_t> limits);
+                                      std::span<const std::int32_t> order, std::span<const std::int64_t> limits);
 
 // The same for parameters in the order of registration, which the reducer is given in reverse: by
 // the first parameter of each bucket.
@@ -40,8 +39,8 @@ std::vector<DdpBucket> assign_initial_buckets(std::span<const GradientHooks::Par
                                               std::span<const std::int64_t> limits);
 
 // Ranks of ZeroRedundancyOptimizer: parameters by falling size, each to the rank that has least.
-std::vector<std::vector<std::int32_t>> partition_by_size(
-    std::span<const GradientHooks::Parameter> parameters, std::int64_t ranks);
+std::vector<std::vector<std::int32_t>> partition_by_size(std::span<const GradientHooks::Parameter> parameters,
+                                                         std::int64_t ranks);
 
 // What one step leaves to the next.
 struct DdpState {
@@ -53,8 +52,7 @@ struct DdpState {
 
 class Ddp final : public GradientHooks {
  public:
-  Ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled,
-      Log keep);
+  Ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled, Log keep);
   // In which step after the first a period repeats.
   DdpState steady() const;
   LibraryStep build(DdpState& state);
@@ -78,9 +76,7 @@ class Ddp final : public GradientHooks {
     return casts() && options().mixed_precision == DdpOptions::MixedPrecision::kParameters;
   }
   bool is_view() const { return options().gradient_as_bucket_view; }
-  DType bucket_dtype(const DdpBucket& bucket) const {
-    return copies_parameters() ? plan_.param_dtype : bucket.dtype;
-  }
+  DType bucket_dtype(const DdpBucket& bucket) const { return copies_parameters() ? plan_.param_dtype : bucket.dtype; }
   DType wire_dtype(const DdpBucket& bucket) const;
   std::int64_t buffer_bytes(const DdpBucket& bucket) const;
   std::int64_t gradient_bytes(const Parameter& p) const {  // as autograd stores it
@@ -131,11 +127,11 @@ class Ddp final : public GradientHooks {
   std::vector<std::int32_t> unused_;
   std::vector<Reduction> reductions_;
   std::size_t next_bucket_ = 0;
-  std::vector<std::int32_t> ready_;           // to be copied into buckets
-  std::vector<std::int32_t> cast_;            // copies of each layer's parameters, buffers
-  std::vector<std::int32_t> trained_cast_;    // ... while Plan::reference runs
-  std::vector<std::int32_t> wide_gradients_;  // _MixedPrecision: in the stored dtype
-  std::vector<bool> is_in_bucket_;            // gradient_as_bucket_view: the gradient is a view
+  std::vector<std::int32_t> ready_;                   // to be copied into buckets
+  std::vector<std::int32_t> cast_;                    // copies of each layer's parameters, buffers
+  std::vector<std::int32_t> trained_cast_;            // ... while Plan::reference runs
+  std::vector<std::int32_t> wide_gradients_;          // _MixedPrecision: in the stored dtype
+  std::vector<bool> is_in_bucket_;                    // gradient_as_bucket_view: the gradient is a view
   std::vector<std::vector<std::int32_t>> partition_;  // ZeroRedundancyOptimizer, by rank
   EventId used_map_ = kNoEvent;
   bool synchronises_ = true;

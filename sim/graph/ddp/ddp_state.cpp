@@ -66,8 +66,7 @@ std::vector<DdpBucket> Ddp::buckets_of(bool rebuilt) const {
 }
 
 void Ddp::allocate_buckets(bool persistent) {
-  const MemoryCategory category =
-      is_view() ? MemoryCategory::kUnshardedGrad : MemoryCategory::kReduceScatterInput;
+  const MemoryCategory category = is_view() ? MemoryCategory::kUnshardedGrad : MemoryCategory::kReduceScatterInput;
   bucket_buffers_.clear();
   for (const DdpBucket& bucket : buckets_) {
     const Bytes bytes(buffer_bytes(bucket));
@@ -100,13 +99,13 @@ std::vector<std::int32_t> Ddp::state_parts() {
     const Parameter& p = parameter(own[i]);
     const LayerSpec& layer = spec_of(p.layer);
     std::size_t k = 0;
-    for (const StateTensor& state : optimizer_state(plan_.optimizer, layer.parameters[at(p.index)],
-                                                    layer.role == LayerRole::kEmbedding)) {
+    for (const StateTensor& state :
+         optimizer_state(plan_.optimizer, layer.parameters[at(p.index)], layer.role == LayerRole::kEmbedding)) {
       if (state.is_paged) continue;
       if (k == lists.size()) lists.emplace_back(own.size());
       // (torch.optim's are like the parameter, of one that is stored in 16 bits by itself.)
-      const bool is_narrow = layer.parameters[at(p.index)].stored_as_computed &&
-                             state.bytes == p.numel * size_of(plan_.master_dtype);
+      const bool is_narrow =
+          layer.parameters[at(p.index)].stored_as_computed && state.bytes == p.numel * size_of(plan_.master_dtype);
       lists[k++][i] = allocated_size(is_narrow ? p.bytes() : state.bytes);
     }
   }
@@ -128,11 +127,9 @@ void Ddp::persistent_memory(bool stepped) {
   }
   if (plan_.optimizer.kind != Optimizer::Kind::kAdamW) return;
   // Unless it is fused, AdamW keeps the number of steps on the host.
-  allocate_persistent_parts(
-      MemoryCategory::kOptimizerState, -1,
-      add_part_list(std::vector<Bytes>(this->stepped().size(), allocated_size(4))));
-  graph().buffers.back().on_host =
-      plan_.optimizer.implementation != Optimizer::Implementation::kFused;
+  allocate_persistent_parts(MemoryCategory::kOptimizerState, -1,
+                            add_part_list(std::vector<Bytes>(this->stepped().size(), allocated_size(4))));
+  graph().buffers.back().on_host = plan_.optimizer.implementation != Optimizer::Implementation::kFused;
 }
 
 // --- the optimizer ---
@@ -176,16 +173,14 @@ void Ddp::optimizer(bool stepped) {
     for (const std::int32_t p : Ddp::stepped()) {
       sizes.push_back(allocated_size(parameter(p).numel * size_of(plan_.optimizer.state)));
     }
-    hold_temporaries(count, states.empty() ? add_part_list(std::move(sizes)) : states.front(),
-                     false);
+    hold_temporaries(count, states.empty() ? add_part_list(std::move(sizes)) : states.front(), false);
   }
   // _sync_params of ZeroRedundancyOptimizer: every parameter by itself from its owner.
   for (std::size_t rank = 0; rank < partition_.size(); ++rank) {
     for (const std::int32_t p : partition_[rank]) {
       wait(Stream::kAllReduce, last);
       add_collective(EventKind::kBroadcast, Stream::kAllReduce, parameter(p).bytes(), kReplicate);
-      log_collective("broadcast", parameter(p).bytes(), torch_word(parameter(p).dtype),
-                     "root=" + std::to_string(rank));
+      log_collective("broadcast", parameter(p).bytes(), torch_word(parameter(p).dtype), "root=" + std::to_string(rank));
     }
   }
   if (!partition_.empty()) {
@@ -215,8 +210,7 @@ void Ddp::adafactor() {
   std::int32_t update = kNoBuffer, gradient = kNoBuffer, wide = kNoBuffer;
   for (const std::int32_t p : order) {
     const auto temporary = [&] {
-      return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                      Bytes(parameter(p).numel * 4));
+      return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(parameter(p).numel * 4));
     };
     const auto becomes = [&](std::int32_t next) {
       StepBuilder::free(update);
@@ -267,8 +261,7 @@ std::vector<LibraryEvent> Ddp::construction() {
     all.push_back(static_cast<std::int32_t>(states.size()));
     states.push_back({.dtype = plan_.master_dtype, .numel = model_.buffer_elements});
   }
-  std::vector<DdpBucket> pieces =
-      assign_initial_buckets(states, all, std::array<std::int64_t, 1>{kBroadcastBytes});
+  std::vector<DdpBucket> pieces = assign_initial_buckets(states, all, std::array<std::int64_t, 1>{kBroadcastBytes});
   std::ranges::reverse(pieces);
   for (const DdpBucket& piece : pieces) {
     log_collective("broadcast", piece.bytes, torch_word(piece.dtype), "root=0");
@@ -285,8 +278,7 @@ std::vector<LibraryBucket> Ddp::list_buckets(bool rebuilt) const {
     bucket.kind = "ddp_bucket";
     bucket.bytes = buckets[b].bytes;
     bucket.dtype = torch_word(buckets[b].dtype);
-    bucket.extra =
-        "issue_order=" + std::to_string(b) + " is_last=" + (b + 1 == buckets.size() ? "1" : "0");
+    bucket.extra = "issue_order=" + std::to_string(b) + " is_last=" + (b + 1 == buckets.size() ? "1" : "0");
     for (const std::int32_t p : buckets[b].parameters) bucket.parameters.push_back(name_of(p));
   }
   return list;

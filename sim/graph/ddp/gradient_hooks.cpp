@@ -10,8 +10,8 @@
 
 namespace foreshard {
 
-GradientHooks::GradientHooks(const ModelSpec& model, const Plan& plan,
-                             const LayerPrograms& programs, EventGraph recycled, Settings settings)
+GradientHooks::GradientHooks(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                             EventGraph recycled, Settings settings)
     : StepBuilder(model, plan, programs, std::move(recycled)),
       stored_(settings.stored),
       logging_(settings.log == Log::kKept) {
@@ -49,8 +49,7 @@ void GradientHooks::list_parameters() {
       std::copy_n(parameters_.begin() + first, end - first, parameters_.begin() + end);
       for (std::size_t p = end; p < parameters_.size(); ++p) parameters_[p].layer = l;
       number_in_layer_.resize(2 * last_place - place);
-      std::copy_n(number_in_layer_.begin() + place, last_place - place,
-                  number_in_layer_.begin() + last_place);
+      std::copy_n(number_in_layer_.begin() + place, last_place - place, number_in_layer_.begin() + last_place);
       continue;
     }
     const std::vector<ParameterSpec>& own = spec_of(l).parameters;
@@ -71,8 +70,7 @@ void GradientHooks::list_parameters() {
                            : own[p].stored_as_computed    ? plan_.param_dtype
                                                           : stored_;
       const bool waits = is_trained(l, own[p]) || waits_in_vain(l, own[p]);
-      parameters_.push_back(
-          {l, static_cast<std::int16_t>(p), waits, false, stored, own[p].numel()});
+      parameters_.push_back({l, static_cast<std::int16_t>(p), waits, false, stored, own[p].numel()});
     }
   }
   begin_pass(0, 0);
@@ -81,8 +79,7 @@ void GradientHooks::list_parameters() {
     const auto i = at(l);
     for (const LayerHook& hook : phase(EventKind::kBackward, l).hooks) {
       if (hook.kind != LayerHook::Kind::kGradient) continue;
-      const std::int32_t p =
-          first_parameter_[i] + number_in_layer_[at(first_place_[i]) + at(hook.index)];
+      const std::int32_t p = first_parameter_[i] + number_in_layer_[at(first_place_[i]) + at(hook.index)];
       parameters_[at(p)].used = true;
       ready_order_.push_back(p);
     }
@@ -111,8 +108,7 @@ void GradientHooks::run_forward() {
       // The model's forward; outputs that are made fp32 are, too, and more than the loss before.
       const Function last = spec_of(l).operations.back().function;
       using Kind = Loss::Kind;
-      const bool is_behind = plan_.loss.kind == Kind::kSmoothed ||
-                             plan_.loss.kind == Kind::kLogProbabilities ||
+      const bool is_behind = plan_.loss.kind == Kind::kSmoothed || plan_.loss.kind == Kind::kLogProbabilities ||
                              last == Function::kCast || last == Function::kCopy;
       if (is_behind) forward_ended();
       compute_loss(l);
@@ -122,8 +118,8 @@ void GradientHooks::run_forward() {
       first_forward_ends();
       // A loss that casts its logits, or whose operations are known, holds them through its own
       // backward.
-      const bool casts_logits = spec_of(l).operations.front().kind != OperationKind::kSoftmaxLoss ||
-                                is_of_modules(model_);
+      const bool casts_logits =
+          spec_of(l).operations.front().kind != OperationKind::kSoftmaxLoss || is_of_modules(model_);
       if (!casts_logits) hold_logits();
       make_zeros();
       add_phase(EventKind::kBackward, l, Segments::kInside);
@@ -239,16 +235,14 @@ void GradientHooks::run_layer(EventKind kind, std::int32_t layer) {
 }
 
 // Between two collectives one row.
-void GradientHooks::run_segments(EventKind kind, std::int32_t layer, std::size_t first,
-                                 std::size_t count) {
+void GradientHooks::run_segments(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count) {
   const LayerPhaseProgram& p = phase(kind, layer);
   if (p.calls.empty()) {
     add_layer_run(kind, layer, first, count);
     return;
   }
   const auto calls_at = [&](std::size_t segment) {
-    return std::ranges::any_of(p.calls,
-                               [&](const LayerCall& call) { return call.segment == segment; });
+    return std::ranges::any_of(p.calls, [&](const LayerCall& call) { return call.segment == segment; });
   };
   const std::size_t end = first + count;
   for (std::size_t begin = first; begin < end;) {
@@ -275,9 +269,7 @@ void GradientHooks::compute_loss(std::int32_t layer) {
   }
   run_layer(EventKind::kLoss, layer);
   add_row(EventKind::kLoss, Stream::kCompute,
-          layer_run_work(EventKind::kBackward, layer, 0,
-                         phase(EventKind::kBackward, layer).segments.size(), 0),
-          -1);
+          layer_run_work(EventKind::kBackward, layer, 0, phase(EventKind::kBackward, layer).segments.size(), 0), -1);
 }
 
 std::int32_t GradientHooks::gradient_buffer(std::int32_t p, std::int32_t pass) const {
@@ -290,12 +282,11 @@ std::int32_t GradientHooks::gradient_buffer(std::int32_t p, std::int32_t pass) c
 
 // --- rows ---
 
-EventId GradientHooks::add_known(EventKind kind, Stream stream, std::int64_t bytes,
-                                 std::int64_t launches, std::uint8_t communicator) {
-  const auto key =
-      (static_cast<std::uint64_t>(bytes) << 12 | static_cast<std::uint64_t>(launches)) *
-          static_cast<std::uint64_t>(kEventKinds) +
-      static_cast<std::uint64_t>(kind);
+EventId GradientHooks::add_known(EventKind kind, Stream stream, std::int64_t bytes, std::int64_t launches,
+                                 std::uint8_t communicator) {
+  const auto key = (static_cast<std::uint64_t>(bytes) << 12 | static_cast<std::uint64_t>(launches)) *
+                       static_cast<std::uint64_t>(kEventKinds) +
+                   static_cast<std::uint64_t>(kind);
   if (const std::uint16_t* known = known_.find(key)) return add_row(kind, stream, *known, -1);
   UnitWork work;
   work.bytes = Bytes(bytes);
@@ -310,13 +301,11 @@ EventId GradientHooks::add_known(EventKind kind, Stream stream, std::int64_t byt
   return add_row(kind, stream, index, -1);
 }
 
-EventId GradientHooks::add_copy(EventKind kind, Stream stream, std::int64_t moved,
-                                std::int64_t launches) {
+EventId GradientHooks::add_copy(EventKind kind, Stream stream, std::int64_t moved, std::int64_t launches) {
   return add_known(kind, stream, moved, launches, kNoCommunicator);
 }
 
-EventId GradientHooks::add_collective(EventKind kind, Stream stream, std::int64_t bytes,
-                                      std::uint8_t communicator) {
+EventId GradientHooks::add_collective(EventKind kind, Stream stream, std::int64_t bytes, std::uint8_t communicator) {
   return add_known(kind, stream, bytes, 0, communicator);
 }
 
@@ -334,23 +323,18 @@ void GradientHooks::log(LibraryEvent event) {
   events_.push_back(std::move(event));
 }
 
-void GradientHooks::log_collective(std::string_view kind, std::int64_t bytes,
-                                   std::string_view dtype, std::string note) {
+void GradientHooks::log_collective(std::string_view kind, std::int64_t bytes, std::string_view dtype,
+                                   std::string note) {
   if (!logging_) return;
-  log({.kind = kind,
-       .bytes_in = bytes,
-       .bytes_out = bytes,
-       .dtype = dtype,
-       .group = "world",
-       .note = std::move(note)});
+  log({.kind = kind, .bytes_in = bytes, .bytes_out = bytes, .dtype = dtype, .group = "world", .note = std::move(note)});
 }
 
 // The gradient of a module's input is that of the output before it, whose hook was registered
 // first; where the sum of several embeddings lies between, it comes before theirs.
 void GradientHooks::log_backward_begin(std::int32_t layer, std::int16_t module) {
   const std::pair<std::int32_t, std::int16_t> left = std::exchange(left_, {-1, -1});
-  const bool sums = module >= 0 && foreshard::modules_of(spec_of(layer)).size() > 1 &&
-                    spec_of(layer).role == LayerRole::kEmbedding;
+  const bool sums =
+      module >= 0 && foreshard::modules_of(spec_of(layer)).size() > 1 && spec_of(layer).role == LayerRole::kEmbedding;
   if (left.first >= 0 && sums) log_module("backward_end", left.first, left.second);
   log_module("backward_begin", layer, module);
   if (left.first >= 0 && !sums) log_module("backward_end", left.first, left.second);

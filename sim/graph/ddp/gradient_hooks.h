@@ -38,8 +38,8 @@ class GradientHooks : public StepBuilder {
     DType stored = DType::kFp32;  // of the parameters that the model holds
     Log log = Log::kNone;
   };
-  GradientHooks(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                EventGraph recycled, Settings settings);
+  GradientHooks(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled,
+                Settings settings);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const Parameter& parameter(std::int32_t p) const { return parameters_[at(p)]; }
@@ -76,15 +76,13 @@ class GradientHooks : public StepBuilder {
   // A row on `stream` that costs what equal calls cost: kernels that move `moved` bytes in
   // `launches` launches, or a collective of `bytes`.
   EventId add_copy(EventKind kind, Stream stream, std::int64_t moved, std::int64_t launches);
-  EventId add_collective(EventKind kind, Stream stream, std::int64_t bytes,
-                         std::uint8_t communicator);
+  EventId add_collective(EventKind kind, Stream stream, std::int64_t bytes, std::uint8_t communicator);
   UnitWork unit_work(EventKind kind, const UnitShape& shape, std::int32_t variant) const override;
 
   // --- the log ---
   bool logging() const { return logging_; }
   void log(LibraryEvent event);
-  void log_collective(std::string_view kind, std::int64_t bytes, std::string_view dtype,
-                      std::string note);
+  void log_collective(std::string_view kind, std::int64_t bytes, std::string_view dtype, std::string note);
   std::vector<LibraryEvent> take_log() { return std::move(events_); }
 
  private:

@@ -23,8 +23,7 @@
 
 namespace foreshard {
 
-Fsdp1::Fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-             EventGraph recycled)
+Fsdp1::Fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled)
     : StepBuilder(model, plan, programs, std::move(recycled)), handles_(at(unit_count())) {
   add_communicators(PostForwardGroups::kShared);
   prepare();
@@ -40,14 +39,13 @@ void Fsdp1::prepare() {
     h.size = like == &s ? handle(u - 1).size : flat_size(s.list, plan_);
     like = &s;
     h.trained = s.trained > 0;
-    h.reshards_after_forward =
-        sharded() && plan_.reshard_after_forward.at(u).kind == Reshard::Kind::kAlways;
+    h.reshards_after_forward = sharded() && plan_.reshard_after_forward.at(u).kind == Reshard::Kind::kAlways;
     graph().units[at(u)].shard_numel = h.size.shard;
   }
   // By size the base model is a unit, too, and the root, whose head is one, has nothing left.
   const std::int64_t least = plan_.units.min_parameters;
-  root_is_inner_ = least > 0 && root() >= 0 && plan_.units.head == UnitPlacement::kOwn &&
-                   graph().units[at(root())].numel >= least;
+  root_is_inner_ =
+      least > 0 && root() >= 0 && plan_.units.head == UnitPlacement::kOwn && graph().units[at(root())].numel >= least;
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   bool needed = false;
   for (std::int32_t l = 0; l < layers; ++l) {
@@ -186,8 +184,7 @@ void Fsdp1::run_model(EventKind last) {
 void Fsdp1::run_reference() {
   if (plan_.reference == Reference::kNone) return;
   const std::int32_t trained = pass();
-  auto state = std::tuple(handles_, tape_, post_forward_order_, carried_, queue_head_, late_free_,
-                          inherited_);
+  auto state = std::tuple(handles_, tape_, post_forward_order_, carried_, queue_head_, late_free_, inherited_);
   for (Handle& h : handles_) {
     h.state = Training::kIdle;
     h.parameters = kNoBuffer;
@@ -199,8 +196,7 @@ void Fsdp1::run_reference() {
   begin_pass(reference_pass(), microbatch());
   run_model(EventKind::kForward);
   begin_pass(trained, microbatch());
-  std::tie(handles_, tape_, post_forward_order_, carried_, queue_head_, late_free_, inherited_) =
-      std::move(state);
+  std::tie(handles_, tape_, post_forward_order_, carried_, queue_head_, late_free_, inherited_) = std::move(state);
 }
 
 void Fsdp1::end_root() {
@@ -384,15 +380,13 @@ LibraryStep Fsdp1::record(Carried& carried, LibraryWatch::Modules modules, Libra
   std::int64_t shards = 0;
   for (const Handle& h : handles_) shards += h.size.shard * master_size();
   run.facts["shard_bytes"] = shards;
-  std::vector<FreeEvent> left(carried_.free_events.begin() + queue_head_,
-                              carried_.free_events.end());
+  std::vector<FreeEvent> left(carried_.free_events.begin() + queue_head_, carried_.free_events.end());
   carried = {carried_.step + 1, carried_.pre_forward_order, std::move(left)};
   step.graph = finish();
   return step;
 }
 
-EventGraph build_fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                       EventGraph recycled) {
+EventGraph build_fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled) {
   return Fsdp1(model, plan, programs, std::move(recycled)).build();
 }
 

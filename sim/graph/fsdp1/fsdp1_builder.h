@@ -70,8 +70,7 @@ class Fsdp1 final : public StepBuilder {
     std::vector<FreeEvent> free_events;
   };
 
-  Fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-        EventGraph recycled);
+  Fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled);
   ~Fsdp1() override;
   EventGraph build();  // the steady step
   LibraryStep record(Carried& carried, LibraryWatch::Modules modules, LibraryRun& run);
@@ -128,9 +127,7 @@ class Fsdp1 final : public StepBuilder {
   const Handle& handle(std::int32_t unit) const { return handles_[at(unit)]; }
   std::int32_t count() const { return static_cast<std::int32_t>(handles_.size()); }
   bool sharded() const { return plan_.mesh.shard > 1; }
-  bool hybrid() const {
-    return sharded() && (plan_.mesh.replicate > 1 || plan_.fsdp1.hybrid_shard);
-  }
+  bool hybrid() const { return sharded() && (plan_.mesh.replicate > 1 || plan_.fsdp1.hybrid_shard); }
   bool offloads() const { return plan_.offload != Offload::kNone; }
   bool lowers_parameters() const { return plan_.param_dtype != plan_.master_dtype; }
   std::int64_t param_size() const { return size_of(plan_.param_dtype); }

@@ -99,18 +99,15 @@ std::vector<LibraryBucket> Fsdp1Log::buckets() const {
     // Without shards the recorder multiplies all the same.
     const std::int64_t ranks = flat_group(builder_.plan_);
     bucket.extra = fmt::format(
-        "unit={} numel={} align_pad={} flat_numel={} shard_numel={} padded_numel={} shard_pad={}",
-        name_of(u), size.numel, size.flat - size.numel, size.flat, size.shard, size.shard * ranks,
-        size.shard_pad);
+        "unit={} numel={} align_pad={} flat_numel={} shard_numel={} padded_numel={} shard_pad={}", name_of(u),
+        size.numel, size.flat - size.numel, size.flat, size.shard, size.shard * ranks, size.shard_pad);
     const std::string prefix = u == builder_.root() ? "" : name_of(u) + ".";
     for (const StepBuilder::Module& module : builder_.modules_of(u)) {
       const std::vector<ParameterSpec>& parameters = builder_.spec_of(module.layer).parameters;
       for (std::size_t p = 0; p < parameters.size(); ++p) {
-        const bool mine =
-            !parameters[p].tied && builder_.unit_of_part(module.layer, parameters[p].part) == u;
+        const bool mine = !parameters[p].tied && builder_.unit_of_part(module.layer, parameters[p].part) == u;
         if (!mine) continue;
-        const std::string name =
-            parameter_name(builder_.model_, module.layer, static_cast<std::int16_t>(p));
+        const std::string name = parameter_name(builder_.model_, module.layer, static_cast<std::int16_t>(p));
         bucket.parameters.push_back(name.substr(prefix.size()));
       }
     }

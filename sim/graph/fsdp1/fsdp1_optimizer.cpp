@@ -25,8 +25,7 @@ void Fsdp1::persistent_memory() {
     if (is_held(plan_.reference)) {
       keep(MemoryCategory::kShardedParam, u, h.size.shard * master_size());
       if (u == root() && sharded()) {
-        allocate_persistent(MemoryCategory::kUnshardedParam, u,
-                            Bytes(h.size.padded * param_size()));
+        allocate_persistent(MemoryCategory::kUnshardedParam, u, Bytes(h.size.padded * param_size()));
       }
     }
     // _cpu_grad: what reduced gradients are copied to.
@@ -70,8 +69,7 @@ void Fsdp1::clip() {
 
 void Fsdp1::optimizer() {
   if (!dry_) {
-    const EventId last = add_step_row(
-        offloads() ? EventKind::kHostOptimizer : EventKind::kOptimizer, Stream::kCompute);
+    const EventId last = add_step_row(offloads() ? EventKind::kHostOptimizer : EventKind::kOptimizer, Stream::kCompute);
     const bool loops = plan_.optimizer.kind == Optimizer::Kind::kAdamW &&
                        plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
     std::vector<Bytes> sizes;

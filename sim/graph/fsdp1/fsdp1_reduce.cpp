@@ -20,8 +20,7 @@ void Fsdp1::accumulate_grad(std::int32_t unit) {
   Handle& h = handle(unit);
   if (in_place()) return accumulate_in_place(unit);
   row(EventKind::kGradientCopyIn, Stream::kCompute, unit);
-  std::int32_t made =
-      hold(MemoryCategory::kUnshardedGrad, Stream::kAllGather, unit, h.size.flat * param_size());
+  std::int32_t made = hold(MemoryCategory::kUnshardedGrad, Stream::kAllGather, unit, h.size.flat * param_size());
   if (!dry_) {
     free_gradients(unit, pass());
     free_last_gradient(unit, pass());
@@ -44,8 +43,7 @@ void Fsdp1::accumulate_in_place(std::int32_t unit) {
     free_last_gradient(unit, pass());
   }
   if (h.has_flat_gradient) return;
-  h.flat_gradient =
-      hold(MemoryCategory::kUnshardedGrad, Stream::kCompute, unit, h.size.flat * reduce_size());
+  h.flat_gradient = hold(MemoryCategory::kUnshardedGrad, Stream::kCompute, unit, h.size.flat * reduce_size());
   h.has_flat_gradient = true;
   h.gradient_is_stored_dtype = false;
 }
@@ -58,8 +56,7 @@ void Fsdp1::post_backward(std::int32_t unit) {
   Handle& h = handle(unit);
   if (log_) {
     const DType dtype = gradient_dtype(h);
-    log_->add_unit("post_backward", unit,
-                   {.bytes_in = h.size.flat * size_of(dtype), .dtype = torch_word(dtype)});
+    log_->add_unit("post_backward", unit, {.bytes_in = h.size.flat * size_of(dtype), .dtype = torch_word(dtype)});
   }
   if (!dry_) hook();
   h.state = Training::kBackwardPost;
@@ -88,8 +85,7 @@ void Fsdp1::reduce_grad(std::int32_t unit) {
   h.has_flat_gradient = false;
   std::int32_t cast = kNoBuffer, padded = kNoBuffer;
   if (casts || pads || pre_divide() > 1) {
-    row(EventKind::kReduceScatterCopyIn, kPost, unit,
-        h.gradient_is_stored_dtype ? kPrepareKept : kPrepare);
+    row(EventKind::kReduceScatterCopyIn, kPost, unit, h.gradient_is_stored_dtype ? kPrepareKept : kPrepare);
     if (casts) {
       cast = hold(MemoryCategory::kReduceScatterInput, kPost, unit, size.flat * reduce_size());
     }
@@ -133,8 +129,7 @@ void Fsdp1::reduce_grad(std::int32_t unit) {
     row(EventKind::kAccumulate, stream, unit, h.has_gradient ? kFinishAdd : kFinish);
   }
   if (casts_back) {
-    const std::int32_t wide =
-        hold(MemoryCategory::kShardedGrad, stream, unit, size.shard * master_size());
+    const std::int32_t wide = hold(MemoryCategory::kShardedGrad, stream, unit, size.shard * master_size());
     drop(output, only(stream));
     output = wide;
   } else if (output != kNoBuffer) {
@@ -186,9 +181,9 @@ void Fsdp1::final_callback() {
       if (offloads()) drop(h.gradient, only(Stream::kReduceScatter));
       if (plan_.fsdp1.keep_low_precision_grads && lowers_parameters() && !h.lowered_gradient) {
         row(EventKind::kAccumulate, Stream::kCompute, u, kLowerAgain);
-        const std::int32_t low = offloads() ? kNoBuffer
-                                            : hold(MemoryCategory::kShardedGrad, Stream::kCompute,
-                                                   u, h.size.shard * param_size());
+        const std::int32_t low =
+            offloads() ? kNoBuffer
+                       : hold(MemoryCategory::kShardedGrad, Stream::kCompute, u, h.size.shard * param_size());
         drop(h.gradient, gradient_streams());
         h.gradient = low;
         h.lowered_gradient = true;

@@ -20,8 +20,7 @@ EventId Fsdp1::row(EventKind kind, Stream stream, std::int32_t unit, std::int32_
   return dry_ ? kNoEvent : add_unit_row(kind, stream, unit, variant);
 }
 
-std::int32_t Fsdp1::hold(MemoryCategory category, Stream pool, std::int32_t unit,
-                         std::int64_t bytes) {
+std::int32_t Fsdp1::hold(MemoryCategory category, Stream pool, std::int32_t unit, std::int64_t bytes) {
   return dry_ ? kNoBuffer : allocate(category, pool, unit, Bytes(bytes));
 }
 
@@ -120,8 +119,7 @@ void Fsdp1::make_views(std::int32_t unit) {
 
 bool Fsdp1::is_reentrant(std::span<const std::int32_t> layers) const {
   return plan_.recompute_reentrant && !layers.empty() &&
-         std::ranges::all_of(
-             layers, [&](std::int32_t layer) { return recompute_of(layer) == Recompute::kFull; });
+         std::ranges::all_of(layers, [&](std::int32_t layer) { return recompute_of(layer) == Recompute::kFull; });
 }
 
 bool Fsdp1::pre_unshard(std::int32_t unit) {
@@ -135,8 +133,7 @@ bool Fsdp1::pre_unshard(std::int32_t unit) {
   }
   if (lowers_parameters()) {
     row(EventKind::kAllGatherCopyIn, Stream::kCopyIn, unit, kLowPrecision);
-    const MemoryCategory category =
-        sharded() ? MemoryCategory::kCastTemp : MemoryCategory::kUnshardedParam;
+    const MemoryCategory category = sharded() ? MemoryCategory::kCastTemp : MemoryCategory::kUnshardedParam;
     if (h.shard_copy == kNoBuffer) {
       h.shard_copy = hold(category, Stream::kCopyIn, unit, h.size.shard * param_size());
     }
@@ -151,8 +148,7 @@ void Fsdp1::all_gather(std::int32_t unit) {
   Handle& h = handle(unit);
   row(EventKind::kAllGather, Stream::kAllGather, unit);
   h.unsharded = true;
-  h.parameters =
-      hold(MemoryCategory::kUnshardedParam, Stream::kAllGather, unit, h.size.padded * param_size());
+  h.parameters = hold(MemoryCategory::kUnshardedParam, Stream::kAllGather, unit, h.size.padded * param_size());
   if (!log_) return;
   const std::string_view dtype = torch_word(plan_.param_dtype);
   const std::int64_t bytes = h.size.padded * param_size();
@@ -179,15 +175,15 @@ void Fsdp1::reshard(std::int32_t unit, bool frees) {
   h.in_use = false;
   if (frees) {
     if (log_) {
-      log_->add_unit("unshard_free", unit,
-                     {.bytes_in = h.unsharded ? h.size.padded * param_size() : 0,
-                      .dtype = torch_word(plan_.param_dtype)});
+      log_->add_unit(
+          "unshard_free", unit,
+          {.bytes_in = h.unsharded ? h.size.padded * param_size() : 0, .dtype = torch_word(plan_.param_dtype)});
     }
     drop(h.parameters, only(Stream::kCompute));  // _free_unsharded_flat_param
     h.unsharded = false;
     if (plan_.fsdp1.limit_all_gathers) {
-      carried_.free_events.push_back({dry_ ? kNoEvent : tail(Stream::kCompute), unit,
-                                      h.state == Training::kForward, carried_.step, microbatch()});
+      carried_.free_events.push_back(
+          {dry_ ? kNoEvent : tail(Stream::kCompute), unit, h.state == Training::kForward, carried_.step, microbatch()});
     }
   }
   if (!sharded()) drop(h.shard_copy, only(Stream::kCompute));
@@ -224,9 +220,8 @@ std::int32_t Fsdp1::target_of_prefetch(std::int32_t unit) const {
     const std::int32_t target = carried_.pre_forward_order[next];
     return handle(target).needs_pre_forward_unshard && !handle(target).prefetched ? target : -1;
   }
-  const Training when = plan_.fsdp1.backward_prefetch == BackwardPrefetch::kPre
-                            ? Training::kBackwardPre
-                            : Training::kBackwardPost;
+  const Training when =
+      plan_.fsdp1.backward_prefetch == BackwardPrefetch::kPre ? Training::kBackwardPre : Training::kBackwardPost;
   if (plan_.prefetch.backward == 0 || h.state != when || h.post_forward_index <= 0) return -1;
   const std::int32_t target = post_forward_order_[at(h.post_forward_index - 1)];
   return handle(target).needs_pre_backward_unshard && !handle(target).prefetched ? target : -1;

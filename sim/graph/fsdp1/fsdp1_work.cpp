@@ -16,12 +16,9 @@ double Fsdp1::pre_divide() const {
   return as_double(factor);
 }
 
-double Fsdp1::post_divide() const {
-  return in_place() ? 1 : as_double(plan_.mesh.world()) / pre_divide();
-}
+double Fsdp1::post_divide() const { return in_place() ? 1 : as_double(plan_.mesh.world()) / pre_divide(); }
 
-Fsdp1::UnitWork Fsdp1::unit_work(EventKind kind, const UnitShape& shape,
-                                 std::int32_t variant) const {
+Fsdp1::UnitWork Fsdp1::unit_work(EventKind kind, const UnitShape& shape, std::int32_t variant) const {
   const FlatSize size = flat_size(shape.list, plan_);
   const std::int64_t p = param_size();
   const std::int64_t r = reduce_size();
@@ -75,8 +72,7 @@ Fsdp1::UnitWork Fsdp1::unit_work(EventKind kind, const UnitShape& shape,
         break;
       }
       if (post_divide() > 1) copy(2 * size.shard * r);
-      if (plan_.reduce_dtype != plan_.master_dtype &&
-          (sharded() || !plan_.fsdp1.keep_low_precision_grads)) {
+      if (plan_.reduce_dtype != plan_.master_dtype && (sharded() || !plan_.fsdp1.keep_low_precision_grads)) {
         copy(size.shard * (r + o));
       }
       if (variant == kFinishAdd) copy(3 * size.shard * o);

@@ -24,8 +24,7 @@
 
 namespace foreshard {
 
-Fsdp2::Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-             EventGraph recycled)
+Fsdp2::Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled)
     : StepBuilder(model, plan, programs, std::move(recycled)),
       version_(fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2))),
       groups_(at(unit_count())) {
@@ -103,17 +102,15 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
     gather.pending = true;
     gather.bytes = shape(unit).gather_bytes * shape(unit).shards;
     gather.event = {kNoEvent, "all_gather", unit, true};
-    gather.buffer =
-        allocate_persistent(MemoryCategory::kAllGatherOutput, unit, Bytes(gather.bytes));
+    gather.buffer = allocate_persistent(MemoryCategory::kAllGatherOutput, unit, Bytes(gather.bytes));
     graph().buffers.back().pool = Stream::kCopyIn;
   }
   log_microbatch_ = step == StepNumber::kFirst ? 0 : -1;  // what the step before left
   if (logging_) log("step_begin");
   begin_step_frame();
   if (plan_.evaluation.in_step) {
-    input_tokens_ =
-        allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                 Bytes(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence)));
+    input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                             Bytes(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence)));
     begin_pass(evaluation_pass(), 0);
     run_forward(false);
     StepBuilder::free(input_tokens_);
@@ -239,8 +236,7 @@ void Fsdp2::compute_loss(std::int32_t layer) {
 
 void Fsdp2::add_loss_backward(std::int32_t layer) {
   const std::size_t segments = phase(EventKind::kBackward, layer).segments.size();
-  add_row(EventKind::kLoss, Stream::kCompute,
-          layer_run_work(EventKind::kBackward, layer, 0, segments, 0), -1);
+  add_row(EventKind::kLoss, Stream::kCompute, layer_run_work(EventKind::kBackward, layer, 0, segments, 0), -1);
 }
 
 // A forward behind which nothing comes.
@@ -281,8 +277,7 @@ bool Fsdp2::is_called(std::int32_t layer) const {
 // Nor is that of a list with a module that nobody calls: Accelerate's of the head and the table
 // that is tied to it, which stacks look up in modules of their own.
 bool Fsdp2::ends_module(std::int32_t layer) const {
-  const bool lists_table =
-      parts_tied(plan_.units) && model_.tied_embeddings && stacks_share_table(model_);
+  const bool lists_table = parts_tied(plan_.units) && model_.tied_embeddings && stacks_share_table(model_);
   return is_called(layer) && !(lists_table && spec_of(layer).role == LayerRole::kHead);
 }
 
@@ -343,8 +338,7 @@ void Fsdp2::run_part(EventKind kind, std::int32_t layer, std::size_t segment) {
     backward ? begin_backward(layer, part) : enter_module(layer, part);
     // Where checkpointing has kept the rows none are sent again.
     const std::vector<LayerCall>& calls = phase(kind, layer).calls;
-    permutes_rows_ =
-        framed() && kind == EventKind::kRecompute && std::ranges::none_of(calls, brings_rows);
+    permutes_rows_ = framed() && kind == EventKind::kRecompute && std::ranges::none_of(calls, brings_rows);
   }
   run_calls(kind, layer, segment);
   run_segment(kind, layer, segment);
@@ -406,9 +400,8 @@ void Fsdp2::end_backward(std::int32_t layer, std::int8_t part) {
   const std::int32_t u = unit_of_part(layer, part);
   if (!is_half_) store_gradients(layer, part);
   if (is_by_hand(part)) return;
-  const bool inputs = part == 0 || spec_of(layer).role == LayerRole::kEmbedding
-                          ? input_needs_gradient_[at(layer)]
-                          : output_needs_gradient_[at(layer)];
+  const bool inputs = part == 0 || spec_of(layer).role == LayerRole::kEmbedding ? input_needs_gradient_[at(layer)]
+                                                                                : output_needs_gradient_[at(layer)];
   if (u != root() && inputs && modules_of(u).front() == Module{first_call(layer), part}) {
     if (is_wrapped()) post_backward(u, "autograd");
   }
@@ -461,8 +454,7 @@ void Fsdp2::root_pre_forward(std::int32_t state) {
 void Fsdp2::pad_again() {
   for (std::int32_t& old : unpadded_) {
     const Buffer shard = graph().buffer(old);
-    padded_again_.push_back(
-        allocate(MemoryCategory::kShardedParam, Stream::kCompute, -1, shard.bytes));
+    padded_again_.push_back(allocate(MemoryCategory::kShardedParam, Stream::kCompute, -1, shard.bytes));
     StepBuilder::free(old);
   }
   unpadded_.clear();
@@ -587,8 +579,7 @@ void Fsdp2::root_post_backward_final_callback() {
   const auto is_left_over = [&](const Group& g, std::int32_t u) {
     if (version_.leftovers == Leftovers::kAll) return g.state != Training::kPostBackward;
     if (g.unsharded) return true;
-    return version_.leftovers == Leftovers::kUnshardedOrNotGathered &&
-           !plan_.unshard_in_backward.at(u);
+    return version_.leftovers == Leftovers::kUnshardedOrNotGathered && !plan_.unshard_in_backward.at(u);
   };
   if (version_.leftovers_first) {
     for (std::int32_t u : states) {
@@ -631,8 +622,7 @@ std::vector<std::int32_t> Fsdp2::pending_units() const {
 namespace {
 
 // Until 2.5, gathers that nobody waited for serve the step after.
-std::vector<std::int32_t> stale_units(const ModelSpec& model, const Plan& plan,
-                                      const LayerPrograms& programs) {
+std::vector<std::int32_t> stale_units(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs) {
   if (fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2)).drops_stray_gathers) {
     return {};
   }
@@ -643,15 +633,14 @@ std::vector<std::int32_t> stale_units(const ModelSpec& model, const Plan& plan,
 
 }
 
-EventGraph build_fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                       EventGraph recycled) {
+EventGraph build_fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled) {
   return Fsdp2(model, plan, programs, std::move(recycled))
       .build(StepNumber::kSteady, Fsdp2::Log::kNone, stale_units(model, plan, programs))
       .graph;
 }
 
-RecordedStep record_training_step(const ModelSpec& model, const Plan& plan,
-                                  const LayerPrograms& programs, StepNumber step) {
+RecordedStep record_training_step(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                                  StepNumber step) {
   FORESHARD_CHECK(plan.runtime.kind == RuntimeKind::kFsdp2, "only fsdp2 keeps a host log");
   std::vector<std::int32_t> stale;
   if (step == StepNumber::kSteady) stale = stale_units(model, plan, programs);

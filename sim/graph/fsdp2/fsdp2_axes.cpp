@@ -18,8 +18,7 @@ namespace foreshard {
 namespace {
 
 std::string_view awaited_word(CollectiveKind kind) {
-  return word_at(
-      kind, {"", "work all_gather", "work reduce_scatter", "work all_reduce", "work all_to_all"});
+  return word_at(kind, {"", "work all_gather", "work reduce_scatter", "work all_reduce", "work all_to_all"});
 }
 
 // The recorder's words of groups.
@@ -34,8 +33,8 @@ std::string_view dtype_word(const TensorElement& element) {
 }
 
 std::string_view reduction_word(const LayerCollective& collective) {
-  const bool reduces = collective.kind == CollectiveKind::kReduceScatter ||
-                       collective.kind == CollectiveKind::kAllReduce;
+  const bool reduces =
+      collective.kind == CollectiveKind::kReduceScatter || collective.kind == CollectiveKind::kAllReduce;
   if (!reduces) return "";
   return collective.maximum ? "MAX" : "SUM";
 }
@@ -44,8 +43,8 @@ std::string_view reduction_word(const LayerCollective& collective) {
 
 // --- inside layers ---
 
-EventId Fsdp2::communicate(const LayerCollective& collective, std::int64_t bytes_in,
-                           std::int64_t bytes_out, HostEvent event) {
+EventId Fsdp2::communicate(const LayerCollective& collective, std::int64_t bytes_in, std::int64_t bytes_out,
+                           HostEvent event) {
   const MeshDim dim = collective.dim;
   const EventId row = add_collective(collective, Bytes(std::max(bytes_in, bytes_out)), event.unit);
   if (!logging_) return row;
@@ -108,8 +107,7 @@ EventId Fsdp2::launch(const LayerCall& call, std::int32_t unit) {
 void Fsdp2::await(const LayerCall& call, std::int32_t unit) {
   begin_plain_backward();
   if (call.launch != LayerCall::kOfLayerBefore) {
-    return await_collective(flights_[at(call.launch)], call.collective.kind, call.collective.dim,
-                            unit);
+    return await_collective(flights_[at(call.launch)], call.collective.kind, call.collective.dim, unit);
   }
   await_collective(open_.row, open_.collective.kind, open_.collective.dim, unit);
   StepBuilder::free(open_.buffer);
@@ -122,8 +120,7 @@ std::string Fsdp2::splits_of(const LayerCall& call) const {
   if (!logging_ || call.collective.kind != CollectiveKind::kAllToAll) return "";
   const auto text = [](const std::vector<std::int64_t>& list) {
     std::string joined;
-    for (const std::int64_t value : list)
-      joined += (joined.empty() ? "" : "/") + std::to_string(value);
+    for (const std::int64_t value : list) joined += (joined.empty() ? "" : "/") + std::to_string(value);
     return joined;
   };
   std::vector<std::int64_t> sent, received;
@@ -135,8 +132,7 @@ std::string Fsdp2::splits_of(const LayerCall& call) const {
     sent[at((rank + 1) % ranks)] = count;
     received[at((rank + ranks - 1) % ranks)] = count;
   } else {
-    const bool of_rows =
-        call.collective.dim == MeshDim::kEp && call.element.type != ElementType::kInt64;
+    const bool of_rows = call.collective.dim == MeshDim::kEp && call.element.type != ElementType::kInt64;
     const std::int64_t width = of_rows ? model_.hidden : 1;
     const std::int64_t ranks = plan_.mesh.group(call.collective.dim).size;
     sent.assign(at(ranks), count / width / ranks);
@@ -166,8 +162,7 @@ void Fsdp2::note_open(EventKind kind, std::int32_t layer) {
 
 bool Fsdp2::recomputes_inside(std::int32_t layer) const {
   const std::vector<LayerCall>& calls = phase(EventKind::kBackward, layer).calls;
-  return std::ranges::any_of(
-      calls, [](const LayerCall& call) { return call.kind == LayerCall::Kind::kRecompute; });
+  return std::ranges::any_of(calls, [](const LayerCall& call) { return call.kind == LayerCall::Kind::kRecompute; });
 }
 
 // --- post-backward ---
@@ -176,20 +171,17 @@ bool Fsdp2::recomputes_inside(std::int32_t layer) const {
 std::vector<std::int32_t> Fsdp2::complete_gradients(std::int32_t unit) {
   Group& g = group(unit);
   const DType dtype = gradients_dtype(g);
-  std::vector<std::int32_t> gradients =
-      g.accumulated.empty() ? gradient_buffers(unit, g.gradient_pass) : g.accumulated;
+  std::vector<std::int32_t> gradients = g.accumulated.empty() ? gradient_buffers(unit, g.gradient_pass) : g.accumulated;
   std::size_t i = 0;
   for (const UnitParameter& p : shape(unit).list) {
     if (!p.trainable) continue;
     std::int32_t& gradient = gradients[i++];
     if (!p.partial && p.gradient_numel == 0) continue;
     const std::int64_t bytes = p.numel * size_of(dtype);
-    const std::int32_t own =
-        allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, unit, Bytes(bytes));
+    const std::int32_t own = allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, unit, Bytes(bytes));
     if (p.partial) {
-      const EventId row =
-          communicate({.kind = CollectiveKind::kAllReduce, .dim = MeshDim::kTp}, bytes, bytes,
-                      {.unit = unit, .dtype = to_string(dtype), .on = "SUM"});
+      const EventId row = communicate({.kind = CollectiveKind::kAllReduce, .dim = MeshDim::kTp}, bytes, bytes,
+                                      {.unit = unit, .dtype = to_string(dtype), .on = "SUM"});
       await_collective(row, CollectiveKind::kAllReduce, MeshDim::kTp, unit);
     } else {
       add_unit_row(EventKind::kGradientCopyIn, Stream::kCompute, unit, kSlice);
@@ -236,13 +228,11 @@ void Fsdp2::clip_over_axes() {
     return buffer;
   };
   const auto temporary = [&](std::int64_t bytes) {
-    return beside_gradients(
-        allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(bytes)));
+    return beside_gradients(allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(bytes)));
   };
   const auto scalars = [&](std::int64_t count) {
     const std::vector<Bytes> each(at(count), allocated_size(4));
-    return beside_gradients(
-        allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, add_part_list(each)));
+    return beside_gradients(allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, add_part_list(each)));
   };
   std::vector<std::int32_t> sums = sum_plain_gradients();
   add_step_row(EventKind::kGradNorm, Stream::kCompute);
@@ -309,8 +299,7 @@ std::vector<Fsdp2::ClipGroup> Fsdp2::clip_groups() const {
   add(others, MeshDim::kTp);
   // Dimensions side by side become one all-reduce where a flattened mesh of just these ranks
   // exists: torchtitan makes `loss` (tensor/_redistribute.py:251-283).
-  const bool whole =
-      framed() && mesh.tp == 1 && mesh.replicate == 1 && mesh.etp == 1 && mesh.efsdp() > 1;
+  const bool whole = framed() && mesh.tp == 1 && mesh.replicate == 1 && mesh.etp == 1 && mesh.efsdp() > 1;
   if (whole) {
     add(experts, MeshDim::kLoss);
   } else {

@@ -26,8 +26,7 @@ class Fsdp2 final : public StepBuilder {
  public:
   enum class Log : std::uint8_t { kNone, kKept };
 
-  Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-        EventGraph recycled);
+  Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled);
   // `stale`: units whose gathers the step before left behind.
   RecordedStep build(StepNumber step, Log log, const std::vector<std::int32_t>& stale);
   std::vector<std::int32_t> pending_units() const;  // of the step that was built
@@ -137,9 +136,7 @@ class Fsdp2 final : public StepBuilder {
   std::uint8_t replicates_on(const UnitShape& s) const {
     return of_experts(s) ? communicator_of(MeshDim::kExpertReplicate) : kReplicate;
   }
-  std::string_view shard_group(std::int32_t unit) const {
-    return of_experts(shape(unit)) ? "expert_shard" : "shard";
-  }
+  std::string_view shard_group(std::int32_t unit) const { return of_experts(shape(unit)) ? "expert_shard" : "shard"; }
   bool alone(std::int32_t unit) const { return shape(unit).shards == 1; }
   bool casts_parameters() const { return plan_.param_dtype != plan_.master_dtype; }
   bool casts_gradients() const { return plan_.reduce_dtype != plan_.master_dtype; }
@@ -183,9 +180,7 @@ class Fsdp2 final : public StepBuilder {
   // Trainers set a factor for the modules that they list, and for experts with a mesh of their own.
   bool has_factor(std::int32_t unit) const { return is_listed(unit) || of_experts(shape(unit)); }
   // A kernel reads the unit inside: FSDPModule.unshard() without the module's hooks.
-  bool is_by_hand(std::int8_t part) const {
-    return part > 0 && plan_.lora.fused && plan_.units.adapters_alone;
-  }
+  bool is_by_hand(std::int8_t part) const { return part > 0 && plan_.lora.fused && plan_.units.adapters_alone; }
   void enter_module(std::int32_t layer, std::int8_t part);
   void leave_module(std::int32_t layer, std::int8_t part, bool in_backward);
   void begin_backward(std::int32_t layer, std::int8_t part);
@@ -211,8 +206,8 @@ class Fsdp2 final : public StepBuilder {
   void await(const LayerCall& call, std::int32_t unit);
   std::string splits_of(const LayerCall& call) const;
   void note_open(EventKind kind, std::int32_t layer);
-  EventId communicate(const LayerCollective& collective, std::int64_t bytes_in,
-                      std::int64_t bytes_out, HostEvent event);
+  EventId communicate(const LayerCollective& collective, std::int64_t bytes_in, std::int64_t bytes_out,
+                      HostEvent event);
   void await_collective(EventId row, CollectiveKind kind, MeshDim dim, std::int32_t unit);
   std::vector<std::int32_t> complete_gradients(std::int32_t unit);
   DType gradients_dtype(const Group& g) const;
@@ -386,32 +381,32 @@ class Fsdp2 final : public StepBuilder {
   std::vector<Trained> trained_;      // in the order of Module.parameters()
   std::int32_t begin_ = 0, end_ = 0;  // layers that run: all, or a stage's
   std::vector<Stage> stages_;
-  std::size_t stage_ = 0;                     // of stages_: that runs
-  std::vector<EventId> batches_sent_;         // of transfers, by number
-  std::vector<std::int32_t> sent_gradients_;  // that names of the schedule hold
-  std::vector<std::int32_t> kept_;            // of the call before: gradients of inputs, outputs
+  std::size_t stage_ = 0;                                // of stages_: that runs
+  std::vector<EventId> batches_sent_;                    // of transfers, by number
+  std::vector<std::int32_t> sent_gradients_;             // that names of the schedule hold
+  std::vector<std::int32_t> kept_;                       // of the call before: gradients of inputs, outputs
   std::int32_t first_microbatch_ = 0, first_batch_ = 0;  // of the call
   // What stages of this rank were given by each other in the call before, by stage, forward and
   // micro-batch.
   std::map<std::tuple<std::int32_t, bool, std::int32_t>, std::int32_t> given_;
-  bool overlaps_ = false;              // the action before is the first one of a pair
-  bool is_half_ = false;               // backward runs for gradients of inputs
-  std::int32_t returned_ = kNoBuffer;  // ... what the last forward returned
-  bool is_returned_done_ = false;      // its backward has run
-  Bytes boundary_;                     // of a micro-batch between stages
-  bool unshards_ahead_ = false;        // actions of their own gather
-  bool unshards_now_ = false;          // one of them runs
-  std::vector<std::int32_t> awaited_;  // batches that the next action waits for
-  std::vector<std::int32_t> visits_;   // states in the order of named_modules, without the root
-  bool loss_is_inside_ = false;        // of the root's forward, which runs
+  bool overlaps_ = false;                     // the action before is the first one of a pair
+  bool is_half_ = false;                      // backward runs for gradients of inputs
+  std::int32_t returned_ = kNoBuffer;         // ... what the last forward returned
+  bool is_returned_done_ = false;             // its backward has run
+  Bytes boundary_;                            // of a micro-batch between stages
+  bool unshards_ahead_ = false;               // actions of their own gather
+  bool unshards_now_ = false;                 // one of them runs
+  std::vector<std::int32_t> awaited_;         // batches that the next action waits for
+  std::vector<std::int32_t> visits_;          // states in the order of named_modules, without the root
+  bool loss_is_inside_ = false;               // of the root's forward, which runs
   std::vector<std::int32_t> prefetch_order_;  // units as a trainer lists them
   std::vector<std::int32_t> prefetch_place_;  // of each unit: where it is in prefetch_order_, or -1
   std::vector<bool> input_needs_gradient_, output_needs_gradient_;  // of each layer
   std::vector<PostForward> post_forward_order_;
   std::int32_t forward_root_ = kNoRoot;  // iter_forward_root
   HeldGather held_gather_;
-  std::deque<HeldInput> held_inputs_;   // comm_ctx.reduce_scatter_state(s)
-  std::vector<HeldInput> late_inputs_;  // awaited, freed when post_backward returns
+  std::deque<HeldInput> held_inputs_;                            // comm_ctx.reduce_scatter_state(s)
+  std::vector<HeldInput> late_inputs_;                           // awaited, freed when post_backward returns
   std::vector<std::pair<Stream, DeviceEvent>> last_reductions_;  // since the last finalize
   bool in_finalize_ = false;
   bool has_no_hooks_ = false;  // inside of the model that runs: Plan::reference, as one

@@ -27,8 +27,7 @@ void Fsdp2::hold_unstepped_gradients() {
   for (std::int32_t u = 0; u < count(); ++u) {
     const UnitShape& s = shape(u);
     if (s.unstepped == 0) continue;
-    allocate_persistent(MemoryCategory::kShardedGrad, u,
-                        Bytes(s.trained_shard_numel * master_size()));
+    allocate_persistent(MemoryCategory::kShardedGrad, u, Bytes(s.trained_shard_numel * master_size()));
   }
 }
 
@@ -45,10 +44,8 @@ void Fsdp2::hold_gradients() {
       if (offloaded && p.trainable) bytes += allocated_size(p.local_numel * master_size()).count();
     }
     const auto hold = [&] {
-      const std::int32_t gradient =
-          allocate_persistent(MemoryCategory::kShardedGrad, u, Bytes(bytes));
-      graph().buffers.back().pool =
-          replicated() && casts_gradients() ? Stream::kAllReduce : Stream::kReduceScatter;
+      const std::int32_t gradient = allocate_persistent(MemoryCategory::kShardedGrad, u, Bytes(bytes));
+      graph().buffers.back().pool = replicated() && casts_gradients() ? Stream::kAllReduce : Stream::kReduceScatter;
       graph().buffers.back().on_host = offloaded;
       return gradient;
     };
@@ -72,9 +69,7 @@ std::int32_t Fsdp2::slot_called(std::int32_t layer, std::string_view name) const
 
 // The mesh of etp alone, made by the first rows that arrive, whose tensor of ranks is the host's: a
 // recorder on a host counts it, once.
-bool Fsdp2::notes_mesh() {
-  return framed() && logging_ && plan_.mesh.etp > 1 && !std::exchange(mesh_noted_, true);
-}
+bool Fsdp2::notes_mesh() { return framed() && logging_ && plan_.mesh.etp > 1 && !std::exchange(mesh_noted_, true); }
 
 // Of the step before: the last forward's, which checkpointing may have run again.
 void Fsdp2::hold_row_orders() {
@@ -91,8 +86,7 @@ void Fsdp2::hold_row_orders() {
 
 void Fsdp2::replace_row_order(EventKind kind, std::int32_t layer) {
   const bool again = kind == EventKind::kRecompute;
-  const std::int32_t slot =
-      slot_called(layer, again ? std::string(kRowOrder) + " (recomputed)" : kRowOrder);
+  const std::int32_t slot = slot_called(layer, again ? std::string(kRowOrder) + " (recomputed)" : kRowOrder);
   if (slot < 0) return;
   row_orders_.resize(model_.order.size(), kNoBuffer);
   std::int32_t& held = row_orders_[at(layer)];
@@ -108,9 +102,7 @@ std::int64_t Fsdp2::fetched_samples() const {
   return plan_.batch.micro_batch * (is_pipelined() ? given_microbatches() : 1);
 }
 
-std::int64_t Fsdp2::whole_labels() const {
-  return label_bytes(model_, fetched_samples(), plan_.batch.sequence);
-}
+std::int64_t Fsdp2::whole_labels() const { return label_bytes(model_, fetched_samples(), plan_.batch.sequence); }
 
 std::int32_t Fsdp2::counted(std::int64_t bytes) {
   return allocate(MemoryCategory::kOther, Stream::kCompute, -1, Bytes(bytes));
@@ -126,8 +118,7 @@ void Fsdp2::begin_step_frame() {
   if (is_wrapped()) zero_grad();
   if (logging_) log("zero_grad");
   token_count_ = counted(8);
-  const std::int64_t fetches =
-      plan_.batch.accumulation / (is_pipelined() ? call_microbatches() : 1);
+  const std::int64_t fetches = plan_.batch.accumulation / (is_pipelined() ? call_microbatches() : 1);
   for (std::int64_t m = 0; m < fetches; ++m) {
     StepBuilder::free(fetched_labels_);
     batches_.push_back(fetched(input_bytes(model_, fetched_samples(), plan_.batch.sequence)));
@@ -191,8 +182,8 @@ void Fsdp2::drop_batch_parts() { free_all(batch_parts_); }
 
 void Fsdp2::sum_and_read(MeshDim dim, const Scalar& scalar) {
   std::int32_t sum = counted(scalar.bytes);
-  const EventId row = communicate({.kind = CollectiveKind::kAllReduce, .dim = dim}, scalar.bytes,
-                                  scalar.bytes, {.dtype = scalar.dtype, .on = scalar.reduction});
+  const EventId row = communicate({.kind = CollectiveKind::kAllReduce, .dim = dim}, scalar.bytes, scalar.bytes,
+                                  {.dtype = scalar.dtype, .on = scalar.reduction});
   await_collective(row, CollectiveKind::kAllReduce, dim, HostEvent::kNobody);
   read_on_host(scalar, row);
   StepBuilder::free(sum);
@@ -264,16 +255,16 @@ void Fsdp2::balance_routers() {
   }
   if (counts == 0) return;
   parts.push_back(allocated_size(4 * counts));
-  std::int32_t read = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                                     add_part_list(std::move(parts)));
+  std::int32_t read =
+      allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, add_part_list(std::move(parts)));
   // A router's buffers are where its parameters are.
   const bool on_host = plan_.offload != Offload::kNone;
   graph().buffers.back().on_host = on_host;
   const auto communicator = communicator_of(MeshDim::kLoss);
   const std::int64_t bytes = counts * 4;
   wait(Stream::kAllReduce, tail(Stream::kCompute));
-  const EventId row = add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator,
-                                     Bytes(bytes), HostEvent::kNobody);
+  const EventId row =
+      add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator, Bytes(bytes), HostEvent::kNobody);
   wait(Stream::kCompute, row);
   if (logging_) {
     log("all_reduce", {.bytes_in = bytes,
@@ -286,9 +277,9 @@ void Fsdp2::balance_routers() {
                        .issue = "c10d"});
   }
   // Of one layer after the other: the step of its bias, from the mean and the sign.
-  std::int32_t change = allocate_parts(
-      MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-      add_part_list({allocated_size(4 * own), allocated_size(4), allocated_size(4 * own)}));
+  std::int32_t change =
+      allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                     add_part_list({allocated_size(4 * own), allocated_size(4), allocated_size(4 * own)}));
   graph().buffers.back().on_host = on_host;
   StepBuilder::free(change);
   StepBuilder::free(read);

@@ -10,12 +10,9 @@ std::string_view Fsdp2::word(Training training) {
 
 namespace {
 
-std::string_view short_name(Stream stream) {
-  return word_at(stream, {"D", "CI", "AG", "RS", "AR"}, "");
-}
+std::string_view short_name(Stream stream) { return word_at(stream, {"D", "CI", "AG", "RS", "AR"}, ""); }
 
-constexpr std::string_view kWholeStreams[] = {"stream D", "stream CI", "stream AG", "stream RS",
-                                              "stream AR"};
+constexpr std::string_view kWholeStreams[] = {"stream D", "stream CI", "stream AG", "stream RS", "stream AR"};
 
 }
 
@@ -35,9 +32,7 @@ void Fsdp2::log_here(std::string_view kind, HostEvent event) {
 
 void Fsdp2::log_operator(std::string_view name, Stream stream, std::int64_t bytes, DType dtype) {
   if (!logging_) return;
-  log_here(
-      "operator",
-      {.stream = short_name(stream), .bytes_out = bytes, .dtype = to_string(dtype), .on = name});
+  log_here("operator", {.stream = short_name(stream), .bytes_out = bytes, .dtype = to_string(dtype), .on = name});
 }
 
 std::string_view Fsdp2::name(Stream stream) { return short_name(stream); }

@@ -19,8 +19,7 @@ void Fsdp2::list_trained() {
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
     const LayerInstance& instance = model_.order[at(l)];
     if (instance.same_as >= 0) continue;
-    const bool repeats = like >= 0 && plan_.ignored == Ignored::kNone &&
-                         model_.order[at(like)].kind == instance.kind &&
+    const bool repeats = like >= 0 && plan_.ignored == Ignored::kNone && model_.order[at(like)].kind == instance.kind &&
                          plan_.frozen.blocks.ranges.empty() && spec_of(l).role == LayerRole::kBlock;
     const std::size_t end = trained_.size();
     like = l;
@@ -91,8 +90,8 @@ void Fsdp2::persistent_memory(StepNumber step) {
     for (const UnitParameter& p : list) {
       // torchtitan's recorder counts shards that were padded among what the model holds besides.
       if (framed() && padded(p)) continue;
-      const std::int32_t shard = allocate_persistent(MemoryCategory::kShardedParam, u,
-                                                     Bytes(p.shard_numel * p.stored_size));
+      const std::int32_t shard =
+          allocate_persistent(MemoryCategory::kShardedParam, u, Bytes(p.shard_numel * p.stored_size));
       graph().buffers.back().on_host = on_host;
       if (!padded(p)) continue;
       (step == StepNumber::kFirst ? unpadded_ : padded_again_).push_back(shard);
@@ -102,8 +101,7 @@ void Fsdp2::persistent_memory(StepNumber step) {
   if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) {
     // Unless it is fused, AdamW keeps the number of steps on the host.
     const auto counters = std::ranges::count_if(trained_, &Trained::stepped);
-    hold(MemoryCategory::kOptimizerState, -1,
-         add_part_list(std::vector<Bytes>(at(counters), allocated_size(4))));
+    hold(MemoryCategory::kOptimizerState, -1, add_part_list(std::vector<Bytes>(at(counters), allocated_size(4))));
     graph().buffers.back().on_host = on_host || !fused;
   }
   for (int moment = 0; moment < moments(); ++moment) {
@@ -148,9 +146,8 @@ void Fsdp2::clip() {
     return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, bytes);
   };
   add_step_row(EventKind::kGradNorm, Stream::kCompute);
-  std::int32_t norms = allocate_parts(
-      MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-      add_part_list(std::vector<Bytes>(at(parameters), allocated_size(master_size()))));
+  std::int32_t norms = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                                      add_part_list(std::vector<Bytes>(at(parameters), allocated_size(master_size()))));
   std::int32_t stacked = temporary(row);
   std::int32_t total = kNoBuffer, sum = kNoBuffer;
   if (version_.clips_one_norm) {
@@ -196,8 +193,8 @@ void Fsdp2::sum_over_stages() {
   if (!is_pipelined()) return;
   const std::int64_t bytes = master_size();
   wait(Stream::kAllReduce, tail(Stream::kCompute));
-  wait(Stream::kCompute, add_collective(EventKind::kAllReduce, Stream::kAllReduce,
-                                        communicator_of(MeshDim::kPp), Bytes(bytes), -1));
+  wait(Stream::kCompute,
+       add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator_of(MeshDim::kPp), Bytes(bytes), -1));
   if (!logging_) return;
   log("all_reduce", {.bytes_in = bytes,
                      .bytes_out = bytes,
@@ -211,14 +208,13 @@ void Fsdp2::optimizer(StepNumber step) {
   log_where_ = "optimizer";
   if (logging_) log("optimizer_begin");
   balance_routers();
-  const EventKind kind =
-      plan_.offload == Offload::kNone ? EventKind::kOptimizer : EventKind::kHostOptimizer;
+  const EventKind kind = plan_.offload == Offload::kNone ? EventKind::kOptimizer : EventKind::kHostOptimizer;
   const EventId last = add_step_row(kind, Stream::kCompute);
   const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
   if (step == StepNumber::kFirst) create_optimizer_states();
   // torch.optim steps tensors and DTensors together only one by one.
-  const bool loops = plan_.optimizer.implementation == Optimizer::Implementation::kLoop ||
-                     plan_.ignored == Ignored::kNorms;
+  const bool loops =
+      plan_.optimizer.implementation == Optimizer::Implementation::kLoop || plan_.ignored == Ignored::kNorms;
   if (adam && plan_.optimizer.implementation == Optimizer::Implementation::kFused) {
   } else if (adam && loops) {
     std::vector<Bytes> moments;

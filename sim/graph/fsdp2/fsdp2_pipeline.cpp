@@ -84,16 +84,13 @@ void Fsdp2::hold_received(StepNumber step) {
     const PipelineAction& action = row.action;
     if (row.kind == PipelineRow::Kind::kLocal) {
       const bool forward = action.kind == Kind::kForward;
-      const MemoryCategory category =
-          forward ? MemoryCategory::kActivation : MemoryCategory::kBackwardTemp;
-      given_[{action.stage, forward, action.microbatch}] =
-          allocate_persistent(category, -1, boundary_);
+      const MemoryCategory category = forward ? MemoryCategory::kActivation : MemoryCategory::kBackwardTemp;
+      given_[{action.stage, forward, action.microbatch}] = allocate_persistent(category, -1, boundary_);
     } else if (row.kind == PipelineRow::Kind::kAction && keeps_gradient(action)) {
       kept_.push_back(allocate_persistent(MemoryCategory::kBackwardTemp, -1, boundary_));
     }
   }
-  const bool ends =
-      spec_of(static_cast<std::int32_t>(model_.order.size()) - 1).role == LayerRole::kLoss;
+  const bool ends = spec_of(static_cast<std::int32_t>(model_.order.size()) - 1).role == LayerRole::kLoss;
   for (std::int32_t m = 0; plan_.pipeline.return_outputs && ends && m < call_microbatches(); ++m) {
     kept_.push_back(allocate_persistent(MemoryCategory::kActivation, -1, Bytes(returned_bytes())));
   }
@@ -129,9 +126,8 @@ void Fsdp2::run_pipeline() {
 // One step() of the schedule, and what a trainer makes of its losses.
 void Fsdp2::run_call() {
   const auto has = [&](LayerRole role) {
-    return std::ranges::any_of(model_.order, [&](const LayerInstance& layer) {
-      return model_.kinds[at(layer.kind)].role == role;
-    });
+    return std::ranges::any_of(model_.order,
+                               [&](const LayerInstance& layer) { return model_.kinds[at(layer.kind)].role == role; });
   };
   const auto temporary = [&](std::int64_t bytes) {
     return allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(bytes));
@@ -179,9 +175,7 @@ void Fsdp2::run_rows() {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const PipelineRow& row = rows[i];
     const PipelineRow* const next = i + 1 < rows.size() ? &rows[i + 1] : nullptr;
-    const auto is_next = [&](PipelineRow::Kind kind) {
-      return next != nullptr && next->kind == kind;
-    };
+    const auto is_next = [&](PipelineRow::Kind kind) { return next != nullptr && next->kind == kind; };
     switch (row.kind) {
       case PipelineRow::Kind::kBatch:
         exchange(row);
@@ -206,14 +200,12 @@ void Fsdp2::run_rows() {
 void Fsdp2::exchange(const PipelineRow& row) {
   // The list of operations before this one's is dropped with what it holds.
   const bool returns_gradient = std::ranges::any_of(
-      row.transfers,
-      [](const PipelineTransfer& transfer) { return transfer.sends && !transfer.forward; });
+      row.transfers, [](const PipelineTransfer& transfer) { return transfer.sends && !transfer.forward; });
   if (returns_gradient && sent_gradients_.size() > 1) {
     StepBuilder::free(sent_gradients_.front());
     sent_gradients_.erase(sent_gradients_.begin());
   }
-  batches_sent_.push_back(
-      add_exchange(row.transfers.front().peer, boundary_, Exchange::Side::kBoth));
+  batches_sent_.push_back(add_exchange(row.transfers.front().peer, boundary_, Exchange::Side::kBoth));
   for (const PipelineTransfer& transfer : row.transfers) {
     if (!logging_) break;
     const std::int64_t bytes = boundary_.count();
@@ -408,9 +400,8 @@ void Fsdp2::scale_gradients() {
 std::int64_t Fsdp2::returned_bytes() const {
   const auto loss = static_cast<std::int32_t>(model_.order.size()) - 1;
   const Batch& batch = plan_.batch;
-  return checked_multiply(
-      elements(spec_of(loss).tensors.front(), batch.micro_batch, batch.sequence / plan_.mesh.cp),
-      size_of(plan_.param_dtype));
+  return checked_multiply(elements(spec_of(loss).tensors.front(), batch.micro_batch, batch.sequence / plan_.mesh.cp),
+                          size_of(plan_.param_dtype));
 }
 
 // Whether what the stage's forwards returned stays: the model's outputs, which step() returns.

@@ -16,9 +16,7 @@ namespace {
 
 // A gradient that backward makes whole is kept so, and cut when it is reduced
 // (FSDPParam._get_grad_inner_tensor, to_accumulated_grad_if_needed).
-std::int64_t made_numel(const UnitParameter& p) {
-  return p.gradient_numel > 0 ? p.gradient_numel : p.numel;
-}
+std::int64_t made_numel(const UnitParameter& p) { return p.gradient_numel > 0 ? p.gradient_numel : p.numel; }
 
 }
 
@@ -71,8 +69,7 @@ void Fsdp2::release_inputs() {
 void Fsdp2::free_input(HeldInput& held) {
   StepBuilder::free(held.buffer);
   if (logging_) {
-    log("free_reduce_scatter_input",
-        {.unit = held.event.unit, .bytes_in = held.bytes, .cause = log_where_});
+    log("free_reduce_scatter_input", {.unit = held.event.unit, .bytes_in = held.bytes, .cause = log_where_});
   }
 }
 
@@ -106,8 +103,8 @@ void Fsdp2::keep_unsharded_grads(std::int32_t unit) {
   std::size_t i = 0;
   for (const UnitParameter& p : shape(unit).list) {
     if (!p.trainable) continue;
-    g.accumulated.push_back(allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, unit,
-                                     Bytes(made_numel(p) * reduce_size())));
+    g.accumulated.push_back(
+        allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, unit, Bytes(made_numel(p) * reduce_size())));
     log_operator("_to_copy", Stream::kCompute, made_numel(p) * param_size(), plan_.param_dtype);
     StepBuilder::free(gradients[i++]);
   }
@@ -135,8 +132,7 @@ void Fsdp2::rearrange_gradients(const UnitShape& shape, std::vector<std::int32_t
       std::int32_t& gradient = gradients[round];
       const std::size_t until = round % 2 == 0 ? round + 2 : round + 1;
       replaced.push_back({gradient, until});
-      gradient = allocate(MemoryCategory::kCommTemp, Stream::kCompute, -1,
-                          Bytes(p.numel * size_of(dtype)));
+      gradient = allocate(MemoryCategory::kCommTemp, Stream::kCompute, -1, Bytes(p.numel * size_of(dtype)));
       log_operator("cat", Stream::kCompute, p.numel * size_of(dtype), dtype);
     }
     ++round;
@@ -189,8 +185,8 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   }
   if (rearranges) rearrange_gradients(s, one_by_one, kept_names, gradient_dtype);
   if (version_.packs_on_reduce_stream) wait_stream(Stream::kReduceScatter, Stream::kCompute);
-  const EventId packed = add_unit_row(EventKind::kReduceScatterCopyIn, packs, unit,
-                                      kept && wide ? kUnsharded : kWholeGroup);
+  const EventId packed =
+      add_unit_row(EventKind::kReduceScatterCopyIn, packs, unit, kept && wide ? kUnsharded : kWholeGroup);
   HeldInput held = {.bytes = s.trained_shard_numel * shards * reduce_size()};
   held.buffer = allocate(MemoryCategory::kReduceScatterInput, packs, unit, Bytes(held.bytes));
   if (logging_) {
@@ -202,8 +198,7 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   if (version_.packs_on_reduce_stream) wait_stream(Stream::kCompute, Stream::kReduceScatter);
   if (!one_by_one.empty()) {
     // Of a last parameter that was replaced, the copy goes: its name holds what was there before.
-    const auto last = std::find_if(s.list.rbegin(), s.list.rend(),
-                                   [](const UnitParameter& p) { return p.trainable; });
+    const auto last = std::find_if(s.list.rbegin(), s.list.rend(), [](const UnitParameter& p) { return p.trainable; });
     if (keeps_last && !(rearranges && last->shard_dim > 0)) {
       kept_names.push_back(one_by_one.back());
       one_by_one.pop_back();
@@ -221,8 +216,8 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
 
   // Reduce.
   const std::int64_t output_bytes = s.trained_shard_numel * reduce_size();
-  std::int32_t output = allocate(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, unit,
-                                 Bytes(output_bytes));
+  std::int32_t output =
+      allocate(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, unit, Bytes(output_bytes));
   if (divide.before > 1) {
     add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kDivideInput);
     log_operator("div_", Stream::kReduceScatter, held.bytes, plan_.reduce_dtype);
@@ -245,8 +240,7 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
     add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kCopyAlone);
     std::int32_t divided = kNoBuffer;
     if (plan_.gradient_divide_factor && has_factor(unit)) {
-      divided =
-          allocate(MemoryCategory::kShardedGrad, Stream::kReduceScatter, unit, Bytes(held.bytes));
+      divided = allocate(MemoryCategory::kShardedGrad, Stream::kReduceScatter, unit, Bytes(held.bytes));
       log_operator("div", Stream::kReduceScatter, held.bytes, plan_.reduce_dtype);
     }
     log_operator("copy_", Stream::kReduceScatter, output_bytes, plan_.reduce_dtype);
@@ -316,8 +310,7 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   if (finished_partial != kNoBuffer) {
     StepBuilder::free(finished_partial);
     if (logging_) {
-      log("free_partial_reduce_output",
-          {.unit = unit, .bytes_in = output_bytes, .cause = log_where_});
+      log("free_partial_reduce_output", {.unit = unit, .bytes_in = output_bytes, .cause = log_where_});
     }
   }
   if (!version_.packs_on_reduce_stream) held_inputs_.push_back(held);
@@ -331,10 +324,8 @@ void Fsdp2::store_sharded_grads(std::int32_t unit, std::int32_t output, Stream s
   const bool holds = replicated() && version_.holds_all_reduce_input;
   std::int32_t flat = output;
   if (casts_gradients()) {
-    add_unit_row(EventKind::kAccumulate, stream, unit,
-                 g.has_gradient || g.keeps_gradient ? kCastAdd : kCast);
-    flat = allocate(MemoryCategory::kShardedGrad, stream, unit,
-                    Bytes(s.trained_shard_numel * master_size()));
+    add_unit_row(EventKind::kAccumulate, stream, unit, g.has_gradient || g.keeps_gradient ? kCastAdd : kCast);
+    flat = allocate(MemoryCategory::kShardedGrad, stream, unit, Bytes(s.trained_shard_numel * master_size()));
     log_operator("_to_copy", stream, output_bytes, plan_.reduce_dtype);
     if (holds) {
       g.all_reduce_input = output;
@@ -409,8 +400,7 @@ void Fsdp2::wait_for_post_backward(std::int32_t unit) {
   if (g.all_reduce_input == kNoBuffer) return;
   StepBuilder::free(g.all_reduce_input);
   if (logging_) {
-    log("free_all_reduce_input",
-        {.unit = unit, .bytes_in = g.all_reduce_input_bytes, .cause = log_where_});
+    log("free_all_reduce_input", {.unit = unit, .bytes_in = g.all_reduce_input_bytes, .cause = log_where_});
   }
 }
 

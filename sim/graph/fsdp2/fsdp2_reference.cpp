@@ -73,17 +73,15 @@ std::int32_t Fsdp2::gather_reference(std::vector<std::int32_t>& parameters) {
   }
   wait(Stream::kCopyIn, tail(Stream::kCompute));
   wait(Stream::kAllGather, tail(Stream::kCompute));
-  const EventId copy_in = add_row(EventKind::kAllGatherCopyIn, Stream::kCopyIn,
-                                  work_of_all(EventKind::kAllGatherCopyIn), -1);
+  const EventId copy_in =
+      add_row(EventKind::kAllGatherCopyIn, Stream::kCopyIn, work_of_all(EventKind::kAllGatherCopyIn), -1);
   std::int32_t cast = kNoBuffer;
   if (casts_parameters()) {
     cast = allocate(MemoryCategory::kCastTemp, Stream::kCopyIn, -1, Bytes(own));
   }
-  const std::int32_t gathered =
-      allocate(MemoryCategory::kAllGatherOutput, Stream::kCopyIn, -1, Bytes(whole));
+  const std::int32_t gathered = allocate(MemoryCategory::kAllGatherOutput, Stream::kCopyIn, -1, Bytes(whole));
   wait(Stream::kAllGather, copy_in);
-  const EventId arrived =
-      add_row(EventKind::kAllGather, Stream::kAllGather, work_of_all(EventKind::kAllGather), -1);
+  const EventId arrived = add_row(EventKind::kAllGather, Stream::kAllGather, work_of_all(EventKind::kAllGather), -1);
   if (logging_) {
     log("all_gather", {.stream = name(Stream::kAllGather),
                        .bytes_in = own,
@@ -97,11 +95,10 @@ std::int32_t Fsdp2::gather_reference(std::vector<std::int32_t>& parameters) {
   }
   StepBuilder::free(cast);
   wait(Stream::kCompute, arrived);
-  add_row(EventKind::kAllGatherCopyOut, Stream::kCompute, work_of_all(EventKind::kAllGatherCopyOut),
-          -1);
+  add_row(EventKind::kAllGatherCopyOut, Stream::kCompute, work_of_all(EventKind::kAllGatherCopyOut), -1);
   for (std::int32_t u = 0; u < count(); ++u) {
-    parameters.push_back(allocate_parts(MemoryCategory::kUnshardedParam, Stream::kCompute, u,
-                                        shape(u).unsharded_parts));
+    parameters.push_back(
+        allocate_parts(MemoryCategory::kUnshardedParam, Stream::kCompute, u, shape(u).unsharded_parts));
   }
   return gathered;
 }

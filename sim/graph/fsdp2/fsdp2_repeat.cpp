@@ -49,8 +49,7 @@ void visit_group(Group& g, const Id& id, const Fact& fact) {
   fact(g.has_gradient);
   fact(g.open_modules);
   fact(g.fresh_gradients);
-  for (auto* list :
-       {&g.single_parameters, &g.slices, &g.accumulated, &g.whole, &g.host_gradients}) {
+  for (auto* list : {&g.single_parameters, &g.slices, &g.accumulated, &g.whole, &g.host_gradients}) {
     fact(list->size());
     for (auto& buffer : *list) id(buffer);
   }
@@ -95,8 +94,7 @@ void Fsdp2::find_runs() {
   };
   const auto is_like_next = [&](std::int32_t u) {
     const auto at = static_cast<std::size_t>(u);
-    return StepBuilder::is_like_next(u) && is_listed(u) &&
-           prefetch_place_[at + 1] == prefetch_place_[at] + 1 &&
+    return StepBuilder::is_like_next(u) && is_listed(u) && prefetch_place_[at + 1] == prefetch_place_[at] + 1 &&
            plan_.unshard_in_backward.at(u) == plan_.unshard_in_backward.at(u + 1) &&
            needs_alike(input_needs_gradient_, u) && needs_alike(output_needs_gradient_, u);
   };
@@ -114,15 +112,15 @@ void Fsdp2::find_runs() {
 // A unit reaches those that it gathers ahead; one more each way shows that no more are.
 Fsdp2::Repeat::Repeat(Fsdp2& builder, Groups groups)
     : builder_(builder),
-      reach_(2 + static_cast<std::int32_t>(std::max<std::int64_t>(
-                     {1, builder.plan_.prefetch.forward, builder.plan_.prefetch.backward}))) {
+      reach_(2 + static_cast<std::int32_t>(
+                     std::max<std::int64_t>({1, builder.plan_.prefetch.forward, builder.plan_.prefetch.backward}))) {
   if (groups == Groups::kUntouched) series_ = {Source::kUntouched, 0, builder.count() - 1};
 }
 
 void Fsdp2::Repeat::begin(Order order) {
   // What lies between a backward and the next forward touches all groups.
-  const bool holds = order == Order::kBackward ? series_.source == Source::kMovedOn
-                                               : series_.source == Source::kUntouched && !begun_;
+  const bool holds =
+      order == Order::kBackward ? series_.source == Source::kMovedOn : series_.source == Source::kUntouched && !begun_;
   if (!holds) series_ = {};
   begun_ = true;
   step_ = static_cast<std::int32_t>(order);

@@ -36,9 +36,7 @@ class Fsdp2::Repeat {
     std::size_t last_fact = 0;          // the first of the last group
   };
 
-  std::int32_t group_at(std::int32_t unit, std::int32_t offset) const {
-    return unit + offset * step_;
-  }
+  std::int32_t group_at(std::int32_t unit, std::int32_t offset) const { return unit + offset * step_; }
   // Calls id() and fact() for what a group that is not reached yet will be asked for.
   template <typename Id, typename Fact>
   void read_group(std::int32_t unit, const Id& id, const Fact& fact) const;

@@ -52,26 +52,22 @@ void Fsdp2::all_gather(std::int32_t unit) {
                                     .dtype = to_string(plan_.master_dtype),
                                     .on = "non_blocking"});
       }
-      std::int32_t arrived =
-          allocate(MemoryCategory::kCastTemp, copies, unit, Bytes(p.shard_numel * p.stored_size));
+      std::int32_t arrived = allocate(MemoryCategory::kCastTemp, copies, unit, Bytes(p.shard_numel * p.stored_size));
       log_operator("clone", copies, p.shard_numel * p.stored_size, plan_.master_dtype);
       if (!p.casts) {
         temporaries.push_back(arrived);
         continue;
       }
-      temporaries.push_back(allocate(MemoryCategory::kCastTemp, copies, unit,
-                                     Bytes(p.shard_numel * p.gathered_size)));
+      temporaries.push_back(allocate(MemoryCategory::kCastTemp, copies, unit, Bytes(p.shard_numel * p.gathered_size)));
       log_operator("_to_copy", copies, p.shard_numel * master_size(), plan_.master_dtype);
       StepBuilder::free(arrived);
     }
   }
-  const EventId copy_in =
-      add_unit_row(EventKind::kAllGatherCopyIn, copies, unit, small ? kSmallGroup : kWholeGroup);
+  const EventId copy_in = add_unit_row(EventKind::kAllGatherCopyIn, copies, unit, small ? kSmallGroup : kWholeGroup);
   if (!offloaded && casts_parameters() && version_.casts_one_by_one && !small) {
     for (const UnitParameter& p : s.list) {
       if (!p.casts) continue;
-      temporaries.push_back(allocate(MemoryCategory::kCastTemp, copies, unit,
-                                     Bytes(p.shard_numel * p.gathered_size)));
+      temporaries.push_back(allocate(MemoryCategory::kCastTemp, copies, unit, Bytes(p.shard_numel * p.gathered_size)));
       log_operator("_to_copy", copies, p.shard_numel * master_size(), plan_.master_dtype);
     }
   } else if (!offloaded && casts_parameters() && !version_.casts_one_by_one) {
@@ -81,9 +77,8 @@ void Fsdp2::all_gather(std::int32_t unit) {
   g.gather.buffer = allocate(MemoryCategory::kAllGatherOutput, copies, unit, Bytes(bytes * ranks));
   const std::string_view dtype = s.fp8_shard_numel > 0 ? "uint8" : to_string(plan_.param_dtype);
   if (logging_) {
-    log_here(
-        "all_gather_copy_in",
-        {.stream = name(copies), .bytes_in = bytes, .bytes_out = bytes * ranks, .dtype = dtype});
+    log_here("all_gather_copy_in",
+             {.stream = name(copies), .bytes_in = bytes, .bytes_out = bytes * ranks, .dtype = dtype});
   }
   const Stream shown = async ? Stream::kCompute : Stream::kAllGather;
   wait(Stream::kAllGather, copy_in);
@@ -149,14 +144,12 @@ void Fsdp2::copy_out(std::int32_t unit) {
   wait_event(Stream::kCompute, g.gather.event);
   add_unit_row(EventKind::kAllGatherCopyOut, Stream::kCompute, unit);
   if (s.reshard_group == 0 && s.cut_numel == 0) {
-    g.parameters =
-        allocate_parts(MemoryCategory::kUnshardedParam, Stream::kCompute, unit, s.unsharded_parts);
+    g.parameters = allocate_parts(MemoryCategory::kUnshardedParam, Stream::kCompute, unit, s.unsharded_parts);
   } else {
     std::vector<std::int32_t> temporaries;
     for (const UnitParameter& p : s.list) {
       const Bytes bytes(p.shard_numel * s.shards * p.gathered_size);
-      g.single_parameters.push_back(
-          allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit, bytes));
+      g.single_parameters.push_back(allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit, bytes));
       // Sharded along another dimension: a contiguous copy first, put together from there.
       if (p.shard_dim > 0) {
         temporaries.push_back(allocate(MemoryCategory::kCommTemp, Stream::kCompute, unit, bytes));
@@ -164,15 +157,14 @@ void Fsdp2::copy_out(std::int32_t unit) {
     }
     for (const UnitParameter& p : s.list) {
       if (p.shard_dim == 0) continue;
-      log_operator("cat", Stream::kCompute, p.shard_numel * s.shards * param_size(),
-                   plan_.param_dtype);
+      log_operator("cat", Stream::kCompute, p.shard_numel * s.shards * param_size(), plan_.param_dtype);
     }
     for (std::int32_t& temporary : temporaries) StepBuilder::free(temporary);
   }
   if (logging_) {
-    log_here("all_gather_copy_out", {.bytes_in = g.gather.bytes,
-                                     .bytes_out = s.gather_bytes * s.shards,
-                                     .dtype = to_string(plan_.param_dtype)});
+    log_here(
+        "all_gather_copy_out",
+        {.bytes_in = g.gather.bytes, .bytes_out = s.gather_bytes * s.shards, .dtype = to_string(plan_.param_dtype)});
   }
 }
 
@@ -184,14 +176,14 @@ std::int32_t Fsdp2::copy_out_alone(std::int32_t unit) {
   std::int32_t last = kNoBuffer;
   for (const UnitParameter& p : shape(unit).list) {
     if (p.casts) {
-      const std::int32_t cast = allocate(MemoryCategory::kCommTemp, Stream::kCompute, unit,
-                                         Bytes(p.shard_numel * p.gathered_size));
+      const std::int32_t cast =
+          allocate(MemoryCategory::kCommTemp, Stream::kCompute, unit, Bytes(p.shard_numel * p.gathered_size));
       log_operator("_to_copy", Stream::kCompute, p.shard_numel * master_size(), plan_.master_dtype);
       StepBuilder::free(last);
       last = cast;
     }
-    g.single_parameters.push_back(allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit,
-                                           Bytes(p.numel * p.gathered_size)));
+    g.single_parameters.push_back(
+        allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit, Bytes(p.numel * p.gathered_size)));
     log_operator("copy_", Stream::kCompute, p.numel * p.gathered_size, plan_.param_dtype);
   }
   return last;
@@ -225,8 +217,7 @@ void Fsdp2::keep_slices(std::int32_t unit) {
   add_unit_row(EventKind::kReshard, Stream::kCompute, unit);
   for (std::size_t i = 0; i < s.list.size(); ++i) {
     const std::int64_t bytes = s.list[i].shard_numel * s.shards / s.reshard_group * param_size();
-    g.slices.push_back(
-        allocate(MemoryCategory::kPostForwardShard, Stream::kCompute, unit, Bytes(bytes)));
+    g.slices.push_back(allocate(MemoryCategory::kPostForwardShard, Stream::kCompute, unit, Bytes(bytes)));
     log_operator("clone", Stream::kCompute, bytes, plan_.param_dtype);
     StepBuilder::free(g.single_parameters[i]);
   }

@@ -75,9 +75,8 @@ std::vector<std::int32_t> Fsdp2::sum_plain_gradients() {
       if (!p.partial) continue;
       const std::int64_t bytes = p.numel * master_size();
       sums.push_back(allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(bytes)));
-      const EventId row =
-          communicate({.kind = CollectiveKind::kAllReduce, .dim = MeshDim::kTp}, bytes, bytes,
-                      {.dtype = to_string(plan_.master_dtype), .on = "SUM"});
+      const EventId row = communicate({.kind = CollectiveKind::kAllReduce, .dim = MeshDim::kTp}, bytes, bytes,
+                                      {.dtype = to_string(plan_.master_dtype), .on = "SUM"});
       await_collective(row, CollectiveKind::kAllReduce, MeshDim::kTp, HostEvent::kNobody);
     }
   }
@@ -90,16 +89,16 @@ std::vector<std::int32_t> Fsdp2::sum_plain_gradients() {
 void Fsdp2::step_plain_gradients() {
   if (is_wrapped()) return;
   const Optimizer& optimizer = plan_.optimizer;
-  const bool by_lists = optimizer.kind == Optimizer::Kind::kAdamW &&
-                        optimizer.implementation == Optimizer::Implementation::kForeach;
+  const bool by_lists =
+      optimizer.kind == Optimizer::Kind::kAdamW && optimizer.implementation == Optimizer::Implementation::kForeach;
   for (const int arguments : by_lists ? std::vector{1, 2} : std::vector{1}) {
     std::vector<std::int32_t> made;
     for (int a = 0; a < arguments; ++a) {
       for (std::int32_t u = 0; u < count(); ++u) {
         for (const UnitParameter& p : shape(u).list) {
           if (p.gradient_numel == 0) continue;
-          made.push_back(allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                                  Bytes(p.numel * master_size())));
+          made.push_back(
+              allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(p.numel * master_size())));
         }
       }
       const std::vector<std::int32_t> sums = sum_plain_gradients();

@@ -23,8 +23,7 @@ Fsdp2::Division Fsdp2::division(std::int32_t unit) const {
   if (!overflows) return {0, total, "SUM", "SUM"};
   std::int64_t before = 1;
   const auto whole = static_cast<std::int64_t>(total);
-  while (total == as_double(whole) && whole % before == 0 &&
-         total / as_double(before) > as_double(before)) {
+  while (total == as_double(whole) && whole % before == 0 && total / as_double(before) > as_double(before)) {
     before *= 2;
   }
   return {as_double(before), total / as_double(before), "SUM", "SUM"};
@@ -62,8 +61,7 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
       break;
     case EventKind::kAllGather:
       work.bytes = Bytes(gathered);
-      work.communicator =
-          variant == kSmallGroup ? post_forward_communicator(s.reshard_group) : gathers_on(s);
+      work.communicator = variant == kSmallGroup ? post_forward_communicator(s.reshard_group) : gathers_on(s);
       work.queues = variant != kSmallGroup;
       break;
     case EventKind::kAllGatherCopyOut:
@@ -95,9 +93,8 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
     }
     case EventKind::kReduceScatter:
       work.bytes = Bytes(trained * r);
-      work.communicator = plan_.communicators == Communicators::kSeparate
-                              ? reduce_scatter_communicator()
-                              : gathers_on(s);
+      work.communicator =
+          plan_.communicators == Communicators::kSeparate ? reduce_scatter_communicator() : gathers_on(s);
       break;
     case EventKind::kAllReduce:
       work.bytes = Bytes(s.trained_shard_numel * r);

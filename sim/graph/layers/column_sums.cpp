@@ -45,8 +45,8 @@ std::int64_t column_sum_bytes(std::int64_t rows, std::int64_t columns) {
   const std::int64_t grid = divide_up(threads_of_columns, width);
   const std::int64_t filled = kMultiprocessors * (kThreadsOfEach / (width * height));
   if (values < kMost || grid > filled) return 0;
-  const std::int64_t shares = std::max(
-      std::min(divide_up(filled, grid), divide_up(values, kFewest)), divide_up(values, kMost));
+  const std::int64_t shares =
+      std::max(std::min(divide_up(filled, grid), divide_up(values, kFewest)), divide_up(values, kMost));
   if (shares < 2) return 0;
   return checked_multiply(checked_multiply(columns, shares), kPartialSum * width * read_at_once);
 }

@@ -32,8 +32,7 @@ void FusedRegion::enter(const Operation& op) {
   written_.clear();
 }
 
-void FusedRegion::add(const Operation& op, Pass pass, std::int64_t moved,
-                      LayerPhaseProgram& phase) {
+void FusedRegion::add(const Operation& op, Pass pass, std::int64_t moved, LayerPhaseProgram& phase) {
   if (kernel_ == kNone) {
     if (moved == 0) return;
     kernel_ = phase.kernels.size();
@@ -65,8 +64,8 @@ void FusedRegion::backward(const Operation& op, const Derivative& derivative, co
   std::int64_t moved = 0;
   const std::int16_t output = op.outputs.front();
   const bool is_made = !insert(written_, output);  // what arrives is in registers, or a part of it
-  const bool renames = std::ranges::all_of(
-      derivative.gradients, [](const InputGradient& each) { return each.alias && !each.exists; });
+  const bool renames =
+      std::ranges::all_of(derivative.gradients, [](const InputGradient& each) { return each.alias && !each.exists; });
   const bool sums = derivative.parts > 1;
   if (!renames || sums) {
     moved += (derivative.parts - (is_made ? 1 : 0)) * size(bytes, output);

@@ -31,8 +31,7 @@ class FusedRegion {
     const Indices& saved;
     std::vector<InputGradient> gradients;
   };
-  void backward(const Operation& op, const Derivative& derivative, const Sizes& bytes,
-                LayerPhaseProgram& phase);
+  void backward(const Operation& op, const Derivative& derivative, const Sizes& bytes, LayerPhaseProgram& phase);
 
  private:
   void enter(const Operation& op);

@@ -23,7 +23,7 @@ std::vector<std::int64_t> kept_masks(const ModelSpec& model, const Plan& plan) {
       const std::int64_t size = tensor.type == ElementType::kByte    ? 1
                                 : tensor.type == ElementType::kInt64 ? 8
                                 : tensor.type == ElementType::kFp32  ? size_of(DType::kFp32)
-                                                                    : size_of(plan.compute_dtype());
+                                                                     : size_of(plan.compute_dtype());
       sizes.push_back(checked_multiply(count, size));
     }
   }
@@ -31,9 +31,8 @@ std::vector<std::int64_t> kept_masks(const ModelSpec& model, const Plan& plan) {
 }
 
 bool adds_sinusoids(const ModelSpec& model) {
-  return std::ranges::any_of(model.kinds, [](const LayerSpec& layer) {
-    return contains(layer.tensors, kSinusoids, &TensorSpec::name);
-  });
+  return std::ranges::any_of(
+      model.kinds, [](const LayerSpec& layer) { return contains(layer.tensors, kSinusoids, &TensorSpec::name); });
 }
 
 }

@@ -25,11 +25,9 @@ LayerAutograd::LayerAutograd(const LayerSpec& layer, const ProgramOptions& optio
     } else if (spec.name == kColumnSums) {
       TensorSpec rows = spec;
       rows.fixed = 0;
-      bytes_.push_back(
-          column_sum_bytes(elements(rows, options.batch, options.sequence), spec.fixed));
+      bytes_.push_back(column_sum_bytes(elements(rows, options.batch, options.sequence), spec.fixed));
     } else {
-      bytes_.push_back(
-          checked_multiply(elements(spec, options.batch, options.sequence), elements_[t].size()));
+      bytes_.push_back(checked_multiply(elements(spec, options.batch, options.sequence), elements_[t].size()));
     }
   }
   find_releases();
@@ -115,11 +113,9 @@ void LayerAutograd::find_nodes() {
   for (std::size_t o = 0; o < operations(); ++o) {
     const Operation& op = operation(o);
     if (!reached[o]) continue;
-    trains_[o] = options_.grad_mode &&
-                 std::ranges::any_of(op.parameters, [&](Index p) { return !is_frozen(p); });
-    node_[o] =
-        trains_[o] || (op.gradient != GradientRule::kNone &&
-                       std::ranges::any_of(op.inputs, [&](Index t) { return needs_gradient(t); }));
+    trains_[o] = options_.grad_mode && std::ranges::any_of(op.parameters, [&](Index p) { return !is_frozen(p); });
+    node_[o] = trains_[o] || (op.gradient != GradientRule::kNone &&
+                              std::ranges::any_of(op.inputs, [&](Index t) { return needs_gradient(t); }));
     if (!node_[o]) continue;
     if (op.view) {
       for (Index t : op.outputs) needs_[at(t)] = true;
@@ -137,9 +133,8 @@ void LayerAutograd::find_nodes() {
 
 bool LayerAutograd::is_unread(std::size_t o) const {
   const Operation& op = operation(o);
-  return !node_[o] && op.gradient == GradientRule::kOwn && !is_flat() && !op.saved.empty() &&
-         !op.view && !op.outputs.empty() &&
-         std::ranges::any_of(op.inputs, [&](Index t) { return needs_gradient(t); });
+  return !node_[o] && op.gradient == GradientRule::kOwn && !is_flat() && !op.saved.empty() && !op.view &&
+         !op.outputs.empty() && std::ranges::any_of(op.inputs, [&](Index t) { return needs_gradient(t); });
 }
 
 const Indices& LayerAutograd::saves(std::size_t o) const {
@@ -147,9 +142,8 @@ const Indices& LayerAutograd::saves(std::size_t o) const {
   const Operation& op = operation(o);
   if (!node_[o] || (op.view && options_.recompute != Recompute::kNone)) return kNothing;
   // (A loss with the head's product in it makes that again, whoever is trained.)
-  const bool for_weight =
-      (op.kind == OperationKind::kGemm && op.function != Function::kCrossEntropy) ||
-      op.kind == OperationKind::kEmbedding || (op.eager_norm && !op.parameters.empty());
+  const bool for_weight = (op.kind == OperationKind::kGemm && op.function != Function::kCrossEntropy) ||
+                          op.kind == OperationKind::kEmbedding || (op.eager_norm && !op.parameters.empty());
   const bool makes_weight = op.inputs.size() > 1 && needs_gradient(op.inputs[1]);
   const bool keeps = options_.keeps_inputs && op.kind == OperationKind::kGemm && op.groups <= 1;
   return for_weight && !trains_[o] && !makes_weight && !keeps ? weight_copies_[o] : op.saved;

@@ -58,9 +58,7 @@ class LayerAutograd {
   // Of a tensor that ranks share, of all its parts.
   std::int64_t whole_bytes(Index t) const { return checked_multiply(bytes(t), tensor(t).split); }
   // Of what a product gathers: the head does into memory that is always there.
-  std::int64_t gathered_bytes(Index t) const {
-    return layer_.role == LayerRole::kHead ? 0 : whole_bytes(t);
-  }
+  std::int64_t gathered_bytes(Index t) const { return layer_.role == LayerRole::kHead ? 0 : whole_bytes(t); }
   TensorElement element(Index t) const { return elements_[at(t)]; }
   KernelCounts counts() const { return {layer_, options_, bytes_}; }
   const ModuleSpans& modules() const { return modules_; }  // empty without ProgramOptions::hooks
@@ -119,8 +117,7 @@ class LayerAutograd {
   }
   // Its gradient is added where it is kept, by the product that makes it.
   bool has_fused_gradient(Index p) const {
-    return options_.fused_gradients && has_product_gradient(layer_, parameter(p)) &&
-           !parameter(p).tied;
+    return options_.fused_gradients && has_product_gradient(layer_, parameter(p)) && !parameter(p).tied;
   }
   std::int64_t gradient_bytes(Index p, DType dtype) const {
     if (has_fused_gradient(p)) return 0;

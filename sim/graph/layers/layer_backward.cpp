@@ -137,16 +137,14 @@ class Backward {
     const Indices& saved = graph_.saves(o);
     if (replaces(op)) drop_saved(saved);
     const bool is_taken = takes_incoming(op) && is_sole(incoming.front());
-    Contributions contributions = op.gradient == GradientRule::kAlias
-                                      ? hand_through(o, incoming.front())
-                                      : differentiate(o, incoming.front(), addend);
+    Contributions contributions = op.gradient == GradientRule::kAlias ? hand_through(o, incoming.front())
+                                                                      : differentiate(o, incoming.front(), addend);
     if (addend != kNoGradient) step.inputs.push_back(gradient(addend).slot);
     for (const Contribution& each : contributions) {
       step.outputs.push_back(gradient(each.gradient).slot);
     }
     if (op.kind == OperationKind::kAttention && !graph_.is_flat()) drop_unneeded(contributions);
-    const bool unpacked =
-        replaces(op) || (graph_.is_checkpointed() && graph_.inside(o) && !graph_.is_flat());
+    const bool unpacked = replaces(op) || (graph_.is_checkpointed() && graph_.inside(o) && !graph_.is_flat());
     // (DeepSpeed's own F.linear makes that sum itself: zero3_places.cpp.)
     const bool sums_inside = graph_.options().keeps_inputs && !op.transposed_weight;
     if (sums_inside) writer_.use_workspace(workspace(op, true));
@@ -207,8 +205,7 @@ class Backward {
     recomputed_ = true;
     const bool began = !writer_.phase().calls.empty() || !writer_.phase().kernels.empty();
     // The engine recomputes before backward begins.
-    const bool first =
-        graph_.is_flat() || graph_.options().recomputes_first || graph_.reentrant_output() >= 0;
+    const bool first = graph_.is_flat() || graph_.options().recomputes_first || graph_.reentrant_output() >= 0;
     if (!began || first) return;
     writer_.enter(part_in_backward(graph_.operation(o)));
     writer_.recompute_here();
@@ -262,8 +259,7 @@ class Backward {
       gradient(made).flight = launch;
       gradient(made).kept = packed;
     }
-    const std::int32_t held =
-        std::exchange(held_, op.continues_node ? share(incoming) : kNoGradient);
+    const std::int32_t held = std::exchange(held_, op.continues_node ? share(incoming) : kNoGradient);
     end_step_of(o, incoming, made);
     if (held != kNoGradient) drop(held);
     if (!retains(o)) drop_saved(graph_.saves(o));
@@ -273,8 +269,7 @@ class Backward {
 
   std::vector<std::int32_t> take_incoming(const Operation& op) {
     std::vector<std::int32_t> incoming;
-    const std::size_t count =
-        op.view ? op.outputs.size() : std::min<std::size_t>(1, op.outputs.size());
+    const std::size_t count = op.view ? op.outputs.size() : std::min<std::size_t>(1, op.outputs.size());
     for (std::size_t i = 0; i < count; ++i) {
       const std::int32_t g = std::exchange(gradient_of_[at(op.outputs[i])], kNoGradient);
       if (g != kNoGradient) incoming.push_back(g);
@@ -296,17 +291,13 @@ class Backward {
     return sum;
   }
 
-  static bool is_part(const Operation& op) {
-    return op.view && op.gradient == GradientRule::kAliasFirst;
-  }
+  static bool is_part(const Operation& op) { return op.view && op.gradient == GradientRule::kAliasFirst; }
 
   // --- what a node computes ---
 
   bool trains(std::size_t o) const { return graph_.trains(o) && !splits_; }
   // retain_graph; but what a checkpoint's hooks unpack, they hand out.
-  bool retains(std::size_t o) const {
-    return splits_ && !(graph_.is_checkpointed() && graph_.inside(o));
-  }
+  bool retains(std::size_t o) const { return splits_ && !(graph_.is_checkpointed() && graph_.inside(o)); }
 
   // A sum hands its output's gradient on, reduced for an input that is broadcast or of another
   // dtype.
@@ -327,8 +318,7 @@ class Backward {
   std::int32_t handed_through(const Operation& op, Index t, std::int32_t incoming) {
     const std::int64_t bytes = graph_.bytes(t);
     if (!graph_.is_flat() && is_broadcast(t, op)) {
-      const std::int64_t wide =
-          bytes / graph_.element(t).size() * graph_.element(op.outputs.front()).size();
+      const std::int64_t wide = bytes / graph_.element(t).size() * graph_.element(op.outputs.front()).size();
       std::int32_t sum = make_gradient_of(t, wide);
       add_kernel(Function::kAdd, output_bytes(op));
       if (casts(op, t)) drop(std::exchange(sum, make_gradient_of(t, bytes)));
@@ -373,9 +363,10 @@ class Backward {
     std::int32_t all = LayerProgramWriter::kNoSlot, partial = LayerProgramWriter::kNoSlot;
     std::int16_t gathered = 0, reduced = 0;
     if (gathers) {
-      all = writer_.make_temporary(graph_.gathered_bytes(input),
-                                   graph_.tensor(input).name + " gathered");
-      gathered = writer_.launch(op.gathers, part, whole, element);
+      all = writer_.make_temporary(graph_.gathered_bytes(input), graph_.tensor(input).name + " gathered");
+      LayerCollective again = op.gathers;
+      again.finds_amax = false;
+      gathered = writer_.launch(again, part, whole, element);
     }
     Contributions contributions;
     if (needed) {
@@ -432,9 +423,8 @@ class Backward {
       Slots ended;
       if (op.ring.ranks > 1) ended = write_ring_backward(writer_, op);
       if (op.gathers.kind != CollectiveKind::kNone) ended = gather_keys(op);
-      contributions = addend != kNoGradient && adds_in_place(op)
-                          ? Contributions{{op.inputs.front(), addend}}
-                          : input_gradients(op, incoming);
+      contributions = addend != kNoGradient && adds_in_place(op) ? Contributions{{op.inputs.front(), addend}}
+                                                                 : input_gradients(op, incoming);
       for (const std::int32_t slot : ended) writer_.free(slot);
       if (op.ring.ranks > 1) return contributions;
     }
@@ -443,12 +433,11 @@ class Backward {
     const bool makes_unasked = splits_ && op.makes_all;
     for (std::size_t i = 0; makes_unasked && i < op.parameters.size(); ++i) {
       const Index p = op.parameters[i];
-      dying_.push_back(writer_.make_temporary(graph_.gradient_bytes(p, graph_.dtype_of(p)),
-                                              graph_.parameter(p).name + ".grad"));
+      dying_.push_back(
+          writer_.make_temporary(graph_.gradient_bytes(p, graph_.dtype_of(p)), graph_.parameter(p).name + ".grad"));
     }
     const bool folded = op.kind == OperationKind::kGemm && contributions.size() > 1;
-    add_backward_kernels(graph_.counts(), op,
-                         {trains(o) || makes_unasked || folded, !contributions.empty()},
+    add_backward_kernels(graph_.counts(), op, {trains(o) || makes_unasked || folded, !contributions.empty()},
                          writer_.phase());
     if (addend != kNoGradient && !adds_in_place(op)) {
       writer_.phase().kernels.back().bytes += Bytes(graph_.bytes(op.inputs.front()));
@@ -474,24 +463,19 @@ class Backward {
   bool takes_incoming(const Operation& op) const {
     if (!op.in_place || graph_.is_loss() || replaces(op)) return false;
     const bool is_differentiated = graph_.is_flat() || graph_.needs_gradient(op.inputs.front());
-    return is_differentiated && op.gradient != GradientRule::kNone &&
-           op.gradient != GradientRule::kAlias;
+    return is_differentiated && op.gradient != GradientRule::kNone && op.gradient != GradientRule::kAlias;
   }
 
   // Liger's product: the gradients of its inputs take the places of these.
-  static bool replaces(const Operation& op) {
-    return op.in_place && op.function == Function::kSiluMultiply;
-  }
+  static bool replaces(const Operation& op) { return op.in_place && op.function == Function::kSiluMultiply; }
 
   Contributions input_gradients(const Operation& op, std::int32_t incoming) {
     const auto needed = [&](Index t) {
       // A custom function makes all of its gradients, as the attention kernels do.
-      return graph_.needs_gradient(t) || op.kind == OperationKind::kNorm ||
-             op.kind == OperationKind::kAttention || (graph_.is_flat() && !graph_.is_loss());
+      return graph_.needs_gradient(t) || op.kind == OperationKind::kNorm || op.kind == OperationKind::kAttention ||
+             (graph_.is_flat() && !graph_.is_loss());
     };
-    const auto is_alias = [&](Index t) {
-      return op.gradient == GradientRule::kAliasFirst && t == op.inputs.front();
-    };
+    const auto is_alias = [&](Index t) { return op.gradient == GradientRule::kAliasFirst && t == op.inputs.front(); };
     Index last = -1;
     for (Index t : op.inputs) {
       if (needed(t) && !is_alias(t)) last = t;
@@ -527,8 +511,7 @@ class Backward {
   // in its input's.
   TensorElement made_element(const Operation& op, Index input) const {
     const bool follows = op.kind == OperationKind::kElementwise && op.function != Function::kCast &&
-                         op.function != Function::kSoftmax && !graph_.is_flat() &&
-                         !op.outputs.empty();
+                         op.function != Function::kSoftmax && !graph_.is_flat() && !op.outputs.empty();
     return graph_.element(follows ? op.outputs.front() : input);
   }
 
@@ -631,8 +614,7 @@ class Backward {
     }
     settle(place);
     settle(added.gradient);
-    LayerStep step = {.kind = LayerStep::Kind::kSum,
-                      .inputs = {gradient(place).slot, gradient(added.gradient).slot}};
+    LayerStep step = {.kind = LayerStep::Kind::kSum, .inputs = {gradient(place).slot, gradient(added.gradient).slot}};
     if (!regions_.runs) {
       if (regions_.made_by[at(added.tensor)] >= 0) {
         ++regions_.parts[at(added.tensor)];
@@ -642,8 +624,7 @@ class Backward {
     }
     // autograd adds to what it alone has (can_accumulate_inplace): of a loss, where it shows.
     const Gradient& first = gradient(place);
-    const bool is_alone = graph_.is_loss() && !graph_.is_flat() && !regions_.runs &&
-                          first.references == 1 &&
+    const bool is_alone = graph_.is_loss() && !graph_.is_flat() && !regions_.runs && first.references == 1 &&
                           writer_.program().slots[at(first.slot)].bytes == allocated_size(bytes);
     if (is_alone) {
       drop(added.gradient);
@@ -676,8 +657,7 @@ class Backward {
 
   void hold_output() {
     const Index output = graph_.reentrant_output();
-    if (output < 0 || output_gradient_ != kNoGradient || gradient_of_[at(output)] == kNoGradient)
-      return;
+    if (output < 0 || output_gradient_ != kNoGradient || gradient_of_[at(output)] == kNoGradient) return;
     output_gradient_ = share(gradient_of_[at(output)]);
   }
 
@@ -769,7 +749,7 @@ class Backward {
   std::vector<Gradient> gradients_;
   bool recomputed_ = false;
   std::int32_t output_gradient_ = kNoGradient;  // of a reentrant checkpoint's output
-  Slots dying_;  // they go when autograd's engine is done with the node
+  Slots dying_;                                 // they go when autograd's engine is done with the node
   struct InRegions {
     bool runs = false;                // the node that runs is in a region
     Indices made_by;                  // tensors: the region that makes it; -1

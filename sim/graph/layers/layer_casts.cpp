@@ -24,8 +24,7 @@ class Inserter {
       Operation op = old_.operations[o];
       const bool nested = options_.split_parts && op.part > 0 && casts_outputs;
       const bool enters = nested && (o == 0 || old_.operations[o - 1].part != op.part);
-      const bool leaves =
-          nested && (o + 1 == old_.operations.size() || old_.operations[o + 1].part != op.part);
+      const bool leaves = nested && (o + 1 == old_.operations.size() || old_.operations[o + 1].part != op.part);
       if (enters && op.kind != OperationKind::kEmbedding) {
         cast(op.inputs.front(), options_.compute, 0);
       }

@@ -132,8 +132,7 @@ class Forward {
   bool is_held_over(const Operation& op) const {
     return op.inputs.empty() && op.function == Function::kCopy && !op.outputs.empty() &&
            std::ranges::none_of(graph_.layer().operations, [&](const Operation& other) {
-             return contains(other.inputs, op.outputs.front()) ||
-                    contains(other.saved, op.outputs.front());
+             return contains(other.inputs, op.outputs.front()) || contains(other.saved, op.outputs.front());
            });
   }
 
@@ -174,8 +173,7 @@ class Forward {
       add_memory_kernel(writer_.phase(), Function::kCopy, Pass::kForward, 2 * bytes);
     };
     const auto temporary = [&](std::int64_t bytes, const char* what) {
-      const std::int32_t slot =
-          writer_.add_slot(category, bytes, graph_.tensor(output).name + what);
+      const std::int32_t slot = writer_.add_slot(category, bytes, graph_.tensor(output).name + what);
       writer_.allocate(slot);
       return slot;
     };
@@ -198,9 +196,8 @@ class Forward {
     writer_.name(output);
     if (!collective.waits) {
       // What is sent stays until somebody waits, too: the copy, or the input itself.
-      return packed == LayerProgramWriter::kNoSlot
-                 ? writer_.set_flight(output, launch, input)
-                 : writer_.set_flight_of_copy(output, launch, packed);
+      return packed == LayerProgramWriter::kNoSlot ? writer_.set_flight(output, launch, input)
+                                                   : writer_.set_flight_of_copy(output, launch, packed);
     }
     writer_.await(launch);
     if (packed != LayerProgramWriter::kNoSlot) writer_.free(packed);
@@ -260,8 +257,7 @@ class Forward {
     if (op.kind != OperationKind::kGemm || op.gathers.kind == CollectiveKind::kNone) return -1;
     const Index input = op.inputs.front();
     const std::int64_t in = graph_.bytes(input), out = graph_.whole_bytes(input);
-    whole_input_ = writer_.add_slot(category, graph_.gathered_bytes(input),
-                                    graph_.tensor(input).name + " gathered");
+    whole_input_ = writer_.add_slot(category, graph_.gathered_bytes(input), graph_.tensor(input).name + " gathered");
     writer_.allocate(whole_input_);
     const std::int16_t launched = writer_.launch(op.gathers, in, out, graph_.element(input));
     if (!graph_.options().pipelines_products) writer_.await(launched);
@@ -306,8 +302,8 @@ class Forward {
     const std::size_t last = graph_.last_saver();
     const Indices& outputs = graph_.operation(last).outputs;
     const Indices& saved = graph_.saves(last);
-    const bool saves_output = std::find_first_of(saved.begin(), saved.end(), outputs.begin(),
-                                                 outputs.end()) != saved.end();
+    const bool saves_output =
+        std::find_first_of(saved.begin(), saved.end(), outputs.begin(), outputs.end()) != saved.end();
     return saves_output ? last + 1 : last;
   }
 
@@ -338,9 +334,7 @@ void write_recompute(LayerProgramWriter& writer) {
   writer.end();
 }
 
-void recompute_again(LayerProgramWriter& writer, const std::vector<bool>& ended) {
-  Forward(writer).run_again(ended);
-}
+void recompute_again(LayerProgramWriter& writer, const std::vector<bool>& ended) { Forward(writer).run_again(ended); }
 
 // The layer's input, which the loop hands on, is kept of every layer, too.
 void copy_stacked(LayerProgramWriter& writer, Pass pass) {

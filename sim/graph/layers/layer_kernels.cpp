@@ -79,12 +79,10 @@ std::int64_t width(const KernelCounts& counts, const Operation& op, std::int64_t
   const std::int64_t step = 16 / size_of(counts.options.compute);
   return (elements + step - 1) / step * step;
 }
-void add_padding(const KernelCounts& counts, const Operation& op, Pass pass,
-                 LayerPhaseProgram& phase) {
+void add_padding(const KernelCounts& counts, const Operation& op, Pass pass, LayerPhaseProgram& phase) {
   if (width(counts, op, op.n) == op.n && width(counts, op, op.k) == op.k) return;
-  add_memory_kernel(
-      phase, Function::kCopy, pass,
-      checked_multiply(2 * weight_elements(counts, op), size_of(counts.options.compute)));
+  add_memory_kernel(phase, Function::kCopy, pass,
+                    checked_multiply(2 * weight_elements(counts, op), size_of(counts.options.compute)));
 }
 
 // TransformerEngine casts and transposes at once and keeps both.
@@ -103,47 +101,43 @@ bool is_narrow(const KernelCounts& counts, const Operation& op) {
 
 // Of an operand of `elements`, two bytes each, read once or twice and written once or twice. Where
 // each of `ranks` casts its part before it is gathered, the transpose is made of what has arrived.
-void add_quantisation(const Operation& op, Pass pass, std::int64_t elements,
-                      LayerPhaseProgram& phase, std::int64_t ranks = 1) {
+void add_quantisation(const Operation& op, Pass pass, std::int64_t elements, LayerPhaseProgram& phase,
+                      std::int64_t ranks = 1) {
   constexpr std::int64_t kRead = 2, kWritten = 1;
   if (op.fp8 == Float8::kNvfp4) {
     for (int layout = 0; layout < 2; ++layout) {
-      add_memory_kernel(
-          phase, Function::kCast, pass,
-          (checked_multiply(elements, kRead) + narrow_bytes(op.fp8, elements)) / ranks);
+      add_memory_kernel(phase, Function::kCast, pass,
+                        (checked_multiply(elements, kRead) + narrow_bytes(op.fp8, elements)) / ranks);
     }
     return;
   }
   const bool transposes = keeps_transposes(op);
   const std::int64_t written = transposes && ranks == 1 ? 2 * kWritten : kWritten;
-  add_memory_kernel(phase, Function::kCast, pass,
-                    checked_multiply(elements, kRead + written) / ranks);
+  add_memory_kernel(phase, Function::kCast, pass, checked_multiply(elements, kRead + written) / ranks);
   if (transposes && ranks > 1) {
     add_memory_kernel(phase, Function::kCopy, pass, checked_multiply(elements, 2 * kWritten));
   }
 }
 
 // In the other layout, for backward: of the two-byte operand, or of what arrived in fp8.
-void add_transposed(const Operation& op, std::int64_t elements, LayerPhaseProgram& phase,
-                    std::int64_t ranks, std::int64_t copied = 4) {
+void add_transposed(const Operation& op, std::int64_t elements, LayerPhaseProgram& phase, std::int64_t ranks,
+                    std::int64_t copied = 4) {
   const bool copies = op.fp8 == Float8::kRowwise;
   if (copies || ranks > 1) {
-    add_memory_kernel(phase, Function::kCopy, Pass::kBackward,
-                      checked_multiply(elements, copies ? copied : 2));
+    add_memory_kernel(phase, Function::kCopy, Pass::kBackward, checked_multiply(elements, copies ? copied : 2));
     phase.kernels.back().memory_class = MemoryClass::kCopy;
   }
   if (ranks == 1) add_quantisation(op, Pass::kBackward, elements, phase);
 }
 
 void add_amax(const Operation& op, Pass pass, std::int64_t elements, LayerPhaseProgram& phase) {
-  const bool asks =
-      op.fp8 == Float8::kTensorwise || op.fp8 == Float8::kCurrent || op.fp8 == Float8::kNvfp4;
+  const bool asks = op.fp8 == Float8::kTensorwise || op.fp8 == Float8::kCurrent || op.fp8 == Float8::kNvfp4;
   if (!asks) return;
   add_memory_kernel(phase, Function::kCast, pass, checked_multiply(elements, 2));
 }
 
-void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
-              LayerPhaseProgram& phase, Float8 recipe = Float8::kNone) {
+void add_gemm(const KernelCounts& counts, Pass pass, const Product& product, LayerPhaseProgram& phase,
+              Float8 recipe = Float8::kNone) {
   const bool fp8 = recipe != Float8::kNone, fp4 = recipe == Float8::kNvfp4;
   const auto& [m, n, k, elements, groups, narrow] = product;
   const DType dtype = narrow ? DType::kBf16 : counts.options.compute;
@@ -170,8 +164,7 @@ void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
 // One of attention's products by itself, a batched product over all heads: each row of the sequence
 // times all of them (scores: the inner width is the head's), or of the heads' features. Backward
 // has one of each kind where scores are made or read.
-void add_head_product(const KernelCounts& counts, const Operation& op, Pass pass,
-                      LayerPhaseProgram& phase) {
+void add_head_product(const KernelCounts& counts, const Operation& op, Pass pass, LayerPhaseProgram& phase) {
   const std::int64_t rows = std::max<std::int64_t>(1, counts.options.sequence / op.split);
   const std::int64_t heads = checked_multiply(counts.options.batch, op.attention.heads);
   const std::int64_t all = checked_multiply(heads, rows);
@@ -191,8 +184,7 @@ void add_head_product(const KernelCounts& counts, const Operation& op, Pass pass
   }
 }
 
-void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
-                   LayerPhaseProgram& phase) {
+void add_attention(const KernelCounts& counts, const Operation& op, Pass pass, LayerPhaseProgram& phase) {
   if (op.function == Function::kMatrixProduct) return add_head_product(counts, op, pass, phase);
   Kernel kernel;
   kernel.kind = KernelKind::kAttention;
@@ -204,8 +196,7 @@ void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
   kernel.fp32 = counts.options.compute == DType::kFp32;
   const AttentionShape& shape = op.attention;
   kernel.m = checked_multiply(counts.options.batch, shape.documents);
-  kernel.n = std::max<std::int64_t>(
-      1, counts.options.sequence * shape.key_ranks / shape.documents / op.split);
+  kernel.n = std::max<std::int64_t>(1, counts.options.sequence * shape.key_ranks / shape.documents / op.split);
   kernel.k = shape.head_dim;
   kernel.heads = shape.heads;
   // Forward: q k and p v. Backward: q k again, dp = do v, dv, dq and dk.
@@ -219,17 +210,15 @@ void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
 }
 
 // Reads the blocks, writes the weight in the compute dtype.
-void add_dequantize(const KernelCounts& counts, const Operation& op, Pass pass,
-                    LayerPhaseProgram& phase) {
+void add_dequantize(const KernelCounts& counts, const Operation& op, Pass pass, LayerPhaseProgram& phase) {
   if (!op.packed) return;
   const std::int64_t blocks = counts.layer.parameters[at(op.parameters.front())].numel();
-  add_memory_kernel(phase, Function::kDequantize, pass,
-                    checked_multiply(checked_add(blocks, weight_elements(counts, op)),
-                                     size_of(counts.options.compute)));
+  add_memory_kernel(
+      phase, Function::kDequantize, pass,
+      checked_multiply(checked_add(blocks, weight_elements(counts, op)), size_of(counts.options.compute)));
 }
 
-void add_gemm_backward(const KernelCounts& counts, const Operation& op, BackwardParts parts,
-                       LayerPhaseProgram& phase) {
+void add_gemm_backward(const KernelCounts& counts, const Operation& op, BackwardParts parts, LayerPhaseProgram& phase) {
   const ProgramOptions& options = counts.options;
   const std::int64_t rows = rows_of(counts, op);
   const std::int64_t weights = weight_elements(counts, op);
@@ -249,13 +238,11 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
       if (!op.shares_fp8_input) add_transposed(op, rows * op.k, phase, op.fp8_inputs);
     }
     add_gemm(counts, Pass::kBackward,
-             {width(counts, op, op.k), width(counts, op, op.n), group, elements, op.groups,
-              is_narrow(counts, op)},
+             {width(counts, op, op.k), width(counts, op, op.n), group, elements, op.groups, is_narrow(counts, op)},
              phase, fp8_weights ? op.fp8 : Float8::kNone);
     if (options.gradients == GradientStorage::kFlat && options.flat_gradient != options.compute) {
-      add_memory_kernel(
-          phase, Function::kCast, Pass::kBackward,
-          checked_multiply(weights, size_of(options.compute) + size_of(options.flat_gradient)));
+      add_memory_kernel(phase, Function::kCast, Pass::kBackward,
+                        checked_multiply(weights, size_of(options.compute) + size_of(options.flat_gradient)));
     }
   }
   if (parts.inputs) {
@@ -267,14 +254,12 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
     }
     add_padding(counts, op, Pass::kBackward, phase);
     add_gemm(counts, Pass::kBackward,
-             {group, width(counts, op, op.k), width(counts, op, op.n), elements, op.groups,
-              is_narrow(counts, op)},
+             {group, width(counts, op, op.k), width(counts, op, op.n), elements, op.groups, is_narrow(counts, op)},
              phase, op.fp8);
   }
   if (parts.weights && op.parameters.size() > 1) {
     // The bias: a column sum over the output's gradient.
-    add_memory_kernel(phase, Function::kColumnSum, Pass::kBackward,
-                      counts.bytes[at(op.outputs.front())]);
+    add_memory_kernel(phase, Function::kColumnSum, Pass::kBackward, counts.bytes[at(op.outputs.front())]);
   }
 }
 
@@ -301,8 +286,7 @@ std::int64_t bytes_of_gate(const KernelCounts& counts, const Operation& op) {
   return gates ? counts.bytes[at(op.outputs.front())] : 0;
 }
 
-void add_products(const KernelCounts& counts, const Operation& op, Pass pass,
-                  LayerPhaseProgram& phase) {
+void add_products(const KernelCounts& counts, const Operation& op, Pass pass, LayerPhaseProgram& phase) {
   for (const SideProduct& p : op.products) {
     if (p.backward != (pass == Pass::kBackward)) continue;
     const std::int64_t rows = counts.bytes[at(p.rows)];
@@ -328,8 +312,7 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
       add_dequantize(counts, op, Pass::kForward, phase);
       if (op.casts_weight) {
         add_memory_kernel(phase, Function::kCast, Pass::kForward,
-                          weight_elements(counts, op) * size_of(DType::kFp32) +
-                              counts.bytes[at(op.outputs.back())]);
+                          weight_elements(counts, op) * size_of(DType::kFp32) + counts.bytes[at(op.outputs.back())]);
       }
       if (op.fp8 != Float8::kNone) {
         if (!op.shares_fp8_input) {
@@ -346,8 +329,7 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
       add_padding(counts, op, Pass::kForward, phase);
       add_gemm(counts, Pass::kForward,
                {rows_of_group(counts, op), width(counts, op, op.n), width(counts, op, op.k),
-                rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups,
-                is_narrow(counts, op)},
+                rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups, is_narrow(counts, op)},
                phase, op.fp8);
       if (op.function == Function::kCrossEntropy) {  // of its result, in place
         add_memory_kernel(phase, op.function, Pass::kForward,
@@ -378,8 +360,7 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
       return;
     case OperationKind::kSoftmaxLoss:
       // In place: the logits are read, their gradient is written, all in forward.
-      add_memory_kernel(phase, op.function, Pass::kForward,
-                        op.in_place ? 2 * total_bytes(counts, op.inputs) : moved);
+      add_memory_kernel(phase, op.function, Pass::kForward, op.in_place ? 2 * total_bytes(counts, op.inputs) : moved);
       return;
   }
 }
@@ -395,8 +376,7 @@ void add_eager_backward(const Operation& op, std::int64_t output, LayerPhaseProg
       add_memory_kernel(phase, Function::kMultiply, kPass, 3 * output);
       return;
     case Function::kMultiply:  // a product for each factor, of which each reads the gradient
-      if (op.inputs.size() > 1 && !op.eager_norm)
-        add_memory_kernel(phase, Function::kMultiply, kPass, output);
+      if (op.inputs.size() > 1 && !op.eager_norm) add_memory_kernel(phase, Function::kMultiply, kPass, output);
       return;
     case Function::kScale:
       if (op.in_place) {  // masked_fill_: fills a copy
@@ -412,12 +392,10 @@ void add_eager_backward(const Operation& op, std::int64_t output, LayerPhaseProg
   }
 }
 
-void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts parts,
-                  LayerPhaseProgram& phase) {
+void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts parts, LayerPhaseProgram& phase) {
   add_products(counts, op, Pass::kBackward, phase);
   const std::int64_t output = op.outputs.empty() ? 0 : counts.bytes[at(op.outputs.front())];
-  const std::int64_t moved =
-      output + total_bytes(counts, op.saved) + total_bytes(counts, op.inputs);
+  const std::int64_t moved = output + total_bytes(counts, op.saved) + total_bytes(counts, op.inputs);
   switch (op.kind) {
     case OperationKind::kGemm:
       add_gemm_backward(counts, op, parts, phase);
@@ -427,8 +405,8 @@ void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts
       return;
     case OperationKind::kNorm:
       // Reads the output's gradient and the saved input, writes the input's gradient.
-      add_norm(counts, op, Pass::kBackward,
-               output + 2 * total_bytes(counts, op.inputs) + 3 * bytes_of_gate(counts, op), phase);
+      add_norm(counts, op, Pass::kBackward, output + 2 * total_bytes(counts, op.inputs) + 3 * bytes_of_gate(counts, op),
+               phase);
       return;
     case OperationKind::kScan:
       add_scan_backward(counts, op, phase);
@@ -476,8 +454,7 @@ void mark_heads(const Operation& op, std::size_t begin, LayerPhaseProgram& phase
 bool reads_parts_of_rows(const KernelCounts& counts, const Operation& op) {
   if (op.sums_last || (op.in_place && op.function == Function::kScale)) return true;
   const auto bytes = [&](std::int16_t t) { return counts.bytes[at(t)]; };
-  if (op.function == Function::kAdd && op.inputs.size() == 1 &&
-      bytes(op.inputs.front()) == bytes(op.outputs.front())) {
+  if (op.function == Function::kAdd && op.inputs.size() == 1 && bytes(op.inputs.front()) == bytes(op.outputs.front())) {
     return true;
   }
   return std::ranges::any_of(op.inputs, [&](std::int16_t t) {
@@ -490,8 +467,7 @@ bool reads_parts_of_rows(const KernelCounts& counts, const Operation& op) {
 // Such a kernel does not stream: 0.34 to 0.42 of the bandwidth for masks and SiLU over halves of
 // three codes on an H100, 0.9 where rows are whole (kernels of reports/validation). Of the
 // gradients of several inputs some stream: those stay.
-void mark_parts_of_rows(const KernelCounts& counts, const Operation& op, std::size_t begin,
-                        LayerPhaseProgram& phase) {
+void mark_parts_of_rows(const KernelCounts& counts, const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
   if (op.kind != OperationKind::kElementwise || begin == phase.kernels.size()) return;
   const bool is_forward = phase.kernels[begin].pass == Pass::kForward;
   if ((!is_forward && op.inputs.size() > 1) || !reads_parts_of_rows(counts, op)) return;
@@ -503,17 +479,14 @@ void mark_parts_of_rows(const KernelCounts& counts, const Operation& op, std::si
 }
 
 // A cast to a wider type reads one element at a time (unrolled_elementwise_kernel).
-void mark_widening_casts(const KernelCounts& counts, const Operation& op, std::size_t begin,
-                         LayerPhaseProgram& phase) {
+void mark_widening_casts(const KernelCounts& counts, const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
   if (op.kind != OperationKind::kElementwise || op.function != Function::kCast) return;
   if (op.inputs.empty() || op.outputs.empty()) return;
-  const std::int64_t from = counts.bytes[at(op.inputs.front())],
-                     to = counts.bytes[at(op.outputs.front())];
+  const std::int64_t from = counts.bytes[at(op.inputs.front())], to = counts.bytes[at(op.outputs.front())];
   for (std::size_t k = begin; k < phase.kernels.size(); ++k) {
     Kernel& kernel = phase.kernels[k];
     const bool widens = kernel.pass == Pass::kForward ? to > from : from > to;
-    if (widens && kernel.memory_class == MemoryClass::kElementwise)
-      kernel.memory_class = MemoryClass::kWidening;
+    if (widens && kernel.memory_class == MemoryClass::kElementwise) kernel.memory_class = MemoryClass::kWidening;
   }
 }
 
@@ -534,10 +507,8 @@ void launch_one_by_one(const Operation& op, std::size_t begin, LayerPhaseProgram
 // each reads the weight, and the weight's gradient of each is made in the compute dtype, cast to
 // fp32 and added to their sum (liger_kernel/ops/fused_linear_cross_entropy.py since 0.6.2). Nothing
 // but the tile stands beside its backward, unlike that of tiles which are made again there.
-void launch_in_tiles(const KernelCounts& counts, const Operation& op, std::size_t begin,
-                     LayerPhaseProgram& phase) {
-  if (op.kind != OperationKind::kGemm || op.function != Function::kCrossEntropy ||
-      op.backward_workspace.size() != 1) {
+void launch_in_tiles(const KernelCounts& counts, const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
+  if (op.kind != OperationKind::kGemm || op.function != Function::kCrossEntropy || op.backward_workspace.size() != 1) {
     return;
   }
   const std::int64_t element = size_of(counts.options.compute);
@@ -560,11 +531,9 @@ void launch_in_tiles(const KernelCounts& counts, const Operation& op, std::size_
       phase.kernels.push_back(kernel);
       if (!sums) continue;
       constexpr std::int64_t kSum = 4;
-      add_memory_kernel(phase, Function::kCast, kernel.pass,
-                        checked_multiply(weights, element + kSum));
+      add_memory_kernel(phase, Function::kCast, kernel.pass, checked_multiply(weights, element + kSum));
       phase.kernels.back().memory_class = MemoryClass::kWidening;
-      add_memory_kernel(phase, Function::kAdd, kernel.pass,
-                        checked_multiply(weights, kSum + 2 * element));
+      add_memory_kernel(phase, Function::kAdd, kernel.pass, checked_multiply(weights, kSum + 2 * element));
     }
   }
 }
@@ -594,8 +563,7 @@ void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, s
   phase.kernels.push_back(kernel);
 }
 
-void add_forward_kernels(const KernelCounts& counts, const Operation& op,
-                         LayerPhaseProgram& phase) {
+void add_forward_kernels(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
   const std::size_t begin = phase.kernels.size();
   add_forward(counts, op, phase);
   launch_one_by_one(op, begin, phase);
@@ -622,8 +590,8 @@ void mark_eager_norm(const Operation& op, std::size_t begin, LayerPhaseProgram& 
   if (!op.eager_norm) return;
   for (std::size_t k = begin; k < phase.kernels.size(); ++k) {
     Kernel& kernel = phase.kernels[k];
-    kernel.memory_class = kernel.pass == Pass::kForward ? MemoryClass::kEagerNormForward
-                                                        : MemoryClass::kEagerNormBackward;
+    kernel.memory_class =
+        kernel.pass == Pass::kForward ? MemoryClass::kEagerNormForward : MemoryClass::kEagerNormBackward;
   }
 }
 

@@ -18,8 +18,7 @@ std::string prefix_of(const ModelSpec& model, std::int32_t layer) {
   std::int64_t number = 0;
   for (std::int32_t l = 0; l < module; ++l) {
     const LayerInstance& before = model.order[at(l)];
-    const bool counts =
-        before.same_as < 0 && model.kinds[at(before.kind)].role == LayerRole::kBlock;
+    const bool counts = before.same_as < 0 && model.kinds[at(before.kind)].role == LayerRole::kBlock;
     number += counts ? 1 : 0;
   }
   return model.block_prefix + "." + std::to_string(number);
@@ -45,26 +44,22 @@ std::vector<LayerModule> modules_of(const LayerSpec& layer) {
     const std::string& name = layer.parameters[p].name;
     const std::size_t dot = name.rfind('.');
     if (dot == std::string::npos) continue;  // the layer's own
-    const std::int16_t module =
-        module_at(modules, name.substr(0, dot), layer.role == LayerRole::kBlock);
+    const std::int16_t module = module_at(modules, name.substr(0, dot), layer.role == LayerRole::kBlock);
     modules[at(module)].parameters.push_back(static_cast<std::int16_t>(p));
   }
   return modules;
 }
 
 ModuleSpans::ModuleSpans(const LayerSpec& layer)
-    : modules_(modules_of(layer)),
-      first_(modules_.size(), layer.operations.size()),
-      last_(modules_.size(), 0) {
+    : modules_(modules_of(layer)), first_(modules_.size(), layer.operations.size()), last_(modules_.size(), 0) {
   const auto owner_of = [&](std::int16_t parameter) {
-    const auto owner = std::ranges::find_if(
-        modules_, [&](const LayerModule& m) { return contains(m.parameters, parameter); });
+    const auto owner =
+        std::ranges::find_if(modules_, [&](const LayerModule& m) { return contains(m.parameters, parameter); });
     return owner == modules_.end() ? -1 : static_cast<int>(owner - modules_.begin());
   };
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     const Indices& weights = layer.operations[o].parameters;
-    module_of_.push_back(weights.empty() ? std::int16_t{-1}
-                                         : static_cast<std::int16_t>(owner_of(weights.front())));
+    module_of_.push_back(weights.empty() ? std::int16_t{-1} : static_cast<std::int16_t>(owner_of(weights.front())));
     for (std::int16_t each : around(o)) {
       const auto m = at(each);
       first_[m] = std::min(first_[m], o);

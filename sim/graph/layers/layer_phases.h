@@ -39,8 +39,7 @@ void write_weight_backward(LayerProgramWriter& writer, WeightGradients& weights,
 // the ranks of mesh.cp (Operation::ring).
 
 // All but the operation's outputs. Returns the slots that go when those are there.
-LayerProgramWriter::Slots write_ring_forward(LayerProgramWriter& writer, const Operation& op,
-                                             MemoryCategory category);
+LayerProgramWriter::Slots write_ring_forward(LayerProgramWriter& writer, const Operation& op, MemoryCategory category);
 
 // All but the gradients of q, k and v. Returns the slots that go when those are there.
 LayerProgramWriter::Slots write_ring_backward(LayerProgramWriter& writer, const Operation& op);

@@ -42,8 +42,8 @@ class Finisher {
       program_.output_grad_bytes = allocated_size(output / all * made);
     }
     list_stored_gradients();
-    for (LayerPhaseProgram* phase : {&program_.forward, &program_.recompute, &program_.backward,
-                                     &program_.free_ignored_gradients}) {
+    for (LayerPhaseProgram* phase :
+         {&program_.forward, &program_.recompute, &program_.backward, &program_.free_ignored_gradients}) {
       finish(*phase);
     }
     for (LayerPhaseProgram& phase : program_.free_gradients) finish(phase);
@@ -130,8 +130,7 @@ class Finisher {
 
   Bytes slot_bytes(std::int32_t slot) const {
     if (slot >= LayerPhaseProgram::kEarlierGradient) {
-      return allocated_size(
-          graph_.gradient_bytes(static_cast<Index>(slot - LayerPhaseProgram::kEarlierGradient)));
+      return allocated_size(graph_.gradient_bytes(static_cast<Index>(slot - LayerPhaseProgram::kEarlierGradient)));
     }
     if (slot >= LayerPhaseProgram::kWaiting) {
       return allocated_size(graph_.bytes(graph_.layer().joins));

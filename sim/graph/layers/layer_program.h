@@ -42,12 +42,10 @@ enum class MemoryCategory : std::uint8_t {
 };
 inline constexpr std::size_t kMemoryCategories = 18;
 constexpr const char* to_string(MemoryCategory category) {
-  return word_at(
-      category,
-      {"sharded_param", "unsharded_param", "post_forward_shard", "sharded_grad", "unsharded_grad",
-       "accumulated_grad", "activation", "recomputed_activation", "backward_temp",
-       "optimizer_state", "optimizer_temp", "cast_temp", "all_gather_output",
-       "reduce_scatter_input", "reduce_scatter_output", "comm_temp", "input", "other"});
+  return word_at(category, {"sharded_param", "unsharded_param", "post_forward_shard", "sharded_grad", "unsharded_grad",
+                            "accumulated_grad", "activation", "recomputed_activation", "backward_temp",
+                            "optimizer_state", "optimizer_temp", "cast_temp", "all_gather_output",
+                            "reduce_scatter_input", "reduce_scatter_output", "comm_temp", "input", "other"});
 }
 
 // The caching allocator hands out multiples of 512 bytes (c10/cuda/CUDACachingAllocator.cpp,
@@ -78,10 +76,10 @@ struct Kernel {
   Pass pass = Pass::kForward;
   bool causal = true;
   bool fp32 = false;
-  bool fp8 = false;                      // GEMM: both operands in fp8
-  bool fp4 = false;                      // ... in NVFP4
-  bool masked = false, dropout = false;  // attention, as AttentionShape
-  bool in_tiles = false;  // attention: `flops` are of whole tiles, `bytes` take time of their own
+  bool fp8 = false;                             // GEMM: both operands in fp8
+  bool fp4 = false;                             // ... in NVFP4
+  bool masked = false, dropout = false;         // attention, as AttentionShape
+  bool in_tiles = false;                        // attention: `flops` are of whole tiles, `bytes` take time of their own
   std::int64_t m = 0, n = 0, k = 0, heads = 0;  // (norms: m rows)
   std::int64_t groups = 1;
   std::int64_t kernels = 1;  // of one call to a library, one behind the other
@@ -121,8 +119,7 @@ struct LayerStep {
   Kind kind = Kind::kForward;
   std::int16_t operation = -1;  // index into LayerSpec::operations
   std::uint32_t actions_end = 0;
-  std::uint32_t kernels_end =
-      0;  // of the phase's kernels: those up to here and past the last step's
+  std::uint32_t kernels_end = 0;              // of the phase's kernels: those up to here and past the last step's
   std::vector<std::int32_t> inputs, outputs;  // slots
 };
 
@@ -210,9 +207,9 @@ struct LayerProgram {
   std::vector<LayerPhaseProgram> free_gradients;      // of all parameters but the last
   std::vector<LayerPhaseProgram> free_last_gradient;  // which FSDP2 holds until the reduction
   LayerPhaseProgram free_ignored_gradients;           // zero_grad: of norms outside FSDP
-  std::vector<std::int32_t> weight_gradients;  // slot of each parameter's gradient, parameter
-                                               // order; -1: none, or added to an earlier one's
-  std::vector<std::int32_t> saved;  // slots alive between forward and backward, for reports
+  std::vector<std::int32_t> weight_gradients;         // slot of each parameter's gradient, parameter
+                                                      // order; -1: none, or added to an earlier one's
+  std::vector<std::int32_t> saved;                    // slots alive between forward and backward, for reports
   Bytes saved_bytes() const;
 };
 

@@ -34,8 +34,7 @@ LayerProgramWriter::LayerProgramWriter(const LayerAutograd& graph)
 
 // --- slots and actions ---
 
-std::int32_t LayerProgramWriter::add_slot(MemoryCategory category, std::int64_t bytes,
-                                          std::string name) {
+std::int32_t LayerProgramWriter::add_slot(MemoryCategory category, std::int64_t bytes, std::string name) {
   program_.slots.push_back({category, allocated_size(bytes), std::move(name), category});
   return static_cast<std::int32_t>(program_.slots.size()) - 1;
 }
@@ -66,9 +65,8 @@ std::uint16_t LayerProgramWriter::empty_segment() {
   std::vector<LayerSegment>& segments = phase_->segments;
   if (segments.empty()) segments.push_back({});
   const std::size_t last = segments.size() - 1;
-  const bool is_empty =
-      (last == 0 ? 0 : segments[last - 1].actions_end) == phase_->actions.size() &&
-      (last == 0 ? 0 : segments[last - 1].kernels_end) == phase_->kernels.size();
+  const bool is_empty = (last == 0 ? 0 : segments[last - 1].actions_end) == phase_->actions.size() &&
+                        (last == 0 ? 0 : segments[last - 1].kernels_end) == phase_->kernels.size();
   if (!is_empty) {
     const std::int8_t part = segments[last].part;
     close_segment();
@@ -81,11 +79,10 @@ std::uint16_t LayerProgramWriter::empty_segment() {
 void LayerProgramWriter::enter(std::int8_t part) {
   if (part > 0 && !graph_.options().split_parts) part = 0;
   // What a second half runs again is a part of it.
-  const bool is_half =
-      !phase_->segments.empty() && phase_->segments.back().part == LayerSegment::kWeights;
+  const bool is_half = !phase_->segments.empty() && phase_->segments.back().part == LayerSegment::kWeights;
   if (is_half) part = LayerSegment::kWeights;
-  if (!phase_->segments.empty() && phase_->segments.back().part == part &&
-      !phase_->segments.back().host_waits && !phase_->segments.back().host_copies) {
+  if (!phase_->segments.empty() && phase_->segments.back().part == part && !phase_->segments.back().host_waits &&
+      !phase_->segments.back().host_copies) {
     return;
   }
   begin_segment(part);
@@ -130,8 +127,13 @@ std::int16_t LayerProgramWriter::add_call(LayerCall call) {
 
 std::int16_t LayerProgramWriter::launch(const LayerCollective& collective, std::int64_t bytes_in,
                                         std::int64_t bytes_out, TensorElement element) {
-  LayerCall call = {
-      .collective = collective, .bytes_in = bytes_in, .bytes_out = bytes_out, .element = element};
+  LayerCall call = {.collective = collective, .bytes_in = bytes_in, .bytes_out = bytes_out, .element = element};
+  if (collective.finds_amax) {
+    LayerCall amax = {.collective = collective, .bytes_in = 4, .bytes_out = 4, .element = element};
+    amax.collective.kind = CollectiveKind::kAllReduce;
+    amax.element.type = ElementType::kFp32;
+    await(add_call(amax));
+  }
   if (collective.in_fp8) {
     call.bytes_in /= element.size();
     call.bytes_out /= element.size();
@@ -192,9 +194,7 @@ void LayerProgramWriter::share_storage(Index t, Index with) {
   storage_of_[at(t)] = of_batch ? kNoStorage : storage_of_[at(with)];
 }
 
-std::int32_t LayerProgramWriter::slot_of(Index t) const {
-  return has_storage(t) ? storage(t).slot : kNoSlot;
-}
+std::int32_t LayerProgramWriter::slot_of(Index t) const { return has_storage(t) ? storage(t).slot : kNoSlot; }
 
 LayerProgramWriter::Slots LayerProgramWriter::slots_of(const Indices& tensors) const {
   Slots slots;

@@ -21,16 +21,13 @@ namespace foreshard {
 namespace {
 
 // A tied head has no weight of its own.
-bool is_frozen(const ModelSpec& model, const Plan& plan, const LayerSpec& layer,
-               std::int64_t block) {
+bool is_frozen(const ModelSpec& model, const Plan& plan, const LayerSpec& layer, std::int64_t block) {
   const bool is_table = layer.role == LayerRole::kHead && model.tied_embeddings;
   return is_frozen(plan.frozen, layer, block) || (is_table && plan.frozen.embedding);
 }
 
 // Freezing the embedding freezes the table of tokens, not what the model adds to its rows.
-bool is_partly_frozen(const LayerSpec& layer) {
-  return layer.role == LayerRole::kEmbedding && !layer.nested.empty();
-}
+bool is_partly_frozen(const LayerSpec& layer) { return layer.role == LayerRole::kEmbedding && !layer.nested.empty(); }
 
 std::vector<bool> frozen_parameters(const LayerSpec& layer) {
   std::vector<bool> frozen;
@@ -57,9 +54,7 @@ bool trains_in_root(const ModelSpec& model, const Plan& plan) {
 
 LayerSpec with_flat_gradients(LayerSpec layer, bool is_split, bool root_trains) {
   std::vector<bool> trains(layer.nested.size() + 1, root_trains);
-  const auto unit = [&](const ParameterSpec& p) {
-    return static_cast<std::size_t>(is_split ? p.part : 0);
-  };
+  const auto unit = [&](const ParameterSpec& p) { return static_cast<std::size_t>(is_split ? p.part : 0); };
   for (const ParameterSpec& p : layer.parameters) trains[unit(p)] = trains[unit(p)] || p.trainable;
   for (ParameterSpec& p : layer.parameters) p.trainable = trains[unit(p)];
   return layer;
@@ -100,8 +95,7 @@ struct Variant {
 
 // Whether a unit's module begins, or ends, with the layer. Modules of one list run their hooks with
 // the first and the last of them; the root casts what the head returns.
-void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int64_t blocks,
-                  Variant& variant) {
+void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int64_t blocks, Variant& variant) {
   const Units& units = plan.units;
   switch (role) {
     case LayerRole::kEmbedding:
@@ -114,12 +108,11 @@ void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int
       return;
     case LayerRole::kFinalNorm:
       variant.ends_unit = units.head == UnitPlacement::kNorm;
-      variant.begins_unit = variant.ends_unit || (units.head == UnitPlacement::kWithNorm &&
-                                                  units.embedding != UnitPlacement::kWithHead);
+      variant.begins_unit =
+          variant.ends_unit || (units.head == UnitPlacement::kWithNorm && units.embedding != UnitPlacement::kWithHead);
       return;
     case LayerRole::kHead:
-      variant.begins_unit =
-          units.head == UnitPlacement::kOwn && units.embedding != UnitPlacement::kWithHead;
+      variant.begins_unit = units.head == UnitPlacement::kOwn && units.embedding != UnitPlacement::kWithHead;
       // (A loss inside the root's forward comes before the root's cast.)
       variant.ends_unit = !plan.loss_in_forward || !in_root(units, role);
       return;
@@ -151,8 +144,8 @@ bool casts_at_borders(const Plan& plan) {
 
 // The same, of a model that adds rows of an fp32 buffer to its stream.
 bool casts_sinusoids(const ModelSpec& model, const Plan& plan) {
-  return plan.runtime.kind == RuntimeKind::kFsdp2 && !plan.autocast &&
-         plan.compute_dtype() != DType::kFp32 && adds_sinusoids(model);
+  return plan.runtime.kind == RuntimeKind::kFsdp2 && !plan.autocast && plan.compute_dtype() != DType::kFp32 &&
+         adds_sinusoids(model);
 }
 
 // Of what a layer hands on (a norm of an fp32 stream: fp32).
@@ -169,9 +162,9 @@ DType handed_on(const LayerSpec& layer, const Variant& variant, const Plan& plan
 }
 
 std::int64_t output_bytes(const LayerSpec& layer, const Plan& plan, DType dtype) {
-  const std::int64_t count = elements(layer.tensors[static_cast<std::size_t>(layer.output)],
-                                      layer.domain.sequences(plan.batch.micro_batch),
-                                      layer.domain.length(plan.batch.sequence));
+  const std::int64_t count =
+      elements(layer.tensors[static_cast<std::size_t>(layer.output)], layer.domain.sequences(plan.batch.micro_batch),
+               layer.domain.length(plan.batch.sequence));
   return checked_multiply(count, size_of(dtype));
 }
 
@@ -179,8 +172,8 @@ std::int64_t output_bytes(const LayerSpec& layer, const Plan& plan, DType dtype)
 // gradient that its backward hands back.
 bool leaves_output(const LayerSpec& layer) {
   return std::ranges::any_of(layer.operations, [&](const Operation& op) {
-    return op.collective.kind != CollectiveKind::kNone && !op.collective.waits &&
-           !op.outputs.empty() && op.outputs.front() == layer.output;
+    return op.collective.kind != CollectiveKind::kNone && !op.collective.waits && !op.outputs.empty() &&
+           op.outputs.front() == layer.output;
   });
 }
 bool leaves_gradient(const LayerSpec& layer) {
@@ -209,8 +202,7 @@ std::int64_t narrowed_elements(const LayerSpec& layer, const Plan& plan) {
   }
   if (reader == nullptr || !reader->view || reader->outputs.size() != 1) return 0;
   const auto count = [&](Index t) {
-    return elements(layer.tensors[static_cast<std::size_t>(t)],
-                    layer.domain.sequences(plan.batch.micro_batch),
+    return elements(layer.tensors[static_cast<std::size_t>(t)], layer.domain.sequences(plan.batch.micro_batch),
                     layer.domain.length(plan.batch.sequence / plan.mesh.cp));
   };
   const std::int64_t narrowed = count(reader->outputs.front());
@@ -220,13 +212,11 @@ std::int64_t narrowed_elements(const LayerSpec& layer, const Plan& plan) {
 // Every layer's; without casts the borders do not matter.
 std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
   const bool casts = casts_at_borders(plan) || casts_sinusoids(model, plan);
-  const bool repeats = std::ranges::any_of(
-      model.order, [](const LayerInstance& layer) { return layer.same_as >= 0; });
+  const bool repeats = std::ranges::any_of(model.order, [](const LayerInstance& layer) { return layer.same_as >= 0; });
   std::vector<Variant> variants;
   std::vector<std::int64_t> block_of(model.order.size(), 0);
   const std::int64_t blocks = std::ranges::count_if(model.order, [&](const LayerInstance& layer) {
-    return layer.same_as < 0 &&
-           model.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kBlock;
+    return layer.same_as < 0 && model.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kBlock;
   });
   std::vector<Waiting> waiting;
   bool trained_before = plan.runtime.kind == RuntimeKind::kNative;
@@ -238,8 +228,7 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     const LayerSpec& layer = model.kinds[static_cast<std::size_t>(instance.kind)];
     block += instance.blocks_before;
     trained_before |= instance.begins_stage;
-    const std::size_t module =
-        instance.same_as >= 0 ? static_cast<std::size_t>(instance.same_as) : l;
+    const std::size_t module = instance.same_as >= 0 ? static_cast<std::size_t>(instance.same_as) : l;
     if (layer.role == LayerRole::kBlock && module == l) block_of[l] = block++;
     Variant variant = {.kind = instance.kind, .joined = plan.compute_dtype()};
     if (l > 0 && layer.role == LayerRole::kEmbedding) {
@@ -253,13 +242,12 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
       variant.joined_needs_gradient = waiting.back().needs_gradient;
       variant.joined = waiting.back().dtype;
     }
-    variant.frozen =
-        module == l ? is_frozen(model, plan, layer, block_of[l]) : variants[module].frozen;
+    variant.frozen = module == l ? is_frozen(model, plan, layer, block_of[l]) : variants[module].frozen;
     const bool in_trained_root = trains_root && in_root(plan.units, layer.role);
     if (in_trained_root) variant.frozen = false;
-    variant.split = !layer.nested.empty() && (layer.role == LayerRole::kEmbedding
-                                                  ? plan.units.embedding != UnitPlacement::kRoot
-                                                  : splits_block(plan.units, block_of[module]));
+    variant.split =
+        !layer.nested.empty() && (layer.role == LayerRole::kEmbedding ? plan.units.embedding != UnitPlacement::kRoot
+                                                                      : splits_block(plan.units, block_of[module]));
     variant.input_needs_gradient = trained_before;
     // A nested table may be frozen by itself.
     trained_before |= layer.has_trainable() && (!variant.frozen || is_partly_frozen(layer));
@@ -272,8 +260,8 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     variant.arrives = arrives;
     if (casts) {
       find_borders(plan, layer.role, block_of[module], blocks, variant);
-      const bool nested = layer.role == LayerRole::kEmbedding && !layer.nested.empty() &&
-                          plan.units.embedding == UnitPlacement::kOwn;
+      const bool nested =
+          layer.role == LayerRole::kEmbedding && !layer.nested.empty() && plan.units.embedding == UnitPlacement::kOwn;
       if (nested) variant.ends_unit = false;
       const bool casts_inside = nested && output_of_units(plan) == DType::kFp32;
       arrives = casts_inside ? DType::kFp32 : handed_on(layer, variant, plan);
@@ -313,8 +301,7 @@ void LayerPrograms::set_ddp(const Plan& plan, Setting& setting) {
 // Stage 1 adds micro-batches up in the gradients themselves; the others take each one's away.
 void LayerPrograms::set_zero(const Plan& plan, Setting& setting) {
   const bool is_stage1 = plan.runtime.kind == RuntimeKind::kZero1;
-  setting.existing =
-      is_stage1 && plan.batch.accumulation > 1 ? ExistingGradients::kAll : ExistingGradients::kNone;
+  setting.existing = is_stage1 && plan.batch.accumulation > 1 ? ExistingGradients::kAll : ExistingGradients::kNone;
   setting.stored = plan.param_dtype;
   if (is_stage1 && plan.zero.fp32_gradient_accumulation) {
     setting.first_gradient = setting.later_gradient = DType::kFp32;
@@ -389,8 +376,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     if (setting.splits) setting.existing = ExistingGradients::kAll;
     using enum PipelineSchedule;
     const PipelineSchedule order = plan.pipeline.schedule;
-    if (order == kGPipe || order == kInterleaved1F1B || order == kLoopedBfs)
-      setting.pipeline.schedule = k1F1B;
+    if (order == kGPipe || order == kInterleaved1F1B || order == kLoopedBfs) setting.pipeline.schedule = k1F1B;
   }
   if (plan.runtime.kind == RuntimeKind::kDdp) set_ddp(plan, setting);
   if (is_zero(plan.runtime.kind)) set_zero(plan, setting);
@@ -402,8 +388,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   if (!plan.mesh.is_wrapped() && plan.batch.accumulation > 1) {
     setting.existing = ExistingGradients::kAll;
   }
-  const Fsdp2Version version =
-      fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2));
+  const Fsdp2Version version = fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2));
   if (version.autograd_accumulates) {
     const bool keeps = keeps_unsharded(plan) && plan.batch.accumulation > 1;
     if (keeps) setting.existing = ExistingGradients::kAll;
@@ -419,8 +404,7 @@ struct LayerPrograms::Known {
 };
 
 struct LayerPrograms::Peers {
-  Peers(const ModelSpec& of, const Plan& by)
-      : whole(of), plan(by), of_rank(static_cast<std::size_t>(by.mesh.pp)) {}
+  Peers(const ModelSpec& of, const Plan& by) : whole(of), plan(by), of_rank(static_cast<std::size_t>(by.mesh.pp)) {}
 
   const ModelSpec& whole;
   const Plan plan;
@@ -448,8 +432,7 @@ const LayerPrograms& LayerPrograms::of_pipeline_rank(std::int64_t rank) const {
   return *peer;
 }
 
-LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& shared)
-    : setting_(setting_of(plan)) {
+LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& shared) : setting_(setting_of(plan)) {
   const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
   if (plan.mesh.pp > 1) local_ = std::make_shared<const ModelSpec>(part_of_pipeline(whole, plan));
   if (cuts_layers(plan)) {
@@ -486,8 +469,8 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     ProgramOptions options;
     options.batch = layer.domain.sequences(plan.batch.micro_batch);
     options.sequence = layer.domain.length(plan.batch.sequence / plan.mesh.cp);
-    options.wraps_gradients = (plan.mesh.tp > 1 || !plan.mesh.is_wrapped()) &&
-                              plan.runtime.kind != RuntimeKind::kNative && !is_megatron;
+    options.wraps_gradients =
+        (plan.mesh.tp > 1 || !plan.mesh.is_wrapped()) && plan.runtime.kind != RuntimeKind::kNative && !is_megatron;
     options.pipelines_products = plan.mesh.tp > 1 && plan.tensor_parallel.async;
     options.input_in_flight = variant.input_in_flight;
     options.gradient_in_flight = variant.gradient_in_flight;
@@ -498,8 +481,8 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     options.joined_dtype = variant.joined;
     options.joined_needs_gradient = variant.joined_needs_gradient;
     options.compute = plan.compute_dtype();
-    options.gradients = plan.runtime.kind == RuntimeKind::kNative ? GradientStorage::kFlat
-                                                                  : GradientStorage::kPerParameter;
+    options.gradients =
+        plan.runtime.kind == RuntimeKind::kNative ? GradientStorage::kFlat : GradientStorage::kPerParameter;
     // A GPU's products write the flat buffer's dtype themselves, but not those in slices.
     const bool casts = plan.host == HostKind::kComputes || plan.mesh.tp > 1;
     options.flat_gradient = casts ? plan.reduce_dtype : options.compute;
@@ -520,12 +503,10 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     options.early_stop = setting_.early_stop;
     options.reentrant = setting_.reentrant;
     options.stacked = setting_.stacked && layer.role == LayerRole::kBlock;
-    options.hooks =
-        plan.runtime.kind == RuntimeKind::kDdp || is_megatron || is_zero(plan.runtime.kind);
+    options.hooks = plan.runtime.kind == RuntimeKind::kDdp || is_megatron || is_zero(plan.runtime.kind);
     options.fused_gradients = options.keeps_read = is_megatron;
     // Without axes what comes before is taken as small.
-    options.recomputes_first =
-        is_megatron || (plan.mesh.is_plain() && plan.step_frame == StepFrame::kPlain);
+    options.recomputes_first = is_megatron || (plan.mesh.is_plain() && plan.step_frame == StepFrame::kPlain);
     if (at_borders) {
       options.arrives = variant.arrives;
       options.output_dtype = output_of_units(plan);
@@ -543,14 +524,11 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
   if (plan.runtime.kind == RuntimeKind::kZero3) zero3_trace_ = trace_zero3(model, plan, *this);
 }
 
-void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
-                           Programs& programs) const {
+void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options, Programs& programs) const {
   for (std::size_t mode = 0; mode < modes_.size(); ++mode) {
     if (!modes_[mode] || (layer.role != LayerRole::kBlock && mode != 0)) continue;
     options.recompute = static_cast<Recompute>(mode);
-    const auto build = [&] {
-      return std::make_shared<const LayerProgram>(build_layer_program(layer, options));
-    };
+    const auto build = [&] { return std::make_shared<const LayerProgram>(build_layer_program(layer, options)); };
     const auto of = [&](StepMicroBatch micro_batch) -> std::shared_ptr<const LayerProgram>& {
       return programs.of[static_cast<std::size_t>(micro_batch)][mode];
     };
@@ -571,14 +549,13 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
     of(StepMicroBatch::kLastOfSeveral) = of(StepMicroBatch::kLater);
     // Of a table that stacks share the gradients are added up before anything is reduced, unless it
     // is a unit by itself, which is reduced call by call.
-    const bool is_with_others = layer.role == LayerRole::kEmbedding &&
-                                (!setting_.tokens_are_a_unit || options.tied != Tying::kNone);
-    if (options.sharing == Sharing::kNone || setting_.existing != ExistingGradients::kAll ||
-        options.hooks || is_with_others) {
+    const bool is_with_others =
+        layer.role == LayerRole::kEmbedding && (!setting_.tokens_are_a_unit || options.tied != Tying::kNone);
+    if (options.sharing == Sharing::kNone || setting_.existing != ExistingGradients::kAll || options.hooks ||
+        is_with_others) {
       continue;
     }
-    options.existing =
-        options.ignores_norms ? ExistingGradients::kIgnored : ExistingGradients::kNone;
+    options.existing = options.ignores_norms ? ExistingGradients::kIgnored : ExistingGradients::kNone;
     of(StepMicroBatch::kLastOfSeveral) = build();
   }
   if (!setting_.evaluates) return;
@@ -591,12 +568,10 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
   } else if (layer.role == LayerRole::kLoss) {
     evaluated.operations.clear();  // a library's is the model's forward alone
   }
-  programs.evaluation =
-      std::make_shared<const LayerProgram>(build_layer_program(evaluated, options));
+  programs.evaluation = std::make_shared<const LayerProgram>(build_layer_program(evaluated, options));
 }
 
-const std::shared_ptr<const LayerProgram>& LayerPrograms::at(std::int32_t layer,
-                                                             Recompute recompute,
+const std::shared_ptr<const LayerProgram>& LayerPrograms::at(std::int32_t layer, Recompute recompute,
                                                              StepMicroBatch micro_batch) const {
   const auto kind = static_cast<std::size_t>(micro_batch);
   return of(layer).of[kind][static_cast<std::size_t>(recompute)];
@@ -615,9 +590,8 @@ bool LayerPrograms::serve(const Plan& plan) const {
   if (setting_.units != Units()) asked.units = plan.units;  // (casts_sinusoids)
   if (asked != setting_) return false;
   if (!modes_[static_cast<std::size_t>(plan.recompute.value)]) return false;
-  return std::ranges::all_of(plan.recompute.ranges, [&](const auto& range) {
-    return modes_[static_cast<std::size_t>(range.value)];
-  });
+  return std::ranges::all_of(plan.recompute.ranges,
+                             [&](const auto& range) { return modes_[static_cast<std::size_t>(range.value)]; });
 }
 
 }

@@ -69,29 +69,30 @@ class Ring {
     const std::int32_t dq = temporary(wide_ * q_, "q.grad fp32");
     Slots sums = {temporary(wide_ * k_, "k.grad fp32"), temporary(wide_ * v_, "v.grad fp32")};
     pack_keys();
-    const TensorElement element =
-        op_.ring.narrow ? element_ : TensorElement{ElementType::kFp32, DType::kFp32};
+    const TensorElement element = op_.ring.narrow ? element_ : TensorElement{ElementType::kFp32, DType::kFp32};
     const std::int64_t wide = (op_.ring.narrow ? 1 : wide_) * (k_ + v_);
     std::int16_t gradients = 0;
     std::int32_t sent = LayerProgramWriter::kNoSlot, came = LayerProgramWriter::kNoSlot;
     std::int32_t held = LayerProgramWriter::kNoSlot, statistics = LayerProgramWriter::kNoSlot;
     Slots made;
+    // Those of the rank's own keys need not travel (TransformerEngine), but do in PyTorch's.
+    const std::int64_t first = op_.ring.narrow ? 1 : 0;
     for (std::int64_t step = 0; step < op_.ring.ranks; ++step) {
       receive_keys(step);
       send_keys(step);
       if (op_.ring.computes(step)) {
-        const std::int32_t half = op_.ring.halves(step) ? temporary(statistics_ / 2, "logsumexp")
-                                                        : LayerProgramWriter::kNoSlot;
+        const std::int32_t half =
+            op_.ring.halves(step) ? temporary(statistics_ / 2, "logsumexp") : LayerProgramWriter::kNoSlot;
         read_keys(step);
         free(std::exchange(statistics, half));
         free(std::exchange(made, step_gradients(step)));
       } else {
         replace_by_zeros(made);
       }
+      if (step < first) continue;
       const bool adds_half = op_.ring.balanced && step > 0 && step <= op_.ring.rank;
-      if (step == 0) {
-        const Slots flattened = {temporary(wide_ * k_, "k.grad flat"),
-                                 temporary(wide_ * v_, "v.grad flat")};
+      if (step == first) {
+        const Slots flattened = {temporary(wide_ * k_, "k.grad flat"), temporary(wide_ * v_, "v.grad flat")};
         sent = temporary(wide, "k and v.grad to send");
         free(flattened);
       } else {
@@ -147,11 +148,8 @@ class Ring {
   void free(const Slots& slots) {
     for (const std::int32_t slot : slots) writer_.free(slot);
   }
-  void copy(std::int64_t bytes) {
-    add_memory_kernel(writer_.phase(), Function::kCopy, pass_, bytes);
-  }
-  std::int16_t launch(CollectiveKind kind, std::int64_t in, std::int64_t out,
-                      TensorElement element) {
+  void copy(std::int64_t bytes) { add_memory_kernel(writer_.phase(), Function::kCopy, pass_, bytes); }
+  std::int16_t launch(CollectiveKind kind, std::int64_t in, std::int64_t out, TensorElement element) {
     const LayerCollective collective{
         .kind = kind, .dim = MeshDim::kCp, .to_neighbour = kind == CollectiveKind::kAllToAll};
     return writer_.launch(collective, in, out, element);
@@ -168,9 +166,8 @@ class Ring {
   }
   bool is_part(std::int16_t t) const {
     const std::vector<Operation>& all = graph_.layer().operations;
-    return std::ranges::any_of(all, [t](const Operation& op) {
-      return op.view && op.outputs.size() > 1 && contains(op.outputs, t);
-    });
+    return std::ranges::any_of(
+        all, [t](const Operation& op) { return op.view && op.outputs.size() > 1 && contains(op.outputs, t); });
   }
   // Side by side, before every step but the last; only the first are gathered.
   void send_keys(std::int64_t step) {
@@ -185,8 +182,7 @@ class Ring {
     }
     const std::int64_t all = exchanges ? k_ + v_ : op_.ring.ranks * (k_ + v_);
     next_ = temporary(all, "keys and values");
-    launched_ = launch(exchanges ? CollectiveKind::kAllToAll : CollectiveKind::kAllGather, k_ + v_,
-                       all, element_);
+    launched_ = launch(exchanges ? CollectiveKind::kAllToAll : CollectiveKind::kAllGather, k_ + v_, all, element_);
   }
   void receive_keys(std::int64_t step) {
     if (step == 0 || (step > 1 && !op_.ring.exchanges)) return;
@@ -248,8 +244,7 @@ class Ring {
   void merge(std::int64_t step) {
     const std::int64_t part = op_.ring.halves(step) ? 2 : 1;
     const std::int64_t wide = wide_ * out_ / part, narrow = statistics_ / part;
-    const std::int32_t block =
-        widens() ? temporary(wide, "step fp32") : LayerProgramWriter::kNoSlot;
+    const std::int32_t block = widens() ? temporary(wide, "step fp32") : LayerProgramWriter::kNoSlot;
     const std::int32_t difference = temporary(narrow, "logsumexp difference");
     const std::int32_t weight = temporary(narrow, "weight");
     free(difference);

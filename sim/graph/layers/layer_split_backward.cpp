@@ -67,16 +67,14 @@ class WeightBackward {
     const Operation& op = graph_.operation(o);
     const std::int64_t bytes = graph_.bytes(op.outputs.front());
     LayerPhaseProgram& phase = writer_.phase();
-    const std::int32_t copy =
-        writer_.make_temporary(bytes, graph_.tensor(op.outputs.front()).name + ".grad copy");
+    const std::int32_t copy = writer_.make_temporary(bytes, graph_.tensor(op.outputs.front()).name + ".grad copy");
     add_memory_kernel(phase, Function::kAdd, Pass::kBackward, 2 * bytes);
     free_all(copy_);
     copy_ = {copy};
     if (graph_.is_checkpointed() && graph_.inside(o)) recompute();
     Slots unasked;
     for (std::size_t i = 0; op.makes_all && i < op.inputs.size(); ++i) {
-      unasked.push_back(writer_.make_temporary(graph_.bytes(op.inputs[i]),
-                                               graph_.tensor(op.inputs[i]).name + ".grad"));
+      unasked.push_back(writer_.make_temporary(graph_.bytes(op.inputs[i]), graph_.tensor(op.inputs[i]).name + ".grad"));
     }
     weights_.make(op);
     if (op.gradient == GradientRule::kAlias) {
@@ -145,10 +143,10 @@ class WeightBackward {
   const LayerAutograd& graph_;
   WeightGradients& weights_;
   const Slots& captured_;
-  bool ends_ = false;                                // the last layer of its stage that has weights
-  std::vector<std::size_t> groups_;                  // operations
-  std::map<std::int32_t, std::int32_t> references_;  // of captured slots
-  std::vector<bool> ended_;                          // operations
+  bool ends_ = false;                                  // the last layer of its stage that has weights
+  std::vector<std::size_t> groups_;                    // operations
+  std::map<std::int32_t, std::int32_t> references_;    // of captured slots
+  std::vector<bool> ended_;                            // operations
   std::vector<std::vector<std::int32_t>> recomputed_;  // storages, by who keeps them
   Slots copy_, added_;
 };

@@ -14,17 +14,14 @@
 
 namespace foreshard {
 
-WeightGradients::WeightGradients(LayerProgramWriter& writer)
-    : writer_(writer), graph_(writer.graph()) {
-  writer.program().weight_gradients.assign(graph_.layer().parameters.size(),
-                                           LayerProgramWriter::kNoSlot);
+WeightGradients::WeightGradients(LayerProgramWriter& writer) : writer_(writer), graph_(writer.graph()) {
+  writer.program().weight_gradients.assign(graph_.layer().parameters.size(), LayerProgramWriter::kNoSlot);
 }
 
 DType WeightGradients::made_dtype(const Operation& op) const {
   if (op.parameters.empty()) return graph_.element(op.outputs.front()).dtype;
   // In the weight's own dtype, which autocast leaves it.
-  if (op.function == Function::kCrossEntropy)
-    return graph_.gradient_dtype_of(op.parameters.front());
+  if (op.function == Function::kCrossEntropy) return graph_.gradient_dtype_of(op.parameters.front());
   return op.kind == OperationKind::kNorm ? graph_.dtype_of(op.parameters.front())
                                          : graph_.element(op.outputs.front()).dtype;
 }
@@ -63,8 +60,8 @@ void WeightGradients::validate(const Operation& op) {
   if (op.casts_weight && hang_on_node(op)) return;  // (a stack's cast is a node more, too)
   for (Fresh& each : fresh_) {
     const Index p = each.parameter;
-    const bool later = op.kind == OperationKind::kGemm && p == op.parameters.front() &&
-                       graph_.parameter(p).shape.size() == 2;
+    const bool later =
+        op.kind == OperationKind::kGemm && p == op.parameters.front() && graph_.parameter(p).shape.size() == 2;
     const DType wanted = later ? graph_.dtype_of(p) : graph_.gradient_dtype_of(p);
     if (wanted == made) continue;
     const std::int32_t cast = make_slot(p, wanted, ".grad");
@@ -87,8 +84,7 @@ bool WeightGradients::settle(const Fresh& fresh) {
   const Index p = fresh.parameter;
   if (graph_.is_frozen(p)) return true;
   const ProgramOptions& options = graph_.options();
-  const bool adds = options.sharing == Sharing::kBetween ||
-                    options.sharing == Sharing::kLastOfBackward ||
+  const bool adds = options.sharing == Sharing::kBetween || options.sharing == Sharing::kLastOfBackward ||
                     (options.tied != Tying::kNone && p == 0);
   std::int32_t slot = fresh.slot;
   if (adds) {
@@ -98,13 +94,11 @@ bool WeightGradients::settle(const Fresh& fresh) {
     const bool in_place = options.tied == Tying::kOwned || (options.tied != Tying::kHeld && casts);
     if (in_place) writer_.free(LayerPhaseProgram::kEarlierGradient + p);
     slot = make_slot(p, graph_.gradient_dtype_of(p), ".grad sum");
-    add_memory_kernel(writer_.phase(), Function::kAdd, Pass::kBackward,
-                      3 * graph_.gradient_bytes(p));
+    add_memory_kernel(writer_.phase(), Function::kAdd, Pass::kBackward, 3 * graph_.gradient_bytes(p));
     if (!in_place) writer_.free(LayerPhaseProgram::kEarlierGradient + p);
   }
   std::int32_t& place = writer_.program().weight_gradients[at(p)];
-  FORESHARD_CHECK(place == LayerProgramWriter::kNoSlot,
-                  "a parameter is used by two operations of one layer");
+  FORESHARD_CHECK(place == LayerProgramWriter::kNoSlot, "a parameter is used by two operations of one layer");
   place = slot;
   settled_.push_back(p);
   return adds;
@@ -149,8 +143,8 @@ void WeightGradients::store(Index p) {
     is_first ? again_.push_back(slot) : writer_.free(slot);
     return;
   }
-  const bool earlier = options.sharing == Sharing::kFirstOfBackward ||
-                       options.sharing == Sharing::kBetween || graph_.parameter(p).tied;
+  const bool earlier =
+      options.sharing == Sharing::kFirstOfBackward || options.sharing == Sharing::kBetween || graph_.parameter(p).tied;
   if (earlier) return;
   const bool exists = options.existing == ExistingGradients::kAll ||
                       (options.existing == ExistingGradients::kIgnored && graph_.is_ignored(p));

@@ -14,13 +14,10 @@ inline Index add_tensor(LayerSpec& layer, TensorSpec spec) {
 }
 // Precondition: the layer has it.
 inline Operation pass(std::string name, Function function, Index from, Index to) {
-  return Operation{
-      .name = std::move(name), .function = function, .inputs = {from}, .outputs = {to}};
+  return Operation{.name = std::move(name), .function = function, .inputs = {from}, .outputs = {to}};
 }
 
-inline const TensorSpec& tensor(const LayerSpec& layer, Index index) {
-  return layer.tensors[at(index)];
-}
+inline const TensorSpec& tensor(const LayerSpec& layer, Index index) { return layer.tensors[at(index)]; }
 
 // Every tensor that the operation names becomes to(it).
 template <typename To>
@@ -35,22 +32,17 @@ void renumber(Operation& op, const To& to) {
 class LayerWriter {
  public:
   LayerWriter(std::string name, LayerRole role, TensorSpec input, Domain domain = {})
-      : own_{.name = std::move(name),
-             .role = role,
-             .tensors = {std::move(input)},
-             .domain = domain},
+      : own_{.name = std::move(name), .role = role, .tensors = {std::move(input)}, .domain = domain},
         layer_(own_),
         operations_(own_.operations) {}
   // Into what there is.
   explicit LayerWriter(LayerSpec& layer) : LayerWriter(layer, layer.operations) {}
-  LayerWriter(LayerSpec& layer, std::vector<Operation>& operations)
-      : layer_(layer), operations_(operations) {}
+  LayerWriter(LayerSpec& layer, std::vector<Operation>& operations) : layer_(layer), operations_(operations) {}
   LayerWriter(const LayerWriter&) = delete;
   LayerWriter& operator=(const LayerWriter&) = delete;
 
   Index tensor(TensorSpec spec) { return add_tensor(layer_, std::move(spec)); }
-  Index activation(std::string_view name, std::int64_t per_token,
-                   ElementType type = ElementType::kCompute) {
+  Index activation(std::string_view name, std::int64_t per_token, ElementType type = ElementType::kCompute) {
     return tensor({.name = std::string(name), .per_token = per_token, .type = type});
   }
   Index like(Index of, std::string name, ElementType type) {
@@ -81,12 +73,10 @@ class LayerWriter {
                                               .part = part_});
   }
   Operation& pass(std::string name, Function function, Indices inputs, Indices outputs) {
-    return operation(std::move(name), OperationKind::kElementwise, function, std::move(inputs),
-                     std::move(outputs));
+    return operation(std::move(name), OperationKind::kElementwise, function, std::move(inputs), std::move(outputs));
   }
   // The same, of an activation of its own, which has the operation's name.
-  Index made(const std::string& name, Function function, Indices inputs, std::int64_t per_token,
-             Indices saved = {}) {
+  Index made(const std::string& name, Function function, Indices inputs, std::int64_t per_token, Indices saved = {}) {
     const Index result = activation(name, per_token);
     pass(name, function, std::move(inputs), {result}).saved = std::move(saved);
     return result;

@@ -17,8 +17,7 @@ class Pipeline {
 
   void run() {
     for (LayerCall& call : phase_.calls) {
-      if (call.collective.dim != MeshDim::kTp || call.collective.beside ||
-          call.launch == LayerCall::kOfLayerBefore) {
+      if (call.collective.dim != MeshDim::kTp || call.collective.beside || call.launch == LayerCall::kOfLayerBefore) {
         continue;
       }
       const bool waits = call.kind == LayerCall::Kind::kWait;
@@ -73,8 +72,7 @@ class Pipeline {
     const LayerStep* last = nullptr;
     for (const LayerStep& step : phase_.steps) {
       if (step.kernels_end <= from) continue;
-      if (step.kernels_end > to || (!is_product(step) && (last != nullptr || !is_move(step))))
-        break;
+      if (step.kernels_end > to || (!is_product(step) && (last != nullptr || !is_move(step)))) break;
       if (is_product(step)) last = &step;
     }
     if (last == nullptr) return;
@@ -90,14 +88,12 @@ class Pipeline {
     while (segment > 0 && begin_of(segment).kernels == to) --segment;
     const Place begin = begin_of(segment);
     const auto first = phase_.steps.begin();
-    auto made = std::ranges::find_if(phase_.steps,
-                                     [&](const LayerStep& step) { return step.kernels_end >= to; });
+    auto made = std::ranges::find_if(phase_.steps, [&](const LayerStep& step) { return step.kernels_end >= to; });
     if (made == phase_.steps.end()) return;
     while (made != first && is_move(*made)) --made;
     if (made->kernels_end <= begin.kernels || !is_product(*made)) return;
     const auto before = made - 1;
-    const bool inside = made != first && before->kernels_end >= begin.kernels &&
-                        before->actions_end >= begin.actions;
+    const bool inside = made != first && before->kernels_end >= begin.kernels && before->actions_end >= begin.actions;
     split(segment, inside ? end_of(*before) : begin);
     call.segment = static_cast<std::uint16_t>(segment + 1);
   }
@@ -108,8 +104,6 @@ class Pipeline {
 
 }
 
-void pipeline_products(const LayerSpec& layer, LayerPhaseProgram& phase) {
-  Pipeline(layer, phase).run();
-}
+void pipeline_products(const LayerSpec& layer, LayerPhaseProgram& phase) { Pipeline(layer, phase).run(); }
 
 }

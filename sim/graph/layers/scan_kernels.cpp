@@ -34,8 +34,8 @@ class Scan {
   void convolve() { add(2 * convolved_, MemoryClass::kElementwise); }
   // What forward does, of which backward does all but the last again.
   void states() {
-    add(3 * steps_);                       // sums of dt A along a chunk
-    add(x_ + shared_ + steps_ + states_);  // the state that each chunk makes
+    add(3 * steps_);                                               // sums of dt A along a chunk
+    add(x_ + shared_ + steps_ + states_);                          // the state that each chunk makes
     add(states_ + (pass_ == Pass::kForward ? narrow_ : states_));  // handed on
     add(2 * shared_ + pairs_);                                     // C B of a chunk's positions
   }
@@ -66,8 +66,7 @@ class Scan {
   const bool gates_;  // multiplies by silu(z), and keeps what it had before
   // Bytes: of x (as of z, of the result), of B or C, of all that is convolved, of dt in fp32, of
   // the states of all chunks in fp32 and in the compute dtype, of numbers for pairs of positions.
-  std::int64_t x_ = 0, shared_ = 0, convolved_ = 0, steps_ = 0, states_ = 0, narrow_ = 0,
-               pairs_ = 0;
+  std::int64_t x_ = 0, shared_ = 0, convolved_ = 0, steps_ = 0, states_ = 0, narrow_ = 0, pairs_ = 0;
 };
 
 // Launches of chunk_gated_delta_rule and chunk_kda (fla/ops/gated_delta_rule/chunk.py and
@@ -75,8 +74,7 @@ class Scan {
 // products reach no rate of tensor cores.
 class DeltaRuleKernels {
  public:
-  DeltaRuleKernels(const KernelCounts& counts, const Operation& op, Pass pass,
-                   LayerPhaseProgram& phase)
+  DeltaRuleKernels(const KernelCounts& counts, const Operation& op, Pass pass, LayerPhaseProgram& phase)
       : phase_(phase), pass_(pass) {
     const ScanShape& shape = op.scan;
     const std::int64_t sequence = counts.options.sequence, batch = counts.options.batch;

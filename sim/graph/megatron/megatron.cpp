@@ -8,11 +8,11 @@
 
 namespace foreshard {
 
-Megatron::Megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                   EventGraph recycled)
+Megatron::Megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled)
     : GradientHooks(model, plan, programs, std::move(recycled), {plan.param_dtype, Log::kNone}) {
   find_norm_ranks();
   find_embedding_ranks();
+  find_amax_ranks();
   lay_out();
 }
 
@@ -20,9 +20,8 @@ Megatron::Megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms
 // stand for them.
 void Megatron::find_embedding_ranks() {
   const Mesh& mesh = plan_.mesh;
-  const bool has_table = std::ranges::any_of(parameters(), [&](const Parameter& p) {
-    return spec_of(p.layer).parameters[at(p.index)].in_two_stages;
-  });
+  const bool has_table = std::ranges::any_of(
+      parameters(), [&](const Parameter& p) { return spec_of(p.layer).parameters[at(p.index)].in_two_stages; });
   if (!has_table) return;
   std::vector<Communicator>& list = graph().communicators;
   embedding_ranks_ = static_cast<std::uint8_t>(list.size());
@@ -40,10 +39,43 @@ void Megatron::find_norm_ranks() {
     return;
   }
   std::vector<Communicator>& list = graph().communicators;
-  const auto known = std::ranges::find_if(
-      list, [&](const Communicator& each) { return each.group.size == mesh.world(); });
+  const auto known =
+      std::ranges::find_if(list, [&](const Communicator& each) { return each.group.size == mesh.world(); });
   norm_ranks_ = static_cast<std::uint8_t>(known - list.begin());
   if (known == list.end()) list.push_back({"world", {mesh.world(), 1}, false});
+}
+
+// Delayed scaling: all ranks of a stage (get_amax_reduction_group).
+void Megatron::find_amax_ranks() {
+  const std::int64_t ranks = plan_.mesh.stage_ranks();
+  if (plan_.float8 != Float8::kDelayed || ranks == 1) return;
+  std::vector<Communicator>& list = graph().communicators;
+  const auto known = std::ranges::find_if(
+      list, [&](const Communicator& each) { return each.group.size == ranks && each.group.stride == 1; });
+  amax_ranks_ = static_cast<std::uint8_t>(known - list.begin());
+  if (known == list.end()) list.push_back({"amax", {ranks, 1}, false});
+}
+
+bool Megatron::is_block(std::int32_t layer) const {
+  return layer >= 0 && layer < static_cast<std::int32_t>(model_.order.size()) &&
+         spec_of(layer).role == LayerRole::kBlock;
+}
+
+// Of all blocks' modules, where TransformerEngine's context ends (reduce_and_update_fp8_tensors);
+// attention has them, too.
+void Megatron::sum_amaxes(std::int64_t of_product, std::int64_t of_attention) {
+  std::int64_t count = 0;
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    if (!is_block(l)) continue;
+    for (const Operation& op : spec_of(l).operations) {
+      if (op.kind == OperationKind::kGemm && op.fp8 != Float8::kNone) count += of_product * op.groups;
+      if (op.kind == OperationKind::kAttention) count += of_attention;
+    }
+  }
+  if (count == 0) return;
+  wait(Stream::kAllReduce, tail(Stream::kCompute));
+  wait(Stream::kCompute,
+       StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, amax_ranks_, Bytes(4 * count), -1));
 }
 
 EventGraph Megatron::build() {
@@ -78,15 +110,15 @@ void Megatron::cast_weights(std::int32_t layer) {
   const bool fp4 = plan_.float8 == Float8::kNvfp4;  // a kernel for each layout
   const bool asks_amax = fp4 || plan_.float8 == Float8::kCurrent;
   const std::int64_t reads = 1 + (fp4 ? 1 : 0) + (asks_amax ? 1 : 0);
-  const std::int64_t moved = plan_.float8_all_gather
-                                 ? 2 * numel
-                                 : reads * 2 * numel + 2 * narrow_bytes(plan_.float8, numel);
+  const std::int64_t moved =
+      plan_.float8_all_gather ? 2 * numel : reads * 2 * numel + 2 * narrow_bytes(plan_.float8, numel);
   add_copy(EventKind::kQuantize, Stream::kCompute, moved, count);
 }
 
 // _forward_pre_hook: a module waits for the buckets that its parameters are in, then casts them.
 void Megatron::forward_begins(std::int32_t layer) {
   const auto l = at(layer);
+  if (amax_ranks_ != kNoCommunicator && is_block(layer - 1) && !is_block(layer)) sum_amaxes(3, 9);
   if (!first_ || model_.order[l].same_as >= 0) return;
   if (options().overlap_param_gather) {
     for (std::int32_t p = first_of_layer_[l]; p < first_of_layer_[l + 1]; ++p) {
@@ -103,8 +135,9 @@ void Megatron::gradient_ready(std::int32_t p) { ready_.push_back(p); }
 // the bytes would alone in 61 products on an A100, 0.33 in 144 on a B200 (medians of SimuMax's
 // configs/system, layout=NT, accumulate=True beside TN and NN). Other gradients are tensors
 // that are added one by one.
-void Megatron::backward_ended(std::int32_t) {
+void Megatron::backward_ended(std::int32_t layer) {
   cut();
+  if (amax_ranks_ != kNoCommunicator && is_block(layer) && !is_block(layer - 1)) sum_amaxes(2, 6);
   std::int64_t fused = 0, added = 0, launches = 0;
   for (const std::int32_t p : ready_) {
     const Parameter& each = parameter(p);
@@ -158,9 +191,8 @@ void Megatron::sum_table_gradients() {
   for (const Parameter& p : parameters()) {
     if (!p.trained || !spec_of(p.layer).parameters[at(p.index)].in_two_stages) continue;
     wait(Stream::kAllReduce, tail(Stream::kCompute));
-    wait(Stream::kCompute,
-         StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, embedding_ranks_,
-                                     Bytes(p.numel * gradient_size()), -1));
+    wait(Stream::kCompute, StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, embedding_ranks_,
+                                                       Bytes(p.numel * gradient_size()), -1));
   }
 }
 
@@ -179,9 +211,8 @@ void Megatron::reduce_replicated_gradients() {
   add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * bytes, 1);
   std::int32_t flat = allocate(MemoryCategory::kCommTemp, Stream::kCompute, -1, Bytes(bytes));
   wait(Stream::kTensor, tail(Stream::kCompute));
-  wait(Stream::kCompute,
-       StepBuilder::add_collective(EventKind::kAllReduce, Stream::kTensor,
-                                   communicator_of(MeshDim::kTp), Bytes(bytes), -1));
+  wait(Stream::kCompute, StepBuilder::add_collective(EventKind::kAllReduce, Stream::kTensor,
+                                                     communicator_of(MeshDim::kTp), Bytes(bytes), -1));
   add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 2 * bytes, count);
   StepBuilder::free(flat);
 }
@@ -203,9 +234,8 @@ void Megatron::cast_shards() {
     }
     if (buffer.ranks > 1) {
       wait(Stream::kAllReduce, tail(Stream::kCompute));
-      wait(Stream::kCompute,
-           StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, buffer.shards,
-                                       Bytes(4 * buffer.narrow_weights), -1));
+      wait(Stream::kCompute, StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, buffer.shards,
+                                                         Bytes(4 * buffer.narrow_weights), -1));
     }
     add_copy(EventKind::kQuantize, Stream::kCompute, 3 * own, weights);
   }
@@ -225,8 +255,7 @@ void Megatron::step() {
     EventId norm = tail(Stream::kCompute);
     if (norm_ranks_ != kNoCommunicator) {
       wait(Stream::kAllReduce, norm);
-      norm = StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, norm_ranks_,
-                                         Bytes(4), -1);
+      norm = StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, norm_ranks_, Bytes(4), -1);
       wait(Stream::kCompute, norm);
     }
     host_wait(norm);
@@ -248,9 +277,7 @@ void Megatron::step() {
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
 }
 
-Megatron::UnitWork Megatron::step_work(EventKind kind) const {
-  return master_step_work(kind, shard_numel());
-}
+Megatron::UnitWork Megatron::step_work(EventKind kind) const { return master_step_work(kind, shard_numel()); }
 
 EventGraph build_megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                           EventGraph recycled) {

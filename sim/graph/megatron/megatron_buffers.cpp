@@ -15,9 +15,7 @@
 namespace foreshard {
 namespace {
 
-std::int64_t padded(std::int64_t numel, std::int64_t multiple) {
-  return (numel + multiple - 1) / multiple * multiple;
-}
+std::int64_t padded(std::int64_t numel, std::int64_t multiple) { return (numel + multiple - 1) / multiple * multiple; }
 
 }
 
@@ -37,8 +35,7 @@ void Megatron::lay_out() {
   first_of_layer_.assign(model_.order.size() + 1, 0);
   for (const Parameter& p : parameters()) ++first_of_layer_[at(p.layer) + 1];
   std::partial_sum(first_of_layer_.begin(), first_of_layer_.end(), first_of_layer_.begin());
-  FlatBuffer dense{.shards = mesh.is_plain() ? kShard : communicator_of(MeshDim::kFsdp),
-                   .ranks = mesh.fsdp()};
+  FlatBuffer dense{.shards = mesh.is_plain() ? kShard : communicator_of(MeshDim::kFsdp), .ranks = mesh.fsdp()};
   FlatBuffer experts{.shards = communicator_of(MeshDim::kEfsdp), .ranks = mesh.efsdp()};
   if (mesh.replicate > 1) {
     dense.replicas = mesh.is_plain() ? kReplicate : communicator_of(MeshDim::kReplicate);
@@ -118,10 +115,20 @@ void Megatron::persistent_memory() {
     }
   }
   unread_gradients();
+  // Weights in fp8 are kept, in the layouts that the parameter itself has not.
+  const bool in_both = has_block_scales(plan_.float8) || options().fp8_transposes;
+  const std::int64_t layouts = (in_both ? 2 : 1) - (plan_.float8_all_gather ? 1 : 0);
+  std::int64_t narrow = 0;
+  for (std::int32_t layer = 0; layer < static_cast<std::int32_t>(model_.order.size()); ++layer) {
+    for (const Operation& op : spec_of(layer).operations) {
+      if (!op.fp8_weight) continue;
+      narrow += spec_of(layer).parameters[at(op.parameters.front())].numel();
+    }
+  }
+  hold(MemoryCategory::kUnshardedParam, layouts * narrow_bytes(plan_.float8, narrow));
   // The head's module gathers into a buffer of the process (GlobalMemoryBuffer "mpu").
-  const bool has_head = std::ranges::any_of(model_.order, [&](const LayerInstance& each) {
-    return model_.kinds[at(each.kind)].role == LayerRole::kHead;
-  });
+  const bool has_head = std::ranges::any_of(
+      model_.order, [&](const LayerInstance& each) { return model_.kinds[at(each.kind)].role == LayerRole::kHead; });
   if (has_head && plan_.mesh.tp > 1 && plan_.tensor_parallel.sequence) {
     const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp;
     hold(MemoryCategory::kCommTemp, tokens * model_.hidden * param_size());
@@ -136,8 +143,7 @@ void Megatron::unread_gradients() {
   for (std::int32_t layer = 0; layer < static_cast<std::int32_t>(model_.order.size()); ++layer) {
     const LayerSpec& spec = spec_of(layer);
     for (const ParameterSpec& p : spec.parameters) {
-      if (p.trainable && has_product_gradient(spec, p))
-        shapes.emplace(p.shape[p.shape.size() - 2], p.shape.back());
+      if (p.trainable && has_product_gradient(spec, p)) shapes.emplace(p.shape[p.shape.size() - 2], p.shape.back());
     }
   }
   for (const auto& [rows, columns] : shapes) {
@@ -151,9 +157,8 @@ void Megatron::gather(FlatBuffer& buffer, Bucket& bucket) {
   bucket.dispatched = true;
   if (buffer.parts == 1) return;
   wait(Stream::kAllGather, tail(Stream::kCompute));
-  bucket.gathered =
-      StepBuilder::add_collective(EventKind::kAllGather, Stream::kAllGather, buffer.shards,
-                                  Bytes(param_bytes(bucket.numel, bucket.narrow)), -1);
+  bucket.gathered = StepBuilder::add_collective(EventKind::kAllGather, Stream::kAllGather, buffer.shards,
+                                                Bytes(param_bytes(bucket.numel, bucket.narrow)), -1);
 }
 
 // Waits for the bucket's gather and sends the next one's, that of the bucket before it in the
@@ -178,8 +183,8 @@ void Megatron::reduce(FlatBuffer& buffer, Bucket& bucket) {
   wait(Stream::kReduceScatter, tail(Stream::kCompute));
   if (buffer.ranks > 1) {
     const bool scatters = options().distributed_optimizer;
-    StepBuilder::add_collective(scatters ? EventKind::kReduceScatter : EventKind::kAllReduce,
-                                Stream::kReduceScatter, buffer.shards, Bytes(bytes), -1);
+    StepBuilder::add_collective(scatters ? EventKind::kReduceScatter : EventKind::kAllReduce, Stream::kReduceScatter,
+                                buffer.shards, Bytes(bytes), -1);
   }
   if (buffer.replicas == kNoCommunicator) return;
   StepBuilder::add_collective(EventKind::kAllReduce, Stream::kReduceScatter, buffer.replicas,

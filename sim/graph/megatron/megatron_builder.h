@@ -22,8 +22,7 @@ namespace foreshard {
 
 class Megatron final : public GradientHooks {
  public:
-  Megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-           EventGraph recycled);
+  Megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled);
   EventGraph build();
 
  private:
@@ -35,9 +34,8 @@ class Megatron final : public GradientHooks {
     bool dispatched = false;  // its gather
   };
   struct FlatBuffer {
-    std::uint8_t shards = kNoCommunicator;  // what it is reduced and gathered over
-    std::uint8_t replicas =
-        kNoCommunicator;  // of the optimizer (num_distributed_optimizer_instances)
+    std::uint8_t shards = kNoCommunicator;    // what it is reduced and gathered over
+    std::uint8_t replicas = kNoCommunicator;  // of the optimizer (num_distributed_optimizer_instances)
     std::int64_t ranks = 1;
     std::int64_t parts = 1;  // that the optimizer steps: a rank each, or all on every rank
     std::vector<Bucket> buckets;
@@ -81,6 +79,9 @@ class Megatron final : public GradientHooks {
   // --- megatron.cpp ---
   void find_norm_ranks();
   void find_embedding_ranks();
+  void find_amax_ranks();
+  void sum_amaxes(std::int64_t of_product, std::int64_t of_attention);
+  bool is_block(std::int32_t layer) const;
   void cast_weights(std::int32_t layer);
   void forward_begins(std::int32_t layer) override;
   void gradient_ready(std::int32_t parameter) override;
@@ -98,6 +99,7 @@ class Megatron final : public GradientHooks {
   std::vector<std::int32_t> first_of_layer_;
   std::uint8_t norm_ranks_ = kNoCommunicator;       // that sum the norm
   std::uint8_t embedding_ranks_ = kNoCommunicator;  // of a pipeline, that have a tied table
+  std::uint8_t amax_ranks_ = kNoCommunicator;       // of delayed scaling
   bool first_ = true, last_ = true;                 // micro-batch
   Bytes boundary_;                                  // of a micro-batch between stages
   std::vector<EventId> batches_sent_;               // of transfers, by number

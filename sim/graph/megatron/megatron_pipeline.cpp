@@ -70,8 +70,7 @@ void Megatron::run_interleaved(const StagePipeline& pipeline) {
 
 void Megatron::exchange(const PipelineRow& row) {
   batches_sent_.resize(std::max(batches_sent_.size(), at(row.batch) + 1), kNoEvent);
-  batches_sent_[at(row.batch)] =
-      add_exchange(row.transfers.front().peer, boundary_, Exchange::Side::kBoth);
+  batches_sent_[at(row.batch)] = add_exchange(row.transfers.front().peer, boundary_, Exchange::Side::kBoth);
   for (const PipelineTransfer& transfer : row.transfers) {
     transfer.sends ? sent(transfer) : receive(transfer);
   }
@@ -88,15 +87,13 @@ void Megatron::begin_action(std::int32_t stage, std::int32_t microbatch) {
 
 void Megatron::receive(const PipelineTransfer& transfer) {
   begin_action(transfer.stage, transfer.microbatch);
-  const std::int32_t made =
-      transfer.forward ? input_buffer(begin_layer()) : output_buffer(end_layer() - 1) + 1;
+  const std::int32_t made = transfer.forward ? input_buffer(begin_layer()) : output_buffer(end_layer() - 1) + 1;
   graph().actions.push_back({MemoryAction::Kind::kAllocate, made});
 }
 
 void Megatron::sent(const PipelineTransfer& transfer) {
   begin_action(transfer.stage, transfer.microbatch);
-  std::int32_t gone =
-      transfer.forward ? output_buffer(end_layer() - 1) : input_gradient(begin_layer());
+  std::int32_t gone = transfer.forward ? output_buffer(end_layer() - 1) : input_gradient(begin_layer());
   StepBuilder::free(gone);
 }
 

@@ -68,8 +68,8 @@ std::vector<PipelineOrder> pipeline_orders(const StagePipeline& pipeline);
 // With gathers, reductions and exchanges, as the library puts them between: of all schedules but
 // GPipe and 1F1B, whose hosts do both by themselves. Throws Error(kInvalidInput) where an action
 // waits for what no rank computes.
-std::vector<PipelineOrder> lowered(const std::vector<PipelineOrder>& orders,
-                                   const std::vector<int>& stage_ranks, int microbatches);
+std::vector<PipelineOrder> lowered(const std::vector<PipelineOrder>& orders, const std::vector<int>& stage_ranks,
+                                   int microbatches);
 
 // One of the operations of a batch of sends and receives.
 struct PipelineTransfer {
@@ -100,7 +100,6 @@ std::string text_of(const PipelineRows& rows);
 std::vector<PipelineRows> pipeline_rows(const StagePipeline& pipeline);
 PipelineRows pipeline_rows(const StagePipeline& pipeline, int rank);
 // Of a rank's lowered order that may be no schedule's.
-PipelineRows pipeline_rows(const PipelineOrder& lowered, const std::vector<int>& stage_ranks,
-                           int rank);
+PipelineRows pipeline_rows(const PipelineOrder& lowered, const std::vector<int>& stage_ranks, int rank);
 
 }

@@ -227,11 +227,9 @@ std::vector<PipelineOrder> written_orders(const StagePipeline& p) {
     const PipelineOrder& order = orders.emplace_back(read_pipeline_order(p.orders[at(rank)]));
     std::set<int> stages;
     for (const PipelineAction& a : order) {
-      if (a.stage >= p.stages() || a.microbatch < 0 || a.microbatch >= p.microbatches ||
-          a.kind > Kind::kWeightGrad) {
+      if (a.stage >= p.stages() || a.microbatch < 0 || a.microbatch >= p.microbatches || a.kind > Kind::kWeightGrad) {
         refuse(fmt::format("{} on rank {}", text_of(PipelineOrder{a}), rank),
-               fmt::format("F, B, I and W of {} stages and {} micro-batches", p.stages(),
-                           p.microbatches));
+               fmt::format("F, B, I and W of {} stages and {} micro-batches", p.stages(), p.microbatches));
       }
       stages.insert(a.stage);
       ++counts[{a.stage, a.microbatch, a.kind}];
@@ -244,13 +242,11 @@ std::vector<PipelineOrder> written_orders(const StagePipeline& p) {
   for (int stage = 0; stage < p.stages(); ++stage) {
     for (int k = 0; k < p.microbatches; ++k) {
       const auto count = [&](Kind kind) { return counts[{stage, k, kind}]; };
-      const bool is_once = count(Kind::kForward) == 1 &&
-                           count(Kind::kBackward) + count(Kind::kInputGrad) == 1 &&
+      const bool is_once = count(Kind::kForward) == 1 && count(Kind::kBackward) + count(Kind::kInputGrad) == 1 &&
                            count(Kind::kInputGrad) == count(Kind::kWeightGrad);
       if (!is_once) {
-        refuse(
-            fmt::format("micro-batch {} of stage {} is left unfinished, or done twice", k, stage),
-            "F and then B, or I and W, of each");
+        refuse(fmt::format("micro-batch {} of stage {} is left unfinished, or done twice", k, stage),
+               "F and then B, or I and W, of each");
       }
     }
   }
@@ -289,8 +285,8 @@ std::vector<int> stage_ranks(const StagePipeline& pipeline) {
     }
     return places;
   }
-  const bool is_v = pipeline.schedule == PipelineSchedule::kZbvZeroBubble ||
-                    pipeline.schedule == PipelineSchedule::kDualPipeV;
+  const bool is_v =
+      pipeline.schedule == PipelineSchedule::kZbvZeroBubble || pipeline.schedule == PipelineSchedule::kDualPipeV;
   std::vector<int> ranks;
   for (int stage = 0; stage < pipeline.stages(); ++stage) {
     const int place = stage % pipeline.ranks;

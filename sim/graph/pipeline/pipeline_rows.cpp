@@ -16,9 +16,7 @@ namespace {
 using Kind = PipelineAction::Kind;
 
 // Whether the action at i stands inside a pair.
-bool ends_pair(const PipelineOrder& order, std::size_t i) {
-  return i > 0 && order[i - 1].overlaps_next;
-}
+bool ends_pair(const PipelineOrder& order, std::size_t i) { return i > 0 && order[i - 1].overlaps_next; }
 
 // A stage is gathered while it is among the next ones that the rank computes.
 PipelineOrder with_unshards(const PipelineOrder& order) {
@@ -99,8 +97,7 @@ class Exchanges {
         done_(orders.size()),
         out_(orders.size()) {
     for (const PipelineOrder& order : orders) {
-      for (const PipelineAction& action : order)
-        microbatches_ = std::max(microbatches_, action.microbatch + 1);
+      for (const PipelineAction& action : order) microbatches_ = std::max(microbatches_, action.microbatch + 1);
     }
     there_.resize(ranks.size() * 2 * at(microbatches_));
   }
@@ -112,9 +109,8 @@ class Exchanges {
     }
     for (std::size_t rank = 0; rank < orders_.size(); ++rank) {
       if (done_[rank] == orders_[rank].size()) continue;
-      throw Error(ExitCode::kInvalidInput,
-                  "pipeline: " + text_of(PipelineOrder{{orders_[rank][done_[rank]]}}) +
-                      " waits for what no rank computes; expected an order that can be run");
+      throw Error(ExitCode::kInvalidInput, "pipeline: " + text_of(PipelineOrder{{orders_[rank][done_[rank]]}}) +
+                                               " waits for what no rank computes; expected an order that can be run");
     }
     return std::move(out_);
   }
@@ -129,8 +125,7 @@ class Exchanges {
     const bool forward = action.kind == Kind::kForward;
     if (!forward && !is_backward_of_input(action.kind)) return true;
     const bool is_end = forward ? action.stage == 0 : action.stage == stages_ - 1;
-    return is_end || (at(ranks_[at(action.stage)]) == rank &&
-                      there_[value(action.stage, forward, action.microbatch)]);
+    return is_end || (at(ranks_[at(action.stage)]) == rank && there_[value(action.stage, forward, action.microbatch)]);
   }
 
   bool advance(std::size_t rank) {
@@ -155,10 +150,8 @@ class Exchanges {
     const bool forward = action.kind == Kind::kForward;
     const auto to = at(ranks_[at(*reader)]);
     if (to != rank) {
-      out_[rank].push_back(
-          {action.stage, forward ? Kind::kSendForward : Kind::kSendBackward, action.microbatch});
-      out_[to].push_back(
-          {*reader, forward ? Kind::kRecvForward : Kind::kRecvBackward, action.microbatch});
+      out_[rank].push_back({action.stage, forward ? Kind::kSendForward : Kind::kSendBackward, action.microbatch});
+      out_[to].push_back({*reader, forward ? Kind::kRecvForward : Kind::kRecvBackward, action.microbatch});
     }
     there_[value(*reader, forward, action.microbatch)] = true;
   }
@@ -178,8 +171,7 @@ class Host {
   explicit Host(std::vector<int> ranks) : ranks_(std::move(ranks)) {}
 
   // Sends what the stage made, or receives what it reads; nothing at the pipeline's ends.
-  std::optional<PipelineTransfer> transfer(bool sends, int stage, bool forward,
-                                           int microbatch) const {
+  std::optional<PipelineTransfer> transfer(bool sends, int stage, bool forward, int microbatch) const {
     const int other = sends == forward ? stage + 1 : stage - 1;
     if (other < 0 || other >= static_cast<int>(ranks_.size())) return std::nullopt;
     return PipelineTransfer{sends, stage, forward, microbatch, ranks_[at(other)]};
@@ -198,14 +190,10 @@ class Host {
   void wait(std::optional<int> batch) {
     if (batch) rows_.push_back({PipelineRow::Kind::kWait, *batch, {}, {}});
   }
-  void run(const PipelineAction& action) {
-    rows_.push_back({PipelineRow::Kind::kAction, -1, {}, action});
-  }
+  void run(const PipelineAction& action) { rows_.push_back({PipelineRow::Kind::kAction, -1, {}, action}); }
   void hand_over(int stage, bool forward, int microbatch) {
-    rows_.push_back({PipelineRow::Kind::kLocal,
-                     -1,
-                     {},
-                     {stage, forward ? Kind::kForward : Kind::kBackward, microbatch}});
+    rows_.push_back(
+        {PipelineRow::Kind::kLocal, -1, {}, {stage, forward ? Kind::kForward : Kind::kBackward, microbatch}});
   }
   PipelineRows rows() && { return std::move(rows_); }
 
@@ -267,8 +255,8 @@ PipelineRows one_f_one_b_rows(const StagePipeline& p, int rank) {
 
 }
 
-std::vector<PipelineOrder> lowered(const std::vector<PipelineOrder>& orders,
-                                   const std::vector<int>& stage_ranks, int microbatches) {
+std::vector<PipelineOrder> lowered(const std::vector<PipelineOrder>& orders, const std::vector<int>& stage_ranks,
+                                   int microbatches) {
   std::vector<PipelineOrder> whole;
   for (const PipelineOrder& order : orders) {
     whole.push_back(with_reductions(with_unshards(order), microbatches));
@@ -276,8 +264,7 @@ std::vector<PipelineOrder> lowered(const std::vector<PipelineOrder>& orders,
   return Exchanges(whole, stage_ranks).run();
 }
 
-PipelineRows pipeline_rows(const PipelineOrder& lowered, const std::vector<int>& stage_ranks,
-                           int rank) {
+PipelineRows pipeline_rows(const PipelineOrder& lowered, const std::vector<int>& stage_ranks, int rank) {
   Host host(stage_ranks);
   const int stages = static_cast<int>(stage_ranks.size());
   const auto is_here = [&](int stage) { return stage_ranks[at(stage)] == rank; };
@@ -287,8 +274,7 @@ PipelineRows pipeline_rows(const PipelineOrder& lowered, const std::vector<int>&
     const auto& [stage, kind, microbatch, overlaps_next] = action;
     const bool is_send = kind == Kind::kSendForward || kind == Kind::kSendBackward;
     const bool is_recv = kind == Kind::kRecvForward || kind == Kind::kRecvBackward;
-    const bool forward =
-        kind == Kind::kForward || kind == Kind::kSendForward || kind == Kind::kRecvForward;
+    const bool forward = kind == Kind::kForward || kind == Kind::kSendForward || kind == Kind::kRecvForward;
     if (is_send || is_recv) {
       const auto batch = host.post({host.transfer(is_send, stage, forward, microbatch)});
       if (is_send) sends.push_back(batch);
@@ -311,8 +297,7 @@ PipelineRows pipeline_rows(const PipelineOrder& lowered, const std::vector<int>&
 namespace {
 
 bool exchanges_itself(const StagePipeline& pipeline) {
-  return pipeline.schedule == PipelineSchedule::kGPipe ||
-         pipeline.schedule == PipelineSchedule::k1F1B;
+  return pipeline.schedule == PipelineSchedule::kGPipe || pipeline.schedule == PipelineSchedule::k1F1B;
 }
 
 std::vector<PipelineOrder> lowered_orders(const StagePipeline& pipeline) {
@@ -321,8 +306,7 @@ std::vector<PipelineOrder> lowered_orders(const StagePipeline& pipeline) {
   return lowered(orders, stage_ranks(pipeline), pipeline.microbatches);
 }
 
-PipelineRows rows_of(const StagePipeline& pipeline, const std::vector<PipelineOrder>& lowered,
-                     int rank) {
+PipelineRows rows_of(const StagePipeline& pipeline, const std::vector<PipelineOrder>& lowered, int rank) {
   if (pipeline.schedule == PipelineSchedule::kGPipe) return gpipe_rows(pipeline, rank);
   if (exchanges_itself(pipeline)) return one_f_one_b_rows(pipeline, rank);
   return pipeline_rows(lowered[at(rank)], stage_ranks(pipeline), rank);
@@ -333,8 +317,7 @@ PipelineRows rows_of(const StagePipeline& pipeline, const std::vector<PipelineOr
 std::vector<PipelineRows> pipeline_rows(const StagePipeline& pipeline) {
   const std::vector<PipelineOrder> lowered = lowered_orders(pipeline);
   std::vector<PipelineRows> rows;
-  for (int rank = 0; rank < pipeline.ranks; ++rank)
-    rows.push_back(rows_of(pipeline, lowered, rank));
+  for (int rank = 0; rank < pipeline.ranks; ++rank) rows.push_back(rows_of(pipeline, lowered, rank));
   return rows;
 }
 

@@ -15,11 +15,9 @@ using Kind = PipelineAction::Kind;
 
 // In the order of the enums.
 constexpr std::array<std::string_view, 8> kSchedules = {
-    "GPipe",         "1F1B",      "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble",
-    "ZBVZeroBubble", "DualPipeV", "custom"};
-constexpr std::array<std::string_view, 11> kKinds = {"F",       "B",       "I",           "W",
-                                                     "UNSHARD", "RESHARD", "REDUCE_GRAD", "SEND_F",
-                                                     "RECV_F",  "SEND_B",  "RECV_B"};
+    "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "custom"};
+constexpr std::array<std::string_view, 11> kKinds = {"F",           "B",      "I",      "W",      "UNSHARD", "RESHARD",
+                                                     "REDUCE_GRAD", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
 constexpr std::string_view kOverlap = ")OVERLAP_F_B";
 
 [[noreturn]] void refuse(std::string_view word) {
@@ -57,8 +55,8 @@ std::string text_of(const PipelineAction& action) {
 }
 
 std::string text_of(const PipelineTransfer& t) {
-  return fmt::format("{}{}{}{}{}{}", t.sends ? 's' : 'r', t.stage, t.forward ? 'F' : 'B',
-                     t.microbatch, t.sends ? '>' : '<', t.peer);
+  return fmt::format("{}{}{}{}{}{}", t.sends ? 's' : 'r', t.stage, t.forward ? 'F' : 'B', t.microbatch,
+                     t.sends ? '>' : '<', t.peer);
 }
 
 std::string text_of(const PipelineRow& row) {
@@ -66,8 +64,7 @@ std::string text_of(const PipelineRow& row) {
     case PipelineRow::Kind::kWait:
       return fmt::format("w{}", row.batch);
     case PipelineRow::Kind::kLocal:
-      return fmt::format("{}LOCAL_{}{}", row.action.stage, kKinds[at(row.action.kind)],
-                         row.action.microbatch);
+      return fmt::format("{}LOCAL_{}{}", row.action.stage, kKinds[at(row.action.kind)], row.action.microbatch);
     case PipelineRow::Kind::kAction:
       return text_of(row.action);
     case PipelineRow::Kind::kBatch:

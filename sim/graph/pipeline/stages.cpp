@@ -105,8 +105,7 @@ Bytes boundary_bytes(const ModelSpec& part, const Plan& plan) {
     const bool sends = l + 1 == part.order.size() && layer.role != LayerRole::kLoss;
     if (!receives && !sends) continue;
     const TensorSpec& tensor = layer.tensors[receives ? 0 : at(layer.output)];
-    const std::int64_t count =
-        elements(tensor, plan.batch.micro_batch, plan.batch.sequence / plan.mesh.cp);
+    const std::int64_t count = elements(tensor, plan.batch.micro_batch, plan.batch.sequence / plan.mesh.cp);
     return Bytes(checked_multiply(count, size_of(plan.param_dtype)));
   }
   FORESHARD_CHECK(false, "a pipeline of one stage");

@@ -13,8 +13,7 @@
 
 namespace foreshard {
 
-Zero12::Zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-               EventGraph recycled, Log keep)
+Zero12::Zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled, Log keep)
     : GradientHooks(model, plan, programs, std::move(recycled), {plan.param_dtype, keep}),
       rank_(plan.mesh.shard_index(plan.rank)),
       alive_(parameters().size(), false) {
@@ -35,8 +34,7 @@ void Zero12::lay_out_groups() {
   }
   for (std::vector<std::int32_t>& order : members) {
     if (order.empty() && !groups_.empty()) continue;
-    groups_.push_back(
-        lay_out(parameters(), std::move(order), plan_.mesh.shard, options().round_robin_gradients));
+    groups_.push_back(lay_out(parameters(), std::move(order), plan_.mesh.shard, options().round_robin_gradients));
   }
 }
 
@@ -99,8 +97,7 @@ void Zero12::set_up_buckets() {
   cut();
   const Bytes bytes(checked_multiply(options().reduce_bucket_size, gradient_size()));
   for (int slot = 0; slot < (overlaps() ? 2 : 1); ++slot) {
-    bucket_buffers_.push_back(
-        allocate(MemoryCategory::kReduceScatterInput, Stream::kCompute, -1, bytes));
+    bucket_buffers_.push_back(allocate(MemoryCategory::kReduceScatterInput, Stream::kCompute, -1, bytes));
   }
 }
 
@@ -122,8 +119,7 @@ void Zero12::copy_in() {
   if (to_copy_.empty()) return;
   std::int64_t elements = 0;
   for (const std::int32_t p : to_copy_) elements += parameter(p).numel;
-  add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * elements * gradient_size(),
-           std::ssize(to_copy_));
+  add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * elements * gradient_size(), std::ssize(to_copy_));
   for (const std::int32_t p : to_copy_) free_gradient(p);
   to_copy_.clear();
 }
@@ -190,8 +186,7 @@ void Zero12::keep_own_gradients() {
   StepBuilder::free(own_gradients_);
 }
 
-EventGraph build_zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                        EventGraph recycled) {
+EventGraph build_zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled) {
   Zero12 zero(model, plan, programs, std::move(recycled), GradientHooks::Log::kNone);
   return std::move(zero.build(/*stepped=*/true).graph);
 }

@@ -10,8 +10,7 @@
 namespace foreshard {
 
 void Zero12::add_to_flat_gradient() {
-  add_copy(EventKind::kAccumulate, Stream::kCompute,
-           total(&ZeroPartition::numel) * (param_size() + 8),
+  add_copy(EventKind::kAccumulate, Stream::kCompute, total(&ZeroPartition::numel) * (param_size() + 8),
            static_cast<std::int64_t>(ready_order().size()));
   for (std::size_t p = 0; p < parameters().size(); ++p) {
     if (!alive_[p]) continue;
@@ -40,8 +39,8 @@ void Zero12::reduce_flat_gradient() {
 
 void Zero12::step_of_bf16(bool stepped) {
   const std::int64_t numel = total(&ZeroPartition::flat_numel);
-  host_wait(add_copy(EventKind::kGradNorm, Stream::kCompute, numel * 4,
-                     static_cast<std::int64_t>(ready_order().size())));
+  host_wait(
+      add_copy(EventKind::kGradNorm, Stream::kCompute, numel * 4, static_cast<std::int64_t>(ready_order().size())));
   if (plan_.optimizer.clip_norm) {
     add_copy(EventKind::kGradScale, Stream::kCompute, 2 * numel * 4, 1);
   }

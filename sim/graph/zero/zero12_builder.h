@@ -20,8 +20,7 @@ namespace foreshard {
 
 class Zero12 final : public GradientHooks {
  public:
-  Zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-         EventGraph recycled, Log keep);
+  Zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled, Log keep);
   LibraryStep build(bool stepped);
   std::vector<LibraryBucket> take_buckets() { return std::move(listed_); }
   std::vector<LibraryEvent> construction();
@@ -35,13 +34,9 @@ class Zero12 final : public GradientHooks {
   bool is_contiguous() const { return options().contiguous_gradients || offloads(); }
   // Gradients summed in fp32 beside 16-bit ones: a flat partition that reductions are added to, and
   // in stage 1 an attribute of each parameter.
-  bool sums_in_fp32() const {
-    return options().fp32_gradient_accumulation && plan_.param_dtype != DType::kFp32;
-  }
+  bool sums_in_fp32() const { return options().fp32_gradient_accumulation && plan_.param_dtype != DType::kFp32; }
   bool accumulates_fp32() const { return sums_in_fp32() && !partitions_gradients(); }
-  bool is_bf16_optimizer() const {
-    return accumulates_fp32() && plan_.param_dtype == DType::kBf16 && !offloads();
-  }
+  bool is_bf16_optimizer() const { return accumulates_fp32() && plan_.param_dtype == DType::kBf16 && !offloads(); }
   bool has_hooks() const { return partitions_gradients() || overlaps() || is_contiguous(); }
   bool reduces_in_hooks() const { return partitions_gradients() || overlaps(); }
   StreamSet recorded() const { return overlaps() ? only(Stream::kReduceScatter) : StreamSet{0}; }

@@ -26,8 +26,7 @@ void Zero12::find_collectives() {
   }
   const std::int64_t apart = sums_in_fp32() ? rank_ : -1;
   const auto for_each = [&](auto take) {
-    for_each_slice(std::span<const ZeroPartition>(groups_), parameters(), bucket_.parameters, apart,
-                   take);
+    for_each_slice(std::span<const ZeroPartition>(groups_), parameters(), bucket_.parameters, apart, take);
   };
   if (options().use_multi_rank_bucket_allreduce) {
     Slices open{-1, 0, 0, 0};
@@ -46,8 +45,7 @@ void Zero12::find_collectives() {
     if (add_slice(slice, own.back())) own.push_back({slice.rank, 0, 0, 0});
   });
   for (const std::vector<Slices>& own : owners) {
-    std::ranges::copy_if(own, std::back_inserter(collectives_),
-                         [](const Slices& slices) { return slices.count > 0; });
+    std::ranges::copy_if(own, std::back_inserter(collectives_), [](const Slices& slices) { return slices.count > 0; });
   }
 }
 
@@ -152,8 +150,7 @@ void Zero12::take_own_parts() {
         const auto number = static_cast<std::int32_t>(p);
         total += is_own(number) ? parameter(number).numel : 0;
       }
-      own_gradients_ =
-          allocate(MemoryCategory::kShardedGrad, stream, -1, Bytes(total * gradient_size()));
+      own_gradients_ = allocate(MemoryCategory::kShardedGrad, stream, -1, Bytes(total * gradient_size()));
     }
   }
   for (const std::int32_t p : bucket_.parameters) {

@@ -37,8 +37,7 @@ void Zero12::persistent_memory(bool stepped) {
   }
   for (const ZeroPartition& group : groups_) {
     for (int moment = 0; moment < moments() && stepped; ++moment) {
-      hold(MemoryCategory::kOptimizerState, group.partition_numel * size_of(plan_.optimizer.state),
-           offloads());
+      hold(MemoryCategory::kOptimizerState, group.partition_numel * size_of(plan_.optimizer.state), offloads());
     }
   }
   if (is_bf16_optimizer()) hold(MemoryCategory::kAccumulatedGrad, flat * 4, false);
@@ -88,8 +87,8 @@ void Zero12::step(bool stepped) {
   for (const ZeroPartition& group : groups_) {
     if (!offloads()) {
       add_copy(EventKind::kGradNorm, Stream::kCompute, group.partition_numel * (averaged + 16), 2);
-      std::int32_t wide = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                                   Bytes(largest_own_slice(group) * 8));
+      std::int32_t wide =
+          allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(largest_own_slice(group) * 8));
       StepBuilder::free(wide);
     }
     all_reduce_result(4, "float32", "scaled_global_norm op=SUM");
@@ -125,9 +124,7 @@ EventId Zero12::step_row(EventKind kind, const ZeroPartition& group) {
   return add_row(kind, Stream::kCompute, new_work(kind, step_work(kind)), -1);
 }
 
-Zero12::UnitWork Zero12::step_work(EventKind kind) const {
-  return master_step_work(kind, stepped_->partition_numel);
-}
+Zero12::UnitWork Zero12::step_work(EventKind kind) const { return master_step_work(kind, stepped_->partition_numel); }
 
 void Zero12::step_on_device(std::size_t g, bool stepped) {
   const ZeroPartition& group = groups_[g];
@@ -139,8 +136,7 @@ void Zero12::step_on_device(std::size_t g, bool stepped) {
     if (last) gradient = std::exchange(averaged_, kNoBuffer);
   } else {
     add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * own * param_size(), 1);
-    flat =
-        allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(own * param_size()));
+    flat = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(own * param_size()));
     if (wide) {
       gradient = std::exchange(flat, kNoBuffer);
     } else {
@@ -169,9 +165,7 @@ void Zero12::step_partition(const ZeroPartition& group, bool stepped) {
     allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, moment);
   }
   if (adam && plan_.optimizer.implementation != Optimizer::Implementation::kFused) {
-    const auto temporary = [&] {
-      return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, moment);
-    };
+    const auto temporary = [&] { return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, moment); };
     std::int32_t root = temporary();  // foreach divides it in place
     const bool loops = plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
     std::int32_t divisor = loops ? temporary() : kNoBuffer;

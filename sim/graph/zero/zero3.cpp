@@ -14,8 +14,7 @@
 
 namespace foreshard {
 
-Zero3::Zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-             EventGraph recycled)
+Zero3::Zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled)
     : StepBuilder(model, plan, programs, std::move(recycled)) {
   add_communicators(PostForwardGroups::kShared);
   small_group_ = std::min(plan.zero.zero_hpz_partition_size, plan.mesh.fsdp());
@@ -101,9 +100,8 @@ void Zero3::hold_reference() {
   }
   for (const std::int32_t p : trace_->list(trace_->at_start)) {
     if (plan_.mesh.fsdp() == 1) break;
-    at(gathered_, p) =
-        allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
-                            Bytes(partition_of(p) * plan_.mesh.fsdp() * element_size(p)));
+    at(gathered_, p) = allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
+                                           Bytes(partition_of(p) * plan_.mesh.fsdp() * element_size(p)));
   }
   swap_models();
 }
@@ -278,9 +276,7 @@ void Zero3::end_gradients() {
 void Zero3::enter(const Zero3Place& place) {
   const std::int32_t module = place.id;
   const Pass pass = place.phase == EventKind::kBackward ? Pass::kBackward : Pass::kForward;
-  if (logs())
-    log_boundary(pass == Pass::kForward ? "forward_begin" : "backward_begin", module,
-                 "before_fetch");
+  if (logs()) log_boundary(pass == Pass::kForward ? "forward_begin" : "backward_begin", module, "before_fetch");
   ++hooks_;
   if (pass == Pass::kBackward) coordinator_->begin_backward(module);
   const Parameters fetched = coordinator_->fetch(module);
@@ -335,9 +331,8 @@ void Zero3::move_to(const Zero3Place& place) {
 void Zero3::run_segments() {
   const LayerPhaseProgram& p = phase(phase_, layer_);
   const auto calls_at = [&](auto segment) {
-    return std::ranges::any_of(p.calls, [&](const LayerCall& call) {
-      return call.segment == static_cast<std::size_t>(segment);
-    });
+    return std::ranges::any_of(
+        p.calls, [&](const LayerCall& call) { return call.segment == static_cast<std::size_t>(segment); });
   };
   while (done_ < target_) {
     if (calls_at(done_)) {
@@ -363,15 +358,14 @@ void Zero3::run_to(std::uint16_t end) {
                       : phase_ == EventKind::kBackward ? Kind::kBackward
                                                        : Kind::kForward;
   const auto layers = static_cast<std::int32_t>(model_.order.size());
-  graph().actions.push_back({action, pass() * layers + layer_, static_cast<std::uint8_t>(done_),
-                             static_cast<std::uint8_t>(end - done_)});
+  graph().actions.push_back(
+      {action, pass() * layers + layer_, static_cast<std::uint8_t>(done_), static_cast<std::uint8_t>(end - done_)});
   done_ = end;
 }
 
 void Zero3::price_run() {
   Row& row = graph().rows[static_cast<std::size_t>(run_row_)];
-  row.work = layer_run_work(phase_, layer_, run_first_,
-                            static_cast<std::size_t>(done_ - run_first_), run_hooks_);
+  row.work = layer_run_work(phase_, layer_, run_first_, static_cast<std::size_t>(done_ - run_first_), run_hooks_);
   run_row_ = kNoEvent;
 }
 
@@ -397,14 +391,12 @@ EventId Zero3::add_bytes(EventKind kind, Stream stream, std::int64_t bytes, std:
 std::uint16_t Zero3::work_of(EventKind kind, std::int64_t bytes, std::uint8_t communicator) {
   constexpr std::int32_t kMostHooks = 255;
   const std::int32_t hooks = std::min(hooks_, kMostHooks);
-  const std::uint64_t key =
-      static_cast<std::uint64_t>(bytes) << 18 | static_cast<std::uint64_t>(kind) << 13 |
-      static_cast<std::uint64_t>(communicator & 31U) << 8 | static_cast<std::uint64_t>(hooks);
+  const std::uint64_t key = static_cast<std::uint64_t>(bytes) << 18 | static_cast<std::uint64_t>(kind) << 13 |
+                            static_cast<std::uint64_t>(communicator & 31U) << 8 | static_cast<std::uint64_t>(hooks);
   if (const std::uint16_t* known = work_indices_.find(key)) return *known;
   UnitWork work = {.communicator = communicator};
-  const bool is_copy =
-      kind == EventKind::kAllGatherCopyIn || kind == EventKind::kAllGatherCopyOut ||
-      kind == EventKind::kReduceScatterCopyIn || kind == EventKind::kGradientCopyIn;
+  const bool is_copy = kind == EventKind::kAllGatherCopyIn || kind == EventKind::kAllGatherCopyOut ||
+                       kind == EventKind::kReduceScatterCopyIn || kind == EventKind::kGradientCopyIn;
   work.bytes = Bytes(is_copy ? bytes / 2 : bytes);  // of copies what is written
   if (!is_collective(kind)) {
     const bool optimizes = kind == EventKind::kOptimizer || kind == EventKind::kGradScale ||
@@ -413,8 +405,7 @@ std::uint16_t Zero3::work_of(EventKind kind, std::int64_t bytes, std::uint8_t co
     const bool is_transfer = kind == EventKind::kHostToDevice || kind == EventKind::kDeviceToHost ||
                              kind == EventKind::kStorageRead || kind == EventKind::kStorageWrite;
     if (!is_transfer) {
-      work.kernels = {optimizes ? memory_kernel(MemoryClass::kOptimizer, bytes)
-                                : copy_kernel(bytes)};
+      work.kernels = {optimizes ? memory_kernel(MemoryClass::kOptimizer, bytes) : copy_kernel(bytes)};
     }
   }
   const std::uint16_t index = new_work(kind, work);
@@ -425,8 +416,7 @@ std::uint16_t Zero3::work_of(EventKind kind, std::int64_t bytes, std::uint8_t co
 
 // --- entry points ---
 
-EventGraph build_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                       EventGraph recycled) {
+EventGraph build_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled) {
   return Zero3(model, plan, programs, std::move(recycled)).build(programs);
 }
 

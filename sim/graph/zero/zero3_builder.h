@@ -37,8 +37,7 @@ struct Zero3Run {
 
 class Zero3 final : public StepBuilder {
  public:
-  Zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-        EventGraph recycled);
+  Zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled);
 
   EventGraph build(const LayerPrograms& programs);       // the steady step
   LibraryStep record(Zero3Run& run, std::int32_t step);  // steps from 1 on, in order
@@ -121,9 +120,7 @@ class Zero3 final : public StepBuilder {
     if (gather_copies_ != Stream::kCompute && tail(gather_copies_) != seen_copies_) see_gathers();
   }
   void see_gathers();
-  std::int64_t group_size(bool small_group) const {
-    return small_group ? small_group_ : plan_.mesh.fsdp();
-  }
+  std::int64_t group_size(bool small_group) const { return small_group ? small_group_ : plan_.mesh.fsdp(); }
 
   // --- zero3_reduce.cpp ---
   void gradient(const Zero3Place& place);
@@ -147,15 +144,13 @@ class Zero3 final : public StepBuilder {
   // --- zero3_log.cpp ---
   bool logs() const { return run_ != nullptr; }
   LibraryEvent& log(std::string_view kind, std::string unit, std::string note);
-  void log_collective(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out,
-                      const std::string& note);
+  void log_collective(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out, const std::string& note);
   void log_boundary(std::string_view kind, std::int32_t module, std::string_view note);
   void log_gradient(std::int32_t parameter);
   void log_release(std::string unit, Parameters list);
   void log_trace_reset();
   void log_gather(Parameters list, Cause cause, std::int32_t module, Pass pass);
-  void log_reduction(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out,
-                     std::string note);
+  void log_reduction(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out, std::string note);
   void log_bucket(std::span<const std::int32_t> bucket);
   std::string span_of(Parameters list) const;
   std::string group_of(bool small_group) const;
@@ -166,17 +161,13 @@ class Zero3 final : public StepBuilder {
   std::int64_t param_size() const { return param_size_; }
   std::int64_t comm_size() const { return comm_size_; }
   // Of the gradient partitions (data_types.grad_accum_dtype).
-  DType accumulation_dtype() const {
-    return plan_.zero.fp32_gradient_accumulation ? DType::kFp32 : plan_.param_dtype;
-  }
+  DType accumulation_dtype() const { return plan_.zero.fp32_gradient_accumulation ? DType::kFp32 : plan_.param_dtype; }
   const Zero3Parameter& parameter(std::int32_t p) const { return script_->parameter(p); }
   std::int64_t partition_of(const Zero3Parameter& each) const {
     return partitions_[static_cast<std::size_t>(each.size)];
   }
   std::int64_t partition_of(std::int32_t p) const { return partition_of(parameter(p)); }
-  std::int64_t element_size(const Zero3Parameter& each) const {
-    return each.is_wide ? 4 : param_size();
-  }
+  std::int64_t element_size(const Zero3Parameter& each) const { return each.is_wide ? 4 : param_size(); }
   std::int64_t element_size(std::int32_t p) const { return element_size(parameter(p)); }
   bool optimizes_on_host() const { return plan_.zero.offload_optimizer != ZeroOffload::kNone; }
   bool overlaps() const { return plan_.zero.overlap_comm.value_or(true); }
@@ -209,15 +200,15 @@ class Zero3 final : public StepBuilder {
   WorkIndex work_indices_;
 
   std::vector<Handle> handles_;
-  std::vector<std::int32_t> members_;     // of handles
-  std::vector<std::int32_t> handle_of_;   // of parameters
-  std::vector<std::int32_t> gathered_;    // buffers of parameters
-  std::vector<std::int32_t> persistent_;  // those that the step begins with; empty in step 1
-  std::vector<bool> is_read_;             // NVMe: read ahead, and not gathered yet
-  std::vector<std::int32_t> secondary_;   // hpZ: their shards inside the small group
+  std::vector<std::int32_t> members_;                             // of handles
+  std::vector<std::int32_t> handle_of_;                           // of parameters
+  std::vector<std::int32_t> gathered_;                            // buffers of parameters
+  std::vector<std::int32_t> persistent_;                          // those that the step begins with; empty in step 1
+  std::vector<bool> is_read_;                                     // NVMe: read ahead, and not gathered yet
+  std::vector<std::int32_t> secondary_;                           // hpZ: their shards inside the small group
   std::array<EventId, 3> fetches_{kNoEvent, kNoEvent, kNoEvent};  // events of the last waits
   std::array<EventId, 3> reductions_{kNoEvent, kNoEvent, kNoEvent};
-  EventId seen_copies_ = kNoEvent;  // latest event of allgather_stream that compute waits for
+  EventId seen_copies_ = kNoEvent;         // latest event of allgather_stream that compute waits for
   std::vector<std::int32_t> fetched_now_;  // scratch
 
   std::vector<std::int32_t> bucket_;  // parameters

@@ -27,8 +27,7 @@ Zero3Coordinator::Zero3Coordinator(const Zero3Script& script, const Plan& plan, 
   if (plan.zero.offload_param == ZeroOffload::kNvme) {
     buffered_.assign(count, false);
     for (const Zero3Parameter& p : script.parameters) {
-      swaps_.push_back(
-          goes_to_nvme(partition_of(p.numel, plan.mesh.fsdp()) * size_of(plan.param_dtype)));
+      swaps_.push_back(goes_to_nvme(partition_of(p.numel, plan.mesh.fsdp()) * size_of(plan.param_dtype)));
     }
   }
   list_.reserve(count);
@@ -270,8 +269,7 @@ std::span<const std::int32_t> Zero3Coordinator::release(std::int32_t module, Pas
     if (complete && has_decided_) {
       goes = decided_[decision_++] != 0;
     } else if (complete) {
-      goes = !script_.parameter(p).persists && at(fetched_for_, p) <= step_id_ &&
-             !is_reused_soon(module, p);
+      goes = !script_.parameter(p).persists && at(fetched_for_, p) <= step_id_ && !is_reused_soon(module, p);
       decided_.push_back(goes ? 1 : 0);
       ++decision_;
     }

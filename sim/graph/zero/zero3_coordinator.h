@@ -53,16 +53,10 @@ class Zero3Coordinator {
   // Persistent parameters, gathered again after the optimizer.
   std::span<const std::int32_t> after_step();
 
-  bool is_gone(std::int32_t p) const {
-    return status_[static_cast<std::size_t>(p)] == Status::kGone;
-  }
-  bool is_in_flight(std::int32_t p) const {
-    return status_[static_cast<std::size_t>(p)] == Status::kInFlight;
-  }
+  bool is_gone(std::int32_t p) const { return status_[static_cast<std::size_t>(p)] == Status::kGone; }
+  bool is_in_flight(std::int32_t p) const { return status_[static_cast<std::size_t>(p)] == Status::kInFlight; }
   // ZeRO++ hpZ: a shard of it inside the small group exists.
-  bool has_secondary(std::int32_t p) const {
-    return !secondary_.empty() && secondary_[static_cast<std::size_t>(p)];
-  }
+  bool has_secondary(std::int32_t p) const { return !secondary_.empty() && secondary_[static_cast<std::size_t>(p)]; }
   void make_secondaries();                     // those of construction
   std::int64_t live() const { return live_; }  // elements that are gathered or in flight
   std::size_t modules_in_trace() const { return order_.size(); }
@@ -93,8 +87,7 @@ class Zero3Coordinator {
   std::span<const std::int32_t> sorted_list();
   // On the drive and in no buffer of the host.
   bool is_on_drive(std::int32_t p) const {
-    return !swaps_.empty() && swaps_[static_cast<std::size_t>(p)] &&
-           !buffered_[static_cast<std::size_t>(p)];
+    return !swaps_.empty() && swaps_[static_cast<std::size_t>(p)] && !buffered_[static_cast<std::size_t>(p)];
   }
   void release_buffer(std::int32_t parameter);
 
@@ -130,8 +123,7 @@ class Zero3Coordinator {
   std::vector<std::int32_t> list_;  // what the last call returned
   // NVMe: partitions that go there, those of them in a buffer of the host, buffers that are free.
   std::vector<bool> swaps_, buffered_;
-  std::int64_t buffers_ =
-      5;  // OffloadParam's buffer_count (deepspeed/runtime/zero/offload_config.py)
+  std::int64_t buffers_ = 5;  // OffloadParam's buffer_count (deepspeed/runtime/zero/offload_config.py)
 };
 
 }

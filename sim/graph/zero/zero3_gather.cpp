@@ -87,10 +87,9 @@ void Zero3::gather_group(Parameters group, bool small_group, bool coalesced) {
   const std::uint8_t communicator = small_group ? small_communicator_ : kShard;
   const std::int32_t unit = unit_of(group.front());
   const auto index = static_cast<std::int32_t>(handles_.size());
-  Handle& handle =
-      handles_.emplace_back(Handle{.coalesced = coalesced, .small_group = small_group});
-  handle.by_all_reduce = handle.coalesced && !quantized && !small_group &&
-                         plan_.zero.stage3_use_all_reduce_for_fetch_params;
+  Handle& handle = handles_.emplace_back(Handle{.coalesced = coalesced, .small_group = small_group});
+  handle.by_all_reduce =
+      handle.coalesced && !quantized && !small_group && plan_.zero.stage3_use_all_reduce_for_fetch_params;
   handle.first_member = static_cast<std::uint32_t>(members_.size());
   handle.members = handle.registered = static_cast<std::int32_t>(group.size());
   append(members_, group);
@@ -110,9 +109,8 @@ void Zero3::gather_group(Parameters group, bool small_group, bool coalesced) {
     add_bytes(EventKind::kAllGatherCopyIn, gather_copies_, moved, unit);
   }
   if (handle.coalesced || quantized) {
-    handle.flat = allocate(
-        handle.by_all_reduce ? MemoryCategory::kUnshardedParam : MemoryCategory::kAllGatherOutput,
-        gather_copies_, unit, Bytes(whole));
+    handle.flat = allocate(handle.by_all_reduce ? MemoryCategory::kUnshardedParam : MemoryCategory::kAllGatherOutput,
+                           gather_copies_, unit, Bytes(whole));
   }
   const EventKind kind = handle.by_all_reduce ? EventKind::kAllReduce : EventKind::kAllGather;
   wait(Stream::kAllGather, tail(gather_copies_));
@@ -122,14 +120,11 @@ void Zero3::gather_group(Parameters group, bool small_group, bool coalesced) {
     handle.gathered = add(kind, Stream::kAllGather, work_of(kind, scales, communicator), unit);
   }
   if (!handle.coalesced && !quantized) {
-    at(gathered_, group.front()) =
-        allocate(MemoryCategory::kUnshardedParam, gather_copies_, unit, Bytes(whole));
+    at(gathered_, group.front()) = allocate(MemoryCategory::kUnshardedParam, gather_copies_, unit, Bytes(whole));
   }
   if (handle.by_all_reduce) handle.views = handle.members;
   if (logs()) {
-    const std::string in_place = handle.by_all_reduce ? "op=SUM"
-                                 : handle.coalesced   ? "in_place"
-                                                      : "";
+    const std::string in_place = handle.by_all_reduce ? "op=SUM" : handle.coalesced ? "in_place" : "";
     log_collective(to_string(kind), handle.by_all_reduce ? whole : whole / ranks, whole, in_place);
     log_.back().group = group_of(small_group);
     if (handle.coalesced && !handle.by_all_reduce) handle.flat_bytes = whole;
@@ -161,19 +156,17 @@ void Zero3::copy_out(Handle& handle) {
   wait(Stream::kCompute, handle.gathered);
   const bool quantized = plan_.zero.zero_quantized_weights;
   if (handle.by_all_reduce || (!handle.coalesced && !quantized)) return;
-  const Parameters group{members_.data() + handle.first_member,
-                         static_cast<std::size_t>(handle.members)};
+  const Parameters group{members_.data() + handle.first_member, static_cast<std::size_t>(handle.members)};
   const std::int32_t unit = unit_of(group.front());
   std::int64_t elements = 0;
   for (const std::int32_t p : group) elements += parameter(p).numel;
   if (quantized) {
     // fp16, cast to the parameters' dtype.
-    add_bytes(EventKind::kDequantize, gather_copies_,
-              elements * (1 + 2 + (handle.coalesced ? 0 : 2 + param_size())), unit);
+    add_bytes(EventKind::kDequantize, gather_copies_, elements * (1 + 2 + (handle.coalesced ? 0 : 2 + param_size())),
+              unit);
   }
   if (handle.coalesced) {
-    add_bytes(EventKind::kAllGatherCopyOut, gather_copies_,
-              2 * elements * element_size(group.front()), unit);
+    add_bytes(EventKind::kAllGatherCopyOut, gather_copies_, 2 * elements * element_size(group.front()), unit);
   }
   for (const std::int32_t p : group) {
     at(gathered_, p) = allocate(MemoryCategory::kUnshardedParam, gather_copies_, unit_of(p),
@@ -208,8 +201,7 @@ void Zero3::keep_secondary(std::int32_t p) {
   close_run();
   const std::int64_t bytes = partition_of(p) * plan_.mesh.fsdp() / small_group_ * element_size(p);
   host_awaits(add_bytes(EventKind::kReshard, Stream::kCompute, 3 * bytes, unit_of(p)));
-  at(secondary_, p) =
-      allocate(MemoryCategory::kPostForwardShard, Stream::kCompute, unit_of(p), Bytes(bytes));
+  at(secondary_, p) = allocate(MemoryCategory::kPostForwardShard, Stream::kCompute, unit_of(p), Bytes(bytes));
   graph().buffers.back().on_host = plan_.zero.offload_param != ZeroOffload::kNone;
 }
 
@@ -222,8 +214,8 @@ void Zero3::gather_persistent() {
     const std::int64_t whole = partition_of(p) * plan_.mesh.fsdp() * element_size(p);
     fetch_from_host({&p, 1});
     wait(Stream::kAllGather, tail(Stream::kCompute));
-    const EventId gathered = add(EventKind::kAllGather, Stream::kAllGather,
-                                 work_of(EventKind::kAllGather, whole, kShard), unit_of(p));
+    const EventId gathered =
+        add(EventKind::kAllGather, Stream::kAllGather, work_of(EventKind::kAllGather, whole, kShard), unit_of(p));
     if (logs()) log_collective("all_gather", whole / plan_.mesh.fsdp(), whole, "");
     graph().final_host_wait = gathered;
     if (persistent_.empty()) {

@@ -92,8 +92,8 @@ void Zero3::log_trace_reset() {
 
 std::string Zero3::span_of(Parameters list) const {
   const auto& names = run_->parameters;
-  return foreshard::span_of(names[static_cast<std::size_t>(list.front())],
-                            names[static_cast<std::size_t>(list.back())], list.size());
+  return foreshard::span_of(names[static_cast<std::size_t>(list.front())], names[static_cast<std::size_t>(list.back())],
+                            list.size());
 }
 
 std::string Zero3::group_of(bool small_group) const {
@@ -112,16 +112,14 @@ void Zero3::log_gather(Parameters list, Cause cause, std::int32_t module, Pass p
   bucket.index = buckets_++;
   bucket.kind = cause == Cause::kFetch ? "zero3_fetch" : "zero3_prefetch";
   bucket.dtype = torch_word(plan_.param_dtype);
-  bucket.extra = fmt::format("at={} pass={} micro={}", at_module,
-                             pass == Pass::kForward ? "fwd" : "bwd", microbatch());
+  bucket.extra = fmt::format("at={} pass={} micro={}", at_module, pass == Pass::kForward ? "fwd" : "bwd", microbatch());
   for (const std::int32_t p : list) {
     bucket.bytes += parameter(p).numel * 2;
     bucket.parameters.push_back(run_->parameters[static_cast<std::size_t>(p)]);
   }
 }
 
-void Zero3::log_reduction(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out,
-                          std::string note) {
+void Zero3::log_reduction(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out, std::string note) {
   log_collective(kind, bytes_in, bytes_out, std::move(note));
   log_.back().dtype = torch_word(plan_.reduce_dtype);
 }
@@ -150,8 +148,8 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
   const Zero3Script& script = *run.script;
   const std::int64_t size = size_of(plan.param_dtype);
   LibraryRun& record = *run.record;
-  const auto add = [&](std::string_view kind, std::int64_t in, std::int64_t out,
-                       std::string_view dtype, std::string note) {
+  const auto add = [&](std::string_view kind, std::int64_t in, std::int64_t out, std::string_view dtype,
+                       std::string note) {
     LibraryEvent& event = record.construction.emplace_back();
     event.kind = kind;
     event.bytes_in = in;
@@ -169,16 +167,15 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
   for (std::int32_t p = 0; p < script.parameter_count(); ++p) {
     const Zero3Parameter& each = script.parameter(p);
     const std::int64_t partition = foreshard::partition_of(each.numel, plan.mesh.fsdp());
-    add("all_gather", partition * size, partition * plan.mesh.fsdp() * size,
-        torch_word(plan.param_dtype), "");
+    add("all_gather", partition * size, partition * plan.mesh.fsdp() * size, torch_word(plan.param_dtype), "");
     LibraryBucket& bucket = record.buckets.emplace_back();
     bucket.phase = "init";
     bucket.index = p;
     bucket.kind = "zero3_partition";
     bucket.bytes = partition * size;
     bucket.dtype = torch_word(plan.param_dtype);
-    bucket.extra = fmt::format("numel={} partition_numel={} padded_numel={} persist={}", each.numel,
-                               partition, partition * plan.mesh.fsdp(), each.persists ? 1 : 0);
+    bucket.extra = fmt::format("numel={} partition_numel={} padded_numel={} persist={}", each.numel, partition,
+                               partition * plan.mesh.fsdp(), each.persists ? 1 : 0);
     bucket.parameters = {run.parameters[static_cast<std::size_t>(p)]};
     partitions += partition;
     persistent += each.persists ? each.numel : 0;
@@ -198,13 +195,11 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
     open += foreshard::partition_of(each.numel, plan.mesh.fsdp());
     if (open >= plan.zero.sub_group_size) open = 0;
   }
-  record.facts["ipg_buffer_bytes"] = plan.zero.contiguous_gradients
-                                         ? plan.zero.reduce_bucket_size * size_of(plan.reduce_dtype)
-                                         : 0;
+  record.facts["ipg_buffer_bytes"] =
+      plan.zero.contiguous_gradients ? plan.zero.reduce_bucket_size * size_of(plan.reduce_dtype) : 0;
   record.facts["skipped_steps"] = 0;
   record.words["optimizer_class"] = "DeepSpeedZeroOptimizer_Stage3";
-  record.words["grad_accum_dtype"] =
-      "torch." + std::string(torch_word(wide ? DType::kFp32 : plan.param_dtype));
+  record.words["grad_accum_dtype"] = "torch." + std::string(torch_word(wide ? DType::kFp32 : plan.param_dtype));
 }
 
 }

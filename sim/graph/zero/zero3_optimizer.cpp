@@ -57,8 +57,7 @@ void Zero3::persistent_memory() {
       const std::int64_t bytes = partition_of(each) * element_size(each);
       kept += goes_to_nvme(bytes) ? 0 : bytes;
     }
-    hold(MemoryCategory::kShardedParam, kept + kParameterBuffers * kParameterBuffer * param_size(),
-         true);
+    hold(MemoryCategory::kShardedParam, kept + kParameterBuffers * kParameterBuffer * param_size(), true);
   }
   for (const std::int64_t bytes : resident_bytes()) {
     hold(MemoryCategory::kUnshardedParam, bytes, false);
@@ -86,9 +85,8 @@ void Zero3::persistent_memory() {
   hold(MemoryCategory::kShardedGrad, partitioned_ * size_of(accumulation_dtype()), on_host);
   // What the step before gathered.
   const auto keep = [&](std::int32_t p) {
-    at(gathered_, p) =
-        allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
-                            Bytes(partition_of(p) * plan_.mesh.fsdp() * element_size(p)));
+    at(gathered_, p) = allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
+                                           Bytes(partition_of(p) * plan_.mesh.fsdp() * element_size(p)));
     persistent_.resize(script_->parameters.size(), kNoBuffer);
     at(persistent_, p) = at(gathered_, p);
   };
@@ -112,8 +110,8 @@ void Zero3::release_all() {
   std::int64_t available = 0;
   for (std::int32_t p = 0; logs() && p < script_->parameter_count(); ++p) {
     const std::int32_t handle = at(handle_of_, p);
-    const bool arrived = !coordinator_->is_in_flight(p) || handle < 0 ||
-                         handles_[static_cast<std::size_t>(handle)].copied;
+    const bool arrived =
+        !coordinator_->is_in_flight(p) || handle < 0 || handles_[static_cast<std::size_t>(handle)].copied;
     if (!coordinator_->is_gone(p) && arrived) available += parameter(p).numel;
   }
   for (std::int32_t p = 0; p < script_->parameter_count(); ++p) {
@@ -139,8 +137,7 @@ void Zero3::optimizer() {
     if (parameter(p).trained) StepBuilder::free(at(secondary_, p));
   }
   gather_persistent();
-  graph().final_host_wait =
-      std::max(graph().final_host_wait, std::exchange(awaited_, kNoEvent));  // no row came behind
+  graph().final_host_wait = std::max(graph().final_host_wait, std::exchange(awaited_, kNoEvent));  // no row came behind
   if (plan_.host_sync == HostSync::kStep) {
     graph().final_host_wait = std::max(graph().final_host_wait, tail(Stream::kCompute));
   }
@@ -151,8 +148,7 @@ void Zero3::check_overflow() {
   const std::int64_t bytes = partitioned_ * size_of(accumulation_dtype());
   add_bytes(EventKind::kGradNorm, reduces_, 2 * (bytes + 2 * partitioned_), -1);
   wait(Stream::kCompute, tail(reduces_));
-  host_awaits(
-      add(EventKind::kAllReduce, Stream::kCompute, work_of(EventKind::kAllReduce, 1, kShard), -1));
+  host_awaits(add(EventKind::kAllReduce, Stream::kCompute, work_of(EventKind::kAllReduce, 1, kShard), -1));
   if (!logs()) return;
   note_ = "has_overflow";
   log_collective("all_reduce", 1, 1, "op=MAX");
@@ -166,11 +162,9 @@ void Zero3::gradient_norm() {
   const std::int64_t size = optimizes_on_host() ? 4 : 8;
   for (const std::int64_t elements : sub_groups_) {
     if (!optimizes_on_host()) {
-      add_bytes(EventKind::kGradNorm, Stream::kCompute,
-                elements * (size_of(accumulation_dtype()) + 2 * size), -1);
+      add_bytes(EventKind::kGradNorm, Stream::kCompute, elements * (size_of(accumulation_dtype()) + 2 * size), -1);
     }
-    const EventId sum = add(EventKind::kAllReduce, Stream::kCompute,
-                            work_of(EventKind::kAllReduce, size, kShard), -1);
+    const EventId sum = add(EventKind::kAllReduce, Stream::kCompute, work_of(EventKind::kAllReduce, size, kShard), -1);
     if (optimizes_on_host()) host_awaits(sum);
     if (!logs()) continue;
     note_ = "_get_norm_groups";
@@ -190,8 +184,8 @@ void Zero3::update(std::size_t sub_group) {
   };
   const std::int64_t master = size_of(plan_.master_dtype);  // of gradients, too
   const bool casts = kept != master;
-  add_bytes(EventKind::kGradScale, Stream::kCompute,
-            elements * (2 * kept + (casts ? kept + master : 0) + 2 * master), -1);
+  add_bytes(EventKind::kGradScale, Stream::kCompute, elements * (2 * kept + (casts ? kept + master : 0) + 2 * master),
+            -1);
   std::int32_t flat = temporary(elements * kept);
   std::int32_t gradients = flat;
   if (casts) {

@@ -53,8 +53,7 @@ void Zero3Script::write_hook(std::vector<Zero3Place>& places, EventKind phase, s
 }
 
 // Forward or recomputation. What recomputes stops before the block ends.
-void Zero3Script::write_phase(std::vector<Zero3Place>& places, EventKind phase,
-                              std::int32_t layer) {
+void Zero3Script::write_phase(std::vector<Zero3Place>& places, EventKind phase, std::int32_t layer) {
   const LayerPhaseProgram& program = builder_->phase(phase, layer);
   const bool block = is_block(layer);
   if (block) places.push_back({PlaceKind::kEnter, phase, 0, layer, module_of(layer, -1)});
@@ -68,13 +67,12 @@ void Zero3Script::write_phase(std::vector<Zero3Place>& places, EventKind phase,
 
 bool Zero3Script::repeats(std::int32_t layer, std::int32_t like) const {
   return like >= 0 && repeats_modules(layer, like) &&
-         &builder_->phase(EventKind::kForward, layer) ==
-             &builder_->phase(EventKind::kForward, like);
+         &builder_->phase(EventKind::kForward, layer) == &builder_->phase(EventKind::kForward, like);
 }
 
 // The places of `like`, which are the last ones, once more for `layer`.
-void Zero3Script::copy_places(std::vector<Zero3Place>& places, std::size_t begin,
-                              std::int32_t layer, std::int32_t like) {
+void Zero3Script::copy_places(std::vector<Zero3Place>& places, std::size_t begin, std::int32_t layer,
+                              std::int32_t like) {
   const std::int32_t modules_apart = module_of(layer, -1) - module_of(like, -1);
   const std::int32_t parameters_apart =
       spec_of(layer).parameters.empty() ? 0 : parameter_of(layer, 0) - parameter_of(like, 0);
@@ -83,8 +81,7 @@ void Zero3Script::copy_places(std::vector<Zero3Place>& places, std::size_t begin
   for (std::size_t i = begin; i < end; ++i) {
     Zero3Place place = places[i];
     place.layer = layer;
-    if (place.id >= 0)
-      place.id += place.kind == PlaceKind::kGradient ? parameters_apart : modules_apart;
+    if (place.id >= 0) place.id += place.kind == PlaceKind::kGradient ? parameters_apart : modules_apart;
     places[end + i - begin] = place;
   }
 }
@@ -151,8 +148,8 @@ void Zero3Script::write_backward_layer(std::int32_t layer) {
   const std::size_t begin = backward.size();
   std::size_t h = 0;
   // (A reentrant checkpoint runs its forward first.)
-  while (recomputes && !plan_->recompute_reentrant && h < program.hooks.size() &&
-         program.hooks[h].segment == 0 && program.hooks[h].kind == LayerHook::Kind::kEnter) {
+  while (recomputes && !plan_->recompute_reentrant && h < program.hooks.size() && program.hooks[h].segment == 0 &&
+         program.hooks[h].kind == LayerHook::Kind::kEnter) {
     write_hook(backward, kPhase, layer, program.hooks[h++]);
   }
   if (recomputes) write_phase(backward, EventKind::kRecompute, layer);
@@ -182,9 +179,8 @@ void Zero3Script::sort_gradients(std::size_t begin) {
     const std::int16_t weight = parameter(second.id).index;
     const auto& operations = spec_of(second.layer).operations;
     const bool is_linear = std::ranges::any_of(operations, [&](const Operation& op) {
-      return op.kind == OperationKind::kGemm && !op.transposed_weight &&
-             op.parameters.size() == 2 && op.parameters.front() == weight &&
-             op.parameters.back() == bias;
+      return op.kind == OperationKind::kGemm && !op.transposed_weight && op.parameters.size() == 2 &&
+             op.parameters.front() == weight && op.parameters.back() == bias;
     });
     if (!is_linear) continue;
     first.segment = second.segment;
@@ -202,8 +198,7 @@ void Zero3Script::write_backward() {
     if (spec_of(l).role == LayerRole::kLoss) continue;
     if (is_block(l)) go_to(backward, EventKind::kBackward, block_container_);
     const std::size_t start = backward.size();
-    const bool copies =
-        repeats(l, like) && builder_->recompute_of(l) == builder_->recompute_of(like);
+    const bool copies = repeats(l, like) && builder_->recompute_of(l) == builder_->recompute_of(like);
     if (copies) {
       copy_places(backward, begin, l, like);
     } else {
@@ -215,8 +210,8 @@ void Zero3Script::write_backward() {
   go_to(backward, EventKind::kBackward, -1);
   for (std::size_t i = backward.size(); i-- > 0 && last_gradient < 0;) {
     const PlaceKind kind = backward[i].kind;
-    const bool reduces = (kind == PlaceKind::kGradient && !parameter(backward[i].id).in_leaf) ||
-                         kind == PlaceKind::kLeafGradients;
+    const bool reduces =
+        (kind == PlaceKind::kGradient && !parameter(backward[i].id).in_leaf) || kind == PlaceKind::kLeafGradients;
     if (reduces) last_gradient = static_cast<std::int32_t>(i);
   }
 }

@@ -17,10 +17,8 @@ namespace foreshard {
 std::int32_t Zero3::gradient_buffer(std::int32_t p) {
   const std::size_t before = static_cast<std::size_t>(pass()) * model_.order.size();
   const Zero3Parameter& each = parameter(p);
-  const LayerExecution& execution =
-      graph().executions[before + static_cast<std::size_t>(each.layer)];
-  const std::int32_t slot =
-      graph().program(execution).weight_gradients[static_cast<std::size_t>(each.index)];
+  const LayerExecution& execution = graph().executions[before + static_cast<std::size_t>(each.layer)];
+  const std::int32_t slot = graph().program(execution).weight_gradients[static_cast<std::size_t>(each.index)];
   return slot < 0 ? kNoBuffer : execution.first_buffer + slot;
 }
 
@@ -49,8 +47,7 @@ void Zero3::copy_gradients() {
   if (uncopied_ == 0) return;
   close_run();
   wait(reduces_, tail(Stream::kCompute));
-  add_bytes(EventKind::kGradientCopyIn, reduces_, uncopied_ * (param_size() + comm_size()),
-            unit_of(bucket_.front()));
+  add_bytes(EventKind::kGradientCopyIn, reduces_, uncopied_ * (param_size() + comm_size()), unit_of(bucket_.front()));
   uncopied_ = 0;
 }
 
@@ -79,15 +76,13 @@ void Zero3::flush() {
     quantized_reduce(bucket_);
   } else {
     const std::int64_t bytes = partitions * plan_.mesh.fsdp() * size;
-    const bool straight =
-        bucket_.size() == 1 && parameter(bucket_.front()).numel % plan_.mesh.fsdp() == 0;
+    const bool straight = bucket_.size() == 1 && parameter(bucket_.front()).numel % plan_.mesh.fsdp() == 0;
     // Concatenation, then the division in place.
     add_bytes(EventKind::kReduceScatterCopyIn, reduces_, (straight ? 2 : 4) * bytes, unit);
     if (!straight) {
       interleaved = allocate(MemoryCategory::kReduceScatterInput, reduces_, unit, Bytes(bytes));
     }
-    add(EventKind::kReduceScatter, reduces_, work_of(EventKind::kReduceScatter, bytes, kShard),
-        unit);
+    add(EventKind::kReduceScatter, reduces_, work_of(EventKind::kReduceScatter, bytes, kShard), unit);
     if (logs()) log_reduction("reduce_scatter", bytes, partitions * size, "in_place");
   }
   store_partitions(partitions);
@@ -157,15 +152,13 @@ void Zero3::quantized_reduce(std::span<const std::int32_t> bucket) {
     if (shape.size() == 1 || each.numel % (2 * world) != 0) {
       const std::int64_t bytes = partition_of(each) * world * comm_size();
       add_bytes(EventKind::kReduceScatterCopyIn, reduces_, 2 * bytes, unit);
-      add(EventKind::kReduceScatter, reduces_, work_of(EventKind::kReduceScatter, bytes, kShard),
-          unit);
+      add(EventKind::kReduceScatter, reduces_, work_of(EventKind::kReduceScatter, bytes, kShard), unit);
       continue;
     }
     const std::int64_t groups = std::max({shape[0], shape[1], world});
     const std::int64_t payload = each.numel / 2 + groups * 4;
     add_bytes(EventKind::kQuantize, reduces_, each.numel * comm_size() + payload, unit);
-    add(EventKind::kReduceScatter, reduces_, work_of(EventKind::kReduceScatter, payload, kShard),
-        unit);
+    add(EventKind::kReduceScatter, reduces_, work_of(EventKind::kReduceScatter, payload, kShard), unit);
     add_bytes(EventKind::kDequantize, reduces_, (payload + each.numel / world * comm_size()), unit);
   }
 }

@@ -28,9 +28,7 @@ Zero3Script::Zero3Script(const StepBuilder& builder, const ModelSpec& model, con
   plan_ = nullptr;
 }
 
-bool Zero3Script::is_block(std::int32_t layer) const {
-  return spec_of(layer).role == LayerRole::kBlock;
-}
+bool Zero3Script::is_block(std::int32_t layer) const { return spec_of(layer).role == LayerRole::kBlock; }
 
 // --- parameters and modules ---
 
@@ -99,8 +97,8 @@ std::vector<LayerModule> Zero3Script::layer_modules(std::int32_t layer) const {
   const LayerSpec& spec = spec_of(layer);
   std::vector<LayerModule> list = modules_of(spec);
   for (LayerModule& module : list) {
-    const bool tied = std::ranges::any_of(
-        module.parameters, [&](std::int16_t p) { return spec.parameters[at(p)].tied; });
+    const bool tied =
+        std::ranges::any_of(module.parameters, [&](std::int16_t p) { return spec.parameters[at(p)].tied; });
     if (tied) module.name = "lm_head";
   }
   return list;
@@ -197,18 +195,16 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
                        .local = static_cast<std::int16_t>(i),
                        .is_container = list[i].parameters.empty(),
                        .has_input_gradient = is_fed_with_gradient(layer, list[i])});
-    parents_.push_back(block ? module_of(layer, list[i].parent)
-                             : container(parent_name(list[i].name)));
+    parents_.push_back(block ? module_of(layer, list[i].parent) : container(parent_name(list[i].name)));
   }
   // Parameters of one module have to stand together in `owned`.
   for (std::size_t i = 0; i < spec.parameters.size(); ++i) {
     const bool has_module = contains(spec.parameters[i].name, '.');
     if (!leaf && has_module && !is_read_aside(layer)) continue;
     const std::int32_t module = block ? module_of(layer, -1) : 0;
-    FORESHARD_CHECK(
-        block || modules[0].owned == 0 ||
-            modules[0].first_owned + modules[0].owned == static_cast<std::int32_t>(owned.size()),
-        "parameters of the root in several layers");
+    FORESHARD_CHECK(block || modules[0].owned == 0 ||
+                        modules[0].first_owned + modules[0].owned == static_cast<std::int32_t>(owned.size()),
+                    "parameters of the root in several layers");
     own(module, layer, static_cast<std::int16_t>(i));
     if (!leaf) modules[at(module)].is_container = false;
   }
@@ -252,8 +248,7 @@ bool Zero3Script::copy_layer_modules(std::int32_t layer) {
 bool Zero3Script::repeats_modules(std::int32_t layer, std::int32_t like) const {
   const LayerInstance& a = model_.order[at(layer)];
   const LayerInstance& b = model_.order[at(like)];
-  return a.kind == b.kind && a.same_as < 0 && b.same_as < 0 && is_block(layer) &&
-         !spec_of(layer).parameters.empty() &&
+  return a.kind == b.kind && a.same_as < 0 && b.same_as < 0 && is_block(layer) && !spec_of(layer).parameters.empty() &&
          input_needs_gradient_[at(layer)] == input_needs_gradient_[at(like)];
 }
 

@@ -42,15 +42,11 @@ struct Zero3Module {
 };
 
 // Elements of a rank's share.
-constexpr std::int64_t partition_of(std::int64_t numel, std::int64_t ranks) {
-  return (numel + ranks - 1) / ranks;
-}
+constexpr std::int64_t partition_of(std::int64_t numel, std::int64_t ranks) { return (numel + ranks - 1) / ranks; }
 
 // NVMe: smaller partitions stay in memory (AsyncPartitionedParameterSwapper.swappable_tensor:
 // MIN_AIO_BYTES, and aio's default block_size).
-constexpr bool goes_to_nvme(std::int64_t partition_bytes) {
-  return partition_bytes >= std::int64_t{1} << 20;
-}
+constexpr bool goes_to_nvme(std::int64_t partition_bytes) { return partition_bytes >= std::int64_t{1} << 20; }
 
 // What happens at one point of host order. `segment`: the first segment of the layer's phase that
 // runs after it.
@@ -110,9 +106,7 @@ class Zero3Script {
   std::int32_t parameter_of(std::int32_t layer, std::int16_t index) const {
     return parameter_of_[at(first_slot_[at(layer)]) + at(index)];
   }
-  std::int32_t module_of(std::int32_t layer, std::int16_t local) const {
-    return first_module_[at(layer)] + local + 1;
-  }
+  std::int32_t module_of(std::int32_t layer, std::int16_t local) const { return first_module_[at(layer)] + local + 1; }
   std::int32_t parent_of(std::int32_t module) const { return parents_[at(module)]; }
 
   // Containers that begin and end between layers.
@@ -121,27 +115,23 @@ class Zero3Script {
   void write_backward();
   void write_phase(std::vector<Zero3Place>& places, EventKind phase, std::int32_t layer);
   void write_backward_layer(std::int32_t layer);
-  void write_hook(std::vector<Zero3Place>& places, EventKind phase, std::int32_t layer,
-                  const LayerHook& hook);
+  void write_hook(std::vector<Zero3Place>& places, EventKind phase, std::int32_t layer, const LayerHook& hook);
   bool repeats(std::int32_t layer, std::int32_t like) const;
-  void copy_places(std::vector<Zero3Place>& places, std::size_t begin, std::int32_t layer,
-                   std::int32_t like);
+  void copy_places(std::vector<Zero3Place>& places, std::size_t begin, std::int32_t layer, std::int32_t like);
   void sort_gradients(std::size_t begin);
   bool is_block(std::int32_t layer) const;
-  const LayerSpec& spec_of(std::int32_t layer) const {
-    return model_.kinds[at(model_.order[at(layer)].kind)];
-  }
+  const LayerSpec& spec_of(std::int32_t layer) const { return model_.kinds[at(model_.order[at(layer)].kind)]; }
 
   const StepBuilder* builder_;  // while the places are written, as is the plan
   const ModelSpec& model_;
   const Plan* plan_;
-  std::vector<std::int32_t> parents_;      // of modules; -1: of the root
-  std::vector<std::int32_t> owner_;        // of parameters: the first module that holds it
-  std::vector<std::string> containers_;    // names; the first modules in the same order
-  std::vector<std::int64_t> numel_below_;  // of modules
+  std::vector<std::int32_t> parents_;                    // of modules; -1: of the root
+  std::vector<std::int32_t> owner_;                      // of parameters: the first module that holds it
+  std::vector<std::string> containers_;                  // names; the first modules in the same order
+  std::vector<std::int64_t> numel_below_;                // of modules
   std::vector<std::int32_t> parameter_of_, first_slot_;  // parameters of layers
-  std::vector<std::int32_t> first_module_;  // of each layer's; blocks: the block itself
-  std::vector<bool> input_needs_gradient_;  // of layers
+  std::vector<std::int32_t> first_module_;               // of each layer's; blocks: the block itself
+  std::vector<bool> input_needs_gradient_;               // of layers
   std::int32_t block_container_ = 0;
   std::int32_t current_ = -1;  // innermost open container
 };

@@ -55,8 +55,7 @@ class Tracer {
   std::uint32_t end() const { return static_cast<std::uint32_t>(trace_.lists.size()); }
 
   // The recorded order did not hold.
-  void forget(Zero3Trace::Parameters dropped, Zero3Place place,
-              std::vector<Zero3Trace::Stop>& stops) {
+  void forget(Zero3Trace::Parameters dropped, Zero3Place place, std::vector<Zero3Trace::Stop>& stops) {
     if (dropped.empty()) return;
     place.kind = Kind::kExit;
     const auto [begin, let_go] = put(dropped);
@@ -73,8 +72,7 @@ class Tracer {
       put(coordinator_.fetch(place.id));
       stop.first_end = end();
       for (const std::int32_t p : script_.owned_of(place.id)) {
-        if (coordinator_.use(place.id, p, place.phase == EventKind::kRecompute))
-          trace_.lists.push_back(p);
+        if (coordinator_.use(place.id, p, place.phase == EventKind::kRecompute)) trace_.lists.push_back(p);
       }
       stop.second_end = end();
       put(coordinator_.prefetch(place.id));
@@ -112,8 +110,8 @@ class TracedBuilder final : public StepBuilder {
 
 }
 
-Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan,
-                       bool forward_alone, const std::vector<Zero3Place>& base)
+Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan, bool forward_alone,
+                       const std::vector<Zero3Place>& base)
     : script(builder, model, plan),
       zero_(plan.zero),
       recompute_(plan.recompute),
@@ -165,8 +163,7 @@ bool Zero3Trace::serves(const Plan& plan) const {
          (ranks_ == 0 || ranks_ == plan.mesh.fsdp());
 }
 
-std::shared_ptr<const Zero3Trace> trace_zero3(const ModelSpec& model, const Plan& plan,
-                                              const LayerPrograms& programs) {
+std::shared_ptr<const Zero3Trace> trace_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs) {
   const TracedBuilder builder(model, plan, programs, {});
   return std::make_shared<const Zero3Trace>(builder, model, plan);
 }

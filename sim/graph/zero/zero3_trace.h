@@ -40,8 +40,8 @@ struct Zero3Trace {
 
   // forward_alone: of an engine that trains nothing. base: the places of a second forward, whose
   // trace ends where it differs from the first's.
-  Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan,
-             bool forward_alone = false, const std::vector<Zero3Place>& base = {});
+  Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan, bool forward_alone = false,
+             const std::vector<Zero3Place>& base = {});
   // Whether another plan of the same model and programs has the same one.
   bool serves(const Plan& plan) const;
 
@@ -50,9 +50,7 @@ struct Zero3Trace {
     const auto last = std::ssize(passes) - 1;
     return passes[at(micro_batch < last ? micro_batch : last)];
   }
-  Parameters list(std::uint32_t begin, std::uint32_t end) const {
-    return {lists.data() + begin, end - begin};
-  }
+  Parameters list(std::uint32_t begin, std::uint32_t end) const { return {lists.data() + begin, end - begin}; }
   Parameters list(Range range) const { return list(range.begin, range.end); }
 
   Zero3Script script;
@@ -72,7 +70,6 @@ struct Zero3Trace {
 };
 
 // For LayerPrograms. Precondition: runtime zero3; the programs serve the plan.
-std::shared_ptr<const Zero3Trace> trace_zero3(const ModelSpec& model, const Plan& plan,
-                                              const LayerPrograms& programs);
+std::shared_ptr<const Zero3Trace> trace_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs);
 
 }

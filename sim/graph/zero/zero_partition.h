@@ -24,8 +24,8 @@ struct ZeroPartition {
 
 // Of the parameters of `order`. `round_robin`: _round_robin_reorder, parameters dealt out to ranks
 // like cards.
-ZeroPartition lay_out(std::span<const GradientHooks::Parameter> parameters,
-                      std::vector<std::int32_t> order, std::int64_t ranks, bool round_robin);
+ZeroPartition lay_out(std::span<const GradientHooks::Parameter> parameters, std::vector<std::int32_t> order,
+                      std::int64_t ranks, bool round_robin);
 
 // A run of a bucket's elements that one rank owns.
 struct ZeroSlice {
@@ -37,13 +37,11 @@ struct ZeroSlice {
 // whatever their groups, but those of `apart`, which are copied parameter by parameter (-1:
 // nobody's).
 template <typename Take>
-void for_each_slice(std::span<const ZeroPartition> groups,
-                    std::span<const GradientHooks::Parameter> parameters,
+void for_each_slice(std::span<const ZeroPartition> groups, std::span<const GradientHooks::Parameter> parameters,
                     std::span<const std::int32_t> bucket, std::int64_t apart, Take take) {
   ZeroSlice slice{-1, 0};
   for (const std::int32_t p : bucket) {
-    const ZeroPartition& partition =
-        *std::ranges::find_if(groups, [&](const auto& group) { return group.has(p); });
+    const ZeroPartition& partition = *std::ranges::find_if(groups, [&](const auto& group) { return group.has(p); });
     std::int64_t begin = partition.offset[at(p)];
     const std::int64_t end = begin + parameters[at(p)].numel;
     while (begin < end) {

@@ -38,8 +38,7 @@ RuntimeSet runtimes_named(std::string_view names) {
 }
 
 Capability capability_of(const std::vector<std::string_view>& cells) {
-  FORESHARD_CHECK(cells.size() == 4 || cells.size() == 5,
-                  fmt::format("a capability has {} cells", cells.size()));
+  FORESHARD_CHECK(cells.size() == 4 || cells.size() == 5, fmt::format("a capability has {} cells", cells.size()));
   Capability row = {runtimes_named(cells[0]), cells[1], cells[2], cells[3]};
   std::string_view how = cells.size() == 5 ? cells[4] : std::string_view();
   if (how == "fails") {
@@ -68,8 +67,7 @@ const std::vector<AskedRow>& rows_of(RuntimeKind kind) {
   std::call_once(is_read[index], [&] {
     for (const Capability& each : capability_table()) {
       if ((each.runtimes & runtimes_of(kind)) != 0) {
-        all[index].push_back(
-            {&each, each.asked.substr(0, each.asked.find(' ')), Condition(each.asked)});
+        all[index].push_back({&each, each.asked.substr(0, each.asked.find(' ')), Condition(each.asked)});
       }
     }
   });
@@ -91,9 +89,7 @@ std::string filled(std::string_view text, const Plan& plan) {
 }
 
 // Of other runtimes than PyTorch's the newest version is the only one.
-std::int32_t minor_of(const Runtime& runtime) {
-  return fsdp2_minor(runtime.version).value_or(kNewestFsdp2);
-}
+std::int32_t minor_of(const Runtime& runtime) { return fsdp2_minor(runtime.version).value_or(kNewestFsdp2); }
 
 }
 
@@ -108,27 +104,23 @@ std::span<const Capability> capability_table() {
   return table;
 }
 
-std::optional<PlanProblem> problem_of_capability(const Plan& plan, Capability::Of of,
-                                                 std::string_view who) {
+std::optional<PlanProblem> problem_of_capability(const Plan& plan, Capability::Of of, std::string_view who) {
   for (const AskedRow& row : rows_of(plan.runtime.kind)) {
     const Capability& each = *row.capability;
     if (each.of != of || minor_of(plan.runtime) >= each.since || !row.asked.holds(plan)) continue;
     const std::string says = filled(each.says, plan), nearest = filled(each.nearest, plan);
     if (each.fails) return contradiction(std::string(row.key), says, nearest);
     const std::string came =
-        each.since == kNotYet ? ""
-                              : fmt::format("; {} came with PyTorch 2.{}", each.came, each.since);
-    return missing_capability(std::string(row.key), fmt::format("{} {}{}", who, says, came),
-                              nearest);
+        each.since == kNotYet ? "" : fmt::format("; {} came with PyTorch 2.{}", each.came, each.since);
+    return missing_capability(std::string(row.key), fmt::format("{} {}{}", who, says, came), nearest);
   }
   return std::nullopt;
 }
 
 bool has_capability(const Runtime& runtime, std::string_view asked) {
   const std::span<const Capability> table = capability_table();
-  FORESHARD_CHECK(
-      std::ranges::any_of(table, [&](const Capability& each) { return each.asked == asked; }),
-      fmt::format("no capability is called {}", asked));
+  FORESHARD_CHECK(std::ranges::any_of(table, [&](const Capability& each) { return each.asked == asked; }),
+                  fmt::format("no capability is called {}", asked));
   const std::vector<AskedRow>& rows = rows_of(runtime.kind);
   return std::ranges::none_of(rows, [&](const AskedRow& row) {
     return row.capability->of == Capability::Of::kRuntime && row.capability->asked == asked &&

@@ -38,8 +38,7 @@ std::span<const Capability> capability_table();
 
 // The first row of `of` that the plan's runtime and version lack and the plan asks for; `who` is
 // what lacks it, "fsdp2@2.11".
-std::optional<PlanProblem> problem_of_capability(const Plan& plan, Capability::Of of,
-                                                 std::string_view who);
+std::optional<PlanProblem> problem_of_capability(const Plan& plan, Capability::Of of, std::string_view who);
 
 // Whether the plan's runtime, of its version, has all that a plan with this value of the key asks
 // for: has_capability(plan, "reduction.divide_factor != none").

@@ -24,8 +24,7 @@ constexpr std::pair<std::string_view, PlanValue> kPlanFacts[] = {
     {"host", [](const Plan& p) { return Json(p.host == HostKind::kComputes ? "cpu" : "device"); }},
     {"ranks", [](const Plan& p) { return Json(p.mesh.data_parallel()); }},
     {"runtime.kind", [](const Plan& p) { return Json(to_string(p.runtime.kind)); }},
-    {"runtime.minor",
-     [](const Plan& p) { return Json(fsdp2_minor(p.runtime.version).value_or(0)); }},
+    {"runtime.minor", [](const Plan& p) { return Json(fsdp2_minor(p.runtime.version).value_or(0)); }},
 };
 
 template <typename Holds>
@@ -38,16 +37,14 @@ bool any_layer(const ModelSpec& model, Holds holds) {
 // ("lm_head.dense.weight").
 bool is_norm_of_base(const LayerSpec& layer) {
   if (layer.role != LayerRole::kFinalNorm || layer.parameters.empty()) return false;
-  const bool transforms =
-      !layer.operations.empty() && layer.operations.front().kind == OperationKind::kGemm;
+  const bool transforms = !layer.operations.empty() && layer.operations.front().kind == OperationKind::kGemm;
   if (transforms) return false;
   const std::string& name = layer.parameters.front().name;
   return !name.starts_with("decoder.") && std::ranges::count(name, '.') == 2;
 }
 
 bool has_experts(const LayerSpec& layer) {
-  return std::ranges::any_of(layer.parameters,
-                             [](const ParameterSpec& p) { return p.shape.size() > 2; });
+  return std::ranges::any_of(layer.parameters, [](const ParameterSpec& p) { return p.shape.size() > 2; });
 }
 
 bool reads_images(const LayerSpec& layer) {
@@ -57,15 +54,13 @@ bool reads_images(const LayerSpec& layer) {
 
 // A weight that waits for a gradient and leads to no loss.
 bool waits_in_vain(const LayerSpec& layer) {
-  return std::ranges::any_of(layer.parameters, [&](const ParameterSpec& p) {
-    return p.unused || (layer.unread && p.trainable);
-  });
+  return std::ranges::any_of(layer.parameters,
+                             [&](const ParameterSpec& p) { return p.unused || (layer.unread && p.trainable); });
 }
 
 auto tells_classes(const ModelSpec& model) {
   return [&model](const LayerSpec& layer) {
-    return layer.role == LayerRole::kLoss && !layer.tensors.empty() &&
-           layer.tensors.front().per_token > 0 &&
+    return layer.role == LayerRole::kLoss && !layer.tensors.empty() && layer.tensors.front().per_token > 0 &&
            layer.tensors.front().per_token < model.vocabulary;
   };
 }
@@ -73,36 +68,26 @@ auto tells_classes(const ModelSpec& model) {
 using JobValue = Json (*)(const PlanDocument&, const ModelSpec&);
 constexpr std::pair<std::string_view, JobValue> kJobFacts[] = {
     {"model.tied", [](const PlanDocument&, const ModelSpec& m) { return Json(m.tied_embeddings); }},
-    {"model.experts",
-     [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, has_experts)); }},
-    {"model.images",
-     [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, reads_images)); }},
-    {"model.unused",
-     [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, waits_in_vain)); }},
+    {"model.experts", [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, has_experts)); }},
+    {"model.images", [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, reads_images)); }},
+    {"model.unused", [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, waits_in_vain)); }},
     {"model.words",  // that its head tells: a classifier has none
      [](const PlanDocument&, const ModelSpec& m) {
-       return Json(m.image_tokens > 0 ||
-                   (!any_layer(m, reads_images) && !any_layer(m, tells_classes(m))));
+       return Json(m.image_tokens > 0 || (!any_layer(m, reads_images) && !any_layer(m, tells_classes(m))));
      }},
     {"model.family", [](const PlanDocument&, const ModelSpec& m) { return Json(m.family); }},
     {"model.norm_of_base",
      [](const PlanDocument& d, const ModelSpec& m) {
        return Json(any_layer(m, [&](const LayerSpec& layer) {
          const bool is_wrapped = d.plan.lora.rank > 0;  // PEFT's wrapper has a "model" of its own
-         return is_norm_of_base(layer) &&
-                !(is_wrapped && layer.parameters.front().name.starts_with("model."));
+         return is_norm_of_base(layer) && !(is_wrapped && layer.parameters.front().name.starts_with("model."));
        }));
      }},
-    {"model.stacks_share_table",
-     [](const PlanDocument&, const ModelSpec& m) { return Json(stacks_share_table(m)); }},
-    {"root_unit",
-     [](const PlanDocument& d, const ModelSpec& m) { return Json(has_root_unit(d.plan, m)); }},
+    {"model.stacks_share_table", [](const PlanDocument&, const ModelSpec& m) { return Json(stacks_share_table(m)); }},
+    {"root_unit", [](const PlanDocument& d, const ModelSpec& m) { return Json(has_root_unit(d.plan, m)); }},
     {"ends_written",
-     [](const PlanDocument& d, const ModelSpec&) {
-       return Json(d.has("units.embedding") || d.has("units.head"));
-     }},
-    {"trainer.minor",
-     [](const PlanDocument& d, const ModelSpec&) { return Json(trainer_minor(d)); }},
+     [](const PlanDocument& d, const ModelSpec&) { return Json(d.has("units.embedding") || d.has("units.head")); }},
+    {"trainer.minor", [](const PlanDocument& d, const ModelSpec&) { return Json(trainer_minor(d)); }},
 };
 
 template <typename Value, std::size_t N>
@@ -145,16 +130,15 @@ struct Condition::Term {
 
   bool holds(const Json& left, const Plan& plan) const {
     const auto holds_of = [&](const Json& value) {
-      const bool any = right_key != nullptr ? compares(value, comparison, right_key(plan))
-                                            : std::ranges::any_of(right, [&](const Json& with) {
-                                                return compares(value, comparison, with);
-                                              });
+      const bool any =
+          right_key != nullptr
+              ? compares(value, comparison, right_key(plan))
+              : std::ranges::any_of(right, [&](const Json& with) { return compares(value, comparison, with); });
       return any == (comparison != '!');
     };
     if (!left.is_array()) return holds_of(left);
-    return std::ranges::any_of(left, [&](const Json& each) {
-      return holds_of(each.is_object() ? each.at("value") : each);
-    });
+    return std::ranges::any_of(left,
+                               [&](const Json& each) { return holds_of(each.is_object() ? each.at("value") : each); });
   }
 };
 
@@ -166,8 +150,7 @@ Condition::Condition(std::string_view text) {
     Term& term = terms.emplace_back();
     term.of_plan = plan_value_named(name);
     term.of_job = find(kJobFacts, name);
-    FORESHARD_CHECK(term.of_plan != nullptr || term.of_job != nullptr,
-                    fmt::format("a condition asks for {}", name));
+    FORESHARD_CHECK(term.of_plan != nullptr || term.of_job != nullptr, fmt::format("a condition asks for {}", name));
     term.comparison = comparison.front();
     if (contains(words, '.')) term.right_key = plan_value_named(words);
     while (!words.empty()) term.right.push_back(constant(cut(words, "|")));
@@ -184,8 +167,7 @@ bool Condition::holds(const Plan& plan) const {
 
 bool Condition::holds(const PlanDocument& document, const ModelSpec& model) const {
   return !terms_ || std::ranges::all_of(*terms_, [&](const Term& term) {
-    return term.holds(term.of_plan ? term.of_plan(document.plan) : term.of_job(document, model),
-                      document.plan);
+    return term.holds(term.of_plan ? term.of_plan(document.plan) : term.of_job(document, model), document.plan);
   });
 }
 

@@ -33,8 +33,7 @@ const std::vector<KernelSupport>& kernel_support() {
        {"volta", "turing"},
        "flash-attention 2, README: Ampere, Ada or Hopper, and CDNA through Composable Kernel"},
       {kFa3,
-       {"volta", "turing", "ampere", "ada", "blackwell", "blackwell-ultra", "cdna2", "cdna3",
-        "cdna4"},
+       {"volta", "turing", "ampere", "ada", "blackwell", "blackwell-ultra", "cdna2", "cdna3", "cdna4"},
        "flash-attention:hopper, README: H100 and H800"},
   };
   return table;
@@ -49,9 +48,8 @@ const char* nearest_kernel(std::string_view architecture) {
   using enum AttentionKernel;
   const std::vector<KernelSupport>& table = kernel_support();
   for (const AttentionKernel kernel : {kFa2, kFa1}) {
-    const bool is_lacking = std::ranges::any_of(table, [&](const auto& support) {
-      return support.kernel == kernel && lacks(support, architecture);
-    });
+    const bool is_lacking = std::ranges::any_of(
+        table, [&](const auto& support) { return support.kernel == kernel && lacks(support, architecture); });
     if (!is_lacking) return to_string(kernel);
   }
   return to_string(kFlash);
@@ -70,9 +68,8 @@ std::optional<PlanProblem> problem_of_hardware(const Plan& plan, const Cluster& 
                          "mxfp8, or a GPU that has them (gpu.peak_fp4 in a cluster file)", "mxfp8");
   }
   if (plan.float8 != Float8::kNone && plan.compute_dtype() == DType::kFp32) {
-    return contradiction(
-        "float8", "products in fp8 stand in a bf16 computation, not in an fp32 one",
-        "none, dtype.param: bf16, or dtype.autocast: bf16 where the runtime has it", "none");
+    return contradiction("float8", "products in fp8 stand in a bf16 computation, not in an fp32 one",
+                         "none, dtype.param: bf16, or dtype.autocast: bf16 where the runtime has it", "none");
   }
   for (const KernelSupport& support : kernel_support()) {
     if (plan.attention != support.kernel || !lacks(support, gpu.architecture)) continue;
@@ -81,9 +78,7 @@ std::optional<PlanProblem> problem_of_hardware(const Plan& plan, const Cluster& 
       if (!lacks(support, each)) runs.push_back(each);
     }
     return contradiction(
-        "attention",
-        fmt::format("{} does not run on {} ({})", to_string(support.kernel), gpu.name,
-                    gpu.architecture),
+        "attention", fmt::format("{} does not run on {} ({})", to_string(support.kernel), gpu.name, gpu.architecture),
         fmt::format("flash, or a GPU of {} ({})", fmt::join(runs, ", "), support.source),
         nearest_kernel(gpu.architecture));
   }

@@ -49,32 +49,28 @@ namespace {
 
 using Problem = std::optional<PlanProblem>;
 
-const LayerSpec& kind_of(const ModelSpec& model, const LayerInstance& layer) {
-  return model.kinds[at(layer.kind)];
-}
+const LayerSpec& kind_of(const ModelSpec& model, const LayerInstance& layer) { return model.kinds[at(layer.kind)]; }
 
 // A table of positions stands beside the table of words in the embedding's layer.
 bool has_learned_positions(const ModelSpec& model) {
   return std::ranges::any_of(model.order, [&](const LayerInstance& layer) {
     const LayerSpec& kind = kind_of(model, layer);
     if (kind.role != LayerRole::kEmbedding) return false;
-    return std::any_of(kind.parameters.begin() + (kind.parameters.empty() ? 0 : 1),
-                       kind.parameters.end(), [&](const ParameterSpec& parameter) {
-                         return parameter.shape.size() == 2 &&
-                                parameter.shape[0] == model.max_positions;
+    return std::any_of(kind.parameters.begin() + (kind.parameters.empty() ? 0 : 1), kind.parameters.end(),
+                       [&](const ParameterSpec& parameter) {
+                         return parameter.shape.size() == 2 && parameter.shape[0] == model.max_positions;
                        });
   });
 }
 
 std::string expected_number(const PlanKeyType& type) {
   if (type.kind == PlanKeyType::Kind::kInteger) {
-    return fmt::format("an integer from {} to {}", format_count(type.least),
-                       format_count(type.most));
+    return fmt::format("an integer from {} to {}", format_count(type.least), format_count(type.most));
   }
   const std::string none = type.words == 0 ? "" : fmt::format(", or {}", type.word(0));
   if (type.above_least) return fmt::format("a number above {}{}", type.least_number, none);
-  return fmt::format("a number from {} to {}{}{}", type.least_number,
-                     type.below_most ? "below " : "", type.most_number, none);
+  return fmt::format("a number from {} to {}{}{}", type.least_number, type.below_most ? "below " : "", type.most_number,
+                     none);
 }
 
 // Numbers outside of their key's range.
@@ -87,14 +83,11 @@ Problem problem_of_bounds(const Plan& plan) {
     const Json value = key.value(plan);
     if (!value.is_number()) continue;
     const double number = value.get<double>();
-    const bool is_right =
-        is_integer
-            ? value >= type.least && value <= type.most
-            : (type.above_least ? number > type.least_number : number >= type.least_number) &&
-                  (type.below_most ? number < type.most_number : number <= type.most_number);
+    const bool is_right = is_integer ? value >= type.least && value <= type.most
+                                     : (type.above_least ? number > type.least_number : number >= type.least_number) &&
+                                           (type.below_most ? number < type.most_number : number <= type.most_number);
     if (is_right) continue;
-    return contradiction(key.path.data(), fmt::format("{} is out of range", value.dump()),
-                         expected_number(type));
+    return contradiction(key.path.data(), fmt::format("{} is out of range", value.dump()), expected_number(type));
   }
   return std::nullopt;
 }
@@ -103,20 +96,19 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
   try {
     checked_multiply(checked_multiply(global_batch(plan), plan.batch.sequence), 4);
   } catch (const Error& error) {
-    return contradiction("batch",
-                         fmt::format("the tokens of a step are too many: {}", error.what()),
+    return contradiction("batch", fmt::format("the tokens of a step are too many: {}", error.what()),
                          "sequence x micro_batch x accumulation x ranks below 2^61");
   }
   const std::int64_t images = plan.batch.images;
   if (model.fixed_sequence > 0 && plan.batch.sequence != model.fixed_sequence) {
     return contradiction("batch.sequence",
-                         fmt::format("{} runs on the {} positions that its images have, not on {}",
-                                     model.name, model.fixed_sequence, plan.batch.sequence),
+                         fmt::format("{} runs on the {} positions that its images have, not on {}", model.name,
+                                     model.fixed_sequence, plan.batch.sequence),
                          std::to_string(model.fixed_sequence));
   }
   const RuntimeKind runtime = plan.runtime.kind;
-  const bool gathers = plan.mesh.shard > 1 && runtime != RuntimeKind::kDdp &&
-                       runtime != RuntimeKind::kZero1 && runtime != RuntimeKind::kZero2;
+  const bool gathers = plan.mesh.shard > 1 && runtime != RuntimeKind::kDdp && runtime != RuntimeKind::kZero1 &&
+                       runtime != RuntimeKind::kZero2;
   if (model.calls > 1 && (gathers || runtime == RuntimeKind::kNative)) {
     return contradiction("runtime",
                          fmt::format("{} calls its layers {} times in a step, and each call would "
@@ -126,8 +118,7 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
                          "samples; or foreshard predict --capture of the program as it is sharded");
   }
   const auto is_again = [](const LayerSpec& kind) {
-    return kind.role != LayerRole::kHead &&
-           std::ranges::any_of(kind.parameters, &ParameterSpec::tied);
+    return kind.role != LayerRole::kHead && std::ranges::any_of(kind.parameters, &ParameterSpec::tied);
   };
   if ((runtime == RuntimeKind::kNative || runtime == RuntimeKind::kZero3) &&
       std::ranges::any_of(model.kinds, is_again)) {
@@ -138,8 +129,7 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
                          "fsdp2, fsdp1, ddp, zero1 or zero2");
   }
   if (model.image_tokens == 0 && images > 0) {
-    return contradiction("batch.images",
-                         fmt::format("{} has no images among its words", model.name),
+    return contradiction("batch.images", fmt::format("{} has no images among its words", model.name),
                          "a model of text and images, for example llava-1.5-7b");
   }
   if (model.image_tokens > 0 && images < 1) {
@@ -150,37 +140,34 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
                          "at least 1");
   }
   if (checked_multiply(images, model.image_tokens) > plan.batch.sequence) {
-    return contradiction("batch.images",
-                         fmt::format("{} images of {} positions do not fit in a sequence of {}",
-                                     images, model.image_tokens, plan.batch.sequence),
-                         fmt::format("at most {}, or a longer batch.sequence",
-                                     plan.batch.sequence / model.image_tokens));
+    return contradiction(
+        "batch.images",
+        fmt::format("{} images of {} positions do not fit in a sequence of {}", images, model.image_tokens,
+                    plan.batch.sequence),
+        fmt::format("at most {}, or a longer batch.sequence", plan.batch.sequence / model.image_tokens));
   }
   if (plan.batch.sequence > model.max_positions && has_learned_positions(model)) {
-    return contradiction("batch.sequence",
-                         fmt::format("{} exceeds the {} learned positions of {}",
-                                     plan.batch.sequence, model.max_positions, model.name),
-                         fmt::format("at most {}", model.max_positions));
+    return contradiction(
+        "batch.sequence",
+        fmt::format("{} exceeds the {} learned positions of {}", plan.batch.sequence, model.max_positions, model.name),
+        fmt::format("at most {}", model.max_positions));
   }
   return std::nullopt;
 }
 
 Problem problem_of_mesh(const Plan& plan, const Cluster& cluster) {
   const std::int64_t shard = plan.mesh.shard, replicate = plan.mesh.replicate;
-  const std::int64_t others =
-      checked_multiply(checked_multiply(plan.mesh.cp, plan.mesh.tp), plan.mesh.pp);
+  const std::int64_t others = checked_multiply(checked_multiply(plan.mesh.cp, plan.mesh.tp), plan.mesh.pp);
   const std::string stages = plan.mesh.pp > 1 ? fmt::format(" x pp {}", plan.mesh.pp) : "";
   const std::int64_t world = checked_multiply(checked_multiply(shard, replicate), others);
   if (others > 1 && world != cluster.gpus) {
     const std::int64_t left = cluster.gpus / others;
-    return contradiction(
-        "mesh.shard",
-        fmt::format("replicate {} x shard {} x cp {} x tp {}{} = {} ranks, but the cluster has {} "
-                    "GPUs",
-                    replicate, shard, plan.mesh.cp, plan.mesh.tp, stages, world, cluster.gpus),
-        fmt::format("replicate x shard x cp x tp{} = {}", stages.empty() ? "" : " x pp",
-                    cluster.gpus),
-        cluster.gpus % (others * replicate) == 0 ? std::to_string(left / replicate) : "");
+    return contradiction("mesh.shard",
+                         fmt::format("replicate {} x shard {} x cp {} x tp {}{} = {} ranks, but the cluster has {} "
+                                     "GPUs",
+                                     replicate, shard, plan.mesh.cp, plan.mesh.tp, stages, world, cluster.gpus),
+                         fmt::format("replicate x shard x cp x tp{} = {}", stages.empty() ? "" : " x pp", cluster.gpus),
+                         cluster.gpus % (others * replicate) == 0 ? std::to_string(left / replicate) : "");
   }
   if (world == cluster.gpus) {
     if (plan.rank >= 0 && plan.rank < world) return std::nullopt;
@@ -199,43 +186,35 @@ Problem problem_of_mesh(const Plan& plan, const Cluster& cluster) {
   if (fitting.empty()) {
     for (const std::int64_t divisor : nearest_divisors(cluster.gpus, shard)) add(divisor);
   }
-  return contradiction(
-      "mesh.shard",
-      fmt::format("shard {} x replicate {} = {} ranks, but the cluster has {} GPUs", shard,
-                  replicate, world, cluster.gpus),
-      fmt::format("shard x replicate = {}, for example {}", cluster.gpus,
-                  fmt::join(fitting, " or ")));
+  return contradiction("mesh.shard",
+                       fmt::format("shard {} x replicate {} = {} ranks, but the cluster has {} GPUs", shard, replicate,
+                                   world, cluster.gpus),
+                       fmt::format("shard x replicate = {}, for example {}", cluster.gpus, fmt::join(fitting, " or ")));
 }
 
 Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
   const std::int64_t blocks = model.block_count();
   if (plan.units.layers_per_unit > std::max<std::int64_t>(blocks, 1)) {
     return contradiction("units.layers_per_unit",
-                         fmt::format("{} exceeds the {} blocks of {}", plan.units.layers_per_unit,
-                                     blocks, model.name),
+                         fmt::format("{} exceeds the {} blocks of {}", plan.units.layers_per_unit, blocks, model.name),
                          fmt::format("an integer from 1 to {}", blocks));
   }
-  const auto& [layers, embedding, head, block, experts, every, dimension, table, least, adapters,
-               calls] = plan.units;
+  const auto& [layers, embedding, head, block, experts, every, dimension, table, least, adapters, calls] = plan.units;
   using enum UnitPlacement;
   if (embedding == kWithNorm || embedding == kNorm) {
-    return contradiction("units.embedding",
-                         fmt::format("{} is for the head only", to_string(embedding)),
+    return contradiction("units.embedding", fmt::format("{} is for the head only", to_string(embedding)),
                          "own, root or with_head");
   }
   if (head == kWithHead) {
-    return contradiction("units.head", "with_head is for the embedding only",
-                         "own, root or with_norm");
+    return contradiction("units.head", "with_head is for the embedding only", "own, root or with_norm");
   }
-  const bool has_norm = std::ranges::any_of(
-      model.kinds, [](const LayerSpec& kind) { return kind.role == LayerRole::kFinalNorm; });
+  const bool has_norm =
+      std::ranges::any_of(model.kinds, [](const LayerSpec& kind) { return kind.role == LayerRole::kFinalNorm; });
   if ((head == kWithNorm || head == kNorm) && !has_norm) {
-    return contradiction("units.head", fmt::format("{} has no final norm", model.name),
-                         "own or root");
+    return contradiction("units.head", fmt::format("{} has no final norm", model.name), "own or root");
   }
   if (embedding == kWithHead && (head == kRoot || head == kNorm)) {
-    return contradiction("units.head",
-                         fmt::format("{} contradicts units.embedding with_head", to_string(head)),
+    return contradiction("units.head", fmt::format("{} contradicts units.embedding with_head", to_string(head)),
                          "with_norm");
   }
   if (block != kOwn && block != kRoot) {
@@ -252,18 +231,15 @@ Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
 
 // `noun` is what the numbers count: "units" or "layers", of which there are `count`.
 template <typename T>
-Problem problem_of_ranges(const RangedPolicy<T>& policy, const char* key, const char* noun,
-                          std::int64_t count) {
+Problem problem_of_ranges(const RangedPolicy<T>& policy, const char* key, const char* noun, std::int64_t count) {
   for (const auto& range : policy.ranges) {
     if (range.first < 0 || range.first > range.last) {
       return contradiction(key, fmt::format("{} {}-{} is no range", noun, range.first, range.last),
                            "the lower number first");
     }
     if (range.last >= count) {
-      return contradiction(
-          key,
-          fmt::format("{} {}-{} exceed the {} there are", noun, range.first, range.last, count),
-          fmt::format("numbers from 0 to {}", count - 1));
+      return contradiction(key, fmt::format("{} {}-{} exceed the {} there are", noun, range.first, range.last, count),
+                           fmt::format("numbers from 0 to {}", count - 1));
     }
   }
   return std::nullopt;
@@ -278,12 +254,11 @@ Problem problem_of_reshard(const Plan& plan, const ModelSpec& model) {
     if (group > 1 && group < shard && shard % group == 0) return std::nullopt;
     std::vector<std::int64_t> proper = nearest_divisors(shard, group);
     std::erase_if(proper, [shard](std::int64_t d) { return d <= 1 || d >= shard; });
-    return contradiction(
-        kKey, fmt::format("a group of {} is no proper part of mesh.shard {}", group, shard),
-        proper.empty() ? "always or never"
-                       : fmt::format("a proper divisor of {}, for example {}", shard,
-                                     fmt::join(proper, " or ")),
-        group == 1 ? "never" : (group == shard ? "always" : ""));
+    return contradiction(kKey, fmt::format("a group of {} is no proper part of mesh.shard {}", group, shard),
+                         proper.empty()
+                             ? "always or never"
+                             : fmt::format("a proper divisor of {}, for example {}", shard, fmt::join(proper, " or ")),
+                         group == 1 ? "never" : (group == shard ? "always" : ""));
   };
   if (Problem problem = problem_of(plan.reshard_after_forward.value)) return problem;
   for (const auto& range : plan.reshard_after_forward.ranges) {
@@ -298,27 +273,22 @@ Problem problem_of_reshard(const Plan& plan, const ModelSpec& model) {
 // optimizer: the head's then has a gradient and no step. So does Accelerate where stacks of a model
 // look the table up through modules of their own (T5); PyTorch refuses it from 2.13 on.
 Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
-  const bool in_root =
-      plan.units.embedding == UnitPlacement::kRoot && plan.units.head == UnitPlacement::kRoot;
+  const bool in_root = plan.units.embedding == UnitPlacement::kRoot && plan.units.head == UnitPlacement::kRoot;
   const bool in_one_unit = plan.units.embedding == UnitPlacement::kWithHead;
   // DDP, Megatron-Core and DeepSpeed have no units: a parameter that two modules share is one of
   // the model's.
   const RuntimeKind kind = plan.runtime.kind;
-  const bool has_units =
-      kind != RuntimeKind::kDdp && kind != RuntimeKind::kMegatron && !is_zero(kind);
+  const bool has_units = kind != RuntimeKind::kDdp && kind != RuntimeKind::kMegatron && !is_zero(kind);
   const bool is_titan = kind == RuntimeKind::kFsdp2 && plan.step_frame != StepFrame::kPlain &&
-                        plan.units.embedding == UnitPlacement::kOwn &&
-                        plan.units.head != UnitPlacement::kRoot;
+                        plan.units.embedding == UnitPlacement::kOwn && plan.units.head != UnitPlacement::kRoot;
   constexpr std::int32_t kRefuses = 13;
   const bool has_two = kind == RuntimeKind::kFsdp2 && parts_tied(plan.units) &&
                        fsdp2_minor(plan.runtime.version).value_or(kRefuses) < kRefuses;
-  if (!model.tied_embeddings || in_root || in_one_unit || !has_units || is_titan || has_two ||
-      flattens_twice(plan))
+  if (!model.tied_embeddings || in_root || in_one_unit || !has_units || is_titan || has_two || flattens_twice(plan))
     return std::nullopt;
   return contradiction(
       plan.units.embedding != UnitPlacement::kRoot ? "units.embedding" : "units.head",
-      fmt::format("embedding and head of {} share one parameter, which {} refuses in two units",
-                  model.name,
+      fmt::format("embedding and head of {} share one parameter, which {} refuses in two units", model.name,
                   fmt::format("{}@{}", to_string(plan.runtime.kind), plan.runtime.version)),
       plan.runtime.kind == RuntimeKind::kFsdp2
           ? "units.embedding=root and units.head=root, or units.embedding=with_head"
@@ -338,10 +308,9 @@ Problem problem_of_size_units(const Plan& plan, const ModelSpec& model) {
         const std::int32_t unit = unit_of_name(units, name);
         if (i == 0) first = unit;
         if (unit == first) continue;
-        return contradiction(
-            "units.min_parameters",
-            fmt::format("{} would be in another unit than what {} reads with it", name, op.name),
-            fmt::format("units.min_parameters: {}", layer.numel()));
+        return contradiction("units.min_parameters",
+                             fmt::format("{} would be in another unit than what {} reads with it", name, op.name),
+                             fmt::format("units.min_parameters: {}", layer.numel()));
       }
     }
   }
@@ -360,37 +329,30 @@ Problem problem_of_shared_table(const Plan& plan, const ModelSpec& model) {
     return std::nullopt;
   }
   if (repeats) {
-    return missing_capability(
-        "accumulation.mode",
-        fmt::format("keep_unsharded is not modelled of blocks that {} calls again", model.name),
-        "accumulation.mode: reduce_each");
+    return missing_capability("accumulation.mode",
+                              fmt::format("keep_unsharded is not modelled of blocks that {} calls again", model.name),
+                              "accumulation.mode: reduce_each");
   }
-  return missing_capability(
-      "accumulation.mode",
-      fmt::format("keep_unsharded is not modelled of a table that is a unit and that encoder and "
-                  "decoder of {} share",
-                  model.name),
-      "accumulation.mode: reduce_each, or units.embedding: root");
+  return missing_capability("accumulation.mode",
+                            fmt::format("keep_unsharded is not modelled of a table that is a unit and that encoder and "
+                                        "decoder of {} share",
+                                        model.name),
+                            "accumulation.mode: reduce_each, or units.embedding: root");
 }
 
 // Keys that say which kernels run.
 Problem problem_of_variants(const Plan& plan) {
-  const bool is_compiled =
-      plan.loss.kind == Loss::Kind::kCompiled && plan.compile == Compile::kModel;
-  const bool is_eager =
-      plan.loss.kind == Loss::Kind::kEager || plan.loss.kind == Loss::Kind::kEagerCompute;
+  const bool is_compiled = plan.loss.kind == Loss::Kind::kCompiled && plan.compile == Compile::kModel;
+  const bool is_eager = plan.loss.kind == Loss::Kind::kEager || plan.loss.kind == Loss::Kind::kEagerCompute;
   if (!is_eager && !is_compiled && plan.logits == Logits::kHeld) {
-    return contradiction("logits", "held logits are those that an eager loss was given",
-                         "loss: eager", "released");
+    return contradiction("logits", "held logits are those that an eager loss was given", "loss: eager", "released");
   }
-  if (plan.logits == Logits::kKept && plan.loss.kind != Loss::Kind::kEager &&
-      plan.loss.kind != Loss::Kind::kChunked) {
-    return contradiction("logits", "kept logits are those of an eager or chunked loss",
-                         "loss: eager", "released");
+  if (plan.logits == Logits::kKept && plan.loss.kind != Loss::Kind::kEager && plan.loss.kind != Loss::Kind::kChunked) {
+    return contradiction("logits", "kept logits are those of an eager or chunked loss", "loss: eager", "released");
   }
   if (plan.autocast && size_of(*plan.autocast) > size_of(plan.param_dtype)) {
-    return contradiction("dtype.autocast", "autocast computes in no wider dtype than dtype.param",
-                         "dtype.param: fp32", "none");
+    return contradiction("dtype.autocast", "autocast computes in no wider dtype than dtype.param", "dtype.param: fp32",
+                         "none");
   }
   return std::nullopt;
 }
@@ -412,8 +374,7 @@ Problem problem_of_fused_linear(const Plan& plan, const ModelSpec& model) {
       return std::nullopt;
     }
   }
-  return contradiction("loss", fmt::format("{} has no linear head over every token", model.name),
-                       "loss: eager");
+  return contradiction("loss", fmt::format("{} has no linear head over every token", model.name), "loss: eager");
 }
 
 Problem problem_of_frozen(const Plan& plan, const ModelSpec& model) {
@@ -423,8 +384,7 @@ Problem problem_of_frozen(const Plan& plan, const ModelSpec& model) {
     return problem;
   }
   if (model.tied_embeddings && frozen.head && !frozen.embedding) {
-    return contradiction("frozen",
-                         fmt::format("embedding and head of {} share one parameter", model.name),
+    return contradiction("frozen", fmt::format("embedding and head of {} share one parameter", model.name),
                          "embedding, which freezes both");
   }
   const auto is_tower = [&](const LayerInstance& layer) { return kind_of(model, layer).tower; };
@@ -466,25 +426,21 @@ Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
     return contradiction("float8", "adapters' base is not cast to fp8", "none, or lora.rank: 0");
   }
   if ((lora.trains_embedding || lora.trains_head) && model.tied_embeddings) {
-    return contradiction("lora.modules_to_save",
-                         "embedding and head are tied, of which PEFT copies one", "none");
+    return contradiction("lora.modules_to_save", "embedding and head are tied, of which PEFT copies one", "none");
   }
   for (const std::string& target : lora.targets) {
-    const bool found =
-        target == Lora::kAllLinear || std::ranges::any_of(model.kinds, [&](const LayerSpec& layer) {
-          return std::ranges::any_of(layer.operations, [&](const auto& op) {
-            // (Of stacks of experts PEFT knows the modules that they were.)
-            const bool of_stack =
-                contains(" gate gate_proj up_proj down_proj w1 w2 w3 ", ' ' + target + ' ');
-            return takes_adapter(layer, op) ? is_module(op.name, target)
-                                            : op.groups > 1 && of_stack;
-          });
-        });
+    const bool found = target == Lora::kAllLinear || std::ranges::any_of(model.kinds, [&](const LayerSpec& layer) {
+                         return std::ranges::any_of(layer.operations, [&](const auto& op) {
+                           // (Of stacks of experts PEFT knows the modules that they were.)
+                           const bool of_stack =
+                               contains(" gate gate_proj up_proj down_proj w1 w2 w3 ", ' ' + target + ' ');
+                           return takes_adapter(layer, op) ? is_module(op.name, target) : op.groups > 1 && of_stack;
+                         });
+                       });
     if (found) continue;
     const std::vector<std::string> names = linear_modules(model);
-    return contradiction(
-        "lora.targets", fmt::format("{} has no linear module \"{}\"", model.name, target),
-        fmt::format("of {}", fmt::join(names, ", ")), nearest_spelling(target, names));
+    return contradiction("lora.targets", fmt::format("{} has no linear module \"{}\"", model.name, target),
+                         fmt::format("of {}", fmt::join(names, ", ")), nearest_spelling(target, names));
   }
   return std::nullopt;
 }
@@ -492,8 +448,7 @@ Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
 Problem problem_of_documents(const Plan& plan) {
   const std::int64_t sequence = plan.batch.sequence, documents = plan.batch.documents;
   if (plan.batch.labelled > sequence) {
-    return contradiction("batch.labelled",
-                         fmt::format("{} of {} tokens", plan.batch.labelled, sequence),
+    return contradiction("batch.labelled", fmt::format("{} of {} tokens", plan.batch.labelled, sequence),
                          fmt::format("at most {}", sequence));
   }
   if (documents < 1 || documents > sequence) {
@@ -501,11 +456,10 @@ Problem problem_of_documents(const Plan& plan) {
                          fmt::format("an integer from 1 to {}", sequence));
   }
   if (sequence % documents == 0) return std::nullopt;
-  return contradiction(
-      "batch.documents",
-      fmt::format("{} equally long documents do not fill {} tokens", documents, sequence),
-      fmt::format("a divisor of {}, for example {}", sequence,
-                  fmt::join(nearest_divisors(sequence, documents), " or ")));
+  return contradiction("batch.documents",
+                       fmt::format("{} equally long documents do not fill {} tokens", documents, sequence),
+                       fmt::format("a divisor of {}, for example {}", sequence,
+                                   fmt::join(nearest_divisors(sequence, documents), " or ")));
 }
 
 // Balanced routing gives every expert a row at least.
@@ -514,11 +468,11 @@ Problem problem_of_experts(const Plan& plan, const ModelSpec& model) {
   for (const LayerSpec& layer : model.kinds) {
     for (const Operation& op : layer.operations) {
       if (op.groups <= 1 || checked_multiply(tokens, op.rows) >= op.groups) continue;
-      return contradiction("batch.sequence",
-                           fmt::format("{} tokens x {} are fewer rows than the {} experts of {}",
-                                       tokens, op.rows, op.groups, model.name),
-                           fmt::format("batch.micro_batch x batch.sequence of at least {}",
-                                       (op.groups + op.rows - 1) / op.rows));
+      return contradiction(
+          "batch.sequence",
+          fmt::format("{} tokens x {} are fewer rows than the {} experts of {}", tokens, op.rows, op.groups,
+                      model.name),
+          fmt::format("batch.micro_batch x batch.sequence of at least {}", (op.groups + op.rows - 1) / op.rows));
     }
   }
   return std::nullopt;
@@ -526,8 +480,7 @@ Problem problem_of_experts(const Plan& plan, const ModelSpec& model) {
 
 }
 
-std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model,
-                                        const Cluster& cluster) {
+std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model, const Cluster& cluster) {
   if (Problem problem = problem_of_bounds(plan)) return problem;
   if (Problem problem = problem_of_runtime(plan)) return problem;
   if (Problem problem = problem_of_batch(plan, model)) return problem;
@@ -537,14 +490,13 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
   if (Problem problem = problem_of_size_units(plan, model)) return problem;
   if (Problem problem = problem_of_reshard(plan, model)) return problem;
   if (!plan.unshard_in_backward.ranges.empty()) {
-    if (Problem problem = problem_of_ranges(plan.unshard_in_backward, "unshard_in_backward",
-                                            "units", unit_count(plan, model))) {
+    if (Problem problem =
+            problem_of_ranges(plan.unshard_in_backward, "unshard_in_backward", "units", unit_count(plan, model))) {
       return problem;
     }
   }
   if (!plan.recompute.ranges.empty()) {
-    if (Problem problem =
-            problem_of_ranges(plan.recompute, "recompute", "layers", model.block_count())) {
+    if (Problem problem = problem_of_ranges(plan.recompute, "recompute", "layers", model.block_count())) {
       return problem;
     }
   }
@@ -565,8 +517,7 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
 void throw_problem(const PlanProblem& problem, Location location) {
   location.key_path = problem.key;
   if (problem.exit_code == ExitCode::kInvalidInput) {
-    throw ConfigError(std::move(location), problem.what_is_wrong, problem.expected,
-                      problem.did_you_mean);
+    throw ConfigError(std::move(location), problem.what_is_wrong, problem.expected, problem.did_you_mean);
   }
   std::string what = problem.what_is_wrong;
   if (!problem.did_you_mean.empty()) what += "; nearest plan: " + problem.did_you_mean;

@@ -48,14 +48,12 @@ struct PlanProblem {
   ExitCode exit_code = ExitCode::kInvalidInput;  // or kMissingCapability
   std::string key;                               // dotted path: "mesh.shard"
   std::string what_is_wrong;
-  std::string expected;  // "" or what follows "expected"
-  std::string
-      did_you_mean;  // "" or what follows "did you mean"; for kMissingCapability the nearest plan
+  std::string expected;      // "" or what follows "expected"
+  std::string did_you_mean;  // "" or what follows "did you mean"; for kMissingCapability the nearest plan
 };
 
 // The first problem in the order of the plan's keys.
-std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model,
-                                        const Cluster& cluster);
+std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model, const Cluster& cluster);
 
 // ConfigError, or Error(kMissingCapability), at `location`, whose key path becomes the problem's.
 [[noreturn]] void throw_problem(const PlanProblem& problem, Location location);

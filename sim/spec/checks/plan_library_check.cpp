@@ -20,8 +20,7 @@ Problem problem_of_frozen_units(const Plan& plan, const ModelSpec& model) {
   for (const LayerInstance& layer : model.order) {
     const LayerSpec& spec = model.kinds[at(layer.kind)];
     const std::int64_t number = spec.role == LayerRole::kBlock && layer.same_as < 0 ? block++ : -1;
-    const bool owns =
-        std::ranges::any_of(spec.parameters, [](const ParameterSpec& p) { return !p.tied; });
+    const bool owns = std::ranges::any_of(spec.parameters, [](const ParameterSpec& p) { return !p.tied; });
     if (!owns || layer.same_as >= 0 || !in_root(plan.units, spec.role)) continue;
     (is_frozen(plan.frozen, spec, number) ? freezes : trains) = true;
   }
@@ -37,10 +36,9 @@ const ParameterSpec* unused_parameter(const Plan& plan, const ModelSpec& model) 
   for (const LayerSpec& layer : model.kinds) {
     if (layer.operations.empty()) continue;  // not told what is read
     for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
-      const bool is_read =
-          !layer.unread && std::ranges::any_of(layer.operations, [&](const Operation& op) {
-            return contains(op.parameters, static_cast<std::int16_t>(p));
-          });
+      const bool is_read = !layer.unread && std::ranges::any_of(layer.operations, [&](const Operation& op) {
+        return contains(op.parameters, static_cast<std::int16_t>(p));
+      });
       const ParameterSpec& parameter = layer.parameters[p];
       const bool waits = parameter.unused || (!is_read && parameter.trainable);
       if (waits && !parameter.tied && !plan.frozen.any() && plan.lora.rank == 0) {
@@ -55,12 +53,11 @@ Problem problem_of_unused_parameters(const Plan& plan, const ModelSpec& model) {
   if (plan.ddp.find_unused_parameters || plan.ddp.static_graph) return std::nullopt;
   const ParameterSpec* unused = unused_parameter(plan, model);
   if (unused == nullptr) return std::nullopt;
-  return contradiction(
-      "ddp.find_unused_parameters",
-      fmt::format("{} takes no part in the loss, and DDP fails in the second step (\"Expected to "
-                  "have finished reduction in the prior iteration before starting a new one\")",
-                  unused->name),
-      "true, or ddp.static_graph: true");
+  return contradiction("ddp.find_unused_parameters",
+                       fmt::format("{} takes no part in the loss, and DDP fails in the second step (\"Expected to "
+                                   "have finished reduction in the prior iteration before starting a new one\")",
+                                   unused->name),
+                       "true, or ddp.static_graph: true");
 }
 
 }
@@ -76,19 +73,16 @@ std::optional<PlanProblem> problem_of_divisions(const Plan& plan) {
   }
   // deepspeed/utils/groups.py, _ensure_divisibility.
   const std::int64_t secondary = zero.zero_hpz_partition_size;
-  if (stage == 3 && secondary > 1 && secondary < plan.mesh.shard &&
-      plan.mesh.shard % secondary != 0) {
+  if (stage == 3 && secondary > 1 && secondary < plan.mesh.shard && plan.mesh.shard % secondary != 0) {
     return contradiction("zero.zero_hpz_partition_size",
-                         fmt::format("DeepSpeed refuses it: \"{} is not divisible by {}\"",
-                                     plan.mesh.shard, secondary),
+                         fmt::format("DeepSpeed refuses it: \"{} is not divisible by {}\"", plan.mesh.shard, secondary),
                          "a divisor of mesh.shard");
   }
   return std::nullopt;
 }
 
 std::optional<PlanProblem> problem_of_running_library(const Plan& plan, const ModelSpec& model) {
-  if (plan.runtime.kind == RuntimeKind::kDdp &&
-      plan.mesh.world() > 1)  // (on one nothing is wrapped)
+  if (plan.runtime.kind == RuntimeKind::kDdp && plan.mesh.world() > 1)  // (on one nothing is wrapped)
     return problem_of_unused_parameters(plan, model);
   if (plan.runtime.kind == RuntimeKind::kFsdp1) return problem_of_frozen_units(plan, model);
   return std::nullopt;

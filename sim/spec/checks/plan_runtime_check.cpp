@@ -39,32 +39,26 @@ std::string nearest_fsdp2(const std::string& version) {
 //   IndexError: list index out of range
 // in the copy-out of a gather inside a smaller group.
 Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
-  if (plan.units.shard_dim <= 0 &&
-      !cuts_another_dimension(model, plan.units.shard_dim, plan.mesh)) {
+  if (plan.units.shard_dim <= 0 && !cuts_another_dimension(model, plan.units.shard_dim, plan.mesh)) {
     return std::nullopt;
   }
   const auto dimension = at(plan.units.shard_dim);
   for (const LayerInstance& layer : model.order) {
     for (const ParameterSpec& parameter : model.kinds[at(layer.kind)].parameters) {
-      if (plan.units.shard_dim <= 0 || parameter.tied || parameter.shape.size() <= dimension)
-        continue;
+      if (plan.units.shard_dim <= 0 || parameter.tied || parameter.shape.size() <= dimension) continue;
       if (parameter.shape[dimension] % plan.mesh.shard == 0) continue;
       return contradiction(
           "units.shard_dim",
           fmt::format("fully_shard does not shard unevenly on dimension {}: {} of {} is [{}], and "
                       "mesh.shard is {}",
-                      dimension, parameter.name, layer.name, fmt::join(parameter.shape, ", "),
-                      plan.mesh.shard),
+                      dimension, parameter.name, layer.name, fmt::join(parameter.shape, ", "), plan.mesh.shard),
           "0, or a mesh.shard that divides it");
     }
   }
-  const auto is_group = [](const Reshard& reshard) {
-    return reshard.kind == Reshard::Kind::kGroup;
-  };
+  const auto is_group = [](const Reshard& reshard) { return reshard.kind == Reshard::Kind::kGroup; };
   const auto& reshard = plan.reshard_after_forward;
   const bool has_group =
-      is_group(reshard.value) ||
-      std::ranges::any_of(reshard.ranges, [&](const auto& r) { return is_group(r.value); });
+      is_group(reshard.value) || std::ranges::any_of(reshard.ranges, [&](const auto& r) { return is_group(r.value); });
   if (!has_group) return std::nullopt;
   return contradiction("reshard_after_forward",
                        "fully_shard fails on groups of ranks with parameters sharded along "
@@ -77,8 +71,7 @@ Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
 Problem problem_of_native_model(const ModelSpec& model) {
   const auto other = [](const LayerSpec& layer) {
     const bool images = layer.domain != Domain{} || layer.joins >= 0 || layer.tower;
-    return images || layer.role == LayerRole::kInner ||
-           std::ranges::any_of(layer.operations, [](const Operation& op) {
+    return images || layer.role == LayerRole::kInner || std::ranges::any_of(layer.operations, [](const Operation& op) {
              return op.kind == OperationKind::kAttention && !op.attention.causal;
            });
   };
@@ -99,8 +92,8 @@ Problem problem_of_windows(const Plan& plan, const ModelSpec& model) {
       if (window == 0 || window >= plan.batch.sequence) continue;
       return missing_capability(
           "batch.sequence",
-          fmt::format("the engine attends to all positions before, {} of {} within a window of {}",
-                      layer.name, model.name, window),
+          fmt::format("the engine attends to all positions before, {} of {} within a window of {}", layer.name,
+                      model.name, window),
           fmt::format("batch.sequence: {}, or runtime: fsdp2", window));
     }
   }
@@ -115,16 +108,14 @@ Problem problem_of_engine_operations(const ModelSpec& model) {
   for (const LayerSpec& layer : model.kinds) {
     for (const Operation& op : layer.operations) {
       const AttentionShape& shape = op.attention;
-      const bool attends = op.kind == OperationKind::kAttention &&
-                           (!shape.causal || shape.values() != shape.head_dim);
-      const bool missing =
-          contains(kMissing, op.function) || op.view || op.groups > 1 || op.rows > 1;
+      const bool attends = op.kind == OperationKind::kAttention && (!shape.causal || shape.values() != shape.head_dim);
+      const bool missing = contains(kMissing, op.function) || op.view || op.groups > 1 || op.rows > 1;
       if (!missing && !attends) continue;
-      return missing_capability("runtime",
-                                fmt::format("the engine has no {} as {} of {} needs it ({})",
-                                            op.view ? "views of a tensor" : to_string(op.function),
-                                            layer.name, model.name, op.name),
-                                "runtime: fsdp2");
+      return missing_capability(
+          "runtime",
+          fmt::format("the engine has no {} as {} of {} needs it ({})",
+                      op.view ? "views of a tensor" : to_string(op.function), layer.name, model.name, op.name),
+          "runtime: fsdp2");
     }
   }
   return std::nullopt;
@@ -134,20 +125,17 @@ Problem problem_of_engine_operations(const ModelSpec& model) {
 
 bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, const Mesh& mesh) {
   return std::ranges::any_of(model.kinds, [&](const LayerSpec& layer) {
-    return std::ranges::any_of(layer.parameters,
-                               [&](const auto& p) { return shard_dim_of(p, wanted, mesh) > 0; });
+    return std::ranges::any_of(layer.parameters, [&](const auto& p) { return shard_dim_of(p, wanted, mesh) > 0; });
   });
 }
 
-PlanProblem contradiction(std::string key, std::string what_is_wrong, std::string expected,
-                          std::string did_you_mean) {
+PlanProblem contradiction(std::string key, std::string what_is_wrong, std::string expected, std::string did_you_mean) {
   return {ExitCode::kInvalidInput, std::move(key), std::move(what_is_wrong), std::move(expected),
           std::move(did_you_mean)};
 }
 
 PlanProblem missing_capability(std::string key, std::string what_is_wrong, std::string nearest) {
-  return {ExitCode::kMissingCapability, std::move(key), std::move(what_is_wrong), "",
-          std::move(nearest)};
+  return {ExitCode::kMissingCapability, std::move(key), std::move(what_is_wrong), "", std::move(nearest)};
 }
 
 std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
@@ -161,9 +149,9 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
   const bool is_local = kind == RuntimeKind::kMegatron && version == kLocalMegatron;
   const bool is_known = is_local || version == newest;
   if (has_minors ? !fsdp2_minor(version) && (is_fsdp2 || version != newest) : !is_known) {
-    return missing_capability(
-        "runtime", fmt::format("version {} of {} is not modelled", quote(version), to_string(kind)),
-        is_fsdp2 ? nearest_fsdp2(version) : fmt::format("{}@{}", to_string(kind), newest));
+    return missing_capability("runtime",
+                              fmt::format("version {} of {} is not modelled", quote(version), to_string(kind)),
+                              is_fsdp2 ? nearest_fsdp2(version) : fmt::format("{}@{}", to_string(kind), newest));
   }
   if (Problem problem = problem_of_runtime_axes(plan)) return problem;
   if (Problem problem = problem_of_capability(plan, Capability::Of::kRuntime, name)) {

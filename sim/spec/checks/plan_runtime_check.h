@@ -13,8 +13,7 @@ namespace foreshard {
 
 PlanProblem contradiction(std::string key, std::string what_is_wrong, std::string expected = "",
                           std::string did_you_mean = "");
-PlanProblem missing_capability(std::string key, std::string what_is_wrong,
-                               std::string nearest = "");
+PlanProblem missing_capability(std::string key, std::string what_is_wrong, std::string nearest = "");
 
 // Whether the version is modelled, and then what it lacks (capabilities.h).
 std::optional<PlanProblem> problem_of_runtime(const Plan& plan);

@@ -48,9 +48,8 @@ Json written_modules(const std::vector<Module>& modules) {
 constexpr auto kLibraryKeys = [] {
   auto keys = std::to_array<PlanKey>({
       FORESHARD_KEY("fsdp1.backward_prefetch", words<kPreOrPost>(),
-                    d.plan.fsdp1.backward_prefetch = n.as_choice({"pre", "post"}) == 0
-                                                         ? BackwardPrefetch::kPre
-                                                         : BackwardPrefetch::kPost,
+                    d.plan.fsdp1.backward_prefetch =
+                        n.as_choice({"pre", "post"}) == 0 ? BackwardPrefetch::kPre : BackwardPrefetch::kPost,
                     Json(p.fsdp1.backward_prefetch == BackwardPrefetch::kPre ? "pre" : "post")),
       FORESHARD_FLAG(fsdp1.limit_all_gathers),
       FORESHARD_FLAG(fsdp1.use_orig_params),
@@ -70,12 +69,11 @@ constexpr auto kLibraryKeys = [] {
       FORESHARD_FLAG(ddp.zero_redundancy_optimizer),
       FORESHARD_FLAG(ddp.norms_fp32),
       FORESHARD_FLAG(ddp.blocks_narrow, .quiet = true),
-      FORESHARD_KEY(
-          "ddp.mixed_precision", words<kMixedPrecisions>(),
-          d.plan.ddp.mixed_precision = n.as_choice({"autocast", "parameters"}) == 0
-                                           ? MixedPrecision::kAutocast
-                                           : MixedPrecision::kParameters,
-          Json(p.ddp.mixed_precision == MixedPrecision::kAutocast ? "autocast" : "parameters")),
+      FORESHARD_KEY("ddp.mixed_precision", words<kMixedPrecisions>(),
+                    d.plan.ddp.mixed_precision = n.as_choice({"autocast", "parameters"}) == 0
+                                                     ? MixedPrecision::kAutocast
+                                                     : MixedPrecision::kParameters,
+                    Json(p.ddp.mixed_precision == MixedPrecision::kAutocast ? "autocast" : "parameters")),
       FORESHARD_KEY("zero.overlap_comm", kFlag, d.plan.zero.overlap_comm = n.as_bool(),
                     Json(p.zero.overlap_comm.value_or(p.runtime.kind == RuntimeKind::kZero3))),
       FORESHARD_FLAG(zero.contiguous_gradients),
@@ -105,9 +103,9 @@ constexpr auto kLibraryKeys = [] {
       FORESHARD_FLAG(megatron.overlap_param_gather),
       FORESHARD_COUNT(megatron.bucket_size, 0, ZeroOptions::kUnlimited),
       FORESHARD_FLAG(megatron.overlap_expert_parallel),
+      FORESHARD_FLAG(megatron.fp8_transposes),
       FORESHARD_WORD(megatron.cuda_graphs, kUpTo<MegatronOptions::CudaGraphs::kRouters>),
-      FORESHARD_KEY("megatron.recompute_modules", kModuleList,
-                    d.plan.megatron.recompute_modules = read_modules(n),
+      FORESHARD_KEY("megatron.recompute_modules", kModuleList, d.plan.megatron.recompute_modules = read_modules(n),
                     written_modules(p.megatron.recompute_modules), .quiet = true),
   });
   for (PlanKey& key : keys) key.runtimes = runtimes_of_group(key.path);

@@ -31,8 +31,7 @@ Json number_of(const PlanKeyType& type) {
     if (type.most < PlanKeyType{}.most) integer["maximum"] = type.most;
     return integer;
   }
-  Json number = {{"type", "number"},
-                 {type.above_least ? "exclusiveMinimum" : "minimum", type.least_number}};
+  Json number = {{"type", "number"}, {type.above_least ? "exclusiveMinimum" : "minimum", type.least_number}};
   if (type.most_number < PlanKeyType{}.most_number) {
     number[type.below_most ? "exclusiveMaximum" : "maximum"] = type.most_number;
   }
@@ -91,10 +90,7 @@ Json schema_of(const PlanKey& key) {
 }
 
 Json mapping(std::string_view says) {
-  return {{"description", says},
-          {"type", "object"},
-          {"additionalProperties", false},
-          {"properties", Json::object()}};
+  return {{"description", says}, {"type", "object"}, {"additionalProperties", false}, {"properties", Json::object()}};
 }
 
 }

@@ -10,15 +10,12 @@ namespace foreshard {
 namespace {
 
 // Megatron-Core's stages are even where nothing is said.
-bool cuts_evenly(const Plan& plan) {
-  return plan.mesh.pp > 1 && plan.runtime.kind == RuntimeKind::kMegatron;
-}
+bool cuts_evenly(const Plan& plan) { return plan.mesh.pp > 1 && plan.runtime.kind == RuntimeKind::kMegatron; }
 
-constexpr std::array kEmbeddingPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot,
-                                             UnitPlacement::kWithHead};
+constexpr std::array kEmbeddingPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithHead};
 constexpr std::array kBlockPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot};
-constexpr std::array kHeadPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot,
-                                        UnitPlacement::kWithNorm, UnitPlacement::kNorm};
+constexpr std::array kHeadPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm,
+                                        UnitPlacement::kNorm};
 constexpr std::array kExpertWords = {"own", "block"};
 constexpr std::array kExpertsWord = {"experts"};
 constexpr std::array kImplicit = {"implicit"};
@@ -28,7 +25,7 @@ constexpr PlanKeyType kRuntimeName = other(R"({"type": "string",
     "pattern": "^(fsdp2|fsdp1|ddp|zero1|zero2|zero3|megatron|native)(@[0-9]+(\\.[0-9]+)*)?$",
     "examples": ["fsdp2@2.11", "zero3@0.19", "native"]})");
 constexpr PlanKeyType kTrainerName = other(R"({"type": "string"})");  // as the trainers have it
-constexpr PlanKeyType kStackName = other(R"({"enum": ["none"]})");  // and the stacks that are there
+constexpr PlanKeyType kStackName = other(R"({"enum": ["none"]})");    // and the stacks that are there
 constexpr PlanKeyType kRowCounts = other(R"({"type": "array",
     "items": {"type": "integer", "minimum": 0}})");
 constexpr PlanKeyType kOrders = other(R"({"type": "array", "items": {"type": "string"},
@@ -47,8 +44,7 @@ constexpr PlanKeyType kUnshardPolicy = other(R"({"oneOf": [{"type": "boolean"},
 
 std::vector<std::int64_t> read_rows(const ConfigNode& n) {
   std::vector<std::int64_t> rows;
-  for (const ConfigNode& item : n.elements())
-    rows.push_back(item.as_int(0, plan_limits::kSequence));
+  for (const ConfigNode& item : n.elements()) rows.push_back(item.as_int(0, plan_limits::kSequence));
   return rows;
 }
 
@@ -59,14 +55,11 @@ std::vector<std::string> read_orders(const ConfigNode& n) {
 }
 
 constexpr PlanKey kShapeKeys[] = {
-    FORESHARD_KEY(
-        "model", kName,
-        d.plan.model = read_name(n, "a zoo name or a config.json, for example llama-3.1-8b"),
-        Json(p.model), .open = true),
-    FORESHARD_KEY(
-        "cluster", kName,
-        d.plan.cluster = read_name(n, "GPUs and their kind or a cluster file, for example 64xh100"),
-        Json(p.cluster), .open = true),
+    FORESHARD_KEY("model", kName, d.plan.model = read_name(n, "a zoo name or a config.json, for example llama-3.1-8b"),
+                  Json(p.model), .open = true),
+    FORESHARD_KEY("cluster", kName,
+                  d.plan.cluster = read_name(n, "GPUs and their kind or a cluster file, for example 64xh100"),
+                  Json(p.cluster), .open = true),
     FORESHARD_KEY("runtime", kRuntimeName, d.plan.runtime = read_runtime(n), written(p.runtime)),
     {.path = "trainer",
      .type = kTrainerName,
@@ -99,32 +92,28 @@ constexpr PlanKey kShapeKeys[] = {
     FORESHARD_COUNT(mesh.pp, 1, plan_limits::kMesh, .quiet = true),
     FORESHARD_WORD(pipeline.schedule, kUpTo<PipelineSchedule::kCustom>, .quiet = true),
     FORESHARD_COUNT(pipeline.stages_per_rank, 1, plan_limits::kLayersPerUnit, .quiet = true),
-    FORESHARD_COUNT_AT("pipeline.first_stage_less_layers", pipeline.first_less, 0,
-                       plan_limits::kLayersPerUnit, .quiet = true, .told = cuts_evenly),
-    FORESHARD_COUNT_AT("pipeline.last_stage_less_layers", pipeline.last_less, 0,
-                       plan_limits::kLayersPerUnit, .quiet = true, .told = cuts_evenly),
+    FORESHARD_COUNT_AT("pipeline.first_stage_less_layers", pipeline.first_less, 0, plan_limits::kLayersPerUnit,
+                       .quiet = true, .told = cuts_evenly),
+    FORESHARD_COUNT_AT("pipeline.last_stage_less_layers", pipeline.last_less, 0, plan_limits::kLayersPerUnit,
+                       .quiet = true, .told = cuts_evenly),
     FORESHARD_COUNT(pipeline.microbatches, 0, plan_limits::kAccumulation, .quiet = true),
-    FORESHARD_KEY("pipeline.orders", kOrders, d.plan.pipeline.orders = read_orders(n),
-                  Json(p.pipeline.orders), .quiet = true),
+    FORESHARD_KEY("pipeline.orders", kOrders, d.plan.pipeline.orders = read_orders(n), Json(p.pipeline.orders),
+                  .quiet = true),
     FORESHARD_FLAG(pipeline.scale_grads, .quiet = true),
     FORESHARD_FLAG(pipeline.return_outputs, .quiet = true),
     FORESHARD_FLAG(tensor_parallel.sequence, .quiet = true),
     FORESHARD_FLAG(tensor_parallel.loss, .quiet = true),
     FORESHARD_FLAG(tensor_parallel.async, .quiet = true),
-    FORESHARD_WORD(context_parallel.rotate, kUpTo<ContextParallel::Rotate::kUlysses>,
-                   .quiet = true),
+    FORESHARD_WORD(context_parallel.rotate, kUpTo<ContextParallel::Rotate::kUlysses>, .quiet = true),
     FORESHARD_WORD(context_parallel.balance, kUpTo<ContextParallel::Balance::kNone>, .quiet = true),
     FORESHARD_KEY("expert_parallel.sent", kRowCounts, d.plan.expert_parallel.sent = read_rows(n),
                   Json(p.expert_parallel.sent), .quiet = true, .open = true),
-    FORESHARD_KEY("expert_parallel.received", kRowCounts,
-                  d.plan.expert_parallel.received = read_rows(n), Json(p.expert_parallel.received),
-                  .quiet = true, .open = true),
+    FORESHARD_KEY("expert_parallel.received", kRowCounts, d.plan.expert_parallel.received = read_rows(n),
+                  Json(p.expert_parallel.received), .quiet = true, .open = true),
     FORESHARD_NUMBER(expert_parallel.zipf, number(0, 10), .quiet = true),
-    FORESHARD_WORD(expert_parallel.dispatcher, kUpTo<ExpertParallel::Dispatcher::kDeepEp>,
-                   .quiet = true),
-    FORESHARD_KEY("expert_parallel.counts", kRowCounts,
-                  d.plan.expert_parallel.counts = read_rows(n), Json(p.expert_parallel.counts),
-                  .quiet = true, .open = true),
+    FORESHARD_WORD(expert_parallel.dispatcher, kUpTo<ExpertParallel::Dispatcher::kDeepEp>, .quiet = true),
+    FORESHARD_KEY("expert_parallel.counts", kRowCounts, d.plan.expert_parallel.counts = read_rows(n),
+                  Json(p.expert_parallel.counts), .quiet = true, .open = true),
     FORESHARD_WORD(step_frame, kUpTo<StepFrame::kTorchtitanLog>, .quiet = true),
     FORESHARD_WORD(placement, kUpTo<RankPlacement::kByRail>, .quiet = true),
     FORESHARD_COUNT(units.layers_per_unit, 1, plan_limits::kLayersPerUnit),
@@ -133,23 +122,18 @@ constexpr PlanKey kShapeKeys[] = {
     FORESHARD_WORD(units.blocks, kBlockPlacements),
     FORESHARD_KEY("units.experts", words<kExpertWords>(), d.plan.units.experts = read_experts(n),
                   written_experts(p.units.experts)),
-    FORESHARD_KEY(
-        "units.shard_dim", or_number<kExpertsWord>(count(0, 1)),
-        d.plan.units.shard_dim =
-            n.is_scalar() && n.text() == "experts" ? Units::kExpertsDim : n.as_int(0, 1),
-        p.units.shard_dim == Units::kExpertsDim ? Json("experts") : Json(p.units.shard_dim)),
+    FORESHARD_KEY("units.shard_dim", or_number<kExpertsWord>(count(0, 1)),
+                  d.plan.units.shard_dim = n.is_scalar() && n.text() == "experts" ? Units::kExpertsDim : n.as_int(0, 1),
+                  p.units.shard_dim == Units::kExpertsDim ? Json("experts") : Json(p.units.shard_dim)),
     FORESHARD_FLAG(units.table_alone, .quiet = true),
     FORESHARD_COUNT(units.head_calls, 1, plan_limits::kEvery, .quiet = true),
-    FORESHARD_KEY("reshard_after_forward", kReshardPolicy,
-                  d.plan.reshard_after_forward = read_reshard_policy(n),
+    FORESHARD_KEY("reshard_after_forward", kReshardPolicy, d.plan.reshard_after_forward = read_reshard_policy(n),
                   written(p.reshard_after_forward)),
-    FORESHARD_KEY("unshard_in_backward", kUnshardPolicy,
-                  d.plan.unshard_in_backward = read_unshard_in_backward(n),
+    FORESHARD_KEY("unshard_in_backward", kUnshardPolicy, d.plan.unshard_in_backward = read_unshard_in_backward(n),
                   written_unshard_in_backward(p.unshard_in_backward)),
-    FORESHARD_KEY(
-        "prefetch.forward", or_number<kImplicit>(count(0, plan_limits::kPrefetch)),
-        d.plan.prefetch.forward = read_forward_prefetch(n),
-        p.prefetch.forward == Prefetch::kImplicit ? Json("implicit") : Json(p.prefetch.forward)),
+    FORESHARD_KEY("prefetch.forward", or_number<kImplicit>(count(0, plan_limits::kPrefetch)),
+                  d.plan.prefetch.forward = read_forward_prefetch(n),
+                  p.prefetch.forward == Prefetch::kImplicit ? Json("implicit") : Json(p.prefetch.forward)),
     FORESHARD_COUNT(prefetch.backward, 0, plan_limits::kPrefetch),
     FORESHARD_FLAG(prefetch.backward_lists),
     FORESHARD_FLAG(prefetch.async_unshard),

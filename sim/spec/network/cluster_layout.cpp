@@ -14,8 +14,7 @@ namespace foreshard {
 namespace {
 
 // The nodes in this order, with the names they have.
-std::vector<NodeGroup> seated(const std::vector<NodeGroup>& from,
-                              std::span<const std::int64_t> nodes) {
+std::vector<NodeGroup> seated(const std::vector<NodeGroup>& from, std::span<const std::int64_t> nodes) {
   std::vector<std::int64_t> first;  // node of every group
   std::int64_t all = 0;
   for (const NodeGroup& group : from) {
@@ -31,12 +30,8 @@ std::vector<NodeGroup> seated(const std::vector<NodeGroup>& from,
     const std::int64_t in_group = node - first[g];
     const bool follows = i > 0 && node == nodes[i - 1] + 1 && in_group > 0;
     if (!follows) {
-      groups.push_back({0,
-                        {},
-                        group.gpu,
-                        group.kind,
-                        group.leaves,
-                        (group.first_in_domain + in_group) % group.kind.link_domain});
+      groups.push_back(
+          {0, {}, group.gpu, group.kind, group.leaves, (group.first_in_domain + in_group) % group.kind.link_domain});
     }
     NodeGroup& run = groups.back();
     ++run.count;
@@ -72,8 +67,7 @@ Cluster on_nodes(Cluster cluster, std::span<const std::int64_t> nodes) {
 
   std::map<std::int64_t, std::int64_t> seats;  // by the node as it was counted
   for (std::size_t i = 0; i < nodes.size(); ++i) seats[nodes[i]] = static_cast<std::int64_t>(i);
-  std::erase_if(cluster.degraded,
-                [&](const DegradedLink& link) { return !seats.contains(link.node); });
+  std::erase_if(cluster.degraded, [&](const DegradedLink& link) { return !seats.contains(link.node); });
   for (DegradedLink& link : cluster.degraded) link.node = seats.at(link.node);
 
   const NodeGroup* slowest = &layout.groups.front();
@@ -113,8 +107,7 @@ ClusterLayout layout_of(const Cluster& cluster) {
   layout.switches.push_back({"spine", -1, 0, Time()});
   for (std::int32_t pod = 0; pod < pods; ++pod) {
     const std::int64_t first = pod * per_leaf;
-    NodeGroup group{std::min(per_leaf, nodes - first), {}, cluster.gpu, kind, {},
-                    first % kind.link_domain};
+    NodeGroup group{std::min(per_leaf, nodes - first), {}, cluster.gpu, kind, {}, first % kind.link_domain};
     for (std::int32_t rail = 0; rail < rails; ++rail) {
       const auto leaf = static_cast<std::int32_t>(layout.switches.size());
       layout.switches.push_back({"", pod, rail, Time()});

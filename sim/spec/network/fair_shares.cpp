@@ -18,8 +18,7 @@ void Tally::finish(GroupLoads& loads) {
   loads.begin.push_back(loads.list.size());
 }
 
-FairShares fair_shares(const GroupLoads& loads, std::size_t ends,
-                       const std::function<double(std::uint32_t)>& rate_of) {
+FairShares fair_shares(const GroupLoads& loads, std::size_t ends, const std::function<double(std::uint32_t)>& rate_of) {
   const std::size_t groups = loads.begin.size() - 1;
   FairShares shares{std::vector<double>(groups, kUnbound), std::vector<std::uint32_t>(groups, 0)};
   if (loads.list.empty()) return shares;

@@ -50,7 +50,6 @@ struct FairShares {
 };
 
 // `ends`: above every end of the loads. `rate_of`: bytes/s of an end.
-FairShares fair_shares(const GroupLoads& loads, std::size_t ends,
-                       const std::function<double(std::uint32_t)>& rate_of);
+FairShares fair_shares(const GroupLoads& loads, std::size_t ends, const std::function<double(std::uint32_t)>& rate_of);
 
 }

@@ -71,8 +71,7 @@ std::vector<std::int32_t> switches_below_each_other(const Topology& topology) {
 RankGroups tiled_groups(const GroupShape& shape, std::int64_t gpus) {
   if (shape.size < 1 || shape.stride < 1 || shape.size > gpus / shape.stride) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("a group of {} ranks, {} apart, does not fit {} GPUs", shape.size,
-                            shape.stride, gpus));
+                fmt::format("a group of {} ranks, {} apart, does not fit {} GPUs", shape.size, shape.stride, gpus));
   }
   RankGroups groups;
   groups.begin.push_back(0);
@@ -92,15 +91,13 @@ std::vector<std::int32_t> placed(const Topology& topology, RankPlacement placeme
   std::vector<std::int32_t> nodes(topology.nodes.size());
   std::iota(nodes.begin(), nodes.end(), 0);
   if (placement == RankPlacement::kByLeaf || placement == RankPlacement::kByPod) {
-    const std::vector<std::int32_t> order = placement == RankPlacement::kByLeaf
-                                                ? leaves_as_listed(topology)
-                                                : switches_below_each_other(topology);
+    const std::vector<std::int32_t> order =
+        placement == RankPlacement::kByLeaf ? leaves_as_listed(topology) : switches_below_each_other(topology);
     const auto place = [&](std::int32_t node) {
       const TopologyNode& n = topology.nodes[at(node)];
       return n.ports == 0 ? -1 : order[at(topology.ports[at(n.first_port)].on)];
     };
-    std::ranges::stable_sort(nodes,
-                             [&](std::int32_t a, std::int32_t b) { return place(a) < place(b); });
+    std::ranges::stable_sort(nodes, [&](std::int32_t a, std::int32_t b) { return place(a) < place(b); });
   }
   std::vector<std::int32_t> gpus;
   gpus.reserve(at(topology.gpus));

@@ -82,18 +82,15 @@ class Router {
     sort_by_domain(ranks);
     GroupRoute made = {.nodes = std::ssize(domain_begin_) - 1, .ranks_per_node = std::ssize(ranks)};
     for (std::size_t d = 0; d + 1 < domain_begin_.size(); ++d) {
-      made.ranks_per_node =
-          std::min<std::int64_t>(made.ranks_per_node, domain_begin_[d + 1] - domain_begin_[d]);
+      made.ranks_per_node = std::min<std::int64_t>(made.ranks_per_node, domain_begin_[d + 1] - domain_begin_[d]);
     }
     inside_hops_ = outside_hops_ = {};
-    const auto channels =
-        made.nodes == 1 ? std::int32_t{1} : static_cast<std::int32_t>(made.ranks_per_node);
+    const auto channels = made.nodes == 1 ? std::int32_t{1} : static_cast<std::int32_t>(made.ranks_per_node);
     for (std::int32_t c = 0; c < channels; ++c) add_ring(c, channels);
     if (made.nodes > 1) {
       for (std::int32_t c = 0; c < channels; ++c) add_trees(c, channels);
     }
-    made.link_latency =
-        inside_hops_.count > 0 ? inside_hops_.mean() : 2 * latency(t_.link_of[at(ranks[0])]);
+    made.link_latency = inside_hops_.count > 0 ? inside_hops_.mean() : 2 * latency(t_.link_of[at(ranks[0])]);
     made.network_latency = outside_hops_.mean();
     return made;
   }
@@ -122,9 +119,7 @@ class Router {
     for (const std::int32_t domain : seen_) slot_of_[at(domain)] = -1;
   }
 
-  std::int32_t domain_of(std::int32_t rank) const {
-    return t_.nodes[at(t_.node_of[at(rank)])].domain;
-  }
+  std::int32_t domain_of(std::int32_t rank) const { return t_.nodes[at(t_.node_of[at(rank)])].domain; }
 
   std::span<const std::int32_t> members(std::size_t domain) const {
     return std::span(by_domain_)
@@ -145,8 +140,7 @@ class Router {
       if (domains > 1) {
         const std::span<const std::int32_t> there = members((d + 1) % domains);
         const RingEnd from{rank_at(port < 0 ? 0 : size - 1), port};
-        const RingEnd to{there[at(order_at(there, channel, 0))],
-                         port_of(there, channel, &RingOrder::enters)};
+        const RingEnd to{there[at(order_at(there, channel, 0))], port_of(there, channel, &RingOrder::enters)};
         const double hop = add_network(outside_, from, to, flow);
         outside_hops_.latency += hop;
         outside_hops_.count += 1;
@@ -160,22 +154,18 @@ class Router {
     if (rings.empty()) return nullptr;
     const RingOrder& ring = rings[at(channel) % rings.size()];
     const TopologyNode& node = t_.nodes[at(t_.node_of[at(here[0])])];
-    const bool is_whole =
-        ring.gpus.size() == here.size() && at(static_cast<std::int32_t>(node.gpus)) == here.size();
+    const bool is_whole = ring.gpus.size() == here.size() && at(static_cast<std::int32_t>(node.gpus)) == here.size();
     return is_whole ? &ring : nullptr;
   }
 
   // The i-th of the members that the channel passes.
-  std::int32_t order_at(std::span<const std::int32_t> here, std::int32_t channel,
-                        std::int32_t i) const {
+  std::int32_t order_at(std::span<const std::int32_t> here, std::int32_t channel, std::int32_t i) const {
     const RingOrder* ring = ring_of(here, channel);
-    return ring != nullptr ? ring->gpus[at(i)]
-                           : (channel + i) % static_cast<std::int32_t>(here.size());
+    return ring != nullptr ? ring->gpus[at(i)] : (channel + i) % static_cast<std::int32_t>(here.size());
   }
 
   // Of the node, as its ring has it; -1 where that names none that is there.
-  std::int32_t port_of(std::span<const std::int32_t> here, std::int32_t channel,
-                       std::int32_t RingOrder::*port) const {
+  std::int32_t port_of(std::span<const std::int32_t> here, std::int32_t channel, std::int32_t RingOrder::*port) const {
     const RingOrder* ring = ring_of(here, channel);
     const TopologyNode& node = t_.nodes[at(t_.node_of[at(here[0])])];
     if (ring == nullptr || ring->*port < 0 || ring->*port >= node.ports) return -1;
@@ -299,13 +289,11 @@ class Router {
   }
 
   // Rings alone are counted inside.
-  double flow_inside(const Tally& tally, double flow) const {
-    return &tally == &outside_ ? flow : 0;
-  }
+  double flow_inside(const Tally& tally, double flow) const { return &tally == &outside_ ? flow : 0; }
 
   double pass(Tally& tally, const Exit& exit, bool inward, double flow) {
-    const PortAccess& way = exit.access >= 0 ? t_.access[at(exit.access)]
-                                             : access_of_owner(t_.ports[at(exit.port)], exit.port);
+    const PortAccess& way =
+        exit.access >= 0 ? t_.access[at(exit.access)] : access_of_owner(t_.ports[at(exit.port)], exit.port);
     double hop = 0;
     for (const std::int32_t wire : {way.first, way.second}) {
       if (wire < 0) continue;
@@ -315,23 +303,17 @@ class Router {
     return hop;
   }
 
-  double latency(std::int32_t wire) const {
-    return as_double(t_.wires[at(wire)].latency.nanoseconds());
-  }
+  double latency(std::int32_t wire) const { return as_double(t_.wires[at(wire)].latency.nanoseconds()); }
 
   // --- sharing the wires ---
 
-  static WireEnd end_of(std::uint32_t end) {
-    return {static_cast<std::int32_t>(end / 2), end % 2 == 0};
-  }
+  static WireEnd end_of(std::uint32_t end) { return {static_cast<std::int32_t>(end / 2), end % 2 == 0}; }
 
   double rate_of(std::uint32_t end) const { return t_.wires[end / 2].rate.value(); }
 
   void fill(AxisRoute& result, const RankGroups& groups) {
     const auto rate = [&](std::uint32_t end) { return rate_of(end); };
-    const auto ports_alone = [&](std::uint32_t end) {
-      return is_between_[end / 2] ? kUnbound : rate_of(end);
-    };
+    const auto ports_alone = [&](std::uint32_t end) { return is_between_[end / 2] ? kUnbound : rate_of(end); };
     const std::size_t ends = 2 * t_.wires.size();
     const FairShares link = fair_shares(inside_loads_, ends, rate);
     const FairShares network = fair_shares(outside_loads_, ends, rate);
@@ -354,9 +336,8 @@ class Router {
       if (made.nodes > 1) {
         made.network = network.rate[g];
         made.narrowest_network = end_of(network.by[g]);
-        made.tree = std::isfinite(tree_ports.rate[g])
-                        ? ring_ports.rate[g] * tree.rate[g] / tree_ports.rate[g]
-                        : made.network;
+        made.tree =
+            std::isfinite(tree_ports.rate[g]) ? ring_ports.rate[g] * tree.rate[g] / tree_ports.rate[g] : made.network;
         least_network = std::min(least_network, made.network);
         least_tree = std::min(least_tree, made.tree);
       }
@@ -420,9 +401,7 @@ class Router {
 
 }
 
-AxisRoute route(const Topology& topology, const RankGroups& groups) {
-  return Router(topology).route(groups);
-}
+AxisRoute route(const Topology& topology, const RankGroups& groups) { return Router(topology).route(groups); }
 
 AxisRoute route(const Topology& topology, const GroupShape& shape) {
   RankGroups groups = tiled_groups(shape, topology.gpus);

@@ -66,12 +66,11 @@ std::vector<LinkShares> most_wanted(std::set<Shares> rows, std::size_t shapes) {
   std::erase_if(rows, [&](const Shares& row) { return asked(row) <= kSteps; });
   std::vector<Shares> kept;
   for (const Shares& row : rows) {
-    const bool is_covered = std::ranges::any_of(
-        rows, [&](const Shares& other) { return other != row && covers(other, row); });
+    const bool is_covered =
+        std::ranges::any_of(rows, [&](const Shares& other) { return other != row && covers(other, row); });
     if (!is_covered) kept.push_back(row);
   }
-  std::ranges::stable_sort(kept,
-                           [&](const Shares& a, const Shares& b) { return asked(a) > asked(b); });
+  std::ranges::stable_sort(kept, [&](const Shares& a, const Shares& b) { return asked(a) > asked(b); });
   kept.resize(std::min(kept.size(), kSharedLinks));
   std::vector<LinkShares> result(shapes, LinkShares{});
   for (std::size_t k = 0; k < kept.size(); ++k) {

@@ -24,8 +24,7 @@ class SwitchPaths {
     double latency = 0;  // ns
   };
 
-  explicit SwitchPaths(const Topology& topology)
-      : topology_(topology), hops_(topology.layout.switches.size()) {
+  explicit SwitchPaths(const Topology& topology) : topology_(topology), hops_(topology.layout.switches.size()) {
     const auto count = topology.layout.switches.size();
     std::vector<std::int32_t> degree(count + 1, 0);
     const auto each_link = [&](auto&& visit) {
@@ -40,14 +39,11 @@ class SwitchPaths {
     for (std::size_t i = 0; i < count; ++i) degree[i + 1] += degree[i];
     begin_ = degree;
     neighbours_.resize(2 * links());
-    each_link([&](std::int32_t a, std::int32_t b, std::uint32_t end) {
-      neighbours_[at(degree[at(a)]++)] = {b, end};
-    });
+    each_link([&](std::int32_t a, std::int32_t b, std::uint32_t end) { neighbours_[at(degree[at(a)]++)] = {b, end}; });
   }
 
   const Route& between(std::int32_t from, std::int32_t to) {
-    const std::uint64_t key =
-        static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to);
+    const std::uint64_t key = static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to);
     const auto found = routes_.find(key);
     if (found != routes_.end()) return found->second;
     return routes_.emplace(key, make(from, to)).first->second;
@@ -63,8 +59,7 @@ class SwitchPaths {
   std::size_t links() const { return topology_.layout.links.size(); }
 
   std::span<const Neighbour> next(std::int32_t device) const {
-    return std::span(neighbours_)
-        .subspan(at(begin_[at(device)]), at(begin_[at(device) + 1] - begin_[at(device)]));
+    return std::span(neighbours_).subspan(at(begin_[at(device)]), at(begin_[at(device) + 1] - begin_[at(device)]));
   }
 
   // Hops to `to` from everywhere.
@@ -90,8 +85,7 @@ class SwitchPaths {
     const std::vector<std::uint8_t>& hops = hops_to(to);
     if (hops[at(from)] == kFar) {
       throw Error(ExitCode::kInvalidInput,
-                  fmt::format("no links lead from {} to {}",
-                              device_name(topology_, topology_.first_switch + from),
+                  fmt::format("no links lead from {} to {}", device_name(topology_, topology_.first_switch + from),
                               device_name(topology_, topology_.first_switch + to)));
     }
     Route route;

@@ -102,9 +102,8 @@ class TopologyBuilder {
     const NodeKind& kind = group.kind;
     TopologyNode& place = topology_.nodes[at(node)];
     for (std::int32_t i = 0; i < place.gpus; ++i) {
-      topology_.link_of.push_back(connect(place.first_gpu + i, nvswitch_,
-                                          part_of(kind.gpu_link, {node, kGpu, i}),
-                                          part(kind.link_latency, 2)));
+      topology_.link_of.push_back(
+          connect(place.first_gpu + i, nvswitch_, part_of(kind.gpu_link, {node, kGpu, i}), part(kind.link_latency, 2)));
     }
     std::vector<std::int32_t> slots;  // per GPU, its wire to the PCIe switch
     std::vector<std::int32_t> switches;
@@ -114,8 +113,8 @@ class TopologyBuilder {
     }
     for (std::int64_t i = 0; i < place.gpus && switch_count > 0; ++i) {
       const auto near = at(i * switch_count / place.gpus);
-      slots.push_back(connect(place.first_gpu + static_cast<std::int32_t>(i), switches[near],
-                              kind.host_link, part(kind.nic_latency, 8)));
+      slots.push_back(connect(place.first_gpu + static_cast<std::int32_t>(i), switches[near], kind.host_link,
+                              part(kind.nic_latency, 8)));
     }
     place.first_port = static_cast<std::int32_t>(topology_.ports.size());
     place.ports = has_network_ ? static_cast<std::int32_t>(kind.nics) : 0;
@@ -124,14 +123,12 @@ class TopologyBuilder {
   }
 
   void add_port(const NodeGroup& group, std::int32_t node, std::int32_t index) {
-    Port port = {.device = add(DeviceKind::kNic, node, index),
-                 .on = group.leaves[at(index) % group.leaves.size()]};
+    Port port = {.device = add(DeviceKind::kNic, node, index), .on = group.leaves[at(index) % group.leaves.size()]};
     topology_.ports.push_back(port);
   }
 
   // Ports are evenly near to the GPUs: each GPU has its own, or several share one.
-  void add_access(const NodeKind& kind, const TopologyNode& place,
-                  const std::vector<std::int32_t>& slots,
+  void add_access(const NodeKind& kind, const TopologyNode& place, const std::vector<std::int32_t>& slots,
                   const std::vector<std::int32_t>& switches) {
     std::vector<std::int32_t> behind(at(place.ports), -1);
     const auto count = std::ssize(switches);
@@ -139,8 +136,7 @@ class TopologyBuilder {
       const Port& port = topology_.ports[at(place.first_port + p)];
       const auto own = at(p * count / place.ports);
       if (fraction({node_of(place), kNic, p}) > 0) {
-        behind[at(p)] = connect(switches[own], port.device, port_rate(kind, place, p),
-                                part(kind.nic_latency, 8));
+        behind[at(p)] = connect(switches[own], port.device, port_rate(kind, place, p), part(kind.nic_latency, 8));
       }
     }
     const std::int32_t each = place.ports / std::max(1, place.gpus);
@@ -157,10 +153,9 @@ class TopologyBuilder {
         if (count > 0) {
           topology_.access.push_back({port_index, slots[at(g)], behind[at(p)]});
         } else {
-          topology_.access.push_back({port_index,
-                                      connect(place.first_gpu + g, port.device,
-                                              port_rate(kind, place, p), part(kind.nic_latency, 4)),
-                                      -1});
+          topology_.access.push_back(
+              {port_index,
+               connect(place.first_gpu + g, port.device, port_rate(kind, place, p), part(kind.nic_latency, 4)), -1});
         }
       }
     }
@@ -178,16 +173,15 @@ class TopologyBuilder {
         if (fraction({node_of(place), kNic, p}) <= 0) continue;
         Port& port = topology_.ports[at(place.first_port + p)];
         const Time at_switch = part(layout.switches[at(port.on)].latency, 2);
-        port.wire = connect(port.device, topology_.first_switch + port.on,
-                            port_rate(kind, place, p), part(kind.nic_latency, 4) + at_switch);
+        port.wire = connect(port.device, topology_.first_switch + port.on, port_rate(kind, place, p),
+                            part(kind.nic_latency, 4) + at_switch);
       }
     }
     for (const SwitchLink& link : layout.links) {
       const auto half = [&](std::int32_t end) { return part(layout.switches[at(end)].latency, 2); };
-      const std::int32_t wire =
-          connect(topology_.first_switch + link.a, topology_.first_switch + link.b,
-                  BytesPerSecond(link.rate.value() * (1 - link.background)),
-                  link.latency + half(link.a) + half(link.b));
+      const std::int32_t wire = connect(topology_.first_switch + link.a, topology_.first_switch + link.b,
+                                        BytesPerSecond(link.rate.value() * (1 - link.background)),
+                                        link.latency + half(link.a) + half(link.b));
       topology_.wires[at(wire)].background = link.background;
     }
   }
@@ -210,14 +204,11 @@ class TopologyBuilder {
     return BytesPerSecond(rate.value() * fraction(place));
   }
 
-  BytesPerSecond port_rate(const NodeKind& kind, const TopologyNode& place,
-                           std::int32_t index) const {
+  BytesPerSecond port_rate(const NodeKind& kind, const TopologyNode& place, std::int32_t index) const {
     return part_of(kind.nic_rate, {node_of(place), kNic, index});
   }
 
-  std::int64_t node_of(const TopologyNode& place) const {
-    return topology_.node_of[at(place.first_gpu)];
-  }
+  std::int64_t node_of(const TopologyNode& place) const { return topology_.node_of[at(place.first_gpu)]; }
 
   Topology topology_;
   std::map<Place, double> degraded_;
@@ -227,9 +218,7 @@ class TopologyBuilder {
 
 }
 
-Topology build_topology(const Cluster& cluster) {
-  return TopologyBuilder(cluster, layout_of(cluster)).build();
-}
+Topology build_topology(const Cluster& cluster) { return TopologyBuilder(cluster, layout_of(cluster)).build(); }
 
 std::string node_name(const Topology& topology, std::int64_t node) {
   std::int64_t first = 0;

@@ -15,8 +15,7 @@ namespace {
 struct Edge {
   std::size_t wire = 0;
 };
-using Graph =
-    boost::adjacency_list<boost::vecS, boost::vecS, boost::undirectedS, boost::no_property, Edge>;
+using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::undirectedS, boost::no_property, Edge>;
 
 // From a third of the colour circle (green) down to 0 (red), as Graphviz reads HSV.
 std::string colour_of(double used) {
@@ -34,11 +33,8 @@ std::string to_dot(const Topology& topology, std::span<const float> used) {
   }
   const auto name_vertex = [&](std::ostream& out, std::size_t v) {
     const DeviceKind kind = topology.devices[v].kind;
-    const char* shape = kind == DeviceKind::kGpu   ? "box"
-                        : kind == DeviceKind::kNic ? "ellipse"
-                                                   : "hexagon";
-    out << fmt::format("[label=\"{}\" shape={}]",
-                       device_name(topology, static_cast<std::int64_t>(v)), shape);
+    const char* shape = kind == DeviceKind::kGpu ? "box" : kind == DeviceKind::kNic ? "ellipse" : "hexagon";
+    out << fmt::format("[label=\"{}\" shape={}]", device_name(topology, static_cast<std::int64_t>(v)), shape);
   };
   const auto name_edge = [&](std::ostream& out, const auto& edge) {
     const std::size_t i = graph[edge].wire;
@@ -46,11 +42,10 @@ std::string to_dot(const Topology& topology, std::span<const float> used) {
     std::string more;
     if (!used.empty()) {
       const double share = std::max(used[2 * i], used[2 * i + 1]);
-      more = fmt::format(" color=\"{}\" penwidth={:.1f} tooltip=\"{:.0f} % used\"",
-                         colour_of(share), 1 + 3 * std::min(1.0, share), 100 * share);
+      more = fmt::format(" color=\"{}\" penwidth={:.1f} tooltip=\"{:.0f} % used\"", colour_of(share),
+                         1 + 3 * std::min(1.0, share), 100 * share);
     }
-    out << fmt::format("[label=\"{}, {}\"{}]", format_bandwidth(wire.rate),
-                       format_time(wire.latency), more);
+    out << fmt::format("[label=\"{}, {}\"{}]", format_bandwidth(wire.rate), format_time(wire.latency), more);
   };
   std::ostringstream out;
   boost::write_graphviz(out, graph, name_vertex, name_edge);

@@ -39,22 +39,17 @@ TEST(FitCsv, SixLargeProductsSetTheScale) {
   row.m = 2048;
   row.n = 5120;
   row.k = 5120;
-  EXPECT_NEAR(
-      gemm_seconds(fit.calibration.gemm_bf16, row, gpu) / gemm_seconds(shipped.gemm_bf16, row, gpu),
-      1 / 0.8, 0.03);
+  EXPECT_NEAR(gemm_seconds(fit.calibration.gemm_bf16, row, gpu) / gemm_seconds(shipped.gemm_bf16, row, gpu), 1 / 0.8,
+              0.03);
   EXPECT_LT(fit.calibration.factor(Factor::kGemm).log_sd, shipped.factor(Factor::kGemm).log_sd);
 }
 
 TEST(FitCsv, OddRowsAreNamed) {
-  const CsvFit fit =
-      fit_gemm_csv({CsvTable(rows_of(1, 6) + "NVIDIA H20,1,,1,bf16,3\n", "h20.csv")}, "ours");
+  const CsvFit fit = fit_gemm_csv({CsvTable(rows_of(1, 6) + "NVIDIA H20,1,,1,bf16,3\n", "h20.csv")}, "ours");
   ASSERT_FALSE(fit.notes.empty());
   EXPECT_NE(fit.notes.front().find("h20.csv:8"), std::string::npos) << fit.notes.front();
   EXPECT_THROW(fit_gemm_csv({CsvTable("gpu,m,n,k,tflops\nx,1,1,1,1\n", "x.csv")}, "x"), Error);
-  EXPECT_THROW(
-      fit_gemm_csv({CsvTable("gpu,m,n,k,tflops\nH100,64,64,64,1\nA100,64,64,64,1\n", "x.csv")},
-                   "x"),
-      Error);
+  EXPECT_THROW(fit_gemm_csv({CsvTable("gpu,m,n,k,tflops\nH100,64,64,64,1\nA100,64,64,64,1\n", "x.csv")}, "x"), Error);
 }
 
 std::string refusal(const std::string& text) {
@@ -71,8 +66,7 @@ TEST(FitCsv, AbsurdTablesAreRefused) {
   // One row that is faster than the GPU can be is left out and named.
   const std::string fast = "NVIDIA H20,4096,4096,4096,bf16,0.5\n";
   const CsvFit fit = fit_gemm_csv({CsvTable(rows_of(1, 6) + fast, "h20.csv")}, "ours");
-  EXPECT_NE(fit.notes.front().find("h20.csv:8: 275 PFLOP/s, above the 148 TFLOP/s of h20"),
-            std::string::npos)
+  EXPECT_NE(fit.notes.front().find("h20.csv:8: 275 PFLOP/s, above the 148 TFLOP/s of h20"), std::string::npos)
       << fit.notes.front();
   // Milliseconds as microseconds, nanoseconds as microseconds, and no order at all.
   EXPECT_NE(refusal(rows_of(1000, 6)).find("6 of 6 rows in all: is tflops"), std::string::npos);

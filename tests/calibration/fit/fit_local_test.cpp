@@ -12,9 +12,7 @@
 namespace foreshard {
 namespace {
 
-LocalFit fit_of(const SyntheticRaw& raw) {
-  return fit_local(parse_measurements(raw.text(), "raw.json"));
-}
+LocalFit fit_of(const SyntheticRaw& raw) { return fit_local(parse_measurements(raw.text(), "raw.json")); }
 const LocalFit& fit() {
   static const LocalFit made = fit_of(SyntheticRaw());
   return made;
@@ -30,9 +28,7 @@ Kernel product(std::int64_t m, std::int64_t n, std::int64_t k) {
   return kernel_of(GemmPoint{Pass::kForward, true, m, n, k, 1});
 }
 
-Kernel moving(Function function, std::int64_t bytes) {
-  return Kernel{.function = function, .bytes = Bytes(bytes)};
-}
+Kernel moving(Function function, std::int64_t bytes) { return Kernel{.function = function, .bytes = Bytes(bytes)}; }
 
 TEST(LocalFit, HasAVariantPerNumberOfRanks) {
   const LocalProfile& profile = fit().profile;
@@ -40,11 +36,9 @@ TEST(LocalFit, HasAVariantPerNumberOfRanks) {
   ASSERT_EQ(profile.variants.size(), 2U);
   // The best product is the largest of the longest inner width: 2mnk over its time.
   const double flops = 2.0 * 2048 * 1024 * 1024;
-  EXPECT_NEAR(profile.variants[0].peak_fp32.value(),
-              flops / SyntheticRaw::gemm(1024, 1024, 2048, 1), 1e4);
+  EXPECT_NEAR(profile.variants[0].peak_fp32.value(), flops / SyntheticRaw::gemm(1024, 1024, 2048, 1), 1e4);
   // Two ranks at once do 0.8 each, but for the 2 us.
-  EXPECT_NEAR(profile.variants[1].peak_fp32.value() / profile.variants[0].peak_fp32.value(), 0.8,
-              1e-3);
+  EXPECT_NEAR(profile.variants[1].peak_fp32.value() / profile.variants[0].peak_fp32.value(), 0.8, 1e-3);
   EXPECT_NEAR(profile.variants[0].memory_bandwidth.value(), 1e7 / (3e-6 + 1e-3), 1e3);
   EXPECT_EQ(profile.variants[1].memory_outside, Bytes(64 << 20));
 }
@@ -132,9 +126,7 @@ TEST(LocalFit, ErrorsOnOwnAndOnLeftOutRows) {
   EXPECT_EQ(gemm.errors[1].rows, 37);
   const LocalMachine machine = local_machine(odd.profile, 1);
   const CostModel costs(machine.cluster, machine.calibration);
-  EXPECT_NEAR(
-      costs.price(product(300, 700, 600)).seconds / (1.5 * SyntheticRaw::gemm(300, 700, 600, 1)), 1,
-      1e-7);
+  EXPECT_NEAR(costs.price(product(300, 700, 600)).seconds / (1.5 * SyntheticRaw::gemm(300, 700, 600, 1)), 1, 1e-7);
 }
 
 TEST(LocalFit, SpreadIsThatOfTheRepeatsAndAtLeastTheFloor) {
@@ -147,17 +139,14 @@ TEST(LocalFit, SpreadIsThatOfTheRepeatsAndAtLeastTheFloor) {
 TEST(LocalFit, OneShapeMeasuredTwiceIsTheGeometricMean) {
   const std::string row =
       R"({"kind": "gemm", "ranks": 1, "pass": "forward", "dtype": "fp32", "m": 64, "n": 64, "k": 64, )";
-  const LocalFit twice = fit_of(SyntheticRaw()
-                                    .row(row + SyntheticRaw::seconds(1e-5) + "}")
-                                    .row(row + SyntheticRaw::seconds(4e-5) + "}"));
+  const LocalFit twice =
+      fit_of(SyntheticRaw().row(row + SyntheticRaw::seconds(1e-5) + "}").row(row + SyntheticRaw::seconds(4e-5) + "}"));
   const LocalMachine machine = local_machine(twice.profile, 1);
-  EXPECT_NEAR(CostModel(machine.cluster, machine.calibration).price(product(64, 64, 64)).seconds,
-              2e-5, 1e-11);
+  EXPECT_NEAR(CostModel(machine.cluster, machine.calibration).price(product(64, 64, 64)).seconds, 2e-5, 1e-11);
 }
 
 TEST(LocalFit, NoiseNeverMakesMoreBytesCheaper) {
-  const std::vector<SizePoint> points =
-      smoothed({{100, 4}, {10, 1}, {20, 2}, {40, 8}, {20, 2}, {200, 10}});
+  const std::vector<SizePoint> points = smoothed({{100, 4}, {10, 1}, {20, 2}, {40, 8}, {20, 2}, {200, 10}});
   // 40 B at 8 s and 100 B at 4 s are pooled to sqrt(32).
   ASSERT_EQ(points.size(), 5U);
   EXPECT_DOUBLE_EQ(points[1].seconds, 2);
@@ -179,8 +168,7 @@ TEST(LocalFit, WithoutARateToStartFromItSaysWhatIsMissing) {
     ADD_FAILURE() << "fitted";
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kInvalidInput);
-    EXPECT_NE(std::string(error.what()).find("raw.json: no matrix product"), std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("raw.json: no matrix product"), std::string::npos) << error.what();
   }
   m = parse_measurements(SyntheticRaw().text(), "raw.json");
   m.attention.clear();

@@ -15,8 +15,7 @@ using Words = HttpWords;
 TEST(HttpForm, QueriesAreDecoded) {
   EXPECT_EQ(read_query("a=1&b=x%20y+z&a=%3D&&c&=d"),
             (Words{{"a", "1"}, {"b", "x y z"}, {"a", "="}, {"c", ""}, {"", "d"}}));
-  EXPECT_EQ(read_query("a=%&b=%4&c=%zz&d=100%25"),
-            (Words{{"a", "%"}, {"b", "%4"}, {"c", "%zz"}, {"d", "100%"}}));
+  EXPECT_EQ(read_query("a=%&b=%4&c=%zz&d=100%25"), (Words{{"a", "%"}, {"b", "%4"}, {"c", "%zz"}, {"d", "100%"}}));
   EXPECT_TRUE(read_query("").empty());
 }
 
@@ -25,8 +24,7 @@ TEST(HttpForm, ListsOfAnObjectRepeatTheirWord) {
             (Words{{"set", "a=1"}, {"set", "b=2"}, {"n", "3"}}));
   EXPECT_THROW(read_body("", "[1"), Error);
   EXPECT_THROW(read_body("application/json", "[1]"), Error);
-  EXPECT_EQ(read_body("application/x-www-form-urlencoded; charset=utf-8", "a=b%20c").words,
-            (Words{{"a", "b c"}}));
+  EXPECT_EQ(read_body("application/x-www-form-urlencoded; charset=utf-8", "a=b%20c").words, (Words{{"a", "b c"}}));
 }
 
 constexpr const char* kType = "multipart/form-data; boundary=\"--X\"";
@@ -45,8 +43,7 @@ TEST(HttpForm, PartsAreWordsOrFiles) {
 }
 
 TEST(HttpForm, BodiesThatAreCutAreRefused) {
-  const std::string whole =
-      "----X\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nb\r\n----X--";
+  const std::string whole = "----X\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nb\r\n----X--";
   EXPECT_EQ(read_body(kType, whole).words, (Words{{"a", "b"}}));
   for (std::size_t size = 0; size < whole.size(); ++size) {
     EXPECT_THROW(read_body(kType, whole.substr(0, size)), Error) << size;
@@ -71,8 +68,7 @@ RC_GTEST_PROP(HttpFormProperty, AnyBytesAreReadOrRefused, (std::string body)) {
 TEST(HttpForm, NamesOfFilesKeepTheirEnd) {
   EXPECT_EQ(plain_file_name("config.json", "x"), "config.json");
   EXPECT_EQ(plain_file_name("../../etc/passwd", "x"), "passwd");
-  EXPECT_EQ(plain_file_name("C:\\a b\\my trace (1).pt.trace.json.gz", "x"),
-            "mytrace1.pt.trace.json.gz");
+  EXPECT_EQ(plain_file_name("C:\\a b\\my trace (1).pt.trace.json.gz", "x"), "mytrace1.pt.trace.json.gz");
   EXPECT_EQ(plain_file_name("..", "x"), "x");
   EXPECT_EQ(plain_file_name("-rf", "x"), "rf");
   EXPECT_TRUE(plain_file_name(std::string(200, 'a') + ".json", "x").ends_with("a.json"));

@@ -23,8 +23,7 @@ TEST(HttpQuestions, NoWordNamesAFile) {
         EXPECT_TRUE(words[command.name][word]["file"]) << command.name << " " << word;
       }
     }
-    for (const char* own :
-         {"help", "json", "html", "out", "trace", "threads", "no_history", "resume"}) {
+    for (const char* own : {"help", "json", "html", "out", "trace", "threads", "no_history", "resume"}) {
       EXPECT_FALSE(words[command.name].contains(own)) << command.name << " " << own;
     }
   }
@@ -32,12 +31,10 @@ TEST(HttpQuestions, NoWordNamesAFile) {
 
 TEST(HttpQuestions, WordsAreTheOptionsOfTheVerbs) {
   const Json words = words_json();
-  for (const char* word :
-       {"model", "cluster", "runtime", "sequence", "micro_batch", "accumulation", "set"}) {
+  for (const char* word : {"model", "cluster", "runtime", "sequence", "micro_batch", "accumulation", "set"}) {
     EXPECT_TRUE(words["predict"].contains(word)) << word;
   }
-  for (const char* word :
-       {"tokens", "deadline", "budget", "cluster", "gpus", "batch_tokens", "what_if"}) {
+  for (const char* word : {"tokens", "deadline", "budget", "cluster", "gpus", "batch_tokens", "what_if"}) {
     EXPECT_TRUE(words["recommend"].contains(word)) << word;
   }
   EXPECT_TRUE(words["explain"]["run"]["file"]);
@@ -48,8 +45,7 @@ TEST(HttpQuestions, PathsAreThoseOfVerbs) {
   for (const char* path : {"/api/predict", "/text/explain", "/page/recommend", "/report"}) {
     EXPECT_TRUE(is_question(path)) << path;
   }
-  for (const char* path :
-       {"/", "/api/", "/api/serve", "/api/calibrate", "/api/predict/", "/page", "/report/x"}) {
+  for (const char* path : {"/", "/api/", "/api/serve", "/api/calibrate", "/api/predict/", "/page", "/report/x"}) {
     EXPECT_FALSE(is_question(path)) << path;
   }
 }

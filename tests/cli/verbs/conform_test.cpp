@@ -15,8 +15,7 @@ TEST(ConformVerb, OneConfigurationConforms) {
   const auto json = json_of(outcome);
   EXPECT_EQ(json.at("schema"), "foreshard.conformance/1");
   const auto& summary = json.at("summary");
-  for (const char* key :
-       {"configurations", "schedule_identical", "bytes_identical", "memory_within_tolerance"}) {
+  for (const char* key : {"configurations", "schedule_identical", "bytes_identical", "memory_within_tolerance"}) {
     EXPECT_EQ(summary.at(key), 1) << key;
   }
   const auto& row = json.at("rows").at(0);
@@ -28,10 +27,10 @@ TEST(ConformVerb, OneConfigurationConforms) {
 
 // A copy of a recording in which one row is another.
 TEST(ConformVerb, ADifferenceIsExitCode5) {
-  ASSERT_EQ(shell("cp -r " + kRecordings +
-                  "/fsdp2 copy && sed -i '/^base,2,9,/s/all_gather/broadcast/' copy/events.csv")
-                .exit_code,
-            0);
+  ASSERT_EQ(
+      shell("cp -r " + kRecordings + "/fsdp2 copy && sed -i '/^base,2,9,/s/all_gather/broadcast/' copy/events.csv")
+          .exit_code,
+      0);
   const Outcome outcome = run("conform --only base copy");
   EXPECT_EQ(outcome.exit_code, 5) << outcome.err;
   expect_says(outcome.out, "copy/events.csv, base, step 2, seq 9");
@@ -68,12 +67,11 @@ TEST(ConformVerb, Usage) {
 
 // What cannot be forecast counts as different; what the library refused does not count.
 TEST(ConformVerb, ListsWhatCannotBeCompared) {
-  ASSERT_EQ(
-      shell("mkdir r && printf 'id,frozen\\nx,last_half\\n' > r/index.csv && cat " + kRecordings +
-            "/fsdp2/events.csv | sed -n '1p; s/^base,2,1,/x,2,1,/p' > r/events.csv && "
-            "printf 'config,reason\\ny,no such knob\\n' > r/skipped.csv")
-          .exit_code,
-      0);
+  ASSERT_EQ(shell("mkdir r && printf 'id,frozen\\nx,last_half\\n' > r/index.csv && cat " + kRecordings +
+                  "/fsdp2/events.csv | sed -n '1p; s/^base,2,1,/x,2,1,/p' > r/events.csv && "
+                  "printf 'config,reason\\ny,no such knob\\n' > r/skipped.csv")
+                .exit_code,
+            0);
   const Outcome outcome = run("conform r");
   EXPECT_EQ(outcome.exit_code, 5);
   expect_says(outcome.out, "no plan expresses frozen = 'last_half'");

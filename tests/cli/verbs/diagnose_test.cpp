@@ -34,8 +34,7 @@ TEST(DiagnoseVerb, ASnapshotIsHeldAgainstTheForecast) {
   EXPECT_NEAR(own.at("memory_ratio").get<double>(), 1, 0.03);  // with the allocator's rounding
   EXPECT_EQ(own.at("ran_out"), false);
   // The same snapshot beside a smaller job: its tensors are other ones.
-  const auto other =
-      json_of(run("diagnose --json --snapshot own.pickle --sequence 512 --micro-batch 3" + kJob));
+  const auto other = json_of(run("diagnose --json --snapshot own.pickle --sequence 512 --micro-batch 3" + kJob));
   EXPECT_NE(other.at("findings").dump().find("the snapshot has"), std::string::npos);
   write_temporary("code.pickle",
                   "\x80\x02"
@@ -73,10 +72,8 @@ TEST(DiagnoseVerb, ALogNamesTheLink) {
 
 // The step of 16 GPUs, with one factor's work so many times as long, as torch.profiler writes it.
 std::string traced(Factor factor, double times) {
-  JobOptions options = {.model = "llama-3.2-1b",
-                        .cluster = "16xh100",
-                        .sequence = "8192",
-                        .assignments = {{"stack=torchtitan_2025"}}};
+  JobOptions options = {
+      .model = "llama-3.2-1b", .cluster = "16xh100", .sequence = "8192", .assignments = {{"stack=torchtitan_2025"}}};
   const Job job = load_job(options);
   const CostModel costs = cost_model(job);
   const Forecast made = forecast(job.model, job.resolved.plan, costs);
@@ -112,28 +109,24 @@ TEST(DiagnoseVerb, ATraceNamesWhatIsSlow) {
 }
 
 TEST(DiagnoseVerb, ATraceOfAnotherJobIsRefused) {
-  const Outcome other =
-      run("diagnose --model gpt2 --cluster 8xa100 --run " + traced(Factor::kGemm, 1));
+  const Outcome other = run("diagnose --model gpt2 --cluster 8xa100 --run " + traced(Factor::kGemm, 1));
   EXPECT_NE(other.exit_code, 0);
   EXPECT_NE(other.err.find("rank-0.trace.json"), std::string::npos) << other.err;
 }
 
 TEST(DiagnoseVerb, AMessageOfMissingMemoryIsHeldAgainstThePlansTensors) {
   // 16 x 1024 x 50257 logits of 4 bytes are 3.07 GiB.
-  write_temporary(
-      "oom.log",
-      "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.07 GiB. GPU 0 has "
-      "a total capacity of 79.11 GiB of which 1.20 GiB is free. Of the allocated memory "
-      "70.10 GiB is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch but "
-      "unallocated.\n");
-  const auto diagnosis =
-      json_of(run("diagnose --json --log oom.log --micro-batch 16 --sequence 1024" + kJob));
+  write_temporary("oom.log",
+                  "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.07 GiB. GPU 0 has "
+                  "a total capacity of 79.11 GiB of which 1.20 GiB is free. Of the allocated memory "
+                  "70.10 GiB is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch but "
+                  "unallocated.\n");
+  const auto diagnosis = json_of(run("diagnose --json --log oom.log --micro-batch 16 --sequence 1024" + kJob));
   EXPECT_NE(diagnosis.at("findings").dump().find("the logits in fp32"), std::string::npos)
       << diagnosis.at("findings").dump();
 }
 
-std::string out_of_memory(const std::string& tried, const std::string& allocated,
-                          const std::string& others) {
+std::string out_of_memory(const std::string& tried, const std::string& allocated, const std::string& others) {
   return "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate " + tried +
          ". GPU 0 has a total capacity of 79.11 GiB of which 100.00 MiB is free. " + others +
          "Including non-PyTorch memory, this process has 70.00 GiB memory in use. Of the allocated "
@@ -152,8 +145,7 @@ TEST(DiagnoseVerb, APlanThatDoesNotFitRunsOutOfMemoryAsForecast) {
   const auto& first = wide.at("causes").at(0);
   EXPECT_GT(wide.at("as_forecast").get<double>(), first.at("probability").get<double>());
   EXPECT_TRUE(wide.at("memory_ratio").is_null());
-  EXPECT_NE(wide.at("findings").dump().find("it fits with --set"), std::string::npos)
-      << wide.at("findings").dump();
+  EXPECT_NE(wide.at("findings").dump().find("it fits with --set"), std::string::npos) << wide.at("findings").dump();
   for (const auto& cause : wide.at("causes")) {  // nothing of its time was measured
     if (cause.at("name") == "clock_cap") {
       EXPECT_EQ(cause.at("probability"), 0);
@@ -167,11 +159,10 @@ TEST(DiagnoseVerb, APlanThatDoesNotFitRunsOutOfMemoryAsForecast) {
 }
 
 TEST(DiagnoseVerb, AnotherProcessOnTheGpuIsNamed) {
-  const std::string log = write_temporary(
-      "two.log",
-      out_of_memory("224.00 MiB", "28.00 GiB", "Process 71 has 40.00 GiB memory in use. "));
-  const auto diagnosis = json_of(run(
-      "diagnose --model llama-3.1-8b --cluster 8xh100 --set recompute=full --json --log " + log));
+  const std::string log =
+      write_temporary("two.log", out_of_memory("224.00 MiB", "28.00 GiB", "Process 71 has 40.00 GiB memory in use. "));
+  const auto diagnosis =
+      json_of(run("diagnose --model llama-3.1-8b --cluster 8xh100 --set recompute=full --json --log " + log));
   EXPECT_EQ(diagnosis.at("causes").at(0).at("name"), "other_process") << diagnosis.dump();
   EXPECT_NE(diagnosis.at("findings").dump().find("40.00 GiB"), std::string::npos);
 }
@@ -195,8 +186,8 @@ TEST(DiagnoseVerb, SaysWhatIsWrongWithItsInput) {
 }
 
 TEST(DiagnoseVerb, ScoresItselfOnPublishedThreads) {
-  const auto score = json_of(run(std::string("diagnose --json --threads ") + FORESHARD_SOURCE_DIR +
-                                 "/reports/diagnose/threads.yaml"));
+  const auto score =
+      json_of(run(std::string("diagnose --json --threads ") + FORESHARD_SOURCE_DIR + "/reports/diagnose/threads.yaml"));
   EXPECT_GE(score.at("threads").size(), 25U);
   EXPECT_GE(score.at("among_three").get<double>(), 0.75);
 }

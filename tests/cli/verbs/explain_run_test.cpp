@@ -17,8 +17,7 @@ const std::string kTraces = std::string(FORESHARD_SOURCE_DIR) + "/tests/interop/
 
 // A trace of the job that the options name, on the GPUs of its cluster.
 std::string traced(const std::vector<std::string>& set, bool shapes) {
-  JobOptions options = {
-      .model = "llama-3.2-1b", .cluster = "8xh100", .sequence = "2048", .assignments = {set}};
+  JobOptions options = {.model = "llama-3.2-1b", .cluster = "8xh100", .sequence = "2048", .assignments = {set}};
   const Job job = load_job(options);
   const Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
   CudaTraceOptions trace = {.shapes = shapes};
@@ -49,13 +48,13 @@ TEST(ExplainTrace, FindsTheJobAndItsForecastInATraceAlone) {
   EXPECT_GT(json.at("trace").at("collectives").at("compared"), 0);
   // A small model that runs everything again: not to do so gains time.
   const auto& list = json.at("suggestions");
-  const auto found = std::ranges::find_if(
-      list, [](const auto& one) { return one.at("set").at(0) == "recompute=none"; });
+  const auto found =
+      std::ranges::find_if(list, [](const auto& one) { return one.at("set").at(0) == "recompute=none"; });
   ASSERT_NE(found, list.end());
   const auto& best = *found;
   EXPECT_GT(best.at("gain_s"), 0);
-  EXPECT_NEAR(best.at("step_s").get<double>() + best.at("gain_s").get<double>(),
-              json.at("predicted_s").get<double>(), 1e-9);
+  EXPECT_NEAR(best.at("step_s").get<double>() + best.at("gain_s").get<double>(), json.at("predicted_s").get<double>(),
+              1e-9);
 }
 
 TEST(ExplainTrace, EndsWithTheSettingsToChange) {
@@ -65,8 +64,7 @@ TEST(ExplainTrace, EndsWithTheSettingsToChange) {
   const std::size_t settings = outcome.out.find("settings to change, by the forecast");
   ASSERT_NE(settings, std::string::npos);
   EXPECT_GT(settings, outcome.out.find("what differs most"));
-  EXPECT_NE(outcome.out.find(". set recompute=none: -", settings), std::string::npos)
-      << outcome.out;
+  EXPECT_NE(outcome.out.find(". set recompute=none: -", settings), std::string::npos) << outcome.out;
 }
 
 TEST(ExplainTrace, AsksByNameForWhatTheTraceDoesNotTell) {
@@ -102,8 +100,7 @@ TEST(ExplainTrace, RefusesATraceOfCpuRanksAgainstGpus) {
     expect_says(refused.err, "CPU ranks over gloo");
     expect_says(refused.err, "--cluster local");
   }
-  const Outcome planned =
-      run("explain --cluster 2xh100 --plan " + kTraces + "/plan.yaml --run " + trace);
+  const Outcome planned = run("explain --cluster 2xh100 --plan " + kTraces + "/plan.yaml --run " + trace);
   EXPECT_EQ(planned.exit_code, 3);
   expect_says(planned.err, "CPU ranks over gloo");
 }
@@ -113,10 +110,9 @@ TEST(ExplainTrace, InfersAPlanOfCpuRanksByTheirModel) {
   const Outcome asked = run("explain --run " + trace);
   EXPECT_EQ(asked.exit_code, 2);
   expect_says(asked.err, "--model NAME|config.json");
-  const auto json =
-      json_of(run("explain --json --run " + trace + " --model " + kTraces +
-                  "/model.json --sequence 64 --micro-batch 2 --profile " + FORESHARD_SOURCE_DIR +
-                  "/tests/fuzz/corpus/local_profile/two_ranks.json"));
+  const auto json = json_of(run("explain --json --run " + trace + " --model " + kTraces +
+                                "/model.json --sequence 64 --micro-batch 2 --profile " + FORESHARD_SOURCE_DIR +
+                                "/tests/fuzz/corpus/local_profile/two_ranks.json"));
   EXPECT_EQ(key_of(json, "mesh.shard").at("value"), "2");
   EXPECT_EQ(key_of(json, "units.head").at("value"), "with_norm");
   EXPECT_EQ(key_of(json, "optimizer.clip_norm").at("value"), "1.0");

@@ -11,19 +11,17 @@
 namespace foreshard::export_test {
 namespace {
 
-const std::string kJob =
-    "--model llama-3.1-8b --cluster 16xh100 --runtime fsdp2@2.11 --set mesh.shard=8 ";
+const std::string kJob = "--model llama-3.1-8b --cluster 16xh100 --runtime fsdp2@2.11 --set mesh.shard=8 ";
 
 TEST(Export, TheScriptIsPythonOfThisPlan) {
   const Outcome outcome = run("export --to fsdp2 " + kJob +
                               "--set prefetch.forward=2 --set recompute=every-2 --set "
                               "accumulation.mode=keep_unsharded --accumulation 2");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  for (const char* part :
-       {"SHARD = 8\n", "REPLICATE = 2\n", "RECOMPUTE = [\"full\"] + [\"none\"]",
-        "set_modules_to_forward_prefetch(order[i + 1 : i + 1 + 2])", "set_requires_gradient_sync",
-        "PARAMETERS = 8030261248", "self.self_attn.q_proj = nn.Linear", "ROPE_THETA = 500000",
-        "ROPE_FACTOR = 8", "ROPE_POSITIONS = 8192", "frequencies *= kept"}) {
+  for (const char* part : {"SHARD = 8\n", "REPLICATE = 2\n", "RECOMPUTE = [\"full\"] + [\"none\"]",
+                           "set_modules_to_forward_prefetch(order[i + 1 : i + 1 + 2])", "set_requires_gradient_sync",
+                           "PARAMETERS = 8030261248", "self.self_attn.q_proj = nn.Linear", "ROPE_THETA = 500000",
+                           "ROPE_FACTOR = 8", "ROPE_POSITIONS = 8192", "frequencies *= kept"}) {
     expect_says(outcome.out, part);
   }
   // Only what the plan needs.
@@ -39,8 +37,7 @@ TEST(Export, TheScriptIsPythonOfThisPlan) {
 
 TEST(Export, WhatNoScriptCanDoIsMissingCapability) {
   for (const std::string& set :
-       {std::string("--set lora.rank=8"), std::string("--set float8=rowwise"),
-        std::string("--runtime zero3"),
+       {std::string("--set lora.rank=8"), std::string("--set float8=rowwise"), std::string("--runtime zero3"),
         std::string("--set 'unshard_in_backward=[{units: 2, value: false}]'")}) {
     const Outcome outcome = run("export --to fsdp2 --model llama-3.1-8b --cluster 16xh100 " + set);
     EXPECT_EQ(outcome.exit_code, 6) << set << outcome.out.substr(0, 100);
@@ -62,10 +59,9 @@ TEST(Export, RanksThatShareSequencesAttendInARing) {
       "--set context_parallel.rotate=alltoall ";
   const Outcome ring = run("export --to fsdp2 " + job);
   ASSERT_EQ(ring.exit_code, 0) << ring.err;
-  for (const char* part :
-       {"CP = 4 ", "set_rotate_method(\"alltoall\")", "_enable_context_parallel_dispatcher()",
-        "DTensor.from_local(t, CP_MESH, [Shard(2)])", "model(inputs, positions)",
-        "_HeadTailLoadBalancer(SEQUENCE, CP, DEVICE)"}) {
+  for (const char* part : {"CP = 4 ", "set_rotate_method(\"alltoall\")", "_enable_context_parallel_dispatcher()",
+                           "DTensor.from_local(t, CP_MESH, [Shard(2)])", "model(inputs, positions)",
+                           "_HeadTailLoadBalancer(SEQUENCE, CP, DEVICE)"}) {
     expect_says(ring.out, part);
   }
   EXPECT_EQ(ring.out.find("parallelize_module"), std::string::npos);
@@ -76,13 +72,11 @@ TEST(Export, RanksThatShareSequencesAttendInARing) {
 }
 
 TEST(Export, RanksThatShareExpertsSendRows) {
-  const std::string job =
-      "--model mixtral-8x7b --cluster 16xh100 --runtime fsdp2@2.11 --set mesh.ep=4 ";
+  const std::string job = "--model mixtral-8x7b --cluster 16xh100 --runtime fsdp2@2.11 --set mesh.ep=4 ";
   const Outcome spread = run("export --to fsdp2 " + job);
   ASSERT_EQ(spread.exit_code, 0) << spread.err;
-  for (const char* part :
-       {"EP = 4 ", "functional.all_to_all_single", "spread_experts(model, mesh)",
-        "with_experts(unit, order[i + 1 : i + 1 + 1], blocks)", "--balanced", "clip(model, 1)"}) {
+  for (const char* part : {"EP = 4 ", "functional.all_to_all_single", "spread_experts(model, mesh)",
+                           "with_experts(unit, order[i + 1 : i + 1 + 1], blocks)", "--balanced", "clip(model, 1)"}) {
     expect_says(spread.out, part);
   }
   expect_python(job + "--set mesh.cp=2");
@@ -128,9 +122,8 @@ TEST(Export, TheTransposedMeshIsMadeOrSaidToBeLost) {
 }
 
 TEST(Export, EveryFormatIsOneDocumentWithItsLedger) {
-  for (const std::string& format :
-       {std::string("fsdp2"), std::string("accelerate"), std::string("deepspeed"),
-        std::string("torchtitan"), std::string("launch")}) {
+  for (const std::string& format : {std::string("fsdp2"), std::string("accelerate"), std::string("deepspeed"),
+                                    std::string("torchtitan"), std::string("launch")}) {
     const Outcome outcome = run(fmt::format("export --json --to {} {}", format, kJob));
     ASSERT_EQ(outcome.exit_code, 0) << format << outcome.err;
     const auto json = json_of(outcome);
@@ -164,8 +157,7 @@ TEST(Export, ImportBringsAnExportBack) {
 }
 
 TEST(Import, UnknownKeysAreListedWithTheirLine) {
-  write_temporary("ds.json",
-                  "{\n \"zero_optimization\": {\"stage\": 3,\n  \"overlap_com\": true}\n}\n");
+  write_temporary("ds.json", "{\n \"zero_optimization\": {\"stage\": 3,\n  \"overlap_com\": true}\n}\n");
   const Outcome outcome = run("import ds.json --model gpt2");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   expect_says(outcome.out, "runtime: zero3");

@@ -30,8 +30,8 @@ TEST(Recommend, AnswersWithTheKeysThatScriptsCountOn) {
   ASSERT_EQ(answer["choices"].size(), 3U);
   double dollars = 0;
   for (const Json& choice : answer["choices"]) {
-    for (const char* key : {"step_s", "days", "dollars", "goodput", "gpu_hours", "energy_kwh",
-                            "dollars_per_million_tokens", "mfu"}) {
+    for (const char* key :
+         {"step_s", "days", "dollars", "goodput", "gpu_hours", "energy_kwh", "dollars_per_million_tokens", "mfu"}) {
       SCOPED_TRACE(key);
       expect_quantity(choice[key]);
     }
@@ -55,10 +55,8 @@ TEST(Recommend, StepsAreThoseOfPredict) {
     write_temporary("plan.json", choice["plan"].dump());
     const Json report = json_of(run("predict --json --plan plan.json"));
     const double predicted = report["step"]["seconds"]["value"];
-    EXPECT_NEAR(choice["step_s"]["value"].get<double>(), predicted, predicted * 1e-9)
-        << choice["cluster"];
-    EXPECT_EQ(choice["memory"]["peak_allocated_bytes"],
-              report["memory"]["peak_allocated_bytes"]["value"]);
+    EXPECT_NEAR(choice["step_s"]["value"].get<double>(), predicted, predicted * 1e-9) << choice["cluster"];
+    EXPECT_EQ(choice["memory"]["peak_allocated_bytes"], report["memory"]["peak_allocated_bytes"]["value"]);
   }
 }
 
@@ -98,18 +96,15 @@ TEST(Recommend, ABudgetThatIsTooSmallHasRemediesToo) {
 }
 
 TEST(Recommend, TakesTheUsersPrices) {
-  write_temporary("prices.csv",
-                  "machine,usd_per_gpu_hour,date,source\nh100,100,2026-11,dear\na100,1,2026-11,\n");
+  write_temporary("prices.csv", "machine,usd_per_gpu_hour,date,source\nh100,100,2026-11,dear\na100,1,2026-11,\n");
   const Json answer = json_of(run(kRecommend + "--prices prices.csv --json"));
   EXPECT_EQ(answer["choices"][2]["machine"], "h100-sxm");
   EXPECT_EQ(answer["choices"][2]["price"]["usd_per_gpu_hour"]["value"], 100);
   EXPECT_EQ(answer["choices"][2]["price"]["source"], "dear");
   // Only what has a price is looked at; a machine that is asked for needs one.
-  const Json listed =
-      json_of(run("recommend --model gpt2 --tokens 1B --gpus 8 --prices prices.csv --json"));
+  const Json listed = json_of(run("recommend --model gpt2 --tokens 1B --gpus 8 --prices prices.csv --json"));
   EXPECT_EQ(listed["choices"].size(), 2U);
-  const Outcome missing =
-      run("recommend --model gpt2 --tokens 1B --cluster 8xh200 --prices prices.csv");
+  const Outcome missing = run("recommend --model gpt2 --tokens 1B --cluster 8xh200 --prices prices.csv");
   EXPECT_EQ(missing.exit_code, 3);
   expect_says(missing.err, "prices.csv: no price of h200");
 }
@@ -150,8 +145,8 @@ TEST(Recommend, RefusesWhatIsWrong) {
 }
 
 TEST(Recommend, WhatIfsAreSortedByWorth) {
-  const Json answer = json_of(run(
-      "recommend --model gpt2 --tokens 1B --cluster 16xa100 --batch-tokens 512k --what-if --json"));
+  const Json answer =
+      json_of(run("recommend --model gpt2 --tokens 1B --cluster 16xa100 --batch-tokens 512k --what-if --json"));
   ASSERT_GE(answer["what_if"].size(), 5U);
   double worth = 1e9;
   for (const Json& one : answer["what_if"]) {
@@ -177,8 +172,7 @@ TEST(Scale, IsACurveOfForecasts) {
   const Outcome csv = run(asked + "--csv");
   EXPECT_EQ(lines_of(csv.out), 4U);
   EXPECT_EQ(csv.out.rfind("gpus,global_batch,step_s,", 0), 0U);
-  EXPECT_EQ(comparable(run(asked + "--json --threads 1")),
-            comparable(run(asked + "--json --threads 2")));
+  EXPECT_EQ(comparable(run(asked + "--json --threads 1")), comparable(run(asked + "--json --threads 2")));
   const Json weak = json_of(run("scale --model gpt2 --cluster a100 --gpus 8,16 --weak 4 --json"));
   EXPECT_EQ(weak["points"][1]["global_batch"], 64);
 }
@@ -202,8 +196,7 @@ TEST(SearchInDepth, IsNeverWorseThanTheGrid) {
   };
   EXPECT_LE(seconds(deep), seconds(grid) * (1 + 1e-9));
   EXPECT_GT(deep["deep"]["knobs"]["pruned"].get<int>(), 0);
-  EXPECT_EQ(comparable(run(asked + "--deep --threads 1")),
-            comparable(run(asked + "--deep --threads 2")));
+  EXPECT_EQ(comparable(run(asked + "--deep --threads 1")), comparable(run(asked + "--deep --threads 2")));
   EXPECT_FALSE(grid["why"].empty());
   expect_follows_its_schema(deep);
 }
@@ -261,12 +254,11 @@ TEST(SearchInDepth, LimitsAndObjectives) {
   EXPECT_LT(memory(small), memory(fast));
   const Json limited = json_of(run(asked + "--max-memory 0.3"));
   const Json& report = limited["best"]["report"]["memory"];
-  EXPECT_LE(report["peak_reserved_bytes"]["value"].get<double>() +
-                report["outside_allocator_bytes"]["value"].get<double>(),
-            0.3 * report["capacity_bytes"].get<double>());
+  EXPECT_LE(
+      report["peak_reserved_bytes"]["value"].get<double>() + report["outside_allocator_bytes"]["value"].get<double>(),
+      0.3 * report["capacity_bytes"].get<double>());
   const Json robust = json_of(run(asked + "--robust"));
-  EXPECT_LE(robust["robust"]["step_s"]["high"].get<double>(),
-            robust["robust"]["fastest_step_s"]["high"].get<double>());
+  EXPECT_LE(robust["robust"]["step_s"]["high"].get<double>(), robust["robust"]["fastest_step_s"]["high"].get<double>());
   expect_follows_its_schema(robust);
   EXPECT_EQ(run(asked + "--max-memory 1.5").exit_code, 2);
   EXPECT_EQ(run(asked + "--objective speed").exit_code, 2);

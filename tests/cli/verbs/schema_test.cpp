@@ -28,9 +28,7 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
-std::string source_path(const std::string& path) {
-  return std::string(FORESHARD_SOURCE_DIR) + "/" + path;
-}
+std::string source_path(const std::string& path) { return std::string(FORESHARD_SOURCE_DIR) + "/" + path; }
 
 Json schema(const std::string& name) {
   if (name == "plan") return plan_schema();
@@ -51,8 +49,8 @@ Verdicts judge(const Json& schema, const Texts& documents) {
   const std::string task =
       folder.write("task.json", Json{{"schema", schema}, {"documents", documents}}.dump()).string();
   const std::string answer = (folder / "answer.json").string();
-  const std::string command = "python3 '" + source_path("tests/cli/judge_documents.py") + "' < '" +
-                              task + "' > '" + answer + "'";
+  const std::string command =
+      "python3 '" + source_path("tests/cli/judge_documents.py") + "' < '" + task + "' > '" + answer + "'";
   const int status = std::system(command.c_str());
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   if (code == 77 || code == 127) return {true, {}};
@@ -85,8 +83,8 @@ bool cluster_reader_accepts(const std::string& text) {
   return accepts([&] { parse_cluster(text, "cluster.yaml"); });
 }
 
-void expect_same_verdicts(const char* schema_name, bool (*reader)(const std::string&),
-                          const Texts& good, const Texts& bad) {
+void expect_same_verdicts(const char* schema_name, bool (*reader)(const std::string&), const Texts& good,
+                          const Texts& bad) {
   Texts all = good;
   append(all, bad);
   const Verdicts verdicts = judge(schema(schema_name), all);
@@ -135,72 +133,71 @@ TEST(Schema, PlanHasTheKeysOfTheReader) {
 }
 
 TEST(Schema, PlanJudgesAsTheReader) {
-  const Texts good = {
-      R"({})",
-      R"({"model": "llama-3.1-8b", "cluster": "64xh100", "runtime": "fsdp2@2.11"})",
-      R"({"runtime": "fsdp2"})",
-      R"({"runtime": "native"})",
-      R"({"runtime": "native@1"})",
-      R"({"runtime": "fsdp2@2.11.0"})",
-      R"({"batch": {"sequence": 16777216, "micro_batch": 1, "accumulation": 1048576}})",
-      R"({"batch": {"global": 512}})",
-      R"({"batch": {"images": 0}})",
-      R"({"frozen": ["tower"]})",
-      R"({"batch": {"sequence": 8192.0}})",
-      R"({"mesh": {"shard": 8, "replicate": 8}})",
-      R"({"mesh": {"inner": "replicate"}})",
-      R"({"mesh": {}})",
-      R"({"units": {"layers_per_unit": 65536, "embedding": "root", "head": "with_norm"}})",
-      R"({"reshard_after_forward": "always"})",
-      R"({"reshard_after_forward": 8})",
-      R"({"reshard_after_forward": [{"units": "0-30", "value": "always"},
+  const Texts good = {R"({})",
+                      R"({"model": "llama-3.1-8b", "cluster": "64xh100", "runtime": "fsdp2@2.11"})",
+                      R"({"runtime": "fsdp2"})",
+                      R"({"runtime": "native"})",
+                      R"({"runtime": "native@1"})",
+                      R"({"runtime": "fsdp2@2.11.0"})",
+                      R"({"batch": {"sequence": 16777216, "micro_batch": 1, "accumulation": 1048576}})",
+                      R"({"batch": {"global": 512}})",
+                      R"({"batch": {"images": 0}})",
+                      R"({"frozen": ["tower"]})",
+                      R"({"batch": {"sequence": 8192.0}})",
+                      R"({"mesh": {"shard": 8, "replicate": 8}})",
+                      R"({"mesh": {"inner": "replicate"}})",
+                      R"({"mesh": {}})",
+                      R"({"units": {"layers_per_unit": 65536, "embedding": "root", "head": "with_norm"}})",
+                      R"({"reshard_after_forward": "always"})",
+                      R"({"reshard_after_forward": 8})",
+                      R"({"reshard_after_forward": [{"units": "0-30", "value": "always"},
           {"units": 31, "value": "never"}, {"units": "32", "value": 4}]})",
-      R"({"reshard_after_forward": [{"units": "all", "value": "never"}]})",
-      R"({"prefetch": {"forward": "implicit", "backward": 0}})",
-      R"({"prefetch": {"forward": 1024}})",
-      R"({"recompute": "none"})",
-      R"({"recompute": "every-2"})",
-      R"({"recompute": "every-02"})",
-      R"({"recompute": "every-9999999"})",
-      R"({"recompute": [{"layers": "0-3", "value": "selective"}]})",
-      R"({"dtype": {"param": "bf16", "reduce": "fp32", "master": "fp16"}})",
-      R"({"accumulation": {"mode": "keep_unsharded"}})",
-      R"({"optimizer": {"kind": "sgd", "implementation": "loop", "state": "bf16",
+                      R"({"reshard_after_forward": [{"units": "all", "value": "never"}]})",
+                      R"({"prefetch": {"forward": "implicit", "backward": 0}})",
+                      R"({"prefetch": {"forward": 1024}})",
+                      R"({"recompute": "none"})",
+                      R"({"recompute": "every-2"})",
+                      R"({"recompute": "every-02"})",
+                      R"({"recompute": "every-9999999"})",
+                      R"({"recompute": [{"layers": "0-3", "value": "selective"}]})",
+                      R"({"dtype": {"param": "bf16", "reduce": "fp32", "master": "fp16"}})",
+                      R"({"accumulation": {"mode": "keep_unsharded"}})",
+                      R"({"optimizer": {"kind": "sgd", "implementation": "loop", "state": "bf16",
           "clip_norm": "none"}})",
-      R"({"optimizer": {"clip_norm": 1}})",
-      R"({"optimizer": {"clip_norm": 1e-3}})",
-      R"({"trainer": "torchtitan"})",
-      R"({"trainer": "none"})",
-      R"({"runtime": "fsdp2@2.4"})",
-      R"({"units": {"embedding": "with_head", "blocks": "root", "experts": "block", "shard_dim": 1}})",
-      R"({"units": {"experts": "own"}})",
-      R"({"unshard_in_backward": false})",
-      R"({"unshard_in_backward": [{"units": 0, "value": false}, {"units": "3-4", "value": true}]})",
-      R"({"prefetch": {"backward_lists": true, "async_unshard": false}})",
-      R"({"recompute_wraps": "unit"})",
-      R"({"recompute_early_stop": false})",
-      R"({"dtype": {"reduce": "none", "output": "none"}})",
-      R"({"dtype": {"output": "fp32"}})",
-      R"({"accumulation": {"all_reduce": "last", "reshard_after_backward": "each",
+                      R"({"optimizer": {"clip_norm": 1}})",
+                      R"({"optimizer": {"clip_norm": 1e-3}})",
+                      R"({"trainer": "torchtitan"})",
+                      R"({"trainer": "none"})",
+                      R"({"runtime": "fsdp2@2.4"})",
+                      R"({"units": {"embedding": "with_head", "blocks": "root", "experts": "block", "shard_dim": 1}})",
+                      R"({"units": {"experts": "own"}})",
+                      R"({"unshard_in_backward": false})",
+                      R"({"unshard_in_backward": [{"units": 0, "value": false}, {"units": "3-4", "value": true}]})",
+                      R"({"prefetch": {"backward_lists": true, "async_unshard": false}})",
+                      R"({"recompute_wraps": "unit"})",
+                      R"({"recompute_early_stop": false})",
+                      R"({"dtype": {"reduce": "none", "output": "none"}})",
+                      R"({"dtype": {"output": "fp32"}})",
+                      R"({"accumulation": {"all_reduce": "last", "reshard_after_backward": "each",
           "is_last_backward": "last"}})",
-      R"({"frozen": "none"})",
-      R"({"frozen": ["embedding", "0-15", 17, "norm", "head"]})",
-      R"({"lora": {"rank": 16, "targets": ["q_proj", "v_proj"], "dropout": 0.05, "base": "nf4"}})",
-      R"({"lora": {"rank": 0, "targets": "all-linear"}})",
-      R"({"batch": {"documents": 8}})",
-      R"({"experts": "loop"})",
-      R"({"ignored": "norms"})",
-      R"({"offload": "none"})",
-      R"({"offload": "cpu"})",
-      R"({"offload": "cpu_unpinned"})",
-      R"({"reduction": {"divide_factor": "none", "force_sum": true}})",
-      R"({"reduction": {"divide_factor": 2.5}})",
-      R"({"evaluation": {"in_step": true}})",
-      R"({"rank": 1048575})",
-      R"({"buffers": {"reduce_scatter": 64}})",
-      R"({"communicators": "separate", "host_sync": "step"})",
-      R"({"collectives": {"kernels": "copy_engine", "max_ctas": 8}})",
-      R"({"mesh": {"pp": 1}})"};
+                      R"({"frozen": "none"})",
+                      R"({"frozen": ["embedding", "0-15", 17, "norm", "head"]})",
+                      R"({"lora": {"rank": 16, "targets": ["q_proj", "v_proj"], "dropout": 0.05, "base": "nf4"}})",
+                      R"({"lora": {"rank": 0, "targets": "all-linear"}})",
+                      R"({"batch": {"documents": 8}})",
+                      R"({"experts": "loop"})",
+                      R"({"ignored": "norms"})",
+                      R"({"offload": "none"})",
+                      R"({"offload": "cpu"})",
+                      R"({"offload": "cpu_unpinned"})",
+                      R"({"reduction": {"divide_factor": "none", "force_sum": true}})",
+                      R"({"reduction": {"divide_factor": 2.5}})",
+                      R"({"evaluation": {"in_step": true}})",
+                      R"({"rank": 1048575})",
+                      R"({"buffers": {"reduce_scatter": 64}})",
+                      R"({"communicators": "separate", "host_sync": "step"})",
+                      R"({"collectives": {"kernels": "copy_engine", "max_ctas": 8}})",
+                      R"({"mesh": {"pp": 1}})"};
   const Texts bad = {R"([])",
                      R"("plan")",
                      R"(null)",
@@ -429,10 +426,9 @@ TEST(Schema, ClusterJudgesAsTheReader) {
       Json without = full;
       without[part].erase(key);
       // What only offload, fp8, other power limits or prices need has a default.
-      static const Texts kWithDefault = {
-          "host_link",     "host_memory_bandwidth", "link_domain",   "storage_bandwidth",
-          "pcie_switches", "architecture",          "clock",         "peak_fp8",
-          "peak_fp4",      "power_limit",           "price_per_hour"};
+      static const Texts kWithDefault = {"host_link",     "host_memory_bandwidth", "link_domain",   "storage_bandwidth",
+                                         "pcie_switches", "architecture",          "clock",         "peak_fp8",
+                                         "peak_fp4",      "power_limit",           "price_per_hour"};
       const bool has_default = contains(kWithDefault, key);
       (has_default ? good : bad).push_back(without.dump());
     }
@@ -455,11 +451,7 @@ TEST(Schema, ModelJudgesAsTheReader) {
          {{"role", "embedding"},
           {"tensors", {{"ids", {{"per_token", 1}, {"type", "int64"}}}, {"rows", 8}}},
           {"parameters", {{"table", {100, 8}}}},
-          {"operations",
-           {{{"op", "embedding"},
-             {"inputs", "ids"},
-             {"outputs", {"rows"}},
-             {"parameters", "table"}}}},
+          {"operations", {{{"op", "embedding"}, {"inputs", "ids"}, {"outputs", {"rows"}}, {"parameters", "table"}}}},
           {"output", "rows"}}},
         {"loss",
          {{"role", "loss"},
@@ -501,12 +493,11 @@ TEST(Schema, ReportTakesReportsOnly) {
                  {"origin", "predicted"},
                  {"fingerprint", "0123456789abcdef"},
                  {"plan", foreshard::to_json(Plan{})}};
-  for (const char* key : {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s",
-                          "exposed_communication_s"}) {
+  for (const char* key :
+       {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s", "exposed_communication_s"}) {
     report["step"][key] = quantity;
   }
-  for (const char* key :
-       {"peak_allocated_bytes", "peak_reserved_bytes", "outside_allocator_bytes"}) {
+  for (const char* key : {"peak_allocated_bytes", "peak_reserved_bytes", "outside_allocator_bytes"}) {
     report["memory"][key] = quantity;
   }
   report["memory"].update({{"capacity_bytes", 8e10},

@@ -18,8 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kPlan =
-    "model: gpt2\ncluster: 2xh100\nruntime: native\nbatch: {sequence: 128}\n";
+constexpr const char* kPlan = "model: gpt2\ncluster: 2xh100\nruntime: native\nbatch: {sequence: 128}\n";
 
 // Where this test's files are, with an empty data folder of its own.
 struct Place {
@@ -37,8 +36,7 @@ RunRecord run_of(const std::string& plan_file, double stretch, const std::string
   const auto stretched = [&](Time time) { return Time::seconds(time.seconds() * stretch); };
   MeasuredStep step = {.duration = stretched(made.timeline.period)};
   for (const Span& s : made.timeline.spans) {
-    step.spans.push_back(
-        {stretched(s.issue), stretched(s.start), stretched(s.arrive), stretched(s.end)});
+    step.spans.push_back({stretched(s.issue), stretched(s.start), stretched(s.arrive), stretched(s.end)});
   }
   RunRecord record = {.created = "2026-01-02T03:04:05Z",
                       .host = "node-7",
@@ -79,8 +77,7 @@ TEST(ValidateVerb, WritesAPageWithForecastRunAndEveryEvent) {
   const std::string page = read_temporary("both.html");
   const std::string open = "id=\"document\">";
   const std::size_t begin = page.find(open) + open.size();
-  const auto shown =
-      nlohmann::ordered_json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+  const auto shown = nlohmann::ordered_json::parse(page.substr(begin, page.find("</script>", begin) - begin));
   const auto& validation = shown.at("validation");
   for (const char* key : {"step", "step_error", "by_kind", "worst", "memory", "passed"}) {
     EXPECT_EQ(validation.at(key), said.at(key)) << key;
@@ -164,20 +161,17 @@ std::string traced_job() {
   return " --plan " + tests + "interop/traces/plan.yaml --profile " + tests +
          "fuzz/corpus/local_profile/two_ranks.json ";
 }
-const std::string kTraceFolder =
-    std::string(FORESHARD_SOURCE_DIR) + "/tests/interop/traces/fsdp2_cpu";
+const std::string kTraceFolder = std::string(FORESHARD_SOURCE_DIR) + "/tests/interop/traces/fsdp2_cpu";
 
 TEST(ValidateVerb, ComparesATraceOfFsdp2ByUnitAndKind) {
   const Outcome text = with_data("validate --run " + kTraceFolder + traced_job());
   EXPECT_EQ(text.exit_code, 5) << text.err;
-  for (const char* part :
-       {"trace of 2 ranks on laptop", "reduce_scatter", "in the trace, not in", "not measured"}) {
+  for (const char* part : {"trace of 2 ranks on laptop", "reduce_scatter", "in the trace, not in", "not measured"}) {
     expect_says(text.out, part);
   }
   EXPECT_TRUE(text.out.starts_with("not passed: step time -")) << text.out;
   EXPECT_EQ(text.out.find(" 0 B"), std::string::npos) << text.out;
-  const Outcome outcome =
-      with_data("validate --json --trace " + kTraceFolder + "/rank-0.trace.json" + traced_job());
+  const Outcome outcome = with_data("validate --json --trace " + kTraceFolder + "/rank-0.trace.json" + traced_job());
   EXPECT_EQ(outcome.exit_code, 5);
   const auto json = json_of(outcome);
   EXPECT_TRUE(json.at("memory_error").is_null());
@@ -197,8 +191,7 @@ TEST(ExplainVerb, TakesTheDifferenceOfARunApartExactly) {
   EXPECT_EQ(sum, json.at("difference_ns").get<std::int64_t>());
   EXPECT_GT(sum, 0);
   expect_follows_its_schema(json);
-  const Outcome other =
-      with_data("explain --run " + kTraceFolder + traced_job() + "--set units.head=own");
+  const Outcome other = with_data("explain --run " + kTraceFolder + traced_job() + "--set units.head=own");
   EXPECT_EQ(other.exit_code, 3);
   expect_says(other.err, "the job shards 4 units");
 }
@@ -232,8 +225,7 @@ TEST(AccuracyVerb, AHistoryThatCannotBeWrittenIsANote) {
       "--plan plan.yaml --run good");
   EXPECT_EQ(noted.exit_code, 0);
   expect_says(noted.err, "not added to the history");
-  const Outcome homeless =
-      shell("unset XDG_DATA_HOME HOME; \"$F\" validate --plan plan.yaml --run good");
+  const Outcome homeless = shell("unset XDG_DATA_HOME HOME; \"$F\" validate --plan plan.yaml --run good");
   EXPECT_EQ(homeless.exit_code, 0);
   expect_says(homeless.err, "not added to the history");
 }
@@ -249,8 +241,8 @@ Json listed_as_planned(const std::string& job) {
       if (c != ',') fields.back() += c;
     }
     const std::string& kind = fields.at(1);
-    const bool is_collective = kind == "all_gather" || kind == "reduce_scatter" ||
-                               kind == "all_reduce" || kind == "all_to_all";
+    const bool is_collective =
+        kind == "all_gather" || kind == "reduce_scatter" || kind == "all_reduce" || kind == "all_to_all";
     if (!is_collective) continue;
     const bool of_tp = fields.at(6) == "tp", of_cp = fields.at(6) == "cp";
     calls.push_back({{"kind", kind},
@@ -289,8 +281,7 @@ TEST(ValidateVerb, ComparesCollectivesAndMemoryOverAxes) {
   const Json json = json_of(other);
   EXPECT_EQ(json.at("schema"), "foreshard.collectives/1");
   expect_follows_its_schema(json);
-  expect_says(json.at("collectives").at("differences").at(0).get<std::string>(),
-              "collective 4 of the step");
+  expect_says(json.at("collectives").at("differences").at(0).get<std::string>(), "collective 4 of the step");
   EXPECT_GT(json.at("memory").at("error"), 0);
 
   const Outcome absent = run(validate + "--set rank=1");

@@ -26,8 +26,7 @@ void expect_keys(const nlohmann::ordered_json& json, std::initializer_list<const
 TEST(Verbs, PredictText) {
   const std::string text = ok("predict" + kJob);
   EXPECT_LE(lines_of(text), 40U);
-  for (const char* part :
-       {"llama-3.1-8b", "step time", "MFU", "exposed", "fits", "assumed", "batch.sequence 8192"}) {
+  for (const char* part : {"llama-3.1-8b", "step time", "MFU", "exposed", "fits", "assumed", "batch.sequence 8192"}) {
     expect_says(text, part);
   }
   EXPECT_EQ(text.find('\x1b'), std::string::npos);  // no colours where no terminal is
@@ -36,13 +35,11 @@ TEST(Verbs, PredictText) {
 TEST(Verbs, PredictJson) {
   const auto json = json_of(run("predict --json" + kJob));
   EXPECT_EQ(json.at("schema"), "foreshard.report/1");
-  expect_keys(json, {"tool", "created", "host", "origin", "fingerprint", "plan", "step", "memory",
-                     "assumed"});
-  expect_keys(json.at("memory"),
-              {"capacity_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
-               "outside_allocator_bytes", "fits", "margin_bytes", "peak_event", "at_peak"});
-  for (const char* name : {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s",
-                           "exposed_communication_s"}) {
+  expect_keys(json, {"tool", "created", "host", "origin", "fingerprint", "plan", "step", "memory", "assumed"});
+  expect_keys(json.at("memory"), {"capacity_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
+                                  "outside_allocator_bytes", "fits", "margin_bytes", "peak_event", "at_peak"});
+  for (const char* name :
+       {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s", "exposed_communication_s"}) {
     SCOPED_TRACE(name);
     ASSERT_TRUE(json.at("step").contains(name));
     const auto& quantity = json.at("step").at(name);
@@ -109,16 +106,14 @@ TEST(Verbs, SearchJson) {
   const auto json = json_of(run("search --json --global-batch 128" + kJob));
   expect_keys(json, {"enumerated", "rejected_memory", "simulated", "seconds", "best", "pareto"});
   expect_keys(json.at("best"), {"plan", "report"});
-  EXPECT_EQ(json.at("enumerated").get<int>(), json.at("rejected_memory").get<int>() +
-                                                  json.at("simulated").get<int>() +
-                                                  json.at("pruned").get<int>());
+  EXPECT_EQ(json.at("enumerated").get<int>(),
+            json.at("rejected_memory").get<int>() + json.at("simulated").get<int>() + json.at("pruned").get<int>());
   EXPECT_FALSE(json.at("pareto").empty());
   for (const auto& entry : json.at("pareto")) expect_keys(entry, {"plan", "report"});
 }
 
 TEST(Verbs, Fit) {
-  const std::string job =
-      "fit --model gpt2 --cluster 4xh100 --sequence 1024 --set stack=hf_trainer --set offload=none";
+  const std::string job = "fit --model gpt2 --cluster 4xh100 --sequence 1024 --set stack=hf_trainer --set offload=none";
   const auto found = json_of(run(job + " --json --budget 16GiB --out fitted.yaml"));
   expect_follows_its_schema(found);
   EXPECT_EQ(found.at("budget_bytes"), std::int64_t{16} << 30);
@@ -147,11 +142,11 @@ TEST(Verbs, SearchIsTheSameForAnyNumberOfThreads) {
 }
 
 TEST(Verbs, SearchKeepsWhatIsFixed) {
-  const auto json = json_of(
-      run("search --json --global-batch 256 --fix mesh.shard=16 --fix prefetch.backward=2 "
-          "--fix recompute=selective --set batch.micro_batch=2 --set reshard_after_forward=always "
-          "--fix mesh.tp=1 --fix mesh.cp=1" +
-          kJob));
+  const auto json =
+      json_of(run("search --json --global-batch 256 --fix mesh.shard=16 --fix prefetch.backward=2 "
+                  "--fix recompute=selective --set batch.micro_batch=2 --set reshard_after_forward=always "
+                  "--fix mesh.tp=1 --fix mesh.cp=1" +
+                  kJob));
   // Forward prefetch and the loss vary.
   EXPECT_EQ(json.at("enumerated"), 3 * 2);
   const auto plan = json.at("best").at("plan");
@@ -168,8 +163,8 @@ TEST(Verbs, SearchWritesAPlanThatPredictsTheSame) {
                       "n_positions": 512, "vocab_size": 1000})");
   // Also where a training code is told, of which more is known than its keys.
   for (const char* told : {"", " --set stack=lightning"}) {
-    const auto best = json_of(run("search --json --model models/tiny.json --cluster 8xa100" +
-                                  std::string(told) + " --out plans.yaml"));
+    const auto best = json_of(
+        run("search --json --model models/tiny.json --cluster 8xa100" + std::string(told) + " --out plans.yaml"));
     const auto same = json_of(run("predict --json --plan plans.yaml"));
     EXPECT_EQ(best.at("best").at("report").at("step"), same.at("step"));
     EXPECT_EQ(best.at("best").at("report").at("memory"), same.at("memory"));
@@ -185,8 +180,7 @@ TEST(Verbs, Models) {
   expect_says(ok("models"), "llama-3.1-8b");
   const auto models = json_of(run("models --json")).at("models");
   EXPECT_GE(models.size(), 25U);
-  const auto found =
-      std::ranges::find_if(models, [](const auto& m) { return m.at("name") == "llama-2-70b"; });
+  const auto found = std::ranges::find_if(models, [](const auto& m) { return m.at("name") == "llama-2-70b"; });
   ASSERT_NE(found, models.end());
   EXPECT_EQ(found->at("parameters"), 68976648192);
   expect_says(ok("models"), "clip-vit-large-patch14");
@@ -221,10 +215,9 @@ TEST(Verbs, DoctorSaysWhatIsThere) {
   const std::string text = ok("doctor");
   expect_says(text, "planner");
   expect_says(text, "h100-sxm");
-  const bool engine = std::filesystem::exists(
-      std::filesystem::path(FORESHARD_PROGRAM).parent_path() / "foreshard-exec");
-  expect_says(text,
-              engine ? "engine                   foreshard-exec" : "foreshard-exec is not built");
+  const bool engine =
+      std::filesystem::exists(std::filesystem::path(FORESHARD_PROGRAM).parent_path() / "foreshard-exec");
+  expect_says(text, engine ? "engine                   foreshard-exec" : "foreshard-exec is not built");
   expect_says(text, "--cluster local needs one");
   expect_keys(json_of(run("doctor --json")), {"schema", "capabilities"});
 }
@@ -232,8 +225,8 @@ TEST(Verbs, DoctorSaysWhatIsThere) {
 TEST(Verbs, VersionAndHelp) {
   expect_says(ok("--version"), "foreshard 0.");
   const std::string help = ok("--help");
-  for (const char* verb : {"predict", "schedule", "explain", "compare", "search", "models",
-                           "machines", "schema", "doctor", "completion"}) {
+  for (const char* verb : {"predict", "schedule", "explain", "compare", "search", "models", "machines", "schema",
+                           "doctor", "completion"}) {
     expect_says(help, verb);
     const std::string own = ok(std::string(verb) + " --help");
     expect_says(own, "Example:\n");
@@ -265,12 +258,11 @@ TEST(Verbs, TorchtitansFrameStandsAroundExpertsAndStages) {
 }
 
 TEST(Verbs, ModelsThatReadImagesForecast) {
-  expect_says(ok("predict --model llava-1.5-7b --cluster 8xh100 --set batch.images=1"),
-              "7.06 B parameters");
+  expect_says(ok("predict --model llava-1.5-7b --cluster 8xh100 --set batch.images=1"), "7.06 B parameters");
   const auto vit = json_of(run("predict --json --model vit-large-patch16-224 --cluster 8xh100"));
   EXPECT_EQ(vit.at("plan").at("batch").at("sequence"), 197);
-  const auto llava = json_of(
-      run("predict --json --model llava-1.5-7b --cluster 8xh100 --set frozen=[tower,embedding]"));
+  const auto llava =
+      json_of(run("predict --json --model llava-1.5-7b --cluster 8xh100 --set frozen=[tower,embedding]"));
   EXPECT_EQ(llava.at("plan").at("batch").at("images"), 1);
 }
 

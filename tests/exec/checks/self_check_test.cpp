@@ -23,20 +23,18 @@ TEST(RunCheck, TellsHowItEnded) {
             CheckStatus::kSkipped);
   const auto fails = []() -> std::string { throw std::runtime_error("no"); };
   EXPECT_EQ(run_check("a", {}, fails, listen), CheckStatus::kFailed);
-  EXPECT_EQ(told, (std::vector<CheckStatus>{CheckStatus::kRunning, CheckStatus::kOk,
-                                            CheckStatus::kSkipped, CheckStatus::kRunning,
-                                            CheckStatus::kFailed}));
+  EXPECT_EQ(told, (std::vector<CheckStatus>{CheckStatus::kRunning, CheckStatus::kOk, CheckStatus::kSkipped,
+                                            CheckStatus::kRunning, CheckStatus::kFailed}));
 }
 
 TEST(EngineCheck, WhatHasNothingToBeComparedWithIsNotOk) {
   std::map<std::string, CheckResult> results;
-  engine_check(host_accelerator,
-               {"engine_fp32", "engine_bf16", "engine_two_ranks_one_device", "engine_graph",
-                "engine_recompute_prefetch"},
-               [&](const CheckResult& result) { results[result.name] = result; });
+  engine_check(
+      host_accelerator,
+      {"engine_fp32", "engine_bf16", "engine_two_ranks_one_device", "engine_graph", "engine_recompute_prefetch"},
+      [&](const CheckResult& result) { results[result.name] = result; });
   EXPECT_EQ(results["engine_fp32"].status, CheckStatus::kSkipped);
-  EXPECT_EQ(results["engine_offload"].status, CheckStatus::kSkipped)
-      << results["engine_offload"].detail;
+  EXPECT_EQ(results["engine_offload"].status, CheckStatus::kSkipped) << results["engine_offload"].detail;
 }
 
 TEST(EngineCheck, ALostDeviceEndsTheChecks) {

@@ -84,16 +84,14 @@ TEST(Agree, TheRankThatIsAloneIsNamed) {
       } catch (const Error& error) {
         EXPECT_EQ(error.exit_code(), ExitCode::kLaunchFailure);
         const std::string what = error.what();
-        EXPECT_TRUE(contains(what, "rank " + std::to_string(odd) + " of 3 differs: " + key +
-                                       " is two\nlines: 5 there and 4 on rank "))
+        EXPECT_TRUE(contains(
+            what, "rank " + std::to_string(odd) + " of 3 differs: " + key + " is two\nlines: 5 there and 4 on rank "))
             << what;
         EXPECT_FALSE(contains(what, "same is")) << what;
       }
     }
   }
-  for_each_rank(3, [](World& world) {
-    agree(world, "start", {{"same", "1"}}, ExitCode::kLaunchFailure);
-  });
+  for_each_rank(3, [](World& world) { agree(world, "start", {{"same", "1"}}, ExitCode::kLaunchFailure); });
 }
 
 }

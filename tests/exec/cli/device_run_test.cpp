@@ -13,8 +13,7 @@ namespace foreshard {
 namespace {
 
 Words gpu_plan(int gpus, int steps = 5) {
-  return {"--cluster", std::to_string(gpus) + "xh100", "--runtime", "native",
-          "--steps",   std::to_string(steps)};
+  return {"--cluster", std::to_string(gpus) + "xh100", "--runtime", "native", "--steps", std::to_string(steps)};
 }
 
 TEST_F(ExecRunTest, APacedRankTrainsAndIsRecorded) {
@@ -26,8 +25,8 @@ TEST_F(ExecRunTest, APacedRankTrainsAndIsRecorded) {
   EXPECT_EQ(run.losses.size(), 5U);
   EXPECT_TRUE(run.parameter_hash.empty());
   EXPECT_GT(run.ranks[0].device_reserved.count(), 0);
-  const ChildOutcome verdict = shell(std::string(FORESHARD_PROGRAM) +
-                                     " validate --plan paced/plan.yaml --run paced --no-history");
+  const ChildOutcome verdict =
+      shell(std::string(FORESHARD_PROGRAM) + " validate --plan paced/plan.yaml --run paced --no-history");
   EXPECT_TRUE(verdict.code == 0 || verdict.code == 5) << verdict.output;
   EXPECT_NE(verdict.output.find("all_gather"), std::string::npos) << verdict.output;
 }
@@ -35,8 +34,7 @@ TEST_F(ExecRunTest, APacedRankTrainsAndIsRecorded) {
 TEST_F(ExecRunTest, OneRankOnADeviceGoesOnFromACheckpoint) {
   const Words device = {"--device", "standin", "--set", "dtype.param=fp32"};
   const RunRecord whole = record("whole", gpu_plan(1) + device);
-  const RunRecord half =
-      record("half", gpu_plan(1, 3) + device + Words{"--checkpoint", path("saved")});
+  const RunRecord half = record("half", gpu_plan(1, 3) + device + Words{"--checkpoint", path("saved")});
   const RunRecord rest = record("rest", gpu_plan(1) + device + Words{"--resume", path("saved")});
   EXPECT_EQ(half.losses.size(), 3U);
   EXPECT_EQ(rest.parameter_hash, whole.parameter_hash);
@@ -63,16 +61,16 @@ TEST_F(ExecRunTest, AnOffloadedPlanTrainsAsOneOnTheDevice) {
   EXPECT_EQ(rest.parameter_hash, kept.parameter_hash);
   EXPECT_EQ(rest.losses.back(), kept.losses.back());
   EXPECT_LT(rest.ranks[0].arena, kept.ranks[0].arena);
-  const ChildOutcome verdict = shell(std::string(FORESHARD_PROGRAM) +
-                                     " validate --plan rest/plan.yaml --run rest --no-history");
+  const ChildOutcome verdict =
+      shell(std::string(FORESHARD_PROGRAM) + " validate --plan rest/plan.yaml --run rest --no-history");
   EXPECT_TRUE(verdict.code == 0 || verdict.code == 5) << verdict.output;
   EXPECT_NE(verdict.output.find("host_to_device"), std::string::npos) << verdict.output;
 }
 
 // Events of a step for Perfetto, and what LibTorch's profiler saw, in ranges of the same names.
 TEST_F(ExecRunTest, TracesAreWrittenOnDemand) {
-  record("traced", gpu_plan(1) + Words{"--device", "standin", "--trace", path("events.json"),
-                                       "--kineto", path("kineto.json")});
+  record("traced",
+         gpu_plan(1) + Words{"--device", "standin", "--trace", path("events.json"), "--kineto", path("kineto.json")});
   const auto names = [&](const char* file) {
     std::set<std::string> found;
     std::ifstream in(path(file));
@@ -98,11 +96,9 @@ TEST_F(ExecRunTest, PlansOfGpusNeedADevice) {
   refused(gpu_plan(8) + Words{"--device", "standin"}, 7, "--paced runs rank 0 alone");
   refused(gpu_plan(1) + Words{"--device", "cpu"}, 6, "cluster: local");
   refused(gpu_plan(1) + Words{"--device", "standin", "--paced"}, 6, "no peers");
-  refused(gpu_plan(8) + Words{"--device", "standin", "--paced", "--set", "dtype.master=bf16"}, 6,
-          "dtype.master: fp32");
+  refused(gpu_plan(8) + Words{"--device", "standin", "--paced", "--set", "dtype.master=bf16"}, 6, "dtype.master: fp32");
   refused({"--device", "cuda", "--steps", "1"}, 6, "cluster of GPUs");
-  refused(gpu_plan(1) + Words{"--device", "standin", "--graph", "--set", "offload=cpu"}, 6,
-          "leave --graph out");
+  refused(gpu_plan(1) + Words{"--device", "standin", "--graph", "--set", "offload=cpu"}, 6, "leave --graph out");
   refused(gpu_plan(1) + Words{"--device", "standin", "--graph", "--debug"}, 2, "--debug");
   refused({"--graph", "--steps", "1"}, 6, "CPU ranks compute themselves");
 }

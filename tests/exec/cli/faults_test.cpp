@@ -25,8 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 class ExecFaults : public ExecRunTest {
  protected:
-  void expect_refused(const Words& words, int code, const Words& says,
-                      const Variables& variables = {}) const {
+  void expect_refused(const Words& words, int code, const Words& says, const Variables& variables = {}) const {
     const ChildOutcome outcome = run(words, variables);
     EXPECT_EQ(outcome.code, code) << outcome.output;
     for (const std::string& part : says) {
@@ -43,27 +42,23 @@ const Words kOneStep = {"--steps", "1"};
 TEST_F(ExecFaults, BadData) {
   expect_refused(kOneStep + Words{"--data", write("empty.txt", "")}, 3, {"empty.txt", "no tokens"});
   // 4 sequences of 16 tokens and a last label need 65 tokens.
-  expect_refused(kOneStep + Words{"--data", write("short.txt", std::string(40, 'a')), "--set",
-                                  "batch.global=4"},
-                 3, {"short.txt"});
+  expect_refused(kOneStep + Words{"--data", write("short.txt", std::string(40, 'a')), "--set", "batch.global=4"}, 3,
+                 {"short.txt"});
   expect_refused(kOneStep + Words{"--data", path("nothing.txt")}, 3, {"nothing.txt"});
   // 600 ids of 16 bits, one of them 256, which the vocabulary of 256 does not have.
   std::string ids(1200, '\0');
   ids[501] = 1;
   expect_refused(kOneStep + Words{"--data", write("ids.bin", ids)}, 3, {"ids.bin", "256"});
-  expect_refused(kOneStep + Words{"--data", write("odd.bin", std::string(1201, '\0'))}, 3,
-                 {"odd.bin"});
+  expect_refused(kOneStep + Words{"--data", write("odd.bin", std::string(1201, '\0'))}, 3, {"odd.bin"});
   expect_refused(kOneStep + Words{"--data", write("empty2.txt", "")} + mesh(2), 3, {"no tokens"});
 }
 
 TEST_F(ExecFaults, PlansThatTheEngineDoesNotRun) {
   const Words four = {"--set", "mesh.shard=4", "--set", "mesh.replicate=1"};
-  expect_refused(kOneStep + four + Words{"--spawn", "2"}, 7,
-                 {"shard 4 x replicate 1 = 4 ranks", "started 2"});
+  expect_refused(kOneStep + four + Words{"--spawn", "2"}, 7, {"shard 4 x replicate 1 = 4 ranks", "started 2"});
   expect_refused(kOneStep + four, 7, {"= 4 ranks", "--spawn 4"});
   expect_refused(kOneStep + Words{"--runtime", "fsdp2"}, 6, {"nearest plan", "native"});
-  expect_refused(kOneStep + Words{"--cluster", "8xh100", "--runtime", "native"}, 6,
-                 {"CPU ranks", "nearest plan"});
+  expect_refused(kOneStep + Words{"--cluster", "8xh100", "--runtime", "native"}, 6, {"CPU ranks", "nearest plan"});
   expect_refused(kOneStep + Words{"--set", "dtype.param=fp16"}, 6, {"nearest plan", "bf16"});
   expect_refused(kOneStep + Words{"--resume", path("nothing")}, 3, {"nothing"});
 }
@@ -130,12 +125,10 @@ TEST_F(LostRank, AStoppedOneIsNamedWithTheEventAfterTheTimeout) {
 }
 
 TEST_F(ExecFaults, ASignalEndsAllRanksAndKeepsWhatThereIs) {
-  const std::vector<std::pair<int, int>> cases = {
-      {1, SIGINT}, {1, SIGTERM}, {2, SIGINT}, {2, SIGTERM}, {2, SIGHUP}};
+  const std::vector<std::pair<int, int>> cases = {{1, SIGINT}, {1, SIGTERM}, {2, SIGINT}, {2, SIGTERM}, {2, SIGHUP}};
   for (const auto& [ranks, signal] : cases) {
     SCOPED_TRACE(fmt::format("{} ranks, signal {}", ranks, signal));
-    ChildProcess job =
-        start(Words{"--steps", "1000000", "--checkpoint", path("saved")} + mesh(ranks));
+    ChildProcess job = start(Words{"--steps", "1000000", "--checkpoint", path("saved")} + mesh(ranks));
     ASSERT_NE(job.wait_for("step 1/"), "");
     const auto processes = ranks_of(job.process());
     job.signal(signal);
@@ -149,8 +142,8 @@ TEST_F(ExecFaults, ASignalEndsAllRanksAndKeepsWhatThereIs) {
     EXPECT_FALSE(record.parameter_hash.empty());
     // It can go on from there.
     const std::string steps = std::to_string(record.losses.size() + 1);
-    const ChildOutcome next = run(
-        Words{"--steps", steps, "--resume", path("saved"), "--out", path("next")} + mesh(ranks));
+    const ChildOutcome next =
+        run(Words{"--steps", steps, "--resume", path("saved"), "--out", path("next")} + mesh(ranks));
     EXPECT_EQ(next.code, 0) << next.output;
     EXPECT_EQ(read_run_folder(folder_ / "next").losses.size(), 1U);
     fs::remove_all(path("run"));
@@ -189,8 +182,7 @@ TEST_F(ExecFaults, TwoRunsDoNotShareAFolderOfCheckpoints) {
   ASSERT_NE(job.wait_for("step 1/"), "");
   const ChildOutcome second = run(saves + Words{"--out", path("second")});
   EXPECT_EQ(second.code, 3) << second.output;
-  EXPECT_TRUE(contains(second.output, "another run (process " + std::to_string(job.process())))
-      << second.output;
+  EXPECT_TRUE(contains(second.output, "another run (process " + std::to_string(job.process()))) << second.output;
   // The lock of a run that was killed is none.
   job.signal(SIGKILL);
   job.finish();
@@ -216,10 +208,7 @@ TEST_F(ExecFaults, DestinationsAreTriedBeforeTheFirstStep) {
     }
   }
   try {
-    CheckpointClaim({.folder = path("saved"),
-                     .job = {},
-                     .accepted = {},
-                     .checkpoint_bytes = std::int64_t{1} << 60});
+    CheckpointClaim({.folder = path("saved"), .job = {}, .accepted = {}, .checkpoint_bytes = std::int64_t{1} << 60});
     ADD_FAILURE() << "an EiB on this disk";
   } catch (const Error& error) {
     EXPECT_TRUE(contains(error.what(), "two checkpoints")) << error.what();
@@ -229,9 +218,8 @@ TEST_F(ExecFaults, DestinationsAreTriedBeforeTheFirstStep) {
 // --- numbers that are none ---
 
 // Weight decay beyond 1 / learning rate multiplies every matrix by the same large factor per step.
-const Words kDiverges = {
-    "--set", "optimizer.kind=sgd",          "--set", "optimizer.clip_norm=none",
-    "--set", "optimizer.learning_rate=100", "--set", "optimizer.weight_decay=1000"};
+const Words kDiverges = {"--set", "optimizer.kind=sgd",          "--set", "optimizer.clip_norm=none",
+                         "--set", "optimizer.learning_rate=100", "--set", "optimizer.weight_decay=1000"};
 
 // Of all tensors of a checkpoint, which are fp32.
 std::int64_t not_finite_values(const fs::path& checkpoint) {
@@ -251,9 +239,9 @@ std::int64_t not_finite_values(const fs::path& checkpoint) {
 TEST_F(ExecFaults, ANotFiniteRunStopsAndItsCheckpointsStayFinite) {
   for (const int ranks : {1, 2}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    const ChildOutcome outcome = run(kDiverges + mesh(ranks) +
-                                     Words{"--steps", "100", "--checkpoint", path("saved"),
-                                           "--checkpoint-every", "1", "--json"});
+    const ChildOutcome outcome =
+        run(kDiverges + mesh(ranks) +
+            Words{"--steps", "100", "--checkpoint", path("saved"), "--checkpoint-every", "1", "--json"});
     EXPECT_EQ(outcome.code, 8) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "is not finite")) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "rank 0")) << outcome.output;
@@ -273,9 +261,8 @@ TEST_F(ExecFaults, ANotFiniteRunStopsAndItsCheckpointsStayFinite) {
 }
 
 TEST_F(ExecFaults, SettingsThatCannotWorkAreRefusedWithTheirKey) {
-  for (const char* setting :
-       {"optimizer.beta1=1", "optimizer.beta2=1", "optimizer.epsilon=0", "optimizer.epsilon=1e-60",
-        "optimizer.learning_rate=-1", "optimizer.clip_norm=0"}) {
+  for (const char* setting : {"optimizer.beta1=1", "optimizer.beta2=1", "optimizer.epsilon=0",
+                              "optimizer.epsilon=1e-60", "optimizer.learning_rate=-1", "optimizer.clip_norm=0"}) {
     const std::string key = std::string(setting).substr(0, std::string(setting).find('='));
     expect_refused(kOneStep + Words{"--set", setting}, 3, {key, "out of range", "expected"});
   }
@@ -285,8 +272,7 @@ TEST_F(ExecFaults, SettingsThatCannotWorkAreRefusedWithTheirKey) {
 
 // ulimit -f counts blocks of 512 bytes (POSIX sh); a write beyond it fails, as on a full disk.
 TEST_F(ExecFaults, AFullDiskUnderTheRunFolder) {
-  const ChildOutcome outcome =
-      shell("trap '' XFSZ; ulimit -f 8; $E --data text.txt --steps 20 --out run");
+  const ChildOutcome outcome = shell("trap '' XFSZ; ulimit -f 8; $E --data text.txt --steps 20 --out run");
   EXPECT_EQ(outcome.code, 3) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "run/")) << outcome.output;
   EXPECT_FALSE(contains(outcome.output, "internal error")) << outcome.output;
@@ -333,8 +319,7 @@ TEST_F(ExecFaults, ARunEndedAtAnyMomentGoesOnFromItsLastCheckpoint) {
   for (int i = 0; i < rounds; ++i) {
     const auto end = static_cast<End>(i % 4);
     SCOPED_TRACE(fmt::format("round {}, end {}", i, i % 4));
-    ChildProcess job =
-        start(Words{"--steps", "1000000", "--resume", path("saved")} + saves + mesh(2));
+    ChildProcess job = start(Words{"--steps", "1000000", "--resume", path("saved")} + saves + mesh(2));
     const bool meeting = i % 3 == 2;
     if (!meeting) {
       if (job.wait_for("resumed ").empty()) FAIL() << job.finish().output;
@@ -364,8 +349,7 @@ TEST_F(ExecFaults, ARunEndedAtAnyMomentGoesOnFromItsLastCheckpoint) {
   }
   EXPECT_GT(last, 1);
   const std::string steps = std::to_string(last + 2);
-  const RunRecord rest =
-      record("rest", Words{"--steps", steps, "--resume", path("saved")} + mesh(2));
+  const RunRecord rest = record("rest", Words{"--steps", steps, "--resume", path("saved")} + mesh(2));
   EXPECT_EQ(rest.first_step, last + 1);
   const RunRecord whole = record("whole", Words{"--steps", steps} + mesh(2));
   EXPECT_EQ(rest.parameter_hash, whole.parameter_hash);

@@ -54,8 +54,7 @@ ChildOutcome ExecRunTest::run(const Words& words, const Variables& variables) co
   return start(words, variables).finish();
 }
 
-RunRecord ExecRunTest::record(const std::string& name, const Words& words,
-                              const Variables& variables) const {
+RunRecord ExecRunTest::record(const std::string& name, const Words& words, const Variables& variables) const {
   const ChildOutcome outcome = run(words + Words{"--out", path(name)}, variables);
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   return outcome.code == 0 ? read_run_folder(folder_ / name) : RunRecord{};
@@ -64,9 +63,7 @@ RunRecord ExecRunTest::record(const std::string& name, const Words& words,
 ChildOutcome ExecRunTest::shell(const std::string& commands) const {
   return ChildProcess({"/bin/sh", "-c",
                        "cd '" + folder_.path().string() +
-                           "' && E='" FORESHARD_EXEC_PROGRAM
-                           " run --model model.json --sequence 16' && " +
-                           commands})
+                           "' && E='" FORESHARD_EXEC_PROGRAM " run --model model.json --sequence 16' && " + commands})
       .finish();
 }
 

@@ -30,8 +30,7 @@ class ExecRunTest : public testing::Test {
   ChildProcess start(const Words& words, const Variables& variables = {}) const;
   ChildOutcome run(const Words& words, const Variables& variables = {}) const;
   // A run that must succeed, into the run folder `name`.
-  RunRecord record(const std::string& name, const Words& words,
-                   const Variables& variables = {}) const;
+  RunRecord record(const std::string& name, const Words& words, const Variables& variables = {}) const;
   // `commands` by /bin/sh in this test's folder; "$E" is "foreshard-exec run" and the model.
   ChildOutcome shell(const std::string& commands) const;
 

@@ -51,17 +51,15 @@ TEST_F(ExecRunTest, ProcessesTransportsAndLaunchersGiveTheSameBits) {
   EXPECT_EQ(other.finish().code, 0);
 
   if (std::system("command -v mpirun > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
-  const ChildOutcome outcome =
-      ChildProcess(Words{"mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe"} +
-                   command(by_torchrun + Words{"--out", path("mpirun")}))
-          .finish();
+  const ChildOutcome outcome = ChildProcess(Words{"mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe"} +
+                                            command(by_torchrun + Words{"--out", path("mpirun")}))
+                                   .finish();
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   expect_same(read_run_folder(folder_ / "mpirun"), one);
 }
 
 TEST_F(ExecRunTest, TheAnswerIsOneJsonDocument) {
-  const ChildOutcome outcome =
-      shell("$E --data text.txt --steps 3 --spawn 2 --out run --json 2> errors");
+  const ChildOutcome outcome = shell("$E --data text.txt --steps 3 --spawn 2 --out run --json 2> errors");
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   const auto answer = nlohmann::json::parse(outcome.output);
   const RunRecord record = read_run_folder(folder_ / "run");
@@ -95,8 +93,7 @@ TEST_F(ExecRunTest, WarmUpAndDecayAreThePlans) {
             one("b", {"--set", "optimizer.learning_rate=0.001"}));
   EXPECT_NE(one("c", rate), one("b", {"--set", "optimizer.learning_rate=0.001"}));
   // One step of decay: the rate is the least one at once.
-  EXPECT_EQ(one("d", rate + Words{"--set", "optimizer.decay_steps=1", "--set",
-                                  "optimizer.min_learning_rate=0.001"}),
+  EXPECT_EQ(one("d", rate + Words{"--set", "optimizer.decay_steps=1", "--set", "optimizer.min_learning_rate=0.001"}),
             one("b", {"--set", "optimizer.learning_rate=0.001"}));
 }
 
@@ -113,22 +110,20 @@ TEST_F(ExecRunTest, EvaluationIsTheSameForAnyNumberOfRanks) {
     EXPECT_EQ(run.evaluations, one.evaluations);
   }
   // It leaves the training as it is, apart from the data that is held back.
-  const RunRecord rarely =
-      record("rarely", kFourPerStep + Words{"--steps", "4", "--set", "evaluation.every=3"});
+  const RunRecord rarely = record("rarely", kFourPerStep + Words{"--steps", "4", "--set", "evaluation.every=3"});
   expect_same(rarely, one);
 }
 
 TEST_F(ExecRunTest, ResumesOnAnyNumberOfRanks) {
   const Words data = kFourPerStep + Words{"--checkpoint-every", "3"};
   const RunRecord whole = record("whole", kFourPerStep + Words{"--steps", "6"} + mesh(2));
-  const RunRecord half =
-      record("half", data + mesh(2) + Words{"--steps", "3", "--checkpoint", path("saved")});
+  const RunRecord half = record("half", data + mesh(2) + Words{"--steps", "3", "--checkpoint", path("saved")});
   EXPECT_EQ(half.losses, std::vector<double>(whole.losses.begin(), whole.losses.begin() + 3));
   const Words resume = kFourPerStep + Words{"--resume", path("saved"), "--steps", "6"};
   const std::vector<double> second_half(whole.losses.begin() + 3, whole.losses.end());
   for (const Words& ranks : {mesh(1), mesh(4),
-                             mesh(2) + Words{"--set", "units.layers_per_unit=2", "--set",
-                                             "recompute=full", "--set", "prefetch.forward=2"}}) {
+                             mesh(2) + Words{"--set", "units.layers_per_unit=2", "--set", "recompute=full", "--set",
+                                             "prefetch.forward=2"}}) {
     const RunRecord rest = record("rest", resume + ranks);
     EXPECT_EQ(rest.first_step, 4);
     EXPECT_EQ(rest.parameter_hash, whole.parameter_hash);
@@ -159,16 +154,14 @@ TEST_F(ExecRunTest, RanksOfTensorParallelismHaveTheSameBitsAndCheckpoints) {
                                            "--set",      "optimizer.clip_norm=1",
                                            "--set",      "evaluation.every=2"};
   const auto cut = [](int tp, int shard) {
-    return Words{"--set",   "mesh.tp=" + std::to_string(tp),
-                 "--set",   "mesh.shard=" + std::to_string(shard),
+    return Words{"--set",   "mesh.tp=" + std::to_string(tp), "--set", "mesh.shard=" + std::to_string(shard),
                  "--spawn", std::to_string(tp * shard)};
   };
   const RunRecord whole = record("whole", words + Words{"--steps", "4"});
   ASSERT_EQ(whole.losses.size(), 4U);
   expect_same(record("tp2", words + Words{"--steps", "4"} + cut(2, 2)), whole);
   const std::vector<double> second_half(whole.losses.begin() + 2, whole.losses.end());
-  const std::pair<Words, Words> meshes[] = {
-      {cut(2, 2), mesh(1)}, {mesh(2), cut(4, 1)}, {cut(4, 1), cut(2, 1)}};
+  const std::pair<Words, Words> meshes[] = {{cut(2, 2), mesh(1)}, {mesh(2), cut(4, 1)}, {cut(4, 1), cut(2, 1)}};
   int next = 0;
   for (const auto& [before, after] : meshes) {
     const std::string saved = path("saved" + std::to_string(next++));
@@ -203,8 +196,7 @@ TEST_F(ExecRunTest, ATornNewestCheckpointIsPassedOver) {
       fs::resize_file(entry.path(), fs::file_size(entry.path()) / 2);
     }
   }
-  const ChildOutcome outcome =
-      run(words + Words{"--resume", path("saved"), "--out", path("second")} + mesh(2));
+  const ChildOutcome outcome = run(words + Words{"--resume", path("saved"), "--out", path("second")} + mesh(2));
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, saved[1].filename().string())) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "after step 2")) << outcome.output;
@@ -220,10 +212,7 @@ TEST_F(ExecRunTest, AnotherSeedIsNotResumed) {
   EXPECT_EQ(outcome.code, 3);
   EXPECT_TRUE(contains(outcome.output, "seed is 7, was 1")) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "--accept-changes seed")) << outcome.output;
-  EXPECT_EQ(run({"--steps", "2", "--resume", path("saved"), "--set", "seed=7", "--accept-changes",
-                 "seed"})
-                .code,
-            0);
+  EXPECT_EQ(run({"--steps", "2", "--resume", path("saved"), "--set", "seed=7", "--accept-changes", "seed"}).code, 0);
 }
 
 // Each is refused with its key, goes on when it is accepted, and is told.
@@ -243,8 +232,7 @@ TEST_F(ExecRunTest, WhatChangesTheNumbersIsNotResumedUnlessItIsAccepted) {
       {"batch.sequence", {"--set", "batch.sequence=32", "--set", "batch.global=4"}},
       {"batch.global", {"--set", "batch.global=8"}},
       {"optimizer.epsilon", {"--set", "optimizer.epsilon=1e-6", "--set", "batch.global=4"}},
-      {"optimizer.learning_rate",
-       {"--set", "optimizer.learning_rate=1e-3", "--set", "batch.global=4"}},
+      {"optimizer.learning_rate", {"--set", "optimizer.learning_rate=1e-3", "--set", "batch.global=4"}},
       {"optimizer.kind", {"--set", "optimizer.kind=sgd", "--set", "batch.global=4"}},
       {"reduction_order", {"--set", "reduction_order=library", "--set", "batch.global=4"}},
       {"model.norm_epsilon,model.rope_theta",
@@ -266,14 +254,12 @@ TEST_F(ExecRunTest, WhatChangesTheNumbersIsNotResumedUnlessItIsAccepted) {
 
 TEST_F(ExecRunTest, AnotherJobsCheckpointsAreLeftAlone) {
   record("first", {"--steps", "2", "--checkpoint", path("saved")});
-  const ChildOutcome other =
-      run({"--steps", "1", "--checkpoint", path("saved"), "--set", "optimizer.beta2=0.99"});
+  const ChildOutcome other = run({"--steps", "1", "--checkpoint", path("saved"), "--set", "optimizer.beta2=0.99"});
   EXPECT_EQ(other.code, 3);
-  EXPECT_TRUE(contains(other.output, "checkpoints of another job: optimizer.beta2 is 0.99"))
-      << other.output;
+  EXPECT_TRUE(contains(other.output, "checkpoints of another job: optimizer.beta2 is 0.99")) << other.output;
   // The same job from its start keeps what is further.
-  const ChildOutcome again = run({"--steps", "1", "--checkpoint", path("saved"),
-                                  "--checkpoint-keep", "1", "--out", path("again")});
+  const ChildOutcome again =
+      run({"--steps", "1", "--checkpoint", path("saved"), "--checkpoint-keep", "1", "--out", path("again")});
   EXPECT_EQ(again.code, 0) << again.output;
   EXPECT_TRUE(contains(again.output, "holds step 2 of this job already")) << again.output;
   EXPECT_TRUE(fs::exists(path("saved/step-00000002")));

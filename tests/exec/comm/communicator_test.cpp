@@ -40,13 +40,10 @@ std::vector<std::uint16_t> to_bf16(const std::vector<float>& values) {
   return result;
 }
 
-float from_bf16(std::uint16_t half) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16);
-}
+float from_bf16(std::uint16_t half) { return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16); }
 
 // The shard of `rank`, from `start` or, empty, from the first contribution.
-std::vector<float> expected_shard(int ranks, int rank, DType wire, std::vector<float> start,
-                                  std::size_t elements) {
+std::vector<float> expected_shard(int ranks, int rank, DType wire, std::vector<float> start, std::size_t elements) {
   std::vector<float> sum = std::move(start);
   for (int from = 0; from < ranks; ++from) {
     const auto whole = contribution(from, at(ranks) * elements);
@@ -94,8 +91,8 @@ TEST(Communicator, ReduceScatterAddsInRankOrder) {
         for_each_rank(ranks, [&](World& world) {
           const std::vector<float> first = expected_shard(ranks, world.rank(), wire, {}, elements);
           EXPECT_EQ(bits(reduced(world, wire, elements, SumInto::kOverwrite)), bits(first));
-          const std::vector<float> more = expected_shard(
-              ranks, world.rank(), wire, std::vector<float>(elements, 0.75F), elements);
+          const std::vector<float> more =
+              expected_shard(ranks, world.rank(), wire, std::vector<float>(elements, 0.75F), elements);
           EXPECT_EQ(bits(reduced(world, wire, elements, SumInto::kContinue)), bits(more));
         });
       }
@@ -128,10 +125,8 @@ TEST(Communicator, ContinuingEqualsOneRankThatAddsEverything) {
     GroupCommunicator all(world.connect("all", {0, 1}));
     const auto rank = at(world.rank());
     std::vector<float> shard(kElements);
-    all.reduce_scatter(contributions[rank].data(), DType::kFp32, kElements, shard.data(),
-                       SumInto::kOverwrite);
-    all.reduce_scatter(contributions[2 + rank].data(), DType::kFp32, kElements, shard.data(),
-                       SumInto::kContinue);
+    all.reduce_scatter(contributions[rank].data(), DType::kFp32, kElements, shard.data(), SumInto::kOverwrite);
+    all.reduce_scatter(contributions[2 + rank].data(), DType::kFp32, kElements, shard.data(), SumInto::kContinue);
     const auto begin = alone.begin() + (rank * kElements);
     EXPECT_EQ(bits(shard), bits({begin, begin + static_cast<std::ptrdiff_t>(kElements)}));
   });
@@ -167,8 +162,7 @@ TEST(Communicator, AllReduceOfIntegersIsExact) {
 
 TEST(Communicator, AGroupIsNotTheWorld) {
   for_each_rank(4, [](World& world) {
-    const std::vector<int> pair =
-        world.rank() % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
+    const std::vector<int> pair = world.rank() % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
     GroupCommunicator replicas(world.connect("replicate", pair));
     EXPECT_EQ(replicas.index(), world.rank() / 2);
     std::vector<float> values = {static_cast<float>(world.rank())};
@@ -208,13 +202,9 @@ TEST(Communicator, TakesTheScratchThatIsForecast) {
          c.reduce_scatter_in_pairs(values.data(), DType::kBf16, kMany, shard.data());
        }},
       {all_reduce_scratch(kRanks, kMany * 4),
-       [](GroupCommunicator& c, std::vector<float>& values) {
-         c.all_reduce(std::span(values).first(kMany));
-       }},
+       [](GroupCommunicator& c, std::vector<float>& values) { c.all_reduce(std::span(values).first(kMany)); }},
       {all_reduce_scratch(kRanks, 10 * 4),
-       [](GroupCommunicator& c, std::vector<float>& values) {
-         c.all_reduce(std::span(values).first(10));
-       }},
+       [](GroupCommunicator& c, std::vector<float>& values) { c.all_reduce(std::span(values).first(10)); }},
       {exchange_scratch(kRanks, 10 * 4),
        [](GroupCommunicator& c, std::vector<float>& values) {
          c.all_reduce_in_pairs(values.data(), DType::kFp32, 10);

@@ -48,8 +48,7 @@ TEST(ProcessWorld, EveryTransportGivesTheSameBits) {
         hashes.insert(outcome.output);
       }
     }
-    std::istringstream lines(
-        ChildProcess({rank_program(), "threads", std::to_string(size)}).finish().output);
+    std::istringstream lines(ChildProcess({rank_program(), "threads", std::to_string(size)}).finish().output);
     for (std::string line; std::getline(lines, line);) hashes.insert(line + "\n");
     EXPECT_EQ(hashes.size(), 1U);
     EXPECT_EQ(hashes.begin()->size(), 17U) << *hashes.begin();  // 16 hexadecimal digits
@@ -65,11 +64,9 @@ TEST(ProcessWorld, APortInUse) {
   const ChildOutcome outcome1 = rank1.finish();
   ::close(socket);
   EXPECT_EQ(outcome0.code, 7);
-  EXPECT_EQ(
-      outcome0.output,
-      "error: port " + std::to_string(port) +
-          " cannot be opened for the ranks to meet: another program listens there; is another "
-          "job running, or is MASTER_PORT shared by two jobs?\n");
+  EXPECT_EQ(outcome0.output, "error: port " + std::to_string(port) +
+                                 " cannot be opened for the ranks to meet: another program listens there; is another "
+                                 "job running, or is MASTER_PORT shared by two jobs?\n");
   EXPECT_EQ(outcome1.code, 7);
   EXPECT_EQ(outcome1.output, "error: what listens at 127.0.0.1:" + std::to_string(port) +
                                  " is no rendezvous store of LibTorch (no answer within 1.5 s)\n");
@@ -83,8 +80,7 @@ TEST(ProcessWorld, TwoJobsOnOnePort) {
   ASSERT_NE(job1.wait_for("ready"), "");
   const ChildOutcome rank0 = start("meet", by_hand(0, 2, port)).finish();
   const ChildOutcome rank1 = start("meet", by_hand(1, 2, port)).finish();
-  const ChildOutcome named =
-      start("meet", by_hand(1, 2, port), {{"FORESHARD_RUN_ID", "other"}}).finish();
+  const ChildOutcome named = start("meet", by_hand(1, 2, port), {{"FORESHARD_RUN_ID", "other"}}).finish();
   const std::string at = "127.0.0.1:" + std::to_string(port);
   EXPECT_EQ(rank0.code, 7);
   EXPECT_NE(rank0.output.find("another program listens there"), std::string::npos) << rank0.output;
@@ -93,10 +89,9 @@ TEST(ProcessWorld, TwoJobsOnOnePort) {
                               ": another job uses this port, or two processes were started as one "
                               "rank\n");
   EXPECT_EQ(named.code, 7);
-  EXPECT_EQ(named.output,
-            "error: the store at " + at +
-                " belongs to another job (job/0; this one is other/0); is MASTER_PORT "
-                "shared by two jobs?\n");
+  EXPECT_EQ(named.output, "error: the store at " + at +
+                              " belongs to another job (job/0; this one is other/0); is MASTER_PORT "
+                              "shared by two jobs?\n");
   job0.signal(0);  // the first job goes on
   EXPECT_EQ(::kill(job0.process(), 0), 0);
   EXPECT_EQ(::kill(job1.process(), 0), 0);
@@ -109,10 +104,9 @@ TEST(ProcessWorld, RanksThatDisagreeAboutTheSize) {
   children.push_back(start("meet", by_hand(1, 3, port)));
   for (const ChildOutcome& outcome : finish(std::move(children))) {
     EXPECT_EQ(outcome.code, 7);
-    EXPECT_EQ(
-        outcome.output,
-        "error: the ranks disagree about the world's size: rank 0 was started for 2 ranks, rank "
-        "1 for 3\n");
+    EXPECT_EQ(outcome.output,
+              "error: the ranks disagree about the world's size: rank 0 was started for 2 ranks, rank "
+              "1 for 3\n");
   }
 }
 
@@ -123,8 +117,8 @@ TEST(ProcessWorld, MissingRanksAreNamed) {
   children.push_back(start("meet", by_hand(2, 5, port), {{"COMM_RANK_RENDEZVOUS_MS", "20000"}}));
   for (const ChildOutcome& outcome : finish(std::move(children))) {
     EXPECT_EQ(outcome.code, 7);
-    EXPECT_EQ(outcome.output, "error: ranks 1, 3, 4 of 5 did not come to 127.0.0.1:" +
-                                  std::to_string(port) + " within 1.5 s\n");
+    EXPECT_EQ(outcome.output,
+              "error: ranks 1, 3, 4 of 5 did not come to 127.0.0.1:" + std::to_string(port) + " within 1.5 s\n");
   }
 }
 
@@ -132,8 +126,7 @@ TEST(ProcessWorld, NobodyAtTheMasterPort) {
   const int port = free_port();
   const ChildOutcome outcome = start("meet", by_hand(1, 2, port), kImpatient).finish();
   EXPECT_EQ(outcome.code, 7);
-  EXPECT_NE(outcome.output.find("rank 1 found nobody at 127.0.0.1:" + std::to_string(port)),
-            std::string::npos)
+  EXPECT_NE(outcome.output.find("rank 1 found nobody at 127.0.0.1:" + std::to_string(port)), std::string::npos)
       << outcome.output;
 }
 
@@ -142,8 +135,7 @@ TEST(ProcessWorld, AnUnknownHost) {
   environment["MASTER_ADDR"] = "no-such-host.invalid";
   const ChildOutcome outcome = start("meet", environment).finish();
   EXPECT_EQ(outcome.code, 7);
-  EXPECT_TRUE(outcome.output.starts_with("error: host no-such-host.invalid has no address"))
-      << outcome.output;
+  EXPECT_TRUE(outcome.output.starts_with("error: host no-such-host.invalid has no address")) << outcome.output;
 }
 
 // Without a launcher nobody knows that rank 1 was killed, only that it is gone.
@@ -153,15 +145,14 @@ TEST(ProcessWorld, ALostRankIsNamedWithoutALauncher) {
       const int port = free_port();
       std::vector<ChildProcess> children;
       for (int rank = 0; rank < 2; ++rank) {
-        children.push_back(
-            start("forever", by_hand(rank, 2, port), {{"FORESHARD_TRANSPORT", transport}}));
+        children.push_back(start("forever", by_hand(rank, 2, port), {{"FORESHARD_TRANSPORT", transport}}));
       }
       for (ChildProcess& child : children) ASSERT_NE(child.wait_for("ready"), "");
       children[static_cast<std::size_t>(killed)].signal(SIGKILL);
       const ChildOutcome left = children[static_cast<std::size_t>(1 - killed)].finish();
       EXPECT_EQ(left.code, 7);
-      const std::string said = "error: rank " + std::to_string(1 - killed) + ": rank " +
-                               std::to_string(killed) + " closed its connection\n";
+      const std::string said =
+          "error: rank " + std::to_string(1 - killed) + ": rank " + std::to_string(killed) + " closed its connection\n";
       EXPECT_NE(left.output.find(said), std::string::npos) << left.output;
     }
   }
@@ -193,9 +184,7 @@ TEST(ProcessWorld, TheStoreListensOnTheLoopbackOnly) {
   EXPECT_TRUE(listeners("/proc/net/tcp6", port).empty());
 }
 
-Variables options_with(const std::string& name, const std::string& value) {
-  return {{name, value}};
-}
+Variables options_with(const std::string& name, const std::string& value) { return {{name, value}}; }
 
 ConnectOptions options_of(const Variables& variables) {
   return connect_options([&](const std::string& name) -> std::optional<std::string> {
@@ -207,10 +196,8 @@ ConnectOptions options_of(const Variables& variables) {
 
 TEST(ConnectOptions, FromTheEnvironment) {
   EXPECT_EQ(options_of({}).transport, TransportChoice::kAutomatic);
-  EXPECT_EQ(options_of(options_with("FORESHARD_TRANSPORT", "shm")).transport,
-            TransportChoice::kShared);
-  EXPECT_EQ(options_of(options_with("FORESHARD_TRANSPORT", "gloo")).transport,
-            TransportChoice::kGloo);
+  EXPECT_EQ(options_of(options_with("FORESHARD_TRANSPORT", "shm")).transport, TransportChoice::kShared);
+  EXPECT_EQ(options_of(options_with("FORESHARD_TRANSPORT", "gloo")).transport, TransportChoice::kGloo);
   EXPECT_EQ(options_of(options_with("FORESHARD_TIMEOUT_S", "7")).timeout, std::chrono::seconds(7));
   EXPECT_THROW(options_of(options_with("FORESHARD_TRANSPORT", "tcp")), Error);
   EXPECT_THROW(options_of(options_with("FORESHARD_TIMEOUT_S", "0")), Error);
@@ -221,8 +208,7 @@ TEST(ConnectOptions, FromTheEnvironment) {
 // or ours would take the place of the one inside LibTorch.
 TEST(GlooSymbols, NoneOfOurs) {
   if (std::system("command -v nm > /dev/null 2>&1") != 0) GTEST_SKIP() << "no nm here";
-  const ChildOutcome symbols =
-      ChildProcess({"nm", "--demangle", "--defined-only", rank_program()}).finish();
+  const ChildOutcome symbols = ChildProcess({"nm", "--demangle", "--defined-only", rank_program()}).finish();
   EXPECT_EQ(symbols.code, 0);
   EXPECT_EQ(symbols.output.find("vtable for gloo::"), std::string::npos);
   EXPECT_EQ(symbols.output.find("typeinfo for gloo::"), std::string::npos);

@@ -48,8 +48,7 @@ TEST(ThreadWorld, TheFirstAnnouncementStays) {
   worlds[1]->announce_failure("rank 1: no more data");
   worlds[0]->announce_failure("rank 0: rank 1 closed its connection");
   EXPECT_EQ(worlds[0]->announced_failure(milliseconds(1)), "rank 1: no more data");
-  EXPECT_EQ(explain(*worlds[0], PeerFailure(1, "rank 1 closed its connection")),
-            "rank 1: no more data");
+  EXPECT_EQ(explain(*worlds[0], PeerFailure(1, "rank 1 closed its connection")), "rank 1: no more data");
 }
 
 TEST(ThreadWorld, WhoeverLearnsNothingSaysWhatItSaw) {

@@ -27,8 +27,7 @@ Transports of_shared_memory(int size) {
   const auto made = SharedMemory::create(size);
   Transports transports;
   for (int index = 0; index < size; ++index) {
-    const SharedGroup group{first_ranks(size),
-                            std::vector<int>(static_cast<std::size_t>(size), ::getpid()), index,
+    const SharedGroup group{first_ranks(size), std::vector<int>(static_cast<std::size_t>(size), ::getpid()), index,
                             milliseconds(300)};
     transports.push_back(shared_transport(SharedMemory::open(made->ticket(), size), group));
   }
@@ -65,8 +64,7 @@ TEST_P(EveryTransport, MessagesArriveInTheOrderOfTheCalls) {
   constexpr std::size_t kLong = 3'000'000;  // more than any ring or socket buffer
   std::thread sender([&] {
     const std::vector<char> longer(kLong, 'l');
-    const Outgoing first[] = {
-        {1, "ab", 2}, {1, longer.data(), kLong}, {1, nullptr, 0}, {1, "c", 1}};
+    const Outgoing first[] = {{1, "ab", 2}, {1, longer.data(), kLong}, {1, nullptr, 0}, {1, "c", 1}};
     transports[0]->exchange(first, {});
     const Outgoing last[] = {{1, "z", 1}};
     transports[0]->exchange(last, {});
@@ -75,8 +73,7 @@ TEST_P(EveryTransport, MessagesArriveInTheOrderOfTheCalls) {
   char two[2] = {};
   char one = 0;
   char last = 0;
-  const Incoming receives[] = {
-      {0, two, 2}, {0, longer.data(), kLong}, {0, nullptr, 0}, {0, &one, 1}, {0, &last, 1}};
+  const Incoming receives[] = {{0, two, 2}, {0, longer.data(), kLong}, {0, nullptr, 0}, {0, &one, 1}, {0, &last, 1}};
   transports[1]->exchange({}, receives);
   sender.join();
   EXPECT_EQ(std::string(two, 2) + one + last, "abcz");
@@ -119,8 +116,7 @@ TEST_P(EveryTransport, APeerThatLeavesIsNamed) {
     std::this_thread::sleep_for(milliseconds(20));
     transports[2].reset();
   });
-  EXPECT_EQ(failure_of([&] { transports[0]->exchange({}, receives); }),
-            "2: rank 2 closed its connection");
+  EXPECT_EQ(failure_of([&] { transports[0]->exchange({}, receives); }), "2: rank 2 closed its connection");
   leaver.join();
 }
 
@@ -147,11 +143,9 @@ TEST_P(EveryTransport, AbortWakesAWaitingExchangeAndRefusesLaterOnes) {
     std::this_thread::sleep_for(milliseconds(20));
     transports[0]->abort();
   });
-  EXPECT_EQ(failure_of([&] { transports[0]->exchange({}, receives); }),
-            "-1: the group was told to stop");
+  EXPECT_EQ(failure_of([&] { transports[0]->exchange({}, receives); }), "-1: the group was told to stop");
   aborter.join();
-  EXPECT_EQ(failure_of([&] { transports[0]->exchange({}, receives); }),
-            "-1: the group was told to stop");
+  EXPECT_EQ(failure_of([&] { transports[0]->exchange({}, receives); }), "-1: the group was told to stop");
 }
 
 TEST_P(EveryTransport, SizesThatDifferAreAnError) {
@@ -169,8 +163,7 @@ TEST_P(EveryTransport, SizesThatDifferAreAnError) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, EveryTransport,
-                         testing::Values(Kind{"Threads", of_threads},
-                                         Kind{"SharedMemory", of_shared_memory}),
+                         testing::Values(Kind{"Threads", of_threads}, Kind{"SharedMemory", of_shared_memory}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(SharedTransport, APeerThatDoesNotAnswerIsNamed) {
@@ -180,8 +173,7 @@ TEST(SharedTransport, APeerThatDoesNotAnswerIsNamed) {
   const Outgoing sends[] = {{0, "x", 1}};
   transports[1]->exchange(sends, {});
   const Incoming receives[] = {{1, &bytes[0], 1}, {2, &bytes[1], 1}};
-  EXPECT_EQ(failure_of([&] { transports[0]->exchange({}, receives); }),
-            "2: rank 2 did not answer within 0.3 s");
+  EXPECT_EQ(failure_of([&] { transports[0]->exchange({}, receives); }), "2: rank 2 did not answer within 0.3 s");
 }
 
 TEST(SharedTransport, ATicketOpensOnlyItsOwnMemory) {

@@ -45,8 +45,7 @@ float from_bf16(std::uint16_t half) {
 }
 
 // The derivative of sum(weights * f(x)) with respect to every x.
-Doubles finite_differences(const std::function<Doubles(const Doubles&)>& f, const Doubles& x,
-                           const Floats& weights) {
+Doubles finite_differences(const std::function<Doubles(const Doubles&)>& f, const Doubles& x, const Floats& weights) {
   constexpr double kStep = 1e-5;
   const auto value = [&](const Doubles& at) {
     const Doubles y = f(at);
@@ -68,9 +67,7 @@ Doubles finite_differences(const std::function<Doubles(const Doubles&)>& f, cons
 void expect_near(const Floats& values, const Doubles& expected, double tolerance) {
   ASSERT_EQ(values.size(), expected.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
-    EXPECT_NEAR(static_cast<double>(values[i]), expected[i],
-                tolerance * std::max(1.0, std::abs(expected[i])))
-        << i;
+    EXPECT_NEAR(static_cast<double>(values[i]), expected[i], tolerance * std::max(1.0, std::abs(expected[i]))) << i;
   }
 }
 
@@ -98,16 +95,12 @@ TEST(RmsNorm, IsItsFormula) {
     Floats y(count), rstd(5), dx(count), dw(static_cast<std::size_t>(width));
     rms_norm(DType::kFp32, rows, x.data(), weight.data(), kEpsilon, y.data(), rstd.data());
     expect_near(y, rms_norm_formula(wide(x), wide(weight)), 1e-6);
-    rms_norm_backward(DType::kFp32, rows, dy.data(), x.data(), weight.data(), rstd.data(),
-                      dx.data(), dw.data());
-    expect_near(
-        dx,
-        finite_differences([&](const Doubles& at) { return rms_norm_formula(at, wide(weight)); },
-                           wide(x), dy),
-        1e-5);
+    rms_norm_backward(DType::kFp32, rows, dy.data(), x.data(), weight.data(), rstd.data(), dx.data(), dw.data());
+    expect_near(dx,
+                finite_differences([&](const Doubles& at) { return rms_norm_formula(at, wide(weight)); }, wide(x), dy),
+                1e-5);
     expect_near(dw,
-                finite_differences([&](const Doubles& at) { return rms_norm_formula(wide(x), at); },
-                                   wide(weight), dy),
+                finite_differences([&](const Doubles& at) { return rms_norm_formula(wide(x), at); }, wide(weight), dy),
                 1e-5);
   }
 }
@@ -134,14 +127,13 @@ TEST(Rotation, TurnsPairsByTheirPosition) {
   const Floats before = random_floats(kTokens * kHeads * kDim, 6);
   Floats values = before;
   const Rotation rotation{kTokens, kPositions, kHeads, kDim, false};
-  rotate(DType::kFp32, rotation, table.cos.const_data_ptr<float>(),
-         table.sin.const_data_ptr<float>(), values.data());
+  rotate(DType::kFp32, rotation, table.cos.const_data_ptr<float>(), table.sin.const_data_ptr<float>(), values.data());
   Doubles expected(before.size());
   for (std::int64_t t = 0; t < kTokens; ++t) {
     for (std::int64_t h = 0; h < kHeads; ++h) {
       for (std::int64_t i = 0; i < kDim / 2; ++i) {
-        const double angle = static_cast<double>(t % kPositions) *
-                             std::pow(10000.0, -2.0 * static_cast<double>(i) / kDim);
+        const double angle =
+            static_cast<double>(t % kPositions) * std::pow(10000.0, -2.0 * static_cast<double>(i) / kDim);
         const auto low = static_cast<std::size_t>((t * kHeads + h) * kDim + i);
         const std::size_t high = low + kDim / 2;
         const auto a = static_cast<double>(before[low]);
@@ -155,8 +147,7 @@ TEST(Rotation, TurnsPairsByTheirPosition) {
   // A rotation's gradient is the rotation back.
   Rotation back = rotation;
   back.inverse = true;
-  rotate(DType::kFp32, back, table.cos.const_data_ptr<float>(), table.sin.const_data_ptr<float>(),
-         values.data());
+  rotate(DType::kFp32, back, table.cos.const_data_ptr<float>(), table.sin.const_data_ptr<float>(), values.data());
   expect_near(values, wide(before), 1e-6);
 }
 
@@ -220,8 +211,7 @@ TEST(CrossEntropy, IsItsFormulaAndItsGradient) {
   run_forward(operation, context, {}, inputs);
   EXPECT_NEAR(batch.loss, formula(wide(logits))[0], 1e-6);
   const auto* gradient = x.const_data_ptr<float>();
-  expect_near({gradient, gradient + kTokens * kVocabulary},
-              finite_differences(formula, wide(logits), {0.5F}), 1e-6);
+  expect_near({gradient, gradient + kTokens * kVocabulary}, finite_differences(formula, wide(logits), {0.5F}), 1e-6);
 }
 
 }

@@ -28,8 +28,8 @@ double llama3(double frequency, const RopeScaling& s) {
   const double wavelength = 2 * std::numbers::pi / frequency;
   if (wavelength < high_wavelength) return frequency;
   if (wavelength > low_wavelength) return frequency / s.factor;
-  const double smooth = (old_length / wavelength - s.low_frequency_factor) /
-                        (s.high_frequency_factor - s.low_frequency_factor);
+  const double smooth =
+      (old_length / wavelength - s.low_frequency_factor) / (s.high_frequency_factor - s.low_frequency_factor);
   return (1 - smooth) * frequency / s.factor + smooth * frequency;
 }
 
@@ -77,8 +77,7 @@ TEST(RotaryTable, OtherScalingsAreRefused) {
   model.numerics.rope_scaling.kind = RopeScaling::Kind::kLlama3;
   EXPECT_FALSE(find_engine_problem(model, small_plan(1)));
   model.numerics.rope_scaling.kind = RopeScaling::Kind::kOther;
-  EXPECT_NE(find_engine_problem(model, small_plan(1))->find("linear and llama3"),
-            std::string::npos);
+  EXPECT_NE(find_engine_problem(model, small_plan(1))->find("linear and llama3"), std::string::npos);
 }
 
 }

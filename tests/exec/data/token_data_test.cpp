@@ -23,9 +23,7 @@ namespace fs = std::filesystem;
 
 class TokenDataTest : public testing::Test {
  protected:
-  fs::path write(const std::string& name, const std::string& bytes) const {
-    return folder_.write(name, bytes);
-  }
+  fs::path write(const std::string& name, const std::string& bytes) const { return folder_.write(name, bytes); }
   template <typename Id>
   fs::path write_ids(const std::string& name, const std::vector<Id>& ids) const {
     return write(name, {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(Id)});
@@ -175,8 +173,7 @@ TEST_F(TokenDataTest, AFolderIsItsTextsByPath) {
   ASSERT_EQ(store.size(), 4);
   store.read(0, tokens);
   EXPECT_EQ(tokens, (std::vector<std::int64_t>{'1', '3', '2', '2'}));
-  EXPECT_EQ(store.description(),
-            "3 files, 4 bytes; 1 left out, the first of them code.o (not text)");
+  EXPECT_EQ(store.description(), "3 files, 4 bytes; 1 left out, the first of them code.o (not text)");
 }
 
 TEST_F(TokenDataTest, TheFingerprintSeesEveryToken) {
@@ -199,8 +196,7 @@ TEST_F(TokenDataTest, NamesWhatIsWrong) {
   EXPECT_PRED2(says, open(folder_ / "bare", bytes), "has no tokens (0 files");
   ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
   EXPECT_PRED2(says, open(folder_ / "pipe", bytes), "neither a regular file nor");
-  EXPECT_PRED2(says, open(write("short.txt", "abcd"), bytes),
-               "4 tokens are too few for one sample of 4 + 1");
+  EXPECT_PRED2(says, open(write("short.txt", "abcd"), bytes), "4 tokens are too few for one sample of 4 + 1");
   EXPECT_PRED2(says, open(write("odd.bin", "abc"), bytes), "3 bytes, which is no mult");
   EXPECT_PRED2(says,
                open(write("x.txt",
@@ -209,16 +205,12 @@ TEST_F(TokenDataTest, NamesWhatIsWrong) {
                     {.sequence = 4, .vocabulary = 128}),
                "token 2 is 200, but the model's vocabulary has only the ids 0 to "
                "127");
-  EXPECT_PRED2(
-      says,
-      open(write_ids<std::uint16_t>("x.bin", {1, 2, 50, 4, 5}), {.sequence = 4, .vocabulary = 50}),
-      "token 2 is 50");
-  EXPECT_PRED2(
-      says, open(write("six.txt", "abcdef"), {.sequence = 4, .vocabulary = 256, .held_back = 0.1}),
-      "beside the 5 tokens that are held back");
-  EXPECT_PRED2(
-      says, open(folder_.path(), {.sequence = 4, .vocabulary = 256, .format = TokenFormat::kU16}),
-      "is a folder, which is read as bytes, not as u16");
+  EXPECT_PRED2(says, open(write_ids<std::uint16_t>("x.bin", {1, 2, 50, 4, 5}), {.sequence = 4, .vocabulary = 50}),
+               "token 2 is 50");
+  EXPECT_PRED2(says, open(write("six.txt", "abcdef"), {.sequence = 4, .vocabulary = 256, .held_back = 0.1}),
+               "beside the 5 tokens that are held back");
+  EXPECT_PRED2(says, open(folder_.path(), {.sequence = 4, .vocabulary = 256, .format = TokenFormat::kU16}),
+               "is a folder, which is read as bytes, not as u16");
   const TokenData data(write("many.txt", text_of(41)), bytes);
   EXPECT_PRED2(says, error_of([&] { data.check_batch(11); }),
                "41 tokens to train on are 10 samples of 4, fewer than the 11");

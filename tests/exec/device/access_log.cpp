@@ -16,17 +16,16 @@ void AccessLog::split(const std::byte* at) {
   spans_.emplace(at, std::move(rest));
 }
 
-std::optional<std::string> AccessLog::add(int lane, const VectorClock& clock,
-                                          const std::string& name, const Extent& extent) {
+std::optional<std::string> AccessLog::add(int lane, const VectorClock& clock, const std::string& name,
+                                          const Extent& extent) {
   if (extent.bytes == 0) return std::nullopt;
   const std::byte* const end = extent.begin + extent.bytes;
   split(extent.begin);
   split(end);
   const auto is_before = [&](const Access& a) { return a.number <= clock.of(a.lane); };
   const auto sentence = [&](const Access& earlier, const char* did) {
-    return name + " on lane " + std::to_string(lane) + (extent.writes ? " writes" : " reads") +
-           " what " + earlier.name + " on lane " + std::to_string(earlier.lane) + " " + did +
-           ", and no wait orders them";
+    return name + " on lane " + std::to_string(lane) + (extent.writes ? " writes" : " reads") + " what " +
+           earlier.name + " on lane " + std::to_string(earlier.lane) + " " + did + ", and no wait orders them";
   };
   const Access now{lane, clock.of(lane), name};
   const std::byte* at = extent.begin;

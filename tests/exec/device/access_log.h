@@ -54,8 +54,7 @@ class AccessLog {
  public:
   // `lane`'s work number clock.of(lane). The earlier work that it is not ordered after: one
   // sentence; nullopt, and it is kept, where there is none.
-  std::optional<std::string> add(int lane, const VectorClock& clock, const std::string& name,
-                                 const Extent& extent);
+  std::optional<std::string> add(int lane, const VectorClock& clock, const std::string& name, const Extent& extent);
   // What was done with this memory does not count for who gets it next.
   void forget(const std::byte* begin, std::size_t bytes);
 

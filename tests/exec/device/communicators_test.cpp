@@ -48,8 +48,7 @@ class Whole final : public Silent {
   // As ncclCommSplit: members of one colour, in the order of their keys.
   std::unique_ptr<DeviceCommunicator> split(const CommunicatorPart& part) override {
     const std::string kind = part.name.substr(0, part.name.find('/'));
-    const auto asked = world_.gather(
-        "split", fmt::format("{} {} {} {}", kind, part.colour, part.index, part.size));
+    const auto asked = world_.gather("split", fmt::format("{} {} {} {}", kind, part.colour, part.index, part.size));
     std::map<int, std::set<int>> members;  // by colour: keys
     for (const std::string& text : asked) {
       char name[32];
@@ -82,8 +81,7 @@ TEST(SplitWorld, EveryGroupOfTheMeshIsAPart) {
   for_each_rank(8, [](World& world) {
     const auto device = host_accelerator();
     std::vector<DeviceGroup> groups;
-    for (const Communicator& c :
-         {of("shard", 4, 1), of("replicate", 2, 4), of("post_forward", 2, 1)}) {
+    for (const Communicator& c : {of("shard", 4, 1), of("replicate", 2, 4), of("post_forward", 2, 1)}) {
       const RankGroup group = rank_group(c, world.rank());
       groups.push_back({*device, world, group.name, group.ranks, false, 8});
     }
@@ -183,9 +181,7 @@ class StuckWhole final : public Silent {
  public:
   int index() const override { return 0; }
   int size() const override { return 1; }
-  std::unique_ptr<DeviceCommunicator> split(const CommunicatorPart&) override {
-    return std::make_unique<Stuck>();
-  }
+  std::unique_ptr<DeviceCommunicator> split(const CommunicatorPart&) override { return std::make_unique<Stuck>(); }
 };
 
 TEST(SplitWorld, EveryPartHasADeadline) {
@@ -194,10 +190,9 @@ TEST(SplitWorld, EveryPartHasADeadline) {
     StuckWhole whole;
     const auto parts = split_world(whole, {{*device, world, "shard/1/0", {0}}}, 0.1);
     ASSERT_EQ(parts.size(), 1U);
-    EXPECT_NE(thrown_by([&] {
-                parts[0]->all_gather(nullptr, 0, DType::kFp32);
-              }).find("shard/1/0: all_gather: no answer"),
-              std::string::npos);
+    EXPECT_NE(
+        thrown_by([&] { parts[0]->all_gather(nullptr, 0, DType::kFp32); }).find("shard/1/0: all_gather: no answer"),
+        std::string::npos);
   });
 }
 

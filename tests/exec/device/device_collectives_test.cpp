@@ -32,8 +32,7 @@ std::vector<Json> measure(int ranks, const DeviceCollectivesRequest& request) {
 }
 
 TEST(DeviceCollectives, EveryGroupOperationAndSizeIsARow) {
-  DeviceCollectivesRequest request = {
-      .smallest = 1000, .largest = 16'000, .repeats = 2, .ranks_per_node = 2};
+  DeviceCollectivesRequest request = {.smallest = 1000, .largest = 16'000, .repeats = 2, .ranks_per_node = 2};
   const std::vector<Json> of_ranks = measure(4, request);
   for (const Json& rows : of_ranks) EXPECT_EQ(rows, of_ranks.front());
   std::map<std::tuple<std::string, int, int>, int> sizes;  // by operation, group, nodes
@@ -66,8 +65,7 @@ TEST(DeviceCollectives, CalibrateMakesSweepsOfThem) {
   const Json document = {
       {"schema", "foreshard.measurements/1"},
       {"created", "2030-01-02T03:04:05Z"},
-      {"host",
-       {{"name", "box"}, {"cpu", "x"}, {"cores", 8}, {"memory_bytes", 1000}, {"kernel", "6"}}},
+      {"host", {{"name", "box"}, {"cpu", "x"}, {"cores", 8}, {"memory_bytes", 1000}, {"kernel", "6"}}},
       {"device",
        {{"name", "NVIDIA H100 80GB HBM3"},
         {"capability", 90},

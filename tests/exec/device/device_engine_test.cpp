@@ -50,14 +50,12 @@ TEST_P(DeviceFamilies, TrainAsOnTheCpu) {
   // What stays: tokens, labels and the loss of two steps' micro-batches, 512 bytes each.
   EXPECT_EQ(device.tensors_held, 2 * plan.batch.accumulation * 3 * 512);
 }
-INSTANTIATE_TEST_SUITE_P(DeviceEngine, DeviceFamilies,
-                         testing::Values("llama", "gpt2", "qwen3", "opt"));
+INSTANTIATE_TEST_SUITE_P(DeviceEngine, DeviceFamilies, testing::Values("llama", "gpt2", "qwen3", "opt"));
 
 TEST(DeviceEngine, TiedTablesTrainAsOnTheCpu) {
   const ModelSpec model = small_model("llama", true);
   const Plan plan = fitted(device_plan(2), model);
-  expect_near(run_in_threads(model, plan, kSteps, true, Feeds::kStandin),
-              run_in_threads(model, plan, kSteps), kFp32);
+  expect_near(run_in_threads(model, plan, kSteps, true, Feeds::kStandin), run_in_threads(model, plan, kSteps), kFp32);
 }
 
 // bf16 compute with fp32 masters: a loss of 4.6 is known to about 2^-8.
@@ -93,8 +91,7 @@ TEST(DeviceEngine, SchedulesGiveEqualBits) {
       plan.recompute.value = Recompute::kSelective;
       plan.recompute_keeps = SelectivePolicy::kDots;
     }
-    const EngineRun run =
-        run_in_threads(with_variants(model, plan), plan, kSteps, true, Feeds::kStandin);
+    const EngineRun run = run_in_threads(with_variants(model, plan), plan, kSteps, true, Feeds::kStandin);
     EXPECT_EQ(run.hash, usual.hash) << "variant " << variant;
     EXPECT_EQ(run.losses, usual.losses) << "variant " << variant;
   }
@@ -159,8 +156,7 @@ TEST(DevicePlans, WhatCannotBeRecordedIsRefused) {
   plan.offload = Offload::kCpu;
   EXPECT_NE(find_graph_problem(plan, *alone)->find("offload: none"), std::string::npos);
   const auto threads = thread_worlds(2);
-  EXPECT_NE(find_graph_problem(device_plan(2), *threads[0])->find("share a device"),
-            std::string::npos);
+  EXPECT_NE(find_graph_problem(device_plan(2), *threads[0])->find("share a device"), std::string::npos);
   plan = small_plan(1);
   EXPECT_NE(find_graph_problem(plan, *alone)->find("CPU ranks"), std::string::npos);
 }
@@ -170,12 +166,10 @@ TEST(DeviceEngine, ReplicasAndAccumulationTrainAsOnTheCpu) {
   for (const bool keeps : {false, true}) {
     Plan plan = device_plan(1, 2);
     if (keeps) plan.accumulation = AccumulationMode::kKeepUnsharded;
-    expect_near(run_in_threads(model, plan, kSteps, true, Feeds::kStandin),
-                run_in_threads(model, plan, kSteps), kFp32);
+    expect_near(run_in_threads(model, plan, kSteps, true, Feeds::kStandin), run_in_threads(model, plan, kSteps), kFp32);
   }
   const Plan both = device_plan(2, 2);
-  expect_near(run_in_threads(model, both, kSteps, true, Feeds::kStandin),
-              run_in_threads(model, both, kSteps), kFp32);
+  expect_near(run_in_threads(model, both, kSteps, true, Feeds::kStandin), run_in_threads(model, both, kSteps), kFp32);
 }
 
 TEST(HostAccelerator, RecordedWorkIsDoneAtEveryReplay) {
@@ -210,16 +204,13 @@ std::vector<MicroBatch> batches_of(const Plan& plan, const ModelSpec& model) {
   return batches;
 }
 
-PacedRun run_paced(const Plan& plan, const Pacing& pacing, const EventGraph& graph, int steps,
-                   bool replays = false) {
+PacedRun run_paced(const Plan& plan, const Pacing& pacing, const EventGraph& graph, int steps, bool replays = false) {
   const ModelSpec model = small_model("llama");
   const auto device = host_accelerator();
   const auto world = paced_world(static_cast<int>(plan.mesh.world()));
-  Engine engine(model, plan, graph, *world,
-                {.device = device.get(), .pacing = &pacing, .graph = replays});
+  Engine engine(model, plan, graph, *world, {.device = device.get(), .pacing = &pacing, .graph = replays});
   engine.initialise();
-  std::array<std::vector<MicroBatch>, 2> batches = {batches_of(plan, model),
-                                                    batches_of(plan, model)};
+  std::array<std::vector<MicroBatch>, 2> batches = {batches_of(plan, model), batches_of(plan, model)};
   PacedRun run;
   int pending = 0;
   const auto collect = [&] {
@@ -321,8 +312,7 @@ TEST(PacedEngine, RecordedStepsAreTimedRowByRow) {
 TEST(PacedEngine, EchoesGiveRealNumbers) {
   const auto device = host_accelerator();
   const auto world = paced_world(4);
-  const auto communicator =
-      make_device_communicator({*device, *world, "shard/4/0", {0, 1, 2, 3}, true});
+  const auto communicator = make_device_communicator({*device, *world, "shard/4/0", {0, 1, 2, 3}, true});
   device->enter(device->open_lane(false));
   std::vector<float> whole = {1, 2, 0, 0, 0, 0, 0, 0};
   communicator->pace(0, 4);
@@ -338,8 +328,7 @@ TEST(DevicePlans, WhatADeviceCannotDoIsRefused) {
   EXPECT_FALSE(find_device_problem(model, device_plan(2), false));
   Plan plan = device_plan(2);
   plan.reduction_order = ReductionOrder::kMicrobatch;
-  EXPECT_NE(find_device_problem(model, plan, false)->find("reduction_order: library"),
-            std::string::npos);
+  EXPECT_NE(find_device_problem(model, plan, false)->find("reduction_order: library"), std::string::npos);
   plan = device_plan(2);
   plan.master_dtype = DType::kBf16;
   EXPECT_TRUE(find_device_problem(model, plan, false));

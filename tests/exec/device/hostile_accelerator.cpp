@@ -13,9 +13,7 @@
 namespace foreshard {
 namespace {
 
-HostileGpu::Event* hostile_event(DeviceEvent event) {
-  return static_cast<HostileGpu::Event*>(event);
-}
+HostileGpu::Event* hostile_event(DeviceEvent event) { return static_cast<HostileGpu::Event*>(event); }
 
 const std::byte* bytes_at(const void* memory) { return static_cast<const std::byte*>(memory); }
 
@@ -35,29 +33,21 @@ class HostileAccelerator final : public Accelerator {
     gpu_->not_in_capture("pinning memory");
     return host_memory().allocate(bytes);
   }
-  void release_pinned(std::byte* memory, std::size_t bytes) noexcept override {
-    host_memory().release(memory, bytes);
-  }
+  void release_pinned(std::byte* memory, std::size_t bytes) noexcept override { host_memory().release(memory, bytes); }
   void copy(void* to, const void* from, std::size_t bytes) override {
-    give("copy", {{bytes_at(from), bytes, false}, {bytes_at(to), bytes, true}},
-         copying(to, from, bytes));
+    give("copy", {{bytes_at(from), bytes, false}, {bytes_at(to), bytes, true}}, copying(to, from, bytes));
   }
   void fill(void* at, int byte, std::size_t bytes) override {
-    give("fill", {{bytes_at(at), bytes, true}},
-         [to = gpu_->body(at), byte, bytes] { std::memset(to, byte, bytes); });
+    give("fill", {{bytes_at(at), bytes, true}}, [to = gpu_->body(at), byte, bytes] { std::memset(to, byte, bytes); });
   }
   void to_device(void* to, const void* from, std::size_t bytes) override {
-    gpu_->issue_and_wait(lane_, "copy to the device", {{bytes_at(to), bytes, true}},
-                         copying(to, from, bytes));
+    gpu_->issue_and_wait(lane_, "copy to the device", {{bytes_at(to), bytes, true}}, copying(to, from, bytes));
   }
   void to_host(void* to, const void* from, std::size_t bytes) override {
-    gpu_->issue_and_wait(lane_, "copy to the host", {{bytes_at(from), bytes, false}},
-                         copying(to, from, bytes));
+    gpu_->issue_and_wait(lane_, "copy to the host", {{bytes_at(from), bytes, false}}, copying(to, from, bytes));
   }
 
-  AcceleratorInfo info() override {
-    return AcceleratorInfo{.name = "cpu, hostile", .globaltimer_step_ns = 1};
-  }
+  AcceleratorInfo info() override { return AcceleratorInfo{.name = "cpu, hostile", .globaltimer_step_ns = 1}; }
   AcceleratorMemory memory() override { return {}; }
   void reset_peaks() override {}
   bool is_gpu() const override { return false; }
@@ -89,12 +79,8 @@ class HostileAccelerator final : public Accelerator {
       throw;
     }
   }
-  void replay(DeviceGraph graph) override {
-    gpu_->replay(lane_, static_cast<HostileGpu::Graph*>(graph));
-  }
-  void free_graph(DeviceGraph graph) noexcept override {
-    gpu_->free_graph(static_cast<HostileGpu::Graph*>(graph));
-  }
+  void replay(DeviceGraph graph) override { gpu_->replay(lane_, static_cast<HostileGpu::Graph*>(graph)); }
+  void free_graph(DeviceGraph graph) noexcept override { gpu_->free_graph(static_cast<HostileGpu::Graph*>(graph)); }
 
   void paced(const PacedCollective& asked) override {
     const auto shard = asked.shard_elements * static_cast<std::size_t>(size_of(asked.dtype));
@@ -131,9 +117,7 @@ class HostileAccelerator final : public Accelerator {
     gpu_->issue(lane_, name, std::move(extents), std::move(work));
   }
   std::function<void()> copying(void* to, const void* from, std::size_t bytes) const {
-    return [target = gpu_->body(to), source = gpu_->body(from), bytes] {
-      std::memmove(target, source, bytes);
-    };
+    return [target = gpu_->body(to), source = gpu_->body(from), bytes] { std::memmove(target, source, bytes); };
   }
 
   std::shared_ptr<HostileGpu> gpu_;

@@ -34,17 +34,14 @@ Shape::Shape(const at::Tensor& t)
 at::Tensor Shape::over(void* bytes) const {
   return at::from_blob(bytes, sizes, strides, at::TensorOptions().dtype(type));
 }
-at::Tensor Shape::zeros() const {
-  return at::empty_strided(sizes, strides, at::TensorOptions().dtype(type)).zero_();
-}
+at::Tensor Shape::zeros() const { return at::empty_strided(sizes, strides, at::TensorOptions().dtype(type)).zero_(); }
 Extent Shape::extent(bool writes) const {
   std::int64_t elements = 1;
   for (std::size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] == 0) return {};
     elements += (sizes[d] - 1) * strides[d];
   }
-  return {static_cast<std::byte*>(memory),
-          static_cast<std::size_t>(elements) * c10::elementSize(type), writes};
+  return {static_cast<std::byte*>(memory), static_cast<std::size_t>(elements) * c10::elementSize(type), writes};
 }
 
 Argument argument_of(const c10::OperatorHandle& op, const c10::IValue& value, bool writes) {
@@ -55,13 +52,11 @@ Argument argument_of(const c10::OperatorHandle& op, const c10::IValue& value, bo
   for (const at::Tensor& t : tensors) {
     // A kernel takes a scalar of the host as a number; other tensors of the host it cannot reach.
     if (t.defined() && !is_ours(t) && (t.dim() > 0 || ours)) {
-      throw std::runtime_error(c10::toString(op.operator_name()) +
-                               " on the device is given a tensor of the host");
+      throw std::runtime_error(c10::toString(op.operator_name()) + " on the device is given a tensor of the host");
     }
   }
   if (!ours) {
-    argument.value =
-        value.isTensor() && value.toTensor().defined() ? value.toTensor().clone() : value;
+    argument.value = value.isTensor() && value.toTensor().defined() ? value.toTensor().clone() : value;
     return argument;
   }
   argument.writes = writes;

@@ -93,8 +93,7 @@ void HostileGpu::give_back(Block* block) noexcept {
 // The lane may be given again whatever came from it: so it writes there now.
 void HostileGpu::spoil(HostileLane lane) {
   const bool captured = is_captured(lane);
-  auto blocks =
-      std::exchange(captured ? capture_->given_back[lane] : lanes_[index(lane)].given_back, {});
+  auto blocks = std::exchange(captured ? capture_->given_back[lane] : lanes_[index(lane)].given_back, {});
   for (Block* block : blocks) {
     memory_.unmark_freed(block->memory);
     std::byte* const at = body(block->memory);
@@ -129,9 +128,7 @@ HostileLane HostileGpu::open_lane() {
   return add_lane();
 }
 
-bool HostileGpu::is_captured(HostileLane lane) const {
-  return capture_ != nullptr && capture_->lanes.contains(lane);
-}
+bool HostileGpu::is_captured(HostileLane lane) const { return capture_ != nullptr && capture_->lanes.contains(lane); }
 
 void HostileGpu::not_in_capture(const char* what) const {
   const std::lock_guard lock(mutex_);
@@ -145,8 +142,8 @@ void HostileGpu::push(HostileLane lane, Task task) {
   issued_.notify_all();
 }
 
-void HostileGpu::push_work(HostileLane lane, const std::string& name,
-                           const std::vector<Extent>& extents, std::function<void()> work) {
+void HostileGpu::push_work(HostileLane lane, const std::string& name, const std::vector<Extent>& extents,
+                           std::function<void()> work) {
   VectorClock& clock = lanes_[index(lane)].clock;
   clock.join(host_);
   clock.count(lane);
@@ -171,8 +168,7 @@ void HostileGpu::push_wait(HostileLane lane, const std::shared_ptr<Mark>& mark) 
 }
 
 // Work that is given memory which nobody holds any more.
-void HostileGpu::check_alive(HostileLane lane, const std::string& name,
-                             const std::vector<Extent>& extents) const {
+void HostileGpu::check_alive(HostileLane lane, const std::string& name, const std::vector<Extent>& extents) const {
   for (const Extent& extent : extents) {
     if (extent.bytes > 0 && memory_.is_freed(extent.begin, extent.bytes)) {
       fault(name + " on lane " + std::to_string(lane) + (extent.writes ? " writes" : " reads") +
@@ -187,16 +183,16 @@ void HostileGpu::issue(HostileLane lane, const std::string& name, std::vector<Ex
   check_alive(lane, name, extents);
   if (is_captured(lane)) {
     capture_->clocks[lane].count(lane);
-    capture_->graph->calls.push_back({HostileCall::Kind::kWork, capture_->lanes.at(lane), name,
-                                      std::move(extents), std::move(work), nullptr});
+    capture_->graph->calls.push_back(
+        {HostileCall::Kind::kWork, capture_->lanes.at(lane), name, std::move(extents), std::move(work), nullptr});
     return;
   }
   push_work(lane, name, extents, std::move(work));
   some_progress();
 }
 
-void HostileGpu::issue_and_wait(HostileLane lane, const std::string& name,
-                                std::vector<Extent> extents, std::function<void()> work) {
+void HostileGpu::issue_and_wait(HostileLane lane, const std::string& name, std::vector<Extent> extents,
+                                std::function<void()> work) {
   not_in_capture(("a host that waits (" + name + ")").c_str());
   std::unique_lock lock(mutex_);
   check_alive(lane, name, extents);
@@ -213,8 +209,7 @@ void HostileGpu::record(HostileLane lane, Event* event) {
   const std::lock_guard lock(mutex_);
   if (is_captured(lane)) {
     capture_->events[event] = capture_->clocks[lane];
-    capture_->graph->calls.push_back(
-        {HostileCall::Kind::kRecord, capture_->lanes.at(lane), "", {}, nullptr, event});
+    capture_->graph->calls.push_back({HostileCall::Kind::kRecord, capture_->lanes.at(lane), "", {}, nullptr, event});
     return;
   }
   event->mark = push_mark(lane);
@@ -236,8 +231,7 @@ void HostileGpu::wait(HostileLane lane, Event* event) {
   } else if (event->mark == nullptr) {
     fault("a lane waits for an event that was not recorded");
   }
-  capture_->graph->calls.push_back(
-      {HostileCall::Kind::kWait, capture_->lanes.at(lane), "", {}, nullptr, event});
+  capture_->graph->calls.push_back({HostileCall::Kind::kWait, capture_->lanes.at(lane), "", {}, nullptr, event});
 }
 
 bool HostileGpu::done(Event* event) {
@@ -268,8 +262,7 @@ void HostileGpu::synchronize() {
 double HostileGpu::seconds_between(Event* from, Event* until) {
   const std::lock_guard lock(mutex_);
   for (const Event* event : {from, until}) {
-    if (event->mark == nullptr || !event->mark->done)
-      fault("the time of an event that is not done");
+    if (event->mark == nullptr || !event->mark->done) fault("the time of an event that is not done");
   }
   return std::chrono::duration<double>(until->mark->time - from->mark->time).count();
 }
@@ -292,8 +285,7 @@ bool HostileGpu::was_needed() const {
 // --- what runs when ---
 
 bool HostileGpu::is_runnable(const LaneState& lane) const {
-  return !lane.tasks.empty() &&
-         (lane.tasks.front().waits == nullptr || lane.tasks.front().waits->done);
+  return !lane.tasks.empty() && (lane.tasks.front().waits == nullptr || lane.tasks.front().waits->done);
 }
 
 HostileLane HostileGpu::next_lane() {
@@ -303,8 +295,8 @@ HostileLane HostileGpu::next_lane() {
   }
   if (able.empty()) return -1;
   if (draws_anew_) return able[draw_() % able.size()];
-  return *std::ranges::min_element(
-      able, [&](HostileLane a, HostileLane b) { return rank_[index(a)] < rank_[index(b)]; });
+  return *std::ranges::min_element(able,
+                                   [&](HostileLane a, HostileLane b) { return rank_[index(a)] < rank_[index(b)]; });
 }
 
 void HostileGpu::run_one(HostileLane lane) {
@@ -325,14 +317,12 @@ void HostileGpu::some_progress() {
   }
 }
 
-void HostileGpu::run_until(std::unique_lock<std::mutex>& lock,
-                           const std::function<bool()>& is_done) {
+void HostileGpu::run_until(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_done) {
   while (!is_done()) {
     const HostileLane lane = next_lane();
     if (lane >= 0) {
       run_one(lane);
-    } else if (issued_.wait_for(lock, kIssuePatience) == std::cv_status::timeout &&
-               next_lane() < 0 && !is_done()) {
+    } else if (issued_.wait_for(lock, kIssuePatience) == std::cv_status::timeout && next_lane() < 0 && !is_done()) {
       fault("every lane waits for an event that nothing will record");
     }
   }

@@ -61,8 +61,7 @@ class HostileGpu {
 
   // --- lanes and events ---
   HostileLane open_lane();
-  void issue(HostileLane lane, const std::string& name, std::vector<Extent> extents,
-             std::function<void()> work);
+  void issue(HostileLane lane, const std::string& name, std::vector<Extent> extents, std::function<void()> work);
   // issue(), and the host waits until it is done; illegal in a capture.
   void issue_and_wait(HostileLane lane, const std::string& name, std::vector<Extent> extents,
                       std::function<void()> work);
@@ -112,8 +111,7 @@ class HostileGpu {
                  std::function<void()> work);
   std::shared_ptr<Mark> push_mark(HostileLane lane);
   void push_wait(HostileLane lane, const std::shared_ptr<Mark>& mark);
-  void check_alive(HostileLane lane, const std::string& name,
-                   const std::vector<Extent>& extents) const;
+  void check_alive(HostileLane lane, const std::string& name, const std::vector<Extent>& extents) const;
   void spoil(HostileLane lane);
   std::byte* take(std::size_t bytes);
   HostileLane add_lane();

@@ -31,8 +31,7 @@ HostileGpu::Graph* HostileGpu::capture(HostileLane lane, const std::function<voi
   for (const auto& [joined, clock] : capture->clocks) {
     if (failure == nullptr && clock.of(joined) > capture->clocks[lane].of(joined)) {
       failure = std::make_exception_ptr(
-          std::runtime_error("a capture ends while its work on lane " + std::to_string(joined) +
-                             " is not waited for"));
+          std::runtime_error("a capture ends while its work on lane " + std::to_string(joined) + " is not waited for"));
     }
   }
   if (failure == nullptr) return capture->graph.release();

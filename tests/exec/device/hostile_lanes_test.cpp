@@ -27,9 +27,7 @@ std::string refusal(const std::function<void()>& work) {
   }
 }
 
-std::unique_ptr<Accelerator> hostile() {
-  return hostile_accelerator(std::make_shared<HostileGpu>(0));
-}
+std::unique_ptr<Accelerator> hostile() { return hostile_accelerator(std::make_shared<HostileGpu>(0)); }
 
 TEST(HostileLanes, EarlyFreesAreFound) {
   const std::vector<EarlyFree> planted = early_frees();

@@ -18,8 +18,7 @@ constexpr std::size_t kGranularity = 512;
 
 HostileMemory::HostileMemory(std::size_t bytes) : bytes_(bytes) {
   const int file = ::memfd_create("hostile-gpu", MFD_CLOEXEC);
-  if (file < 0 || ::ftruncate(file, static_cast<off_t>(bytes)) != 0)
-    memory_fault("no memory for a GPU");
+  if (file < 0 || ::ftruncate(file, static_cast<off_t>(bytes)) != 0) memory_fault("no memory for a GPU");
   void* body = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   void* face = ::mmap(nullptr, bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, file, 0);
   ::close(file);
@@ -63,8 +62,7 @@ void HostileMemory::put(std::byte* memory) {
   if (it == taken_.end()) return;
   auto own = free_.emplace(memory, it->second).first;
   taken_.erase(it);
-  if (const auto next = std::next(own);
-      next != free_.end() && own->first + own->second == next->first) {
+  if (const auto next = std::next(own); next != free_.end() && own->first + own->second == next->first) {
     own->second += next->second;
     free_.erase(next);
   }

@@ -61,11 +61,11 @@ at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType t
   lent->block = lent->gpu->lend(bytes, place().lane);
   void* const memory = lent->gpu->memory_of(lent->block);
   at::DataPtr data(memory, lent.release(), &give_back, kHostileDevice);
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                       std::move(data), nullptr, false);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-      c10::scalarTypeToTypeMeta(type));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
+                                                       nullptr, false);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                               c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                               c10::scalarTypeToTypeMeta(type));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return tensor;
 }
@@ -78,20 +78,20 @@ std::vector<std::int64_t> packed(at::IntArrayRef sizes) {
   return strides;
 }
 
-at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> type,
-                 std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/,
-                 std::optional<bool> /*pinned*/, std::optional<at::MemoryFormat> /*format*/) {
+at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> type, std::optional<at::Layout> /*layout*/,
+                 std::optional<at::Device> /*device*/, std::optional<bool> /*pinned*/,
+                 std::optional<at::MemoryFormat> /*format*/) {
   return make(sizes, packed(sizes), type.value_or(at::kFloat));
 }
 
-at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
-                         std::optional<at::ScalarType> type, std::optional<at::Layout> /*layout*/,
-                         std::optional<at::Device> /*device*/, std::optional<bool> /*pinned*/) {
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> type,
+                         std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/,
+                         std::optional<bool> /*pinned*/) {
   return make(sizes, strides, type.value_or(at::kFloat));
 }
 
-at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offset,
-                        at::IntArrayRef sizes, at::IntArrayRef strides) {
+at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offset, at::IntArrayRef sizes,
+                        at::IntArrayRef strides) {
   c10::TensorImpl* const impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(storage));
   impl->set_storage_offset(offset);
@@ -102,8 +102,8 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offs
 // --- operators ---
 
 at::Tensor view_like(const at::Tensor& self, const at::Tensor& shape) {
-  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(self.storage()), self.key_set(), self.dtype());
+  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(self.storage()),
+                                                             self.key_set(), self.dtype());
   view.unsafeGetTensorImpl()->set_storage_offset(shape.storage_offset());
   view.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides());
   return view;
@@ -113,11 +113,9 @@ at::Tensor view_like(const at::Tensor& self, const at::Tensor& shape) {
 void view(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::size_t count) {
   const at::Tensor self = (*stack)[stack->size() - count].toTensor();
   at::Tensor likeness = at::empty({0}, at::TensorOptions().dtype(self.dtype()));
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), self.storage().nbytes(),
-      at::DataPtr(nullptr, c10::DeviceType::CPU), nullptr, false);
-  likeness.set_(c10::Storage(std::move(storage)), self.storage_offset(), self.sizes(),
-                self.strides());
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), self.storage().nbytes(),
+                                                       at::DataPtr(nullptr, c10::DeviceType::CPU), nullptr, false);
+  likeness.set_(c10::Storage(std::move(storage)), self.storage_offset(), self.sizes(), self.strides());
   (*stack)[stack->size() - count] = likeness;
   op.callBoxed(stack);
   for (std::size_t r = 0; r < op.schema().returns().size(); ++r) {
@@ -143,8 +141,7 @@ bool is_view(const c10::FunctionSchema& schema) {
 bool reads_on_host(const c10::FunctionSchema& schema) {
   for (const c10::Argument& result : schema.returns()) {
     const c10::TypePtr& type = result.type();
-    if (!type->isSubtypeOf(*c10::TensorType::get()) &&
-        !type->isSubtypeOf(*c10::ListType::ofTensors())) {
+    if (!type->isSubtypeOf(*c10::TensorType::get()) && !type->isSubtypeOf(*c10::ListType::ofTensors())) {
       return true;
     }
   }
@@ -152,8 +149,7 @@ bool reads_on_host(const c10::FunctionSchema& schema) {
 }
 
 // A result without memory gets what the operator would give it.
-void resize(const c10::OperatorHandle& op, std::vector<Argument>& arguments, std::size_t i,
-            const at::Tensor& result) {
+void resize(const c10::OperatorHandle& op, std::vector<Argument>& arguments, std::size_t i, const at::Tensor& result) {
   std::vector<c10::IValue> made = stack_of(arguments, [](const Shape& s) { return s.zeros(); });
   const at::Tensor like = made[i].toTensor();
   call_on_host(op, made);
@@ -170,8 +166,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const HostilePlace where = place();
   const std::shared_ptr<HostileGpu> gpu = where.gpu;
   const auto on_device = [gpu](const Shape& shape) { return shape.over(gpu->body(shape.memory)); };
-  const std::vector<c10::IValue> given(stack->end() - static_cast<std::ptrdiff_t>(count),
-                                       stack->end());
+  const std::vector<c10::IValue> given(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
   std::vector<Argument> arguments;
   for (std::size_t i = 0; i < count; ++i) {
     const auto* alias = schema.arguments()[i].alias_info();
@@ -193,8 +188,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (results == 0 || schema.returns()[0].alias_info() != nullptr) {
     for (std::size_t i = 0; i < count; ++i) {
       Argument& a = arguments[i];
-      if (a.writes && !a.is_list && a.shapes.front()->memory == nullptr)
-        resize(op, arguments, i, given[i].toTensor());
+      if (a.writes && !a.is_list && a.shapes.front()->memory == nullptr) resize(op, arguments, i, given[i].toTensor());
     }
     gpu->issue(where.lane, name, extents_of(arguments), [op, arguments, on_device] {
       std::vector<c10::IValue> own = stack_of(arguments, on_device);
@@ -251,9 +245,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool /*non_bl
   return to;
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-}
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);

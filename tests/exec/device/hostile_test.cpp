@@ -39,8 +39,7 @@ TEST_P(HostilePlans, TrainsWithTheSameBits) {
   const Trained usual = train_alone(*host_accelerator(), plan, graph, model, {steps, c.replays});
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     const auto device = hostile_accelerator(std::make_shared<HostileGpu>(seed));
-    EXPECT_EQ(train_alone(*device, plan, graph, model, {steps, c.replays}), usual)
-        << "seed " << seed;
+    EXPECT_EQ(train_alone(*device, plan, graph, model, {steps, c.replays}), usual) << "seed " << seed;
   }
 }
 
@@ -52,8 +51,7 @@ const Case kCases[] = {
     {"replicas", "llama", 1, 8},
     {"hsdp", "llama", 4, 2},
     {"bf16", "llama", 8, 1, false, [](Plan& p) { p.param_dtype = DType::kBf16; }},
-    {"reduced_in_bf16", "llama", 8, 1, false,
-     [](Plan& p) { p.param_dtype = p.reduce_dtype = DType::kBf16; }},
+    {"reduced_in_bf16", "llama", 8, 1, false, [](Plan& p) { p.param_dtype = p.reduce_dtype = DType::kBf16; }},
     {"prefetch_none", "llama", 8, 1, false,
      [](Plan& p) {
        p.prefetch = {0, 0};
@@ -72,17 +70,14 @@ const Case kCases[] = {
      }},
     {"recompute", "llama", 8, 1, false, [](Plan& p) { p.recompute.value = Recompute::kFull; }},
     {"host_sync", "llama", 8, 1, false, [](Plan& p) { p.host_sync = HostSync::kStep; }},
-    {"kept", "llama", 8, 1, false,
-     [](Plan& p) { p.accumulation = AccumulationMode::kKeepUnsharded; }},
+    {"kept", "llama", 8, 1, false, [](Plan& p) { p.accumulation = AccumulationMode::kKeepUnsharded; }},
     {"sgd", "llama", 8, 1, false, [](Plan& p) { p.optimizer.kind = Optimizer::Kind::kSgd; }},
     {"offload", "llama", 8, 1, false, [](Plan& p) { p.offload = Offload::kCpu; }},
     {"replayed", "llama", 8, 1, true},
     {"replayed_alone", "llama", 1, 1, true},
-    {"replayed_recompute", "gpt2", 8, 1, true,
-     [](Plan& p) { p.recompute.value = Recompute::kFull; }},
+    {"replayed_recompute", "gpt2", 8, 1, true, [](Plan& p) { p.recompute.value = Recompute::kFull; }},
 };
-INSTANTIATE_TEST_SUITE_P(Hostile, HostilePlans, testing::ValuesIn(kCases),
-                         [](const auto& c) { return c.param.name; });
+INSTANTIATE_TEST_SUITE_P(Hostile, HostilePlans, testing::ValuesIn(kCases), [](const auto& c) { return c.param.name; });
 
 // Ranks in threads that share the device read each other's memory behind each other's events.
 TEST(HostileEngine, RanksThatShareADeviceTrainWithTheSameBits) {
@@ -101,11 +96,10 @@ TEST(HostileEngine, RanksThatShareADeviceTrainWithTheSameBits) {
       for (int s = 0; s < 2; ++s) {
         std::vector<MicroBatch> batches(at(plan.batch.accumulation));
         for (std::size_t m = 0; m < batches.size(); ++m) {
-          batches[m] =
-              batch_of(model, plan,
-                       s * microbatches_of_step(plan) +
-                           global_microbatch(plan, world.rank(), static_cast<std::int64_t>(m)),
-                       1.0 / static_cast<double>(microbatches_of_step(plan)));
+          batches[m] = batch_of(
+              model, plan,
+              s * microbatches_of_step(plan) + global_microbatch(plan, world.rank(), static_cast<std::int64_t>(m)),
+              1.0 / static_cast<double>(microbatches_of_step(plan)));
         }
         engine.step(s + 1, batches, nullptr);
       }
@@ -135,8 +129,7 @@ TEST(HostileFaults, MissingWaitsAreFound) {
     ASSERT_LT(c.faulty.waits.size(), c.whole.waits.size());
     const Trained usual = train_alone(*host_accelerator(), c.plan, c.whole, model, {2});
     const auto device = hostile_accelerator(std::make_shared<HostileGpu>(0));
-    const std::string notice =
-        noticed(usual, [&] { return train_alone(*device, c.plan, c.faulty, model, {2}); });
+    const std::string notice = noticed(usual, [&] { return train_alone(*device, c.plan, c.faulty, model, {2}); });
     EXPECT_NE(notice, "") << c.name;
     found += notice.empty() ? 0 : 1;
   }
@@ -158,8 +151,7 @@ TEST(HostileFaults, EveryWaitIsFoundOrOrdersNothing) {
       const auto gpu = std::make_shared<HostileGpu>(seed);
       gpu->forget_wait(w);
       const auto device = hostile_accelerator(gpu);
-      const std::string notice =
-          noticed(usual, [&] { return train_alone(*device, plan, graph, model, {3}); });
+      const std::string notice = noticed(usual, [&] { return train_alone(*device, plan, graph, model, {3}); });
       if (notice.empty() && seed == 0) ++(gpu->was_needed() ? orders_nothing : ordered_otherwise);
       return notice;
     };
@@ -171,8 +163,8 @@ TEST(HostileFaults, EveryWaitIsFoundOrOrdersNothing) {
     }
   }
   EXPECT_GT(found, 40);
-  std::cout << "waits of a step: " << found << " found, " << ordered_otherwise
-            << " ordered otherwise, " << orders_nothing << " order nothing in memory\n";
+  std::cout << "waits of a step: " << found << " found, " << ordered_otherwise << " ordered otherwise, "
+            << orders_nothing << " order nothing in memory\n";
 }
 
 }

@@ -52,18 +52,16 @@ void PrintTo(const Trained& t, std::ostream* out) {
   for (const double norm : t.norms) *out << ' ' << norm;
 }
 
-Trained train_alone(Accelerator& device, const Plan& plan, const EventGraph& graph,
-                    const ModelSpec& model, const DeviceSteps& steps) {
+Trained train_alone(Accelerator& device, const Plan& plan, const EventGraph& graph, const ModelSpec& model,
+                    const DeviceSteps& steps) {
   at::set_num_threads(1);
   Pacing pacing;
   pacing.durations.resize(graph.rows.size());
   pacing.ctas.assign(graph.rows.size(), 1);
-  const auto world = plan.mesh.world() > 1 ? paced_world(static_cast<int>(plan.mesh.world()))
-                                           : std::move(thread_worlds(1).front());
+  const auto world =
+      plan.mesh.world() > 1 ? paced_world(static_cast<int>(plan.mesh.world())) : std::move(thread_worlds(1).front());
   Engine engine(model, plan, graph, *world,
-                {.device = &device,
-                 .pacing = plan.mesh.world() > 1 ? &pacing : nullptr,
-                 .graph = steps.replays});
+                {.device = &device, .pacing = plan.mesh.world() > 1 ? &pacing : nullptr, .graph = steps.replays});
   engine.initialise();
   Trained outcome;
   int pending = 0;
@@ -76,8 +74,8 @@ Trained train_alone(Accelerator& device, const Plan& plan, const EventGraph& gra
   for (int s = 0; s < steps.count; ++s) {
     std::vector<MicroBatch> batches(static_cast<std::size_t>(plan.batch.accumulation));
     for (std::size_t m = 0; m < batches.size(); ++m) {
-      batches[m] = batch_of(model, plan, s * 100 + static_cast<std::int64_t>(m),
-                            1.0 / static_cast<double>(batches.size()));
+      batches[m] =
+          batch_of(model, plan, s * 100 + static_cast<std::int64_t>(m), 1.0 / static_cast<double>(batches.size()));
     }
     engine.issue(s + 1, batches);
     ++pending;
@@ -89,10 +87,7 @@ Trained train_alone(Accelerator& device, const Plan& plan, const EventGraph& gra
 }
 
 Lanes::Lanes(std::unique_ptr<Accelerator> of)
-    : device(std::move(of)),
-      a(device->open_lane(false)),
-      b(device->open_lane(false)),
-      event(device->new_event()) {
+    : device(std::move(of)), a(device->open_lane(false)), b(device->open_lane(false)), event(device->new_event()) {
   device->enter(a);
 }
 void Lanes::hand_over(Lane from, Lane to) const {
@@ -147,9 +142,8 @@ std::vector<MissingWait> missing_waits(const ModelSpec& model) {
     c.change(plan);
     const EventGraph whole = build_training_step(model, plan);
     for (const Pair& pair : c.pairs) {
-      found.push_back(
-          {fmt::format("{} without waiting for {}", to_string(pair.first), to_string(pair.second)),
-           plan, whole, without(whole, pair)});
+      found.push_back({fmt::format("{} without waiting for {}", to_string(pair.first), to_string(pair.second)), plan,
+                       whole, without(whole, pair)});
     }
   }
   return found;

@@ -114,19 +114,16 @@ double relative_difference(const EngineRun& a, const EngineRun& b) {
   return std::sqrt(difference / norm);
 }
 
-EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug, Feeds feeds,
-                         Time reduce_scatter) {
+EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug, Feeds feeds, Time reduce_scatter) {
   const EventGraph graph = build_training_step(model, plan);
   Pacing pacing;
   for (const Row& row : graph.rows) {
     pacing.durations.push_back(row.kind == EventKind::kReduceScatter ? reduce_scatter : Time());
   }
-  return run_graph(model, plan, graph, steps,
-                   {debug, feeds, reduce_scatter > Time() ? &pacing : nullptr});
+  return run_graph(model, plan, graph, steps, {debug, feeds, reduce_scatter > Time() ? &pacing : nullptr});
 }
 
-EngineRun run_graph(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int steps,
-                    const RanksRun& how) {
+EngineRun run_graph(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int steps, const RanksRun& how) {
   at::set_num_threads(1);
   const auto ranks = static_cast<std::size_t>(plan.mesh.world());
   std::vector<EngineRun> runs(ranks);
@@ -136,20 +133,18 @@ EngineRun run_graph(const ModelSpec& model, const Plan& plan, const EventGraph& 
   for_each_rank(static_cast<int>(ranks), [&](World& world) {
     const auto rank = static_cast<std::size_t>(world.rank());
     const auto device = how.feeds == Feeds::kCpu ? nullptr : host_accelerator();
-    Engine engine(model, plan, graph, world,
-                  {.debug = how.debug,
-                   .device = device.get(),
-                   .pacing = how.pacing,
-                   .graph = how.feeds == Feeds::kReplayed});
+    Engine engine(
+        model, plan, graph, world,
+        {.debug = how.debug, .device = device.get(), .pacing = how.pacing, .graph = how.feeds == Feeds::kReplayed});
     engine.initialise();
     first[rank] = pieces_of(engine, model, plan);
     EngineRun& run = runs[rank];
     for (int s = 0; s < steps; ++s) {
       std::vector<MicroBatch> batches;
       for (std::int64_t m = 0; m < plan.batch.accumulation; ++m) {
-        batches.push_back(batch_of(
-            model, plan, s * microbatches_of_step(plan) + global_microbatch(plan, world.rank(), m),
-            1.0 / static_cast<double>(microbatches_of_step(plan))));
+        batches.push_back(batch_of(model, plan,
+                                   s * microbatches_of_step(plan) + global_microbatch(plan, world.rank(), m),
+                                   1.0 / static_cast<double>(microbatches_of_step(plan))));
       }
       const StepOutcome outcome = engine.step(s + 1, batches, nullptr);
       losses[static_cast<std::size_t>(s)][rank] = outcome.losses;

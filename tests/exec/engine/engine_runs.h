@@ -44,8 +44,8 @@ double relative_difference(const EngineRun& a, const EngineRun& b);
 // reduce-scatter takes at least as long as asked.
 // CPU ranks, ranks that feed the stand-in for a GPU, or one that has it replay recorded steps.
 enum class Feeds { kCpu, kStandin, kReplayed };
-EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug = true,
-                         Feeds feeds = Feeds::kCpu, Time reduce_scatter = {});
+EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug = true, Feeds feeds = Feeds::kCpu,
+                         Time reduce_scatter = {});
 // The same of a graph that somebody has at hand, unpaced.
 struct RanksRun {
   bool debug = true;

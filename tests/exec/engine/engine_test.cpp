@@ -45,14 +45,10 @@ struct Knob {
 std::vector<Knob> all_knobs() {
   std::vector<Knob> knobs = {{"as it is", [](Plan&) {}}};
   for (const std::int64_t ahead : {0, 1, 2}) {
-    knobs.push_back({"prefetch " + std::to_string(ahead), [ahead](Plan& plan) {
-                       plan.prefetch = {ahead, ahead};
-                     }});
+    knobs.push_back({"prefetch " + std::to_string(ahead), [ahead](Plan& plan) { plan.prefetch = {ahead, ahead}; }});
   }
   const auto add = [&](const char* name, auto set) { knobs.push_back({name, set}); };
-  add("reshard never", [](Plan& plan) {
-    plan.reshard_after_forward.value = {Reshard::Kind::kNever, 0};
-  });
+  add("reshard never", [](Plan& plan) { plan.reshard_after_forward.value = {Reshard::Kind::kNever, 0}; });
   add("reshard in groups of 2", [](Plan& plan) {
     if (plan.mesh.shard == 4) plan.reshard_after_forward.value = {Reshard::Kind::kGroup, 2};
   });
@@ -65,8 +61,7 @@ std::vector<Knob> all_knobs() {
   add("two layers per unit", [](Plan& plan) { plan.units.layers_per_unit = 2; });
   add("embedding in the root", [](Plan& plan) { plan.units.embedding = UnitPlacement::kRoot; });
   add("head in the root", [](Plan& plan) { plan.units.head = UnitPlacement::kRoot; });
-  add("both in the root",
-      [](Plan& plan) { plan.units.embedding = plan.units.head = UnitPlacement::kRoot; });
+  add("both in the root", [](Plan& plan) { plan.units.embedding = plan.units.head = UnitPlacement::kRoot; });
   add("head with norm", [](Plan& plan) { plan.units.head = UnitPlacement::kWithNorm; });
   add("two reduce-scatter buffers", [](Plan& plan) { plan.reduce_scatter_buffers = 2; });
   add("separate communicators", [](Plan& plan) { plan.communicators = Communicators::kSeparate; });
@@ -109,13 +104,9 @@ void check_all_knobs(const ModelSpec& model, Numbers numbers) {
   }
 }
 
-TEST(Engine, EveryKnobGivesTheSameBitsInFp32) {
-  check_all_knobs(small_model("llama"), Numbers::kFp32);
-}
+TEST(Engine, EveryKnobGivesTheSameBitsInFp32) { check_all_knobs(small_model("llama"), Numbers::kFp32); }
 
-TEST(Engine, EveryKnobGivesTheSameBitsInBf16) {
-  check_all_knobs(small_model("llama"), Numbers::kBf16);
-}
+TEST(Engine, EveryKnobGivesTheSameBitsInBf16) { check_all_knobs(small_model("llama"), Numbers::kBf16); }
 
 // Each micro-batch's gradient is rounded to bf16; they are added in fp32.
 TEST(Engine, GradientsReducedInBf16HaveBitsOfTheirOwn) {
@@ -163,9 +154,8 @@ TEST_P(EngineFamilies, GiveTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EngineFamilies,
-                         testing::Values(Family{"llama", true}, Family{"gpt2", true},
-                                         Family{"gpt3", false}, Family{"opt", true},
-                                         Family{"qwen3", true}, Family{"qwen3", false}),
+                         testing::Values(Family{"llama", true}, Family{"gpt2", true}, Family{"gpt3", false},
+                                         Family{"opt", true}, Family{"qwen3", true}, Family{"qwen3", false}),
                          [](const auto& param) {
                            return std::string(param.param.name) + (param.param.tied ? "Tied" : "");
                          });
@@ -195,8 +185,7 @@ TEST(Engine, OtherOptimizersGiveTheSameBits) {
 // Without debug mode nothing is filled or checked; the numbers are the same.
 TEST(Engine, DebugModeChangesNothing) {
   const ModelSpec model = small_model("llama");
-  expect_same(run_in_threads(model, small_plan(2), kSteps, false),
-              run_in_threads(model, small_plan(2), kSteps, true));
+  expect_same(run_in_threads(model, small_plan(2), kSteps, false), run_in_threads(model, small_plan(2), kSteps, true));
 }
 
 // Four slots for three units: the second micro-batch's gradients of layers 0 and 1 begin in a slot
@@ -211,8 +200,7 @@ TEST(Engine, SlotsOfEarlierMicroBatchesStayWhileTheyAreReduced) {
   ASSERT_EQ(plan.batch.accumulation, 2);
   const Time slow = Time::ns(5'000'000);
   const int steps = 20;
-  expect_same(run_in_threads(model, plan, steps, true, Feeds::kCpu, slow),
-              run_in_threads(model, small_plan(1), steps));
+  expect_same(run_in_threads(model, plan, steps, true, Feeds::kCpu, slow), run_in_threads(model, small_plan(1), steps));
 }
 
 TEST(Engine, AnotherSeedGivesOtherBits) {
@@ -231,15 +219,11 @@ TEST(Engine, SaysWhatItDoesNotRun) {
   const ModelSpec llama = small_model("llama");
   EXPECT_EQ(problem(llama, [](Plan&) {}), "none");
   const ModelSpec tied = small_model("llama", true);
-  EXPECT_NE(problem(tied, [](Plan&) {}).find("nearest plan: units.embedding: root"),
-            std::string::npos);
+  EXPECT_NE(problem(tied, [](Plan&) {}).find("nearest plan: units.embedding: root"), std::string::npos);
   EXPECT_EQ(find_engine_problem(tied, fitted(small_plan(1), tied)), std::nullopt);
-  EXPECT_NE(problem(llama, [](Plan& plan) { plan.param_dtype = DType::kFp16; }).find("fp16"),
-            std::string::npos);
-  EXPECT_NE(problem(llama, [](Plan& plan) { plan.reduce_dtype = DType::kBf16; }).find("fp32"),
-            std::string::npos);
-  EXPECT_NE(problem(llama, [](Plan& plan) { plan.runtime = {}; }).find("runtime: native"),
-            std::string::npos);
+  EXPECT_NE(problem(llama, [](Plan& plan) { plan.param_dtype = DType::kFp16; }).find("fp16"), std::string::npos);
+  EXPECT_NE(problem(llama, [](Plan& plan) { plan.reduce_dtype = DType::kBf16; }).find("fp32"), std::string::npos);
+  EXPECT_NE(problem(llama, [](Plan& plan) { plan.runtime = {}; }).find("runtime: native"), std::string::npos);
   EXPECT_NE(problem(small_model("mpt"), [](Plan&) {}).find("ALiBi"), std::string::npos);
 }
 
@@ -253,17 +237,13 @@ T one_of(std::vector<T> values) {
 Plan random_plan() {
   const std::int64_t ranks = one_of<std::int64_t>({1, 2, 4});
   Plan plan = small_plan(ranks);
-  plan.prefetch = {one_of<std::int64_t>({Prefetch::kImplicit, 0, 1, 2, 3}),
-                   one_of<std::int64_t>({0, 1, 2, 3})};
-  plan.units = {
-      one_of<std::int64_t>({1, 2, 3}),
-      one_of<UnitPlacement>({UnitPlacement::kOwn, UnitPlacement::kRoot}),
-      one_of<UnitPlacement>({UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm})};
+  plan.prefetch = {one_of<std::int64_t>({Prefetch::kImplicit, 0, 1, 2, 3}), one_of<std::int64_t>({0, 1, 2, 3})};
+  plan.units = {one_of<std::int64_t>({1, 2, 3}), one_of<UnitPlacement>({UnitPlacement::kOwn, UnitPlacement::kRoot}),
+                one_of<UnitPlacement>({UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm})};
   plan.reduce_scatter_buffers = one_of<std::int64_t>({1, 2, 3});
   plan.communicators = one_of<Communicators>({Communicators::kShared, Communicators::kSeparate});
   const auto reshard = [&]() -> Reshard {
-    const auto kind = one_of<Reshard::Kind>(
-        {Reshard::Kind::kAlways, Reshard::Kind::kNever, Reshard::Kind::kGroup});
+    const auto kind = one_of<Reshard::Kind>({Reshard::Kind::kAlways, Reshard::Kind::kNever, Reshard::Kind::kGroup});
     if (kind == Reshard::Kind::kGroup) {
       if (ranks != 4) return {};
       return {kind, 2};
@@ -274,9 +254,7 @@ Plan random_plan() {
   if (*rc::gen::arbitrary<bool>()) {
     plan.reshard_after_forward.ranges = {{0, one_of<std::int64_t>({0, 1}), reshard()}};
   }
-  const auto recompute = [] {
-    return one_of<Recompute>({Recompute::kNone, Recompute::kFull, Recompute::kSelective});
-  };
+  const auto recompute = [] { return one_of<Recompute>({Recompute::kNone, Recompute::kFull, Recompute::kSelective}); };
   plan.recompute.value = recompute();
   const std::int64_t block = one_of<std::int64_t>({0, 1, 2});
   plan.recompute.ranges = {{block, block, recompute()}};
@@ -299,8 +277,7 @@ RC_GTEST_PROP(EngineProperty, RandomPlansGiveTheSameBits, ()) {
   const bool tied = *rc::gen::arbitrary<bool>();
   const auto numbers = one_of<Numbers>({Numbers::kFp32, Numbers::kBf16});
   const ModelSpec model = small_model(family, tied);
-  const std::string key =
-      family + (tied ? " tied " : " ") + std::to_string(static_cast<int>(numbers));
+  const std::string key = family + (tied ? " tied " : " ") + std::to_string(static_cast<int>(numbers));
   if (!references.contains(key)) references[key] = reference_of(model, numbers);
   Plan plan = random_plan();
   set_numbers(plan, numbers);

@@ -60,8 +60,7 @@ std::vector<Plan> variants(const Plan& plan) {
   return all;
 }
 
-void expect_same_over_variants(const ModelSpec& model, const Plan& plan,
-                               const EngineRun& reference) {
+void expect_same_over_variants(const ModelSpec& model, const Plan& plan, const EngineRun& reference) {
   const std::vector<Plan> all = variants(plan);
   for (std::size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE("variant " + std::to_string(i));

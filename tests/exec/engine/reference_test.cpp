@@ -82,12 +82,10 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilo
 // Hugging Face's rotate_half.
 at::Tensor rotate(const at::Tensor& x, double theta) {
   const at::Tensor i = at::arange(0, kHeadDim, 2, at::kDouble);
-  const at::Tensor frequencies =
-      at::pow(at::scalar_tensor(theta, at::kDouble), -i / static_cast<double>(kHeadDim));
+  const at::Tensor frequencies = at::pow(at::scalar_tensor(theta, at::kDouble), -i / static_cast<double>(kHeadDim));
   const at::Tensor angles = at::outer(at::arange(x.size(2), at::kDouble), frequencies);
   const at::Tensor both = at::cat({angles, angles}, 1);
-  const at::Tensor half =
-      at::cat({-x.narrow(3, kHeadDim / 2, kHeadDim / 2), x.narrow(3, 0, kHeadDim / 2)}, 3);
+  const at::Tensor half = at::cat({-x.narrow(3, kHeadDim / 2, kHeadDim / 2), x.narrow(3, 0, kHeadDim / 2)}, 3);
   return x * both.cos().to(at::kFloat) + half * both.sin().to(at::kFloat);
 }
 
@@ -97,18 +95,14 @@ at::Tensor llama(const ModelSpec& model, Weights& w, const MicroBatch& batch) {
   for (const LayerInstance& layer : model.order) {
     if (model.kinds[static_cast<std::size_t>(layer.kind)].role != LayerRole::kBlock) continue;
     const auto weight = [&](const char* name) { return w.at(layer.name + "." + name + ".weight"); };
-    const auto linear = [&](const at::Tensor& in, const char* name) {
-      return at::matmul(in, weight(name).t());
-    };
+    const auto linear = [&](const at::Tensor& in, const char* name) { return at::matmul(in, weight(name).t()); };
     at::Tensor h = rms_norm(x, weight("input_layernorm"), numerics.norm_epsilon);
     at::Tensor q = rotate(heads_of(linear(h, "self_attn.q_proj"), kHeads), numerics.rope_theta);
     at::Tensor k = rotate(heads_of(linear(h, "self_attn.k_proj"), kHeads / 2), numerics.rope_theta);
     at::Tensor v = heads_of(linear(h, "self_attn.v_proj"), kHeads / 2);
-    x = x +
-        linear(attend(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)), "self_attn.o_proj");
+    x = x + linear(attend(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)), "self_attn.o_proj");
     h = rms_norm(x, weight("post_attention_layernorm"), numerics.norm_epsilon);
-    x = x +
-        linear(at::silu(linear(h, "mlp.gate_proj")) * linear(h, "mlp.up_proj"), "mlp.down_proj");
+    x = x + linear(at::silu(linear(h, "mlp.gate_proj")) * linear(h, "mlp.up_proj"), "mlp.down_proj");
   }
   x = rms_norm(x, w.at("model.norm.weight"), numerics.norm_epsilon);
   const auto head = w.find("lm_head.weight");
@@ -131,9 +125,7 @@ at::Tensor gpt2(const ModelSpec& model, Weights& w, const MicroBatch& batch) {
       return at::matmul(in, w.at(full + ".weight")) + w.at(full + ".bias");
     };
     const at::Tensor qkv = conv1d(layer_norm(x, layer.name + ".ln_1"), "attn.c_attn");
-    const auto part = [&](std::int64_t i) {
-      return heads_of(qkv.narrow(2, i * hidden, hidden).contiguous(), kHeads);
-    };
+    const auto part = [&](std::int64_t i) { return heads_of(qkv.narrow(2, i * hidden, hidden).contiguous(), kHeads); };
     x = x + conv1d(attend(part(0), part(1), part(2)), "attn.c_proj");
     const at::Tensor h = conv1d(layer_norm(x, layer.name + ".ln_2"), "mlp.c_fc");
     x = x + conv1d(at::gelu(h, model.numerics.gelu_tanh ? "tanh" : "none"), "mlp.c_proj");
@@ -171,8 +163,7 @@ class Trainer {
       v.mul_(o_.beta2).addcmul_(g, g, 1 - o_.beta2);
       const double correction1 = 1 - std::pow(o_.beta1, number_);
       const double correction2 = 1 - std::pow(o_.beta2, number_);
-      p.addcdiv_(m, v.sqrt().div_(std::sqrt(correction2)).add_(o_.epsilon),
-                 -o_.learning_rate / correction1);
+      p.addcdiv_(m, v.sqrt().div_(std::sqrt(correction2)).add_(o_.epsilon), -o_.learning_rate / correction1);
       weight.mutable_grad().reset();
     }
     return norm;
@@ -197,8 +188,8 @@ Reference train_plainly(const ModelSpec& model, const Plan& plan, const EngineRu
     double mean = 0;
     for (std::int64_t m = 0; m < plan.batch.accumulation; ++m) {
       const MicroBatch batch = rows_of(model, plan, s * plan.batch.accumulation + m);
-      const at::Tensor loss = model.family == "gpt2" ? gpt2(model, result.weights, batch)
-                                                     : llama(model, result.weights, batch);
+      const at::Tensor loss =
+          model.family == "gpt2" ? gpt2(model, result.weights, batch) : llama(model, result.weights, batch);
       (loss / static_cast<double>(plan.batch.accumulation)).backward();
       mean += loss.item<double>() / static_cast<double>(plan.batch.accumulation);
     }
@@ -252,11 +243,9 @@ TEST_P(EngineReference, LossesAreThoseOfPlainAutograd) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EngineReference,
-                         testing::Values(std::pair{"llama", false}, std::pair{"llama", true},
-                                         std::pair{"gpt2", true}),
+                         testing::Values(std::pair{"llama", false}, std::pair{"llama", true}, std::pair{"gpt2", true}),
                          [](const auto& param) {
-                           return std::string(param.param.first) +
-                                  (param.param.second ? "Tied" : "");
+                           return std::string(param.param.first) + (param.param.second ? "Tied" : "");
                          });
 
 }

@@ -41,31 +41,24 @@ std::vector<Break> breaks() {
   using enum EventKind;
   std::vector<Break> all = {
       {"a gather reads another unit's piece",
-       [](EventGraph& g) {
-         detail_of(g, kAllGather, 1).other = detail_of(g, kAllGather, 2).other;
-       }},
-      {"a gather's piece is not put into place",
-       [](EventGraph& g) { detail_of(g, kAllGather, 1).other = -1; }},
+       [](EventGraph& g) { detail_of(g, kAllGather, 1).other = detail_of(g, kAllGather, 2).other; }},
+      {"a gather's piece is not put into place", [](EventGraph& g) { detail_of(g, kAllGather, 1).other = -1; }},
       {"a later sum begins anew",
        [](EventGraph& g) {
          detail_of(g, kReduceScatter, rows_of(g, kReduceScatter).size() - 2).sum = SumMode::kBegin;
        }},
       {"a sum goes to another unit",
-       [](EventGraph& g) {
-         detail_of(g, kReduceScatter, 2).other = detail_of(g, kReduceScatter, 1).other;
-       }},
+       [](EventGraph& g) { detail_of(g, kReduceScatter, 2).other = detail_of(g, kReduceScatter, 1).other; }},
       {"a sum stays apart and nobody takes it",
        [](EventGraph& g) { detail_of(g, kReduceScatter, 2).sum = SumMode::kApart; }},
-      {"a unit's gradients never begin",
-       [](EventGraph& g) { detail_of(g, kBackward, 2).sum = SumMode::kAdd; }},
+      {"a unit's gradients never begin", [](EventGraph& g) { detail_of(g, kBackward, 2).sum = SumMode::kAdd; }},
       {"a shard has no gradient",
        [](EventGraph& g) {
          for (Buffer& buffer : g.buffers) {
            if (buffer.role == BufferRole::kGradient) buffer.role = BufferRole::kNone;
          }
        }},
-      {"a row does something else",
-       [](EventGraph& g) { g.rows[rows_of(g, kGradScale).at(0)].kind = kGradNorm; }},
+      {"a row does something else", [](EventGraph& g) { g.rows[rows_of(g, kGradScale).at(0)].kind = kGradNorm; }},
   };
   return all;
 }
@@ -116,8 +109,8 @@ TEST(Rows, AnEvaluationIsTheForwardOfTheStep) {
       const auto rank = static_cast<std::size_t>(world.rank());
       Engine engine(model, plan, graph, world, {});
       engine.initialise();
-      std::vector<MicroBatch> batches = {batch_of(
-          model, plan, world.rank(), 1.0 / static_cast<double>(microbatches_of_step(plan)))};
+      std::vector<MicroBatch> batches = {
+          batch_of(model, plan, world.rank(), 1.0 / static_cast<double>(microbatches_of_step(plan)))};
       engine.forget_peak();
       evaluated[rank] = engine.evaluate(batches.front());
       EXPECT_NEAR(static_cast<double>(engine.activations().peak) / predicted, 1, 0.01);

@@ -40,8 +40,7 @@ TEST(Schedule, RanksTakeMicroBatchesInTheOrderTheyAreSummed) {
 }
 
 TEST(Schedule, EveryMicroBatchIsSomebodysOnce) {
-  for (const AccumulationMode mode :
-       {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded}) {
+  for (const AccumulationMode mode : {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded}) {
     for (const Mesh mesh : {Mesh{1, 1}, Mesh{4, 1}, Mesh{1, 3}, Mesh{2, 3}}) {
       const Plan plan = plan_of(mesh, 3, mode);
       std::set<std::int64_t> seen;
@@ -63,12 +62,9 @@ TEST(Schedule, LossesAreAddedInGlobalOrder) {
   const double expected = (((0.0 + 1) + 1) + 1e16) / 4;
   EXPECT_NE(expected, ((1e16 + 1) + 1) / 4);
   EXPECT_EQ(mean_loss(plan_of({1, 1}, 4, AccumulationMode::kReduceEach), {ordered}), expected);
-  EXPECT_EQ(mean_loss(plan_of({2, 1}, 2, AccumulationMode::kReduceEach), {{1, 1e16}, {1, 0}}),
-            expected);
-  EXPECT_EQ(mean_loss(plan_of({2, 1}, 2, AccumulationMode::kKeepUnsharded), {{1, 1}, {1e16, 0}}),
-            expected);
-  EXPECT_EQ(mean_loss(plan_of({4, 1}, 1, AccumulationMode::kReduceEach), {{1}, {1}, {1e16}, {0}}),
-            expected);
+  EXPECT_EQ(mean_loss(plan_of({2, 1}, 2, AccumulationMode::kReduceEach), {{1, 1e16}, {1, 0}}), expected);
+  EXPECT_EQ(mean_loss(plan_of({2, 1}, 2, AccumulationMode::kKeepUnsharded), {{1, 1}, {1e16, 0}}), expected);
+  EXPECT_EQ(mean_loss(plan_of({4, 1}, 1, AccumulationMode::kReduceEach), {{1}, {1}, {1e16}, {0}}), expected);
 }
 
 }

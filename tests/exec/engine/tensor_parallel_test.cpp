@@ -19,8 +19,7 @@ constexpr int kSteps = 3;
 
 // Widths that 4 ranks cut into whole blocks.
 ModelSpec wide_model() {
-  return build_model(family_dims("llama", "wide llama", {3, 128, 8, 4, 32, 384, 256, 64}),
-                     Stack::kNative);
+  return build_model(family_dims("llama", "wide llama", {3, 128, 8, 4, 32, 384, 256, 64}), Stack::kNative);
 }
 
 // 4 micro-batches of 2 x 32 tokens over all ranks.
@@ -75,9 +74,7 @@ void check_bits(DType param, DType reduce) {
   EXPECT_NE(run_in_threads(model, plain, kSteps).hash, runs[0].hash);
 }
 
-TEST(TensorParallel, BitsAreThoseOfOneRankThatComputesInTheSameSlices) {
-  check_bits(DType::kFp32, DType::kFp32);
-}
+TEST(TensorParallel, BitsAreThoseOfOneRankThatComputesInTheSameSlices) { check_bits(DType::kFp32, DType::kFp32); }
 
 TEST(TensorParallel, SlicesGiveTheSameBitsInBf16) {
   check_bits(DType::kBf16, DType::kFp32);
@@ -117,8 +114,7 @@ TEST(TensorParallel, NoOtherKnobChangesABit) {
          plan.prefetch = {2, 2};
          plan.communicators = Communicators::kSeparate;
        }},
-      {"both in the root",
-       [](Plan& plan) { plan.units.embedding = plan.units.head = UnitPlacement::kRoot; }},
+      {"both in the root", [](Plan& plan) { plan.units.embedding = plan.units.head = UnitPlacement::kRoot; }},
   };
   for (const auto& [name, set] : knobs) {
     SCOPED_TRACE(name);

@@ -29,10 +29,9 @@ class GpuRoundTest : public testing::Test {
   std::string path(const char* name) const { return (folder_ / name).string(); }
 
   ChildOutcome round(const Words& words, const fs::path& bin = kBin) const {
-    return ChildProcess(Words{"python3", (kScripts / "round.py").string(), "--bin", bin.string(),
-                              "--out", path("out")} +
-                            words,
-                        {{"PYTHONDONTWRITEBYTECODE", "1"}})
+    return ChildProcess(
+               Words{"python3", (kScripts / "round.py").string(), "--bin", bin.string(), "--out", path("out")} + words,
+               {{"PYTHONDONTWRITEBYTECODE", "1"}})
         .finish();
   }
   Json record() const { return Json::parse(content_of(folder_ / "out/round.json")); }
@@ -50,8 +49,7 @@ std::string status_of(const Json& record, const std::string& stage) {
 TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
   const ChildOutcome outcome =
       round({"--device", "standin", "--minutes", "20", "--ranks", "2", "--stages",
-             "environment,self_check,measure,collectives,plans,ranks", "--bundle",
-             path("results.tar.gz")});
+             "environment,self_check,measure,collectives,plans,ranks", "--bundle", path("results.tar.gz")});
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   const Json round = record();
   EXPECT_EQ(round["schema"], "foreshard.gpu_round/1");
@@ -93,8 +91,7 @@ TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
 
   // A stand-in measured no GPU.
   const ChildOutcome kept =
-      ChildProcess({"python3", (kScripts / "keep.py").string(), path("out"), path("repo")})
-          .finish();
+      ChildProcess({"python3", (kScripts / "keep.py").string(), path("out"), path("repo")}).finish();
   EXPECT_NE(kept.code, 0);
   EXPECT_NE(kept.output.find("no GPU was measured"), std::string::npos) << kept.output;
 }
@@ -104,8 +101,7 @@ TEST_F(GpuRoundTest, OneGpuHasNoCurvesOfCollectives) {
       round({"--device", "standin", "--minutes", "0.5", "--stages", "environment,collectives"});
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_EQ(status_of(record(), "collectives"), "skipped");
-  EXPECT_NE(outcome.output.find("curves of NCCL need two or more"), std::string::npos)
-      << outcome.output;
+  EXPECT_NE(outcome.output.find("curves of NCCL need two or more"), std::string::npos) << outcome.output;
 }
 
 TEST_F(GpuRoundTest, AFailedStageIsRecordedAndTheNextOneRuns) {
@@ -113,9 +109,8 @@ TEST_F(GpuRoundTest, AFailedStageIsRecordedAndTheNextOneRuns) {
   fs::copy_file(kBin / "foreshard", folder_ / "bin/foreshard");
   std::ofstream(folder_ / "bin/foreshard-exec") << "#!/bin/sh\necho broken >&2\nexit 9\n";
   fs::permissions(folder_ / "bin/foreshard-exec", fs::perms::owner_all);
-  const ChildOutcome outcome = round({"--device", "standin", "--minutes", "0.5", "--stages",
-                                      "environment,self_check,measure,plans"},
-                                     folder_ / "bin");
+  const ChildOutcome outcome = round(
+      {"--device", "standin", "--minutes", "0.5", "--stages", "environment,self_check,measure,plans"}, folder_ / "bin");
   EXPECT_EQ(outcome.code, 1) << outcome.output;
   const Json round = record();
   EXPECT_EQ(status_of(round, "environment"), "ok");
@@ -148,8 +143,7 @@ exit $code
   const ChildOutcome outcome =
       round({"--device", "standin", "--minutes", "0.5", "--stages", "self_check"}, folder_ / "bin");
   EXPECT_EQ(outcome.code, 1) << outcome.output;
-  EXPECT_NE(outcome.output.find("3 checks, failed: lost, gone"), std::string::npos)
-      << outcome.output;
+  EXPECT_NE(outcome.output.find("3 checks, failed: lost, gone"), std::string::npos) << outcome.output;
   const Json checks = Json::parse(content_of(folder_ / "out/self_check.json"))["checks"];
   ASSERT_EQ(checks.size(), 3U);
   EXPECT_EQ(checks[0]["detail"], "illegal address");
@@ -162,16 +156,14 @@ exit $code
 TEST_F(GpuRoundTest, AStageAloneStandsForItself) {
   fs::create_directories(folder_ / "out");
   for (const char* file : {"out/self_check.json", "out/raw.json", "out/plans.jsonl"}) {
-    std::ofstream(folder_ / file)
-        << R"({"checks": [], "rows": [], "name": "of the round before", "status": "failed"})"
-        << "\n";
+    std::ofstream(folder_ / file) << R"({"checks": [], "rows": [], "name": "of the round before", "status": "failed"})"
+                                  << "\n";
   }
   fs::create_directories(folder_ / "bin");
   std::ofstream(folder_ / "bin/foreshard-exec") << "#!/bin/sh\necho \"$@\" >&2\nexit 9\n";
   fs::permissions(folder_ / "bin/foreshard-exec", fs::perms::owner_all);
   const ChildOutcome outcome =
-      round({"--device", "standin", "--minutes", "0.5", "--stages", "self_check,measure,plans"},
-            folder_ / "bin");
+      round({"--device", "standin", "--minutes", "0.5", "--stages", "self_check,measure,plans"}, folder_ / "bin");
   EXPECT_EQ(outcome.code, 1) << outcome.output;
   for (const char* stage : {"self_check", "measure", "plans"}) {
     EXPECT_EQ(status_of(record(), stage), "failed") << stage;
@@ -200,10 +192,9 @@ for _, ours, theirs in BESIDE:
     for name in sorted(set(ours + theirs) - names):
         print("unknown:", name)
 )";
-  const ChildOutcome outcome =
-      ChildProcess({"python3", "-c", script, (kBin / "foreshard").string(), kScripts.string()},
-                   {{"PYTHONDONTWRITEBYTECODE", "1"}})
-          .finish();
+  const ChildOutcome outcome = ChildProcess({"python3", "-c", script, (kBin / "foreshard").string(), kScripts.string()},
+                                            {{"PYTHONDONTWRITEBYTECODE", "1"}})
+                                   .finish();
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_EQ(outcome.output, "");
 }
@@ -222,8 +213,7 @@ TEST_F(GpuRoundTest, WhatAGpuMeasuredIsKept) {
   std::ofstream(folder_ / "out/raw.json") << "{}";
   std::ofstream(folder_ / "out/plans.jsonl") << "{}\n";
   const ChildOutcome kept =
-      ChildProcess({"python3", (kScripts / "keep.py").string(), path("out"), path("repo")})
-          .finish();
+      ChildProcess({"python3", (kScripts / "keep.py").string(), path("out"), path("repo")}).finish();
   ASSERT_EQ(kept.code, 0) << kept.output;
   EXPECT_TRUE(fs::exists(folder_ / "repo/calibration/measured/h200/20300102T030405Z.json"));
   EXPECT_TRUE(fs::exists(folder_ / "repo/reports/validation/h200-20300102T030405Z/plans.jsonl"));
@@ -232,20 +222,18 @@ TEST_F(GpuRoundTest, WhatAGpuMeasuredIsKept) {
 TEST_F(GpuRoundTest, TheCarriedBuildRunsInAFolderOfItsOwn) {
   if (!kHasPlugin) GTEST_SKIP() << "no CUDA toolkit: the plugin is not built";
   const std::string archive = path("carried.tar.gz");
-  const ChildOutcome packed =
-      ChildProcess({"bash", (kScripts / "pack.sh").string(), kBin.string(), archive}).finish();
+  const ChildOutcome packed = ChildProcess({"bash", (kScripts / "pack.sh").string(), kBin.string(), archive}).finish();
   ASSERT_EQ(packed.code, 0) << packed.output;
   EXPECT_LT(fs::file_size(archive), std::uintmax_t{64} << 20);
   // LibTorch is that machine's: here the one the tests run with.
   const ChildOutcome run =
-      ChildProcess(
-          {"bash", "-c",
-           "set -e; cd \"$0\"; tar xzf carried.tar.gz; "
-           "torch=$(ldd \"$1\" | sed -n 's/.*=> \\(.*\\)\\/libtorch_cpu.so .*/\\1/p'); "
-           "export LD_LIBRARY_PATH=$torch; "
-           "foreshard-gpu/run.sh --device standin --minutes 0.5 --stages self_check --out out; "
-           "readelf -d foreshard-gpu/bin/foreshard-exec | grep -i path",
-           folder_.path().string(), FORESHARD_EXEC_PROGRAM})
+      ChildProcess({"bash", "-c",
+                    "set -e; cd \"$0\"; tar xzf carried.tar.gz; "
+                    "torch=$(ldd \"$1\" | sed -n 's/.*=> \\(.*\\)\\/libtorch_cpu.so .*/\\1/p'); "
+                    "export LD_LIBRARY_PATH=$torch; "
+                    "foreshard-gpu/run.sh --device standin --minutes 0.5 --stages self_check --out out; "
+                    "readelf -d foreshard-gpu/bin/foreshard-exec | grep -i path",
+                    folder_.path().string(), FORESHARD_EXEC_PROGRAM})
           .finish();
   ASSERT_EQ(run.code, 0) << run.output;
   EXPECT_EQ(status_of(record(), "self_check"), "ok") << run.output;

@@ -34,8 +34,7 @@ ChildProcess::ChildProcess(const std::vector<std::string>& program,
     const char* value = std::getenv(name);
     if (value != nullptr) variables.push_back(std::string(name) + "=" + value);
   }
-  for (const auto& [name, value] : environment)
-    variables.push_back(std::string(name).append("=").append(value));
+  for (const auto& [name, value] : environment) variables.push_back(std::string(name).append("=").append(value));
   std::vector<char*> argv;
   for (const std::string& word : program) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);

@@ -82,29 +82,23 @@ TEST(Launch, ByHandOnOneMachineAllRanksAreLocal) {
 }
 
 TEST(Launch, WhatTorchrunLeavesOutIsNamed) {
-  EXPECT_EQ(error_of(without(kTorchrun, "WORLD_SIZE")),
-            "WORLD_SIZE is not set, but RANK is (torchrun)");
+  EXPECT_EQ(error_of(without(kTorchrun, "WORLD_SIZE")), "WORLD_SIZE is not set, but RANK is (torchrun)");
   EXPECT_EQ(error_of(without(kTorchrun, "RANK")), "RANK is not set, but WORLD_SIZE is (torchrun)");
-  EXPECT_EQ(error_of(without(kTorchrun, "MASTER_ADDR")),
-            "MASTER_ADDR is not set, but WORLD_SIZE is (torchrun)");
-  EXPECT_EQ(error_of(without(kTorchrun, "MASTER_PORT")),
-            "MASTER_PORT is not set, but WORLD_SIZE is (torchrun)");
-  EXPECT_EQ(error_of({{"WORLD_SIZE", "2"}}),
-            "RANK is not set, but WORLD_SIZE is (RANK and WORLD_SIZE set by hand)");
+  EXPECT_EQ(error_of(without(kTorchrun, "MASTER_ADDR")), "MASTER_ADDR is not set, but WORLD_SIZE is (torchrun)");
+  EXPECT_EQ(error_of(without(kTorchrun, "MASTER_PORT")), "MASTER_PORT is not set, but WORLD_SIZE is (torchrun)");
+  EXPECT_EQ(error_of({{"WORLD_SIZE", "2"}}), "RANK is not set, but WORLD_SIZE is (RANK and WORLD_SIZE set by hand)");
 }
 
 TEST(Launch, NumbersAreReadStrictly) {
   EXPECT_EQ(error_of(with(kTorchrun, "RANK", "8")), "RANK=8 is not below WORLD_SIZE=8");
-  EXPECT_EQ(error_of(with(kTorchrun, "RANK", "-1")),
-            "RANK=-1: expected a whole number from 0 to 1000000 (torchrun)");
+  EXPECT_EQ(error_of(with(kTorchrun, "RANK", "-1")), "RANK=-1: expected a whole number from 0 to 1000000 (torchrun)");
   EXPECT_EQ(error_of(with(kTorchrun, "WORLD_SIZE", "8x")),
             "WORLD_SIZE=8x: expected a whole number from 1 to 1000000 (torchrun)");
   EXPECT_EQ(error_of(with(kTorchrun, "WORLD_SIZE", "0")),
             "WORLD_SIZE=0: expected a whole number from 1 to 1000000 (torchrun)");
   EXPECT_EQ(error_of(with(kTorchrun, "MASTER_PORT", "70000")),
             "MASTER_PORT=70000: expected a whole number from 1 to 65535 (torchrun)");
-  EXPECT_EQ(error_of(with(kTorchrun, "LOCAL_RANK", "4")),
-            "LOCAL_RANK=4 is not below LOCAL_WORLD_SIZE=4");
+  EXPECT_EQ(error_of(with(kTorchrun, "LOCAL_RANK", "4")), "LOCAL_RANK=4 is not below LOCAL_WORLD_SIZE=4");
   EXPECT_EQ(error_of(with(kTorchrun, "LOCAL_WORLD_SIZE", "9")),
             "LOCAL_WORLD_SIZE=9: expected a whole number from 1 to 8 (torchrun)");
 }
@@ -133,10 +127,9 @@ TEST(Launch, OpenMpiOnOneMachine) {
 TEST(Launch, OpenMpiOnSeveralMachinesNeedsAnAddress) {
   const Variables two_nodes =
       with(with(kOpenMpi, "OMPI_COMM_WORLD_LOCAL_SIZE", "1"), "OMPI_COMM_WORLD_LOCAL_RANK", "0");
-  EXPECT_EQ(
-      error_of(two_nodes),
-      "MASTER_ADDR is not set: Open MPI started 2 ranks on several machines and names none of "
-      "them; set MASTER_ADDR to the host of rank 0 for all ranks");
+  EXPECT_EQ(error_of(two_nodes),
+            "MASTER_ADDR is not set: Open MPI started 2 ranks on several machines and names none of "
+            "them; set MASTER_ADDR to the host of rank 0 for all ranks");
   EXPECT_EQ(resolve(with(two_nodes, "MASTER_ADDR", "node7")).master_address, "node7");
   EXPECT_EQ(error_of(without(kOpenMpi, "OMPI_COMM_WORLD_SIZE")),
             "OMPI_COMM_WORLD_SIZE is not set, but OMPI_COMM_WORLD_RANK is (Open MPI)");
@@ -184,17 +177,15 @@ TEST(Launch, SlurmNodeLists) {
 }
 
 TEST(Launch, Pmi) {
-  const Variables variables = {{"PMI_RANK", "3"},        {"PMI_SIZE", "4"},
-                               {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"},
-                               {"MASTER_ADDR", "node3"}, {"MASTER_PORT", "4000"}};
+  const Variables variables = {{"PMI_RANK", "3"},        {"PMI_SIZE", "4"},        {"MPI_LOCALRANKID", "1"},
+                               {"MPI_LOCALNRANKS", "2"}, {"MASTER_ADDR", "node3"}, {"MASTER_PORT", "4000"}};
   const Launch launch = resolve(variables);
   EXPECT_EQ(launch.rank, 3);
   EXPECT_EQ(launch.size, 4);
   EXPECT_EQ(launch.local_rank, 1);
   EXPECT_EQ(launch.master_address, "node3");
   EXPECT_EQ(launch.launcher, "PMI");
-  EXPECT_NE(error_of(without(variables, "MASTER_ADDR")).find("MASTER_ADDR is not set"),
-            std::string::npos);
+  EXPECT_NE(error_of(without(variables, "MASTER_ADDR")).find("MASTER_ADDR is not set"), std::string::npos);
   EXPECT_EQ(error_of(without(variables, "PMI_SIZE")), "PMI_SIZE is not set, but PMI_RANK is (PMI)");
 }
 
@@ -216,9 +207,8 @@ TEST(Launch, TorchrunInsideSlurmIsTorchrun) {
 }
 
 TEST(Launch, SpawnedRanksSaySo) {
-  const Launch launch =
-      resolve(with(with(without(kTorchrun, "TORCHELASTIC_RUN_ID"), "FORESHARD_SPAWNED", "1"),
-                   "FORESHARD_RUN_ID", "spawn-1"));
+  const Launch launch = resolve(
+      with(with(without(kTorchrun, "TORCHELASTIC_RUN_ID"), "FORESHARD_SPAWNED", "1"), "FORESHARD_RUN_ID", "spawn-1"));
   EXPECT_EQ(launch.launcher, kSpawnLauncher);
   EXPECT_EQ(launch.run_id, "spawn-1/2");
 }

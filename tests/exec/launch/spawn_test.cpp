@@ -34,8 +34,7 @@ bool ends_soon(int process) {
 TEST(Spawn, LinesOfOtherRanksCarryTheirNumber) {
   const ChildOutcome outcome = spawn(3, {"meet"}).finish();
   EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_TRUE(contains("\n" + outcome.output, "\nrank 0 of 3: I am 0, I am 1, I am 2; 3 3\n"))
-      << outcome.output;
+  EXPECT_TRUE(contains("\n" + outcome.output, "\nrank 0 of 3: I am 0, I am 1, I am 2; 3 3\n")) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "[rank 1] rank 1 of 3: ")) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "[rank 2] rank 2 of 3: ")) << outcome.output;
   EXPECT_EQ(std::ranges::count(outcome.output, '\n'), 3) << outcome.output;
@@ -50,22 +49,19 @@ TEST(Spawn, OneRankNeedsNobody) {
 TEST(Spawn, AProgramThatIsNotThere) {
   const ChildOutcome outcome = ChildProcess({spawn_program(), "2", "/no/such/program"}).finish();
   EXPECT_EQ(outcome.code, 7);
-  EXPECT_TRUE(contains(outcome.output,
-                       "error: /no/such/program cannot be started: No such file or directory\n"))
+  EXPECT_TRUE(contains(outcome.output, "error: /no/such/program cannot be started: No such file or directory\n"))
       << outcome.output;
 }
 
 // The others end with 7 because they lost rank 1; its own code is the answer.
 TEST(Spawn, TheExitCodeIsThatOfTheRankThatFailedByItself) {
   for (const char* transport : {"shm", "gloo"}) {
-    const ChildOutcome outcome =
-        spawn(3, {"quit", "3"}, {{"FORESHARD_TRANSPORT", transport}}).finish();
+    const ChildOutcome outcome = spawn(3, {"quit", "3"}, {{"FORESHARD_TRANSPORT", transport}}).finish();
     EXPECT_EQ(outcome.code, 3) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "\nerror: rank 1: the data ran out\n") ||
                 outcome.output.starts_with("error: rank 1: the data ran out\n"))
         << outcome.output;  // what rank 0 says
-    EXPECT_TRUE(contains(outcome.output, "[rank 2] error: rank 1: the data ran out\n"))
-        << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "[rank 2] error: rank 1: the data ran out\n")) << outcome.output;
   }
 }
 
@@ -83,8 +79,7 @@ TEST(Spawn, AKilledRankIsNamedByAll) {
     const std::string named = "error: rank 2 was killed by signal 9 (Killed)\n";
     EXPECT_TRUE(contains(outcome.output, "\n[rank 1] " + named)) << outcome.output;
     std::size_t unprefixed = 0;  // of the launcher and of rank 0
-    for (std::size_t at = 0; (at = outcome.output.find("\n" + named, at)) != std::string::npos;
-         ++at) {
+    for (std::size_t at = 0; (at = outcome.output.find("\n" + named, at)) != std::string::npos; ++at) {
       ++unprefixed;
     }
     EXPECT_EQ(unprefixed, 2U) << outcome.output;
@@ -93,8 +88,7 @@ TEST(Spawn, AKilledRankIsNamedByAll) {
 
 TEST(Spawn, AStoppedRankIsNamedAfterTheTimeout) {
   for (const char* transport : {"shm", "gloo"}) {
-    ChildProcess job =
-        spawn(2, {"forever"}, {{"FORESHARD_TRANSPORT", transport}, {"FORESHARD_TIMEOUT_S", "1"}});
+    ChildProcess job = spawn(2, {"forever"}, {{"FORESHARD_TRANSPORT", transport}, {"FORESHARD_TIMEOUT_S", "1"}});
     const std::string ready = job.wait_for("ready", 2);
     ASSERT_NE(ready, "");
     const auto start = Clock::now();
@@ -103,8 +97,7 @@ TEST(Spawn, AStoppedRankIsNamedAfterTheTimeout) {
     const ChildOutcome outcome = job.finish();
     EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
     EXPECT_EQ(outcome.code, 7) << outcome.output;
-    EXPECT_TRUE(contains(outcome.output, "error: rank 0: rank 1 did not answer within 1 s"))
-        << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "error: rank 0: rank 1 did not answer within 1 s")) << outcome.output;
     EXPECT_TRUE(ends_soon(stopped));
   }
 }
@@ -142,9 +135,8 @@ TEST(Spawn, NoRankOutlivesTheLauncher) {
 
 TEST(OpenMpi, StartsRanks) {
   if (std::system("command -v mpirun > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
-  const ChildOutcome outcome = ChildProcess({"mpirun", "-np", "2", "--allow-run-as-root",
-                                             "--oversubscribe", rank_program(), "meet"})
-                                   .finish();
+  const ChildOutcome outcome =
+      ChildProcess({"mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe", rank_program(), "meet"}).finish();
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "rank 0 of 2: I am 0, I am 1; 2 1")) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "rank 1 of 2: I am 0, I am 1; 2 1")) << outcome.output;

@@ -85,8 +85,8 @@ TEST_F(AllocatorTest, ARepeatedStepTouchesTheSameAddresses) {
 // Three neighbours of 64 KiB, freed in any order, hold one of 192 KiB in the same place.
 TEST_F(AllocatorTest, FreeNeighboursBecomeOne) {
   constexpr std::int64_t kPiece = 65'536;
-  for (const auto& order : std::vector<std::vector<std::size_t>>{
-           {0, 1, 2}, {2, 1, 0}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}}) {
+  for (const auto& order :
+       std::vector<std::vector<std::size_t>>{{0, 1, 2}, {2, 1, 0}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}}) {
     at::Tensor whole = bytes(3 * kPiece);
     const auto* place = static_cast<const char*>(whole.const_data_ptr());
     whole.reset();

@@ -45,8 +45,8 @@ void meet(World& world) {
   GroupCommunicator all(world.connect("world", everyone(world)));
   std::vector<float> values = {1.0F, static_cast<float>(world.rank())};
   all.all_reduce(values);
-  print(fmt::format("rank {} of {}: {}; {} {}", world.rank(), world.size(), fmt::join(texts, ", "),
-                    values[0], values[1]));
+  print(fmt::format("rank {} of {}: {}; {} {}", world.rank(), world.size(), fmt::join(texts, ", "), values[0],
+                    values[1]));
 }
 
 std::uint64_t mix(std::uint64_t hash, const void* data, std::size_t bytes) {
@@ -69,8 +69,7 @@ void sums(World& world) {
     std::vector<float> shard(elements, 0.5F);
     all.reduce_scatter(whole.data(), DType::kFp32, elements, shard.data(), SumInto::kContinue);
     all.reduce_scatter(whole.data(), DType::kBf16, elements, shard.data(), SumInto::kContinue);
-    std::copy(shard.begin(), shard.end(),
-              whole.begin() + (static_cast<std::size_t>(world.rank()) * elements));
+    std::copy(shard.begin(), shard.end(), whole.begin() + (static_cast<std::size_t>(world.rank()) * elements));
     all.all_gather(whole.data(), elements * sizeof(float));
     all.all_reduce(whole);
     hash = mix(hash, whole.data(), whole.size() * sizeof(float));
@@ -162,8 +161,7 @@ void bench(World& world, std::size_t bytes) {
   const double gathered = median_ms(repeats, gather);
   const double scattered = median_ms(repeats, scatter);
   if (world.rank() == 0) {
-    print(fmt::format("{} bytes: all_gather {:.4f} ms, reduce_scatter {:.4f} ms", bytes, gathered,
-                      scattered));
+    print(fmt::format("{} bytes: all_gather {:.4f} ms, reduce_scatter {:.4f} ms", bytes, gathered, scattered));
   }
 }
 

@@ -50,9 +50,8 @@ int main(int count, char** words) {
   }
   const ModelSpec model = small_model("llama");
   for (const MissingWait& c : missing_waits(model)) {
-    apart("wait: " + c.name, [&] {
-      train_alone(*load_accelerator(0), c.plan, is_right ? c.whole : c.faulty, model, {2});
-    });
+    apart("wait: " + c.name,
+          [&] { train_alone(*load_accelerator(0), c.plan, is_right ? c.whole : c.faulty, model, {2}); });
   }
   for (const EarlyFree& f : early_frees()) {
     apart(std::string("free: ") + f.name, [&] { f.run(Lanes(load_accelerator(0)), is_right); });
@@ -61,8 +60,7 @@ int main(int count, char** words) {
     apart(std::string("capture: ") + c.name, [&] {
       const Lanes lanes(load_accelerator(0));
       const at::Tensor x = lanes.tensor();
-      capture_with(lanes, x,
-                   is_right ? ForbiddenCall{"", [](const Lanes&, const at::Tensor&) {}} : c);
+      capture_with(lanes, x, is_right ? ForbiddenCall{"", [](const Lanes&, const at::Tensor&) {}} : c);
     });
   }
   return 0;

@@ -39,14 +39,11 @@ class GatherOnlyWorld : public World {
     std::vector<std::string> texts;
     std::barrier<> barrier;
   };
-  GatherOnlyWorld(std::shared_ptr<Shared> shared, int rank)
-      : shared_(std::move(shared)), rank_(rank) {}
+  GatherOnlyWorld(std::shared_ptr<Shared> shared, int rank) : shared_(std::move(shared)), rank_(rank) {}
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(shared_->texts.size()); }
-  std::unique_ptr<Transport> connect(const std::string&, const std::vector<int>&) override {
-    return nullptr;
-  }
+  std::unique_ptr<Transport> connect(const std::string&, const std::vector<int>&) override { return nullptr; }
   std::vector<std::string> gather(const std::string& topic, const std::string& text) override {
     shared_->texts[static_cast<std::size_t>(rank_)] = topic + "\n" + text;
     shared_->barrier.arrive_and_wait();
@@ -59,9 +56,7 @@ class GatherOnlyWorld : public World {
     return texts;
   }
   void announce_failure(const std::string&) override {}
-  std::optional<std::string> announced_failure(std::chrono::milliseconds) override {
-    return std::nullopt;
-  }
+  std::optional<std::string> announced_failure(std::chrono::milliseconds) override { return std::nullopt; }
 
  private:
   std::shared_ptr<Shared> shared_;
@@ -80,8 +75,7 @@ inline std::vector<std::string> on_ranks(int size, const std::function<void(int,
         work(rank, world);
       } catch (const Error& error) {
         const bool is_input = error.exit_code() == ExitCode::kInvalidInput;
-        errors[static_cast<std::size_t>(rank)] =
-            (is_input ? "" : "not the input: ") + std::string(error.what());
+        errors[static_cast<std::size_t>(rank)] = (is_input ? "" : "not the input: ") + std::string(error.what());
       }
     });
   }
@@ -141,9 +135,8 @@ inline TestRank make_rank(const TestLayout& layout, std::int64_t world_rank) {
       offset += numel;
     }
     unit.shard_numel = (offset + layout.shards - 1) / layout.shards;
-    for (const auto& [name, dtype] :
-         {std::pair("master", DType::kFp32), std::pair("exp_avg", layout.moments),
-          std::pair("exp_avg_sq", layout.moments)}) {
+    for (const auto& [name, dtype] : {std::pair("master", DType::kFp32), std::pair("exp_avg", layout.moments),
+                                      std::pair("exp_avg_sq", layout.moments)}) {
       rank.memory.emplace_back(static_cast<std::size_t>(unit.shard_numel * size_of(dtype)));
       unit.arrays.push_back({name, dtype, rank.memory.back()});
     }
@@ -152,17 +145,15 @@ inline TestRank make_rank(const TestLayout& layout, std::int64_t world_rank) {
   return rank;
 }
 
-inline float value_of(const std::string& parameter, const std::string& array, std::int64_t element,
-                      std::int64_t step) {
+inline float value_of(const std::string& parameter, const std::string& array, std::int64_t element, std::int64_t step) {
   const std::uint64_t hash = Fingerprint().add(parameter).add(array).add(element).add(step).value();
   return static_cast<float>(static_cast<std::int64_t>(hash % 2000003) - 1000001) / 1024.0F;
 }
 
 // Calls visit(array, bytes of the element, its value at that step; 0 for padding) for every element
 // of the rank's shards.
-inline void for_each_element(
-    const TestRank& rank, std::int64_t step,
-    const std::function<void(const StateArray&, std::span<std::byte>, float)>& visit) {
+inline void for_each_element(const TestRank& rank, std::int64_t step,
+                             const std::function<void(const StateArray&, std::span<std::byte>, float)>& visit) {
   for (const StateUnit& unit : rank.state.units) {
     const std::int64_t begin = rank.state.shard_index * unit.shard_numel;
     for (const StateArray& array : unit.arrays) {
@@ -187,14 +178,12 @@ inline void store(float value, DType dtype, std::span<std::byte> to) {
 }
 
 inline void fill(const TestRank& rank, std::int64_t step) {
-  for_each_element(rank, step, [](const StateArray& array, std::span<std::byte> at, float value) {
-    store(value, array.dtype, at);
-  });
+  for_each_element(
+      rank, step, [](const StateArray& array, std::span<std::byte> at, float value) { store(value, array.dtype, at); });
 }
 
 // The elements that are not what `step` has, where the array went through `stored` on its way.
-inline std::int64_t count_differences(const TestRank& rank, std::int64_t step,
-                                      DType stored_moments = DType::kFp32) {
+inline std::int64_t count_differences(const TestRank& rank, std::int64_t step, DType stored_moments = DType::kFp32) {
   std::int64_t differences = 0;
   for_each_element(rank, step, [&](const StateArray& array, std::span<std::byte> at, float value) {
     const DType stored = array.name == "master" ? DType::kFp32 : stored_moments;
@@ -202,24 +191,22 @@ inline std::int64_t count_differences(const TestRank& rank, std::int64_t step,
     std::byte expected[4] = {};
     const auto stored_size = static_cast<std::size_t>(size_of(stored));
     store(value, stored, std::span(through).first(stored_size));
-    convert(stored, std::span(through).first(stored_size), array.dtype,
-            std::span(expected).first(at.size()));
+    convert(stored, std::span(through).first(stored_size), array.dtype, std::span(expected).first(at.size()));
     if (std::memcmp(expected, at.data(), at.size()) != 0) ++differences;
   });
   return differences;
 }
 
 inline RunProgress progress_at(std::int64_t step) {
-  return RunProgress{
-      .step = step,
-      .next_sample = step * 8,
-      .seed = -7,
-      .metadata = {{"plan", "model: x\n\tbatch: \"1\" # \xC3\xA4\n"}, {"version", "0.1.0"}}};
+  return RunProgress{.step = step,
+                     .next_sample = step * 8,
+                     .seed = -7,
+                     .metadata = {{"plan", "model: x\n\tbatch: \"1\" # \xC3\xA4\n"}, {"version", "0.1.0"}}};
 }
 
 // Saves that step with the layout; returns what each rank threw.
-inline std::vector<std::string> save(const std::filesystem::path& folder, const TestLayout& layout,
-                                     std::int64_t step, std::int64_t keep = 0) {
+inline std::vector<std::string> save(const std::filesystem::path& folder, const TestLayout& layout, std::int64_t step,
+                                     std::int64_t keep = 0) {
   return on_ranks(static_cast<int>(layout.shards * layout.replicas), [&](int rank, World& world) {
     const TestRank state = make_rank(layout, rank);
     fill(state, step);

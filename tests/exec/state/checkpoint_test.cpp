@@ -138,8 +138,7 @@ TEST_F(CheckpointTest, ReadsOnlyTheBlocksOfItsRanges) {
   EXPECT_EQ(result.differences, 0);
   EXPECT_EQ(result.loaded[0].bytes_read, 3 * kChecksumBlock);
   EXPECT_EQ(load(folder_, one).loaded[0].bytes_read,
-            static_cast<std::int64_t>(
-                fs::file_size(folder_ / "step-00000001" / "rank-00000-of-00001.safetensors")));
+            static_cast<std::int64_t>(fs::file_size(folder_ / "step-00000001" / "rank-00000-of-00001.safetensors")));
 }
 
 TEST_F(CheckpointTest, ReadsPartsOfParameters) {
@@ -151,8 +150,7 @@ TEST_F(CheckpointTest, ReadsPartsOfParameters) {
   EXPECT_TRUE(reader.has_array("head", "exp_avg"));
   EXPECT_FALSE(reader.has_array("head", "momentum"));
   std::vector<float> part(20);
-  const StateRange range{"head", "exp_avg", 30, DType::kFp32,
-                         std::as_writable_bytes(std::span(part))};
+  const StateRange range{"head", "exp_avg", 30, DType::kFp32, std::as_writable_bytes(std::span(part))};
   reader.read(std::span(&range, 1));
   for (std::size_t i = 0; i < part.size(); ++i) {
     EXPECT_EQ(part[i], value_of("head", "exp_avg", static_cast<std::int64_t>(30 + i), 9));
@@ -226,10 +224,8 @@ RC_GTEST_PROP(ConvertProperty, SixteenBitsSurviveARoundTrip, (std::uint16_t bits
   for (const DType dtype : {DType::kBf16, DType::kFp16}) {
     float wide = 0;
     std::uint16_t back = 0;
-    convert(dtype, std::as_bytes(std::span(&bits, 1)), DType::kFp32,
-            std::as_writable_bytes(std::span(&wide, 1)));
-    convert(DType::kFp32, std::as_bytes(std::span(&wide, 1)), dtype,
-            std::as_writable_bytes(std::span(&back, 1)));
+    convert(dtype, std::as_bytes(std::span(&bits, 1)), DType::kFp32, std::as_writable_bytes(std::span(&wide, 1)));
+    convert(DType::kFp32, std::as_bytes(std::span(&wide, 1)), dtype, std::as_writable_bytes(std::span(&back, 1)));
     RC_ASSERT(std::isnan(wide) || back == bits);
   }
 }

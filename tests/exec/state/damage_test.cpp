@@ -58,8 +58,8 @@ class DamageTest : public CheckpointTest {
 TEST_F(DamageTest, TornFile) {
   const auto size = fs::file_size(shard_);
   fs::resize_file(shard_, size - 5);
-  expect_named("rank-00001-of-00002.safetensors: has " + std::to_string(size - 5) +
-               " bytes instead of the " + std::to_string(size));
+  expect_named("rank-00001-of-00002.safetensors: has " + std::to_string(size - 5) + " bytes instead of the " +
+               std::to_string(size));
 }
 
 TEST_F(DamageTest, AlteredByteOfTheData) {
@@ -186,18 +186,15 @@ RC_GTEST_PROP(DamageProperty, AHostileIndexIsRefusedOrRead, ()) {
 
 RC_GTEST_PROP(DamageProperty, AHostileHeaderIsRefusedOrRead, ()) {
   static const SmallRun kRun;
-  static const std::string kShard =
-      content_of(kRun.checkpoint() / "rank-00000-of-00002.safetensors");
+  static const std::string kShard = content_of(kRun.checkpoint() / "rank-00000-of-00002.safetensors");
   static const CheckpointIndex kIndex = read_index(kRun.checkpoint());
   static const auto kFront = static_cast<std::size_t>(
       read_safetensors_header(kRun.checkpoint() / "rank-00000-of-00002.safetensors").data_begin);
   std::string shard = kShard;
   if (*rc::gen::arbitrary<bool>()) {
-    shard = with_flips(kShard.substr(0, kFront), *rc::gen::inRange<std::size_t>(1, 3)) +
-            kShard.substr(kFront);
+    shard = with_flips(kShard.substr(0, kFront), *rc::gen::inRange<std::size_t>(1, 3)) + kShard.substr(kFront);
   } else {
-    shard = kShard.substr(0, 8) + with_hostile_number(kShard.substr(8, kFront - 8)) +
-            kShard.substr(kFront);
+    shard = kShard.substr(0, 8) + with_hostile_number(kShard.substr(8, kFront - 8)) + kShard.substr(kFront);
   }
   const fs::path path = kRun.checkpoint() / "rank-00000-of-00002.safetensors";
   write_whole(path, shard);

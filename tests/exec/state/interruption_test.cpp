@@ -51,8 +51,8 @@ int failing_save(const fs::path& folder, const TestLayout& layout, const std::st
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().filename() != ".lock" && entry.path().filename() != "step-00000001") ++others;
   }
-  const bool is_right = errors[0] == errors[1] && contains(errors[0], "cannot write ") &&
-                        contains(errors[0], reason) && others == 0;
+  const bool is_right =
+      errors[0] == errors[1] && contains(errors[0], "cannot write ") && contains(errors[0], reason) && others == 0;
   if (!is_right) std::cerr << errors[0] << "\n" << errors[1] << "\n" << others << " left\n";
   return is_right ? 0 : 1;
 }
@@ -80,8 +80,7 @@ TEST_F(InterruptionTest, ASizeLimitFailsTheSaveAndNothingElse) {
   const TestLayout layout = layout_of({4, 4}, 2);
   ASSERT_EQ(save(folder_, layout, 1), Strings(2));
   // The second limit lets the shards pass and cuts the index.
-  const auto shard_size =
-      fs::file_size(folder_ / "step-00000001" / "rank-00000-of-00002.safetensors");
+  const auto shard_size = fs::file_size(folder_ / "step-00000001" / "rank-00000-of-00002.safetensors");
   for (const rlim_t limit : {rlim_t{500}, static_cast<rlim_t>(shard_size)}) {
     const int status = wait_for(start_child([&] {
       const rlimit limits = {limit, limit};
@@ -117,8 +116,7 @@ class ObstructingWorld : public World {
   ObstructingWorld(World& inner, fs::path folder) : inner_(inner), folder_(std::move(folder)) {}
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
-  std::unique_ptr<Transport> connect(const std::string& name,
-                                     const std::vector<int>& ranks) override {
+  std::unique_ptr<Transport> connect(const std::string& name, const std::vector<int>& ranks) override {
     return inner_.connect(name, ranks);
   }
   std::vector<std::string> gather(const std::string& topic, const std::string& text) override {

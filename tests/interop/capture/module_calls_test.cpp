@@ -45,9 +45,7 @@ Json called_document(std::int64_t samples, int views, bool recurs = false) {
   Json results = Json::array();
   for (int view = 0; view < views; ++view) {
     given[std::to_string(view)] = {{"elements", count}, {"dtype", "torch.float32"}};
-    int x =
-        add("mm", "stem", {recurs && view > 0 ? results.back().get<int>() : view, "stem.weight"},
-            count, true);
+    int x = add("mm", "stem", {recurs && view > 0 ? results.back().get<int>() : view, "stem.weight"}, count, true);
     for (const char* block : {"blocks.0", "blocks.1"}) {
       x = add("mm", block, {x, std::string(block) + ".weight"}, count, true);
       x = add("relu", block, {x}, count, false);
@@ -58,14 +56,12 @@ Json called_document(std::int64_t samples, int views, bool recurs = false) {
   Json parameters;
   for (const char* name : {"stem.weight", "blocks.0.weight", "blocks.1.weight", "head.weight"})
     parameters[name] = {{"shape", {kFeatures, kFeatures}}};
-  return {
-      {"class", "Net"},           {"block_list", "blocks"}, {"blocks", {"blocks.0", "blocks.1"}},
-      {"parameters", parameters}, {"given", given},         {"operations", operations}};
+  return {{"class", "Net"},           {"block_list", "blocks"}, {"blocks", {"blocks.0", "blocks.1"}},
+          {"parameters", parameters}, {"given", given},         {"operations", operations}};
 }
 
 std::string layers_of(std::int64_t samples, Json of) {
-  return model_of_modules({{.path = "modules.json", .document = std::move(of), .batch = samples}},
-                          "net");
+  return model_of_modules({{.path = "modules.json", .document = std::move(of), .batch = samples}}, "net");
 }
 
 ModelSpec model_of(std::int64_t samples, Json of) {
@@ -127,9 +123,8 @@ TEST(ModuleCalls, NamesHoldOfTheStepBeforeUntilTheyAreBoundAgain) {
   document["held"] = {{0, 3 * kEach}, {2, kEach}};  // operations, bytes
   const ModelSpec model = model_of(3, document);
   const auto held = [&](const char* layer) {
-    return std::ranges::count_if(layer_named(model, layer).tensors, [](const TensorSpec& tensor) {
-      return tensor.name.starts_with("step before");
-    });
+    return std::ranges::count_if(layer_named(model, layer).tensors,
+                                 [](const TensorSpec& tensor) { return tensor.name.starts_with("step before"); });
   };
   EXPECT_EQ(held("blocks.0"), 2);
   EXPECT_EQ(held("head"), 1);
@@ -145,8 +140,7 @@ TEST(ModuleCalls, ATowerUnderNoGradIsFrozenLayers) {
     const Json& module = operation["module"];
     if (module == "stem" || module == "blocks.0") take_gradient(operation);
   }
-  for (const char* name : {"stem.weight", "blocks.0.weight"})
-    tower["parameters"][name]["trainable"] = false;
+  for (const char* name : {"stem.weight", "blocks.0.weight"}) tower["parameters"][name]["trainable"] = false;
   const ModelSpec model = model_of(3, tower);
   EXPECT_FALSE(layer_named(model, "blocks.0").has_trainable());
   EXPECT_TRUE(layer_named(model, "blocks.1").has_trainable());
@@ -185,8 +179,8 @@ TEST(ModuleCalls, AnotherTowerLeavesTheBlockBeforeItAlone) {
   const ModelSpec model = model_of(3, document);
   std::vector<std::string> names;
   for (const LayerInstance& layer : model.order) names.push_back(layer.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"embedding", "blocks.0", "blocks.1", "inner3",
-                                             "other blocks.0", "other blocks.1", "head", "loss"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"embedding", "blocks.0", "blocks.1", "inner3", "other blocks.0",
+                                             "other blocks.1", "head", "loss"}));
   const LayerSpec& head = layer_named(model, "head");
   EXPECT_FALSE(head.operations.back().view);
   const auto beside = [](const Operation& op) { return op.name.starts_with("beside"); };
@@ -198,8 +192,7 @@ TEST(ModuleCalls, TensorsOfOthersMayGrowWithTheSamples) {
   constexpr std::int64_t kEach = 1 << 16, kModel = 1 << 20;
   std::vector<CapturedModules> captures;
   for (const std::int64_t samples : {3, 5}) {
-    captures.push_back(
-        {.path = "modules.json", .document = called_document(samples, 1), .batch = samples});
+    captures.push_back({.path = "modules.json", .document = called_document(samples, 1), .batch = samples});
     captures.back().document["others"] = samples * kEach + kModel;
   }
   const ModelSpec model = parse_model_yaml(parse_yaml(model_of_modules(captures, "net"), "net"));
@@ -362,10 +355,8 @@ TEST(ModuleCalls, ALossAddsGradientsInPlace) {
   }
   sum["in"] = {from + 1, from + 2};
   operations.push_back(sum);
-  const LayerProgram loss =
-      build_layer_program(model_of(3, document).kinds.back(), {.batch = 3, .sequence = 1});
-  EXPECT_FALSE(std::ranges::any_of(
-      loss.slots, [](const Slot& slot) { return slot.name.ends_with("grad sum"); }));
+  const LayerProgram loss = build_layer_program(model_of(3, document).kinds.back(), {.batch = 3, .sequence = 1});
+  EXPECT_FALSE(std::ranges::any_of(loss.slots, [](const Slot& slot) { return slot.name.ends_with("grad sum"); }));
 }
 
 // DDP's second step fails where a weight has no gradient; on one rank nothing is wrapped.
@@ -413,8 +404,7 @@ TEST(ModuleCalls, NamesEndWhereTheAllocatorSawThem) {
       const bool is_mine = operation["module"] == "blocks.1";
       if (is_mine && operation["op"] == "mm") {
         const auto place = static_cast<std::int64_t>(made.size());
-        operation["out"][0][in_backward ? "freed_backward" : "freed"] =
-            in_backward ? place : place + 2;
+        operation["out"][0][in_backward ? "freed_backward" : "freed"] = in_backward ? place : place + 2;
       }
       if (is_mine && operation["op"] == "relu") {
         operation["saved"] = Json::array();

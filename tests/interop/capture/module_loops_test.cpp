@@ -30,17 +30,14 @@ CapturedModules looping(std::int64_t samples, std::int64_t targets, bool is_othe
     for (const Json& shape : shapes) {
       std::int64_t elements = 1;
       for (const Json& extent : shape) elements *= extent.get<std::int64_t>();
-      made["out"].push_back({{"tensor", ++next},
-                             {"elements", elements},
-                             {"shape", shape},
-                             {"dtype", "torch.float32"}});
+      made["out"].push_back({{"tensor", ++next}, {"elements", elements}, {"shape", shape}, {"dtype", "torch.float32"}});
     }
     if (more.is_object()) made.update(more);
     operations.push_back(made);
     return next;
   };
-  const std::int64_t x = add("mm", "fc", {0, "fc.weight"}, {{samples, kRow}},
-                             {{"n", kRow}, {"k", kRow}, {"saved", {0}}});
+  const std::int64_t x =
+      add("mm", "fc", {0, "fc.weight"}, {{samples, kRow}}, {{"n", kRow}, {"k", kRow}, {"saved", {0}}});
   Json parts = Json::array(), kept = Json::array();
   for (std::int64_t sample = 0; sample < samples; ++sample) parts.push_back({kRow});
   const std::int64_t last = add("unbind", nullptr, {x}, parts, {{"view", true}});
@@ -55,18 +52,16 @@ CapturedModules looping(std::int64_t samples, std::int64_t targets, bool is_othe
   }
   add("stack", nullptr, kept, {{samples, kRow}});
   add("mean", nullptr, {next}, {{1}});
-  return {.path = "modules.json",
-          .document = {{"class", "Net"},
-                       {"block_list", ""},
-                       {"blocks", Json::array()},
-                       {"parameters", {{"fc.weight", {{"shape", {kRow, kRow}}}}}},
-                       {"given",
-                        {{"0",
-                          {{"elements", samples * kRow},
-                           {"shape", {samples, kRow}},
-                           {"dtype", "torch.float32"}}}}},
-                       {"operations", operations}},
-          .batch = samples};
+  return {
+      .path = "modules.json",
+      .document = {{"class", "Net"},
+                   {"block_list", ""},
+                   {"blocks", Json::array()},
+                   {"parameters", {{"fc.weight", {{"shape", {kRow, kRow}}}}}},
+                   {"given",
+                    {{"0", {{"elements", samples * kRow}, {"shape", {samples, kRow}}, {"dtype", "torch.float32"}}}}},
+                   {"operations", operations}},
+      .batch = samples};
 }
 
 std::vector<std::string> names(const Json& document) {
@@ -92,8 +87,7 @@ TEST(ModuleLoops, OneTurnStandsForAll) {
     EXPECT_EQ(operations[3].at("saved"), Json({operations[3].at("out")[0].at("tensor")}));
     EXPECT_EQ(operations[4].at("in"), operations[3].at("saved"));
   }
-  const ModelSpec model =
-      parse_model_yaml(parse_yaml(model_of_modules({two, three}, "net"), "net.yaml"));
+  const ModelSpec model = parse_model_yaml(parse_yaml(model_of_modules({two, three}, "net"), "net.yaml"));
   std::int64_t kept = 0;
   for (const TensorSpec& tensor : model.kinds.back().tensors)
     kept += tensor.name.starts_with("sigmoid") ? tensor.per_token + tensor.per_sequence : 0;

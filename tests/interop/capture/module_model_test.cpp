@@ -18,8 +18,7 @@ constexpr std::int64_t kWidth = 8, kWords = 32;
 // Two lists of two blocks; all blocks read a condition of each sequence, those of the second the
 // first list's result, too. Scores are of every fourth pair; the head is the table. `skips`: the
 // second block reads what the first one does, whose result is read behind both.
-CapturedModules program(std::int64_t batch, std::int64_t sequence, bool again = false,
-                        bool skips = false) {
+CapturedModules program(std::int64_t batch, std::int64_t sequence, bool again = false, bool skips = false) {
   const std::int64_t tokens = batch * sequence;
   Json operations = Json::array();
   int next = 1;  // 0: the batch
@@ -40,8 +39,7 @@ CapturedModules program(std::int64_t batch, std::int64_t sequence, bool again = 
   };
   const Json product = {{"n", kWidth}, {"k", kWidth}};
   int x = add("embedding", "pos", {"pos.weight", 0}, tokens * kWidth, {});
-  x = add("add", "", {x, add("embedding", "emb", {"emb.weight", 0}, tokens * kWidth, {})},
-          tokens * kWidth, {});
+  x = add("add", "", {x, add("embedding", "emb", {"emb.weight", 0}, tokens * kWidth, {})}, tokens * kWidth, {});
   const int c = add("mm", "cond", {x, "cond.weight"}, batch * kWidth, product);
   Json parameters = {{"emb.weight", {{"shape", {kWords, kWidth}}}},
                      {"pos.weight", {{"shape", {1, kWidth}}}},
@@ -72,8 +70,7 @@ CapturedModules program(std::int64_t batch, std::int64_t sequence, bool again = 
   operations.push_back({{"op", "sum"}, {"module", nullptr}, {"in", {x}}, {"node", next}});
   operations.back()["saved"] = operations.back()["backward"] = Json::array();
   operations.back()["out"] = {{{"tensor", next}, {"elements", 1}, {"dtype", "torch.float32"}}};
-  CapturedModules made = {
-      .path = "modules.json", .document = {}, .batch = batch, .sequence = sequence};
+  CapturedModules made = {.path = "modules.json", .document = {}, .batch = batch, .sequence = sequence};
   made.document = {{"class", "Net"},
                    {"block_list", "a"},
                    {"blocks", blocks},
@@ -94,8 +91,7 @@ TEST(ModuleModel, ListsAreBlocksAndWhatTravelsBesideIsKept) {
   const ModelSpec model = parse_model_yaml(parse_yaml(text, "net.yaml"));
   std::vector<std::string> names;
   for (const LayerInstance& layer : model.order) names.push_back(layer.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"embedding", "a.0", "a.1", "inner3", "b.0", "b.1",
-                                             "head", "loss"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"embedding", "a.0", "a.1", "inner3", "b.0", "b.1", "head", "loss"}));
   EXPECT_EQ(parse_model_yaml(parse_yaml(to_model_yaml(model), "again.yaml")), model);
   EXPECT_TRUE(model.tied_embeddings);
   EXPECT_EQ(model.parameters(), kWords * kWidth + 5 * kWidth * kWidth + 2 * kWidth);
@@ -121,8 +117,7 @@ TEST(ModuleModel, WhatOnlyTurnsATensorIsNoLayer) {
 }
 
 TEST(ModuleModel, BlocksBesideEachOtherAreTwo) {
-  const std::string text =
-      model_of_modules({program(2, 16, false, true), program(4, 32, false, true)}, "net");
+  const std::string text = model_of_modules({program(2, 16, false, true), program(4, 32, false, true)}, "net");
   const ModelSpec model = parse_model_yaml(parse_yaml(text, "net.yaml"));
   EXPECT_EQ(model.order[1].name, "a.0");
   EXPECT_EQ(model.order[2].name, "a.1");
@@ -173,13 +168,11 @@ TEST(ModuleModel, WhatHasNoGradient) {
     document["given"]["900"] = {{"elements", capture.batch * 16}, {"dtype", "torch.int32"}};
     Json& operations = document["operations"];
     Json dead = operations[operations.size() - 3];
-    dead.update(
-        {{"op", "mm"}, {"in", {dead["in"][0], "dead.weight"}}, {"n", kWidth}, {"k", kWidth}});
+    dead.update({{"op", "mm"}, {"in", {dead["in"][0], "dead.weight"}}, {"n", kWidth}, {"k", kWidth}});
     dead["out"][0]["tensor"] = 901;
     Json cast = operations.back();
     cast.update({{"op", "_to_copy"}, {"in", {900}}});
-    cast["out"][0].update(
-        {{"tensor", 902}, {"elements", capture.batch * 16}, {"dtype", "torch.int64"}});
+    cast["out"][0].update({{"tensor", 902}, {"elements", capture.batch * 16}, {"dtype", "torch.int64"}});
     for (Json* each : {&dead, &cast}) each->erase("node");
     for (Json& operation : operations) {
       if (operation["module"] != "a.0" || operation["op"] != "mm") continue;

@@ -14,9 +14,8 @@ using ShapesOfEach = std::vector<std::vector<std::int64_t>>;
 
 // Two captures: 2 samples of 256 positions, 4 of 512.
 Json said_of(const ShapesOfEach& shapes) {
-  const std::vector<CapturedModules> captures = {
-      {.path = "", .document = {}, .batch = 2, .sequence = 256},
-      {.path = "", .document = {}, .batch = 4, .sequence = 512}};
+  const std::vector<CapturedModules> captures = {{.path = "", .document = {}, .batch = 2, .sequence = 256},
+                                                 {.path = "", .document = {}, .batch = 4, .sequence = 512}};
   std::vector<std::int64_t> counts;
   for (const auto& shape : shapes) {
     counts.push_back(1);
@@ -42,8 +41,7 @@ TEST(ModuleSizes, WhatAStrideLeavesIsALine) {
   // fifth.
   EXPECT_EQ(elements_said(said_of({{2, 31, 64}, {4, 63, 64}}), 3, 1024), 3 * (1024 / 8 - 1) * 64);
   EXPECT_EQ(elements_said(said_of({{2 * 255, 9}, {4 * 511, 9}}), 3, 1024), 3 * 1023 * 9);
-  EXPECT_EQ(elements_said(said_of({{2, 256 + 49, 9}, {4, 512 + 49, 9}}), 3, 1024),
-            3 * (1024 + 49) * 9);
+  EXPECT_EQ(elements_said(said_of({{2, 256 + 49, 9}, {4, 512 + 49, 9}}), 3, 1024), 3 * (1024 + 49) * 9);
   // Heads between: words of both kinds by those of one.
   EXPECT_EQ(elements_said(said_of({{2, 7, 32, 32}, {4, 7, 64, 64}}), 3, 1024), 3 * 7 * 128 * 128);
   // Of two captures a line fits anything: what grows faster than positions is none.

@@ -29,9 +29,8 @@ Cluster cluster_of(const Plan& plan) {
 }
 
 bool is_listed(const ImportLedger& ledger, Mapping mapping, const std::string& what) {
-  return std::ranges::any_of(ledger, [&](const ImportEntry& e) {
-    return e.mapping == mapping && e.what.starts_with(what);
-  });
+  return std::ranges::any_of(ledger,
+                             [&](const ImportEntry& e) { return e.mapping == mapping && e.what.starts_with(what); });
 }
 
 const ImportEntry& entry(const ImportLedger& ledger, const std::string& what) {
@@ -44,22 +43,15 @@ const ImportEntry& entry(const ImportLedger& ledger, const std::string& what) {
 }
 
 using Read = ForeignPlan (*)(const std::string&);
-ForeignPlan titan(const std::string& text) {
-  return read_torchtitan(parse_toml(text, "titan.toml"));
-}
+ForeignPlan titan(const std::string& text) { return read_torchtitan(parse_toml(text, "titan.toml")); }
 // The settings in a module of torchtitan's registry.
 ForeignPlan registry(const std::string& text) {
   const std::string begins = "json.loads(r\"\"\"", ends = "\"\"\")";
   const std::size_t begin = text.find(begins) + begins.size();
-  return read_torchtitan(
-      parse_json(text.substr(begin, text.find(ends, begin) - begin), "saved.json"));
+  return read_torchtitan(parse_json(text.substr(begin, text.find(ends, begin) - begin), "saved.json"));
 }
-ForeignPlan accelerate(const std::string& text) {
-  return read_accelerate(parse_yaml(text, "accelerate.yaml"));
-}
-ForeignPlan deepspeed(const std::string& text) {
-  return read_deepspeed(parse_json(text, "deepspeed.json"));
-}
+ForeignPlan accelerate(const std::string& text) { return read_accelerate(parse_yaml(text, "accelerate.yaml")); }
+ForeignPlan deepspeed(const std::string& text) { return read_deepspeed(parse_json(text, "deepspeed.json")); }
 
 // import(export(plan)) is the plan, or the ledger says which key is not. `holds`: keys (or
 // prefixes) that the format must bring back.
@@ -75,8 +67,7 @@ void expect_round_trip(const Plan& plan, const ModelSpec& model, const Exported&
     const std::string is = yaml_value(key.write(plan)), was = yaml_value(key.write(back));
     const bool told = is_listed(file.ledger, Mapping::kUnsupported, std::string(key.path) + ": ");
     RC_ASSERT((is == was) != told);
-    const bool held = std::ranges::any_of(
-        holds, [&](const auto& prefix) { return key.path.starts_with(prefix); });
+    const bool held = std::ranges::any_of(holds, [&](const auto& prefix) { return key.path.starts_with(prefix); });
     if (held) RC_ASSERT(is == was);
   }
 }
@@ -85,9 +76,8 @@ Plan fsdp2_of(RandomStep& step) {
   Plan plan = step.plan;
   plan.runtime = {};
   plan.reduction_order = ReductionOrder::kLibrary;
-  plan.optimizer.implementation =
-      *rc::gen::element(Optimizer::Implementation::kForeach, Optimizer::Implementation::kFused,
-                        Optimizer::Implementation::kLoop);
+  plan.optimizer.implementation = *rc::gen::element(
+      Optimizer::Implementation::kForeach, Optimizer::Implementation::kFused, Optimizer::Implementation::kLoop);
   plan.optimizer.learning_rate = *rc::gen::element(1e-3, 3e-4, 2.5e-5);
   plan.optimizer.warmup_steps = *rc::gen::inRange<std::int64_t>(0, 5);
   plan.offload = *rc::gen::element(Offload::kNone, Offload::kCpu);
@@ -123,8 +113,7 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackWhatItHolds, ()) {
   expect_round_trip(plan, step.model, file, titan, holds);
   std::erase_if(holds, [](const auto& key) { return std::string_view(key).starts_with("float8"); });
   if (plan.float8 == Float8::kRowwise) holds.push_back("float8");
-  expect_round_trip(plan, step.model, export_torchtitan_registry({plan, step.model, cluster}),
-                    registry, holds);
+  expect_round_trip(plan, step.model, export_torchtitan_registry({plan, step.model, cluster}), registry, holds);
 }
 
 // Axes go with FSDP2 of 2.11 and later, in the compute dtype and on the GPU.
@@ -141,8 +130,8 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackEveryDegree, ()) {
   plan.tensor_parallel.loss = *rc::gen::element(true, false);
   plan.mesh.pp = *rc::gen::element<std::int64_t>(1, 2, 4);
   if (plan.mesh.pp > 1) {
-    plan.pipeline.schedule = *rc::gen::element(
-        PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B, PipelineSchedule::kDualPipeV);
+    plan.pipeline.schedule =
+        *rc::gen::element(PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B, PipelineSchedule::kDualPipeV);
     const bool is_single = plan.pipeline.schedule == PipelineSchedule::k1F1B;
     plan.pipeline.stages_per_rank = is_single ? 1 : 2;
     plan.pipeline.microbatches = *rc::gen::element<std::int64_t>(1, 3);
@@ -152,16 +141,13 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackEveryDegree, ()) {
   const Exported file = export_torchtitan({plan, step.model, cluster_of(plan)});
   Strings holds = {"mesh.shard", "mesh.replicate", "batch.micro_batch", "tensor_parallel.loss"};
   if (plan.mesh.pp > 1) {
-    for (const char* key :
-         {"mesh.pp", "batch.accumulation", "pipeline.schedule", "pipeline.stages_per_rank",
-          "pipeline.microbatches", "pipeline.first_stage_less_layers"}) {
+    for (const char* key : {"mesh.pp", "batch.accumulation", "pipeline.schedule", "pipeline.stages_per_rank",
+                            "pipeline.microbatches", "pipeline.first_stage_less_layers"}) {
       holds.push_back(key);
     }
   }
-  const std::pair<const char*, std::int64_t> axes[] = {{"mesh.cp", plan.mesh.cp},
-                                                       {"mesh.tp", plan.mesh.tp},
-                                                       {"mesh.ep", plan.mesh.ep},
-                                                       {"mesh.etp", plan.mesh.etp}};
+  const std::pair<const char*, std::int64_t> axes[] = {
+      {"mesh.cp", plan.mesh.cp}, {"mesh.tp", plan.mesh.tp}, {"mesh.ep", plan.mesh.ep}, {"mesh.etp", plan.mesh.etp}};
   for (const auto& [key, size] : axes) {
     if (size > 1) holds.push_back(key);
   }
@@ -169,8 +155,7 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackEveryDegree, ()) {
   std::erase_if(holds, [](const auto& key) {  // gone since April and June 2026
     return key == std::string_view("mesh.etp") || key == std::string_view("tensor_parallel.loss");
   });
-  expect_round_trip(plan, step.model,
-                    export_torchtitan_registry({plan, step.model, cluster_of(plan)}), registry,
+  expect_round_trip(plan, step.model, export_torchtitan_registry({plan, step.model, cluster_of(plan)}), registry,
                     holds);
 }
 
@@ -198,8 +183,7 @@ RC_GTEST_PROP(ForeignPlanProperty, DeepSpeedBringsBackWhatItHolds, ()) {
   RandomStep step = random_step();
   Plan plan = fsdp2_of(step);
   plan.offload = Offload::kNone;
-  plan.runtime = {*rc::gen::element(RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3),
-                  "0.19"};
+  plan.runtime = {*rc::gen::element(RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3), "0.19"};
   plan.mesh = {plan.mesh.world(), 1};
   ZeroOptions& zero = plan.zero;
   zero.overlap_comm = *rc::gen::arbitrary<bool>();
@@ -213,11 +197,10 @@ RC_GTEST_PROP(ForeignPlanProperty, DeepSpeedBringsBackWhatItHolds, ()) {
   }
   const Cluster cluster = cluster_of(plan);
   const Exported file = export_deepspeed({plan, step.model, cluster});
-  expect_round_trip(
-      plan, step.model, file, deepspeed,
-      {"runtime", "batch.micro_batch", "batch.accumulation", "dtype.param", "dtype.reduce",
-       "optimizer.clip_norm", "zero.overlap_comm", "zero.reduce_bucket_size",
-       "zero.stage3_prefetch_bucket_size", "zero.offload", "optimizer.learning_rate"});
+  expect_round_trip(plan, step.model, file, deepspeed,
+                    {"runtime", "batch.micro_batch", "batch.accumulation", "dtype.param", "dtype.reduce",
+                     "optimizer.clip_norm", "zero.overlap_comm", "zero.reduce_bucket_size",
+                     "zero.stage3_prefetch_bucket_size", "zero.offload", "optimizer.learning_rate"});
 }
 
 // --- reading ---
@@ -309,8 +292,7 @@ pipeline_parallel_layers_per_stage = 3
   EXPECT_EQ(deep.value("batch.global"), "512");
   EXPECT_FALSE(deep.has("batch.accumulation"));
   EXPECT_FALSE(deep.has("pipeline.stages_per_rank"));
-  EXPECT_EQ(entry(deep.ledger, "parallelism.pipeline_parallel_layers_per_stage").mapping,
-            Mapping::kUnsupported);
+  EXPECT_EQ(entry(deep.ledger, "parallelism.pipeline_parallel_layers_per_stage").mapping, Mapping::kUnsupported);
 }
 
 // The scales of fp8 gathers: once a step, or with an all-reduce for each weight before its gather.
@@ -325,15 +307,12 @@ precompute_float8_dynamic_scale_for_fsdp = true
 )");
   EXPECT_EQ(once.value("float8"), "tensorwise");
   EXPECT_EQ(once.value("float8_all_gather"), "true");
-  const ForeignPlan each =
-      titan("[training]\nseq_len = 1024\n[float8]\nenable_fsdp_float8_all_gather = true\n");
+  const ForeignPlan each = titan("[training]\nseq_len = 1024\n[float8]\nenable_fsdp_float8_all_gather = true\n");
   EXPECT_EQ(each.value("float8"), "tensorwise");
   EXPECT_EQ(each.value("float8_all_gather"), "true");
-  EXPECT_EQ(entry(each.ledger, "float8.enable_fsdp_float8_all_gather").mapping,
-            Mapping::kUnsupported);
+  EXPECT_EQ(entry(each.ledger, "float8.enable_fsdp_float8_all_gather").mapping, Mapping::kUnsupported);
   EXPECT_FALSE(
-      titan("[training]\nseq_len = 1024\n[float8]\nenable_fsdp_float8_all_gather = false\n")
-          .has("float8_all_gather"));
+      titan("[training]\nseq_len = 1024\n[float8]\nenable_fsdp_float8_all_gather = false\n").has("float8_all_gather"));
 }
 
 TEST(TorchTitan, ReadsTheSavedJsonOfTokens) {
@@ -379,9 +358,7 @@ TEST(TorchTitan, ReadsTheSavedJsonOfPolicies) {
   EXPECT_EQ(plan.value("optimizer.weight_decay"), "0.2");
   EXPECT_EQ(plan.value("optimizer.implementation"), "foreach");
   EXPECT_EQ(entry(plan.ledger, "training.disable_cuda_graphs").mapping, Mapping::kUnsupported);
-  EXPECT_EQ(
-      saved("{" + common + R"(, "force_recompute_mm_shapes_by_fqns": []})").value("recompute"),
-      "selective");
+  EXPECT_EQ(saved("{" + common + R"(, "force_recompute_mm_shapes_by_fqns": []})").value("recompute"), "selective");
   EXPECT_EQ(saved("null").value("recompute"), "none");
   const ForeignPlan budget = saved("{" + common + R"(, "memory_budget": 0.5})");
   EXPECT_FALSE(budget.has("recompute"));
@@ -477,8 +454,7 @@ TEST(ForeignPlan, WrongValuesAreRefusedWhereTheyStand) {
   // A bomb: nine levels of nine aliases each are 9^9 nodes.
   std::string bomb = "distributed_type: FSDP\na0: &a0 [x]\n";
   for (int i = 1; i < 10; ++i) {
-    bomb += fmt::format("a{0}: &a{0} [*a{1},*a{1},*a{1},*a{1},*a{1},*a{1},*a{1},*a{1},*a{1}]\n", i,
-                        i - 1);
+    bomb += fmt::format("a{0}: &a{0} [*a{1},*a{1},*a{1},*a{1},*a{1},*a{1},*a{1},*a{1},*a{1}]\n", i, i - 1);
   }
   fails(accelerate, bomb, "accelerate.yaml");
 }

@@ -48,30 +48,24 @@ TEST(ReadMegatron, SelectiveRecomputeIsOfModules) {
   EXPECT_EQ(plan.value("megatron.recompute_modules"), "[moe_act, layernorm]");
   const Plan read_back = document_of(PlanDocument{}, plan).plan;
   using Module = MegatronOptions::Module;
-  EXPECT_EQ(read_back.megatron.recompute_modules,
-            (std::vector{Module::kMoeAct, Module::kLayernorm}));
+  EXPECT_EQ(read_back.megatron.recompute_modules, (std::vector{Module::kMoeAct, Module::kLayernorm}));
   // Megatron-Core's own default.
-  const ForeignPlan bare =
-      read("model: {tensor_model_parallel_size: 1, recompute_granularity: selective}\n");
-  EXPECT_EQ(document_of(PlanDocument{}, bare).plan.megatron.recompute_modules,
-            std::vector{Module::kCoreAttn});
+  const ForeignPlan bare = read("model: {tensor_model_parallel_size: 1, recompute_granularity: selective}\n");
+  EXPECT_EQ(document_of(PlanDocument{}, bare).plan.megatron.recompute_modules, std::vector{Module::kCoreAttn});
 }
 
 TEST(ReadMegatron, ExpertsGraphsAndDispatchers) {
   const auto job = [](const std::string& settings) {
-    return read("model: {tensor_model_parallel_size: 1, expert_model_parallel_size: 8, " +
-                settings + "}\ncomm_overlap: {overlap_moe_expert_parallel_comm: true}\n");
+    return read("model: {tensor_model_parallel_size: 1, expert_model_parallel_size: 8, " + settings +
+                "}\ncomm_overlap: {overlap_moe_expert_parallel_comm: true}\n");
   };
-  const ForeignPlan whole =
-      job("cuda_graph_impl: full_iteration, moe_flex_dispatcher_backend: hybridep");
+  const ForeignPlan whole = job("cuda_graph_impl: full_iteration, moe_flex_dispatcher_backend: hybridep");
   EXPECT_EQ(whole.value("megatron.cuda_graphs"), "iteration");
   EXPECT_EQ(whole.value("megatron.overlap_expert_parallel"), "true");
   EXPECT_EQ(whole.value("expert_parallel.dispatcher"), "deepep");
   EXPECT_NO_THROW(document_of(PlanDocument{}, whole));
   EXPECT_EQ(job("cuda_graph_impl: transformer_engine").value("megatron.cuda_graphs"), "modules");
-  EXPECT_EQ(
-      job("cuda_graph_impl: local, cuda_graph_scope: full_iteration").value("megatron.cuda_graphs"),
-      "iteration");
+  EXPECT_EQ(job("cuda_graph_impl: local, cuda_graph_scope: full_iteration").value("megatron.cuda_graphs"), "iteration");
 }
 
 TEST(ReadMegatron, NemosPlaces) {
@@ -149,8 +143,7 @@ model: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 8,
   EXPECT_EQ(plan.value("pipeline.schedule"), "Interleaved1F1B");
   EXPECT_EQ(plan.value("pipeline.last_stage_less_layers"), "1");
   EXPECT_FALSE(plan.has("pipeline.first_stage_less_layers"));  // 0, as by default
-  EXPECT_EQ(read("model: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 8}")
-                .value("pipeline.schedule"),
+  EXPECT_EQ(read("model: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 8}").value("pipeline.schedule"),
             "");
 }
 

@@ -11,8 +11,7 @@
 namespace foreshard::trainer_settings_test {
 namespace {
 
-ForeignPlan trainer(const std::string& text, const ForeignPlan* sharding = nullptr,
-                    const std::string& stage = "") {
+ForeignPlan trainer(const std::string& text, const ForeignPlan* sharding = nullptr, const std::string& stage = "") {
   const ConfigNode root = parse_yaml(text, "train.yaml");
   EXPECT_TRUE(looks_like_trainer(root)) << text;
   return read_trainer(root, sharding, stage);
@@ -22,8 +21,7 @@ ForeignPlan trainer(const std::string& text, const ForeignPlan* sharding = nullp
 void expect(const ForeignPlan& plan, const std::string& said) {
   for (const std::string& each : parts_of(said, "; ")) {
     const std::size_t end = each.find(' ');
-    EXPECT_EQ(plan.value(each.substr(0, end)),
-              end == std::string::npos ? "" : each.substr(end + 1));
+    EXPECT_EQ(plan.value(each.substr(0, end)), end == std::string::npos ? "" : each.substr(end + 1));
   }
 }
 
@@ -79,18 +77,18 @@ TEST(TrainerSettings, WhatDeepSpeedLeavesToTheTrainerIsTheTrainers) {
 }
 
 TEST(TrainerSettings, StageZeroHasNoPartitions) {
-  const ForeignPlan plan = read_deepspeed(
-      parse_json(R"({"zero_optimization": {"stage": 0, "overlap_comm": true}})", "zero.json"));
+  const ForeignPlan plan =
+      read_deepspeed(parse_json(R"({"zero_optimization": {"stage": 0, "overlap_comm": true}})", "zero.json"));
   EXPECT_EQ(plan.value("runtime"), "ddp");
   EXPECT_EQ(why(plan, "zero_optimization.overlap_comm"), "stage 0 partitions nothing");
 }
 
 TEST(TrainerSettings, AccelerateSaysTheRuntimeBesideThem) {
-  const ForeignPlan sharding = read_accelerate(
-      parse_yaml("distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\n"
-                 "fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP,\n"
-                 "  fsdp_reshard_after_forward: true}\n",
-                 "accelerate.yaml"));
+  const ForeignPlan sharding =
+      read_accelerate(parse_yaml("distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\n"
+                                 "fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP,\n"
+                                 "  fsdp_reshard_after_forward: true}\n",
+                                 "accelerate.yaml"));
   // Accelerate keeps the head whole, which "always" would not.
   EXPECT_FALSE(sharding.has("reshard_after_forward"));
   const ForeignPlan plan = trainer(kFactory, &sharding);
@@ -192,18 +190,18 @@ TEST(TrainerSettings, ThePluginsCheckpointsAreOthers) {
 }
 
 TEST(TrainerSettings, DdpReducesGradientsAsTheyAreStored) {
-  const ForeignPlan ddp = read_accelerate(parse_yaml(
-      "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n", "accelerate.yaml"));
+  const ForeignPlan ddp = read_accelerate(
+      parse_yaml("distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n", "accelerate.yaml"));
   EXPECT_FALSE(ddp.has("dtype.reduce"));
   EXPECT_EQ(ddp.ranks, 4);
 }
 
 TEST(TrainerSettings, AdaptersUnderFullyShardAreEachCodesOwn) {
-  const ForeignPlan sharding = read_accelerate(
-      parse_yaml("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n"
-                 "parallelism_config: {parallelism_config_dp_shard_size: 4,\n"
-                 "  parallelism_config_cp_size: 2, parallelism_config_tp_size: 2}\n",
-                 "accelerate.yaml"));
+  const ForeignPlan sharding =
+      read_accelerate(parse_yaml("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n"
+                                 "parallelism_config: {parallelism_config_dp_shard_size: 4,\n"
+                                 "  parallelism_config_cp_size: 2, parallelism_config_tp_size: 2}\n",
+                                 "accelerate.yaml"));
   const std::string trl =
       "model_name_or_path: a/b\nlearning_rate: 0.1\nmax_length: 512\n"
       "use_peft: true\nload_in_4bit: true\n";
@@ -226,10 +224,8 @@ TEST(TrainerSettings, AdaptersUnderFullyShardAreEachCodesOwn) {
 TEST(TrainerSettings, AxolotlMakesTheModelBeforeDeepSpeedsAutoIsFilledIn) {
   const auto dtype = [](const char* enabled) {
     const ForeignPlan zero = read_deepspeed(parse_json(
-        std::string(R"({"zero_optimization": {"stage": 3}, "bf16": {"enabled": )") + enabled + "}}",
-        "zero.json"));
-    return trainer("base_model: a/b\nmicro_batch_size: 1\nbf16: true\n", &zero)
-        .value("dtype.param");
+        std::string(R"({"zero_optimization": {"stage": 3}, "bf16": {"enabled": )") + enabled + "}}", "zero.json"));
+    return trainer("base_model: a/b\nmicro_batch_size: 1\nbf16: true\n", &zero).value("dtype.param");
   };
   EXPECT_EQ(dtype("true"), "bf16");
   EXPECT_EQ(dtype("\"auto\""), "fp32");
@@ -260,8 +256,7 @@ TEST(TrainerSettings, PreferencesAreTwoAnswersBesideAReference) {
   // Prompts have no labels.
   EXPECT_FALSE(dpo.has("batch.labelled"));
   expect(trainer(trl + "max_prompt_length: 200\n", nullptr, "dpo"), "batch.labelled 312");
-  expect(trainer(trl + "max_prompt_length: 512\nmax_completion_length: 128\n", nullptr, "dpo"),
-         "batch.labelled 128");
+  expect(trainer(trl + "max_prompt_length: 512\nmax_completion_length: 128\n", nullptr, "dpo"), "batch.labelled 128");
   const ForeignPlan before = trainer(trl + "precompute_ref_log_probs: true\n", nullptr, "dpo");
   EXPECT_FALSE(before.has("reference"));
   expect(trainer(trl, nullptr, "kto"), "batch.micro_batch 8; reference whole");
@@ -269,13 +264,11 @@ TEST(TrainerSettings, PreferencesAreTwoAnswersBesideAReference) {
   expect(trainer(trl, nullptr, "reward"), "batch.micro_batch 16; head scores; reference");
   expect(trainer(std::string(kFactory) + "stage: rm\n"),
          "head values; ddp.find_unused_parameters true; batch.micro_batch 4");
-  expect(trainer("model: a/b\ntask_type: seq_cls\ntuner_type: full\nnum_labels: 3\n"),
-         "head scores; head.scores 3");
+  expect(trainer("model: a/b\ntask_type: seq_cls\ntuner_type: full\nnum_labels: 3\n"), "head scores; head.scores 3");
 }
 
 TEST(TrainerSettings, SwiftHasSettingsOfRuntimesByName) {
-  const std::string text =
-      "model: a/b\nrlhf_type: dpo\nmax_length: 512\nmodules_to_save: [embed_tokens]\n";
+  const std::string text = "model: a/b\nrlhf_type: dpo\nmax_length: 512\nmodules_to_save: [embed_tokens]\n";
   const auto on = [&](const std::string& more, std::int64_t gpus) {
     const ConfigNode root = parse_yaml(text + more, "train.yaml");
     EXPECT_TRUE(looks_like_trainer(root));
@@ -293,8 +286,7 @@ TEST(TrainerSettings, SwiftHasSettingsOfRuntimesByName) {
   expect(on("deepspeed: zero2\ntuner_type: full\n", 4),
          "runtime zero2; zero.reduce_bucket_size 200000000; dtype.master; lora.rank; logits; "
          "recompute_reentrant true; reference whole");
-  expect(on("fsdp: fsdp2\ngradient_checkpointing: false\n", 4),
-         "runtime fsdp2; recompute full; recompute_reentrant");
+  expect(on("fsdp: fsdp2\ngradient_checkpointing: false\n", 4), "runtime fsdp2; recompute full; recompute_reentrant");
   expect(on("tuner_type: full\ntorch_dtype: float16\n", 4), "dtype.param fp16; dtype.master fp16");
 }
 
@@ -321,8 +313,8 @@ swift export --packing no
          "model Qwen/Qwen3-8B; recompute_reentrant true; batch.accumulation; lora.rank 8; "
          "optimizer.learning_rate 0.0001; reference base");
   EXPECT_TRUE(why(plan, "gradient_accumulation_steps: auto").starts_with("\"auto\""));
-  const ConfigNode trl = read_trainer_script(
-      "accelerate launch --config_file a.yaml dpo.py --model_name_or_path a/b --max_length 8", "t");
+  const ConfigNode trl =
+      read_trainer_script("accelerate launch --config_file a.yaml dpo.py --model_name_or_path a/b --max_length 8", "t");
   EXPECT_FALSE(trl.has("config_file"));
   EXPECT_EQ(trl.at("max_length").as_int(), 8);
   expect(read_trainer(read_trainer_script("trl dpo --use_peft --max_length 8", "t"), nullptr),

@@ -37,8 +37,7 @@ TEST(TrainingRows, ColumnsDecideThePlan) {
   EXPECT_EQ(plan.autocast, DType::kBf16);
   EXPECT_EQ(plan.kernels.train_metrics, 2);
   // 12 d^2 + 13 d a block (biases of 3d, d, 4d, d; two norms of 2d), final norm, tables.
-  EXPECT_EQ(job.model.parameters(),
-            4 * (12 * 1024 * 1024 + 13 * 1024) + 2 * 1024 + (50368 + 2048) * 1024);
+  EXPECT_EQ(job.model.parameters(), 4 * (12 * 1024 * 1024 + 13 * 1024) + 2 * 1024 + (50368 + 2048) * 1024);
 }
 
 TEST(TrainingRows, AColumnStandsOverTheStack) {
@@ -59,8 +58,7 @@ TEST(TrainingRows, AColumnStandsOverTheStack) {
 
 // MPT is llm-foundry's and InternLM InternEvo's; `generic` says that it is none.
 TEST(TrainingRows, AnArchitectureMayNameItsTrainingCode) {
-  const auto stack = [](const char* arch, const char* runtime, const char* date,
-                        const char* version) {
+  const auto stack = [](const char* arch, const char* runtime, const char* date, const char* version) {
     Cells cells = small_run();
     cells["stack"] = "unknown";
     cells["arch"] = arch;
@@ -159,18 +157,16 @@ TEST(TrainingRows, TheLastMicroBatchMayBeSmaller) {
   EXPECT_EQ(small.remainder, 0);
 }
 
-const std::vector<std::string> kRuntimes = {"fsdp1", "fsdp2", "ddp",     "zero1",
-                                            "zero2", "zero3", "xla_fsdp"};
+const std::vector<std::string> kRuntimes = {"fsdp1", "fsdp2", "ddp", "zero1", "zero2", "zero3", "xla_fsdp"};
 
 using Words = std::map<std::string, std::vector<std::string>>;
 
 // Every word of the columns of words; one number for those that stand for numbers.
 Words words_of_columns() {
   Words words;
-  for (const char* column :
-       {"arch", "attention_kernel", "norm_impl", "rope_impl", "residual_dtype", "loss_impl",
-        "gather_dtype", "reduction_dtype", "master_dtype", "optimizer_impl", "recompute", "compile",
-        "fp8", "embedding_unit", "prefetch_kind", "offload"}) {
+  for (const char* column : {"arch", "attention_kernel", "norm_impl", "rope_impl", "residual_dtype", "loss_impl",
+                             "gather_dtype", "reduction_dtype", "master_dtype", "optimizer_impl", "recompute",
+                             "compile", "fp8", "embedding_unit", "prefetch_kind", "offload"}) {
     for (const std::string_view word : words_of_column(column)) {
       words[column].emplace_back(word == "every_K" ? "every_3" : word);
     }
@@ -192,8 +188,7 @@ TEST(TrainingRows, EveryWordOfTheGrammarBecomesAPlan) {
         cells[column] = word;
         if (column == "fp8") cells["fp8_all_gather"] = "1";
         if (word.starts_with("nvfp4")) cells["gpu"] = "b200";
-        EXPECT_NO_THROW((void)training_job(row_of(cells)))
-            << runtime << ' ' << column << '=' << word;
+        EXPECT_NO_THROW((void)training_job(row_of(cells))) << runtime << ' ' << column << '=' << word;
       }
     }
   }
@@ -226,9 +221,7 @@ TEST(TrainingRows, ALastStageHasTheBlocksThatItsRowSays) {
 // groups), everything else has a plan, and so has each alternative of what is open.
 TEST(TrainingRows, WordsInAnyCompanyHaveAPlan) {
   std::mt19937 random(20261123);
-  const auto pick = [&](const std::vector<std::string>& words) {
-    return words[random() % words.size()];
-  };
+  const auto pick = [&](const std::vector<std::string>& words) { return words[random() % words.size()]; };
   Words words = words_of_columns();
   for (auto& [column, all] : words) {
     if (column != "fp8" && column != "arch") all.emplace_back("unknown");
@@ -240,16 +233,14 @@ TEST(TrainingRows, WordsInAnyCompanyHaveAPlan) {
   words["runtime_version"] = {"1.13", "2.1", "2.4", "2.5", "2.8", "2.11", "unknown"};
   words["commit_date"] = {"", "2022-12", "2024-02", "2025-04", "2026-01-31"};
   words["gpu"] = {"a100-80gb", "h100-pcie", "b200", "mi300x", "l40s"};
-  words["stack"] = {"generic",         "generic",   "composer_2023_05",
-                    "torchtitan_2025", "internevo", "other"};
+  words["stack"] = {"generic", "generic", "composer_2023_05", "torchtitan_2025", "internevo", "other"};
   for (int i = 0; i < 300; ++i) {
     const std::string runtime = pick(kRuntimes);
     Cells cells = unknown_run(runtime);
     for (const auto& [column, all] : words) cells[column] = pick(all);
     const bool is_fsdp = contains(runtime, "fsdp");
     if (is_fsdp) {
-      cells["reshard"] =
-          pick({"always", "never", "always_except_last", runtime == "fsdp1" ? "" : "8"});
+      cells["reshard"] = pick({"always", "never", "always_except_last", runtime == "fsdp1" ? "" : "8"});
     }
     std::string row = runtime;
     for (const auto& [column, all] : words) row += " " + column + "=" + cells[column];
@@ -260,8 +251,8 @@ TEST(TrainingRows, WordsInAnyCompanyHaveAPlan) {
         (void)training_job(read, choices);
       } catch (const Error& error) {
         const std::string what = error.what();
-        const bool is_hardware = contains(what, "does not run on") ||
-                                 contains(what, "no fp8 units") || contains(what, "float8");
+        const bool is_hardware =
+            contains(what, "does not run on") || contains(what, "no fp8 units") || contains(what, "float8");
         EXPECT_TRUE(is_hardware) << what << ": " << row;
       }
     };
@@ -293,8 +284,7 @@ TEST(TrainingRows, XlaIsForecastAsMaxText) {
 // DDP's parameters are fp32 under autocast unless they are said to be bf16.
 TEST(TrainingRows, DdpIsUnderAutocast) {
   Cells cells = unknown_run("ddp");
-  EXPECT_EQ(training_job(row_of(cells)).resolved.plan.kernels.residual,
-            ModuleKernels::Residual::kFp32);
+  EXPECT_EQ(training_job(row_of(cells)).resolved.plan.kernels.residual, ModuleKernels::Residual::kFp32);
   cells["master_dtype"] = "bf16";
   const Plan low = training_job(row_of(cells)).resolved.plan;
   EXPECT_EQ(low.kernels.residual, ModuleKernels::Residual::kCompute);
@@ -381,8 +371,8 @@ TEST(TrainingRows, ACodeWithoutPresetMayHaveADistributedOptimizer) {
 // --fp8-param-gather: of scales of tensors alone.
 TEST(TrainingRows, MegatronMayGatherItsWeightsInFp8) {
   Cells cells = unknown_run("zero1");
-  for (const char* cell : {"norm_impl=rms_fused", "optimizer_impl=adamw_fused", "fp8_all_gather=1",
-                           "rope_impl=fused", "loss_impl=fused", "gpu=b200"}) {
+  for (const char* cell : {"norm_impl=rms_fused", "optimizer_impl=adamw_fused", "fp8_all_gather=1", "rope_impl=fused",
+                           "loss_impl=fused", "gpu=b200"}) {
     const std::string text = cell;
     cells[text.substr(0, text.find('='))] = text.substr(text.find('=') + 1);
   }
@@ -407,8 +397,8 @@ TEST(TrainingRows, CodesThatFuseByHandFuseMore) {
   EXPECT_EQ(job.resolved.plan.compile, Compile::kBlocks);
   EXPECT_EQ(job.resolved.plan.float8, Float8::kCurrent);
   const LayerSpec& block = job.model.kinds[at(job.model.order[1].kind)];
-  const auto products = std::ranges::count_if(
-      block.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const auto products =
+      std::ranges::count_if(block.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   EXPECT_EQ(products, 4);  // qkv, output, gate and up, down
   cells["loss_impl"] = "eager_fp32";
   EXPECT_EQ(training_job(row_of(cells)).resolved.plan.compile, Compile::kNone);

@@ -19,8 +19,7 @@ std::filesystem::path config(const std::string& name) {
 }
 
 // A llama config of which one line is replaced or added; `extra` ends with a comma.
-std::string llama(const std::string& extra, const std::string& hidden = "64",
-                  const std::string& heads = "4") {
+std::string llama(const std::string& extra, const std::string& hidden = "64", const std::string& heads = "4") {
   return "{" + extra + "\n \"model_type\": \"llama\", \"hidden_size\": " + hidden +
          ",\n \"num_attention_heads\": " + heads +
          ", \"num_hidden_layers\": 2, \"intermediate_size\": 128,\n \"vocab_size\": 1000}";
@@ -47,8 +46,7 @@ void expect_failure(const std::string& text, const std::string& part) {
 }
 
 const HfKey* entry(const HfConfig& config, const std::string& key) {
-  const auto found =
-      std::ranges::find_if(config.ledger, [&](const HfKey& k) { return k.key == key; });
+  const auto found = std::ranges::find_if(config.ledger, [&](const HfKey& k) { return k.key == key; });
   return found == config.ledger.end() ? nullptr : &*found;
 }
 
@@ -68,11 +66,10 @@ ModelSpec without_training(ModelSpec model) {
 // The same model as the zoo's, from the file that its authors publish.
 TEST(HfConfigTest, PublishedConfigsGiveTheZoosModels) {
   for (const std::string name :
-       {"llama-3.1-8b",  "mistral-7b-v0.3", "qwen2.5-0.5b",     "qwen3-0.6b",
-        "gpt2",          "mpt-7b",          "mixtral-8x7b",     "deepseek-v3",
-        "bert-base",     "falcon-7b",       "deepseek-v2-lite", "qwen1.5-moe-a2.7b",
-        "qwen3-30b-a3b", "roberta-base",    "falcon-40b",       "gemma-2b",
-        "gemma-2-2b",    "phi-4",           "pythia-6.9b",      "starcoder2-3b"}) {
+       {"llama-3.1-8b",     "mistral-7b-v0.3",   "qwen2.5-0.5b",  "qwen3-0.6b",   "gpt2",
+        "mpt-7b",           "mixtral-8x7b",      "deepseek-v3",   "bert-base",    "falcon-7b",
+        "deepseek-v2-lite", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "roberta-base", "falcon-40b",
+        "gemma-2b",         "gemma-2-2b",        "phi-4",         "pythia-6.9b",  "starcoder2-3b"}) {
     HfConfig file = read_hf_config(config(name + ".json"));
     const bool encoder = file.dims.bidirectional;  // trained with dropout in the zoo, too
     if (!encoder) file.dims.dropout = file.dims.embedding_dropout = false;
@@ -82,9 +79,8 @@ TEST(HfConfigTest, PublishedConfigsGiveTheZoosModels) {
     EXPECT_EQ(read.parameters(), expected.parameters()) << name;
     read.source = expected.source;
     // Files that were cut short do not say it; the library's default differs between families.
-    const bool says_epsilon = std::ranges::any_of(file.ledger, [](const auto& k) {
-      return contains(k.key, "eps") && k.use == KeyUse::kMapped;
-    });
+    const bool says_epsilon = std::ranges::any_of(
+        file.ledger, [](const auto& k) { return contains(k.key, "eps") && k.use == KeyUse::kMapped; });
     if (!says_epsilon) read.numerics.norm_epsilon = expected.numerics.norm_epsilon;
     EXPECT_EQ(without_training(read), without_training(expected)) << name;
   }
@@ -114,36 +110,27 @@ TEST(HfConfigTest, ClassesAndActivationsOfFurtherFamilies) {
   EXPECT_TRUE(typed("phi", "Phi", "").numerics.gelu_new);
   EXPECT_FALSE(typed("phi", "Phi", "\"hidden_act\": \"gelu\", ").numerics.gelu_tanh);
   EXPECT_THROW(typed("arcee", "Llama", ""), Error);
-  EXPECT_EQ(
-      typed("exaone", "Llama", "\"num_key_value_heads\": 4, \"activation_function\": \"silu\", ")
-          .family,
-      "llama");
-  EXPECT_THROW(
-      typed("exaone", "Exaone", "\"num_key_value_heads\": 4, \"activation_function\": \"relu\", "),
-      Error);
+  EXPECT_EQ(typed("exaone", "Llama", "\"num_key_value_heads\": 4, \"activation_function\": \"silu\", ").family,
+            "llama");
+  EXPECT_THROW(typed("exaone", "Exaone", "\"num_key_value_heads\": 4, \"activation_function\": \"relu\", "), Error);
   EXPECT_THROW(typed("olmo", "Olmo", "\"clip_qkv\": 8.0, "), Error);
-  EXPECT_EQ(typed("cwm", "Cwm", "\"num_key_value_heads\": 4, ").windowed_layers,
-            std::vector<std::int64_t>{1});
-  const ModelDims hunyuan =
-      typed("hunyuan_v1_moe", "HunYuanMoEV1", "\"num_experts\": 4, \"moe_topk\": [2, 2], ");
+  EXPECT_EQ(typed("cwm", "Cwm", "\"num_key_value_heads\": 4, ").windowed_layers, std::vector<std::int64_t>{1});
+  const ModelDims hunyuan = typed("hunyuan_v1_moe", "HunYuanMoEV1", "\"num_experts\": 4, \"moe_topk\": [2, 2], ");
   EXPECT_EQ(hunyuan.moe.top_k, 2);
   EXPECT_EQ(hunyuan.moe.shared_ffn, hunyuan.ffn);
   EXPECT_THROW(typed("hunyuan_v1_moe", "HunYuanMoEV1", "\"moe_topk\": [1, 2], "), Error);
-  EXPECT_EQ(typed("exaone_moe", "ExaoneMoe",
-                  "\"num_key_value_heads\": 4, \"mlp_layer_types\": [\"sparse\", \"dense\"], ")
-                .moe.dense_layers,
-            std::vector<std::int64_t>{1});
+  EXPECT_EQ(
+      typed("exaone_moe", "ExaoneMoe", "\"num_key_value_heads\": 4, \"mlp_layer_types\": [\"sparse\", \"dense\"], ")
+          .moe.dense_layers,
+      std::vector<std::int64_t>{1});
   const ModelDims ernie =
-      typed("ernie4_5_moe", "Ernie4_5_Moe",
-            "\"moe_k\": 2, \"moe_num_experts\": 8, \"moe_intermediate_size\": 32, ");
+      typed("ernie4_5_moe", "Ernie4_5_Moe", "\"moe_k\": 2, \"moe_num_experts\": 8, \"moe_intermediate_size\": 32, ");
   EXPECT_EQ(ernie.moe.top_k, 2);
   EXPECT_EQ(ernie.moe.shared_ffn, 2 * 32);
   EXPECT_EQ(ernie.moe.dense_layers, std::vector<std::int64_t>{0});  // experts from 1 on
   EXPECT_EQ(typed("flex_olmo", "FlexOlmo", "").residual, Residual::kPostBranch);
   EXPECT_TRUE(typed("persimmon", "Persimmon", "").drops_mlp_alone);
-  EXPECT_EQ(typed("minimax_m2", "MiniMaxM2", "\"rotary_dim\": 64, \"num_key_value_heads\": 4, ")
-                .rotary_dim,
-            64);
+  EXPECT_EQ(typed("minimax_m2", "MiniMaxM2", "\"rotary_dim\": 64, \"num_key_value_heads\": 4, ").rotary_dim, 64);
 }
 
 TEST(HfConfigTest, NamedAfterFileOrFolder) {
@@ -159,8 +146,7 @@ TEST(HfConfigTest, DefaultsAreHuggingFaces) {
   EXPECT_EQ(read.dims.head_dim, 16);
   EXPECT_EQ(read.dims.max_positions, 2048);
   EXPECT_FALSE(read.dims.tied);
-  EXPECT_EQ(*entry(read, "num_key_value_heads"),
-            (HfKey{"num_key_value_heads", KeyUse::kDefaulted, "4", ""}));
+  EXPECT_EQ(*entry(read, "num_key_value_heads"), (HfKey{"num_key_value_heads", KeyUse::kDefaulted, "4", ""}));
   EXPECT_EQ(*entry(read, "hidden_size"), (HfKey{"hidden_size", KeyUse::kMapped, "64", ""}));
   EXPECT_EQ(*entry(read, "rope_theta"), (HfKey{"rope_theta", KeyUse::kMapped, "10000.0", ""}));
   EXPECT_EQ(*entry(read, "something_new"), (HfKey{"something_new", KeyUse::kIgnored, "", ""}));
@@ -178,22 +164,19 @@ TEST(HfConfigTest, RopeScalingIsReadWhereItIsComputed) {
   EXPECT_EQ(read(R"({"type": "linear", "factor": 2.5})").factor, 2.5);
   EXPECT_EQ(read(R"({"rope_type": "default"})"), RopeScaling());
   EXPECT_EQ(read("null"), RopeScaling());
-  for (const char* other :
-       {R"({"rope_type": "yarn", "factor": 4.0})", R"({"type": "linear"})",
-        R"({"rope_type": "llama3", "factor": 8.0})", R"({"mrope_section": [16, 24, 24]})"}) {
+  for (const char* other : {R"({"rope_type": "yarn", "factor": 4.0})", R"({"type": "linear"})",
+                            R"({"rope_type": "llama3", "factor": 8.0})", R"({"mrope_section": [16, 24, 24]})"}) {
     EXPECT_EQ(read(other).kind, Kind::kOther) << other;
   }
   expect_failure(llama(R"("rope_scaling": {"type": "linear", "factor": -1},)"), "factor");
   expect_failure(llama(R"("rope_scaling": {"a": 1},)"), "rope_scaling: has no rope_type");
-  expect_failure(llama(R"("rope_scaling": {"type": "spiral"},)"),
-                 "rope_type \"spiral\" is not known");
+  expect_failure(llama(R"("rope_scaling": {"type": "spiral"},)"), "rope_type \"spiral\" is not known");
 }
 
 TEST(HfConfigTest, EveryKeyIsInTheLedgerOnce) {
   for (const std::string name :
-       {"mpt-7b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2-lite", "qwen1.5-moe-a2.7b",
-        "qwen3-30b-a3b", "bert-base", "roberta-base", "gemma-2b", "gemma-2-2b", "phi-4",
-        "pythia-6.9b", "falcon-7b", "falcon-40b", "starcoder2-3b"}) {
+       {"mpt-7b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2-lite", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "bert-base",
+        "roberta-base", "gemma-2b", "gemma-2-2b", "phi-4", "pythia-6.9b", "falcon-7b", "falcon-40b", "starcoder2-3b"}) {
     const std::filesystem::path path = config(name + ".json");
     const HfConfig read = read_hf_config(path);
     for (const std::string& key : read_json_file(path).keys()) {
@@ -214,8 +197,7 @@ std::string family(const std::string& model_type, const std::string& extra) {
 // Norms behind its branches are a switch.
 TEST(HfConfigTest, HyperClovaXWithAndWithoutPostNorms) {
   EXPECT_EQ(parse(family("hyperclovax", "")).dims.residual, Residual::kSandwich);
-  EXPECT_EQ(parse(family("hyperclovax", "\"use_post_norm\": false,")).dims.residual,
-            Residual::kPreNorm);
+  EXPECT_EQ(parse(family("hyperclovax", "\"use_post_norm\": false,")).dims.residual, Residual::kPreNorm);
 }
 
 TEST(HfConfigTest, WhichLayersHaveExperts) {
@@ -225,10 +207,8 @@ TEST(HfConfigTest, WhichLayersHaveExperts) {
   using Layers = std::vector<std::int64_t>;
   EXPECT_EQ(dense("mixtral", "\"num_key_value_heads\": 4,"), Layers{});
   // Every second layer from the second on, but not the last one.
-  EXPECT_EQ(
-      dense("qwen2_moe",
-            "\"decoder_sparse_step\": 2, \"mlp_only_layers\": [5], \"num_key_value_heads\": 4,"),
-      (Layers{0, 2, 4, 5}));
+  EXPECT_EQ(dense("qwen2_moe", "\"decoder_sparse_step\": 2, \"mlp_only_layers\": [5], \"num_key_value_heads\": 4,"),
+            (Layers{0, 2, 4, 5}));
   EXPECT_EQ(dense("qwen3_moe", "\"num_key_value_heads\": 4,"), Layers{});
   EXPECT_EQ(dense("deepseek_v3", ""), (Layers{0, 1, 2}));
   EXPECT_EQ(dense("deepseek_v2",
@@ -240,17 +220,13 @@ TEST(HfConfigTest, WhichLayersHaveExperts) {
                   "\"mlp_layer_types\": [\"dense\", \"sparse\", \"sparse\", \"dense\", "
                   "\"sparse\", \"sparse\"],"),
             (Layers{0, 3}));
-  expect_failure(family("qwen2_moe", "\"mlp_only_layers\": [6], \"num_key_value_heads\": 4,"),
-                 "mlp_only_layers");
+  expect_failure(family("qwen2_moe", "\"mlp_only_layers\": [6], \"num_key_value_heads\": 4,"), "mlp_only_layers");
 }
 
 TEST(HfConfigTest, ImpossibleExperts) {
-  expect_failure(
-      family("mixtral",
-             "\"num_local_experts\": 4, \"num_experts_per_tok\": 5, \"num_key_value_heads\": 4,"),
-      "config.json:2:48: num_experts_per_tok: every token goes to 5 of 4 experts");
-  expect_failure(family("mixtral", "\"num_local_experts\": 0, \"num_key_value_heads\": 4,"),
-                 "num_local_experts");
+  expect_failure(family("mixtral", "\"num_local_experts\": 4, \"num_experts_per_tok\": 5, \"num_key_value_heads\": 4,"),
+                 "config.json:2:48: num_experts_per_tok: every token goes to 5 of 4 experts");
+  expect_failure(family("mixtral", "\"num_local_experts\": 0, \"num_key_value_heads\": 4,"), "num_local_experts");
   expect_failure(family("deepseek_v2", ""), "num_experts_per_tok");
   expect_failure(family("deepseek_v3", "\"kv_lora_rank\": 0,"), "kv_lora_rank");
   expect_failure(family("deepseek_v3", "\"num_key_value_heads\": 2,"),
@@ -267,9 +243,7 @@ TEST(HfConfigTest, LatentAttentionWithoutAQueryLatent) {
 TEST(HfConfigTest, AHeadOfScores) {
   const auto scores = [](const std::string& labels) {
     return parse(family(
-        "qwen3",
-        "\"num_key_value_heads\": 2, \"architectures\": [\"Qwen3ForSequenceClassification\"], " +
-            labels));
+        "qwen3", "\"num_key_value_heads\": 2, \"architectures\": [\"Qwen3ForSequenceClassification\"], " + labels));
   };
   EXPECT_EQ(scores("").dims.scores, 2);
   EXPECT_EQ(scores("\"num_labels\": 1,").dims.scores, 1);
@@ -285,8 +259,7 @@ TEST(HfConfigTest, AHeadOfScores) {
 // TRL's: beside the head of words, whose logits nobody reads.
 TEST(HfConfigTest, AHeadOfValues) {
   const auto built = [](const std::string& name) {
-    return build_hf_model(parse(
-        family("llama", "\"num_key_value_heads\": 2, \"architectures\": [\"" + name + "\"],")));
+    return build_hf_model(parse(family("llama", "\"num_key_value_heads\": 2, \"architectures\": [\"" + name + "\"],")));
   };
   const ModelSpec words = built("LlamaForCausalLM"), model = built("LlamaForCausalLMWithValueHead");
   EXPECT_EQ(model.parameters() - words.parameters(), model.hidden + 1);
@@ -299,14 +272,10 @@ TEST(HfConfigTest, AHeadOfValues) {
 // An encoder's class is read from its first token by as many rows as sequences, through a transform
 // that MLM has not; tokens and spans are scored one by one, without a layer between.
 TEST(HfConfigTest, HeadsOfScoresOfEncodersAndOfTokens) {
-  const auto headed = [](const std::string& type, const std::string& name,
-                         const std::string& more = "") {
-    return parse(
-        family(type, "\"num_key_value_heads\": 4, \"architectures\": [\"" + name + "\"], " + more));
+  const auto headed = [](const std::string& type, const std::string& name, const std::string& more = "") {
+    return parse(family(type, "\"num_key_value_heads\": 4, \"architectures\": [\"" + name + "\"], " + more));
   };
-  const auto last = [](const ModelSpec& model) {
-    return model.kinds[at((model.order.end() - 2)->kind)];
-  };
+  const auto last = [](const ModelSpec& model) { return model.kinds[at((model.order.end() - 2)->kind)]; };
   const auto names = [](const LayerSpec& layer) {
     std::vector<std::string> all;
     for (const ParameterSpec& p : layer.parameters) all.push_back(p.name);
@@ -314,12 +283,11 @@ TEST(HfConfigTest, HeadsOfScoresOfEncodersAndOfTokens) {
   };
   using Names = std::vector<std::string>;
   const ModelSpec bert = build_hf_model(headed("bert", "BertForSequenceClassification"));
-  EXPECT_EQ(names(last(bert)), (Names{"bert.pooler.dense.weight", "bert.pooler.dense.bias",
-                                      "classifier.weight", "classifier.bias"}));
+  EXPECT_EQ(names(last(bert)),
+            (Names{"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"}));
   EXPECT_EQ(last(bert).domain.positions, 1);
   EXPECT_EQ(last(bert).numel(), bert.hidden * bert.hidden + bert.hidden + 2 * bert.hidden + 2);
-  const ModelSpec xlm =
-      build_hf_model(headed("xlm-roberta", "XLMRobertaForSequenceClassification"));
+  const ModelSpec xlm = build_hf_model(headed("xlm-roberta", "XLMRobertaForSequenceClassification"));
   EXPECT_EQ(names(last(xlm)).front(), "classifier.dense.weight");
   EXPECT_FALSE(xlm.head_first);
   const HfConfig tokens = headed("roberta", "RobertaForTokenClassification", "\"num_labels\": 9,");
@@ -334,10 +302,8 @@ TEST(HfConfigTest, HeadsOfScoresOfEncodersAndOfTokens) {
   const HfConfig llama = headed("llama", "LlamaForTokenClassification");
   EXPECT_TRUE(llama.dims.score_dropout);
   EXPECT_EQ(names(last(build_hf_model(llama))), (Names{"score.weight", "score.bias"}));
-  EXPECT_FALSE(headed("llama", "LlamaForTokenClassification", "\"classifier_dropout\": 0.0,")
-                   .dims.score_dropout);
-  EXPECT_EQ(names(last(build_hf_model(headed("llama", "LlamaForQuestionAnswering")))).front(),
-            "qa_outputs.weight");
+  EXPECT_FALSE(headed("llama", "LlamaForTokenClassification", "\"classifier_dropout\": 0.0,").dims.score_dropout);
+  EXPECT_EQ(names(last(build_hf_model(headed("llama", "LlamaForQuestionAnswering")))).front(), "qa_outputs.weight");
 }
 
 // RobertaEmbeddings defines its positions behind the types of tokens and the norm.
@@ -361,17 +327,14 @@ TEST(HfConfigTest, EncodersOfOtherBlocksAndStacksWithPositions) {
         "\"num_attention_heads\": 8, \"intermediate_size\": 2048, " +
         text + "}");
   };
-  const auto count = [&](const std::string& text) {
-    return build_hf_model(parsed(text)).parameters();
-  };
+  const auto count = [&](const std::string& text) { return build_hf_model(parsed(text)).parameters(); };
   EXPECT_EQ(count(R"("model_type": "megatron-bert")"), 15'238'656);
   EXPECT_EQ(count(R"("model_type": "rembert", "input_embedding_size": 128,
                      "output_embedding_size": 768)"),
             16'811'264);
   EXPECT_EQ(count(R"("model_type": "albert", "num_hidden_groups": 1)"), 3'878'784);
   EXPECT_EQ(count(R"("model_type": "apertus", "num_key_value_heads": 4)"), 15'733'768);
-  const std::string text =
-      "{\"vocab_size\": 4096, \"d_model\": 512, \"dropout\": 0.1, \"ffn_dim\": 2048, ";
+  const std::string text = "{\"vocab_size\": 4096, \"d_model\": 512, \"dropout\": 0.1, \"ffn_dim\": 2048, ";
   const std::string xglm = text + R"("model_type": "xglm", "num_layers": 4, "attention_heads": 8})";
   EXPECT_EQ(build_hf_model(parse(xglm)).parameters(), 14'707'712);
   const std::string bart = text + R"("model_type": "bart", "encoder_layers": 4,
@@ -388,8 +351,7 @@ TEST(HfConfigTest, EncodersOfOtherBlocksAndStacksWithPositions) {
 // ModernBERT: every third block attends to all, the others to 64 positions on either side; the
 // first has no norm in front.
 TEST(HfConfigTest, ModernBert) {
-  const HfConfig config =
-      parse(R"({"model_type": "modernbert", "vocab_size": 4096, "hidden_size": 512,
+  const HfConfig config = parse(R"({"model_type": "modernbert", "vocab_size": 4096, "hidden_size": 512,
       "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 768})");
   EXPECT_EQ(config.dims.window, 64);
   EXPECT_EQ(config.dims.windowed_layers, (std::vector<std::int64_t>{1, 2}));
@@ -409,12 +371,9 @@ TEST(HfConfigTest, EncodersAndVariants) {
   expect_failure(family("bert", "\"is_decoder\": true,"), "is_decoder");
   expect_failure(family("bert", "\"hidden_act\": \"relu\","), "hidden_act");
   EXPECT_EQ(parse(family("gpt_neox", "\"rotary_pct\": 0.5,")).dims.rotary_dim, 8);
-  EXPECT_EQ(parse(family("gpt_neox", "\"use_parallel_residual\": false,")).dims.residual,
-            Residual::kPreNorm);
+  EXPECT_EQ(parse(family("gpt_neox", "\"use_parallel_residual\": false,")).dims.residual, Residual::kPreNorm);
   expect_failure(family("gpt_neox", "\"rotary_pct\": 0.01,"), "no element of a head of 16");
-  EXPECT_EQ(parse(family("falcon", "\"new_decoder_architecture\": true, \"num_kv_heads\": 2,"))
-                .dims.kv_heads,
-            2);
+  EXPECT_EQ(parse(family("falcon", "\"new_decoder_architecture\": true, \"num_kv_heads\": 2,")).dims.kv_heads, 2);
   EXPECT_EQ(parse(family("falcon", "\"alibi\": true,")).dims.positions, Positions::kAlibi);
   EXPECT_FALSE(parse(family("gemma2", "\"final_logit_softcapping\": null,")).dims.logit_softcap);
 }
@@ -457,8 +416,7 @@ TEST(HfConfigTest, WhichLayersAttendWithinAWindow) {
   const std::string listed = R"("layer_types": ["full_attention", "sliding_attention",
       "full_attention", "full_attention", "full_attention", "full_attention"],)";
   EXPECT_EQ(dims("gemma3", listed).windowed_layers, Layers{1});
-  const ModelDims exaone =
-      dims("exaone4", "\"num_key_value_heads\": 4, \"sliding_window_pattern\": \"LLLG\",");
+  const ModelDims exaone = dims("exaone4", "\"num_key_value_heads\": 4, \"sliding_window_pattern\": \"LLLG\",");
   EXPECT_EQ(exaone.windowed_layers, (Layers{0, 1, 2, 4, 5}));
   EXPECT_EQ(exaone.unrotated_layers, Layers{3});
   const std::string experts = "\"num_key_value_heads\": 4, \"num_local_experts\": 8,";
@@ -472,8 +430,7 @@ TEST(HfConfigTest, WhichLayersAttendWithinAWindow) {
   EXPECT_EQ(llama4.window, 1024);
   EXPECT_EQ(llama4.windowed_layers, (Layers{0, 1, 2, 4, 5}));
   const ModelDims qwen =
-      dims("qwen3",
-           "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"max_window_layers\": 4,");
+      dims("qwen3", "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"max_window_layers\": 4,");
   EXPECT_EQ(qwen.windowed_layers, (Layers{4, 5}));
 }
 
@@ -481,8 +438,7 @@ TEST(HfConfigTest, OptWithNarrowEmbeddings) {
   const std::string opt = R"("model_type": "opt", "hidden_size": 1024, "num_attention_heads": 16,
       "num_hidden_layers": 24, "ffn_dim": 4096, "vocab_size": 50272,
       "max_position_embeddings": 2048})";
-  const HfConfig small =
-      parse("{\"word_embed_proj_dim\": 512, \"do_layer_norm_before\": false, " + opt);
+  const HfConfig small = parse("{\"word_embed_proj_dim\": 512, \"do_layer_norm_before\": false, " + opt);
   EXPECT_EQ(small.dims.residual, Residual::kPostNorm);
   const ModelSpec model = build_hf_model(small);
   EXPECT_EQ(model.parameters(), 331196416);  // of facebook/opt-350m
@@ -516,16 +472,14 @@ TEST(HfConfigTest, EncoderAndDecoder) {
   EXPECT_EQ(build("{\"model_type\": \"marian\"}").parameters(), 414307328);
   EXPECT_EQ(build("{\"model_type\": \"blenderbot\"}").parameters(), 2696268800);
   EXPECT_EQ(build("{\"model_type\": \"m2m_100\"}").parameters(), 483905536);
-  expect_failure("{\"model_type\": \"marian\", \"decoder_vocab_size\": 7}",
-                 "a table for each stack");
+  expect_failure("{\"model_type\": \"marian\", \"decoder_vocab_size\": 7}", "a table for each stack");
 }
 
 TEST(HfConfigTest, MptVariants) {
   const std::string mpt = R"("model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2,
                              "vocab_size": 1000})";
   EXPECT_EQ(parse("{" + mpt).dims.positions, Positions::kAlibi);
-  const ModelDims learned =
-      parse("{\"attn_config\": {\"alibi\": false}, \"no_bias\": false, " + mpt).dims;
+  const ModelDims learned = parse("{\"attn_config\": {\"alibi\": false}, \"no_bias\": false, " + mpt).dims;
   EXPECT_EQ(learned.positions, Positions::kLearned);
   EXPECT_EQ(learned.position_rows, 2048);
   EXPECT_TRUE(learned.mlp_bias);
@@ -542,13 +496,11 @@ TEST(HfConfigTest, UnsupportedModels) {
   expect_failure("{\"model_type\": \"rwkv\"}", "model_type \"rwkv\" is not supported");
   // The nearest by name, else by the keys that are there, and the way on.
   expect_failure("{\"model_type\": \"rwkv\"}", "the nearest is llama");
-  expect_failure("{\"model_type\": \"some_moe_2\", \"n_routed_experts\": 8}",
-                 "the nearest is glm4_moe");
+  expect_failure("{\"model_type\": \"some_moe_2\", \"n_routed_experts\": 8}", "the nearest is glm4_moe");
   expect_failure("{\"model_type\": \"rwkv\"}", "foreshard models NAME --yaml");
   expect_failure("{\"model_type\": \"rwkv\"}", "foreshard-null --gpu h100 --config");
   expect_failure("{\"model_type\": \"lama\"}", "did you mean llama");
-  expect_failure("{\"architectures\": [\"BertModel\"]}",
-                 "architecture \"BertModel\" is not supported");
+  expect_failure("{\"architectures\": [\"BertModel\"]}", "architecture \"BertModel\" is not supported");
   expect_failure(
       "{\"architectures\": [\"T5ForTokenClassification\"], "
       "\"model_type\": \"t5\"}",
@@ -586,8 +538,7 @@ TEST(HfConfigTest, ImpossibleSizes) {
 // Parameters of the classes of transformers 5.17 for these files (on the meta device).
 TEST(HfConfigTest, LayersOfSeveralKinds) {
   const auto parameters = [](const std::string& rest) {
-    return build_hf_model(parse("{\"vocab_size\": 1000, \"hidden_size\": 256, " + rest + "}"))
-        .parameters();
+    return build_hf_model(parse("{\"vocab_size\": 1000, \"hidden_size\": 256, " + rest + "}")).parameters();
   };
   const std::string attention = "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, ";
   const std::string mixers = "\"mamba_n_heads\": 8, \"mamba_d_head\": 64";
@@ -598,9 +549,7 @@ TEST(HfConfigTest, LayersOfSeveralKinds) {
       "\"moe_latent_size\": 64, \"moe_intermediate_size\": 128, "
       "\"moe_shared_expert_intermediate_size\": 192, ";
   EXPECT_EQ(parameters(hybrid + "\"hybrid_override_pattern\": \"M-*E\""), 1'669'912);
-  EXPECT_EQ(
-      parameters(hybrid + "\"layers_block_type\": [\"mamba\", \"mlp\", \"attention\", \"moe\"]"),
-      1'669'912);
+  EXPECT_EQ(parameters(hybrid + "\"layers_block_type\": [\"mamba\", \"mlp\", \"attention\", \"moe\"]"), 1'669'912);
   EXPECT_EQ(parameters("\"model_type\": \"mamba2\", \"num_hidden_layers\": 1, \"num_heads\": 8, "
                        "\"head_dim\": 64"),
             1'445'400);
@@ -613,8 +562,7 @@ TEST(HfConfigTest, LayersOfSeveralKinds) {
                        "\"layer_types\": [\"mamba\", \"attention\"], \"intermediate_size\": 128, "
                        "\"shared_intermediate_size\": 192, \"num_local_experts\": 4"),
             2'325'272);
-  expect_failure("{\"vocab_size\": 1000, \"hidden_size\": 256, " + hybrid +
-                     "\"hybrid_override_pattern\": \"MQ\"}",
+  expect_failure("{\"vocab_size\": 1000, \"hidden_size\": 256, " + hybrid + "\"hybrid_override_pattern\": \"MQ\"}",
                  "a layer that is not known");
 }
 
@@ -651,8 +599,7 @@ TEST(HfConfigTest, LinearAttentionAndConvolutions) {
        4'587'704},
       {lfm2 + "\"" + convolutions, 2'816'640},
       {lfm2 + R"(", "full_attn_idxs": [1], "block_ff_dim": 512)", 2'816'640},
-      {lfm2 + R"(", "conv_bias": true, "block_auto_adjust_ff_dim": false)" + convolutions,
-       2'820'480},
+      {lfm2 + R"(", "conv_bias": true, "block_auto_adjust_ff_dim": false)" + convolutions, 2'820'480},
       {experts + lfm2 + "_moe\"" + convolutions, 3'607'168}};
   for (const auto& [rest, parameters] : kParameters) {
     EXPECT_EQ(build_hf_model(parse(file(rest))).parameters(), parameters) << rest;

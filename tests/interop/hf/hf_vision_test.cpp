@@ -31,10 +31,9 @@ void expect_failure(const std::string& text, const std::string& place, const std
 
 // The same model as the zoo's. google/vit-base-patch16-224 lists 1000 labels, here as their number.
 TEST(HfVisionTest, PublishedConfigsGiveTheZoosModels) {
-  for (const std::string name :
-       {"vit-base-patch16-224", "clip-vit-large-patch14", "llava-1.5-7b"}) {
-    ModelSpec read = build_hf_model(read_hf_config(std::string(FORESHARD_SOURCE_DIR) +
-                                                   "/tests/interop/configs/" + name + ".json"));
+  for (const std::string name : {"vit-base-patch16-224", "clip-vit-large-patch14", "llava-1.5-7b"}) {
+    ModelSpec read =
+        build_hf_model(read_hf_config(std::string(FORESHARD_SOURCE_DIR) + "/tests/interop/configs/" + name + ".json"));
     const ModelSpec expected = load_zoo_model(name);
     read.source = expected.source;
     read.numerics = expected.numerics;
@@ -52,9 +51,8 @@ TEST(HfVisionTest, DefaultsAreHuggingFaces) {
   EXPECT_EQ(parameters(R"({"model_type": "clip"})"), 151'277'313);
   EXPECT_EQ(parameters(R"({"model_type": "llava"})"), 7'063'427'072 - 2 * 64 * 4096);
   EXPECT_EQ(parameters(R"({"model_type": "vit"})"), 86'567'656 - 998 * 769);
-  EXPECT_EQ(
-      parameters(R"({"model_type": "vit", "id2label": {"0": "cat", "1": "dog", "2": "cow"}})"),
-      86'567'656 - 997 * 769);
+  EXPECT_EQ(parameters(R"({"model_type": "vit", "id2label": {"0": "cat", "1": "dog", "2": "cow"}})"),
+            86'567'656 - 997 * 769);
   // Of each class on the meta device (transformers 5.17).
   EXPECT_EQ(parameters(R"({"model_type": "deit"})"), 85'801'730);
   EXPECT_EQ(parameters(R"({"model_type": "vit_msn"})"), 85'800'194);
@@ -64,11 +62,10 @@ TEST(HfVisionTest, DefaultsAreHuggingFaces) {
 }
 
 TEST(HfVisionTest, EveryKeyIsInTheLedger) {
-  const HfConfig config = read_hf_config(std::string(FORESHARD_SOURCE_DIR) +
-                                         "/tests/interop/configs/llava-1.5-7b.json");
+  const HfConfig config =
+      read_hf_config(std::string(FORESHARD_SOURCE_DIR) + "/tests/interop/configs/llava-1.5-7b.json");
   const auto use_of = [&](const std::string& key) {
-    const auto found =
-        std::ranges::find_if(config.ledger, [&](const HfKey& k) { return k.key == key; });
+    const auto found = std::ranges::find_if(config.ledger, [&](const HfKey& k) { return k.key == key; });
     return found == config.ledger.end() ? std::string("none") : std::string(to_string(found->use));
   };
   EXPECT_EQ(use_of("vision_config.patch_size"), "mapped");
@@ -80,19 +77,17 @@ TEST(HfVisionTest, EveryKeyIsInTheLedger) {
 
 TEST(HfVisionTest, WhatIsNotModelledIsAnError) {
   expect_failure("{\"model_type\": \"vit\",\n \"hidden_act\": \"relu\"}", "2:16", "not supported");
-  expect_failure("{\"model_type\": \"clip\",\n \"vision_config\": {\"attention_dropout\": 0.1}}",
-                 "2:41", "dropout");
-  expect_failure("{\"model_type\": \"vit\",\n \"architectures\": [\"ViTModel\"]}", "2:20",
-                 "ViTForImageClassification");
+  expect_failure("{\"model_type\": \"clip\",\n \"vision_config\": {\"attention_dropout\": 0.1}}", "2:41", "dropout");
+  expect_failure("{\"model_type\": \"vit\",\n \"architectures\": [\"ViTModel\"]}", "2:20", "ViTForImageClassification");
   expect_failure("{\"model_type\": \"vit\",\n \"patch_size\": -16}", "2:16", "-16");
-  expect_failure("{\"model_type\": \"clip\",\n \"text_config\": {\"hidden_act\": \"gelu\"}}",
-                 "2:32", "different activations");
+  expect_failure("{\"model_type\": \"clip\",\n \"text_config\": {\"hidden_act\": \"gelu\"}}", "2:32",
+                 "different activations");
   expect_failure("{\"model_type\": \"llava\",\n \"vision_feature_layer\": -1}", "2:26", "-2");
-  expect_failure("{\"model_type\": \"llava\",\n \"vision_config\": {\"model_type\": \"siglip\"}}",
-                 "2:34", "clip_vision_model");
+  expect_failure("{\"model_type\": \"llava\",\n \"vision_config\": {\"model_type\": \"siglip\"}}", "2:34",
+                 "clip_vision_model");
   expect_failure("{\"model_type\": \"llava\",\n \"image_seq_length\": 577}", "2:22", "576");
-  expect_failure("{\"model_type\": \"llava\",\n \"text_config\": {\"model_type\": \"mamba\"}}",
-                 "2:32", "not supported");
+  expect_failure("{\"model_type\": \"llava\",\n \"text_config\": {\"model_type\": \"mamba\"}}", "2:32",
+                 "not supported");
 }
 
 }

@@ -40,8 +40,7 @@ TEST_F(HubCacheTest, NothingOutsideIsRead) {
   write("secret/config.json", "{}");
   write("models--a--b/refs/main", "../../../secret");
   EXPECT_EQ(found("a/b"), "none");
-  for (const char* id :
-       {"../secret", "a/../../secret", "", "/", "a/", "/b", "secret", "a/b/c", "a\\b/c", "a b/c"}) {
+  for (const char* id : {"../secret", "a/../../secret", "", "/", "a/", "/b", "secret", "a/b/c", "a\\b/c", "a b/c"}) {
     EXPECT_EQ(found(id), "none") << id;
   }
   EXPECT_FALSE(cached_config(folder_ / "absent", "a/b").has_value());

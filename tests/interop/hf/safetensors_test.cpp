@@ -43,8 +43,7 @@ std::string header(const std::string& left_out) {
   std::string text = R"({"__metadata__": {"format": "pt"})";
   const auto add = [&](const std::string& name, const std::string& shape) {
     if (name == left_out) return;
-    text += R"(, ")" + name + R"(": {"dtype": "BF16", "shape": )" + shape +
-            R"(, "data_offsets": [0, 0]})";
+    text += R"(, ")" + name + R"(": {"dtype": "BF16", "shape": )" + shape + R"(, "data_offsets": [0, 0]})";
   };
   add("model.embed_tokens.weight", "[16, 8]");
   for (const char* name : {"q", "k", "v", "o"}) {
@@ -80,16 +79,14 @@ TEST(Safetensors, WhatIsMissingIsNamed) {
     check_stored(read_safetensors(path), tiny());
     FAIL();
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("not in the files: " + norm), std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("not in the files: " + norm), std::string::npos) << error.what();
   }
 }
 
 TEST(Safetensors, FilesThatAreCutOffAreRefused) {
   const std::string text = header("");
   const std::string whole = with_length(text, text.size());
-  for (const std::size_t size :
-       {std::size_t{0}, std::size_t{5}, std::size_t{8}, whole.size() / 2, whole.size() - 1}) {
+  for (const std::size_t size : {std::size_t{0}, std::size_t{5}, std::size_t{8}, whole.size() / 2, whole.size() - 1}) {
     const auto path = written("cut.safetensors", whole.substr(0, size));
     EXPECT_THROW(read_safetensors(path), ConfigError) << size;
   }

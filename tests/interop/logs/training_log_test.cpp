@@ -57,8 +57,8 @@ TEST(TrainingLog, TrainerSaysItAtTheEnd) {
 }
 
 TEST(TrainingLog, AccelerateHasABar) {
-  const TrainingLog log = read_training_log(
-      " 10%|# | 10/100 [00:35<05:10,  3.45s/it]\n 50%|# | 50/100 [00:9<0:10, 2.00it/s]\n");
+  const TrainingLog log =
+      read_training_log(" 10%|# | 10/100 [00:35<05:10,  3.45s/it]\n 50%|# | 50/100 [00:9<0:10, 2.00it/s]\n");
   EXPECT_EQ(log.trainer, "tqdm");
   EXPECT_EQ(log.steps, 2);
 }

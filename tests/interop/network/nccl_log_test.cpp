@@ -16,9 +16,8 @@ namespace {
 const std::string kDevices = [] {
   std::string text = "# Using devices\n";
   for (int rank = 0; rank < 8; ++rank) {
-    text += "#  Rank  " + std::to_string(rank) + " Group  0 Pid   1" + std::to_string(rank) +
-            " on node" + std::to_string(rank / 4) + " device  " + std::to_string(rank % 4) +
-            " [0000:1b:00] NVIDIA H100 80GB HBM3\n";
+    text += "#  Rank  " + std::to_string(rank) + " Group  0 Pid   1" + std::to_string(rank) + " on node" +
+            std::to_string(rank / 4) + " device  " + std::to_string(rank % 4) + " [0000:1b:00] NVIDIA H100 80GB HBM3\n";
   }
   return text;
 }();
@@ -41,8 +40,7 @@ const std::string kLog =
     kDevices + kHeader + kRows + "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 20.6\n";
 
 int count(const ImportLedger& ledger, Mapping mapping) {
-  return static_cast<int>(
-      std::ranges::count_if(ledger, [&](const ImportEntry& e) { return e.mapping == mapping; }));
+  return static_cast<int>(std::ranges::count_if(ledger, [&](const ImportEntry& e) { return e.mapping == mapping; }));
 }
 
 TEST(NcclLog, ReadsATest) {
@@ -91,8 +89,7 @@ TEST(NcclLog, OldReleasesHaveFewerColumns) {
 }
 
 TEST(NcclLog, RanksFollowFromBandwidthsWithoutDevices) {
-  const NcclTests tests =
-      parse_nccl_tests("# Collective test starting: all_gather_perf\n" + kHeader + kRows, "log");
+  const NcclTests tests = parse_nccl_tests("# Collective test starting: all_gather_perf\n" + kHeader + kRows, "log");
   EXPECT_EQ(tests.sweeps[0].ranks, 8);  // 18.35 / 20.97 = 1 - 1/8
   EXPECT_EQ(tests.sweeps[0].nodes, 1);
 }
@@ -117,8 +114,8 @@ TEST(NcclLog, SetsAsideRowsThatContradictThemselves) {
   const std::string wrong = kLog.substr(0, kLog.find("   26.21")) + "    2.62    2.29      0\n";
   const NcclTests tests = parse_nccl_tests(wrong, "log.txt");
   EXPECT_EQ(tests.sweeps[0].points.size(), 1U);
-  const ImportEntry& entry = *std::ranges::find_if(
-      tests.ledger, [](const ImportEntry& e) { return contains(e.why, "disagree"); });
+  const ImportEntry& entry =
+      *std::ranges::find_if(tests.ledger, [](const ImportEntry& e) { return contains(e.why, "disagree"); });
   EXPECT_EQ(entry.line, static_cast<int>(std::ranges::count(wrong, '\n')));
 }
 
@@ -143,8 +140,7 @@ TEST(NcclLog, ReadsJson) {
 
 TEST(NcclLog, SeveralTestsInOneLog) {
   const NcclTests tests = parse_nccl_tests(
-      kLog + "# Collective test starting: reduce_scatter_perf\n" + kDevices + kHeader + kRows,
-      "log.txt");
+      kLog + "# Collective test starting: reduce_scatter_perf\n" + kDevices + kHeader + kRows, "log.txt");
   ASSERT_EQ(tests.sweeps.size(), 2U);
   EXPECT_EQ(tests.sweeps[1].operation, CollectiveOperation::kReduceScatter);
   EXPECT_EQ(tests.sweeps[1].ranks, 8);
@@ -159,11 +155,11 @@ TEST(NcclLog, RefusesOtherFiles) {
 
 // As nccl-tests on one host may write it, and a fuzzer found: no rank says where it is.
 TEST(NcclLog, DevicesWithoutAHostAreOnOneNode) {
-  const NcclTests tests = parse_nccl_tests(
-      R"({"args": ["all_gather_perf"], "config": {"devices": [{"device_info": "NVIDIA H100"},)"
-      R"( {"device_info": "NVIDIA H100"}]}, "results": [{"size": 1048576,)"
-      R"( "out_of_place": {"time": 50.0, "alg_bw": 20.97, "bus_bw": 10.5}}]})",
-      "log.json");
+  const NcclTests tests =
+      parse_nccl_tests(R"({"args": ["all_gather_perf"], "config": {"devices": [{"device_info": "NVIDIA H100"},)"
+                       R"( {"device_info": "NVIDIA H100"}]}, "results": [{"size": 1048576,)"
+                       R"( "out_of_place": {"time": 50.0, "alg_bw": 20.97, "bus_bw": 10.5}}]})",
+                       "log.json");
   ASSERT_EQ(tests.sweeps.size(), 1U);
   EXPECT_EQ(tests.sweeps[0].ranks, 2);
   EXPECT_EQ(tests.sweeps[0].nodes, 1);

@@ -21,8 +21,8 @@ std::string figure(const TopologyImport& import, const std::string& key) {
 }
 
 int count(const TopologyImport& import, Mapping mapping) {
-  return static_cast<int>(std::ranges::count_if(
-      import.ledger, [&](const ImportEntry& e) { return e.mapping == mapping; }));
+  return static_cast<int>(
+      std::ranges::count_if(import.ledger, [&](const ImportEntry& e) { return e.mapping == mapping; }));
 }
 
 // 8 GPUs, each with a port of its own on its switch, and one port of the host.
@@ -87,8 +87,7 @@ TEST(NvidiaSmiTopo, CutOffAnywhereItReadsOrSaysWhere) {
 
 // Two GPUs on one NVSwitch, 18 links each, a port of 400 Gbit/s beside each.
 std::string xml() {
-  std::string text =
-      "<system version=\"1\">\n<cpu host_hash=\"0x1\" numaid=\"0\" arch=\"x86_64\">\n";
+  std::string text = "<system version=\"1\">\n<cpu host_hash=\"0x1\" numaid=\"0\" arch=\"x86_64\">\n";
   for (int i = 0; i < 2; ++i) {
     text += fmt::format(
         "<pci busid=\"0000:{0}a:00.0\" class=\"0x060400\" link_speed=\"32.0 GT/s PCIe\" "
@@ -123,8 +122,7 @@ TEST(NcclTopology, ReadsGpusLinksAndPorts) {
 
 TEST(NcclTopology, HostsOfOneNvlinkDomain) {
   std::string two = xml();
-  two.insert(two.find("</system>"),
-             xml().substr(xml().find("<cpu"), xml().find("</system>") - xml().find("<cpu")));
+  two.insert(two.find("</system>"), xml().substr(xml().find("<cpu"), xml().find("</system>") - xml().find("<cpu")));
   const std::size_t second = two.rfind("host_hash=\"0x1\"");
   two.replace(second, 15, "host_hash=\"0x2\"");
   const TopologyImport import = parse_nccl_topology(two, "topo.xml");
@@ -171,8 +169,8 @@ TEST(SlurmTopology, BecomesNodesSwitchesAndLinks) {
 TEST(SlurmTopology, AnAllocationTakesItsNodesInItsOrder) {
   const std::string env = "SLURM_JOB_ID=7\nSLURM_JOB_NODELIST=n[15-18]\n";
   ASSERT_EQ(topology_format(env), TopologyFormat::kAllocation);
-  const TopologyImport all = joined(
-      {parse_slurm_topology(kTree, "topology.conf"), parse_slurm_allocation(env, "env.txt")});
+  const TopologyImport all =
+      joined({parse_slurm_topology(kTree, "topology.conf"), parse_slurm_allocation(env, "env.txt")});
   const Cluster cluster = parse_cluster(cluster_file(all, "h100-sxm", 0), "imported");
   EXPECT_EQ(cluster.gpus, 32);
   EXPECT_EQ(cluster.layout->groups.size(), 2U);
@@ -203,28 +201,26 @@ TEST(SlurmTopology, SaysWhereItIsWrongAndBetweenWhom) {
   expect_slurm("SwitchName=a Nodes=n[4-1]\n", "t.conf:1", "backwards");
   expect_slurm("SwitchName=a\n", "t.conf:1", "neither nodes nor switches");
   expect_slurm("# nothing\n", "t.conf:1", "no switch with nodes");
-  expect_slurm("SwitchName=l Nodes=n1\nSwitchName=a Switches=b\nSwitchName=b Switches=a,l\n",
-               "t.conf:2", "a is above itself, by way of b");
-  expect_slurm("SwitchName=a Nodes=n[1-4]\nSwitchName=b Nodes=n4\n", "t.conf:2",
-               "n4 hangs on a and on b");
+  expect_slurm("SwitchName=l Nodes=n1\nSwitchName=a Switches=b\nSwitchName=b Switches=a,l\n", "t.conf:2",
+               "a is above itself, by way of b");
+  expect_slurm("SwitchName=a Nodes=n[1-4]\nSwitchName=b Nodes=n4\n", "t.conf:2", "n4 hangs on a and on b");
   expect_slurm("SwitchName=a Nodes=n1\nSwitchName=b Switches=c\n", "t.conf:2", "not there, c");
   expect_slurm("SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2\n", "t.conf:2", "first in line 1");
-  expect_slurm("SwitchName=a Nodes=n1\nSwitchName=b Switches=a\nSwitchName=c Switches=a\n",
-               "t.conf:3", "a hangs on b and on c");
+  expect_slurm("SwitchName=a Nodes=n1\nSwitchName=b Switches=a\nSwitchName=c Switches=a\n", "t.conf:3",
+               "a hangs on b and on c");
 }
 
 TEST(SlurmTopology, AllocationsThatCannotBeAreNamed) {
   const auto said = [](const std::string& tree, const std::string& hosts) {
     return refusal([&] {
-      cluster_file(joined({parse_slurm_topology(tree, "t.conf"),
-                           parse_slurm_allocation("SLURM_JOB_NODELIST=" + hosts, "env")}),
-                   "h100-sxm", 0);
+      cluster_file(
+          joined({parse_slurm_topology(tree, "t.conf"), parse_slurm_allocation("SLURM_JOB_NODELIST=" + hosts, "env")}),
+          "h100-sxm", 0);
     });
   };
   const std::string apart = "SwitchName=a Nodes=n[1-2]\nSwitchName=b Nodes=m[1-2]\n";
   EXPECT_EQ(said(apart, "n[1-2]"), "");
-  EXPECT_EQ(said(apart, "n1,m1").rfind("t.conf:2: no links lead from b (m1) to a (n1)", 0), 0U)
-      << said(apart, "n1,m1");
+  EXPECT_EQ(said(apart, "n1,m1").rfind("t.conf:2: no links lead from b (m1) to a (n1)", 0), 0U) << said(apart, "n1,m1");
   EXPECT_EQ(said(apart, "n[1-3]").rfind("env:1: allocates a node that is not there, n3", 0), 0U)
       << said(apart, "n[1-3]");
 }
@@ -280,9 +276,7 @@ TEST(Ibnetdiscover, ReadsCablesRatesAndMissingPorts) {
 }
 
 TEST(Ibnetdiscover, SaysWhereItIsWrong) {
-  const auto said = [](const std::string& text) {
-    return refusal([&] { parse_ibnetdiscover(text, "f"); });
-  };
+  const auto said = [](const std::string& text) { return refusal([&] { parse_ibnetdiscover(text, "f"); }); };
   EXPECT_EQ(said("nothing").rfind("f:1", 0), 0U);
   EXPECT_EQ(said("Switch 41 \"S-1\" # \"a\"\n[1] \"S-2\"[1] # \"b\" lid 1\n").rfind("f:2", 0), 0U);
   const std::string lost =
@@ -338,8 +332,7 @@ TEST(NcclGraphs, GiveTheOrderOfTheRing) {
   EXPECT_EQ(import.network.rings[0].leaves, 1);
   EXPECT_EQ(import.network.rings[1].enters, -1);
   const Cluster cluster = parse_cluster(
-      cluster_file(joined({parse_slurm_topology("SwitchName=s Nodes=n[1-2]\n", "t"), import}),
-                   "h100-sxm", 0),
+      cluster_file(joined({parse_slurm_topology("SwitchName=s Nodes=n[1-2]\n", "t"), import}), "h100-sxm", 0),
       "imported");
   ASSERT_EQ(cluster.layout->rings.size(), 2U);
   EXPECT_EQ(cluster.layout->rings[0].leaves, 1);
@@ -354,16 +347,16 @@ TEST(NcclGraphs, GiveTheOrderOfTheRing) {
 }
 
 TEST(TopologyImports, SeveralNodesMatricesAreSeveralNodes) {
-  const TopologyImport all = joined({parse_nvidia_smi_topo(matrix("NV12"), "n1.txt"),
-                                     parse_nvidia_smi_topo(matrix("NV12"), "n2.txt")});
+  const TopologyImport all =
+      joined({parse_nvidia_smi_topo(matrix("NV12"), "n1.txt"), parse_nvidia_smi_topo(matrix("NV12"), "n2.txt")});
   const Cluster cluster = parse_cluster(cluster_file(all, "", 0), "imported");
   EXPECT_EQ(cluster.gpus, 16);
   EXPECT_EQ(cluster.layout->groups.front().names, (std::vector<std::string>{"n1", "n2"}));
 }
 
 TEST(TopologyImports, JoinWithTheFirstWinning) {
-  const TopologyImport all = joined({parse_nvidia_smi_topo(matrix("NV12"), "a"),
-                                     parse_slurm_topology("SwitchName=s Nodes=n[1-4]\n", "b")});
+  const TopologyImport all =
+      joined({parse_nvidia_smi_topo(matrix("NV12"), "a"), parse_slurm_topology("SwitchName=s Nodes=n[1-4]\n", "b")});
   EXPECT_EQ(all.nodes, 4);
   const Cluster cluster = parse_cluster(cluster_file(all, "", 0), "imported");
   EXPECT_EQ(cluster.gpus, 32);

@@ -13,13 +13,10 @@
 namespace foreshard {
 namespace {
 
-const std::filesystem::path kCases =
-    std::filesystem::path(FORESHARD_SOURCE_DIR) / "tests" / "hf_cases";
+const std::filesystem::path kCases = std::filesystem::path(FORESHARD_SOURCE_DIR) / "tests" / "hf_cases";
 
 double error_of(const Conformance& row) {
-  return static_cast<double>(*row.peak_predicted_bytes) /
-             static_cast<double>(*row.peak_measured_bytes) -
-         1;
+  return static_cast<double>(*row.peak_predicted_bytes) / static_cast<double>(*row.peak_measured_bytes) - 1;
 }
 
 TEST(HfCases, CollectivesAreIdenticalAndPeaksWithinAPercent) {

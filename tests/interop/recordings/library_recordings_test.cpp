@@ -40,8 +40,7 @@ class LibraryRecordings : public testing::Test {
     write("index.csv",
           "config,lib,model,world,rank,pg,ranks_recorded,ranks_agree,steps,accum,options,status,"
           "error,rows,facts\na," +
-              lib + ",m,8,3,null,1,1,3,2," + quoted(std::move(options)) + ",ok,,2," +
-              quoted(facts) + "\n");
+              lib + ",m,8,3,null,1,1,3,2," + quoted(std::move(options)) + ",ok,,2," + quoted(facts) + "\n");
   }
   LibraryJob job() const { return read_library_job(RecordingFolder(root_.path()), 0); }
   std::string refusal() const {
@@ -68,8 +67,7 @@ TEST_F(LibraryRecordings, RowsBucketsAndCountsAsTheyStand) {
   EXPECT_EQ(r.whole_steps, (std::set<std::int64_t>{2, 3}));
   ASSERT_EQ(r.buckets.size(), 1U);
   EXPECT_EQ(r.buckets[0].parameters, (std::vector<std::string>{"norm.weight", "lm_head.weight"}));
-  EXPECT_EQ(r.facts, (std::map<std::string, std::int64_t>{
-                         {"sizes.0", 1}, {"sizes.1", 2}, {"step1.bytes", 7}}));
+  EXPECT_EQ(r.facts, (std::map<std::string, std::int64_t>{{"sizes.0", 1}, {"sizes.1", 2}, {"step1.bytes", 7}}));
   EXPECT_EQ(r.words.at("class"), "Adam");
 }
 
@@ -83,8 +81,7 @@ TEST_F(LibraryRecordings, DdpReplicatesAModelOfOneDtype) {
   EXPECT_EQ(j.plan.master_dtype, DType::kBf16);
   EXPECT_EQ(j.plan.ddp.bucket_cap_mb, 25.0);  // written out: no first bucket of 1 MiB
   EXPECT_TRUE(j.plan.ddp.static_graph);
-  EXPECT_EQ(j.model.parameters(),
-            2 * 200 * 64 + 64 + 2 * (2 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 96));
+  EXPECT_EQ(j.model.parameters(), 2 * 200 * 64 + 64 + 2 * (2 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 96));
 }
 
 TEST_F(LibraryRecordings, StrategiesAreMeshes) {
@@ -97,8 +94,8 @@ TEST_F(LibraryRecordings, StrategiesAreMeshes) {
   const Plan hybrid = mesh_of(R"({"strategy": "_HYBRID_SHARD_ZERO2", "shard_size": 4})");
   EXPECT_EQ(hybrid.mesh, (Mesh{4, 2}));
   EXPECT_EQ(hybrid.reshard_after_forward.value.kind, Reshard::Kind::kNever);
-  const Plan mixed = mesh_of(
-      R"({"strategy": "SHARD_GRAD_OP", "mp": {"param_dtype": "bfloat16"}, "backward_prefetch": null})");
+  const Plan mixed =
+      mesh_of(R"({"strategy": "SHARD_GRAD_OP", "mp": {"param_dtype": "bfloat16"}, "backward_prefetch": null})");
   EXPECT_EQ(mixed.reduce_dtype, DType::kBf16);  // None: as the parameters
   EXPECT_EQ(mixed.master_dtype, DType::kFp32);
   EXPECT_EQ(mixed.prefetch.backward, 0);

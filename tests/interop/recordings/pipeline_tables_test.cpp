@@ -48,14 +48,10 @@ TEST(PipelineTables, WhatTheLibraryRefusesIsRefused) {
   const CsvFile refused = read_csv_file(csv_path(kTables, "refused"));
   ASSERT_GT(refused.rows(), 3U);
   for (std::size_t row = 0; row < refused.rows(); ++row) {
-    const auto number = [&](const char* column) {
-      return static_cast<int>(refused.integer(row, refused.at(column)));
-    };
+    const auto number = [&](const char* column) { return static_cast<int>(refused.integer(row, refused.at(column))); };
     const auto schedule = pipeline_schedule_of(refused.text(row, refused.at("schedule")));
     ASSERT_TRUE(schedule);
-    EXPECT_THROW(pipeline_orders(
-                     {*schedule, number("pp"), number("microbatches"), number("stages_per_rank")}),
-                 Error)
+    EXPECT_THROW(pipeline_orders({*schedule, number("pp"), number("microbatches"), number("stages_per_rank")}), Error)
         << refused.text(row, refused.at("id"));
   }
 }
@@ -72,10 +68,8 @@ TEST(PipelineTables, OneWordThatDiffersIsFound) {
 
 TEST(PipelineTables, StagesThatAreNotThereAreRefused) {
   const std::string id = "custom01-p2-m2-v1loop";
-  EXPECT_THROW(conform_changed(id, "schedules.csv", "csv compute_only,0 1\n", "csv,0 7\n"),
-               ConfigError);
-  const ConformanceFolder found =
-      conform_changed(id, "actions.csv", id + ",compute,0,0F0", id + ",compute,0,9F0");
+  EXPECT_THROW(conform_changed(id, "schedules.csv", "csv compute_only,0 1\n", "csv,0 7\n"), ConfigError);
+  const ConformanceFolder found = conform_changed(id, "actions.csv", id + ",compute,0,0F0", id + ",compute,0,9F0");
   ASSERT_EQ(found.rows.size(), 1U);
   EXPECT_EQ(found.rows[0].state, Conformance::State::kNotForecast);
   EXPECT_NE(found.rows[0].reason.find("stage 9"), std::string::npos) << found.rows[0].reason;

@@ -13,8 +13,7 @@ namespace fs = std::filesystem;
 class RecordedJobTest : public testing::Test {
  protected:
   // An index with these columns and one row.
-  RecordedJob job(const std::string& columns, const std::string& row,
-                  const std::string& configs = "") {
+  RecordedJob job(const std::string& columns, const std::string& row, const std::string& configs = "") {
     const fs::path folder = std::to_string(++count_);
     root_.write(folder / "index.csv", "id," + columns + "\nx," + row + "\n");
     if (!configs.empty()) root_.write(folder / "configs.json", configs);
@@ -54,9 +53,7 @@ TEST_F(RecordedJobTest, MeshIsReplicateByShard) {
 }
 
 TEST_F(RecordedJobTest, ReshardWords) {
-  const auto first = [&](const char* word) {
-    return plan("reshard", word).reshard_after_forward.at(0);
-  };
+  const auto first = [&](const char* word) { return plan("reshard", word).reshard_after_forward.at(0); };
   EXPECT_EQ(first("True").kind, Reshard::Kind::kAlways);
   EXPECT_EQ(first("False").kind, Reshard::Kind::kNever);
   EXPECT_EQ(first("").kind, Reshard::Kind::kAlways);
@@ -65,8 +62,7 @@ TEST_F(RecordedJobTest, ReshardWords) {
   EXPECT_EQ(first("2"), (Reshard{Reshard::Kind::kGroup, 2}));
   EXPECT_THROW(first("sometimes"), ConfigError);
   // The head by itself; None is its default, True.
-  EXPECT_EQ(plan("reshard,reshard_head", "False,").reshard_after_forward.at(5).kind,
-            Reshard::Kind::kAlways);
+  EXPECT_EQ(plan("reshard,reshard_head", "False,").reshard_after_forward.at(5).kind, Reshard::Kind::kAlways);
 }
 
 TEST_F(RecordedJobTest, RootThatWasNotToldStaysUnnamed) {
@@ -78,8 +74,7 @@ TEST_F(RecordedJobTest, RootThatWasNotToldStaysUnnamed) {
   EXPECT_EQ(told[0].value.kind, Reshard::Kind::kAlways);
   // With torchtitan's grouping a Llama's root is empty, a GPT-2's holds the table of positions.
   EXPECT_EQ(plan("reshard_root", "True").reshard_after_forward.ranges.size(), 1U);  // the head's
-  const Plan gpt2 =
-      plan("model,layers,reshard_root,embed_unshard_in_backward,kv_heads", "gpt2,2,True,False,8");
+  const Plan gpt2 = plan("model,layers,reshard_root,embed_unshard_in_backward,kv_heads", "gpt2,2,True,False,8");
   ASSERT_EQ(gpt2.reshard_after_forward.ranges.size(), 2U);
   EXPECT_EQ(gpt2.reshard_after_forward.ranges[0].first, 4);  // root, table, two blocks, head
   EXPECT_EQ(gpt2.reshard_after_forward.ranges[1].first, 0);
@@ -97,8 +92,7 @@ TEST_F(RecordedJobTest, Groupings) {
   EXPECT_EQ(plan("tied", "True").units.embedding, UnitPlacement::kWithHead);
   EXPECT_EQ(plan("shard_dim1", "True").units.shard_dim, 1);
   EXPECT_EQ(plan("model,expert_units", "moe,True").units.experts, UnitPlacement::kOwn);
-  EXPECT_EQ(plan("model,expert_units,grouping", "moe,True,root").units.experts,
-            UnitPlacement::kRoot);
+  EXPECT_EQ(plan("model,expert_units,grouping", "moe,True,root").units.experts, UnitPlacement::kRoot);
 }
 
 TEST_F(RecordedJobTest, DTypesThatAreNotGiven) {
@@ -110,9 +104,7 @@ TEST_F(RecordedJobTest, DTypesThatAreNotGiven) {
 }
 
 TEST_F(RecordedJobTest, Accumulation) {
-  const auto mode = [&](const char* word) {
-    return plan("accumulate,accumulate_mode", std::string("2,") + word);
-  };
+  const auto mode = [&](const char* word) { return plan("accumulate,accumulate_mode", std::string("2,") + word); };
   EXPECT_EQ(mode("reduce").accumulation, AccumulationMode::kReduceEach);
   EXPECT_EQ(mode("no_sync").accumulation, AccumulationMode::kKeepUnsharded);
   EXPECT_EQ(mode("no_sync").accumulation_details, AccumulationDetails{});
@@ -144,10 +136,8 @@ TEST_F(RecordedJobTest, BlocksThatAreFrozenOrRecomputed) {
   EXPECT_TRUE(plan("frozen", "embedding").frozen.embedding);
   EXPECT_EQ(blocks(plan("layers,recompute", "5,every2").recompute, Recompute::kFull), "024");
   // Three blocks that run twice: 0 and 2, then the same modules again as 3 and 5.
-  EXPECT_EQ(blocks(plan("layers,repeat,recompute", "3,2,every2").recompute, Recompute::kFull),
-            "0235");
-  EXPECT_EQ(plan("recompute,recompute_outside", "full,True").recompute_wraps,
-            CheckpointWraps::kUnit);
+  EXPECT_EQ(blocks(plan("layers,repeat,recompute", "3,2,every2").recompute, Recompute::kFull), "0235");
+  EXPECT_EQ(plan("recompute,recompute_outside", "full,True").recompute_wraps, CheckpointWraps::kUnit);
 }
 
 TEST_F(RecordedJobTest, TheOtherKnobs) {
@@ -175,8 +165,7 @@ TEST_F(RecordedJobTest, TheOtherKnobs) {
 }
 
 TEST_F(RecordedJobTest, WhatNoPlanExpressesIsNamed) {
-  const auto refusal = [&](const std::string& columns, const std::string& row,
-                           const std::string& configs = "") {
+  const auto refusal = [&](const std::string& columns, const std::string& row, const std::string& configs = "") {
     try {
       job(columns, row, configs);
     } catch (const Error& error) {
@@ -203,8 +192,7 @@ TEST_F(RecordedJobTest, UnitsInTheRecordersWords) {
   EXPECT_EQ(recorded_unit_name("embedding+norm+head", llama), "tok_embeddings+norm+output");
   EXPECT_EQ(recorded_unit_name("layers.2-4", llama), "layers.2+layers.3+layers.4");
   EXPECT_EQ(recorded_unit_name("layers.17", llama), "layers.17");
-  EXPECT_EQ(recorded_unit_name("layers.1.feed_forward.experts", llama),
-            "layers.1.feed_forward.experts");
+  EXPECT_EQ(recorded_unit_name("layers.1.feed_forward.experts", llama), "layers.1.feed_forward.experts");
   EXPECT_EQ(recorded_unit_name("root", llama), "root");
 }
 

@@ -48,8 +48,7 @@ class RecordingsTest : public testing::Test {
 const std::string kEvents =
     "config,step,seq,microbatch,kind,unit,stream,bytes_in,bytes_out,dtype,group,cause,state,on,"
     "mem_D,mem_CI,mem_RS,mem_AR,mem_host\n";
-const std::string kMemory =
-    "config,step,seq,microbatch,kind,unit,total,peak_since_previous_row,input,other\n";
+const std::string kMemory = "config,step,seq,microbatch,kind,unit,total,peak_since_previous_row,input,other\n";
 
 TEST_F(RecordingsTest, CellsAsPythonWritesThem) {
   const CsvFile csv(
@@ -76,16 +75,14 @@ TEST_F(RecordingsTest, ErrorsSayWhere) {
   EXPECT_EQ(failure([] { CsvFile("", "f.csv"); }), "f.csv:1:1: is empty; expected a header line");
   EXPECT_EQ(failure([] { CsvFile("a,b\n1,2\n3\n", "f.csv"); }),
             "f.csv:3:1: the row has 1 cells; expected 2 as in the header");
-  EXPECT_EQ(failure([] { CsvFile("a,b\n1,x\"y\n", "f.csv"); }).substr(0, 36),
-            "f.csv:2:4: a quote inside a cell; ex");
+  EXPECT_EQ(failure([] { CsvFile("a,b\n1,x\"y\n", "f.csv"); }).substr(0, 36), "f.csv:2:4: a quote inside a cell; ex");
   EXPECT_EQ(failure([] { CsvFile("a,b\n1,\"y\n", "f.csv"); }),
             "f.csv:2:3: a quoted cell does not end; expected a closing quote");
   const CsvFile csv("step,seq\n1,2\n\"a\nb\",2\n12,4x\n", "f.csv");
   EXPECT_EQ(failure([&] { csv.integer(2, 1); }),
             "f.csv:5:4: seq: '4x' is not a whole number; expected for example 4096");
   EXPECT_EQ(failure([&] { csv.integer(1, 0); }).substr(0, 10), "f.csv:3:1:");
-  EXPECT_EQ(failure([&] { csv.at("seqq"); }),
-            "f.csv:1:1: seqq: there is no such column; did you mean seq?");
+  EXPECT_EQ(failure([&] { csv.at("seqq"); }), "f.csv:1:1: seqq: there is no such column; did you mean seq?");
   const CsvFile big("a\n9223372036854775808\n", "f.csv");
   EXPECT_NE(failure([&] { big.integer(0, 0); }), "no failure");
 }
@@ -102,26 +99,22 @@ TEST_F(RecordingsTest, FoldersByNumberWithoutGloo) {
   }
   EXPECT_EQ(names, (std::vector<std::string>{"a", "v/2.4.1", "v/2.5.1", "v/2.10.0"}));
   EXPECT_EQ(find_recordings(root_ / "a").size(), 1U);
-  EXPECT_EQ(failure([&] { find_recordings(root_ / "none"); }).substr(0, 20),
-            "none: no such folder");
-  EXPECT_NE(failure([&] { find_recordings(root_ / "empty"); }).find("holds no recording"),
-            std::string::npos);
+  EXPECT_EQ(failure([&] { find_recordings(root_ / "none"); }).substr(0, 20), "none: no such folder");
+  EXPECT_NE(failure([&] { find_recordings(root_ / "empty"); }).find("holds no recording"), std::string::npos);
 }
 
 TEST_F(RecordingsTest, ReadsEveryTable) {
   write("r/index.csv",
         "id,layers,torch,events_per_step,step1_order_equals_step2,step1_peak,step2_peak,"
         "step2_peak_RS,step2_end\nx,3,2.11.0,1,False,700,800,100,600\n");
-  write_packed("r/events.csv.gz",
-               kEvents +
-                   "x,1,1,0,step_begin,,D,,,,,,,,1,2,3,4,5\n"
-                   "y,2,1,,step_begin,,D,,,,,,,,9,9,9,9,9\n"
-                   "x,2,1,,reduce_scatter,norm+output,RS,8,1,fp32,shard:8,c,s,AVG,1,2,3,4,"
-                   "5\n");
+  write_packed("r/events.csv.gz", kEvents +
+                                      "x,1,1,0,step_begin,,D,,,,,,,,1,2,3,4,5\n"
+                                      "y,2,1,,step_begin,,D,,,,,,,,9,9,9,9,9\n"
+                                      "x,2,1,,reduce_scatter,norm+output,RS,8,1,fp32,shard:8,c,s,AVG,1,2,3,4,"
+                                      "5\n");
   write("r/memory.csv", kMemory + "x,1,1,0,step_begin,,7,8,5,2\n");
   write("r/peaks.csv", "config,step,category,bytes_at_total_peak,own_peak\nx,2,input,3,4\n");
-  write("r/units.csv",
-        "config,unit,params,numel,shard_numel,shard_numel_padded\nx,layers.0,9,80,10,12\n");
+  write("r/units.csv", "config,unit,params,numel,shard_numel,shard_numel_padded\nx,layers.0,9,80,10,12\n");
   write("r/allocations.csv",
         "config,step,after_seq,sign,bytes,pool,category,unit,operator\n"
         "x,1,1,+,513,D,input,,randint\nx,1,2,-,513,D,input,u,free\n");
@@ -160,20 +153,17 @@ TEST_F(RecordingsTest, ReadsEveryTable) {
 // Version 3 says: events are 2's without idle visits; 2 says they are 1's. Step 1 of memory has the
 // order of step 2.
 TEST_F(RecordingsTest, OtherVersionsRows) {
-  const std::string header =
-      "id,torch,events_per_step,events_equal,memory_equal,peaks_equal,units_equal\n";
+  const std::string header = "id,torch,events_per_step,events_equal,memory_equal,peaks_equal,units_equal\n";
   write("fsdp2/index.csv", "id,torch\nx,1.0\n");
   const auto event = [](int seq, const char* rest) {
     return "x,2," + std::to_string(seq) + ",," + rest + ",0,0,0,0,0\n";
   };
-  write("fsdp2/events.csv", kEvents + event(1, "step_begin,,D,,,,,,,") +
-                                event(2, "backward_end,a,D,,,,,root_post_backward,idle,") +
-                                event(3, "backward_end,a,D,,,,,autograd,idle,") +
-                                event(4, "backward_end,b,D,,,,,root_post_backward,idle,") +
-                                event(5, "step_end,,D,,,,,,,"));
-  write("fsdp2/memory.csv", kMemory + "x,1,1,0,step_begin,,1,1,0,0\n" +
-                                "x,1,2,0,backward_end,a,2,2,0,0\n" + "x,1,5,,step_end,,3,3,0,0\n" +
-                                "x,2,3,0,backward_end,a,4,4,0,0\n" +
+  write("fsdp2/events.csv",
+        kEvents + event(1, "step_begin,,D,,,,,,,") + event(2, "backward_end,a,D,,,,,root_post_backward,idle,") +
+            event(3, "backward_end,a,D,,,,,autograd,idle,") +
+            event(4, "backward_end,b,D,,,,,root_post_backward,idle,") + event(5, "step_end,,D,,,,,,,"));
+  write("fsdp2/memory.csv", kMemory + "x,1,1,0,step_begin,,1,1,0,0\n" + "x,1,2,0,backward_end,a,2,2,0,0\n" +
+                                "x,1,5,,step_end,,3,3,0,0\n" + "x,2,3,0,backward_end,a,4,4,0,0\n" +
                                 "x,2,4,0,backward_end,b,5,5,0,0\n" + "x,2,5,,step_end,,6,6,0,0\n");
   write("fsdp2/peaks.csv", "config,step,category,bytes_at_total_peak,own_peak\nx,2,input,3,4\n");
   write("v/2.0/index.csv", header + "x,2.0,5,1.0,1.0,1.0,1.0\n");
@@ -183,8 +173,7 @@ TEST_F(RecordingsTest, OtherVersionsRows) {
                                "z,3.0,,2.0,,,\n"
                                "w,3.0,4,2.0,,,\n");
   write("v/3.0/memory.csv", kMemory);
-  write("v/4.0/index.csv",
-        header + "x,4.0,4,2.0 without idle,2.0 without idle,,\n" + "c,4.0,,5.0,,,\n");
+  write("v/4.0/index.csv", header + "x,4.0,4,2.0 without idle,2.0 without idle,,\n" + "c,4.0,,5.0,,,\n");
   write("v/5.0/index.csv", header + "c,5.0,,4.0,,,\n");
 
   const Recording r = read("v/3.0", "x");
@@ -196,8 +185,7 @@ TEST_F(RecordingsTest, OtherVersionsRows) {
   EXPECT_TRUE(r.events_file.ends_with("fsdp2/events.csv"));
   std::string rows;
   for (const RecordedMemoryRow& row : r.memory) {
-    rows += std::to_string(row.step) + ":" + std::to_string(row.seq) + "=" +
-            std::to_string(row.total) + " ";
+    rows += std::to_string(row.step) + ":" + std::to_string(row.seq) + "=" + std::to_string(row.total) + " ";
   }
   EXPECT_EQ(rows, "1:1=1 1:3=3 2:2=4 2:3=6 ");
   EXPECT_TRUE(r.memory_has_own_seq);
@@ -210,15 +198,13 @@ TEST_F(RecordingsTest, OtherVersionsRows) {
                 .find("v/3.0/index.csv:4:8: events_equal: the "
                       "recording of 'z' by version 2.0 is nowhere"),
             std::string::npos);
-  EXPECT_NE(failure([&] { read("v/4.0", "x"); }).find("has 3 rows of step 2; expected 4"),
-            std::string::npos);
+  EXPECT_NE(failure([&] { read("v/4.0", "x"); }).find("has 3 rows of step 2; expected 4"), std::string::npos);
   EXPECT_NE(failure([&] { read("v/4.0", "c"); }).find("in a circle"), std::string::npos);
 }
 
 TEST_F(RecordingsTest, SettingsOfIndexThenConfigs) {
   write("r/index.csv", "id,layers,reshard\nx,3,\n");
-  write("configs.json",
-        R"([{"id": "x", "layers": 5, "clip": true, "reduce_dtype": null, "frozen": "none"}])");
+  write("configs.json", R"([{"id": "x", "layers": 5, "clip": true, "reduce_dtype": null, "frozen": "none"}])");
   const RecordingFolder& folder = library_.open(root_ / "r");
   EXPECT_EQ(folder.setting(0, "layers"), "3");
   EXPECT_EQ(folder.setting(0, "reshard"), "");
@@ -247,21 +233,17 @@ TEST_F(RecordingsTest, WhatCannotBeRead) {
             "twice/index.csv:3:1: id: the configuration stands twice");
   write("column/index.csv", "id\nx\n");
   write("column/events.csv", "config,step\nx,2\n");
-  EXPECT_NE(failure([&] { read("column", "x"); }).find("seq: there is no such column"),
-            std::string::npos);
+  EXPECT_NE(failure([&] { read("column", "x"); }).find("seq: there is no such column"), std::string::npos);
   write("number/index.csv", "id\nx\n");
   write("number/events.csv", kEvents + "x,2,1,,k,,D,,,,,,,,1,2,3,4,five\n");
-  EXPECT_NE(failure([&] { read("number", "x"); }).find("number/events.csv:2:28: mem_host: 'five'"),
-            std::string::npos)
+  EXPECT_NE(failure([&] { read("number", "x"); }).find("number/events.csv:2:28: mem_host: 'five'"), std::string::npos)
       << failure([&] { read("number", "x"); });
   write_packed("cut/index.csv.gz", "id\n" + std::string(100000, 'x') + "\n");
   fs::resize_file(root_ / "cut/index.csv.gz", 60);
-  EXPECT_NE(failure([&] { library_.open(root_ / "cut"); }).find("cannot be unpacked"),
-            std::string::npos);
+  EXPECT_NE(failure([&] { library_.open(root_ / "cut"); }).find("cannot be unpacked"), std::string::npos);
   write("short/index.csv", "id,events_per_step\nx,2\n");
   write("short/events.csv", kEvents + "x,2,1,,k,,D,,,,,,,,1,2,3,4,5\n");
-  EXPECT_NE(failure([&] { read("short", "x"); }).find("has 1 rows of step 2; expected 2"),
-            std::string::npos);
+  EXPECT_NE(failure([&] { read("short", "x"); }).find("has 1 rows of step 2; expected 2"), std::string::npos);
 }
 
 }

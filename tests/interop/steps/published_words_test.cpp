@@ -52,8 +52,7 @@ TEST(PublishedWords, ARowSaysItsModelMeshAndCode) {
   EXPECT_EQ(job.model.name, "qwen3-14b");
   std::string staged = kTitan;
   staged.replace(staged.find(",4,2,1,1,,,"), 11, ",2,2,1,2,2,,");
-  EXPECT_EQ(training_job(row(staged)).resolved.plan.reshard_after_forward.value.kind,
-            Reshard::Kind::kNever);
+  EXPECT_EQ(training_job(row(staged)).resolved.plan.reshard_after_forward.value.kind, Reshard::Kind::kNever);
 }
 
 // 16 sequences of 4096 tokens in the time that eight GPUs take for 1000 tokens a second each.
@@ -73,11 +72,10 @@ struct Refused {
 };
 
 TEST(PublishedWords, WhatIsNotModelledIsRefusedByName) {
-  for (const Refused& each :
-       {Refused{",full,", ",memory budget 0.5,", "memory budget"},
-        Refused{"torchtitan May", "Alpa May", "runtime: 'Alpa May"},
-        Refused{"Qwen3 14B", "Nobody 3B", "model: 'Nobody 3B' is not in the zoo"},
-        Refused{"B200 180GB", "TPU v7", "gpu: 'TPU v7"}}) {
+  for (const Refused& each : {Refused{",full,", ",memory budget 0.5,", "memory budget"},
+                              Refused{"torchtitan May", "Alpa May", "runtime: 'Alpa May"},
+                              Refused{"Qwen3 14B", "Nobody 3B", "model: 'Nobody 3B' is not in the zoo"},
+                              Refused{"B200 180GB", "TPU v7", "gpu: 'TPU v7"}}) {
     std::string text = kTitan;
     const std::size_t at = text.find(each.from);
     ASSERT_NE(at, std::string::npos) << each.from;
@@ -104,9 +102,8 @@ TEST(PublishedWords, NamesAreReadAsPeopleWriteThem) {
 // A DGX's Xeons are faster than those of virtual machines with its GPUs.
 TEST(PublishedWords, StepsOfADgxWaitLessForTheirHost) {
   const auto seconds = [](const std::string& gpu) {
-    const TrainingRow said =
-        row("Qwen3_30B_a3B," + gpu + ",16,4096,1,32,16,1,1,1,1,,16,none,FP8-CS,no,," +
-            "\"Megatron-Bridge 26.04 (DDP, distributed optimizer)\",1000,,,");
+    const TrainingRow said = row("Qwen3_30B_a3B," + gpu + ",16,4096,1,32,16,1,1,1,1,,16,none,FP8-CS,no,," +
+                                 "\"Megatron-Bridge 26.04 (DDP, distributed optimizer)\",1000,,,");
     return StepForecaster(training_job(said), std::nullopt).seconds(central_draw());
   };
   EXPECT_LT(seconds("DGX-H100"), 0.9 * seconds("H100 SXM"));
@@ -116,11 +113,9 @@ TEST(PublishedWords, StepsOfADgxWaitLessForTheirHost) {
 // Megatron-Bridge v0.3.0 and v0.1.0): dispatcher, graphs, overlap, modules that run again.
 TEST(PublishedWords, TablesOfMegatronBridgeLeaveTheRestToItsRecipes) {
   const auto said = [](const std::string& cells, const std::string& release) {
-    return row(cells + ",no,,\"Megatron-Bridge " + release +
-               " (DDP, distributed optimizer)\",1000,,,");
+    return row(cells + ",no,,\"Megatron-Bridge " + release + " (DDP, distributed optimizer)\",1000,,,");
   };
-  const TrainingRow oss =
-      said("GPT OSS 120B,DGX-GB200,64,4096,4,1280,64,1,1,1,1,,64,see the recipe,BF16", "26.02");
+  const TrainingRow oss = said("GPT OSS 120B,DGX-GB200,64,4096,4,1280,64,1,1,1,1,,64,see the recipe,BF16", "26.02");
   EXPECT_EQ(oss.word("dispatcher"), "alltoall");
   EXPECT_EQ(oss.word("recompute_modules"), "layernorm moe_act");
   const Plan plan = training_job(oss).resolved.plan;
@@ -129,8 +124,7 @@ TEST(PublishedWords, TablesOfMegatronBridgeLeaveTheRestToItsRecipes) {
   EXPECT_EQ(plan.megatron.recompute_modules, (std::vector{Module::kLayernorm, Module::kMoeAct}));
   EXPECT_EQ(plan.expert_parallel.dispatcher, ExpertParallel::Dispatcher::kAllToAll);
   // "FP8" of an H100 is its FP8_CS; no CUDA graph, but a fused router.
-  const TrainingRow qwen =
-      said("Qwen3_30B_a3B,DGX-H100,16,4096,1,1024,8,1,1,1,2,12,8,see the recipe,FP8", "26.02");
+  const TrainingRow qwen = said("Qwen3_30B_a3B,DGX-H100,16,4096,1,1024,8,1,1,1,2,12,8,see the recipe,FP8", "26.02");
   EXPECT_EQ(qwen.word("dispatcher"), "deepep");
   EXPECT_EQ(qwen.word("expert_overlap"), "yes");
   EXPECT_EQ(qwen.word("cuda_graphs"), "routers");
@@ -146,13 +140,12 @@ TEST(PublishedWords, TablesOfMegatronBridgeLeaveTheRestToItsRecipes) {
   EXPECT_EQ(training_job(deepseek).model.block_count(), 62);
   EXPECT_EQ(deepseek.word("recompute_modules"), "mla_up_proj mlp");
   // Another micro-batch than any recipe's: what a release's recipes have in common.
-  const TrainingRow other =
-      said("GPT OSS 120B,DGX-GB200,64,4096,7,1280,64,1,1,1,1,,64,see the recipe,BF16", "26.02");
+  const TrainingRow other = said("GPT OSS 120B,DGX-GB200,64,4096,7,1280,64,1,1,1,1,,64,see the recipe,BF16", "26.02");
   EXPECT_EQ(other.word("dispatcher"), "deepep");
   EXPECT_FALSE(other.has("recompute_modules"));
   // What the row says itself holds.
-  EXPECT_FALSE(said("GPT OSS 120B,DGX-GB200,64,4096,4,1280,64,1,1,1,1,,64,none,BF16", "26.02")
-                   .has("recompute_modules"));
+  EXPECT_FALSE(
+      said("GPT OSS 120B,DGX-GB200,64,4096,4,1280,64,1,1,1,1,,64,none,BF16", "26.02").has("recompute_modules"));
   // A cell that names modules.
   EXPECT_EQ(said("GPT OSS 120B,DGX-GB200,64,4096,7,1280,64,1,1,1,1,,64,"
                  "see the recipe (selective: moe_act),BF16",
@@ -188,9 +181,8 @@ TEST(PublishedWords, MoreColumnsSayMore) {
   const std::string megatron = "\"Megatron-LM (DDP, distributed optimizer)\",1\n";
   const CsvTable more(header + "A-1,Grok-1,2,,,,,,,,H100,16,4096,1,64,4,1,1,2,,deepep,no,none," +
                           "\"bf16 (fp32 stored, bf16 reduce)\",no," + megatron +
-                          "A-2,ours,12,gpt,1536,16,16,6144,50304,no,H100,8,1024,1,8,2,1,1,1,no,,," +
-                          "none,fp16,no," + megatron +
-                          "A-3,Qwen3 30B A3B,,,,,,,,,GB200 (4/host),128,4096,1,128,1,1,1,8,,,," +
+                          "A-2,ours,12,gpt,1536,16,16,6144,50304,no,H100,8,1024,1,8,2,1,1,1,no,,," + "none,fp16,no," +
+                          megatron + "A-3,Qwen3 30B A3B,,,,,,,,,GB200 (4/host),128,4096,1,128,1,1,1,8,,,," +
                           "none,bf16,no," + megatron,
                       "more.csv");
   ASSERT_TRUE(is_training_table(more));
@@ -218,21 +210,19 @@ TEST(PublishedWords, RecipesOfMegatronBridgeSayGraphsAndOverlap) {
     bool overlaps;
   };
   for (const Case& each :
-       {Case{"26.06", "MXFP8", "moe_a2a_overlap True; cuda_graph_impl full_iteration",
-             Graphs::kIteration, true},
+       {Case{"26.06", "MXFP8", "moe_a2a_overlap True; cuda_graph_impl full_iteration", Graphs::kIteration, true},
         Case{"26.06", "MXFP8", "cuda_graph_scope ['attn', 'moe_router']", Graphs::kModules, false},
         Case{"26.08", "MXFP8", "routing forced balanced", Graphs::kIteration, true},
         Case{"26.04", "MXFP8", "routing forced balanced", Graphs::kRouters, false},
         Case{"26.08", "BF16", "routing forced balanced", Graphs::kRouters, false},
         Case{"July 2026", "BF16", "TE CUDA graphs of moe_router", Graphs::kRouters, false},
-        Case{"26.02", "BF16", "cuda_graph_scope ['moe_router', 'moe_preprocess']", Graphs::kRouters,
-             false},
+        Case{"26.02", "BF16", "cuda_graph_scope ['moe_router', 'moe_preprocess']", Graphs::kRouters, false},
         Case{"July 2026", "BF16", "EP overlap on", Graphs::kNone, true}}) {
     const CsvTable one(
         "model,gpu,n_gpus,seq,micro_batch,global_batch,tp,ep,recompute,dtype,runtime,step_s,note\n"
         "Qwen3_30B_a3B,DGX-GB200,8,4096,4,512,1,8,none," +
-            std::string(each.dtype) + ",\"Megatron-Bridge " + each.release +
-            " (DDP, distributed optimizer)\",6,\"" + each.note + "\"\n",
+            std::string(each.dtype) + ",\"Megatron-Bridge " + each.release + " (DDP, distributed optimizer)\",6,\"" +
+            each.note + "\"\n",
         "recipes.csv");
     const Plan plan = training_job(read_training_rows(one).front()).resolved.plan;
     EXPECT_EQ(plan.megatron.cuda_graphs, each.graphs) << each.release << each.note;
@@ -263,8 +253,7 @@ TEST(PublishedWords, NotesOfMegatronLmSayAttentionAndExchange) {
 // kernels under FSDP2.
 TEST(PublishedWords, WhatCodesDoBesidesTheirColumns) {
   const auto said = [](const std::string& model, const std::string& code) {
-    return row(model + ",DGX-B200,8,4096,1,512,1,8,1,1,1,,8,none,BF16,no,no,\"" + code +
-               "\",1000,,,");
+    return row(model + ",DGX-B200,8,4096,1,512,1,8,1,1,1,,8,none,BF16,no,no,\"" + code + "\",1000,,,");
   };
   // (A release without a table of its recipes.)
   const std::string bridge = "Megatron-Bridge 25.08 (DDP, distributed optimizer)";
@@ -287,13 +276,12 @@ TEST(PublishedWords, CodesSayWhatTheyKeepAndWhichMemoryTheyLog) {
   EXPECT_EQ(forge.number("peak_mem_alloc_GiB"), 32.7);
   std::string header = kHeader;
   header.insert(header.size() - 1, ",note");
-  const CsvTable notes(
-      header + "Moonlight 16B A3B,H100" + start +
-          "Megatron-Bridge (DDP)\",,1,,1.073741824,the allocated peak in GB\nLlama 3 8B,H100" +
-          start + "torchtitan June 2026\",,1,,,memory policy default\nLlama 3 8B,H100" + start +
-          "Megatron-LM (DDP)\",,,,81.92,memory by gpustat; unfused attention\nLlama 3 8B,H100" +
-          start + "Megatron-LM (DDP)\",,,,80,unfused attention\n",
-      "notes.csv");
+  const CsvTable notes(header + "Moonlight 16B A3B,H100" + start +
+                           "Megatron-Bridge (DDP)\",,1,,1.073741824,the allocated peak in GB\nLlama 3 8B,H100" + start +
+                           "torchtitan June 2026\",,1,,,memory policy default\nLlama 3 8B,H100" + start +
+                           "Megatron-LM (DDP)\",,,,81.92,memory by gpustat; unfused attention\nLlama 3 8B,H100" +
+                           start + "Megatron-LM (DDP)\",,,,80,unfused attention\n",
+                       "notes.csv");
   const std::vector<TrainingRow> rows = read_training_rows(notes);
   EXPECT_DOUBLE_EQ(rows[0].number("peak_mem_alloc_GiB").value_or(0), 1);
   EXPECT_EQ(rows[0].word("optimizer_state"), "bf16");
@@ -335,8 +323,7 @@ TEST(PublishedWords, NotesSayThatTheLossIsMadeInParts) {
     const CsvTable one(
         "model,gpu,n_gpus,seq,micro_batch,global_batch,tp,dtype,compile,runtime,step_s,note\n"
         "Llama 3.1 8B,H100 SXM,8,8192,1," +
-            std::to_string(8 / tp) + "," + std::to_string(tp) + ",bf16,no," + code + ",6,\"" +
-            note + "\"\n",
+            std::to_string(8 / tp) + "," + std::to_string(tp) + ",bf16,no," + code + ",6,\"" + note + "\"\n",
         "notes.csv");
     return training_job(read_training_rows(one).front()).resolved.plan.loss.kind;
   };

@@ -29,14 +29,12 @@ TEST(TrainingRows, WhatBreaksTheGrammarIsSetAsideWithItsPlace) {
     const char* column;
     const char* cell;
   };
-  for (const Bad& bad :
-       {Bad{"attention_kernel", "fa4"}, Bad{"n_gpus", "0"}, Bad{"n_gpus", "-8"},
-        Bad{"d_model", "1e3.5"}, Bad{"step_time_s", "-1"}, Bad{"step_time_s", "nan"},
-        Bad{"recompute", "every_0"}, Bad{"reshard", "sometimes"}, Bad{"score", "maybe"}}) {
+  for (const Bad& bad : {Bad{"attention_kernel", "fa4"}, Bad{"n_gpus", "0"}, Bad{"n_gpus", "-8"},
+                         Bad{"d_model", "1e3.5"}, Bad{"step_time_s", "-1"}, Bad{"step_time_s", "nan"},
+                         Bad{"recompute", "every_0"}, Bad{"reshard", "sometimes"}, Bad{"score", "maybe"}}) {
     Cells cells = small_run();
     cells[bad.column] = bad.cell;
-    const CsvTable table =
-        table_of({cells, small_run().size() == cells.size() ? small_run() : cells});
+    const CsvTable table = table_of({cells, small_run().size() == cells.size() ? small_run() : cells});
     const std::vector<AccuracyRow> rows = score_training_steps(table_of({cells}));
     ASSERT_EQ(rows.size(), 1U) << bad.column;
     EXPECT_FALSE(rows[0].scored) << bad.column;
@@ -112,8 +110,7 @@ TEST(TrainingRows, FirstLooksShiftWhatIsForecast) {
   cells["score"] = "flag";
   const AccuracyRow read = score_training_steps(table_of({cells}))[0];
   const FirstLooks& looks = first_looks();
-  const double slower = code_shift(looks, looks.time, read.facts, "X") -
-                        code_shift(looks, looks.time, sure.facts, "X");
+  const double slower = code_shift(looks, looks.time, read.facts, "X") - code_shift(looks, looks.time, sure.facts, "X");
   EXPECT_GT(slower, 0.05);
   EXPECT_NEAR(read.predicted, sure.predicted * std::exp(slower), 1e-6 * sure.predicted);
 }
@@ -121,8 +118,8 @@ TEST(TrainingRows, FirstLooksShiftWhatIsForecast) {
 // What `ask` promises of one run: half of the interval, which still holds as many as it should. Of
 // published families whose steps have no say in their own forecasts.
 TEST(TrainingRows, OneRunHalvesTheIntervalOfPublishedFamilies) {
-  std::istringstream lines(read_text_file(
-      FORESHARD_SOURCE_DIR "/calibration/published/training_steps.csv", kMaxTableBytes));
+  std::istringstream lines(
+      read_text_file(FORESHARD_SOURCE_DIR "/calibration/published/training_steps.csv", kMaxTableBytes));
   std::string text, line;
   std::getline(lines, text);
   int kept = 0;
@@ -145,15 +142,13 @@ TEST(TrainingRows, OneRunHalvesTheIntervalOfPublishedFamilies) {
 // most; the geometric mean that score_steps.cpp takes for a row that does not say, and what it is
 // without any one table.
 TEST(TrainingRows, NetworksThatAreSaid) {
-  const char* const tables[] = {"calibration/published/training_steps",
-                                "reports/unseen/unseen_steps", "reports/unseen/unseen_steps_second",
-                                "reports/unseen/unseen_steps_third"};
+  const char* const tables[] = {"calibration/published/training_steps", "reports/unseen/unseen_steps",
+                                "reports/unseen/unseen_steps_second", "reports/unseen/unseen_steps_third"};
   std::vector<std::vector<double>> logs;
   for (const char* const name : tables) {
     std::map<std::string, double> said;
     const std::string path = fmt::format("{}/{}.csv", FORESHARD_SOURCE_DIR, name);
-    for (const TrainingRow& row :
-         read_training_rows(CsvTable(read_text_file(path, kMaxTableBytes), path))) {
+    for (const TrainingRow& row : read_training_rows(CsvTable(read_text_file(path, kMaxTableBytes), path))) {
       if (!row.has("network_gbit_s_per_node") || row.word("gpu").starts_with("v100")) continue;
       TrainingRow silent = row;
       silent.numbers.erase("network_gbit_s_per_node");
@@ -195,8 +190,7 @@ TEST(TrainingRows, ANetworkThatIsNotSaidMayBeAQuarterOfTheMachines) {
   ASSERT_GT(quarter.predicted, open.predicted);
   // What is open besides and the slower network, as the root of squares.
   const double reach = std::log(quarter.predicted / open.predicted);
-  EXPECT_NEAR(std::log(open.high / open.predicted),
-              std::hypot(std::log(likely.high / likely.predicted), reach), 1e-9);
+  EXPECT_NEAR(std::log(open.high / open.predicted), std::hypot(std::log(likely.high / likely.predicted), reach), 1e-9);
 }
 
 // On two cards without a switch: as far upwards as the slowest exchange through a host, 4 GB/s of
@@ -228,8 +222,7 @@ TEST(TrainingRows, ADateSaysWhoseLayersAndKernelsRan) {
     const CsvTable table = table_of({cells});
     const Plan plan = training_job(read_training_rows(table)[0]).resolved.plan;
     const CodeFacts facts = score_training_steps(table)[0].facts;
-    return std::pair(plan.runtime.version,
-                     contains(facts, CodeFacts::value_type("before_torch_2", 1)));
+    return std::pair(plan.runtime.version, contains(facts, CodeFacts::value_type("before_torch_2", 1)));
   };
   EXPECT_EQ(of("2022-11"), std::pair(std::string(kLocalMegatron), true));
   EXPECT_EQ(of("2023-12"), std::pair(std::string(kLocalMegatron), false));

@@ -26,8 +26,7 @@ FsdpTrace trace_of(const ModelSpec& model, const Plan& plan, const CudaTraceOpti
   const CostModel costs(round_cluster(plan.mesh.world()), round_calibration());
   const Forecast made = forecast(model, plan, costs);
   const TemporaryFolder folder;
-  return read_job_traces(folder.write("trace.json", cuda_trace(made, made.timeline, options)))
-      .front();
+  return read_job_traces(folder.write("trace.json", cuda_trace(made, made.timeline, options))).front();
 }
 
 std::string value_of(const InferredJob& job, const std::string& key) {
@@ -86,8 +85,7 @@ TEST(InferJob, MakesTheModelOfTheShapesWhereNobodyNamedOneLikeIt) {
 TEST(InferJob, AsksForWhatTheTraceDoesNotTell) {
   CudaTraceOptions options = {.device = "A card of tomorrow"};
   const InferredJob job = infer_job(trace_of(tiny_model(3), tiny_plan(), options), std::nullopt);
-  EXPECT_EQ(asked_keys(job),
-            (std::vector<std::string>{"cluster", "batch.sequence", "batch.micro_batch", "model"}));
+  EXPECT_EQ(asked_keys(job), (std::vector<std::string>{"cluster", "batch.sequence", "batch.micro_batch", "model"}));
   for (const AskedKey& key : job.asked) {
     EXPECT_FALSE(key.flag.empty());
     EXPECT_FALSE(key.why.empty());
@@ -101,9 +99,7 @@ TEST(InferJob, RefusesANamedModelOfOtherSizes) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kInvalidInput);
-    EXPECT_NE(std::string(error.what()).find("no grouping of the layers of gpt2"),
-              std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("no grouping of the layers of gpt2"), std::string::npos) << error.what();
   }
 }
 
@@ -118,8 +114,7 @@ TEST(InferJob, TakesANamedModelByItsSizes) {
 const fs::path kHost = fs::path(FORESHARD_SOURCE_DIR) / "tests/interop/traces/fsdp2_cuda_host";
 
 TEST(InferRealJob, ReadsReplicasSelectiveRecomputeAndPrefetch) {
-  const InferredJob job =
-      infer_job(read_job_traces(kHost / "hsdp.trace.json").front(), std::nullopt);
+  const InferredJob job = infer_job(read_job_traces(kHost / "hsdp.trace.json").front(), std::nullopt);
   EXPECT_EQ(asked_keys(job), std::vector<std::string>());
   ASSERT_TRUE(job.model.has_value());
   EXPECT_EQ(job.model->block_count(), 4);
@@ -152,8 +147,7 @@ TEST(InferRealJob, ReadsReplicasSelectiveRecomputeAndPrefetch) {
 TEST(InferRealJob, ReadsSmallerGroupsOfBackwardWithoutShapes) {
   const FsdpTrace trace = read_job_traces(kHost / "group.trace.json").front();
   const InferredJob job = infer_job(trace, std::nullopt);
-  EXPECT_EQ(asked_keys(job),
-            (std::vector<std::string>{"batch.sequence", "batch.micro_batch", "model"}));
+  EXPECT_EQ(asked_keys(job), (std::vector<std::string>{"batch.sequence", "batch.micro_batch", "model"}));
   ModelDims dims = *family_dims("llama");
   dims.name = "four layers of llama-3.1-8b";
   dims.source = "tests/interop/traces/README.md";
@@ -183,15 +177,13 @@ RC_GTEST_PROP(InferJobProperty, GivesThePlanOfTheStepBack, ()) {
   plan.cluster = "8xh100";
   plan.batch = {*rc::gen::element<std::int64_t>(64, 256), *rc::gen::element<std::int64_t>(1, 2, 3),
                 *rc::gen::element<std::int64_t>(1, 1, 2)};
-  plan.mesh = {*rc::gen::element<std::int64_t>(2, 8, 64),
-               *rc::gen::element<std::int64_t>(1, 1, 2, 4)};
+  plan.mesh = {*rc::gen::element<std::int64_t>(2, 8, 64), *rc::gen::element<std::int64_t>(1, 1, 2, 4)};
   if (plan.mesh.replicate > 1) {
     plan.mesh.inner = *rc::gen::element(MeshInner::kShard, MeshInner::kReplicate);
   }
   plan.units.layers_per_unit = *rc::gen::element<std::int64_t>(1, 1, 2);
   plan.units.embedding = *rc::gen::element(UnitPlacement::kOwn, UnitPlacement::kRoot);
-  plan.units.head =
-      *rc::gen::element(UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm);
+  plan.units.head = *rc::gen::element(UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm);
   const bool never = *rc::gen::arbitrary<bool>();
   if (never) plan.reshard_after_forward.value.kind = Reshard::Kind::kNever;
   if (!never && plan.mesh.shard == 64 && *rc::gen::arbitrary<bool>()) {
@@ -203,13 +195,11 @@ RC_GTEST_PROP(InferJobProperty, GivesThePlanOfTheStepBack, ()) {
   }
   plan.prefetch.forward = *rc::gen::element<std::int64_t>(-1, 1, 2);
   plan.prefetch.backward = *rc::gen::element<std::int64_t>(1, 1, 2);
-  plan.recompute.value =
-      *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
+  plan.recompute.value = *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
   plan.param_dtype = *rc::gen::element(DType::kBf16, DType::kFp32);
   plan.reduce_dtype = *rc::gen::element(DType::kBf16, DType::kFp32);
   if (plan.batch.accumulation > 1) {
-    plan.accumulation =
-        *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
+    plan.accumulation = *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
   }
   if (*rc::gen::arbitrary<bool>()) plan.optimizer.clip_norm = 1.0;
   RC_PRE(!find_problem(plan, model, round_cluster(plan.mesh.world())).has_value());
@@ -227,8 +217,7 @@ RC_GTEST_PROP(InferJobProperty, GivesThePlanOfTheStepBack, ()) {
   RC_ASSERT(found.recompute == plan.recompute);
   // Keys that do not matter beside the others (a prefetch of what is never gathered again) may
   // differ: the step may not.
-  RC_ASSERT(build_training_step(*job.model, found).fingerprint() ==
-            build_training_step(model, plan).fingerprint());
+  RC_ASSERT(build_training_step(*job.model, found).fingerprint() == build_training_step(model, plan).fingerprint());
 }
 
 }

@@ -28,8 +28,7 @@ const fs::path kTraces = fs::path(FORESHARD_SOURCE_DIR) / "tests/interop/traces"
 
 // A file that is gone with the test.
 struct File {
-  explicit File(std::string_view text, const char* name = "rank-0.trace.json", bool zip = false)
-      : path(folder / name) {
+  explicit File(std::string_view text, const char* name = "rank-0.trace.json", bool zip = false) : path(folder / name) {
     if (zip) {
       gzFile out = gzopen(path.c_str(), "wb");
       gzwrite(out, text.data(), static_cast<unsigned>(text.size()));
@@ -47,8 +46,7 @@ Forecast forecast_of(const Plan& plan, int blocks = 3) {
   return forecast(tiny_model(blocks), plan, costs);
 }
 
-FsdpTrace traced(const Forecast& made, const Timeline& timeline,
-                 const CudaTraceOptions& options = {}) {
+FsdpTrace traced(const Forecast& made, const Timeline& timeline, const CudaTraceOptions& options = {}) {
   const File file(cuda_trace(made, timeline, options));
   return read_fsdp_steps(read_kineto(file.path));
 }
@@ -106,28 +104,26 @@ TEST_P(CudaTrace, GivesEveryEventOfThePlanItsTimesBack) {
 
 INSTANTIATE_TEST_SUITE_P(
     Plans, CudaTrace,
-    testing::Values(
-        Case{"titan", [](Plan&) {}}, Case{"clipping", [](Plan& p) { p.optimizer.clip_norm = 1.0; }},
-        Case{"root",
-             [](Plan& p) {
-               p.units.embedding = UnitPlacement::kRoot;
-               p.units.head = UnitPlacement::kRoot;
-             }},
-        Case{"head_of_its_own", [](Plan& p) { p.units.head = UnitPlacement::kOwn; }},
-        Case{"two_layers_a_unit", [](Plan& p) { p.units.layers_per_unit = 2; }},
-        Case{"recompute", [](Plan& p) { p.recompute.value = Recompute::kFull; }},
-        Case{"explicit_prefetch",
-             [](Plan& p) {
-               p.prefetch.forward = 2;
-               p.prefetch.backward = 2;
-             }},
-        Case{"never_reshard",
-             [](Plan& p) { p.reshard_after_forward.value.kind = Reshard::Kind::kNever; }},
-        Case{"replicas",
-             [](Plan& p) {
-               p.mesh = {4, 2};
-             }},
-        Case{"accumulation", [](Plan& p) { p.batch.accumulation = 3; }}),
+    testing::Values(Case{"titan", [](Plan&) {}}, Case{"clipping", [](Plan& p) { p.optimizer.clip_norm = 1.0; }},
+                    Case{"root",
+                         [](Plan& p) {
+                           p.units.embedding = UnitPlacement::kRoot;
+                           p.units.head = UnitPlacement::kRoot;
+                         }},
+                    Case{"head_of_its_own", [](Plan& p) { p.units.head = UnitPlacement::kOwn; }},
+                    Case{"two_layers_a_unit", [](Plan& p) { p.units.layers_per_unit = 2; }},
+                    Case{"recompute", [](Plan& p) { p.recompute.value = Recompute::kFull; }},
+                    Case{"explicit_prefetch",
+                         [](Plan& p) {
+                           p.prefetch.forward = 2;
+                           p.prefetch.backward = 2;
+                         }},
+                    Case{"never_reshard", [](Plan& p) { p.reshard_after_forward.value.kind = Reshard::Kind::kNever; }},
+                    Case{"replicas",
+                         [](Plan& p) {
+                           p.mesh = {4, 2};
+                         }},
+                    Case{"accumulation", [](Plan& p) { p.batch.accumulation = 3; }}),
     [](const auto& info) { return info.param.name; });
 
 TEST(TraceJoin, TellsCollectivesByKernelNameWhereTheTraceHasNoArguments) {
@@ -143,8 +139,7 @@ TEST(TraceJoin, EndsStepsWithTheProfilersMarksWhereNoOptimizerIsNamed) {
   ASSERT_FALSE(trace.notes.empty());
   EXPECT_NE(trace.notes.back().find("no Optimizer.step range"), std::string::npos);
   const TraceJoin join = join_traces(made, {trace});
-  EXPECT_EQ(join.missing,
-            std::vector<std::string>{"1 of the plan's 1 optimizer events: optimizer"});
+  EXPECT_EQ(join.missing, std::vector<std::string>{"1 of the plan's 1 optimizer events: optimizer"});
 }
 
 TEST(TraceJoin, ValidatesTheJobThatDidAsForecast) {
@@ -164,21 +159,19 @@ TEST(TraceJoin, TakesTheStepThatNoProfilerSlowedDown) {
   const CostModel costs(round_cluster(8), round_calibration());
   const File file(cuda_trace(made, made.timeline));
   const double step = made.timeline.period.seconds() / 1.5;
-  std::ofstream(file.folder / "rank-0.timed.json")
-      << nlohmann::json{{"schema", "foreshard.timed/1"},
-                        {"host", "node"},
-                        {"created", ""},
-                        {"rank", 0},
-                        {"world", 8},
-                        {"memory", nullptr},
-                        {"steps_s", {9 * step, step, step}},
-                        {"versions", nlohmann::json::object()}};
+  std::ofstream(file.folder / "rank-0.timed.json") << nlohmann::json{{"schema", "foreshard.timed/1"},
+                                                                     {"host", "node"},
+                                                                     {"created", ""},
+                                                                     {"rank", 0},
+                                                                     {"world", 8},
+                                                                     {"memory", nullptr},
+                                                                     {"steps_s", {9 * step, step, step}},
+                                                                     {"versions", nlohmann::json::object()}};
   const TraceJoin join = join_traces(made, read_job_traces(file.path));
   const Validation v = validate(made, summarize(made, costs, 0), join.record, {});
   EXPECT_NEAR(v.step_error, 0.5, 1e-6);
-  EXPECT_TRUE(std::ranges::any_of(v.notes, [](const std::string& note) {
-    return note.starts_with("the profiler makes a step 50.0 % longer");
-  }));
+  EXPECT_TRUE(std::ranges::any_of(
+      v.notes, [](const std::string& note) { return note.starts_with("the profiler makes a step 50.0 % longer"); }));
   const Forecast view = measured_view(made.model, made.plan, made.graph, join.record);
   EXPECT_EQ(view.timeline.period, made.timeline.period);  // events as traced
 }
@@ -193,8 +186,7 @@ Timeline with_slow_backward(const Forecast& made, std::int32_t unit, Time more) 
       span.start += more;
       span.arrive += more;
       span.end += more;
-    } else if (made.graph.rows[i].kind == EventKind::kBackward &&
-               made.graph.details[i].unit == unit) {
+    } else if (made.graph.rows[i].kind == EventKind::kBackward && made.graph.details[i].unit == unit) {
       span.end += more;
       behind = true;
     }
@@ -234,14 +226,11 @@ TEST(TraceJoin, RefusesAnotherJobAndSaysWhatDiffers) {
   const FsdpTrace trace = traced(made, made.timeline);
   Plan plan = tiny_plan();
   plan.mesh.shard = 4;
-  EXPECT_NE(refusal(forecast_of(plan), trace).find("the job has 8 ranks, the plan 4"),
-            std::string::npos);
-  EXPECT_NE(refusal(forecast_of(tiny_plan(), 4), trace).find("the job shards 5 units"),
-            std::string::npos);
+  EXPECT_NE(refusal(forecast_of(plan), trace).find("the job has 8 ranks, the plan 4"), std::string::npos);
+  EXPECT_NE(refusal(forecast_of(tiny_plan(), 4), trace).find("the job shards 5 units"), std::string::npos);
   plan = tiny_plan();
   plan.batch.accumulation = 2;
-  EXPECT_NE(refusal(forecast_of(plan), trace).find("1 micro-batch, the plan's 2"),
-            std::string::npos);
+  EXPECT_NE(refusal(forecast_of(plan), trace).find("1 micro-batch, the plan's 2"), std::string::npos);
   // The embedding in the root instead of a unit of its own: as many units, other ones.
   plan = tiny_plan();
   plan.units.embedding = UnitPlacement::kRoot;
@@ -290,14 +279,12 @@ TEST(Kineto, ReadsWhatIsCompressedAndRefusesWhatIsDamaged) {
     fs::resize_file(zipped.path, fs::file_size(zipped.path) / 2);
     EXPECT_NE(why(zipped.path), "");
   }
-  EXPECT_NE(why(File(text.substr(0, text.size() / 2)).path).find("not whole JSON"),
-            std::string::npos);
+  EXPECT_NE(why(File(text.substr(0, text.size() / 2)).path).find("not whole JSON"), std::string::npos);
   EXPECT_NE(why(File("{\"a\": 1}").path).find("no traceEvents"), std::string::npos);
   EXPECT_NE(why(File("{\"traceEvents\": []}").path).find("no events"), std::string::npos);
   EXPECT_NE(why("/nowhere.json").find("no such file"), std::string::npos);
   // Nanoseconds since 1970 as microseconds are more than a double holds.
-  const File exact(
-      R"([{"ph": "X", "cat": "cpu_op", "name": "a", "tid": 1, "ts": 1700000000000000.123, "dur": 2.5}])");
+  const File exact(R"([{"ph": "X", "cat": "cpu_op", "name": "a", "tid": 1, "ts": 1700000000000000.123, "dur": 2.5}])");
   const KinetoTrace trace = read_kineto(exact.path);
   ASSERT_EQ(trace.events.size(), 1U);
   EXPECT_EQ(trace.events[0].begin, Time::ns(1'700'000'000'000'000'123));
@@ -331,8 +318,7 @@ TEST(RealTrace, HasEveryEventOfItsPlanInOrder) {
   const Forecast made = recorded_forecast(recorded_plan());
   const std::vector<FsdpTrace> traces = read_job_traces(kTraces / "fsdp2_cpu");
   ASSERT_EQ(traces.size(), 2U);
-  EXPECT_EQ(traces[0].units,
-            (std::vector<std::string>{"embed", "blocks.0", "blocks.1", "norm, head"}));
+  EXPECT_EQ(traces[0].units, (std::vector<std::string>{"embed", "blocks.0", "blocks.1", "norm, head"}));
   EXPECT_FALSE(traces[0].of_gpu);
   EXPECT_EQ(traces[1].rank, 1);
   const TraceJoin join = join_traces(made, traces);
@@ -356,11 +342,9 @@ TEST(RealTrace, HasEveryEventOfItsPlanInOrder) {
 TEST(RealTrace, DiffersFromAPlanThatTheJobDidNotFollow) {
   Plan plan = recorded_plan();
   plan.reshard_after_forward.ranges.clear();
-  const TraceJoin join =
-      join_traces(recorded_forecast(plan), read_job_traces(kTraces / "fsdp2_cpu"));
+  const TraceJoin join = join_traces(recorded_forecast(plan), read_job_traces(kTraces / "fsdp2_cpu"));
   ASSERT_FALSE(join.missing.empty());
-  EXPECT_NE(join.missing.front().find("all_gather_copy_in norm+head"), std::string::npos)
-      << join.missing.front();
+  EXPECT_NE(join.missing.front().find("all_gather_copy_in norm+head"), std::string::npos) << join.missing.front();
 }
 
 }

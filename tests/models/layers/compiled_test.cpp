@@ -22,9 +22,7 @@ LayerProgram block(const Plan& plan, const ModelSpec& eager) {
   ProgramOptions options = {.sequence = kTokens};
   return build_layer_program(*std::ranges::find_if(model.kinds, is_block), options);
 }
-LayerProgram block(const Plan& plan) {
-  return block(plan, load_zoo_model("llama-3-8b", Stack::kEager));
-}
+LayerProgram block(const Plan& plan) { return block(plan, load_zoo_model("llama-3-8b", Stack::kEager)); }
 
 Plan plan_with(Compile compile, ModuleKernels::Norm norm = ModuleKernels::Norm::kCompute) {
   Plan plan;
@@ -64,8 +62,7 @@ TEST(Compiled, ForwardMovesWhatCrossesARegion) {
 TEST(Compiled, BackwardAddsGradientsWhereTheyAreRead) {
   const LayerProgram eager = block(plan_with(Compile::kNone));
   const LayerProgram compiled = block(plan_with(Compile::kBlocks));
-  constexpr std::int64_t kFirstNorm =
-      (2 * 3 + 3 + 3) * kWide - (3 + 1 + 2 + 2) * kWide - kStatistic;
+  constexpr std::int64_t kFirstNorm = (2 * 3 + 3 + 3) * kWide - (3 + 1 + 2 + 2) * kWide - kStatistic;
   constexpr std::int64_t kSecondNorm = (3 + 3 + 3) * kWide - (2 + 1 + 2 + 2) * kWide - kStatistic;
   EXPECT_EQ(bytes_per_token(eager.backward) - bytes_per_token(compiled.backward),
             (6 + 3 - 5) * kFfn + kFirstNorm + kSecondNorm);
@@ -78,9 +75,7 @@ TEST(Compiled, AnEagerNormBecomesOneKernel) {
   EXPECT_EQ(eager.forward.kernels, fused.forward.kernels);
   EXPECT_EQ(eager.backward.kernels, fused.backward.kernels);
   EXPECT_EQ(eager.saved_bytes(), fused.saved_bytes());
-  const auto is_norm = [](const Kernel& kernel) {
-    return kernel.memory_class == MemoryClass::kGeneratedNorm;
-  };
+  const auto is_norm = [](const Kernel& kernel) { return kernel.memory_class == MemoryClass::kGeneratedNorm; };
   const std::vector<Kernel> kernels = memory_kernels(eager.forward);
   EXPECT_EQ(std::ranges::count_if(kernels, is_norm), 2);
 }
@@ -89,17 +84,15 @@ TEST(Compiled, AnEagerNormBecomesOneKernel) {
 // that reads the weight, forward and for the input's gradient, that is copied.
 TEST(Compiled, PadsOddProducts) {
   const std::vector<ZooEntry> all = zoo();
-  ModelDims dims = std::ranges::find_if(all, [](const ZooEntry& entry) {
-                     return entry.dims.name == "llama-3-8b";
-                   })->dims;
+  ModelDims dims =
+      std::ranges::find_if(all, [](const ZooEntry& entry) { return entry.dims.name == "llama-3-8b"; })->dims;
   dims.ffn = 5461;
   const ModelSpec model = build_model(dims, Stack::kEager);
   const auto widths = [](const LayerPhaseProgram& phase) {
     std::vector<std::int64_t> found;
     for (const Kernel& kernel : phase.kernels) {
       for (const std::int64_t width : {kernel.m, kernel.n, kernel.k}) {
-        if (kernel.kind == KernelKind::kGemm && (width == 5461 || width == 5464))
-          found.push_back(width);
+        if (kernel.kind == KernelKind::kGemm && (width == 5461 || width == 5464)) found.push_back(width);
       }
     }
     return found;
@@ -123,14 +116,11 @@ TEST(Compiled, PadsOddProducts) {
 // norms of queries and keys, norms behind products, norms of latents, routed experts.
 TEST(Compiled, BlocksOfEveryShapeBalance) {
   using Kernels = ModuleKernels;
-  for (const char* name : {"llama-3-8b", "qwen3-8b", "gemma-2-2b", "deepseek-v2", "mixtral-8x7b",
-                           "gpt2", "falcon-7b", "bert-base"}) {
-    for (const Kernels::Norm norm :
-         {Kernels::Norm::kCompute, Kernels::Norm::kFp32, Kernels::Norm::kEager}) {
-      for (const Kernels::Rope rope :
-           {Kernels::Rope::kComplex, Kernels::Rope::kReal, Kernels::Rope::kFused}) {
-        for (const Recompute recompute :
-             {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+  for (const char* name :
+       {"llama-3-8b", "qwen3-8b", "gemma-2-2b", "deepseek-v2", "mixtral-8x7b", "gpt2", "falcon-7b", "bert-base"}) {
+    for (const Kernels::Norm norm : {Kernels::Norm::kCompute, Kernels::Norm::kFp32, Kernels::Norm::kEager}) {
+      for (const Kernels::Rope rope : {Kernels::Rope::kComplex, Kernels::Rope::kReal, Kernels::Rope::kFused}) {
+        for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
           Plan plan = plan_with(Compile::kBlocks, norm);
           plan.kernels.rope = rope;
           const ModelSpec model = with_variants(load_zoo_model(name, Stack::kEager), plan);
@@ -186,8 +176,7 @@ TEST(Compiled, QuantisesAnInputOnce) {
   // Of q, k, v: twice; of gate and up: once. The amax of n1 (three products), of n2 (two) and of
   // the product of gate and up.
   constexpr std::int64_t kD = 4096, kF = 14336;
-  EXPECT_EQ(casts(Compile::kNone) - casts(Compile::kBlocks),
-            (3 + 3) * (2 * kD + kD) + 2 * (3 * kD + 2 * kD + kF));
+  EXPECT_EQ(casts(Compile::kNone) - casts(Compile::kBlocks), (3 + 3) * (2 * kD + kD) + 2 * (3 * kD + 2 * kD + kF));
 }
 
 }

@@ -38,10 +38,8 @@ std::int64_t saved_bytes(const LayerSpec& layer, std::int64_t batch, std::int64_
   std::int64_t bytes = 0;
   for (const std::int16_t t : saved) {
     const TensorSpec& tensor = layer.tensors[at(t)];
-    const std::map<ElementType, std::int64_t> sizes = {{ElementType::kCompute, 2},
-                                                       {ElementType::kFp32, 4},
-                                                       {ElementType::kInt64, 8},
-                                                       {ElementType::kByte, 1}};
+    const std::map<ElementType, std::int64_t> sizes = {
+        {ElementType::kCompute, 2}, {ElementType::kFp32, 4}, {ElementType::kInt64, 8}, {ElementType::kByte, 1}};
     bytes += elements(tensor, batch, sequence) * sizes.at(tensor.type);
   }
   return bytes;
@@ -71,19 +69,18 @@ TEST(LayersTest, LlamaBlockSavesWhatAutogradSaves) {
   const std::int64_t f = dims.ffn;
   // x, norm1, q, attention, residual, norm2: 6 of width d; k, v; gate, silu, up, product;
   // logsumexp; two 1/rms; two seeds
-  const std::int64_t expected = 12 * tokens * d + 4 * tokens * d_kv + 8 * tokens * f +
-                                4 * tokens * dims.heads + 8 * tokens + 24;
+  const std::int64_t expected =
+      12 * tokens * d + 4 * tokens * d_kv + 8 * tokens * f + 4 * tokens * dims.heads + 8 * tokens + 24;
   EXPECT_EQ(saved_bytes(decoder_block(dims), b, s), expected);
 }
 
 TEST(LayersTest, LayerProgramKeepsTheSameBytes) {
   const ModelDims dims = sized("llama");
-  const LayerProgram program =
-      build_layer_program(decoder_block(dims), {.batch = 2, .sequence = 128});
+  const LayerProgram program = build_layer_program(decoder_block(dims), {.batch = 2, .sequence = 128});
   // The input belongs to the layer before, the seeds take one allocation unit each.
   const std::int64_t tokens = 256;
-  const std::int64_t own = 10 * tokens * 512 + 4 * tokens * 256 + 8 * tokens * 1536 +
-                           4 * tokens * 8 + 8 * tokens + 2 * kAllocationGranularity;
+  const std::int64_t own = 10 * tokens * 512 + 4 * tokens * 256 + 8 * tokens * 1536 + 4 * tokens * 8 + 8 * tokens +
+                           2 * kAllocationGranularity;
   EXPECT_EQ(program.saved_bytes().count(), own);
 }
 
@@ -92,8 +89,7 @@ TEST(LayersTest, GptBlockSaves) {
   const std::int64_t tokens = 256;
   // x, norm1, attention, residual, norm2 (5 d), qkv (3 d), before and after gelu (2 f); logsumexp;
   // two means, two 1/std
-  const std::int64_t expected =
-      2 * tokens * (8 * 512 + 2 * 1536) + 4 * tokens * 8 + 16 * tokens + 24;
+  const std::int64_t expected = 2 * tokens * (8 * 512 + 2 * 1536) + 4 * tokens * 8 + 16 * tokens + 24;
   EXPECT_EQ(saved_bytes(decoder_block(dims), 2, 128), expected);
   // relu keeps its output only, which the next product keeps anyway
   EXPECT_EQ(saved_bytes(decoder_block(sized("opt")), 2, 128), expected - 2 * tokens * 1536);
@@ -106,8 +102,7 @@ TEST(LayersTest, GptBlockKeepsWhatWasRecorded) {
   dims.hidden = 768;
   dims.heads = dims.kv_heads = 12;
   dims.ffn = 3072;
-  const LayerProgram program =
-      build_layer_program(decoder_block(dims), {.batch = 4, .sequence = 1024});
+  const LayerProgram program = build_layer_program(decoder_block(dims), {.batch = 4, .sequence = 1024});
   // The block's output is kept by its successor; the program counts it there.
   const std::int64_t output = 2 * 4096 * 768;
   EXPECT_EQ(program.saved_bytes().count() + output, 100'926'464);
@@ -124,8 +119,8 @@ TEST(LayersTest, QkNormKeepsProjectionsAndStatistics) {
 
 TEST(LayersTest, SelectiveKeepsAttentionAndEverySecondProduct) {
   EXPECT_EQ(kept(decoder_block(sized("llama"))),
-            (std::vector<std::string>{"self_attn.q_proj", "self_attn.v_proj", "attention",
-                                      "mlp.gate_proj", "mlp.down_proj"}));
+            (std::vector<std::string>{"self_attn.q_proj", "self_attn.v_proj", "attention", "mlp.gate_proj",
+                                      "mlp.down_proj"}));
   // With biases its products are aten::addmm, which is not on the list (recorded: layers.csv,
   // gpt2_sel).
   EXPECT_EQ(kept(decoder_block(sized("gpt2"))), std::vector<std::string>{"attention"});
@@ -134,19 +129,16 @@ TEST(LayersTest, SelectiveKeepsAttentionAndEverySecondProduct) {
 TEST(LayersTest, ParameterNamesAreThoseOfHuggingFace) {
   EXPECT_EQ(
       names_in(decoder_block(sized("llama"))),
-      (std::vector<std::string>{
-          "input_layernorm.weight", "self_attn.q_proj.weight", "self_attn.k_proj.weight",
-          "self_attn.v_proj.weight", "self_attn.o_proj.weight", "post_attention_layernorm.weight",
-          "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"}));
+      (std::vector<std::string>{"input_layernorm.weight", "self_attn.q_proj.weight", "self_attn.k_proj.weight",
+                                "self_attn.v_proj.weight", "self_attn.o_proj.weight", "post_attention_layernorm.weight",
+                                "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"}));
   EXPECT_EQ(names_in(decoder_block(sized("gpt2"))),
-            (std::vector<std::string>{"ln_1.weight", "ln_1.bias", "attn.c_attn.weight",
-                                      "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias",
-                                      "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight",
-                                      "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"}));
-  EXPECT_EQ(
-      names_in(decoder_block(sized("mpt"))),
-      (std::vector<std::string>{"norm_1.weight", "attn.Wqkv.weight", "attn.out_proj.weight",
-                                "norm_2.weight", "ffn.up_proj.weight", "ffn.down_proj.weight"}));
+            (std::vector<std::string>{"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias",
+                                      "attn.c_proj.weight", "attn.c_proj.bias", "ln_2.weight", "ln_2.bias",
+                                      "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"}));
+  EXPECT_EQ(names_in(decoder_block(sized("mpt"))),
+            (std::vector<std::string>{"norm_1.weight", "attn.Wqkv.weight", "attn.out_proj.weight", "norm_2.weight",
+                                      "ffn.up_proj.weight", "ffn.down_proj.weight"}));
   EXPECT_EQ(build_model(sized("llama")).block_prefix, "model.layers");
 }
 
@@ -187,8 +179,7 @@ TEST(FlopsTest, Llama31) {
 TEST(FlopsTest, Gpt3) {
   const ModelSpec model = load_zoo_model("gpt3-175b");
   const double d = 12288;
-  const double weights =
-      96 * 12 * d * d + d * 50257;  // qkv 3, out 1, mlp 4 + 4; the tied head multiplies
+  const double weights = 96 * 12 * d * d + d * 50257;  // qkv 3, out 1, mlp 4 + 4; the tied head multiplies
   const double per_token = 6 * weights + 6 * 96 * d * 2048;
   EXPECT_DOUBLE_EQ(model.training_flops_per_sequence(2048).count(), per_token * 2048);
   // Brown et al. 2020, table D.1: 3.14e23 FLOPs for 300 B tokens without attention, from 6 x 174.6
@@ -226,8 +217,7 @@ TEST(BuildModelTest, RefusesImpossibleSizes) {
 }
 
 TEST(ModelSpecTest, SizesAreChecked) {
-  const TensorSpec tensor = {
-      .name = "t", .per_token = 1'000'000'000, .per_position = 3, .fixed = 5};
+  const TensorSpec tensor = {.name = "t", .per_token = 1'000'000'000, .per_position = 3, .fixed = 5};
   EXPECT_EQ(elements(tensor, 2, 10), 20'000'000'000 + 30 + 5);
   EXPECT_THROW(elements(tensor, 1'000'000, 1'000'000), Error);
   const ParameterSpec parameter = {.name = "p", .shape = {1LL << 40, 1LL << 40}};

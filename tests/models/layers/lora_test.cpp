@@ -21,8 +21,7 @@ constexpr std::int64_t d = 4096, dkv = 1024, f = 14336;
 
 Cluster cluster_of_8() { return Cluster{.gpus = 8}; }
 
-Plan plan_with(std::int64_t rank, std::vector<std::string> targets,
-               Lora::Base base = Lora::Base::kParam) {
+Plan plan_with(std::int64_t rank, std::vector<std::string> targets, Lora::Base base = Lora::Base::kParam) {
   Plan plan;
   plan.batch.sequence = kTokens;
   plan.lora = {.rank = rank, .targets = std::move(targets), .dropout = 0, .base = base};
@@ -49,8 +48,7 @@ LayerProgram program(const LayerSpec& layer) {
 TEST(LoraTest, TrainableParameters) {
   const std::int64_t q = d + d, k = d + dkv, o = d + d, mlp = 3 * (d + f);
   EXPECT_EQ(adapted(plan_with(16, {"q_proj", "v_proj"})).trainable_parameters(), 32 * 16 * (q + k));
-  EXPECT_EQ(adapted(plan_with(8, {Lora::kAllLinear})).trainable_parameters(),
-            32 * 8 * (q + 2 * k + o + mlp));
+  EXPECT_EQ(adapted(plan_with(8, {Lora::kAllLinear})).trainable_parameters(), 32 * 8 * (q + 2 * k + o + mlp));
   // PEFT on Meta-Llama-3-8B, r = 8, q_proj and v_proj: "trainable params: 3,407,872".
   EXPECT_EQ(adapted(plan_with(8, {"q_proj", "v_proj"})).trainable_parameters(), 3'407'872);
   const ModelSpec model = adapted(plan_with(8, {"q_proj", "v_proj"}));
@@ -69,8 +67,8 @@ TEST(LoraTest, SavedModulesAreTrainedWholeBesideTheirOriginals) {
   plan.lora.trains_head = true;
   const ModelSpec both = adapted(plan);
   EXPECT_EQ(both.trainable_parameters(), before.trainable_parameters() + 2 * table);
-  const LayerSpec& head = *std::ranges::find_if(
-      both.kinds, [](const LayerSpec& layer) { return layer.role == LayerRole::kHead; });
+  const LayerSpec& head =
+      *std::ranges::find_if(both.kinds, [](const LayerSpec& layer) { return layer.role == LayerRole::kHead; });
   ASSERT_EQ(head.parameters.size(), 2U);
   EXPECT_EQ(head.parameters[0].name, "lm_head.original_module.weight");
   EXPECT_EQ(head.parameters[1].name, "lm_head.modules_to_save.default.weight");
@@ -120,8 +118,7 @@ TEST(LoraTest, GradientsOfAdaptersOnly) {
   const LayerSpec block = block_of(adapted(plan_with(16, {"q_proj", "v_proj"})));
   const LayerProgram p = program(block);
   for (std::size_t i = 0; i < block.parameters.size(); ++i) {
-    EXPECT_EQ(p.weight_gradients[i] >= 0, block.parameters[i].trainable)
-        << block.parameters[i].name;
+    EXPECT_EQ(p.weight_gradients[i] >= 0, block.parameters[i].trainable) << block.parameters[i].name;
   }
   std::int64_t products = 0;
   for (const Kernel& k : p.backward.kernels) products += k.kind == KernelKind::kGemm;
@@ -212,8 +209,7 @@ TEST(LoraTest, MemoryBetweenSteps) {
   plan.runtime.version = "2.11";
   const std::int64_t adapters = 32 * 16 * (d + d + d + dkv);
   EXPECT_EQ(persistent(plan, MemoryCategory::kOptimizerState), 2 * 4 * adapters / 8);
-  EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam),
-            (2 * 8'030'261'248 + 4 * adapters) / 8);
+  EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam), (2 * 8'030'261'248 + 4 * adapters) / 8);
   plan.lora.base = Lora::Base::kMaster;
   EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam), 4 * (8'030'261'248 + adapters) / 8);
   plan.lora.base = Lora::Base::kNf4;
@@ -222,8 +218,7 @@ TEST(LoraTest, MemoryBetweenSteps) {
   const std::int64_t packed = (8'030'261'248 - whole) / 2;
   const std::int64_t resident = block_of(adapted(plan)).resident_bytes;
   const std::int64_t rounded = (resident + 511) / 512 * 512;
-  EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam),
-            (2 * whole + packed + 4 * adapters) / 8 + 32 * rounded);
+  EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam), (2 * whole + packed + 4 * adapters) / 8 + 32 * rounded);
 }
 
 // DDP holds everything whole, each parameter in what it is stored in.
@@ -368,8 +363,8 @@ TEST(PackingTest, AttentionIsASumOverDocuments) {
   EXPECT_DOUBLE_EQ(packed.training_flops_per_sequence(kTokens).count(),
                    kTokens * (6 * weights + 3 * 32 * 2.0 * d * kTokens / 4));
   const LayerProgram p = program(block_of(packed));
-  const auto attention = std::ranges::find_if(
-      p.forward.kernels, [](const Kernel& k) { return k.kind == KernelKind::kAttention; });
+  const auto attention =
+      std::ranges::find_if(p.forward.kernels, [](const Kernel& k) { return k.kind == KernelKind::kAttention; });
   ASSERT_NE(attention, p.forward.kernels.end());
   EXPECT_EQ(attention->m, 4);
   EXPECT_EQ(attention->n, kTokens / 4);
@@ -386,14 +381,11 @@ TEST(LoraTest, KeysGoThereAndBack) {
   PlanDocument document;
   document = apply_set(std::move(document), "model=llama-3-8b");
   document = apply_set(std::move(document), "cluster=8xh100");
-  document = apply_set(std::move(document),
-                       "lora={rank: 16, targets: [q_proj, v_proj], dropout: 0.1, base: nf4}");
+  document = apply_set(std::move(document), "lora={rank: 16, targets: [q_proj, v_proj], dropout: 0.1, base: nf4}");
   document = apply_set(std::move(document), "batch.documents=8");
   const ResolvedPlan resolved = resolve(document, model, cluster);
-  EXPECT_EQ(
-      resolved.plan.lora,
-      (Lora{
-          .rank = 16, .targets = {"q_proj", "v_proj"}, .dropout = 0.1, .base = Lora::Base::kNf4}));
+  EXPECT_EQ(resolved.plan.lora,
+            (Lora{.rank = 16, .targets = {"q_proj", "v_proj"}, .dropout = 0.1, .base = Lora::Base::kNf4}));
   EXPECT_EQ(resolved.plan.batch.documents, 8);
   const ConfigNode root = parse_yaml(to_yaml(resolved.plan), "plan.yaml");
   const PlanDocument again = read_plan(root);

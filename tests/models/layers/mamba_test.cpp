@@ -103,9 +103,8 @@ TEST(MambaTest, WithoutItsKernelTheMixerKeepsWhatItsOperationsRead) {
   constexpr std::int64_t rows = 9 * kInner + 4 * kHeads + 4;         // a statistic for each group
   constexpr std::int64_t before = 4 + 2 * kHidden + 2 * kProjected;
   constexpr std::int64_t looks_back = 3 * kConvolved * 2, states = 2 * 3 * kInner * state * 4;
-  EXPECT_EQ(
-      kept(RuntimeKind::kFsdp2, true),
-      kTokens * (before + 2 * narrow + 4 * (pairs + wide + rows)) + kBatch * (looks_back + states));
+  EXPECT_EQ(kept(RuntimeKind::kFsdp2, true),
+            kTokens * (before + 2 * narrow + 4 * (pairs + wide + rows)) + kBatch * (looks_back + states));
 }
 
 // Forward moves x five times (convolved: read, written; read for states and for the result, which
@@ -124,8 +123,7 @@ TEST(MambaTest, KernelsOfTheScan) {
   const std::int64_t x = 2 * kTokens * kInner, shared = 2 * kTokens * kShared;
   const std::int64_t steps = 4 * kTokens * kHeads, pairs = 4 * kTokens * 128 * 4;
   const std::int64_t states = 4 * kBatch * (kSequence / 128) * kInner * 128;
-  EXPECT_EQ(moved, 2 * (x + 2 * shared) + 3 * x + 4 * shared + 6 * steps + 2 * pairs + 2 * states +
-                       2 * (states / 2));
+  EXPECT_EQ(moved, 2 * (x + 2 * shared) + 3 * x + 4 * shared + 6 * steps + 2 * pairs + 2 * states + 2 * (states / 2));
   const auto scans = [](const Kernel& kernel) { return kernel.function == Function::kScan; };
   EXPECT_EQ(std::ranges::count_if(p.backward.kernels, scans), 20);
 }
@@ -142,8 +140,7 @@ TEST(MambaTest, FlopsOfTheScan) {
 // Projections to 128 and back around experts of two matrices, a shared one of the hidden width.
 TEST(MambaTest, ExpertsReadLatents) {
   const LayerSpec layer = build_model(small()).kinds[2];
-  EXPECT_EQ(layer.numel(),
-            kHidden + 16 * kHidden + 2 * kHidden * 128 + 16 * 2 * 256 * 128 + 2 * kHidden * 320);
+  EXPECT_EQ(layer.numel(), kHidden + 16 * kHidden + 2 * kHidden * 128 + 16 * 2 * 256 * 128 + 2 * kHidden * 320);
 }
 
 // Over tp each rank has the heads and groups that are its own, with their parameters, and of the
@@ -157,16 +154,15 @@ TEST(MambaTest, RanksOfTpShareHeadsAndGroups) {
   plan.mesh.shard = 2;
   const ModelSpec part = part_of_rank(with_variants(build_model(small()), plan), plan);
   const LayerSpec& layer = part.kinds[1];
-  EXPECT_EQ(layer.numel(), kHidden + (kProjected * kHidden + kInner * kHidden + 3 * kHeads +
-                                      5 * kConvolved + kInner) /
-                                         2);
+  EXPECT_EQ(layer.numel(),
+            kHidden + (kProjected * kHidden + kInner * kHidden + 3 * kHeads + 5 * kConvolved + kInner) / 2);
   const auto scans = std::ranges::find(layer.operations, OperationKind::kScan, &Operation::kind);
   ASSERT_NE(scans, layer.operations.end());
   EXPECT_EQ(scans->scan.heads, kHeads / 2);
   EXPECT_EQ(scans->scan.groups, 2);
   // (The router and the shared expert's first product read the same: one of both's columns.)
-  EXPECT_EQ(part.kinds[2].numel(), kHidden + (16 + 320) * kHidden / 2 + 2 * kHidden * 128 +
-                                       8 * 2 * 256 * 128 + kHidden * 320 / 2);
+  EXPECT_EQ(part.kinds[2].numel(),
+            kHidden + (16 + 320) * kHidden / 2 + 2 * kHidden * 128 + 8 * 2 * 256 * 128 + kHidden * 320 / 2);
 }
 
 // An element takes 4 bits and a sixteenth of a scale's 8; each operand is read for its greatest

@@ -88,11 +88,8 @@ TEST(ModuleKernels, AutocastBlockMovesWhatItsKernelsReadAndWrite) {
 // The copies of the weights are saved: 12 d^2 elements of two bytes, 24 d a token here. Of the
 // activations the casts instead of the norms' results.
 TEST(ModuleKernels, AutocastKeepsItsCopiesOfTheWeights) {
-  const auto saved = [](const Plan& plan) {
-    return block("gpt3", plan).saved_bytes().count() / (kTokens * kWidth);
-  };
-  const ModuleKernels fp32 = {.norm = ModuleKernels::Norm::kFp32,
-                              .residual = ModuleKernels::Residual::kFp32};
+  const auto saved = [](const Plan& plan) { return block("gpt3", plan).saved_bytes().count() / (kTokens * kWidth); };
+  const ModuleKernels fp32 = {.norm = ModuleKernels::Norm::kFp32, .residual = ModuleKernels::Residual::kFp32};
   // norm1 and norm2's results cast 2 + 2, qkv 6, attention 2, gelu's input and result 8 + 8, the
   // fp32 sum that norm2 reads 4; the block's input is the layer before's.
   EXPECT_EQ(saved(plan_with(fp32, true)), 2 + 2 + 6 + 2 + 8 + 8 + 4 + 24);
@@ -168,8 +165,7 @@ TEST(ModuleKernels, EagerNormsKeepWhatTheirOperationsRead) {
   };
   EXPECT_EQ(norm("llama", ModuleKernels::Norm::kEager), 4 + 2 + 4 + 2 - 2);
   EXPECT_EQ(norm("llama", ModuleKernels::Norm::kEagerFp32), 4 + 4 + 4 + 4 - 2);
-  EXPECT_EQ(norm("olmo2", ModuleKernels::Norm::kEager),
-            norm("olmo2", ModuleKernels::Norm::kEagerFp32));
+  EXPECT_EQ(norm("olmo2", ModuleKernels::Norm::kEager), norm("olmo2", ModuleKernels::Norm::kEagerFp32));
   EXPECT_EQ(norm("cohere", ModuleKernels::Norm::kEager), 4 + 4 + 4);
 }
 
@@ -179,8 +175,7 @@ TEST(ModuleKernels, EagerNormsKeepWhatTheirOperationsRead) {
 TEST(ModuleKernels, RotaryKernels) {
   const auto total = [](ModuleKernels::Rope rope, const char* family = "llama") {
     std::int64_t sum = 0;
-    for (const auto& [function, bytes] :
-         moved(block(family, plan_with({.rope = rope}, false)).forward)) {
+    for (const auto& [function, bytes] : moved(block(family, plan_with({.rope = rope}, false)).forward)) {
       sum += bytes;
     }
     return sum;
@@ -188,9 +183,7 @@ TEST(ModuleKernels, RotaryKernels) {
   const std::int64_t complex = total(ModuleKernels::Rope::kComplex);
   EXPECT_EQ(complex - total(ModuleKernels::Rope::kReal), 40 - 36);
   EXPECT_EQ(complex - total(ModuleKernels::Rope::kFused), 40 - 8);
-  EXPECT_EQ(
-      total(ModuleKernels::Rope::kComplex, "cohere") - total(ModuleKernels::Rope::kReal, "cohere"),
-      40 - 96);
+  EXPECT_EQ(total(ModuleKernels::Rope::kComplex, "cohere") - total(ModuleKernels::Rope::kReal, "cohere"), 40 - 96);
 }
 
 // Each reads bf16 logits and writes fp32 under autocast, 6 bytes; the loss's own log_softmax does
@@ -198,8 +191,7 @@ TEST(ModuleKernels, RotaryKernels) {
 TEST(ModuleKernels, TrainMetricsReadTheLogitsAgain) {
   const auto logits = [](const Plan& plan) {
     std::int64_t sum = 0;
-    for (const Kernel& kernel :
-         block("gpt3", plan, Recompute::kNone, LayerRole::kLoss).forward.kernels) {
+    for (const Kernel& kernel : block("gpt3", plan, Recompute::kNone, LayerRole::kLoss).forward.kernels) {
       if (kernel.function == Function::kLogSoftmax) sum += kernel.bytes.count();
     }
     return sum / (kTokens * 1000);
@@ -216,14 +208,11 @@ TEST(ModuleKernels, EveryPhaseBalances) {
   for (const char* family : {"gpt3", "llama", "qwen3", "internlm"}) {
     for (const Norm norm : {Norm::kCompute, Norm::kFp32, Norm::kEager}) {
       for (const Residual residual : {Residual::kCompute, Residual::kFp32}) {
-        for (const Recompute recompute :
-             {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
           const bool autocast = residual == Residual::kFp32;
-          const Plan plan = plan_with({.norm = norm,
-                                       .rope = autocast ? Rope::kReal : Rope::kFused,
-                                       .residual = residual,
-                                       .unpads = autocast},
-                                      autocast);
+          const Plan plan = plan_with(
+              {.norm = norm, .rope = autocast ? Rope::kReal : Rope::kFused, .residual = residual, .unpads = autocast},
+              autocast);
           const LayerProgram p = block(family, plan, recompute);
           std::vector<int> alive(p.slots.size() + 2, 0);
           alive[0] = 1;  // the input

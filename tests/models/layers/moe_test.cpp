@@ -29,9 +29,8 @@ LayerSpec kind_named(const ModelSpec& model, const std::string& name) {
 }
 
 std::int64_t instances(const ModelSpec& model, const std::string& name) {
-  return std::ranges::count_if(model.order, [&](const LayerInstance& layer) {
-    return model.kinds[at(layer.kind)].name == name;
-  });
+  return std::ranges::count_if(model.order,
+                               [&](const LayerInstance& layer) { return model.kinds[at(layer.kind)].name == name; });
 }
 
 double forward_flops_of(const LayerSpec& layer, OperationKind kind) {
@@ -64,9 +63,9 @@ TEST(MixtureTest, ParametersOfMixtral) {
 
 // Published as activated: 21B of 236B, 37B of 671B, 2.7B of 14.3B, 3.3B of 30.5B, 22B of 235B.
 TEST(MixtureTest, ActiveParametersAreAsPublished) {
-  const std::map<std::string, double> billions = {
-      {"deepseek-v2", 21.4},    {"deepseek-v3", 37.6},   {"qwen1.5-moe-a2.7b", 2.7},
-      {"qwen2-57b-a14b", 14.2}, {"qwen3-30b-a3b", 3.35}, {"qwen3-235b-a22b", 22.2}};
+  const std::map<std::string, double> billions = {{"deepseek-v2", 21.4},      {"deepseek-v3", 37.6},
+                                                  {"qwen1.5-moe-a2.7b", 2.7}, {"qwen2-57b-a14b", 14.2},
+                                                  {"qwen3-30b-a3b", 3.35},    {"qwen3-235b-a22b", 22.2}};
   for (const auto& [name, active] : billions) {
     const double built = static_cast<double>(load_zoo_model(name).active_parameters()) / 1e9;
     EXPECT_NEAR(built, active, 0.05) << name;
@@ -77,8 +76,7 @@ TEST(MixtureTest, FlopsCountTheExpertsThatATokenMeets) {
   const ModelSpec model = load_zoo_model("mixtral-8x7b");
   const LayerSpec& block = kind_named(model, "mixtral expert block");
   // Two multiply-adds per weight: projections, router, two experts.
-  const double weights =
-      2.0 * 4096 * 4096 + 2.0 * 4096 * 1024 + 8.0 * 4096 + 2 * 3.0 * 4096 * 14336;
+  const double weights = 2.0 * 4096 * 4096 + 2.0 * 4096 * 1024 + 8.0 * 4096 + 2 * 3.0 * 4096 * 14336;
   EXPECT_DOUBLE_EQ(forward_flops_of(block, OperationKind::kGemm), 2 * weights);
   const double head = 2.0 * 4096 * 32000;
   const double attention = 2.0 * 4096 * kSequence;  // 4 h S d / 2
@@ -109,12 +107,9 @@ TEST(MixtureTest, SavesWhatAutogradSaves) {
   dense.moe = {};
   ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
   const auto saved = [&](const ModelDims& of, FeedForwardKind kind) {
-    return build_layer_program(decoder_block(of, Stack::kEager, {.mlp = kind}), options)
-        .saved_bytes()
-        .count();
+    return build_layer_program(decoder_block(of, Stack::kEager, {.mlp = kind}), options).saved_bytes().count();
   };
-  const std::int64_t mixture =
-      T * (4 * e + 4 * k + 4 + 3 * 8 * k + 2 * k * d + 4 * 2 * k * f + 4 * k * d + 4 * k);
+  const std::int64_t mixture = T * (4 * e + 4 * k + 4 + 3 * 8 * k + 2 * k * d + 4 * 2 * k * f + 4 * k * d + 4 * k);
   const std::int64_t plain = T * 4 * 2 * f;  // gate, silu, up, product
   EXPECT_EQ(saved(dims, FeedForwardKind::kExperts) - saved(dense, FeedForwardKind::kDense),
             mixture - plain + kAllocationGranularity);  // offsets, rounded up
@@ -125,12 +120,11 @@ TEST(MixtureTest, SavesWhatAutogradSaves) {
 TEST(MixtureTest, GroupedProductsShareTheRows) {
   const ModelDims dims = small_mixture();
   ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
-  const LayerProgram p = build_layer_program(
-      decoder_block(dims, Stack::kEager, {.mlp = FeedForwardKind::kExperts}), options);
+  const LayerProgram p =
+      build_layer_program(decoder_block(dims, Stack::kEager, {.mlp = FeedForwardKind::kExperts}), options);
   const auto grouped = [](const LayerPhaseProgram& phase) {
     std::vector<Kernel> kernels;
-    std::ranges::copy_if(phase.kernels, std::back_inserter(kernels),
-                         [](const Kernel& k) { return k.groups > 1; });
+    std::ranges::copy_if(phase.kernels, std::back_inserter(kernels), [](const Kernel& k) { return k.groups > 1; });
     return kernels;
   };
   const std::vector<Kernel> forward = grouped(p.forward), backward = grouped(p.backward);
@@ -164,8 +158,7 @@ TEST(LatentAttentionTest, ParametersOfDeepSeekV3) {
   const std::int64_t attention =
       d * 1536 + 1536 + 1536 * 128 * 192 + d * 576 + 512 + 512 * 128 * 256 + 128 * 128 * d + 2 * d;
   const std::int64_t experts = 257 * 3 * d * 2048 + 256 * d;
-  const std::int64_t expected =
-      61 * attention + 3 * 3 * d * 18432 + 58 * experts + 2 * 129280 * d + d;
+  const std::int64_t expected = 61 * attention + 3 * 3 * d * 18432 + 58 * experts + 2 * 129280 * d + d;
   EXPECT_EQ(load_zoo_model("deepseek-v3").parameters(), expected);
   EXPECT_EQ(expected, 671'026'404'352);
   // The checkpoint also counts a correction bias per expert and layer.
@@ -192,8 +185,7 @@ TEST(LatentAttentionTest, FlopsOfKeysWiderThanValues) {
 TEST(LatentAttentionTest, ProductsAreItsWeights) {
   const ModelSpec model = load_zoo_model("deepseek-v2-lite");
   const LayerSpec& block = kind_named(model, "deepseek_v2 block");
-  const double weights =
-      2048.0 * 16 * 192 + 2048.0 * 576 + 512.0 * 16 * 256 + 2048.0 * 2048 + 3.0 * 2048 * 10944;
+  const double weights = 2048.0 * 16 * 192 + 2048.0 * 576 + 512.0 * 16 * 256 + 2048.0 * 2048 + 3.0 * 2048 * 10944;
   EXPECT_DOUBLE_EQ(forward_flops_of(block, OperationKind::kGemm), 2 * weights);
 }
 
@@ -226,8 +218,7 @@ TEST(ExpertLoopTest, TheHostWaitsForTheRouter) {
   EXPECT_TRUE(p.forward.segments[0].host_waits);
   EXPECT_FALSE(p.forward.segments[1].host_waits);
   const auto products = [](const LayerPhaseProgram& phase) {
-    return std::ranges::count_if(phase.kernels,
-                                 [](const Kernel& k) { return k.kind == KernelKind::kGemm; });
+    return std::ranges::count_if(phase.kernels, [](const Kernel& k) { return k.kind == KernelKind::kGemm; });
   };
   EXPECT_EQ(products(p.forward), 4 + 1 + 3 * 8);  // attention, router, experts
   EXPECT_EQ(products(p.backward), 2 * (4 + 1 + 3 * 8));
@@ -245,24 +236,20 @@ TEST(ExpertLoopTest, TheHostWaitsForTheRouter) {
   for (const ParameterSpec& weight : loop.kinds[1].parameters) {
     if (weight.shape.size() == 3) all += 2 * weight.numel();
   }
-  const auto more = [&](Function function) {
-    return moved(p.backward, function) - moved(one.backward, function);
-  };
+  const auto more = [&](Function function) { return moved(p.backward, function) - moved(one.backward, function); };
   EXPECT_EQ(more(Function::kScale), 8 * all);
   EXPECT_EQ(more(Function::kCopy), 2 * all);
   EXPECT_EQ(more(Function::kAdd), 7 * 3 * all);
   // Without the mixed blocks nothing waits.
   const auto waits = [&](const ModelSpec& model) {
     const EventGraph graph = build_fsdp2(model, plan, LayerPrograms(model, plan), {});
-    return std::ranges::count_if(graph.rows,
-                                 [](const Row& row) { return row.host_wait != kNoEvent; });
+    return std::ranges::count_if(graph.rows, [](const Row& row) { return row.host_wait != kNoEvent; });
   };
   EXPECT_EQ(waits(loop), 2);
   EXPECT_EQ(waits(grouped), 0);
   // The same work.
   ProgramOptions options = {.sequence = kSequence};
-  EXPECT_DOUBLE_EQ(p.forward.flops.count(),
-                   build_layer_program(grouped.kinds[1], options).forward.flops.count());
+  EXPECT_DOUBLE_EQ(p.forward.flops.count(), build_layer_program(grouped.kinds[1], options).forward.flops.count());
 }
 
 // In fp32 the products keep copies in bf16: both first ones one of the rows, which are as much as

@@ -24,9 +24,7 @@ constexpr std::int64_t kWide = 2 * 4096, kNarrow = 2 * 1024, kFfn = 2 * 14336;
 constexpr std::int64_t kStatistics = 4 * 32 + 2 * 4;
 constexpr std::int64_t kEager = 5 * kWide + 2 * kNarrow + 4 * kFfn + kStatistics;
 
-ModelSpec variant(const Plan& plan) {
-  return with_variants(load_zoo_model("llama-3-8b", Stack::kEager), plan);
-}
+ModelSpec variant(const Plan& plan) { return with_variants(load_zoo_model("llama-3-8b", Stack::kEager), plan); }
 
 Plan plan_with(Compile compile) {
   Plan plan;
@@ -35,8 +33,7 @@ Plan plan_with(Compile compile) {
   return plan;
 }
 
-LayerProgram program(const ModelSpec& model, LayerRole role,
-                     Recompute recompute = Recompute::kNone) {
+LayerProgram program(const ModelSpec& model, LayerRole role, Recompute recompute = Recompute::kNone) {
   for (const LayerSpec& layer : model.kinds) {
     if (layer.role != role) continue;
     ProgramOptions options = {.sequence = kTokens, .recompute = recompute};
@@ -58,12 +55,10 @@ std::int64_t saved(const Plan& plan, Recompute recompute = Recompute::kNone) {
 
 // Rows that the gradient of a product's bias is summed over.
 std::int64_t rows_summed(TensorSpec product, std::int64_t batch, std::int64_t sequence) {
-  LayerSpec layer = {
-      .role = LayerRole::kBlock,
-      .tensors = {product, product},
-      .parameters = {{.name = "weight", .shape = {8, 8}}, {.name = "bias", .shape = {8}}}};
-  Operation op = {
-      .kind = OperationKind::kGemm, .inputs = {0}, .outputs = {1}, .parameters = {0, 1}};
+  LayerSpec layer = {.role = LayerRole::kBlock,
+                     .tensors = {product, product},
+                     .parameters = {{.name = "weight", .shape = {8, 8}}, {.name = "bias", .shape = {8}}}};
+  Operation op = {.kind = OperationKind::kGemm, .inputs = {0}, .outputs = {1}, .parameters = {0, 1}};
   layer.operations = {op};
   ModelSpec model = {.kinds = {layer}};
   model = with_variants(model, plan_with(Compile::kNone));
@@ -119,8 +114,7 @@ TEST(Variants, Float8QuantisesInKernelsOfItsOwn) {
   // n x k of a block's products; the casts of an eager block without fp8 are none.
   constexpr std::int64_t kShapes[][2] = {{4096, 4096},  {1024, 4096},  {1024, 4096}, {4096, 4096},
                                          {14336, 4096}, {14336, 4096}, {4096, 14336}};
-  for (const Float8 recipe :
-       {Float8::kTensorwise, Float8::kRowwise, Float8::kDelayed, Float8::kCurrent}) {
+  for (const Float8 recipe : {Float8::kTensorwise, Float8::kRowwise, Float8::kDelayed, Float8::kCurrent}) {
     const bool keeps = recipe == Float8::kDelayed || recipe == Float8::kCurrent;
     const bool has_amax = recipe == Float8::kTensorwise || recipe == Float8::kCurrent;
     std::int64_t expected = 0;
@@ -197,12 +191,11 @@ TEST(Variants, DotsExceptMlpKeepTheProductsAroundAttention) {
 
 // Nothing is allocated or freed twice or for ever: what a phase leaves is what the next one frees.
 TEST(Variants, EveryPhaseBalances) {
-  for (const AttentionKernel attention : {AttentionKernel::kFlash, AttentionKernel::kCudnn,
-                                          AttentionKernel::kEfficient, AttentionKernel::kMath}) {
+  for (const AttentionKernel attention :
+       {AttentionKernel::kFlash, AttentionKernel::kCudnn, AttentionKernel::kEfficient, AttentionKernel::kMath}) {
     for (const Compile compile : {Compile::kNone, Compile::kBlocks}) {
       for (const Float8 float8 : {Float8::kNone, Float8::kRowwise}) {
-        for (const Recompute recompute :
-             {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
           Plan plan = plan_with(compile);
           plan.attention = attention;
           plan.float8 = float8;
@@ -281,8 +274,7 @@ TEST(Variants, LossPeaks) {
     plan.loss = c.loss;
     plan.logits = c.logits;
     const LayerProgram p = program(variant(plan), LayerRole::kLoss);
-    const std::int64_t peak =
-        std::max(p.forward.swing.peak, p.forward.swing.net + p.backward.swing.peak);
+    const std::int64_t peak = std::max(p.forward.swing.peak, p.forward.swing.net + p.backward.swing.peak);
     const double logits = 2 * kVocabulary * kTokens;
     EXPECT_NEAR((logits + static_cast<double>(peak)) / (kVocabulary * kTokens), c.bytes, 0.001);
     EXPECT_EQ(p.forward.swing.net + p.backward.swing.net, 0);  // logits go, their gradient stays
@@ -369,8 +361,8 @@ TEST(Variants, LigersProductTakesThePlacesOfItsInputs) {
   const auto backward = [](const ModelSpec& model, std::int64_t* kept) {
     const auto block = std::ranges::find(model.kinds, LayerRole::kBlock, &LayerSpec::role);
     // Without the weights' gradients, which are larger.
-    const LayerProgram p = build_layer_program(
-        *block, {.sequence = kTokens, .frozen = std::vector<bool>(block->parameters.size(), true)});
+    const LayerProgram p =
+        build_layer_program(*block, {.sequence = kTokens, .frozen = std::vector<bool>(block->parameters.size(), true)});
     *kept = p.forward.swing.net;
     return p.backward.swing.peak;
   };
@@ -423,8 +415,7 @@ TEST(Variants, LogitsAreOfTheTokensWithLabelsAlone) {
   EXPECT_DOUBLE_EQ(flops(llama), 2.0 * kLabelled * 4096 * 128256);
   EXPECT_EQ(llama.kinds.back().domain.positions, kLabelled);
   EXPECT_EQ(program(llama, LayerRole::kHead).forward.swing.peak, kLabelled * (kWide + 2 * 128256));
-  EXPECT_DOUBLE_EQ(flops(with_variants(load_zoo_model("bert-base"), plan)),
-                   2.0 * kLabelled * 768 * (768 + 30522));
+  EXPECT_DOUBLE_EQ(flops(with_variants(load_zoo_model("bert-base"), plan)), 2.0 * kLabelled * 768 * (768 + 30522));
   plan.loss.kind = Loss::Kind::kSmoothed;
   EXPECT_EQ(variant(plan).kinds.back().domain.positions, 0);
 }
@@ -494,8 +485,7 @@ TEST(Variants, ANormBehindAMixtureReadsItsOwnWeight) {
 TEST(Variants, MasksThatModulesMakeThemselvesStay) {
   Plan plan = plan_with(Compile::kNone);
   plan.experts = ExpertKernels::kTransformers;
-  for (const auto& [family, role] :
-       {std::pair{"gpt_neo", LayerRole::kBlock}, {"gpt_bigcode", LayerRole::kEmbedding}}) {
+  for (const auto& [family, role] : {std::pair{"gpt_neo", LayerRole::kBlock}, {"gpt_bigcode", LayerRole::kEmbedding}}) {
     for (const LayerSpec& layer : with_variants(small(family), plan).kinds) {
       EXPECT_EQ(layer.resident_bytes, layer.role == role ? kTokens * kTokens : 0) << family;
     }

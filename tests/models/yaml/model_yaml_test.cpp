@@ -128,8 +128,7 @@ EventGraph step_of(const ModelSpec& model) {
 }
 
 TEST(ModelYamlTest, TheExampleIsTheBuiltInModel) {
-  const ModelSpec read =
-      load_model_yaml(std::string(FORESHARD_SOURCE_DIR) + "/models/examples/tinyllama-1.1b.yaml");
+  const ModelSpec read = load_model_yaml(std::string(FORESHARD_SOURCE_DIR) + "/models/examples/tinyllama-1.1b.yaml");
   const ModelSpec built_in = load_zoo_model("tinyllama-1.1b");
   EXPECT_EQ(read, built_in);
   EXPECT_EQ(read.parameters(), 1'100'048'384);
@@ -161,15 +160,12 @@ TEST(ModelYamlTest, WrongReferences) {
   expect_failure(with("inputs: x, outputs: hidden", "inputs: y, outputs: hidden"), "26:30",
                  "nothing has written 'y' yet");
   expect_failure(with("outputs: active", "outputs: hidden"), "27:45", "written twice");
-  expect_failure(with("      y: 8\n", "      y: 8\n      z: 8\n"), "21:10",
-                 "no operation uses 'z'");
+  expect_failure(with("      y: 8\n", "      y: 8\n      z: 8\n"), "21:10", "no operation uses 'z'");
   expect_failure(with("down.weight: [8, 32]", "down.weight: [8, 32]\n      spare: [4]"), "25:14",
                  "no operation uses 'spare'");
-  expect_failure(with("parameters: down.weight", "parameters: up.weight"), "28:62",
-                 "two operations");
+  expect_failure(with("parameters: down.weight", "parameters: up.weight"), "28:62", "two operations");
   expect_failure(with("output: sum", "output: x"), "30:13", "no operation writes");
-  expect_failure(with("outputs: hidden, ", "outputs: hidden, saved: active, "), "26:57",
-                 "is not there yet");
+  expect_failure(with("outputs: hidden, ", "outputs: hidden, saved: active, "), "26:57", "is not there yet");
   expect_failure(with("kind: block", "kind: blocks"), "41:12", "there is no layer 'blocks'");
 }
 
@@ -177,8 +173,7 @@ TEST(ModelYamlTest, WrongAttention) {
   const std::string attention =
       "      - {op: attention, inputs: x, outputs: y, attention: {heads: 4, kv_heads: 3, head_dim: "
       "2}}\n";
-  expect_failure(with("      - {op: linear, inputs: active, outputs: y, parameters: down.weight}\n",
-                      attention),
+  expect_failure(with("      - {op: linear, inputs: active, outputs: y, parameters: down.weight}\n", attention),
                  "28:80", "3 key/value heads do not divide 4 heads");
 }
 
@@ -187,33 +182,27 @@ TEST(ModelYamlTest, LayersThatDoNotFit) {
   expect_failure(with("      rows: 8\n    parameters:\n      table.weight: [100, 8]",
                       "      rows: 9\n    parameters:\n      table.weight: [100, 9]"),
                  "41:5", "'layers.0' reads 10240 elements where 'words' hands on 11520");
-  expect_failure(with("  - words\n", "  - {kind: block, name: first}\n"), "40:5",
-                 "reads the batch");
+  expect_failure(with("  - words\n", "  - {kind: block, name: first}\n"), "40:5", "reads the batch");
   expect_failure(with("  - loss\n", ""), "41:5", "makes the loss");
-  expect_failure(with("  - loss\n", "  - {kind: words, name: more}\n  - loss\n"), "42:5",
-                 "begins a chain");
+  expect_failure(with("  - loss\n", "  - {kind: words, name: more}\n  - loss\n"), "42:5", "begins a chain");
   expect_failure(with("  - loss\n", "  - {kind: block, name: \"layers.1\"}\n  - loss\n"), "42:5",
                  "two layers are called");
-  expect_failure(with("[x, y], outputs: sum", "[y], outputs: sum, gradient: none"), "15:5",
-                 "cannot be differentiated");
+  expect_failure(with("[x, y], outputs: sum", "[y], outputs: sum, gradient: none"), "15:5", "cannot be differentiated");
   // What the products compute is read by nobody.
-  expect_failure(with("[x, y], outputs: sum", "[x, x], outputs: sum"), "15:5",
-                 "no gradient arrives at up.weight");
+  expect_failure(with("[x, y], outputs: sum", "[x, x], outputs: sum"), "15:5", "no gradient arrives at up.weight");
 }
 
 // It is the layer that is wrong, not the program.
 TEST(ModelYamlTest, WhatCannotBeDifferentiatedIsNoInternalError) {
   try {
-    parse_model_yaml(
-        parse_yaml(with("[x, y], outputs: sum", "[x, x], outputs: sum"), "model.yaml"));
+    parse_model_yaml(parse_yaml(with("[x, y], outputs: sum", "[x, x], outputs: sum"), "model.yaml"));
     FAIL();
   } catch (const Error& error) {
     const std::string what = error.what();
     EXPECT_EQ(error.exit_code(), ExitCode::kInvalidInput);
     EXPECT_EQ(what.find("internal"), std::string::npos) << what;
     EXPECT_EQ(what.find(".cpp"), std::string::npos) << what;
-    EXPECT_NE(what.find("the layer cannot be differentiated: no gradient arrives at up.weight; "),
-              std::string::npos)
+    EXPECT_NE(what.find("the layer cannot be differentiated: no gradient arrives at up.weight; "), std::string::npos)
         << what;
   }
 }
@@ -257,8 +246,7 @@ TEST(ModelYamlTest, RopeScalingReadsBack) {
     EXPECT_EQ(parse(to_model_yaml(model)).numerics, model.numerics) << scaling;
   }
   const std::string many(kSmall);
-  EXPECT_NE(failure(many + "numerics: {rope_scaling: {kind: yarn, factor: 2}}\n").find("linear"),
-            std::string::npos);
+  EXPECT_NE(failure(many + "numerics: {rope_scaling: {kind: yarn, factor: 2}}\n").find("linear"), std::string::npos);
 }
 
 }

@@ -56,8 +56,7 @@ CUresult unreserve(CUdeviceptr ptr, size_t) {
   ranges.erase(ptr);
   return CUDA_SUCCESS;
 }
-CUresult create(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp*,
-                unsigned long long) {
+CUresult create(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp*, unsigned long long) {
   if (used + size > capacity) return CUDA_ERROR_OUT_OF_MEMORY;
   used += size;
   *handle = size;
@@ -108,12 +107,9 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
   *e = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  return *least = *greatest = 0, cudaSuccess;
-}
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* s, unsigned long long*,
-                                     cudaGraph_t*, const cudaGraphNode_t**,
-                                     const cudaGraphEdgeData**, size_t*) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = *greatest = 0, cudaSuccess; }
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* s, unsigned long long*, cudaGraph_t*,
+                                     const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
   return *s = cudaStreamCaptureStatusNone, cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
@@ -130,8 +126,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* s) {
   return *s = cudaStreamCaptureStatusNone, cudaSuccess;
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
-cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
-                                             unsigned long long,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
   const std::string wanted = name;
   *function = wanted == "cuMemAddressReserve"    ? reinterpret_cast<void*>(reserve)
@@ -154,8 +149,7 @@ int main(int argc, char** argv) {
   c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
   Allocator::init(1);
   const char* conf = std::getenv("PYTORCH_ALLOC_CONF");
-  std::printf("# torch 2.11.0, PYTORCH_ALLOC_CONF=%s, device of %s MiB\n", conf ? conf : "",
-              argv[1]);
+  std::printf("# torch 2.11.0, PYTORCH_ALLOC_CONF=%s, device of %s MiB\n", conf ? conf : "", argv[1]);
   std::printf(
       "op,block,bytes,stream,address,allocated,active,reserved,requested,inactive_split,segments,"
       "retries,ooms,device_allocs,device_frees,allocated_peak,reserved_peak\n");
@@ -198,8 +192,7 @@ int main(int argc, char** argv) {
       const Live& l = live[draw(live.size())];
       block = l.block;
       stream = draw(3);
-      c10::DataPtr data(l.ptr, l.ptr, Allocator::get()->raw_deleter(),
-                        c10::Device(c10::DeviceType::CUDA, 0));
+      c10::DataPtr data(l.ptr, l.ptr, Allocator::get()->raw_deleter(), c10::Device(c10::DeviceType::CUDA, 0));
       Allocator::get()->recordStream(data, c10::cuda::getStreamFromExternal(stream_of(stream), 0));
       data.release_context();
     } else if (kind < 99) {
@@ -212,17 +205,14 @@ int main(int argc, char** argv) {
     }
     const auto stats = Allocator::getDeviceStats(0);
     const auto now = [](const auto& stat) { return static_cast<long long>(stat[0].current); };
-    std::printf(
-        "%s,%lld,%llu,%llu,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld\n",
-        op.c_str(), static_cast<long long>(block), static_cast<unsigned long long>(bytes),
-        static_cast<unsigned long long>(stream), static_cast<long long>(address),
-        now(stats.allocated_bytes), now(stats.active_bytes), now(stats.reserved_bytes),
-        now(stats.requested_bytes), now(stats.inactive_split_bytes), now(stats.segment),
-        static_cast<long long>(stats.num_alloc_retries), static_cast<long long>(stats.num_ooms),
-        static_cast<long long>(stats.num_device_alloc),
-        static_cast<long long>(stats.num_device_free),
-        static_cast<long long>(stats.allocated_bytes[0].peak),
-        static_cast<long long>(stats.reserved_bytes[0].peak));
+    std::printf("%s,%lld,%llu,%llu,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld\n", op.c_str(),
+                static_cast<long long>(block), static_cast<unsigned long long>(bytes),
+                static_cast<unsigned long long>(stream), static_cast<long long>(address), now(stats.allocated_bytes),
+                now(stats.active_bytes), now(stats.reserved_bytes), now(stats.requested_bytes),
+                now(stats.inactive_split_bytes), now(stats.segment), static_cast<long long>(stats.num_alloc_retries),
+                static_cast<long long>(stats.num_ooms), static_cast<long long>(stats.num_device_alloc),
+                static_cast<long long>(stats.num_device_free), static_cast<long long>(stats.allocated_bytes[0].peak),
+                static_cast<long long>(stats.reserved_bytes[0].peak));
   }
   std::fflush(stdout);
   std::_Exit(0);  // the allocator would free what is left

@@ -27,8 +27,8 @@ std::string group_of(const AccuracyRow& row, std::string_view by) {
 bool is_large(const AccuracyRow& row) { return group_of(row, "size") != "< 1 MiB"; }
 
 const std::vector<AccuracyRow>& published_rows(CollectiveKnowledge knowledge) {
-  static const std::vector<AccuracyRow> kSwept = score_collectives(
-      published_table("nccl_measured.csv"), CollectiveKnowledge::kOtherCollective);
+  static const std::vector<AccuracyRow> kSwept =
+      score_collectives(published_table("nccl_measured.csv"), CollectiveKnowledge::kOtherCollective);
   static const std::vector<AccuracyRow> kUnseen =
       score_collectives(published_table("nccl_measured.csv"), CollectiveKnowledge::kUnseenFabric);
   return knowledge == CollectiveKnowledge::kUnseenFabric ? kUnseen : kSwept;
@@ -40,8 +40,7 @@ AccuracySummary summary(CollectiveKnowledge knowledge, std::string_view how) {
     if (is_large(row) && group_of(row, "how") == how) chosen.push_back(&row);
   }
   const AccuracySummary result = summarize_accuracy(chosen);
-  testing::Test::RecordProperty("median error",
-                                fmt::format("{:.1f} %", 100 * result.median_abs_error));
+  testing::Test::RecordProperty("median error", fmt::format("{:.1f} %", 100 * result.median_abs_error));
   return result;
 }
 
@@ -93,9 +92,8 @@ std::vector<AccuracyRow> score(const std::string& rows) {
 }
 
 TEST(ScoreCollectives, MeasuredTimesReachNoForecast) {
-  const std::vector<AccuracyRow> rows =
-      score(row("H100", "NVLink", 700) + row("H100", "NVLink", 7000) +
-            row("NVIDIA H100-SXM5-80GB (HGX)", "NVSwitch", 70));
+  const std::vector<AccuracyRow> rows = score(row("H100", "NVLink", 700) + row("H100", "NVLink", 7000) +
+                                              row("NVIDIA H100-SXM5-80GB (HGX)", "NVSwitch", 70));
   ASSERT_EQ(rows.size(), 3U);
   for (const AccuracyRow& r : rows) EXPECT_EQ(r.predicted, rows[0].predicted);
   EXPECT_NEAR(rows[0].predicted, 720, 80);  // 325 GB/s of bus bandwidth
@@ -122,13 +120,11 @@ TEST(ScoreCollectives, NoFitSeesItsOwnSource) {
 
 TEST(ScoreCollectives, SpellingsDoNotMatter) {
   const auto two_nodes = [](const char* gpu, const char* network) {
-    return score(fmt::format("x,s,{},16,2,{},2.28,all_gather,float,1073741824,3000,,,\n", gpu,
-                             network))[0]
-        .predicted;
+    return score(fmt::format("x,s,{},16,2,{},2.28,all_gather,float,1073741824,3000,,,\n", gpu, network))[0].predicted;
   };
   const double plain = two_nodes("H200", "8x400Gb RoCE");
-  for (const char* other : {"8 x 400 Gbit/s InfiniBand", "8x400G", "8x NDR 400Gb", "unheard of",
-                            "8x400GbE BlueField-3", ""}) {
+  for (const char* other :
+       {"8 x 400 Gbit/s InfiniBand", "8x400G", "8x NDR 400Gb", "unheard of", "8x400GbE BlueField-3", ""}) {
     EXPECT_NEAR(two_nodes("h200-sxm 141GB", other), plain, 1e-6 * plain) << other;
   }
   EXPECT_GT(two_nodes("H200", "4x100Gb EFA"), 3 * plain);

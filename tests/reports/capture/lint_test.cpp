@@ -56,8 +56,7 @@ class Step {
 
 using Found = std::vector<std::string>;
 const std::string kOwn = "/home/me/train.py:7 step";
-const std::string kInLibrary =
-    "/env/site-packages/transformers/models/llama.py:40 forward < " + kOwn;
+const std::string kInLibrary = "/env/site-packages/transformers/models/llama.py:40 forward < " + kOwn;
 
 TEST(Lint, AHostThatWaitsIsNamedWithBothPlaces) {
   Step step;
@@ -86,13 +85,11 @@ TEST(Lint, ASoftmaxOfItsOwnIsUnfusedAttention) {
 }
 
 TEST(Lint, ALargeMaskIsFound) {
-  const std::string place =
-      "/env/site-packages/transformers/masking_utils.py:400 eager_mask < " + kOwn;
+  const std::string place = "/env/site-packages/transformers/masking_utils.py:400 eager_mask < " + kOwn;
   Step step;
   step.add(Kind::kLaunch, "elementwise_kernel", place).values[9] = 32 << 20;
   step.add(Kind::kLaunch, "elementwise_kernel", place).values[9] = 512;
-  EXPECT_EQ(step.findings(),
-            Found{"large_mask " + kOwn + ", in masking_utils.py:400 eager_mask 1"});
+  EXPECT_EQ(step.findings(), Found{"large_mask " + kOwn + ", in masking_utils.py:400 eager_mask 1"});
 }
 
 TEST(Lint, WhatGrowsWithEachStepIsKept) {
@@ -107,15 +104,12 @@ TEST(Lint, WhatGrowsWithEachStepIsKept) {
 }
 
 TEST(Lint, AParameterGatheredOutsideOfItsUnitIsFound) {
-  const std::string place =
-      "/pt/torch/distributed/tensor/_redistribute.py:90 redistribute < " + kOwn;
+  const std::string place = "/pt/torch/distributed/tensor/_redistribute.py:90 redistribute < " + kOwn;
   Step step;
   step.add(Kind::kCollective, "all_gather", place).values = {1, 1 << 24, 9};
   step.add(Kind::kCollective, "all_reduce", place).values = {1, 4, 7};  // a norm
-  step.add(Kind::kCollective, "all_gather", "/pt/_fsdp_collectives.py:9 foreach_all_gather")
-      .values = {1, 1 << 24, 9};
-  EXPECT_EQ(step.findings(),
-            Found{"collective_outside_units " + kOwn + ", in _redistribute.py:90 redistribute 1"});
+  step.add(Kind::kCollective, "all_gather", "/pt/_fsdp_collectives.py:9 foreach_all_gather").values = {1, 1 << 24, 9};
+  EXPECT_EQ(step.findings(), Found{"collective_outside_units " + kOwn + ", in _redistribute.py:90 redistribute 1"});
 }
 
 // 9 rows on 8 ranks are two for each; 8,193 are 1,025, of which 7 rows of all are padding.

@@ -44,9 +44,8 @@ RecordedStep hand_made_step() {
   buffer(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, 2048);
   graph.persistent = {0};
   using Kind = MemoryAction::Kind;
-  graph.actions = {{Kind::kAllocate, 1}, {Kind::kAllocate, 2}, {Kind::kFree, 1},
-                   {Kind::kAllocate, 3}, {Kind::kStore, 3},    {Kind::kFree, 2},
-                   {Kind::kFree, 3}};
+  graph.actions = {{Kind::kAllocate, 1}, {Kind::kAllocate, 2}, {Kind::kFree, 1}, {Kind::kAllocate, 3},
+                   {Kind::kStore, 3},    {Kind::kFree, 2},     {Kind::kFree, 3}};
   step.log = {event("step_begin", HostEvent::kNobody, "D", 0),
               event("all_gather_copy_in", 0, "CI", 1),
               event("wait", 0, "AG", 1),
@@ -69,19 +68,11 @@ RecordedStep hand_made_step() {
   return step;
 }
 
-ForecastSteps hand_made_forecast() {
-  return {hand_made_step(), hand_made_step(), {"layers.0"}, 1024};
-}
+ForecastSteps hand_made_forecast() { return {hand_made_step(), hand_made_step(), {"layers.0"}, 1024}; }
 
-RecordedEvent row(std::int64_t seq, const char* kind, const char* unit, const char* stream,
-                  PoolBytes pools) {
-  return RecordedEvent{.step = 2,
-                       .seq = seq,
-                       .microbatch = 0,
-                       .kind = kind,
-                       .unit = unit,
-                       .stream = stream,
-                       .pools = pools};
+RecordedEvent row(std::int64_t seq, const char* kind, const char* unit, const char* stream, PoolBytes pools) {
+  return RecordedEvent{
+      .step = 2, .seq = seq, .microbatch = 0, .kind = kind, .unit = unit, .stream = stream, .pools = pools};
 }
 
 Recording hand_made_recording() {
@@ -111,11 +102,10 @@ Recording hand_made_recording() {
   r.events[5].on = "AVG";
   r.categories = {"sharded_param",     "unsharded_param",       "sharded_grad",
                   "all_gather_output", "reduce_scatter_output", "other"};
-  const auto boundary = [&](std::int64_t step, std::int64_t seq, const char* kind, const char* unit,
-                            std::int64_t total, std::int64_t peak,
-                            std::vector<std::int64_t> categories) {
-    r.memory.push_back({step, seq, kind == std::string("reduce_end") ? 0 : -1, kind, unit, total,
-                        peak, std::move(categories)});
+  const auto boundary = [&](std::int64_t step, std::int64_t seq, const char* kind, const char* unit, std::int64_t total,
+                            std::int64_t peak, std::vector<std::int64_t> categories) {
+    r.memory.push_back(
+        {step, seq, kind == std::string("reduce_end") ? 0 : -1, kind, unit, total, peak, std::move(categories)});
   };
   for (std::int64_t step : {1, 2}) {
     boundary(step, 1, "step_begin", "", 1536, 1536, {512, 0, 0, 0, 0, 1024});
@@ -131,8 +121,8 @@ Recording hand_made_recording() {
     r.steps[static_cast<std::size_t>(step - 1)].total = 7168;
     r.steps[static_cast<std::size_t>(step - 1)].end = 1536;
     r.steps[static_cast<std::size_t>(step - 1)].pools = {3072, 4096, 2048, 0, 0};
-    const auto allocation = [&](std::int64_t after, bool freed, std::int64_t bytes,
-                                const char* pool, const char* category, const char* unit) {
+    const auto allocation = [&](std::int64_t after, bool freed, std::int64_t bytes, const char* pool,
+                                const char* category, const char* unit) {
       r.allocations.push_back({step, after, freed, bytes, pool, category, unit});
     };
     allocation(1, false, 4096, "CI", "all_gather_output", "layers.0");
@@ -148,9 +138,7 @@ Recording hand_made_recording() {
   return r;
 }
 
-Conformance conform_tiny(const Recording& recording) {
-  return conform(recording, hand_made_forecast());
-}
+Conformance conform_tiny(const Recording& recording) { return conform(recording, hand_made_forecast()); }
 
 bool has(const Conformance& c, What what) {
   return std::ranges::any_of(c.differences, [&](const Difference& d) { return d.what == what; });
@@ -211,14 +199,10 @@ TEST(Conform, SwappedRows) {
 // Each column of the schedule by itself.
 TEST(Conform, EveryColumnOfTheScheduleCounts) {
   const std::vector<void (*)(RecordedEvent&)> changes = {
-      [](RecordedEvent& e) { e.kind = "all_reduce"; },
-      [](RecordedEvent& e) { e.unit = "layers.1"; },
-      [](RecordedEvent& e) { e.stream = "AR"; },
-      [](RecordedEvent& e) { e.dtype = "bf16"; },
-      [](RecordedEvent& e) { e.group = "shard:4"; },
-      [](RecordedEvent& e) { e.cause = "demand"; },
-      [](RecordedEvent& e) { e.state = "forward"; },
-      [](RecordedEvent& e) { e.on = "SUM"; },
+      [](RecordedEvent& e) { e.kind = "all_reduce"; }, [](RecordedEvent& e) { e.unit = "layers.1"; },
+      [](RecordedEvent& e) { e.stream = "AR"; },       [](RecordedEvent& e) { e.dtype = "bf16"; },
+      [](RecordedEvent& e) { e.group = "shard:4"; },   [](RecordedEvent& e) { e.cause = "demand"; },
+      [](RecordedEvent& e) { e.state = "forward"; },   [](RecordedEvent& e) { e.on = "SUM"; },
       [](RecordedEvent& e) { e.microbatch = 1; },
   };
   for (std::size_t i = 0; i < changes.size(); ++i) {

@@ -44,8 +44,8 @@ std::string snapshot_of(const std::vector<Block>& blocks, const std::vector<std:
     out.entry("state", block.state);
     out.key("frames");
     out.begin_list();
-    for (const auto& [file, name] : {std::pair("/env/torch/nn/functional.py", "linear"),
-                                     std::pair("/home/me/train.py", "keep_outputs")}) {
+    for (const auto& [file, name] :
+         {std::pair("/env/torch/nn/functional.py", "linear"), std::pair("/home/me/train.py", "keep_outputs")}) {
       out.begin_dict();
       out.entry("filename", file);
       out.entry("line", 42);
@@ -78,8 +78,7 @@ Forecast small_forecast() {
 }
 
 bool says(const std::vector<std::string>& findings, const std::string& text) {
-  return std::ranges::any_of(findings,
-                             [&](const std::string& finding) { return contains(finding, text); });
+  return std::ranges::any_of(findings, [&](const std::string& finding) { return contains(finding, text); });
 }
 
 TEST(Snapshot, BlocksAndTraceAreAddedUp) {
@@ -104,8 +103,8 @@ TEST(Snapshot, TensorsThatTheForecastDoesNotHaveAreNamed) {
 // The forecast's own snapshot has nothing that the forecast does not have, and does not grow.
 TEST(Snapshot, TheForecastsOwnHasNothingElse) {
   const Forecast right = small_forecast();
-  const SnapshotMemory own = read_snapshot(
-      memory_snapshot(right, right.plan.allocator, DeviceMemory::unlimited()), "own.pickle");
+  const SnapshotMemory own =
+      read_snapshot(memory_snapshot(right, right.plan.allocator, DeviceMemory::unlimited()), "own.pickle");
   EXPECT_GT(own.allocated, Bytes());
   EXPECT_EQ(own.peak, right.memory.peak);
   EXPECT_FALSE(grows({own}));
@@ -136,9 +135,8 @@ TEST(PickleRead, RefusesWhatIsNoData) {
        {std::string("\x80\x02"
                     "cos\nsystem\nX\x02\0\0\0lsq\0\x85R.",
                     26),
-        std::string("\x80\x04"), std::string(), std::string("\x80\x02j\x09\0\0\0.", 8),
-        std::string("\x80\x02u.", 4), std::string("\x80\x02(K\x01u.", 6), std::string("\x80\x02."),
-        std::string("(.")}) {
+        std::string("\x80\x04"), std::string(), std::string("\x80\x02j\x09\0\0\0.", 8), std::string("\x80\x02u.", 4),
+        std::string("\x80\x02(K\x01u.", 6), std::string("\x80\x02."), std::string("(.")}) {
     EXPECT_THROW(read_pickle(bad, "bad.pickle"), Error) << bad.size();
   }
   EXPECT_THROW(read_snapshot(std::string("\x80\x02}."), "empty.pickle"), Error);

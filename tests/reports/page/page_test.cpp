@@ -48,8 +48,7 @@ TEST(PageTimeline, ItsColumnsAreTheTimelineAndItsCauses) {
                 names.of(static_cast<EventId>(i)));
       const Causes::Binding binding = causes.of(static_cast<EventId>(i));
       EXPECT_EQ(t["causes"][static_cast<std::size_t>(cause[i])], to_string(binding.cause));
-      EXPECT_EQ(by[i] == 0 ? kNoEvent : static_cast<EventId>(i) - static_cast<EventId>(by[i]),
-                binding.predecessor);
+      EXPECT_EQ(by[i] == 0 ? kNoEvent : static_cast<EventId>(i) - static_cast<EventId>(by[i]), binding.predecessor);
     }
   }
 }
@@ -112,8 +111,7 @@ TEST(PageDocument, EqualTimelinesAreStoredOnceAndEveryViewFindsItsOwn) {
   const Json& json = page.json();
   EXPECT_EQ(json["timelines"].size(), 2U);
   EXPECT_EQ(json["views"][0]["timeline"], json["views"][2]["timeline"]);
-  EXPECT_EQ(json["timelines"][json["views"][1]["timeline"].get<std::size_t>()],
-            timeline_json(b.forecast));
+  EXPECT_EQ(json["timelines"][json["views"][1]["timeline"].get<std::size_t>()], timeline_json(b.forecast));
 }
 
 TEST(PageDocument, StaysBelowItsSizeHoweverManyViewsThereAre) {
@@ -215,8 +213,7 @@ TEST(PageAccuracy, ColumnsAreTheRows) {
 
 std::size_t count(std::string_view text, std::string_view part) {
   std::size_t times = 0;
-  for (std::size_t at = text.find(part); at != std::string_view::npos;
-       at = text.find(part, at + 1)) {
+  for (std::size_t at = text.find(part); at != std::string_view::npos; at = text.find(part, at + 1)) {
     ++times;
   }
   return times;

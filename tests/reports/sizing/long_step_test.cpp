@@ -28,8 +28,8 @@ RC_GTEST_PROP(LongStep, IsTheWholeStep, ()) {
   const ModelSpec model = tiny_model(*rc::gen::inRange(1, 5));
   const CostModel costs(round_cluster(8), round_calibration());
   Plan plan = tiny_plan();
-  plan.runtime.kind = *rc::gen::element(RuntimeKind::kFsdp2, RuntimeKind::kDdp, RuntimeKind::kZero2,
-                                        RuntimeKind::kNative);
+  plan.runtime.kind =
+      *rc::gen::element(RuntimeKind::kFsdp2, RuntimeKind::kDdp, RuntimeKind::kZero2, RuntimeKind::kNative);
   if (plan.runtime.kind == RuntimeKind::kDdp) plan.mesh = {1, 8};
   plan.batch = {*rc::gen::element<std::int64_t>(128, 1024), *rc::gen::inRange<std::int64_t>(1, 3),
                 *rc::gen::inRange<std::int64_t>(kMostLaidOut + 1, 150)};
@@ -47,16 +47,14 @@ RC_GTEST_PROP(LongStep, IsTheWholeStep, ()) {
   const ShortSteps steps = summarize_short(forecast(model, laid_out, costs), costs, 8, {});
   RC_ASSERT(steps.laid_out.seconds.high == report(kLaidOut).seconds.high);
   RC_TAG(steps.fewer.has_value());
-  for (Quantity Report::*of :
-       {&Report::seconds, &Report::communication, &Report::exposed_communication}) {
+  for (Quantity Report::*of : {&Report::seconds, &Report::communication, &Report::exposed_communication}) {
     if (steps.fewer) RC_ASSERT(is_near(*steps.fewer.*of, fewer.*of, 0));
   }
   const Report whole = report(plan.batch.accumulation);
   RC_ASSERT(told.seconds.value == whole.seconds.value);  // to the nanosecond
-  constexpr double kRounding = 1e-3;  // the micro-batches in which a step settles are among few
-  for (Quantity Report::*of :
-       {&Report::seconds, &Report::communication, &Report::tokens_per_s_per_gpu, &Report::mfu,
-        &Report::hfu, &Report::peak_allocated, &Report::peak_reserved}) {
+  constexpr double kRounding = 1e-3;                     // the micro-batches in which a step settles are among few
+  for (Quantity Report::*of : {&Report::seconds, &Report::communication, &Report::tokens_per_s_per_gpu, &Report::mfu,
+                               &Report::hfu, &Report::peak_allocated, &Report::peak_reserved}) {
     RC_ASSERT(is_near(told.*of, whole.*of, kRounding));
   }
   RC_ASSERT(std::abs(told.exposed_communication.value - whole.exposed_communication.value) <=

@@ -19,31 +19,27 @@ Forecast forecast_on(const Cluster& cluster) {
   return forecast(tiny_model(2), plan, CostModel(cluster, round_calibration()));
 }
 
-std::string name_of(const MachineChange& change) {
-  return std::string(change.property) + " " + change.change;
-}
+std::string name_of(const MachineChange& change) { return std::string(change.property) + " " + change.change; }
 
 TEST(MachineChanges, AreForecastsOnTheChangedMachine) {
   Cluster cluster = round_cluster(16);
   cluster.network.oversubscription = 2;
   cluster.memory_outside_allocator = Bytes(0);
   const Json list = changes_json(forecast_on(cluster), CostModel(cluster, round_calibration()));
-  const auto matter = std::ranges::count_if(
-      machine_changes(), [&](const MachineChange& c) { return c.matters(cluster); });
+  const auto matter =
+      std::ranges::count_if(machine_changes(), [&](const MachineChange& c) { return c.matters(cluster); });
   ASSERT_EQ(static_cast<std::ptrdiff_t>(list.size()), matter);
   for (const Json& one : list) {
-    const std::string name =
-        one["property"].get<std::string>() + " " + one["change"].get<std::string>();
+    const std::string name = one["property"].get<std::string>() + " " + one["change"].get<std::string>();
     SCOPED_TRACE(name);
-    const auto change = std::ranges::find_if(
-        machine_changes(), [&](const MachineChange& c) { return name_of(c) == name; });
+    const auto change =
+        std::ranges::find_if(machine_changes(), [&](const MachineChange& c) { return name_of(c) == name; });
     ASSERT_NE(change, machine_changes().end());
     Cluster changed = cluster;
     change->apply(changed);
     const Forecast f = forecast_on(changed);
     EXPECT_EQ(one["seconds"].get<double>(), f.timeline.period.seconds());
-    EXPECT_EQ(one["margin_bytes"].get<std::int64_t>(),
-              (changed.gpu.memory - f.reserved.peak).count());
+    EXPECT_EQ(one["margin_bytes"].get<std::int64_t>(), (changed.gpu.memory - f.reserved.peak).count());
     EXPECT_EQ(one["fits"].get<bool>(), f.reserved.peak <= changed.gpu.memory);
   }
 }
@@ -73,8 +69,8 @@ TEST(MachineChanges, InsideANodeThereIsNoNetwork) {
   for (const Json& one : changes_json(forecast_on(node), CostModel(node, round_calibration()))) {
     properties.insert(one["property"].get<std::string>());
   }
-  EXPECT_EQ(properties, (std::set<std::string>{"node.gpu_link", "gpu.memory",
-                                               "gpu.memory_bandwidth", "gpu.peak_bf16"}));
+  EXPECT_EQ(properties,
+            (std::set<std::string>{"node.gpu_link", "gpu.memory", "gpu.memory_bandwidth", "gpu.peak_bf16"}));
 }
 
 }

@@ -17,12 +17,11 @@ namespace {
 
 // a1..a3 on one leaf, b1 on another, ranks in the order a1 b1 a2 a3.
 Cluster four_nodes(const std::string& uplink, const std::string& more = "") {
-  return parse_cluster(
-      fmt::format("machine: h100\n"
-                  "nodes: [{{names: \"a[1-3]\", leaf: l1}}, {{names: [b1], leaf: l2}}]\n"
-                  "switches: [l1, l2]\nlinks: [{{between: [l1, l2], rate: {}}}]\n{}",
-                  uplink, more),
-      "four");
+  return parse_cluster(fmt::format("machine: h100\n"
+                                   "nodes: [{{names: \"a[1-3]\", leaf: l1}}, {{names: [b1], leaf: l2}}]\n"
+                                   "switches: [l1, l2]\nlinks: [{{between: [l1, l2], rate: {}}}]\n{}",
+                                   uplink, more),
+                       "four");
 }
 
 CostModel costs_on(const Cluster& cluster) { return {cluster, load_profile("h100-sxm")}; }
@@ -57,8 +56,7 @@ TEST(NetworkChanges, AreForecastsOnTheChangedNetwork) {
   ASSERT_FALSE(changes.empty());
   EXPECT_EQ(changes.front().what, "");
   EXPECT_EQ(changes.front().seconds, made.timeline.period.seconds());
-  EXPECT_EQ(seconds_of(changes, "l1 - l2 twice as wide"),
-            forecast_on(four_nodes("40GB/s")).timeline.period.seconds());
+  EXPECT_EQ(seconds_of(changes, "l1 - l2 twice as wide"), forecast_on(four_nodes("40GB/s")).timeline.period.seconds());
   EXPECT_LT(seconds_of(changes, "b1 moved to l1"), changes.front().seconds);
 }
 
@@ -69,8 +67,7 @@ TEST(NetworkChanges, PlacementHelpsWhereRanksAlternate) {
       "nodes: [{names: \"a[1-2]\", leaf: l1}, {names: \"b[1-2]\", leaf: l2}]\n"
       "switches: [l1, l2]\nlinks: [{between: [l1, l2], rate: 20GB/s}]\n";
   const Cluster cluster = parse_cluster(two + "ranks: [a1, b1, a2, b2]\n", "alternating");
-  const std::vector<NetworkChange> changes =
-      network_changes(forecast_on(cluster), costs_on(cluster));
+  const std::vector<NetworkChange> changes = network_changes(forecast_on(cluster), costs_on(cluster));
   EXPECT_EQ(seconds_of(changes, "placement: by_leaf"),
             forecast_on(parse_cluster(two, "in order")).timeline.period.seconds());
   EXPECT_EQ(seconds_of(changes, "placement: by_leaf"),
@@ -85,12 +82,11 @@ TEST(NetworkChanges, RepairsAndBackground) {
       "switches: [l1, l2]\nlinks: [{between: [l1, l2], rate: 400GB/s}]\n"
       "background: {l1-l2: 0.5}\n",
       "shared");
-  const std::vector<NetworkChange> changes =
-      network_changes(forecast_on(cluster), costs_on(cluster));
+  const std::vector<NetworkChange> changes = network_changes(forecast_on(cluster), costs_on(cluster));
   EXPECT_LT(seconds_of(changes, "degraded and missing links repaired"), changes.front().seconds);
   // The slow port binds first: links to ourselves give nothing and are not told.
-  EXPECT_TRUE(std::ranges::none_of(
-      changes, [](const NetworkChange& change) { return change.what == "links to ourselves"; }));
+  EXPECT_TRUE(
+      std::ranges::none_of(changes, [](const NetworkChange& change) { return change.what == "links to ourselves"; }));
 }
 
 TEST(NetworkChanges, SayWhatLeavingTheSlowKindOutGives) {
@@ -105,9 +101,8 @@ TEST(NetworkChanges, SayWhatLeavingTheSlowKindOutGives) {
   plan.mesh = {8, 3};
   const Forecast made = forecast(tiny_model(2), plan, costs);
   const std::vector<NetworkChange> changes = network_changes(made, costs);
-  const auto without = std::ranges::find_if(changes, [](const NetworkChange& change) {
-    return change.what == "without the 1 node of a100-80gb";
-  });
+  const auto without = std::ranges::find_if(
+      changes, [](const NetworkChange& change) { return change.what == "without the 1 node of a100-80gb"; });
   ASSERT_NE(without, changes.end());
   EXPECT_EQ(without->gpus, 16);
   EXPECT_GT(without->tokens_per_s, 0);
@@ -120,15 +115,12 @@ TEST(NetworkChanges, SayWhatLeavingOutTheNodesThatHoldOthersBackGives) {
       "fraction: "
       "0.05}]}]\nswitches: [l1, l2]\nlinks: [{between: [l1, l2], rate: 400GB/s}]\n";
   const Cluster cluster = parse_cluster(nodes, "four");
-  const std::vector<NetworkChange> changes =
-      network_changes(forecast_on(cluster), costs_on(cluster));
+  const std::vector<NetworkChange> changes = network_changes(forecast_on(cluster), costs_on(cluster));
   // Of b1 once: its leaf, which is the smaller, is the same three nodes kept.
+  EXPECT_EQ(seconds_of(changes, "without the 1 node with degraded links"),
+            forecast_on(parse_cluster(nodes + "ranks: \"a[1-3]\"\n", "three")).timeline.period.seconds());
   EXPECT_EQ(
-      seconds_of(changes, "without the 1 node with degraded links"),
-      forecast_on(parse_cluster(nodes + "ranks: \"a[1-3]\"\n", "three")).timeline.period.seconds());
-  EXPECT_EQ(
-      std::ranges::count_if(
-          changes, [](const NetworkChange& change) { return change.what.starts_with("without "); }),
+      std::ranges::count_if(changes, [](const NetworkChange& change) { return change.what.starts_with("without "); }),
       1);
 }
 

@@ -125,17 +125,11 @@ JobVariants round_job(const CandidateCluster& candidate, std::int64_t most_seque
   space.base.batch = {512, 1, 1};
   space.base.mesh = {candidate.gpus, 1};
   space.global_batch = most_sequences / candidate.gpus * candidate.gpus;
-  return {{{tiny_model(2),
-            space,
-            CostModel(cluster, round_calibration()),
-            {1, 1, 1, Evidence::kDatasheet, "", ""}}}};
+  return {{{tiny_model(2), space, CostModel(cluster, round_calibration()), {1, 1, 1, Evidence::kDatasheet, "", ""}}}};
 }
 
 std::vector<CandidateCluster> round_candidates() {
-  return {{"round", "8xround", 8},
-          {"round", "16xround", 16},
-          {"round", "32xround", 32},
-          {"round", "64xround", 64}};
+  return {{"round", "8xround", 8}, {"round", "16xround", 16}, {"round", "32xround", 32}, {"round", "64xround", 64}};
 }
 
 RecommendOptions options_of(int threads) {
@@ -150,8 +144,7 @@ TEST(Recommend, OrdersByDeadlineThenDollars) {
   ASSERT_EQ(all.rejected.size(), 1U);
   EXPECT_EQ(all.rejected[0].reason, "more GPUs than sequences");
   for (std::size_t i = 1; i < 3; ++i) {
-    EXPECT_LE(all.choices[i - 1].run.dollars.value,
-              all.choices[i].run.dollars.value * (1 + kAlike));
+    EXPECT_LE(all.choices[i - 1].run.dollars.value, all.choices[i].run.dollars.value * (1 + kAlike));
     EXPECT_GE(all.choices[i].run.probability, terms.confidence);
   }
   ASSERT_EQ(all.machines.size(), 1U);
@@ -189,8 +182,7 @@ TEST(Recommend, TheSmallestIsNotAboveAChoice) {
 TEST(Recommend, EachChoiceIsAForecast) {
   const Recommendation all = recommend(round_candidates(), round_job, quiet_terms(), options_of(1));
   for (const Choice& choice : all.choices) {
-    const SizedJob job =
-        round_job({"round", choice.sized.cluster.spec, choice.sized.cluster.gpus}, 32).front();
+    const SizedJob job = round_job({"round", choice.sized.cluster.spec, choice.sized.cluster.gpus}, 32).front();
     const Forecast f = forecast(job.model, choice.sized.plan, job.costs);
     EXPECT_EQ(f.timeline.period.seconds(), choice.sized.step.value);
     EXPECT_EQ(f.memory.peak, choice.sized.fit.allocated);
@@ -199,8 +191,7 @@ TEST(Recommend, EachChoiceIsAForecast) {
 
 TEST(Recommend, IsTheSameForOneAndTwoThreads) {
   const auto text = [](int threads) {
-    return to_json(recommend(round_candidates(), round_job, quiet_terms(), options_of(threads)))
-        .dump();
+    return to_json(recommend(round_candidates(), round_job, quiet_terms(), options_of(threads))).dump();
   };
   EXPECT_EQ(text(1), text(2));
 }
@@ -236,8 +227,7 @@ TEST(Recommend, SaysWhatWouldMeetADeadline) {
 }
 
 TEST(Recommend, TheOnlyCandidatesErrorIsTheErrorOfAll) {
-  EXPECT_THROW(recommend({{"round", "64xround", 64}}, round_job, quiet_terms(), options_of(1)),
-               Error);
+  EXPECT_THROW(recommend({{"round", "64xround", 64}}, round_job, quiet_terms(), options_of(1)), Error);
 }
 
 TEST(Sizes, AreAroundWhatTheDeadlineNeeds) {
@@ -262,8 +252,7 @@ TEST(Sizes, KneeIsWhereDoublingStopsPaying) {
 
 TEST(WhatIf, FasterIsWorthSomething) {
   const RunTerms terms = quiet_terms();
-  const Recommendation all =
-      recommend({{"round", "32xround", 32}}, round_job, terms, options_of(1));
+  const Recommendation all = recommend({{"round", "32xround", 32}}, round_job, terms, options_of(1));
   const std::vector<WhatIf> list =
       what_ifs(all.choices[0], round_job({"round", "32xround", 32}, 32), terms, options_of(2));
   ASSERT_GE(list.size(), 5U);

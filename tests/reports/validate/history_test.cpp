@@ -125,8 +125,7 @@ TEST(Accuracy, SummarisesWhatIsScored) {
   for (const char* part : {"median |e|", "15.0 %", "host there", "+10.0 %", "coverage"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
-  EXPECT_NE(accuracy_text({}, "history", ShownRows::kNewest, Color::kNever).find("no rows yet"),
-            std::string::npos);
+  EXPECT_NE(accuracy_text({}, "history", ShownRows::kNewest, Color::kNever).find("no rows yet"), std::string::npos);
   EXPECT_EQ(accuracy_json({})["summary"]["rows"], 0);
 }
 

@@ -117,8 +117,7 @@ TEST(MeasuredReport, HasMediansQuartilesAndTheRun) {
   EXPECT_EQ(r.seconds.evidence, Evidence::kMeasured);
   EXPECT_DOUBLE_EQ(r.tokens_per_s_per_gpu.value, 2 * 128 / r.seconds.value);
   // What the forecast says of the same spans.
-  EXPECT_NEAR(r.exposed_communication.value,
-              measure_step(made.graph, made.timeline).exposed_communication, 1e-9);
+  EXPECT_NEAR(r.exposed_communication.value, measure_step(made.graph, made.timeline).exposed_communication, 1e-9);
   EXPECT_EQ(r.peak_allocated.value, 1507);
   EXPECT_EQ(r.peak_allocated.low, 1500);
   EXPECT_EQ(r.peak_reserved.value, 5000);

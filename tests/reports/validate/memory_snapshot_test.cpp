@@ -82,8 +82,7 @@ TEST(MemorySnapshot, PythonReadsThePeakAndTheSegmentsBack) {
         replay_reserved(forecast.graph, {}, DeviceMemory::unlimited(), {{}, nullptr, buckets});
     const std::filesystem::path file = folder / "snapshot.pickle";
     const std::filesystem::path script = folder / "read_snapshot.py";
-    std::ofstream(file, std::ios::binary)
-        << memory_snapshot(forecast, {}, DeviceMemory::unlimited());
+    std::ofstream(file, std::ios::binary) << memory_snapshot(forecast, {}, DeviceMemory::unlimited());
     std::ofstream(script) << kReader;
     FILE* pipe = popen(("python3 " + script.string() + " " + file.string()).c_str(), "r");
     ASSERT_NE(pipe, nullptr);

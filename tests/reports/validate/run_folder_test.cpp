@@ -64,8 +64,8 @@ TEST(ExactSeconds, AreWholeNanosecondsBothWays) {
     EXPECT_EQ(parse_exact_seconds(exact_seconds(Time::ns(ns))), Time::ns(ns));
   }
   EXPECT_EQ(parse_exact_seconds("2"), Time::ns(2'000'000'000));
-  for (const char* bad : {"", "-", "1.", ".5", "1e3", "0x1", " 1", "1.0000000001", "nan", "--1",
-                          "99999999999", "99999999999999999999999"}) {
+  for (const char* bad : {"", "-", "1.", ".5", "1e3", "0x1", " 1", "1.0000000001", "nan", "--1", "99999999999",
+                          "99999999999999999999999"}) {
     EXPECT_FALSE(parse_exact_seconds(bad)) << bad;
   }
 }
@@ -218,8 +218,7 @@ TEST(RunFolder, RefusesHostileHeads) {
   expect("\"world\": 2", "\"world\": 1", "ranks do not ascend below world");
   expect("\"world\": 2", "\"world\": 1e30", "world");
   expect("\"rank\": 1", "\"rank\": 0", "ranks do not ascend");
-  expect("\"events\": 2", "\"events\": 1000000000",
-         ":4: step 2, event 0; expected step 1, event 2");
+  expect("\"events\": 2", "\"events\": 1000000000", ":4: step 2, event 0; expected step 1, event 2");
   expect("\"events\": 2", "\"events\": -1", "events");
   expect("\"step\": 3,", "\"step\": 2,", "the steps do not ascend");
   expect("\"arena_bytes\": 1048576", "\"arena_bytes\": 1e300", "arena_bytes");

@@ -10,8 +10,7 @@ namespace foreshard {
 namespace {
 
 // all_gather |0-40|, forward behind it, the optimizer issued by the host at `late`.
-HandMade step_of(std::int64_t arrive, std::int64_t gathered, std::int64_t forward,
-                 std::int64_t late) {
+HandMade step_of(std::int64_t arrive, std::int64_t gathered, std::int64_t forward, std::int64_t late) {
   HandMade step;
   const EventId gather = step.gather(0, arrive, gathered);
   step.compute(EventKind::kForward, gathered, forward, {gather});
@@ -31,10 +30,9 @@ TEST(Slower, PutsEveryNanosecondOfTheDifferenceDownToACause) {
     found[part.cause] += part.difference().nanoseconds();
     sum += part.difference().nanoseconds();
   }
-  EXPECT_EQ(found, (std::map<SlowCause, std::int64_t>{{SlowCause::kCompute, 2},
-                                                      {SlowCause::kExposed, 5},
-                                                      {SlowCause::kPeers, 15},
-                                                      {SlowCause::kHost, 8}}));
+  EXPECT_EQ(found,
+            (std::map<SlowCause, std::int64_t>{
+                {SlowCause::kCompute, 2}, {SlowCause::kExposed, 5}, {SlowCause::kPeers, 15}, {SlowCause::kHost, 8}}));
   EXPECT_EQ(sum, 30);
   EXPECT_EQ(step.parts.front().cause, SlowCause::kPeers);  // what costs most comes first
   EXPECT_EQ(step.parts.front().where, "layers.0");

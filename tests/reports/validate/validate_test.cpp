@@ -163,9 +163,7 @@ TEST(Validate, JudgesProcessGrowthWhereItIsKnownAndLarge) {
   made.memory.peak = persistent + Bytes(500);
   RunRecord run = run_of(step);
   for (RankRecord& rank : run.ranks) rank.arena = persistent;
-  const auto growth = [&](const RunRecord& of) {
-    return validate(made, report_of(made), of, {}).memory.back();
-  };
+  const auto growth = [&](const RunRecord& of) { return validate(made, report_of(made), of, {}).memory.back(); };
   EXPECT_FALSE(growth(run).judged);
   EXPECT_NE(growth(run).note.find("several ranks"), std::string::npos);
   for (RankRecord& rank : run.ranks) {
@@ -232,13 +230,11 @@ TEST(EventParts, WhereTheHostComputesItsRowsAreBeforeEverythingItIssues) {
   step.compute(EventKind::kForward, 0, 100);
   step.add(EventKind::kAllGather, Stream::kAllGather, {104, 105, 105, 150});
   EXPECT_NEAR(event_parts(step.graph, step.timeline, HostKind::kComputes)[1].host, 5 * kNs, 1e-15);
-  EXPECT_NEAR(event_parts(step.graph, step.timeline, HostKind::kFeedsDevice)[1].host, 105 * kNs,
-              1e-15);
+  EXPECT_NEAR(event_parts(step.graph, step.timeline, HostKind::kFeedsDevice)[1].host, 105 * kNs, 1e-15);
 }
 
 TEST(EventParts, MediansAreOfEachPart) {
-  const auto medians =
-      median_parts({{parts(1, 0, 9, 5)}, {parts(2, 0, 1, 7)}, {parts(9, 0, 2, 6)}});
+  const auto medians = median_parts({{parts(1, 0, 9, 5)}, {parts(2, 0, 1, 7)}, {parts(9, 0, 2, 6)}});
   EXPECT_NEAR(medians[0].host, 2 * kNs, 1e-15);
   EXPECT_NEAR(medians[0].peers, 2 * kNs, 1e-15);
   EXPECT_NEAR(medians[0].duration, 6 * kNs, 1e-15);
@@ -250,17 +246,14 @@ TEST(CauseOfDifference, NamesTheLargestPart) {
   };
   const EventParts base = parts(10, 0, 0, 100);
   EXPECT_EQ(cause(base, parts(10, 0, 3000, 120)), "waited for its peers 3.00 us, forecast 0 ns");
-  EXPECT_EQ(cause(base, parts(10, 500, 20, 100)),
-            "queued for its communicator 500 ns, forecast 0 ns");
+  EXPECT_EQ(cause(base, parts(10, 500, 20, 100)), "queued for its communicator 500 ns, forecast 0 ns");
   EXPECT_EQ(cause(base, parts(900, 0, 0, 100)), "host late by 900 ns, forecast 10 ns");
   EXPECT_EQ(cause(base, parts(10, 0, 0, 400)), "duration differs: 400 ns, forecast 100 ns");
-  EXPECT_EQ(cause(base, parts(10, 0, 0, 400, 300)),
-            "contention: beside compute for 300 ns, forecast 0 ns");
+  EXPECT_EQ(cause(base, parts(10, 0, 0, 400, 300)), "contention: beside compute for 300 ns, forecast 0 ns");
   EXPECT_EQ(cause_of_difference(base, parts(10, 0, 0, 400, 300), EventKind::kForward),
             "contention: beside communication for 300 ns, forecast 0 ns");
   // Faster than forecast: what shrank, not what grew.
-  EXPECT_EQ(cause(parts(10, 0, 500, 100), parts(20, 0, 0, 100)),
-            "waited for its peers 0 ns, forecast 500 ns");
+  EXPECT_EQ(cause(parts(10, 0, 500, 100), parts(20, 0, 0, 100)), "waited for its peers 0 ns, forecast 500 ns");
 }
 
 TEST(ValidationView, TextAndJsonSayTheSame) {
@@ -271,14 +264,13 @@ TEST(ValidationView, TextAndJsonSayTheSame) {
   }
   const Validation v = judge(step, run);
   const std::string text = validation_text(v, run, Color::kNever);
-  for (const char* part :
-       {"step time", "-50.0 %", "OUTSIDE", "exposed communication", "peak memory", "by kind",
-        "all_gather", "not passed", "process growth at init"}) {
+  for (const char* part : {"step time", "-50.0 %", "OUTSIDE", "exposed communication", "peak memory", "by kind",
+                           "all_gather", "not passed", "process growth at init"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
   const Json json = to_json(v);
-  for (const char* key : {"step_error", "exposed_communication_error", "memory_error", "by_kind",
-                          "worst", "passed", "tolerances", "measured", "predicted"}) {
+  for (const char* key : {"step_error", "exposed_communication_error", "memory_error", "by_kind", "worst", "passed",
+                          "tolerances", "measured", "predicted"}) {
     EXPECT_TRUE(json.contains(key)) << key;
   }
   EXPECT_NEAR(json["step_error"].get<double>(), -0.5, 1e-12);

@@ -15,9 +15,8 @@ Report talkative(const Forecast& f) {
   Report r = summarize(f, round_costs(), 8);
   for (int i = 0; i < 30; ++i) {
     r.assumed.emplace_back("batch.key_" + std::to_string(i), "value (default)");
-    r.warnings.push_back(
-        "something about key " + std::to_string(i) +
-        " that takes many words to say and hardly fits on one line of text, sadly");
+    r.warnings.push_back("something about key " + std::to_string(i) +
+                         " that takes many words to say and hardly fits on one line of text, sadly");
   }
   return r;
 }
@@ -32,8 +31,7 @@ TEST(Layout, BarsAreEighthsOfACell) {
 
 TEST(Layout, WrapsAtSpacesAndCutsNothing) {
   EXPECT_EQ(wrapped("aa bb cc dd", 6, 2), (std::vector<std::string>{"aa bb", "  cc", "  dd"}));
-  EXPECT_EQ(wrapped("aa wider_than_that b", 6, 2),
-            (std::vector<std::string>{"aa", "  wider_than_that", "  b"}));
+  EXPECT_EQ(wrapped("aa wider_than_that b", 6, 2), (std::vector<std::string>{"aa", "  wider_than_that", "  b"}));
   EXPECT_EQ(display_width("\x1b[31m▏x\x1b[0m"), 2U);
 }
 
@@ -42,8 +40,7 @@ TEST(Layout, TerminalsGetSentencesWrappedAndTablesCut) {
   EXPECT_EQ(fitted(sentence + "\n", 20), "one two three four\n  five six seven\n");
   EXPECT_EQ(fitted("    " + sentence, 24), "    one two three four\n      five six seven");
   EXPECT_EQ(fitted("name      größer    a third", 20), "name      größer   …");
-  EXPECT_EQ(fitted("\x1b[1mname      größer    a third\x1b[0m", 20),
-            "\x1b[1mname      größer   …\x1b[0m");
+  EXPECT_EQ(fitted("\x1b[1mname      größer    a third\x1b[0m", 20), "\x1b[1mname      größer   …\x1b[0m");
   for (const char* as_it_is : {"", "\n", "\n\n", "short\n", "short", "exactly twenty chars"}) {
     EXPECT_EQ(fitted(as_it_is, 20), as_it_is);
   }
@@ -115,8 +112,7 @@ TEST(ExplainJson, SumsToTheStepAndToTheMemoryPeak) {
     std::int64_t step = 0, alive = 0;
     double exposed = 0;
     for (const Json& bar : json["waterfall"]) step += bar["nanoseconds"].get<std::int64_t>();
-    for (const Json& group : json["memory_peak"]["alive"])
-      alive += group["bytes"].get<std::int64_t>();
+    for (const Json& group : json["memory_peak"]["alive"]) alive += group["bytes"].get<std::int64_t>();
     for (const Json& event : json["exposed"]) {
       exposed += event["exposed_s"].get<double>();
       const std::string end = event["chain_end"];

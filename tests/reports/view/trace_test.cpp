@@ -12,9 +12,7 @@
 namespace foreshard {
 namespace {
 
-std::int64_t nanoseconds(const Json& microseconds) {
-  return std::llround(microseconds.get<double>() * 1e3);
-}
+std::int64_t nanoseconds(const Json& microseconds) { return std::llround(microseconds.get<double>() * 1e3); }
 
 struct Slice {
   std::int64_t begin, end;
@@ -35,9 +33,8 @@ TEST(ChromeTrace, NeverPutsTwoSlicesOfOneThreadAtTheSameTime) {
   for (int i = 0; i < 30; ++i) {
     const Json trace = Json::parse(chrome_trace(plans.next_forecast()));
     for (auto& [tid, slices] : slices_by_thread(trace["traceEvents"])) {
-      std::ranges::sort(slices, [](const Slice& a, const Slice& b) {
-        return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-      });
+      std::ranges::sort(
+          slices, [](const Slice& a, const Slice& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
       EXPECT_GE(slices.front().begin, 0);
       for (std::size_t s = 0; s + 1 < slices.size(); ++s) {
         ASSERT_LE(slices[s].end, slices[s + 1].begin) << "thread " << tid;

@@ -78,8 +78,8 @@ TEST(Waterfall, SumsToTheStepToTheNanosecondOnRandomPlans) {
     for (const auto& [what, time] : bars) {
       if (what.rfind("exposed", 0) == 0) exposed[what] = time;
     }
-    EXPECT_NEAR(static_cast<double>(sum(exposed)) * 1e-9,
-                measure_step(f.graph, f.timeline).exposed_communication, 1e-12)
+    EXPECT_NEAR(static_cast<double>(sum(exposed)) * 1e-9, measure_step(f.graph, f.timeline).exposed_communication,
+                1e-12)
         << "plan " << i;
   }
 }
@@ -104,8 +104,7 @@ TEST(CauseChain, FollowsTheWinningPredecessor) {
 
 TEST(CauseChain, StopsAtTheHostAndNamesTheCommunicator) {
   HandMade step;
-  const EventId reduce =
-      step.add(EventKind::kReduceScatter, Stream::kReduceScatter, {20, 20, 20, 40});
+  const EventId reduce = step.add(EventKind::kReduceScatter, Stream::kReduceScatter, {20, 20, 20, 40});
   const EventId gather = step.add(EventKind::kAllGather, Stream::kAllGather, {25, 25, 40, 60});
   const auto chain = cause_chain(step.graph, step.timeline, gather);
   ASSERT_EQ(chain.size(), 2U);
@@ -129,8 +128,7 @@ TEST(CauseChain, GoesBackWithoutHolesToTheStepsBeginOrTheHostOnRandomPlans) {
       }
       const Cause last = chain.back().cause;
       ASSERT_TRUE(last == Cause::kStepBegin || last == Cause::kHost);
-      ASSERT_EQ(span(chain.size() - 1).start,
-                last == Cause::kHost ? span(chain.size() - 1).issue : Time());
+      ASSERT_EQ(span(chain.size() - 1).start, last == Cause::kHost ? span(chain.size() - 1).issue : Time());
     }
   }
 }

@@ -21,12 +21,8 @@ std::string refusal(const std::function<void()>& read) {
 }
 
 // The value of the key `v` in one line of YAML or JSON.
-ConfigNode yaml(std::string_view value) {
-  return parse_yaml("v: " + std::string(value), "y").at("v");
-}
-ConfigNode json(std::string_view value) {
-  return parse_json("{\"v\": " + std::string(value) + "}", "j").at("v");
-}
+ConfigNode yaml(std::string_view value) { return parse_yaml("v: " + std::string(value), "y").at("v"); }
+ConfigNode json(std::string_view value) { return parse_json("{\"v\": " + std::string(value) + "}", "j").at("v"); }
 
 TEST(ConfigAccess, ReadsIntegersHoweverTheyAreWritten) {
   EXPECT_EQ(yaml("8").as_int(), 8);
@@ -130,8 +126,7 @@ TEST(ConfigAccess, ReadsQuantitiesWithUnitsOnly) {
   EXPECT_EQ(yaml("400Gbit/s").as_bandwidth(), BytesPerSecond(50e9));
   EXPECT_EQ(yaml("989TFLOP/s").as_flop_rate(), FlopsPerSecond(989e12));
   EXPECT_EQ(yaml("12us").as_time(), Time::ns(12'000));
-  EXPECT_EQ(refusal([] { yaml("80").as_bytes(); }),
-            "y:1:4: v: '80' needs a unit, for example 80GiB");
+  EXPECT_EQ(refusal([] { yaml("80").as_bytes(); }), "y:1:4: v: '80' needs a unit, for example 80GiB");
   EXPECT_NE(refusal([] { json("80").as_bytes(); }), "");
   EXPECT_NE(refusal([] { yaml("[80GiB]").as_bytes(); }), "");
 }
@@ -190,8 +185,7 @@ TEST(ConfigAccess, NodesOutliveTheirRoot) {
   }
   EXPECT_EQ(node.at("b").elements()[1].as_int(), 2);
   EXPECT_EQ(node.at("b").location().key_path, "a.b");
-  EXPECT_EQ(std::string(node.error("too short", "3 values").what()),
-            "x:1:4: a: too short; expected 3 values");
+  EXPECT_EQ(std::string(node.error("too short", "3 values").what()), "x:1:4: a: too short; expected 3 values");
 }
 
 }

@@ -27,8 +27,7 @@ constexpr std::string_view kConfig = R"({
 
 // As Python's json.dump() writes them.
 TEST(JsonConfig, InfinitiesAreLargeNumbers) {
-  const ConfigNode root =
-      parse_json(R"({"limit": [0.0, -Infinity, Infinity], "a\"Infinity": 1})", "f");
+  const ConfigNode root = parse_json(R"({"limit": [0.0, -Infinity, Infinity], "a\"Infinity": 1})", "f");
   const auto limit = root.at("limit").elements();
   EXPECT_GT(limit[2].as_double(), 1e300);
   EXPECT_LT(limit[1].as_double(), -1e300);
@@ -75,19 +74,17 @@ TEST(JsonConfig, RefusesEveryTruncation) {
 }
 
 TEST(JsonConfig, RefusesWhatStrictJsonDoesNotHave) {
-  for (const char* text :
-       {"{\"a\": 1} x", "{} {}",    "{\"a\": 1,}", "[1,]",      "{a: 1}",
-        "{'a': 1}",     "[01]",     "[+1]",        "[.5]",      "[0x1]",
-        "[NaN]",        "[Inf]",    "// c\n{}",    "{\"a\" 1}", "[1 2]",
-        "model: x",     "[\"\n\"]", "[\"\\x\"]",   "[1e999]",   "\xEF\xBB\xBF\xEF\xBB\xBF{}",
-        "<html>"}) {
+  for (const char* text : {"{\"a\": 1} x", "{} {}",    "{\"a\": 1,}", "[1,]",      "{a: 1}",
+                           "{'a': 1}",     "[01]",     "[+1]",        "[.5]",      "[0x1]",
+                           "[NaN]",        "[Inf]",    "// c\n{}",    "{\"a\" 1}", "[1 2]",
+                           "model: x",     "[\"\n\"]", "[\"\\x\"]",   "[1e999]",   "\xEF\xBB\xBF\xEF\xBB\xBF{}",
+                           "<html>"}) {
     EXPECT_NE(refusal(text), "") << text;
   }
 }
 
 TEST(JsonConfig, NamesLineAndColumnOfSyntaxErrors) {
-  EXPECT_EQ(refusal("{\"a\": 1}\n}"),
-            "config.json:2:1: something follows the JSON value; expected one value per file");
+  EXPECT_EQ(refusal("{\"a\": 1}\n}"), "config.json:2:1: something follows the JSON value; expected one value per file");
   const std::string reason = refusal("{\n  \"a\": nope\n}");
   EXPECT_TRUE(reason.starts_with("config.json:2:")) << reason;
   EXPECT_NE(reason.find("not valid JSON"), std::string::npos) << reason;

@@ -68,8 +68,7 @@ TEST(Yaml, RefusesADuplicateKeyWithBothLines) {
 }
 
 TEST(Yaml, NamesLineAndColumnOfSyntaxErrors) {
-  EXPECT_EQ(refusal("a: 1\n\tb: 2\n"),
-            "plan.yaml:2:1: a: a tab in the indentation; expected spaces");
+  EXPECT_EQ(refusal("a: 1\n\tb: 2\n"), "plan.yaml:2:1: a: a tab in the indentation; expected spaces");
   EXPECT_EQ(refusal("a:\n\t- b"), "plan.yaml:2:2: a: a tab in the indentation; expected spaces");
   EXPECT_EQ(refusal("a: \"x"), "plan.yaml:1:6: a: the text ends before the closing quote");
   EXPECT_EQ(refusal("mesh: {shard: 8, x: [1, 2\nb: 3\n").substr(0, 16), "plan.yaml:1:21: ");
@@ -95,8 +94,7 @@ TEST(Yaml, RefusesEmptyTextsAndThoseOfComments) {
 
 TEST(Yaml, RefusesBytesThatAreNotText) {
   using std::string_literals::operator""s;
-  EXPECT_EQ(refusal("a: 1\nb: \xFF"),
-            "plan.yaml:2:4: the text is not valid UTF-8; expected a text file in UTF-8");
+  EXPECT_EQ(refusal("a: 1\nb: \xFF"), "plan.yaml:2:4: the text is not valid UTF-8; expected a text file in UTF-8");
   EXPECT_NE(refusal("a: \xC0\x80"), "");          // overlong
   EXPECT_NE(refusal("a: \xED\xA0\x80"), "");      // surrogate
   EXPECT_NE(refusal("a: \xF5\x80\x80\x80"), "");  // beyond Unicode
@@ -129,8 +127,7 @@ TEST(Yaml, EndsQuicklyOnBombs) {
     laughs += fmt::format("a{0}: &a{0} [{1}{2}]\n", i, repeat(below + ", ", 8), below);
   }
   EXPECT_NE(refusal(laughs).find("too many values"), std::string::npos);
-  EXPECT_NE(refusal("a: &a " + std::string(1'000'000, 'x') + "\nb: [" + repeat("*a, ", 90) + "]")
-                .find("64 MiB"),
+  EXPECT_NE(refusal("a: &a " + std::string(1'000'000, 'x') + "\nb: [" + repeat("*a, ", 90) + "]").find("64 MiB"),
             std::string::npos);
   EXPECT_NE(refusal(repeat("k: [", 100'000)).find("nested too deeply"), std::string::npos);
   EXPECT_NE(refusal(repeat("- ", 100'000)).find("nested too deeply"), std::string::npos);

@@ -16,8 +16,7 @@ std::span<const EmbeddedFile> stack_files();
 namespace {
 
 std::string on_disk(const EmbeddedFile& file) {
-  std::ifstream in(std::string(FORESHARD_SOURCE_DIR "/") + std::string(file.path),
-                   std::ios::binary);
+  std::ifstream in(std::string(FORESHARD_SOURCE_DIR "/") + std::string(file.path), std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
 }
 

@@ -8,8 +8,7 @@ namespace foreshard {
 namespace {
 
 TEST(ConfigError, NamesPlaceKeyFaultExpectationAndSuggestion) {
-  const ConfigError error({"plan.yaml", 3, 5, "mesh.shrad"}, "unknown key 'shrad'",
-                          "one of shard, replicate", "shard");
+  const ConfigError error({"plan.yaml", 3, 5, "mesh.shrad"}, "unknown key 'shrad'", "one of shard, replicate", "shard");
   EXPECT_STREQ(error.what(),
                "plan.yaml:3:5: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate; "
                "did you mean shard?");

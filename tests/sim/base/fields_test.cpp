@@ -41,9 +41,8 @@ void fields(Io& io, Cart& cart) {
 
 namespace {
 
-constexpr const char* kCart =
-    R"({"schema":"cart/1","name":"a","load_bytes":7,"wheels":[{"colour":"blue","spokes":8},)"
-    R"({"colour":"red","spokes":9,"width_m":0.5}],"parts":{"axle":"steel"}})";
+constexpr const char* kCart = R"({"schema":"cart/1","name":"a","load_bytes":7,"wheels":[{"colour":"blue","spokes":8},)"
+                              R"({"colour":"red","spokes":9,"width_m":0.5}],"parts":{"axle":"steel"}})";
 
 std::string refusal(std::string text, std::string_view what, std::string_view instead) {
   text.replace(text.find(what), what.size(), instead);
@@ -66,14 +65,12 @@ TEST(Fields, OneListReadsAndWrites) {
 }
 
 TEST(Fields, WhatIsNotInTheListIsRefused) {
-  EXPECT_NE(refusal(kCart, "\"spokes\":8", "\"spoke\":8").find("did you mean spokes"),
-            std::string::npos);
+  EXPECT_NE(refusal(kCart, "\"spokes\":8", "\"spoke\":8").find("did you mean spokes"), std::string::npos);
   EXPECT_NE(refusal(kCart, "cart/1", "cart/2").find("unknown schema"), std::string::npos);
   EXPECT_NE(refusal(kCart, "\"name\":\"a\"", "\"name\":\"\"").find("is empty"), std::string::npos);
   EXPECT_NE(refusal(kCart, "9", "65").find("spokes"), std::string::npos);
   EXPECT_NE(refusal(kCart, "blue", "green").find("colour"), std::string::npos);
-  EXPECT_NE(refusal(kCart, "{\"colour\":\"blue\",\"spokes\":8},", "").find("are not pairs"),
-            std::string::npos);
+  EXPECT_NE(refusal(kCart, "{\"colour\":\"blue\",\"spokes\":8},", "").find("are not pairs"), std::string::npos);
 }
 
 }

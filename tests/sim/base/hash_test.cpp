@@ -25,9 +25,7 @@ TEST(Fingerprint, DependsOnEveryValueAndTheirOrder) {
 }
 
 TEST(Fingerprint, SeparatesNeighbouringStrings) {
-  const auto of = [](std::string_view a, std::string_view b) {
-    return Fingerprint().add(a).add(b).value();
-  };
+  const auto of = [](std::string_view a, std::string_view b) { return Fingerprint().add(a).add(b).value(); };
   EXPECT_NE(of("ab", "c"), of("a", "bc"));
   EXPECT_NE(of("", "a"), of("a", ""));
   EXPECT_NE(of(std::string("a\0", 2), ""), of("a", ""));

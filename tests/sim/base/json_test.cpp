@@ -33,9 +33,7 @@ TEST(Json, RefusesWhatJsonCannotExpress) {
   }
 }
 
-TEST(Json, ReplacesBytesThatAreNotUtf8) {
-  EXPECT_EQ(to_text(Json("plan\xFF.yaml")), "\"plan\xEF\xBF\xBD.yaml\"\n");
-}
+TEST(Json, ReplacesBytesThatAreNotUtf8) { EXPECT_EQ(to_text(Json("plan\xFF.yaml")), "\"plan\xEF\xBF\xBD.yaml\"\n"); }
 
 }
 }

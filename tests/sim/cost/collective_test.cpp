@@ -73,8 +73,8 @@ TEST(CollectiveModel, TheFormByHand) {
   curve.pipeline = 0.4;
   const double l = 1.5 * 32.2;
   const double s = 256 * kMebi / (360e3 * 8 / 7) / 0.9 * (1 + 0.35 / 7);
-  EXPECT_NEAR(model_of(curve).price(Op::kAllGather, 256 * kMebi).seconds * 1e6,
-              10 + l + s + 0.4 * std::sqrt(l * s), 1e-6);
+  EXPECT_NEAR(model_of(curve).price(Op::kAllGather, 256 * kMebi).seconds * 1e6, 10 + l + s + 0.4 * std::sqrt(l * s),
+              1e-6);
 }
 
 TEST(CollectiveModel, MoreNodesTakeLongerByTheDoubling) {
@@ -82,8 +82,8 @@ TEST(CollectiveModel, MoreNodesTakeLongerByTheDoubling) {
   const CollectiveModel eight(h100(8), {}, curve, {});
   const CollectiveModel plain(h100(8), {}, FabricCurve{}, {});
   const FabricTerm term = plain.term(Op::kAllGather, 1024 * kMebi);
-  EXPECT_NEAR(eight.price(Op::kAllGather, 1024 * kMebi).seconds,
-              term.latency + term.transfer * 1.1 * 1.1, 1e-12);  // 8 nodes: two doublings of two
+  EXPECT_NEAR(eight.price(Op::kAllGather, 1024 * kMebi).seconds, term.latency + term.transfer * 1.1 * 1.1,
+              1e-12);  // 8 nodes: two doublings of two
 }
 
 // Twice as slow as the table at 1 MiB, half as slow again at 64 MiB.
@@ -226,8 +226,7 @@ TEST(CollectiveModel, CostsLittle) {
   double sum = 0;
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < kPrices; ++i) sum += model.price(Op::kAllGather, 1e6 + i).seconds;
-  const double each =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / kPrices;
+  const double each = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / kPrices;
   EXPECT_GT(sum, 0);
   EXPECT_LT(each, 1e-6);
 }

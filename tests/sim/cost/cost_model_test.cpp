@@ -45,8 +45,8 @@ TEST(CostModel, TheLastWaveCostsItsShareOfTheChip) {
   c.gemm_bf16.tail = 0.5;
   const CostModel costs(round_cluster(8), c);
   // 1024 x 1024 are 64 tiles of 128 x 128 on 100 multiprocessors: 1 + 0.5 * 100 / 64.
-  EXPECT_NEAR(costs.price(gemm(1024, 1024, 8192)).seconds,
-              2 * 1024.0 * 1024 * 8192 / 100e12 * (1 + 0.5 * 100 / 64), 1e-12);
+  EXPECT_NEAR(costs.price(gemm(1024, 1024, 8192)).seconds, 2 * 1024.0 * 1024 * 8192 / 100e12 * (1 + 0.5 * 100 / 64),
+              1e-12);
 }
 
 TEST(CostModel, CollectivesCountTheWholeBufferAsNcclTestsDoes) {
@@ -57,10 +57,8 @@ TEST(CostModel, CollectivesCountTheWholeBufferAsNcclTestsDoes) {
   const Bytes gib(std::int64_t{1} << 30);
   const double wire = 7.0 / 8 * static_cast<double>(gib.count()) / 100e9;
   EXPECT_NEAR(costs.price(EventKind::kAllGather, gib, {8, 1}).seconds, 10e-6 + 7e-6 + wire, 1e-9);
-  EXPECT_NEAR(costs.price(EventKind::kReduceScatter, gib, {8, 1}).seconds, 10e-6 + 7e-6 + wire,
-              1e-9);
-  EXPECT_NEAR(costs.price(EventKind::kAllReduce, gib, {8, 1}).seconds, 10e-6 + 14e-6 + 2 * wire,
-              1e-9);
+  EXPECT_NEAR(costs.price(EventKind::kReduceScatter, gib, {8, 1}).seconds, 10e-6 + 7e-6 + wire, 1e-9);
+  EXPECT_NEAR(costs.price(EventKind::kAllReduce, gib, {8, 1}).seconds, 10e-6 + 14e-6 + 2 * wire, 1e-9);
   EXPECT_EQ(costs.price(EventKind::kAllGather, gib, {1, 1}).seconds, 0);
 }
 
@@ -105,8 +103,7 @@ TEST(CostModel, SlowerHostDrawsMoveOnlyHostCosts) {
   for (std::size_t w = 0; w < graph.works.size(); ++w) {
     EXPECT_EQ(one.works[w].duration, two.works[w].duration);
     EXPECT_EQ(2 * one.works[w].before, two.works[w].before);
-    EXPECT_EQ(one.works[w].before,
-              Time::seconds(100e-6 * static_cast<double>(graph.works[w].hooks)));
+    EXPECT_EQ(one.works[w].before, Time::seconds(100e-6 * static_cast<double>(graph.works[w].hooks)));
   }
 }
 
@@ -133,9 +130,7 @@ TEST(CostModel, AnOptimizerOnTheHostTakesWhatPublishedStepsSay) {
   }
   ASSERT_GT(moved, 0);
   const double share = moved / seconds / cluster.node.host_memory_bandwidth.value();
-  const auto published = [](double parameters, double taken) {
-    return parameters * 42 / taken / 409.6e9;
-  };
+  const auto published = [](double parameters, double taken) { return parameters * 42 / taken / 409.6e9; };
   const auto copies = [](double parameters) { return 2 * (parameters / 2 * 2) / 24e9; };
   const double small = published(1.54e9, 1.365 - 0.240 - copies(1.54e9));
   const double middle = published(3.09e9, 2.497 - 2 * 0.240 - copies(3.09e9));

@@ -22,9 +22,7 @@ HostCounts of_step(const EventGraph& graph) {
   return sum;
 }
 
-HostCounts of_step(const ModelSpec& model, const Plan& plan) {
-  return of_step(build_training_step(model, plan));
-}
+HostCounts of_step(const ModelSpec& model, const Plan& plan) { return of_step(build_training_step(model, plan)); }
 
 TEST(HostCalls, ParametersAreClippedAndUpdatedOnceWhateverTheAccumulation) {
   const ModelSpec model = tiny_model(2);
@@ -39,8 +37,8 @@ TEST(HostCalls, ParametersAreClippedAndUpdatedOnceWhateverTheAccumulation) {
   plan.batch.accumulation = 3;
   const HostCounts thrice = of_step(model, plan);
   EXPECT_EQ(of(thrice, HostCall::kUpdatedTensor), parameters);
-  for (HostCall call : {HostCall::kForwardProduct, HostCall::kForwardAttention,
-                        HostCall::kBackwardProduct, HostCall::kHook}) {
+  for (HostCall call :
+       {HostCall::kForwardProduct, HostCall::kForwardAttention, HostCall::kBackwardProduct, HostCall::kHook}) {
     EXPECT_EQ(of(thrice, call), 3 * of(once, call)) << to_string(call);
   }
 }
@@ -98,8 +96,7 @@ TEST(HostCalls, MegatronsCollectivesAreCallsOfC10d) {
   plan.mesh.tp = 2;
   const EventGraph graph = build_training_step(model, plan);
   const HostCounts counts = of_step(graph);
-  const auto collectives =
-      std::ranges::count_if(graph.rows, [](const Row& row) { return is_collective(row.kind); });
+  const auto collectives = std::ranges::count_if(graph.rows, [](const Row& row) { return is_collective(row.kind); });
   EXPECT_GT(collectives, 0);
   EXPECT_EQ(of(counts, HostCall::kBucketRow), collectives);
   EXPECT_EQ(of(counts, HostCall::kCollective), 0);
@@ -141,8 +138,7 @@ TEST(HostCalls, MegatronCoresCheckpointIsNoHookOfEachOperation) {
   for (const bool begins : {false, true}) {
     work.begins = begins;
     EXPECT_EQ(of(host_calls(graph, work), HostCall::kRecomputed), 0);
-    EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
-                2.7 * 3 * 1e-5 + (begins ? 79e-6 : 0), 1e-12);
+    EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during, 2.7 * 3 * 1e-5 + (begins ? 79e-6 : 0), 1e-12);
   }
 }
 
@@ -166,8 +162,7 @@ TEST(HostCalls, GroupsAreLaunchedOneByOne) {
   graph.kernels = {other, product, other};
   Work work = {.launches = 3, .kernels_end = 3};
   // Two operations, a product, three launches, 15 more of the groups.
-  EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
-              2 * 2.7e-5 + 56e-6 + 15 * 13e-6 + (3 + 15) * 3e-6, 1e-12);
+  EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during, 2 * 2.7e-5 + 56e-6 + 15 * 13e-6 + (3 + 15) * 3e-6, 1e-12);
   // In fp8 each group's rows are cast first, with four kernels; backward the two products of a
   // layer cast one gradient.
   graph.host.cast_launches = 4;
@@ -180,8 +175,7 @@ TEST(HostCalls, GroupsAreLaunchedOneByOne) {
     kernel.pass = Pass::kBackward;
   }
   EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
-              2.7e-5 + 2 * 2 * 26e-6 + 15 * (2 * 13e-6 + 9e-6 + 4 * 4e-6) + (3 + 15 * 6) * 3e-6,
-              1e-12);
+              2.7e-5 + 2 * 2 * 26e-6 + 15 * (2 * 13e-6 + 9e-6 + 4 * 4e-6) + (3 + 15 * 6) * 3e-6, 1e-12);
 }
 
 // A product and a norm take 65 us more each, twice as long on a processor half as fast; products of
@@ -245,8 +239,7 @@ TEST(HostCalls, SecondsFollowTheProcessorAndTheDriver) {
     for (const std::int64_t count : counts) all += count;
     const HostSeconds seconds = host_seconds(graph, work, curve);
     EXPECT_DOUBLE_EQ(seconds.before, 2e-5 * work.hooks);
-    EXPECT_NEAR(seconds.before + seconds.during,
-                2e-5 * static_cast<double>(all) + 3e-6 * work.launches, 1e-12);
+    EXPECT_NEAR(seconds.before + seconds.during, 2e-5 * static_cast<double>(all) + 3e-6 * work.launches, 1e-12);
   }
 }
 

@@ -21,11 +21,8 @@ Gpu gpu() {
 }
 
 AttentionCurve attention(const char* kernel, std::int64_t head_dim, Pass pass, double efficiency) {
-  return AttentionCurve{.kernel = kernel,
-                        .head_dim = head_dim,
-                        .pass = pass,
-                        .efficiency = efficiency,
-                        .evidence = Evidence::kMeasured};
+  return AttentionCurve{
+      .kernel = kernel, .head_dim = head_dim, .pass = pass, .efficiency = efficiency, .evidence = Evidence::kMeasured};
 }
 
 Calibration calibration() {
@@ -80,8 +77,7 @@ TEST(KernelPrices, ClocksFollowThePowerLimit) {
   EXPECT_NEAR(CostModel(low, c).price(kernel).seconds, 2 * full, 1e-12);
   Kernel copy;
   copy.bytes = Bytes(1 << 30);  // memory has a clock of its own
-  EXPECT_DOUBLE_EQ(CostModel(low, c).price(copy).seconds,
-                   CostModel(cluster(), c).price(copy).seconds);
+  EXPECT_DOUBLE_EQ(CostModel(low, c).price(copy).seconds, CostModel(cluster(), c).price(copy).seconds);
 }
 
 TEST(KernelPrices, OddWidthsCostMore) {

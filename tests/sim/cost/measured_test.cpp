@@ -62,9 +62,7 @@ TEST(CurveSeconds, TilesAreHipblasltsOnAmd) {
   GemmCurve curve = {.efficiency = 0.5, .hbm_fraction = 1, .wave = 0.3};
   GemmCurve flat = curve;
   flat.wave = 0;
-  Gpu gpu = {.multiprocessors = 128,
-             .peak_fp32 = FlopsPerSecond(1e14),
-             .memory_bandwidth = BytesPerSecond(1e13)};
+  Gpu gpu = {.multiprocessors = 128, .peak_fp32 = FlopsPerSecond(1e14), .memory_bandwidth = BytesPerSecond(1e13)};
   const Kernel kernel = product(4096, 3072, 4096);
   const auto waste = [&](const char* architecture) {
     gpu.architecture = architecture;
@@ -74,9 +72,7 @@ TEST(CurveSeconds, TilesAreHipblasltsOnAmd) {
   EXPECT_NEAR(waste("hopper"), 0, 1e-9);
 }
 
-Gpu hopper() {
-  return Gpu{.multiprocessors = 132, .clock = 1.83e9, .peak_bf16 = FlopsPerSecond(989e12)};
-}
+Gpu hopper() { return Gpu{.multiprocessors = 132, .clock = 1.83e9, .peak_bf16 = FlopsPerSecond(989e12)}; }
 
 // Experts' rows lie between features: how many a group has aligns nothing.
 TEST(CurveSeconds, RowsOfAGroupAreAlignedWhateverTheirNumber) {
@@ -98,13 +94,8 @@ TEST(CurveSeconds, RowsOfAGroupAreAlignedWhateverTheirNumber) {
 TEST(CurveSeconds, ScoresThatAreMaskedOrDroppedTakeLonger) {
   const Gpu gpu = hopper();
   AttentionCurve curve = {.efficiency = 0.5};
-  Kernel kernel = kernel_of(AttentionPoint{.fp32 = false,
-                                           .causal = false,
-                                           .batch = 1,
-                                           .sequence = 4096,
-                                           .heads = 8,
-                                           .kv_heads = 8,
-                                           .head_dim = 64});
+  Kernel kernel = kernel_of(AttentionPoint{
+      .fp32 = false, .causal = false, .batch = 1, .sequence = 4096, .heads = 8, .kv_heads = 8, .head_dim = 64});
   const double plain = curve_seconds(curve, kernel, gpu);
   kernel.masked = true;
   EXPECT_NEAR(curve_seconds(curve, kernel, gpu), 1.6 * plain, 1e-9);
@@ -129,9 +120,7 @@ TEST(RowSeconds, WeightsOfANarrowNormGoDownItsRows) {
   Gpu gpu = hopper();
   gpu.memory_bandwidth = BytesPerSecond(4.8e12);
   MemoryCurve streams = {.fraction = 0.9};
-  Kernel kernel = {.memory_class = MemoryClass::kNormBackward,
-                   .m = 16384,
-                   .bytes = Bytes(3LL * 16384 * 1024 * 2)};
+  Kernel kernel = {.memory_class = MemoryClass::kNormBackward, .m = 16384, .bytes = Bytes(3LL * 16384 * 1024 * 2)};
   EXPECT_NEAR(row_seconds(kernel, streams, gpu), 114e-6, 0.15 * 114e-6);
   // Above 65,536 rows narrow ones share their columns.
   kernel.m = 131072;
@@ -197,8 +186,7 @@ TEST(CostModelOnCpu, HostWorkIsPerRowAndLaunchesAreFree) {
   const CostTable table = CostModel(round_cluster(8), c).price(graph);
   for (std::size_t i = 0; i < graph.works.size(); ++i) {
     const Work& work = graph.works[i];
-    const std::int64_t ns =
-        2000 + 1000 * work.hooks + (is_collective(work.kind) ? std::int64_t{10'000} : 0);
+    const std::int64_t ns = 2000 + 1000 * work.hooks + (is_collective(work.kind) ? std::int64_t{10'000} : 0);
     EXPECT_EQ(table.works[i].before, Time::ns(ns));
     EXPECT_EQ(table.works[i].during, Time());
   }

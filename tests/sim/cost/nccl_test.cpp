@@ -84,9 +84,7 @@ TEST(NcclModel, LatencyCountsHopsInsideAndBetween) {
 
 TEST(NcclModel, SwitchesProtocolsAsSizesGrow) {
   const NcclModel model(h100());
-  const auto protocol = [&](double bytes) {
-    return model.choose(Op::kAllGather, bytes).cost.protocol;
-  };
+  const auto protocol = [&](double bytes) { return model.choose(Op::kAllGather, bytes).cost.protocol; };
   EXPECT_EQ(protocol(1 << 10), NcclProtocol::kLL);
   EXPECT_EQ(protocol(1 << 30), NcclProtocol::kSimple);
   double last = 0;
@@ -125,8 +123,7 @@ TEST(NcclModel, NvlsFromFiveH200AndSixB200) {
 TEST(NcclModel, NvlsBandwidthOfTheSwitch) {
   // 8 trees of 40 GB/s, 0.85 of them, 7/8, both ways: 476 GB/s of bus bandwidth; B = 476 * 8 / 14.
   const NcclModel model(h100());
-  const NcclCost cost =
-      model.cost(Op::kAllReduce, NcclAlgorithm::kNvls, NcclProtocol::kSimple, 1 << 30);
+  const NcclCost cost = model.cost(Op::kAllReduce, NcclAlgorithm::kNvls, NcclProtocol::kSimple, 1 << 30);
   EXPECT_NEAR(cost.bandwidth, 8 * 40 * 0.85 * 7 / 8 * 2 * 8.0 / 14, 1e-9);
   // Two nodes: the tree's cap of 57.7 a channel; four: 45.5.
   const auto tree = [](std::int64_t nodes) {
@@ -150,8 +147,7 @@ TEST(NcclModel, PatOnlyWithOneRankANode) {
 TEST(NcclModel, CollNetWhereTheNetworkReduces) {
   NcclSystem s = across(h100(), 4, 8, 400);
   const auto cost = [&] {
-    return NcclModel(s).cost(Op::kAllReduce, NcclAlgorithm::kCollNetDirect, NcclProtocol::kSimple,
-                             1 << 30);
+    return NcclModel(s).cost(Op::kAllReduce, NcclAlgorithm::kCollNetDirect, NcclProtocol::kSimple, 1 << 30);
   };
   EXPECT_FALSE(cost().is_available());
   s.collnet = true;
@@ -162,17 +158,14 @@ TEST(NcclModel, VersionsDiffer) {
   const auto ll = [](NcclVersion version) {
     NcclSystem s = h100();
     s.version = version;
-    return NcclModel(s)
-        .cost(Op::kAllGather, NcclAlgorithm::kRing, NcclProtocol::kLL, 1 << 16)
-        .bandwidth;
+    return NcclModel(s).cost(Op::kAllGather, NcclAlgorithm::kRing, NcclProtocol::kLL, 1 << 16).bandwidth;
   };
   EXPECT_NEAR(ll({2, 28, 9}), 141 * 8.0 / 7, 1e-9);   // min(141, 360 / 2)
   EXPECT_NEAR(ll({2, 20, 5}), 87.7 * 8.0 / 7, 1e-9);  // min(87.7, 360 / 3)
   NcclSystem old = h100();
   old.version = {2, 18, 6};
-  EXPECT_FALSE(NcclModel(old)
-                   .cost(Op::kAllGather, NcclAlgorithm::kNvls, NcclProtocol::kSimple, 1 << 20)
-                   .is_available());
+  EXPECT_FALSE(
+      NcclModel(old).cost(Op::kAllGather, NcclAlgorithm::kNvls, NcclProtocol::kSimple, 1 << 20).is_available());
 }
 
 TEST(NcclModel, SmallMessagesTakeFewerChannels) {

@@ -71,26 +71,22 @@ RC_GTEST_PROP(DataParallel, RowsPointBackAndBuffersAreFreedOnce, ()) {
 RC_GTEST_PROP(DataParallel, EveryGradientIsReduced, ()) {
   const Drawn drawn = draw();
   const Plan& plan = drawn.plan;
-  const LibraryRun run =
-      record_library_run(drawn.model, plan, LayerPrograms(drawn.model, plan), {.steps = 4});
-  RC_ASSERT(run.steps[3].graph.fingerprint() ==
-            build_training_step(drawn.model, plan).fingerprint());
+  const LibraryRun run = record_library_run(drawn.model, plan, LayerPrograms(drawn.model, plan), {.steps = 4});
+  RC_ASSERT(run.steps[3].graph.fingerprint() == build_training_step(drawn.model, plan).fingerprint());
   std::int64_t sent = 0;
   for (const LibraryEvent& e : run.steps[3].log) {
     const bool reduces = e.kind == "all_reduce" || e.kind == "reduce" || e.kind == "reduce_scatter";
-    const bool is_result = e.dtype == "uint8" || e.dtype == "int32" ||
-                           e.note.starts_with("scaled_global_norm") ||
+    const bool is_result = e.dtype == "uint8" || e.dtype == "int32" || e.note.starts_with("scaled_global_norm") ||
                            e.note.starts_with("grad_norm");
     if (reduces && !is_result) sent += e.bytes_in / (e.dtype == "float32" ? 4 : 2);
   }
   std::int64_t expected = drawn.model.parameters();
   const bool is_ddp = plan.runtime.kind == RuntimeKind::kDdp;
-  const bool each = is_ddp ? plan.accumulation == AccumulationMode::kReduceEach
-                           : plan.runtime.kind == RuntimeKind::kZero2;
+  const bool each =
+      is_ddp ? plan.accumulation == AccumulationMode::kReduceEach : plan.runtime.kind == RuntimeKind::kZero2;
   if (each) expected *= plan.batch.accumulation;
-  const bool is_flat = plan.runtime.kind == RuntimeKind::kZero1 &&
-                       plan.zero.fp32_gradient_accumulation && plan.param_dtype == DType::kBf16 &&
-                       plan.zero.offload_optimizer == ZeroOffload::kNone;
+  const bool is_flat = plan.runtime.kind == RuntimeKind::kZero1 && plan.zero.fp32_gradient_accumulation &&
+                       plan.param_dtype == DType::kBf16 && plan.zero.offload_optimizer == ZeroOffload::kNone;
   const std::int64_t padding = is_flat ? 2 * plan.mesh.shard - 1 : 0;
   RC_ASSERT(sent >= expected);
   RC_ASSERT(sent <= expected + padding);

@@ -28,13 +28,10 @@ Plan plan_with(bool gathers_fp8) {
 
 EventGraph step(bool gathers_fp8) {
   const Plan plan = plan_with(gathers_fp8);
-  return build_training_step(with_variants(load_zoo_model("llama-3-8b", Stack::kEager), plan),
-                             plan);
+  return build_training_step(with_variants(load_zoo_model("llama-3-8b", Stack::kEager), plan), plan);
 }
 
-const Work& work_of(const EventGraph& graph, std::size_t row) {
-  return graph.works[graph.rows[row].work];
-}
+const Work& work_of(const EventGraph& graph, std::size_t row) { return graph.works[graph.rows[row].work]; }
 
 // Bytes of the first row of `kind` of the first block's unit.
 std::int64_t bytes_of_block(const EventGraph& graph, EventKind kind) {
@@ -98,16 +95,14 @@ TEST(Float8Rows, BackwardTransposesFirst) {
   };
   constexpr std::int64_t kBlocks = 32, kPositions = 1024;
   constexpr std::int64_t kRead = 6 * kWidth + 14336;  // by q, k, v, o, gate, up and down
-  EXPECT_EQ(moved(Float8::kRowwise) - moved(Float8::kTensorwise),
-            4 * kBlocks * (kPositions * kRead + kLinear));
+  EXPECT_EQ(moved(Float8::kRowwise) - moved(Float8::kTensorwise), 4 * kBlocks * (kPositions * kRead + kLinear));
 }
 
 // Bytes of the tensor-parallel collectives of one kind.
 std::int64_t bytes_over_tp(Plan plan, EventKind kind) {
   plan.mesh = {2, 1};
   plan.mesh.tp = 2;
-  const EventGraph graph =
-      build_training_step(with_variants(load_zoo_model("llama-3-8b", Stack::kEager), plan), plan);
+  const EventGraph graph = build_training_step(with_variants(load_zoo_model("llama-3-8b", Stack::kEager), plan), plan);
   std::int64_t sum = 0;
   for (const Row& row : graph.rows) {
     const Work& work = graph.works[row.work];

@@ -94,8 +94,7 @@ Plan plan_of(const Fields& c) {
   const std::string& frozen = c.at("frozen");
   plan.frozen.embedding = frozen == "embedding" || frozen == "first_half";
   for (std::int64_t i = 0; i < layers; ++i) {
-    const bool is_frozen =
-        frozen == "first_half" ? i < layers / 2 : frozen == "alternate" && i % 2 == 1;
+    const bool is_frozen = frozen == "first_half" ? i < layers / 2 : frozen == "alternate" && i % 2 == 1;
     if (is_frozen) plan.frozen.blocks.ranges.push_back({i, i, true});
     if (c.at("recompute") == "every2" && i % 2 == 0) {
       plan.recompute.ranges.push_back({i, i, Recompute::kFull});
@@ -112,8 +111,7 @@ Plan plan_of(const Fields& c) {
 // All actions of a step in host order, as the recording writes them.
 class Step {
  public:
-  Step(const ModelSpec& model, const Plan& plan)
-      : model_(model), plan_(plan), programs_(model, plan) {}
+  Step(const ModelSpec& model, const Plan& plan) : model_(model), plan_(plan), programs_(model, plan) {}
 
   std::vector<std::string> run() {
     const auto loss = static_cast<std::int32_t>(model_.order.size()) - 1;
@@ -213,14 +211,11 @@ class Step {
   std::int64_t last_bytes_ = 0, backward_ = 0, backward_peak_ = 0;
 };
 
-void expect_same(const std::vector<std::string>& actions,
-                 const std::vector<std::string>& expected) {
-  const auto [a, b] =
-      std::mismatch(actions.begin(), actions.end(), expected.begin(), expected.end());
+void expect_same(const std::vector<std::string>& actions, const std::vector<std::string>& expected) {
+  const auto [a, b] = std::mismatch(actions.begin(), actions.end(), expected.begin(), expected.end());
   EXPECT_TRUE(a == actions.end() && b == expected.end())
-      << "action " << a - actions.begin() << " of " << expected.size() << ": "
-      << (a == actions.end() ? "nothing" : *a) << " instead of "
-      << (b == expected.end() ? "nothing" : *b);
+      << "action " << a - actions.begin() << " of " << expected.size() << ": " << (a == actions.end() ? "nothing" : *a)
+      << " instead of " << (b == expected.end() ? "nothing" : *b);
 }
 
 TEST(LayerRecordings, EveryAllocationIsPyTorchsInItsOrder) {
@@ -248,9 +243,7 @@ ModelDims dims_of(const std::string& family) {
   dims.layers = 2;
   dims.hidden = 256;
   dims.heads = 4;
-  dims.kv_heads = family == "gpt_neox" || family == "bert" || family == "deepseek_v3" ? 4
-                  : family == "falcon"                                                ? 1
-                                                                                      : 2;
+  dims.kv_heads = family == "gpt_neox" || family == "bert" || family == "deepseek_v3" ? 4 : family == "falcon" ? 1 : 2;
   dims.head_dim = 64;
   dims.ffn = 384;
   dims.vocabulary = 2048;
@@ -288,9 +281,8 @@ ModelSpec around(const ModelDims& dims) {
   llama.vocabulary = dims.vocabulary;
   llama.max_positions = dims.max_positions;
   ModelSpec model = build_model(llama);
-  model.kinds[1] = decoder_block(
-      dims, Stack::kEager,
-      {.mlp = dims.moe.experts > 0 ? FeedForwardKind::kExperts : FeedForwardKind::kDense});
+  model.kinds[1] = decoder_block(dims, Stack::kEager,
+                                 {.mlp = dims.moe.experts > 0 ? FeedForwardKind::kExperts : FeedForwardKind::kDense});
   return model;
 }
 
@@ -312,10 +304,7 @@ TEST(LayerRecordings, BlocksOfOtherFamiliesAllocateAsPyTorchDoes) {
     const ModelDims dims = dims_of(adapts ? "llama" : c.at("id"));
     ModelSpec model = around(dims);
     if (adapts) {
-      plan.lora = {.rank = 16,
-                   .targets = {"q_proj", "v_proj", "down_proj"},
-                   .dropout = 0,
-                   .base = Lora::Base::kMaster};
+      plan.lora = {.rank = 16, .targets = {"q_proj", "v_proj", "down_proj"}, .dropout = 0, .base = Lora::Base::kMaster};
       model = with_adapters(std::move(model), plan);
     }
     std::vector<std::string> actions = Step(model, plan).run();

@@ -18,8 +18,7 @@ Plan two_by_eight(MeshInner inner) {
 }
 
 GroupShape group_named(const EventGraph& graph, const std::string& name) {
-  const auto found = std::ranges::find_if(graph.communicators,
-                                          [&](const Communicator& c) { return c.name == name; });
+  const auto found = std::ranges::find_if(graph.communicators, [&](const Communicator& c) { return c.name == name; });
   return found->group;
 }
 

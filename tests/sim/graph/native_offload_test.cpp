@@ -45,8 +45,7 @@ TEST(NativeOffload, AGatherFollowsTheCopyOfItsShard) {
     }
     if (graph.rows[i].kind == EventKind::kDeviceToHost) {
       EXPECT_TRUE(waits(graph, id, EventKind::kReduceScatter, unit)) << i;
-      EXPECT_EQ(graph.works[graph.rows[i].work].bytes,
-                Bytes(graph.units[at(unit)].shard_numel * 4));
+      EXPECT_EQ(graph.works[graph.rows[i].work].bytes, Bytes(graph.units[at(unit)].shard_numel * 4));
     }
   }
   EXPECT_EQ(rows[EventKind::kHostToDevice], rows[EventKind::kAllGather]);

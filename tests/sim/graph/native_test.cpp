@@ -22,8 +22,8 @@ Plan native_plan() {
 CostTable unit_costs(const EventGraph& graph) {
   return table_costs(graph, [](const Work& work, int) {
     Cost cost;
-    const bool counted = work.kind == EventKind::kAllGather || work.kind == EventKind::kForward ||
-                         work.kind == EventKind::kBackward;
+    const bool counted =
+        work.kind == EventKind::kAllGather || work.kind == EventKind::kForward || work.kind == EventKind::kBackward;
     cost.duration = Time::ns(counted ? 1'000'000 : 0);
     return cost;
   });
@@ -111,8 +111,7 @@ TEST(Native, OnAGpuKernelsAddSecondGradients) {
   };
   const auto sums = [](const auto& program) {
     const auto& steps = program->backward.steps;
-    return std::ranges::count_if(
-        steps, [](const LayerStep& step) { return step.kind == LayerStep::Kind::kSum; });
+    return std::ranges::count_if(steps, [](const LayerStep& step) { return step.kind == LayerStep::Kind::kSum; });
   };
   const auto bytes = [](const auto& program, Function function) {
     std::int64_t sum = 0;

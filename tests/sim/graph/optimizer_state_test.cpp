@@ -22,9 +22,7 @@ std::pair<std::int64_t, std::int64_t> kept(Kind kind, bool is_table = false) {
 
 TEST(OptimizerState, IsThatOfItsKind) {
   constexpr std::int64_t kNumel = 1000 * 512;
-  const auto of = [](std::int64_t bytes, std::int64_t paged = 0) {
-    return std::pair(bytes, paged);
-  };
+  const auto of = [](std::int64_t bytes, std::int64_t paged = 0) { return std::pair(bytes, paged); };
   EXPECT_EQ(kept(Kind::kAdamW), of(2 * kNumel * 2));
   EXPECT_EQ(kept(Kind::kSgd), of(0));
   EXPECT_EQ(kept(Kind::kMomentum), of(kNumel * 2));
@@ -44,8 +42,7 @@ TEST(OptimizerState, ACheckpointHasIt) {
   plan.optimizer.kind = Kind::kAdamW;
   plan.optimizer.state = DType::kFp32;
   EXPECT_EQ(checkpoint_bytes(foreshard::small_model(), plan), Bytes(35 * kNumel * 12));
-  EXPECT_EQ(checkpoint_bytes(foreshard::small_model({.is_tied = true}), plan),
-            Bytes(34 * kNumel * 12));
+  EXPECT_EQ(checkpoint_bytes(foreshard::small_model({.is_tied = true}), plan), Bytes(34 * kNumel * 12));
   plan.optimizer.kind = Kind::kMomentum;
   EXPECT_EQ(checkpoint_bytes(foreshard::small_model(), plan), Bytes(35 * kNumel * 8));
 

@@ -34,14 +34,11 @@ TEST(Reference, RunsAForwardBehindEachForward) {
   const auto layers = static_cast<std::int64_t>(model.order.size());
   for (const std::int64_t microbatches : {1, 3}) {
     for (const RuntimeKind runtime : {RuntimeKind::kFsdp2, RuntimeKind::kDdp}) {
-      Plan plain = plan_beside(Reference::kNone, runtime),
-           beside = plan_beside(Reference::kWhole, runtime);
+      Plan plain = plan_beside(Reference::kNone, runtime), beside = plan_beside(Reference::kWhole, runtime);
       plain.batch.accumulation = beside.batch.accumulation = microbatches;
-      const EventGraph a = build_training_step(model, plain),
-                       b = build_training_step(model, beside);
+      const EventGraph a = build_training_step(model, plain), b = build_training_step(model, beside);
       // Its loss is a forward's row, too, where the trained one's is a row of both phases.
-      EXPECT_EQ(count(b, EventKind::kForward) - count(a, EventKind::kForward),
-                microbatches * layers);
+      EXPECT_EQ(count(b, EventKind::kForward) - count(a, EventKind::kForward), microbatches * layers);
       EXPECT_EQ(count(b, EventKind::kBackward), count(a, EventKind::kBackward));
     }
   }
@@ -65,13 +62,11 @@ TEST(Reference, OfOneUnitGathersAllAtOnce) {
   EXPECT_NE(gather, unit.rows.end());
   EXPECT_EQ(count(unit, EventKind::kAllGather), count(plain, EventKind::kAllGather) + 1);
   const EventGraph units = build_training_step(model, plan_beside(Reference::kUnits));
-  EXPECT_EQ(count(units, EventKind::kAllGather),
-            count(plain, EventKind::kAllGather) + std::ssize(once));
+  EXPECT_EQ(count(units, EventKind::kAllGather), count(plain, EventKind::kAllGather) + std::ssize(once));
   // Both hold another model's shards.
   EXPECT_EQ(held_bytes(unit), held_bytes(units));
   EXPECT_GT(held_bytes(unit), held_bytes(plain));
-  EXPECT_EQ(held_bytes(build_training_step(model, plan_beside(Reference::kBase))),
-            held_bytes(plain));
+  EXPECT_EQ(held_bytes(build_training_step(model, plan_beside(Reference::kBase))), held_bytes(plain));
 }
 
 // Two micro-batches, whose gathers run so many elements ahead.
@@ -133,8 +128,7 @@ TEST(Reference, LeavesNothingBehind) {
   const ModelSpec model = tiny_model(2);
   const CostModel costs(round_cluster(16), round_calibration());
   for (const Loss::Kind loss : {Loss::Kind::kEager, Loss::Kind::kTiledLinear}) {
-    for (const Reference reference :
-         {Reference::kBase, Reference::kWhole, Reference::kUnit, Reference::kUnits}) {
+    for (const Reference reference : {Reference::kBase, Reference::kWhole, Reference::kUnit, Reference::kUnits}) {
       for (const bool inside : {false, true}) {
         Plan plan = plan_beside(reference);
         plan.loss.kind = loss;

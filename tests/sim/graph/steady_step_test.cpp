@@ -14,9 +14,8 @@ using CallKind = CapturedCall::Kind;
 Capture capture_of(const std::string& calls) {
   Capture capture = {.names = {"kernel", "step 0 AdamW"}};
   for (const char c : calls) {
-    capture.calls.push_back({.kind = c == 's' ? CallKind::kMark : CallKind::kLaunch,
-                             .thread = c == 'b' ? 1 : 0,
-                             .name = c == 's' ? 1 : 0});
+    capture.calls.push_back(
+        {.kind = c == 's' ? CallKind::kMark : CallKind::kLaunch, .thread = c == 'b' ? 1 : 0, .name = c == 's' ? 1 : 0});
   }
   return capture;
 }

@@ -40,8 +40,8 @@ struct Estimate {
 };
 
 // The estimator, line by line; what it does for zero_init.
-Estimate deepspeed_estimate(std::int64_t parameters, std::int64_t largest, Offload offload,
-                            std::int64_t nodes, std::int64_t gpus_per_node) {
+Estimate deepspeed_estimate(std::int64_t parameters, std::int64_t largest, Offload offload, std::int64_t nodes,
+                            std::int64_t gpus_per_node) {
   const std::int64_t gpus = nodes * gpus_per_node;
   if (!offload.optimizer) {
     return {largest * 4 * gpus_per_node, 4 * largest + 18 * parameters / gpus};
@@ -69,7 +69,7 @@ Plan estimated_plan(Offload offload, std::int64_t gpus) {
 }
 
 struct Counted {
-  std::int64_t device = 0, host = 0;  // model states of a rank, the step's fp32 gradients included
+  std::int64_t device = 0, host = 0;     // model states of a rank, the step's fp32 gradients included
   std::int64_t gradient_partitions = 0;  // of these, the 16-bit ones that the estimator leaves out
   std::int64_t layer = 0;                // gathered parameters and gradients of one module
 };
@@ -109,25 +109,21 @@ TEST_P(Zero3Estimator, CountsWhatOursDoesButTheGradientPartitions) {
     ASSERT_EQ(parameters % gpus, 0);
     // At most eight buffers, each rounded up to 512 bytes.
     constexpr double kRounding = 8 * 512;
-    EXPECT_NEAR(static_cast<double>(ours.gradient_partitions),
-                static_cast<double>(2 * parameters / gpus), 512);
+    EXPECT_NEAR(static_cast<double>(ours.gradient_partitions), static_cast<double>(2 * parameters / gpus), 512);
     EXPECT_EQ(ours.layer, 4 * kLargest);
-    const std::int64_t device =
-        ours.device + ours.layer - (offload.optimizer ? 0 : ours.gradient_partitions);
+    const std::int64_t device = ours.device + ours.layer - (offload.optimizer ? 0 : ours.gradient_partitions);
     EXPECT_NEAR(static_cast<double>(device), static_cast<double>(theirs.gpu), kRounding);
     if (!offload.optimizer) {
       EXPECT_EQ(ours.host, 0);  // its host holds the largest layer while the model is made
       continue;
     }
     const std::int64_t host = (ours.host - ours.gradient_partitions) * kGpusPerNode;
-    EXPECT_NEAR(static_cast<double>(host), static_cast<double>(theirs.host_of_node),
-                kRounding * kGpusPerNode);
+    EXPECT_NEAR(static_cast<double>(host), static_cast<double>(theirs.host_of_node), kRounding * kGpusPerNode);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Offloads, Zero3Estimator,
-                         testing::Values(Offload{false, false}, Offload{true, false},
-                                         Offload{true, true}),
+                         testing::Values(Offload{false, false}, Offload{true, false}, Offload{true, true}),
                          [](const testing::TestParamInfo<Offload>& info) {
                            return std::string(info.param.parameters  ? "OptimizerAndParameters"
                                               : info.param.optimizer ? "Optimizer"
@@ -142,10 +138,8 @@ TEST(Zero3EstimatorFormula, IsDeepSpeedsOwn) {
   EXPECT_EQ(deepspeed_estimate(parameters, largest, {false, false}, 1, 8).gpu, 17'399'000'000);
   EXPECT_EQ(deepspeed_estimate(parameters, largest, {true, false}, 1, 8).gpu, 2'399'000'000);
   EXPECT_EQ(deepspeed_estimate(parameters, largest, {true, true}, 1, 8).gpu, 524'000'000);
-  EXPECT_EQ(deepspeed_estimate(parameters, largest, {true, false}, 2, 8).host_of_node,
-            60'000'000'000);
-  EXPECT_EQ(deepspeed_estimate(parameters, largest, {true, true}, 2, 8).host_of_node,
-            67'500'000'000);
+  EXPECT_EQ(deepspeed_estimate(parameters, largest, {true, false}, 2, 8).host_of_node, 60'000'000'000);
+  EXPECT_EQ(deepspeed_estimate(parameters, largest, {true, true}, 2, 8).host_of_node, 67'500'000'000);
 }
 
 // With sub-groups smaller than the model the fp32 gradients are those of one at a time.

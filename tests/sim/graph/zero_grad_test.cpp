@@ -48,8 +48,8 @@ TEST(ZeroGrad, AfterForwardLeavesGradientsToTheNextStepsForward) {
       bool in_forward = true;
       for (std::size_t r = 0; r < usual.rows.size(); ++r) {
         in_forward &= usual.rows[r].kind != EventKind::kLoss;
-        const bool is_last = r + 1 == usual.rows.size() ||
-                             usual.rows[r].kind == EventKind::kOptimizer;  // which dropped them
+        const bool is_last =
+            r + 1 == usual.rows.size() || usual.rows[r].kind == EventKind::kOptimizer;  // which dropped them
         if (usual.rows[r].kind == EventKind::kLoss || is_last) continue;
         EXPECT_EQ((b.samples[r].now - a.samples[r].now).count(), in_forward ? left : 0) << r;
       }
@@ -76,8 +76,7 @@ TEST(OwnOptimizers, HoldAndMoveWhatTheyWereSeenTo) {
       }
       for (const Row& row : graph.rows) {
         if (row.kind != EventKind::kOptimizer) continue;
-        for (const Kernel& kernel : graph.kernels_of(graph.works[at(row.work)]))
-          moved.back() += kernel.bytes.count();
+        for (const Kernel& kernel : graph.kernels_of(graph.works[at(row.work)])) moved.back() += kernel.bytes.count();
       }
     }
     const std::int64_t all = 4 * model.parameters() / plan.mesh.shard;
@@ -90,15 +89,14 @@ TEST(OwnOptimizers, HoldAndMoveWhatTheyWereSeenTo) {
 // Batch::prefetched: all of the step's batches are there throughout, beside the next one's first.
 TEST(ZeroGrad, ABatchThatIsPrefetchedLivesThroughTheStep) {
   const ModelSpec model = tiny_model(3);
-  for (const RuntimeKind runtime :
-       {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp, RuntimeKind::kZero3}) {
+  for (const RuntimeKind runtime : {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp, RuntimeKind::kZero3}) {
     Plan plan = tiny_plan();
     plan.runtime.kind = runtime;
     if (runtime == RuntimeKind::kDdp) plan.mesh = {1, plan.mesh.shard};
     plan.batch.accumulation = 5;
     const auto [sequence, samples] = std::pair(plan.batch.sequence, plan.batch.micro_batch);
-    const Bytes one = allocated_size(input_bytes(model, samples, sequence)) +
-                      allocated_size(label_bytes(model, samples, sequence));
+    const Bytes one =
+        allocated_size(input_bytes(model, samples, sequence)) + allocated_size(label_bytes(model, samples, sequence));
     const MemoryProfile each = replay_allocations(build_training_step(model, plan));
     plan.batch.prefetched = true;
     for (const Plan& told : {plan, shortened(plan, 3)}) {

@@ -19,9 +19,7 @@ constexpr std::int64_t M = kMiB;
 struct Device {
   explicit Device(const char* conf = "", std::int64_t megabytes = 1 << 20)
       : allocator(parse_alloc_conf(conf), {Bytes(megabytes * M), Bytes(megabytes * M)}) {}
-  CachingAllocator::BlockId malloc(std::int64_t bytes, int stream = 0) {
-    return allocator.malloc(bytes, stream);
-  }
+  CachingAllocator::BlockId malloc(std::int64_t bytes, int stream = 0) { return allocator.malloc(bytes, stream); }
   void free(CachingAllocator::BlockId block) { allocator.free(block); }
   std::int64_t allocated() const { return allocator.stats().all.allocated_bytes.current; }
   std::int64_t active() const { return allocator.stats().all.active_bytes.current; }
@@ -291,8 +289,7 @@ TEST(AllocatorSettings, ReadsPytorchsWordsAndWritesThemBack) {
   EXPECT_EQ(s.max_split_size, 512 * M);
   EXPECT_EQ(s.garbage_collection_threshold, 0.8);
   EXPECT_EQ(s.per_process_memory_fraction, 0.9);
-  EXPECT_EQ(s.roundup_power2_divisions,
-            (std::array<std::int64_t, 16>{8, 8, 8, 8, 8, 8, 8, 0, 4, 1, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(s.roundup_power2_divisions, (std::array<std::int64_t, 16>{8, 8, 8, 8, 8, 8, 8, 0, 4, 1, 1, 1, 1, 1, 1, 1}));
   EXPECT_EQ(parse_alloc_conf(alloc_conf(s)), s);
   EXPECT_EQ(alloc_conf({}), "");
   EXPECT_EQ(parse_alloc_conf(""), AllocatorSettings{});

@@ -30,19 +30,15 @@ Plan random_plan(const ModelSpec& model) {
   };
   set([](Plan& p) { p.units.layers_per_unit = *rc::gen::element<std::int64_t>(1, 2); });
   set([](Plan& p) {
-    p.reshard_after_forward.value = *rc::gen::element(Reshard{}, Reshard{Reshard::Kind::kNever, 0},
-                                                      Reshard{Reshard::Kind::kGroup, 2});
+    p.reshard_after_forward.value =
+        *rc::gen::element(Reshard{}, Reshard{Reshard::Kind::kNever, 0}, Reshard{Reshard::Kind::kGroup, 2});
+  });
+  set([](Plan& p) { p.prefetch.forward = *rc::gen::element(Prefetch::kImplicit + 0, std::int64_t{1}); });
+  set([](Plan& p) {
+    p.recompute.value = *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
   });
   set([](Plan& p) {
-    p.prefetch.forward = *rc::gen::element(Prefetch::kImplicit + 0, std::int64_t{1});
-  });
-  set([](Plan& p) {
-    p.recompute.value =
-        *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
-  });
-  set([](Plan& p) {
-    p.accumulation =
-        *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
+    p.accumulation = *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
   });
   set([](Plan& p) { p.reduce_dtype = *rc::gen::element(DType::kBf16, DType::kFp32); });
   return plan;
@@ -51,17 +47,15 @@ Plan random_plan(const ModelSpec& model) {
 bool same_blocks(const ReservedReplay& a, const ReservedReplay& b) {
   const std::vector<SegmentState> left = a.allocator().snapshot();
   const std::vector<SegmentState> right = b.allocator().snapshot();
-  return std::equal(left.begin(), left.end(), right.begin(), right.end(),
-                    [](const SegmentState& s, const SegmentState& t) {
-                      return s.address == t.address && s.size == t.size && s.stream == t.stream &&
-                             std::equal(s.blocks.begin(), s.blocks.end(), t.blocks.begin(),
-                                        t.blocks.end(), [](const auto& x, const auto& y) {
-                                          return x.address == y.address && x.size == y.size &&
-                                                 x.allocated == y.allocated &&
-                                                 x.active == y.active &&
-                                                 (!x.allocated || x.requested == y.requested);
-                                        });
-                    });
+  return std::equal(
+      left.begin(), left.end(), right.begin(), right.end(), [](const SegmentState& s, const SegmentState& t) {
+        return s.address == t.address && s.size == t.size && s.stream == t.stream &&
+               std::equal(s.blocks.begin(), s.blocks.end(), t.blocks.begin(), t.blocks.end(),
+                          [](const auto& x, const auto& y) {
+                            return x.address == y.address && x.size == y.size && x.allocated == y.allocated &&
+                                   x.active == y.active && (!x.allocated || x.requested == y.requested);
+                          });
+      });
 }
 
 RC_GTEST_PROP(FoldedReplayProperty, IsTheWholeReplay, ()) {
@@ -72,8 +66,7 @@ RC_GTEST_PROP(FoldedReplayProperty, IsTheWholeReplay, ()) {
   AllocatorSettings settings = {.expandable_segments = *rc::gen::arbitrary<bool>()};
   const ReservedProfile endless = replay_reserved(graph, settings, DeviceMemory::unlimited());
   // Enough, or so little that segments go back and forth.
-  const Bytes there = Bytes(endless.peak_reserved.count() *
-                            *rc::gen::element<std::int64_t>(90, 96, 100, 200) / 100);
+  const Bytes there = Bytes(endless.peak_reserved.count() * *rc::gen::element<std::int64_t>(90, 96, 100, 200) / 100);
   const DeviceMemory memory{DeviceMemory::unlimited().total, there};
   ReplayInputs whole_inputs;
   whole_inputs.folds = false;

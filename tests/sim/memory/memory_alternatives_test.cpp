@@ -38,8 +38,7 @@ TEST(MemoryAlternatives, ARankOfAxesHasItsPart) {
   const double parameters = static_cast<double>(tiny_model(2).parameters());
   auto bytes = bytes_by_name(plan);
   EXPECT_EQ(bytes.at("fp32 logits and their gradient"), 2 * 4 * 2 * (128 / 2) * (4096 / 2));
-  EXPECT_EQ(bytes.at("a whole copy of the parameters"),
-            static_cast<std::int64_t>(2 * parameters / 2));
+  EXPECT_EQ(bytes.at("a whole copy of the parameters"), static_cast<std::int64_t>(2 * parameters / 2));
   EXPECT_EQ(bytes.at("the gradients twice"), static_cast<std::int64_t>(4 * parameters / 2 / 4));
   // Without loss parallel every rank of tp has all logits.
   plan.tensor_parallel.loss = false;

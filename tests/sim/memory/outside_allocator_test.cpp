@@ -22,9 +22,7 @@ Cluster cluster_of(const std::string& architecture, std::int64_t gpus) {
   Cluster cluster = round_cluster(gpus);
   cluster.gpu.architecture = architecture;
   const bool is_blackwell = architecture == "blackwell";
-  cluster.node.gpu_link = BytesPerSecond(is_blackwell               ? 900e9
-                                         : architecture == "hopper" ? 450e9
-                                                                    : 300e9);
+  cluster.node.gpu_link = BytesPerSecond(is_blackwell ? 900e9 : architecture == "hopper" ? 450e9 : 300e9);
   cluster.node.gpu_link_name = "NVLink + NVSwitch";
   cluster.memory_outside_allocator.reset();
   return cluster;
@@ -52,8 +50,7 @@ std::int64_t mib(const OutsideItems& items, const std::string& part) {
 }
 
 TEST(OutsideAllocator, RingInsideANodeHasTwoNeighboursPerChannel) {
-  const OutsideItems items =
-      memory_outside(graph_of({8, 1}), cluster_of("hopper", 8), torch("2.11"));
+  const OutsideItems items = memory_outside(graph_of({8, 1}), cluster_of("hopper", 8), torch("2.11"));
   EXPECT_EQ(mib(items, "nccl shard: ring, 24 channels"), 24 * (10 + 2));
   EXPECT_EQ(mib(items, "tree"), -1);  // connected when first used, which it never is
   EXPECT_EQ(mib(items, "NVLS"), -1);
@@ -90,15 +87,13 @@ TEST(OutsideAllocator, TwoA100sAsMeasured) {
 
 // 8 nodes of 8 with a port each: 16 channels, of which each rank sends two through its port.
 TEST(OutsideAllocator, RingOverNodesHasAPortPerRank) {
-  const OutsideItems items =
-      memory_outside(graph_of({64, 1}), cluster_of("hopper", 64), torch("2.11"));
+  const OutsideItems items = memory_outside(graph_of({64, 1}), cluster_of("hopper", 64), torch("2.11"));
   EXPECT_EQ(mib(items, "shard: ring, 16 channels"), 14 * (10 + 2) + 2 * (10 + 10));
 }
 
 // Replicas on 8 nodes, one rank each: 4 channels through the one port, ring and double tree.
 TEST(OutsideAllocator, ReplicasReduceOverTheirOwnCommunicator) {
-  const OutsideItems items =
-      memory_outside(graph_of({8, 8}), cluster_of("hopper", 64), torch("2.11"));
+  const OutsideItems items = memory_outside(graph_of({8, 8}), cluster_of("hopper", 64), torch("2.11"));
   EXPECT_EQ(mib(items, "replicate: ring, 4 channels"), 4 * 20);
   EXPECT_EQ(mib(items, "replicate: tree, 4 channels"), 4 * 2 * 20);
   EXPECT_EQ(mib(items, "replicate: NVLS"), -1);  // one rank per node
@@ -107,8 +102,8 @@ TEST(OutsideAllocator, ReplicasReduceOverTheirOwnCommunicator) {
 // pytorch#147179: resharding to 4 ranks makes a communicator per unit, gigabytes together.
 TEST(OutsideAllocator, SmallReshardGroupsCostACommunicatorPerUnit) {
   const EventGraph graph = graph_of({8, 1}, "4");
-  const auto units = std::ranges::count_if(
-      graph.units, [](const Unit& unit) { return unit.reshard.kind == Reshard::Kind::kGroup; });
+  const auto units =
+      std::ranges::count_if(graph.units, [](const Unit& unit) { return unit.reshard.kind == Reshard::Kind::kGroup; });
   ASSERT_GT(units, 3);
   const OutsideItems items = memory_outside(graph, cluster_of("hopper", 8), torch("2.7"));
   EXPECT_EQ(mib(items, "post_forward: ring"), units * 24 * 12);
@@ -118,8 +113,7 @@ TEST(OutsideAllocator, SmallReshardGroupsCostACommunicatorPerUnit) {
 TEST(OutsideAllocator, SettingsOfNccl) {
   NcclSettings settings = {.max_channels = 8};
   settings.buffer_size = kMiB;  // rounded(4096 + 524,288 + 4,915,200 + 1 MiB) = 8 MiB
-  const OutsideItems items =
-      memory_outside(graph_of({8, 1}), cluster_of("hopper", 8), torch("2.11"), settings);
+  const OutsideItems items = memory_outside(graph_of({8, 1}), cluster_of("hopper", 8), torch("2.11"), settings);
   EXPECT_EQ(mib(items, "shard: ring, 8 channels"), 8 * (8 + 2));
 }
 

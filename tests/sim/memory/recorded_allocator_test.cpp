@@ -40,8 +40,7 @@ struct Row {
 };
 
 std::vector<Row> read(const std::string& name) {
-  std::ifstream file(std::string(FORESHARD_SOURCE_DIR) +
-                     "/tests/recordings/caching_allocator-2.11.0/" + name + ".csv");
+  std::ifstream file(std::string(FORESHARD_SOURCE_DIR) + "/tests/recordings/caching_allocator-2.11.0/" + name + ".csv");
   std::vector<Row> rows;
   std::string line;
   while (std::getline(file, line)) {
@@ -73,8 +72,7 @@ TEST_P(RecordedAllocator, TheModelDoesTheSame) {
     const auto stream = static_cast<int>(n[2]);
     std::int64_t address = -1;
     if (row.op == "malloc") {
-      allocator.process_events(
-          [&](int s, std::int64_t position) { return position <= finished[at(s)]; });
+      allocator.process_events([&](int s, std::int64_t position) { return position <= finished[at(s)]; });
       const auto block = blocks[at(n[0])] = allocator.malloc(n[1], stream);
       if (block != CachingAllocator::kNoBlock) address = allocator.address_of(block) - kBase;
     } else if (row.op == "free") {

@@ -24,11 +24,10 @@ EventGraph three_rows(StreamSet recorded) {
   graph.buffers = {{MemoryCategory::kCommTemp, Stream::kCompute, -1, kBlock},
                    {MemoryCategory::kCommTemp, Stream::kCompute, -1, kBlock}};
   using Kind = MemoryAction::Kind;
-  graph.actions = {
-      {Kind::kAllocate, 0},
-      {Kind::kFree, 0, recorded == 0 ? MemoryAction::kWhole : static_cast<std::uint8_t>(recorded)},
-      {Kind::kAllocate, 1},
-      {Kind::kFree, 1}};
+  graph.actions = {{Kind::kAllocate, 0},
+                   {Kind::kFree, 0, recorded == 0 ? MemoryAction::kWhole : static_cast<std::uint8_t>(recorded)},
+                   {Kind::kAllocate, 1},
+                   {Kind::kFree, 1}};
   graph.works.resize(1);
   graph.rows.resize(3);
   graph.rows[1].stream = Stream::kReduceScatter;
@@ -43,8 +42,7 @@ EventGraph three_rows(StreamSet recorded) {
 
 // Row 1 ends after 5 ms of a step of 10 ms; row 2 is issued at `issue`.
 RowTimes times_with(Time issue) {
-  return RowTimes{
-      .issues = {Time(), kMs, issue}, .ends = {kMs, 5 * kMs, 10 * kMs}, .period = 10 * kMs};
+  return RowTimes{.issues = {Time(), kMs, issue}, .ends = {kMs, 5 * kMs, 10 * kMs}, .period = 10 * kMs};
 }
 
 Bytes reserved(const EventGraph& graph, const RowTimes* times) {
@@ -97,8 +95,7 @@ Bytes reserved_by(const Plan& plan, const ModelSpec& model, bool with_times) {
   const EventGraph graph = build_training_step(model, plan);
   const CostModel costs(cluster, round_calibration());
   const RowTimes times = row_times(simulate(graph, costs.price(graph)));
-  const ReservedForecast found =
-      forecast_reserved(graph, plan, cluster, with_times ? &times : nullptr);
+  const ReservedForecast found = forecast_reserved(graph, plan, cluster, with_times ? &times : nullptr);
   EXPECT_EQ(found.is_lower_bound, records_streams(graph) && !with_times);
   return found.peak;
 }

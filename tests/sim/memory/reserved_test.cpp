@@ -66,8 +66,8 @@ RC_GTEST_PROP(ReservedProperty, AUnitsParametersAreAllocatedOneByOne, ()) {
   const Bytes at_start = replay_allocations(r.graph).at_start;
   RC_ASSERT(apart.stats.all.requested_bytes.current == at_start.count());
   RC_ASSERT(whole.stats.all.requested_bytes.current == at_start.count());
-  const auto on_device = std::ranges::count_if(
-      r.graph.persistent, [&](std::int32_t id) { return !r.graph.buffer(id).on_host; });
+  const auto on_device =
+      std::ranges::count_if(r.graph.persistent, [&](std::int32_t id) { return !r.graph.buffer(id).on_host; });
   RC_ASSERT(whole.stats.all.allocation.current == on_device);
   const bool has_parts = r.plan.runtime.kind != RuntimeKind::kNative;
   RC_ASSERT(has_parts == (apart.stats.all.allocation.current > whole.stats.all.allocation.current));
@@ -102,9 +102,8 @@ RC_GTEST_PROP(ReservedProperty, LibrariesKeepWhatTheyTake, ()) {
   };
   RC_PRE(has(EventKind::kForward) && has(EventKind::kBackward));
   const Bytes each(std::int64_t{32} << 20);
-  const LibraryBuffers library = {
-      {"forward", each, Stream::kCompute, EventKind::kForward, "the test"},
-      {"backward", each, Stream::kCompute, EventKind::kBackward, "the test"}};
+  const LibraryBuffers library = {{"forward", each, Stream::kCompute, EventKind::kForward, "the test"},
+                                  {"backward", each, Stream::kCompute, EventKind::kBackward, "the test"}};
   const ReservedProfile with = replay_reserved(r.graph, {}, DeviceMemory::unlimited(), library);
   RC_ASSERT(with.steady.peak_active.count() >= peak_allocated(r.graph).count() + 2 * each.count());
   RC_ASSERT(with.steady.peak_reserved >= with.steady.peak_active);
@@ -138,8 +137,7 @@ TEST(ReservedReplay, DdpAssignsItsBucketsInTheSecondStep) {
   const auto before_rows = [&](int steps_before) {
     using Action = AllocatorTraceEntry::Action;
     std::vector<std::int64_t> sizes;  // negative: freed
-    for (const TracedAction& a :
-         trace_step(graph, {}, DeviceMemory::unlimited(), steps_before, inputs).actions) {
+    for (const TracedAction& a : trace_step(graph, {}, DeviceMemory::unlimited(), steps_before, inputs).actions) {
       if (a.row != kNoEvent) break;
       if (a.entry.action == Action::kAlloc) sizes.push_back(a.entry.size);
       if (a.entry.action == Action::kFreeRequested) sizes.push_back(-a.entry.size);
@@ -163,8 +161,7 @@ TEST(ReservedReplay, DdpAssignsItsBucketsInTheSecondStep) {
   // Two micro-batches that each reduce: the second one's forward assigns them, in step 1.
   plan.batch.accumulation = 2;
   const EventGraph twice = build_training_step(tiny_model(2), plan);
-  for (const TracedAction& a :
-       trace_step(twice, {}, DeviceMemory::unlimited(), 1, inputs).actions) {
+  for (const TracedAction& a : trace_step(twice, {}, DeviceMemory::unlimited(), 1, inputs).actions) {
     EXPECT_NE(a.row, kNoEvent);
   }
   plan.ddp.find_unused_parameters = true;
@@ -212,8 +209,8 @@ TEST(ReservedReplay, Zero3HasItsMastersBeforeTheFirstStep) {
   plan.runtime = {RuntimeKind::kZero3, newest_version(RuntimeKind::kZero3)};
   const EventGraph graph = build_training_step(tiny_model(2), plan);
   const std::vector<std::int64_t> sizes = sizes_before_steps(graph);
-  const auto master = std::ranges::find_if(
-      graph.buffers, [](const Buffer& b) { return b.role == BufferRole::kMaster; });
+  const auto master =
+      std::ranges::find_if(graph.buffers, [](const Buffer& b) { return b.role == BufferRole::kMaster; });
   ASSERT_NE(master, graph.buffers.end());
   const std::int64_t bytes = master->bytes.count();
   const std::array<std::int64_t, 5> made = {bytes, bytes, -bytes, bytes, -bytes};
@@ -229,8 +226,7 @@ TEST(ReservedReplay, AWorkspaceIsTakenBehindTheFirstProductsResult) {
   Plan plan = tiny_plan();
   EventGraph graph = build_training_step(model, plan);
   const auto taken = [&](EventKind kind) {
-    const AllocationLog log =
-        allocation_log(graph, {{"workspace", Bytes(32 << 20), Stream::kCompute, kind, ""}});
+    const AllocationLog log = allocation_log(graph, {{"workspace", Bytes(32 << 20), Stream::kCompute, kind, ""}});
     EXPECT_EQ(log.library.size(), 1U);
     // What is allocated just before it.
     const std::int32_t made = log.actions[log.library.at(0).action - 1];
@@ -288,8 +284,7 @@ TEST(ReservedReplay, WhatAStepLeavesTheNextOneFrees) {
     const ReservedProfile p = replay_reserved(graph, {}, DeviceMemory::unlimited());
     EXPECT_TRUE(p.repeats) << accumulation;
     EXPECT_GE(p.steady.peak_allocated, peak_allocated(graph)) << accumulation;
-    EXPECT_EQ(p.stats.all.requested_bytes.current, replay_allocations(graph).at_start.count())
-        << accumulation;
+    EXPECT_EQ(p.stats.all.requested_bytes.current, replay_allocations(graph).at_start.count()) << accumulation;
   }
 }
 
@@ -309,8 +304,7 @@ TEST(ForecastReserved, RetriesInsteadOfOutgrowingTheGpu) {
   EXPECT_GT(roomy.first.device_allocs, 0);
   cluster.gpu.memory = roomy.peak;
   EXPECT_EQ(forecast_reserved(graph, plan, cluster).peak, roomy.peak);
-  for (Bytes memory = roomy.peak - Bytes(1); memory > peak_allocated(graph);
-       memory = memory - Bytes(2 << 20)) {
+  for (Bytes memory = roomy.peak - Bytes(1); memory > peak_allocated(graph); memory = memory - Bytes(2 << 20)) {
     cluster.gpu.memory = memory;
     const ReservedForecast tight = forecast_reserved(graph, plan, cluster);
     if (tight.peak > memory) break;  // it runs out of memory for good, and says what it would want

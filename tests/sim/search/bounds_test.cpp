@@ -17,24 +17,18 @@ namespace {
 
 Plan random_plan(const ModelSpec& model, const Cluster& cluster) {
   Plan plan = tiny_plan();
-  plan.runtime.kind =
-      *rc::gen::element(RuntimeKind::kFsdp2, RuntimeKind::kNative, RuntimeKind::kFsdp1,
-                        RuntimeKind::kDdp, RuntimeKind::kZero2, RuntimeKind::kZero3);
+  plan.runtime.kind = *rc::gen::element(RuntimeKind::kFsdp2, RuntimeKind::kNative, RuntimeKind::kFsdp1,
+                                        RuntimeKind::kDdp, RuntimeKind::kZero2, RuntimeKind::kZero3);
   plan.runtime.version = newest_version(plan.runtime.kind);
   if (is_zero(plan.runtime.kind)) plan.reduce_dtype = plan.param_dtype;
-  const std::int64_t shard =
-      plan.runtime.kind == RuntimeKind::kDdp ? 1 : *rc::gen::element<std::int64_t>(2, 4, 8);
+  const std::int64_t shard = plan.runtime.kind == RuntimeKind::kDdp ? 1 : *rc::gen::element<std::int64_t>(2, 4, 8);
   plan.mesh = {shard, cluster.gpus / shard};
   plan.batch = {*rc::gen::element<std::int64_t>(64, 512), *rc::gen::inRange<std::int64_t>(1, 3),
                 *rc::gen::inRange<std::int64_t>(1, 7)};
-  plan.reshard_after_forward.value.kind =
-      *rc::gen::element(Reshard::Kind::kAlways, Reshard::Kind::kNever);
-  plan.recompute.value =
-      *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
-  plan.accumulation =
-      *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
-  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 1, 2),
-                   *rc::gen::inRange<std::int64_t>(1, 3)};
+  plan.reshard_after_forward.value.kind = *rc::gen::element(Reshard::Kind::kAlways, Reshard::Kind::kNever);
+  plan.recompute.value = *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
+  plan.accumulation = *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
+  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 1, 2), *rc::gen::inRange<std::int64_t>(1, 3)};
   RC_PRE(!find_problem(plan, model, cluster));
   return plan;
 }
@@ -65,14 +59,12 @@ struct Crowd {
   }
 };
 
-Time contended_bound_of(const ModelSpec& model, const Plan& plan, const CostModel& costs,
-                        const Crowd& crowd) {
+Time contended_bound_of(const ModelSpec& model, const Plan& plan, const CostModel& costs, const Crowd& crowd) {
   const EventGraph graph = build_training_step(model, plan);
   return contended_bound(graph, crowd.price(graph, costs));
 }
 
-Time bound_of(const ModelSpec& model, Plan plan, const CostModel& costs,
-              std::int64_t micro_batches) {
+Time bound_of(const ModelSpec& model, Plan plan, const CostModel& costs, std::int64_t micro_batches) {
   plan.batch.accumulation = micro_batches;
   const EventGraph graph = build_training_step(model, plan);
   return lower_bound(graph, costs.price(graph));
@@ -91,8 +83,8 @@ RC_GTEST_PROP(Bounds, NoSimulationUndercutsThem, ()) {
   RC_ASSERT(bound <= period);
   RC_ASSERT(bound > Time());
   if (plan.batch.accumulation < 3) return;
-  const Time extended = extended_bound(bound_of(model, plan, costs, 2),
-                                       bound_of(model, plan, costs, 3), plan.batch.accumulation);
+  const Time extended =
+      extended_bound(bound_of(model, plan, costs, 2), bound_of(model, plan, costs, 3), plan.batch.accumulation);
   RC_ASSERT(extended <= period);
 }
 
@@ -163,8 +155,7 @@ RC_GTEST_PROP(Bounds, FloorsOfMemoryAreBelowThePeak, ()) {
   if (plan.runtime.kind == RuntimeKind::kFsdp2) {
     // fp32 parameters and two moments; a gradient on top.
     RC_ASSERT(state_floor(plan, model).count() == model.parameters() / plan.mesh.shard * 12);
-    RC_ASSERT(memory_floor(plan, model, LayersFloor()).count() >=
-              model.parameters() / plan.mesh.shard * 16);
+    RC_ASSERT(memory_floor(plan, model, LayersFloor()).count() >= model.parameters() / plan.mesh.shard * 16);
   }
 }
 
@@ -178,8 +169,7 @@ RC_GTEST_PROP(Bounds, HoldForEveryPrefetch, ()) {
   const EventGraph first = build_training_step(model, plan);
   const Crowd crowd;
   const Time bound = contended_bound(first, crowd.price(first, costs));
-  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 0, 1, 2, 3),
-                   *rc::gen::inRange<std::int64_t>(0, 4)};
+  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 0, 1, 2, 3), *rc::gen::inRange<std::int64_t>(0, 4)};
   RC_PRE(!find_problem(plan, model, cluster));
   const EventGraph other = build_training_step(model, plan);
   RC_ASSERT(bound <= Simulator().period(other, crowd.price(other, costs)));
@@ -200,12 +190,9 @@ RC_GTEST_PROP(Bounds, FloorsOfLayersHoldForEveryMesh, ()) {
 
   const std::int64_t shard = *rc::gen::element<std::int64_t>(1, 2, 4, 8, 16);
   plan.mesh = {shard, 16 / shard, *rc::gen::element(MeshInner::kShard, MeshInner::kReplicate)};
-  plan.reshard_after_forward.value.kind =
-      *rc::gen::element(Reshard::Kind::kAlways, Reshard::Kind::kNever);
-  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 1, 2, 3),
-                   *rc::gen::inRange<std::int64_t>(1, 4)};
-  plan.accumulation =
-      *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
+  plan.reshard_after_forward.value.kind = *rc::gen::element(Reshard::Kind::kAlways, Reshard::Kind::kNever);
+  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 1, 2, 3), *rc::gen::inRange<std::int64_t>(1, 4)};
+  plan.accumulation = *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
   plan.communicators = *rc::gen::element(Communicators::kShared, Communicators::kSeparate);
   plan.reduce_dtype = *rc::gen::element(DType::kFp32, DType::kBf16);
   plan.optimizer.implementation =
@@ -264,8 +251,7 @@ RC_GTEST_PROP(Bounds, GatheringEarlierHoldsHardlyLess, ()) {
   plan.prefetch = native ? Prefetch{0, 0} : Prefetch{};
   RC_PRE(!find_problem(plan, model, cluster));
   const Bytes latest = peak_allocated(build_training_step(model, plan));
-  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 1, 2, 3),
-                   *rc::gen::inRange<std::int64_t>(1, 4)};
+  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 1, 2, 3), *rc::gen::inRange<std::int64_t>(1, 4)};
   RC_PRE(!find_problem(plan, model, cluster));
   RC_ASSERT(latest <= peak_allocated(build_training_step(model, plan)) * 21 / 20);
 }

@@ -46,19 +46,15 @@ inline std::optional<Optimum> brute_force(const LayerProblem& p, const CostModel
     }
     if (!find_problem(plan, p.model, p.cluster)) {
       const Forecast f = forecast(p.model, plan, costs);
-      const bool is_sure =
-          holds(fit_in(p.cluster, f.memory.peak, f.reserved.peak, Bytes(0)), p.choices.fit.terms);
+      const bool is_sure = holds(fit_in(p.cluster, f.memory.peak, f.reserved.peak, Bytes(0)), p.choices.fit.terms);
       const Optimum found{f.timeline.period, f.memory.peak};
-      if (is_sure &&
-          (!best || std::tie(found.step, found.peak) < std::tie(best->step, best->peak))) {
+      if (is_sure && (!best || std::tie(found.step, found.peak) < std::tie(best->step, best->peak))) {
         best = found;
       }
     }
     std::size_t i = 0;
     while (i < at.size() &&
-           ++at[i] == (i < blocks ? p.choices.recomputes
-                                  : std::vector<Recompute>(p.choices.reshards.size()))
-                          .size()) {
+           ++at[i] == (i < blocks ? p.choices.recomputes : std::vector<Recompute>(p.choices.reshards.size())).size()) {
       at[i++] = 0;
     }
     if (i == at.size()) return best;

@@ -82,10 +82,8 @@ RC_GTEST_PROP(DeepProperty, UnitsMayReshardToGroups, ()) {
   p.frame.mesh = {16, 1};
   p.frame.batch = {*rc::gen::element<std::int64_t>(128, 512), 1, 1};
   p.choices.recomputes = {Recompute::kNone, Recompute::kFull};
-  p.choices.reshards = {{Reshard::Kind::kAlways, 0},
-                        {Reshard::Kind::kGroup, 8},
-                        {Reshard::Kind::kGroup, 2},
-                        {Reshard::Kind::kNever, 0}};
+  p.choices.reshards = {
+      {Reshard::Kind::kAlways, 0}, {Reshard::Kind::kGroup, 8}, {Reshard::Kind::kGroup, 2}, {Reshard::Kind::kNever, 0}};
   const CostModel costs(p.cluster, round_calibration());
   const std::optional<Optimum> optimum = brute_force(p, costs);
 

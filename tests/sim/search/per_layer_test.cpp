@@ -20,8 +20,8 @@ LayerProblem random_problem(int most_blocks) {
   p.frame.runtime.kind = *rc::gen::element(RuntimeKind::kFsdp2, RuntimeKind::kNative);
   p.frame.runtime.version = newest_version(p.frame.runtime.kind);
   p.frame.mesh = {p.cluster.gpus, 1};
-  p.frame.batch = {*rc::gen::element<std::int64_t>(128, 512, 1024),
-                   *rc::gen::inRange<std::int64_t>(1, 4), *rc::gen::inRange<std::int64_t>(1, 3)};
+  p.frame.batch = {*rc::gen::element<std::int64_t>(128, 512, 1024), *rc::gen::inRange<std::int64_t>(1, 4),
+                   *rc::gen::inRange<std::int64_t>(1, 3)};
   if (*rc::gen::arbitrary<bool>()) p.choices.recomputes = {Recompute::kNone, Recompute::kFull};
   // Groups by falling size, between always and never.
   std::vector<std::int64_t> groups;

@@ -29,19 +29,15 @@ Plan random_pipeline(const ModelSpec& model, const Cluster& cluster, std::int64_
   const std::int64_t data = cluster.gpus / (pp * tp);
   const std::int64_t shard = *rc::gen::element<std::int64_t>(1, 2, data);
   plan.mesh = {shard, data / shard, MeshInner::kShard, 1, tp, 1, 1, pp};
-  plan.pipeline.schedule =
-      *rc::gen::element(PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B,
-                        PipelineSchedule::kGPipe, PipelineSchedule::kLoopedBfs,
-                        PipelineSchedule::kInterleavedZeroBubble, PipelineSchedule::kZbvZeroBubble);
+  plan.pipeline.schedule = *rc::gen::element(
+      PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B, PipelineSchedule::kGPipe,
+      PipelineSchedule::kLoopedBfs, PipelineSchedule::kInterleavedZeroBubble, PipelineSchedule::kZbvZeroBubble);
   plan.pipeline.stages_per_rank = *rc::gen::inRange<std::int64_t>(1, 4);
   plan.batch = {*rc::gen::element<std::int64_t>(64, 512), *rc::gen::inRange<std::int64_t>(1, 3),
                 *rc::gen::inRange<std::int64_t>(1, most)};
-  plan.reshard_after_forward.value.kind =
-      *rc::gen::element(Reshard::Kind::kAlways, Reshard::Kind::kNever);
-  plan.recompute.value =
-      *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
-  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 1, 2),
-                   *rc::gen::inRange<std::int64_t>(1, 3)};
+  plan.reshard_after_forward.value.kind = *rc::gen::element(Reshard::Kind::kAlways, Reshard::Kind::kNever);
+  plan.recompute.value = *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
+  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 1, 2), *rc::gen::inRange<std::int64_t>(1, 3)};
   if (plan.runtime.kind == RuntimeKind::kMegatron) {
     plan.units = Units();
     plan.reshard_after_forward = {};
@@ -51,8 +47,7 @@ Plan random_pipeline(const ModelSpec& model, const Cluster& cluster, std::int64_
   return plan;
 }
 
-Forecast predicted(const ModelSpec& model, const Plan& plan, const CostModel& costs,
-                   std::int64_t micro_batches) {
+Forecast predicted(const ModelSpec& model, const Plan& plan, const CostModel& costs, std::int64_t micro_batches) {
   return forecast(model, shortened(plan, micro_batches), costs);
 }
 
@@ -104,8 +99,7 @@ RC_GTEST_PROP(PipelineSearch, EveryRankEndsItsStepAsItBeganIt, ()) {
   const Plan plan = random_pipeline(model, round_cluster(16), 8);
   const LayerPrograms programs(model, plan);
   for (std::int64_t rank = 0; rank < plan.mesh.pp; ++rank) {
-    const MemoryProfile memory =
-        replay_allocations(build_pipeline_rank(model, at_pipeline_rank(plan, rank), programs));
+    const MemoryProfile memory = replay_allocations(build_pipeline_rank(model, at_pipeline_rank(plan, rank), programs));
     RC_ASSERT(memory.samples.back().now == memory.at_start);
   }
 }

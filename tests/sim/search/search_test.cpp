@@ -49,8 +49,7 @@ struct Known {
 
 // Of every plan of the space, with the first setting of the allocator with which it holds, or the
 // surest.
-std::vector<Known> forecast_all(const Problem& p, const CostModel& costs,
-                                const MemoryTerms& terms) {
+std::vector<Known> forecast_all(const Problem& p, const CostModel& costs, const MemoryTerms& terms) {
   std::vector<Known> known;
   std::vector<AllocatorSettings> allocators = p.space.allocators;
   if (allocators.empty()) allocators = {p.space.base.allocator};
@@ -59,8 +58,7 @@ std::vector<Known> forecast_all(const Problem& p, const CostModel& costs,
     for (const AllocatorSettings& allocator : allocators) {
       plan.allocator = allocator;
       const Forecast f = forecast(p.model, plan, costs);
-      const Fit fit =
-          fit_in(p.cluster, f.memory.peak, f.reserved.peak, *p.cluster.memory_outside_allocator);
+      const Fit fit = fit_in(p.cluster, f.memory.peak, f.reserved.peak, *p.cluster.memory_outside_allocator);
       if (chosen && holds(chosen->fit, terms)) continue;
       if (!chosen || fit_probability(fit) > fit_probability(chosen->fit)) {
         chosen = {plan, f.timeline.period, fit};
@@ -117,8 +115,7 @@ std::vector<KnobAxis> some_knobs() {
            {[](Plan& plan) { plan.optimizer.implementation = Optimizer::Implementation::kForeach; },
             [](Plan& plan) { plan.optimizer.implementation = Optimizer::Implementation::kFused; }}},
           {"units.layers_per_unit",
-           {[](Plan& plan) { plan.units.layers_per_unit = 1; },
-            [](Plan& plan) { plan.units.layers_per_unit = 2; }}},
+           {[](Plan& plan) { plan.units.layers_per_unit = 1; }, [](Plan& plan) { plan.units.layers_per_unit = 2; }}},
           *knob_axis("mesh.inner", Plan())};
 }
 
@@ -158,8 +155,7 @@ RC_GTEST_PROP(SearchProperty, TiesGoToTheUsualValues, ()) {
   RC_ASSERT(usual.best->seconds <= limit);
   RC_ASSERT(usual.best->fit_probability >= options.fit.terms.confidence);
   for (const Candidate& n : usual.neighbours) {
-    const bool is_back = n.plan.prefetch == p.space.base.prefetch &&
-                         usual.best->plan.prefetch != p.space.base.prefetch;
+    const bool is_back = n.plan.prefetch == p.space.base.prefetch && usual.best->plan.prefetch != p.space.base.prefetch;
     if (!is_back || n.verdict != Verdict::kSimulated || n.peak_reserved == Bytes()) continue;
     RC_ASSERT(n.seconds > limit || n.fit_probability < options.fit.terms.confidence);
   }
@@ -202,8 +198,7 @@ RC_GTEST_PROP(SearchProperty, ObjectivesAndLimitsHold, ()) {
   if (!fast.best) return;
   RC_ASSERT(small.best->peak_allocated <= fast.best->peak_allocated);
   RC_ASSERT(small.best->seconds >= fast.best->seconds);
-  const Bytes limit(
-      static_cast<std::int64_t>(0.6 * static_cast<double>(p.cluster.gpu.memory.count())));
+  const Bytes limit(static_cast<std::int64_t>(0.6 * static_cast<double>(p.cluster.gpu.memory.count())));
   RC_ASSERT(fast.best->peak_reserved + fast.best->outside_allocator <= limit);
 }
 

@@ -14,8 +14,8 @@ std::vector<HostDelay> random_delays(const EventGraph& graph) {
   std::vector<HostDelay> delays;
   for (std::size_t row = 0; row < graph.rows.size(); ++row) {
     if (*rc::gen::inRange(0, 6) != 0) continue;
-    delays.push_back({static_cast<std::int32_t>(row), Time::ns(*rc::gen::inRange(0, 100'000)),
-                      *rc::gen::arbitrary<bool>()});
+    delays.push_back(
+        {static_cast<std::int32_t>(row), Time::ns(*rc::gen::inRange(0, 100'000)), *rc::gen::arbitrary<bool>()});
   }
   return delays;
 }
@@ -43,8 +43,7 @@ RC_GTEST_PROP(Delays, NeverMakeAStepShorter, ()) {
 // A draining delay issues its row no earlier than everything before it has ended.
 RC_GTEST_PROP(Delays, AnAllocatorThatRanOutWaitsForTheDevice, ()) {
   RandomStep r = random_step();
-  const auto row =
-      static_cast<std::int32_t>(*rc::gen::inRange<std::size_t>(1, r.graph.rows.size()));
+  const auto row = static_cast<std::int32_t>(*rc::gen::inRange<std::size_t>(1, r.graph.rows.size()));
   const Time time = Time::ns(12'345);
   r.costs.delays = {{row, time, true}};
   const Timeline t = Simulator().simulate_once(r.graph, r.costs);

@@ -40,8 +40,7 @@ struct Played {
     for (std::size_t i = 0; i < graph.rows.size(); ++i) {
       const int u = graph.details[i].unit;
       if (graph.rows[i].kind != kind) continue;
-      if (!unit.empty() && (u < 0 || graph.units[static_cast<std::size_t>(u)].name != unit))
-        continue;
+      if (!unit.empty() && (u < 0 || graph.units[static_cast<std::size_t>(u)].name != unit)) continue;
       if (nth-- > 0) continue;
       const Span& span = timeline.spans[i];
       return (end ? span.end : span.arrive).seconds() * 1e3;
@@ -49,12 +48,8 @@ struct Played {
     ADD_FAILURE() << "no such row: " << to_string(kind) << " " << unit;
     return std::nan("");
   }
-  double start(EventKind kind, const std::string& unit, int nth = 0) const {
-    return at(kind, unit, nth, false);
-  }
-  double end(EventKind kind, const std::string& unit, int nth = 0) const {
-    return at(kind, unit, nth, true);
-  }
+  double start(EventKind kind, const std::string& unit, int nth = 0) const { return at(kind, unit, nth, false); }
+  double end(EventKind kind, const std::string& unit, int nth = 0) const { return at(kind, unit, nth, true); }
 };
 
 Cost cost_of(const Work& work, const std::string& unit, const Variant& variant) {
@@ -119,15 +114,13 @@ Played play(const Variant& variant) {
   plan.communicators = variant.communicators;
   Played result{build_training_step(model, plan), {}};
   CostTable costs = table_costs(result.graph, [&](const Work& work, int unit) {
-    return cost_of(work, unit < 0 ? "" : result.graph.units[static_cast<std::size_t>(unit)].name,
-                   variant);
+    return cost_of(work, unit < 0 ? "" : result.graph.units[static_cast<std::size_t>(unit)].name, variant);
   });
   // The head's unit runs two rows, the norm and the head: the vector counts one.
   for (std::size_t i = 0; i < result.graph.rows.size(); ++i) {
     const int layer = result.graph.details[i].layer;
-    if (layer >= 0 &&
-        model.kinds[static_cast<std::size_t>(model.order[static_cast<std::size_t>(layer)].kind)]
-                .role == LayerRole::kFinalNorm) {
+    if (layer >= 0 && model.kinds[static_cast<std::size_t>(model.order[static_cast<std::size_t>(layer)].kind)].role ==
+                          LayerRole::kFinalNorm) {
       costs.works[result.graph.rows[i].work] = Cost{};
     }
   }
@@ -155,8 +148,7 @@ TEST(GoldenVector, ForwardRunsTwoGathersAhead) {
   EXPECT_NEAR(r.end(EventKind::kForward, "embedding"), 3.1, kTolerance);
   const double forward_ends[] = {10.8, 16.2, 21.6, 27.0};
   for (int b = 0; b < 4; ++b) {
-    EXPECT_NEAR(r.end(EventKind::kForward, "layers." + std::to_string(b)), forward_ends[b],
-                kTolerance);
+    EXPECT_NEAR(r.end(EventKind::kForward, "layers." + std::to_string(b)), forward_ends[b], kTolerance);
   }
   EXPECT_NEAR(r.end(EventKind::kForward, "norm+head", 1), 28.7, kTolerance);
   EXPECT_NEAR(r.end(EventKind::kLoss, ""), 29.2, kTolerance);
@@ -173,8 +165,7 @@ TEST(GoldenVector, BackwardPrefetchesOneUnitAndSharesTheCommunicator) {
   }
   const double backward_ends[] = {42.9, 53.9, 64.9, 75.9};
   for (int b = 0; b < 4; ++b) {
-    EXPECT_NEAR(r.end(EventKind::kBackward, "layers." + std::to_string(3 - b)), backward_ends[b],
-                kTolerance);
+    EXPECT_NEAR(r.end(EventKind::kBackward, "layers." + std::to_string(3 - b)), backward_ends[b], kTolerance);
   }
   EXPECT_NEAR(r.end(EventKind::kBackward, "norm+head"), 32.2, kTolerance);
   EXPECT_NEAR(r.end(EventKind::kBackward, "embedding"), 77.2, kTolerance);
@@ -194,13 +185,11 @@ struct StepCase {
 class GoldenStep : public testing::TestWithParam<StepCase> {};
 
 TEST_P(GoldenStep, EndsWhenTheVectorSays) {
-  EXPECT_NEAR(play(GetParam().variant).timeline.period.seconds() * 1e3, GetParam().step,
-              kTolerance);
+  EXPECT_NEAR(play(GetParam().variant).timeline.period.seconds() * 1e3, GetParam().step, kTolerance);
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, GoldenStep,
-                         testing::Values(StepCase{{}, 84.9},
-                                         StepCase{{3, 4, 2, Communicators::kShared}, 84.7},
+                         testing::Values(StepCase{{}, 84.9}, StepCase{{3, 4, 2, Communicators::kShared}, 84.7},
                                          StepCase{{8, 12, 1, Communicators::kShared}, 129.6},
                                          StepCase{{8, 12, 2, Communicators::kShared}, 129.4},
                                          StepCase{{8, 12, 1, Communicators::kSeparate}, 113.4},

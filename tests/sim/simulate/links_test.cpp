@@ -38,15 +38,11 @@ std::vector<std::int64_t> ends(const std::vector<LinkUse>& uses) {
 
 using Ends = std::vector<std::int64_t>;
 
-TEST(Links, TwoThatTakeAllOfALinkHalveIt) {
-  EXPECT_EQ(ends({{kAll, 0}, {kAll, 0}}), (Ends{2000, 2000}));
-}
+TEST(Links, TwoThatTakeAllOfALinkHalveIt) { EXPECT_EQ(ends({{kAll, 0}, {kAll, 0}}), (Ends{2000, 2000})); }
 
 TEST(Links, OthersLinksAreNotFelt) { EXPECT_EQ(ends({{kAll, 0}, {0, kAll}}), (Ends{1000, 1000})); }
 
-TEST(Links, WhatFitsIsNotSlowed) {
-  EXPECT_EQ(ends({{kAll / 4, kAll}, {kAll * 3 / 4, 0}}), (Ends{1000, 1000}));
-}
+TEST(Links, WhatFitsIsNotSlowed) { EXPECT_EQ(ends({{kAll / 4, kAll}, {kAll * 3 / 4, 0}}), (Ends{1000, 1000})); }
 
 TEST(Links, WhoAsksForLittleGetsIt) {
   // A quarter is below a half: it is served. The other runs at 3/4 until then, 750 ns of its work;
@@ -54,9 +50,7 @@ TEST(Links, WhoAsksForLittleGetsIt) {
   EXPECT_EQ(ends({{kAll / 4, kAll}, {kAll, 0}}), (Ends{1000, 1250}));
 }
 
-TEST(Links, AKernelThatSaysNothingOfLinksTakesNone) {
-  EXPECT_EQ(ends({{kAll, 0}, Cost{}.uses}), (Ends{1000, 1000}));
-}
+TEST(Links, AKernelThatSaysNothingOfLinksTakesNone) { EXPECT_EQ(ends({{kAll, 0}, Cost{}.uses}), (Ends{1000, 1000})); }
 
 TEST(Links, ThreeShareWhatTheSmallestLeaves) {
   // 1/8 is served; 7/16 for each of the others, which is 448 of 1024: 437 of 1000 ns at 1000 ns,

@@ -84,8 +84,7 @@ RC_GTEST_PROP(Occupancy, CopiesBesideComputeTakeTheirPart, ()) {
   for (std::size_t i = 0; i < r.graph.rows.size(); ++i) {
     RC_ASSERT(alone.spans[i].end <= shared.spans[i].end);
     const Row& row = r.graph.rows[i];
-    overlaps |= row.stream != Stream::kCompute && !is_collective(row.kind) &&
-                free.spans[i].end > free.spans[i].start;
+    overlaps |= row.stream != Stream::kCompute && !is_collective(row.kind) && free.spans[i].end > free.spans[i].start;
   }
   if (!overlaps) RC_ASSERT(shared.spans == free.spans);
 }

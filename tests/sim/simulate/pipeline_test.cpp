@@ -26,8 +26,7 @@ struct RankOf {
   EventId add(EventKind kind, Stream stream, Cost cost, const std::vector<EventId>& waits = {}) {
     const auto id = static_cast<EventId>(graph.rows.size());
     std::size_t work = 0;
-    while (work < costs.works.size() &&
-           (costs.works[work] != cost || graph.works[work].kind != kind)) {
+    while (work < costs.works.size() && (costs.works[work] != cost || graph.works[work].kind != kind)) {
       ++work;
     }
     if (work == costs.works.size()) {
@@ -132,10 +131,9 @@ struct Golden {
 
 // One unit is 16 us, so that eighths of halves are whole.
 constexpr std::int64_t kUnit = 16'000;
-const std::array kGoldenDurations = {
-    Durations{kUnit, kUnit, kUnit, 0}, Durations{kUnit, kUnit, kUnit, kUnit / 4},
-    Durations{kUnit, kUnit * 3 / 2, kUnit / 2, 0},
-    Durations{kUnit, kUnit * 3 / 2, kUnit / 2, kUnit / 8, 9.0 / 8, 3.0 / 2}};
+const std::array kGoldenDurations = {Durations{kUnit, kUnit, kUnit, 0}, Durations{kUnit, kUnit, kUnit, kUnit / 4},
+                                     Durations{kUnit, kUnit * 3 / 2, kUnit / 2, 0},
+                                     Durations{kUnit, kUnit * 3 / 2, kUnit / 2, kUnit / 8, 9.0 / 8, 3.0 / 2}};
 
 class PipelineStep : public testing::TestWithParam<Golden> {};
 
@@ -149,18 +147,17 @@ TEST_P(PipelineStep, TakesWhatTheDependencySimulationOfTheTablesTells) {
 }
 
 using enum PipelineSchedule;
-INSTANTIATE_TEST_SUITE_P(
-    Tables, PipelineStep,
-    testing::Values(Golden{{kGPipe, 4, 8, 1}, {33, 41.5, 33, 47}},
-                    Golden{{k1F1B, 4, 8, 1}, {33, 37.75, 33, 47}},
-                    Golden{{k1F1B, 4, 9, 1}, {36, 41.25, 36, 51.625}},
-                    Golden{{kInterleaved1F1B, 4, 8, 2}, {70, 79.5, 70, 85.75}},
-                    Golden{{kInterleaved1F1B, 2, 8, 4}, {99, 104.5, 99, 114.375}},
-                    Golden{{kLoopedBfs, 4, 8, 2}, {77, 98, 77, 98.125}},
-                    Golden{{kInterleavedZeroBubble, 4, 5, 1}, {18, 21, 21, 28.625}},
-                    Golden{{kInterleavedZeroBubble, 4, 8, 4}, {124, 144, 130, 152.25}},
-                    Golden{{kZbvZeroBubble, 4, 9, 2}, {61, 65.5, 64, 75.375}},
-                    Golden{{kDualPipeV, 4, 8, 2}, {69, 79.25, 73.5, 80.375}}));
+INSTANTIATE_TEST_SUITE_P(Tables, PipelineStep,
+                         testing::Values(Golden{{kGPipe, 4, 8, 1}, {33, 41.5, 33, 47}},
+                                         Golden{{k1F1B, 4, 8, 1}, {33, 37.75, 33, 47}},
+                                         Golden{{k1F1B, 4, 9, 1}, {36, 41.25, 36, 51.625}},
+                                         Golden{{kInterleaved1F1B, 4, 8, 2}, {70, 79.5, 70, 85.75}},
+                                         Golden{{kInterleaved1F1B, 2, 8, 4}, {99, 104.5, 99, 114.375}},
+                                         Golden{{kLoopedBfs, 4, 8, 2}, {77, 98, 77, 98.125}},
+                                         Golden{{kInterleavedZeroBubble, 4, 5, 1}, {18, 21, 21, 28.625}},
+                                         Golden{{kInterleavedZeroBubble, 4, 8, 4}, {124, 144, 130, 152.25}},
+                                         Golden{{kZbvZeroBubble, 4, 9, 2}, {61, 65.5, 64, 75.375}},
+                                         Golden{{kDualPipeV, 4, 8, 2}, {69, 79.25, 73.5, 80.375}}));
 
 // Rank 0: 10 of compute, an exchange of 4, done. Rank 1: the exchange, 30 of compute. The first
 // step takes 10 + 4 + 30. Later rank 0 begins when it is done, 30 before rank 1 is, and waits for
@@ -254,8 +251,7 @@ RC_GTEST_PROP(PipelineProperty, OneRankIsNoPipeline, ()) {
   CostTable costs = step.costs;
   costs.pipeline.emplace_back();
   const auto same = [](const Timeline& a, const Timeline& b) {
-    return a.spans == b.spans && a.period == b.period && a.first_step == b.first_step &&
-           a.steady_step == b.steady_step;
+    return a.spans == b.spans && a.period == b.period && a.first_step == b.first_step && a.steady_step == b.steady_step;
   };
   RC_ASSERT(same(simulate(one, costs), simulate(step.graph, step.costs)));
   RC_ASSERT(same(sweep(one, costs), sweep(step.graph, step.costs)));
@@ -290,13 +286,11 @@ std::vector<RankOf> random_ranks() {
       const int before = *rc::gen::inRange(0, 4);
       for (int k = 0; k < before; ++k) {
         const bool gathers = *rc::gen::inRange(0, 3) == 0;
-        const EventId id =
-            rank.add(gathers ? EventKind::kAllGather : EventKind::kForward,
-                     gathers ? Stream::kAllGather : Stream::kCompute, cost(), waits(rank));
+        const EventId id = rank.add(gathers ? EventKind::kAllGather : EventKind::kForward,
+                                    gathers ? Stream::kAllGather : Stream::kCompute, cost(), waits(rank));
         if (id > 0 && *rc::gen::inRange(0, 8) == 0) rank.graph.rows[at(id)].host_wait = id - 1;
       }
-      rank.graph.exchanges.push_back(
-          {static_cast<EventId>(rank.graph.rows.size()), r == a ? b : a});
+      rank.graph.exchanges.push_back({static_cast<EventId>(rank.graph.rows.size()), r == a ? b : a});
       rank.add(EventKind::kSendRecv, Stream::kPipeline, cost(), waits(rank));
     }
   }
@@ -342,8 +336,7 @@ std::vector<std::vector<Span>> recurrence(const std::vector<RankOf>& ranks) {
   };
   const auto peer_of = [&](std::size_t r) -> std::int32_t {
     const auto& list = ranks[r].graph.exchanges;
-    const auto found =
-        std::ranges::find(list, static_cast<EventId>(places[r].next), &Exchange::row);
+    const auto found = std::ranges::find(list, static_cast<EventId>(places[r].next), &Exchange::row);
     return found == list.end() ? -1 : found->peer;
   };
   for (bool moved = true; moved;) {
@@ -375,8 +368,8 @@ RC_GTEST_PROP(PipelineProperty, TimesAreThoseOfTheRecurrence, ()) {
   for (std::size_t r = 0; r < ranks.size(); ++r) period = std::max(period, expected[r].back().end);
   Simulator simulator;
   for (const bool sweeps : {true, false}) {
-    const Timeline& t = sweeps ? simulator.sweep_once(all.graph, all.costs)
-                               : simulator.simulate_once(all.graph, all.costs);
+    const Timeline& t =
+        sweeps ? simulator.sweep_once(all.graph, all.costs) : simulator.simulate_once(all.graph, all.costs);
     RC_ASSERT(t.period == period);
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       RC_ASSERT((r == own ? t.spans : t.pipeline[r].spans) == expected[r]);
@@ -408,8 +401,7 @@ RC_GTEST_PROP(PipelineProperty, ARankWithItsPeersTimesDoesTheSameAlone, ()) {
     Time before;
     for (const Exchange& exchange : ranks[r].graph.exchanges) {
       const Time until = spans[at(exchange.row)].arrive;
-      ticks.push_back(
-          alone.add(EventKind::kHostToDevice, Stream::kExpert, lasting(until - before)));
+      ticks.push_back(alone.add(EventKind::kHostToDevice, Stream::kExpert, lasting(until - before)));
       before = until;
     }
     const auto first = static_cast<EventId>(ticks.size());

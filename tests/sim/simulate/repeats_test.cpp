@@ -68,8 +68,8 @@ CostTable with_host(CostTable costs, std::int64_t host) {
 // Also where collectives queue behind those of other streams, and copies run beside them.
 RC_GTEST_PROP(Repeats, SkippedMicroBatchesPassAsIfTheyWerePlayed, ()) {
   const EventGraph graph = with_accumulation(random_step(), *rc::gen::inRange<std::int64_t>(2, 24));
-  const CostTable costs = with_host(random_costs(graph, *rc::gen::arbitrary<std::uint64_t>()),
-                                    *rc::gen::element(0, 50, 400, 5000));
+  const CostTable costs =
+      with_host(random_costs(graph, *rc::gen::arbitrary<std::uint64_t>()), *rc::gen::element(0, 50, 400, 5000));
   const Timeline played = Simulator().simulate(graph, costs);
   Simulator simulator;
   const Timeline& told = simulator.steady_step(graph, costs, find_repeats(graph));

@@ -56,19 +56,16 @@ TEST(PlanConfig, ReadsEveryForm) {
   EXPECT_EQ(document_of("runtime: native@1").plan.runtime.version, "1");
   EXPECT_EQ(document_of("reshard_after_forward: 4").plan.reshard_after_forward.value,
             (Reshard{Reshard::Kind::kGroup, 4}));
-  EXPECT_EQ(document_of("reshard_after_forward: never").plan.reshard_after_forward.value.kind,
-            Reshard::Kind::kNever);
+  EXPECT_EQ(document_of("reshard_after_forward: never").plan.reshard_after_forward.value.kind, Reshard::Kind::kNever);
   EXPECT_EQ(document_of("prefetch: {forward: 3, backward: 0}").plan.prefetch.forward, 3);
   EXPECT_EQ(document_of("recompute: selective").plan.recompute.value, Recompute::kSelective);
   EXPECT_EQ(document_of("recompute: every-2").recompute_every, 2);
   const auto recompute =
-      document_of("recompute: [{layers: all, value: full}, {layers: 0-3, value: none}]")
-          .plan.recompute;
+      document_of("recompute: [{layers: all, value: full}, {layers: 0-3, value: none}]").plan.recompute;
   EXPECT_EQ(recompute.at(3), Recompute::kNone);
   EXPECT_EQ(recompute.at(4), Recompute::kFull);
   EXPECT_EQ(document_of("optimizer: {clip_norm: none}").plan.optimizer.clip_norm, std::nullopt);
-  EXPECT_EQ(document_of("optimizer: {kind: sgd, implementation: fused}").plan.optimizer.kind,
-            Optimizer::Kind::kSgd);
+  EXPECT_EQ(document_of("optimizer: {kind: sgd, implementation: fused}").plan.optimizer.kind, Optimizer::Kind::kSgd);
   EXPECT_EQ(document_of("buffers: {reduce_scatter: 2}").plan.reduce_scatter_buffers, 2);
   EXPECT_EQ(document_of("mesh: {inner: replicate}").plan.mesh.inner, MeshInner::kReplicate);
   EXPECT_EQ(document_of("communicators: separate").plan.communicators, Communicators::kSeparate);
@@ -108,8 +105,7 @@ rank: 7
   EXPECT_EQ(plan.recompute_wraps, CheckpointWraps::kUnit);
   EXPECT_FALSE(plan.recompute_early_stop);
   EXPECT_EQ(plan.output_dtype, DType::kFp32);
-  EXPECT_EQ(plan.accumulation_details,
-            (AccumulationDetails{When::kLast, When::kLast, When::kLast}));
+  EXPECT_EQ(plan.accumulation_details, (AccumulationDetails{When::kLast, When::kLast, When::kLast}));
   EXPECT_TRUE(plan.frozen.embedding && plan.frozen.head && !plan.frozen.norm);
   EXPECT_TRUE(plan.frozen.blocks.at(15) && !plan.frozen.blocks.at(16) && plan.frozen.blocks.at(17));
   EXPECT_EQ(plan.ignored, Ignored::kNorms);
@@ -131,9 +127,8 @@ TEST(PlanConfig, NamesPlaceAndNearestForMisspeltKeys) {
             "plan.yaml:2:8: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate, "
             "inner, cp, tp, ep, etp, pp; did you mean shard?");
   EXPECT_NE(refusal("prefetsh: {forward: 1}").find("did you mean prefetch?"), std::string::npos);
-  EXPECT_NE(refusal("mesh: 8").find(
-                "plan.yaml:1:7: mesh: no mapping stands here; expected {shard: "
-                "..., replicate: ..., inner: ..., cp: ..., tp: ..., ep: ..., etp: ..., pp: ...}"),
+  EXPECT_NE(refusal("mesh: 8").find("plan.yaml:1:7: mesh: no mapping stands here; expected {shard: "
+                                    "..., replicate: ..., inner: ..., cp: ..., tp: ..., ep: ..., etp: ..., pp: ...}"),
             std::string::npos);
   EXPECT_NE(refusal("- model").find("no plan stands here"), std::string::npos);
   EXPECT_NE(refusal("mesh: {shard: 8}\nmesh: {shard: 8}").find("again"), std::string::npos);
@@ -155,29 +150,21 @@ TEST_P(PlanConfigRefuses, WithExitCodeAndReason) {
 INSTANTIATE_TEST_SUITE_P(
     PlanConfig, PlanConfigRefuses,
     testing::Values(
-        Bad{"batch: {sequence: 0}",
-            "batch.sequence: 0 is out of range; expected an integer from 1"},
-        Bad{"batch: {sequence: 16777217}", "out of range"},
-        Bad{"batch: {sequence: -1}", "out of range"}, Bad{"batch: {sequence: 1e99}", "overflows"},
-        Bad{"batch: {sequence: 1.5}", "not an integer"},
-        Bad{"batch: {sequence: '8192'}", "batch.sequence"},
-        Bad{"batch: {sequence: 8k}", "not an integer"},
-        Bad{"batch: {sequence: [1]}", "batch.sequence"},
-        Bad{"batch: {sequence: }", "batch.sequence"},
-        Bad{"batch: {micro_batch: 1048577}", "out of range"},
-        Bad{"batch: {accumulation: 0}", "out of range"}, Bad{"batch: {global: 0}", "out of range"},
-        Bad{"mesh: {shard: 0}", "out of range"}, Bad{"mesh: {replicate: 1048577}", "out of range"},
-        Bad{"units: {layers_per_unit: 65537}", "out of range"},
+        Bad{"batch: {sequence: 0}", "batch.sequence: 0 is out of range; expected an integer from 1"},
+        Bad{"batch: {sequence: 16777217}", "out of range"}, Bad{"batch: {sequence: -1}", "out of range"},
+        Bad{"batch: {sequence: 1e99}", "overflows"}, Bad{"batch: {sequence: 1.5}", "not an integer"},
+        Bad{"batch: {sequence: '8192'}", "batch.sequence"}, Bad{"batch: {sequence: 8k}", "not an integer"},
+        Bad{"batch: {sequence: [1]}", "batch.sequence"}, Bad{"batch: {sequence: }", "batch.sequence"},
+        Bad{"batch: {micro_batch: 1048577}", "out of range"}, Bad{"batch: {accumulation: 0}", "out of range"},
+        Bad{"batch: {global: 0}", "out of range"}, Bad{"mesh: {shard: 0}", "out of range"},
+        Bad{"mesh: {replicate: 1048577}", "out of range"}, Bad{"units: {layers_per_unit: 65537}", "out of range"},
         Bad{"units: {embedding: with_norm}", "expected one of own, root"},
-        Bad{"units: {head: with-norm}", "did you mean with_norm?"},
-        Bad{"prefetch: {forward: 1025}", "out of range"},
-        Bad{"prefetch: {forward: -1}", "out of range"},
-        Bad{"prefetch: {forward: implict}", "did you mean implicit?"},
+        Bad{"units: {head: with-norm}", "did you mean with_norm?"}, Bad{"prefetch: {forward: 1025}", "out of range"},
+        Bad{"prefetch: {forward: -1}", "out of range"}, Bad{"prefetch: {forward: implict}", "did you mean implicit?"},
         Bad{"prefetch: {backward: implicit}", "not an integer"},
         Bad{"reshard_after_forward: true", "did you mean always?"},
         Bad{"reshard_after_forward: False", "did you mean never?"},
-        Bad{"reshard_after_forward: allways", "did you mean always?"},
-        Bad{"reshard_after_forward: 0", "out of range"},
+        Bad{"reshard_after_forward: allways", "did you mean always?"}, Bad{"reshard_after_forward: 0", "out of range"},
         Bad{"reshard_after_forward: {units: 3}", "expected always, never or the size"},
         Bad{"reshard_after_forward: []", "the list is empty"},
         Bad{"reshard_after_forward: [always]", "no range with its value"},
@@ -190,34 +177,25 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"reshard_after_forward: [{units: 3-, value: always}]", "no range"},
         Bad{"reshard_after_forward: [{units: 99999999, value: always}]", "out of range"},
         Bad{"reshard_after_forward: [{units: [1], value: always}]", "no range"},
-        Bad{"reshard_after_forward: [{units: 1, value: never}, {units: all, value: always}]",
-            "all as first entry"},
+        Bad{"reshard_after_forward: [{units: 1, value: never}, {units: all, value: always}]", "all as first entry"},
         Bad{"recompute: every-0", "every-K"}, Bad{"recompute: every-", "every-K"},
         Bad{"recompute: every--1", "every-K"}, Bad{"recompute: every-2x", "every-K"},
         Bad{"recompute: ful", "did you mean full?"}, Bad{"recompute: 2", "expected none, full"},
         Bad{"recompute: ", "expected none, full"},
         Bad{"recompute: [{layers: 1, value: every-2}]", "expected one of none, full, selective"},
         Bad{"dtype: {param: float16}", "expected one of bf16, fp16, fp32"},
-        Bad{"dtype: {param: fp166}", "did you mean fp16?"},
-        Bad{"accumulation: {mode: reduce}", "reduce_each"},
-        Bad{"accumulation: 4", "no mapping stands here"},
-        Bad{"optimizer: {clip_norm: 0}", "a number above 0"},
-        Bad{"optimizer: {clip_norm: -1}", "a number above 0"},
-        Bad{"optimizer: {clip_norm: .inf}", "not a number"},
-        Bad{"optimizer: {clip_norm: off}", "or none"},
-        Bad{"optimizer: adamw", "no mapping stands here"},
-        Bad{"buffers: {reduce_scatter: 65}", "out of range"},
-        Bad{"communicators: seperate", "did you mean separate?"},
-        Bad{"host_sync: yes", "expected one of none, step"},
-        Bad{"runtime: fsdp3", "did you mean fsdp2?"}, Bad{"runtime: fsdp2@", "no version"},
-        Bad{"runtime: fsdp2@new", "no version"}, Bad{"runtime: fsdp2@2.", "no version"},
-        Bad{"runtime: [fsdp2]", "runtime"}, Bad{"model: ''", "nothing stands here"},
-        Bad{"model: {a: b}", "model"}, Bad{"cluster: ", "nothing stands here"},
+        Bad{"dtype: {param: fp166}", "did you mean fp16?"}, Bad{"accumulation: {mode: reduce}", "reduce_each"},
+        Bad{"accumulation: 4", "no mapping stands here"}, Bad{"optimizer: {clip_norm: 0}", "a number above 0"},
+        Bad{"optimizer: {clip_norm: -1}", "a number above 0"}, Bad{"optimizer: {clip_norm: .inf}", "not a number"},
+        Bad{"optimizer: {clip_norm: off}", "or none"}, Bad{"optimizer: adamw", "no mapping stands here"},
+        Bad{"buffers: {reduce_scatter: 65}", "out of range"}, Bad{"communicators: seperate", "did you mean separate?"},
+        Bad{"host_sync: yes", "expected one of none, step"}, Bad{"runtime: fsdp3", "did you mean fsdp2?"},
+        Bad{"runtime: fsdp2@", "no version"}, Bad{"runtime: fsdp2@new", "no version"},
+        Bad{"runtime: fsdp2@2.", "no version"}, Bad{"runtime: [fsdp2]", "runtime"},
+        Bad{"model: ''", "nothing stands here"}, Bad{"model: {a: b}", "model"}, Bad{"cluster: ", "nothing stands here"},
         Bad{"units: {blocks: with_norm}", "expected one of own, root"},
-        Bad{"units: {experts: root}", "expected one of own, block"},
-        Bad{"units: {shard_dim: 2}", "out of range"},
-        Bad{"unshard_in_backward: never", "not a boolean"},
-        Bad{"unshard_in_backward: 1", "did you mean true?"},
+        Bad{"units: {experts: root}", "expected one of own, block"}, Bad{"units: {shard_dim: 2}", "out of range"},
+        Bad{"unshard_in_backward: never", "not a boolean"}, Bad{"unshard_in_backward: 1", "did you mean true?"},
         Bad{"unshard_in_backward: []", "the list is empty"},
         Bad{"unshard_in_backward: [{layers: 0, value: false}]", "unknown key 'layers'"},
         Bad{"unshard_in_backward: [{units: 0, value: no}]", "did you mean false?"},
@@ -231,29 +209,23 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"accumulation: {is_last_backward: true}", "expected one of each, last"},
         Bad{"accumulation: {reshard_after_backward: lst}", "did you mean last?"},
         Bad{"frozen: embedding", "none or a list"}, Bad{"frozen: []", "the list is empty"},
-        Bad{"frozen: nne", "did you mean none?"},
-        Bad{"frozen: [embeding]", "did you mean embedding?"},
+        Bad{"frozen: nne", "did you mean none?"}, Bad{"frozen: [embeding]", "did you mean embedding?"},
         Bad{"frozen: [5-3]", "runs backwards"}, Bad{"frozen: [-1]", "out of range"},
         Bad{"frozen: [[1]]", "no such value"}, Bad{"frozen: [all]", "numbers of blocks"},
         Bad{"frozen: {layers: 0-3}", "none or a list"}, Bad{"lora: {rank: -1}", "out of range"},
         Bad{"lora: {targets: q_proj}", "all-linear or a list"},
-        Bad{"lora: {targets: all-liner}", "did you mean all-linear?"},
-        Bad{"lora: {targets: []}", "the list is empty"},
+        Bad{"lora: {targets: all-liner}", "did you mean all-linear?"}, Bad{"lora: {targets: []}", "the list is empty"},
         Bad{"lora: {targets: [q_proj, q_proj]}", "stands twice"},
-        Bad{"lora: {targets: [all-linear]}", "this is no module"},
-        Bad{"lora: {dropout: 1}", "out of range"},
-        Bad{"lora: {base: int4}", "expected one of master, param, nf4"},
-        Bad{"lora: 16", "no mapping stands here"}, Bad{"batch: {documents: 0}", "out of range"},
-        Bad{"experts: loops", "did you mean loop?"},
+        Bad{"lora: {targets: [all-linear]}", "this is no module"}, Bad{"lora: {dropout: 1}", "out of range"},
+        Bad{"lora: {base: int4}", "expected one of master, param, nf4"}, Bad{"lora: 16", "no mapping stands here"},
+        Bad{"batch: {documents: 0}", "out of range"}, Bad{"experts: loops", "did you mean loop?"},
         Bad{"ignored: embedding", "expected one of none, norms"},
-        Bad{"offload: disk", "expected one of none, cpu, cpu_unpinned"},
-        Bad{"offload: {params: cpu}", "offload"},
-        Bad{"reduction: {divide_factor: 0}", "a number above 0"},
-        Bad{"reduction: {divide_factor: ranks}", "or none"},
-        Bad{"reduction: {force_sum: sum}", "not a boolean"},
-        Bad{"evaluation: {in_step: each}", "not a boolean"}, Bad{"rank: -1", "out of range"},
-        Bad{"rank: last", "not an integer"}, Bad{"trainer: torchtian", "did you mean torchtitan?"},
-        Bad{"mesh: {pp: 0}", "out of range"}, Bad{"offload: ", "offload"}));
+        Bad{"offload: disk", "expected one of none, cpu, cpu_unpinned"}, Bad{"offload: {params: cpu}", "offload"},
+        Bad{"reduction: {divide_factor: 0}", "a number above 0"}, Bad{"reduction: {divide_factor: ranks}", "or none"},
+        Bad{"reduction: {force_sum: sum}", "not a boolean"}, Bad{"evaluation: {in_step: each}", "not a boolean"},
+        Bad{"rank: -1", "out of range"}, Bad{"rank: last", "not an integer"},
+        Bad{"trainer: torchtian", "did you mean torchtitan?"}, Bad{"mesh: {pp: 0}", "out of range"},
+        Bad{"offload: ", "offload"}));
 
 TEST(PlanConfig, ReadsEveryRuntime) {
   const auto runtime = [](std::string_view yaml) { return document_of(yaml).plan.runtime; };
@@ -289,10 +261,9 @@ TEST(PlanConfig, SetSaysWhereInItsText) {
   EXPECT_EQ(set_refusal("batch.sequence=0"),
             "--set:1:16: batch.sequence: 0 is out of range; expected an integer from 1 to "
             "16,777,216, for example 8");
-  EXPECT_EQ(
-      set_refusal("mesh={shard: 8, replicat: 2}"),
-      "--set:1:17: mesh.replicat: unknown key 'replicat'; expected one of shard, replicate, inner, "
-      "cp, tp, ep, etp, pp; did you mean replicate?");
+  EXPECT_EQ(set_refusal("mesh={shard: 8, replicat: 2}"),
+            "--set:1:17: mesh.replicat: unknown key 'replicat'; expected one of shard, replicate, inner, "
+            "cp, tp, ep, etp, pp; did you mean replicate?");
   EXPECT_EQ(set_refusal("mesh.shrad=8"),
             "--set:1:1: unknown key 'mesh.shrad'; expected a key of a plan such as mesh.shard; did "
             "you mean mesh.shard?");
@@ -314,10 +285,8 @@ TEST(PlanConfig, FlagsStandBetweenFileAndSet) {
   document = apply_flag(document, "--model", "model", "a folder/config: 1.json");
   EXPECT_EQ(document.plan.batch.sequence, 4096);
   EXPECT_EQ(model_of(document), "a folder/config: 1.json");
-  const Refusal refused =
-      refusal_of([&] { apply_flag(document, "--micro-batch", "batch.micro_batch", "two"); });
-  EXPECT_EQ(refused.text.find("--micro-batch:1:1: batch.micro_batch: 'two' is not an integer"), 0U)
-      << refused.text;
+  const Refusal refused = refusal_of([&] { apply_flag(document, "--micro-batch", "batch.micro_batch", "two"); });
+  EXPECT_EQ(refused.text.find("--micro-batch:1:1: batch.micro_batch: 'two' is not an integer"), 0U) << refused.text;
   EXPECT_EQ(refusal_of([&] { apply_flag(document, "--model", "model", ""); }).exit_code, 3);
 }
 

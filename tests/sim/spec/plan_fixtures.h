@@ -25,11 +25,10 @@ inline ModelSpec small_model(const SmallModel& shape = {}) {
     if (role != LayerRole::kLoss) spec.parameters.push_back({"weight", {1000, 64}});
     return spec;
   };
-  ModelSpec model = {
-      .name = "small",
-      .kinds = {layer("embedding", LayerRole::kEmbedding), layer("block", LayerRole::kBlock),
-                layer("norm", LayerRole::kFinalNorm), layer("head", LayerRole::kHead),
-                layer("loss", LayerRole::kLoss)}};
+  ModelSpec model = {.name = "small",
+                     .kinds = {layer("embedding", LayerRole::kEmbedding), layer("block", LayerRole::kBlock),
+                               layer("norm", LayerRole::kFinalNorm), layer("head", LayerRole::kHead),
+                               layer("loss", LayerRole::kLoss)}};
   if (shape.has_learned_positions) {
     model.kinds[0].parameters.push_back({"positions", {shape.positions, 64}});
   }
@@ -52,9 +51,7 @@ inline Cluster cluster_of_gpus(std::int64_t gpus) {
   return cluster;
 }
 
-inline PlanDocument document_of(std::string_view yaml) {
-  return read_plan(parse_yaml(yaml, "plan.yaml"));
-}
+inline PlanDocument document_of(std::string_view yaml) { return read_plan(parse_yaml(yaml, "plan.yaml")); }
 
 struct Refusal {
   int exit_code = 0;  // 0: nothing was thrown

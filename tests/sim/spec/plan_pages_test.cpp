@@ -19,9 +19,9 @@
 namespace foreshard {
 namespace {
 
-constexpr RuntimeKind kRuntimes[] = {
-    RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,      RuntimeKind::kZero1,
-    RuntimeKind::kZero2, RuntimeKind::kZero3, RuntimeKind::kMegatron, RuntimeKind::kNative};
+constexpr RuntimeKind kRuntimes[] = {RuntimeKind::kFsdp2,    RuntimeKind::kFsdp1, RuntimeKind::kDdp,
+                                     RuntimeKind::kZero1,    RuntimeKind::kZero2, RuntimeKind::kZero3,
+                                     RuntimeKind::kMegatron, RuntimeKind::kNative};
 
 std::string cell(std::string_view text) {
   std::string out;
@@ -32,9 +32,7 @@ std::string cell(std::string_view text) {
   return out;
 }
 
-std::string word(const Json& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump();
-}
+std::string word(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
 
 // What a key takes, in one cell.
 std::string taken(const Json& node, const Json& definitions) {
@@ -84,8 +82,8 @@ std::string since_text(const PlanKey& key) {
     const std::string_view term = each.asked.substr(0, each.asked.find(','));
     const std::size_t end = term.find(' ');
     if (each.since == kNotYet || term.substr(0, end) != key.path) continue;
-    text += fmt::format("{}{} from 2.{} ({})", text.empty() ? "" : "; ",
-                        runtimes_text(each.runtimes), each.since, term.substr(end + 1));
+    text += fmt::format("{}{} from 2.{} ({})", text.empty() ? "" : "; ", runtimes_text(each.runtimes), each.since,
+                        term.substr(end + 1));
   }
   return text;
 }
@@ -104,12 +102,10 @@ std::string keys_page() {
       }
       node = &(*node)[std::string(key.path.substr(0, dot))]["properties"];
     }
-    const Json& entry =
-        (*node)[std::string(key.path.substr(dot == std::string_view::npos ? 0 : dot + 1))];
+    const Json& entry = (*node)[std::string(key.path.substr(dot == std::string_view::npos ? 0 : dot + 1))];
     const std::string usual = entry.contains("default") ? word(entry["default"]) : "";
-    rows += fmt::format("| `{}` | {} | {} | {} | {} |\n", key.path,
-                        cell(taken(entry, schema["definitions"])), usual, since_text(key),
-                        cell(key.says()));
+    rows += fmt::format("| `{}` | {} | {} | {} | {} |\n", key.path, cell(taken(entry, schema["definitions"])), usual,
+                        since_text(key), cell(key.says()));
   }
   return "# Keys of a plan\n\nThe table of `sim/spec/keys/`, which reader and `foreshard "
          "schema plan` are made of (the test `PlanPages` writes\nall but the last column, which is "

@@ -11,16 +11,12 @@
 namespace foreshard {
 namespace {
 
-ResolvedPlan resolved(const PlanDocument& document, std::int64_t gpus = 64,
-                      const SmallModel& model = {}) {
+ResolvedPlan resolved(const PlanDocument& document, std::int64_t gpus = 64, const SmallModel& model = {}) {
   return resolve(document, small_model(model), cluster_of_gpus(gpus));
 }
-ResolvedPlan resolved(std::string_view yaml, std::int64_t gpus = 64) {
-  return resolved(document_of(yaml), gpus);
-}
+ResolvedPlan resolved(std::string_view yaml, std::int64_t gpus = 64) { return resolved(document_of(yaml), gpus); }
 const AssumedValue* assumed(const ResolvedPlan& plan, std::string_view key) {
-  const auto found = std::ranges::find_if(
-      plan.assumed, [&](const AssumedValue& value) { return value.key == key; });
+  const auto found = std::ranges::find_if(plan.assumed, [&](const AssumedValue& value) { return value.key == key; });
   return found == plan.assumed.end() ? nullptr : &*found;
 }
 
@@ -153,8 +149,7 @@ TEST(PlanResolve, KeepsStagesUnsharded) {
   EXPECT_EQ(plan.plan.units.head, UnitPlacement::kWithNorm);
   EXPECT_EQ(plan.plan.reshard_after_forward.value.kind, Reshard::Kind::kNever);
   ASSERT_NE(assumed(plan, "reshard_after_forward"), nullptr);
-  const ResolvedPlan given =
-      resolved("model: small\nruntime: fsdp2\nmesh: {pp: 2}\nreshard_after_forward: always\n");
+  const ResolvedPlan given = resolved("model: small\nruntime: fsdp2\nmesh: {pp: 2}\nreshard_after_forward: always\n");
   EXPECT_EQ(given.plan.reshard_after_forward.value.kind, Reshard::Kind::kAlways);
 }
 
@@ -162,8 +157,7 @@ TEST(PlanResolve, DerivesAccumulationFromTheGlobalBatch) {
   const ResolvedPlan plan = resolved("batch: {global: 512, micro_batch: 2}");
   EXPECT_EQ(plan.plan.batch.accumulation, 4);
   EXPECT_EQ(global_batch(plan.plan), 512);
-  EXPECT_EQ(assumed(plan, "batch.accumulation")->why,
-            "batch.global 512 / (64 ranks x micro_batch 2 = 128)");
+  EXPECT_EQ(assumed(plan, "batch.accumulation")->why, "batch.global 512 / (64 ranks x micro_batch 2 = 128)");
   const auto refused = [](std::string_view yaml) {
     const Refusal refusal = refusal_of([&] { resolved(yaml); });
     EXPECT_EQ(refusal.exit_code, 3);
@@ -173,8 +167,7 @@ TEST(PlanResolve, DerivesAccumulationFromTheGlobalBatch) {
             "plan.yaml:1:17: batch.global: 500 is no multiple of 64 ranks x micro_batch 1 = 64; "
             "expected 448 or 512");
   EXPECT_NE(refused("batch: {global: 8}").find("expected 64"), std::string::npos);
-  EXPECT_NE(refused("batch: {global: 128, accumulation: 4}").find("contradicts"),
-            std::string::npos);
+  EXPECT_NE(refused("batch: {global: 128, accumulation: 4}").find("contradicts"), std::string::npos);
   EXPECT_EQ(resolved("batch: {global: 128, accumulation: 2}").plan.batch.accumulation, 2);
   EXPECT_NE(refused("batch: {global: 1099511627776}").find("at most 1048576"), std::string::npos);
 }
@@ -228,8 +221,7 @@ TEST(PlanResolve, MakesOptimizerStatesLikeTheParameters) {
   EXPECT_EQ(state("runtime: fsdp2@2.11"), DType::kFp32);
   for (const std::string runtime : {"fsdp2@2.11", "fsdp1@2.11", "ddp"}) {
     EXPECT_EQ(state("runtime: " + runtime + "\ndtype: {master: bf16}"), DType::kBf16) << runtime;
-    EXPECT_EQ(state("runtime: " + runtime + "\ndtype: {master: bf16}\noptimizer: {state: fp32}"),
-              DType::kFp32);
+    EXPECT_EQ(state("runtime: " + runtime + "\ndtype: {master: bf16}\noptimizer: {state: fp32}"), DType::kFp32);
   }
   EXPECT_EQ(state("runtime: zero2"), DType::kFp32);
 }
@@ -240,8 +232,7 @@ TEST(PlanResolve, SpreadsEveryK) {
     EXPECT_EQ(plan.plan.recompute.at(block), block % 3 == 0 ? Recompute::kFull : Recompute::kNone);
   }
   EXPECT_NE(to_yaml(plan.plan).find("recompute: every-3\n"), std::string::npos);
-  EXPECT_EQ(resolved("recompute: every-1").plan.recompute,
-            (RangedPolicy<Recompute>{Recompute::kFull, {}}));
+  EXPECT_EQ(resolved("recompute: every-1").plan.recompute, (RangedPolicy<Recompute>{Recompute::kFull, {}}));
   EXPECT_EQ(to_json(plan.plan)["recompute"], "every-3");
 }
 
@@ -251,8 +242,7 @@ TEST(PlanResolve, CheckSaysWhereTheWrongKeyStands) {
   };
   const Refusal mesh = refused("model: m\nmesh:\n  shard: 16\n  replicate: 8\n");
   EXPECT_EQ(mesh.exit_code, 3);
-  EXPECT_EQ(mesh.text.find("plan.yaml:3:10: mesh.shard: shard 16 x replicate 8 = 128"), 0U)
-      << mesh.text;
+  EXPECT_EQ(mesh.text.find("plan.yaml:3:10: mesh.shard: shard 16 x replicate 8 = 128"), 0U) << mesh.text;
   const Refusal prefetch = refused("prefetch: {forward: 0}");
   EXPECT_EQ(prefetch.exit_code, 6);
   EXPECT_EQ(prefetch.text.find("plan.yaml:1:21: prefetch.forward: "), 0U) << prefetch.text;

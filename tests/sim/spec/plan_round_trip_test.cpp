@@ -18,9 +18,7 @@ template <typename T>
 T pick(std::initializer_list<T> values) {
   return *rc::gen::elementOf(std::vector<T>(values));
 }
-std::int64_t between(std::int64_t first, std::int64_t last) {
-  return *rc::gen::inRange<std::int64_t>(first, last + 1);
-}
+std::int64_t between(std::int64_t first, std::int64_t last) { return *rc::gen::inRange<std::int64_t>(first, last + 1); }
 
 template <typename T, typename Make>
 RangedPolicy<T> random_policy(std::int64_t count, Make make) {
@@ -65,9 +63,9 @@ void add_fsdp2_switches(Plan& plan) {
   plan.recompute_wraps = pick({CheckpointWraps::kModule, CheckpointWraps::kUnit});
   plan.recompute_early_stop = pick({false, true});
   plan.recompute_reentrant = pick({false, true});
-  plan.collectives = {pick({CollectiveKernels::kDefault, CollectiveKernels::kSymmetric,
-                            CollectiveKernels::kCopyEngine}),
-                      between(0, 64)};
+  plan.collectives = {
+      pick({CollectiveKernels::kDefault, CollectiveKernels::kSymmetric, CollectiveKernels::kCopyEngine}),
+      between(0, 64)};
   const auto when = [] { return pick({When::kEach, When::kLast}); };
   plan.accumulation_details = {when(), when(), when()};
   plan.frozen = random_frozen();
@@ -76,10 +74,9 @@ void add_fsdp2_switches(Plan& plan) {
   plan.rank = between(0, plan.mesh.world() - 1);
   if (minor >= 6) {
     plan.prefetch.async_unshard = pick({false, true});
-    plan.unshard_in_backward =
-        random_policy<bool>(unit_count(plan, small_model({.blocks = kBlocks})), [] {
-          return pick({false, true});
-        });
+    plan.unshard_in_backward = random_policy<bool>(unit_count(plan, small_model({.blocks = kBlocks})), [] {
+      return pick({false, true});
+    });
     if (plan.mesh.shard <= 64) plan.units.shard_dim = between(0, 1);  // of 1000 x 64
   }
   if (minor >= 7 && !plan.optimizer.clip_norm) {
@@ -100,8 +97,7 @@ Plan random_plan() {
   const auto dtype = [] { return pick({DType::kBf16, DType::kFp16, DType::kFp32}); };
   Plan plan = {.model = *rc::gen::nonEmpty<std::string>()};
   // What is not UTF-8 cannot stand in a file.
-  for (char& c : plan.model)
-    c = static_cast<char>(c & 0x7f) == '\0' ? '0' : static_cast<char>(c & 0x7f);
+  for (char& c : plan.model) c = static_cast<char>(c & 0x7f) == '\0' ? '0' : static_cast<char>(c & 0x7f);
   plan.cluster = pick<std::string>({"64xh100", "a b.yaml", "1e5", "no", "~", "#x", "- a", "a: b"});
   const bool is_native = pick({false, true});
   plan.runtime = is_native ? Runtime{RuntimeKind::kNative, "1"} : Runtime{};
@@ -109,33 +105,27 @@ Plan random_plan() {
   plan.mesh = {std::int64_t{1} << between(0, 10), between(1, 100)};
   plan.units = {between(1, kBlocks), pick({UnitPlacement::kOwn, UnitPlacement::kRoot}),
                 pick({UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm})};
-  plan.prefetch = {pick({Prefetch::kImplicit, std::int64_t{1}, between(1, 1024)}),
-                   between(is_native ? 0 : 1, 1024)};
+  plan.prefetch = {pick({Prefetch::kImplicit, std::int64_t{1}, between(1, 1024)}), between(is_native ? 0 : 1, 1024)};
   if (is_native && pick({false, true})) plan.prefetch.forward = 0;
-  plan.recompute = pick({false, true})
-                       ? recompute_every(between(1, kBlocks + 5), kBlocks)
-                       : random_policy<Recompute>(kBlocks, [] {
-                           return pick({Recompute::kNone, Recompute::kFull, Recompute::kSelective});
-                         });
+  plan.recompute =
+      pick({false, true}) ? recompute_every(between(1, kBlocks + 5), kBlocks) : random_policy<Recompute>(kBlocks, [] {
+        return pick({Recompute::kNone, Recompute::kFull, Recompute::kSelective});
+      });
   if (is_native) {
     plan.recompute_keeps = pick({SelectivePolicy::kEverySecondMm, SelectivePolicy::kDots});
   } else {
     plan.compile = pick({Compile::kNone, Compile::kBlocks, Compile::kModel});
-    plan.attention =
-        pick({AttentionKernel::kFlash, AttentionKernel::kCudnn, AttentionKernel::kEfficient,
-              AttentionKernel::kMath, AttentionKernel::kFa1, AttentionKernel::kTriton});
-    plan.kernels = {pick({ModuleKernels::Norm::kCompute, ModuleKernels::Norm::kFp32,
-                          ModuleKernels::Norm::kEager}),
-                    pick({ModuleKernels::Rope::kComplex, ModuleKernels::Rope::kReal,
-                          ModuleKernels::Rope::kFused}),
+    plan.attention = pick({AttentionKernel::kFlash, AttentionKernel::kCudnn, AttentionKernel::kEfficient,
+                           AttentionKernel::kMath, AttentionKernel::kFa1, AttentionKernel::kTriton});
+    plan.kernels = {pick({ModuleKernels::Norm::kCompute, ModuleKernels::Norm::kFp32, ModuleKernels::Norm::kEager}),
+                    pick({ModuleKernels::Rope::kComplex, ModuleKernels::Rope::kReal, ModuleKernels::Rope::kFused}),
                     pick({ModuleKernels::Residual::kCompute, ModuleKernels::Residual::kFp32}),
                     pick({ModuleKernels::Activation::kFused, ModuleKernels::Activation::kEager}),
                     pick({false, true}),
                     between(0, 64),
                     pick({false, true})};
     plan.loss_in_forward = pick({false, true});
-    plan.reference = pick({Reference::kNone, Reference::kBase, Reference::kWhole, Reference::kUnit,
-                           Reference::kUnits});
+    plan.reference = pick({Reference::kNone, Reference::kBase, Reference::kWhole, Reference::kUnit, Reference::kUnits});
     plan.units.table_alone = pick({false, true});
     plan.batch.padded = pick({false, true});
     plan.recompute_keeps = pick({SelectivePolicy::kEverySecondMm, SelectivePolicy::kDotsExceptMlp});
@@ -159,8 +149,7 @@ Plan random_plan() {
   plan.accumulation = pick({AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded});
   plan.optimizer.kind = pick({Optimizer::Kind::kAdamW, Optimizer::Kind::kSgd});
   plan.optimizer.implementation =
-      pick({Optimizer::Implementation::kForeach, Optimizer::Implementation::kFused,
-            Optimizer::Implementation::kLoop});
+      pick({Optimizer::Implementation::kForeach, Optimizer::Implementation::kFused, Optimizer::Implementation::kLoop});
   plan.optimizer.state = dtype();
   const double norm = pick({false, true}) ? 0 : std::abs(*rc::gen::arbitrary<double>());
   plan.optimizer.clip_norm = norm > 0 ? std::optional<double>(norm) : std::nullopt;
@@ -171,9 +160,8 @@ Plan random_plan() {
   plan.host_sync = pick({HostSync::kNone, HostSync::kStep});
   if (!is_native) add_fsdp2_switches(plan);
   const bool has_groups = plan.units.shard_dim == 0 && !plan.float8_all_gather;
-  plan.reshard_after_forward =
-      random_policy<Reshard>(unit_count(plan, small_model({.blocks = kBlocks})),
-                             [&] { return random_reshard(has_groups ? plan.mesh.shard : 1); });
+  plan.reshard_after_forward = random_policy<Reshard>(unit_count(plan, small_model({.blocks = kBlocks})),
+                                                      [&] { return random_reshard(has_groups ? plan.mesh.shard : 1); });
   return plan;
 }
 

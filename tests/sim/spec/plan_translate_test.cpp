@@ -29,13 +29,11 @@ Translated translated(std::string_view yaml, const Runtime& to, std::int64_t gpu
 }
 
 const LedgerEntry* entry(const Translated& t, std::string_view what) {
-  const auto found =
-      std::ranges::find_if(t.ledger, [&](const LedgerEntry& e) { return e.what == what; });
+  const auto found = std::ranges::find_if(t.ledger, [&](const LedgerEntry& e) { return e.what == what; });
   return found == t.ledger.end() ? nullptr : &*found;
 }
 
-constexpr const char* kBase =
-    "model: small\ncluster: 64xh100\nbatch: {sequence: 4096, micro_batch: 2}\n";
+constexpr const char* kBase = "model: small\ncluster: 64xh100\nbatch: {sequence: 4096, micro_batch: 2}\n";
 
 TEST(PlanTranslate, DdpReplicatesOverTheSameRanks) {
   const Translated t = translated(kBase, {RuntimeKind::kDdp, ""});
@@ -49,8 +47,7 @@ TEST(PlanTranslate, DdpReplicatesOverTheSameRanks) {
 }
 
 TEST(PlanTranslate, WhatTheOtherCannotDoIsMendedWithItsReason) {
-  const Translated t = translated(std::string(kBase) + "prefetch: {backward_lists: true}\n",
-                                  {RuntimeKind::kFsdp1, ""});
+  const Translated t = translated(std::string(kBase) + "prefetch: {backward_lists: true}\n", {RuntimeKind::kFsdp1, ""});
   EXPECT_FALSE(t.plan.prefetch.backward_lists);
   ASSERT_NE(entry(t, "prefetch.backward_lists"), nullptr);
   EXPECT_EQ(entry(t, "prefetch.backward_lists")->from, "true");
@@ -62,8 +59,7 @@ TEST(PlanTranslate, WhatTheOtherCannotDoIsMendedWithItsReason) {
 TEST(PlanTranslate, ARuntimeThatNamesAnotherAsNearestIsRefused) {
   const ModelSpec model = load_zoo_model("mixtral-8x7b");
   const Cluster cluster = cluster_of_gpus(64);
-  const PlanDocument document =
-      document_of("model: mixtral-8x7b\ncluster: 64xh100\nbatch: {sequence: 4096}\n");
+  const PlanDocument document = document_of("model: mixtral-8x7b\ncluster: 64xh100\nbatch: {sequence: 4096}\n");
   const Plan from = resolve(document, model, cluster).plan;
   try {
     translate(document, from, {RuntimeKind::kNative, ""}, model, cluster);
@@ -76,16 +72,14 @@ TEST(PlanTranslate, ARuntimeThatNamesAnotherAsNearestIsRefused) {
 
 TEST(PlanTranslate, OptionsOfAnotherLibraryAreDropped) {
   const Translated t =
-      translated(std::string(kBase) + "runtime: zero3\nzero: {reduce_bucket_size: 1000}\n",
-                 {RuntimeKind::kFsdp2, ""});
+      translated(std::string(kBase) + "runtime: zero3\nzero: {reduce_bucket_size: 1000}\n", {RuntimeKind::kFsdp2, ""});
   EXPECT_EQ(t.plan.zero.reduce_bucket_size, 1000);  // unread, as DeepSpeed is not there
   ASSERT_NE(entry(t, "zero.reduce_bucket_size"), nullptr);
   EXPECT_EQ(entry(t, "zero.reduce_bucket_size")->to, "-");
 }
 
 TEST(PlanTranslate, ToAnotherVersionOfTheSameRuntime) {
-  const Translated t = translated(std::string(kBase) + "buffers: {reduce_scatter: 2}\n",
-                                  {RuntimeKind::kFsdp2, "2.5"});
+  const Translated t = translated(std::string(kBase) + "buffers: {reduce_scatter: 2}\n", {RuntimeKind::kFsdp2, "2.5"});
   EXPECT_EQ(t.plan.runtime, (Runtime{RuntimeKind::kFsdp2, "2.5"}));
   EXPECT_EQ(t.plan.reduce_scatter_buffers, 1);
   EXPECT_NE(entry(t, "buffers.reduce_scatter"), nullptr);
@@ -93,8 +87,7 @@ TEST(PlanTranslate, ToAnotherVersionOfTheSameRuntime) {
 }
 
 TEST(PlanAllocator, IsReadCheckedAndWrittenBack) {
-  const PlanDocument document =
-      document_of(std::string(kBase) + "allocator: expandable_segments:True\n");
+  const PlanDocument document = document_of(std::string(kBase) + "allocator: expandable_segments:True\n");
   EXPECT_TRUE(document.plan.allocator.expandable_segments);
   EXPECT_NE(to_yaml(document.plan).find("allocator: expandable_segments:True"), std::string::npos)
       << to_yaml(document.plan);

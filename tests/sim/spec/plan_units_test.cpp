@@ -23,8 +23,7 @@ TEST(PlanUnits, AreCountedAsTheyAreBuilt) {
           plan.units = {layers, embedding, head};
           const auto built = static_cast<std::int64_t>(list_units(model, plan).size());
           EXPECT_EQ(unit_count(plan, model), built)
-              << to_string(runtime) << " " << to_string(embedding) << " " << to_string(head) << " "
-              << layers;
+              << to_string(runtime) << " " << to_string(embedding) << " " << to_string(head) << " " << layers;
         }
       }
     }

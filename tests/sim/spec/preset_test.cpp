@@ -45,8 +45,8 @@ TEST(Presets, EveryFileSetsKeysThatPlansHaveAndNamesItsSources) {
         EXPECT_NE(std::find(trains.begin(), trains.end(), each), trains.end())
             << preset.name << " with " << to_string(runtime);
         // Every value is one that its key reads.
-        const PlanDocument filled = with_preset(
-            preset, document_of(std::string("runtime: ") + to_string(runtime)), small_model());
+        const PlanDocument filled =
+            with_preset(preset, document_of(std::string("runtime: ") + to_string(runtime)), small_model());
         EXPECT_FALSE(filled.given.empty()) << preset.name;
       }
     }
@@ -54,8 +54,7 @@ TEST(Presets, EveryFileSetsKeysThatPlansHaveAndNamesItsSources) {
 }
 
 TEST(Presets, WhatWasWrittenStandsOverTheStack) {
-  const PlanDocument filled =
-      with_stack("runtime: fsdp1\nstack: composer_2022\nkernels: {norm: compute}\nloss: fused");
+  const PlanDocument filled = with_stack("runtime: fsdp1\nstack: composer_2022\nkernels: {norm: compute}\nloss: fused");
   EXPECT_EQ(filled.plan.kernels.norm, ModuleKernels::Norm::kCompute);
   EXPECT_EQ(filled.plan.loss.kind, Loss::Kind::kFused);
   EXPECT_EQ(filled.plan.attention, AttentionKernel::kFa1);  // the stack's

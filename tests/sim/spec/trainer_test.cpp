@@ -17,8 +17,7 @@ ResolvedPlan checked_plan(const std::string& yaml, const SmallModel& model = {})
   return plan;
 }
 std::string why(const ResolvedPlan& plan, std::string_view key) {
-  const auto found = std::ranges::find_if(
-      plan.assumed, [&](const AssumedValue& value) { return value.key == key; });
+  const auto found = std::ranges::find_if(plan.assumed, [&](const AssumedValue& value) { return value.key == key; });
   return found == plan.assumed.end() ? "given" : found->why;
 }
 
@@ -44,8 +43,7 @@ TEST(Trainer, TorchtitanMakesOneUnitOfTiedEmbeddings) {
   EXPECT_EQ(plan.units.embedding, kWithHead);
   EXPECT_EQ(plan.reshard_after_forward.at(0).kind, Reshard::Kind::kNever);
   EXPECT_EQ(plan.reshard_after_forward.at(1).kind, Reshard::Kind::kAlways);
-  const Plan moved =
-      checked_plan("trainer: torchtitan\nunits: {embedding: root}", {.is_tied = true}).plan;
+  const Plan moved = checked_plan("trainer: torchtitan\nunits: {embedding: root}", {.is_tied = true}).plan;
   EXPECT_EQ(moved.units.head, kRoot);
 }
 
@@ -124,8 +122,7 @@ TEST(Trainer, AdaptersOfFsdp1AreUnitsWhereFlatParametersAreWhole) {
 }
 
 TEST(Trainer, CountsTheUnitsThatThePlanHas) {
-  const Plan plan =
-      checked_plan("trainer: accelerate\nunits: {embedding: root}", {.is_tied = true}).plan;
+  const Plan plan = checked_plan("trainer: accelerate\nunits: {embedding: root}", {.is_tied = true}).plan;
   EXPECT_EQ(plan.units.head, kRoot);
   EXPECT_TRUE(plan.units.table_alone);
   EXPECT_EQ(plan.reshard_after_forward.value.kind, Reshard::Kind::kAlways);
@@ -152,8 +149,7 @@ TEST(Trainer, WritesWhatItFilled) {
 TEST(Trainer, TrainsWithFsdp2) {
   const Refusal refused = refusal_of([] { checked_plan("runtime: native\ntrainer: torchtitan"); });
   EXPECT_EQ(refused.exit_code, 6);
-  EXPECT_EQ(refused.text.find("plan.yaml:2:10: trainer: torchtitan trains with fsdp2"), 0U)
-      << refused.text;
+  EXPECT_EQ(refused.text.find("plan.yaml:2:10: trainer: torchtitan trains with fsdp2"), 0U) << refused.text;
 }
 
 }

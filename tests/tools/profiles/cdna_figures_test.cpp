@@ -23,16 +23,14 @@ const Calibration& calibration_of(std::string_view gpu) { return fit_of(gpu).cal
 // up: 6 B of each element of the input and the weight, at 0.79 of the bandwidth.
 TEST(FitAmd, GradientsOfALayerAreTwoProducts) {
   const Gpu gpu = load_cluster("8xmi300x").gpu;
-  GemmCurve curve = {
-      .efficiency = 0.5, .k_half = 100, .hbm_fraction = 0.85, .m_half = 60, .n_half = 20};
+  GemmCurve curve = {.efficiency = 0.5, .k_half = 100, .hbm_fraction = 0.85, .m_half = 60, .n_half = 20};
   const auto seconds_of = [&](double m, double n, double k, bool gradients) {
     GemmRow row = {.m = m, .n = n, .k = k, .gradients = gradients};
     return gemm_seconds(curve, row, gpu);
   };
   const double added = 6 * (8192.0 * 4096 + 14336.0 * 4096) / (0.79 * 5.3e12) + 5e-6;
   EXPECT_NEAR(seconds_of(8192, 14336, 4096, true),
-              seconds_of(8192, 4096, 14336, false) + seconds_of(14336, 4096, 8192, false) + added,
-              1e-9);
+              seconds_of(8192, 4096, 14336, false) + seconds_of(14336, 4096, 8192, false) + added, 1e-9);
 }
 
 // Gradients alone say what a product costs.
@@ -97,8 +95,7 @@ double rate_of(const GemmCurve& curve, const Gpu& gpu, GemmType type,
 TEST(FitAmd, Mi325xAgreesWithWhatAmdMeasured) {
   std::vector<std::array<double, 3>> shapes;
   for (const double m : {32, 32768}) {
-    append(shapes,
-           {{m, 2112, 7168}, {m, 3072, 1536}, {m, 7168, 2048}, {m, 4608, 7168}, {m, 7168, 256}});
+    append(shapes, {{m, 2112, 7168}, {m, 3072, 1536}, {m, 7168, 2048}, {m, 4608, 7168}, {m, 7168, 256}});
   }
   const Gpu gpu = load_cluster("8xmi325x").gpu;
   const Calibration& c = calibration_of("mi325x");
@@ -110,9 +107,7 @@ TEST(FitAmd, Mi325xAgreesWithWhatAmdMeasured) {
 TEST(FitAmd, Mi355xAgreesWithOtherSizesInFp8) {
   const Gpu gpu = load_cluster("8xmi355x").gpu;
   const GemmCurve& curve = calibration_of("mi355x").gemm_fp8;
-  const auto rate = [&](double m, double n, double k) {
-    return rate_of(curve, gpu, GemmType::kFp8, {{m, n, k}});
-  };
+  const auto rate = [&](double m, double n, double k) { return rate_of(curve, gpu, GemmType::kFp8, {{m, n, k}}); };
   EXPECT_NEAR(rate(8192, 8192, 8192) / 3130, 1, 0.005);
   EXPECT_NEAR(rate(4096, 4096, 4096) / 2750, 1, 0.08);
   EXPECT_NEAR(rate(4096, 65536, 14336) / 3273, 1, 0.06);
@@ -134,8 +129,8 @@ TEST(FitAmd, NoProductOfMi300xExceedsTheAchievable) {
 TEST(FitAmd, AnOlderLibraryIsOnlyASpread) {
   const CurveReport& report = fit_of("mi300x").reports.front();
   EXPECT_EQ(report.rows.find("TransformerEngine"), std::string::npos);
-  const auto apart = std::ranges::find_if(
-      report.errors, [](const FitError& error) { return error.what.starts_with("not fitted: "); });
+  const auto apart =
+      std::ranges::find_if(report.errors, [](const FitError& error) { return error.what.starts_with("not fitted: "); });
   ASSERT_NE(apart, report.errors.end());
   EXPECT_EQ(apart->rows, 4);
   EXPECT_NEAR(apart->log_bias, -0.16, 0.04);
@@ -143,9 +138,7 @@ TEST(FitAmd, AnOlderLibraryIsOnlyASpread) {
 
 // AMD's spreads are what its own sources say, and NVIDIA's what NVIDIA's say.
 TEST(FitAmd, SpreadsOfProductsAreAVendors) {
-  const auto spread = [](const char* gpu, Factor factor) {
-    return calibration_of(gpu).factor(factor).log_sd;
-  };
+  const auto spread = [](const char* gpu, Factor factor) { return calibration_of(gpu).factor(factor).log_sd; };
   // Root mean squares of 0.095 and 0.080; six biases in all: Student's t of six degrees of freedom
   // has its 95 % quantile at 1.943, a normal at 1.645.
   EXPECT_NEAR(spread("mi300x", Factor::kGemm), 0.095 * 1.943 / 1.645, 0.01);
@@ -156,8 +149,7 @@ TEST(FitAmd, SpreadsOfProductsAreAVendors) {
   EXPECT_NEAR(spread("h100-sxm", Factor::kGemm), 0.036, 0.002);
 }
 
-const AttentionCurve& attention_of(std::string_view gpu, std::string_view kernel, Pass pass,
-                                   std::int64_t head_dim) {
+const AttentionCurve& attention_of(std::string_view gpu, std::string_view kernel, Pass pass, std::int64_t head_dim) {
   for (const AttentionCurve& curve : calibration_of(gpu).attention) {
     if (curve.kernel == kernel && curve.pass == pass && curve.head_dim == head_dim) return curve;
   }
@@ -175,8 +167,7 @@ TEST(FitAmd, PyTorchsAttentionIsTriton) {
   EXPECT_NEAR(rate, 289.55e12, 0.05 * 289.55e12);
   const AttentionCurve& backward = attention_of("mi300x", "aotriton", Pass::kBackward, 128);
   EXPECT_NEAR(backward.efficiency, 0.345 * forward.efficiency, 1e-6);
-  EXPECT_EQ(attention_of("mi300x", "aotriton_asm", Pass::kForward, 128).efficiency,
-            forward.efficiency);
+  EXPECT_EQ(attention_of("mi300x", "aotriton_asm", Pass::kForward, 128).efficiency, forward.efficiency);
   EXPECT_EQ(attention_of("mi300x", "aotriton_asm", Pass::kBackward, 128).efficiency,
             attention_of("mi300x", "fa3", Pass::kBackward, 128).efficiency);
 }

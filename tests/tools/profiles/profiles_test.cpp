@@ -36,8 +36,7 @@ void expect_same(const Json& shipped, const Json& refitted, const std::string& p
 TEST(Profiles, AreWhatTheFitsGive) {
   EXPECT_EQ(fits().size(), list_machines().size());
   for (const PublishedFit& fit : fits()) {
-    expect_same(to_json(load_profile(fit.calibration.gpu)), to_json(fit.calibration),
-                fit.calibration.gpu);
+    expect_same(to_json(load_profile(fit.calibration.gpu)), to_json(fit.calibration), fit.calibration.gpu);
   }
 }
 

@@ -173,9 +173,8 @@ TEST(Fit, GemmErrorsOnSourcesLeftOut) {
     double median;
     double p90;
   };
-  for (const Bound& bound :
-       {Bound{"a100-80gb", 0.09, 0.21}, Bound{"h100-sxm", 0.06, 0.13}, Bound{"h200", 0.10, 0.17},
-        Bound{"b200", 0.06, 0.14}, Bound{"mi300x", 0.08, 0.13}, Bound{"mi355x", 0.06, 0.12}}) {
+  for (const Bound& bound : {Bound{"a100-80gb", 0.09, 0.21}, Bound{"h100-sxm", 0.06, 0.13}, Bound{"h200", 0.10, 0.17},
+                             Bound{"b200", 0.06, 0.14}, Bound{"mi300x", 0.08, 0.13}, Bound{"mi355x", 0.06, 0.12}}) {
     const CurveReport& report = report_of(bound.gpu, "GEMM bf16");
     ASSERT_GE(report.errors.size(), 3U) << bound.gpu;
     for (const FitError& error : report.errors) {
@@ -230,8 +229,8 @@ TEST(Fit, ReductionsGainWhereBandwidthIsScarce) {
   const auto of = [&](MemoryClass which) { return curves[at(which)]; };
   const auto before = curves;
   give_bandwidth(curves, own, a100);
-  for (const auto& [which, times] : {std::pair{MemoryClass::kStrided, 0.98},
-                                     std::pair{MemoryClass::kGeneratedNorm, 1 / kMore}}) {
+  for (const auto& [which, times] :
+       {std::pair{MemoryClass::kStrided, 0.98}, std::pair{MemoryClass::kGeneratedNorm, 1 / kMore}}) {
     EXPECT_NEAR(before[at(which)].fraction / (of(which).fraction * kMore), times, 1e-6);
   }
 }
@@ -239,9 +238,7 @@ TEST(Fit, ReductionsGainWhereBandwidthIsScarce) {
 // A compiler's norm is a Triton kernel: faster than PyTorch's own, backward above all.
 TEST(Fit, GeneratedNormsAreLigers) {
   for (const char* gpu : {"a100-80gb", "h100-sxm"}) {
-    const auto fraction = [&](MemoryClass which) {
-      return fit_of(gpu).calibration.memory[at(which)].fraction;
-    };
+    const auto fraction = [&](MemoryClass which) { return fit_of(gpu).calibration.memory[at(which)].fraction; };
     EXPECT_GT(fraction(MemoryClass::kGeneratedNorm), 1.3 * fraction(MemoryClass::kNormForward));
     EXPECT_GT(fraction(MemoryClass::kGeneratedNorm), 2 * fraction(MemoryClass::kNormBackward));
     // One pass over memory, as an elementwise kernel is.
@@ -259,9 +256,7 @@ TEST(Fit, BorrowedCurvesSaySo) {
   for (const AttentionCurve& curve : fit_of("b200").calibration.attention) {
     EXPECT_GE(curve.evidence, Evidence::kExtrapolated) << curve.kernel;
   }
-  const auto spread = [](const char* gpu, Factor factor) {
-    return fit_of(gpu).calibration.factor(factor).log_sd;
-  };
+  const auto spread = [](const char* gpu, Factor factor) { return fit_of(gpu).calibration.factor(factor).log_sd; };
   EXPECT_GT(spread("h200", Factor::kAttention), spread("h100-sxm", Factor::kAttention));
   EXPECT_GT(spread("b200", Factor::kMemoryBound), spread("h100-sxm", Factor::kMemoryBound));
 }
@@ -274,8 +269,7 @@ TEST(Fit, ClocksOfRunsFollowFromTheirEnergy) {
   for (std::size_t row = 0; row < clocks.rows(); ++row) {
     const double at_top = curve.joules_per_flop * 1e12 * clocks.number(row, "tflops") +
                           curve.joules_per_byte * 1e12 * clocks.number(row, "tbytes_per_s");
-    const double clock =
-        std::pow((clocks.number(row, "watts") - curve.idle) / at_top, 1 / curve.energy_exponent);
+    const double clock = std::pow((clocks.number(row, "watts") - curve.idle) / at_top, 1 / curve.energy_exponent);
     EXPECT_NEAR(clock * 1980 / clocks.number(row, "sm_mhz"), 1, 0.04)
         << clocks.text(row, "gpu") << " " << clocks.text(row, "what");
   }
@@ -296,18 +290,17 @@ TEST(Fit, BlackwellsProductsAreAsSlowAsTheirLimitLeavesThem) {
   };
   constexpr double kSize = 8192;
   constexpr double kFlops = 2 * kSize * kSize * kSize;
-  for (const Hot& seen : {Hot{"b200", 750, false, 1087.7}, Hot{"b200", 750, false, 1142.1},
-                          Hot{"gb300", 1400, false, 1717.4}, Hot{"gb200", 1200, true, 2781.5},
-                          Hot{"gb300", 1400, true, 3286.3}}) {
+  for (const Hot& seen :
+       {Hot{"b200", 750, false, 1087.7}, Hot{"b200", 750, false, 1142.1}, Hot{"gb300", 1400, false, 1717.4},
+        Hot{"gb200", 1200, true, 2781.5}, Hot{"gb300", 1400, true, 3286.3}}) {
     const Gpu gpu = load_cluster(std::string("4x") + seen.gpu).gpu;
     const Calibration& of = fit_of(seen.gpu).calibration;
     const double peak = seen.fp8 ? gpu.peak_fp8.value() : gpu.peak_bf16.value();
     const double efficiency = (seen.fp8 ? of.gemm_fp8 : of.gemm_bf16).efficiency;
     const double share = seen.fp8 ? gpu.peak_bf16.value() / gpu.peak_fp8.value() : 1;
     const double bytes = kSize * kSize * (seen.fp8 ? 4 : 6);
-    const HeatLoad load = {
-        kFlops / (efficiency * peak), 0,
-        of.heat.joules_per_flop * share * kFlops + of.heat.joules_per_byte * bytes};
+    const HeatLoad load = {kFlops / (efficiency * peak), 0,
+                           of.heat.joules_per_flop * share * kFlops + of.heat.joules_per_byte * bytes};
     const double hot = product_heat(of.heat, load, seen.watts) / of.heat.cool;
     EXPECT_NEAR(efficiency * peak / hot / (seen.tflops * 1e12), 1, 0.05) << seen.gpu << seen.fp8;
     EXPECT_GT(product_heat(of.heat, load, seen.watts / 2), of.heat.cool * hot);

@@ -38,13 +38,10 @@ Names again(LayerSpec layer, std::vector<Module> modules) {
 
 TEST(RecomputeModules, AttentionNormsAndActivationsAreTheirOwn) {
   EXPECT_EQ(again(expert_block(), {}), Names{});
-  EXPECT_EQ(again(expert_block(), {Module::kCoreAttn}),
-            (Names{"attention", "logsumexp", "rng_state", "rng_unused"}));
-  EXPECT_EQ(again(expert_block(), {Module::kMoeAct}),
-            (Names{"expert_silu", "expert_silu_times_up"}));
+  EXPECT_EQ(again(expert_block(), {Module::kCoreAttn}), (Names{"attention", "logsumexp", "rng_state", "rng_unused"}));
+  EXPECT_EQ(again(expert_block(), {Module::kMoeAct}), (Names{"expert_silu", "expert_silu_times_up"}));
   // Latent attention's input norm is a module, as is a mixture's.
-  EXPECT_EQ(again(expert_block(), {Module::kLayernorm}),
-            (Names{"norm1", "norm1_rstd", "norm2", "norm2_rstd"}));
+  EXPECT_EQ(again(expert_block(), {Module::kLayernorm}), (Names{"norm1", "norm1_rstd", "norm2", "norm2_rstd"}));
   // A dense block's are in the linear layers that read them.
   EXPECT_EQ(again(block_of("llama-3.1-8b", "llama block"), {Module::kLayernorm}), Names{});
   EXPECT_EQ(again(block_of("qwen3-30b-a3b", "qwen3_moe expert block"), {Module::kLayernorm}),
@@ -58,16 +55,14 @@ TEST(RecomputeModules, LatentsAreWidenedAgain) {
                          "kv",        "k_nope",  "v",      "k_rope_of_heads", "k_whole"};
   EXPECT_EQ(again(expert_block(), {Module::kMlaUpProj}), widened);
   EXPECT_EQ(again(block_of("deepseek-v3", "deepseek_v3 block"), {Module::kMlaUpProj}), widened);
-  EXPECT_EQ(again(block_of("qwen3-30b-a3b", "qwen3_moe expert block"), {Module::kMlaUpProj}),
-            Names{});
+  EXPECT_EQ(again(block_of("qwen3-30b-a3b", "qwen3_moe expert block"), {Module::kMlaUpProj}), Names{});
 }
 
 TEST(RecomputeModules, FeedForwardsRunAgainWhole) {
   EXPECT_EQ(again(block_of("llama-3.1-8b", "llama block"), {Module::kMlp}),
             (Names{"norm2", "norm2_rstd", "gate", "silu", "up", "silu_times_up", "down"}));
   EXPECT_EQ(again(expert_block(), {Module::kMlp}), Names{});
-  EXPECT_EQ(again(expert_block(), {Module::kSharedExperts}),
-            (Names{"gate", "silu", "up", "silu_times_up", "down"}));
+  EXPECT_EQ(again(expert_block(), {Module::kSharedExperts}), (Names{"gate", "silu", "up", "silu_times_up", "down"}));
   const Names moe = again(expert_block(), {Module::kMoe});
   for (const char* name : {"router_logits", "rows", "expert_output", "down", "experts_output"}) {
     EXPECT_TRUE(moe.contains(name)) << name;

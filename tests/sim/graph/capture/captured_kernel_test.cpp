@@ -18,8 +18,7 @@ struct Operands {
 Kernel kernel_of(const std::string& name, const Operands& given) {
   Capture capture = {.names = {name}};
   CapturedCall call = {.name = 0,
-                       .values = {256, 1, 1, 128, 1, 1, 0, given.elements, given.bytes,
-                                  given.largest, given.blocks}};
+                       .values = {256, 1, 1, 128, 1, 1, 0, given.elements, given.bytes, given.largest, given.blocks}};
   const auto made = captured_kernel(capture, call, Pass::kForward);
   EXPECT_TRUE(made && made->known) << name;
   return made ? made->kernel : Kernel{};
@@ -27,8 +26,8 @@ Kernel kernel_of(const std::string& name, const Operands& given) {
 
 std::string strided(const std::string& functor, int at_once) {
   return "void at::native::elementwise_kernel<128, " + std::to_string(at_once) +
-         ", at::native::gpu_kernel_impl_nocast<" + functor + ">(at::TensorIteratorBase&, " +
-         functor + " const&)::{lambda(int)#1}>(int, ...)";
+         ", at::native::gpu_kernel_impl_nocast<" + functor + ">(at::TensorIteratorBase&, " + functor +
+         " const&)::{lambda(int)#1}>(int, ...)";
 }
 
 constexpr std::int64_t kMany = 1 << 20;
@@ -47,10 +46,9 @@ TEST(CapturedKernel, AFunctorSaysHowManyArraysItTouches) {
   EXPECT_NEAR(bytes("at::native::AUnaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16, "
                     "at::native::binary_internal::MulFunctor<float> >"),
               2 * one, 2);
-  EXPECT_NEAR(
-      bytes("at::native::where_kernel_impl(at::TensorIterator&)::{lambda()#1}::operator()() "
-            "const::{lambda(c10::BFloat16, c10::BFloat16, c10::BFloat16)#1}"),
-      4 * one, 2);
+  EXPECT_NEAR(bytes("at::native::where_kernel_impl(at::TensorIterator&)::{lambda()#1}::operator()() "
+                    "const::{lambda(c10::BFloat16, c10::BFloat16, c10::BFloat16)#1}"),
+              4 * one, 2);
 }
 
 // A product with a vector: the vector's block is small, so its array is not one of all elements.
@@ -62,18 +60,16 @@ TEST(CapturedKernel, ABroadcastArrayIsAsLargeAsItsBlock) {
       2);
   constexpr std::int64_t kArray = 4 * kMany, kVector = 512;
   const std::int64_t all = kernel_of(name, {kMany, 3 * kArray, kArray, 3}).bytes.count();
-  const std::int64_t broadcast =
-      kernel_of(name, {kMany, 2 * kArray + kVector, kArray, 3}).bytes.count();
-  EXPECT_NEAR(static_cast<double>(broadcast) / static_cast<double>(all),
-              (2.0 * kArray + kVector) / (3.0 * kArray), 1e-6);
+  const std::int64_t broadcast = kernel_of(name, {kMany, 2 * kArray + kVector, kArray, 3}).bytes.count();
+  EXPECT_NEAR(static_cast<double>(broadcast) / static_cast<double>(all), (2.0 * kArray + kVector) / (3.0 * kArray),
+              1e-6);
   // Two views of one block: as many arrays as the functor takes.
   EXPECT_EQ(kernel_of(name, {kMany, 2 * kArray, kArray, 2}).bytes.count(), all);
 }
 
 TEST(CapturedKernel, MemoryEfficientAttentionSaysItsPrecision) {
   for (const auto& [type, is_fp32] : {std::pair("f32", true), std::pair("bf16", false)}) {
-    const Kernel kernel =
-        kernel_of(std::string("fmha_cutlassF_") + type + "_aligned_64x64_rf_sm80(...)", {});
+    const Kernel kernel = kernel_of(std::string("fmha_cutlassF_") + type + "_aligned_64x64_rf_sm80(...)", {});
     EXPECT_EQ(kernel.kind, KernelKind::kAttention);
     EXPECT_EQ(kernel.fp32, is_fp32) << type;
   }
@@ -95,17 +91,15 @@ TEST(CapturedKernel, ListsAreReadAndWrittenAsTheirFunctorSays) {
 }
 
 CapturedCall strided_call(std::int64_t elements, std::int64_t asked, std::int64_t dimensions) {
-  return CapturedCall{
-      .name = 0,
-      .values = {256, 1, 1, 128, 1, 1, 0, elements, 0, 0, 0, 8 * elements, asked, dimensions}};
+  return CapturedCall{.name = 0,
+                      .values = {256, 1, 1, 128, 1, 1, 0, elements, 0, 0, 0, 8 * elements, asked, dimensions}};
 }
 
 // Elements that a strided kernel looks for take time by themselves; sectors for one of them more.
 TEST(CapturedKernel, StridedElementsTakeTimeOfTheirOwn) {
   Capture capture = {.names = {strided("at::native::CUDAFunctor_add<float>", 2)}};
   const auto busy = [&](std::int64_t elements, std::int64_t asked, std::int64_t dimensions) {
-    return captured_kernel(capture, strided_call(elements, asked, dimensions), Pass::kForward)
-        ->kernel.flops.count();
+    return captured_kernel(capture, strided_call(elements, asked, dimensions), Pass::kForward)->kernel.flops.count();
   };
   EXPECT_NEAR(busy(2 * kMany, 0, 3), 2 * busy(kMany, 0, 3), 1);
   EXPECT_GT(busy(kMany, 0, 4), busy(kMany, 0, 2));
@@ -117,10 +111,9 @@ TEST(CapturedKernel, StridedElementsTakeTimeOfTheirOwn) {
 TEST(CapturedKernel, AttentionIsOfWholeTiles) {
   Capture capture = {.names = {"cudnn attention_forward"}};
   const auto flops = [&](std::int64_t sequence, bool causal) {
-    CapturedCall call = {
-        .kind = CapturedCall::Kind::kLibrary,
-        .name = 0,
-        .values = {4 * 2 * 16 * sequence * 64, 1, 16, sequence, sequence, 64, causal ? 1 : 0}};
+    CapturedCall call = {.kind = CapturedCall::Kind::kLibrary,
+                         .name = 0,
+                         .values = {4 * 2 * 16 * sequence * 64, 1, 16, sequence, sequence, 64, causal ? 1 : 0}};
     const Kernel kernel = captured_kernel(capture, call, Pass::kForward)->kernel;
     EXPECT_TRUE(kernel.in_tiles);
     return kernel.flops.count();
@@ -137,23 +130,20 @@ TEST(CapturedKernel, NamesWithCommasAreRowsOfTheTable) {
 
 // A norm over a batch has a block for each channel, and its input's elements to go through.
 TEST(CapturedKernel, WhereThreadsBindTheirOperationsAreCounted) {
-  const std::string name =
-      "void at::native::batch_norm_collect_statistics_kernel<at::native::Var, ";
-  const Kernel half = kernel_of(name + "c10::BFloat16, c10::BFloat16, float, int>(...)",
-                                {-1, 2 * kMany + 1024, 2 * kMany, 3});
+  const std::string name = "void at::native::batch_norm_collect_statistics_kernel<at::native::Var, ";
+  const Kernel half =
+      kernel_of(name + "c10::BFloat16, c10::BFloat16, float, int>(...)", {-1, 2 * kMany + 1024, 2 * kMany, 3});
   EXPECT_EQ(half.threads, 256 * 128);
   EXPECT_GT(half.flops.count(), kMany);
-  const Kernel whole =
-      kernel_of(name + "float, float, float, int>(...)", {-1, 4 * kMany + 1024, 4 * kMany, 3});
+  const Kernel whole = kernel_of(name + "float, float, float, int>(...)", {-1, 4 * kMany + 1024, 4 * kMany, 3});
   EXPECT_EQ(whole.flops.count(), half.flops.count());  // as many elements
 }
 
 TEST(CapturedKernel, AConvolutionIsAProductAndLongerInTf32) {
   const auto kernel = [](std::int64_t type, std::int64_t pixels = kMany) {
     Capture capture = {.names = {"cudnn convolution_forward"}};
-    CapturedCall call = {.kind = CapturedCall::Kind::kLibrary,
-                         .name = 0,
-                         .values = {1 << 20, pixels, 256, 576, 1, type}};
+    CapturedCall call = {
+        .kind = CapturedCall::Kind::kLibrary, .name = 0, .values = {1 << 20, pixels, 256, 576, 1, type}};
     return captured_kernel(capture, call, Pass::kForward)->kernel;
   };
   constexpr std::int64_t kFloat = 0, kBf16 = 14;
@@ -211,18 +201,14 @@ TEST(CapturedKernel, ALayerNormTakesTimeForEachRow) {
 
 CapturedCall launch_of(std::array<std::int64_t, 5> grid_and_block, std::int64_t bytes) {
   const auto& [x, y, z, columns, rows] = grid_and_block;
-  return {
-      .name = 0,
-      .values = {x, y, z, columns, rows, 1, 0, -1, bytes, bytes / 2, 2, bytes, bytes / 4096, 4}};
+  return {.name = 0, .values = {x, y, z, columns, rows, 1, 0, -1, bytes, bytes / 2, 2, bytes, bytes / 4096, 4}};
 }
 
 // As many blocks, of which ever more share columns.
 TEST(CapturedKernel, BlocksThatShareColumnsMeet) {
-  Capture capture = {
-      .names = {"void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float>>"}};
+  Capture capture = {.names = {"void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float>>"}};
   const auto busy = [&](std::int64_t x, std::int64_t y) {
-    return captured_kernel(capture, launch_of({x, y, 1, 32, 4}, kMany), Pass::kForward)
-        ->kernel.flops.count();
+    return captured_kernel(capture, launch_of({x, y, 1, 32, 4}, kMany), Pass::kForward)->kernel.flops.count();
   };
   EXPECT_GT(busy(512, 2), busy(1024, 1));
   EXPECT_NEAR(busy(8, 128) - busy(16, 64), 2 * (busy(16, 64) - busy(32, 32)), 1);
@@ -230,8 +216,7 @@ TEST(CapturedKernel, BlocksThatShareColumnsMeet) {
 
 // Rows of little: what they move binds no more, but how fast their blocks begin.
 TEST(CapturedKernel, BlocksBeginOneBehindAnother) {
-  Capture capture = {
-      .names = {"void at::native::(anonymous namespace)::vectorized_gather_kernel<16, long>()"}};
+  Capture capture = {.names = {"void at::native::(anonymous namespace)::vectorized_gather_kernel<16, long>()"}};
   const auto busy = [&](std::int64_t blocks, std::int64_t each) {
     return captured_kernel(capture, launch_of({blocks, 1, 1, 32, 1}, blocks * each), Pass::kForward)
         ->kernel.flops.count();
@@ -251,8 +236,7 @@ TEST(CapturedKernel, ChunksAreOfTheirFunctorsType) {
         type + ", 4, (at::native::ADAM_MODE)1, false>, float const*, double>(...)";
     return kernel_of(name, {-1, std::int64_t{1} << 40, kMany, 4}).bytes.count();
   };
-  EXPECT_NEAR(static_cast<double>(bytes("float")), 2 * static_cast<double>(bytes("c10::BFloat16")),
-              4);
+  EXPECT_NEAR(static_cast<double>(bytes("float")), 2 * static_cast<double>(bytes("c10::BFloat16")), 4);
 }
 
 TEST(CapturedKernel, AttentionIsOfAKernelByItsName) {

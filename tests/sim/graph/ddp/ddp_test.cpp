@@ -107,9 +107,8 @@ TEST(DdpState, OptimizersKeepWhatTheyKeep) {
     return bytes;
   };
   EXPECT_EQ(kept(Optimizer::Kind::kSgd), 0);
-  EXPECT_EQ(kept(Optimizer::Kind::kMomentum), expected([](const ParameterSpec& p, bool) {
-              return std::vector<std::int64_t>{4 * p.numel()};
-            }));
+  EXPECT_EQ(kept(Optimizer::Kind::kMomentum),
+            expected([](const ParameterSpec& p, bool) { return std::vector<std::int64_t>{4 * p.numel()}; }));
   EXPECT_EQ(kept(Optimizer::Kind::kAdafactor), expected([](const ParameterSpec& p, bool) {
               if (p.shape.size() == 1) return std::vector<std::int64_t>{4 * p.numel()};
               return std::vector<std::int64_t>{4 * p.shape[0], 4 * p.shape[1]};
@@ -120,11 +119,10 @@ TEST(DdpState, OptimizersKeepWhatTheyKeep) {
               const std::int64_t scales = 4 * ((n + 255) / 256);
               return std::vector<std::int64_t>{n, n, scales, scales};
             }));
-  EXPECT_EQ(
-      kept(Optimizer::Kind::kPagedAdamW), expected([](const ParameterSpec& p, bool) {
-        const std::int64_t n = p.numel();
-        return n < 100'000 ? std::vector<std::int64_t>{4 * n, 4 * n} : std::vector<std::int64_t>{};
-      }));
+  EXPECT_EQ(kept(Optimizer::Kind::kPagedAdamW), expected([](const ParameterSpec& p, bool) {
+              const std::int64_t n = p.numel();
+              return n < 100'000 ? std::vector<std::int64_t>{4 * n, 4 * n} : std::vector<std::int64_t>{};
+            }));
 }
 
 TEST(DdpState, BlocksMayBeLoadedNarrow) {
@@ -153,8 +151,7 @@ TEST(DdpState, BlocksMayBeLoadedNarrow) {
 TEST(DdpBuckets, ABucketClosesWhenItReachesTheLimit) {
   // 4 bytes each: 40, 40, 20, 100, 4. The first bucket of 80 B is full at exactly 80; the later
   // ones of 100 B take 20 + 400 and what is left.
-  const std::vector<Parameter> parameters = {floats(10), floats(10), floats(5), floats(100),
-                                             floats(1)};
+  const std::vector<Parameter> parameters = {floats(10), floats(10), floats(5), floats(100), floats(1)};
   const std::array<std::int32_t, 5> order = {0, 1, 2, 3, 4};
   const auto buckets = assign_buckets(parameters, order, std::array<std::int64_t, 2>{80, 100});
   ASSERT_EQ(buckets.size(), 3U);
@@ -165,8 +162,8 @@ TEST(DdpBuckets, ABucketClosesWhenItReachesTheLimit) {
 }
 
 TEST(DdpBuckets, EveryDtypeHasBucketsAndAFirstLimitOfItsOwn) {
-  const std::vector<Parameter> parameters = {floats(10), floats(10, DType::kBf16), floats(10),
-                                             floats(30, DType::kBf16), floats(1)};
+  const std::vector<Parameter> parameters = {floats(10), floats(10, DType::kBf16), floats(10), floats(30, DType::kBf16),
+                                             floats(1)};
   const std::array<std::int32_t, 5> order = {0, 1, 2, 3, 4};
   const auto buckets = assign_buckets(parameters, order, std::array<std::int64_t, 2>{60, 1000});
   ASSERT_EQ(buckets.size(), 3U);
@@ -195,8 +192,7 @@ TEST(Ddp, TheFirstStepReducesOneBucketAfterTheLastGradient) {
   const ModelSpec model = tiny_model(2);
   const LibraryRun run = record(model, ddp_plan(), 1);
   const auto& log = run.steps[0].log;
-  EXPECT_EQ(bytes_of(run.steps[0], "all_reduce"),
-            (std::vector<std::int64_t>{model.parameters() * 4}));
+  EXPECT_EQ(bytes_of(run.steps[0], "all_reduce"), (std::vector<std::int64_t>{model.parameters() * 4}));
   ASSERT_GE(log.size(), 3U);
   EXPECT_EQ(log[log.size() - 1].kind, "optimizer_step");
   EXPECT_EQ(log[log.size() - 2].kind, "all_reduce");
@@ -208,9 +204,9 @@ TEST(Ddp, TheSecondForwardRebuildsBucketsAndTellsTheOtherRanks) {
   const LibraryRun run = record(model, ddp_plan(), 3);
   const auto buckets = bytes_of(run.steps[1], "all_reduce");
   // int32: an index per parameter and one number, then a size per bucket.
-  EXPECT_EQ(bytes_of(run.steps[1], "broadcast"),
-            (std::vector<std::int64_t>{4 * (trained_parameters(model) + 1),
-                                       4 * static_cast<std::int64_t>(buckets.size())}));
+  EXPECT_EQ(
+      bytes_of(run.steps[1], "broadcast"),
+      (std::vector<std::int64_t>{4 * (trained_parameters(model) + 1), 4 * static_cast<std::int64_t>(buckets.size())}));
   EXPECT_TRUE(bytes_of(run.steps[2], "broadcast").empty());
   EXPECT_EQ(bytes_of(run.steps[2], "all_reduce"), buckets);
   EXPECT_EQ(sum(buckets), model.parameters() * 4);
@@ -260,8 +256,7 @@ TEST(Ddp, FindUnusedKeepsItsBucketsAndReducesAMapEveryStep) {
     EXPECT_EQ(run.facts.at("step1.grad_storage_bytes"), (model.parameters() - 512 * 512) * 4);
     // Its gradient is None: AdamW makes no state of it.
     const MemoryProfile memory = replay_allocations(build_training_step(model, plan));
-    EXPECT_EQ(memory.at_peak[at(MemoryCategory::kOptimizerState)].count(),
-              2 * (model.parameters() - 512 * 512) * 4);
+    EXPECT_EQ(memory.at_peak[at(MemoryCategory::kOptimizerState)].count(), 2 * (model.parameters() - 512 * 512) * 4);
   }
 }
 
@@ -277,8 +272,7 @@ TEST(Ddp, NoSyncReducesInTheLastMicroBatchOnly) {
   }
   plan.accumulation = AccumulationMode::kReduceEach;
   const LibraryRun each = record(tiny_model(2), plan, 3);
-  EXPECT_EQ(bytes_of(each.steps[2], "all_reduce").size(),
-            3 * bytes_of(run.steps[2], "all_reduce").size());
+  EXPECT_EQ(bytes_of(each.steps[2], "all_reduce").size(), 3 * bytes_of(run.steps[2], "all_reduce").size());
 }
 
 TEST(Ddp, TheSteadyStepIsTheThirdOne) {
@@ -344,8 +338,7 @@ TEST(Ddp, ZeroRedundancyOptimizerHoldsItsShareAndBroadcastsEveryParameter) {
   Plan plan = ddp_plan();
   plan.ddp.zero_redundancy_optimizer = true;
   const LibraryRun run = record(model, plan, 3);
-  EXPECT_EQ(static_cast<std::int64_t>(bytes_of(run.steps[2], "broadcast").size()),
-            trained_parameters(model));
+  EXPECT_EQ(static_cast<std::int64_t>(bytes_of(run.steps[2], "broadcast").size()), trained_parameters(model));
   EXPECT_EQ(sum(bytes_of(run.steps[2], "broadcast")), model.parameters() * 4);
   const auto states = [](const EventGraph& graph) {
     std::int64_t bytes = 0;
@@ -390,8 +383,7 @@ TEST(Ddp, AStepLeavesNothingBehind) {
         plan.recompute.value = accumulation == 3 ? Recompute::kFull : Recompute::kNone;
         const EventGraph graph = build_training_step(tiny_model(3), plan);
         // Fails where a buffer is freed twice or never.
-        EXPECT_EQ(replay_allocations(graph).peak, peak_allocated(graph))
-            << view << accumulation << to_string(compute);
+        EXPECT_EQ(replay_allocations(graph).peak, peak_allocated(graph)) << view << accumulation << to_string(compute);
       }
     }
   }

@@ -39,8 +39,7 @@ Texts spelled(const std::vector<LibraryEvent>& log) {
     const std::string kind(event.kind);
     if (kind.starts_with("forward_") || kind.starts_with("backward_")) continue;
     const std::size_t dot = event.unit.rfind('.');
-    std::string text =
-        kind + " " + (dot == std::string::npos ? event.unit : event.unit.substr(dot + 1));
+    std::string text = kind + " " + (dot == std::string::npos ? event.unit : event.unit.substr(dot + 1));
     if (kind == "rate_limiter_wait") {
       const std::size_t begin = event.note.find('=') + 1;
       std::string freed = event.note.substr(begin, event.note.find(' ') - begin);
@@ -61,8 +60,7 @@ std::vector<LibraryEvent> step_of(const ModelSpec& model, const Plan& plan, std:
 Texts only(const Texts& texts, const Texts& kinds) {
   Texts found;
   std::ranges::copy_if(texts, std::back_inserter(found), [&](const std::string& text) {
-    return std::ranges::any_of(kinds,
-                               [&](const std::string& kind) { return text.starts_with(kind); });
+    return std::ranges::any_of(kinds, [&](const std::string& kind) { return text.starts_with(kind); });
   });
   return found;
 }
@@ -142,8 +140,8 @@ TEST(Fsdp1, ModulesAreUnitsForTheirSize) {
   std::vector<std::int64_t> sizes;
   for (const Unit& unit : graph.units) sizes.push_back(unit.numel);
   constexpr std::int64_t kMatrix = 1536 * 512, kTable = 4096 * 512;
-  EXPECT_EQ(sizes, (std::vector<std::int64_t>{5 * 512, kTable, kMatrix, kMatrix, kMatrix, kMatrix,
-                                              kMatrix, kMatrix, kMatrix, kMatrix, kTable}));
+  EXPECT_EQ(sizes, (std::vector<std::int64_t>{5 * 512, kTable, kMatrix, kMatrix, kMatrix, kMatrix, kMatrix, kMatrix,
+                                              kMatrix, kMatrix, kTable}));
   // Gathered in forward, and all but the root in backward; each reduced once.
   const auto count = [&](EventKind kind) {
     return std::ranges::count_if(graph.rows, [&](const Row& row) { return row.kind == kind; });
@@ -177,23 +175,20 @@ TEST(Fsdp1, PrefetchBeforeOrAfterTheGradients) {
     const Texts all = only(spelled(step_of(tiny_model(3), plan, 2)), kinds);
     return Texts(std::find(all.begin(), all.end(), "pre_backward root"), all.end());
   };
-  EXPECT_EQ(backward(),
-            Texts({"pre_backward root", "all_gather 2", "pre_backward 2", "all_gather 1",
-                   "unshard_free 2", "reduce_scatter 2", "pre_backward 1", "all_gather 0",
-                   "unshard_free 1", "reduce_scatter 1", "pre_backward 0", "unshard_free 0",
-                   "reduce_scatter 0", "unshard_free root", "reduce_scatter root"}));
+  EXPECT_EQ(backward(), Texts({"pre_backward root", "all_gather 2", "pre_backward 2", "all_gather 1", "unshard_free 2",
+                               "reduce_scatter 2", "pre_backward 1", "all_gather 0", "unshard_free 1",
+                               "reduce_scatter 1", "pre_backward 0", "unshard_free 0", "reduce_scatter 0",
+                               "unshard_free root", "reduce_scatter root"}));
   plan.fsdp1.backward_prefetch = Fsdp1Options::BackwardPrefetch::kPost;
-  EXPECT_EQ(backward(),
-            Texts({"pre_backward root", "pre_backward 2", "all_gather 2", "unshard_free 2",
-                   "all_gather 1", "reduce_scatter 2", "pre_backward 1", "unshard_free 1",
-                   "all_gather 0", "reduce_scatter 1", "pre_backward 0", "unshard_free 0",
-                   "reduce_scatter 0", "unshard_free root", "reduce_scatter root"}));
+  EXPECT_EQ(backward(), Texts({"pre_backward root", "pre_backward 2", "all_gather 2", "unshard_free 2", "all_gather 1",
+                               "reduce_scatter 2", "pre_backward 1", "unshard_free 1", "all_gather 0",
+                               "reduce_scatter 1", "pre_backward 0", "unshard_free 0", "reduce_scatter 0",
+                               "unshard_free root", "reduce_scatter root"}));
   plan.prefetch.backward = 0;
   EXPECT_EQ(backward(),
-            Texts({"pre_backward root", "pre_backward 2", "all_gather 2", "unshard_free 2",
-                   "reduce_scatter 2", "pre_backward 1", "all_gather 1", "unshard_free 1",
-                   "reduce_scatter 1", "pre_backward 0", "all_gather 0", "unshard_free 0",
-                   "reduce_scatter 0", "unshard_free root", "reduce_scatter root"}));
+            Texts({"pre_backward root", "pre_backward 2", "all_gather 2", "unshard_free 2", "reduce_scatter 2",
+                   "pre_backward 1", "all_gather 1", "unshard_free 1", "reduce_scatter 1", "pre_backward 0",
+                   "all_gather 0", "unshard_free 0", "reduce_scatter 0", "unshard_free root", "reduce_scatter root"}));
 }
 
 // Views of unit i + 1 are made before unit i runs forward, so autograd meets them after unit i's
@@ -204,25 +199,22 @@ TEST(Fsdp1, ForwardPrefetchReducesOneUnitLate) {
   plan.prefetch.forward = 1;
   const Texts all = spelled(step_of(tiny_model(3), plan, 2));
   EXPECT_EQ(only(all, {"pre_backward", "post_backward"}),
-            Texts({"pre_backward root", "pre_backward 2", "pre_backward 1", "post_backward 2",
-                   "pre_backward 0", "post_backward 1", "post_backward 0", "post_backward root"}));
+            Texts({"pre_backward root", "pre_backward 2", "pre_backward 1", "post_backward 2", "pre_backward 0",
+                   "post_backward 1", "post_backward 0", "post_backward root"}));
   // A reentrant checkpoint runs forward without views and its own graph's backward at once.
   Plan again = plan;
   again.recompute = {Recompute::kFull, {}};
   again.recompute_reentrant = true;
   EXPECT_EQ(only(spelled(step_of(tiny_model(3), again, 2)), {"pre_backward", "post_backward"}),
-            Texts({"pre_backward root", "pre_backward 2", "post_backward 2", "pre_backward 1",
-                   "post_backward 1", "pre_backward 0", "post_backward 0", "post_backward root"}));
+            Texts({"pre_backward root", "pre_backward 2", "post_backward 2", "pre_backward 1", "post_backward 1",
+                   "pre_backward 0", "post_backward 0", "post_backward root"}));
   // Gathered in the pre-forward of the unit in front.
   const Texts forward = only(all, {"all_gather", "unshard_free"});
-  EXPECT_EQ(
-      Texts(forward.begin(), forward.begin() + 5),
-      Texts({"all_gather root", "all_gather 0", "all_gather 1", "unshard_free 0", "all_gather 2"}));
+  EXPECT_EQ(Texts(forward.begin(), forward.begin() + 5),
+            Texts({"all_gather root", "all_gather 0", "all_gather 1", "unshard_free 0", "all_gather 2"}));
   // Not yet in the first forward, whose order nobody knows.
-  const Texts first =
-      only(spelled(step_of(tiny_model(3), plan, 1)), {"all_gather", "unshard_free"});
-  EXPECT_EQ(Texts(first.begin(), first.begin() + 3),
-            Texts({"all_gather root", "all_gather 0", "unshard_free 0"}));
+  const Texts first = only(spelled(step_of(tiny_model(3), plan, 1)), {"all_gather", "unshard_free"});
+  EXPECT_EQ(Texts(first.begin(), first.begin() + 3), Texts({"all_gather root", "all_gather 0", "unshard_free 0"}));
 }
 
 // Every unshard takes one event off once two are queued. In the first step the gather of block 2
@@ -231,13 +223,11 @@ TEST(Fsdp1, TheLimitersQueueIsCarriedOver) {
   const Plan plan = fsdp1_plan();
   const Texts first = only(spelled(step_of(tiny_model(5), plan, 1)), {"wait", "all_gather"});
   EXPECT_EQ(Texts(first.begin(), first.begin() + 5),
-            Texts({"all_gather root", "all_gather 0", "all_gather 1", "wait for 0@fwd1.0",
-                   "all_gather 2"}));
+            Texts({"all_gather root", "all_gather 0", "all_gather 1", "wait for 0@fwd1.0", "all_gather 2"}));
   const Texts third = only(spelled(step_of(tiny_model(5), plan, 3)), {"wait", "all_gather"});
   EXPECT_EQ(Texts(third.begin(), third.begin() + 10),
-            Texts({"wait for 2@bwd2.0", "all_gather root", "wait for 1@bwd2.0", "all_gather 0",
-                   "wait for 0@bwd2.0", "all_gather 1", "wait for root@bwd2.0", "all_gather 2",
-                   "wait for 0@fwd3.0", "all_gather 3"}));
+            Texts({"wait for 2@bwd2.0", "all_gather root", "wait for 1@bwd2.0", "all_gather 0", "wait for 0@bwd2.0",
+                   "all_gather 1", "wait for root@bwd2.0", "all_gather 2", "wait for 0@fwd3.0", "all_gather 3"}));
   // The graph is that of the steady step: block 3's gather, the 5th, waits for block 0's forward.
   const EventGraph graph = build_training_step(tiny_model(5), plan);
   std::vector<Row> gathers;
@@ -297,8 +287,7 @@ TEST(Fsdp1, DividesInTwoKernels) {
   EXPECT_EQ(kernels(2, EventKind::kReduceScatterCopyIn), Bytes({2 * kBlock * 4}));
   EXPECT_EQ(kernels(2, EventKind::kAccumulate), Bytes());
   const std::int64_t padded = (kBlock + 2) / 3 * 3;
-  EXPECT_EQ(kernels(3, EventKind::kReduceScatterCopyIn),
-            Bytes({(kBlock + padded) * 4, 2 * padded * 4}));
+  EXPECT_EQ(kernels(3, EventKind::kReduceScatterCopyIn), Bytes({(kBlock + padded) * 4, 2 * padded * 4}));
 }
 
 // Written in the reduce dtype where they are reduced: what is left is the sum of micro-batches over
@@ -350,8 +339,7 @@ TEST(Fsdp1, MemoryOfKeptParameters) {
     for (const MemoryAction& action : graph.actions) {
       if (action.kind == MemoryAction::Kind::kBackward) break;
       if (action.target < graph.first_own_buffer) continue;
-      const bool moves =
-          action.kind == MemoryAction::Kind::kAllocate || action.kind == MemoryAction::Kind::kFree;
+      const bool moves = action.kind == MemoryAction::Kind::kAllocate || action.kind == MemoryAction::Kind::kFree;
       if (!moves || graph.buffer(action.target).category != MemoryCategory::kUnshardedParam) {
         continue;
       }
@@ -375,8 +363,8 @@ TEST(Fsdp1, OffloadCopiesShardsInAndGradientsOut) {
   EXPECT_EQ(count(graph, EventKind::kAllGather), 4 + 3);
   EXPECT_EQ(count(graph, EventKind::kDeviceToHost), 4);
   // The final callback synchronises: the optimizer is issued behind the last copy.
-  const auto step = std::ranges::find_if(
-      graph.rows, [](const Row& row) { return row.kind == EventKind::kHostOptimizer; });
+  const auto step =
+      std::ranges::find_if(graph.rows, [](const Row& row) { return row.kind == EventKind::kHostOptimizer; });
   ASSERT_NE(step, graph.rows.end());
   ASSERT_NE(step->host_wait, kNoEvent);
   EXPECT_EQ(graph.rows[at(step->host_wait)].kind, EventKind::kDeviceToHost);
@@ -398,19 +386,17 @@ TEST(Fsdp1, FrozenBlocksAreFreedAndNotReduced) {
   const EventGraph graph = build_training_step(tiny_model(3), plan);
   EXPECT_EQ(count(graph, EventKind::kReduceScatter), 3);
   EXPECT_EQ(count(graph, EventKind::kAllGather), 4 + 3);
-  const Texts all = only(spelled(step_of(tiny_model(3), plan, 2)),
-                         {"pre_backward", "post_backward", "unshard_free"});
+  const Texts all = only(spelled(step_of(tiny_model(3), plan, 2)), {"pre_backward", "post_backward", "unshard_free"});
   EXPECT_EQ(Texts(all.begin() + 3, all.end()),
-            Texts({"pre_backward root", "pre_backward 2", "post_backward 2", "unshard_free 2",
-                   "pre_backward 1", "pre_backward 0", "unshard_free 1", "post_backward 0",
-                   "unshard_free 0", "post_backward root", "unshard_free root"}));
+            Texts({"pre_backward root", "pre_backward 2", "post_backward 2", "unshard_free 2", "pre_backward 1",
+                   "pre_backward 0", "unshard_free 1", "post_backward 0", "unshard_free 0", "post_backward root",
+                   "unshard_free root"}));
 }
 
 TEST(Fsdp1, NothingIsLeftBehind) {
   for (const std::int64_t replicate : {1, 2, 8}) {
     for (const bool never : {false, true}) {
-      for (const AccumulationMode mode :
-           {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded}) {
+      for (const AccumulationMode mode : {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded}) {
         Plan plan = fsdp1_plan();
         plan.mesh = {8 / replicate, replicate};
         plan.batch.accumulation = 2;

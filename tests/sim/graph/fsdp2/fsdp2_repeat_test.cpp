@@ -70,16 +70,14 @@ Plan random_plan(const ModelSpec& model, int blocks) {
     });
   });
   set([](Plan& q) {
-    q.prefetch.forward = *rc::gen::elementOf(
-        std::vector<std::int64_t>{Prefetch::kImplicit, Prefetch::kImplicit, 1, 2, 3});
+    q.prefetch.forward =
+        *rc::gen::elementOf(std::vector<std::int64_t>{Prefetch::kImplicit, Prefetch::kImplicit, 1, 2, 3});
   });
   set([](Plan& q) { q.prefetch.backward = *rc::gen::element<std::int64_t>(1, 1, 2, 3); });
   set([&](Plan& q) { q.prefetch.backward_lists = flag(); });
   set([&](Plan& q) { q.prefetch.async_unshard = flag(); });
   set([&](Plan& q) {
-    q.recompute = range([] {
-      return *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
-    });
+    q.recompute = range([] { return *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective); });
   });
   set([](Plan& q) { q.param_dtype = *rc::gen::element(DType::kBf16, DType::kFp32); });
   set([](Plan& q) { q.reduce_dtype = *rc::gen::element(DType::kBf16, DType::kFp32); });
@@ -87,39 +85,29 @@ Plan random_plan(const ModelSpec& model, int blocks) {
     if (flag()) q.output_dtype = DType::kFp32;
   });
   set([](Plan& q) {
-    q.accumulation =
-        *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
+    q.accumulation = *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
   });
-  for (When* const when :
-       {&p.accumulation_details.all_reduce, &p.accumulation_details.reshard_after_backward,
-        &p.accumulation_details.is_last_backward}) {
+  for (When* const when : {&p.accumulation_details.all_reduce, &p.accumulation_details.reshard_after_backward,
+                           &p.accumulation_details.is_last_backward}) {
     const When before = std::exchange(*when, flag() ? When::kLast : When::kEach);
     if (find_problem(p, model, cluster)) *when = before;
   }
   set([&](Plan& q) { q.frozen.embedding = flag(); });
   set([&](Plan& q) { q.frozen.blocks = range([&] { return *rc::gen::inRange(0, 4) == 0; }); });
   set([&](Plan& q) { q.unshard_in_backward = range([&] { return *rc::gen::inRange(0, 4) > 0; }); });
-  set([](Plan& q) {
-    q.offload = *rc::gen::element(Offload::kNone, Offload::kNone, Offload::kCpu);
-  });
+  set([](Plan& q) { q.offload = *rc::gen::element(Offload::kNone, Offload::kNone, Offload::kCpu); });
   set([&](Plan& q) {
     if (flag()) q.gradient_divide_factor = 3;
   });
   set([&](Plan& q) { q.force_sum_reduction = flag(); });
-  set([](Plan& q) {
-    q.optimizer.kind = *rc::gen::element(Optimizer::Kind::kAdamW, Optimizer::Kind::kSgd);
-  });
+  set([](Plan& q) { q.optimizer.kind = *rc::gen::element(Optimizer::Kind::kAdamW, Optimizer::Kind::kSgd); });
   set([&](Plan& q) {
     if (flag()) q.optimizer.clip_norm = 1;
   });
   set([](Plan& q) { q.reduce_scatter_buffers = *rc::gen::inRange<std::int64_t>(1, 3); });
-  set([](Plan& q) {
-    q.communicators = *rc::gen::element(Communicators::kShared, Communicators::kSeparate);
-  });
+  set([](Plan& q) { q.communicators = *rc::gen::element(Communicators::kShared, Communicators::kSeparate); });
   set([](Plan& q) { q.host_sync = *rc::gen::element(HostSync::kNone, HostSync::kStep); });
-  set([](Plan& q) {
-    q.host = *rc::gen::element(HostKind::kFeedsDevice, HostKind::kFeedsDevice, HostKind::kComputes);
-  });
+  set([](Plan& q) { q.host = *rc::gen::element(HostKind::kFeedsDevice, HostKind::kFeedsDevice, HostKind::kComputes); });
   set([&](Plan& q) { q.evaluation.in_step = flag(); });
   return p;
 }
@@ -144,9 +132,8 @@ TEST(Fsdp2Repeat, HoldsForTheDefaultsOfEveryVersion) {
           plan.batch.accumulation = accumulation;
           plan.prefetch.forward = forward;
           plan.prefetch.backward = backward;
-          EXPECT_EQ(difference(model, plan), "")
-              << plan.runtime.version << " shard " << shard << " accumulation " << accumulation
-              << " prefetch " << forward << "/" << backward;
+          EXPECT_EQ(difference(model, plan), "") << plan.runtime.version << " shard " << shard << " accumulation "
+                                                 << accumulation << " prefetch " << forward << "/" << backward;
         }
       }
     }

@@ -27,8 +27,7 @@ ModelSpec tiny_gpt() {
 
 LayerProgram program_of(const ModelSpec& model, std::int32_t layer) {
   ProgramOptions options = {.sequence = 8, .hooks = true};
-  const bool is_table =
-      layer_of(model, layer).role == LayerRole::kEmbedding && model.tied_embeddings;
+  const bool is_table = layer_of(model, layer).role == LayerRole::kEmbedding && model.tied_embeddings;
   options.tied = is_table ? Tying::kTokenTable : Tying::kNone;
   return build_layer_program(layer_of(model, layer), options);
 }
@@ -51,9 +50,7 @@ TEST(LayerModules, OuterModulesComeBeforeInnerOnes) {
       EXPECT_TRUE(module.name.starts_with(names[static_cast<std::size_t>(module.parent)]));
     }
   }
-  const auto at = [&](const char* name) {
-    return std::find(names.begin(), names.end(), name) - names.begin();
-  };
+  const auto at = [&](const char* name) { return std::find(names.begin(), names.end(), name) - names.begin(); };
   EXPECT_LT(at("self_attn"), at("self_attn.q_proj"));
   EXPECT_LT(at("self_attn.o_proj"), at("mlp.gate_proj"));
   // Two norms, attention and its four matrices, the MLP and its three.
@@ -63,8 +60,8 @@ TEST(LayerModules, OuterModulesComeBeforeInnerOnes) {
 TEST(LayerModules, NamesCarryTheBlocksNumber) {
   const ModelSpec model = tiny_model(3);
   const auto& parameters = layer_of(model, kBlock).parameters;
-  const auto q = std::ranges::find_if(
-      parameters, [](const ParameterSpec& p) { return p.name == "self_attn.q_proj.weight"; });
+  const auto q =
+      std::ranges::find_if(parameters, [](const ParameterSpec& p) { return p.name == "self_attn.q_proj.weight"; });
   ASSERT_NE(q, parameters.end());
   EXPECT_EQ(parameter_name(model, kBlock + 2, static_cast<std::int16_t>(q - parameters.begin())),
             model.block_prefix + ".2.self_attn.q_proj.weight");
@@ -74,18 +71,16 @@ TEST(LayerModules, NamesCarryTheBlocksNumber) {
 TEST(LayerModules, GradientsOfALlamaBlockAreStoredInAutogradsOrder) {
   EXPECT_EQ(
       gradients_of(tiny_model(2), kBlock),
-      (std::vector<std::string>{
-          "mlp.down_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.weight",
-          "post_attention_layernorm.weight", "self_attn.o_proj.weight", "self_attn.v_proj.weight",
-          "self_attn.k_proj.weight", "self_attn.q_proj.weight", "input_layernorm.weight"}));
+      (std::vector<std::string>{"mlp.down_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.weight",
+                                "post_attention_layernorm.weight", "self_attn.o_proj.weight", "self_attn.v_proj.weight",
+                                "self_attn.k_proj.weight", "self_attn.q_proj.weight", "input_layernorm.weight"}));
 }
 
 TEST(LayerModules, GradientsOfAGptBlockHaveBiasesFirst) {
   EXPECT_EQ(gradients_of(tiny_gpt(), kBlock),
-            (std::vector<std::string>{"mlp.c_proj.bias", "mlp.c_proj.weight", "mlp.c_fc.bias",
-                                      "mlp.c_fc.weight", "ln_2.weight", "ln_2.bias",
-                                      "attn.c_proj.bias", "attn.c_proj.weight", "attn.c_attn.bias",
-                                      "attn.c_attn.weight", "ln_1.weight", "ln_1.bias"}));
+            (std::vector<std::string>{"mlp.c_proj.bias", "mlp.c_proj.weight", "mlp.c_fc.bias", "mlp.c_fc.weight",
+                                      "ln_2.weight", "ln_2.bias", "attn.c_proj.bias", "attn.c_proj.weight",
+                                      "attn.c_attn.bias", "attn.c_attn.weight", "ln_1.weight", "ln_1.bias"}));
 }
 
 // A tied head stores nothing: the table's gradient is complete with the lookup's.
@@ -94,8 +89,7 @@ TEST(LayerModules, ATiedTableIsStoredLast) {
   const auto last = static_cast<std::int32_t>(model.order.size()) - 2;
   ASSERT_EQ(layer_of(model, last).role, LayerRole::kHead);
   EXPECT_TRUE(gradients_of(model, last).empty());
-  EXPECT_EQ(gradients_of(model, 0),
-            (std::vector<std::string>{"transformer.wpe.weight", "transformer.wte.weight"}));
+  EXPECT_EQ(gradients_of(model, 0), (std::vector<std::string>{"transformer.wpe.weight", "transformer.wte.weight"}));
 }
 
 // Cutting moves no work: segments are the phase in pieces, hooks between them in order.

@@ -27,8 +27,7 @@ const LayerSpec& block_of(const ModelSpec& model) {
 }
 
 LayerProgram program(Recompute recompute, bool stacked = false) {
-  ProgramOptions options = {
-      .batch = kBatch, .sequence = kSequence, .recompute = recompute, .stacked = stacked};
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence, .recompute = recompute, .stacked = stacked};
   return build_layer_program(block_of(tiny_model(1)), options);
 }
 
@@ -38,9 +37,7 @@ TEST(LayerProgram, ABlockKeepsWhatAutogradKeeps) {
   EXPECT_EQ(program(Recompute::kNone).saved_bytes(), Bytes(all - input));
 }
 
-TEST(LayerProgram, FullRecomputeKeepsTheInputAlone) {
-  EXPECT_EQ(program(Recompute::kFull).saved_bytes(), Bytes(0));
-}
+TEST(LayerProgram, FullRecomputeKeepsTheInputAlone) { EXPECT_EQ(program(Recompute::kFull).saved_bytes(), Bytes(0)); }
 
 TEST(LayerProgram, SelectiveRecomputeKeepsAttentionAndEverySecondProduct) {
   // q, v, w1, w2 and attention: 2T(d + dkv + f + d) + 2Td + 4Th, and the input 2Td.
@@ -97,8 +94,7 @@ TEST(LayerProgram, BackwardLeavesWeightGradientsAndTheInputsGradient) {
         EXPECT_EQ(p.forward.swing.net + p.recompute.swing.net + p.backward.swing.net,
                   output /* stays for the next layer */ + gradients + input - input - output)
             << to_string(mode) << reentrant << casts;
-        EXPECT_EQ(p.free_gradients.front().swing.net + p.free_last_gradient.front().swing.net,
-                  -gradients);
+        EXPECT_EQ(p.free_gradients.front().swing.net + p.free_last_gradient.front().swing.net, -gradients);
       }
     }
   }
@@ -174,8 +170,8 @@ TEST(LayerProgram, WhatOnlyNamesHoldIsNotRecomputed) {
   Operation copy = {.name = "held", .function = Function::kCopy, .gradient = GradientRule::kNone};
   copy.outputs = block.operations.back().released = {held};
   block.operations.insert(block.operations.begin(), copy);
-  const LayerProgram p = build_layer_program(
-      block, {.batch = kBatch, .sequence = kSequence, .recompute = Recompute::kFull});
+  const LayerProgram p =
+      build_layer_program(block, {.batch = kBatch, .sequence = kSequence, .recompute = Recompute::kFull});
   EXPECT_GT(p.forward.swing.peak, 200 * T * d);
   EXPECT_EQ(p.recompute.swing.peak, program(Recompute::kFull).recompute.swing.peak);
 }
@@ -200,8 +196,7 @@ TEST(LayerProgram, NarrowerViewsAreNotAddedUp) {
   block.operations.insert(block.operations.begin(), {look, scale});
   block.operations.push_back(both);
   const auto sums = [](const LayerProgram& p) {
-    return std::ranges::count_if(p.slots,
-                                 [](const Slot& slot) { return slot.name.ends_with("grad sum"); });
+    return std::ranges::count_if(p.slots, [](const Slot& slot) { return slot.name.ends_with("grad sum"); });
   };
   EXPECT_EQ(sums(build_layer_program(block, {.batch = kBatch, .sequence = kSequence})),
             sums(program(Recompute::kNone)));
@@ -222,8 +217,7 @@ TEST(LayerProgram, AFrozenWeightsCopyIsKept) {
 }
 
 TEST(LayerProgram, FlatGradientsAllocateNoTensors) {
-  ProgramOptions options = {
-      .batch = kBatch, .sequence = kSequence, .gradients = GradientStorage::kFlat};
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence, .gradients = GradientStorage::kFlat};
   const LayerProgram p = build_layer_program(block_of(tiny_model(1)), options);
   EXPECT_TRUE(p.free_gradients.front().actions.empty());
   for (const Slot& slot : p.slots) EXPECT_NE(slot.stored, MemoryCategory::kUnshardedGrad);
@@ -234,8 +228,8 @@ TEST(LayerProgram, FlatGradientsAllocateNoTensors) {
 TEST(LayerProgram, WorkspacesLiveWhileTheirOperationRuns) {
   const LayerSpec plain = block_of(tiny_model(1));
   LayerSpec block = plain;
-  const auto q = std::ranges::find_if(
-      block.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const auto q =
+      std::ranges::find_if(block.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   constexpr std::int64_t kWorkspace = 100 * d;  // elements per token: more than the rest together
   for (std::vector<std::int16_t>* list : {&q->forward_workspace, &q->backward_workspace}) {
     list->push_back(static_cast<std::int16_t>(block.tensors.size()));
@@ -243,10 +237,8 @@ TEST(LayerProgram, WorkspacesLiveWhileTheirOperationRuns) {
   }
   for (const bool trains_input : {true, false}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
-      ProgramOptions options = {.batch = kBatch,
-                                .sequence = kSequence,
-                                .recompute = recompute,
-                                .input_needs_gradient = trains_input};
+      ProgramOptions options = {
+          .batch = kBatch, .sequence = kSequence, .recompute = recompute, .input_needs_gradient = trains_input};
       options.frozen.assign(block.parameters.size(), false);
       options.frozen.front() = !trains_input;  // the norm's: no gradient for what q reads
       const LayerProgram p = build_layer_program(block, options);

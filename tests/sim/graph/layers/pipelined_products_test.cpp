@@ -42,8 +42,7 @@ LayerPhaseProgram phase() {
     LayerSegment segment = {.actions_end = end, .kernels_end = end};
     p.segments.push_back(segment);
   }
-  const auto call = [&](LayerCall::Kind kind, CollectiveKind collective, std::uint16_t segment,
-                        std::int16_t launch) {
+  const auto call = [&](LayerCall::Kind kind, CollectiveKind collective, std::uint16_t segment, std::int16_t launch) {
     LayerCall made = {.kind = kind};
     made.collective.kind = collective;
     made.segment = segment;

@@ -70,10 +70,8 @@ TEST(Megatron, ABlockGathersSixTimesAndScattersFour) {
   for (const int blocks : {1, 3}) {
     const auto sums = sent(build_training_step(tiny_model(blocks), plan));
     const std::int64_t positions = 2 * 128, whole = positions * 512 * 2;
-    EXPECT_EQ(sums.at({"tp", EventKind::kAllGather}),
-              (Sent{6 * blocks + 3, (6 * blocks + 3) * whole}));
-    EXPECT_EQ(sums.at({"tp", EventKind::kReduceScatter}),
-              (Sent{4 * blocks + 2, (4 * blocks + 2) * whole}));
+    EXPECT_EQ(sums.at({"tp", EventKind::kAllGather}), (Sent{6 * blocks + 3, (6 * blocks + 3) * whole}));
+    EXPECT_EQ(sums.at({"tp", EventKind::kReduceScatter}), (Sent{4 * blocks + 2, (4 * blocks + 2) * whole}));
     // The loss: the greatest logit, the chosen one and the sum, in fp32; then the gradients of all
     // norms at once, in the dtype of the buffer.
     const std::int64_t norms = (2 * blocks + 1) * 512;
@@ -99,10 +97,8 @@ TEST(Megatron, BothEndsOfAPipelineHaveATiedTable) {
     std::vector<std::pair<std::string, std::int64_t>> last;
     for (const Row& row : rank.rows) {
       const Work& work = rank.works[row.work];
-      const bool reduces =
-          row.kind == EventKind::kReduceScatter || row.kind == EventKind::kAllReduce;
-      if (reduces)
-        last.emplace_back(rank.communicators[work.communicator].name, work.bytes.count());
+      const bool reduces = row.kind == EventKind::kReduceScatter || row.kind == EventKind::kAllReduce;
+      if (reduces) last.emplace_back(rank.communicators[work.communicator].name, work.bytes.count());
     }
     const bool is_end = stage == 0 || stage == 3;
     const std::int64_t bytes = kTable * size_of(plan.reduce_dtype);
@@ -171,8 +167,7 @@ TEST(Megatron, OverlapsChangeNoBytes) {
   const EventGraph both = build_training_step(tiny_model(3), plan);
   plan.megatron.overlap_param_gather = false;
   const EventGraph late = build_training_step(tiny_model(3), plan);
-  EXPECT_EQ(sent(both).at({"shard", EventKind::kAllGather}),
-            sent(late).at({"shard", EventKind::kAllGather}));
+  EXPECT_EQ(sent(both).at({"shard", EventKind::kAllGather}), sent(late).at({"shard", EventKind::kAllGather}));
   const auto first = [](const EventGraph& graph, EventKind kind) {
     std::size_t i = 0;
     while (graph.rows[i].kind != kind) ++i;
@@ -186,8 +181,8 @@ double held_bytes(const EventGraph& graph) {
   double held = 0;
   for (const std::int32_t id : graph.persistent) {  // but for what libraries keep beside
     const Buffer buffer = graph.buffer(id);
-    const bool is_state = buffer.category != MemoryCategory::kBackwardTemp &&
-                          buffer.category != MemoryCategory::kCommTemp;
+    const bool is_state =
+        buffer.category != MemoryCategory::kBackwardTemp && buffer.category != MemoryCategory::kCommTemp;
     held += is_state ? static_cast<double>(buffer.bytes.count()) : 0;
   }
   return held;
@@ -203,8 +198,7 @@ double theoretical_states(const ModelSpec& model, const Plan& plan) {
       (p.is_norm ? whole : cut) += p.tied ? 0.0 : static_cast<double>(p.numel());
     }
   }
-  const auto ranks =
-      static_cast<double>(plan.megatron.distributed_optimizer ? plan.mesh.fsdp() : 1);
+  const auto ranks = static_cast<double>(plan.megatron.distributed_optimizer ? plan.mesh.fsdp() : 1);
   return (cut / static_cast<double>(plan.mesh.tp) + whole) * (6 + 12 / ranks);
 }
 
@@ -257,8 +251,7 @@ TEST(Megatron, WhatABlockKeepsIsCutByTensorParallel) {
     plan.compile = Compile::kNone;
     const LayerPrograms programs(model, plan);
     const auto& block = *programs.at(1, Recompute::kNone);
-    const std::int64_t least =
-        positions / tp * (2 * (4 * d + 2 * d + 2 * kv + 3 * ffn) + 4 * (2 + heads));
+    const std::int64_t least = positions / tp * (2 * (4 * d + 2 * d + 2 * kv + 3 * ffn) + 4 * (2 + heads));
     EXPECT_GE(block.saved_bytes().count() + block.slots.front().bytes.count(), least) << tp;
     // Eager kernels keep silu's output as well, and views their whole.
     const std::int64_t most = least + positions / tp * 2 * (2 * d + 2 * kv + 2 * ffn) + 16 * 512;
@@ -284,6 +277,32 @@ TEST(Megatron, TheLossHoldsSixBytesOfEachLogit) {
     // Then the gradient takes the copy's place, and is cast.
     const std::int64_t most = loss.forward.swing.net + loss.backward.swing.peak;
     EXPECT_LE(std::abs(most - 4 * logits), slack);
+  }
+}
+
+// Compiled (jit_fuser), the exponentials are a copy of their own; TransformerEngine's works on the
+// logits themselves. Of both, two exchanges: the greatest, then the sums; or all three at once.
+TEST(Megatron, FusedLossesHoldTenAndTwoBytesOfEachLogit) {
+  const ModelSpec plain = tiny_model(1);
+  for (const std::int64_t tp : {1, 2}) {
+    for (const auto& [kind, bytes] : {std::pair{Loss::Kind::kCompiled, 10}, {Loss::Kind::kFused, 2}}) {
+      Plan plan = megatron_plan();
+      plan.mesh.tp = tp;
+      plan.loss.kind = kind;
+      const ModelSpec model = with_variants(plain, plan);
+      const LayerPrograms programs(model, plan);
+      const auto last = static_cast<std::int32_t>(model.order.size()) - 1;
+      const LayerProgram& loss = *programs.at(last, Recompute::kNone);
+      const std::int64_t logits = 2 * 128 * 4096 / tp;
+      EXPECT_LE(std::abs(loss.forward.swing.peak - (bytes - 2) * logits), 64 * 1024) << tp << bytes;
+      const auto sums = sent(build_training_step(model, plan));
+      const auto count = [&](EventKind kind) {
+        const auto found = sums.find({"tp", kind});
+        return found == sums.end() ? 0 : found->second.count;
+      };
+      // (One more all-reduce: gradients of norms.)
+      EXPECT_EQ(count(EventKind::kAllReduce), tp == 1 ? 0 : kind == Loss::Kind::kFused ? 1 : 3);
+    }
   }
 }
 
@@ -322,8 +341,7 @@ TEST(Megatron, ExpertsAreReducedOverTheirOwnRanks) {
   plan.mesh.tp = 2;
   plan.mesh.ep = 8;
   const auto cut = sent(build_training_step(model, plan));
-  EXPECT_EQ(cut.at({"ep", EventKind::kAllToAll}).bytes * 2,
-            sums.at({"ep", EventKind::kAllToAll}).bytes);
+  EXPECT_EQ(cut.at({"ep", EventKind::kAllToAll}).bytes * 2, sums.at({"ep", EventKind::kAllToAll}).bytes);
   // Attention alone gathers: qkv forward and backward, proj's gradient; embedding and head 3.
   EXPECT_EQ(cut.at({"tp", EventKind::kAllGather}).count, 3 * 48 + 3);
 }
@@ -348,7 +366,7 @@ TEST(Megatron, RanksThatShareExpertsGatherTheirRows) {
   };
   EXPECT_EQ(at_experts(shared), at_experts(whole));
   EXPECT_EQ(after.at({"ep", EventKind::kAllToAll}), before.at({"ep", EventKind::kAllToAll}));
-  const std::int64_t rows = 2 * 1024 / 2 * 8;  // both ranks', two bytes an element
+  const std::int64_t rows = 2 * 1024 / 2 * 8;               // both ranks', two bytes an element
   const Sent each{3 * 48, 48 * rows * (2 * 2048 + 1) * 2};  // with what weighs them
   EXPECT_EQ(after.at({"etp", EventKind::kAllGather}), each);
   EXPECT_EQ(after.at({"etp", EventKind::kReduceScatter}), each);
@@ -442,8 +460,8 @@ TEST(Megatron, RoutersLaunchMapsAndSums) {
     std::map<EventKind, std::int64_t> counts;
     for (const Row& row : graph.rows) {
       for (const Kernel& kernel : graph.kernels_of(graph.works[row.work])) {
-        const bool is_map = kernel.bytes.count() <= 8 * 1024 * 128 &&
-                            kernel.kind == KernelKind::kMemory && kernel.bytes.count() > 0;
+        const bool is_map =
+            kernel.bytes.count() <= 8 * 1024 * 128 && kernel.kind == KernelKind::kMemory && kernel.bytes.count() > 0;
         if (is_map) ++counts[row.kind];
       }
     }
@@ -497,9 +515,7 @@ TEST(Megatron, AttentionThatIsNotFusedHasItsOwnSoftmax) {
 TEST(Megatron, TheLastBiasOfExpertsIsAddedInFp32) {
   const ModelSpec model = load_zoo_model("gpt-oss-20b");
   Plan plan = over_experts();
-  const auto copied = [&] {
-    return moved(build_training_step(model, plan), EventKind::kForward, Function::kCopy);
-  };
+  const auto copied = [&] { return moved(build_training_step(model, plan), EventKind::kForward, Function::kCopy); };
   const std::int64_t eager = copied();
   plan.megatron.cuda_graphs = MegatronOptions::CudaGraphs::kIteration;
   const std::int64_t rows = 1024 * 4;  // a rank's
@@ -553,14 +569,10 @@ TEST(Megatron, WeightsInFp8TravelInAByte) {
       weights += p.gathered_in_fp8 ? p.numel() : 0;
     }
   }
-  const auto gathered = [](const EventGraph& graph) {
-    return sent(graph).at({"shard", EventKind::kAllGather});
-  };
+  const auto gathered = [](const EventGraph& graph) { return sent(graph).at({"shard", EventKind::kAllGather}); };
   EXPECT_EQ(gathered(narrow).count, count);
   EXPECT_NEAR(as_double(gathered(wide).bytes - gathered(narrow).bytes), as_double(weights), 1e5);
-  const auto reduced = [](const EventGraph& graph) {
-    return sent(graph)[{"shard", EventKind::kAllReduce}].bytes;
-  };
+  const auto reduced = [](const EventGraph& graph) { return sent(graph)[{"shard", EventKind::kAllReduce}].bytes; };
   EXPECT_EQ(reduced(narrow) - reduced(wide), 4 * count);
   std::int64_t cast = 0;
   for (const Row& row : narrow.rows) {

@@ -46,10 +46,8 @@ TEST(Pipeline, EveryMicroBatchRunsOnceThroughEveryStage) {
       for (int k = 0; k < p.microbatches; ++k) {
         const auto count = [&](PipelineAction::Kind kind) { return times[{stage, kind, k}]; };
         EXPECT_EQ(count(PipelineAction::Kind::kForward), 1);
-        EXPECT_EQ(count(PipelineAction::Kind::kBackward) + count(PipelineAction::Kind::kInputGrad),
-                  1);
-        EXPECT_EQ(count(PipelineAction::Kind::kInputGrad),
-                  count(PipelineAction::Kind::kWeightGrad));
+        EXPECT_EQ(count(PipelineAction::Kind::kBackward) + count(PipelineAction::Kind::kInputGrad), 1);
+        EXPECT_EQ(count(PipelineAction::Kind::kInputGrad), count(PipelineAction::Kind::kWeightGrad));
       }
     }
   }
@@ -98,8 +96,7 @@ TEST(Pipeline, WhatNobodyComputesIsRefused) {
 
 TEST(Pipeline, WrittenOrdersFinishWhatTheyBegin) {
   const auto orders = [](const char* first, const char* second) {
-    StagePipeline p = {
-        .schedule = PipelineSchedule::kCustom, .ranks = 2, .orders = {first, second}};
+    StagePipeline p = {.schedule = PipelineSchedule::kCustom, .ranks = 2, .orders = {first, second}};
     return pipeline_orders(p);
   };
   EXPECT_EQ(text_of(orders("0F0 . 0B0", "1F0 1I0 1W0")[1]), "1F0 1I0 1W0");

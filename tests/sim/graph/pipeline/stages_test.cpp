@@ -26,8 +26,7 @@ Plan pipelined_plan(RuntimeKind runtime, PipelineSchedule schedule) {
   plan.mesh = {2, 1};
   plan.mesh.pp = 4;
   plan.pipeline.schedule = schedule;
-  const bool is_single =
-      schedule == PipelineSchedule::kGPipe || schedule == PipelineSchedule::k1F1B;
+  const bool is_single = schedule == PipelineSchedule::kGPipe || schedule == PipelineSchedule::k1F1B;
   plan.pipeline.stages_per_rank = is_single ? 1 : 2;
   plan.units.embedding = UnitPlacement::kOwn;
   plan.units.head = UnitPlacement::kWithNorm;
@@ -57,8 +56,8 @@ std::vector<Plan> some_plans() {
   std::vector<Plan> plans;
   for (const PipelineSchedule schedule :
        {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B,
-        PipelineSchedule::kLoopedBfs, PipelineSchedule::kInterleavedZeroBubble,
-        PipelineSchedule::kZbvZeroBubble, PipelineSchedule::kDualPipeV}) {
+        PipelineSchedule::kLoopedBfs, PipelineSchedule::kInterleavedZeroBubble, PipelineSchedule::kZbvZeroBubble,
+        PipelineSchedule::kDualPipeV}) {
     plans.push_back(pipelined_plan(RuntimeKind::kFsdp2, schedule));
   }
   plans.push_back(plans.back());
@@ -98,8 +97,7 @@ TEST(Stages, RanksHaveEachLayerOnce) {
     for (std::int64_t rank = 0; rank < plan.mesh.pp; ++rank) {
       const ModelSpec part = part_of_pipeline(model, at_pipeline_rank(plan, rank));
       for (const LayerInstance& layer : part.order) names.insert(layer.name);
-      EXPECT_EQ(stages_of_part(part, at_pipeline_rank(plan, rank)).size(),
-                at(plan.pipeline.stages_per_rank));
+      EXPECT_EQ(stages_of_part(part, at_pipeline_rank(plan, rank)).size(), at(plan.pipeline.stages_per_rank));
     }
     std::multiset<std::string> whole;
     for (const LayerInstance& layer : model.order) whole.insert(layer.name);
@@ -148,8 +146,7 @@ TEST(Stages, WaitForEachOther) {
     CostTable costs = table_of(graph);
     std::int64_t most = 0;  // compute rows of a rank
     for (const EventGraph* rank : ranks_of(graph)) {
-      most = std::max<std::int64_t>(most,
-                                    std::ranges::count(rank->rows, Stream::kCompute, &Row::stream));
+      most = std::max<std::int64_t>(most, std::ranges::count(rank->rows, Stream::kCompute, &Row::stream));
       costs.pipeline.push_back(rank == &graph ? CostTable() : table_of(*rank));
     }
     const Timeline& timeline = Simulator().simulate(graph, costs);
@@ -183,8 +180,7 @@ TEST(Stages, HalvesOfBackwardsRecomputeForEachGroupOfWeights) {
 // Received into buffers for all of them.
 TEST(Stages, ManyMicroBatchesAreToldByFew) {
   const ModelSpec model = tiny_model(14);
-  for (const PipelineSchedule schedule :
-       {PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B}) {
+  for (const PipelineSchedule schedule : {PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B}) {
     Plan plan = pipelined_plan(RuntimeKind::kFsdp2, schedule);
     plan.batch.accumulation = 80;
     const LaidOut few = laid_out_of(plan);
@@ -212,8 +208,7 @@ TEST(Stages, WhatTheLibraryLosesIsRefused) {
 TEST(Stages, OneOfManyMicroBatchesHoldsFewerActivationsTheLaterItsStage) {
   const ModelSpec model = tiny_model(14);
   // 1F1B: rank r has pp - r of them in flight (Schedule1F1B: warm-up).
-  const EventGraph graph =
-      build_training_step(model, pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::k1F1B));
+  const EventGraph graph = build_training_step(model, pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::k1F1B));
   Bytes before = peak_allocated(*ranks_of(graph)[1]);
   const Bytes next = peak_allocated(*ranks_of(graph)[2]);
   EXPECT_GT(before, next);

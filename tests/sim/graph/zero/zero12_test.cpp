@@ -35,9 +35,7 @@ std::vector<LibraryEvent> collectives(const LibraryStep& step, std::string_view 
   return events;
 }
 
-Parameter halves(std::int64_t numel) {
-  return {.used = true, .dtype = DType::kBf16, .numel = numel};
-}
+Parameter halves(std::int64_t numel) { return {.used = true, .dtype = DType::kBf16, .numel = numel}; }
 
 TEST(ZeroPartition, IsPaddedToTwiceTheRanksAndCutsThroughParameters) {
   // 10 + 7 + 4 = 21 elements over 3 ranks: padded to 24, 8 each. Rank 1 holds the end of the first,
@@ -53,8 +51,7 @@ TEST(ZeroPartition, IsPaddedToTwiceTheRanksAndCutsThroughParameters) {
   std::vector<ZeroSlice> slices;
   for_each_slice(std::span(&partition, 1), parameters, bucket, -1,
                  [&](const ZeroSlice& slice) { slices.push_back(slice); });
-  const std::vector<std::pair<std::int64_t, std::int64_t>> expected = {
-      {2, 4}, {1, 6}, {2, 1}, {0, 8}, {1, 2}};
+  const std::vector<std::pair<std::int64_t, std::int64_t>> expected = {{2, 4}, {1, 6}, {2, 1}, {0, 8}, {1, 2}};
   ASSERT_EQ(slices.size(), expected.size());
   for (std::size_t i = 0; i < slices.size(); ++i) {
     EXPECT_EQ(slices[i].rank, expected[i].first);
@@ -75,8 +72,8 @@ TEST(Zero12, Stage1FillsBucketsInTheOrderOfRegistrationAfterBackward) {
   ASSERT_EQ(sent.size(), 1U);
   EXPECT_TRUE(sent[0].unit.starts_with("model.embed_tokens.weight.."));
   const auto& log = run.steps[1].log;
-  const auto last = std::find_if(log.rbegin(), log.rend(),
-                                 [](const LibraryEvent& e) { return e.kind == "grad_ready"; });
+  const auto last =
+      std::find_if(log.rbegin(), log.rend(), [](const LibraryEvent& e) { return e.kind == "grad_ready"; });
   EXPECT_EQ((last - 1)->kind, "all_reduce");
 }
 
@@ -136,8 +133,7 @@ TEST(Zero12, Stage1ReducesAtTheBoundaryAndStage2InEveryMicroBatch) {
     for (const LibraryEvent& e : collectives(record(tiny_model(2), plan).steps[1], "all_reduce")) {
       micro.push_back(e.microbatch);
     }
-    EXPECT_EQ(micro, kind == RuntimeKind::kZero1 ? std::vector<std::int32_t>{2}
-                                                 : (std::vector<std::int32_t>{0, 1, 2}));
+    EXPECT_EQ(micro, kind == RuntimeKind::kZero1 ? std::vector<std::int32_t>{2} : (std::vector<std::int32_t>{0, 1, 2}));
   }
 }
 
@@ -161,8 +157,7 @@ TEST(Zero12, TheStepReadsOverflowAndNormOnTheHost) {
   plan.param_dtype = plan.reduce_dtype = DType::kFp32;
   EXPECT_EQ(tail_of(record(model, plan).steps[1]), (Tail{{"float32", 4}, {"float32", 2 * part}}));
   const EventGraph graph = build_training_step(model, zero_plan(RuntimeKind::kZero2));
-  const auto waits =
-      std::ranges::count_if(graph.rows, [](const Row& row) { return row.host_wait != kNoEvent; });
+  const auto waits = std::ranges::count_if(graph.rows, [](const Row& row) { return row.host_wait != kNoEvent; });
   EXPECT_EQ(waits, 2);
 }
 
@@ -188,8 +183,7 @@ TEST(Zero12, ParametersThatDoNotDecayAreAGroupOfTheirOwn) {
   EXPECT_EQ(bytes_of(two.steps[1], "all_gather"),
             (std::vector<std::int64_t>{(model.parameters() - 5 * 512) * 2, 5 * 512 * 2}));
   // The gradients, overflow, two norms.
-  EXPECT_EQ(bytes_of(two.steps[1], "all_reduce"),
-            (std::vector<std::int64_t>{model.parameters() * 2, 1, 4, 4}));
+  EXPECT_EQ(bytes_of(two.steps[1], "all_reduce"), (std::vector<std::int64_t>{model.parameters() * 2, 1, 4, 4}));
   const auto sent = collectives(two.steps[1], "all_reduce");
   EXPECT_TRUE(sent[0].unit.ends_with("..model.norm.weight")) << sent[0].unit;
 }
@@ -221,8 +215,7 @@ TEST(Zero12, StatesMayBePartitionedInGroups) {
   second.mesh = {2, 1};
   second.zero.partition_in_groups = false;
   second.rank = 1;
-  EXPECT_EQ(record(model, plan).facts.at("padding_this_rank.0"),
-            record(model, second).facts.at("padding_this_rank.0"));
+  EXPECT_EQ(record(model, plan).facts.at("padding_this_rank.0"), record(model, second).facts.at("padding_this_rank.0"));
 }
 
 struct States {
@@ -240,8 +233,7 @@ States between_steps(const EventGraph& graph) {
 
 // GPT of 36 blocks of 4096: 7.46 billion parameters.
 ModelSpec large_model() {
-  ModelDims dims =
-      family_dims("gpt3", "gpt-7.5b", {36, 4096, 32, 32, 128, std::int64_t{4} * 4096, 50257, 1024});
+  ModelDims dims = family_dims("gpt3", "gpt-7.5b", {36, 4096, 32, 32, 128, std::int64_t{4} * 4096, 50257, 1024});
   dims.tied = true;
   return build_model(dims);
 }
@@ -304,8 +296,7 @@ TEST(Zero12, ModelStatesAreThoseOfDeepSpeedsEstimator) {
   const States offloaded = between_steps(build_training_step(model, plan));
   // A buffer of the largest parameter stays on the device.
   const std::int64_t largest = std::int64_t{50257} * 4096 * 2;
-  EXPECT_NEAR(static_cast<double>(offloaded.device), static_cast<double>(2 * parameters + largest),
-              1e5);
+  EXPECT_NEAR(static_cast<double>(offloaded.device), static_cast<double>(2 * parameters + largest), 1e5);
   EXPECT_GE(offloaded.host, 16 * share);
 }
 
@@ -340,8 +331,7 @@ TEST(Zero12, Bf16WithFp32GradientsIsAnotherOptimizer) {
   using Sent = std::vector<std::pair<std::string, std::int64_t>>;
   EXPECT_EQ(sent, (Sent{{"all_reduce", 2 * flat}, {"all_gather", 2 * flat}}));
   const States wide = between_steps(run.steps[1].graph);
-  EXPECT_NEAR(static_cast<double>(wide.device - plain.device), 4.0 * static_cast<double>(flat),
-              512);
+  EXPECT_NEAR(static_cast<double>(wide.device - plain.device), 4.0 * static_cast<double>(flat), 512);
   EXPECT_EQ(replay_allocations(run.steps[1].graph).peak, peak_allocated(run.steps[1].graph));
 }
 

@@ -44,8 +44,7 @@ LibraryRun record(const ModelSpec& model, const Plan& plan, std::int32_t steps =
   return record_library_run(model, plan, LayerPrograms(model, plan), watch);
 }
 
-std::vector<std::string> units_of(const LibraryStep& step, const std::string& kind,
-                                  const std::string& note) {
+std::vector<std::string> units_of(const LibraryStep& step, const std::string& kind, const std::string& note) {
   std::vector<std::string> units;
   for (const LibraryEvent& event : step.log) {
     if (event.kind == kind && contains(event.note, note)) {
@@ -151,8 +150,8 @@ TEST(Zero3, ACoalescedGatherHoldsItsParametersTwice) {
   const std::string flat = "gather_buffers=" + std::to_string(2 * (elements(1) - 3 * 512));
   const auto& log = run.steps[2].log;
   const auto at = [&](const std::string& kind, const std::string& unit) {
-    return std::ranges::find_if(
-        log, [&](const LibraryEvent& event) { return event.kind == kind && event.unit == unit; });
+    return std::ranges::find_if(log,
+                                [&](const LibraryEvent& event) { return event.kind == kind && event.unit == unit; });
   };
   EXPECT_NE(at("forward_begin", "lm_head")->note.find(flat), std::string::npos);
   EXPECT_NE(at("forward_end", "lm_head")->note.find("gather_buffers=0"), std::string::npos);
@@ -165,10 +164,8 @@ TEST(Zero3, BucketsCloseBeforeTheGradientThatWouldOverflowThem) {
   // Backward: head and norm fill a bucket exactly; down and up (2 x 786,432); gate with what comes
   // before the table: attention and norms.
   const std::vector<std::string> expected = {
-      "model.norm.weight..lm_head.weight",
-      "model.layers.0.mlp.up_proj.weight..model.layers.0.mlp.down_proj.weight",
-      "model.layers.0.input_layernorm.weight..model.layers.0.mlp.gate_proj.weight",
-      "model.embed_tokens.weight"};
+      "model.norm.weight..lm_head.weight", "model.layers.0.mlp.up_proj.weight..model.layers.0.mlp.down_proj.weight",
+      "model.layers.0.input_layernorm.weight..model.layers.0.mlp.gate_proj.weight", "model.embed_tokens.weight"};
   EXPECT_EQ(units_of(run.steps[2], "reduce_scatter", ""), expected);
 }
 
@@ -198,8 +195,7 @@ TEST(Zero3, LeafBlocksAreFetchedWhole) {
   const LibraryRun run = record(tiny_model(2), plan);
   const auto fetched = units_of(run.steps[2], "all_gather", "fetch n=9");
   EXPECT_EQ(fetched.size(), 4U);
-  EXPECT_EQ(fetched.front(),
-            "model.layers.0.input_layernorm.weight..model.layers.0.mlp.down_proj.weight");
+  EXPECT_EQ(fetched.front(), "model.layers.0.input_layernorm.weight..model.layers.0.mlp.down_proj.weight");
 }
 
 // Recorded from DeepSpeed 0.19.8 with torch.utils.checkpoint(use_reentrant=False) around blocks.
@@ -289,8 +285,7 @@ TEST(Zero3, ATracedStepIsTheOneThatIsAskedFor) {
   const ModelSpec model = tiny_model(5);
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const LibraryRun run = record(model, plans[i]);
-    EXPECT_EQ(run.steps[2].graph.fingerprint(), build_training_step(model, plans[i]).fingerprint())
-        << i;
+    EXPECT_EQ(run.steps[2].graph.fingerprint(), build_training_step(model, plans[i]).fingerprint()) << i;
   }
 }
 
@@ -301,13 +296,11 @@ TEST(Zero3, PlansOfOneShapeShareATrace) {
   const LayerPrograms programs(model, plan);
   for (const std::int64_t ranks : {2, 4, 8}) {
     plan.mesh = {ranks, 1};
-    EXPECT_EQ(build_training_step(model, plan, programs).fingerprint(),
-              build_training_step(model, plan).fingerprint());
+    EXPECT_EQ(build_training_step(model, plan, programs).fingerprint(), build_training_step(model, plan).fingerprint());
   }
   plan.zero.stage3_prefetch_bucket_size = 1'000'000;
   plan.recompute.ranges = {};
-  EXPECT_EQ(build_training_step(model, plan, programs).fingerprint(),
-            build_training_step(model, plan).fingerprint());
+  EXPECT_EQ(build_training_step(model, plan, programs).fingerprint(), build_training_step(model, plan).fingerprint());
 }
 
 TEST(Zero3, EveryBufferIsFreedOnce) {
@@ -349,8 +342,8 @@ TEST(Zero3, OffloadTakesStatesToTheHostAndTheStepWithThem) {
   EXPECT_GT(count(graph, EventKind::kHostToDevice), 0);
   for (const std::int32_t id : graph.persistent) {
     const Buffer buffer = graph.buffer(id);
-    const bool on_device = buffer.category == MemoryCategory::kReduceScatterInput ||
-                           buffer.category == MemoryCategory::kUnshardedParam;
+    const bool on_device =
+        buffer.category == MemoryCategory::kReduceScatterInput || buffer.category == MemoryCategory::kUnshardedParam;
     EXPECT_EQ(buffer.on_host, !on_device) << to_string(buffer.category);
   }
 }
@@ -372,8 +365,8 @@ TEST(Zero3, TheHostWaitsForWhatIsReadFromNvmeAndWrittenToIt) {
       if (first == kNoEvent && kind == EventKind::kHostOptimizer) first = id;
       if (first == kNoEvent || kind != EventKind::kStorageWrite) continue;
       ++writes;
-      const EventId awaited = id + 1 < rows ? graph.rows[static_cast<std::size_t>(id) + 1].host_wait
-                                            : graph.final_host_wait;
+      const EventId awaited =
+          id + 1 < rows ? graph.rows[static_cast<std::size_t>(id) + 1].host_wait : graph.final_host_wait;
       EXPECT_EQ(awaited, id) << threshold;
     }
     // Parameters and states of each sub-group.

@@ -11,12 +11,10 @@ namespace foreshard {
 namespace {
 
 ModelSpec engine_model(std::int64_t vocabulary) {
-  return build_model(family_dims("llama", "small", {2, 256, 8, 8, 32, 768, vocabulary, 64}),
-                     Stack::kNative);
+  return build_model(family_dims("llama", "small", {2, 256, 8, 8, 32, 768, vocabulary, 64}), Stack::kNative);
 }
 
-std::optional<PlanProblem> problem_of(const std::function<void(Plan&)>& change,
-                                      std::int64_t vocabulary = 512) {
+std::optional<PlanProblem> problem_of(const std::function<void(Plan&)>& change, std::int64_t vocabulary = 512) {
   Plan plan = tiny_plan();
   plan.runtime = {RuntimeKind::kNative, newest_version(RuntimeKind::kNative)};
   plan.mesh = {2, 1};
@@ -67,8 +65,7 @@ TEST(AxesCheck, WidthsAreCutIntoWholeBlocks) {
   const auto problem = problem_of([](Plan&) {}, 512 + 64);  // 64 is 2 x 32
   ASSERT_TRUE(problem);
   EXPECT_EQ(problem->key, "mesh.tp");
-  EXPECT_NE(problem->what_is_wrong.find("576 columns of lm_head"), std::string::npos)
-      << problem->what_is_wrong;
+  EXPECT_NE(problem->what_is_wrong.find("576 columns of lm_head"), std::string::npos) << problem->what_is_wrong;
   EXPECT_EQ(problem->expected, "2");
   EXPECT_FALSE(problem_of(
       [](Plan& plan) {

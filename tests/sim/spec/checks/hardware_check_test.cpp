@@ -50,10 +50,9 @@ TEST(HardwareCheck, AttentionKernelsRunWhereTheyWereBuiltFor) {
       const auto problem = problem_of_hardware(plan, cluster_of(architecture, 2e15));
       if (!problem) continue;
       EXPECT_EQ(problem->key, "attention");
-      const bool is_legal =
-          problem->did_you_mean == to_string(kFlash) ||
-          (problem->did_you_mean == to_string(kFa2) && runs(kFa2, architecture)) ||
-          (problem->did_you_mean == to_string(kFa1) && runs(kFa1, architecture));
+      const bool is_legal = problem->did_you_mean == to_string(kFlash) ||
+                            (problem->did_you_mean == to_string(kFa2) && runs(kFa2, architecture)) ||
+                            (problem->did_you_mean == to_string(kFa1) && runs(kFa1, architecture));
       EXPECT_TRUE(is_legal) << problem->did_you_mean;
     }
   }

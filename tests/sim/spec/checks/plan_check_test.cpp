@@ -33,10 +33,7 @@ void expect_refused(const Refusal& refusal, int exit_code, std::string_view says
 TEST(PlanCheck, AcceptsWhatIsRight) {
   EXPECT_EQ(refused([](Plan&) {}).text, "");
   EXPECT_EQ(refused([](Plan& p) { p.param_dtype = DType::kFp16; }).text, "");
-  EXPECT_EQ(refused([](Plan& p) {
-              p.reshard_after_forward.value = {Reshard::Kind::kGroup, 4};
-            }).text,
-            "");
+  EXPECT_EQ(refused([](Plan& p) { p.reshard_after_forward.value = {Reshard::Kind::kGroup, 4}; }).text, "");
   EXPECT_EQ(refused([](Plan& p) { p.batch.sequence = 1 << 20; }).text, "");
   EXPECT_EQ(refused([](Plan& p) { p.prefetch = {4, 3}; }).text, "");
 }
@@ -94,17 +91,14 @@ TEST(PlanCheck, RefusesSequencesBeyondLearnedPositionsOnly) {
                  "batch.sequence: 4096 exceeds the 2048 learned positions of small; expected at "
                  "most 2048");
   EXPECT_EQ(refused([](Plan&) {}, {.positions = 2048}).text, "");
-  const std::vector<std::string> texts =
-      warnings(good_plan(), small_model({.positions = 2048}), cluster_of_gpus(64));
+  const std::vector<std::string> texts = warnings(good_plan(), small_model({.positions = 2048}), cluster_of_gpus(64));
   ASSERT_EQ(texts.size(), 1U);
   EXPECT_EQ(texts[0], "batch.sequence 4096 exceeds the 2048 positions small was made for");
 }
 
 TEST(PlanCheck, RefusesReshardGroupsThatAreNoProperPart) {
   const auto with_group = [](std::int64_t group) {
-    return refused([=](Plan& p) {
-      p.reshard_after_forward.value = {Reshard::Kind::kGroup, group};
-    });
+    return refused([=](Plan& p) { p.reshard_after_forward.value = {Reshard::Kind::kGroup, group}; });
   };
   expect_refused(with_group(3), 3, "expected a proper divisor of 8, for example 2 or 4");
   expect_refused(with_group(1), 3, "did you mean never?");
@@ -126,17 +120,13 @@ TEST(PlanCheck, RefusesRangesBeyondUnitsAndBlocks) {
                  3,
                  "reshard_after_forward: units 0-35 exceed the 35 there are; expected numbers from "
                  "0 to 34");
-  expect_refused(refused([](Plan& p) {
-                   p.reshard_after_forward.ranges = {{3, 2, {}}};
-                 }),
-                 3, "no range");
+  expect_refused(refused([](Plan& p) { p.reshard_after_forward.ranges = {{3, 2, {}}}; }), 3, "no range");
   EXPECT_EQ(refused([](Plan& p) { p.recompute.ranges = {{31, 31, Recompute::kFull}}; }).text, "");
   expect_refused(refused([](Plan& p) {
                    p.recompute.ranges = {{32, 32, Recompute::kFull}};
                  }),
                  3, "recompute: layers 32-32 exceed the 32 there are");
-  expect_refused(refused([](Plan& p) { p.units.layers_per_unit = 33; }), 3,
-                 "exceeds the 32 blocks");
+  expect_refused(refused([](Plan& p) { p.units.layers_per_unit = 33; }), 3, "exceeds the 32 blocks");
 }
 
 TEST(PlanCheck, CountsUnits) {
@@ -153,15 +143,10 @@ TEST(PlanCheck, CountsUnits) {
 }
 
 TEST(PlanCheck, SaysWhatFsdp2CannotExpress) {
-  expect_refused(refused([](Plan& p) { p.prefetch.forward = 0; }), 6,
-                 "nearest plan: prefetch.forward: implicit");
-  expect_refused(refused([](Plan& p) { p.prefetch.backward = 0; }), 6,
-                 "nearest plan: prefetch.backward: 1");
-  const auto version = [](const char* text) {
-    return refused([=](Plan& p) { p.runtime.version = text; });
-  };
-  const std::string newest =
-      std::string("nearest plan: fsdp2@") + newest_version(RuntimeKind::kFsdp2);
+  expect_refused(refused([](Plan& p) { p.prefetch.forward = 0; }), 6, "nearest plan: prefetch.forward: implicit");
+  expect_refused(refused([](Plan& p) { p.prefetch.backward = 0; }), 6, "nearest plan: prefetch.backward: 1");
+  const auto version = [](const char* text) { return refused([=](Plan& p) { p.runtime.version = text; }); };
+  const std::string newest = std::string("nearest plan: fsdp2@") + newest_version(RuntimeKind::kFsdp2);
   expect_refused(version("2.99"), 6, "runtime: version '2.99' of fsdp2 is not modelled; " + newest);
   expect_refused(version("2.3.1"), 6, "nearest plan: fsdp2@2.4");
   expect_refused(version("1.13"), 6, "nearest plan: fsdp2@2.4");
@@ -208,8 +193,7 @@ TEST(PlanCheck, GradientsOfASharedTableAreKeptByTheRootAlone) {
 TEST(PlanCheck, RefusesTiedEmbeddingsInTwoUnits) {
   const SmallModel tied{.is_tied = true};
   expect_refused(refused([](Plan&) {}, tied), 3, "units.embedding=root and units.head=root");
-  expect_refused(refused([](Plan& p) { p.units.embedding = UnitPlacement::kRoot; }, tied), 3,
-                 "units.head: ");
+  expect_refused(refused([](Plan& p) { p.units.embedding = UnitPlacement::kRoot; }, tied), 3, "units.head: ");
   EXPECT_EQ(refused(
                 [](Plan& p) {
                   p.units.embedding = UnitPlacement::kRoot;
@@ -262,8 +246,7 @@ TEST(PlanCheck, RecognisesEveryK) {
     }
   }
   EXPECT_EQ(every_k({Recompute::kFull, {}}), std::nullopt);
-  EXPECT_EQ(every_k({Recompute::kNone, {{0, 0, Recompute::kFull}, {2, 2, Recompute::kFull}}}),
-            std::nullopt);
+  EXPECT_EQ(every_k({Recompute::kNone, {{0, 0, Recompute::kFull}, {2, 2, Recompute::kFull}}}), std::nullopt);
 }
 
 TEST(PlanCheck, KnowsSizes) {

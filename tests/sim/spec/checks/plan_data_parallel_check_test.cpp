@@ -46,8 +46,7 @@ TEST(DataParallelCheck, DdpRefusals) {
        }},
       {"units.layers_per_unit", ExitCode::kMissingCapability, "knows no units",
        [](Plan& p) { p.units.layers_per_unit = 2; }},
-      {"offload", ExitCode::kMissingCapability, "on the device",
-       [](Plan& p) { p.offload = Offload::kCpu; }},
+      {"offload", ExitCode::kMissingCapability, "on the device", [](Plan& p) { p.offload = Offload::kCpu; }},
       {"dtype.param", ExitCode::kMissingCapability, "narrower",
        [](Plan& p) {
          p.master_dtype = DType::kBf16;
@@ -65,8 +64,7 @@ TEST(DataParallelCheck, DdpRefusals) {
     ASSERT_TRUE(problem) << refusal.key;
     EXPECT_EQ(problem->key, refusal.key);
     EXPECT_EQ(problem->exit_code, refusal.exit) << refusal.key;
-    EXPECT_NE(problem->what_is_wrong.find(refusal.reason), std::string::npos)
-        << problem->what_is_wrong;
+    EXPECT_NE(problem->what_is_wrong.find(refusal.reason), std::string::npos) << problem->what_is_wrong;
   }
 }
 
@@ -103,8 +101,7 @@ TEST(DataParallelCheck, ZeroRefusals) {
        }},
       {"accumulation.mode", ExitCode::kMissingCapability, "no_sync()",
        [](Plan& p) { p.accumulation = AccumulationMode::kKeepUnsharded; }},
-      {"dtype.master", ExitCode::kMissingCapability, "in fp32",
-       [](Plan& p) { p.master_dtype = DType::kBf16; }},
+      {"dtype.master", ExitCode::kMissingCapability, "in fp32", [](Plan& p) { p.master_dtype = DType::kBf16; }},
       {"zero.offload_param", ExitCode::kMissingCapability, "stage 3",
        [](Plan& p) { p.zero.offload_param = ZeroOffload::kCpu; }},
       {"zero.offload_optimizer", ExitCode::kMissingCapability, "NVMe",
@@ -121,12 +118,10 @@ TEST(DataParallelCheck, ZeroRefusals) {
     ASSERT_TRUE(problem) << refusal.key;
     EXPECT_EQ(problem->key, refusal.key);
     EXPECT_EQ(problem->exit_code, refusal.exit) << refusal.key;
-    EXPECT_NE(problem->what_is_wrong.find(refusal.reason), std::string::npos)
-        << problem->what_is_wrong;
+    EXPECT_NE(problem->what_is_wrong.find(refusal.reason), std::string::npos) << problem->what_is_wrong;
   }
   // Stage 1 does nothing between micro-batches anyway.
-  EXPECT_FALSE(problem_of(RuntimeKind::kZero1,
-                          [](Plan& p) { p.accumulation = AccumulationMode::kKeepUnsharded; }));
+  EXPECT_FALSE(problem_of(RuntimeKind::kZero1, [](Plan& p) { p.accumulation = AccumulationMode::kKeepUnsharded; }));
 }
 
 }

@@ -12,20 +12,18 @@ namespace {
 std::optional<PlanProblem> problem(const std::string& yaml, const std::string& runtime = "fsdp1") {
   const ModelSpec model = small_model();
   const Cluster cluster = cluster_of_gpus(64);
-  const Plan plan = resolve(document_of("runtime: " + runtime +
-                                        "\nunits: {embedding: root, head: root}\n" + yaml),
-                            model, cluster)
-                        .plan;
+  const Plan plan =
+      resolve(document_of("runtime: " + runtime + "\nunits: {embedding: root, head: root}\n" + yaml), model, cluster)
+          .plan;
   return find_problem(plan, model, cluster);
 }
 
 TEST(Fsdp1Check, TakesWhatPyTorchTakes) {
   for (const char* yaml :
-       {"", "prefetch: {forward: 1}", "prefetch: {backward: 0}", "mesh: {shard: 8}",
-        "mesh: {shard: 1}", "reshard_after_forward: never", "offload: cpu",
+       {"", "prefetch: {forward: 1}", "prefetch: {backward: 0}", "mesh: {shard: 8}", "mesh: {shard: 1}",
+        "reshard_after_forward: never", "offload: cpu",
         "accumulation: {mode: keep_unsharded}\nbatch: {accumulation: 4}",
-        "compile: blocks\nfsdp1: {use_orig_params: true}",
-        "frozen: [embedding]\nfsdp1: {use_orig_params: true}"}) {
+        "compile: blocks\nfsdp1: {use_orig_params: true}", "frozen: [embedding]\nfsdp1: {use_orig_params: true}"}) {
     const auto found = problem(yaml);
     EXPECT_FALSE(found) << yaml << ": " << (found ? found->what_is_wrong : "");
   }
@@ -69,8 +67,7 @@ TEST(Fsdp1Check, TakesAdaptersWithOriginalParametersOfOneDtype) {
   ASSERT_TRUE(flat);
   EXPECT_EQ(flat->key, "fsdp1.use_orig_params");
   for (const char* base : {"param", "nf4"}) {
-    const auto mixed =
-        problem("lora: {rank: 8, base: " + std::string(base) + "}\nfsdp1: {use_orig_params: true}");
+    const auto mixed = problem("lora: {rank: 8, base: " + std::string(base) + "}\nfsdp1: {use_orig_params: true}");
     ASSERT_TRUE(mixed) << base;
     EXPECT_EQ(mixed->key, "lora.base");
     EXPECT_NE(mixed->what_is_wrong.find("uniform dtype"), std::string::npos);
@@ -85,8 +82,7 @@ TEST(Fsdp1Check, KnowsTheVersionsThatWereRecorded) {
 
 Plan trained_by(const std::string& trainer) {
   const ModelSpec model = small_model();
-  return resolve(document_of("runtime: fsdp1\ntrainer: " + trainer), model, cluster_of_gpus(64))
-      .plan;
+  return resolve(document_of("runtime: fsdp1\ntrainer: " + trainer), model, cluster_of_gpus(64)).plan;
 }
 
 TEST(Fsdp1Trainers, HaveDefaultsOfTheirOwn) {

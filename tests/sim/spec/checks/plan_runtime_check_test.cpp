@@ -19,8 +19,7 @@ Plan plan_on(const Runtime& runtime) {
   return plan;
 }
 
-std::optional<PlanProblem> problem_on(const Runtime& runtime, const Change& change,
-                                      const SmallModel& model = {}) {
+std::optional<PlanProblem> problem_on(const Runtime& runtime, const Change& change, const SmallModel& model = {}) {
   Plan plan = plan_on(runtime);
   change(plan);
   return find_problem(plan, small_model(model), cluster_of_gpus(64));
@@ -40,8 +39,7 @@ std::vector<Switch> switches() {
   using enum UnitPlacement;
   return {
       {"mesh.inner", 4, "mesh.inner: shard", [](Plan& p) { p.mesh.inner = MeshInner::kReplicate; }},
-      {"units.layers_per_unit", 5, "units.layers_per_unit: 1",
-       [](Plan& p) { p.units.layers_per_unit = 2; }},
+      {"units.layers_per_unit", 5, "units.layers_per_unit: 1", [](Plan& p) { p.units.layers_per_unit = 2; }},
       {"units.embedding", 5, "units.embedding: root and units.head: root",
        [](Plan& p) {
          p.units.embedding = kWithHead;
@@ -55,15 +53,12 @@ std::vector<Switch> switches() {
        [](Plan& p) {
          p.unshard_in_backward.ranges = {{1, 1, false}};
        }},
-      {"prefetch.forward", 5, "prefetch.forward: implicit",
-       [](Plan& p) { p.prefetch.forward = 2; }},
+      {"prefetch.forward", 5, "prefetch.forward: implicit", [](Plan& p) { p.prefetch.forward = 2; }},
       {"prefetch.backward", 5, "prefetch.backward: 1", [](Plan& p) { p.prefetch.backward = 2; }},
       {"prefetch.backward_lists", 5, "prefetch.backward_lists: false",
        [](Plan& p) { p.prefetch.backward_lists = true; }},
-      {"prefetch.async_unshard", 6, "prefetch.async_unshard: false",
-       [](Plan& p) { p.prefetch.async_unshard = true; }},
-      {"recompute_wraps", 4, "recompute_wraps: module",
-       [](Plan& p) { p.recompute_wraps = CheckpointWraps::kUnit; }},
+      {"prefetch.async_unshard", 6, "prefetch.async_unshard: false", [](Plan& p) { p.prefetch.async_unshard = true; }},
+      {"recompute_wraps", 4, "recompute_wraps: module", [](Plan& p) { p.recompute_wraps = CheckpointWraps::kUnit; }},
       {"dtype.output", 4, "dtype.output: none", [](Plan& p) { p.output_dtype = DType::kFp32; }},
       {"accumulation.all_reduce", 4, "accumulation.all_reduce: each",
        [](Plan& p) { p.accumulation_details.all_reduce = When::kLast; }},
@@ -78,16 +73,11 @@ std::vector<Switch> switches() {
          p.optimizer.clip_norm.reset();
        }},
       {"offload", 4, "offload: none", [](Plan& p) { p.offload = Offload::kCpu; }},
-      {"buffers.reduce_scatter", 13, "buffers.reduce_scatter: 1",
-       [](Plan& p) { p.reduce_scatter_buffers = 2; }},
-      {"communicators", 13, "communicators: shared",
-       [](Plan& p) { p.communicators = Communicators::kSeparate; }},
-      {"reduction.divide_factor", 8, "reduction.divide_factor: none",
-       [](Plan& p) { p.gradient_divide_factor = 2.5; }},
-      {"reduction.force_sum", 8, "reduction.force_sum: false",
-       [](Plan& p) { p.force_sum_reduction = true; }},
-      {"evaluation.in_step", 4, "evaluation.in_step: false",
-       [](Plan& p) { p.evaluation.in_step = true; }},
+      {"buffers.reduce_scatter", 13, "buffers.reduce_scatter: 1", [](Plan& p) { p.reduce_scatter_buffers = 2; }},
+      {"communicators", 13, "communicators: shared", [](Plan& p) { p.communicators = Communicators::kSeparate; }},
+      {"reduction.divide_factor", 8, "reduction.divide_factor: none", [](Plan& p) { p.gradient_divide_factor = 2.5; }},
+      {"reduction.force_sum", 8, "reduction.force_sum: false", [](Plan& p) { p.force_sum_reduction = true; }},
+      {"evaluation.in_step", 4, "evaluation.in_step: false", [](Plan& p) { p.evaluation.in_step = true; }},
       {"rank", 4, "rank: 0", [](Plan& p) { p.rank = 63; }},
   };
 }
@@ -110,9 +100,8 @@ TEST(PlanRuntimeCheck, RefusesWhatTheVersionHasNoKnobFor) {
 TEST(PlanRuntimeCheck, NativeHasNoneOfFullyShardsSwitches) {
   for (const Switch& one : switches()) {
     const std::string_view key = one.key;
-    const bool is_shared = key == "units.layers_per_unit" || key == "units.head" ||
-                           key == "prefetch.forward" || key == "prefetch.backward" ||
-                           key == "buffers.reduce_scatter" || key == "communicators" ||
+    const bool is_shared = key == "units.layers_per_unit" || key == "units.head" || key == "prefetch.forward" ||
+                           key == "prefetch.backward" || key == "buffers.reduce_scatter" || key == "communicators" ||
                            key == "offload";
     const auto problem = problem_on(kNative, one.change);
     ASSERT_EQ(problem.has_value(), !is_shared) << key;
@@ -131,8 +120,8 @@ TEST(PlanRuntimeCheck, NativeHasTheAttentionKernelsOfItsDevice) {
         p.host = host;
         p.attention = kernel;
       });
-      const bool has = kernel == kFlash || (host == HostKind::kFeedsDevice &&
-                                            (kernel == kCudnn || kernel == kEfficient));
+      const bool has =
+          kernel == kFlash || (host == HostKind::kFeedsDevice && (kernel == kCudnn || kernel == kEfficient));
       ASSERT_EQ(problem.has_value(), !has) << to_string(kernel);
       if (!problem) continue;
       EXPECT_EQ(problem->key, "attention");
@@ -140,8 +129,7 @@ TEST(PlanRuntimeCheck, NativeHasTheAttentionKernelsOfItsDevice) {
   }
 }
 
-void expect_contradiction(const std::optional<PlanProblem>& problem, std::string_view key,
-                          std::string_view says) {
+void expect_contradiction(const std::optional<PlanProblem>& problem, std::string_view key, std::string_view says) {
   ASSERT_TRUE(problem.has_value()) << key;
   EXPECT_EQ(problem->exit_code, ExitCode::kInvalidInput);
   EXPECT_EQ(problem->key, key);
@@ -158,15 +146,14 @@ TEST(PlanRuntimeCheck, RefusesWhatPyTorchFailsOn) {
     });
   };
   EXPECT_FALSE(shard_dim(64, {}).has_value());
-  expect_contradiction(shard_dim(8, {Reshard::Kind::kGroup, 4}), "reshard_after_forward",
-                       "IndexError");
+  expect_contradiction(shard_dim(8, {Reshard::Kind::kGroup, 4}), "reshard_after_forward", "IndexError");
   Plan uneven = plan_on(fsdp2(11));
   uneven.mesh = {128, 1};
   uneven.units.shard_dim = 1;
   expect_contradiction(find_problem(uneven, small_model(), cluster_of_gpus(128)), "units.shard_dim",
                        "weight of embedding is [1000, 64], and mesh.shard is 128");
-  expect_contradiction(problem_on(fsdp2(11), [](Plan& p) { p.ignored = Ignored::kNorms; }),
-                       "optimizer.clip_norm", "mixed torch.Tensor and DTensor");
+  expect_contradiction(problem_on(fsdp2(11), [](Plan& p) { p.ignored = Ignored::kNorms; }), "optimizer.clip_norm",
+                       "mixed torch.Tensor and DTensor");
 }
 
 TEST(PlanRuntimeCheck, RefusesValuesThatContradictEachOther) {
@@ -191,16 +178,15 @@ TEST(PlanRuntimeCheck, RefusesValuesThatContradictEachOther) {
                          p.frozen = {true, true, true, {true, {}}};
                        }),
                        "frozen", "no parameter is left to train");
-  expect_contradiction(problem([](Plan& p) { p.gradient_divide_factor = -1; }),
-                       "reduction.divide_factor", "out of range");
+  expect_contradiction(problem([](Plan& p) { p.gradient_divide_factor = -1; }), "reduction.divide_factor",
+                       "out of range");
   const Change tied = [](Plan& p) {
     p.units.embedding = kWithHead;
     p.units.head = kWithNorm;
     p.frozen.head = true;
   };
   EXPECT_FALSE(problem_on(fsdp2(15), tied).has_value());
-  expect_contradiction(problem_on(fsdp2(15), tied, {.is_tied = true}), "frozen",
-                       "share one parameter");
+  expect_contradiction(problem_on(fsdp2(15), tied, {.is_tied = true}), "frozen", "share one parameter");
 }
 
 }

@@ -13,8 +13,7 @@ namespace foreshard {
 namespace {
 
 // The minor versions of PyTorch 2 whose warnings say `words`.
-std::vector<std::int64_t> versions_that_say(const char* words,
-                                            const std::function<void(Plan&)>& change) {
+std::vector<std::int64_t> versions_that_say(const char* words, const std::function<void(Plan&)>& change) {
   std::vector<std::int64_t> minors;
   for (std::int64_t minor = kOldestFsdp2; minor <= kNewestFsdp2; ++minor) {
     Plan plan;
@@ -23,8 +22,7 @@ std::vector<std::int64_t> versions_that_say(const char* words,
     plan.mesh = {32, 2};
     change(plan);
     const std::vector<std::string> texts = warnings(plan, small_model(), cluster_of_gpus(64));
-    if (std::ranges::any_of(texts,
-                            [&](const std::string& text) { return contains(text, words); })) {
+    if (std::ranges::any_of(texts, [&](const std::string& text) { return contains(text, words); })) {
       minors.push_back(minor);
     }
   }
@@ -70,8 +68,7 @@ TEST(PlanWarnings, TellOfGathersThatServeTheNextStep) {
             from_to(4, 5));
   EXPECT_EQ(versions_that_say(stale,
                               [](Plan& p) {
-                                p.accumulation_details.is_last_backward =
-                                    When::kLast;  // the only one is the last
+                                p.accumulation_details.is_last_backward = When::kLast;  // the only one is the last
                               }),
             Minors{});
   EXPECT_EQ(versions_that_say(stale, nothing), Minors{});
@@ -112,9 +109,9 @@ TEST(PlanWarnings, TellOfAllReducesPerMicroBatch) {
 }
 
 TEST(PlanWarnings, TellOfExpertsThatAreNotThere) {
-  EXPECT_EQ(versions_that_say("units.experts own has no effect",
-                              [](Plan& p) { p.units.experts = UnitPlacement::kOwn; }),
-            from_to(4, 15));
+  EXPECT_EQ(
+      versions_that_say("units.experts own has no effect", [](Plan& p) { p.units.experts = UnitPlacement::kOwn; }),
+      from_to(4, 15));
 }
 
 }
