@@ -40,6 +40,7 @@ struct Steps {
   std::string rotate;
   // While the optimizer steps: bytes that it holds beside what is there, that its kernels move.
   std::int64_t held = 0, moved = 0, launches = 0;
+  bool scans = false;  // a recurrent mixer's kernel ran
 };
 
 // A collective of activations: DeepSpeed-Ulysses' all-to-alls; the ring's sends, of keys and values
@@ -105,6 +106,8 @@ Steps read_steps(const Capture& capture) {
     }
     const auto kernel = captured_kernel(capture, call, Pass::kForward);
     if (!kernel) continue;
+    steps.scans |=
+        contains(name, "chunk_scan") || contains(name, "chunk_gated_delta_rule") || contains(name, "chunk_kda");
     if (before >= 0) {
       ++steps.launches;
       steps.moved += kernel->kernel.bytes.count();
@@ -172,7 +175,15 @@ bool keeps_cache(const Json& document) {
   return decodes && config.value("use_cache", false);
 }
 
-void add_kernels(const Json& document, KeyWriter& out) {
+// Mamba-2's mixers and the delta rule, of which no kernel ran.
+bool mixes_by_torch(const Json& document, const Steps& steps) {
+  const Json config = document.value("config", Json::object());
+  const auto is_of_mixers = [&](const char* key) { return config.contains(key); };
+  constexpr const char* kKeys[] = {"mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads"};
+  return config.is_object() && !steps.scans && std::ranges::any_of(kKeys, is_of_mixers);
+}
+
+void add_kernels(const Json& document, const Steps& steps, KeyWriter& out) {
   std::vector<std::string> words, sources;
   if (out.widens) {
     words.emplace_back("residual: fp32");
@@ -181,6 +192,10 @@ void add_kernels(const Json& document, KeyWriter& out) {
   if (keeps_cache(document)) {
     words.emplace_back("keeps_cache: true");
     sources.emplace_back("config.use_cache");
+  }
+  if (mixes_by_torch(document, steps)) {
+    words.emplace_back("torch_mixers: true");
+    sources.emplace_back("no kernel of mamba_ssm or flash-linear-attention ran");
   }
   if (words.empty()) return;
   out.line("kernels", fmt::format("{{{}}}", fmt::join(words, ", ")), fmt::format("{}", fmt::join(sources, "; ")));
@@ -704,7 +719,7 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   }
   add_recompute(document, steps, own, out);
   out.widens &= is_known;  // (modules.json has the types)
-  add_kernels(document, out);
+  add_kernels(document, steps, out);
   add_attention(document, steps, is_known, out);
   if (document.contains("loss_in_forward") && runtime.starts_with("fsdp")) {
     const bool makes = own.makes_loss || document.value("loss_in_forward", false);

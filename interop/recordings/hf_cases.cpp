@@ -110,7 +110,7 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
   static constexpr std::string_view kKnown[] = {
       "config", "world", "rank", "seq",     "batch",     "accum",        "precision", "attn",  "gc",
       "loop",   "clip",  "opt",  "mask",    "fsdp",      "hsdp",         "dtype",     "steps", "cudnn",
-      "task",   "hold",  "lora", "history", "use_cache", "gc_reentrant", "runtime"};
+      "task",   "hold",  "lora", "history", "use_cache", "gc_reentrant", "runtime",   "mixers"};
   for (const ConfigItem& item : node.items()) {
     if (item.value.is_null() || contains(kKnown, item.key)) {
       continue;
@@ -144,6 +144,7 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
   const bool holds = words.word("loop", "accelerate") == "accelerate" && words.flag("hold", true);
   if (holds) plan.add("logits", "held");
   if (words.flag("use_cache", false)) plan.add("kernels.keeps_cache", "true");
+  if (words.word("mixers", "") == "torch") plan.add("kernels.torch_mixers", "true");
   if (const ConfigNode* mesh = words.find("hsdp")) {
     const auto sides = mesh->elements();
     if (sides.size() != 2) throw mesh->error("no mesh stands here", "[replicate, shard]");

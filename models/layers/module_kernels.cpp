@@ -249,6 +249,7 @@ class Rewriter {
   void add(std::size_t o, Operation op) {
     part_ = op.part;
     if (has_wide_adapters_) widen_adapter(op);
+    if (op.scan.heads > 0) scanned_ = op.outputs.front();
     switch (op.kind) {
       case OperationKind::kNorm:
         if (op.scan.heads > 0) return push(std::move(op));  // a kernel of the mixer's own
@@ -258,8 +259,6 @@ class Rewriter {
       case OperationKind::kAttention:
         return add_attention(std::move(op));
       case OperationKind::kScan:
-        scanned_ = op.outputs.front();
-        return push(std::move(op));
       case OperationKind::kSoftmaxLoss:
         return push(std::move(op));
       default:

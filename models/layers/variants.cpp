@@ -496,6 +496,9 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kMegatron) {
     for (LayerSpec& layer : model.kinds) use_megatron_mixer(layer);
   }
+  if (plan.kernels.torch_mixers) {
+    for (LayerSpec& layer : model.kinds) use_torch_mixer(layer, plan.batch.sequence);
+  }
   if (plan.batch.images > 0) model = with_images(std::move(model), plan.batch.images);
   if (plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.blocks_narrow) {
     for (LayerSpec& layer : model.kinds) {

@@ -307,6 +307,8 @@ struct ModuleKernels {
   bool keeps_cache = false;
   // The bias of positions (T5) is given to attention as it was looked up, heads innermost.
   bool strided_bias = false;
+  // Recurrent mixers run as transformers' own operations: none of their kernels is installed.
+  bool torch_mixers = false;
   // Attention is given a mask of pairs although no batch is padded.
   bool given_mask = false;
   // Sines and cosines of all positions stay in fp32: of the model, with adapters of each block.

@@ -146,6 +146,12 @@ Problem problem_of_scans(const Plan& plan, const ModelSpec& model) {
       if (plan.mesh.cp > 1) {
         return missing_capability("mesh.cp", "Mamba-2's scan is not modelled over parts of a sequence", "mesh.cp: 1");
       }
+      if (plan.kernels.torch_mixers && plan.mesh.tp > 1) {
+        return missing_capability("kernels.torch_mixers",
+                                  "transformers' own operations are not modelled over parts of "
+                                  "the heads",
+                                  "kernels.torch_mixers: false");
+      }
       if (op.scan.groups % plan.mesh.tp == 0) continue;
       return contradiction(
           "mesh.tp",

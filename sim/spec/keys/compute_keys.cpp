@@ -59,6 +59,7 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_FLAG(kernels.scan, .quiet = true),
     FORESHARD_FLAG(kernels.keeps_cache, .quiet = true),
     FORESHARD_FLAG(kernels.strided_bias, .quiet = true),
+    FORESHARD_FLAG(kernels.torch_mixers, .quiet = true),
     FORESHARD_FLAG(
         kernels.given_mask, .quiet = true, .told = [](const Plan& p) { return p.compile == Compile::kModel; }),
     FORESHARD_FLAG(kernels.rope_tables, .quiet = true),
