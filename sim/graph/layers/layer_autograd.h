@@ -117,7 +117,8 @@ class LayerAutograd {
   }
   // Its gradient is added where it is kept, by the product that makes it.
   bool has_fused_gradient(Index p) const {
-    return options_.fused_gradients && has_product_gradient(layer_, parameter(p));
+    return options_.fused_gradients && has_product_gradient(layer_, parameter(p)) &&
+           (!parameter(p).tied || options_.fuses_tied);
   }
   std::int64_t gradient_bytes(Index p, DType dtype) const {
     if (has_fused_gradient(p)) return 0;
@@ -127,7 +128,7 @@ class LayerAutograd {
   std::int64_t gradient_bytes(Index p) const { return gradient_bytes(p, gradient_dtype_of(p)); }
   // Of the gradient that another use made first: of a table the head's, which its product adds up.
   std::int64_t earlier_gradient_bytes(Index p) const {
-    return options_.fused_gradients && layer_.role == LayerRole::kEmbedding ? 0 : gradient_bytes(p);
+    return options_.fuses_tied && layer_.role == LayerRole::kEmbedding ? 0 : gradient_bytes(p);
   }
 
  private:

@@ -287,6 +287,7 @@ struct ProgramOptions {
   // Products add to the gradients of their weights where those are kept (Megatron-Core's
   // main_grad): no tensor of them comes and goes.
   bool fused_gradients = false;
+  bool fuses_tied = false;  // of the head's product, too, whose weight is the only embedding's
   // A recomputation is over before backward begins (Megatron-Core's CheckpointFunction).
   bool recomputes_first = false;
   // Under selective recompute only what is read of kept operations' outputs is kept: they are

@@ -446,6 +446,10 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     local_ = std::make_shared<const ModelSpec>(std::move(divided));
   }
   const ModelSpec& model = model_of(whole);
+  const bool has_one_embedding =
+      std::ranges::count_if(whole.order, [&](const LayerInstance& each) {
+        return whole.kinds[static_cast<std::size_t>(each.kind)].role == LayerRole::kEmbedding;
+      }) == 1;
   const bool at_borders = casts_at_borders(plan) || casts_sinusoids(model, plan);
   if (at_borders) setting_.units = plan.units;
   modes_[static_cast<std::size_t>(Recompute::kNone)] = true;
@@ -507,6 +511,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     options.stacked = setting_.stacked && layer.role == LayerRole::kBlock;
     options.hooks = plan.runtime.kind == RuntimeKind::kDdp || is_megatron || is_zero(plan.runtime.kind);
     options.fused_gradients = options.keeps_read = is_megatron;
+    options.fuses_tied = is_megatron && has_one_embedding;
     // Without axes what comes before is taken as small.
     options.recomputes_first = is_megatron || (plan.mesh.is_plain() && plan.step_frame == StepFrame::kPlain);
     if (at_borders) {
