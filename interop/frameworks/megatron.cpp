@@ -114,7 +114,7 @@ void read_cuda_graphs(ForeignReader& reader) {
 void read_cross_entropy(ForeignReader& reader) {
   const ConfigNode* fuses = reader.find("model.cross_entropy_loss_fusion");
   if (fuses != nullptr && !fuses->as_bool()) {
-    reader.find("model.cross_entropy_fusion_impl");
+    reader.find("model.cross_entropy_fusion_impl");  // which says nothing then
     return reader.map("model.cross_entropy_loss_fusion", "loss", "eager");
   }
   const ConfigNode* impl = reader.find("model.cross_entropy_fusion_impl");

@@ -57,7 +57,7 @@ def start(torch, library):
         return held.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def blank(thing):
-        return torch.empty_strided(thing.shape, thing.stride(), dtype=thing.dtype) if isinstance(thing, torch.Tensor) else thing
+        return torch.empty_strided(thing.shape, thing.stride(), dtype=thing.dtype, device="cpu") if isinstance(thing, torch.Tensor) else thing
 
     def tell(at, held):
         library.foreshard_null_know(at, held.data_ptr(), held.numel())

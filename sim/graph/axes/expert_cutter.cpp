@@ -211,8 +211,9 @@ Operation& ExpertCutter::route(Index from, Index to, bool waits) {
 }
 
 void ExpertCutter::dispatch(const Operation& first) {
+  constexpr std::int64_t kAlignment = 8;
   // Megatron-Core's rows are padded for fp8 alone (moe_router_padding_for_fp8).
-  const std::int64_t alignment = part_.megatron && part_.plan.float8 == Float8::kNone ? 0 : 8;
+  const bool pads = !part_.megatron || part_.plan.float8 != Float8::kNone;
   // `first` may be a cast of the rows, in front of what the experts multiply.
   const Operation& product =
       *std::ranges::find_if(part_.source.operations, [](const Operation& op) { return op.groups > 1; });
@@ -228,8 +229,8 @@ void ExpertCutter::dispatch(const Operation& first) {
   routing_.received =
       received_rows(part_.plan.expert_parallel, {part_.plan.mesh.ep, product.groups}, tokens * product.rows / parts) *
       parts_gathered();
-  const std::int64_t padded = routing_.received + alignment * routing_.experts;
-  routing_.padded = alignment > 0 ? (padded + alignment - 1) / alignment * alignment : padded;
+  const std::int64_t padded = routing_.received + kAlignment * routing_.experts;
+  routing_.padded = pads ? (padded + kAlignment - 1) / kAlignment * kAlignment : routing_.received;
 
   Index rows = routing_.rows;
   if (parts_of_expert() > parts_gathered()) {

@@ -136,8 +136,7 @@ LayerSpec keep_narrow_inputs(LayerSpec layer) {
     narrow.type = ElementType::kByte;
     narrow.per_token = narrow_bytes(op.fp8, narrow.per_token);
     narrow.fixed = narrow_bytes(op.fp8, narrow.fixed);
-    layer.tensors.push_back(std::move(narrow));
-    op.outputs.push_back(static_cast<Index>(layer.tensors.size() - 1));
+    op.outputs.push_back(add_tensor(layer, std::move(narrow)));
     op.saved.push_back(op.outputs.back());
   }
   return layer;
@@ -187,8 +186,7 @@ LayerSpec copy_values(LayerSpec layer) {
     if (!is_part) continue;
     TensorSpec spec = layer.tensors[at(value)];
     spec.name += "_contiguous";
-    layer.tensors.push_back(std::move(spec));
-    const auto copied = static_cast<Index>(layer.tensors.size() - 1);
+    const Index copied = add_tensor(layer, std::move(spec));
     renumber(layer.operations[o], [&](Index t) { return t == value ? copied : t; });
     Operation copy;
     copy.name = layer.operations[o].name + "_values";

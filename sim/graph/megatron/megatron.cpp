@@ -12,7 +12,7 @@ Megatron::Megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms
     : GradientHooks(model, plan, programs, std::move(recycled), {plan.param_dtype, Log::kNone}) {
   find_norm_ranks();
   find_embedding_ranks();
-  find_amax_ranks();
+  find_amaxes();
   lay_out();
 }
 
@@ -38,22 +38,35 @@ void Megatron::find_norm_ranks() {
     }
     return;
   }
-  std::vector<Communicator>& list = graph().communicators;
-  const auto known =
-      std::ranges::find_if(list, [&](const Communicator& each) { return each.group.size == mesh.world(); });
-  norm_ranks_ = static_cast<std::uint8_t>(known - list.begin());
-  if (known == list.end()) list.push_back({"world", {mesh.world(), 1}, false});
+  norm_ranks_ = communicator_of_first("world", mesh.world());
 }
 
-// Delayed scaling: all ranks of a stage (get_amax_reduction_group).
-void Megatron::find_amax_ranks() {
-  const std::int64_t ranks = plan_.mesh.stage_ranks();
-  if (plan_.float8 != Float8::kDelayed || ranks == 1) return;
+// The one that there is of the first so many ranks, those behind them and so on; else a new one.
+std::uint8_t Megatron::communicator_of_first(const char* name, std::int64_t ranks) {
   std::vector<Communicator>& list = graph().communicators;
   const auto known = std::ranges::find_if(
       list, [&](const Communicator& each) { return each.group.size == ranks && each.group.stride == 1; });
-  amax_ranks_ = static_cast<std::uint8_t>(known - list.begin());
-  if (known == list.end()) list.push_back({"amax", {ranks, 1}, false});
+  const auto number = static_cast<std::uint8_t>(known - list.begin());
+  if (known == list.end()) list.push_back({name, {ranks, 1}, false});
+  return number;
+}
+
+// Delayed scaling: greatest values of all blocks' modules, attention's too, over all ranks of a stage
+// where TransformerEngine's context ends (get_amax_reduction_group, reduce_and_update_fp8_tensors).
+void Megatron::find_amaxes() {
+  const std::int64_t ranks = plan_.mesh.stage_ranks();
+  if (plan_.float8 != Float8::kDelayed || ranks == 1) return;
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    if (!is_block(l)) continue;
+    for (const Operation& op : spec_of(l).operations) {
+      const bool is_product = op.kind == OperationKind::kGemm && op.fp8 != Float8::kNone;
+      const std::int64_t products = is_product ? op.groups : 0;
+      const std::int64_t attentions = op.kind == OperationKind::kAttention ? 1 : 0;
+      amax_bytes_forward_ += 4 * (3 * products + 9 * attentions);
+      amax_bytes_backward_ += 4 * (2 * products + 6 * attentions);
+    }
+  }
+  if (amax_bytes_forward_ > 0) amax_ranks_ = communicator_of_first("amax", ranks);
 }
 
 bool Megatron::is_block(std::int32_t layer) const {
@@ -61,21 +74,10 @@ bool Megatron::is_block(std::int32_t layer) const {
          spec_of(layer).role == LayerRole::kBlock;
 }
 
-// Of all blocks' modules, where TransformerEngine's context ends (reduce_and_update_fp8_tensors);
-// attention has them, too.
-void Megatron::sum_amaxes(std::int64_t of_product, std::int64_t of_attention) {
-  std::int64_t count = 0;
-  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
-    if (!is_block(l)) continue;
-    for (const Operation& op : spec_of(l).operations) {
-      if (op.kind == OperationKind::kGemm && op.fp8 != Float8::kNone) count += of_product * op.groups;
-      if (op.kind == OperationKind::kAttention) count += of_attention;
-    }
-  }
-  if (count == 0) return;
+void Megatron::all_reduce(std::uint8_t communicator, std::int64_t bytes) {
   wait(Stream::kAllReduce, tail(Stream::kCompute));
   wait(Stream::kCompute,
-       StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, amax_ranks_, Bytes(4 * count), -1));
+       StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator, Bytes(bytes), -1));
 }
 
 EventGraph Megatron::build() {
@@ -118,7 +120,8 @@ void Megatron::cast_weights(std::int32_t layer) {
 // _forward_pre_hook: a module waits for the buckets that its parameters are in, then casts them.
 void Megatron::forward_begins(std::int32_t layer) {
   const auto l = at(layer);
-  if (amax_ranks_ != kNoCommunicator && is_block(layer - 1) && !is_block(layer)) sum_amaxes(3, 9);
+  if (amax_ranks_ != kNoCommunicator && is_block(layer - 1) && !is_block(layer))
+    all_reduce(amax_ranks_, amax_bytes_forward_);
   if (!first_ || model_.order[l].same_as >= 0) return;
   if (options().overlap_param_gather) {
     for (std::int32_t p = first_of_layer_[l]; p < first_of_layer_[l + 1]; ++p) {
@@ -140,9 +143,9 @@ void Megatron::backward_ended(std::int32_t layer) {
   if (amax_ranks_ != kNoCommunicator && is_block(layer)) {
     // A checkpoint is a context of its own.
     const bool is_checkpointed = recompute_of(layer) == Recompute::kFull;
-    if (is_checkpointed) sum_amaxes(3, 9);
-    if (is_checkpointed || !is_block(layer - 1)) sum_amaxes(2, 6);
-    if (is_checkpointed && !is_block(layer + 1)) sum_amaxes(2, 6);
+    if (is_checkpointed) all_reduce(amax_ranks_, amax_bytes_forward_);
+    if (is_checkpointed || !is_block(layer - 1)) all_reduce(amax_ranks_, amax_bytes_backward_);
+    if (is_checkpointed && !is_block(layer + 1)) all_reduce(amax_ranks_, amax_bytes_backward_);
   }
   std::int64_t fused = 0, added = 0, launches = 0;
   for (const std::int32_t p : ready_) {
@@ -196,9 +199,7 @@ void Megatron::sum_table_gradients() {
   if (embedding_ranks_ == kNoCommunicator) return;
   for (const Parameter& p : parameters()) {
     if (!p.trained || !spec_of(p.layer).parameters[at(p.index)].in_two_stages) continue;
-    wait(Stream::kAllReduce, tail(Stream::kCompute));
-    wait(Stream::kCompute, StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, embedding_ranks_,
-                                                       Bytes(p.numel * gradient_size()), -1));
+    all_reduce(embedding_ranks_, p.numel * gradient_size());
   }
 }
 
@@ -238,11 +239,7 @@ void Megatron::cast_shards() {
     if (plan_.float8 == Float8::kCurrent) {
       add_copy(EventKind::kQuantize, Stream::kCompute, 2 * own, weights);
     }
-    if (buffer.ranks > 1) {
-      wait(Stream::kAllReduce, tail(Stream::kCompute));
-      wait(Stream::kCompute, StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, buffer.shards,
-                                                         Bytes(4 * buffer.narrow_weights), -1));
-    }
+    if (buffer.ranks > 1) all_reduce(buffer.shards, 4 * buffer.narrow_weights);
     add_copy(EventKind::kQuantize, Stream::kCompute, 3 * own, weights);
   }
 }

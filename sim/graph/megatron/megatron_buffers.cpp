@@ -125,7 +125,7 @@ void Megatron::persistent_memory() {
       narrow += spec_of(layer).parameters[at(op.parameters.front())].numel();
     }
   }
-  hold(MemoryCategory::kUnshardedParam, layouts * narrow_bytes(plan_.float8, narrow));
+  if (layouts * narrow > 0) hold(MemoryCategory::kUnshardedParam, layouts * narrow_bytes(plan_.float8, narrow));
   // The head's module gathers into a buffer of the process (GlobalMemoryBuffer "mpu").
   const bool has_head = std::ranges::any_of(
       model_.order, [&](const LayerInstance& each) { return model_.kinds[at(each.kind)].role == LayerRole::kHead; });

@@ -79,8 +79,9 @@ class Megatron final : public GradientHooks {
   // --- megatron.cpp ---
   void find_norm_ranks();
   void find_embedding_ranks();
-  void find_amax_ranks();
-  void sum_amaxes(std::int64_t of_product, std::int64_t of_attention);
+  void find_amaxes();
+  std::uint8_t communicator_of_first(const char* name, std::int64_t ranks);
+  void all_reduce(std::uint8_t communicator, std::int64_t bytes);  // which what follows waits for
   bool is_block(std::int32_t layer) const;
   void cast_weights(std::int32_t layer);
   void forward_begins(std::int32_t layer) override;
@@ -100,9 +101,10 @@ class Megatron final : public GradientHooks {
   std::uint8_t norm_ranks_ = kNoCommunicator;       // that sum the norm
   std::uint8_t embedding_ranks_ = kNoCommunicator;  // of a pipeline, that have a tied table
   std::uint8_t amax_ranks_ = kNoCommunicator;       // of delayed scaling
-  bool first_ = true, last_ = true;                 // micro-batch
-  Bytes boundary_;                                  // of a micro-batch between stages
-  std::vector<EventId> batches_sent_;               // of transfers, by number
+  std::int64_t amax_bytes_forward_ = 0, amax_bytes_backward_ = 0;
+  bool first_ = true, last_ = true;    // micro-batch
+  Bytes boundary_;                     // of a micro-batch between stages
+  std::vector<EventId> batches_sent_;  // of transfers, by number
 };
 
 }
