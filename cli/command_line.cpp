@@ -121,7 +121,7 @@ class Tree {
     flag(verb, "--json", [&output] { output.form = Form::kJson; });
   }
 
-  static void add_capture(CLI::App* verb, JobOptions& job) { option(verb, "--capture", job.capture); }
+  static void add_capture(CLI::App* verb, JobOptions& job) { add(verb, "--capture", job.capture); }
 
   void add_predict() {
     auto [verb, o] = add_verb("predict", run_predict);

@@ -40,8 +40,8 @@ struct JobOptions {
   std::optional<std::string> profile;  // FILE; none: the GPU's shipped one, the newest of `local`
   bool accept_profile = false;         // of another GPU than the cluster's
   ProfileNeed profile_need = ProfileNeed::kRequired;
-  // Instead of model and plan: the folder of a captured run (foreshard-null); "": none.
-  std::string capture;
+  // Instead of model and plan: the folder of a captured run (foreshard-null), or of several ranks of it.
+  std::vector<std::string> capture;
   // Ranks of `local` where the plan gives no whole mesh: the launcher's. None: what the mesh says,
   // or one.
   std::optional<std::int64_t> ranks;

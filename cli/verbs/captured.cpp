@@ -20,9 +20,10 @@ namespace foreshard {
 namespace {
 
 struct CapturedAnswer {
-  Capture capture;
+  std::vector<Capture> captures;
   CapturedForecast made;
 
+  const Capture& shown() const { return captures[made.shown]; }
   ExitCode exit_code() const { return made.report.fit.fits() ? ExitCode::kOk : ExitCode::kInfeasible; }
 };
 
@@ -42,9 +43,10 @@ void check_options(const JobOptions& job) {
 
 CapturedAnswer answer_capture(const JobOptions& job) {
   check_options(job);
-  CapturedAnswer a = {.capture = read_capture(job.capture)};
+  CapturedAnswer a;
+  for (const std::string& folder : job.capture) a.captures.push_back(read_capture(folder));
   const Cluster cluster = load_cluster(*job.cluster);
-  const Plan plan = captured_plan(a.capture, cluster);
+  const Plan plan = captured_plan(a.captures.front(), cluster);
   const Calibration calibration =
       job.profile ? read_calibration(read_json_file(*job.profile)) : profile_calibration(plan, cluster);
   if (job.profile && calibration.gpu != cluster.gpu.key && !job.accept_profile) {
@@ -53,7 +55,7 @@ CapturedAnswer answer_capture(const JobOptions& job) {
                             "profile of {}, or --accept-profile",
                             *job.profile, calibration.gpu, cluster.gpu.key, cluster.gpu.key));
   }
-  a.made = forecast_capture(a.capture, plan, CostModel(cluster, calibration, cost_choices(plan)));
+  a.made = forecast_captures(a.captures, plan, CostModel(cluster, calibration, cost_choices(plan)));
   return a;
 }
 
@@ -62,12 +64,12 @@ class Page : public PageDocument {
  public:
   Page(const CapturedAnswer& a, const std::string& command)
       : PageDocument(fmt::format("{} on {}, captured", a.made.report.plan.model, a.made.report.cluster.spec), command) {
-    add_view({"captured", "# captured: " + a.capture.command + "\n", &a.made.forecast, &a.made.report});
+    add_view({"captured", "# captured: " + a.shown().command + "\n", &a.made.forecast, &a.made.report});
   }
 };
 
 Json body_of(const CapturedAnswer& a, Json body) {
-  body["capture"] = capture_json(a.capture, a.made);
+  body["capture"] = capture_json(a.shown(), a.made);
   return body;
 }
 
@@ -85,7 +87,7 @@ ExitCode predict_capture(const PredictOptions& options) {
     write_answer(document("foreshard.report/1", body_of(a, to_json(a.made.report))));
     return a.exit_code();
   }
-  write_text(to_text(a.made.report, forecast, color_of(options.output.color)) + capture_text(a.capture, a.made));
+  write_text(to_text(a.made.report, forecast, color_of(options.output.color)) + capture_text(a.shown(), a.made));
   return a.exit_code();
 }
 
@@ -96,7 +98,7 @@ ExitCode explain_capture(const ExplainOptions& options) {
     return a.exit_code();
   }
   write_text(explain_text(a.made.forecast, a.made.report, color_of(options.output.color)) +
-             capture_text(a.capture, a.made));
+             capture_text(a.shown(), a.made));
   return a.exit_code();
 }
 

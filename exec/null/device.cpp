@@ -13,7 +13,6 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -281,8 +280,7 @@ void remove_block(const void* at) {
 
 Touched touch(const std::uint64_t* words, std::size_t count) {
   const Held<State> s;
-  std::set<std::uint64_t> seen;
-  Touched touched;
+  std::map<std::uint64_t, std::uint64_t> parts;  // by block: what is behind the first word in it
   for (std::size_t i = 0; i < count; ++i) {
     if (!is_device(pointer(words[i]))) continue;
     auto it = s->blocks.upper_bound(words[i]);
@@ -300,11 +298,20 @@ Touched touch(const std::uint64_t* words, std::size_t count) {
       continue;
     }
     --it;
-    if (!seen.insert(it->first).second) continue;
-    touched.bytes += it->second;
-    touched.largest = std::max(touched.largest, it->second);
+    const std::uint64_t part = it->first + it->second - words[i];
+    const auto [known, is_new] = parts.try_emplace(it->first, part);
+    known->second = std::max(known->second, part);
+    if (is_new && !is_told) forget_range(*s, it->first, it->second);
+  }
+  std::uint64_t most = 0;  // of the blocks that are given whole
+  for (const auto& [block, part] : parts) most = part == s->blocks.at(block) ? std::max(most, part) : most;
+  Touched touched;
+  for (const auto& [block, part] : parts) {
+    const bool is_whole = part == s->blocks.at(block);
+    const std::uint64_t bytes = is_whole || most == 0 ? part : std::min(part, most);
+    touched.bytes += bytes;
+    touched.largest = std::max(touched.largest, bytes);
     ++touched.blocks;
-    if (!is_told) forget_range(*s, it->first, it->second);
   }
   return touched;
 }

@@ -65,7 +65,8 @@ void end_told_operation();
 // Live blocks of PyTorch's allocator, for what kernels are given.
 void add_block(const void* pointer, std::uint64_t bytes);
 void remove_block(const void* pointer);
-// The different live blocks that the pointers among `words` lie in, which are forgotten.
+// The different live blocks that the pointers among `words` lie in, which are forgotten. Of one that
+// is given from its middle on (a weight in a buffer of all) as much as of the largest whole one.
 struct Touched {
   std::uint64_t bytes = 0;
   std::uint64_t largest = 0;

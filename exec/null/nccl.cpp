@@ -55,13 +55,15 @@ struct Buffers {
 };
 
 Status collective(const char* name, const void* communicator, StreamHandle stream, std::uint64_t count, int type,
-                  const Buffers& buffers) {
+                  const Buffers& buffers, int peer = -1) {
   enqueue(stream, 1e-5);
   const std::int64_t id = static_cast<const Communicator*>(communicator)->id;
   const std::int64_t named = name_id(name);
   check_work(stream, named,
              {reads(buffers.from, buffers.sent * size_of(type)), writes(buffers.to, buffers.received * size_of(type))});
-  Line('X') << handle_id(stream) << id << named << count * size_of(type) << type;
+  Line line('X');
+  line << handle_id(stream) << id << named << count * size_of(type) << type;
+  if (peer >= 0) line << peer + 1;  // 0 is what files without it read as
   return kSuccess;
 }
 
@@ -247,12 +249,12 @@ API Status ncclReduce(const void* from, void* to, std::size_t count, int type, i
 API Status ncclSend(const void* from, std::size_t count, int type, int peer, Comm c, StreamHandle stream) {
   const bool is_own = static_cast<const Communicator*>(c)->rank == peer;
   if (group_depth > 0 && is_own) own_part = {from, count * size_of(type)};
-  return collective("send", c, stream, count, type, {from, count});
+  return collective("send", c, stream, count, type, {from, count}, peer);
 }
-API Status ncclRecv(void* to, std::size_t count, int type, int, Comm c, StreamHandle stream) {
+API Status ncclRecv(void* to, std::size_t count, int type, int peer, Comm c, StreamHandle stream) {
   forget(to, count * size_of(type));
   if (group_depth > 0) received_parts.push_back({to, count * size_of(type)});
-  return collective("recv", c, stream, count, type, {nullptr, 0, to, count});
+  return collective("recv", c, stream, count, type, {nullptr, 0, to, count}, peer);
 }
 API Status ncclAlltoAll(const void* from, void* to, std::size_t count, int type, Comm c, StreamHandle stream) {
   const auto* of = static_cast<const Communicator*>(c);

@@ -33,7 +33,7 @@ constexpr Letter kLetters[] = {
     {'G', Kind::kProduct, "snvvvvvvvv"},
     {'A', Kind::kLibrary, "snv", true},
     {'C', Kind::kCopy, "svvv"},
-    {'X', Kind::kCollective, "svnvv"},
+    {'X', Kind::kCollective, "svnvv", true},
     {'E', Kind::kRecordEvent, "sv"},
     {'W', Kind::kWaitEvent, "sv"},
     {'Y', Kind::kHostWait, "vv"},

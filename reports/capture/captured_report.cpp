@@ -45,9 +45,10 @@ std::vector<double> unknown_seconds(const CapturedGraph& captured, const EventGr
 // / 1.37, 18 codes and 3 repositories 1 / 1.43 (reports/validation, 2026-11-26, 27, 29).
 constexpr double kCapturedHost = 0.76;
 
-class Pricer {
+// Of one rank.
+class RankPricer {
  public:
-  Pricer(const Capture& capture, const CapturedGraph& captured, const EventGraph& graph, const CostModel& costs)
+  RankPricer(const Capture& capture, const CapturedGraph& captured, const EventGraph& graph, const CostModel& costs)
       : captured_(captured),
         graph_(graph),
         costs_(costs),
@@ -75,6 +76,27 @@ class Pricer {
   std::vector<double> unknown_;
 };
 
+// Of a rank with the others of its pipeline.
+class Pricer {
+ public:
+  // `ranks` by their places in the pipeline.
+  Pricer(std::vector<RankPricer> ranks, std::size_t own) : ranks_(std::move(ranks)), own_(own) {}
+
+  CostTable price(const FactorDraw& draw, double unknown_factor) const {
+    CostTable table = ranks_[own_].price(draw, unknown_factor);
+    if (ranks_.size() == 1) return table;
+    table.pipeline.resize(ranks_.size());
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      if (r != own_) table.pipeline[r] = ranks_[r].price(draw, unknown_factor);
+    }
+    return table;
+  }
+
+ private:
+  std::vector<RankPricer> ranks_;
+  std::size_t own_;
+};
+
 // Between 1/kUnknownFactor and kUnknownFactor, spread evenly over the draws in an order of their
 // own.
 double unknown_draw(int k) {
@@ -100,10 +122,15 @@ void add_time(const Pricer& pricer, const CostModel& costs, CapturedForecast& ma
   report.communication = with_interval(central.communication, std::move(communication), evidence.communication);
   report.exposed_communication =
       with_interval(central.exposed_communication, std::move(exposed), evidence.exposed_communication);
-  double flops = 0;
-  for (const Work& work : forecast.graph.works) flops += work.flops.count();
+  const auto flops_of = [](const EventGraph& graph) {
+    double flops = 0;
+    for (const Work& work : graph.works) flops += work.flops.count();
+    return flops;
+  };
+  double flops = flops_of(forecast.graph);
+  for (const auto& other : forecast.graph.pipeline) flops += other ? flops_of(*other) : 0;
   const double peak = costs.cluster().gpu.peak_bf16.value();
-  const double at_peak = peak > 0 ? flops / peak : 0;
+  const double at_peak = peak > 0 ? flops / peak / as_double(made.ranks.size()) : 0;
   report.hfu = report.mfu = rate(at_peak, report.seconds);
   report.first_step_seconds = forecast.timeline.first_step.seconds();
   report.steady_step = forecast.timeline.steady_step;
@@ -190,6 +217,12 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
                                    format_bytes(made.captured.run_peak_reserved)));
   }
   append(warnings, made.faults);
+  for (const std::int64_t rank : made.missing) {
+    warnings.push_back(fmt::format(
+        "rank {0} sends to a captured rank or receives from one and is not captured: what one waits for the "
+        "other is not in the step; capture it, too (foreshard-null --rank {0}), and name all: --capture A B",
+        rank));
+  }
   for (const std::string& place : made.blind_reads) {
     warnings.push_back("the host reads a tensor that nobody computed (zeros) at " + place);
   }
@@ -228,31 +261,94 @@ Plan captured_plan(const Capture& capture, const Cluster& cluster) {
   return plan;
 }
 
-CapturedForecast forecast_capture(const Capture& capture, const Plan& plan, const CostModel& costs) {
-  const Cluster& cluster = costs.cluster();
-  if (cluster.gpus != capture.world) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: is of rank {} of {}, the cluster has {} GPUs; expected --cluster "
-                            "{}x{}, or a capture with --world {}",
-                            capture.path, capture.rank, capture.world, cluster.gpus, capture.world, cluster.gpu.key,
-                            cluster.gpus));
+namespace {
+
+// Every send has a receive, in their order.
+void check_transfers(const std::vector<Capture>& captures, const std::vector<CapturedGraph>& all) {
+  const auto count = [&](std::size_t of, std::size_t with, Exchange::Side side) {
+    return std::ranges::count_if(all[of].graph.exchanges,
+                                 [&](const Exchange& e) { return at(e.peer) == with && e.side == side; });
+  };
+  for (std::size_t from = 0; from < all.size(); ++from) {
+    for (std::size_t to = 0; to < all.size(); ++to) {
+      const auto sent = count(from, to, Exchange::Side::kSend), received = count(to, from, Exchange::Side::kReceive);
+      if (sent == received) continue;
+      throw Error(
+          ExitCode::kInvalidInput,
+          fmt::format("{}: rank {} sends {} times a step to rank {}, which receives {} times ({}); expected "
+                      "captures of one program",
+                      captures[from].path, captures[from].rank, sent, captures[to].rank, received, captures[to].path));
+    }
   }
-  CapturedForecast made = {.captured = capture_graph(capture)};
+}
+
+std::vector<std::int64_t> ranks_of(const std::vector<Capture>& captures, const Cluster& cluster) {
+  std::vector<std::int64_t> ranks;
+  for (const Capture& capture : captures) {
+    if (cluster.gpus != capture.world) {
+      throw Error(ExitCode::kInvalidInput,
+                  fmt::format("{}: is of rank {} of {}, the cluster has {} GPUs; expected --cluster "
+                              "{}x{}, or a capture with --world {}",
+                              capture.path, capture.rank, capture.world, cluster.gpus, capture.world, cluster.gpu.key,
+                              cluster.gpus));
+    }
+    if (contains(ranks, capture.rank)) {
+      throw Error(ExitCode::kInvalidInput,
+                  fmt::format("{}: is of rank {}, as another capture; expected one of each rank that is shown",
+                              capture.path, capture.rank));
+    }
+    ranks.push_back(capture.rank);
+  }
+  return ranks;
+}
+
+}
+
+CapturedForecast forecast_captures(const std::vector<Capture>& captures, const Plan& plan, const CostModel& costs) {
+  const Cluster& cluster = costs.cluster();
+  CapturedForecast made = {.ranks = ranks_of(captures, cluster)};
+  std::vector<CapturedGraph> all;
+  for (const Capture& each : captures) {
+    all.push_back(capture_graph(each, made.ranks));
+    for (const std::int64_t rank : all.back().awaited) {
+      if (!contains(made.missing, rank)) made.missing.push_back(rank);
+    }
+  }
+  check_transfers(captures, all);
+  made.shown = at(std::ranges::max_element(all, {}, &CapturedGraph::peak_allocated) - all.begin());
+  const Capture& capture = captures[made.shown];
+  made.captured = std::move(all[made.shown]);
   Forecast& forecast = made.forecast;
   forecast.graph = std::move(made.captured.graph);
+  if (all.size() > 1) {
+    forecast.graph.pipeline_rank = static_cast<std::int32_t>(made.shown);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      forecast.graph.pipeline.push_back(r == made.shown ? nullptr
+                                                        : std::make_shared<const EventGraph>(std::move(all[r].graph)));
+    }
+  }
   forecast.plan = plan;
   forecast.model.name = plan.model;
   forecast.memory = replay_allocations(forecast.graph);
   forecast.reserved.peak = made.captured.peak_reserved;
-  const Pricer pricer(capture, made.captured, forecast.graph, costs);
+  std::vector<RankPricer> ranks;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (r == made.shown)
+      ranks.emplace_back(capture, made.captured, forecast.graph, costs);
+    else
+      ranks.emplace_back(captures[r], all[r], *forecast.graph.pipeline[r], costs);
+  }
+  const Pricer pricer(std::move(ranks), made.shown);
   forecast.costs = pricer.price(costs.center(), 1);
   Simulator simulator;
   forecast.timeline = simulator.simulate(forecast.graph, forecast.costs);
   for (std::size_t r = 0; r < made.captured.before.size(); ++r) {
     made.host_seconds += made.captured.before[r] + made.captured.during[r];
   }
-  for (const CapturedCall& call : capture.calls) {
-    if (call.kind == CapturedCall::Kind::kFault) made.faults.push_back(capture.name_of(call));
+  for (const Capture& each : captures) {
+    for (const CapturedCall& call : each.calls) {
+      if (call.kind == CapturedCall::Kind::kFault) made.faults.push_back(each.name_of(call));
+    }
   }
   const StepRange range = steady_step(capture);
   for (std::size_t i = range.begin; i < range.end; ++i) {
@@ -285,6 +381,7 @@ Json capture_json(const Capture& capture, const CapturedForecast& made) {
   json["gpu"] = capture.gpu;
   json["rank"] = capture.rank;
   json["world"] = capture.world;
+  if (made.ranks.size() > 1) json["ranks"] = made.ranks;
   json["versions"] = Json::object();
   for (const auto& [name, version] : capture.versions) json["versions"][name] = version;
   json["events"] = made.forecast.graph.rows.size();
@@ -332,7 +429,10 @@ std::string list_of(const std::vector<KernelTime>& kernels) {
 }
 
 std::string capture_text(const Capture& capture, const CapturedForecast& made) {
-  std::string text = fmt::format(
+  std::string text;
+  if (made.ranks.size() > 1)
+    text = fmt::format("\nof the captured ranks {}, the fullest:", fmt::join(made.ranks, ", "));
+  text += fmt::format(
       "\ncaptured: rank {} of {} of `{}`, {} launches in {} events; its host takes {} "
       "of a step\n",
       capture.rank, capture.world, capture.command, made.captured.launches, made.forecast.graph.rows.size(),

@@ -27,7 +27,10 @@ struct KernelTime {
 };
 
 struct CapturedForecast {
-  CapturedGraph captured;  // its graph has moved into `forecast`
+  std::size_t shown = 0;              // which of the captures it is of
+  std::vector<std::int64_t> ranks;    // of all captures
+  std::vector<std::int64_t> missing;  // ranks that they wait for and nobody captured
+  CapturedGraph captured;             // its graph has moved into `forecast`
   Forecast forecast;
   Report report;
   double host_seconds = 0;          // of the steady step, on the machine that captured it
@@ -38,10 +41,11 @@ struct CapturedForecast {
   std::vector<std::string> level_counts;  // where counts of unknown numbers are taken as equal
 };
 
+// Of several captures, ranks of a pipeline, the step is of all together and memory of the fullest.
 // `plan` says runtime and version for what they decide beside the graph: NCCL's version, the kernel
-// of attention. Throws Error(kInvalidInput) where the capture is of another number of ranks than
-// the cluster, or holds no whole step.
-CapturedForecast forecast_capture(const Capture& capture, const Plan& plan, const CostModel& costs);
+// of attention. Throws Error(kInvalidInput) where a capture is of another number of ranks than the
+// cluster or holds no whole step, where two are of one rank, or their transfers do not meet.
+CapturedForecast forecast_captures(const std::vector<Capture>& captures, const Plan& plan, const CostModel& costs);
 
 // What of a report's plan a capture knows.
 Plan captured_plan(const Capture& capture, const Cluster& cluster);

@@ -243,6 +243,59 @@ TEST(Captured, AWrongLineIsNamed) {
   EXPECT_EQ(run("predict --capture . --cluster 1xh100").exit_code, 3);
 }
 
+// A rank of a job as foreshard-null writes it: group 9 is of ranks 1 and 3, the two stages of its pipeline.
+void write_rank(const std::string& folder, int rank, const std::string& step) {
+  shell("mkdir -p " + folder);
+  write_temporary(folder + "/capture.json", fmt::format(R"({{"gpu": "h100-sxm", "world": 4, "rank": {}}})", rank));
+  const std::string end = "H 1 0 0\n";
+  write_temporary(folder + "/calls.txt",
+                  "N 0 step 0 AdamW\nN 1 group 9 1 3\nN 2 9\nN 3 cublasGemmEx\nN 4 send\nN 5 recv\nN 6 all_gather\n"
+                  "H 1 0 1\nK 1 0 7 2 0 2\n" +
+                      end + step + end + step + end);
+}
+constexpr int kBytes = 64 << 20;
+// A product of 8192 x 8192 x 8192, a transfer with the other rank, and what makes one stream wait for the other.
+const std::string kProduct = "G 1 0 0 3 8192 8192 8192 1 9 9 0 0\n";
+std::string transfer(int name, int peer) { return fmt::format("X 1 0 77 7 {} {} 9 {}\n", name, kBytes, peer + 1); }
+const std::string kTransferWaits = "E 1 0 0 5\nW 1 0 77 5\n", kComputeWaits = "E 1 0 77 6\nW 1 0 0 6\n";
+
+TEST(Captured, RanksOfAPipelineWaitForEachOther) {
+  const std::string send_out = kTransferWaits + transfer(4, 1), receive_out = transfer(5, 1) + kComputeWaits;
+  const std::string send_back = kTransferWaits + transfer(4, 0), receive_back = transfer(5, 0) + kComputeWaits;
+  write_rank("first", 1, kProduct + send_out + receive_out + kProduct);
+  write_rank("second", 3, receive_back + kProduct + kProduct + kProduct + send_back);
+  const auto step = [](const std::string& captures) {
+    const Outcome said = run("predict --json --capture " + captures + " --cluster 4xh100");
+    EXPECT_EQ(said.exit_code, 0) << said.err;
+    return json_of(said);
+  };
+  const auto seconds = [](const nlohmann::json& report) -> double { return report["step"]["seconds"]["value"]; };
+  const auto one = step("first"), other = step("second"), both = step("first second");
+  EXPECT_EQ(both["capture"]["ranks"], (std::vector<int>{1, 3}));
+  // The first stage waits for the second's three products between its own two, and the other way round.
+  EXPECT_GT(seconds(both), 0.95 * (seconds(one) + seconds(other)));
+  EXPECT_LT(seconds(both), 1.05 * (seconds(one) + seconds(other)));
+  expect_says(one.dump(), "--rank 3");
+  EXPECT_EQ(both.dump().find("--rank"), std::string::npos);
+
+  write_rank("other", 3, receive_back + kProduct);
+  const Outcome unlike = run("predict --capture first other --cluster 4xh100");
+  EXPECT_EQ(unlike.exit_code, 3);
+  expect_says(unlike.err, "sends 0 times a step to rank 1");
+  EXPECT_EQ(run("predict --capture first first --cluster 4xh100").exit_code, 3);
+}
+
+// NCCL runs a group of sends and receives as one kernel; ranks of the group are two nodes apart.
+TEST(Captured, PartsForEveryRankAreOneAllToAll) {
+  std::string parts;
+  for (int peer = 0; peer < 2; ++peer) parts += transfer(4, peer) + transfer(5, peer);
+  write_rank("all", 1, kProduct + kTransferWaits + parts + kComputeWaits + kProduct);
+  const std::string rows = run("schedule --capture all --cluster 4xh100").out;
+  expect_says(rows, "all_to_all");
+  expect_says(rows, fmt::format(",{},", 2 * kBytes));
+  EXPECT_EQ(rows.find("send_recv"), std::string::npos);
+}
+
 #ifdef FORESHARD_NULL_STEP
 Outcome null(const std::string& flags, const std::string& part) {
   return shell("\"$(dirname \"$F\")/foreshard-null\" " + flags + " -- " FORESHARD_NULL_STEP " " + part);

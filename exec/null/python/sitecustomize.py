@@ -41,9 +41,16 @@ def played_store(dist):
             self.world = int(os.environ.get("WORLD_SIZE", "1"))
 
         def named(self, key):
-            # "default_pg//cuda//0" and "3/..." name the process group whose communicator is made next.
-            group = key.split("/")[0]
-            LIBRARY.foreshard_null_group(group.encode(), *SIZES.get(group, (0, 0)))
+            # "default_pg//cuda//0", "3/..." and "default_pg/0//3//cuda//0" name the process group whose communicator is made next;
+            # behind it stand, of a transfer's own communicator, its two ranks there ("1:2").
+            *parts, last = [part for part in key.split("/") if part]
+            group = next((part for part in reversed(parts) if part in MEMBERS), parts[0] if parts else last)
+            pair = last.split(":")
+            if group in MEMBERS and len(pair) == 2 and all(rank.isdigit() for rank in pair):
+                two = [MEMBERS[group][int(rank)] for rank in pair]
+                announce(f"{group}/{last}", two, two.index(int(os.environ["RANK"])))
+            else:
+                tell(group)
 
         def set(self, key, value):
             self.named(key)
@@ -83,7 +90,21 @@ def played_store(dist):
     return Played()
 
 
-SIZES = {}  # of process groups, by name
+MEMBERS = {}  # ranks of process groups, by name
+
+
+def tell(group, own=None):
+    """Whose communicator is made next."""
+    ranks = MEMBERS.get(group, [])
+    own = own if own is not None else ranks.index(int(os.environ["RANK"])) if ranks else 0
+    LIBRARY.foreshard_null_group(group.encode(), len(ranks), own)
+
+
+def announce(group, ranks, own):
+    if MEMBERS.get(group) != ranks:
+        MEMBERS[group] = ranks
+        mark("group " + " ".join([group] + [str(rank) for rank in ranks]))
+    tell(group, own)
 
 
 def hook_rendezvous(module):
@@ -101,20 +122,26 @@ def hook_rendezvous(module):
 
 
 def hook_groups(module):
+    from torch._C import _distributed_c10d as groups
+
     made = module._new_process_group_helper
 
     def helper(group_size, group_rank, global_ranks, backend, store, group_name, *rest, **named):
-        ranks = list(global_ranks) or list(range(group_size))
-        name = str(group_name)
         if group_rank is not None and group_rank >= 0:  # this rank is one of them
-            SIZES[name] = (len(ranks), group_rank)
-            mark("group " + " ".join([name] + [str(rank) for rank in ranks]))
-            LIBRARY.foreshard_null_group(name.encode(), *SIZES[name])
+            announce(str(group_name), list(global_ranks) or list(range(group_size)), group_rank)
         return made(group_size, group_rank, global_ranks, backend, store, group_name, *rest, **named)
 
     module._new_process_group_helper = helper
 
-    from torch._C import _distributed_c10d as groups
+    split = getattr(groups.ProcessGroup, "split_group", None)
+    if split is not None:
+
+        def split_group(self, ranks, *rest, **named):
+            if self.rank() in ranks and named.get("group_name"):
+                announce(named["group_name"], [module.get_global_rank(self, rank) for rank in ranks], list(ranks).index(self.rank()))
+            return split(self, ranks, *rest, **named)
+
+        groups.ProcessGroup.split_group = split_group
 
     groups.ProcessGroup.monitored_barrier = lambda *a, **k: None  # gloo's alone, and called of the group by Lightning
     if hasattr(groups, "FakeProcessGroup"):

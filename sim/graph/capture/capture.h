@@ -22,7 +22,8 @@ struct CapturedCall {
     kProduct,      // m, n, k (column-major), batch, type of the operands, of the result, transposed
     kLibrary,      // bytes, then the shape
     kCopy,         // kind ('h', 'd', 'D', 's'), bytes, whether the host waits
-    kCollective,   // communicator, bytes of the whole buffer, NCCL's type
+    kCollective,   // communicator, bytes of the whole buffer, NCCL's type; of a send or a receive one
+                   // more than the other's rank in the communicator (0: not said)
     kRecordEvent,  // event
     kWaitEvent,    // event
     kHostWait,     // what ('s' stream, 'e' event, 'd' device), of which

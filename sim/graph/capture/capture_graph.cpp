@@ -7,8 +7,12 @@
 // the optimizer's after the last of these.
 //
 // Streams. The one with most launches is the compute stream; another one is named after its first
-// collective, or is a copy-in stream. Where calls of one captured stream land on different Streams,
-// a wait keeps their order.
+// collective, or, where that name is taken, as a stream of the mesh's axes; or is a copy-in stream.
+// Where calls of one captured stream land on different Streams, a wait keeps their order.
+//
+// Exchanges. NCCL runs a group of sends and receives as one kernel: of as many parts as there are
+// ranks (or more than a ring has) an all-to-all, else a row of its own kind. Where all ranks that it
+// is with are captured, too (stages of a pipeline), each part is an Exchange, sends first.
 //
 // Events. Recording one keeps the latest row of its stream and what the stream still waits for; a
 // wait hands these to the stream's next row.
@@ -24,6 +28,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <unordered_map>
 
 #include "sim/base/error.h"
@@ -38,13 +43,16 @@ constexpr double kSecondsPerNs = 1e-9;
 // A small copy from the host takes as long as a small kernel.
 constexpr std::int64_t kSmallCopy = 64 << 10;
 
+bool is_one_sided(std::string_view name) { return name == "send" || name == "recv"; }
+
 std::optional<EventKind> collective_kind(std::string_view name) {
   if (name == "all_gather") return EventKind::kAllGather;
   if (name == "reduce_scatter") return EventKind::kReduceScatter;
   if (name == "all_reduce") return EventKind::kAllReduce;
-  if (name == "broadcast" || name == "send" || name == "recv") return EventKind::kBroadcast;
+  if (name == "broadcast") return EventKind::kBroadcast;
   if (name == "reduce") return EventKind::kReduce;
-  if (name == "all_to_all") return EventKind::kAllGather;
+  if (name == "all_to_all") return EventKind::kAllToAll;
+  if (is_one_sided(name)) return EventKind::kSendRecv;
   return std::nullopt;
 }
 
@@ -54,29 +62,30 @@ Stream stream_of(EventKind collective) {
   return Stream::kAllReduce;
 }
 
-// Ranks of a process group as a shape: equally spaced, else as if they were next to each other.
-GroupShape shape_of(const std::string& ranks, std::int64_t size) {
+std::vector<std::int64_t> numbers_of(const std::string& text) {
   std::vector<std::int64_t> list;
-  std::size_t at = 0;
-  while (at < ranks.size()) {
-    list.push_back(std::atoll(ranks.c_str() + at));
-    at = ranks.find(' ', at);
-    at = at == std::string::npos ? ranks.size() : at + 1;
+  for (std::size_t at = 0; at < text.size();) {
+    list.push_back(std::atoll(text.c_str() + at));
+    at = text.find(' ', at);
+    at = at == std::string::npos ? text.size() : at + 1;
   }
+  return list;
+}
+
+// Ranks of a process group as a shape: equally spaced, else as far apart as they are on average.
+GroupShape shape_of(const std::vector<std::int64_t>& list, std::int64_t size) {
   GroupShape shape{std::max<std::int64_t>(1, size), 1};
   if (list.size() < 2) return shape;
-  const std::int64_t stride = list[1] - list[0];
-  for (std::size_t i = 1; i < list.size(); ++i) {
-    if (list[i] - list[i - 1] != stride) return shape;
-  }
-  shape.stride = std::max<std::int64_t>(1, stride);
+  const auto [first, last] = std::ranges::minmax(list);
+  shape.stride = std::max<std::int64_t>(1, (last - first + std::ssize(list) - 2) / (std::ssize(list) - 1));
   return shape;
 }
 
 class Builder {
  public:
-  Builder(const Capture& capture, const StepRange& range, std::size_t most_kernels)
-      : capture_(capture), range_(range), most_kernels_(most_kernels) {
+  Builder(const Capture& capture, const StepRange& range, const std::vector<std::int64_t>& captured,
+          std::size_t most_kernels)
+      : capture_(capture), range_(range), captured_(captured), most_kernels_(most_kernels) {
     const std::size_t length = std::min(range.begin, range.end - range.begin);
     if (length > 0) longest_ns_ = 0;
     for (std::size_t i = range.begin - length; i < range.begin; ++i)
@@ -126,8 +135,6 @@ class Builder {
       if (call.kind == CallKind::kLaunch || call.kind == CallKind::kProduct || call.kind == CallKind::kLibrary) {
         ++launches[call.stream];
       }
-      const auto kind = call.kind == CallKind::kCollective ? collective_kind(capture_.name_of(call)) : std::nullopt;
-      if (kind) streams_.emplace(call.stream, foreshard::stream_of(*kind));
     }
     std::int64_t most = -1;
     for (const auto& [stream, count] : launches) {
@@ -137,20 +144,33 @@ class Builder {
       }
     }
     streams_[compute_] = Stream::kCompute;
+    std::set<Stream> taken;
+    for (std::size_t i = range_.begin; i < range_.end; ++i) {
+      const CapturedCall& call = capture_.calls[i];
+      const auto kind = call.kind == CallKind::kCollective ? collective_kind(capture_.name_of(call)) : std::nullopt;
+      if (!kind || streams_.contains(call.stream)) continue;
+      Stream of_kind = foreshard::stream_of(*kind);
+      for (const Stream other : {of_kind, Stream::kTensor, Stream::kContext, Stream::kExpert}) {
+        if (!taken.insert(other).second) continue;
+        of_kind = other;
+        break;
+      }
+      streams_[call.stream] = of_kind;
+    }
   }
 
   void add_communicators() {
-    std::map<std::string, std::string> groups;  // ranks by name
+    std::map<std::string, std::vector<std::int64_t>> groups;  // ranks by name
     for (const CapturedCall& call : capture_.calls) {
       const std::string& name = capture_.name_of(call);
       if (call.kind == CallKind::kMark && name.starts_with("group ")) {
         const std::size_t space = name.find(' ', 6);
-        if (space != std::string::npos) groups[name.substr(6, space - 6)] = name.substr(space + 1);
+        if (space != std::string::npos) groups[name.substr(6, space - 6)] = numbers_of(name.substr(space + 1));
       }
       if (call.kind != CallKind::kCommunicator) continue;
       Communicator made = {.name = name.empty() ? "world" : name};
-      const auto ranks = groups.find(name);
-      made.group = shape_of(ranks == groups.end() ? "" : ranks->second, call.values[1]);
+      const std::vector<std::int64_t>& ranks = members_[call.values[0]] = groups[name];
+      made.group = shape_of(ranks, call.values[1]);
       communicators_[call.values[0]] = static_cast<std::uint8_t>(graph().communicators.size());
       if (graph().communicators.size() < kNoCommunicator) graph().communicators.push_back(made);
     }
@@ -317,17 +337,88 @@ class Builder {
   }
 
   void collective(std::size_t i, const CapturedCall& call) {
-    const std::optional<EventKind> kind = collective_kind(capture_.name_of(call));
+    EventKind kind = *collective_kind(capture_.name_of(call));
     const auto communicator = communicators_.find(call.values[0]);
-    if (!kind || communicator == communicators_.end()) return;
+    if (communicator == communicators_.end()) return;
+    std::int64_t bytes = call.values[1];
+    if (kind == EventKind::kSendRecv) {
+      if (i < exchange_end_) return;  // a part of the group before
+      const Group all = group_at(i);
+      exchange_end_ = all.end;
+      if (meets(all)) return exchange(all, communicator->second);
+      bytes = std::max(all.sent, all.received);
+      constexpr std::size_t kRing = 2;  // tensors that go to a neighbour at once: keys and values
+      const std::size_t parts = std::max(all.sends.size(), all.receives.size());
+      const std::int64_t ranks = graph().communicators[communicator->second].group.size;
+      if (parts > kRing || static_cast<std::int64_t>(parts) == ranks) kind = EventKind::kAllToAll;
+    }
     close();
-    static_cast<void>(i);
-    const EventId id = new_row(*kind, foreshard::stream_of(*kind), call.stream, communicator->second);
+    const Stream stream = of(call.stream);
+    new_row(kind, stream == Stream::kCompute ? foreshard::stream_of(kind) : stream, call.stream, communicator->second);
     Work& work = graph().works.back();
-    work.bytes = Bytes(call.values[1]);
+    work.bytes = Bytes(bytes);
     work.launches = launches();
     work.communicator = communicator->second;
-    static_cast<void>(id);
+  }
+
+  // Sends and receives on one communicator with nothing between them: PyTorch records an event
+  // behind each group.
+  struct Group {
+    std::size_t end = 0;
+    std::vector<const CapturedCall*> sends, receives;
+    std::int64_t sent = 0, received = 0;
+  };
+  Group group_at(std::size_t i) const {
+    Group all;
+    const CapturedCall& first = capture_.calls[i];
+    for (all.end = i; all.end < range_.end; ++all.end) {
+      const CapturedCall& call = capture_.calls[all.end];
+      if (call.thread != first.thread) continue;
+      const std::string& name = capture_.name_of(call);
+      if (call.kind != CallKind::kCollective || !is_one_sided(name) || call.values[0] != first.values[0]) break;
+      const bool sends = name == "send";
+      (sends ? all.sends : all.receives).push_back(&call);
+      (sends ? all.sent : all.received) += call.values[1];
+    }
+    return all;
+  }
+
+  std::optional<std::int64_t> peer_of(const CapturedCall& call) const {
+    const std::vector<std::int64_t>& ranks = members_.at(call.values[0]);
+    const std::int64_t peer = call.values[3] - 1;
+    if (peer < 0 || peer >= std::ssize(ranks) || ranks[at(peer)] == capture_.rank) return std::nullopt;
+    return ranks[at(peer)];
+  }
+
+  // Whether all that it is with is captured.
+  bool meets(const Group& all) {
+    const auto is_captured = [&](const CapturedCall* call) {
+      const std::optional<std::int64_t> peer = peer_of(*call);
+      const bool found = peer && contains(captured_, *peer);
+      const bool is_one_way = all.sends.empty() || all.receives.empty();
+      if (peer && !found && is_one_way && !contains(made_.awaited, *peer)) made_.awaited.push_back(*peer);
+      return found;
+    };
+    return std::ranges::all_of(all.sends, is_captured) && std::ranges::all_of(all.receives, is_captured);
+  }
+
+  // The captured stream keeps the order of its parts, so none joins its communicator's.
+  void exchange(const Group& all, std::uint8_t communicator) {
+    using Side = Exchange::Side;
+    close();
+    for (const Side side : {Side::kSend, Side::kReceive}) {
+      for (const CapturedCall* call : side == Side::kSend ? all.sends : all.receives) {
+        const EventId id =
+            new_row(EventKind::kSendRecv, side == Side::kSend ? Stream::kPipelineSend : Stream::kPipeline, call->stream,
+                    kNoCommunicator);
+        Work& work = graph().works.back();
+        work.bytes = Bytes(call->values[1]);
+        work.launches = launches();
+        work.communicator = communicator;
+        const auto place = std::ranges::find(captured_, *peer_of(*call)) - captured_.begin();
+        graph().exchanges.push_back({id, static_cast<std::int32_t>(place), side});
+      }
+    }
   }
 
   void host_wait(const CapturedCall& call) {
@@ -461,6 +552,7 @@ class Builder {
 
   const Capture& capture_;
   const StepRange range_;
+  const std::vector<std::int64_t>& captured_;  // ranks
   const std::size_t most_kernels_;
   CapturedGraph made_;
   std::int32_t main_thread_ = 0;
@@ -468,12 +560,14 @@ class Builder {
   std::int64_t compute_ = 0;
   std::map<std::int64_t, Stream> streams_;
   std::map<std::int64_t, std::uint8_t> communicators_;
+  std::map<std::int64_t, std::vector<std::int64_t>> members_;  // ranks of a communicator; none: not said
   std::map<std::uint8_t, EventId> communicator_tails_;
   std::map<std::int64_t, EventId> latest_;                // by captured stream
   std::map<std::int64_t, std::vector<EventId>> pending_;  // waits of its next row
   std::unordered_map<std::int64_t, std::pair<EventId, std::vector<EventId>>> events_;
   std::map<std::int64_t, std::int32_t> alive_;  // buffers by address
   std::vector<MemoryAction> actions_;           // of the next row
+  std::size_t exchange_end_ = 0;                // of the group of sends and receives before
   EventId open_ = kNoEvent;
   std::int64_t open_stream_ = 0;
   std::size_t open_kernels_ = 0;
@@ -487,10 +581,10 @@ class Builder {
 
 }
 
-CapturedGraph capture_graph(const Capture& capture) {
+CapturedGraph capture_graph(const Capture& capture, const std::vector<std::int64_t>& captured) {
   const StepRange range = steady_step(capture);
   for (std::size_t most = 16;; most *= 4) {
-    Builder builder(capture, range, most);
+    Builder builder(capture, range, captured, most);
     if (builder.build()) return builder.finish();
     if (most > (std::size_t{1} << 20)) {
       throw Error(ExitCode::kMissingCapability, capture.path +

@@ -25,9 +25,12 @@ struct CapturedGraph {
   Bytes run_peak_reserved;
   Bytes retained;  // allocated in the step and still there at its end, beyond what was freed
   std::int64_t launches = 0;
+  std::vector<std::int64_t> awaited;  // ranks that send or are sent to one way and are not captured
 };
 
-// Throws Error(kInvalidInput) where the capture holds no whole step (steady_step).
-CapturedGraph capture_graph(const Capture& capture);
+// `captured`: the ranks of all captures of the job, this one's among them; what it sends to them and
+// receives is an Exchange with their places in the list. Throws Error(kInvalidInput) where the
+// capture holds no whole step (steady_step).
+CapturedGraph capture_graph(const Capture& capture, const std::vector<std::int64_t>& captured = {});
 
 }
