@@ -102,10 +102,7 @@ std::vector<std::size_t> cells_by_worth(const std::vector<HeatmapCell>& cells) {
     }
   }
   std::ranges::sort(worths);
-  std::vector<std::size_t> order;
-  order.reserve(worths.size());
-  for (const Worth& worth : worths) order.push_back(std::get<2>(worth));
-  return order;
+  return list_of<std::size_t>(worths, [&](const Worth& worth) { return std::get<2>(worth); });
 }
 
 // "64" of "64xh100"; 0 for anything else.

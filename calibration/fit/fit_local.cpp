@@ -32,11 +32,7 @@ double median(std::vector<double> values) {
 
 template <typename Point>
 std::vector<MeasuredRow<Point>> of_ranks(const std::vector<MeasuredRow<Point>>& rows, std::int64_t ranks) {
-  std::vector<MeasuredRow<Point>> picked;
-  for (const auto& row : rows) {
-    if (row.ranks == ranks) picked.push_back(row);
-  }
-  return picked;
+  return list_where<MeasuredRow<Point>>(rows, [&](const auto& row) { return row.ranks == ranks; });
 }
 
 // Rows of one collective, in the order of their first row.
@@ -143,8 +139,7 @@ ContentionFit fit_contention(const std::vector<ContentionTimes>& rows) {
   fit.curve.communication = factor(communication);
   fit.curve.evidence = Evidence::kMeasured;
   fit.curve.source = fmt::format("median of {} pairs, alone and beside each other", rows.size());
-  std::vector<double> off;
-  for (const double ratio : compute) off.push_back(std::abs(std::log(ratio / median(compute))));
+  auto off = list_of<double>(compute, [&](const double ratio) { return std::abs(std::log(ratio / median(compute))); });
   constexpr double kLeast = 0.1;  // the pairs are a few of many
   fit.spread = {rounded(std::max(kLeast, median(off) * 2 / kQuartiles)),
                 fmt::format("scatter of {} pairs, at least {}", rows.size(), kLeast)};

@@ -197,17 +197,13 @@ class AttentionJudge {
 
   std::optional<Fitted> fitted(const std::string& key, const Gpu& gpu, std::size_t fewest, const Filter& filter) {
     if (const auto found = fits_.find(key); found != fits_.end()) return found->second;
-    std::vector<AttentionRow> rows;
-    for (const AttentionRow& each : published_) {
-      if (filter(each)) rows.push_back(each);
-    }
+    auto rows = list_where<AttentionRow>(published_, [&](const AttentionRow& each) { return filter(each); });
     std::optional<Fitted> result;
     if (rows.size() >= fewest) {
       Fitted fit{fit_micro_attention(rows, gpu), 0};
-      std::vector<double> logs;
-      for (const AttentionRow& each : rows) {
-        logs.push_back(std::log(attention_seconds(fit.model, each, gpu) / each.seconds));
-      }
+      auto logs = list_of<double>(rows, [&](const AttentionRow& each) {
+        return std::log(attention_seconds(fit.model, each, gpu) / each.seconds);
+      });
       // A handful of rows fits better than it forecasts.
       constexpr double kLeast = 0.04;
       fit.residual = std::max(kLeast, log_quantile(logs, 0.9));

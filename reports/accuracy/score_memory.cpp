@@ -80,10 +80,9 @@ struct Rate {
 MemoryCurve fit_rows(const std::vector<MemoryRead>& rows, const Gpu& gpu) {
   constexpr std::size_t kTwoConstants = 2;
   if (rows.size() >= kTwoConstants) {
-    std::vector<MemoryRow> fitted;
-    for (const MemoryRead& row : rows) {
-      fitted.push_back({row.source, row.operation, row.bytes, row.seconds});
-    }
+    auto fitted = list_of<MemoryRow>(rows, [&](const MemoryRead& row) {
+      return MemoryRow{row.source, row.operation, row.bytes, row.seconds};
+    });
     return fit_memory(fitted, gpu);
   }
   MemoryCurve curve = {.overhead = std::min(kTimedOverhead, rows.front().seconds / 2)};

@@ -170,8 +170,7 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
                     capture.gpu, cluster.gpu.key, cluster.gpu.key));
   }
   const std::vector<KernelTime> unknown = unknown_kernels(made);
-  double share = 0;
-  for (const KernelTime& one : unknown) share += one.share;
+  double share = sum_of<double>(unknown, &KernelTime::share);
   if (share > 0.01) {
     warnings.push_back(
         fmt::format("{:.0f} % of the kernels' time is of {} kernels that are priced "

@@ -302,10 +302,8 @@ class StepComparison {
       row = {step.number, a.after, a.freed, a.bytes, std::string(kPools[a.pool]), to_string(a.category), ""};
       if (a.unit >= 0) row.unit = forecast_.unit_names.at(at(a.unit));
     }
-    std::vector<RecordedAllocation> recorded;
-    for (const RecordedAllocation& a : recording_.allocations) {
-      if (a.step == step.number) recorded.push_back(a);
-    }
+    auto recorded = list_where<RecordedAllocation>(recording_.allocations,
+                                                   [&](const RecordedAllocation& a) { return a.step == step.number; });
     const AllocationComparison found = ::foreshard::compare_allocations(recorded, predicted);
     result_.allocations_identical = result_.allocations_identical.value_or(true) && found.difference.empty();
     result_.free_order_identical = result_.free_order_identical && found.free_order_identical;

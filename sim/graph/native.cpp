@@ -674,8 +674,7 @@ class Native final : public StepBuilder {
 
   UnitWork step_work(EventKind kind) const override {
     UnitWork work;
-    std::int64_t elements = 0;
-    for (const State& s : states_) elements += s.shard;
+    std::int64_t elements = sum_of<std::int64_t>(states_, &State::shard);
     const bool shadow = plan_.param_dtype != plan_.master_dtype;
     switch (kind) {
       case EventKind::kGradNorm:

@@ -50,9 +50,7 @@ MemoryClass class_of(Function function, Pass pass) {
 }
 
 std::int64_t total_bytes(const KernelCounts& counts, const Indices& tensors) {
-  std::int64_t sum = 0;
-  for (std::int16_t t : tensors) sum += counts.bytes[at(t)];
-  return sum;
+  return sum_of<std::int64_t>(tensors, [&](std::int16_t t) { return counts.bytes[at(t)]; });
 }
 
 // Rows of the activations that a matrix product works on.
@@ -417,10 +415,9 @@ void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts
       return;
     case OperationKind::kEmbedding: {
       // Zero-fills the dense gradient, then scatter-adds one row per token.
-      std::int64_t table = 0;
-      for (std::int16_t p : op.parameters) {
-        table += counts.layer.parameters[at(p)].numel() * size_of(counts.options.compute);
-      }
+      std::int64_t table = sum_of<std::int64_t>(op.parameters, [&](std::int16_t p) {
+        return counts.layer.parameters[at(p)].numel() * size_of(counts.options.compute);
+      });
       add_memory_kernel(phase, op.function, Pass::kBackward, table + 3 * output);
       return;
     }

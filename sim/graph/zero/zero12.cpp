@@ -39,9 +39,7 @@ void Zero12::lay_out_groups() {
 }
 
 std::int64_t Zero12::total(std::int64_t ZeroPartition::*of) const {
-  std::int64_t sum = 0;
-  for (const ZeroPartition& group : groups_) sum += group.*of;
-  return sum;
+  return sum_of<std::int64_t>(groups_, [&](const ZeroPartition& group) { return group.*of; });
 }
 
 std::int64_t Zero12::own_numel(std::int32_t p) const {

@@ -96,8 +96,7 @@ void Zero12::reduce(const Slices& slices) {
   const std::int64_t bytes = slices.numel * wire;
   collective(is_reduce ? EventKind::kReduce : EventKind::kAllReduce, bytes, stream);
   if (logging()) {
-    std::vector<std::string> names;
-    for (const std::int32_t p : bucket_.parameters) names.push_back(name_of(p));
+    auto names = list_of<std::string>(bucket_.parameters, [&](const std::int32_t p) { return name_of(p); });
     const bool untold = !is_contiguous() && sums_in_fp32();  // a function nobody watches
     std::string note = untold ? "" : "n=" + std::to_string(names.size()) + " ";
     if (!is_contiguous() && !untold) note += "noncontiguous ";
