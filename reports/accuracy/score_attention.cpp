@@ -112,7 +112,8 @@ class AttentionJudge {
   }
   const std::vector<Machine>& machines() const { return machines_; }
 
-  AccuracyRow score(AccuracyRow out, AttentionRow row) {
+  AccuracyRow score(AccuracyRow out, const ReadAttention& read) {
+    AttentionRow row = read.row;
     const Gpu& gpu = machine_of(row.gpu, machines_)->node.gpu;
     if (row.kernel.empty()) row.kernel = usual_kernel(row);
     out.groups.emplace_back("kernel", fmt::format("{} {}", row.kernel, pass_word(row.pass)));
@@ -281,15 +282,10 @@ class AttentionJudge {
 
 std::vector<AccuracyRow> score_attention(const CsvTable& table) {
   AttentionJudge judge;
-  std::vector<AccuracyRow> rows;
   const std::vector<ReadAttention> read = read_attention_rows(table, judge.machines());
-  for (std::size_t i = 0; i < read.size(); ++i) {
-    AccuracyRow row = begin_row(table, i);
-    row.groups = {{"gpu", read[i].row.gpu}, {"source", read[i].row.source}};
-    rows.push_back(read[i].problem.empty() ? judge.score(std::move(row), read[i].row)
-                                           : set_aside(std::move(row), read[i].problem));
-  }
-  return rows;
+  return judged(table, std::move(judge), read, [](const ReadAttention& each) {
+    return AccuracyGroups{{"gpu", each.row.gpu}, {"source", each.row.source}};
+  });
 }
 
 }

@@ -153,15 +153,10 @@ class MemoryJudge {
 
 std::vector<AccuracyRow> score_memory_bound(const CsvTable& table) {
   MemoryJudge judge;
-  std::vector<AccuracyRow> rows;
   const std::vector<MemoryRead> read = read_rows(table, judge.machines());
-  for (std::size_t i = 0; i < read.size(); ++i) {
-    AccuracyRow row = begin_row(table, i);
-    row.groups = {{"gpu", read[i].gpu}, {"source", read[i].source}, {"kernel", read[i].operation}};
-    rows.push_back(read[i].problem.empty() ? judge.score(std::move(row), read[i])
-                                           : set_aside(std::move(row), read[i].problem));
-  }
-  return rows;
+  return judged(table, std::move(judge), read, [](const MemoryRead& row) {
+    return AccuracyGroups{{"gpu", row.gpu}, {"source", row.source}, {"kernel", row.operation}};
+  });
 }
 
 }

@@ -122,7 +122,9 @@ class FieldWriter {
       for (auto& [name, each] : value) map[name] = written(each, limits...);
       return map;
     } else if constexpr (kIsList<Plain>) {
-      return json_list(value, [&](auto& each) { return written(each, limits...); });
+      Json list = Json::array();
+      for (auto& each : value) list.push_back(written(each, limits...));
+      return list;
     } else if constexpr (IsCount<Plain>) {
       return value.count();
     } else if constexpr (IsRate<Plain>) {

@@ -140,9 +140,6 @@ class Fsdp2 final : public StepBuilder {
   bool alone(std::int32_t unit) const { return shape(unit).shards == 1; }
   bool casts_parameters() const { return plan_.param_dtype != plan_.master_dtype; }
   bool casts_gradients() const { return plan_.reduce_dtype != plan_.master_dtype; }
-  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
-  std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
-  std::int64_t master_size() const { return size_of(plan_.master_dtype); }
   std::int32_t root_unit() const { return root() >= 0 ? root() : HostEvent::kRootModule; }
 
   // --- the log ---

@@ -41,7 +41,6 @@ class Zero12 final : public GradientHooks {
   bool reduces_in_hooks() const { return partitions_gradients() || overlaps(); }
   StreamSet recorded() const { return overlaps() ? only(Stream::kReduceScatter) : StreamSet{0}; }
   Stream reducing() const { return overlaps() ? Stream::kReduceScatter : Stream::kCompute; }
-  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
   std::int64_t gradient_size() const { return accumulates_fp32() ? 4 : param_size(); }
   DType wire_dtype() const { return plan_.reduce_dtype; }
   void lay_out_groups();
