@@ -78,7 +78,7 @@ Json schema_of(const PlanKey& key) {
   Json schema = {{"description", key.says()}};
   schema.update(schema_of(key.type));
   if (key.path == "stack") {
-    Json words = json_list(presets(PresetKind::kStack), &Preset::name);
+    Json words = json_list(presets(PresetKind::kStack), [](const Preset* preset) -> Json { return preset->name; });
     words.push_back("none");
     schema["enum"] = std::move(words);
   }
