@@ -64,10 +64,8 @@ class Asker {
     const OpenStack open = summarize(made, costs, 0, stack_set(job, costs).of(job.resolved.plan)).open_stack;
     is_said_ = open.outcomes.empty();
     if (!is_said_) {
-      const auto [least, most] =
-          std::minmax_element(open.outcomes.begin(), open.outcomes.end(),
-                              [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
-      all_.levels.codes = (most->seconds - least->seconds) / 2 / all_.step_s;
+      const auto [least, most] = std::ranges::minmax(open.outcomes, {}, &StackOutcome::seconds);
+      all_.levels.codes = (most.seconds - least.seconds) / 2 / all_.step_s;
       alternatives_ = memory_alternatives(job.model, job.resolved.plan);
     }
     below_ = below_half_peak(mfu_of(made, job.cluster));

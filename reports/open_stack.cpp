@@ -165,12 +165,10 @@ Json besides_json(const Fit& fit) {
 
 std::string open_stack_text(const OpenStack& open) {
   if (open.outcomes.empty()) return "";
-  const auto [least, most] =
-      std::minmax_element(open.outcomes.begin(), open.outcomes.end(),
-                          [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
+  const auto [least, most] = std::ranges::minmax(open.outcomes, {}, &StackOutcome::seconds);
   auto names = list_of<std::string>(open.outcomes, &StackOutcome::name);
   return fmt::format("training code not told (--set stack=NAME narrows it): {} .. {} over {}{}",
-                     seconds_text(least->seconds), seconds_text(most->seconds), fmt::join(names, ", "),
+                     seconds_text(least.seconds), seconds_text(most.seconds), fmt::join(names, ", "),
                      largest_besides(open));
 }
 

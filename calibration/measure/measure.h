@@ -15,8 +15,11 @@
 
 #include "calibration/measure/bench.h"
 #include "exec/comm/world.h"
+#include "exec/compute/operations.h"
 #include "exec/device/accelerator.h"
+#include "reports/validate/run_record.h"
 #include "sim/base/json.h"
+#include "sim/graph/event_graph.h"
 #include "sim/graph/layers/layer_program.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
@@ -86,6 +89,16 @@ class KernelTimes {
  private:
   std::map<KernelKey, KernelSamples> samples_;
 };
+
+// Kernels of rows that are no layer's, each alone in its row: the optimizer's pass, clipping,
+// accumulation.
+void add_row_kernels(const EventGraph& graph, const MeasuredStep& step, KernelTimes& times);
+
+// A micro-batch of random tokens.
+MicroBatch random_batch(const MeasuredJob& job);
+
+// A row of kind host, where there are seconds of it.
+void add_host_row(Json& rows, const char* what, int ranks, std::vector<double> seconds);
 
 // Only the first `blocks` of its blocks.
 ModelSpec few_blocks(ModelSpec model, std::int64_t blocks);

@@ -56,16 +56,6 @@ struct Attention {
   bool has_table = false;  // of the bias
 };
 
-// Rows of a table by indices that nothing learns.
-void look_up(LayerBuilder& layer, const std::string& table, Index ids, Index rows, std::int64_t count,
-             std::int64_t width) {
-  Operation& lookup = layer.operation(table, OperationKind::kEmbedding, Function::kEmbedding);
-  lookup.inputs = lookup.saved = {ids};
-  lookup.outputs = {rows};
-  lookup.gradient = GradientRule::kNone;
-  lookup.parameters = {layer.parameter(table, ".weight", {count, width})};
-}
-
 // A row of all heads for each pair of positions, by its bucket. (Per position here, of which
 // attention_kernels.cpp makes pairs: only a plan has a sequence.)
 Index position_bias(LayerBuilder& layer, const ModelDims& dims, const std::string& module) {
@@ -73,7 +63,7 @@ Index position_bias(LayerBuilder& layer, const ModelDims& dims, const std::strin
   layer.constant("position_bucket", Function::kArange, {}, buckets);
   const Index bias = layer.tensor({.name = "position_bias", .per_position = dims.heads});
   const std::string table = module + ".relative_attention_bias";
-  look_up(layer, table, buckets, bias, dims.position_buckets, dims.heads);
+  layer.look_up(table, {buckets}, bias, layer.parameter(table, ".weight", {dims.position_buckets, dims.heads}));
   return bias;
 }
 
@@ -178,7 +168,8 @@ LayerSpec stack_positions(const ModelDims& dims, const std::string& stack) {
   if (sinusoids) {
     layer.constant("sinusoids", Function::kGather, {ids}, rows);
   } else {
-    look_up(layer, module + "embed_positions", ids, rows, dims.position_rows, dims.hidden);
+    const std::string table = module + "embed_positions";
+    layer.look_up(table, {ids}, rows, layer.parameter(table, ".weight", {dims.position_rows, dims.hidden}));
     layer.last_parameter().trainable = !dims.parts.fixed_positions;
   }
   Index output = layer.residual_add("embedding_sum", dims.hidden, 0, rows);

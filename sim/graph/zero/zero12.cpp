@@ -54,6 +54,15 @@ std::int64_t Zero12::own_numel(std::int32_t p) const {
   return 0;
 }
 
+std::int64_t Zero12::own_elements() const {
+  std::int64_t elements = 0;
+  for (std::size_t p = 0; p < parameters().size(); ++p) {
+    const auto number = static_cast<std::int32_t>(p);
+    elements += is_own(number) ? parameter(number).numel : 0;
+  }
+  return elements;
+}
+
 LibraryStep Zero12::build(bool stepped) {
   persistent_memory(stepped);
   const auto count = static_cast<std::int32_t>(plan_.batch.accumulation);
@@ -174,13 +183,8 @@ void Zero12::keep_own_gradients() {
     }
     return;
   }
-  std::int64_t elements = 0;
-  for (std::size_t p = 0; p < parameters().size(); ++p) {
-    const auto number = static_cast<std::int32_t>(p);
-    elements += is_own(number) ? parameter(number).numel : 0;
-  }
   wait(Stream::kCompute, tail(reducing()));
-  add_copy(EventKind::kAccumulate, Stream::kCompute, 3 * elements * gradient_size(), 1);
+  add_copy(EventKind::kAccumulate, Stream::kCompute, 3 * own_elements() * gradient_size(), 1);
   StepBuilder::free(own_gradients_);
 }
 

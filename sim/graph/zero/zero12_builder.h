@@ -47,6 +47,7 @@ class Zero12 final : public GradientHooks {
   std::int64_t total(std::int64_t ZeroPartition::*of) const;  // over the groups
   std::int64_t own_numel(std::int32_t parameter) const;       // in this rank's partition
   bool is_own(std::int32_t parameter) const { return own_numel(parameter) > 0; }
+  std::int64_t own_elements() const;  // of parameters of which some elements are the rank's
 
   // --- zero12.cpp: the micro-batch ---
   void gradient_ready(std::int32_t parameter) override;

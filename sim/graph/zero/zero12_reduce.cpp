@@ -144,12 +144,7 @@ void Zero12::take_own_parts() {
   } else if (count > 0 && is_contiguous() && !sums_in_fp32()) {
     add_copy(EventKind::kGradientCopyOut, stream, 2 * elements * gradient_size(), count);
     if (own_gradients_ == kNoBuffer) {
-      std::int64_t total = 0;
-      for (std::size_t p = 0; p < parameters().size(); ++p) {
-        const auto number = static_cast<std::int32_t>(p);
-        total += is_own(number) ? parameter(number).numel : 0;
-      }
-      own_gradients_ = allocate(MemoryCategory::kShardedGrad, stream, -1, Bytes(total * gradient_size()));
+      own_gradients_ = allocate(MemoryCategory::kShardedGrad, stream, -1, Bytes(own_elements() * gradient_size()));
     }
   }
   for (const std::int32_t p : bucket_.parameters) {
