@@ -42,12 +42,6 @@ bool is_limit_told(const Cluster& cluster) {
 
 double square(double value) { return value * value; }
 
-Bytes sum_of(const std::vector<MemoryAlternative>& list) {
-  Bytes sum;
-  for (const MemoryAlternative& each : list) sum = sum + each.bytes;
-  return sum;
-}
-
 // Several nodes' links and one node's are measured by one program.
 bool is_link(Factor factor) { return factor == Factor::kIntraNode || factor == Factor::kInterNode; }
 
@@ -73,7 +67,7 @@ class Asker {
     all_.levels.run = kNinetyPercent * training_evidence().plan_log_sd;
     all_.half_width = all_.levels.half_width();
     all_.memory = made.memory.peak;
-    all_.memory_above = sum_of(alternatives_);
+    all_.memory_above = sum_of<Bytes>(alternatives_, &MemoryAlternative::bytes);
   }
 
   Questions ask() {

@@ -319,7 +319,7 @@ std::string short_name(std::string name) {
   return name;
 }
 
-std::string list_of(const std::vector<KernelTime>& kernels) {
+std::string listed(const std::vector<KernelTime>& kernels) {
   std::string text;
   for (std::size_t i = 0; i < std::min(kernels.size(), kMostListed); ++i) {
     const KernelTime& one = kernels[i];
@@ -337,9 +337,9 @@ std::string capture_text(const Capture& capture, const CapturedForecast& made) {
       capture.rank, capture.world, capture.command, made.captured.launches, made.forecast.graph.rows.size(),
       format_time(Time::seconds(made.host_seconds)));
   text += lint_text(made.lint);
-  text += "kernels, by their share of the kernels' time:\n" + list_of(made.kernels);
+  text += "kernels, by their share of the kernels' time:\n" + listed(made.kernels);
   const std::vector<KernelTime> unknown = unknown_kernels(made);
-  if (!unknown.empty()) text += "of them priced by their bytes alone:\n" + list_of(unknown);
+  if (!unknown.empty()) text += "of them priced by their bytes alone:\n" + listed(unknown);
   return text;
 }
 

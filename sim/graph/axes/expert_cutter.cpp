@@ -71,23 +71,24 @@ bool ExpertCutter::cut_mixture(Operation& op) {
   }
   if (op.part > 0 && !routes()) enter_experts(op);
   if (!is_product) return false;
-  if (op.groups > 1) return !routes() && cut_stack(op);
-  const Index result = op.outputs.front();
-  ParameterSpec& weight = part_.parameter(op.parameters.front());
-  if (part_.places[at(op.inputs.front())] == Placement::kFeature) {
-    op.k /= part_.tp;
-    weight.shape[1] /= part_.tp;
-    part_.place(result, Placement::kWhole);
-  } else if (op.n > 1) {
-    const Index own = part_.own_input(op.inputs.front(), op.part);
-    std::ranges::replace(op.saved, op.inputs.front(), own);
+  if (op.groups > 1 && routes()) return false;
+  const Index read = op.inputs.front();
+  const bool by_rows = part_.places[at(read)] == Placement::kFeature;
+  if (op.groups == 1 && !by_rows && op.n > 1) {
+    const Index own = part_.own_input(read, op.part);
+    std::ranges::replace(op.saved, read, own);
     op.inputs.front() = own;
-    op.n /= part_.tp;
-    weight.shape[0] /= part_.tp;
-    part_.place(result, Placement::kFeature);
   }
+  if (op.groups > 1 || by_rows || op.n > 1) part_.place(op.outputs, cut_weight(op, part_.tp));
   part_.add(std::move(op));
   return true;
+}
+
+Placement ExpertCutter::cut_weight(Operation& op, std::int64_t parts) {
+  const bool by_rows = part_.places[at(op.inputs.front())] == Placement::kFeature;
+  (by_rows ? op.k : op.n) /= parts;
+  part_.parameter(op.parameters.front()).shape[(op.groups > 1 ? 1U : 0U) + (by_rows ? 1U : 0U)] /= parts;
+  return by_rows ? Placement::kWhole : Placement::kFeature;
 }
 
 void ExpertCutter::offset_rows(const Operation& indexed) {
@@ -130,22 +131,6 @@ void ExpertCutter::enter_experts(Operation& op) {
     mixture_.entered = part_.own_input(mixture_.first, op.part);
   }
   read_instead(op, mixture_.first, mixture_.entered);
-}
-
-bool ExpertCutter::cut_stack(Operation& op) {
-  const Index read = op.inputs.front();
-  ParameterSpec& weight = part_.parameter(op.parameters.front());
-  if (part_.places[at(read)] == Placement::kFeature) {
-    op.k /= part_.tp;
-    weight.shape[2] /= part_.tp;
-    part_.place(op.outputs, Placement::kWhole);
-  } else {
-    op.n /= part_.tp;
-    weight.shape[1] /= part_.tp;
-    part_.place(op.outputs, Placement::kFeature);
-  }
-  part_.add(std::move(op));
-  return true;
 }
 
 bool ExpertCutter::routes() const {
@@ -339,10 +324,7 @@ Placement ExpertCutter::expert_placement(Operation& op) {
   if (parts == 1 || op.groups == 1) {
     return reads_features ? Placement::kFeature : Placement::kWhole;
   }
-  (reads_features ? op.k : op.n) /= parts;
-  ParameterSpec& weight = part_.parameter(op.parameters.front());
-  weight.shape[reads_features ? 2 : 1] /= parts;
-  return reads_features ? Placement::kWhole : Placement::kFeature;
+  return cut_weight(op, parts);
 }
 
 void ExpertCutter::cut_expert(Operation op) {

@@ -143,7 +143,8 @@ class ExpertCutter {
   void mark_rows(const Operation& op);
   // What the experts read, by products or casts.
   void enter_experts(Operation& op);
-  bool cut_stack(Operation& op);
+  // By columns, or by rows where the input is cut by features; returns how the result lies.
+  Placement cut_weight(Operation& op, std::int64_t parts);
   void share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward, MeshDim dim = MeshDim::kEtp);
   Index find(std::string_view name) const;
   Index find_scores() const;  // kNone: rows are not weighed in the activation

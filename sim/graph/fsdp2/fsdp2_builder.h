@@ -8,6 +8,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <string_view>
 #include <tuple>
@@ -351,6 +352,7 @@ class Fsdp2 final : public StepBuilder {
   // --- fsdp2_reduce.cpp ---
   void post_backward(std::int32_t unit, std::string_view cause);
   void accumulate_unsharded_grads(std::int32_t unit);
+  void end_unsharded_grads(std::int32_t unit, const std::function<void(const UnitParameter&)>& each);
   void keep_unsharded_grads(std::int32_t unit);
   void release_inputs();
   void foreach_reduce(std::int32_t unit);

@@ -535,6 +535,15 @@ void launch_in_tiles(const KernelCounts& counts, const Operation& op, std::size_
   }
 }
 
+// As the operation launches its kernels.
+void launch(const KernelCounts& counts, const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
+  launch_one_by_one(op, begin, phase);
+  launch_in_tiles(counts, op, begin, phase);
+  mark_heads(op, begin, phase);
+  mark_parts_of_rows(counts, op, begin, phase);
+  mark_widening_casts(counts, op, begin, phase);
+}
+
 // A loop's weights are views of one tensor of all experts: autograd puts the gradient of each into
 // zeros of that size (select_backward) and adds them up, in place.
 void add_gradients_of_views(const KernelCounts& counts, const Operation& op, BackwardParts parts,
@@ -563,23 +572,15 @@ void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, s
 void add_forward_kernels(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
   const std::size_t begin = phase.kernels.size();
   add_forward(counts, op, phase);
-  launch_one_by_one(op, begin, phase);
-  launch_in_tiles(counts, op, begin, phase);
   mark_eager_norm(op, begin, phase);
-  mark_heads(op, begin, phase);
-  mark_parts_of_rows(counts, op, begin, phase);
-  mark_widening_casts(counts, op, begin, phase);
+  launch(counts, op, begin, phase);
 }
 
 void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
                           LayerPhaseProgram& phase) {
   const std::size_t begin = phase.kernels.size();
   add_backward(counts, op, parts, phase);
-  launch_one_by_one(op, begin, phase);
-  launch_in_tiles(counts, op, begin, phase);
-  mark_heads(op, begin, phase);
-  mark_parts_of_rows(counts, op, begin, phase);
-  mark_widening_casts(counts, op, begin, phase);
+  launch(counts, op, begin, phase);
   add_gradients_of_views(counts, op, parts, phase);
 }
 
