@@ -341,7 +341,10 @@ GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFit
   again.start = &found;
   for (const auto& [source, count] : sources) {
     if (count < kFewestRows) continue;
-    auto held = list_where<GemmRow>(rows, [&](const GemmRow& row) { return row.source == source; });
+    std::vector<GemmRow> held;
+    for (const GemmRow& row : rows) {
+      if (row.source == source) held.push_back(row);
+    }
     const std::vector<GemmRow> rest = rows_without(rows, source);
     if (rest.empty()) continue;
     fit.report.errors.push_back(

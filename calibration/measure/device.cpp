@@ -277,7 +277,9 @@ class DeviceMeasuring {
   // Products, and an elementwise pass, beside a paced gather of so many blocks.
   void contention() {
     const std::int64_t size = device_.is_gpu() ? 4096 : 128;
-    auto [a, b, c] = product_of(size);
+    const auto made = product_of(size);
+    const at::Tensor &a = made[0], &b = made[1];
+    at::Tensor c = made[2];
     const at::ScalarType type = a.scalar_type();
     const at::Tensor x = at::randn({16 * size * size}, options(type));
     at::Tensor y = at::empty_like(x);
@@ -325,7 +327,9 @@ class DeviceMeasuring {
   // One product for seconds: its rate and the clocks as the chip warms up.
   void sustained() {
     const std::int64_t size = device_.is_gpu() ? 8192 : 128;
-    auto [a, b, c] = product_of(size);
+    const auto made = product_of(size);
+    const at::Tensor &a = made[0], &b = made[1];
+    at::Tensor c = made[2];
     const auto begin = Clock::now();
     const double length = device_.is_gpu() ? 4.0 : 0.2;
     while (seconds_since(begin) < length) {
