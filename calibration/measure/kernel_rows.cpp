@@ -5,6 +5,7 @@
 
 #include "calibration/measure/bench.h"
 #include "calibration/measure/measure.h"
+#include "exec/engine/engine.h"
 
 namespace foreshard {
 

@@ -17,14 +17,15 @@
 #include "exec/comm/world.h"
 #include "exec/compute/operations.h"
 #include "exec/device/accelerator.h"
-#include "reports/validate/run_record.h"
 #include "sim/base/json.h"
-#include "sim/graph/event_graph.h"
 #include "sim/graph/layers/layer_program.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
 namespace foreshard {
+
+struct EventGraph;
+struct MeasuredStep;
 
 // One model at one batch shape, its layers cut over mesh.tp.
 struct MeasuredJob {
