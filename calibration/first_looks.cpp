@@ -21,7 +21,7 @@ constexpr const char* kFirstLooksFile = "calibration/evidence/first_looks.json";
 // The 95 % quantile of Student's t with 4 degrees of freedom, the shape that was fitted.
 constexpr double kNinetyFive = 2.131847;
 
-double sum_of(const std::vector<std::pair<std::string, double>>& slopes, const CodeFacts& facts) {
+double slope_of(const std::vector<std::pair<std::string, double>>& slopes, const CodeFacts& facts) {
   double sum = 0;
   for (const auto& [name, slope] : slopes) {
     for (const auto& [fact, size] : facts) sum += fact == name ? slope * size : 0;
@@ -88,13 +88,13 @@ CodeFacts code_facts(const Plan& plan, const Cluster& cluster, std::string_view 
 
 double code_shift(const FirstLooks& looks, const std::vector<FirstLookFit>& fits, const CodeFacts& facts,
                   std::string_view family) {
-  return sum_of(fit_for(looks, fits, family).shifts, facts);
+  return slope_of(fit_for(looks, fits, family).shifts, facts);
 }
 
 LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fits, const CodeFacts& facts,
                     std::string_view family) {
   const FirstLookFit& fit = fit_for(looks, fits, family);
-  const double scale = std::exp(fit.base + sum_of(fit.slopes, facts));
+  const double scale = std::exp(fit.base + slope_of(fit.slopes, facts));
   const double skew = std::exp(fit.skew);
   return {kNinetyFive * scale / skew, kNinetyFive * scale * skew};
 }

@@ -193,8 +193,7 @@ void put_instance(const Instance& instance, Cluster& cluster) {
 }
 
 std::optional<ClusterName> cluster_name(std::string_view text) {
-  std::vector<std::string> words;
-  for (const auto& [word, key] : machine_words()) words.push_back(word);
+  auto words = list_of<std::string>(machine_words(), [&](const auto& each) { return each.first; });
   return read_cluster_name(text, words, kMaxGpus);
 }
 
@@ -339,16 +338,12 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
 }
 
 std::vector<Machine> list_machines() {
-  std::vector<Machine> machines;
-  for (const MachineFile& each : machine_files()) {
-    machines.push_back(made_once<read_machine>(*each.file));
-  }
-  return machines;
+  return list_of<Machine>(machine_files(),
+                          [&](const MachineFile& each) { return made_once<read_machine>(*each.file); });
 }
 
 std::vector<std::string> cluster_words() {
-  std::vector<std::string> words;
-  for (const auto& [word, key] : machine_words()) words.push_back(word);
+  auto words = list_of<std::string>(machine_words(), [&](const auto& each) { return each.first; });
   for (const Instance& instance : list_instances()) words.push_back(instance.name);
   return words;
 }

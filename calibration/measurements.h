@@ -34,9 +34,7 @@ struct MeasuredRow {
 
 template <typename Point>
 std::vector<Point> points_of(const std::vector<MeasuredRow<Point>>& rows) {
-  std::vector<Point> points;
-  for (const auto& row : rows) points.push_back(row.point);
-  return points;
+  return list_of<Point>(rows, [&](const auto& row) { return row.point; });
 }
 
 struct FunctionTime {

@@ -83,8 +83,7 @@ PriceList parse_prices(std::string_view csv, const std::string& file_name) {
     const Location where{file_name, table.line(row), 1, "machine"};
     const auto known = names.find(name);
     if (known == names.end()) {
-      std::vector<std::string> words;
-      for (const auto& [word, key] : names) words.push_back(word);
+      auto words = list_of<std::string>(names, [&](const auto& each) { return each.first; });
       throw ConfigError(where, fmt::format("unknown machine {}", quote(name)), "a key of foreshard machines",
                         nearest_spelling(name, words));
     }

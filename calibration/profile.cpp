@@ -286,10 +286,7 @@ constexpr double kLongestCall = 1.0;  // s
 bool is_of(const ConfigNode& processor, std::string_view machine) {
   const ConfigNode machines = processor.at("machines");
   if (machines.elements().empty()) return true;  // of every other one
-  for (const ConfigNode& key : machines.elements()) {
-    if (key.as_string() == machine) return true;
-  }
-  return false;
+  return std::ranges::any_of(machines.elements(), [&](const ConfigNode& key) { return key.as_string() == machine; });
 }
 
 HostCurve read(const EmbeddedFile& file, std::string_view machine) {

@@ -38,11 +38,9 @@ struct Entry {
 std::vector<Entry> read_entries(const EmbeddedFile& file) {
   Json document = Json::parse(std::string_view(file.content));
   FORESHARD_CHECK(document.at("schema") == kStoreSchema, std::string(file.path));
-  std::vector<Entry> entries;
-  for (Json& each : document.at("profiles")) {
-    entries.push_back({std::move(each), std::string(file.path)});
-  }
-  return entries;
+  return list_of<Entry>(document.at("profiles"), [&](Json& each) {
+    return Entry{std::move(each), std::string(file.path)};
+  });
 }
 
 std::vector<const EmbeddedFile*> profile_files() {
@@ -180,8 +178,7 @@ Calibration load_profile(std::string_view gpu_key) {
 }
 
 Json profile_store(const std::vector<WholeProfile>& whole, const std::vector<Calibration>& others) {
-  Json profiles = Json::array();
-  for (const WholeProfile& each : whole) profiles.push_back(to_json(*each.calibration));
+  Json profiles = json_list(whole, [&](const WholeProfile& each) { return to_json(*each.calibration); });
   for (const Calibration& calibration : others) {
     const Json target = to_json(calibration);
     Json shortest;

@@ -75,20 +75,18 @@ class GpuNames {
  public:
   explicit GpuNames(const std::vector<Machine>& machines) : machines_(machines) {}
   std::string key(std::string_view text) {
-    const auto found = keys_.find(text);
-    if (found != keys_.end()) return found->second;
-    const Machine* machine = match_gpu(text, machines_);
-    return keys_.emplace(text, machine == nullptr ? "" : machine->key).first->second;
+    return remembered(keys_, std::string(text), [&] {
+      const Machine* machine = match_gpu(text, machines_);
+      return machine == nullptr ? std::string() : machine->key;
+    });
   }
   std::string protocol(std::string_view source) {
-    const auto found = protocols_.find(source);
-    if (found != protocols_.end()) return found->second;
-    return protocols_.emplace(source, protocol_of(source, machines_)).first->second;
+    return remembered(protocols_, std::string(source), [&] { return protocol_of(source, machines_); });
   }
 
  private:
   const std::vector<Machine>& machines_;
-  std::map<std::string, std::string, std::less<>> keys_, protocols_;
+  std::map<std::string, std::string> keys_, protocols_;
 };
 
 }

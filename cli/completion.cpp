@@ -31,10 +31,7 @@ std::vector<std::string> option_names(const std::vector<CommandOption>& options)
 }
 
 std::vector<std::string> command_names(const std::vector<Command>& commands) {
-  std::vector<std::string> names;
-  names.reserve(commands.size());
-  for (const Command& command : commands) names.push_back(command.name);
-  return names;
+  return list_of<std::string>(commands, &Command::name);
 }
 
 std::vector<CommandOption> options_of(const CommandTree& tree, const Command& command) {

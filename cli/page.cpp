@@ -69,20 +69,20 @@ Json candidate_json(const Candidate& c) {
 
 // What a neighbour of the best plan changes, and what comes of it.
 Json neighbour_json(const Candidate& best, const Candidate& other) {
-  static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible", "pruned"};
   Json json = candidate_json(other);
   Json changes = json_list(plan_differences(best.plan, other.plan),
                            [&](const PlanDifference& d) -> Json { return d.key + " " + d.b; });
   json["changes"] = std::move(changes);
-  json["verdict"] = kVerdicts[at(other.verdict)];
+  json["verdict"] = to_string(other.verdict);
   json["step_change"] = other.seconds > 0 ? Json(other.seconds / best.seconds - 1) : Json(nullptr);
   json["peak_change_bytes"] = (other.peak_allocated - best.peak_allocated).count();
   return json;
 }
 
-Json prefetch_json(const Prefetch& prefetch) {
-  const Json forward = prefetch.forward == Prefetch::kImplicit ? Json("implicit") : Json(prefetch.forward);
-  return {{"forward", forward}, {"backward", prefetch.backward}, {"words", words_of(prefetch)}};
+Json prefetch_and_words(const Prefetch& prefetch) {
+  Json json = prefetch_json(prefetch);
+  json["words"] = words_of(prefetch);
+  return json;
 }
 
 // The fastest cell of every shard group, then the second of each, and so on: where there is no room
@@ -102,10 +102,7 @@ std::vector<std::size_t> cells_by_worth(const std::vector<HeatmapCell>& cells) {
     }
   }
   std::ranges::sort(worths);
-  std::vector<std::size_t> order;
-  order.reserve(worths.size());
-  for (const Worth& worth : worths) order.push_back(std::get<2>(worth));
-  return order;
+  return list_of<std::size_t>(worths, [&](const Worth& worth) { return std::get<2>(worth); });
 }
 
 // "64" of "64xh100"; 0 for anything else.
@@ -181,7 +178,10 @@ void add_search(PageDocument& page, const Job& job, const JobSearch& found) {
   for (std::size_t i : cells_by_worth(result.heatmap)) {
     const HeatmapCell& cell = result.heatmap[i];
     Json& json = cells[i];
-    json = {{"shard", cell.shard}, {"prefetch", prefetch_json(cell.prefetch)}, {"seconds", nullptr}, {"view", nullptr}};
+    json = {{"shard", cell.shard},
+            {"prefetch", prefetch_and_words(cell.prefetch)},
+            {"seconds", nullptr},
+            {"view", nullptr}};
     if (!cell.seconds) continue;
     json["seconds"] = *cell.seconds;
     if (cell.plan && page.has_room()) json["view"] = views.of(*cell.plan);

@@ -60,8 +60,7 @@ std::vector<CLI::App*> verbs_of(CLI::App& app) {
 }
 
 std::vector<std::string> names_of(const CLI::Option& option) {
-  std::vector<std::string> names;
-  for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
+  auto names = list_of<std::string>(option.get_lnames(), [&](const std::string& name) { return "--" + name; });
   for (const std::string& name : option.get_snames()) names.push_back("-" + name);
   return names;
 }
@@ -93,8 +92,7 @@ std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
                        flag ? fmt::format("; did you mean {} {}?", flag, word) : "");
   }
   if (word == "help") return "no verb 'help'; did you mean --help?";
-  std::vector<std::string> known;
-  for (const CLI::App* candidate : verbs_of(app)) known.push_back(candidate->get_name());
+  auto known = list_of<std::string>(verbs_of(app), &CLI::App::get_name);
   const std::string text = unknown("verb", word, known);
   return text.ends_with("?") ? text : fmt::format("{}; expected {}", text, fmt::join(known, ", "));
 }
@@ -110,8 +108,7 @@ std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
   if (!rest.empty()) {
     what = unexpected(app, verb, rest.front());
   } else if (verb == nullptr && error.get_name() == "RequiredError") {
-    std::vector<std::string> known;
-    for (const CLI::App* candidate : verbs_of(app)) known.push_back(candidate->get_name());
+    auto known = list_of<std::string>(verbs_of(app), &CLI::App::get_name);
     what = fmt::format("no verb; expected {}", fmt::join(known, ", "));
   }
   return fmt::format("{}: {}\n{} --help tells more\n", name, what, name);

@@ -141,9 +141,7 @@ const std::vector<ModelDims>& families() {
 
 std::span<const std::string_view> family_names() {
   static const std::vector<std::string_view> names = [] {
-    std::vector<std::string_view> all;
-    for (const ModelDims& dims : families()) all.emplace_back(dims.family);
-    return all;
+    return list_of<std::string_view>(families(), &ModelDims::family);
   }();
   return names;
 }

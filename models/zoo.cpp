@@ -332,8 +332,7 @@ std::vector<ZooEntry> zoo() {
 bool is_zoo_model(std::string_view name) { return find_line(name).has_value() || find_vision_model(name).has_value(); }
 
 std::vector<std::string> zoo_names() {
-  std::vector<std::string> names;
-  for (const ZooEntry& entry : zoo()) names.push_back(entry.dims.name);
+  auto names = list_of<std::string>(zoo(), [&](const ZooEntry& entry) { return entry.dims.name; });
   for (const VisionEntry& entry : vision_zoo()) names.push_back(entry.dims.name);
   return names;
 }
@@ -412,9 +411,7 @@ VisionEntry read_entry(const ConfigNode& node) {
 }
 
 std::vector<VisionEntry> parse_vision_zoo(const ConfigNode& root) {
-  std::vector<VisionEntry> entries;
-  for (const ConfigNode& node : root.elements()) entries.push_back(read_entry(node));
-  return entries;
+  return list_of<VisionEntry>(root.elements(), [&](const ConfigNode& node) { return read_entry(node); });
 }
 
 std::vector<VisionEntry> vision_zoo() {

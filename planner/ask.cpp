@@ -42,12 +42,6 @@ bool is_limit_told(const Cluster& cluster) {
 
 double square(double value) { return value * value; }
 
-Bytes sum_of(const std::vector<MemoryAlternative>& list) {
-  Bytes sum;
-  for (const MemoryAlternative& each : list) sum = sum + each.bytes;
-  return sum;
-}
-
 // Several nodes' links and one node's are measured by one program.
 bool is_link(Factor factor) { return factor == Factor::kIntraNode || factor == Factor::kInterNode; }
 
@@ -64,10 +58,8 @@ class Asker {
     const OpenStack open = summarize(made, costs, 0, stack_set(job, costs).of(job.resolved.plan)).open_stack;
     is_said_ = open.outcomes.empty();
     if (!is_said_) {
-      const auto [least, most] =
-          std::minmax_element(open.outcomes.begin(), open.outcomes.end(),
-                              [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
-      all_.levels.codes = (most->seconds - least->seconds) / 2 / all_.step_s;
+      const auto [least, most] = std::ranges::minmax(open.outcomes, {}, &StackOutcome::seconds);
+      all_.levels.codes = (most.seconds - least.seconds) / 2 / all_.step_s;
       alternatives_ = memory_alternatives(job.model, job.resolved.plan);
     }
     below_ = below_half_peak(mfu_of(made, job.cluster));
@@ -75,7 +67,7 @@ class Asker {
     all_.levels.run = kNinetyPercent * training_evidence().plan_log_sd;
     all_.half_width = all_.levels.half_width();
     all_.memory = made.memory.peak;
-    all_.memory_above = sum_of(alternatives_);
+    all_.memory_above = sum_of<Bytes>(alternatives_, &MemoryAlternative::bytes);
   }
 
   Questions ask() {

@@ -53,48 +53,23 @@ void add_machine(const Job& job, std::vector<CauseCase>& list) {
 
 void add_waits(const Job& job, std::vector<CauseCase>& list) {
   for (const double share : severities(0.05, 4)) {
-    CauseCase data{"data_loader"};
-    data.waits = share;
-    data.where = &Signals::data;
-    list.push_back(data);
-    for (const double times : {1.0, 4.0}) {
-      CauseCase retries{"allocator_retries"};
-      retries.waits = share;
-      retries.retries = times;
-      list.push_back(retries);
-    }
-    CauseCase compiling{"compiling"};
-    compiling.waits = share;
-    compiling.where = &Signals::idle;
-    list.push_back(compiling);
+    list.push_back({.cause = "data_loader", .waits = share, .where = &Signals::data});
+    for (const double times : {1.0, 4.0})
+      list.push_back({.cause = "allocator_retries", .waits = share, .retries = times});
+    list.push_back({.cause = "compiling", .waits = share, .where = &Signals::idle});
     if (job.resolved.plan.mesh.world() == 1) continue;
-    CauseCase rank{"slow_rank"};
-    rank.waits = share;
-    rank.where = &Signals::waiting;
-    list.push_back(rank);
+    list.push_back({.cause = "slow_rank", .waits = share, .where = &Signals::waiting});
   }
-  for (const double share : {0.4, 0.7, 1.0}) {
-    CauseCase serial{"no_overlap"};
-    serial.unhidden = share;
-    list.push_back(serial);
-  }
-  for (const double times : severities(1.1, 2, 5)) {
-    CauseCase grows{"memory_growth"};
-    grows.memory = times;
-    list.push_back(grows);
-  }
+  for (const double share : {0.4, 0.7, 1.0}) list.push_back({.cause = "no_overlap", .unhidden = share});
+  for (const double times : severities(1.1, 2, 5)) list.push_back({.cause = "memory_growth", .memory = times});
   for (const double share : {0.03, 0.1, 0.3, 0.7}) {
-    CauseCase other{"other_process"};
-    other.others = share * as_double(job.cluster.gpu.memory.count());
-    list.push_back(other);
+    list.push_back({.cause = "other_process", .others = share * as_double(job.cluster.gpu.memory.count())});
   }
   const auto parameters = as_double(job.model.parameters());
   for (const double bytes : {2.0, 4.0}) {
-    CauseCase copy{"second_copy"};
-    copy.more_bytes = bytes * parameters;
-    list.push_back(copy);
-    copy.more_bytes /= as_double(job.resolved.plan.mesh.shard);
-    list.push_back(copy);
+    for (const std::int64_t shards : {std::int64_t{1}, job.resolved.plan.mesh.shard}) {
+      list.push_back({.cause = "second_copy", .more_bytes = bytes * parameters / as_double(shards)});
+    }
   }
 }
 

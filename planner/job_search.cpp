@@ -131,9 +131,7 @@ class Variants {
       const std::optional<double>& seconds = all_[v].seconds;
       if (seconds && (!step.seconds || *seconds < *step.seconds)) step.seconds = seconds;
     }
-    std::vector<PipelineStep> list;
-    for (const auto& [pp, step] : by_ranks) list.push_back(step);
-    return list;
+    return list_of<PipelineStep>(by_ranks, [&](const auto& each) { return each.second; });
   }
 
   SearchResult search_of(std::size_t v, const SearchSpace& space, SearchOptions own) const {

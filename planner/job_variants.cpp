@@ -70,9 +70,7 @@ std::vector<std::vector<T>> alike(const std::vector<T>& values, const ModelOf& m
       groups.push_back({std::move(model), {value}});
     }
   }
-  std::vector<std::vector<T>> lists;
-  for (auto& group : groups) lists.push_back(std::move(group.second));
-  return lists;
+  return list_of<std::vector<T>>(groups, [&](auto& group) { return std::move(group.second); });
 }
 
 template <typename T>

@@ -129,11 +129,9 @@ std::vector<NextMeasurement> next_measurements(const std::string& profile, const
   }
   const OpenStack open = summarize(usual, costs, 0, stack_set(job, costs).of(job.resolved.plan)).open_stack;
   if (!open.outcomes.empty()) {
-    const auto [least, most] =
-        std::minmax_element(open.outcomes.begin(), open.outcomes.end(),
-                            [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
+    const auto [least, most] = std::ranges::minmax(open.outcomes, {}, &StackOutcome::seconds);
     next.push_back(
-        {"training code", (most->seconds - least->seconds) / 2 / step, "say it: foreshard predict --set stack=NAME"});
+        {"training code", (most.seconds - least.seconds) / 2 / step, "say it: foreshard predict --set stack=NAME"});
   }
   std::ranges::stable_sort(next, [](const auto& a, const auto& b) { return a.share > b.share; });
   return next;

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "calibration/machines.h"
+#include "reports/sizing/search_advice.h"
 #include "reports/view/layout.h"
 #include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
@@ -281,13 +282,8 @@ Json remedy_json(const Fit& fit, const RemedySearch& search) {
   json["remedy"] = nullptr;
   if (!search.found) return json;
   const Remedy& remedy = *search.found;
-  Json set = Json::object();
-  for (const std::string& change : remedy.changes) {
-    const std::size_t equals = change.find('=');
-    set[change.substr(0, equals)] = change.substr(equals + 1);
-  }
   json["remedy"] = {{"gpus", remedy.gpus},
-                    {"set", set},
+                    {"set", set_json(remedy.changes)},
                     {"plan", to_json(remedy.plan)},
                     {"peak_allocated_bytes", remedy.fit.allocated.count()},
                     {"fit_probability", remedy.fit_probability},

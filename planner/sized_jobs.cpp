@@ -83,9 +83,7 @@ JobVariants SizedJobs::operator()(const CandidateCluster& candidate, std::int64_
   const std::string batch = std::to_string(sequences_of_step(loaded, most_sequences));
   const SearchVariants searched = search_variants(loaded, {batch, vary_, true});
   const auto sized_all = [this](const std::vector<JobVariant>& list) {
-    std::vector<SizedJob> jobs;
-    for (const JobVariant& each : list) jobs.push_back(sized(each));
-    return jobs;
+    return list_of<SizedJob>(list, [&](const JobVariant& each) { return sized(each); });
   };
   JobVariants variants{sized_all(searched.list)};
   const auto made = std::make_shared<std::vector<JobVariant>>(searched.list);
@@ -99,8 +97,7 @@ JobVariants SizedJobs::operator()(const CandidateCluster& candidate, std::int64_
     };
   }
   variants.around = [sized_all, made, make = searched.around](const std::vector<std::size_t>& numbers) {
-    std::vector<const JobVariant*> of;
-    for (const std::size_t number : numbers) of.push_back(&(*made)[number]);
+    auto of = list_of<const JobVariant*>(numbers, [&](const std::size_t number) { return &(*made)[number]; });
     return sized_all(make(of));
   };
   return variants;

@@ -162,8 +162,7 @@ std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& bas
     const auto found = best.find(setting.kind);
     if (found == best.end() || better(tried, found->second)) best[setting.kind] = std::move(tried);
   }
-  std::vector<TriedSetting> list;
-  for (auto& [kind, tried] : best) list.push_back(std::move(tried));
+  auto list = list_of<TriedSetting>(best, [&](auto& each) { return std::move(each.second); });
   std::ranges::stable_sort(list, better);
   return list;
 }

@@ -30,10 +30,8 @@ OpenStack open_stack(std::vector<StackOutcome> outcomes, const std::vector<doubl
     ratios.push_back(draws[k] / open.outcomes[of].seconds);
   }
   const Quantity own = with_interval(1, std::move(ratios), Evidence::kAssumed);
-  double within = 0;
-  for (const StackOutcome& each : open.outcomes) {
-    within += each.weight * each.seconds * (own.high - own.low);
-  }
+  double within = sum_of<double>(
+      open.outcomes, [&](const StackOutcome& each) { return each.weight * each.seconds * (own.high - own.low); });
   open.interval_share = std::clamp(1 - within / width, 0.0, 1.0);
   return open;
 }
@@ -41,15 +39,11 @@ OpenStack open_stack(std::vector<StackOutcome> outcomes, const std::vector<doubl
 bool is_unread(std::string_view name) { return name == "none"; }
 
 std::vector<double> weights_of(const std::vector<StackOutcome>& outcomes) {
-  std::vector<double> weights;
-  for (const StackOutcome& each : outcomes) weights.push_back(each.weight);
-  return weights;
+  return list_of<double>(outcomes, &StackOutcome::weight);
 }
 
 double fit_probability(const std::vector<StackOutcome>& outcomes) {
-  double sum = 0;
-  for (const StackOutcome& each : outcomes) sum += each.weight * fit_probability(each.fit);
-  return sum;
+  return sum_of<double>(outcomes, [&](const StackOutcome& each) { return each.weight * fit_probability(each.fit); });
 }
 
 std::vector<StackCase> StackSet::of(const Plan& plan) const {
@@ -171,13 +165,10 @@ Json besides_json(const Fit& fit) {
 
 std::string open_stack_text(const OpenStack& open) {
   if (open.outcomes.empty()) return "";
-  const auto [least, most] =
-      std::minmax_element(open.outcomes.begin(), open.outcomes.end(),
-                          [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
-  std::vector<std::string> names;
-  for (const StackOutcome& each : open.outcomes) names.push_back(each.name);
+  const auto [least, most] = std::ranges::minmax(open.outcomes, {}, &StackOutcome::seconds);
+  auto names = list_of<std::string>(open.outcomes, &StackOutcome::name);
   return fmt::format("training code not told (--set stack=NAME narrows it): {} .. {} over {}{}",
-                     seconds_text(least->seconds), seconds_text(most->seconds), fmt::join(names, ", "),
+                     seconds_text(least.seconds), seconds_text(most.seconds), fmt::join(names, ", "),
                      largest_besides(open));
 }
 

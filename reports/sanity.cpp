@@ -53,9 +53,7 @@ double roofline(const EventGraph& graph, const Gpu& gpu) {
       if (peak > 0) of_work[w] += kernel.flops.count() / peak;
     }
   }
-  double sum = 0;
-  for (const Row& row : graph.rows) sum += of_work[row.work];
-  return sum;
+  return sum_of<double>(graph.rows, [&](const Row& row) { return of_work[row.work]; });
 }
 
 // Seconds of one rank's kernels as they are priced, without what a code adds to them.

@@ -146,8 +146,7 @@ void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> ou
   const auto count = at(draws);
   Drawn drawn(count), drawn_of_fewer(fewer == nullptr ? 0 : count);
   std::atomic<bool> is_shown = fewer != nullptr;
-  std::vector<double> mfu;
-  for (const Code& code : codes) mfu.push_back(mfu_of(code.forecast, costs.cluster()));
+  auto mfu = list_of<double>(codes, [&](const Code& code) { return mfu_of(code.forecast, costs.cluster()); });
   const auto cut = [&](const Code& code, const CostTable& table, const Timeline& timeline) {
     const auto found =
         cut_runs(code.forecast.graph, table, timeline, code.repeats, static_cast<std::int32_t>(kLaidOut - kFewer));

@@ -206,8 +206,7 @@ class LayoutReader {
     if (node_of_.contains(name)) {
       throw where.error(fmt::format("{} is a node", name), "a switch; nodes hang on one by leaf:");
     }
-    std::vector<std::string> known;
-    for (const NetworkSwitch& s : layout_.switches) known.push_back(s.name);
+    auto known = list_of<std::string>(layout_.switches, &NetworkSwitch::name);
     throw where.error(fmt::format("names no switch of switches:, '{}'", name), "one of them",
                       nearest_spelling(name, known));
   }
@@ -326,8 +325,7 @@ class LayoutReader {
     for (const std::string& name : host_names(*ranks)) {
       const auto found = node_of_.find(name);
       if (found == node_of_.end()) {
-        std::vector<std::string> known;
-        for (const auto& [n, index] : node_of_) known.push_back(n);
+        auto known = list_of<std::string>(node_of_, [&](const auto& each) { return each.first; });
         throw ranks->error(fmt::format("names a node that is not there, '{}'", name),
                            "nodes of nodes:", nearest_spelling(name, known));
       }

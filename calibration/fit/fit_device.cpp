@@ -57,13 +57,7 @@ std::vector<MeasuredRow<FunctionTime>> without_waits(std::vector<MeasuredRow<Fun
 // The quartiles of the repeats: what a class may be off as a whole where it was measured.
 template <typename Point>
 void set_spread(Calibration& c, Factor factor, const std::vector<MeasuredRow<Point>>& rows) {
-  constexpr double kQuartiles = 1.349;  // of a normal distribution, in standard deviations
-  std::vector<double> repeats;
-  for (const auto& row : rows) {
-    if (row.spread.low > 0) {
-      repeats.push_back(std::log(row.spread.high / row.spread.low) / kQuartiles);
-    }
-  }
+  std::vector<double> repeats = repeats_of(rows);
   if (repeats.empty()) return;
   FactorSpread& spread = c.spread[at(factor)];
   spread.log_sd = rounded(std::max(kLeastSpread, upper_median(std::move(repeats))));

@@ -217,9 +217,7 @@ std::vector<double> fabric_log_biases(FabricKind kind, const std::vector<NcclRow
     const double predicted = model.price(*row.collective, row.bytes).seconds;
     tables[row.id].push_back(std::log(predicted / row.seconds));
   }
-  std::vector<double> biases;
-  for (auto& [id, logs] : tables) biases.push_back(quartiles(std::move(logs)).median);
-  return biases;
+  return list_of<double>(tables, [&](auto& each) { return quartiles(std::move(each.second)).median; });
 }
 
 }

@@ -150,8 +150,7 @@ GemmCurve fit_constants(const Prepared& p, const Gpu& gpu, const GemmCurve& prio
   problem.rows = p.rows.size() + kConstants;
   problem.ranges = {{0.05, 1.3}, {1, 1000}, {0, 2000}, {0, 2000}, {0, 1}, {1e-7, 5e-5}, {0, 0.3}, {1, 10}};
   for (const GemmCurve& start : starts) {
-    std::vector<double> x;
-    for (const PriorSpread& each : kPrior) x.push_back(start.*each.constant);
+    auto x = list_of<double>(kPrior, [&](const PriorSpread& each) { return start.*each.constant; });
     problem.starts.push_back(std::move(x));
   }
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
@@ -178,11 +177,7 @@ FitError error_of(std::string what, const GemmCurve& curve, const Prepared& p, c
 }
 
 std::vector<GemmRow> rows_without(const std::vector<GemmRow>& rows, std::string_view source) {
-  std::vector<GemmRow> rest;
-  for (const GemmRow& row : rows) {
-    if (row.source != source) rest.push_back(row);
-  }
-  return rest;
+  return list_where<GemmRow>(rows, [&](const GemmRow& row) { return row.source != source; });
 }
 
 double sustained_of(const GemmCurve& curve, const Gpu& gpu, double hottest) {
@@ -246,8 +241,7 @@ GemmProtocols::GemmProtocols(const std::vector<GemmRow>& rows, std::string_view 
   }
   for (const auto& [protocol, bins] : by_gpu) {
     for (std::size_t b = 0; b < kBins; ++b) {
-      double sum = 0;
-      for (const double value : bins[b]) sum += value;
+      double sum = sum_of<double>(bins[b], std::identity());
       effects_[protocol][b] = sum / (as_double(bins[b].size()) + 1);
     }
   }

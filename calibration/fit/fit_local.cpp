@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <tuple>
 
 #include "calibration/fit/least_squares.h"
 #include "sim/base/error.h"
@@ -21,9 +22,6 @@
 namespace foreshard {
 namespace {
 
-// Quartiles of a normal distribution are 1.349 standard deviations apart.
-constexpr double kQuartiles = 1.349;
-
 double median(std::vector<double> values) {
   std::ranges::sort(values);
   const std::size_t half = values.size() / 2;
@@ -32,23 +30,20 @@ double median(std::vector<double> values) {
 
 template <typename Point>
 std::vector<MeasuredRow<Point>> of_ranks(const std::vector<MeasuredRow<Point>>& rows, std::int64_t ranks) {
-  std::vector<MeasuredRow<Point>> picked;
-  for (const auto& row : rows) {
-    if (row.ranks == ranks) picked.push_back(row);
-  }
-  return picked;
+  return list_where<MeasuredRow<Point>>(rows, [&](const auto& row) { return row.ranks == ranks; });
 }
 
-// Rows of one collective, in the order of their first row.
-std::vector<CollectivePoints> grouped(const std::vector<MeasuredRow<CollectiveTime>>& rows) {
-  std::vector<CollectivePoints> curves;
+// Curves of the rows that share a key, in the order of their first row.
+template <typename Curve, typename Point, typename Key>
+std::vector<Curve> grouped(const std::vector<MeasuredRow<Point>>& rows, Key key) {
+  std::vector<Curve> curves;
   for (const auto& row : rows) {
-    const CollectiveTime& p = row.point;
-    auto curve = std::ranges::find_if(curves, [&](const CollectivePoints& c) {
-      return c.operation == p.operation && c.order == p.order && c.group == p.group;
-    });
-    if (curve == curves.end()) curve = curves.insert(curve, {p.operation, p.order, p.group, {}});
-    curve->points.push_back({p.bytes, row.spread.median});
+    const auto own = key(row.point);
+    auto curve = std::ranges::find_if(curves, [&](const Curve& c) { return key(c) == own; });
+    if (curve == curves.end()) {
+      curve = curves.insert(curve, std::apply([](auto... part) { return Curve{part..., {}}; }, own));
+    }
+    curve->points.push_back({row.point.bytes, row.spread.median});
   }
   return curves;
 }
@@ -57,12 +52,7 @@ template <typename Point>
 FactorSpread spread_of(const std::vector<MeasuredRow<Point>>& rows, const std::vector<double>& left_out) {
   constexpr double kUnknown = 0.3;
   if (rows.empty()) return {kUnknown, "no rows"};
-  std::vector<double> repeats;
-  for (const auto& row : rows) {
-    if (row.spread.low > 0) {
-      repeats.push_back(std::log(row.spread.high / row.spread.low) / kQuartiles);
-    }
-  }
+  const std::vector<double> repeats = repeats_of(rows);
   const double repeat = repeats.empty() ? 0 : median(repeats);
   const double bias = left_out.empty() ? 0 : std::abs(median(left_out));
   constexpr double kWidest = 1;  // beyond that the machine was too busy to say anything
@@ -143,8 +133,7 @@ ContentionFit fit_contention(const std::vector<ContentionTimes>& rows) {
   fit.curve.communication = factor(communication);
   fit.curve.evidence = Evidence::kMeasured;
   fit.curve.source = fmt::format("median of {} pairs, alone and beside each other", rows.size());
-  std::vector<double> off;
-  for (const double ratio : compute) off.push_back(std::abs(std::log(ratio / median(compute))));
+  auto off = list_of<double>(compute, [&](const double ratio) { return std::abs(std::log(ratio / median(compute))); });
   constexpr double kLeast = 0.1;  // the pairs are a few of many
   fit.spread = {rounded(std::max(kLeast, median(off) * 2 / kQuartiles)),
                 fmt::format("scatter of {} pairs, at least {}", rows.size(), kLeast)};
@@ -207,7 +196,8 @@ class VariantFitter {
     c.measured.functions = std::move(moved.points);
     take(moved.reports);
 
-    LocalCollectives sent = fit_local_collectives(grouped(collectives));
+    LocalCollectives sent = fit_local_collectives(grouped<CollectivePoints>(
+        collectives, [](const auto& p) { return std::tuple(p.operation, p.order, p.group); }));
     c.intra_node = c.inter_node = stand_in_fabric();
     c.measured.collectives = std::move(sent.points);
     take(sent.reports);
@@ -287,16 +277,7 @@ class VariantFitter {
 }
 
 std::vector<FunctionPoints> by_function(const std::vector<MeasuredRow<FunctionTime>>& rows) {
-  std::vector<FunctionPoints> curves;
-  for (const auto& row : rows) {
-    const FunctionTime& p = row.point;
-    auto curve = std::ranges::find_if(curves, [&](const FunctionPoints& c) {
-      return c.function == p.function && c.pass == p.pass && c.fp32 == p.fp32;
-    });
-    if (curve == curves.end()) curve = curves.insert(curve, {p.function, p.pass, p.fp32, {}});
-    curve->points.push_back({p.bytes, row.spread.median});
-  }
-  return curves;
+  return grouped<FunctionPoints>(rows, [](const auto& p) { return std::tuple(p.function, p.pass, p.fp32); });
 }
 
 LocalFit fit_local(const Measurements& measurements) {

@@ -7,6 +7,7 @@
 // measured. Whole training steps are never looked at.
 #pragma once
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,18 @@ LocalCollectives fit_local_collectives(const std::vector<CollectivePoints>& rows
 
 // Rows of one function, in the order of their first row.
 std::vector<FunctionPoints> by_function(const std::vector<MeasuredRow<FunctionTime>>& rows);
+
+// Quartiles of a normal distribution are 1.349 standard deviations apart.
+inline constexpr double kQuartiles = 1.349;
+// What the repeats of each row are apart, in standard deviations of the logarithm.
+template <typename Point>
+std::vector<double> repeats_of(const std::vector<MeasuredRow<Point>>& rows) {
+  std::vector<double> repeats;
+  for (const auto& row : rows) {
+    if (row.spread.low > 0) repeats.push_back(std::log(row.spread.high / row.spread.low) / kQuartiles);
+  }
+  return repeats;
+}
 
 // Ascending sizes, each once (geometric mean of its times), and times that never fall: neighbours
 // that would are pooled to their geometric mean.

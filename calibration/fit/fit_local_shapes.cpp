@@ -122,8 +122,7 @@ template <typename Curve>
 ShapeFit<Curve> fit_shapes(const std::string& name, const ShapeRows& all, const ShapeRows& points, const Gpu& gpu) {
   ShapeFit<Curve> fit;
   const std::vector<double> found = fit_constants<Curve>(points, gpu, starts<Curve>());
-  std::vector<double> kept;
-  for (const double value : found) kept.push_back(rounded(value));
+  auto kept = list_of<double>(found, [&](const double value) { return rounded(value); });
   fit.curve = Form<Curve>::with(kept);
   fit.curve.evidence = Evidence::kMeasured;
   fit.curve.source = fmt::format("fitted to {} measured shapes", points.size());

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -165,6 +166,12 @@ class DeviceMeasuring {
     return at::TensorOptions().dtype(type).device(device_.device());
   }
 
+  // Two factors and a place for their product.
+  std::array<at::Tensor, 3> product_of(std::int64_t size) const {
+    const at::TensorOptions made = options(device_.is_gpu() ? at::kBFloat16 : at::kFloat);
+    return {at::randn({size, size}, made), at::randn({size, size}, made), at::empty({size, size}, made)};
+  }
+
   void fixed_memory(const std::string& after) {
     const AcceleratorMemory m = device_.memory();
     extra_.push_back(
@@ -182,11 +189,7 @@ class DeviceMeasuring {
     const auto alone = std::move(thread_worlds(1).front());
     Engine engine(shortened.model, plan, graph, *alone, {.device = &device_});
     engine.initialise();
-    std::vector<MicroBatch> batches(1);
-    batches[0].sequences = job.micro_batch;
-    batches[0].sequence = job.sequence;
-    batches[0].tokens = at::randint(job.model.vocabulary, {batches[0].count()}, at::kLong);
-    batches[0].labels = at::randint(job.model.vocabulary, {batches[0].count()}, at::kLong);
+    std::vector<MicroBatch> batches = {random_batch(job)};
     EventCollector collector(device_);
     KernelTimes times;
     MeasuredStep step;
@@ -203,7 +206,7 @@ class DeviceMeasuring {
       engine.step(++number, batches, &step);
       collector.harvest(times);
       if (i == 0) times.forget();  // events were made in it
-      add_rows_of(graph, step, times);
+      add_row_kernels(graph, step, times);
     }
     engine.observe(nullptr);
     for (const auto& [key, samples] : times.samples()) {
@@ -221,16 +224,6 @@ class DeviceMeasuring {
          {"ranks", 1},
          {"bytes", std::max<std::int64_t>(0, m.total - m.free - m.reserved - engine.units().arena_bytes())}});
     fixed_memory("engine of " + job.model.name);
-  }
-
-  // The optimizer's pass, clipping, accumulation: rows with one kernel.
-  static void add_rows_of(const EventGraph& graph, const MeasuredStep& step, KernelTimes& times) {
-    for (std::size_t i = 0; i < graph.rows.size(); ++i) {
-      const Work& work = graph.works[graph.rows[i].work];
-      if (graph.details[i].layer >= 0 || work.kernels_end != work.kernels_begin + 1) continue;
-      const Span& span = step.spans[i];
-      times.add(graph.kernels[work.kernels_begin], (span.end - span.arrive).seconds());
-    }
   }
 
   // Host seconds from the issue of a row to that of the next: compute rows by their launches.
@@ -254,17 +247,8 @@ class DeviceMeasuring {
         extra.push_back({{"kind", "host_row"}, {"launches", launches}, {"seconds", result.to_json()}});
         append(all, seconds);
       }
-      const auto row = [&](const char* what, const std::vector<double>& seconds) {
-        if (seconds.empty()) return;
-        const BenchResult result = summary_of(seconds);
-        rows.push_back({{"kind", "host"},
-                        {"ranks", 1},
-                        {"what", what},
-                        {"seconds", result.to_json()},
-                        {"repeats", result.repeats}});
-      };
-      row("row", all);
-      row("collective", collective);
+      add_host_row(rows, "row", 1, std::move(all));
+      add_host_row(rows, "collective", 1, collective);
     }
   };
 
@@ -293,10 +277,10 @@ class DeviceMeasuring {
   // Products, and an elementwise pass, beside a paced gather of so many blocks.
   void contention() {
     const std::int64_t size = device_.is_gpu() ? 4096 : 128;
-    const at::ScalarType type = device_.is_gpu() ? at::kBFloat16 : at::kFloat;
-    const at::Tensor a = at::randn({size, size}, options(type));
-    const at::Tensor b = at::randn({size, size}, options(type));
-    at::Tensor c = at::empty({size, size}, options(type));
+    const auto made = product_of(size);
+    const at::Tensor &a = made[0], &b = made[1];
+    at::Tensor c = made[2];
+    const at::ScalarType type = a.scalar_type();
     const at::Tensor x = at::randn({16 * size * size}, options(type));
     at::Tensor y = at::empty_like(x);
     const at::Tensor whole = at::randn({8, 4 * size * size}, options(type));
@@ -343,10 +327,9 @@ class DeviceMeasuring {
   // One product for seconds: its rate and the clocks as the chip warms up.
   void sustained() {
     const std::int64_t size = device_.is_gpu() ? 8192 : 128;
-    const at::ScalarType type = device_.is_gpu() ? at::kBFloat16 : at::kFloat;
-    const at::Tensor a = at::randn({size, size}, options(type));
-    const at::Tensor b = at::randn({size, size}, options(type));
-    at::Tensor c = at::empty({size, size}, options(type));
+    const auto made = product_of(size);
+    const at::Tensor &a = made[0], &b = made[1];
+    at::Tensor c = made[2];
     const auto begin = Clock::now();
     const double length = device_.is_gpu() ? 4.0 : 0.2;
     while (seconds_since(begin) < length) {

@@ -1,8 +1,11 @@
+#include <ATen/Functions.h>
+
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "calibration/measure/bench.h"
 #include "calibration/measure/measure.h"
+#include "exec/engine/engine.h"
 
 namespace foreshard {
 
@@ -35,6 +38,31 @@ void KernelTimes::add_step(std::span<const Kernel> kernels, const std::vector<do
     if (kernel.kind != KernelKind::kMemory || kernels.size() == 1) return add(kernel, whole);
   }
   add(kernels.back(), whole);
+}
+
+void add_row_kernels(const EventGraph& graph, const MeasuredStep& step, KernelTimes& times) {
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    const Work& work = graph.works[graph.rows[i].work];
+    if (graph.details[i].layer >= 0 || work.kernels_end != work.kernels_begin + 1) continue;
+    const Span& span = step.spans[i];
+    times.add(graph.kernels[work.kernels_begin], (span.end - span.arrive).seconds());
+  }
+}
+
+MicroBatch random_batch(const MeasuredJob& job) {
+  MicroBatch batch;
+  batch.sequences = job.micro_batch;
+  batch.sequence = job.sequence;
+  batch.tokens = at::randint(job.model.vocabulary, {batch.count()}, at::kLong);
+  batch.labels = at::randint(job.model.vocabulary, {batch.count()}, at::kLong);
+  return batch;
+}
+
+void add_host_row(Json& rows, const char* what, int ranks, std::vector<double> seconds) {
+  if (seconds.empty()) return;
+  const BenchResult result = summary_of(std::move(seconds));
+  rows.push_back(
+      {{"kind", "host"}, {"ranks", ranks}, {"what", what}, {"seconds", result.to_json()}, {"repeats", result.repeats}});
 }
 
 ModelSpec few_blocks(ModelSpec model, std::int64_t blocks) {

@@ -69,17 +69,6 @@ Plan plan_of(const MeasuredJob& job, DType dtype) {
   return plan;
 }
 
-// Kernels of rows that are no layer's: the optimizer's pass, accumulation.
-void add_row_kernels(const EventGraph& graph, const MeasuredStep& step, Collector& collector) {
-  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
-    const Work& work = graph.works[graph.rows[i].work];
-    const bool is_layer = graph.details[i].layer >= 0;
-    if (is_layer || work.kernels_end != work.kernels_begin + 1) continue;
-    const Span& span = step.spans[i];
-    collector.times.add(graph.kernels[work.kernels_begin], (span.end - span.arrive).seconds());
-  }
-}
-
 // Host time per compute row and per row handed to a stream.
 struct HostGaps {
   std::vector<double> row, collective;
@@ -125,10 +114,7 @@ void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Benc
   engine.observe(&collector);
   std::vector<MicroBatch> batches(at(plan.batch.accumulation));
   for (MicroBatch& batch : batches) {
-    batch.sequences = job.micro_batch;
-    batch.sequence = job.sequence;
-    batch.tokens = at::randint(model.vocabulary, {batch.count()}, at::kLong);
-    batch.labels = at::randint(model.vocabulary, {batch.count()}, at::kLong);
+    batch = random_batch(job);
     batch.loss_scale = 0.5;
   }
   HostGaps gaps;
@@ -143,7 +129,7 @@ void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Benc
       keeps = number >= 2;
       return;
     }
-    add_row_kernels(graph, step, collector);
+    add_row_kernels(graph, step, collector.times);
     gaps.add(graph, step);
   };
   bench.run(fmt::format("layers/{}/{}x{}/{}", model.name, job.sequence, job.micro_batch, job.tp), once);
@@ -157,17 +143,8 @@ void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Benc
     if (samples.kernel.function == Function::kArange) continue;
     rows.push_back(kernel_row({samples.kernel, shared(samples.seconds)}, ranks, request.dtype, part));
   }
-  const auto host = [&](const char* what, std::vector<double> seconds) {
-    if (seconds.empty()) return;
-    const BenchResult result = summary_of(shared(std::move(seconds)));
-    rows.push_back({{"kind", "host"},
-                    {"ranks", ranks},
-                    {"what", what},
-                    {"seconds", result.to_json()},
-                    {"repeats", result.repeats}});
-  };
-  host("row", std::move(gaps.row));
-  host("collective", std::move(gaps.collective));
+  add_host_row(rows, "row", ranks, shared(std::move(gaps.row)));
+  add_host_row(rows, "collective", ranks, shared(std::move(gaps.collective)));
 }
 
 }

@@ -15,6 +15,7 @@
 
 #include "calibration/measure/bench.h"
 #include "exec/comm/world.h"
+#include "exec/compute/operations.h"
 #include "exec/device/accelerator.h"
 #include "sim/base/json.h"
 #include "sim/graph/layers/layer_program.h"
@@ -22,6 +23,9 @@
 #include "sim/spec/plan.h"
 
 namespace foreshard {
+
+struct EventGraph;
+struct MeasuredStep;
 
 // One model at one batch shape, its layers cut over mesh.tp.
 struct MeasuredJob {
@@ -86,6 +90,16 @@ class KernelTimes {
  private:
   std::map<KernelKey, KernelSamples> samples_;
 };
+
+// Kernels of rows that are no layer's, each alone in its row: the optimizer's pass, clipping,
+// accumulation.
+void add_row_kernels(const EventGraph& graph, const MeasuredStep& step, KernelTimes& times);
+
+// A micro-batch of random tokens.
+MicroBatch random_batch(const MeasuredJob& job);
+
+// A row of kind host, where there are seconds of it.
+void add_host_row(Json& rows, const char* what, int ranks, std::vector<double> seconds);
 
 // Only the first `blocks` of its blocks.
 ModelSpec few_blocks(ModelSpec model, std::int64_t blocks);

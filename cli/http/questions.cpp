@@ -162,8 +162,7 @@ class Request {
   const CommandOption& option(const std::string& key) const {
     const auto found = options_.find(key);
     if (found != options_.end()) return found->second;
-    std::vector<std::string> known;
-    for (const auto& [word, ignored] : options_) known.push_back(word);
+    auto known = list_of<std::string>(options_, [&](const auto& each) { return each.first; });
     const std::string near = nearest_spelling(key, known);
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("unknown key {}; expected {}{}", quote(key), fmt::join(known, ", "),

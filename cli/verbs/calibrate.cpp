@@ -199,8 +199,7 @@ ExitCode run_calibrate(const CalibrateOptions& options) {
     return calibrate_products(options);
   }
   if (are_nccl_tests(options.files)) return calibrate_sweeps(options);
-  std::vector<Measurements> parts;
-  for (const std::string& file : options.files) parts.push_back(read_measurements(file));
+  auto parts = list_of<Measurements>(options.files, [&](const std::string& file) { return read_measurements(file); });
   const Measurements measured = joined(parts);
   if (measured.device) return calibrate_device(options, fit_device(measured));
   const LocalFit fit = fit_local(measured);

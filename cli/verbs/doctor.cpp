@@ -28,11 +28,7 @@ struct Finding {
   std::string what;
 };
 
-std::vector<std::string> machine_keys() {
-  std::vector<std::string> keys;
-  for (const Machine& machine : list_machines()) keys.push_back(machine.key);
-  return keys;
-}
+std::vector<std::string> machine_keys() { return list_of<std::string>(list_machines(), &Machine::key); }
 
 // The engine is a program beside this one.
 bool is_engine_built() {

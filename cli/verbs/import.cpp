@@ -24,8 +24,7 @@ ExitCode run_import(const ImportOptions& options) {
   if (std::ranges::any_of(options.files, is_training_file)) {
     return import_training_files(options);
   }
-  std::vector<TopologyImport> parts;
-  for (const std::string& file : options.files) parts.push_back(read_topology(file));
+  auto parts = list_of<TopologyImport>(options.files, [&](const std::string& file) { return read_topology(file); });
   TopologyImport all = joined(parts);
   if (!options.nodelist.empty()) all = allocated(std::move(all), options.nodelist);
   const std::string yaml = cluster_file(all, options.machine, options.nodes);
@@ -49,8 +48,7 @@ ExitCode import_capture(const CaptureImportOptions& options) {
   if (!std::ranges::all_of(options.files, is_capture_folder)) {
     throw Error(ExitCode::kUsage, "import: expected captures alone: one, or several of a program at other sizes");
   }
-  std::vector<Capture> captures;
-  for (const std::string& file : options.files) captures.push_back(read_capture(file));
+  auto captures = list_of<Capture>(options.files, [&](const std::string& file) { return read_capture(file); });
   const Capture first = std::move(captures.front());
   captures.erase(captures.begin());
   // A plan names files as seen from its own folder.

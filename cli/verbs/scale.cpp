@@ -50,10 +50,9 @@ ExitCode run_scale(const ScaleOptions& options) {
   const std::int64_t largest = options.weak > 0 ? kMaxGpus : most_gpus(node, options.vary, how.most_sequences);
   const std::vector<std::int64_t> sizes =
       options.gpus.empty() ? likely_sizes(node, 0, RunTerms(), largest) : parse_counts("--gpus", options.gpus);
-  std::vector<CandidateCluster> candidates;
-  for (const std::int64_t gpus : sizes) {
-    candidates.push_back({machine->machine.key, spec(gpus), gpus});
-  }
+  auto candidates = list_of<CandidateCluster>(sizes, [&](const std::int64_t gpus) {
+    return CandidateCluster{machine->machine.key, spec(gpus), gpus};
+  });
   if (candidates.empty()) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("a step of {} sequences is less than one for every GPU of a node of {}", how.most_sequences,

@@ -24,10 +24,8 @@ double dollars_per_million_tokens(const Job& job, const Report& report) {
 
 Json search_body(const Job& job, const SearchStory& story, const BestPlan* best, const CostModel& costs) {
   const SearchResult& result = story.result;
-  std::vector<Report> reports;
-  for (const Candidate& candidate : result.pareto) {
-    reports.push_back(best_of(job, candidate.plan, costs).report);
-  }
+  auto reports = list_of<Report>(
+      result.pareto, [&](const Candidate& candidate) { return best_of(job, candidate.plan, costs).report; });
   Json body = search_json(story, reports, best == nullptr ? nullptr : &best->report);
   if (best != nullptr) {
     body["best"]["plan"] = to_json(best->forecast.plan);

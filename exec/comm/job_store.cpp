@@ -43,6 +43,15 @@ std::shared_ptr<JobStore::Connection> open(const StoreAddress& address, const st
   });
 }
 
+c10d::TCPStoreOptions options_of(const StoreAddress& address, std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(address.port);
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  options.useLibUV = false;
+  return options;
+}
+
 }
 
 std::string first_line(const std::exception& error) {
@@ -56,13 +65,9 @@ JobStore::JobStore(StoreAddress address, std::string run_id, std::shared_ptr<Con
 
 std::shared_ptr<JobStore> JobStore::serve(int listening_socket, const StoreAddress& address,
                                           const std::string& run_id) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(address.port);
+  c10d::TCPStoreOptions options = options_of(address, kServerSide);
   options.isServer = true;
-  options.waitWorkers = false;
-  options.timeout = kServerSide;
   options.masterListenFd = listening_socket;
-  options.useLibUV = false;
   std::shared_ptr<JobStore> store(new JobStore(address, run_id, open(address, run_id, options)));
   named(address, [&] { store->connection_->whole->set(kOwnerKey, run_id); });
   return store;
@@ -75,12 +80,7 @@ std::string JobStore::owner() {
 
 std::shared_ptr<JobStore> JobStore::join(const StoreAddress& address, const std::string& run_id,
                                          std::chrono::milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(address.port);
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  options.useLibUV = false;
-  return std::shared_ptr<JobStore>(new JobStore(address, run_id, open(address, run_id, options)));
+  return std::shared_ptr<JobStore>(new JobStore(address, run_id, open(address, run_id, options_of(address, timeout))));
 }
 
 void JobStore::set(const std::string& key, const std::string& text) {

@@ -111,8 +111,7 @@ class ProcessWorld : public World {
   // Each of `ranks` leaves its text; all get all of them.
   std::vector<std::string> collect(const std::string& key, const std::vector<int>& ranks, const std::string& text,
                                    milliseconds limit) {
-    std::vector<std::string> keys;
-    for (const int other : ranks) keys.push_back(fmt::format("{}/{}", key, other));
+    auto keys = list_of<std::string>(ranks, [&](const int other) { return fmt::format("{}/{}", key, other); });
     const std::string own = fmt::format("{}/{}", key, rank());
     auto texts = bounded(limit, [store = meeting_.store, own, keys, text, limit] {
       const auto deadline = std::chrono::steady_clock::now() + limit;

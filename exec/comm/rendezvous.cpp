@@ -156,9 +156,7 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
   await(store, "ready", limit.deadline, missing);
   std::vector<std::string> keys;
   for (int other = 0; other < launch.size; ++other) keys.push_back(fmt::format("process/{}", other));
-  std::vector<RankProcess> members;
-  for (const std::string& text : store.get(keys)) members.push_back(read(text));
-  return members;
+  return list_of<RankProcess>(store.get(keys), [&](const std::string& text) { return read(text); });
 }
 
 }

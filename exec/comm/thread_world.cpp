@@ -203,9 +203,7 @@ class ThreadWorld : public World {
     if (!complete()) {
       throw PeerFailure(missing(), fmt::format("rank {} closed its connection", missing()));
     }
-    std::vector<std::string> all;
-    for (const auto& [rank, theirs] : texts) all.push_back(theirs);
-    return all;
+    return list_of<std::string>(texts, [&](const auto& each) { return each.second; });
   }
 
   void announce_failure(const std::string& text) override {

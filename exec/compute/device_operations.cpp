@@ -13,6 +13,12 @@ at::Tensor no_seed(const at::Tensor& like) {
   return at::empty({2}, at::TensorOptions().dtype(at::kLong).device(like.device()));
 }
 
+// A kernel without grouped queries reads keys and values of every head.
+at::Tensor of_all_heads(const AttentionTensors& in, const at::Tensor& t) {
+  const std::int64_t repeats = in.q.size(1) / in.k.size(1);
+  return repeats == 1 ? t : t.repeat_interleave(repeats, 1);
+}
+
 }
 
 DeviceAttention attention_kernel(const AttentionNeed& need, const AcceleratorInfo& device) {
@@ -48,10 +54,8 @@ std::tuple<at::Tensor, at::Tensor> device_attention(DeviceAttention kernel, cons
     case DeviceAttention::kEfficient:
       break;
   }
-  const std::int64_t repeats = in.q.size(1) / in.k.size(1);
-  const auto all = [&](const at::Tensor& t) { return repeats == 1 ? t : t.repeat_interleave(repeats, 1); };
-  auto result =
-      at::_scaled_dot_product_efficient_attention(in.q, all(in.k), all(in.v), std::nullopt, true, 0.0, causal);
+  auto result = at::_scaled_dot_product_efficient_attention(in.q, of_all_heads(in, in.k), of_all_heads(in, in.v),
+                                                            std::nullopt, true, 0.0, causal);
   return {std::get<0>(result), std::get<1>(result)};
 }
 
@@ -80,11 +84,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> device_attention_backward(DeviceA
       break;
   }
   const std::int64_t repeats = in.q.size(1) / in.k.size(1);
-  const auto all = [&](const at::Tensor& t) { return repeats == 1 ? t : t.repeat_interleave(repeats, 1); };
   const at::Tensor seed = no_seed(in.q);
   auto [dq, dk, dv, bias] = at::_scaled_dot_product_efficient_attention_backward(
-      dy, in.q, all(in.k), all(in.v), at::Tensor(), out, logsumexp, seed.select(0, 0), seed.select(0, 1), 0.0,
-      {true, true, true, false}, causal);
+      dy, in.q, of_all_heads(in, in.k), of_all_heads(in, in.v), at::Tensor(), out, logsumexp, seed.select(0, 0),
+      seed.select(0, 1), 0.0, {true, true, true, false}, causal);
   if (repeats == 1) return {dq, dk, dv};
   const auto fewer = [&](const at::Tensor& t) {
     return t.view({t.size(0), in.k.size(1), repeats, t.size(2), t.size(3)}).sum(2);

@@ -46,8 +46,7 @@ at::Tensor DeviceUpdate::floats(void* memory, std::int64_t count) const {
 }
 
 void DeviceUpdate::find_gradients() {
-  std::vector<const float*> places;
-  for (const UnitMemory& unit : units_.all()) places.push_back(unit.gradient);
+  auto places = list_of<const float*>(units_.all(), &UnitMemory::gradient);
   if (places == places_) return;
   places_ = std::move(places);
   for (std::vector<at::Tensor>* list : {&gradients_, &counted_, &decayed_.gradients, &undecayed_.gradients}) {

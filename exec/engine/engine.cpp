@@ -23,22 +23,13 @@
 namespace foreshard {
 namespace {
 
-std::int64_t rotary_head_dim(const ModelSpec& model) {
+std::int64_t head_dim_of(const ModelSpec& model, Function function, std::int64_t otherwise) {
   for (const LayerSpec& kind : model.kinds) {
     for (const Operation& operation : kind.operations) {
-      if (operation.function == Function::kRotary) return operation.attention.head_dim;
+      if (operation.function == function) return operation.attention.head_dim;
     }
   }
-  return 2;
-}
-
-std::int64_t attention_head_dim(const ModelSpec& model) {
-  for (const LayerSpec& kind : model.kinds) {
-    for (const Operation& operation : kind.operations) {
-      if (operation.function == Function::kAttention) return operation.attention.head_dim;
-    }
-  }
-  return 0;
+  return otherwise;
 }
 
 RankMemory& memory_of(const Engine::Options& options) {
@@ -66,8 +57,8 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
     }
     FORESHARD_CHECK(!options.debug, "the checks of --debug read the device in every row");
   }
-  rotary_ =
-      rotary_table(plan.batch.sequence, rotary_head_dim(model), model.numerics.rope_theta, model.numerics.rope_scaling);
+  rotary_ = rotary_table(plan.batch.sequence, head_dim_of(model, Function::kRotary, 2), model.numerics.rope_theta,
+                         model.numerics.rope_scaling);
   const BackendParts parts{model, plan, graph, world, units_, account_, options.pacing, options.graph};
   if (options.device == nullptr) {
     install_allocator();
@@ -78,8 +69,8 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
       options.device->set_allocator(settings);
     }
     rotary_ = {rotary_.cos.to(device), rotary_.sin.to(device)};
-    attention_ =
-        attention_kernel({plan.attention, plan.param_dtype, attention_head_dim(model)}, options.device->info());
+    attention_ = attention_kernel({plan.attention, plan.param_dtype, head_dim_of(model, Function::kAttention, 0)},
+                                  options.device->info());
     backend_ = make_device_backend(parts, *options.device);
   }
   rows_ = std::make_unique<Rows>(rank_parts(), graph, Rows::Of::kStep);

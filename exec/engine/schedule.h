@@ -41,8 +41,7 @@ inline double mean_loss(const Plan& plan, const std::vector<std::vector<double>>
           losses[rank][m];
     }
   }
-  double sum = 0;
-  for (const double loss : ordered) sum += loss;
+  double sum = sum_of<double>(ordered, std::identity());
   return sum / as_double(count);
 }
 

@@ -160,8 +160,7 @@ std::vector<std::string> environment_of(int rank, int ranks, int port) {
 }
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
-  std::vector<char*> result;
-  for (std::string& text : texts) result.push_back(text.data());
+  auto result = list_of<char*>(texts, [&](std::string& text) { return text.data(); });
   result.push_back(nullptr);
   return result;
 }

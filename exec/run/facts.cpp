@@ -271,10 +271,9 @@ std::vector<FactChange> changes_of(const std::map<std::string, std::string>& bef
 }
 
 std::string in_words(std::span<const FactChange> changes) {
-  std::vector<std::string> texts;
-  for (const FactChange& change : changes) {
-    texts.push_back(fmt::format("{} is {}, was {}", change.key, change.now, change.before));
-  }
+  auto texts = list_of<std::string>(changes, [&](const FactChange& change) {
+    return fmt::format("{} is {}, was {}", change.key, change.now, change.before);
+  });
   return fmt::format("{}", fmt::join(texts, "; "));
 }
 

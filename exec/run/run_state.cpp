@@ -107,8 +107,7 @@ void RunState::compare_with(const LoadedCheckpoint& loaded) const {
   const std::vector<FactChange> changes = changes_of(before.values, job_.values);
   const std::vector<FactChange> refused = unaccepted(changes, options_.accept_changes);
   if (!refused.empty()) {
-    std::vector<std::string> keys;
-    for (const FactChange& change : refused) keys.push_back(change.key);
+    auto keys = list_of<std::string>(refused, &FactChange::key);
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("checkpoint {} is of a run with other numbers: {}; go on with what it "
                             "had, or say that this may change: --accept-changes {}",

@@ -183,9 +183,7 @@ std::string name_of(const std::filesystem::path& path) {
 }
 
 std::vector<std::string_view> hf_model_types() {
-  std::vector<std::string_view> types;
-  for (const HfFamily& family : hf_families()) types.push_back(family.model_type);
-  return types;
+  return list_of<std::string_view>(hf_families(), &HfFamily::model_type);
 }
 
 HfConfig parse_hf_config(const ConfigNode& root, std::string_view name) {

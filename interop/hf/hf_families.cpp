@@ -105,8 +105,7 @@ std::string missing_of(std::string_view model_type) {
 
 [[noreturn]] void refuse(const ConfigNode& where, const std::string& what, std::string_view word,
                          const ConfigNode& node) {
-  std::vector<std::string> names;
-  for (const HfFamily& family : hf_families()) names.emplace_back(family.model_type);
+  auto names = list_of<std::string>(hf_families(), &HfFamily::model_type);
   const std::string meant = nearest_spelling(without_text(word), names);
   throw where.error(what,
                     fmt::format("a family that is read; the nearest is {}: name it as model_type if the blocks are "

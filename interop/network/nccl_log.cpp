@@ -154,9 +154,9 @@ std::int64_t ranks_by_ratio(CollectiveOperation operation, const std::vector<Tab
   return whole >= 2 && std::abs(ranks - whole) < 0.05 * whole && whole <= 64 ? static_cast<std::int64_t>(whole) : 0;
 }
 
-class LogReader {
+class LogReader : LedgerWriter<NcclTests> {
  public:
-  explicit LogReader(std::string_view file) : file_(file) {}
+  using LedgerWriter::LedgerWriter;
 
   NcclTests text(std::string_view text) {
     int line = 0;
@@ -175,9 +175,9 @@ class LogReader {
   }
 
   NcclTests json(std::string_view text) {
-    const ConfigNode root = parse_json(text, file_);
+    const ConfigNode root = parse_json(text, file());
     if (const ConfigNode* version = root.find("nccl_version")) {
-      out_.version = parse_nccl_version(version->text());
+      out.version = parse_nccl_version(version->text());
       note(Mapping::kMapped, "nccl_version", std::string(version->text()), "", version->location().line);
     }
     Test test = {.line = root.location().line};
@@ -205,14 +205,6 @@ class LogReader {
   }
 
  private:
-  void note(Mapping mapping, std::string what, std::string to, std::string why, int line) {
-    out_.ledger.push_back({mapping, std::move(what), std::move(to), std::move(why), std::string(file_), line});
-  }
-
-  [[noreturn]] void fail(int line, const std::string& what, const std::string& expected) const {
-    throw ConfigError({std::string(file_), line, 0, ""}, what, expected);
-  }
-
   void add_devices(const ConfigNode& devices, Test& test) {
     for (const ConfigNode& device : devices.elements()) {
       ++test.ranks;
@@ -224,7 +216,7 @@ class LogReader {
   }
 
   void set_gpu(std::string name) {
-    if (out_.gpu.empty()) out_.gpu = std::move(name);
+    if (out.gpu.empty()) out.gpu = std::move(name);
   }
 
   void read_line(std::string_view raw, int line) {
@@ -275,7 +267,7 @@ class LogReader {
     } else if (library != std::string_view::npos && number < text.size() && is_digit(text[number])) {
       const auto* const stop = std::find_if_not(text.begin() + number, text.end(), is_digit);
       const auto end = at(stop - text.begin());
-      out_.version = parse_nccl_version(text.substr(number, end - number));
+      out.version = parse_nccl_version(text.substr(number, end - number));
       note(Mapping::kMapped, std::string(text.substr(library, end - library)), "the version of NCCL", "", line);
     } else if (words[0] == "nThread") {
       begin(line);
@@ -341,17 +333,17 @@ class LogReader {
     for (const Test& test : tests_) {
       if (!test.rows.empty()) add_sweep(test);
     }
-    if (out_.sweeps.empty()) {
+    if (out.sweeps.empty()) {
       fail(1, "has no row of nccl-tests", "lines of size, count, type ... time, algbw, busbw");
     }
-    return std::move(out_);
+    return std::move(out);
   }
 
   void add_sweep(const Test& test) {
     std::optional<CollectiveOperation> operation = test.operation;
     const int line = test.rows.front().line;
     if (!operation) {
-      operation = operation_in(std::string(file_));
+      operation = operation_in(file());
       if (!operation) {
         fail(test.line, "says nowhere which collective it measured",
              "a line '# Collective test starting: all_gather_perf' or a file named after it");
@@ -379,16 +371,14 @@ class LogReader {
       std::ranges::sort(all);
       sweep.points.push_back({bytes, quantile(all, 0.5)});
     }
-    sweep.source = fmt::format("{}:{}", file_, line);
+    sweep.source = fmt::format("{}:{}", file(), line);
     note(Mapping::kMapped, fmt::format("{} rows", test.rows.size()),
          fmt::format("{} of {} ranks on {} nodes, {} sizes", to_string(*operation), sweep.ranks, sweep.nodes,
                      sweep.points.size()),
          "", line);
-    out_.sweeps.push_back(std::move(sweep));
+    out.sweeps.push_back(std::move(sweep));
   }
 
-  std::string_view file_;
-  NcclTests out_;
   std::vector<Test> tests_;
   bool told_position_ = false;
   int ignored_ = 0;

@@ -35,9 +35,9 @@ class LineStarts {
   int line_ = 1;
 };
 
-class XmlImport {
+class XmlImport : Importer {
  public:
-  XmlImport(std::string_view text, std::string_view file) : text_(text), lines_(text), file_(file) {}
+  XmlImport(std::string_view text, std::string_view file) : Importer(file), text_(text), lines_(text) {}
 
   TopologyImport run() {
     pugi::xml_document document;
@@ -55,28 +55,17 @@ class XmlImport {
       note(Mapping::kUnsupported, fmt::format("{} GPUs on {} hosts", gpus_, hosts), "", "hosts of different kinds",
            first_gpu_);
     }
-    out_.gpus_per_node = std::max<std::int64_t>(1, gpus_ / static_cast<std::int64_t>(hosts));
-    if (hosts > 1) out_.nodes = static_cast<std::int64_t>(hosts);
+    out.gpus_per_node = std::max<std::int64_t>(1, gpus_ / static_cast<std::int64_t>(hosts));
+    if (hosts > 1) out.nodes = static_cast<std::int64_t>(hosts);
     add_gpus();
     add_ports(static_cast<std::int64_t>(hosts));
     if (hosts > 1) {
       figure("node.link_domain", std::to_string(hosts), "hosts of one NVLink domain", first_gpu_);
     }
-    return std::move(out_);
+    return std::move(out);
   }
 
  private:
-  void note(Mapping mapping, std::string what, std::string to, std::string why, int line) {
-    out_.ledger.push_back({mapping, std::move(what), std::move(to), std::move(why), file_, line});
-  }
-  void figure(const std::string& key, const std::string& value, std::string what, int line) {
-    out_.figures.emplace_back(key, value);
-    note(Mapping::kMapped, std::move(what), fmt::format("{}: {}", key, value), "", line);
-  }
-
-  [[noreturn]] void fail(int line, const std::string& what, const std::string& expected) const {
-    throw ConfigError({file_, line, 0, ""}, what, expected);
-  }
   // An attribute that is a number of at most `most`; 0 where it is missing or no number.
   double bounded(const pugi::xml_node& node, const char* name, double most, int line) const {
     const double value = node.attribute(name).as_double();
@@ -154,16 +143,16 @@ class XmlImport {
   }
 
   void add_gpus() {
-    figure("node.gpus", std::to_string(out_.gpus_per_node), fmt::format("{} gpu elements", gpus_), first_gpu_);
+    figure("node.gpus", std::to_string(out.gpus_per_node), fmt::format("{} gpu elements", gpus_), first_gpu_);
     const bool is_newer = sm_ >= 100;
     static constexpr std::pair<int, const char*> kMachines[] = {{80, "a100-80gb"}, {90, "h100-sxm"}, {100, "b200"}};
     for (const auto& [sm, machine] : kMachines) {
       if (sm_ != sm) continue;
-      out_.machine = machine;
+      out.machine = machine;
       note(Mapping::kDefaulted, fmt::format("sm {}", sm_), std::string("machine: ") + machine,
            "the usual GPU of this compute capability", first_gpu_);
     }
-    if (out_.machine.empty()) {
+    if (out.machine.empty()) {
       note(Mapping::kUnsupported, fmt::format("sm {}", sm_), "machine", "a compute capability with no usual machine",
            first_gpu_);
     }
@@ -209,8 +198,6 @@ class XmlImport {
 
   std::string_view text_;
   LineStarts lines_;
-  std::string file_;
-  TopologyImport out_;
   std::set<std::string> hosts_;
   std::map<double, std::int64_t> ports_;  // by Gbit/s
   std::string port_name_;

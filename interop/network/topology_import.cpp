@@ -214,8 +214,7 @@ std::vector<ImportedHost> hosts_in_use(const ImportedNetwork& network) {
   for (const std::string& name : network.allocation) {
     const auto found = by_name.find(name);
     if (found == by_name.end()) {
-      std::vector<std::string> known;
-      for (const ImportedHost& host : network.hosts) known.push_back(host.name);
+      auto known = list_of<std::string>(network.hosts, &ImportedHost::name);
       throw ConfigError(place, fmt::format("allocates a node that is not there, {}", name),
                         fmt::format("nodes of {}", network.hosts.front().file), nearest_spelling(name, known));
     }

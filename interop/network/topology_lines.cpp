@@ -71,17 +71,9 @@ std::string plain_name(std::string_view name) {
   return plain;
 }
 
-void Importer::note(Mapping mapping, std::string what, std::string to, std::string why, int line) {
-  out.ledger.push_back({mapping, std::move(what), std::move(to), std::move(why), file_, line});
-}
-
 void Importer::figure(const std::string& key, const std::string& value, std::string what, int line) {
   out.figures.emplace_back(key, value);
   note(Mapping::kMapped, std::move(what), fmt::format("{}: {}", key, value), "", line);
-}
-
-void Importer::fail(int line, const std::string& what, const std::string& expected) const {
-  throw ConfigError({file_, line, 0, ""}, what, expected);
 }
 
 std::vector<std::string> Importer::expanded(std::string_view list, int line, std::size_t most) const {

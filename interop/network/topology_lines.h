@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "interop/network/topology_import.h"
+#include "sim/base/error.h"
 
 namespace foreshard {
 
@@ -19,21 +20,32 @@ std::string value_of(const Words& words, std::string_view key);
 // For a cluster file: letters, digits and . _ - as they are, others as _.
 std::string plain_name(std::string_view name);
 
-class Importer {
+// What is read of a file, with a ledger of what became of its lines.
+template <typename Out>
+class LedgerWriter {
  public:
-  explicit Importer(std::string_view file) : file_(file) {}
+  explicit LedgerWriter(std::string_view file) : file_(file) {}
 
-  void note(Mapping mapping, std::string what, std::string to, std::string why, int line);
-  void figure(const std::string& key, const std::string& value, std::string what, int line);
-  [[noreturn]] void fail(int line, const std::string& what, const std::string& expected) const;
-  // A list of hosts or switches as Slurm writes it.
-  std::vector<std::string> expanded(std::string_view list, int line, std::size_t most) const;
+  void note(Mapping mapping, std::string what, std::string to, std::string why, int line) {
+    out.ledger.push_back({mapping, std::move(what), std::move(to), std::move(why), file_, line});
+  }
+  [[noreturn]] void fail(int line, const std::string& what, const std::string& expected) const {
+    throw ConfigError({file_, line, 0, ""}, what, expected);
+  }
   const std::string& file() const { return file_; }
 
-  TopologyImport out;
+  Out out;
 
  private:
   std::string file_;
+};
+
+class Importer : public LedgerWriter<TopologyImport> {
+ public:
+  using LedgerWriter::LedgerWriter;
+  void figure(const std::string& key, const std::string& value, std::string what, int line);
+  // A list of hosts or switches as Slurm writes it.
+  std::vector<std::string> expanded(std::string_view list, int line, std::size_t most) const;
 };
 
 }

@@ -419,10 +419,7 @@ std::string scalar_type(const std::string& type) {
 }
 
 bool is_shape(const ShapeJson& dims) {
-  for (const ShapeJson& dim : dims) {
-    if (!dim.is_number_integer()) return false;
-  }
-  return true;
+  return std::ranges::none_of(dims, [&](const ShapeJson& dim) { return !dim.is_number_integer(); });
 }
 
 }

@@ -115,11 +115,8 @@ class FactReader {
   }
 
   std::vector<TensorShape> shapes_of(const TraceEvent& event) const {
-    std::vector<TensorShape> shapes;
-    for (TracedTensor& tensor : tensors_of(trace_, event)) {
-      shapes.push_back(std::move(tensor.shape));
-    }
-    return shapes;
+    return list_of<TensorShape>(tensors_of(trace_, event),
+                                [&](TracedTensor& tensor) { return std::move(tensor.shape); });
   }
 
   void read_packings() {

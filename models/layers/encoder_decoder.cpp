@@ -56,16 +56,6 @@ struct Attention {
   bool has_table = false;  // of the bias
 };
 
-// Rows of a table by indices that nothing learns.
-void look_up(LayerBuilder& layer, const std::string& table, Index ids, Index rows, std::int64_t count,
-             std::int64_t width) {
-  Operation& lookup = layer.operation(table, OperationKind::kEmbedding, Function::kEmbedding);
-  lookup.inputs = lookup.saved = {ids};
-  lookup.outputs = {rows};
-  lookup.gradient = GradientRule::kNone;
-  lookup.parameters = {layer.parameter(table, ".weight", {count, width})};
-}
-
 // A row of all heads for each pair of positions, by its bucket. (Per position here, of which
 // attention_kernels.cpp makes pairs: only a plan has a sequence.)
 Index position_bias(LayerBuilder& layer, const ModelDims& dims, const std::string& module) {
@@ -73,7 +63,7 @@ Index position_bias(LayerBuilder& layer, const ModelDims& dims, const std::strin
   layer.constant("position_bucket", Function::kArange, {}, buckets);
   const Index bias = layer.tensor({.name = "position_bias", .per_position = dims.heads});
   const std::string table = module + ".relative_attention_bias";
-  look_up(layer, table, buckets, bias, dims.position_buckets, dims.heads);
+  layer.look_up(table, {buckets}, bias, layer.parameter(table, ".weight", {dims.position_buckets, dims.heads}));
   return bias;
 }
 
@@ -129,6 +119,20 @@ Index add_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view no
   return result;
 }
 
+Index attend_to_self(LayerBuilder& layer, const ModelDims& dims, StackPlace place, bool causal) {
+  const Code code = row_of(kCodes, dims.family);
+  const bool has_table = dims.position_buckets > 0 && (dims.parts.every_bias || place == StackPlace::kFirst);
+  return add_branch(layer, dims, code.self_norm, 0, [&](Index normed) {
+    return attend(layer, dims,
+                  {.module = std::string(code.self),
+                   .name = "attention",
+                   .states = normed,
+                   .causal = causal,
+                   .has_table = has_table},
+                  normed);
+  });
+}
+
 Index add_feed_forward(LayerBuilder& layer, const ModelDims& dims, std::string_view norm, Index x) {
   const bool gated = dims.activation == Activation::kGeGlu || dims.activation == Activation::kSwiGlu;
   const std::size_t dot = norm.rfind(".layer_norm");
@@ -178,7 +182,8 @@ LayerSpec stack_positions(const ModelDims& dims, const std::string& stack) {
   if (sinusoids) {
     layer.constant("sinusoids", Function::kGather, {ids}, rows);
   } else {
-    look_up(layer, module + "embed_positions", ids, rows, dims.position_rows, dims.hidden);
+    const std::string table = module + "embed_positions";
+    layer.look_up(table, {ids}, rows, layer.parameter(table, ".weight", {dims.position_rows, dims.hidden}));
     layer.last_parameter().trainable = !dims.parts.fixed_positions;
   }
   Index output = layer.residual_add("embedding_sum", dims.hidden, 0, rows);
@@ -192,33 +197,17 @@ LayerSpec stack_positions(const ModelDims& dims, const std::string& stack) {
 
 LayerSpec encoding_block(const ModelDims& dims, StackPlace place) {
   const Code code = row_of(kCodes, dims.family);
-  const bool has_table = dims.position_buckets > 0;
   LayerBuilder layer(name_of(dims, "encoder block", place), LayerRole::kBlock, hidden_state(dims), Stack::kEager);
-  const Index middle = add_branch(layer, dims, code.self_norm, 0, [&](Index normed) {
-    return attend(layer, dims,
-                  {.module = std::string(code.self),
-                   .name = "attention",
-                   .states = normed,
-                   .has_table = has_table && (dims.parts.every_bias || place == StackPlace::kFirst)},
-                  normed);
-  });
+  const Index middle = attend_to_self(layer, dims, place, /*causal=*/false);
   return layer.finish(add_feed_forward(layer, dims, code.encoder_norm, middle));
 }
 
 LayerSpec decoding_block(const ModelDims& dims, StackPlace place) {
   const Code code = row_of(kCodes, dims.family);
-  const bool is_first = place == StackPlace::kFirst, has_table = dims.position_buckets > 0;
+  const bool is_first = place == StackPlace::kFirst;
   LayerBuilder layer(name_of(dims, "decoder block", place), LayerRole::kBlock, hidden_state(dims), Stack::kEager);
   const Index joined = is_first ? layer.activation("encoder_states", dims.hidden) : Index{-1};
-  const Index self = add_branch(layer, dims, code.self_norm, 0, [&](Index normed) {
-    return attend(layer, dims,
-                  {.module = std::string(code.self),
-                   .name = "attention",
-                   .states = normed,
-                   .causal = true,
-                   .has_table = has_table && (dims.parts.every_bias || is_first)},
-                  normed);
-  });
+  const Index self = attend_to_self(layer, dims, place, /*causal=*/true);
   const Index crossed = add_branch(layer, dims, code.cross_norm, self, [&](Index normed) {
     return attend(layer, dims,
                   {.module = std::string(code.cross), .name = "cross_attention", .states = is_first ? joined : normed},

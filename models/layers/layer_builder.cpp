@@ -60,6 +60,14 @@ void LayerBuilder::leave_off_selective() {
   last().kept_by_selective = false;
 }
 
+void LayerBuilder::look_up(std::string_view table, Indices ids, Index rows, Index parameter) {
+  Operation& lookup = operation(std::string(table), OperationKind::kEmbedding, Function::kEmbedding);
+  lookup.inputs = lookup.saved = std::move(ids);
+  lookup.outputs = {rows};
+  lookup.gradient = GradientRule::kNone;
+  lookup.parameters = {parameter};
+}
+
 Index LayerBuilder::norm(std::string_view name, std::string_view result, NormKind kind, std::int64_t width, Index input,
                          std::int64_t groups) {
   const std::string base(result);

@@ -48,6 +48,8 @@ class LayerBuilder : public LayerWriter {
   // One pass over memory. The functions below return the (first) output.
   Index elementwise(std::string_view name, Function function, Indices inputs, Indices saved, Index output);
   Index constant(std::string_view name, Function function, Indices inputs, Index output);
+  // `rows` of a table by indices that nothing learns, which are kept.
+  void look_up(std::string_view table, Indices ids, Index rows, Index parameter);
   // Views of one tensor; their gradients are concatenated.
   void split(std::string_view name, Index input, Indices outputs);  // or one expanded view
   // The gradients are views of the result's.

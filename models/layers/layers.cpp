@@ -32,11 +32,8 @@ Index add_token_types(LayerBuilder& layer, const ModelDims& dims, const Paramete
   const Index types = layer.tensor({.name = "token_type_ids", .per_token = 1, .type = ElementType::kInt64});
   layer.constant("zeros", Function::kCopy, {}, types);
   const Index rows = layer.activation("token_type_embedding", width);
-  Operation& lookup = layer.operation(std::string(names.token_types), OperationKind::kEmbedding, Function::kEmbedding);
-  lookup.inputs = lookup.saved = {types};
-  lookup.outputs = {rows};
-  lookup.gradient = GradientRule::kNone;
-  lookup.parameters = {layer.parameter(names.token_types, ".weight", {dims.token_types, width})};
+  layer.look_up(names.token_types, {types}, rows,
+                layer.parameter(names.token_types, ".weight", {dims.token_types, width}));
   return layer.residual_add("token_type_sum", width, tokens, rows);
 }
 
@@ -277,11 +274,9 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   LayerBuilder layer(dims.family + " embedding", LayerRole::kEmbedding,
                      {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64}, stack);
   Index output = layer.activation("token_embedding", token_width(dims));
-  Operation& tokens = layer.operation(std::string(names.embedding), OperationKind::kEmbedding, Function::kEmbedding);
-  tokens.inputs = {0};
-  tokens.outputs = {output};
-  tokens.gradient = GradientRule::kNone;
-  tokens.parameters = {layer.parameter(names.embedding, ".weight", {dims.vocabulary, token_width(dims)})};
+  layer.look_up(names.embedding, {0}, output,
+                layer.parameter(names.embedding, ".weight", {dims.vocabulary, token_width(dims)}));
+  layer.last().saved.clear();
 
   // An encoder's tables are all as narrow, and what they make is projected at the end.
   const std::int64_t width = dims.bidirectional ? token_width(dims) : dims.hidden;
@@ -302,14 +297,9 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   if (dims.token_types > 0) output = add_token_types(layer, dims, names, output);
   if (dims.positions == Positions::kLearned) {
     const Index ids = layer.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
-    layer.elementwise("arange", Function::kArange, {}, {}, ids);
-    layer.last().gradient = GradientRule::kNone;
+    layer.constant("arange", Function::kArange, {}, ids);
     const Index rows = layer.tensor({.name = "position_embedding", .per_position = width});
-    Operation& lookup = layer.operation(std::string(names.positions), OperationKind::kEmbedding, Function::kEmbedding);
-    lookup.inputs = lookup.saved = {ids};
-    lookup.outputs = {rows};
-    lookup.gradient = GradientRule::kNone;
-    lookup.parameters = {positions};
+    layer.look_up(names.positions, {ids}, rows, positions);
     // The rows' gradient is the sum over the batch, a [S, hidden] temporary that is left out here.
     output = layer.residual_add("embedding_sum", width, output, rows);
   }
@@ -458,11 +448,8 @@ LayerSpec layer_inputs(const ModelDims& dims, Stack stack) {
     return made;
   };
   const Index rows = layer.activation("rows_of_layers", width);
-  Operation& lookup = layer.operation("model.embed_tokens_per_layer", OperationKind::kEmbedding, Function::kEmbedding);
-  lookup.outputs = {rows};
-  lookup.gradient = GradientRule::kNone;
-  lookup.parameters = {
-      layer.parameter("model.embed_tokens_per_layer", ".weight", {dims.parts.layer_input_rows, width})};
+  constexpr std::string_view kTable = "model.embed_tokens_per_layer";
+  layer.look_up(kTable, {}, rows, layer.parameter(kTable, ".weight", {dims.parts.layer_input_rows, width}));
   const Index tokens = scale("scaled_rows", rows);
   const Index projected = layer.linear(
       {.name = "model.per_layer_model_projection", .result = "projected_embedding", .n = width, .k = dims.hidden}, 0);

@@ -157,8 +157,7 @@ ModelSpec parse_model_yaml(const ConfigNode& root) {
   const ConfigNode order = root.at("order", "the layers of a step, in order");
   OrderReader reader(kinds, model);
   for (const ConfigNode& node : order.elements()) reader.read(node);
-  std::vector<ConfigNode> kind_nodes;
-  for (const ConfigItem& item : layers.items()) kind_nodes.push_back(item.value);
+  auto kind_nodes = list_of<ConfigNode>(layers.items(), &ConfigItem::value);
   model = with_images(std::move(model), 1);
   check_model(model, {root, order, std::move(kind_nodes), reader.nodes()});
   return model;

@@ -63,8 +63,7 @@ std::vector<std::string> keys_of(const std::vector<std::string>& names) {
 class LayerText {
  public:
   explicit LayerText(const LayerSpec& layer) : layer_(layer) {
-    std::vector<std::string> names;
-    for (const TensorSpec& tensor : layer.tensors) names.push_back(tensor.name);
+    auto names = list_of<std::string>(layer.tensors, &TensorSpec::name);
     tensors_ = keys_of(names);
     names.clear();
     for (const ParameterSpec& parameter : layer.parameters) names.push_back(parameter.name);
@@ -122,8 +121,7 @@ class LayerText {
     return names.size() == 1 ? names.front() : fmt::format("[{}]", fmt::join(names, ", "));
   }
   std::string listed(const Indices& tensors) const {
-    std::vector<std::string> names;
-    for (const Index t : tensors) names.push_back(name(t));
+    auto names = list_of<std::string>(tensors, [&](const Index t) { return name(t); });
     return listed(names);
   }
 
@@ -147,10 +145,7 @@ class LayerText {
     if (!op.inputs.empty()) say("inputs", listed(op.inputs));
     say("outputs", listed(op.outputs));
     if (!op.parameters.empty()) {
-      std::vector<std::string> names;
-      for (const Index p : op.parameters) {
-        names.push_back(as_yaml(parameters_[at(p)]));
-      }
+      auto names = list_of<std::string>(op.parameters, [&](const Index p) { return as_yaml(parameters_[at(p)]); });
       say("parameters", listed(names));
     }
     const auto tensors = [&](const char* key, const Indices& value, const Indices& otherwise) {
@@ -278,8 +273,7 @@ std::string to_model_yaml(const ModelSpec& model) {
     text += fmt::format("block_prefix: {}\n", as_yaml(model.block_prefix));
   }
   text += numerics_text(model.numerics);
-  std::vector<std::string> names;
-  for (const LayerSpec& kind : model.kinds) names.push_back(kind.name);
+  auto names = list_of<std::string>(model.kinds, &LayerSpec::name);
   const std::vector<std::string> keys = keys_of(names);
   text += "layers:\n";
   for (std::size_t k = 0; k < model.kinds.size(); ++k) {

@@ -128,9 +128,7 @@ bool is_time(double seconds) { return std::isfinite(seconds) && seconds > 0; }
 }
 
 std::vector<const AccuracyRow*> pointers(const std::vector<AccuracyRow>& rows) {
-  std::vector<const AccuracyRow*> all;
-  for (const AccuracyRow& row : rows) all.push_back(&row);
-  return all;
+  return list_of<const AccuracyRow*>(rows, [&](const AccuracyRow& row) { return &row; });
 }
 
 AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows) {

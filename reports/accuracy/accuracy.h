@@ -14,13 +14,14 @@
 
 namespace foreshard {
 
+using AccuracyGroups = std::vector<std::pair<std::string, std::string>>;
 struct AccuracyRow {
   std::string id;
   std::int64_t line = 0;
   std::string quantity;  // "step_time_s"
   double measured = 0;
   double predicted = 0, low = 0, high = 0;
-  std::vector<std::pair<std::string, std::string>> groups;  // what it counts in: "host", its value
+  AccuracyGroups groups;  // what it counts in: "host", its value
   // What its interval rests on beside the machine (calibration/first_looks.h); empty where it has
   // no such part.
   std::vector<std::pair<std::string, double>> facts = {};

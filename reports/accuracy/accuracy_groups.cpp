@@ -27,8 +27,7 @@ struct Weighted {
 double weighted_quantile(std::vector<Weighted> values, double p) {
   if (values.empty()) return 0;
   std::ranges::sort(values, {}, &Weighted::value);
-  double total = 0;
-  for (const Weighted& each : values) total += each.weight;
+  double total = sum_of<double>(values, &Weighted::weight);
   double below = 0;
   for (const Weighted& each : values) {
     below += each.weight;

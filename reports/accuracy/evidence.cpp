@@ -20,11 +20,7 @@ class Weights {
       seconds_[level] += shares.seconds_[level] * seconds;
     }
   }
-  double total() const {
-    double sum = 0;
-    for (double seconds : seconds_) sum += seconds;
-    return sum;
-  }
+  double total() const { return sum_of<double>(seconds_, std::identity()); }
   // nullopt where there is no time to weigh. Never measured: a forecast reads a curve, however well
   // that was measured.
   std::optional<Evidence> weakest() const {
@@ -71,9 +67,7 @@ StepEvidence weigh_evidence(const Forecast& forecast, const CostModel& costs) {
   const EventGraph& graph = forecast.graph;
   const Evidence host = costs.calibration().host.evidence;
   const Evidence contention = costs.calibration().contention.evidence;
-  std::vector<Weights> shares;
-  shares.reserve(graph.works.size());
-  for (const Work& work : graph.works) shares.push_back(shares_of(graph, work, costs, host));
+  auto shares = list_of<Weights>(graph.works, [&](const Work& work) { return shares_of(graph, work, costs, host); });
 
   const auto row_work = [&](EventId event) { return graph.rows[at(event)].work; };
   Weights step, communication, exposed;

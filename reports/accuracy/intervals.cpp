@@ -23,11 +23,7 @@ std::vector<Interval> united(std::vector<Interval> intervals) {
   return intervals;
 }
 
-Time total_length(const std::vector<Interval>& disjoint) {
-  Time sum;
-  for (const Interval& interval : disjoint) sum += interval.length();
-  return sum;
-}
+Time total_length(const std::vector<Interval>& disjoint) { return sum_of<Time>(disjoint, &Interval::length); }
 
 Time overlap(const std::vector<Interval>& a, const std::vector<Interval>& b) {
   Time sum;

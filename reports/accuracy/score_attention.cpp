@@ -112,7 +112,8 @@ class AttentionJudge {
   }
   const std::vector<Machine>& machines() const { return machines_; }
 
-  AccuracyRow score(AccuracyRow out, AttentionRow row) {
+  AccuracyRow score(AccuracyRow out, const ReadAttention& read) {
+    AttentionRow row = read.row;
     const Gpu& gpu = machine_of(row.gpu, machines_)->node.gpu;
     if (row.kernel.empty()) row.kernel = usual_kernel(row);
     out.groups.emplace_back("kernel", fmt::format("{} {}", row.kernel, pass_word(row.pass)));
@@ -197,17 +198,13 @@ class AttentionJudge {
 
   std::optional<Fitted> fitted(const std::string& key, const Gpu& gpu, std::size_t fewest, const Filter& filter) {
     if (const auto found = fits_.find(key); found != fits_.end()) return found->second;
-    std::vector<AttentionRow> rows;
-    for (const AttentionRow& each : published_) {
-      if (filter(each)) rows.push_back(each);
-    }
+    auto rows = list_where<AttentionRow>(published_, [&](const AttentionRow& each) { return filter(each); });
     std::optional<Fitted> result;
     if (rows.size() >= fewest) {
       Fitted fit{fit_micro_attention(rows, gpu), 0};
-      std::vector<double> logs;
-      for (const AttentionRow& each : rows) {
-        logs.push_back(std::log(attention_seconds(fit.model, each, gpu) / each.seconds));
-      }
+      auto logs = list_of<double>(rows, [&](const AttentionRow& each) {
+        return std::log(attention_seconds(fit.model, each, gpu) / each.seconds);
+      });
       // A handful of rows fits better than it forecasts.
       constexpr double kLeast = 0.04;
       fit.residual = std::max(kLeast, log_quantile(logs, 0.9));
@@ -285,15 +282,10 @@ class AttentionJudge {
 
 std::vector<AccuracyRow> score_attention(const CsvTable& table) {
   AttentionJudge judge;
-  std::vector<AccuracyRow> rows;
   const std::vector<ReadAttention> read = read_attention_rows(table, judge.machines());
-  for (std::size_t i = 0; i < read.size(); ++i) {
-    AccuracyRow row = begin_row(table, i);
-    row.groups = {{"gpu", read[i].row.gpu}, {"source", read[i].row.source}};
-    rows.push_back(read[i].problem.empty() ? judge.score(std::move(row), read[i].row)
-                                           : set_aside(std::move(row), read[i].problem));
-  }
-  return rows;
+  return judged(table, std::move(judge), read, [](const ReadAttention& each) {
+    return AccuracyGroups{{"gpu", each.row.gpu}, {"source", each.row.source}};
+  });
 }
 
 }

@@ -54,7 +54,8 @@ class GemmJudge {
 
   const std::vector<Machine>& machines() const { return machines_; }
 
-  AccuracyRow score(AccuracyRow out, const GemmRow& row) {
+  AccuracyRow score(AccuracyRow out, const ReadGemm& read) {
+    const GemmRow& row = read.row;
     const Machine* machine = machine_of(row.gpu, machines_);
     if ((row.type == GemmType::kFp8 || row.type == GemmType::kFp4) && profile(row.gpu).gemm_fp8.efficiency <= 0) {
       return set_aside(std::move(out), fmt::format("{} has no fp8 units", row.gpu));
@@ -83,9 +84,7 @@ class GemmJudge {
   };
 
   const Calibration& profile(const std::string& gpu) {
-    const auto found = profiles_.find(gpu);
-    if (found != profiles_.end()) return found->second;
-    return profiles_.emplace(gpu, load_profile(gpu)).first->second;
+    return remembered(profiles_, gpu, [&] { return load_profile(gpu); });
   }
   const GemmCurve& shipped(const std::string& gpu, GemmType type) {
     const Calibration& c = profile(gpu);
@@ -93,13 +92,11 @@ class GemmJudge {
     return type == GemmType::kFp32 ? c.gemm_fp32 : c.gemm_bf16;
   }
   const GemmProtocols& protocols(const std::string& gpu) {
-    const auto found = protocols_.find(gpu);
-    if (found != protocols_.end()) return found->second;
-    std::vector<GemmRow> rows;
-    for (const auto& [key, of_key] : published_) {
-      append(rows, of_key);
-    }
-    return protocols_.emplace(gpu, GemmProtocols(rows, gpu)).first->second;
+    return remembered(protocols_, gpu, [&] {
+      std::vector<GemmRow> rows;
+      for (const auto& [key, of_key] : published_) append(rows, of_key);
+      return GemmProtocols(rows, gpu);
+    });
   }
 
   Choice choose(const GemmRow& row) {
@@ -174,15 +171,11 @@ class GemmJudge {
 
 std::vector<AccuracyRow> score_gemm(const CsvTable& table) {
   GemmJudge judge;
-  std::vector<AccuracyRow> rows;
   const std::vector<ReadGemm> read = read_gemm_rows(table, judge.machines());
-  for (std::size_t i = 0; i < read.size(); ++i) {
-    AccuracyRow row = begin_row(table, i);
-    row.groups = {{"gpu", read[i].row.gpu}, {"source", read[i].row.source}, {"dtype", type_word(read[i].row.type)}};
-    rows.push_back(read[i].problem.empty() ? judge.score(std::move(row), read[i].row)
-                                           : set_aside(std::move(row), read[i].problem));
-  }
-  return rows;
+  return judged(table, std::move(judge), read, [](const ReadGemm& each) {
+    const GemmRow& row = each.row;
+    return AccuracyGroups{{"gpu", row.gpu}, {"source", row.source}, {"dtype", type_word(row.type)}};
+  });
 }
 
 }

@@ -61,6 +61,19 @@ AccuracyRow begin_row(const CsvTable& table, std::size_t row);
 
 AccuracyRow set_aside(AccuracyRow row, std::string reason);
 
+// What was read of each row of the table, by the judge.
+template <typename Judge, typename Read, typename Groups>
+std::vector<AccuracyRow> judged(const CsvTable& table, Judge judge, const std::vector<Read>& read, Groups groups) {
+  std::vector<AccuracyRow> rows;
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    AccuracyRow row = begin_row(table, i);
+    row.groups = groups(read[i]);
+    rows.push_back(read[i].problem.empty() ? judge.score(std::move(row), read[i])
+                                           : set_aside(std::move(row), read[i].problem));
+  }
+  return rows;
+}
+
 // Why figures cannot be what was measured: a rate beyond the peak, a unit mistaken; "" where they
 // can. `flops` 0: not asked.
 std::string absurdity(double measured_s, double predicted_s, double flops, FlopsPerSecond peak);

@@ -80,10 +80,9 @@ struct Rate {
 MemoryCurve fit_rows(const std::vector<MemoryRead>& rows, const Gpu& gpu) {
   constexpr std::size_t kTwoConstants = 2;
   if (rows.size() >= kTwoConstants) {
-    std::vector<MemoryRow> fitted;
-    for (const MemoryRead& row : rows) {
-      fitted.push_back({row.source, row.operation, row.bytes, row.seconds});
-    }
+    auto fitted = list_of<MemoryRow>(rows, [&](const MemoryRead& row) {
+      return MemoryRow{row.source, row.operation, row.bytes, row.seconds};
+    });
     return fit_memory(fitted, gpu);
   }
   MemoryCurve curve = {.overhead = std::min(kTimedOverhead, rows.front().seconds / 2)};
@@ -154,15 +153,10 @@ class MemoryJudge {
 
 std::vector<AccuracyRow> score_memory_bound(const CsvTable& table) {
   MemoryJudge judge;
-  std::vector<AccuracyRow> rows;
   const std::vector<MemoryRead> read = read_rows(table, judge.machines());
-  for (std::size_t i = 0; i < read.size(); ++i) {
-    AccuracyRow row = begin_row(table, i);
-    row.groups = {{"gpu", read[i].gpu}, {"source", read[i].source}, {"kernel", read[i].operation}};
-    rows.push_back(read[i].problem.empty() ? judge.score(std::move(row), read[i])
-                                           : set_aside(std::move(row), read[i].problem));
-  }
-  return rows;
+  return judged(table, std::move(judge), read, [](const MemoryRead& row) {
+    return AccuracyGroups{{"gpu", row.gpu}, {"source", row.source}, {"kernel", row.operation}};
+  });
 }
 
 }

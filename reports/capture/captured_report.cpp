@@ -197,8 +197,7 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
                     capture.gpu, cluster.gpu.key, cluster.gpu.key));
   }
   const std::vector<KernelTime> unknown = unknown_kernels(made);
-  double share = 0;
-  for (const KernelTime& one : unknown) share += one.share;
+  double share = sum_of<double>(unknown, &KernelTime::share);
   if (share > 0.01) {
     warnings.push_back(
         fmt::format("{:.0f} % of the kernels' time is of {} kernels that are priced "
@@ -417,7 +416,7 @@ std::string short_name(std::string name) {
   return name;
 }
 
-std::string list_of(const std::vector<KernelTime>& kernels) {
+std::string listed(const std::vector<KernelTime>& kernels) {
   std::string text;
   for (std::size_t i = 0; i < std::min(kernels.size(), kMostListed); ++i) {
     const KernelTime& one = kernels[i];
@@ -438,9 +437,9 @@ std::string capture_text(const Capture& capture, const CapturedForecast& made) {
       capture.rank, capture.world, capture.command, made.captured.launches, made.forecast.graph.rows.size(),
       format_time(Time::seconds(made.host_seconds)));
   text += lint_text(made.lint);
-  text += "kernels, by their share of the kernels' time:\n" + list_of(made.kernels);
+  text += "kernels, by their share of the kernels' time:\n" + listed(made.kernels);
   const std::vector<KernelTime> unknown = unknown_kernels(made);
-  if (!unknown.empty()) text += "of them priced by their bytes alone:\n" + list_of(unknown);
+  if (!unknown.empty()) text += "of them priced by their bytes alone:\n" + listed(unknown);
   return text;
 }
 

@@ -68,8 +68,7 @@ class Linter {
     }
     keep();
     shards();
-    std::vector<LintFinding> list;
-    for (auto& [key, finding] : found_) list.push_back(std::move(finding));
+    auto list = list_of<LintFinding>(found_, [&](auto& each) { return std::move(each.second); });
     std::ranges::stable_sort(list, [](const LintFinding& a, const LintFinding& b) {
       const auto order = [](const LintFinding& f) { return std::tuple(&rule_named(f.rule), -f.bytes, -f.count); };
       return order(a) < order(b);

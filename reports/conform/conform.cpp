@@ -51,9 +51,9 @@ bool same_order(const RecordedEvent& a, const RecordedEvent& b) {
 struct Step {
   std::int64_t number = 0;
   const LoggedMemory* memory = nullptr;
-  std::vector<RecordedEvent> predicted;        // in the recorder's words, with pools
-  std::vector<const RecordedEvent*> recorded;  // empty: not stored
-  bool has_own_rows = true;                    // else `recorded` is step 2's, of which the order counts
+  std::vector<RecordedEvent> predicted;  // in the recorder's words, with pools
+  std::vector<RecordedEvent> recorded;   // empty: not stored
+  bool has_own_rows = true;              // else `recorded` is step 2's, of which the order counts
 };
 
 class StepComparison {
@@ -113,26 +113,17 @@ class StepComparison {
       row.pools = memory.levels[i].pools;
       result.predicted.push_back(std::move(row));
     }
-    for (const RecordedEvent& event : recording_.events) {
-      if (event.step == number) result.recorded.push_back(&event);
-    }
+    result.recorded =
+        list_where<RecordedEvent>(recording_.events, [&](const RecordedEvent& event) { return event.step == number; });
     return result;
   }
 
-  void differ(What what, std::string text) {
-    const bool is_new = std::ranges::none_of(result_.differences, [&](const Difference& d) { return d.what == what; });
-    if (is_new) result_.differences.push_back({what, std::move(text)});
-  }
+  void differ(What what, std::string text) { add_first(result_, what, std::move(text)); }
 
   // Both sides around row `at` of the step, in the words of `row`.
   template <typename Describe>
   std::string rows_around(const Step& step, std::size_t at, Describe row) const {
-    SideBySide sides = {.recorded = step.recorded.size(),
-                        .predicted = step.predicted.size(),
-                        .recorded_row = [&](std::size_t i) { return row(*step.recorded[i]); },
-                        .predicted_row = [&](std::size_t i) { return row(step.predicted[i]); },
-                        .label = [&](std::size_t i) { return fmt::format("seq {}", i + 1); }};
-    return around(sides, at);
+    return around(step.recorded, step.predicted, at, row, [](std::size_t i) { return fmt::format("seq {}", i + 1); });
   }
 
   std::string place(const Step& step, std::size_t at) const {
@@ -152,7 +143,7 @@ class StepComparison {
   }
 
   bool same_row(const Step& step, std::size_t i) {
-    const RecordedEvent& recorded = *step.recorded[i];
+    const RecordedEvent& recorded = step.recorded[i];
     const RecordedEvent& predicted = step.predicted[i];
     const bool issued_alike = !recording_.events_have_communicators || recorded.issue == predicted.issue;
     return issued_alike && same_fifo(recorded, predicted) && same_order(recorded, predicted) &&
@@ -183,13 +174,13 @@ class StepComparison {
     std::size_t i = 0;
     std::size_t j = 0;
     while (true) {
-      while (i < step.recorded.size() && !carries(*step.recorded[i])) ++i;
+      while (i < step.recorded.size() && !carries(step.recorded[i])) ++i;
       while (j < step.predicted.size() && !carries(step.predicted[j])) ++j;
       const bool ends = i == step.recorded.size() || j == step.predicted.size();
       if (ends && i == step.recorded.size() && j == step.predicted.size()) return;
-      if (ends || !same_place(*step.recorded[i], step.predicted[j]) ||
-          step.recorded[i]->bytes_in != step.predicted[j].bytes_in ||
-          step.recorded[i]->bytes_out != step.predicted[j].bytes_out) {
+      if (ends || !same_place(step.recorded[i], step.predicted[j]) ||
+          step.recorded[i].bytes_in != step.predicted[j].bytes_in ||
+          step.recorded[i].bytes_out != step.predicted[j].bytes_out) {
         break;
       }
       ++i;
@@ -205,8 +196,8 @@ class StepComparison {
     if (!step.has_own_rows || !recording_.events_have_pools) return;
     const std::size_t common = std::min(step.recorded.size(), step.predicted.size());
     for (std::size_t i = 0; i < common; ++i) {
-      if (!same_place(*step.recorded[i], step.predicted[i])) break;
-      if (step.recorded[i]->pools == step.predicted[i].pools) continue;
+      if (!same_place(step.recorded[i], step.predicted[i])) break;
+      if (step.recorded[i].pools == step.predicted[i].pools) continue;
       result_.memory_identical = false;
       differ(What::kMemory,
              fmt::format("{}: live bytes by pool\n{}", place(step, i), rows_around(step, i, [](const RecordedEvent& e) {
@@ -302,10 +293,8 @@ class StepComparison {
       row = {step.number, a.after, a.freed, a.bytes, std::string(kPools[a.pool]), to_string(a.category), ""};
       if (a.unit >= 0) row.unit = forecast_.unit_names.at(at(a.unit));
     }
-    std::vector<RecordedAllocation> recorded;
-    for (const RecordedAllocation& a : recording_.allocations) {
-      if (a.step == step.number) recorded.push_back(a);
-    }
+    auto recorded = list_where<RecordedAllocation>(recording_.allocations,
+                                                   [&](const RecordedAllocation& a) { return a.step == step.number; });
     const AllocationComparison found = ::foreshard::compare_allocations(recorded, predicted);
     result_.allocations_identical = result_.allocations_identical.value_or(true) && found.difference.empty();
     result_.free_order_identical = result_.free_order_identical && found.free_order_identical;

@@ -62,13 +62,9 @@ std::string first_difference(const Rows& recorded, const Rows& predicted) {
   const std::size_t common = std::min(recorded.size(), predicted.size());
   std::size_t at = 0;
   while (at < common && same_allocation(recorded[at], predicted[at])) ++at;
-  SideBySide sides;
-  sides.recorded = recorded.size();
-  sides.predicted = predicted.size();
-  sides.recorded_row = [&](std::size_t i) { return describe(recorded[i]); };
-  sides.predicted_row = [&](std::size_t i) { return describe(predicted[i]); };
-  sides.label = [](std::size_t i) { return fmt::format("{}", i + 1); };
-  return fmt::format("allocation {} of the {} there\n{}", at + 1, recorded.size(), around(sides, at));
+  const auto row = [](const RecordedAllocation& allocation) { return describe(allocation); };
+  return fmt::format("allocation {} of the {} there\n{}", at + 1, recorded.size(),
+                     around(recorded, predicted, at, row, [](std::size_t i) { return fmt::format("{}", i + 1); }));
 }
 
 }

@@ -11,7 +11,9 @@
 #include <string_view>
 #include <vector>
 
+#include "reports/conform/conform.h"
 #include "reports/conform/recording.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/host_log.h"
 
 namespace foreshard {
@@ -99,5 +101,20 @@ struct SideBySide {
   std::function<std::string(std::size_t)> recorded_row, predicted_row, label;
 };
 std::string around(const SideBySide& sides, std::size_t at);
+
+// The same of two lists, each row in the words of `row`.
+template <typename Recorded, typename Predicted, typename Row>
+std::string around(const Recorded& recorded, const Predicted& predicted, std::size_t at, Row row,
+                   std::function<std::string(std::size_t)> label) {
+  return around({recorded.size(), predicted.size(), [&](std::size_t i) { return row(recorded[i]); },
+                 [&](std::size_t i) { return row(predicted[i]); }, std::move(label)},
+                at);
+}
+
+// The first difference of each kind.
+inline void add_first(Conformance& result, Difference::What what, std::string text) {
+  if (contains(result.differences, what, &Difference::what)) return;
+  result.differences.push_back({what, std::move(text)});
+}
 
 }

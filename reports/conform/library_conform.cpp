@@ -97,35 +97,28 @@ class LibraryComparison {
   }
 
   void compare_step(std::int64_t step) {
-    std::vector<const LibraryRecordedEvent*> recorded;
-    for (const LibraryRecordedEvent& event : recording_.events) {
-      if (event.step == step) recorded.push_back(&event);
-    }
+    const auto recorded = list_where<LibraryRecordedEvent>(
+        recording_.events, [&](const LibraryRecordedEvent& event) { return event.step == step; });
     const std::vector<LibraryRecordedEvent> forecast = predicted(step);
     const std::size_t common = std::min(recorded.size(), forecast.size());
     result_.rows += std::ssize(recorded);
     const auto differ = [&](What what, std::size_t at, const char* name, auto describe) {
-      SideBySide sides;
-      sides.recorded = recorded.size();
-      sides.predicted = forecast.size();
-      sides.recorded_row = [&](std::size_t i) { return describe(*recorded[i]); };
-      sides.predicted_row = [&](std::size_t i) { return describe(forecast[i]); };
-      sides.label = [&](std::size_t i) {
-        return fmt::format("seq {}", i < recorded.size() ? recorded[i]->seq : forecast[i].seq);
+      const auto label = [&](std::size_t i) {
+        return fmt::format("seq {}", i < recorded.size() ? recorded[i].seq : forecast[i].seq);
       };
-      const std::int64_t seq = at < recorded.size() ? recorded[at]->seq : -1;
+      const std::int64_t seq = at < recorded.size() ? recorded[at].seq : -1;
       add(what, fmt::format("{}, {}, step {}, seq {}: {}\n{}", recording_.events_file, recording_.id, step, seq, name,
-                            around(sides, at)));
+                            around(recorded, forecast, at, describe, label)));
     };
     std::size_t at = 0;
-    while (at < common && same_order(*recorded[at], forecast[at])) ++at;
+    while (at < common && same_order(recorded[at], forecast[at])) ++at;
     if (at < recorded.size() || at < forecast.size()) {
       result_.schedule_identical = false;
       differ(What::kSchedule, at, "the schedule", words_of);
     }
     // Bytes of the rows that are there on both sides, so that a missing row does not hide them.
     std::size_t i = 0;
-    while (i < common && same_bytes(*recorded[i], forecast[i]) && recorded[i]->kind == forecast[i].kind) {
+    while (i < common && same_bytes(recorded[i], forecast[i]) && recorded[i].kind == forecast[i].kind) {
       ++i;
     }
     if (i < recorded.size() || i < forecast.size()) {
@@ -142,13 +135,9 @@ class LibraryComparison {
     while (at < common && recorded[at] == forecast[at]) ++at;
     if (at == recorded.size() && at == forecast.size()) return;
     result_.bytes_identical = false;
-    SideBySide sides;
-    sides.recorded = recorded.size();
-    sides.predicted = forecast.size();
-    sides.recorded_row = [&](std::size_t i) { return bucket_text(recorded[i]); };
-    sides.predicted_row = [&](std::size_t i) { return bucket_text(forecast[i]); };
-    sides.label = [](std::size_t i) { return fmt::format("row {}", i); };
-    add(What::kUnits, fmt::format("{}, {}, row {}\n{}", recording_.buckets_file, recording_.id, at, around(sides, at)));
+    add(What::kUnits, fmt::format("{}, {}, row {}\n{}", recording_.buckets_file, recording_.id, at,
+                                  around(recorded, forecast, at, bucket_text,
+                                         [](std::size_t i) { return fmt::format("row {}", i); })));
   }
 
   void compare_facts() {
@@ -168,10 +157,7 @@ class LibraryComparison {
     add(What::kMemory, fmt::format("{}, {}: facts of the index\n{}", recording_.events_file, recording_.id, text));
   }
 
-  void add(What what, std::string text) {
-    const bool is_new = std::ranges::none_of(result_.differences, [&](const Difference& d) { return d.what == what; });
-    if (is_new) result_.differences.push_back({what, std::move(text)});
-  }
+  void add(What what, std::string text) { add_first(result_, what, std::move(text)); }
 
   const LibraryRecording& recording_;
   const LibraryRun& run_;

@@ -250,8 +250,7 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
     diagnosis.causes[a].probability += odds / 2;
     diagnosis.causes[b].probability += odds / 2;
   }
-  double total = 0;
-  for (const DiagnosedCause& cause : diagnosis.causes) total += cause.probability;
+  double total = sum_of<double>(diagnosis.causes, &DiagnosedCause::probability);
   const double nothing = forecasts.empty() ? 0 : kAsForecast * mean_of(kNothing);
   const double unknown = 3 * std::exp(unknown_log - most);
   total += nothing + unknown;

@@ -55,8 +55,7 @@ std::string words_of(const Kernel& kernel) {
 
 double log_sd(const Calibration& calibration, std::size_t factor) {
   if (!calibration.knowledge) return calibration.spread[factor].log_sd;
-  double variance = 0;
-  for (double m : calibration.knowledge->mixing[factor]) variance += m * m;
+  double variance = sum_of<double>(calibration.knowledge->mixing[factor], [&](double m) { return m * m; });
   return std::sqrt(variance);
 }
 

@@ -133,9 +133,7 @@ Json memory_json(const Forecast& forecast) {
   Json categories = Json::array();
   for (std::size_t c = 0; c < kMemoryCategories; ++c) {
     if (memory.own_peak[c] == Bytes()) continue;
-    std::vector<std::int64_t> values;
-    values.reserve(rows.size());
-    for (std::size_t row : rows) values.push_back(memory.by_category[row][c].count());
+    auto values = list_of<std::int64_t>(rows, [&](std::size_t row) { return memory.by_category[row][c].count(); });
     categories.push_back({{"name", to_string(static_cast<MemoryCategory>(c))},
                           {"peak_bytes", memory.own_peak[c].count()},
                           {"at_peak_bytes", memory.at_peak[c].count()},

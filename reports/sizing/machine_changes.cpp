@@ -27,6 +27,12 @@ void links(Cluster& c, double factor) {
   c = with_links(std::move(c), [&](SwitchLink& link) { link.rate = times(link.rate, factor); });
 }
 
+// A rate of the nodes, times a factor.
+template <auto rate>
+void scale(Cluster& c, double factor) {
+  nodes(c, [&](NodeKind& n) { n.*rate = times(n.*rate, factor); });
+}
+
 bool always(const Cluster&) { return true; }
 bool has_network(const Cluster& c) { return c.nodes() > 1; }
 bool has_rails(const Cluster& c) { return has_network(c) && c.node.nics > 1; }
@@ -38,10 +44,8 @@ bool has_links(const Cluster& c) { return c.layout && !c.layout->links.empty(); 
 
 const std::vector<MachineChange>& machine_changes() {
   static const std::vector<MachineChange> kChanges = {
-      {"node.nic_rate", "x2", has_network,
-       [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nic_rate = times(n.nic_rate, 2); }); }},
-      {"node.nic_rate", "x0.5", has_network,
-       [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nic_rate = times(n.nic_rate, 0.5); }); }},
+      {"node.nic_rate", "x2", has_network, [](Cluster& c) { scale<&NodeKind::nic_rate>(c, 2); }},
+      {"node.nic_rate", "x0.5", has_network, [](Cluster& c) { scale<&NodeKind::nic_rate>(c, 0.5); }},
       {"node.nics", "twice the rails", has_network, [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nics *= 2; }); }},
       {"node.nics", "half the rails", has_rails,
        [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nics = std::max<std::int64_t>(1, n.nics / 2); }); }},
@@ -50,10 +54,8 @@ const std::vector<MachineChange>& machine_changes() {
       {"network.oversubscription", "x4", has_spine, [](Cluster& c) { c.network.oversubscription *= 4; }},
       {"links.rate", "x2", has_links, [](Cluster& c) { links(c, 2); }},
       {"links.rate", "x0.5", has_links, [](Cluster& c) { links(c, 0.5); }},
-      {"node.gpu_link", "x2", always,
-       [](Cluster& c) { nodes(c, [](NodeKind& n) { n.gpu_link = times(n.gpu_link, 2); }); }},
-      {"node.gpu_link", "x0.5", always,
-       [](Cluster& c) { nodes(c, [](NodeKind& n) { n.gpu_link = times(n.gpu_link, 0.5); }); }},
+      {"node.gpu_link", "x2", always, [](Cluster& c) { scale<&NodeKind::gpu_link>(c, 2); }},
+      {"node.gpu_link", "x0.5", always, [](Cluster& c) { scale<&NodeKind::gpu_link>(c, 0.5); }},
       {"gpu.memory", "x2", always, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 2; }},
       {"gpu.memory", "x1.5", always, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 3 / 2; }},
       {"gpu.memory", "x0.75", always, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 3 / 4; }},

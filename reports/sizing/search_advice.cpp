@@ -68,14 +68,18 @@ std::vector<std::string> advice_lines(const SearchResult& result, const std::vec
   return lines;
 }
 
+Json set_json(const std::vector<std::string>& changes) {
+  Json set = Json::object();
+  for (const std::string& change : changes) {
+    const std::size_t equals = change.find('=');
+    set[change.substr(0, equals)] = change.substr(equals + 1);
+  }
+  return set;
+}
+
 Json to_json(const std::vector<Alternative>& alternatives) {
   return json_list(alternatives, [&](const Alternative& a) -> Json {
-    Json set = Json::object();
-    for (const std::string& change : a.changes) {
-      const std::size_t equals = change.find('=');
-      set[change.substr(0, equals)] = change.substr(equals + 1);
-    }
-    return {{"set", std::move(set)},
+    return {{"set", set_json(a.changes)},
             {"plan", to_json(a.candidate.plan)},
             {"seconds", a.candidate.seconds},
             {"peak_allocated_bytes", a.candidate.peak_allocated.count()},

@@ -43,6 +43,8 @@ std::string plan_in_words(const Plan& base, const Plan& plan);
 std::vector<std::string> advice_lines(const SearchResult& result, const std::vector<Alternative>& alternatives,
                                       const Plan& base, const Paint& paint);
 Json to_json(const std::vector<Alternative>& alternatives);
+// {"mesh.tp": "2"} of "mesh.tp=2".
+Json set_json(const std::vector<std::string>& changes);
 
 // What stages of a pipeline would do to the step, where a search looked at several numbers of them:
 // one paragraph; nothing else.

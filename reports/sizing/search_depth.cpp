@@ -74,10 +74,9 @@ std::vector<WhySlower> why_slower(const Forecast& best, const SearchResult& resu
     const Candidate*& known = fastest[key_of(best.plan, n.plan)];
     if (known == nullptr || n.seconds < known->seconds) known = &n;
   }
-  std::vector<WhySlower> list;
-  for (const auto& [key, candidate] : fastest) {
-    list.push_back({*candidate, differences(best, forecast(best.model, candidate->plan, costs))});
-  }
+  auto list = list_of<WhySlower>(fastest, [&](const auto& each) {
+    return WhySlower{*each.second, differences(best, forecast(best.model, each.second->plan, costs))};
+  });
   std::ranges::stable_sort(
       list, [](const WhySlower& a, const WhySlower& b) { return a.candidate.seconds > b.candidate.seconds; });
   return list;
@@ -110,10 +109,8 @@ std::string why_text(const std::vector<WhySlower>& list, const Plan& best, Color
   const Paint paint(color);
   Lines lines = {"", paint.bold("where the time goes instead: the next best of each key")};
   for (const WhySlower& why : list) {
-    std::vector<std::string> reasons;
-    for (const auto& [what, seconds] : why.because) {
-      reasons.push_back(fmt::format("{} {}", what, signed_seconds(seconds)));
-    }
+    auto reasons = list_of<std::string>(
+        why.because, [&](const auto& each) { return fmt::format("{} {}", each.first, signed_seconds(each.second)); });
     lines.push_back(fmt::format("  {}: {}", changes_text(best, why.candidate.plan),
                                 reasons.empty() ? "the same" : fmt::format("{}", fmt::join(reasons, ", "))));
   }

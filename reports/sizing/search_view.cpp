@@ -205,19 +205,18 @@ Lines neighbour_lines(const SearchResult& result, double confidence, const Paint
 }
 
 Json candidate_json(const Candidate& c) {
-  static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible", "pruned"};
   return {{"plan", to_json(c.plan)},
           {"seconds", c.seconds},
           {"tokens_per_s_per_gpu", c.tokens_per_s_per_gpu},
           {"peak_allocated_bytes", c.peak_allocated.count()},
-          {"verdict", kVerdicts[at(c.verdict)]}};
+          {"verdict", to_string(c.verdict)}};
+}
+
 }
 
 Json prefetch_json(const Prefetch& prefetch) {
   const Json forward = prefetch.forward == Prefetch::kImplicit ? Json("implicit") : Json(prefetch.forward);
   return {{"forward", forward}, {"backward", prefetch.backward}};
-}
-
 }
 
 std::string search_text(const SearchStory& story, const Forecast* best, const Report* best_report, Color color) {

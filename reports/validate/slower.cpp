@@ -154,8 +154,7 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
   lines.emplace_back();
   lines.push_back(paint.bold("what differs most (measured - forecast)"));
   // Ends of the list: what costs most, and what the run saves.
-  std::vector<const SlowPart*> shown;
-  for (const SlowPart& part : step.parts) shown.push_back(&part);
+  auto shown = list_of<const SlowPart*>(step.parts, [&](const SlowPart& part) { return &part; });
   std::ranges::stable_sort(shown, [](const SlowPart* a, const SlowPart* b) {
     const auto size = [](const SlowPart* part) { return std::max(part->difference(), Time() - part->difference()); };
     return size(a) > size(b);

@@ -51,11 +51,7 @@ std::vector<KindComparison> compare_kinds(const EventGraph& graph, const std::ve
     kind.waiting.predicted += predicted[i].queue + predicted[i].peers;
     kind.waiting.measured += measured[i].queue + measured[i].peers;
   }
-  std::vector<KindComparison> present;
-  for (const KindComparison& kind : kinds) {
-    if (kind.count > 0) present.push_back(kind);
-  }
-  return present;
+  return list_where<KindComparison>(kinds, [&](const KindComparison& kind) { return kind.count > 0; });
 }
 
 std::vector<EventComparison> worst_events(const Forecast& forecast, const std::vector<EventParts>& predicted,

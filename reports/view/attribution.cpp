@@ -15,11 +15,6 @@ bool is_backward(EventKind kind) {
   return kind == EventKind::kLoss || kind == EventKind::kRecompute || kind == EventKind::kBackward;
 }
 
-bool is_optimizer(EventKind kind) {
-  return kind == EventKind::kGradNorm || kind == EventKind::kGradScale || kind == EventKind::kOptimizer ||
-         kind == EventKind::kHostOptimizer;
-}
-
 // One gap being cut into pieces.
 class Cutter {
  public:
@@ -135,7 +130,7 @@ std::vector<Phase> phases_of(const EventGraph& graph) {
     if (graph.details[i].microbatch != microbatch) phase = Phase::kForward;
     microbatch = graph.details[i].microbatch;
     if (is_backward(kind)) phase = Phase::kBackward;
-    if (is_optimizer(kind)) phase = Phase::kOptimizer;
+    if (is_of_optimizer(kind)) phase = Phase::kOptimizer;
     phases.push_back(phase);
   }
   return phases;

@@ -160,10 +160,9 @@ std::string painted_bar(const std::string& name, double fraction, const Paint& p
 }
 
 Lines time_lines(const Forecast& forecast, const Paint& paint) {
-  std::vector<NamedAmount> bars;
-  for (const WaterfallBar& b : waterfall(forecast.graph, forecast.timeline)) {
-    bars.push_back({b.what, b.time.seconds()});
-  }
+  auto bars = list_of<NamedAmount>(waterfall(forecast.graph, forecast.timeline), [&](const WaterfallBar& b) {
+    return NamedAmount{b.what, b.time.seconds()};
+  });
   bars = largest(bars, kMostBars);
   double longest = 0;
   for (const NamedAmount& b : bars) longest = std::max(longest, b.amount);
@@ -201,10 +200,9 @@ Lines run_lines(const RunFigures& run, const Paint& paint) {
 
 Lines memory_lines(const Report& report, const Paint& paint) {
   if (report.run) return measured_memory_lines(report, paint);
-  std::vector<NamedAmount> categories;
-  for (const auto& [name, bytes] : report.at_peak) {
-    categories.push_back({name, as_double(bytes.count())});
-  }
+  auto categories = list_of<NamedAmount>(report.at_peak, [&](const auto& each) {
+    return NamedAmount{each.first, as_double(each.second.count())};
+  });
   categories = largest(categories, kMostCategories);
   const Fit& fit = report.fit;
   const auto capacity = as_double(fit.capacity.count());
@@ -225,10 +223,8 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   const Quantity total = total_memory(report);
   lines.push_back(fmt::format("  90 % between {} and {} in all", bytes_text(total.low), bytes_text(total.high)));
   if (!report.outside.empty()) {
-    std::vector<std::string> items;
-    for (const OutsideItem& item : report.outside) {
-      items.push_back(format_bytes(item.bytes) + " " + item.name);
-    }
+    auto items = list_of<std::string>(
+        report.outside, [&](const OutsideItem& item) { return format_bytes(item.bytes) + " " + item.name; });
     lines.push_back("  outside: " + fmt::format("{}", fmt::join(items, ", ")));
   }
   if (report.host_peak >= Bytes(1 << 20)) {  // less than that is step counters

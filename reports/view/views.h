@@ -72,6 +72,7 @@ struct SearchStory {
 // Best plan with its odds, what is riskier, heatmap shard group x prefetch, Pareto, why it won in
 // numbers. `best`: its forecast and report; null where nothing holds.
 std::string search_text(const SearchStory& story, const Forecast* best, const Report* best_report, Color color);
+Json prefetch_json(const Prefetch& prefetch);
 Json search_json(const SearchStory& story, const std::vector<Report>& pareto_reports, const Report* best_report);
 
 // What each communicator of a step costs: an axis of the mesh, or several that share one.

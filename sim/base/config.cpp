@@ -239,11 +239,7 @@ ConfigNode ConfigNode::at(std::string_view key, std::string_view expected) const
               near.empty() ? "" : fmt::format("{} where {} stands", quote(key), quote(near)));
 }
 
-std::vector<std::string> ConfigNode::keys() const {
-  std::vector<std::string> result;
-  for (const ConfigItem& item : items()) result.push_back(item.key);
-  return result;
-}
+std::vector<std::string> ConfigNode::keys() const { return list_of<std::string>(items(), &ConfigItem::key); }
 
 void ConfigNode::allow_only(std::span<const std::string_view> allowed) const {
   for (const ConfigItem& item : items()) {

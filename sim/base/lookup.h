@@ -1,4 +1,4 @@
-// Tables in place of switches; contains and append, which C++23 has and C++20 lacks.
+// Tables in place of switches; what C++23's ranges make of lists, which C++20's lack.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <ranges>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace foreshard {
 
@@ -33,6 +34,13 @@ typename Map::mapped_type value_of(const Map& map, const auto& key, typename Map
   return found == map.end() ? otherwise : found->second;
 }
 
+// The value beside the key, made when it is first asked for.
+template <typename Map, typename Make>
+typename Map::mapped_type& remembered(Map& map, const typename Map::key_type& key, Make make) {
+  const auto found = map.find(key);
+  return found != map.end() ? found->second : map.emplace(key, make()).first->second;
+}
+
 template <typename Range, typename Value, typename Projection = std::identity>
 requires(!std::convertible_to<const Range&, std::string_view>) constexpr bool contains(const Range& range,
                                                                                        const Value& value,
@@ -49,6 +57,27 @@ requires(!std::convertible_to<List&, std::string_view>) constexpr void append(Li
 template <typename List>
 void append(List& list, std::initializer_list<typename List::value_type> more) {
   for (const auto& each : more) list.push_back(each);  // (of a Json, insert takes them as one)
+}
+
+template <typename Value, typename Range, typename Of>
+std::vector<Value> list_of(Range&& range, Of of) {
+  std::vector<Value> list;
+  for (auto&& each : range) list.emplace_back(std::invoke(of, each));
+  return list;
+}
+template <typename Value, typename Range, typename Is>
+std::vector<Value> list_where(Range&& range, Is is) {
+  std::vector<Value> list;
+  for (auto&& each : range) {
+    if (std::invoke(is, each)) list.push_back(each);
+  }
+  return list;
+}
+template <typename Value, typename Range, typename Of>
+Value sum_of(Range&& range, Of of) {
+  Value sum{};
+  for (auto&& each : range) sum += std::invoke(of, each);
+  return sum;
 }
 
 }

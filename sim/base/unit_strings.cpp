@@ -127,8 +127,7 @@ std::string_view right_word(std::string_view word) {
   }
   if (hint.empty()) hint = right_word(word);
   if (hint.empty()) {
-    std::vector<std::string> words;
-    for (const NamedUnit& unit : dimension.units) words.emplace_back(unit.word);
+    auto words = list_of<std::string>(dimension.units, &NamedUnit::word);
     hint = nearest_spelling(word, words);
   }
   const std::string reason =

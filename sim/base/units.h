@@ -15,7 +15,34 @@
 
 namespace foreshard {
 
-struct Time {
+// Sums of a quantity, and its products with numbers.
+template <typename Self, typename Number>
+class Amount {
+ public:
+  constexpr Amount() = default;
+  constexpr Self& operator+=(Self other) {
+    amount_ += other.amount_;
+    return static_cast<Self&>(*this);
+  }
+  constexpr Self& operator-=(Self other) {
+    amount_ -= other.amount_;
+    return static_cast<Self&>(*this);
+  }
+  friend constexpr Self operator+(Self a, Self b) { return a += b; }
+  friend constexpr Self operator-(Self a, Self b) { return a -= b; }
+  friend constexpr Self operator*(Self a, Number n) {
+    a.amount_ *= n;
+    return a;
+  }
+  friend constexpr Self operator*(Number n, Self a) { return a * n; }
+  friend constexpr auto operator<=>(const Amount&, const Amount&) = default;
+
+ protected:
+  explicit constexpr Amount(Number amount) : amount_(amount) {}
+  Number amount_ = 0;
+};
+
+struct Time : Amount<Time, std::int64_t> {
  public:
   constexpr Time() = default;
   static constexpr Time ns(std::int64_t value) { return Time(value); }
@@ -33,95 +60,40 @@ struct Time {
     return Time(truncated + (rest >= 0.5 ? 1 : 0) - (rest <= -0.5 ? 1 : 0));
   }
 
-  constexpr std::int64_t nanoseconds() const { return nanoseconds_; }
-  constexpr double seconds() const { return as_double(nanoseconds_) * 1e-9; }
-
-  constexpr Time& operator+=(Time other) {
-    nanoseconds_ += other.nanoseconds_;
-    return *this;
-  }
-  constexpr Time& operator-=(Time other) {
-    nanoseconds_ -= other.nanoseconds_;
-    return *this;
-  }
-  friend constexpr Time operator+(Time a, Time b) { return Time(a.nanoseconds_ + b.nanoseconds_); }
-  friend constexpr Time operator-(Time a, Time b) { return Time(a.nanoseconds_ - b.nanoseconds_); }
-  friend constexpr Time operator*(Time a, std::int64_t n) { return Time(a.nanoseconds_ * n); }
-  friend constexpr Time operator*(std::int64_t n, Time a) { return a * n; }
-  friend constexpr auto operator<=>(Time, Time) = default;
+  constexpr std::int64_t nanoseconds() const { return amount_; }
+  constexpr double seconds() const { return as_double(amount_) * 1e-9; }
 
  private:
   static constexpr double kLimit = 9223372036854775808.0;  // 2^63
-  explicit constexpr Time(std::int64_t nanoseconds) : nanoseconds_(nanoseconds) {}
-  std::int64_t nanoseconds_ = 0;
+  using Amount::Amount;
 };
 
-struct Bytes {
- public:
+struct Bytes : Amount<Bytes, std::int64_t> {
   constexpr Bytes() = default;
-  explicit constexpr Bytes(std::int64_t count) : count_(count) {}
-  constexpr std::int64_t count() const { return count_; }
-
-  constexpr Bytes& operator+=(Bytes other) {
-    count_ += other.count_;
-    return *this;
-  }
-  constexpr Bytes& operator-=(Bytes other) {
-    count_ -= other.count_;
-    return *this;
-  }
-  friend constexpr Bytes operator+(Bytes a, Bytes b) { return Bytes(a.count_ + b.count_); }
-  friend constexpr Bytes operator-(Bytes a, Bytes b) { return Bytes(a.count_ - b.count_); }
-  friend constexpr Bytes operator*(Bytes a, std::int64_t n) { return Bytes(a.count_ * n); }
-  friend constexpr Bytes operator*(std::int64_t n, Bytes a) { return a * n; }
-  friend constexpr Bytes operator/(Bytes a, std::int64_t n) { return Bytes(a.count_ / n); }
-  friend constexpr auto operator<=>(Bytes, Bytes) = default;
-
- private:
-  std::int64_t count_ = 0;
+  explicit constexpr Bytes(std::int64_t count) : Amount(count) {}
+  constexpr std::int64_t count() const { return amount_; }
+  friend constexpr Bytes operator/(Bytes a, std::int64_t n) { return Bytes(a.amount_ / n); }
 };
 
 // A double, since one step of a large model exceeds 2^63; exact below 2^53.
-struct Flops {
- public:
+struct Flops : Amount<Flops, double> {
   constexpr Flops() = default;
-  explicit constexpr Flops(double count) : count_(count) {}
-  constexpr double count() const { return count_; }
-
-  constexpr Flops& operator+=(Flops other) {
-    count_ += other.count_;
-    return *this;
-  }
-  friend constexpr Flops operator+(Flops a, Flops b) { return Flops(a.count_ + b.count_); }
-  friend constexpr Flops operator*(Flops a, double factor) { return Flops(a.count_ * factor); }
-  friend constexpr Flops operator*(double factor, Flops a) { return a * factor; }
-  friend constexpr auto operator<=>(Flops, Flops) = default;
-
- private:
-  double count_ = 0;
+  explicit constexpr Flops(double count) : Amount(count) {}
+  constexpr double count() const { return amount_; }
 };
 
-struct BytesPerSecond {
- public:
-  constexpr BytesPerSecond() = default;
-  explicit constexpr BytesPerSecond(double value) : value_(value) {}
+template <typename Of>
+struct PerSecond {
+  constexpr PerSecond() = default;
+  explicit constexpr PerSecond(double value) : value_(value) {}
   constexpr double value() const { return value_; }
-  friend constexpr auto operator<=>(BytesPerSecond, BytesPerSecond) = default;
+  friend constexpr auto operator<=>(PerSecond, PerSecond) = default;
 
  private:
   double value_ = 0;
 };
-
-struct FlopsPerSecond {
- public:
-  constexpr FlopsPerSecond() = default;
-  explicit constexpr FlopsPerSecond(double value) : value_(value) {}
-  constexpr double value() const { return value_; }
-  friend constexpr auto operator<=>(FlopsPerSecond, FlopsPerSecond) = default;
-
- private:
-  double value_ = 0;
-};
+using BytesPerSecond = PerSecond<Bytes>;
+using FlopsPerSecond = PerSecond<Flops>;
 
 // Seconds, as a double, that moving `bytes` or computing `flops` takes at a rate above zero.
 constexpr double seconds_of(Bytes bytes, BytesPerSecond rate) { return as_double(bytes.count()) / rate.value(); }

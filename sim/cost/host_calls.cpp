@@ -50,11 +50,6 @@ bool is_layer(EventKind kind) {
   return kind == EventKind::kForward || kind == EventKind::kRecompute || kind == EventKind::kBackward;
 }
 
-bool is_of_optimizer(EventKind kind) {
-  return kind == EventKind::kGradNorm || kind == EventKind::kGradScale || kind == EventKind::kOptimizer ||
-         kind == EventKind::kHostOptimizer;
-}
-
 // An operation for each parameter, not one for all.
 bool loops(const Work& work) {
   return work.kind == EventKind::kOptimizer && work.launches > work.kernels_end - work.kernels_begin;

@@ -65,6 +65,10 @@ constexpr const char* to_string(EventKind kind) {
                  "gradient_copy_in", "gradient_copy_out", "quantize", "dequantize", "storage_read", "storage_write",
                  "host_optimizer", "all_to_all", "send_recv");
 }
+constexpr bool is_of_optimizer(EventKind kind) {
+  using enum EventKind;
+  return kind == kGradNorm || kind == kGradScale || kind == kOptimizer || kind == kHostOptimizer;
+}
 constexpr bool is_collective(EventKind kind) {
   return kind == EventKind::kAllGather || kind == EventKind::kReduceScatter || kind == EventKind::kAllReduce ||
          kind == EventKind::kBroadcast || kind == EventKind::kReduce || kind == EventKind::kAllToAll ||

@@ -113,8 +113,6 @@ class Native final : public StepBuilder {
   std::int32_t count() const { return static_cast<std::int32_t>(states_.size()); }
   State& state(std::int32_t unit) { return states_[at(unit)]; }
   bool keeps_gradients() const { return plan_.accumulation == AccumulationMode::kKeepUnsharded; }
-  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
-  std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
   // Of an element of a reduce-scatter's sum: CPU ranks add in fp32 and leave it so, a library's sum
   // is of the dtype on the wire.
   std::int64_t sum_size() const { return plan_.host == HostKind::kComputes ? size_of(DType::kFp32) : reduce_size(); }
@@ -674,8 +672,7 @@ class Native final : public StepBuilder {
 
   UnitWork step_work(EventKind kind) const override {
     UnitWork work;
-    std::int64_t elements = 0;
-    for (const State& s : states_) elements += s.shard;
+    std::int64_t elements = sum_of<std::int64_t>(states_, &State::shard);
     const bool shadow = plan_.param_dtype != plan_.master_dtype;
     switch (kind) {
       case EventKind::kGradNorm:

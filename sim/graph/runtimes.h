@@ -7,25 +7,16 @@
 
 namespace foreshard {
 
-EventGraph build_fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled);
-EventGraph build_fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled);
-EventGraph build_ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled);
-EventGraph build_zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled);
-EventGraph build_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled);
-EventGraph build_megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled);
-EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled);
+using BuildStep = EventGraph(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                             EventGraph recycled);
+BuildStep build_fsdp2, build_fsdp1, build_ddp, build_zero12, build_zero3, build_megatron, build_native;
 
 // Of a plan of one micro-batch that evaluates: the pass behind it, alone.
 EventGraph build_native_evaluation(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs);
 
 // The same with the host's log, steps 1 to watch.steps.
-LibraryRun record_fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                        const LibraryWatch& watch);
-LibraryRun record_ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                      const LibraryWatch& watch);
-LibraryRun record_zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                         const LibraryWatch& watch);
-LibraryRun record_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                        const LibraryWatch& watch);
+using RecordSteps = LibraryRun(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                               const LibraryWatch& watch);
+RecordSteps record_fsdp1, record_ddp, record_zero12, record_zero3;
 
 }

@@ -286,6 +286,9 @@ class StepBuilder {
   virtual ~StepBuilder() = default;
 
  protected:
+  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
+  std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
+  std::int64_t master_size() const { return size_of(plan_.master_dtype); }
   // Numbers of the communicators that every step has.
   static constexpr std::uint8_t kShard = 0;
   static constexpr std::uint8_t kReplicate = 1;

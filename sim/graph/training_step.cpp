@@ -1,6 +1,8 @@
 // Which builder lowers a plan.
 #include "sim/graph/training_step.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "sim/base/error.h"
@@ -10,26 +12,30 @@ namespace foreshard {
 
 namespace {
 
+struct Builder {
+  RuntimeKind runtime;
+  BuildStep* build;
+  RecordSteps* record = nullptr;  // null: it keeps another log
+};
+constexpr Builder kBuilders[] = {
+    {RuntimeKind::kFsdp2, build_fsdp2},
+    {RuntimeKind::kNative, build_native},
+    {RuntimeKind::kFsdp1, build_fsdp1, record_fsdp1},
+    {RuntimeKind::kDdp, build_ddp, record_ddp},
+    {RuntimeKind::kMegatron, build_megatron},
+    {RuntimeKind::kZero1, build_zero12, record_zero12},
+    {RuntimeKind::kZero2, build_zero12, record_zero12},
+    {RuntimeKind::kZero3, build_zero3, record_zero3},
+};
+
+const Builder& builder_of(const Plan& plan) {
+  const auto* found = std::ranges::find(kBuilders, plan.runtime.kind, &Builder::runtime);
+  FORESHARD_CHECK(found != std::end(kBuilders), "unknown runtime");
+  return *found;
+}
+
 EventGraph build_rank(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled) {
-  switch (plan.runtime.kind) {
-    case RuntimeKind::kFsdp2:
-      return build_fsdp2(model, plan, programs, std::move(recycled));
-    case RuntimeKind::kNative:
-      return build_native(model, plan, programs, std::move(recycled));
-    case RuntimeKind::kFsdp1:
-      return build_fsdp1(model, plan, programs, std::move(recycled));
-    case RuntimeKind::kDdp:
-      return build_ddp(model, plan, programs, std::move(recycled));
-    case RuntimeKind::kMegatron:
-      return build_megatron(model, plan, programs, std::move(recycled));
-    case RuntimeKind::kZero1:
-    case RuntimeKind::kZero2:
-      return build_zero12(model, plan, programs, std::move(recycled));
-    case RuntimeKind::kZero3:
-      return build_zero3(model, plan, programs, std::move(recycled));
-  }
-  FORESHARD_CHECK(false, "unknown runtime");
-  return {};
+  return builder_of(plan).build(model, plan, programs, std::move(recycled));
 }
 
 }
@@ -65,23 +71,9 @@ Plan at_pipeline_rank(Plan plan, std::int64_t pipeline_rank) {
 
 LibraryRun record_library_run(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                               const LibraryWatch& watch) {
-  switch (plan.runtime.kind) {
-    case RuntimeKind::kFsdp1:
-      return record_fsdp1(model, plan, programs, watch);
-    case RuntimeKind::kDdp:
-      return record_ddp(model, plan, programs, watch);
-    case RuntimeKind::kZero1:
-    case RuntimeKind::kZero2:
-      return record_zero12(model, plan, programs, watch);
-    case RuntimeKind::kZero3:
-      return record_zero3(model, plan, programs, watch);
-    case RuntimeKind::kFsdp2:
-    case RuntimeKind::kNative:
-    case RuntimeKind::kMegatron:
-      break;
-  }
-  FORESHARD_CHECK(false, "the runtime keeps another log");
-  return {};
+  const Builder& builder = builder_of(plan);
+  FORESHARD_CHECK(builder.record != nullptr, "the runtime keeps another log");
+  return builder.record(model, plan, programs, watch);
 }
 
 EventGraph build_training_step(const ModelSpec& model, const Plan& plan) {

@@ -172,8 +172,7 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
 }
 
 std::int32_t StepBuilder::add_part_list(std::vector<Bytes> sizes) {
-  Bytes sum;
-  for (Bytes size : sizes) sum += size;
+  Bytes sum = sum_of<Bytes>(sizes, std::identity());
   graph_.parts.push_back(std::move(sizes));
   part_sums_.push_back(sum);
   return static_cast<std::int32_t>(graph_.parts.size()) - 1;

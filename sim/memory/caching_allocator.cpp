@@ -86,21 +86,13 @@ CachingAllocator::BlockId CachingAllocator::use_block(BlockId id, std::int64_t s
   const bool already_split = is_split(at(id));
   const bool expandable = at(id).expandable;
   if (should_split(at(id), size)) {
-    const BlockId rest = new_block(at(id));
-    Block& front = at(id);
-    Block& back = at(rest);
-    back.address += size;
-    back.size -= size;
-    back.prev = id;
-    if (back.next != kNoBlock) at(back.next).prev = rest;
-    front.next = rest;
-    front.size = size;
+    const BlockId rest = cut(id, size);
     insert_free(rest);
     if (!expandable) {
       if (already_split) {
         count(&PoolStats::inactive_split_bytes, bin, -size);
       } else {
-        count(&PoolStats::inactive_split_bytes, bin, back.size);
+        count(&PoolStats::inactive_split_bytes, bin, at(rest).size);
         count(&PoolStats::inactive_split, bin, 1);
       }
     }
@@ -213,6 +205,20 @@ CachingAllocator::BlockId CachingAllocator::new_block(const Block& like) {
   unused_.pop_back();
   at(id) = like;
   return id;
+}
+
+// The block keeps its first `size` bytes; returns a block of the others, which is in no list.
+CachingAllocator::BlockId CachingAllocator::cut(BlockId id, std::int64_t size) {
+  const BlockId rest = new_block(at(id));
+  Block& front = at(id);
+  Block& back = at(rest);
+  back.address += size;
+  back.size -= size;
+  back.prev = id;
+  if (back.next != kNoBlock) at(back.next).prev = rest;
+  front.next = rest;
+  front.size = size;
+  return rest;
 }
 
 void CachingAllocator::insert_free(BlockId id) {

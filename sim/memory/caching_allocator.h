@@ -207,6 +207,7 @@ class CachingAllocator {
   bool should_split(const Block& block, std::int64_t size) const;
   void free_block(BlockId id);
   std::int64_t merge(BlockId& into, BlockId other);
+  BlockId cut(BlockId id, std::int64_t size);
   void finish_next_event(int stream);
 
   // device_segments.cpp: segments, pages, the driver

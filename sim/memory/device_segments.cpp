@@ -217,17 +217,7 @@ CachingAllocator::BlockId CachingAllocator::map_pages(BlockId id, std::int64_t s
   if (stats_.all.reserved_bytes.current + mapped > memory_.available.count()) return kNoBlock;
   erase_unmapped(id);
   const std::int64_t address = at(id).address;
-  if (mapped < at(id).size) {
-    const BlockId rest = new_block(at(id));
-    Block& back = at(rest);
-    back.address += mapped;
-    back.size -= mapped;
-    back.prev = id;
-    if (back.next != kNoBlock) at(back.next).prev = rest;
-    at(id).next = rest;
-    at(id).size = mapped;
-    insert_unmapped(rest);
-  }
+  if (mapped < at(id).size) insert_unmapped(cut(id, mapped));
   at(id).mapped = true;
   merge(id, at(id).prev);
   merge(id, at(id).next);
@@ -248,25 +238,12 @@ CachingAllocator::BlockId CachingAllocator::unmap_pages(BlockId id) {
   const std::int64_t to = (at(id).address + at(id).size - base) / page * page + base;
   if (from >= to) return kNoBlock;
   erase_free(id);
-  // Cuts the block at `address`; the front keeps the id. Returns the back part.
-  const auto cut = [&](BlockId block, std::int64_t address) {
-    const BlockId rest = new_block(at(block));
-    Block& front = at(block);
-    Block& back = at(rest);
-    front.size = address - front.address;
-    back.address = address;
-    back.size -= front.size;
-    back.prev = block;
-    if (back.next != kNoBlock) at(back.next).prev = rest;
-    front.next = rest;
-    return rest;
-  };
   if (from > at(id).address) {
     const BlockId before = id;
-    id = cut(id, from);
+    id = cut(id, from - at(id).address);
     insert_free(before);
   }
-  if (to < at(id).address + at(id).size) insert_free(cut(id, to));
+  if (to < at(id).address + at(id).size) insert_free(cut(id, to - from));
   at(id).mapped = false;
   merge(id, at(id).prev);
   merge(id, at(id).next);

@@ -267,11 +267,7 @@ OutsideItems memory_outside(const EventGraph& graph, const Cluster& cluster, con
   return items;
 }
 
-Bytes total(const OutsideItems& items) {
-  Bytes sum;
-  for (const OutsideItem& item : items) sum += item.bytes;
-  return sum;
-}
+Bytes total(const OutsideItems& items) { return sum_of<Bytes>(items, &OutsideItem::bytes); }
 
 LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster, const Runtime& runtime) {
   if (cluster.host_computes) return {};

@@ -219,10 +219,8 @@ class OpeningsOf {
       const Unit& unit = graph_.units[at(buffer_of(t).unit)];
       if (unit.shard_numel == 0) continue;
       const std::int64_t element = log_.bytes[at(t)] / unit.shard_numel;
-      std::vector<std::int32_t> whole;
-      for (const std::int64_t numel : numels(buffer_of(t).unit, unit.numel)) {
-        whole.push_back(take(numel * element));
-      }
+      auto whole = list_of<std::int32_t>(numels(buffer_of(t).unit, unit.numel),
+                                         [&](const std::int64_t numel) { return take(numel * element); });
       const std::int32_t flat = take(unit.padded_numel() * element);
       found.push_back({Opening::Kind::kTensor, t});
       give_back(flat);

@@ -143,10 +143,7 @@ class BestFirst {
       const std::size_t first = classes.members[family.classes[set.front()]];
       if (is_fused(i) && !is_fused(first)) std::swap(set.front(), set.back());
     }
-    std::vector<std::vector<std::size_t>> alike;
-    alike.reserve(sets.size());
-    for (auto& [key, set] : sets) alike.push_back(std::move(set));
-    return alike;
+    return list_of<std::vector<std::size_t>>(sets, [&](auto& each) { return std::move(each.second); });
   }
 
   // Adds the places of a family to those that wait; what cannot fit is rejected at once.

@@ -11,24 +11,6 @@
 namespace foreshard {
 namespace {
 
-// DDP's buckets are 25 MiB; Megatron-Core and NVIDIA's recipes go up to the hundreds. Elements of
-// DeepSpeed's buckets: its own defaults, and a tenth and ten times as many for the prefetch of
-// ZeRO-3 (0.9 x hidden^2 is what Hugging Face's "auto" makes of it, which lies between).
-const double kLargeBucketMb = 100;
-const std::vector<std::int64_t> kBucketSizes = {500'000'000, 200'000'000};
-const std::vector<std::int64_t> kPrefetchSizes = {50'000'000, 500'000'000};
-
-template <typename T, typename Set>
-KnobAxis axis_of(std::string key, T own, std::vector<T> values, Set set) {
-  std::erase(values, own);
-  values.insert(values.begin(), own);
-  KnobAxis axis{std::move(key), {}, {}};
-  for (const T value : values) {
-    axis.values.push_back([set, value](Plan& plan) { set(plan, value); });
-  }
-  return axis;
-}
-
 // Whether the key says anything under the runtime.
 bool is_read(std::string_view key, RuntimeKind kind) {
   if (key == "zero.stage3_prefetch_bucket_size") return kind == RuntimeKind::kZero3;
@@ -66,77 +48,65 @@ std::vector<std::string> knob_keys() {
 std::vector<std::string> requested_knob_keys() { return {"dtype.reduce", "accumulation.mode", "placement"}; }
 
 std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
-  const auto accumulates = [](const Plan& p) { return p.batch.accumulation > 1; };
-  if (key == "mesh.inner") {
-    KnobAxis axis = axis_of(std::string(key), base.mesh.inner, {MeshInner::kShard, MeshInner::kReplicate},
-                            [](Plan& p, MeshInner v) { p.mesh.inner = v; });
-    axis.matters = [](const Plan& p) { return p.mesh.shard > 1 && p.mesh.replicate > 1; };
-    return axis;
+  using Implementation = Optimizer::Implementation;
+  KnobAxis axis{std::string(key), {}, {}};
+  const auto vary = [&](std::string_view name, auto of, auto... others) {
+    if (key != name) return;
+    const auto own = of(base);
+    std::vector<std::remove_const_t<decltype(own)>> values = {own};
+    for (const decltype(own) other : {decltype(own)(others)...}) {
+      if (other != own) values.push_back(other);
+    }
+    for (const auto value : values) axis.values.push_back([of, value](Plan& plan) { of(plan) = value; });
+  };
+  vary(
+      "mesh.inner", [](auto& p) -> auto& { return p.mesh.inner; }, MeshInner::kShard, MeshInner::kReplicate);
+  vary(
+      "placement", [](auto& p) -> auto& { return p.placement; }, RankPlacement::kListed, RankPlacement::kByLeaf,
+      RankPlacement::kByPod, RankPlacement::kByRail);
+  vary(
+      "units.layers_per_unit", [](auto& p) -> auto& { return p.units.layers_per_unit; }, 1, 2, 4);
+  vary(
+      "units.shard_dim", [](auto& p) -> auto& { return p.units.shard_dim; }, 0, Units::kExpertsDim);
+  // DDP's buckets are 25 MiB; Megatron-Core and NVIDIA's recipes go up to the hundreds. Elements of
+  // DeepSpeed's buckets: its own defaults, and a tenth and ten times as many for the prefetch of
+  // ZeRO-3 (0.9 x hidden^2 is what Hugging Face's "auto" makes of it, which lies between).
+  vary(
+      "ddp.bucket_cap_mb", [](auto& p) -> auto& { return p.ddp.bucket_cap_mb; }, std::nullopt, 100.0);
+  vary(
+      "zero.reduce_bucket_size", [](auto& p) -> auto& { return p.zero.reduce_bucket_size; }, 500'000'000, 200'000'000);
+  vary(
+      "zero.allgather_bucket_size", [](auto& p) -> auto& { return p.zero.allgather_bucket_size; }, 500'000'000,
+      200'000'000);
+  vary(
+      "zero.stage3_prefetch_bucket_size", [](auto& p) -> auto& { return p.zero.stage3_prefetch_bucket_size; },
+      50'000'000, 500'000'000);
+  vary(
+      "buffers.reduce_scatter", [](auto& p) -> auto& { return p.reduce_scatter_buffers; }, 1, 2);
+  vary(
+      "communicators", [](auto& p) -> auto& { return p.communicators; }, Communicators::kShared,
+      Communicators::kSeparate);
+  vary(
+      "optimizer.implementation", [](auto& p) -> auto& { return p.optimizer.implementation; }, Implementation::kForeach,
+      Implementation::kFused);
+  vary(
+      "offload", [](auto& p) -> auto& { return p.offload; }, Offload::kNone, Offload::kCpu);
+  vary(
+      "accumulation.all_reduce", [](auto& p) -> auto& { return p.accumulation_details.all_reduce; }, When::kEach,
+      When::kLast);
+  vary(
+      "dtype.reduce", [](auto& p) -> auto& { return p.reduce_dtype; }, DType::kFp32, DType::kBf16);
+  vary(
+      "accumulation.mode", [](auto& p) -> auto& { return p.accumulation; }, AccumulationMode::kReduceEach,
+      AccumulationMode::kKeepUnsharded);
+  if (axis.values.empty()) return std::nullopt;
+  const bool of_replicas = key == "mesh.inner" || key == "accumulation.all_reduce";
+  if (of_replicas || key == "accumulation.mode") {
+    axis.matters = [of_replicas, of_mesh = key == "mesh.inner"](const Plan& p) {
+      return (of_mesh ? p.mesh.shard > 1 : p.batch.accumulation > 1) && (!of_replicas || p.mesh.replicate > 1);
+    };
   }
-  if (key == "placement") {
-    return axis_of(std::string(key), base.placement,
-                   {RankPlacement::kListed, RankPlacement::kByLeaf, RankPlacement::kByPod, RankPlacement::kByRail},
-                   [](Plan& p, RankPlacement v) { p.placement = v; });
-  }
-  if (key == "units.layers_per_unit") {
-    return axis_of<std::int64_t>(std::string(key), base.units.layers_per_unit, {1, 2, 4},
-                                 [](Plan& p, std::int64_t v) { p.units.layers_per_unit = v; });
-  }
-  if (key == "units.shard_dim") {
-    return axis_of<std::int64_t>(std::string(key), base.units.shard_dim, {0, Units::kExpertsDim},
-                                 [](Plan& p, std::int64_t v) { p.units.shard_dim = v; });
-  }
-  if (key == "ddp.bucket_cap_mb") {
-    return axis_of<std::optional<double>>(std::string(key), base.ddp.bucket_cap_mb, {std::nullopt, kLargeBucketMb},
-                                          [](Plan& p, auto v) { p.ddp.bucket_cap_mb = v; });
-  }
-  if (key == "zero.reduce_bucket_size") {
-    return axis_of(std::string(key), base.zero.reduce_bucket_size, kBucketSizes,
-                   [](Plan& p, std::int64_t v) { p.zero.reduce_bucket_size = v; });
-  }
-  if (key == "zero.allgather_bucket_size") {
-    return axis_of(std::string(key), base.zero.allgather_bucket_size, kBucketSizes,
-                   [](Plan& p, std::int64_t v) { p.zero.allgather_bucket_size = v; });
-  }
-  if (key == "zero.stage3_prefetch_bucket_size") {
-    return axis_of(std::string(key), base.zero.stage3_prefetch_bucket_size, kPrefetchSizes,
-                   [](Plan& p, std::int64_t v) { p.zero.stage3_prefetch_bucket_size = v; });
-  }
-  if (key == "buffers.reduce_scatter") {
-    return axis_of<std::int64_t>(std::string(key), base.reduce_scatter_buffers, {1, 2},
-                                 [](Plan& p, std::int64_t v) { p.reduce_scatter_buffers = v; });
-  }
-  if (key == "communicators") {
-    return axis_of(std::string(key), base.communicators, {Communicators::kShared, Communicators::kSeparate},
-                   [](Plan& p, Communicators v) { p.communicators = v; });
-  }
-  if (key == "optimizer.implementation") {
-    using Implementation = Optimizer::Implementation;
-    return axis_of(std::string(key), base.optimizer.implementation, {Implementation::kForeach, Implementation::kFused},
-                   [](Plan& p, Implementation v) { p.optimizer.implementation = v; });
-  }
-  if (key == "offload") {
-    return axis_of(std::string(key), base.offload, {Offload::kNone, Offload::kCpu},
-                   [](Plan& p, Offload v) { p.offload = v; });
-  }
-  if (key == "accumulation.all_reduce") {
-    KnobAxis axis = axis_of(std::string(key), base.accumulation_details.all_reduce, {When::kEach, When::kLast},
-                            [](Plan& p, When v) { p.accumulation_details.all_reduce = v; });
-    axis.matters = [=](const Plan& p) { return accumulates(p) && p.mesh.replicate > 1; };
-    return axis;
-  }
-  if (key == "dtype.reduce") {
-    return axis_of(std::string(key), base.reduce_dtype, {DType::kFp32, DType::kBf16},
-                   [](Plan& p, DType v) { p.reduce_dtype = v; });
-  }
-  if (key == "accumulation.mode") {
-    KnobAxis axis =
-        axis_of(std::string(key), base.accumulation, {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded},
-                [](Plan& p, AccumulationMode v) { p.accumulation = v; });
-    axis.matters = accumulates;
-    return axis;
-  }
-  return std::nullopt;
+  return axis;
 }
 
 SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model, const std::vector<std::string>& fixed) {

@@ -14,11 +14,8 @@ namespace foreshard {
 
 std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model, const Cluster& cluster) {
   const SearchSpace whole = complete(space, cluster);
-  std::vector<Plan> plans;
-  for (const Place& place : list_places(whole, model, cluster)) {
-    plans.push_back(plan_at(whole, cluster, place));
-  }
-  return plans;
+  return list_of<Plan>(list_places(whole, model, cluster),
+                       [&](const Place& place) { return plan_at(whole, cluster, place); });
 }
 
 namespace {

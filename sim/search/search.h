@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/letters.h"
 #include "sim/base/units.h"
 #include "sim/cost/cost_model.h"
 #include "sim/memory/capacity.h"
@@ -61,6 +62,9 @@ inline constexpr std::size_t kMostKnobs = 10;
 
 // What happened to a combination.
 enum class Verdict : std::uint8_t { kSimulated, kDoesNotFit, kNotDivisible, kPruned };
+inline const char* to_string(Verdict verdict) {
+  return word_at(verdict, "simulated", "does_not_fit", "not_divisible", "pruned");
+}
 
 struct Candidate {
   Plan plan;

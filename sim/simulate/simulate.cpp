@@ -138,8 +138,7 @@ const Timeline& Simulator::Scratch::full(Step&& step) {
   const std::vector<Carry> after_first = carries;
   const std::int64_t period = steady(step, step);
   note(&Timeline::period, period);
-  std::vector<Timeline> timelines;
-  for (const auto& rank : ranks()) timelines.push_back(rank->timeline);
+  auto timelines = list_of<Timeline>(ranks(), [&](const auto& rank) { return rank->timeline; });
   carries = after_first;
   int k = 1;
   while (k < kMostSteps && !rank().graph->rows.empty()) {

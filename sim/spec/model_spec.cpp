@@ -98,9 +98,7 @@ Flops ModelSpec::training_flops_per_sequence(std::int64_t sequence) const {
           (inputs_only ? 2.0 : 3.0) * forward_flops(operation, domain.sequences(1), domain.length(sequence));
     }
   }
-  Flops sum;
-  for (const LayerInstance& layer : order) sum += of_kind[at(layer.kind)];
-  return sum;
+  return sum_of<Flops>(order, [&](const LayerInstance& layer) { return of_kind[at(layer.kind)]; });
 }
 
 namespace {

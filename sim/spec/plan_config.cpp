@@ -88,8 +88,7 @@ struct Written {
 
 void require_known(const Written& assignment) {
   const std::string_view key = assignment.key;
-  std::vector<std::string> known;
-  for (const PlanKey& k : plan_key_table()) known.emplace_back(k.path);
+  auto known = list_of<std::string>(plan_key_table(), &PlanKey::path);
   for (const std::string_view above : names_below("")) {
     if (!contains(known, above)) known.emplace_back(above);
   }
@@ -273,10 +272,6 @@ std::string to_yaml(const Plan& plan, const std::function<Json(const PlanKey&)>&
   return text;
 }
 
-std::vector<std::string> plan_keys() {
-  std::vector<std::string> paths;
-  for (const PlanKey& key : plan_key_table()) paths.emplace_back(key.path);
-  return paths;
-}
+std::vector<std::string> plan_keys() { return list_of<std::string>(plan_key_table(), &PlanKey::path); }
 
 }

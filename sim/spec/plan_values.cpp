@@ -143,8 +143,7 @@ Runtime read_runtime(const ConfigNode& node) {
   const std::string name = text.substr(0, at);
   const auto* const kind = std::ranges::find_if(kRuntimes, [&](RuntimeKind each) { return name == to_string(each); });
   if (kind == std::end(kRuntimes)) {
-    std::vector<std::string> names;
-    for (const RuntimeKind each : kRuntimes) names.emplace_back(to_string(each));
+    auto names = list_of<std::string>(kRuntimes, [&](const RuntimeKind each) { return to_string(each); });
     throw node.error(quote(text) + " is no runtime", std::string(kExpected), nearest_spelling(name, names));
   }
   Runtime runtime = {.kind = *kind, .version = at == std::string::npos ? "" : text.substr(at + 1)};

@@ -158,9 +158,7 @@ void fill(const std::vector<PresetRule>& rules, const ModelSpec& model, PlanDocu
 }
 
 std::vector<const Preset*> presets(PresetKind kind) {
-  std::vector<const Preset*> all;
-  for (PresetFile& each : files_of(kind)) all.push_back(&each.preset());
-  return all;
+  return list_of<const Preset*>(files_of(kind), [&](PresetFile& each) { return &each.preset(); });
 }
 
 std::vector<const Preset*> presets_of(PresetKind kind, RuntimeKind runtime) {

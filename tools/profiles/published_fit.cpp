@@ -152,8 +152,7 @@ FactorSpread of_few_sources(FactorSpread spread, std::size_t biases) {
 // broken, not uncertain.
 FactorSpread fabric_spread(const std::vector<double>& biases) {
   constexpr double kNormal = 1.4826;  // standard deviation over median of the absolute value
-  std::vector<double> sizes;
-  for (const double bias : biases) sizes.push_back(std::abs(bias));
+  auto sizes = list_of<double>(biases, [&](const double bias) { return std::abs(bias); });
   FactorSpread spread;
   spread.log_sd = rounded(kNormal * sorted_quantile(std::move(sizes), 0.5));
   spread.source = fmt::format(
@@ -283,8 +282,7 @@ std::vector<PublishedFit> fit_all_published() {
   const std::vector<Machine> machines = list_machines();
   const std::vector<Chip> chips = chips_of(machines);
   const auto gemm = fit_gemm_catalogue(gemm_rows(machines), machines);
-  std::vector<ChipFits> fits;
-  for (const Chip& chip : chips) fits.push_back(fit_chip(chip, chips));
+  auto fits = list_of<ChipFits>(chips, [&](const Chip& chip) { return fit_chip(chip, chips); });
   const Biases biases = all_biases(fits, machines, gemm);
   const auto of = [&](std::string_view name) -> const ChipFits& {
     return *std::ranges::find_if(fits, [&](const ChipFits& fit) { return fit.chip.name == name; });
@@ -309,8 +307,7 @@ namespace {
 
 // A profile a line: they are written by this program and read by another.
 std::string lines_of(const Json& store) {
-  std::vector<std::string> lines;
-  for (const Json& profile : store.at("profiles")) lines.push_back(profile.dump());
+  auto lines = list_of<std::string>(store.at("profiles"), &Json::dump);
   return fmt::format("{{\"schema\": {}, \"profiles\": [\n{}\n]}}\n", store.at("schema").dump(),
                      fmt::join(lines, ",\n"));
 }

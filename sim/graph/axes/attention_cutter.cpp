@@ -17,19 +17,18 @@ void AttentionCutter::attend(Operation op) {
   if (gathers || part_.plan.attention == AttentionKernel::kFlex) {
     return attend_to_all(std::move(op));
   }
-  part_.layer.operations.push_back(std::move(op));
-  ring(Operation(part_.layer.operations.back()));
+  part_.add(std::move(op));
+  ring();
 }
 
 void AttentionCutter::rotate_own_positions(Operation& op) {
   if (op.backward_temporaries.empty()) return;
-  TensorSpec& table = part_.layer.tensors[at(op.backward_temporaries.front())];
+  TensorSpec& table = part_.tensor(op.backward_temporaries.front());
   table.per_token = std::exchange(table.per_position, 0);
   // Latent attention rotates queries and keys in calls of their own.
   if (rotary_ == LayerPart::kNone || has_latents_) {
-    TensorSpec own = table;
-    own.name = "rotary of own positions";
-    rotary_ = part_.add_tensor(std::move(own), Placement::kWhole);
+    rotary_ = part_.add_tensor(table, Placement::kWhole);
+    part_.tensor(rotary_).name = "rotary of own positions";
     Operation& gather = part_.layer.operations.emplace_back();
     gather.name = "gather_positions";
     gather.function = Function::kGather;
@@ -40,7 +39,7 @@ void AttentionCutter::rotate_own_positions(Operation& op) {
   op.saved.push_back(rotary_);
 }
 
-void AttentionCutter::ring(const Operation& op) {
+void AttentionCutter::ring() {
   const Mesh& mesh = part_.plan.mesh;
   const ContextParallel& how = part_.plan.context_parallel;
   RingAttention ring{.ranks = mesh.cp,
@@ -48,33 +47,28 @@ void AttentionCutter::ring(const Operation& op) {
                      .exchanges = how.rotate == ContextParallel::Rotate::kAllToAll,
                      .balanced = how.balance == ContextParallel::Balance::kHeadTail,
                      .narrow = part_.megatron};
-  part_.layer.operations.back().ring = ring;
+  Operation& op = part_.layer.operations.back();
+  op.ring = ring;
   // One head's result is in order whatever the order of dimensions; TransformerEngine merges in
   // place.
-  if (ring.halves(mesh.cp - 1) && op.attention.heads > 1 && !part_.megatron) put_in_order(op);
+  if (ring.halves(mesh.cp - 1) && op.attention.heads > 1 && !part_.megatron) put_in_order();
 }
 
-void AttentionCutter::put_in_order(const Operation& op) {
-  const Index made = op.outputs.front();
-  TensorSpec spec = part_.layer.tensors[at(made)];
-  spec.name += " in order";
-  const Index copy = part_.add_tensor(std::move(spec), part_.places[at(made)]);
-  part_.move(made, copy, op.part).released = {made};
+void AttentionCutter::put_in_order() {
+  const Index made = part_.layer.operations.back().outputs.front();
+  const Index copy = part_.add_like(made, " in order");
+  part_.move(made, copy, part_.layer.operations.back().part).released = {made};
   part_.renamed = {made, copy};
 }
 
 void AttentionCutter::replace_read(Operation& op, Index from, Index to) {
-  for (Indices* list : {&op.inputs, &op.saved}) std::replace(list->begin(), list->end(), from, to);
-  if (contains(op.released, from)) {
-    op.released.push_back(to);
-  }
+  read_instead(op, from, to);
+  if (contains(op.released, from)) op.released.push_back(to);
 }
 
 Index AttentionCutter::make_contiguous(Operation& op, std::size_t i) {
   const Index from = op.inputs[i];
-  TensorSpec spec = part_.layer.tensors[at(from)];
-  spec.name += " contiguous";
-  const Index copy = part_.add_tensor(std::move(spec), part_.places[at(from)]);
+  const Index copy = part_.add_like(from, " contiguous");
   part_.move(from, copy, op.part).gradient = GradientRule::kAlias;
   replace_read(op, from, copy);
   return copy;
@@ -89,10 +83,7 @@ void AttentionCutter::attend_to_all(Operation op) {
   }
   for (const std::size_t i : keys_and_values) {
     const Index own = op.inputs[i];
-    TensorSpec spec = part_.layer.tensors[at(own)];
-    spec.per_token *= part_.plan.mesh.cp;
-    spec.name += " of all ranks";
-    const Index all = part_.add_tensor(std::move(spec), part_.places[at(own)]);
+    const Index all = part_.add_like(own, " of all ranks", part_.plan.mesh.cp);
     Operation& gather = part_.move(own, all, op.part);
     gather.collective = {.kind = CollectiveKind::kAllGather, .dim = MeshDim::kCp, .reorders = true, .waits = true};
     gather.collective_backward = {
@@ -108,47 +99,37 @@ void AttentionCutter::attend_to_all(Operation op) {
   // (_cp_custom_ops.py, flex_cp_allgather: one operator for both)
   part_.layer.operations.back().continues_node = !part_.megatron;
   op.attention.key_ranks = part_.plan.mesh.cp;
-  part_.layer.operations.push_back(std::move(op));
+  part_.add(std::move(op));
   // TransformerEngine keeps the two halves that it put together.
-  if (part_.megatron) put_in_order(Operation(part_.layer.operations.back()));
+  if (part_.megatron) put_in_order();
 }
 
 void AttentionCutter::attend_with_heads(Operation op) {
   const LayerCollective exchange{
       .kind = CollectiveKind::kAllToAll, .dim = MeshDim::kCp, .packs = true, .reorders = true, .waits = true};
-  const auto change = [&](Index from, const char* suffix) {
-    TensorSpec spec = part_.layer.tensors[at(from)];
-    spec.name += suffix;
-    return part_.add_tensor(std::move(spec), part_.places[at(from)]);
-  };
   const std::int8_t part = op.part;
   const std::int64_t ranks = part_.plan.mesh.cp;
   const std::int64_t repeats = std::max<std::int64_t>(1, ranks / op.attention.kv_heads);
   const Index queries = op.inputs.front();
   for (Index own : Indices(op.inputs)) {
     if (own != queries && repeats > 1) {
-      TensorSpec spec = part_.layer.tensors[at(own)];
-      spec.name += " repeated";
-      spec.per_token *= repeats;
-      const Index all = part_.add_tensor(std::move(spec), part_.places[at(own)]);
+      const Index all = part_.add_like(own, " repeated", repeats);
       part_.move(own, all, part);
       replace_read(op, own, all);
       own = all;
     }
-    const Index heads = change(own, " by heads");
+    const Index heads = part_.add_like(own, " by heads");
     Operation& there = part_.move(own, heads, part);
     there.collective = there.collective_backward = exchange;
     replace_read(op, own, heads);
   }
   const Index result = op.outputs.front();
-  const Index heads = change(result, " by heads");
-  for (Indices* list : {&op.outputs, &op.saved}) {
-    std::replace(list->begin(), list->end(), result, heads);
-  }
+  const Index heads = part_.add_like(result, " by heads");
+  for (Indices* list : {&op.outputs, &op.saved}) std::ranges::replace(*list, result, heads);
   op.attention.heads /= ranks;
   op.attention.kv_heads = op.attention.kv_heads * repeats / ranks;
   op.attention.query_ranks = op.attention.key_ranks = ranks;
-  part_.layer.operations.push_back(std::move(op));
+  part_.add(std::move(op));
   Operation& back = part_.move(heads, result, part);
   back.collective = back.collective_backward = exchange;
 }

@@ -23,7 +23,7 @@ ExpertCutter::ExpertCutter(LayerPart& part)
 
 bool ExpertCutter::cut(Operation& op) {
   if (routes()) {
-    std::erase_if(op.released, [&](Index t) { return part_.layer.tensors[at(t)].name == kOffsets; });
+    std::erase_if(op.released, [&](Index t) { return part_.tensor(t).name == kOffsets; });
     if (counts_rows_ && op.name == "cumsum") return true;  // behind the rows' padding, then
   }
   const bool routed = routes() && op.part > 0 && part_.source.role == LayerRole::kBlock;
@@ -39,13 +39,13 @@ bool ExpertCutter::cut_mixture(Operation& op) {
     mixture_.input = op.inputs.front();
     mixture_.whole = part_.gather(mixture_.input, op.part);
     part_.layer.operations.back().collective_backward = {};
-    read_whole(op);
+    read_instead(op, mixture_.input, mixture_.whole);
     part_.place(op.outputs, Placement::kWhole);
-    part_.layer.operations.push_back(std::move(op));
+    part_.add(std::move(op));
     return true;
   }
   if (mixture_.whole == kNone) return false;
-  read_whole(op);
+  read_instead(op, mixture_.input, mixture_.whole);
   const bool splits_rows = part_.plan.mesh.ep > 1 && part_.plan.mesh.etp == 1;
   if (splits_rows) mark_rows(op);
   if (op.function == Function::kScatterAdd) {
@@ -56,7 +56,7 @@ bool ExpertCutter::cut_mixture(Operation& op) {
     for (const Index read : {mixture_.whole, mixture_.input}) {
       if (std::erase(op.released, read) > 0) part_.held.push_back(read);
     }
-    part_.layer.operations.push_back(std::move(op));
+    part_.add(std::move(op));
     part_.reduce(result, part, /*has_returned=*/true);
     Indices& made = part_.layer.operations.back().released;
     append(part_.held, made);
@@ -71,36 +71,29 @@ bool ExpertCutter::cut_mixture(Operation& op) {
   }
   if (op.part > 0 && !routes()) enter_experts(op);
   if (!is_product) return false;
-  if (op.groups > 1) return !routes() && cut_stack(op);
-  const Index result = op.outputs.front();
-  ParameterSpec& weight = part_.layer.parameters[at(op.parameters.front())];
-  if (part_.places[at(op.inputs.front())] == Placement::kFeature) {
-    op.k /= part_.tp;
-    weight.shape[1] /= part_.tp;
-    part_.place(result, Placement::kWhole);
-  } else if (op.n > 1) {
-    const Index own = part_.own_input(op.inputs.front(), op.part);
-    std::ranges::replace(op.saved, op.inputs.front(), own);
+  if (op.groups > 1 && routes()) return false;
+  const Index read = op.inputs.front();
+  const bool by_rows = part_.places[at(read)] == Placement::kFeature;
+  if (op.groups == 1 && !by_rows && op.n > 1) {
+    const Index own = part_.own_input(read, op.part);
+    std::ranges::replace(op.saved, read, own);
     op.inputs.front() = own;
-    op.n /= part_.tp;
-    weight.shape[0] /= part_.tp;
-    part_.place(result, Placement::kFeature);
   }
-  part_.layer.operations.push_back(std::move(op));
+  if (op.groups > 1 || by_rows || op.n > 1) part_.place(op.outputs, cut_weight(op, part_.tp));
+  part_.add(std::move(op));
   return true;
 }
 
-void ExpertCutter::read_whole(Operation& op) const {
-  for (Indices* list : {&op.inputs, &op.saved}) {
-    std::replace(list->begin(), list->end(), mixture_.input, mixture_.whole);
-  }
+Placement ExpertCutter::cut_weight(Operation& op, std::int64_t parts) {
+  const bool by_rows = part_.places[at(op.inputs.front())] == Placement::kFeature;
+  (by_rows ? op.k : op.n) /= parts;
+  part_.parameter(op.parameters.front()).shape[(op.groups > 1 ? 1U : 0U) + (by_rows ? 1U : 0U)] /= parts;
+  return by_rows ? Placement::kWhole : Placement::kFeature;
 }
 
 void ExpertCutter::offset_rows(const Operation& indexed) {
   const Index order = indexed.inputs.back();
-  TensorSpec spec = part_.layer.tensors[at(order)];
-  spec.name += " of all ranks";
-  const Index moved = part_.add_tensor(std::move(spec), part_.places[at(order)]);
+  const Index moved = part_.add_like(order, " of all ranks");
   Operation& add = part_.move(order, moved, indexed.part);
   add.gradient = GradientRule::kNone;
   add.released = {order};
@@ -126,7 +119,7 @@ void ExpertCutter::mark_rows(const Operation& op) {
     for (Index t : *list) {
       if (part_.known[at(t)]) continue;
       part_.known[at(t)] = true;
-      if (part_.layer.tensors[at(t)].per_token > 0) part_.layer.tensors[at(t)].split *= part_.tp;
+      if (part_.tensor(t).per_token > 0) part_.tensor(t).split *= part_.tp;
       mixture_.rows.push_back(t);
     }
   }
@@ -137,25 +130,7 @@ void ExpertCutter::enter_experts(Operation& op) {
     mixture_.first = op.inputs.front();
     mixture_.entered = part_.own_input(mixture_.first, op.part);
   }
-  for (Indices* list : {&op.inputs, &op.saved}) {
-    std::replace(list->begin(), list->end(), mixture_.first, mixture_.entered);
-  }
-}
-
-bool ExpertCutter::cut_stack(Operation& op) {
-  const Index read = op.inputs.front();
-  ParameterSpec& weight = part_.layer.parameters[at(op.parameters.front())];
-  if (part_.places[at(read)] == Placement::kFeature) {
-    op.k /= part_.tp;
-    weight.shape[2] /= part_.tp;
-    part_.place(op.outputs, Placement::kWhole);
-  } else {
-    op.n /= part_.tp;
-    weight.shape[1] /= part_.tp;
-    part_.place(op.outputs, Placement::kFeature);
-  }
-  part_.layer.operations.push_back(std::move(op));
-  return true;
+  read_instead(op, mixture_.first, mixture_.entered);
 }
 
 bool ExpertCutter::routes() const {
@@ -222,7 +197,7 @@ void ExpertCutter::dispatch(const Operation& first) {
   routing_.part = first.part;
   routing_.rows = first.inputs.front();
   routing_.per_token = product.rows;
-  routing_.width = part_.layer.tensors[at(routing_.rows)].per_token / product.rows;
+  routing_.width = part_.tensor(routing_.rows).per_token / product.rows;
   routing_.experts = product.groups / part_.plan.mesh.ep;
   const std::int64_t tokens = part_.plan.batch.micro_batch * part_.plan.batch.sequence / part_.plan.mesh.cp;
   const std::int64_t parts = has_own_rows() ? part_.tp : 1;
@@ -248,7 +223,7 @@ void ExpertCutter::dispatch(const Operation& first) {
   }
   permute(rows, counts, std::move(ended));
   const Index offsets = find(kOffsets);
-  part_.layer.tensors[at(offsets)].fixed = 4 * routing_.experts;
+  part_.tensor(offsets).fixed = 4 * routing_.experts;
   part_.known[at(offsets)] = true;
   part_.move(routing_.sizes, offsets, first.part).gradient = GradientRule::kNone;
 }
@@ -277,32 +252,23 @@ Index ExpertCutter::receive(Index rows, Index counts, std::int64_t groups, Indic
   const Index sent = read(counts, "splits sent", &Operation::host_copies);
   const Index received = read(came, "splits received", &Operation::host_reads);
   ended = {came};
-  const std::int64_t all = routing_.received * routing_.width;
-  const auto arrive = [&](const char* name, std::int64_t elements) {
-    ended.push_back(fixed(name, elements));
-    return ended.back();
+  // Rows, and what weighs them, by `send`.
+  const auto come = [&](const char* from, std::int64_t parts, const auto& send) {
+    ended.push_back(fixed(std::string("rows ") + from, routing_.received * routing_.width / parts));
+    send(rows, ended.back());
+    rows = ended.back();
+    if (routing_.scores == kNone) return;
+    const Index scores = fixed(std::string("scores ") + from, routing_.received / parts);
+    send(routing_.scores, scores);
+    if (routing_.scores != routing_.own_scores) ended.push_back(routing_.scores);
+    routing_.scores = scores;
   };
-  if (exchanges()) {
-    // Where they go is worked out while they travel.
-    const Index arrived = arrive("rows received", all / parts_gathered());
-    route(rows, arrived, false);
-    rows = arrived;
-    if (routing_.scores != kNone) {
-      const Index scores = fixed("scores received", routing_.received / parts_gathered());
-      route(routing_.scores, scores, false);
-      routing_.scores = scores;
-    }
-  }
+  // Where they go is worked out while they travel.
+  if (exchanges()) come("received", parts_gathered(), [&](Index from, Index to) { route(from, to, false); });
   if (parts_gathered() > 1) {
-    const Index shared = arrive("rows of the ranks of etp", all);
-    share_rows(rows, shared, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
-    rows = shared;
-    if (routing_.scores != kNone) {
-      const Index scores = fixed("scores of the ranks of etp", routing_.received);
-      share_rows(routing_.scores, scores, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
-      if (exchanges()) ended.push_back(routing_.scores);
-      routing_.scores = scores;
-    }
+    come("of the ranks of etp", 1, [&](Index from, Index to) {
+      share_rows(from, to, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
+    });
   }
   append(ended, {sent, received});
   return rows;
@@ -333,7 +299,7 @@ void ExpertCutter::permute(Index rows, Index counts, Indices ended) {
   routing_.order = order;
   // The module holds it until its next forward, which torchtitan's frame follows.
   if (exchanges() && part_.plan.step_frame != StepFrame::kPlain) {
-    part_.layer.tensors[at(order)].held = true;
+    part_.tensor(order).held = true;
   } else if (exchanges()) {
     permute.released.push_back(order);
   }
@@ -343,8 +309,8 @@ void ExpertCutter::permute(Index rows, Index counts, Indices ended) {
 void ExpertCutter::widen(const Indices& tensors, Placement placement) {
   const std::int64_t parts = placement == Placement::kFeature ? parts_of_expert() : 1;
   for (Index t : tensors) {
-    if (part_.known[at(t)] || part_.layer.tensors[at(t)].per_token == 0) continue;
-    TensorSpec& spec = part_.layer.tensors[at(t)];
+    if (part_.known[at(t)] || part_.tensor(t).per_token == 0) continue;
+    TensorSpec& spec = part_.tensor(t);
     spec.fixed = spec.per_token / routing_.per_token * routing_.padded / parts;
     spec.per_token = 0;
     part_.known[at(t)] = true;
@@ -358,10 +324,7 @@ Placement ExpertCutter::expert_placement(Operation& op) {
   if (parts == 1 || op.groups == 1) {
     return reads_features ? Placement::kFeature : Placement::kWhole;
   }
-  (reads_features ? op.k : op.n) /= parts;
-  ParameterSpec& weight = part_.layer.parameters[at(op.parameters.front())];
-  weight.shape[reads_features ? 2 : 1] /= parts;
-  return reads_features ? Placement::kWhole : Placement::kFeature;
+  return cut_weight(op, parts);
 }
 
 void ExpertCutter::cut_expert(Operation op) {
@@ -376,7 +339,7 @@ void ExpertCutter::cut_expert(Operation op) {
     widen(*list, placement);
   }
   for (Index p : op.parameters) {
-    ParameterSpec& weight = part_.layer.parameters[at(p)];
+    ParameterSpec& weight = part_.parameter(p);
     if (weight.is_expert || !exchanges()) continue;
     weight.is_expert = true;
     weight.shape.front() = routing_.experts;
@@ -388,7 +351,7 @@ void ExpertCutter::cut_expert(Operation op) {
     op.split = part_.plan.batch.micro_batch * part_.plan.batch.sequence / part_.plan.mesh.cp;
   }
   routing_.made = op.outputs.front();
-  part_.layer.operations.push_back(std::move(op));
+  part_.add(std::move(op));
 }
 
 void ExpertCutter::combine() {
@@ -398,9 +361,9 @@ void ExpertCutter::combine() {
   const Index own = fixed("expert rows", routing_.padded * routing_.width);
   std::ranges::replace(last.outputs, result, own);
   last.released.push_back(find(kOffsets));  // a local, as what the last product reads
-  part_.layer.tensors[at(result)] = part_.source.tensors[at(result)];
-  if (sends_tokens(part_.plan)) part_.layer.tensors[at(result)].per_token = routing_.width;
-  if (has_own_rows()) part_.layer.tensors[at(result)].split *= part_.tp;
+  part_.tensor(result) = part_.source.tensors[at(result)];
+  if (sends_tokens(part_.plan)) part_.tensor(result).per_token = routing_.width;
+  if (has_own_rows()) part_.tensor(result).split *= part_.tp;
   part_.places[at(result)] = part_.megatron && part_.tp > 1 ? Placement::kSequence : Placement::kWhole;
   if (exchanges()) mixture_.returned.push_back(result);
   const Index unpermuted = fixed("rows unpermuted", (routing_.received + 1) * routing_.width);
@@ -430,9 +393,7 @@ void ExpertCutter::combine() {
   if (exchanges()) route(sent, result, false);
   // The module has returned when its output is on its way; then its caller lets go.
   part_.layer.operations.back().released = std::move(ended);
-  TensorSpec spec = part_.layer.tensors[at(result)];
-  spec.name += " returned";
-  const Index returned = part_.add_tensor(std::move(spec), part_.places[at(result)]);
+  const Index returned = part_.add_like(result, " returned");
   Operation& call = part_.move(result, returned, 0);
   call.view = true;
   call.released = {routing_.sizes, routing_.permuted, returned};

@@ -22,7 +22,7 @@ class Cutter {
   }
 
   CutLayer run() {
-    if (part_.source.role == LayerRole::kLoss && padded_vocabulary() > part_.layer.tensors[0].per_token) {
+    if (part_.source.role == LayerRole::kLoss && padded_vocabulary() > part_.tensor(0).per_token) {
       narrow_logits();
     }
     for (const Operation& op : part_.source.operations) cut_in_turn(op);
@@ -34,8 +34,8 @@ class Cutter {
     }
     for (const Operation& op : part_.layer.operations) {
       if (!op.casts_weight) continue;
-      std::int64_t& elements = part_.layer.tensors[at(op.outputs.back())].fixed = 0;
-      for (Index p : op.parameters) elements += part_.layer.parameters[at(p)].numel();
+      std::int64_t& elements = part_.tensor(op.outputs.back()).fixed = 0;
+      for (Index p : op.parameters) elements += part_.parameter(p).numel();
     }
     part_.sliced.resize(part_.layer.operations.size());
     return {std::move(part_.layer), std::move(part_.sliced), output};
@@ -59,12 +59,11 @@ class Cutter {
     const auto logits = [&](const char* suffix, std::int64_t width) {
       TensorSpec spec = part_.source.tensors[at(part_.source.output)];
       spec.per_token = width;
-      spec.name += suffix;
-      return part_.add_tensor(std::move(spec), Placement::kWhole);
+      return part_.add_like(std::move(spec), suffix, Placement::kWhole);
     };
     const Index own = part_.layer.output;
     Index cut = own;
-    if (part_.layer.tensors[at(cut)].per_token < widest) {
+    if (part_.tensor(cut).per_token < widest) {
       cut = logits(" padded", widest);
       part_.move(own, cut, 0).gradient = GradientRule::kNone;
     }
@@ -86,10 +85,8 @@ class Cutter {
   }
 
   void narrow_logits() {
-    TensorSpec spec = part_.layer.tensors[0];
-    spec.name += " of all";
-    const Index narrowed = part_.add_tensor(std::move(spec), Placement::kWhole);
-    part_.layer.tensors[0].per_token = padded_vocabulary();
+    const Index narrowed = part_.add_like(part_.tensor(0), " of all", Placement::kWhole);
+    part_.tensor(0).per_token = padded_vocabulary();
     part_.move(0, narrowed, 0).view = true;
     part_.renamed = {0, narrowed};
   }
@@ -105,12 +102,8 @@ class Cutter {
 
   void cut(const Operation& old) {
     Operation op = old;
-    for (Indices* list : {&op.inputs, &op.saved}) {
-      std::replace(list->begin(), list->end(), part_.renamed.first, part_.renamed.second);
-    }
-    if (contains(op.released, part_.renamed.first)) {
-      op.released.push_back(part_.renamed.second);
-    }
+    read_instead(op, part_.renamed.first, part_.renamed.second);
+    if (contains(op.released, part_.renamed.first)) op.released.push_back(part_.renamed.second);
     for (Indices* list : {&op.inputs, &op.saved}) {
       for (Index& t : *list) {
         if (part_.gathered[at(t)] != kNone && reads_whole(op)) t = part_.gathered[at(t)];
@@ -145,9 +138,8 @@ class Cutter {
   // Sums in pairs hold one summand of each level.
   void add_workspace_of_slices(Operation& op) {
     for (std::int16_t left = part_.slices; left > 1; left /= 2) {
-      TensorSpec spec = part_.source.tensors[at(op.outputs.front())];
-      spec.name += " (slices)";
-      op.forward_workspace.push_back(part_.add_tensor(std::move(spec), Placement::kWhole));
+      const TensorSpec& made = part_.source.tensors[at(op.outputs.front())];
+      op.forward_workspace.push_back(part_.add_like(made, " (slices)", Placement::kWhole));
     }
   }
 
@@ -156,11 +148,8 @@ class Cutter {
     const Index result = op.outputs.front();
     const ParameterSpec& old_weight = part_.source.parameters[at(op.parameters.front())];
     FORESHARD_CHECK(part_.tp == 1 || old_weight.shape.size() == 2, "a stack of weights is not cut");
-    ParameterSpec& weight = part_.layer.parameters[at(op.parameters.front())];
-    if (!cuts()) {
-      part_.layer.operations.push_back(std::move(op));
-      return;
-    }
+    ParameterSpec& weight = part_.parameter(op.parameters.front());
+    if (!cuts()) return part_.add(std::move(op));
     if (part_.places[at(read)] == Placement::kFeature) {  // by rows of the input
       op.k /= part_.tp;
       if (part_.slices > 1) add_workspace_of_slices(op);
@@ -170,10 +159,10 @@ class Cutter {
       const Index bias = biased ? op.parameters.back() : kNone;
       // Added to the rank's own positions (RowParallelLinear).
       if (part_.megatron && part_.sequence && op.parameters.size() > 1) {
-        part_.layer.parameters[at(op.parameters.back())].partial = true;
+        part_.parameter(op.parameters.back()).partial = true;
       }
       if (biased) op.parameters.pop_back();
-      part_.layer.operations.push_back(std::move(op));
+      part_.add(std::move(op));
       part_.of_last().terms = part_.slices;
       return biased ? part_.reduce_and_add(result, bias, part) : part_.reduce(result, part);
     }
@@ -186,8 +175,7 @@ class Cutter {
       weight.partial = true;
       part_.place(op.outputs, Placement::kSequence);
       part_.place(op.saved, Placement::kSequence);
-      part_.layer.operations.push_back(std::move(op));
-      return;
+      return part_.add(std::move(op));
     }
     Index input = read;
     const bool in_fp8 = part_.gathers_in_fp8(op) && part_.places[at(read)] == Placement::kSequence;
@@ -207,24 +195,23 @@ class Cutter {
       // Of a latent every rank has all.
       input = part_.own_input(read, op.part);
     }
-    for (Indices* list : {&op.inputs, &op.saved}) std::replace(list->begin(), list->end(), read, input);
+    read_instead(op, read, input);
     if (const Latent latent = latent_of(result); latent.is_normed) {
       weight.partial = latent.is_split;
       part_.place(result, Placement::kWhole);
-      part_.layer.operations.push_back(std::move(op));
-      return;
+      return part_.add(std::move(op));
     }
     const std::size_t rows = op.transposed_weight ? 1 : 0;
     const std::int64_t columns = chunk_of(op.n, part_.tp, part_.plan.mesh.tp_index(part_.plan.rank));
     op.n = columns;
     weight.shape[rows] = columns;
     for (std::size_t i = 1; i < op.parameters.size(); ++i) {
-      part_.layer.parameters[at(op.parameters[i])].shape[0] = columns;
+      part_.parameter(op.parameters[i]).shape[0] = columns;
     }
     part_.known[at(result)] = true;
     part_.places[at(result)] = Placement::kFeature;
-    part_.layer.tensors[at(result)].per_token = columns;
-    part_.layer.operations.push_back(std::move(op));
+    part_.tensor(result).per_token = columns;
+    part_.add(std::move(op));
     part_.of_last().columns = part_.slices;
     if (is_split_wider(result)) gather_heads(result, part_.layer.operations.back().part);
   }
@@ -240,9 +227,7 @@ class Cutter {
   }
 
   void gather_heads(Index own, std::int8_t part) {
-    TensorSpec spec = part_.source.tensors[at(own)];
-    spec.name += " gathered";
-    heads_ = part_.add_tensor(std::move(spec), Placement::kWhole);
+    heads_ = part_.add_like(part_.source.tensors[at(own)], " gathered", Placement::kWhole);
     Operation& op = part_.move(own, heads_, part);
     op.collective = {.kind = CollectiveKind::kAllGather, .reorders = true, .waits = true};
     op.collective_backward = {.kind = CollectiveKind::kReduceScatter, .packs = true, .waits = true};
@@ -287,40 +272,36 @@ class Cutter {
 
   // Every rank has all rows, which its own tokens read.
   void look_up_positions(Operation op) {
-    part_.layer.parameters[at(op.parameters.front())].partial = part_.tp > 1;
-    part_.layer.operations.push_back(std::move(op));
+    part_.parameter(op.parameters.front()).partial = part_.tp > 1;
+    part_.add(std::move(op));
     part_.of_last().rows = part_.slices;
   }
 
   // A column for each head (T5's bias of positions): the rank reads those of its own heads.
   void look_up_heads(Operation op) {
-    part_.layer.parameters[at(op.parameters.front())].shape.back() /= part_.tp;
+    part_.parameter(op.parameters.front()).shape.back() /= part_.tp;
     const Index result = op.outputs.front();
     part_.known[at(result)] = true;
     part_.places[at(result)] = Placement::kFeature;
-    part_.layer.tensors[at(result)].split *= part_.tp;
-    part_.layer.operations.push_back(std::move(op));
+    part_.tensor(result).split *= part_.tp;
+    part_.add(std::move(op));
   }
 
   // A masked lookup in a part of the vocabulary; the gradient is made for all of it.
   void cut_lookup(Operation op) {
     if (part_.source.role == LayerRole::kBlock) return look_up_heads(std::move(op));
     if (part_.native && op.inputs.front() != 0) return look_up_positions(std::move(op));
-    if (part_.megatron && op.inputs.front() != 0) {  // of positions: whole on every rank
-      part_.layer.operations.push_back(std::move(op));
-      return;
-    }
+    if (part_.megatron && op.inputs.front() != 0) return part_.add(std::move(op));  // of positions: whole on every rank
     if (part_.tp == 1) {
       if (cuts()) part_.place(op.outputs, Placement::kSequence);
-      part_.layer.operations.push_back(std::move(op));
-      return;
+      return part_.add(std::move(op));
     }
     const Index result = op.outputs.front();
-    ParameterSpec& table = part_.layer.parameters[at(op.parameters.front())];
+    ParameterSpec& table = part_.parameter(op.parameters.front());
     if (!part_.native && !part_.megatron) table.gradient_numel = table.numel();
     table.shape[0] = chunk_of(table.shape[0], part_.tp, part_.plan.mesh.tp_index(part_.plan.rank));
     const std::int8_t part = op.part;
-    part_.layer.operations.push_back(std::move(op));
+    part_.add(std::move(op));
     part_.reduce(result, part, false, last_sum_ != kNone);
   }
 
@@ -339,10 +320,8 @@ class Cutter {
 
   void scatter_sum() {
     const Index whole = std::exchange(last_sum_, kNone);
-    TensorSpec spec = part_.source.tensors[at(whole)];
-    spec.name += " of the rank";
-    const Index own = part_.add_tensor(std::move(spec), Placement::kSequence);
-    part_.layer.tensors[at(own)].split *= part_.tp;
+    const Index own = part_.add_like(part_.source.tensors[at(whole)], " of the rank", Placement::kSequence);
+    part_.tensor(own).split *= part_.tp;
     Operation& op = part_.move(whole, own, part_.source.operations.back().part);
     op.released = {whole};
     op.collective_backward = {.kind = CollectiveKind::kAllGather, .waits = true};
@@ -355,7 +334,7 @@ class Cutter {
   void cut_scan(Operation& op) {
     op.scan.heads /= part_.tp;
     op.scan.groups /= part_.tp;
-    for (Index p : op.parameters) part_.layer.parameters[at(p)].shape.front() /= part_.tp;
+    for (Index p : op.parameters) part_.parameter(p).shape.front() /= part_.tp;
   }
 
   void cut_other(Operation op) {
@@ -391,13 +370,13 @@ class Cutter {
     const bool scans = op.scan.heads > 0 && placement == Placement::kFeature;
     if (scans) cut_scan(op);
     for (std::size_t p = 0; placement != Placement::kWhole && !scans && p < op.parameters.size(); ++p) {
-      ParameterSpec& parameter = part_.layer.parameters[at(op.parameters[p])];
+      ParameterSpec& parameter = part_.parameter(op.parameters[p]);
       if (is_norm || parameter.is_norm) parameter.partial = part_.tp > 1;
     }
     if (op.kind == OperationKind::kAttention && part_.plan.mesh.cp > 1) {
       return attention_.attend(std::move(op));
     }
-    part_.layer.operations.push_back(std::move(op));
+    part_.add(std::move(op));
     if (is_norm) part_.of_last().rows = part_.slices;
   }
 

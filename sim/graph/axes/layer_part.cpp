@@ -48,12 +48,26 @@ Index LayerPart::add_tensor(TensorSpec spec, Placement placement) {
   return static_cast<Index>(layer.tensors.size() - 1);
 }
 
-TensorSpec LayerPart::whole(Index t, const char* suffix) const {
+Index LayerPart::add_like(TensorSpec spec, const char* suffix, Placement placement) {
+  spec.name += suffix;
+  return add_tensor(std::move(spec), placement);
+}
+
+Index LayerPart::add_like(Index t, const char* suffix, std::int64_t times) {
+  TensorSpec spec = tensor(t);
+  spec.per_token *= times;
+  return add_like(std::move(spec), suffix, places[at(t)]);
+}
+
+TensorSpec LayerPart::whole(Index t) const {
   TensorSpec spec = layer.tensors[at(t)];
   if (places[at(t)] != Placement::kWhole && spec.per_token > 0) spec.split /= tp;
-  spec.name += suffix;
   return spec;
 }
+
+TensorSpec& LayerPart::tensor(Index t) { return layer.tensors[at(t)]; }
+ParameterSpec& LayerPart::parameter(Index p) { return layer.parameters[at(p)]; }
+void LayerPart::add(Operation op) { layer.operations.push_back(std::move(op)); }
 
 Operation& LayerPart::move(Index from, Index to, std::int8_t part) {
   Operation& op = layer.operations.emplace_back();
@@ -73,7 +87,7 @@ Index LayerPart::gather(Index t, std::int8_t part, bool in_fp8) {
   if (gathered[at(t)] != kNone) return gathered[at(t)];
   Index all = t;
   if (tp > 1) {
-    all = add_tensor(whole(t, " gathered"), Placement::kWhole);
+    all = add_like(whole(t), " gathered", Placement::kWhole);
     Operation& op = move(t, all, part);
     op.collective = {.kind = CollectiveKind::kAllGather, .unpacks = !native, .waits = true, .in_fp8 = in_fp8};
     // A block's modules take their inputs apart themselves (PrepareModuleInput), and wait there.
@@ -91,10 +105,8 @@ Slices& LayerPart::of_last() {
 }
 
 Index LayerPart::view_of_slices(Index t, std::int8_t part) {
-  TensorSpec spec = layer.tensors[at(t)];
-  spec.name += " of each slice";
-  spec.per_token *= slices;
-  const Index each = add_tensor(std::move(spec), Placement::kWhole);
+  const Index each = add_like(t, " of each slice", slices);
+  places[at(each)] = Placement::kWhole;
   Operation& op = move(t, each, part);
   op.view = true;
   of_last().columns = slices;
@@ -104,7 +116,7 @@ Index LayerPart::view_of_slices(Index t, std::int8_t part) {
 bool LayerPart::is_gathered(Index t) const { return contains(gathered, t); }
 
 Index LayerPart::own_input(Index t, std::int8_t part) {
-  const Index same = add_tensor(whole(t, " of each rank"), Placement::kWhole);
+  const Index same = add_like(whole(t), " of each rank", Placement::kWhole);
   Operation& op = move(t, same, part);
   op.view = true;
   op.collective_backward = {.kind = CollectiveKind::kAllReduce, .waits = true};
@@ -115,8 +127,7 @@ void LayerPart::reduce(Index result, std::int8_t part, bool has_returned, bool w
   if (tp == 1) return place(result, Placement::kSequence);
   const bool scatters = sequence && !whole;
   Operation& product = layer.operations.back();
-  const Index partial = add_tensor(layer.tensors[at(result)], Placement::kWhole);
-  layer.tensors[at(partial)].name += " (summand)";
+  const Index partial = add_like(tensor(result), " (summand)", Placement::kWhole);
   std::ranges::replace(product.outputs, result, partial);
   const Indices released = has_returned ? Indices() : std::exchange(product.released, {});
   const bool in_fp8 = gathers_in_fp8(product);
@@ -141,10 +152,12 @@ void LayerPart::reduce(Index result, std::int8_t part, bool has_returned, bool w
   }
 }
 
+void read_instead(Operation& op, Index from, Index to) {
+  for (Indices* list : {&op.inputs, &op.saved}) std::ranges::replace(*list, from, to);
+}
+
 void LayerPart::reduce_and_add(Index result, Index bias, std::int8_t part) {
-  TensorSpec spec = layer.tensors[at(result)];
-  spec.name += " without bias";
-  const Index sum = add_tensor(std::move(spec), Placement::kWhole);
+  const Index sum = add_like(tensor(result), " without bias", Placement::kWhole);
   known[at(sum)] = false;
   Operation& product = layer.operations.back();
   std::ranges::replace(product.outputs, result, sum);

@@ -20,7 +20,12 @@ struct LayerPart {
   void place(Index t, Placement placement);
   void place(const Indices& tensors, Placement placement);
   Index add_tensor(TensorSpec spec, Placement placement);
-  TensorSpec whole(Index t, const char* suffix) const;
+  Index add_like(TensorSpec spec, const char* suffix, Placement placement);
+  Index add_like(Index t, const char* suffix, std::int64_t times = 1);  // placed as it is
+  TensorSpec whole(Index t) const;
+  TensorSpec& tensor(Index t);
+  ParameterSpec& parameter(Index p);
+  void add(Operation op);
   Operation& move(Index from, Index to, std::int8_t part);
   // Whether what a product reads is cast before it is gathered: torchao's Float8ColwiseParallel,
   // Float8RowwiseParallel and PrepareFloat8ModuleInput (float8/float8_tensor_parallel.py), which
@@ -60,6 +65,9 @@ struct LayerPart {
   std::pair<Index, Index> renamed{kNone, kNone};  // later operations read the second instead
 };
 
+// What the operation reads and saves is another tensor.
+void read_instead(Operation& op, Index from, Index to);
+
 // Attention over the positions of mesh.cp's ranks: a ring, a gather of keys and values, or an
 // exchange of positions for heads (Ulysses).
 class AttentionCutter {
@@ -73,8 +81,8 @@ class AttentionCutter {
  private:
   // Keys and values of the other ranks of cp come round. What a step with a part of the queries
   // leaves is merged in another order of dimensions and copied back.
-  void ring(const Operation& op);
-  void put_in_order(const Operation& attention);  // a copy of its result
+  void ring();
+  void put_in_order();  // a copy of the last operation's result
   void replace_read(Operation& op, Index from, Index to);
   // Heads are a dimension in front of positions there.
   Index make_contiguous(Operation& op, std::size_t i);
@@ -128,7 +136,6 @@ class ExpertCutter {
   // MoEAlltoAllTokenDispatcher.dispatch_postprocess, combine_preprocess).
   std::int64_t parts_gathered() const;
   bool rows_travel() const;
-  void read_whole(Operation& op) const;
   // Experts and what is put back read numbers of tokens of all ranks' rows: the rank's with its
   // offset (expert_parallel.py, ReordererSequenceParallel).
   void offset_rows(const Operation& indexed);
@@ -136,7 +143,8 @@ class ExpertCutter {
   void mark_rows(const Operation& op);
   // What the experts read, by products or casts.
   void enter_experts(Operation& op);
-  bool cut_stack(Operation& op);
+  // By columns, or by rows where the input is cut by features; returns how the result lies.
+  Placement cut_weight(Operation& op, std::int64_t parts);
   void share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward, MeshDim dim = MeshDim::kEtp);
   Index find(std::string_view name) const;
   Index find_scores() const;  // kNone: rows are not weighed in the activation

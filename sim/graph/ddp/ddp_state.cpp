@@ -86,9 +86,7 @@ std::vector<std::int32_t> Ddp::stepped() const {
 }
 
 std::int64_t Ddp::own_elements() const {
-  std::int64_t elements = 0;
-  for (const std::int32_t p : stepped()) elements += parameter(p).numel;
-  return elements;
+  return sum_of<std::int64_t>(stepped(), [&](const std::int32_t p) { return parameter(p).numel; });
 }
 
 // One list for each state of a parameter, with a tensor for each parameter that has it.
@@ -109,14 +107,11 @@ std::vector<std::int32_t> Ddp::state_parts() {
       lists[k++][i] = allocated_size(is_narrow ? p.bytes() : state.bytes);
     }
   }
-  std::vector<std::int32_t> parts;
-  for (std::vector<Bytes>& list : lists) parts.push_back(add_part_list(std::move(list)));
-  return parts;
+  return list_of<std::int32_t>(lists, [&](std::vector<Bytes>& list) { return add_part_list(std::move(list)); });
 }
 
 void Ddp::persistent_memory(bool stepped) {
-  std::vector<Bytes> stored;
-  for (const Parameter& p : parameters()) stored.push_back(allocated_size(p.bytes()));
+  auto stored = list_of<Bytes>(parameters(), [&](const Parameter& p) { return allocated_size(p.bytes()); });
   for (const std::int64_t bytes : resident_bytes()) stored.push_back(allocated_size(bytes));
   allocate_persistent_parts(MemoryCategory::kShardedParam, -1, add_part_list(std::move(stored)));
   hold_reference();
@@ -169,10 +164,9 @@ void Ddp::optimizer(bool stepped) {
     step_one_by_one(moments, false);
   }
   if (const std::int64_t count = listed_temporaries(); count > 0) {
-    std::vector<Bytes> sizes;
-    for (const std::int32_t p : Ddp::stepped()) {
-      sizes.push_back(allocated_size(parameter(p).numel * size_of(plan_.optimizer.state)));
-    }
+    auto sizes = list_of<Bytes>(Ddp::stepped(), [&](const std::int32_t p) {
+      return allocated_size(parameter(p).numel * size_of(plan_.optimizer.state));
+    });
     hold_temporaries(count, states.empty() ? add_part_list(std::move(sizes)) : states.front(), false);
   }
   // _sync_params of ZeroRedundancyOptimizer: every parameter by itself from its owner.

@@ -130,9 +130,6 @@ class Fsdp1 final : public StepBuilder {
   bool hybrid() const { return sharded() && (plan_.mesh.replicate > 1 || plan_.fsdp1.hybrid_shard); }
   bool offloads() const { return plan_.offload != Offload::kNone; }
   bool lowers_parameters() const { return plan_.param_dtype != plan_.master_dtype; }
-  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
-  std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
-  std::int64_t master_size() const { return size_of(plan_.master_dtype); }
   bool in_place() const { return plan_.fsdp1.gradients_in_place; }
   DType gradient_dtype(const Handle& h) const {
     if (in_place()) return plan_.reduce_dtype;

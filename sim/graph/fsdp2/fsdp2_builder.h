@@ -8,6 +8,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <string_view>
 #include <tuple>
@@ -140,9 +141,6 @@ class Fsdp2 final : public StepBuilder {
   bool alone(std::int32_t unit) const { return shape(unit).shards == 1; }
   bool casts_parameters() const { return plan_.param_dtype != plan_.master_dtype; }
   bool casts_gradients() const { return plan_.reduce_dtype != plan_.master_dtype; }
-  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
-  std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
-  std::int64_t master_size() const { return size_of(plan_.master_dtype); }
   std::int32_t root_unit() const { return root() >= 0 ? root() : HostEvent::kRootModule; }
 
   // --- the log ---
@@ -354,6 +352,7 @@ class Fsdp2 final : public StepBuilder {
   // --- fsdp2_reduce.cpp ---
   void post_backward(std::int32_t unit, std::string_view cause);
   void accumulate_unsharded_grads(std::int32_t unit);
+  void end_unsharded_grads(std::int32_t unit, const std::function<void(const UnitParameter&)>& each);
   void keep_unsharded_grads(std::int32_t unit);
   void release_inputs();
   void foreach_reduce(std::int32_t unit);

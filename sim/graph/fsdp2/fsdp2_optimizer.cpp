@@ -9,10 +9,8 @@ namespace foreshard {
 
 // Layers of one kind that are trained alike differ in their units only.
 void Fsdp2::list_trained() {
-  std::size_t all = 0;
-  for (const LayerInstance& instance : model_.order) {
-    all += model_.kinds[at(instance.kind)].parameters.size();
-  }
+  std::size_t all = sum_of<std::size_t>(
+      model_.order, [&](const LayerInstance& instance) { return model_.kinds[at(instance.kind)].parameters.size(); });
   trained_.reserve(all);
   std::size_t begin = 0;  // of the layer before
   std::int32_t like = -1;

@@ -77,15 +77,21 @@ void Fsdp2::free_input(HeldInput& held) {
 void Fsdp2::accumulate_unsharded_grads(std::int32_t unit) {
   Group& g = group(unit);
   if (version_.autograd_accumulates || g.accumulated.empty() || g.gradient_pass < 0) return;
+  end_unsharded_grads(unit, [&](const UnitParameter& p) {
+    log_operator("add_", Stream::kCompute, made_numel(p) * reduce_size(), plan_.reduce_dtype);
+  });
+}
+
+void Fsdp2::end_unsharded_grads(std::int32_t unit, const std::function<void(const UnitParameter&)>& each) {
   add_unit_row(EventKind::kAccumulate, Stream::kCompute, unit, kUnsharded);
-  std::vector<std::int32_t> gradients = gradient_buffers(unit, g.gradient_pass);
+  std::vector<std::int32_t> gradients = gradient_buffers(unit, group(unit).gradient_pass);
   std::size_t i = 0;
   for (const UnitParameter& p : shape(unit).list) {
     if (!p.trainable) continue;
-    log_operator("add_", Stream::kCompute, made_numel(p) * reduce_size(), plan_.reduce_dtype);
+    each(p);
     StepBuilder::free(gradients[i++]);
   }
-  g.gradient_pass = -1;
+  group(unit).gradient_pass = -1;
 }
 
 void Fsdp2::keep_unsharded_grads(std::int32_t unit) {
@@ -98,17 +104,11 @@ void Fsdp2::keep_unsharded_grads(std::int32_t unit) {
     }
     return;
   }
-  add_unit_row(EventKind::kAccumulate, Stream::kCompute, unit, kUnsharded);
-  std::vector<std::int32_t> gradients = gradient_buffers(unit, g.gradient_pass);
-  std::size_t i = 0;
-  for (const UnitParameter& p : shape(unit).list) {
-    if (!p.trainable) continue;
+  end_unsharded_grads(unit, [&](const UnitParameter& p) {
     g.accumulated.push_back(
         allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, unit, Bytes(made_numel(p) * reduce_size())));
     log_operator("_to_copy", Stream::kCompute, made_numel(p) * param_size(), plan_.param_dtype);
-    StepBuilder::free(gradients[i++]);
-  }
-  g.gradient_pass = -1;
+  });
 }
 
 // Gradients of parameters sharded along another dimension are replaced by copies in the order of

@@ -50,9 +50,7 @@ MemoryClass class_of(Function function, Pass pass) {
 }
 
 std::int64_t total_bytes(const KernelCounts& counts, const Indices& tensors) {
-  std::int64_t sum = 0;
-  for (std::int16_t t : tensors) sum += counts.bytes[at(t)];
-  return sum;
+  return sum_of<std::int64_t>(tensors, [&](std::int16_t t) { return counts.bytes[at(t)]; });
 }
 
 // Rows of the activations that a matrix product works on.
@@ -417,10 +415,9 @@ void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts
       return;
     case OperationKind::kEmbedding: {
       // Zero-fills the dense gradient, then scatter-adds one row per token.
-      std::int64_t table = 0;
-      for (std::int16_t p : op.parameters) {
-        table += counts.layer.parameters[at(p)].numel() * size_of(counts.options.compute);
-      }
+      std::int64_t table = sum_of<std::int64_t>(op.parameters, [&](std::int16_t p) {
+        return counts.layer.parameters[at(p)].numel() * size_of(counts.options.compute);
+      });
       add_memory_kernel(phase, op.function, Pass::kBackward, table + 3 * output);
       return;
     }
@@ -538,6 +535,15 @@ void launch_in_tiles(const KernelCounts& counts, const Operation& op, std::size_
   }
 }
 
+// As the operation launches its kernels.
+void launch(const KernelCounts& counts, const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
+  launch_one_by_one(op, begin, phase);
+  launch_in_tiles(counts, op, begin, phase);
+  mark_heads(op, begin, phase);
+  mark_parts_of_rows(counts, op, begin, phase);
+  mark_widening_casts(counts, op, begin, phase);
+}
+
 // A loop's weights are views of one tensor of all experts: autograd puts the gradient of each into
 // zeros of that size (select_backward) and adds them up, in place.
 void add_gradients_of_views(const KernelCounts& counts, const Operation& op, BackwardParts parts,
@@ -566,23 +572,15 @@ void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, s
 void add_forward_kernels(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
   const std::size_t begin = phase.kernels.size();
   add_forward(counts, op, phase);
-  launch_one_by_one(op, begin, phase);
-  launch_in_tiles(counts, op, begin, phase);
   mark_eager_norm(op, begin, phase);
-  mark_heads(op, begin, phase);
-  mark_parts_of_rows(counts, op, begin, phase);
-  mark_widening_casts(counts, op, begin, phase);
+  launch(counts, op, begin, phase);
 }
 
 void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
                           LayerPhaseProgram& phase) {
   const std::size_t begin = phase.kernels.size();
   add_backward(counts, op, parts, phase);
-  launch_one_by_one(op, begin, phase);
-  launch_in_tiles(counts, op, begin, phase);
-  mark_heads(op, begin, phase);
-  mark_parts_of_rows(counts, op, begin, phase);
-  mark_widening_casts(counts, op, begin, phase);
+  launch(counts, op, begin, phase);
   add_gradients_of_views(counts, op, parts, phase);
 }
 

@@ -77,15 +77,9 @@ Indices ModuleSpans::around(std::size_t operation) const {
   return modules;
 }
 
-Indices ModuleSpans::beginning(std::size_t operation) const {
+Indices ModuleSpans::around_where(std::size_t operation, const std::vector<std::size_t>& place) const {
   Indices modules = around(operation);
-  std::erase_if(modules, [&](auto m) { return first_[at(m)] != operation; });
-  return modules;
-}
-
-Indices ModuleSpans::ending(std::size_t operation) const {
-  Indices modules = around(operation);
-  std::erase_if(modules, [&](auto m) { return last_[at(m)] != operation; });
+  std::erase_if(modules, [&](auto m) { return place[at(m)] != operation; });
   return modules;
 }
 

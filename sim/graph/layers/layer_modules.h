@@ -32,11 +32,12 @@ class ModuleSpans {
   ModuleSpans() = default;  // of a layer without modules
   explicit ModuleSpans(const LayerSpec& layer);
   // Modules, as in modules_of(layer), whose first (last) operation this is; inner ones first.
-  Indices beginning(std::size_t operation) const;
-  Indices ending(std::size_t operation) const;
+  Indices beginning(std::size_t operation) const { return around_where(operation, first_); }
+  Indices ending(std::size_t operation) const { return around_where(operation, last_); }
 
  private:
   Indices around(std::size_t operation) const;
+  Indices around_where(std::size_t operation, const std::vector<std::size_t>& place) const;
 
   std::vector<LayerModule> modules_;
   Indices module_of_;                      // operations: whose weights it reads; -1: no module's

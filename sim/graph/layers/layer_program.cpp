@@ -149,9 +149,7 @@ class Finisher {
 }
 
 Bytes LayerProgram::saved_bytes() const {
-  Bytes sum;
-  for (std::int32_t slot : saved) sum += slots[at(slot)].bytes;
-  return sum;
+  return sum_of<Bytes>(saved, [&](std::int32_t slot) { return slots[at(slot)].bytes; });
 }
 
 LayerProgram build_layer_program(const LayerSpec& layer, const ProgramOptions& options) {

@@ -13,22 +13,42 @@ namespace {
 
 constexpr std::int64_t kFp32 = 4;
 
-class Scan {
+// What kernels of scans count by, and the phase that they are of.
+class ScanPhase {
+ protected:
+  ScanPhase(const KernelCounts& counts, const Operation& op, Pass pass, LayerPhaseProgram& phase)
+      : shape_(op.scan),
+        tokens_(checked_multiply(counts.options.batch, counts.options.sequence)),
+        chunks_(checked_multiply(counts.options.batch, (counts.options.sequence + shape_.chunk - 1) / shape_.chunk)),
+        element_(size_of(counts.options.compute)),
+        pass_(pass),
+        phase_(phase),
+        function_(op.function) {}
+  void add(std::int64_t bytes, MemoryClass memory_class = MemoryClass::kStrided) {
+    add_memory_kernel(phase_, function_, pass_, bytes);
+    phase_.kernels.back().memory_class = memory_class;
+  }
+
+  const ScanShape& shape_;
+  const std::int64_t tokens_, chunks_, element_;
+  const Pass pass_;
+
+ private:
+  LayerPhaseProgram& phase_;
+  const Function function_;
+};
+
+class Scan : ScanPhase {
  public:
   Scan(const KernelCounts& counts, const Operation& op, Pass pass, LayerPhaseProgram& phase)
-      : phase_(phase), pass_(pass), gates_(op.outputs.size() > 1) {
-    const ScanShape& shape = op.scan;
-    const std::int64_t sequence = counts.options.sequence, batch = counts.options.batch;
-    const std::int64_t tokens = checked_multiply(batch, sequence);
-    const std::int64_t chunks = checked_multiply(batch, (sequence + shape.chunk - 1) / shape.chunk);
-    const std::int64_t element = size_of(counts.options.compute);
-    x_ = checked_multiply(tokens, shape.inner()) * element;
-    shared_ = checked_multiply(tokens, shape.shared()) * element;
-    convolved_ = checked_multiply(tokens, shape.convolved()) * element;
-    steps_ = checked_multiply(tokens, shape.heads) * kFp32;
-    states_ = checked_multiply(chunks, checked_multiply(shape.inner(), shape.state)) * kFp32;
-    narrow_ = states_ / kFp32 * element;
-    pairs_ = checked_multiply(checked_multiply(tokens, shape.chunk), shape.groups) * kFp32;
+      : ScanPhase(counts, op, pass, phase), gates_(op.outputs.size() > 1) {
+    x_ = checked_multiply(tokens_, shape_.inner()) * element_;
+    shared_ = checked_multiply(tokens_, shape_.shared()) * element_;
+    convolved_ = checked_multiply(tokens_, shape_.convolved()) * element_;
+    steps_ = checked_multiply(tokens_, shape_.heads) * kFp32;
+    states_ = checked_multiply(chunks_, checked_multiply(shape_.inner(), shape_.state)) * kFp32;
+    narrow_ = states_ / kFp32 * element_;
+    pairs_ = checked_multiply(checked_multiply(tokens_, shape_.chunk), shape_.groups) * kFp32;
   }
 
   void convolve() { add(2 * convolved_, MemoryClass::kElementwise); }
@@ -56,13 +76,6 @@ class Scan {
   void convolve_backward() { add(3 * convolved_, MemoryClass::kElementwise); }
 
  private:
-  void add(std::int64_t bytes, MemoryClass memory_class = MemoryClass::kStrided) {
-    add_memory_kernel(phase_, Function::kScan, pass_, bytes);
-    phase_.kernels.back().memory_class = memory_class;
-  }
-
-  LayerPhaseProgram& phase_;
-  const Pass pass_;
   const bool gates_;  // multiplies by silu(z), and keeps what it had before
   // Bytes: of x (as of z, of the result), of B or C, of all that is convolved, of dt in fp32, of
   // the states of all chunks in fp32 and in the compute dtype, of numbers for pairs of positions.
@@ -72,23 +85,18 @@ class Scan {
 // Launches of chunk_gated_delta_rule and chunk_kda (fla/ops/gated_delta_rule/chunk.py and
 // fla/ops/kda/ of flash-linear-attention 0.6), each by what it reads and writes once. Its small
 // products reach no rate of tensor cores.
-class DeltaRuleKernels {
+class DeltaRuleKernels : ScanPhase {
  public:
   DeltaRuleKernels(const KernelCounts& counts, const Operation& op, Pass pass, LayerPhaseProgram& phase)
-      : phase_(phase), pass_(pass) {
-    const ScanShape& shape = op.scan;
-    const std::int64_t sequence = counts.options.sequence, batch = counts.options.batch;
-    const std::int64_t tokens = checked_multiply(batch, sequence);
-    const std::int64_t chunks = checked_multiply(batch, (sequence + shape.chunk - 1) / shape.chunk);
-    const std::int64_t element = size_of(counts.options.compute);
-    const std::int64_t rows = checked_multiply(tokens, shape.heads);
-    keys_ = checked_multiply(rows, shape.state) * element;
-    values_ = checked_multiply(rows, shape.head_dim) * element;
+      : ScanPhase(counts, op, pass, phase) {
+    const std::int64_t rows = checked_multiply(tokens_, shape_.heads);
+    keys_ = checked_multiply(rows, shape_.state) * element_;
+    values_ = checked_multiply(rows, shape_.head_dim) * element_;
     row_ = rows * kFp32;
     decays_ = counts.bytes[at(op.inputs[3])];
     by_channel_ = decays_ > row_;
-    pairs_ = checked_multiply(rows, shape.chunk) * element;
-    states_ = checked_multiply(chunks, checked_multiply(shape.inner(), shape.state)) * element;
+    pairs_ = checked_multiply(rows, shape_.chunk) * element_;
+    states_ = checked_multiply(chunks_, checked_multiply(shape_.inner(), shape_.state)) * element_;
   }
 
   void forward() {
@@ -142,13 +150,6 @@ class DeltaRuleKernels {
     add(6 * keys_ + 5 * values_ + 2 * decays_ + 2 * row_ + 3 * pairs_ + 2 * states_);
     add(10 * keys_ + 3 * decays_ + 2 * row_ + 4 * pairs_);  // of pairs and of the inverse
   }
-  void add(std::int64_t bytes, MemoryClass memory_class = MemoryClass::kStrided) {
-    add_memory_kernel(phase_, Function::kDeltaRule, pass_, bytes);
-    phase_.kernels.back().memory_class = memory_class;
-  }
-
-  LayerPhaseProgram& phase_;
-  const Pass pass_;
   // Bytes: of all heads' keys (repeated), values, of a number in fp32 and a row of a chunk's pairs
   // for each position and head, of decays, of the states of all chunks.
   std::int64_t keys_ = 0, values_ = 0, row_ = 0, decays_ = 0, pairs_ = 0, states_ = 0;

@@ -224,11 +224,7 @@ void Megatron::reduce_replicated_gradients() {
   StepBuilder::free(flat);
 }
 
-std::int64_t Megatron::shard_numel() const {
-  std::int64_t sum = 0;
-  for (const FlatBuffer& buffer : buffers_) sum += buffer.shard_numel();
-  return sum;
-}
+std::int64_t Megatron::shard_numel() const { return sum_of<std::int64_t>(buffers_, &FlatBuffer::shard_numel); }
 
 // quantize_master_weights: shards that were cast to bf16 get the scales of all ranks, then fp8.
 void Megatron::cast_shards() {

@@ -49,7 +49,6 @@ class Megatron final : public GradientHooks {
   };
 
   const MegatronOptions& options() const { return plan_.megatron; }
-  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
   std::int64_t gradient_size() const { return size_of(plan_.reduce_dtype); }
   std::int64_t bucket_size(const FlatBuffer& buffer) const;
   std::int64_t param_bytes(std::int64_t numel, std::int64_t narrow) const {

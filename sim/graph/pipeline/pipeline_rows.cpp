@@ -257,10 +257,8 @@ PipelineRows one_f_one_b_rows(const StagePipeline& p, int rank) {
 
 std::vector<PipelineOrder> lowered(const std::vector<PipelineOrder>& orders, const std::vector<int>& stage_ranks,
                                    int microbatches) {
-  std::vector<PipelineOrder> whole;
-  for (const PipelineOrder& order : orders) {
-    whole.push_back(with_reductions(with_unshards(order), microbatches));
-  }
+  auto whole = list_of<PipelineOrder>(
+      orders, [&](const PipelineOrder& order) { return with_reductions(with_unshards(order), microbatches); });
   return Exchanges(whole, stage_ranks).run();
 }
 

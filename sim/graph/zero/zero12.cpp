@@ -39,9 +39,7 @@ void Zero12::lay_out_groups() {
 }
 
 std::int64_t Zero12::total(std::int64_t ZeroPartition::*of) const {
-  std::int64_t sum = 0;
-  for (const ZeroPartition& group : groups_) sum += group.*of;
-  return sum;
+  return sum_of<std::int64_t>(groups_, [&](const ZeroPartition& group) { return group.*of; });
 }
 
 std::int64_t Zero12::own_numel(std::int32_t p) const {
@@ -54,6 +52,15 @@ std::int64_t Zero12::own_numel(std::int32_t p) const {
     return std::max<std::int64_t>(to - from, 0);
   }
   return 0;
+}
+
+std::int64_t Zero12::own_elements() const {
+  std::int64_t elements = 0;
+  for (std::size_t p = 0; p < parameters().size(); ++p) {
+    const auto number = static_cast<std::int32_t>(p);
+    elements += is_own(number) ? parameter(number).numel : 0;
+  }
+  return elements;
 }
 
 LibraryStep Zero12::build(bool stepped) {
@@ -176,13 +183,8 @@ void Zero12::keep_own_gradients() {
     }
     return;
   }
-  std::int64_t elements = 0;
-  for (std::size_t p = 0; p < parameters().size(); ++p) {
-    const auto number = static_cast<std::int32_t>(p);
-    elements += is_own(number) ? parameter(number).numel : 0;
-  }
   wait(Stream::kCompute, tail(reducing()));
-  add_copy(EventKind::kAccumulate, Stream::kCompute, 3 * elements * gradient_size(), 1);
+  add_copy(EventKind::kAccumulate, Stream::kCompute, 3 * own_elements() * gradient_size(), 1);
   StepBuilder::free(own_gradients_);
 }
 

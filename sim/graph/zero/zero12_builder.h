@@ -41,13 +41,13 @@ class Zero12 final : public GradientHooks {
   bool reduces_in_hooks() const { return partitions_gradients() || overlaps(); }
   StreamSet recorded() const { return overlaps() ? only(Stream::kReduceScatter) : StreamSet{0}; }
   Stream reducing() const { return overlaps() ? Stream::kReduceScatter : Stream::kCompute; }
-  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
   std::int64_t gradient_size() const { return accumulates_fp32() ? 4 : param_size(); }
   DType wire_dtype() const { return plan_.reduce_dtype; }
   void lay_out_groups();
   std::int64_t total(std::int64_t ZeroPartition::*of) const;  // over the groups
   std::int64_t own_numel(std::int32_t parameter) const;       // in this rank's partition
   bool is_own(std::int32_t parameter) const { return own_numel(parameter) > 0; }
+  std::int64_t own_elements() const;  // of parameters of which some elements are the rank's
 
   // --- zero12.cpp: the micro-batch ---
   void gradient_ready(std::int32_t parameter) override;

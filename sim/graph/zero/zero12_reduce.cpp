@@ -96,8 +96,7 @@ void Zero12::reduce(const Slices& slices) {
   const std::int64_t bytes = slices.numel * wire;
   collective(is_reduce ? EventKind::kReduce : EventKind::kAllReduce, bytes, stream);
   if (logging()) {
-    std::vector<std::string> names;
-    for (const std::int32_t p : bucket_.parameters) names.push_back(name_of(p));
+    auto names = list_of<std::string>(bucket_.parameters, [&](const std::int32_t p) { return name_of(p); });
     const bool untold = !is_contiguous() && sums_in_fp32();  // a function nobody watches
     std::string note = untold ? "" : "n=" + std::to_string(names.size()) + " ";
     if (!is_contiguous() && !untold) note += "noncontiguous ";
@@ -145,12 +144,7 @@ void Zero12::take_own_parts() {
   } else if (count > 0 && is_contiguous() && !sums_in_fp32()) {
     add_copy(EventKind::kGradientCopyOut, stream, 2 * elements * gradient_size(), count);
     if (own_gradients_ == kNoBuffer) {
-      std::int64_t total = 0;
-      for (std::size_t p = 0; p < parameters().size(); ++p) {
-        const auto number = static_cast<std::int32_t>(p);
-        total += is_own(number) ? parameter(number).numel : 0;
-      }
-      own_gradients_ = allocate(MemoryCategory::kShardedGrad, stream, -1, Bytes(total * gradient_size()));
+      own_gradients_ = allocate(MemoryCategory::kShardedGrad, stream, -1, Bytes(own_elements() * gradient_size()));
     }
   }
   for (const std::int32_t p : bucket_.parameters) {

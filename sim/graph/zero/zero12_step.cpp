@@ -195,10 +195,8 @@ std::vector<LibraryEvent> Zero12::construction() {
 std::int64_t Zero12::averaged_gradient_bytes() const {
   if (sums_in_fp32()) return total(&ZeroPartition::partition_numel) * 4;
   if (offloads()) return 0;
-  std::int64_t bytes = 0;
-  for (const ZeroPartition& group : groups_) {
-    bytes += group.padding(rank_) * size_of(plan_.param_dtype);
-  }
+  std::int64_t bytes = sum_of<std::int64_t>(
+      groups_, [&](const ZeroPartition& group) { return group.padding(rank_) * size_of(plan_.param_dtype); });
   std::int64_t own = 0, unused = 0;
   bool any_used = false;
   for (std::size_t p = 0; p < parameters().size(); ++p) {

@@ -86,22 +86,26 @@ void Zero3::swap_models() {
   script_ = &trace_->script;
 }
 
+std::int64_t Zero3::partition_bytes() const {
+  return sum_of<std::int64_t>(script_->parameters,
+                              [&](const Zero3Parameter& each) { return partition_of(each) * element_size(each); });
+}
+
+void Zero3::hold_gathered(std::int32_t p) {
+  at(gathered_, p) = allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
+                                         Bytes(partition_of(p) * plan_.mesh.fsdp() * element_size(p)));
+}
+
 void Zero3::hold_reference() {
   if (other_.trace == nullptr) return;
   swap_models();
-  std::int64_t partitions = 0;  // bytes
-  for (const Zero3Parameter& each : script_->parameters) {
-    partitions += partition_of(each) * element_size(each);
-  }
-  allocate_persistent(MemoryCategory::kShardedParam, -1, Bytes(partitions));
+  allocate_persistent(MemoryCategory::kShardedParam, -1, Bytes(partition_bytes()));
   graph().buffers.back().on_host = plan_.zero.offload_param != ZeroOffload::kNone;
   for (const std::int64_t bytes : resident_bytes()) {
     allocate_persistent(MemoryCategory::kUnshardedParam, -1, Bytes(bytes));
   }
   for (const std::int32_t p : trace_->list(trace_->at_start)) {
-    if (plan_.mesh.fsdp() == 1) break;
-    at(gathered_, p) = allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
-                                           Bytes(partition_of(p) * plan_.mesh.fsdp() * element_size(p)));
+    if (plan_.mesh.fsdp() > 1) hold_gathered(p);
   }
   swap_models();
 }

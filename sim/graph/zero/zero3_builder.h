@@ -82,6 +82,8 @@ class Zero3 final : public StepBuilder {
   // Plan::reference: an engine without an optimizer, with a trace and partitions of its own.
   void make_reference();
   void hold_reference();
+  std::int64_t partition_bytes() const;  // of all parameters, of the rank
+  void hold_gathered(std::int32_t p);
   void run_reference();
   void swap_models();
   // The phase of a layer runs in rows that are opened late and cut where something else is issued.
@@ -152,6 +154,8 @@ class Zero3 final : public StepBuilder {
   void log_gather(Parameters list, Cause cause, std::int32_t module, Pass pass);
   void log_reduction(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out, std::string note);
   void log_bucket(std::span<const std::int32_t> bucket);
+  void add_bucket(std::span<const std::int32_t> list, std::string_view kind, DType dtype, std::int64_t element,
+                  std::string extra);
   std::string span_of(Parameters list) const;
   std::string group_of(bool small_group) const;
 

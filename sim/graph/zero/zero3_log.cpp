@@ -106,15 +106,21 @@ void Zero3::log_gather(Parameters list, Cause cause, std::int32_t module, Pass p
   const std::string_view word = cause == Cause::kFetch ? "fetch" : "prefetch";
   unit_ = span_of(list);
   note_ = fmt::format("{} n={} at={}", word, list.size(), at_module);
+  add_bucket(list, cause == Cause::kFetch ? "zero3_fetch" : "zero3_prefetch", plan_.param_dtype, 2,
+             fmt::format("at={} pass={} micro={}", at_module, pass == Pass::kForward ? "fwd" : "bwd", microbatch()));
+}
+
+void Zero3::add_bucket(std::span<const std::int32_t> list, std::string_view kind, DType dtype, std::int64_t element,
+                       std::string extra) {
   if (step_ != run_->steps) return;
   LibraryBucket& bucket = run_->record->buckets.emplace_back();
   bucket.phase = fmt::format("step{}", step_);
   bucket.index = buckets_++;
-  bucket.kind = cause == Cause::kFetch ? "zero3_fetch" : "zero3_prefetch";
-  bucket.dtype = torch_word(plan_.param_dtype);
-  bucket.extra = fmt::format("at={} pass={} micro={}", at_module, pass == Pass::kForward ? "fwd" : "bwd", microbatch());
+  bucket.kind = kind;
+  bucket.dtype = torch_word(dtype);
+  bucket.extra = std::move(extra);
   for (const std::int32_t p : list) {
-    bucket.bytes += parameter(p).numel * 2;
+    bucket.bytes += parameter(p).numel * element;
     bucket.parameters.push_back(run_->parameters[static_cast<std::size_t>(p)]);
   }
 }
@@ -127,19 +133,9 @@ void Zero3::log_reduction(std::string_view kind, std::int64_t bytes_in, std::int
 void Zero3::log_bucket(std::span<const std::int32_t> list) {
   unit_ = span_of(list);
   note_ = fmt::format("n={}", list.size());
-  if (step_ != run_->steps) return;
-  LibraryBucket& bucket = run_->record->buckets.emplace_back();
-  bucket.phase = fmt::format("step{}", step_);
-  bucket.index = buckets_++;
-  bucket.kind = "zero3_reduce_bucket";
   // Copied into the bucket they are of its dtype.
   const DType dtype = held_gradients_.empty() ? plan_.reduce_dtype : plan_.param_dtype;
-  bucket.dtype = torch_word(dtype);
-  bucket.extra = fmt::format("micro={}", microbatch());
-  for (const std::int32_t p : list) {
-    bucket.bytes += parameter(p).numel * size_of(dtype);
-    bucket.parameters.push_back(run_->parameters[static_cast<std::size_t>(p)]);
-  }
+  add_bucket(list, "zero3_reduce_bucket", dtype, size_of(dtype), fmt::format("micro={}", microbatch()));
 }
 
 // Before the first step: each parameter is broadcast when it is partitioned and once more by the

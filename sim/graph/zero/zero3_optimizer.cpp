@@ -37,10 +37,6 @@ void Zero3::persistent_memory() {
     allocate_persistent(category, -1, Bytes(bytes));
     graph().buffers.back().on_host = on_host;
   };
-  std::int64_t partitions = 0;  // bytes
-  for (const Zero3Parameter& each : script_->parameters) {
-    partitions += partition_of(each) * element_size(each);
-  }
   const auto is_in_memory = [](ZeroOffload offload) { return offload != ZeroOffload::kNvme; };
   // What is on NVMe passes through pinned buffers of the host: OffloadParam's buffer_count of
   // buffer_size elements, OffloadOptimizer's buffer_count of the largest state
@@ -50,7 +46,7 @@ void Zero3::persistent_memory() {
   const ZeroOffload parameters = plan_.zero.offload_param;
   const ZeroOffload states = plan_.zero.offload_optimizer;
   if (is_in_memory(parameters)) {
-    hold(MemoryCategory::kShardedParam, partitions, parameters != ZeroOffload::kNone);
+    hold(MemoryCategory::kShardedParam, partition_bytes(), parameters != ZeroOffload::kNone);
   } else {
     std::int64_t kept = 0;
     for (const Zero3Parameter& each : script_->parameters) {
@@ -85,8 +81,7 @@ void Zero3::persistent_memory() {
   hold(MemoryCategory::kShardedGrad, partitioned_ * size_of(accumulation_dtype()), on_host);
   // What the step before gathered.
   const auto keep = [&](std::int32_t p) {
-    at(gathered_, p) = allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
-                                           Bytes(partition_of(p) * plan_.mesh.fsdp() * element_size(p)));
+    hold_gathered(p);
     persistent_.resize(script_->parameters.size(), kNoBuffer);
     at(persistent_, p) = at(gathered_, p);
   };

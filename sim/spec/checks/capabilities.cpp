@@ -95,11 +95,8 @@ std::int32_t minor_of(const Runtime& runtime) { return fsdp2_minor(runtime.versi
 
 std::span<const Capability> capability_table() {
   static const std::vector<Capability> table = [] {
-    std::vector<Capability> rows;
-    for (const auto& cells : rows_of_table(capability_files().front().content)) {
-      rows.push_back(capability_of(cells));
-    }
-    return rows;
+    return list_of<Capability>(rows_of_table(capability_files().front().content),
+                               [&](const auto& cells) { return capability_of(cells); });
   }();
   return table;
 }

@@ -73,10 +73,8 @@ std::optional<PlanProblem> problem_of_hardware(const Plan& plan, const Cluster& 
   }
   for (const KernelSupport& support : kernel_support()) {
     if (plan.attention != support.kernel || !lacks(support, gpu.architecture)) continue;
-    std::vector<std::string_view> runs;
-    for (const std::string_view each : gpu_architectures()) {
-      if (!lacks(support, each)) runs.push_back(each);
-    }
+    auto runs = list_where<std::string_view>(gpu_architectures(),
+                                             [&](const std::string_view each) { return !lacks(support, each); });
     return contradiction(
         "attention", fmt::format("{} does not run on {} ({})", to_string(support.kernel), gpu.name, gpu.architecture),
         fmt::format("flash, or a GPU of {} ({})", fmt::join(runs, ", "), support.source),

@@ -36,9 +36,7 @@ std::vector<Module> read_modules(const ConfigNode& node) {
   if (!node.is_sequence()) {
     throw node.error("this is no list", "modules of Megatron-Core, for example [moe_act]");
   }
-  std::vector<Module> modules;
-  for (const ConfigNode& item : node.elements()) modules.push_back(read_word(item, kModules));
-  return modules;
+  return list_of<Module>(node.elements(), [&](const ConfigNode& item) { return read_word(item, kModules); });
 }
 
 Json written_modules(const std::vector<Module>& modules) {

@@ -78,8 +78,7 @@ Json schema_of(const PlanKey& key) {
   Json schema = {{"description", key.says()}};
   schema.update(schema_of(key.type));
   if (key.path == "stack") {
-    Json words = Json::array();
-    for (const Preset* stack : presets(PresetKind::kStack)) words.push_back(stack->name);
+    Json words = json_list(presets(PresetKind::kStack), [](const Preset* preset) -> Json { return preset->name; });
     words.push_back("none");
     schema["enum"] = std::move(words);
   }

@@ -43,15 +43,12 @@ constexpr PlanKeyType kUnshardPolicy = other(R"({"oneOf": [{"type": "boolean"},
     "examples": [true, [{"units": 0, "value": false}]]})");
 
 std::vector<std::int64_t> read_rows(const ConfigNode& n) {
-  std::vector<std::int64_t> rows;
-  for (const ConfigNode& item : n.elements()) rows.push_back(item.as_int(0, plan_limits::kSequence));
-  return rows;
+  return list_of<std::int64_t>(n.elements(),
+                               [&](const ConfigNode& item) { return item.as_int(0, plan_limits::kSequence); });
 }
 
 std::vector<std::string> read_orders(const ConfigNode& n) {
-  std::vector<std::string> orders;
-  for (const ConfigNode& item : n.elements()) orders.push_back(item.as_string());
-  return orders;
+  return list_of<std::string>(n.elements(), &ConfigNode::as_string);
 }
 
 constexpr PlanKey kShapeKeys[] = {

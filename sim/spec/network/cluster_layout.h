@@ -54,11 +54,7 @@ struct ClusterLayout {
   std::vector<NetworkSwitch> switches;
   std::vector<SwitchLink> links;
   std::vector<RingOrder> rings;
-  std::int64_t nodes() const {
-    std::int64_t all = 0;
-    for (const NodeGroup& group : groups) all += group.count;
-    return all;
-  }
+  std::int64_t nodes() const { return sum_of<std::int64_t>(groups, &NodeGroup::count); }
 };
 
 // The cluster with every kind of node changed, its own and those of its layout; and with every link
