@@ -205,6 +205,10 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     }
     plan.map("distributed_optimizer");
     plan.map("cuda_graphs");
+    // Where queries, keys and values are one product, it has one adapter.
+    if (row.word("adapters").ends_with("_attention") && is_fused_by_hand(row)) {
+      plan.add("lora.targets=[qkv_proj, o_proj]");
+    }
     return;
   }
   if (runtime == "ddp" || is_zero) {
@@ -253,6 +257,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     plan.add("fsdp1.use_orig_params=true");
   }
   if (runtime != "fsdp1") return;
+  if (row.has("adapters")) plan.add("fsdp1.use_orig_params=true");  // which lie beside frozen ones
   plan.map("prefetch_kind");
   if (row.count("forward_prefetch") == 1) plan.add("prefetch.forward=1");
   if (row.has("limit_all_gathers")) {
@@ -312,10 +317,12 @@ std::vector<std::string> pipeline_assignments(const TrainingRow& row, const Mode
   const std::int64_t blocks = model.block_count() - predictions;
   const std::int64_t missing = (stages - blocks % stages) % stages;
   const std::int64_t share = (blocks + missing) / stages;
-  const std::int64_t first = missing == 2 ? 1 : std::max<std::int64_t>(0, missing - share);
-  std::vector<std::string> list = {
-      fmt::format("pipeline.first_stage_less_layers={}", first),
-      fmt::format("pipeline.last_stage_less_layers={}", row.count("last_stage_less", missing - first - predictions))};
+  std::int64_t first = missing == 2 ? 1 : std::max<std::int64_t>(0, missing - share);
+  std::int64_t last = row.count("last_stage_less", missing - first - predictions);
+  // What the last has more of two, the first has less.
+  if (last < 0 && stages == 2) first -= std::exchange(last, 0);
+  std::vector<std::string> list = {fmt::format("pipeline.first_stage_less_layers={}", first),
+                                   fmt::format("pipeline.last_stage_less_layers={}", last)};
   if (chunks > 1) {
     list.push_back("pipeline.schedule=Interleaved1F1B");
     list.push_back(fmt::format("pipeline.stages_per_rank={}", chunks));

@@ -45,7 +45,8 @@ namespace {
 
 void apply_float8(LayerSpec& layer, const Plan& plan) {
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
-    if (layer.operations[o].kind != OperationKind::kGemm) continue;
+    const bool is_adapters = contains(layer.operations[o].name, ".lora_");  // Megatron-Core's own linear layers
+    if (layer.operations[o].kind != OperationKind::kGemm || is_adapters) continue;
     Operation op = std::move(layer.operations[o]);
     const auto bytes = [&](const std::string& name, std::int64_t per_token, std::int64_t fixed) {
       return add_tensor(layer, {.name = name, .per_token = per_token, .fixed = fixed, .type = ElementType::kByte});

@@ -260,7 +260,7 @@ std::string transfer(int name, int peer) { return fmt::format("X 1 0 77 7 {} {} 
 const std::string kTransferWaits = "E 1 0 0 5\nW 1 0 77 5\n", kComputeWaits = "E 1 0 77 6\nW 1 0 0 6\n";
 
 TEST(Captured, RanksOfAPipelineWaitForEachOther) {
-  const std::string send_out = kTransferWaits + transfer(4, 1), receive_out = transfer(5, 1) + kComputeWaits;
+  const std::string send_out = kTransferWaits + transfer(4, 1) + "E 1 0 77 8\n", receive_out = transfer(5, 1) + kComputeWaits;
   const std::string send_back = kTransferWaits + transfer(4, 0), receive_back = transfer(5, 0) + kComputeWaits;
   write_rank("first", 1, kProduct + send_out + receive_out + kProduct);
   write_rank("second", 3, receive_back + kProduct + kProduct + kProduct + send_back);

@@ -16,6 +16,7 @@ namespace {
 // Of one weight, or of as many as there are experts.
 bool is_plain_product(const LayerSpec& layer, const Operation& op) {
   return op.kind == OperationKind::kGemm && !op.packed && op.inputs.size() == 1 && op.outputs.size() == 1 &&
+         !contains(op.name, ".lora_") &&  // adapters are modules of their own (Megatron-Bridge's canonical_lora.py)
          layer.parameters[at(op.parameters.front())].shape.size() == (op.groups > 1 ? 3 : 2) &&
          std::ranges::none_of(op.parameters, [&](Index p) { return layer.parameters[at(p)].tied; }) &&
          // (What experts read is a module of its own.)

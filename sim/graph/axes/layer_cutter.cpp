@@ -121,7 +121,10 @@ class Cutter {
     }
   }
 
-  static bool reads_whole(const Operation& op) { return op.kind == OperationKind::kGemm; }
+  bool reads_whole(const Operation& op) const {
+    const bool drops = part_.plan.lora.rank > 0 && op.function == Function::kDropout && op.name.ends_with(".dropout");
+    return op.kind == OperationKind::kGemm || drops;
+  }
 
   // The name of a gathered input ends with that of what was gathered.
   void add_gathered_names(Operation& op) const {
@@ -143,6 +146,61 @@ class Cutter {
     }
   }
 
+  // null: none of that name.
+  const Operation* find_operation(std::string_view name) const {
+    const auto found = std::ranges::find(part_.source.operations, name, &Operation::name);
+    return found == part_.source.operations.end() ? nullptr : &*found;
+  }
+
+  // ParallelLinearAdapter (Megatron-Bridge, peft/utils.py): the first product is cut as the layer
+  // beside it, the second by columns; what they make is whole between them and, beside a layer that
+  // is cut by rows, behind them, of which each rank then takes its positions.
+  void cut_adapter(Operation op) {
+    const bool is_first = op.name.ends_with(".lora_A");
+    const Index read = op.inputs.front(), result = op.outputs.front();
+    const std::int8_t part = op.part;
+    std::vector<std::int64_t>& shape = part_.layer.parameters[at(op.parameters.front())].shape;
+    if (part_.places[at(read)] == Placement::kFeature) {
+      op.k /= part_.tp;
+      shape[1] /= part_.tp;
+      part_.layer.operations.push_back(std::move(op));
+      return part_.reduce(result, part, false, true);
+    }
+    if (part_.places[at(read)] == Placement::kSequence) {
+      const Index all = part_.gather(read, part);
+      for (Indices* list : {&op.inputs, &op.saved}) std::ranges::replace(*list, read, all);
+    }
+    const Operation* sum = find_operation(op.name.substr(0, op.name.rfind('.')) + ".sum");
+    const bool by_columns = sum != nullptr && part_.places[at(sum->inputs.front())] == Placement::kFeature;
+    if (!is_first || !part_.sequence) op.reduces = {.kind = CollectiveKind::kAllReduce, .beside = true};
+    op.n /= part_.tp;
+    shape[0] /= part_.tp;
+    if (!is_first && by_columns) {
+      part_.place(result, Placement::kFeature);
+      part_.layer.operations.push_back(std::move(op));
+      return;
+    }
+    const bool scatters = !is_first && part_.sequence;
+    part_.place(result, scatters ? Placement::kSequence : Placement::kWhole);
+    const auto add = [&](const char* suffix, std::int64_t width) {
+      TensorSpec spec = part_.source.tensors[at(result)];
+      spec.name += suffix;
+      spec.per_token = width;
+      return part_.add_tensor(std::move(spec), Placement::kWhole);
+    };
+    const Index own = add(" of the rank", op.n);
+    const Index whole = scatters ? add(" gathered", op.n * part_.tp) : result;
+    std::ranges::replace(op.outputs, result, own);
+    part_.layer.operations.push_back(std::move(op));
+    Operation& gather = part_.move(own, whole, part);
+    gather.released = {own};
+    gather.collective = {.kind = CollectiveKind::kAllGather, .reorders = true, .waits = true};
+    if (!scatters) return;
+    Operation& scatter = part_.move(whole, result, part);
+    scatter.released = {whole};
+    scatter.collective_backward = {.kind = CollectiveKind::kAllGather, .waits = true};
+  }
+
   void cut_product(Operation op) {
     const Index read = op.inputs.front();
     const Index result = op.outputs.front();
@@ -150,6 +208,7 @@ class Cutter {
     FORESHARD_CHECK(part_.tp == 1 || old_weight.shape.size() == 2, "a stack of weights is not cut");
     ParameterSpec& weight = part_.parameter(op.parameters.front());
     if (!cuts()) return part_.add(std::move(op));
+    if (part_.megatron && contains(op.name, ".lora_")) return cut_adapter(std::move(op));
     if (part_.places[at(read)] == Placement::kFeature) {  // by rows of the input
       op.k /= part_.tp;
       if (part_.slices > 1) add_workspace_of_slices(op);
@@ -178,9 +237,15 @@ class Cutter {
       return part_.add(std::move(op));
     }
     Index input = read;
-    const bool in_fp8 = part_.gathers_in_fp8(op) && part_.places[at(read)] == Placement::kSequence;
+    // An adapter reads what TransformerEngine gathers for its layer (return_layernorm_output_gathered).
+    const bool is_shared = part_.megatron && part_.sequence && find_operation(op.name + ".lora_A") != nullptr;
+    const bool in_fp8 = part_.gathers_in_fp8(op) && part_.places[at(read)] == Placement::kSequence && !is_shared;
     if (in_fp8) op.fp8_inputs = part_.tp;
-    if (part_.megatron) {
+    if (is_shared) {
+      input = part_.gather(read, op.part);
+      Operation& gather = part_.layer.operations.back();
+      gather.collective.unpacks = gather.collective_backward.packs = false;
+    } else if (part_.megatron) {
       if (part_.sequence) {
         op.gathers = {.kind = CollectiveKind::kAllGather,
                       .beside = true,

@@ -419,11 +419,39 @@ std::vector<std::string> linear_modules(const ModelSpec& model) {
   return names;
 }
 
+// Megatron-Bridge's adapters (peft/utils.py, ParallelLinearAdapter), each of two parallel layers; an
+// expert's are others.
+Problem problem_of_parallel_adapters(const Plan& plan, const ModelSpec& model) {
+  if (plan.lora.rank % plan.mesh.tp != 0) {
+    return contradiction("lora.rank", "adapters' rank is cut by mesh.tp",
+                         fmt::format("a multiple of {}", plan.mesh.tp));
+  }
+  for (const LayerSpec& layer : model.kinds) {
+    const bool is_mixture = std::ranges::any_of(layer.operations, [](const auto& op) { return op.groups > 1; });
+    for (const Operation& op : layer.operations) {
+      const bool is_target = std::ranges::any_of(plan.lora.targets, [&](const std::string& target) {
+        return target == Lora::kAllLinear ? layer.role == LayerRole::kBlock : is_module(op.name, target);
+      });
+      if (op.kind != OperationKind::kGemm || !is_target) continue;
+      const std::string name = op.name.substr(op.name.rfind('.') + 1);
+      if (contains(" q_proj k_proj v_proj qkv_proj o_proj ", ' ' + name + ' ')) continue;
+      if (!is_mixture && contains(" gate_proj up_proj gate_up_proj down_proj ", ' ' + name + ' ')) continue;
+      return contradiction("lora.targets", fmt::format("Megatron-Core's adapter beside {} is not modelled", name),
+                           "modules of attention or of a dense feed-forward layer");
+    }
+  }
+  return std::nullopt;
+}
+
 Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
   const Lora& lora = plan.lora;
   if (lora.rank == 0) return std::nullopt;
-  if (plan.float8 != Float8::kNone) {
+  const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
+  if (plan.float8 != Float8::kNone && !is_megatron) {
     return contradiction("float8", "adapters' base is not cast to fp8", "none, or lora.rank: 0");
+  }
+  if (is_megatron) {
+    if (Problem problem = problem_of_parallel_adapters(plan, model)) return problem;
   }
   if ((lora.trains_embedding || lora.trains_head) && model.tied_embeddings) {
     return contradiction("lora.modules_to_save", "embedding and head are tied, of which PEFT copies one", "none");

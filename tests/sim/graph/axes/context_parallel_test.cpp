@@ -102,6 +102,23 @@ TEST(ContextParallel, ARingSendsToOneRankAndUlyssesToAll) {
   }
 }
 
+// Megatron-Bridge's ParallelLinearAdapter with sequence parallel: gathers of what queries', keys' and values' first
+// products make, of all that the output's second makes and of its gradient; sums behind each second product, and of the
+// output's first.
+TEST(Adapters, AreCutWithTheLayersBesideThem) {
+  Plan plan = cp_plan(RuntimeKind::kMegatron, "0.20", Rotate::kUlysses);
+  plan.mesh.cp = 1;
+  plan.mesh.tp = 2;
+  plan.lora.rank = 16;
+  plan.lora.targets = {"q_proj", "k_proj", "v_proj", "o_proj"};
+  const auto built = [&](int blocks) { return build_training_step(with_variants(tiny_model(blocks), plan), plan); };
+  const EventGraph less = built(2), more = built(3);
+  EXPECT_EQ(count(more, EventKind::kAllGather) - count(less, EventKind::kAllGather), 4 + 3 + 2);
+  EXPECT_EQ(count(more, EventKind::kReduceScatter) - count(less, EventKind::kReduceScatter), 4);
+  EXPECT_EQ(count(more, EventKind::kAllReduce) - count(less, EventKind::kAllReduce), 5);
+  EXPECT_EQ(replay_allocations(more).peak, peak_allocated(more));
+}
+
 ModelSpec small_model(const char* family, bool tied = false) {
   ModelDims dims = family_dims(family, family, {2, 512, 8, 8, 64, 2048, 1024, 1024});
   dims.tied = tied;
