@@ -187,8 +187,12 @@ def watch(model):
     torch = sys.modules["torch"]
     is_tensor = torch.is_tensor
 
+    inside = []  # of the model's own forward
+
     def computes(module, positional):
         SEEN["autocast"] = str(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else None
+        if module is not model and positional and not inside and torch.is_grad_enabled():  # (called by its name)
+            SEEN["inputs"] = beside("foreshard_modules").inputs_of({"input_ids": positional[0]})
 
     def begun(*unused):
         while firsts:
@@ -197,9 +201,15 @@ def watch(model):
             SEEN["left"] = model  # by the step before
 
     def given(module, positional, named):
+        inside.append(module)
+        if not torch.is_grad_enabled() and "inputs" in SEEN:  # (what a step reads of itself: rollouts)
+            return
         SEEN["inputs"] = beside("foreshard_modules").inputs_of({**dict(enumerate(positional)), **named})
 
     def returned(module, positional, output):
+        inside.clear()
+        if not torch.is_grad_enabled() and "loss_in_forward" in SEEN:
+            return
         SEEN["loss_in_forward"] = getattr(output, "loss", None) is not None
         logits = getattr(output, "logits", None)
         SEEN["logits"] = weakref.ref(logits) if is_tensor(logits) else None
@@ -225,6 +235,7 @@ def observe(optimizer):
     model = called if is_it else largest_model(stepped)
     if model is not None:
         watch(model)
+        SEEN["buffers"] = {id(b) for b in model.buffers()}  # (some optimizers step these, too)
         SEEN["document"] = described_model(model)
 
 
@@ -258,7 +269,7 @@ def hook_optimizers(module):
         if traces() and "optimizers" not in SEEN:  # (a traced step checkpoints nothing)
             sys.modules["torch"].cuda.reset_peak_memory_stats()
         if id(optimizer) not in numbers:
-            said, held = optimizer.defaults, [getattr(p, "_local_tensor", p) for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+            said, held = optimizer.defaults, [getattr(p, "_local_tensor", p) for g in optimizer.param_groups for p in g["params"] if p.requires_grad and id(p) not in SEEN.get("buffers", ())]
             SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach"), "states": states_of(optimizer), "elements": sum(p.numel() for p in held), "bytes": sum(p.nbytes for p in held), "tensors": len(held)})
         number = numbers.setdefault(id(optimizer), len(numbers))
         if number == 0:
