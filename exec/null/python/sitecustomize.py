@@ -530,8 +530,16 @@ def plain(document):
     return json.loads(json.dumps(document, default=str), parse_constant=str)
 
 
+def engine_of(root):
+    """The engine or replicas of all of a model's parameters, which Fabric holds in a module of its own."""
+    count = sum(1 for _ in root.parameters())
+    kinds = ("DeepSpeedEngine", "DistributedDataParallel")
+    return next((m for m in root.modules() if type(m).__name__ in kinds and sum(1 for _ in m.parameters()) == count), root)
+
+
 def described_model(root):
-    inner = getattr(root, "module", root)
+    engine = engine_of(root)
+    inner = getattr(engine, "module", engine)
     config = next((c for c in (getattr(m, "config", None) for m in (root, inner)) if hasattr(c, "to_dict")), None)
     seen = set()
     document = {"schema": "foreshard.capture.model/1", "class": type(root).__name__}
@@ -543,10 +551,10 @@ def described_model(root):
     ]
     document["units"] = [u for u in (described_unit(n, m, seen) for n, m in root.named_modules()) if u is not None]
     described_fsdp1(root, document)
-    if type(root).__name__ == "DeepSpeedEngine":
-        document["deepspeed"] = plain(root._config._param_dict)
-    if type(root).__name__ == "DistributedDataParallel" and hasattr(root, "reducer"):  # not Megatron's
-        document["ddp"] = described_ddp(root)
+    if type(engine).__name__ == "DeepSpeedEngine":
+        document["deepspeed"] = plain(engine._config._param_dict)
+    if type(engine).__name__ == "DistributedDataParallel" and hasattr(engine, "reducer"):  # not Megatron's
+        document["ddp"] = described_ddp(engine)
     if hasattr(inner, "peft_config"):
         document["lora"] = described_adapters(inner)
     document["input_embeddings"] = name_of(inner, "get_input_embeddings")
