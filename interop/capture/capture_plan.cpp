@@ -372,12 +372,13 @@ std::int64_t handed_rows(const CapturedModules& capture) {
   return 0;
 }
 
-// Of the rows that a model's first forward is given (frames of each sample): products that have fewer are of samples, where
-// something else that is given has as many.
+// Of the rows that a model's first forward is given (frames of each sample): products that have fewer are of samples,
+// where something else that is given has as many.
 std::int64_t samples_of(const Json& document, std::int64_t rows) {
   for (const Json& operation : document.at("operations")) {
     if (!operation.contains("n")) continue;
-    const std::int64_t own = operation.at("out")[0].at("elements").get<std::int64_t>() / operation["n"].get<std::int64_t>();
+    const std::int64_t own =
+        operation.at("out")[0].at("elements").get<std::int64_t>() / operation["n"].get<std::int64_t>();
     if (own < 2 || own >= rows || rows % own != 0) continue;
     for (const auto& [number, given] : document.at("given").items()) {
       const Json shape = given.value("shape", Json::array());
