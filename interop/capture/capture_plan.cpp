@@ -372,6 +372,22 @@ std::int64_t handed_rows(const CapturedModules& capture) {
   return 0;
 }
 
+// Of the rows that a model's first forward is given (frames of each sample): products that have fewer are of samples,
+// where something else that is given has as many.
+std::int64_t samples_of(const Json& document, std::int64_t rows) {
+  for (const Json& operation : document.at("operations")) {
+    if (!operation.contains("n")) continue;
+    const std::int64_t own =
+        operation.at("out")[0].at("elements").get<std::int64_t>() / operation["n"].get<std::int64_t>();
+    if (own < 2 || own >= rows || rows % own != 0) continue;
+    for (const auto& [number, given] : document.at("given").items()) {
+      const Json shape = given.value("shape", Json::array());
+      if (shape.size() > 1 && shape[0] == own) return own;
+    }
+  }
+  return rows;
+}
+
 // Of each capture: what differs between them tells batch and length of the model's inputs.
 std::vector<Extents> extents_of(const std::vector<Json>& inputs, const std::vector<CapturedModules>& modules) {
   const std::size_t count = inputs.size();
@@ -398,6 +414,7 @@ std::vector<Extents> extents_of(const std::vector<Json>& inputs, const std::vect
   std::vector<std::int64_t> rows;  // of each sample, where all have as many
   for (std::size_t c = 0; c < count; ++c) {
     made[c].batch = extent(c, leader, 0);
+    made[c].batch = samples_of(modules[c].document, made[c].batch);
     const std::int64_t handed = handed_rows(modules[c]);
     rows.push_back(handed > 0 && made[c].batch % handed == 0 ? made[c].batch / handed : 0);
   }
@@ -503,10 +520,11 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
   std::vector<Json*> documents;
   for (CapturedModules& each : all) documents.push_back(&each.document);
   fold_loops(documents);
-  std::vector<Json> inputs;
+  std::vector<Json> inputs, last;  // of the forward that was traced, of the steady step's
   for (const CapturedModules& each : all) {
     const Json document = read_json_document(std::filesystem::path(each.path).replace_filename("model.json"));
-    inputs.push_back(document.value("inputs", Json::object()));
+    last.push_back(document.value("inputs", Json::object()));
+    inputs.push_back(each.document.value("inputs", last.back()));
     if (inputs.back().empty()) inputs.back() = each.document.at("given");
     check_alone(each, document.value("optimizers", Json::array()));
   }
@@ -517,7 +535,12 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
   }
   OwnModel own;
   count_products(all[0].document.at("operations"), steps);
-  if (!inputs[0].empty()) own.extents = extents[0];
+  own.extents = extents[0];
+  if (!last[0].empty() && last[0] != inputs[0]) {
+    const Extents steady = extents_of({last[0]}, {all[0]})[0];
+    own.extents.batch = steady.batch;
+    if (steady.has_length) own.extents.sequence = steady.sequence;
+  }
   own.others = all[0].document.value("others", std::int64_t{0});
   own.makes_loss = makes_loss(all[0].document.at("operations"));
   own.is_held = holds_output(all[0]);

@@ -60,6 +60,9 @@ CapturedModules read_modules(const Capture& capture) {
     throw Error(ExitCode::kInvalidInput,
                 made.path + ": is of an earlier foreshard-null; expected a capture of this one");
   }
+  Json& parameters = made.document.at("parameters");
+  for (auto it = parameters.begin(); it != parameters.end();)  // (of no elements: a module's place for its device)
+    it = numel_of(*it) > 0 ? std::next(it) : parameters.erase(it);
   const std::map<std::string, Json> kernels = marked_kernels(capture);
   made.document["products"] = value_of(kernels, "before", Json::array());
   for (Json& operation : made.document.at("operations")) {

@@ -4,10 +4,13 @@ import ctypes
 import dis
 import functools
 import operator
+import os
 import struct
 import sys
 import warnings
 
+HERE = os.path.dirname(__file__)
+BETWEEN = tuple(os.path.join("torch", *of) for of in (["_ops.py"], ["_compile.py"], ["_dynamo", "eval_frame.py"]))  # around modes
 LEAST = 2.0**-20  # below what programs compare with
 ENDLESS = 1_000  # questions in one place: few steps ask fewer
 # Of libraries that are not answered: filled, of the sizes that PyTorch's meta functions say.
@@ -66,9 +69,10 @@ def start(torch, library):
             guessed.add(result.data_ptr())
 
     def truth(value):
-        try:
-            frame = sys._getframe(2)
-        except ValueError:  # (a thread of autograd's)
+        frame = sys._getframe(1)
+        while frame is not None and (os.path.dirname(frame.f_code.co_filename) == HERE or frame.f_code.co_filename.endswith(BETWEEN)):
+            frame = frame.f_back
+        if frame is None:  # (a thread of autograd's)
             return value
         place = (frame.f_code, frame.f_lasti)
         told = told_by_raise(*place)
@@ -77,7 +81,7 @@ def start(torch, library):
 
     def scalar(tensor):
         at, is_known = tensor.data_ptr(), bytes_of(tensor) is not None
-        value = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor).item()  # (one copy that the host waits for)
+        value = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor).item()  # (one copy that the host waits for)
         if tensor.dtype == torch.bool and (at in guessed or not is_known):
             return truth(value)
         return value if value or is_known else number(tensor)

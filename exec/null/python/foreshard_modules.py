@@ -66,6 +66,7 @@ def start(torch, out, seen):
     def begin(root, arguments):
         root, arguments = whose_forward(torch, root, arguments)
         seen["called"], seen["inputs"] = root, inputs_of(arguments)
+        state["inputs"] = seen["inputs"]
         root = getattr(root, "_orig_mod", root)  # (torch.compile's)
         outer.clear()
         state["trace"] = trace_of(torch, path, blocks_given_back())
@@ -94,7 +95,7 @@ def start(torch, out, seen):
             return
         trace = state.pop("trace")
         trace.__exit__(None, None, None)
-        document = dict(trace.document(), differentiates_twice=state["again"], before=state["before"], checkpoints=[c for c in checkpoints if c])
+        document = dict(trace.document(), differentiates_twice=state["again"], before=state["before"], inputs=state["inputs"], checkpoints=[unwrapped(c) for c in checkpoints if c])
         write(document)
         follow(document, trace.calls, trace.left_alone(document))
         del trace, document
@@ -301,6 +302,24 @@ def nodes_behind(loss):
     return seen
 
 
+def unwrapped(name):
+    while name.endswith(("._checkpoint_wrapped_module", "._fsdp_wrapped_module", "._orig_mod")):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def parts_of(name, parameter):
+    """Names, shapes and places of what FullyShardedDataParallel laid flat (without use_orig_params); of any other itself."""
+    if not hasattr(parameter, "_is_padding_mask"):
+        return [(name, parameter.shape, 0)]
+    parts, left, offset = [], list(zip(parameter._fqns, parameter._shapes)), 0
+    for size, is_padding in zip(parameter._numels_with_padding, parameter._is_padding_mask):
+        if not is_padding:
+            parts.append((name.removesuffix("_flat_param") + left[0][0], left.pop(0)[1], offset))
+        offset += size
+    return parts
+
+
 def trace_of(torch, path, given_back):
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -359,7 +378,8 @@ def trace_of(torch, path, given_back):
             for of, p in module._parameters.items():
                 whole = self.named.get("%s.%s" % (name, of) if name else of) if name is not None else None
                 if whole is not None and p is not None and not hasattr(p, "_local_tensor"):
-                    self.parameters.setdefault(address(p), {}).setdefault(p.storage_offset(), whole)
+                    for part, _, offset in parts_of(whole, p):
+                        self.parameters.setdefault(address(p), {}).setdefault(p.storage_offset() + offset, part)
 
         def number(self, tensor, is_new=False, is_view=False, is_same=False):
             """Of a storage, or of the part of it that a view shows. `is_same`: new, in a storage that was there."""
@@ -608,8 +628,8 @@ def trace_of(torch, path, given_back):
                 "block_list": lists[0][0] if lists else "",
                 "blocks": [prefix + n for prefix, blocks in chosen for n, _ in blocks.named_children()],
                 "parameters": {
-                    n: {"shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad, "gradient": p.grad is not None}
-                    for prefix, of in self.roots for n, p in of.named_parameters(prefix.rstrip(".")) if self.named.get(n, n) == n
+                    part: {"shape": list(shape), "dtype": str(p.dtype), "trainable": p.requires_grad, "gradient": p.grad is not None}
+                    for prefix, of in self.roots for n, p in of.named_parameters(prefix.rstrip(".")) if self.named.get(n, n) == n for part, shape, _ in parts_of(n, p)
                 },
                 "given": self.given,
                 "hidden": sorted(set(self.hidden)),

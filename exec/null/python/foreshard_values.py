@@ -113,7 +113,7 @@ def start(torch, library):
                 given = dict({"dim": CHOICES[func._schema.name]}, **dict(zip((a.name for a in func._schema.arguments), args)), **kwargs)
                 places = result[-1] if isinstance(result, tuple) else result
                 self.keep(Hosts([]), places, lambda: spread(given, places))
-            if is_shaped or (is_factory and not on_gpu):
+            if is_shaped or is_factory:
                 self.keep(Hosts([]), result, lambda: func(*tree_map(blank, args), **dict(kwargs, device=torch.device("cpu"))))
             return result
 
@@ -133,7 +133,7 @@ def start(torch, library):
             if any(type(t) not in plain for t in given):
                 return False, [], [], False
             on_gpu = [t for t in given if t.is_cuda]
-            is_factory = kwargs.get("device") is not None and torch.Tag.nondeterministic_seeded not in func.tags
+            is_factory = not given and kwargs.get("device") is not None and torch.Tag.nondeterministic_seeded not in func.tags
             return True, on_gpu, [t for t in on_gpu if t.dtype in followed] if not any(t.requires_grad for t in on_gpu) else [], is_factory
 
         def followed(self, begin, func, args, kwargs, known):

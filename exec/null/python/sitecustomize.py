@@ -214,8 +214,12 @@ def watch(model):
     torch = sys.modules["torch"]
     is_tensor = torch.is_tensor
 
+    inside = []  # of the model's own forward
+
     def computes(module, positional):
         SEEN["autocast"] = str(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else None
+        if module is not model and positional and not inside and torch.is_grad_enabled():  # (called by its name)
+            SEEN["inputs"] = beside("foreshard_modules").inputs_of({"input_ids": positional[0]})
 
     def begun(*unused):
         while firsts:
@@ -224,9 +228,15 @@ def watch(model):
             SEEN["left"] = model  # by the step before
 
     def given(module, positional, named):
+        inside.append(module)
+        if not torch.is_grad_enabled() and "inputs" in SEEN:  # (what a step reads of itself: rollouts)
+            return
         SEEN["inputs"] = beside("foreshard_modules").inputs_of({**dict(enumerate(positional)), **named})
 
     def returned(module, positional, output):
+        inside.clear()
+        if not torch.is_grad_enabled() and "loss_in_forward" in SEEN:
+            return
         SEEN["loss_in_forward"] = getattr(output, "loss", None) is not None
         logits = getattr(output, "logits", None)
         SEEN["logits"] = weakref.ref(logits) if is_tensor(logits) else None
@@ -252,6 +262,7 @@ def observe(optimizer):
     model = called if is_it else largest_model(stepped)
     if model is not None:
         watch(model)
+        SEEN["buffers"] = {id(b) for b in model.buffers()}  # (some optimizers step these, too)
         SEEN["document"] = described_model(model)
 
 
@@ -285,7 +296,7 @@ def hook_optimizers(module):
         if traces() and "optimizers" not in SEEN:  # (a traced step checkpoints nothing)
             sys.modules["torch"].cuda.reset_peak_memory_stats()
         if id(optimizer) not in numbers:
-            said, held = optimizer.defaults, [getattr(p, "_local_tensor", p) for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+            said, held = optimizer.defaults, [getattr(p, "_local_tensor", p) for g in optimizer.param_groups for p in g["params"] if p.requires_grad and id(p) not in SEEN.get("buffers", ())]
             SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach"), "states": states_of(optimizer), "elements": sum(p.numel() for p in held), "bytes": sum(p.nbytes for p in held), "tensors": len(held)})
         number = numbers.setdefault(id(optimizer), len(numbers))
         if number == 0:
@@ -546,8 +557,16 @@ def plain(document):
     return json.loads(json.dumps(document, default=str), parse_constant=str)
 
 
+def engine_of(root):
+    """The engine or replicas of all of a model's parameters, which Fabric holds in a module of its own."""
+    count = sum(1 for _ in root.parameters())
+    kinds = ("DeepSpeedEngine", "DistributedDataParallel")
+    return next((m for m in root.modules() if type(m).__name__ in kinds and sum(1 for _ in m.parameters()) == count), root)
+
+
 def described_model(root):
-    inner = getattr(root, "module", root)
+    engine = engine_of(root)
+    inner = getattr(engine, "module", engine)
     config = next((c for c in (getattr(m, "config", None) for m in (root, inner)) if hasattr(c, "to_dict")), None)
     seen = set()
     document = {"schema": "foreshard.capture.model/1", "class": type(root).__name__}
@@ -559,10 +578,10 @@ def described_model(root):
     ]
     document["units"] = [u for u in (described_unit(n, m, seen) for n, m in root.named_modules()) if u is not None]
     described_fsdp1(root, document)
-    if type(root).__name__ == "DeepSpeedEngine":
-        document["deepspeed"] = plain(root._config._param_dict)
-    if type(root).__name__ == "DistributedDataParallel" and hasattr(root, "reducer"):  # not Megatron's
-        document["ddp"] = described_ddp(root)
+    if type(engine).__name__ == "DeepSpeedEngine":
+        document["deepspeed"] = plain(engine._config._param_dict)
+    if type(engine).__name__ == "DistributedDataParallel" and hasattr(engine, "reducer"):  # not Megatron's
+        document["ddp"] = described_ddp(engine)
     if hasattr(inner, "peft_config"):
         document["lora"] = described_adapters(inner)
     document["input_embeddings"] = name_of(inner, "get_input_embeddings")
