@@ -157,7 +157,9 @@ class Cutter {
     const ParameterSpec& old_weight = part_.source.parameters[at(op.parameters.front())];
     FORESHARD_CHECK(part_.tp == 1 || old_weight.shape.size() == 2, "a stack of weights is not cut");
     ParameterSpec& weight = part_.layer.parameters[at(op.parameters.front())];
-    if (!cuts()) {
+    const bool is_whole =
+        part_.source.role == LayerRole::kHead && part_.plan.tensor_parallel.tables == TensorParallel::Tables::kWhole;
+    if (!cuts() || is_whole) {
       part_.layer.operations.push_back(std::move(op));
       return;
     }
@@ -192,7 +194,7 @@ class Cutter {
     Index input = read;
     const bool in_fp8 = part_.gathers_in_fp8(op) && part_.places[at(read)] == Placement::kSequence;
     if (in_fp8) op.fp8_inputs = part_.tp;
-    if (part_.megatron) {
+    if (part_.megatron && !(part_.sequence && part_.plan.tensor_parallel.keeps_gathered)) {
       if (part_.sequence) {
         op.gathers = {.kind = CollectiveKind::kAllGather,
                       .beside = true,
@@ -310,8 +312,8 @@ class Cutter {
       part_.layer.operations.push_back(std::move(op));
       return;
     }
-    if (part_.tp == 1) {
-      if (cuts()) part_.place(op.outputs, Placement::kSequence);
+    if (part_.tp == 1 || part_.plan.tensor_parallel.tables != TensorParallel::Tables::kCut) {
+      if (part_.slices > 1) part_.place(op.outputs, Placement::kSequence);
       part_.layer.operations.push_back(std::move(op));
       return;
     }

@@ -44,7 +44,7 @@ std::optional<EventKind> collective_kind(std::string_view name) {
   if (name == "all_reduce") return EventKind::kAllReduce;
   if (name == "broadcast" || name == "send" || name == "recv") return EventKind::kBroadcast;
   if (name == "reduce") return EventKind::kReduce;
-  if (name == "all_to_all") return EventKind::kAllGather;
+  if (name == "all_to_all") return EventKind::kAllToAll;
   return std::nullopt;
 }
 
