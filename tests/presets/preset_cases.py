@@ -9,6 +9,7 @@ TRAINER_train.py) and what somebody who plans it would type (`set`: keys of a pl
 rank 0 of 8 under foreshard-null; compared are the collectives of the last one in order and bytes, the peak of what tensors
 ask for less cuBLAS' workspaces, and what the caching allocator holds. Needs PyTorch 2.11 with the codes: those of --path
 are taken from a folder that pip filled (pip install --no-deps --target FOLDER torchtitan==0.2.2), others are python3's.
+nanotron is GitHub's src (2411b022) and, of nanotron_zero1, PyPI's 0.4 (nanotron-0.4=...), each with the Python of flash-attn 2.8.
 """
 import argparse
 import json
