@@ -9,6 +9,7 @@ allocator holds, and what a step takes its host (the middle one; `collect: false
 import gzip
 import json
 import pathlib
+import re
 import statistics
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from ask import NORM, WORKSPACES, answer, ask, same, scheduled
 
 
 LT = 1 << 20  # cuBLASLt's workspace, which products with a bias take
+DEEPSPEED = {"hook": 50e-6, "collective": 52e-6}  # of ZeRO-3's modules (sim/cost/host_calls.cpp)
 SMALL = 8320 << 10  # cuBLAS' where the GPU is no Hopper (PyTorch's parseChosenWorkspaceSize)
 
 
@@ -34,6 +36,8 @@ def same_cycle(here, there):
 def host_seconds(program, plan):
     """Of the calls that `explain` counts; by config, preset and plan alone."""
     takes = json.loads((pathlib.Path(__file__).parents[1] / "calibration/evidence/host_calls.json").read_text(encoding="utf-8"))["calls"]
+    if re.search("^runtime: zero3", plan.read_text(), re.M):
+        takes |= DEEPSPEED
     phases = ask(program, "explain", "--plan", plan)["host_work"]["phases"].values()
     return sum(count * takes[name] for phase in phases for name, count in phase["calls"].items())
 

@@ -128,6 +128,11 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
       group != nullptr && number == 3 && group->as_int(-1) > 0) {
     reader.map(in_zero("mics_shard_size"), "mesh.shard", fmt::format("{}", group->as_int()));
   }
+  // deepspeed/runtime/sequence_parallel/ulysses_sp.py
+  if (const ConfigNode* ranks = reader.find("sequence_parallel_size"); ranks != nullptr && ranks->as_int(1) > 1) {
+    reader.integer("sequence_parallel_size", "mesh.cp");
+    reader.assume("context_parallel.rotate", "ulysses", "DeepSpeed's sequence parallelism");
+  }
   read_optimizer_section(reader);
   reader.take("missing");
   reader.finish();

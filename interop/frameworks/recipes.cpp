@@ -30,12 +30,22 @@ void read_targets(ForeignReader& reader, const ConfigNode& rows) {
   }
 }
 
+// Its model's sizes are in the file; DDP's buckets are in MiB of 16 bits.
+void read_nanotron(ForeignReader& reader, const ForeignPlan& plan) {
+  if (plan.has("mesh.pp")) reader.take("stages");
+  if (!plan.has("optimizer.clip_norm")) reader.assume("optimizer.clip_norm", "none", "no clip_grad");
+  if (const ConfigNode* cap = reader.find("model.ddp_bucket_cap_mb")) {
+    reader.map("model.ddp_bucket_cap_mb", "megatron.bucket_size", fmt::format("{}", cap->as_int(1) << 19));
+  }
+}
+
 }
 
 std::string recipe_format(const ConfigNode& root) {
   if (!root.is_mapping()) return "";
   const ConfigNode* words = root.find("tokenizer");
   if (words != nullptr && words->is_mapping() && words->has("_component_")) return "torchtune";
+  if (root.has("parallelism") && root.has("tokens") && root.has("model")) return "nanotron";
   const bool is_litgpt = root.has("checkpoint_dir") || root.has("model_name");
   return is_litgpt && root.has("train") ? "litgpt" : "";
 }
@@ -71,7 +81,8 @@ ForeignPlan read_recipe(const ConfigNode& root, std::int64_t gpus) {
   assume(settings.at("programs").at(program), fmt::format("{}'s {}", plan.format, program));
   assume(gpus == 1 ? settings.at("one") : settings.at("sharded").at(program), gpus == 1 ? "one GPU" : "its sharding");
   reader.take("settings");
-  for (const char* path : {"clip_grad_norm", "train.max_norm"}) reader.clipping(path);
+  for (const char* path : {"clip_grad_norm", "train.max_norm", "optimizer.clip_grad"}) reader.clipping(path);
+  if (plan.format == "nanotron") read_nanotron(reader, plan);
   if (program == "lora") {
     reader.take("adapters");
     read_targets(reader, settings.at("targets"));

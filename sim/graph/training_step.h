@@ -79,6 +79,7 @@ class LayerPrograms {
     bool splits = false;     // backwards, of a pipeline's stages
     Mesh mesh;               // where it has more axes than replicate and shard, as one of both, and what follows
     bool divides_loss = false;
+    MegatronOptions::Gradients gradients = MegatronOptions::Gradients::kFused;
     TensorParallel tensor_parallel;
     ContextParallel context_parallel;
     ExpertParallel expert_parallel;

@@ -65,8 +65,15 @@ struct TensorParallel {
   // Collectives and the products beside them overlap chunk by chunk (torchtitan's
   // enable_async_tensor_parallel, Megatron-Core's tp_comm_overlap); with sequence.
   bool async = false;
+  // What was gathered for a product is kept for its weight's gradient (nanotron's
+  // tp_recompute_allgather: false); Megatron-Core gathers it again.
+  bool keeps_gathered = false;
+  // Which tables of tokens are cut by vocabulary: both, the head's, or none (transformers' plans).
+  enum class Tables : std::uint8_t { kCut, kHead, kWhole };
+  Tables tables = Tables::kCut;
   bool operator==(const TensorParallel&) const = default;
 };
+constexpr const char* to_string(TensorParallel::Tables tables) { return word_at(tables, {"cut", "head", "whole"}); }
 
 // Attention over the ranks of mesh.cp (torch.distributed.tensor.experimental context_parallel;
 // Megatron-Core's cp_comm_type).

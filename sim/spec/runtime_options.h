@@ -136,10 +136,20 @@ struct MegatronOptions {
   bool fp8_transposes = true;
   // Elements of a bucket; 0: max(40 M, 1 M x ranks that a buffer is sharded over).
   std::int64_t bucket_size = 0;
+  // Where gradients go. kFused: products add them to the flat buffer. kApart: they are tensors in
+  // dtype.param until backward ends, then added to it; ranks sum all of it at once. kBucketed: DDP's
+  // buckets beside them, each added and summed in the last backward when it is full. (nanotron,
+  // optim/gradient_accumulator.py; with dtype.reduce = dtype.param there is no flat buffer.)
+  enum class Gradients : std::uint8_t { kFused, kApart, kBucketed };
+  Gradients gradients = Gradients::kFused;
+  std::int64_t make_vocab_size_divisible_by = 128;  // times the ranks of mesh.tp
   bool operator==(const MegatronOptions&) const = default;
 };
 constexpr const char* to_string(MegatronOptions::CudaGraphs graphs) {
   return word_at(graphs, {"none", "modules", "iteration", "routers"});
+}
+constexpr const char* to_string(MegatronOptions::Gradients gradients) {
+  return word_at(gradients, {"fused", "apart", "bucketed"});
 }
 constexpr const char* to_string(MegatronOptions::Module module) {
   return word_at(module, {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"});

@@ -8,11 +8,12 @@ from ask import KINDS, NORM, WORKSPACES, answer, ask, captured, same, scheduled 
 NCCL = {2: "int32", 4: "int64", 6: "fp16", 7: "fp32", 9: "bf16"}  # ncclDataType_t
 
 
-def step_collectives(capture, norm=NORM):
-    """Of the steady step: kind, unit, bytes in, bytes out, dtype, ranks, where; the last is not known here. An all-reduce of fewer bytes than `norm` is functional, of ranks unknown."""
-    names, ranks, rows, steps, threads = {}, {}, [], [], set()
+def step_collectives(capture, norm=NORM, coalesced=False):
+    """All-reduces that NCCL was given at once are one if `coalesced`. Of the steady step: kind, unit, bytes in, bytes out, dtype, ranks, where; the last is not known here. An all-reduce of fewer bytes than `norm` is functional, of ranks unknown."""
+    names, ranks, rows, steps, threads, before = {}, {}, [], [], set(), None
     for line in (capture / "calls.txt").read_text().splitlines():
         letter, *rest = line.split(" ")
+        last, before = before, (letter, *rest[3:5])
         if letter == "N":
             names[int(rest[0])] = rest[1]
         elif letter == "K":
@@ -28,6 +29,9 @@ def step_collectives(capture, norm=NORM):
             kind, whole, group = names[int(rest[4])], int(rest[5]), ranks[rest[3]]
             sent = whole // group if kind == "all_gather" else whole
             received = whole // group if kind == "reduce_scatter" else whole
+            if coalesced and kind == "all_reduce" and last == before:
+                sent, received = (whole := rows[-1][2] + whole), whole
+                rows.pop()
             is_norm = kind == "all_reduce" and whole < norm
             rows.append(["functional_all_reduce" if is_norm else kind, "", sent, received, NCCL.get(int(rest[6]), "?"), 0 if is_norm else group, ""])
     return [rows for rows in steps if rows][-1]

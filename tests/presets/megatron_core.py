@@ -4,7 +4,7 @@
     tests/presets/megatron_core.py BIN [NAME ...]            against megatron_core.json.xz, as recorded
     tests/presets/megatron_core.py BIN [NAME ...] --record   runs megatron_train.py under BIN/foreshard-null and keeps what it did
 
-A case of megatron_core.json is run as each of its `ranks`; what it does not say is Megatron-Core's default. `within_layers`:
+A case of megatron_core.json is run as each of its `ranks`; its name begins with its layers and model; what it does not say is Megatron-Core's default. `within_layers`:
 buckets end inside of layers, where a plan reduces them behind the layer; their order is not compared. `layers: te`: with
 TransformerEngine's layers, whose peak is compared, too. Recorded with megatron-core 0.16.1, TransformerEngine 2.11 and
 PyTorch 2.11. Of experts' rows, rings and heads for positions NCCL sees sends: their bytes are summed. Not compared: exchanges
@@ -35,6 +35,12 @@ CONFIGS = {
     "deepseek": LLAMA | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_key_value_heads": 8, "q_lora_rank": 256,
                          "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 8,
                          "num_experts_per_tok": 2, "moe_intermediate_size": 1408, "first_k_dense_replace": 4, "n_shared_experts": 0}}
+
+
+def filled(name, case):
+    words = name.replace(",", "").split(" ")
+    te = words[0] == "te"
+    return {"model": words[te], "bucket": 8000000, "ranks": [1]} | ({"layers": "te"} if te else {}) | case
 
 
 def plan(case, rank, config):
@@ -113,7 +119,7 @@ def main():
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--record", action="store_true")
     args = parser.parse_args()
-    cases = json.loads((HERE / "megatron_core.json").read_text())
+    cases = {name: filled(name, case) for name, case in json.loads((HERE / "megatron_core.json").read_text()).items()}
     kept = json.loads(lzma.decompress(KEPT.read_bytes())) if KEPT.exists() else {}
     wrong = 0
     for name, case in cases.items():

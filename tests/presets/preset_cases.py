@@ -9,6 +9,7 @@ TRAINER_train.py) and what somebody who plans it would type (`set`: keys of a pl
 rank 0 of 8 under foreshard-null; compared are the collectives of the last one in order and bytes, the peak of what tensors
 ask for less cuBLAS' workspaces, and what the caching allocator holds. Needs PyTorch 2.11 with the codes: those of --path
 are taken from a folder that pip filled (pip install --no-deps --target FOLDER torchtitan==0.2.2), others are python3's.
+nanotron is GitHub's src (2411b022) and, of nanotron_zero1, PyPI's 0.4 (nanotron-0.4=...), each with the Python of flash-attn 2.8.
 """
 import argparse
 import json
@@ -26,7 +27,7 @@ WORLD, STEPS = 8, 3
 def run(args, case, folder):
     """What its allocator said of the last step; its collectives; versions."""
     (folder / "case.json").write_text(json.dumps({"run": case["run"], "model": case["config"]}))
-    paths = [path for name, path in args.path if name == case["trainer"]]
+    paths = [path for name, path in args.path if name in (case["trainer"], f"{case['trainer']}-{case['version']}")]
     environment = {**os.environ, "PYTHONPATH": ":".join(paths + [os.environ.get("PYTHONPATH", "")]).strip(":")}
     capture = folder / "capture"
     ran = captured(args.bin, capture, ["--rank", 0, "--world", WORLD, "--gpu", "h100", *case["null"]],
@@ -35,7 +36,8 @@ def run(args, case, folder):
     if ran.returncode != 0 or len(said) < 2:
         return None, last_lines(ran)
     versions = json.loads((capture / "model.json").read_text())["versions"]
-    rows = step_collectives(capture)
+    is_nanotron = case["trainer"] == "nanotron"  # groups of one rank are asked, too
+    rows = [row for row in step_collectives(capture, coalesced=is_nanotron) if not is_nanotron or row[5] != 1]
     told, left = [], list(case["unsaid"])  # what no plan says, each once
     for row in rows:
         text = f"{row[0].removeprefix('functional_')} {row[4]} {max(row[2:4])}"
@@ -46,7 +48,7 @@ def run(args, case, folder):
     # A step ends with its optimizer: what gathers behind it is the next one's first. (Of ZeRO-3 that is what persists.)
     said_of_it = case["run"].get("deepspeed", {})  # of DeepSpeedPlugin, or a configuration of DeepSpeed's
     said_of_it = said_of_it.get("hf_ds_config", said_of_it)
-    zero = said_of_it.get("zero_optimization", {"stage": said_of_it.get("zero_stage", 0), **said_of_it})
+    zero = said_of_it.get("zero_optimization", {"stage": said_of_it.get("zero_stage", case["run"].get("optimizer.zero_stage", 0)), **said_of_it})
     stage, persists = zero["stage"], zero.get("stage3_param_persistence_threshold", 100_000)
     if persists == "auto":  # transformers, integrations/deepspeed.py
         persists = 10 * case["config"].get("hidden_size", 0)
@@ -103,7 +105,7 @@ def main():
     said = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     said.add_argument("bin", type=lambda word: pathlib.Path(word).resolve())
     said.add_argument("names", nargs="*", help="cases, or trainers")
-    said.add_argument("--path", type=lambda word: word.split("=", 1), action="append", default=[], help="TRAINER=FOLDER, a folder for PYTHONPATH")
+    said.add_argument("--path", type=lambda word: word.split("=", 1), action="append", default=[], help="TRAINER=FOLDER or TRAINER-VERSION=FOLDER, a folder for PYTHONPATH")
     said.add_argument("--record", type=pathlib.Path, help="where cases go with what this run said")
     said.add_argument("--keep", type=lambda word: pathlib.Path(word).resolve(), help="where the captures stay")
     args = said.parse_args()

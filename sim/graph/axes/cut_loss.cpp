@@ -12,7 +12,8 @@
 // core/fusions/fused_cross_entropy.py) the exponentials are a second one and two sums travel in
 // one; the model's frame holds the logits till it returns. TransformerEngine's works on the logits
 // themselves (pytorch/triton/cross_entropy.py): each rank's greatest, sum and chosen are gathered.
-// 0.16 on the null GPU: 6, 10 and 2 bytes a logit.
+// 0.16 on the null GPU: 6, 10 and 2 bytes a logit. Of logits that the model returns in fp32
+// (dtype.output; nanotron, parallel/tensor_parallel/functional.py) it copies first: 8.
 
 #include <algorithm>
 #include <string>
@@ -27,7 +28,8 @@ namespace {
 
 class LossCutter : LayerWriter {
  public:
-  LossCutter(LayerSpec& layer, const Plan& plan) : LayerWriter(layer), ranks_(plan.mesh.tp) {
+  LossCutter(LayerSpec& layer, const Plan& plan)
+      : LayerWriter(layer), ranks_(plan.mesh.tp), returns_fp32_(plan.output_dtype == DType::kFp32) {
     width_ = chunk_of(width(0), plan.mesh.tp, plan.mesh.tp_index(plan.rank));
     layer.tensors.resize(1);
     layer.tensors.front().per_token = width_;
@@ -40,17 +42,23 @@ class LossCutter : LayerWriter {
     last().released = {0};
     const Index greatest = fp32_of("max", {wide}, "logits_max", 1);
     const Index maximum = all_reduce(greatest, "logits_max of all", /*maximum=*/true);
+    Index values = wide;
+    if (returns_fp32_) {
+      values = fp32_of("subtract", {wide, maximum}, "shifted", width_);
+      last().gradient = GradientRule::kAlias;
+    }
     // What is read and written counts twice.
-    const Index chosen = fp32_of("subtract", {wide, wide, maximum}, "predicted_logits", 1);
-    const Index sum = fp32_of("exp", {wide, wide, wide}, "sum_exp_logits", 1);
+    const Index chosen = fp32_of("subtract", {values, values, maximum}, "predicted_logits", 1);
+    const Index sum = fp32_of("exp", {values, values, values}, "sum_exp_logits", 1);
     const Index chosen_of_all = all_reduce(chosen, "predicted_logits of all", /*maximum=*/false);
     const Index total = all_reduce(sum, "sum_exp_logits of all", /*maximum=*/false);
     const Index loss = scalar("loss");
-    Operation& divide = operation("divide", Function::kLogSoftmax, {wide, total, chosen_of_all}, {loss});
+    Operation& divide = operation("divide", Function::kLogSoftmax, {values, total, chosen_of_all}, {loss});
     divide.gradient = GradientRule::kOwn;
     divide.in_place = true;
-    divide.saved = {wide};
+    divide.saved = {values};
     divide.released = {greatest, chosen, sum};
+    if (values != wide) divide.released.push_back(wide);
     if (ranks_ > 1) append(divide.released, {maximum, chosen_of_all, total});
     return finish(loss);
   }
@@ -176,6 +184,7 @@ class LossCutter : LayerWriter {
 
   std::int64_t width_ = 0;
   std::int64_t ranks_;
+  bool returns_fp32_;
 };
 
 }

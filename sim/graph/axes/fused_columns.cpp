@@ -175,6 +175,26 @@ LayerSpec unpack_attention(LayerSpec layer) {
   return layer;
 }
 
+namespace {
+
+// A tensor of its own with what `from` has, behind `suffix`; the copy stands in front of operation `o`.
+Index copy_before(LayerSpec& layer, std::size_t o, Index from, const char* suffix) {
+  TensorSpec spec = layer.tensors[at(from)];
+  spec.name += suffix;
+  const Index copied = add_tensor(layer, std::move(spec));
+  Operation copy;
+  copy.name = layer.tensors[at(copied)].name;
+  copy.function = Function::kCopy;
+  copy.gradient = GradientRule::kAlias;
+  copy.part = layer.operations[std::min(o, layer.operations.size() - 1)].part;
+  copy.inputs = copy.released = {from};
+  copy.outputs = {copied};
+  layer.operations.insert(layer.operations.begin() + o, std::move(copy));
+  return copied;
+}
+
+}
+
 LayerSpec copy_values(LayerSpec layer) {
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     if (layer.operations[o].kind != OperationKind::kAttention) continue;
@@ -185,18 +205,23 @@ LayerSpec copy_values(LayerSpec layer) {
              std::ranges::count(split.outputs, query) == 0;
     });
     if (!is_part) continue;
-    TensorSpec spec = layer.tensors[at(value)];
-    spec.name += "_contiguous";
-    const Index copied = add_tensor(layer, std::move(spec));
+    const Index copied = copy_before(layer, o++, value, "_contiguous");
     renumber(layer.operations[o], [&](Index t) { return t == value ? copied : t; });
-    Operation copy;
-    copy.name = layer.operations[o].name + "_values";
-    copy.function = Function::kCopy;
-    copy.gradient = GradientRule::kAlias;
-    copy.part = layer.operations[o].part;
-    copy.inputs = copy.released = {value};
-    copy.outputs = {copied};
-    layer.operations.insert(layer.operations.begin() + (o++), std::move(copy));
+  }
+  return layer;
+}
+
+LayerSpec copy_around_attention(LayerSpec layer, bool values, bool result) {
+  for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+    if (layer.operations[o].kind != OperationKind::kAttention || layer.operations[o].inputs.size() < 3) continue;
+    if (values && layer.operations[o].attention.kv_heads < layer.operations[o].attention.heads) {
+      const Index value = layer.operations[o].inputs[2], copied = copy_before(layer, o++, value, "_beside_keys");
+      renumber(layer.operations[o], [&](Index t) { return t == value ? copied : t; });
+    }
+    if (!result) continue;
+    const Index made = layer.operations[o].outputs.front(), copied = copy_before(layer, ++o, made, "_by_positions");
+    for (std::size_t later = o + 1; later < layer.operations.size(); ++later)
+      renumber(layer.operations[later], [&](Index t) { return t == made ? copied : t; });
   }
   return layer;
 }

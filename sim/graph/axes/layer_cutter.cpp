@@ -207,7 +207,9 @@ class Cutter {
     const ParameterSpec& old_weight = part_.source.parameters[at(op.parameters.front())];
     FORESHARD_CHECK(part_.tp == 1 || old_weight.shape.size() == 2, "a stack of weights is not cut");
     ParameterSpec& weight = part_.parameter(op.parameters.front());
-    if (!cuts()) return part_.add(std::move(op));
+    const bool is_whole =
+        part_.source.role == LayerRole::kHead && part_.plan.tensor_parallel.tables == TensorParallel::Tables::kWhole;
+    if (!cuts() || is_whole) return part_.add(std::move(op));
     if (part_.megatron && contains(op.name, ".lora_")) return cut_adapter(std::move(op));
     if (part_.places[at(read)] == Placement::kFeature) {  // by rows of the input
       op.k /= part_.tp;
@@ -245,7 +247,7 @@ class Cutter {
       input = part_.gather(read, op.part);
       Operation& gather = part_.layer.operations.back();
       gather.collective.unpacks = gather.collective_backward.packs = false;
-    } else if (part_.megatron) {
+    } else if (part_.megatron && !(part_.sequence && part_.plan.tensor_parallel.keeps_gathered)) {
       if (part_.sequence) {
         op.gathers = {.kind = CollectiveKind::kAllGather,
                       .beside = true,
@@ -357,8 +359,8 @@ class Cutter {
     if (part_.source.role == LayerRole::kBlock) return look_up_heads(std::move(op));
     if (part_.native && op.inputs.front() != 0) return look_up_positions(std::move(op));
     if (part_.megatron && op.inputs.front() != 0) return part_.add(std::move(op));  // of positions: whole on every rank
-    if (part_.tp == 1) {
-      if (cuts()) part_.place(op.outputs, Placement::kSequence);
+    if (part_.tp == 1 || part_.plan.tensor_parallel.tables != TensorParallel::Tables::kCut) {
+      if (part_.slices > 1) part_.place(op.outputs, Placement::kSequence);
       return part_.add(std::move(op));
     }
     const Index result = op.outputs.front();

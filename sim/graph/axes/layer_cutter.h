@@ -47,6 +47,10 @@ LayerSpec unpack_attention(LayerSpec layer);
 // TransformerEngine's attention takes the three in one layout (get_qkv_layout of 2.11).
 LayerSpec copy_values(LayerSpec layer);
 
+// nanotron (models/llama.py) lays fewer values side by side with keys, and a product copies what
+// attention made of several sequences where it is no collective's module that reads it.
+LayerSpec copy_around_attention(LayerSpec layer, bool values, bool result);
+
 // Fewer heads of keys and values than `ranks`: copies, one for each. All ranks gather what the
 // others project and pick theirs (core/transformer/attention.py, get_query_key_value_tensors).
 LayerSpec copy_keys(LayerSpec layer, std::int64_t ranks);

@@ -89,10 +89,11 @@ Index LayerPart::gather(Index t, std::int8_t part, bool in_fp8) {
   if (tp > 1) {
     all = add_like(whole(t), " gathered", Placement::kWhole);
     Operation& op = move(t, all, part);
-    op.collective = {.kind = CollectiveKind::kAllGather, .unpacks = !native, .waits = true, .in_fp8 = in_fp8};
+    const bool copies = !native && !megatron;
+    op.collective = {.kind = CollectiveKind::kAllGather, .unpacks = copies, .waits = true, .in_fp8 = in_fp8};
     // A block's modules take their inputs apart themselves (PrepareModuleInput), and wait there.
-    const bool waits = native || source.role == LayerRole::kBlock;
-    op.collective_backward = {.kind = CollectiveKind::kReduceScatter, .packs = !native, .waits = waits};
+    const bool waits = !copies || source.role == LayerRole::kBlock;
+    op.collective_backward = {.kind = CollectiveKind::kReduceScatter, .packs = copies, .waits = waits};
   }
   if (slices > 1) all = view_of_slices(all, part);
   gathered[at(t)] = all;

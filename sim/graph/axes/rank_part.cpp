@@ -37,8 +37,8 @@ namespace {
 
 // Megatron's tables have a multiple of 128 rows on each rank of tp, whatever the tokenizer
 // (Megatron-LM's make_vocab_size_divisible_by): no product of the head is misaligned.
-void pad_vocabulary(ModelSpec& model, std::int64_t ranks) {
-  const std::int64_t own = model.vocabulary, multiple = 128 * ranks;
+void pad_vocabulary(ModelSpec& model, std::int64_t multiple) {
+  const std::int64_t own = model.vocabulary;
   if (own <= 0 || own % multiple == 0) return;
   const std::int64_t all = (own + multiple - 1) / multiple * multiple;
   const auto pad = [&](std::int64_t& size) {
@@ -76,6 +76,11 @@ LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
   if (plan.mesh.cp > 1) layer = unpack_attention(std::move(layer));
   if (is_megatron) layer = copy_keys(std::move(layer), plan.mesh.tp);
   if (has_engine_modules(plan.runtime)) layer = copy_values(std::move(layer));
+  if (is_megatron && plan.megatron.gradients != MegatronOptions::Gradients::kFused) {
+    const bool waits = plan.mesh.tp == 1 || !plan.tensor_parallel.sequence || plan.tensor_parallel.keeps_gathered;
+    const bool reads_copy = plan.batch.micro_batch > 1 && waits;
+    layer = copy_around_attention(std::move(layer), true, reads_copy);
+  }
   const bool sends = sends_tokens(plan);
   if (is_megatron || sends) {
     // Graphs of whole iterations need rows that the host does not count: fused experts.
@@ -161,7 +166,8 @@ void shorten_table_gradient(LayerSpec& layer) {
 
 ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {
   ModelSpec part = model;
-  if (plan.runtime.kind == RuntimeKind::kMegatron) pad_vocabulary(part, plan.mesh.tp);
+  if (plan.runtime.kind == RuntimeKind::kMegatron)
+    pad_vocabulary(part, plan.megatron.make_vocab_size_divisible_by * plan.mesh.tp);
   if (parts_table(plan)) {
     for (LayerSpec& layer : part.kinds) {
       for (ParameterSpec& p : layer.parameters) p.tied = false;

@@ -497,6 +497,15 @@ void Fsdp2::run_backward() {
       root_hook_due = false;
     }
     run_border(EventKind::kBackward, l, LayerSegment::kBefore);
+    const bool again = recompute_of(l) != Recompute::kNone && !recomputes_inside(l);
+    // A reentrant checkpoint's forward had no gradients, so that its outputs have the hook of
+    // backward, which prefetches, only once it ran again.
+    const bool again_first = again && plan_.recompute_reentrant && is_wrapped() && !root_hook_due;
+    if (again_first) {
+      unshard(unit_of_layer(l));
+      wait_for_unshard(unit_of_layer(l));
+      run_layer(EventKind::kRecompute, l);
+    }
     begin_backward(l, 0);
     // The root's hook sits on the same output as the last unit's and was registered after it.
     if (root_hook_due) {
@@ -507,9 +516,7 @@ void Fsdp2::run_backward() {
       post_backward(unit_of_layer(l), "autograd");
       state_pre_backward(unit_of_layer(l));
     }
-    if (recompute_of(l) != Recompute::kNone && !recomputes_inside(l)) {
-      run_layer(EventKind::kRecompute, l);
-    }
+    if (again && !again_first) run_layer(EventKind::kRecompute, l);
     run_layer(EventKind::kBackward, l);
     end_backward(l, 0);
     run_border(EventKind::kBackward, l, LayerSegment::kAfter);

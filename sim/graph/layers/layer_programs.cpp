@@ -385,6 +385,10 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kMegatron) {
     setting.stored = plan.param_dtype;
     setting.early_stop = false;
+    setting.gradients = plan.megatron.gradients;
+    const bool has_buffer =
+        setting.gradients == MegatronOptions::Gradients::kFused || plan.reduce_dtype != plan.param_dtype;
+    if (!has_buffer && plan.batch.accumulation > 1) setting.existing = ExistingGradients::kAll;
   }
   if (plan.runtime.kind != RuntimeKind::kFsdp2) return setting;
   if (!plan.mesh.is_wrapped() && plan.batch.accumulation > 1) {
@@ -510,8 +514,9 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     options.reentrant = setting_.reentrant;
     options.stacked = setting_.stacked && layer.role == LayerRole::kBlock;
     options.hooks = plan.runtime.kind == RuntimeKind::kDdp || is_megatron || is_zero(plan.runtime.kind);
-    options.fused_gradients = options.keeps_read = is_megatron;
-    options.fuses_tied = is_megatron && has_one_embedding;
+    options.keeps_read = is_megatron;
+    options.fused_gradients = is_megatron && setting_.gradients == MegatronOptions::Gradients::kFused;
+    options.fuses_tied = options.fused_gradients && has_one_embedding;
     // Without axes what comes before is taken as small.
     options.recomputes_first = is_megatron || (plan.mesh.is_plain() && plan.step_frame == StepFrame::kPlain);
     if (at_borders) {

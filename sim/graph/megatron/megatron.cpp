@@ -32,7 +32,7 @@ void Megatron::find_embedding_ranks() {
 // over tp and pp those of tp stand for all.)
 void Megatron::find_norm_ranks() {
   const Mesh& mesh = plan_.mesh;
-  if (!options().distributed_optimizer) {
+  if (!options().distributed_optimizer || !fuses()) {
     if (mesh.tp > 1 || mesh.pp > 1) {
       norm_ranks_ = communicator_of(mesh.tp > 1 ? MeshDim::kTp : MeshDim::kPp);
     }
@@ -93,6 +93,7 @@ EventGraph Megatron::build() {
     last_ = m + 1 == count;
     run_forward();
     run_backward();
+    if (!fuses()) add_gradients();
   }
   finalize_gradients();
   step();
@@ -123,7 +124,7 @@ void Megatron::forward_begins(std::int32_t layer) {
   if (amax_ranks_ != kNoCommunicator && is_block(layer - 1) && !is_block(layer))
     all_reduce(amax_ranks_, amax_bytes_forward_);
   if (!first_ || model_.order[l].same_as >= 0) return;
-  if (options().overlap_param_gather) {
+  if (gathers_beside()) {
     for (std::int32_t p = first_of_layer_[l]; p < first_of_layer_[l + 1]; ++p) {
       finish_param_sync(place_of_[at(p)]);
     }
@@ -131,7 +132,7 @@ void Megatron::forward_begins(std::int32_t layer) {
   cast_weights(layer);
 }
 
-void Megatron::gradient_ready(std::int32_t p) { ready_.push_back(p); }
+void Megatron::gradient_ready(std::int32_t p) { fuses() ? ready_.push_back(p) : keep_gradient(p); }
 
 // A product that adds to the buffer reads and writes it, where its kernel was counted with one
 // write in the compute dtype. Half of that is hidden by the product: it takes 0.48 of what
@@ -147,6 +148,7 @@ void Megatron::backward_ended(std::int32_t layer) {
     if (is_checkpointed || !is_block(layer - 1)) all_reduce(amax_ranks_, amax_bytes_backward_);
     if (is_checkpointed && !is_block(layer + 1)) all_reduce(amax_ranks_, amax_bytes_backward_);
   }
+  if (!fuses()) return;
   std::int64_t fused = 0, added = 0, launches = 0;
   for (const std::int32_t p : ready_) {
     const Parameter& each = parameter(p);
@@ -179,12 +181,47 @@ void Megatron::backward_ended(std::int32_t layer) {
   }
 }
 
+// Tensors of their own, which DDP's hooks put into buckets in the last backward; a full one is added
+// to the flat gradient and summed.
+void Megatron::keep_gradient(std::int32_t p) {
+  kept_.push_back(p);
+  if (!fills_buckets()) return;
+  const Place& place = place_of_[at(p)];
+  FlatBuffer& buffer = buffers_[at(place.buffer)];
+  Bucket& bucket = buffer.buckets[at(place.bucket)];
+  if (--bucket.missing > 0) return;
+  cut();
+  if (buffer.ranks > 1) add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * bucket.numel * param_size(), 1);
+  if (is_flat())
+    add_copy(EventKind::kAccumulate, Stream::kCompute, bucket.numel * (2 * gradient_size() + param_size()), 1);
+  reduce(buffer, bucket);
+}
+
+// Behind a backward: those that no bucket has added. Without a flat gradient they stay for the step.
+void Megatron::add_gradients() {
+  std::int64_t numel = 0;
+  for (const std::int32_t p : kept_) numel += parameter(p).numel;
+  if (is_flat() && !fills_buckets()) {
+    add_copy(EventKind::kAccumulate, Stream::kCompute, numel * (2 * gradient_size() + param_size()), std::ssize(kept_));
+  }
+  for (const std::int32_t p : kept_) {
+    std::int32_t gradient = gradient_buffer(p, pass());
+    if (gradient == kNoBuffer) continue;
+    if (is_flat()) {
+      StepBuilder::free(gradient);
+    } else {
+      until_step_.push_back(gradient);
+    }
+  }
+  kept_.clear();
+}
+
 // finalize_model_grads: what was not reduced beside backward is now; then gradients of which each
 // rank of tp has a part (_allreduce_non_tensor_model_parallel_grads).
 void Megatron::finalize_gradients() {
   for (FlatBuffer& buffer : buffers_) {
     for (Bucket& bucket : buffer.buckets) {
-      const bool reduced = options().overlap_grad_reduce && bucket.missing == 0;
+      const bool reduced = (options().overlap_grad_reduce || !fuses()) && bucket.missing == 0;
       if (!reduced) reduce(buffer, bucket);
     }
   }
@@ -215,16 +252,19 @@ void Megatron::reduce_replicated_gradients() {
   }
   if (count == 0) return;
   const std::int64_t bytes = numel * gradient_size();
-  add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * bytes, 1);
-  std::int32_t flat = allocate(MemoryCategory::kCommTemp, Stream::kCompute, -1, Bytes(bytes));
+  std::int32_t flat = kNoBuffer;
+  if (fuses()) {  // else coalesced
+    add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * bytes, 1);
+    flat = allocate(MemoryCategory::kCommTemp, Stream::kCompute, -1, Bytes(bytes));
+  }
   wait(Stream::kTensor, tail(Stream::kCompute));
   wait(Stream::kCompute, StepBuilder::add_collective(EventKind::kAllReduce, Stream::kTensor,
                                                      communicator_of(MeshDim::kTp), Bytes(bytes), -1));
-  add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 2 * bytes, count);
+  if (fuses()) add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 2 * bytes, count);
   StepBuilder::free(flat);
 }
 
-std::int64_t Megatron::shard_numel() const { return sum_of<std::int64_t>(buffers_, &FlatBuffer::shard_numel); }
+std::int64_t Megatron::shard_numel() const { return sum_of<std::int64_t>(buffers_, &FlatBuffer::own); }
 
 // quantize_master_weights: shards that were cast to bf16 get the scales of all ranks, then fp8.
 void Megatron::cast_shards() {
@@ -245,7 +285,7 @@ void Megatron::cast_shards() {
 void Megatron::step() {
   const std::int64_t own = shard_numel();
   std::int32_t wide = kNoBuffer;
-  if (gradient_size() != 4) {
+  if (gradient_size() != 4 && fuses()) {
     add_copy(EventKind::kAccumulate, Stream::kCompute, own * (gradient_size() + 4), 1);
     wide = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(own * 4));
   }
@@ -264,7 +304,9 @@ void Megatron::step() {
   StepBuilder::free(wide);
   cast_shards();
   EventId last = tail(Stream::kCompute);
-  if (options().distributed_optimizer && !options().overlap_param_gather) {
+  if (options().distributed_optimizer && !fuses()) {
+    last = gather_copies();
+  } else if (options().distributed_optimizer && !gathers_beside()) {
     for (FlatBuffer& buffer : buffers_) {
       for (Bucket& bucket : buffer.buckets) {
         gather(buffer, bucket);
@@ -273,7 +315,28 @@ void Megatron::step() {
     }
     wait(Stream::kCompute, last);
   }
+  for (std::int32_t gradient : std::exchange(until_step_, {})) StepBuilder::free(gradient);
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
+}
+
+// Of parameters that are tensors of their own: their parts side by side, gathered into a list that
+// NCCL's buffer is copied to, and put back (nanotron, distributed.py, all_gather_coalesced).
+EventId Megatron::gather_copies() {
+  for (const FlatBuffer& buffer : buffers_) {
+    if (buffer.parts == 1) continue;
+    const std::int64_t bytes = buffer.numel * param_size();
+    const auto temporary = [&](std::int64_t size) {
+      return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(size));
+    };
+    std::int32_t own = temporary(buffer.own * param_size()), list = temporary(bytes), all = temporary(bytes);
+    add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * (bytes + buffer.own * param_size()), 1);
+    wait(Stream::kAllGather, tail(Stream::kCompute));
+    wait(Stream::kCompute,
+         StepBuilder::add_collective(EventKind::kAllGather, Stream::kAllGather, buffer.shards, Bytes(bytes), -1));
+    add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 4 * bytes, 2 * std::ssize(parameters()));
+    for (std::int32_t* each : {&own, &list, &all}) StepBuilder::free(*each);
+  }
+  return tail(Stream::kCompute);
 }
 
 Megatron::UnitWork Megatron::step_work(EventKind kind) const { return master_step_work(kind, shard_numel()); }

@@ -53,13 +53,14 @@ void Megatron::lay_out() {
 void Megatron::lay_out(FlatBuffer buffer, const StageLayers& stage, bool of_experts) {
   // Those of other stages than the first are not cut (DistributedDataParallel's pp_rank,
   // disable_bucketing).
-  const bool is_cut = options().overlap_grad_reduce && stage.stage == 0;
+  const bool is_cut = options().gradients == MegatronOptions::Gradients::kBucketed ||
+                      (fuses() && options().overlap_grad_reduce && stage.stage == 0);
   const auto number = static_cast<std::int32_t>(buffers_.size());
   const std::int64_t limit = bucket_size(buffer);
   const bool shards = options().distributed_optimizer;
   buffer.parts = shards ? buffer.ranks : 1;
-  const std::int64_t begin = shards ? 64 : 1;
-  const std::int64_t multiple = shards ? std::lcm(buffer.ranks, std::int64_t{128}) : 1;
+  const std::int64_t begin = shards && fuses() ? 64 : 1;
+  const std::int64_t multiple = shards && fuses() ? std::lcm(buffer.ranks, std::int64_t{128}) : 1;
   bool open = false;
   for (const bool narrow : {true, false}) {
     for (std::int32_t p = first_of_layer_[at(stage.end)]; p-- > first_of_layer_[at(stage.begin)];) {
@@ -67,6 +68,7 @@ void Megatron::lay_out(FlatBuffer buffer, const StageLayers& stage, bool of_expe
       const bool is_narrow = spec_of(each.layer).parameters[at(each.index)].gathered_in_fp8;
       if (!each.trained || is_expert(p) != of_experts || is_narrow != narrow) continue;
       const ParameterSpec& spec = spec_of(each.layer).parameters[at(each.index)];
+      buffer.own += (each.numel + buffer.parts - 1) / buffer.parts;
       // Each expert's weight is a parameter (TEGroupedLinear).
       const std::int64_t count = spec.shape.size() == 3 ? spec.shape[0] : 1;
       // Both stages cut a table alike (_does_param_require_new_bucket).
@@ -94,6 +96,7 @@ void Megatron::lay_out(FlatBuffer buffer, const StageLayers& stage, bool of_expe
     bucket.numel = padded(bucket.numel, multiple);
     buffer.numel += bucket.numel;
   }
+  if (fuses()) buffer.own = buffer.numel / buffer.parts;  // not of each parameter
   if (!buffer.buckets.empty()) buffers_.push_back(std::move(buffer));
 }
 
@@ -107,11 +110,15 @@ void Megatron::persistent_memory() {
   for (const std::int64_t bytes : resident_bytes()) hold(MemoryCategory::kUnshardedParam, bytes);
   for (const FlatBuffer& buffer : buffers_) {
     hold(MemoryCategory::kUnshardedParam, param_bytes(buffer.numel, buffer.narrow));
-    hold(MemoryCategory::kAccumulatedGrad, buffer.numel * gradient_size());
-    hold(MemoryCategory::kShardedParam, buffer.shard_numel() * 4);
+    if (options().gradients == MegatronOptions::Gradients::kBucketed && buffer.ranks > 1)
+      hold(MemoryCategory::kUnshardedGrad, buffer.numel * param_size());
+    if (is_flat()) {
+      hold(MemoryCategory::kAccumulatedGrad, buffer.numel * gradient_size());
+      hold(MemoryCategory::kShardedParam, buffer.own * 4);
+    }
     if (plan_.optimizer.kind != Optimizer::Kind::kAdamW) continue;
     for (int moment = 0; moment < 2; ++moment) {
-      hold(MemoryCategory::kOptimizerState, buffer.shard_numel() * size_of(plan_.optimizer.state));
+      hold(MemoryCategory::kOptimizerState, buffer.own * size_of(plan_.optimizer.state));
     }
   }
   unread_gradients();
@@ -126,19 +133,21 @@ void Megatron::persistent_memory() {
     }
   }
   if (layouts * narrow > 0) hold(MemoryCategory::kUnshardedParam, layouts * narrow_bytes(plan_.float8, narrow));
-  // The head's module gathers into a buffer of the process (GlobalMemoryBuffer "mpu").
+  // The head's module gathers into a buffer of the process (GlobalMemoryBuffer "mpu"); nanotron's
+  // row-parallel layers have one for gradients, too ("allgather2"; tp_linear_async_communication).
   const bool has_head = std::ranges::any_of(
       model_.order, [&](const LayerInstance& each) { return model_.kinds[at(each.kind)].role == LayerRole::kHead; });
-  if (has_head && plan_.mesh.tp > 1 && plan_.tensor_parallel.sequence) {
-    const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp;
-    hold(MemoryCategory::kCommTemp, tokens * model_.hidden * param_size());
+  if (!has_head || plan_.mesh.tp == 1 || !plan_.tensor_parallel.sequence) return;
+  const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp;
+  for (const bool gathers : {!plan_.tensor_parallel.keeps_gathered, !fuses()}) {
+    if (gathers) hold(MemoryCategory::kCommTemp, tokens * model_.hidden * param_size());
   }
 }
 
 // Where products add to the buffer, autograd is handed a gradient of the weight's shape that nobody
 // reads: one for each shape, which stays (TransformerEngine's get_dummy_wgrad, 2.11).
 void Megatron::unread_gradients() {
-  if (!has_engine_modules(plan_.runtime)) return;
+  if (!has_engine_modules(plan_.runtime) || !fuses()) return;
   std::set<std::pair<std::int64_t, std::int64_t>> shapes;
   for (std::int32_t layer = 0; layer < static_cast<std::int32_t>(model_.order.size()); ++layer) {
     const LayerSpec& spec = spec_of(layer);
@@ -178,11 +187,11 @@ void Megatron::finish_param_sync(const Place& place) {
 void Megatron::reduce(FlatBuffer& buffer, Bucket& bucket) {
   const std::int64_t bytes = bucket.numel * gradient_size();
   const std::int64_t ranks = plan_.mesh.fsdp() * plan_.mesh.replicate;
-  if (ranks > 1) add_copy(EventKind::kGradScale, Stream::kCompute, 2 * bytes, 1);
+  if (ranks > 1 && fuses()) add_copy(EventKind::kGradScale, Stream::kCompute, 2 * bytes, 1);  // else ncclAvg
   bucket.missing = 0;
   wait(Stream::kReduceScatter, tail(Stream::kCompute));
   if (buffer.ranks > 1) {
-    const bool scatters = options().distributed_optimizer;
+    const bool scatters = options().distributed_optimizer && fuses();
     StepBuilder::add_collective(scatters ? EventKind::kReduceScatter : EventKind::kAllReduce, Stream::kReduceScatter,
                                 buffer.shards, Bytes(bytes), -1);
   }

@@ -42,7 +42,7 @@ class Megatron final : public GradientHooks {
     std::int64_t numel = 0;
     std::int64_t narrow = 0;
     std::int32_t narrow_weights = 0;
-    std::int64_t shard_numel() const { return numel / parts; }
+    std::int64_t own = 0;  // of numel this rank steps
   };
   struct Place {
     std::int32_t buffer = 0, bucket = 0, last_bucket = 0;
@@ -51,6 +51,11 @@ class Megatron final : public GradientHooks {
   const MegatronOptions& options() const { return plan_.megatron; }
   std::int64_t gradient_size() const { return size_of(plan_.reduce_dtype); }
   std::int64_t bucket_size(const FlatBuffer& buffer) const;
+  bool fuses() const { return options().gradients == MegatronOptions::Gradients::kFused; }
+  bool gathers_beside() const { return fuses() && options().overlap_param_gather; }
+  bool fills_buckets() const { return options().gradients == MegatronOptions::Gradients::kBucketed && last_; }
+  // Beside gradients that are apart there is a flat one, and copies of parameters, where dtypes differ.
+  bool is_flat() const { return fuses() || plan_.reduce_dtype != plan_.param_dtype; }
   std::int64_t param_bytes(std::int64_t numel, std::int64_t narrow) const {
     return numel * param_size() - narrow * (param_size() - 1);
   }
@@ -86,16 +91,20 @@ class Megatron final : public GradientHooks {
   void forward_begins(std::int32_t layer) override;
   void gradient_ready(std::int32_t parameter) override;
   void backward_ended(std::int32_t layer) override;
+  void keep_gradient(std::int32_t parameter);
+  void add_gradients();
   void finalize_gradients();
   void reduce_replicated_gradients();
   void sum_table_gradients();
   void cast_shards();
+  EventId gather_copies();
   void step();
   UnitWork step_work(EventKind kind) const override;
 
-  std::vector<FlatBuffer> buffers_;  // dense parameters and experts, of each stage
-  std::vector<Place> place_of_;      // parameters
-  std::vector<std::int32_t> ready_;  // gradients of the layer whose backward runs
+  std::vector<FlatBuffer> buffers_;              // dense parameters and experts, of each stage
+  std::vector<Place> place_of_;                  // parameters
+  std::vector<std::int32_t> ready_;              // gradients of the layer whose backward runs
+  std::vector<std::int32_t> kept_, until_step_;  // that stand apart till backward ends
   std::vector<std::int32_t> first_of_layer_;
   std::uint8_t norm_ranks_ = kNoCommunicator;       // that sum the norm
   std::uint8_t embedding_ranks_ = kNoCommunicator;  // of a pipeline, that have a tied table

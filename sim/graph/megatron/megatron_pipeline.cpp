@@ -103,6 +103,7 @@ void Megatron::act(const PipelineAction& action) {
   if (action.kind == Kind::kForward) return run_forward();
   FORESHARD_CHECK(action.kind == Kind::kBackward, "an action that no plan has");
   run_backward();
+  if (!fuses()) add_gradients();
   const std::int32_t last = end_layer() - 1;
   if (spec_of(last).role != LayerRole::kLoss) {
     std::int32_t held = output_buffer(last) + 1;

@@ -34,7 +34,7 @@ void Zero12::lay_out_groups() {
   }
   for (std::vector<std::int32_t>& order : members) {
     if (order.empty() && !groups_.empty()) continue;
-    groups_.push_back(lay_out(parameters(), std::move(order), plan_.mesh.shard, options().round_robin_gradients));
+    groups_.push_back(lay_out(parameters(), std::move(order), plan_.mesh.fsdp(), options().round_robin_gradients));
   }
 }
 

@@ -45,6 +45,8 @@ RuntimeAxes axes_of(const Runtime& runtime) {
       return {{"mesh.tp"}, "replicate, shard and tp"};
     case RuntimeKind::kMegatron:
       return every;
+    case RuntimeKind::kZero1:
+    case RuntimeKind::kZero2:
     case RuntimeKind::kZero3:
       return {{"mesh.cp"}, "replicate, shard and cp"};
     case RuntimeKind::kFsdp2:
@@ -413,13 +415,14 @@ std::optional<PlanProblem> problem_of_runtime_axes(const Plan& plan) {
                                           plan.runtime.version, axes.words),
                               fmt::format("{}: 1, or runtime: fsdp2@2.{}", asked.key, kOldestFsdp2WithAxes));
   }
-  if (plan.runtime.kind != RuntimeKind::kZero3 || plan.mesh.cp == 1 ||
+  if (!is_zero(plan.runtime.kind) || plan.mesh.cp == 1 ||
       plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses) {
     return std::nullopt;
   }
-  return missing_capability("context_parallel.rotate",
-                            fmt::format("zero3@{} has DeepSpeed-Ulysses", plan.runtime.version),
-                            "context_parallel.rotate: ulysses");
+  return missing_capability(
+      "context_parallel.rotate",
+      fmt::format("{}@{} has DeepSpeed-Ulysses", to_string(plan.runtime.kind), plan.runtime.version),
+      "context_parallel.rotate: ulysses");
 }
 
 std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& model) {

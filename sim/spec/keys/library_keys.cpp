@@ -100,6 +100,8 @@ constexpr auto kLibraryKeys = [] {
       FORESHARD_FLAG(megatron.overlap_grad_reduce),
       FORESHARD_FLAG(megatron.overlap_param_gather),
       FORESHARD_COUNT(megatron.bucket_size, 0, ZeroOptions::kUnlimited),
+      FORESHARD_WORD(megatron.gradients, kUpTo<MegatronOptions::Gradients::kBucketed>),
+      FORESHARD_COUNT(megatron.make_vocab_size_divisible_by, 1, 1 << 20),
       FORESHARD_FLAG(megatron.overlap_expert_parallel),
       FORESHARD_FLAG(megatron.fp8_transposes),
       FORESHARD_WORD(megatron.cuda_graphs, kUpTo<MegatronOptions::CudaGraphs::kRouters>),

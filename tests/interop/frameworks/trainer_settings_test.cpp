@@ -390,5 +390,17 @@ train: {global_batch_size: 64, max_norm: 0.5}
          "model pythia-14m; runtime fsdp1; compile model");
 }
 
+TEST(Recipes, NanotronsDegreesAndGradients) {
+  const std::string text = R"(model: {ddp_bucket_cap_mb: 25, dtype: bfloat16}
+optimizer: {zero_stage: 1, accumulate_grad_in_fp32: true}
+parallelism: {dp: 4, pp: 2, tp: 2, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER, tp_recompute_allgather: false}
+tokens: {micro_batch_size: 2, batch_accumulation_per_replica: 8, sequence_length: 4096}
+)";
+  expect(recipe(text, 16),
+         "runtime megatron@0.5; stack nanotron; mesh.shard 4; mesh.tp 2; mesh.pp 2; pipeline.schedule 1F1B; "
+         "tensor_parallel.sequence true; tensor_parallel.keeps_gathered true; megatron.distributed_optimizer true; "
+         "megatron.bucket_size 13107200; dtype.reduce fp32; optimizer.clip_norm none; batch.accumulation 8");
+}
+
 }
 }
