@@ -43,9 +43,7 @@ CsvTable::CsvTable(std::string_view text, std::string file_name) : file_name_(st
 
 std::size_t CsvTable::column(std::string_view name) const {
   const auto found = std::ranges::find(columns_, name);
-  if (found == columns_.end()) {
-    throw ConfigError({file_name_, 1, 1, ""}, fmt::format("has no column '{}'", name));
-  }
+  if (found == columns_.end()) throw ConfigError({file_name_, 1, 1, ""}, fmt::format("has no column '{}'", name));
   return at(std::distance(columns_.begin(), found));
 }
 

@@ -78,9 +78,7 @@ const FirstLooks& first_looks() {
 CodeFacts code_facts(const Plan& plan, const Cluster& cluster, std::string_view stack) {
   CodeFacts facts;
   facts.emplace_back(stack.empty() ? "no_preset" : fmt::format("stack {}", stack), 1);
-  if (cluster.gpu.architecture == "hopper" && plan.compile != Compile::kNone) {
-    facts.emplace_back("hopper_compiled", 1);
-  }
+  if (cluster.gpu.architecture == "hopper" && plan.compile != Compile::kNone) facts.emplace_back("hopper_compiled", 1);
   if (plan.float8 != Float8::kNone) facts.emplace_back("fp8", 1);
   if (plan.runtime.kind == RuntimeKind::kZero3) facts.emplace_back("zero3", 1);
   return facts;

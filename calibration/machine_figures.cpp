@@ -38,9 +38,7 @@ class FigureReader {
       if (keeps(key)) return ConfigNode();
       return parent.at(key, "the figures of a machine, or machine: with a key of the catalogue");
     }
-    if (!found->is_mapping()) {
-      throw found->error("is not a mapping", fmt::format("figures such as {}: {{...}}", key));
-    }
+    if (!found->is_mapping()) throw found->error("is not a mapping", fmt::format("figures such as {}: {{...}}", key));
     return *found;
   }
 
@@ -215,9 +213,7 @@ constexpr Figure kFigures[] = {
 std::string joined_sources(const Cluster& cluster, std::string_view prefix) {
   std::vector<std::string> seen;
   for (const auto& [path, source] : cluster.sources) {
-    if (path.starts_with(prefix) && !contains(seen, source)) {
-      seen.push_back(source);
-    }
+    if (path.starts_with(prefix) && !contains(seen, source)) seen.push_back(source);
   }
   return fmt::format("{}", fmt::join(seen, "; "));
 }
@@ -284,9 +280,7 @@ Json schema_of(const Figure& figure) {
             {"minimum", static_cast<std::int64_t>(figure.least)},
             {"maximum", static_cast<std::int64_t>(figure.most)}};
   }
-  if (figure.unit == "ratio") {
-    return {{"type", "number"}, {"minimum", figure.least}, {"maximum", figure.most}};
-  }
+  if (figure.unit == "ratio") return {{"type", "number"}, {"minimum", figure.least}, {"maximum", figure.most}};
   return {{"$ref", fmt::format("#/definitions/{}", figure.unit)}};
 }
 

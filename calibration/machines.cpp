@@ -115,9 +115,7 @@ std::optional<Machine> find_machine(std::string_view key) {
   for (const MachineFile& each : files) {
     if (!has_alias(each.file->content, key)) continue;
     const Machine& machine = made_once<read_machine>(*each.file);
-    if (contains(machine.aliases, key)) {
-      return machine;
-    }
+    if (contains(machine.aliases, key)) return machine;
   }
   return std::nullopt;
 }
@@ -208,13 +206,9 @@ Cluster from_catalogue(std::string_view spec, const ClusterName& name) {
   }
   const std::int64_t count = name.count.value_or(1);
   const std::int64_t each = name.counts_nodes ? cluster.node.gpus : 1;
-  if (count < 1 || count > kMaxGpus / each) {
-    fail_spec(spec, fmt::format("the count must be 1 to {}", kMaxGpus / each));
-  }
+  if (count < 1 || count > kMaxGpus / each) fail_spec(spec, fmt::format("the count must be 1 to {}", kMaxGpus / each));
   cluster.gpus = count * each;
-  if (const std::string why = count_problem(cluster.gpus, cluster.node.gpus); !why.empty()) {
-    fail_spec(spec, why);
-  }
+  if (const std::string why = count_problem(cluster.gpus, cluster.node.gpus); !why.empty()) fail_spec(spec, why);
   // As it would be written next time: instances are counted, GPUs of the catalogue are.
   cluster.spec = is_instance && cluster.gpus % cluster.node.gpus == 0
                      ? fmt::format("{}x{}", cluster.gpus / cluster.node.gpus, name.name)
@@ -297,9 +291,7 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   }
   if (const ConfigNode* gpu = root.find("gpu"); gpu != nullptr && gpu->is_mapping()) {
     if (const ConfigNode* key = gpu->find("key")) {
-      if (root.has("machine")) {
-        throw key->error("machine: already names the GPU", "either machine: or gpu.key:");
-      }
+      if (root.has("machine")) throw key->error("machine: already names the GPU", "either machine: or gpu.key:");
       cluster.gpu.key = key->as_string();
       if (cluster.gpu.key.empty()) throw key->error("is empty", "a name");
     }
@@ -363,9 +355,7 @@ std::optional<Machine> machine_named(std::string_view text) {
 }
 
 bool is_cluster_file(std::string_view spec, const std::filesystem::path& seen) {
-  if (contains(spec, '/') || spec.ends_with(".yaml") || spec.ends_with(".yml")) {
-    return true;
-  }
+  if (contains(spec, '/') || spec.ends_with(".yaml") || spec.ends_with(".yml")) return true;
   std::error_code ignored;
   return !cluster_name(spec) && std::filesystem::exists(seen, ignored);
 }

@@ -60,9 +60,7 @@ void check_columns(std::string_view csv, const CsvTable& table) {
 
 double read_usd(const CsvTable& table, std::size_t row, std::string_view column) {
   const Location where{table.file_name(), table.line(row), 1, std::string(column)};
-  if (table.empty(row, column)) {
-    throw ConfigError(where, "is empty", "USD of one GPU and hour such as 2.95");
-  }
+  if (table.empty(row, column)) throw ConfigError(where, "is empty", "USD of one GPU and hour such as 2.95");
   const double usd = table.number(row, column);
   if (!(usd > 0 && usd <= kMostUsdPerHour)) {
     throw ConfigError(where, fmt::format("{} is no price", quote(table.text(row, column))),
@@ -104,9 +102,7 @@ PriceList parse_prices(std::string_view csv, const std::string& file_name) {
       throw ConfigError(where, fmt::format("a second price of {}", known->second), "each machine once");
     }
   }
-  if (list.empty()) {
-    throw ConfigError({file_name, 1, 1, ""}, "has no prices", std::string(kExample));
-  }
+  if (list.empty()) throw ConfigError({file_name, 1, 1, ""}, "has no prices", std::string(kExample));
   return list;
 }
 

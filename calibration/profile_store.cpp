@@ -98,9 +98,7 @@ std::optional<Json> difference(const Json& base, const Json& target) {
     }
   } else if (base.is_array() && target.is_array() && base.size() == target.size()) {
     for (std::size_t i = 0; i < base.size(); ++i) {
-      if (std::optional<Json> part = difference(base[i], target[i])) {
-        out[std::to_string(i)] = std::move(*part);
-      }
+      if (std::optional<Json> part = difference(base[i], target[i])) out[std::to_string(i)] = std::move(*part);
     }
   } else if (base != target) {
     return target;
@@ -152,9 +150,7 @@ void borrow_curves(const Borrowing& borrowing, Calibration& calibration) {
 std::vector<std::string> profile_keys() {
   std::vector<std::string> keys;
   for (const EmbeddedFile* file : profile_files()) {
-    for (const Entry& entry : made_once<read_entries>(*file)) {
-      keys.push_back(entry.json.at("gpu").get<std::string>());
-    }
+    for (const Entry& entry : made_once<read_entries>(*file)) keys.push_back(entry.json.at("gpu").get<std::string>());
   }
   std::ranges::sort(keys);
   return keys;

@@ -189,9 +189,7 @@ Calibration informed(Calibration calibration, const TrainingEvidence& evidence, 
   for (std::size_t a = 0; a < kFactors; ++a) {
     const auto row = static_cast<Eigen::Index>(a);
     knowledge.center[a] = mean(row);
-    for (std::size_t b = 0; b <= a; ++b) {
-      knowledge.mixing[a][b] = lower(row, static_cast<Eigen::Index>(b));
-    }
+    for (std::size_t b = 0; b <= a; ++b) knowledge.mixing[a][b] = lower(row, static_cast<Eigen::Index>(b));
   }
   knowledge.plan_log_sd = evidence.plan_log_sd;
   calibration.knowledge = std::move(knowledge);

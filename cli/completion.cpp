@@ -24,9 +24,7 @@ std::string quoted(std::string text) {
 
 std::vector<std::string> option_names(const std::vector<CommandOption>& options) {
   std::vector<std::string> names;
-  for (const CommandOption& option : options) {
-    append(names, option.names);
-  }
+  for (const CommandOption& option : options) append(names, option.names);
   return names;
 }
 
@@ -141,18 +139,14 @@ class ZshFunctions {
   std::string action(const ValueHint& hint) {
     const std::string words = fmt::format("{}", fmt::join(hint.words, " "));
     if (hint.words.empty()) return hint.files ? "_files" : " ";
-    if (hint.files) {
-      return call(fmt::format("_alternative 'words:name:({})' 'files:file:_files'", words));
-    }
+    if (hint.files) return call(fmt::format("_alternative 'words:name:({})' 'files:file:_files'", words));
     // No space behind "mesh.shard=".
     if (hint.words.front().ends_with("=")) return call("compadd -S '' -- " + words);
     return fmt::format("({})", words);
   }
   std::string definitions() const {
     std::string text;
-    for (std::size_t i = 0; i < bodies_.size(); ++i) {
-      text += fmt::format("_foreshard_{}() {{ {} }}\n", i, bodies_[i]);
-    }
+    for (std::size_t i = 0; i < bodies_.size(); ++i) text += fmt::format("_foreshard_{}() {{ {} }}\n", i, bodies_[i]);
     return text;
   }
 
@@ -169,9 +163,7 @@ class ZshFunctions {
 std::string zsh_option(const CommandOption& option, const std::string& name, ZshFunctions& functions) {
   const bool is_repeated = contains(option.help, "repeated");
   std::string spec = fmt::format("{}{}[{}]", is_repeated ? "*" : "", name, zsh_text(option.help));
-  if (option.value.kind != ValueHint::Kind::kNone) {
-    spec += ":value:" + functions.action(option.value);
-  }
+  if (option.value.kind != ValueHint::Kind::kNone) spec += ":value:" + functions.action(option.value);
   return quoted(spec);
 }
 
@@ -218,9 +210,7 @@ compdef _foreshard foreshard
 std::string fish_value(const ValueHint& hint) {
   if (hint.kind == ValueHint::Kind::kNone) return "";
   std::string text = hint.files ? " -r -F" : " -x";
-  if (!hint.words.empty()) {
-    text += " -a " + quoted(fmt::format("{}", fmt::join(hint.words, " ")));
-  }
+  if (!hint.words.empty()) text += " -a " + quoted(fmt::format("{}", fmt::join(hint.words, " ")));
   return text;
 }
 

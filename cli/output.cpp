@@ -36,9 +36,7 @@ std::string host_name() {
 
 std::string now() {
   std::time_t time = std::time(nullptr);
-  if (const char* epoch = std::getenv("SOURCE_DATE_EPOCH")) {
-    time = parse_number<std::int64_t>(epoch).value_or(time);
-  }
+  if (const char* epoch = std::getenv("SOURCE_DATE_EPOCH")) time = parse_number<std::int64_t>(epoch).value_or(time);
   std::tm utc{};
   if (::gmtime_r(&time, &utc) == nullptr) return "";
   return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
@@ -102,9 +100,7 @@ void write_file(const std::string& path, std::string_view text) {
   const int file = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) fail(path, errno);
   int error = write_all(file, text);
-  if (replaces && is_there && error == 0) {
-    ::fchmod(file, static_cast<mode_t>(status.permissions()) & 07777U);
-  }
+  if (replaces && is_there && error == 0) ::fchmod(file, static_cast<mode_t>(status.permissions()) & 07777U);
   // A network file system reports a full disk here.
   if (::close(file) != 0 && error == 0) error = errno;
   if (replaces && error == 0 && ::rename(beside.c_str(), target.c_str()) != 0) error = errno;

@@ -37,9 +37,7 @@ class Views {
  public:
   Views(PageDocument& page, const Job& job) : page_(page), job_(job), costs_(cost_model(job)) {
     const Json& views = page.json()["views"];
-    for (std::size_t i = 0; i < views.size(); ++i) {
-      known_.emplace(views[i]["report"]["plan"].dump(), i);
-    }
+    for (std::size_t i = 0; i < views.size(); ++i) known_.emplace(views[i]["report"]["plan"].dump(), i);
   }
 
   std::size_t of(const Plan& plan) {
@@ -148,9 +146,7 @@ std::size_t add_forecast(PageDocument& page, const Job& job, const Forecast& mad
     page.set("operations", operations_json(made, costs));
     page.set("sensitivity", sensitivity_json(made, costs));
     page.set("price", price_json(job.cluster.gpu, report));
-    if (job.cluster.routes) {
-      page.set("network", network_json(job.cluster, made.graph.communicators));
-    }
+    if (job.cluster.routes) page.set("network", network_json(job.cluster, made.graph.communicators));
   }
   return view;
 }

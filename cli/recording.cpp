@@ -101,9 +101,7 @@ std::string trace_text(const TraceJoin& join) {
     if (sentences.empty()) return;
     text += fmt::format("{}\n", heading);
     for (const std::string& sentence : sentences) {
-      for (const std::string& line : wrapped("- " + sentence, kTextWidth - 2, 2)) {
-        text += fmt::format("  {}\n", line);
-      }
+      for (const std::string& line : wrapped("- " + sentence, kTextWidth - 2, 2)) text += fmt::format("  {}\n", line);
     }
   };
   list("the job's order differs from the plan's", join.order);
@@ -119,9 +117,7 @@ std::string trace_text(const TraceJoin& join) {
 
 Json to_json(const TraceJoin& join) {
   Json units = Json::array();
-  for (const auto& [module, unit] : join.units) {
-    units.push_back({{"module", module}, {"unit", unit}});
-  }
+  for (const auto& [module, unit] : join.units) units.push_back({{"module", module}, {"unit", unit}});
   return {{"units", std::move(units)},
           {"order", join.order},
           {"missing", join.missing},

@@ -23,9 +23,7 @@ constexpr std::int64_t kMostExperts = 1'000'000;
 }
 
 void check_size(const ModelDims& dims, std::string_view what, std::int64_t value, std::int64_t largest = kLargestSize) {
-  if (value < 1) {
-    fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected at least 1");
-  }
+  if (value < 1) fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected at least 1");
   if (value > largest) {
     fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected at most " + std::to_string(largest));
   }
@@ -76,9 +74,7 @@ void check_pattern(const ModelDims& dims) {
   if (dims.prediction_pattern.find_first_not_of(dims.pattern) != std::string::npos) {
     fail(dims, "a block of prediction has layers that the model has not");
   }
-  if (dims.moe.experts == 0 && contains(dims.pattern, 'E')) {
-    fail(dims, "layers of experts without a number of experts");
-  }
+  if (dims.moe.experts == 0 && contains(dims.pattern, 'E')) fail(dims, "layers of experts without a number of experts");
   const auto check_scan = [&](const ScanShape& scan, std::int64_t convolution) {
     check_size(dims, "the number of the mixer's heads", scan.heads);
     check_size(dims, "the dimension of the mixer's heads", scan.head_dim);
@@ -94,9 +90,7 @@ void check_pattern(const ModelDims& dims) {
     }
   };
   if (has_layers(dims, "Mm")) check_scan(dims.mamba.scan, dims.mamba.convolution);
-  if (has_layers(dims, "c")) {
-    check_size(dims, "the mixer's convolution", dims.convolution.positions);
-  }
+  if (has_layers(dims, "c")) check_size(dims, "the mixer's convolution", dims.convolution.positions);
   if (has_layers(dims, "d")) check_scan(dims.delta.scan, dims.delta.convolution);
 }
 
@@ -109,14 +103,10 @@ void check(const ModelDims& dims) {
     check_size(dims, "the number of key/value heads", dims.kv_heads);
     check_size(dims, "the head dimension", dims.head_dim);
   }
-  if (has_layers(dims, "-mdca")) {
-    check_size(dims, "the width of the feed-forward layer", dims.ffn);
-  }
+  if (has_layers(dims, "-mdca")) check_size(dims, "the width of the feed-forward layer", dims.ffn);
   check_size(dims, "the vocabulary", dims.vocabulary);
   check_size(dims, "the number of positions", dims.max_positions);
-  if (dims.positions == Positions::kLearned) {
-    check_size(dims, "the number of learned positions", dims.position_rows);
-  }
+  if (dims.positions == Positions::kLearned) check_size(dims, "the number of learned positions", dims.position_rows);
   if (dims.embedding_width != 0) check_size(dims, "the embedding's width", dims.embedding_width);
   if (!dims.final_norm && dims.embedding_width == 0 && dims.encoder_layers == 0) {
     fail(dims, "nothing stands between the last block and the head; expected a norm or a projection");
@@ -277,9 +267,7 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
   const bool of_tokens = dims.scores > 0 && dims.score_of != ScoreOf::kSequence;
   if (dims.bidirectional && of_tokens && dims.residual == Residual::kPostNorm) return;
   order.add(final_norm_layer(dims, stack), "norm");
-  if (dims.parts.transforms) {
-    order.add(masked_head_transform(dims, LayerRole::kInner), "transform");
-  }
+  if (dims.parts.transforms) order.add(masked_head_transform(dims, LayerRole::kInner), "transform");
   if (dims.bidirectional && dims.residual != Residual::kPostNorm && !of_tokens && !dims.parts.plain_head) {
     order.add(dims.scores > 0 ? first_token(dims, LayerRole::kInner) : masked_head_transform(dims, LayerRole::kInner),
               "transform");

@@ -71,12 +71,8 @@ Names read_names() {
     root.allow_only({"variants", "aliases"});
     Names names;
     const ConfigNode variants = root.at("variants"), aliases = root.at("aliases");
-    for (const ConfigNode& word : variants.elements()) {
-      names.variants.push_back(word.as_string());
-    }
-    for (const ConfigItem& item : aliases.items()) {
-      names.aliases.emplace_back(item.key, item.value.as_string());
-    }
+    for (const ConfigNode& word : variants.elements()) names.variants.push_back(word.as_string());
+    for (const ConfigItem& item : aliases.items()) names.aliases.emplace_back(item.key, item.value.as_string());
     return names;
   }
   throw Error(ExitCode::kInternal, "internal error: models/zoo/names.yaml is not built in");

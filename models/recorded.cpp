@@ -407,12 +407,8 @@ ModelSpec build_library_model(const LibraryModel& settings) {
     if (settings.unused && layer.role == LayerRole::kHead) {
       layer.parameters.push_back({.name = "extra.weight", .shape = {settings.dim, settings.dim}});
     }
-    if (settings.wrap == "sub" && layer.role == LayerRole::kBlock) {
-      nest(layer, {gpt ? "attn" : "self_attn", "mlp"});
-    }
-    if (settings.wrap == "blocks+emb" && gpt && layer.role == LayerRole::kEmbedding) {
-      nest(layer, {"wte", "wpe"});
-    }
+    if (settings.wrap == "sub" && layer.role == LayerRole::kBlock) nest(layer, {gpt ? "attn" : "self_attn", "mlp"});
+    if (settings.wrap == "blocks+emb" && gpt && layer.role == LayerRole::kEmbedding) nest(layer, {"wte", "wpe"});
   }
   return model;
 }

@@ -247,9 +247,7 @@ LayerSpec unread_block(const VisionDims& dims, const Place& place) {
   const std::string module = "vision_model.post_layernorm";
   const Index pooled = out.tensor({.name = "pooled", .per_sequence = tower.hidden});
   Operation& norm = out.operation(module, OperationKind::kNorm, Function::kLayerNorm, {result}, {pooled});
-  for (const char* name : {".weight", ".bias"}) {
-    norm.parameters.push_back(out.parameter(module + name, {tower.hidden}));
-  }
+  for (const char* name : {".weight", ".bias"}) norm.parameters.push_back(out.parameter(module + name, {tower.hidden}));
   block.parameters[block.parameters.size() - 2].is_norm = true;
   const Index features = out.tensor({.name = "features", .per_sequence = tower.patches() * tower.hidden});
   out.pass("select", Function::kCopy, {0}, {features});
@@ -300,9 +298,7 @@ ModelSpec build_llava(const VisionDims& dims) {
   };
   take(decoder.order.front());
   model.layer("vision.embedding", patch_embedding(dims, kPlace));
-  if (tower.layers > 1) {
-    model.layers("vision.layers.", tower.layers - 1, tower_block(dims, kPlace));
-  }
+  if (tower.layers > 1) model.layers("vision.layers.", tower.layers - 1, tower_block(dims, kPlace));
   model.layer("vision.layers." + std::to_string(tower.layers - 1), unread_block(dims, kPlace));
   model.layer("projector", projector(dims));
   model.layer("merge", merge(dims));

@@ -46,9 +46,7 @@ void for_each_line(std::string_view text, std::string_view file_name, Visit visi
                        const std::string& did_you_mean = "") {
   const char* begin = line.text.data();
   std::string_view rest = line.text;
-  for (std::size_t i = 0; i < column; ++i) {
-    rest.remove_prefix(std::min(rest.find(','), rest.size() - 1) + 1);
-  }
+  for (std::size_t i = 0; i < column; ++i) rest.remove_prefix(std::min(rest.find(','), rest.size() - 1) + 1);
   throw ConfigError({.file = std::string(line.file_name),
                      .line = line.number,
                      .column = static_cast<int>(rest.data() - begin) + 1,
@@ -164,9 +162,7 @@ void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
   const std::size_t equals = trait.find('=');
   const std::string_view word = trait.substr(0, equals);
   const auto found = std::ranges::find(kConstants, word, &Constant::word);
-  if (found != kConstants.end()) {
-    return found->apply(constant(line, trait.substr(equals + 1), kTraits), dims.numerics);
-  }
+  if (found != kConstants.end()) return found->apply(constant(line, trait.substr(equals + 1), kTraits), dims.numerics);
   if (word == "pattern" || word == "prediction") {
     (word == "pattern" ? dims.pattern : dims.prediction_pattern) = trait.substr(equals + 1);
     return;
@@ -179,9 +175,7 @@ void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
   }
   if (word == "first_dense") {
     dims.moe.dense_layers.clear();
-    for (std::int64_t i = 0; i < std::min(value, dims.layers); ++i) {
-      dims.moe.dense_layers.push_back(i);
-    }
+    for (std::int64_t i = 0; i < std::min(value, dims.layers); ++i) dims.moe.dense_layers.push_back(i);
     return;
   }
   if (word == "full_every") {  // the others attend within `window`
@@ -227,9 +221,7 @@ void apply_traits(const Line& line, const Cells& cells, ModelDims& dims) {
       fail_trait(line, trait);
     }
   }
-  if (contains(dims.pattern, 'd')) {
-    dims.delta.scan = std::exchange(dims.mamba.scan, {});
-  }
+  if (contains(dims.pattern, 'd')) dims.delta.scan = std::exchange(dims.mamba.scan, {});
 }
 
 ModelDims parse_dims(const Line& line, const Cells& cells) {
@@ -338,12 +330,8 @@ std::vector<std::string> zoo_names() {
 }
 
 ModelSpec load_zoo_model(std::string_view name, Stack stack) {
-  if (const std::optional<Line> line = find_line(name)) {
-    return build_model(parse_entry(*line).dims, stack);
-  }
-  if (const std::optional<VisionEntry> entry = find_vision_model(name)) {
-    return build_vision_model(entry->dims, stack);
-  }
+  if (const std::optional<Line> line = find_line(name)) return build_model(parse_entry(*line).dims, stack);
+  if (const std::optional<VisionEntry> entry = find_vision_model(name)) return build_vision_model(entry->dims, stack);
   throw Error(ExitCode::kInvalidInput, unknown_model(name));
 }
 

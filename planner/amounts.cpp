@@ -52,9 +52,7 @@ double parse_amount(const std::string& flag, const std::string& text, const char
 }
 
 double parse_duration(const std::string& flag, const std::string& text, const char* example) {
-  if (is_number(text)) {
-    refuse(flag, text, fmt::format("has no unit; expected s, min, h, d or w, such as {}", example));
-  }
+  if (is_number(text)) refuse(flag, text, fmt::format("has no unit; expected s, min, h, d or w, such as {}", example));
   try {
     const double seconds = parse_time(text).seconds();
     if (seconds > 0) return seconds;

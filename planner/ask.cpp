@@ -52,9 +52,7 @@ class Asker {
     const Forecast made = forecast(job.model, job.resolved.plan, costs);
     all_.step_s = made.timeline.period.seconds();
     moves_ = factor_moves(made, costs);
-    for (const FactorMove& move : moves_) {
-      all_.levels.machine.emplace_back(factor_words(move.factor), share(move));
-    }
+    for (const FactorMove& move : moves_) all_.levels.machine.emplace_back(factor_words(move.factor), share(move));
     const OpenStack open = summarize(made, costs, 0, stack_set(job, costs).of(job.resolved.plan)).open_stack;
     is_said_ = open.outcomes.empty();
     if (!is_said_) {

@@ -216,9 +216,7 @@ std::vector<std::string> inner_axis_keys() { return {"mesh.tp", "mesh.cp", "mesh
 
 std::vector<std::string> axis_keys() {
   std::vector<std::string> keys = inner_axis_keys();
-  for (const char* key : {"mesh.pp", "pipeline.schedule", "pipeline.stages_per_rank"}) {
-    keys.emplace_back(key);
-  }
+  for (const char* key : {"mesh.pp", "pipeline.schedule", "pipeline.stages_per_rank"}) keys.emplace_back(key);
   return keys;
 }
 

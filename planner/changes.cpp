@@ -41,9 +41,7 @@ MemoryKnob chunked_loss(const Job& job) {
 MemoryKnob shard_experts(const Job& job) {
   MemoryKnob knob{"units.shard_dim", {}, true};
   const bool has_experts = job.model.active_parameters() < job.model.parameters();
-  if (has_experts && job.resolved.plan.units.shard_dim == 0) {
-    knob.values = {{"units.shard_dim=experts"}};
-  }
+  if (has_experts && job.resolved.plan.units.shard_dim == 0) knob.values = {{"units.shard_dim=experts"}};
   return knob;
 }
 
@@ -83,26 +81,20 @@ MemoryKnob recompute_more(const Job& job) {
   MemoryKnob knob{"recompute", {}, false};
   for (const Recompute more : {Recompute::kSelective, Recompute::kFull}) {
     if (own == RangedPolicy<Recompute>{Recompute::kFull, {}}) break;
-    if (own != RangedPolicy<Recompute>{more, {}}) {
-      knob.values.push_back({fmt::format("recompute={}", to_string(more))});
-    }
+    if (own != RangedPolicy<Recompute>{more, {}}) knob.values.push_back({fmt::format("recompute={}", to_string(more))});
   }
   return knob;
 }
 
 MemoryKnob compile_blocks(const Job& job) {
   MemoryKnob knob{"compile", {}, false};
-  if (is_pytorch_on_gpus(job) && job.resolved.plan.compile == Compile::kNone) {
-    knob.values = {{"compile=blocks"}};
-  }
+  if (is_pytorch_on_gpus(job) && job.resolved.plan.compile == Compile::kNone) knob.values = {{"compile=blocks"}};
   return knob;
 }
 
 MemoryKnob offload(const Job& job) {
   MemoryKnob knob{"offload", {}, false};
-  if (job.resolved.plan.offload == Offload::kNone && !job.cluster.host_computes) {
-    knob.values = {{"offload=cpu"}};
-  }
+  if (job.resolved.plan.offload == Offload::kNone && !job.cluster.host_computes) knob.values = {{"offload=cpu"}};
   return knob;
 }
 
@@ -118,9 +110,7 @@ MemoryKnob smaller_states(const Job& job) {
 MemoryKnob reduce_in_bf16(const Job& job) {
   const Plan& plan = job.resolved.plan;
   MemoryKnob knob{"dtype.reduce", {}, false};
-  if (plan.reduce_dtype == DType::kFp32 && plan.param_dtype == DType::kBf16) {
-    knob.values = {{"dtype.reduce=bf16"}};
-  }
+  if (plan.reduce_dtype == DType::kFp32 && plan.param_dtype == DType::kBf16) knob.values = {{"dtype.reduce=bf16"}};
   return knob;
 }
 

@@ -26,9 +26,7 @@ namespace {
 // `count` severities from `least` to `most`, evenly spread as logarithms.
 std::vector<double> severities(double least, double most, int count = 9) {
   std::vector<double> list;
-  for (int i = 0; i < count; ++i) {
-    list.push_back(least * std::pow(most / least, as_double(i) / (count - 1)));
-  }
+  for (int i = 0; i < count; ++i) list.push_back(least * std::pow(most / least, as_double(i) / (count - 1)));
   return list;
 }
 
@@ -174,9 +172,7 @@ double number_of(const std::string& said, const std::string& text, double least)
     refuse(said, "is no number");
   }
   if (used != text.size()) refuse(said, "has a unit that the key does not take");
-  if (!std::isfinite(value) || value < least) {
-    refuse(said, least > 0 ? "is not above zero" : "is below zero");
-  }
+  if (!std::isfinite(value) || value < least) refuse(said, least > 0 ? "is not above zero" : "is below zero");
   return value;
 }
 

@@ -48,9 +48,7 @@ PlanDocument apply(PlanDocument document, const std::vector<std::string>& assign
   for (const char* side : kSides) {
     if (auto node = document.given.extract(side)) before.insert(std::move(node));
   }
-  for (const std::string& assignment : assignments) {
-    document = apply_set(std::move(document), assignment);
-  }
+  for (const std::string& assignment : assignments) document = apply_set(std::move(document), assignment);
   if (!document.has(kSides[0]) && !document.has(kSides[1])) document.given.merge(before);
   return document;
 }
@@ -189,9 +187,7 @@ void complete(Job& job) {
   job.resolved = resolve(with_usual_stack(job.document, job.open), job.model, job.cluster);
   // The only code that runs so is printed with the plan, which is the same when it is read again.
   const std::vector<StackAlternative>& codes = job.open.codes;
-  if (codes.size() == 1 && codes.front().name != "none") {
-    job.resolved.plan.stack = codes.front().name;
-  }
+  if (codes.size() == 1 && codes.front().name != "none") job.resolved.plan.stack = codes.front().name;
   check(job.resolved, job.model, job.cluster);
   job.plain_model = job.model;
   job.model = with_variants(std::move(job.model), job.resolved.plan);

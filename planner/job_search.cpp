@@ -100,9 +100,7 @@ class Variants {
                                          step = all_[v].seconds;
                                        return result;
                                      }};
-    if (each_mesh_) {
-      calls.own_limit = [this](std::size_t v) { return step_with(mesh(v)).value_or(kAnyStep); };
-    }
+    if (each_mesh_) calls.own_limit = [this](std::size_t v) { return step_with(mesh(v)).value_or(kAnyStep); };
     return calls;
   }
 

@@ -51,9 +51,7 @@ SearchSpace space_of_variant(const Job& job, const SpaceRequest& request) {
   std::vector<std::string> fixed = fixed_keys(job);
   append(fixed, request.vary);
   space = with_free_knobs(std::move(space), job.model, fixed);
-  for (KnobAxis& axis : asked_knobs(request.vary, space.base)) {
-    space.knobs.push_back(std::move(axis));
-  }
+  for (KnobAxis& axis : asked_knobs(request.vary, space.base)) space.knobs.push_back(std::move(axis));
   return space;
 }
 
@@ -163,9 +161,7 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
     for (const JobVariant* variant : over_axes) append(jobs, free_variants(variant->job));
     return spanned(std::move(jobs));
   };
-  for (Job& other : free_variants(job)) {
-    append(variants.list, variants_by_model(std::move(other), of_knobs));
-  }
+  for (Job& other : free_variants(job)) append(variants.list, variants_by_model(std::move(other), of_knobs));
   // A batch that the ranks do not divide is a mistake to be named, not to be mended by axes.
   const Mesh& mesh = job.resolved.plan.mesh;
   const std::int64_t ranks = job.cluster.gpus / mesh.sharing();

@@ -55,9 +55,7 @@ std::string cpu_name() {
 std::filesystem::path profile_folder() {
   const std::filesystem::path own = "foreshard/profiles";
   // A relative path in the variable is to be ignored (XDG base directory specification).
-  if (const std::filesystem::path data = variable("XDG_DATA_HOME"); data.is_absolute()) {
-    return data / own;
-  }
+  if (const std::filesystem::path data = variable("XDG_DATA_HOME"); data.is_absolute()) return data / own;
   const std::string home = variable("HOME");
   if (home.empty()) {
     throw Error(ExitCode::kMissingCapability,

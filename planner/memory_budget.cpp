@@ -119,9 +119,7 @@ FittedBudget fit_to_budget(const JobOptions& options, Bytes budget, const Search
   const std::optional<Found> fastest = budgets.fastest(capacity);
   const Bytes top = fastest ? std::clamp(budgets.needed(*fastest), floor, std::max(floor, capacity)) : floor;
   std::vector<Bytes> steps = {floor, top};
-  for (int k = 1; k + 1 < kBudgets; ++k) {
-    steps.push_back(floor + (top - floor) * k / (kBudgets - 1));
-  }
+  for (int k = 1; k + 1 < kBudgets; ++k) steps.push_back(floor + (top - floor) * k / (kBudgets - 1));
   if (budget > floor && budget < top) steps.push_back(budget);
   std::ranges::sort(steps);
   all = std::ssize(steps);

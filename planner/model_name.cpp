@@ -66,9 +66,7 @@ ModelName from_path(const fs::path& path) {
 
 std::vector<fs::path> hub_cache_folders() {
   if (const std::string cache = environment("HF_HUB_CACHE"); !cache.empty()) return {cache};
-  if (const std::string home = environment("HF_HOME"); !home.empty()) {
-    return {fs::path(home) / "hub"};
-  }
+  if (const std::string home = environment("HF_HOME"); !home.empty()) return {fs::path(home) / "hub"};
   std::string cache = environment("XDG_CACHE_HOME");
   if (cache.empty() && !environment("HOME").empty()) cache = environment("HOME") + "/.cache";
   if (cache.empty()) return {};

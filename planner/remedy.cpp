@@ -103,9 +103,7 @@ class Trials {
       taken.insert(first.key);
       for (const MemoryKnob& knob : all) {
         const Assignments& strongest = knob.values.back();
-        if (knob.key == first.key || !changed_job(job_, joined(joined(own_, flat(together)), strongest))) {
-          continue;
-        }
+        if (knob.key == first.key || !changed_job(job_, joined(joined(own_, flat(together)), strongest))) continue;
         together.push_back(strongest);
         taken.insert(knob.key);
       }
@@ -211,9 +209,7 @@ std::optional<Remedy> more_gpus(const Trials& trials, const std::vector<std::vec
 // Where every rank holds the parameters whole: the runtime that shards them, over every GPU.
 std::optional<Remedy> another_runtime(const Job& job, const Plan& plan, const MemoryTerms& terms) {
   const RuntimeKind kind = plan.runtime.kind;
-  if (kind != RuntimeKind::kDdp && kind != RuntimeKind::kZero1 && kind != RuntimeKind::kZero2) {
-    return std::nullopt;
-  }
+  if (kind != RuntimeKind::kDdp && kind != RuntimeKind::kZero1 && kind != RuntimeKind::kZero2) return std::nullopt;
   const Assignments sharded = {fmt::format("runtime={}", to_string(RuntimeKind::kFsdp2)),
                                fmt::format("mesh.shard={}", job.cluster.gpus / plan.mesh.sharing()),
                                "mesh.replicate=1"};
@@ -263,9 +259,7 @@ std::string remedy_text(const RemedySearch& search, const Cluster& cluster) {
   }
   const Remedy& remedy = *search.found;
   std::vector<std::string> changes;
-  if (remedy.gpus != cluster.gpus) {
-    changes.push_back(format_count(remedy.gpus) + " GPUs");
-  }
+  if (remedy.gpus != cluster.gpus) changes.push_back(format_count(remedy.gpus) + " GPUs");
   for (const std::string& change : remedy.changes) changes.push_back("--set " + change);
   std::string text = fmt::format("it fits with {}: {} to spare, with {}", fmt::join(changes, " "),
                                  format_bytes(remedy.fit.margin()), chance_text(remedy.fit_probability));

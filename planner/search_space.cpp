@@ -29,9 +29,7 @@ SearchSpace space_of(const Job& job) {
   SearchSpace space = {.base = job.resolved.plan};
   const Plan& base = space.base;
   space.global_batch = global_batch(base);
-  if (is_fixed(job, "mesh.shard") || is_fixed(job, "mesh.replicate")) {
-    space.shard_groups = {base.mesh.shard};
-  }
+  if (is_fixed(job, "mesh.shard") || is_fixed(job, "mesh.replicate")) space.shard_groups = {base.mesh.shard};
   if (is_fixed(job, "reshard_after_forward")) {
     space.reshards = {base.reshard_after_forward.value};
   } else {
@@ -42,9 +40,7 @@ SearchSpace space_of(const Job& job) {
     space.micro_batches = {base.batch.micro_batch};
   } else if (is_fixed(job, "batch.accumulation")) {
     const std::int64_t sequences = base.mesh.data_parallel() * base.batch.accumulation;
-    if (space.global_batch % sequences == 0) {
-      space.micro_batches = {space.global_batch / sequences};
-    }
+    if (space.global_batch % sequences == 0) space.micro_batches = {space.global_batch / sequences};
   }
   const bool is_forward_fixed = is_fixed(job, "prefetch.forward");
   const bool is_backward_fixed = is_fixed(job, "prefetch.backward");

@@ -105,9 +105,7 @@ JobVariants SizedJobs::operator()(const CandidateCluster& candidate, std::int64_
 
 Price SizedJobs::price_of(const Job& job) const {
   const Cluster& cluster = job.cluster;
-  if (const auto found = prices_.find(cluster.gpu.key); found != prices_.end()) {
-    return found->second;
-  }
+  if (const auto found = prices_.find(cluster.gpu.key); found != prices_.end()) return found->second;
   if (!prices_file_.empty()) {
     throw Error(ExitCode::kInvalidInput, fmt::format("{}: no price of {}; expected a row {},USD", prices_file_,
                                                      cluster.gpu.key, cluster.gpu.key));

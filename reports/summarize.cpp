@@ -164,9 +164,7 @@ void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> ou
     const Timeline& timeline = simulators.local().steady_step(graph, table, code.repeats);
     drawn.set(k, measure_step(graph, timeline), plan_draw);
     if (!is_shown) return;
-    if (const auto less = cut(code, table, timeline)) {
-      drawn_of_fewer.set(k, measure(graph, timeline, *less), plan_draw);
-    }
+    if (const auto less = cut(code, table, timeline)) drawn_of_fewer.set(k, measure(graph, timeline, *less), plan_draw);
   });
   const StepEvidence evidence = weigh_evidence(forecast, costs);
   set_times(measure_step(forecast.graph, forecast.timeline), std::move(drawn), evidence, outcomes, report);
@@ -255,9 +253,7 @@ std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel
                                              c.contention.communication, why(c.contention.source)));
   }
   for (const OutsideItem& item : outside) {
-    if (item.evidence != SizeEvidence::kAssumed && item.evidence != SizeEvidence::kDeclared) {
-      continue;
-    }
+    if (item.evidence != SizeEvidence::kAssumed && item.evidence != SizeEvidence::kDeclared) continue;
     list.emplace_back("outside the allocator: " + item.name, format_bytes(item.bytes) + why(item.source));
   }
   return list;
@@ -287,9 +283,7 @@ Quantity total_memory(const Report& report) {
 std::vector<std::pair<std::string, Bytes>> categories_at_peak(const MemoryProfile& memory) {
   std::vector<std::pair<std::string, Bytes>> list;
   for (std::size_t c = 0; c < kMemoryCategories; ++c) {
-    if (memory.at_peak[c] > Bytes()) {
-      list.emplace_back(to_string(static_cast<MemoryCategory>(c)), memory.at_peak[c]);
-    }
+    if (memory.at_peak[c] > Bytes()) list.emplace_back(to_string(static_cast<MemoryCategory>(c)), memory.at_peak[c]);
   }
   std::ranges::stable_sort(list, [](const auto& a, const auto& b) { return a.second > b.second; });
   return list;
@@ -377,9 +371,7 @@ double mfu_of(const Forecast& forecast, const Cluster& cluster) {
 StackOutcome outcome_of(const Forecast& forecast, const Cluster& cluster, const StackCase* of) {
   Fit fit = fit_in(cluster, forecast.memory.peak, forecast.reserved.peak,
                    total(memory_outside(forecast.graph, cluster, forecast.plan.runtime)));
-  if (of != nullptr && is_unread(of->name)) {
-    fit = with_alternatives(fit, forecast.model, forecast.plan);
-  }
+  if (of != nullptr && is_unread(of->name)) fit = with_alternatives(fit, forecast.model, forecast.plan);
   return {of == nullptr ? "" : of->name, of == nullptr ? 1 : of->weight, forecast.timeline.period.seconds(), fit};
 }
 

@@ -97,9 +97,7 @@ class Reader {
       begin = end + 1;
       nodes_ = nodes_ || is_one_of(kNodes, word);
       gpus_ = gpus_ || is_one_of(kGpus, word);
-      if (word.empty() || is_one_of(kNodes, word) || is_one_of(kGpus, word) || is_one_of(kFillers, word)) {
-        continue;
-      }
+      if (word.empty() || is_one_of(kNodes, word) || is_one_of(kGpus, word) || is_one_of(kFillers, word)) continue;
       rest += (rest.empty() ? "" : " ") + std::string(word);
     }
     return rest;

@@ -69,9 +69,7 @@ class LayoutReader {
   }
 
   void read_group(const ConfigNode& element) {
-    if (!element.is_mapping()) {
-      throw element.error("is no group of nodes", "{count: 8, leaf: leaf1}");
-    }
+    if (!element.is_mapping()) throw element.error("is no group of nodes", "{count: 8, leaf: leaf1}");
     element.allow_only({"names", "count", "machine", "gpu", "node", "leaf", "degraded"});
     NodeGroup group;
     const ConfigNode* names = element.find("names");
@@ -99,20 +97,14 @@ class LayoutReader {
       throw element.error(fmt::format("{} GPUs in all", gpus_), fmt::format("at most {}", kMostGpus));
     }
     if (names == nullptr) {
-      for (std::int64_t i = 0; i < group.count; ++i) {
-        group.names.push_back(fmt::format("n{}", first + i));
-      }
+      for (std::int64_t i = 0; i < group.count; ++i) group.names.push_back(fmt::format("n{}", first + i));
     }
     for (std::size_t i = 0; i < group.names.size(); ++i) {
       const auto [known, is_new] = node_of_.emplace(group.names[i], first + static_cast<std::int64_t>(i));
-      if (!is_new) {
-        throw element.error(fmt::format("node {} is there twice", group.names[i]), "each node once");
-      }
+      if (!is_new) throw element.error(fmt::format("node {} is there twice", group.names[i]), "each node once");
     }
     if (const ConfigNode* leaf = element.find("leaf")) read_leaves(*leaf, group);
-    if (const ConfigNode* degraded = element.find("degraded")) {
-      read_degraded(*degraded, group, first);
-    }
+    if (const ConfigNode* degraded = element.find("degraded")) read_degraded(*degraded, group, first);
     elements_.emplace(first, element);
     layout_.groups.push_back(std::move(group));
   }
@@ -132,9 +124,7 @@ class LayoutReader {
       add(names);
     }
     if (all.empty()) throw names.error("names no node", "names such as \"n[1-16]\"");
-    if (all.size() > kMostHosts) {
-      throw names.error("names too many nodes", fmt::format("at most {}", kMostHosts));
-    }
+    if (all.size() > kMostHosts) throw names.error("names too many nodes", fmt::format("at most {}", kMostHosts));
     return all;
   }
 
@@ -146,9 +136,7 @@ class LayoutReader {
     } else {
       add(leaf);
     }
-    if (group.kind.nics < 1) {
-      throw leaf.error("is the leaf of nodes without a network port", "node: {nics: 8, ...}");
-    }
+    if (group.kind.nics < 1) throw leaf.error("is the leaf of nodes without a network port", "node: {nics: 8, ...}");
   }
 
   // Of every node of the group, or of the one that `node` counts within it.
@@ -222,9 +210,7 @@ class LayoutReader {
   void read_links(const ConfigNode& list) {
     std::map<std::pair<std::int32_t, std::int32_t>, Location> seen;
     for (const ConfigNode& element : list.elements()) {
-      if (!element.is_mapping()) {
-        throw element.error("is no link", "{between: [leaf1, spine], rate: 1.6Tbit/s}");
-      }
+      if (!element.is_mapping()) throw element.error("is no link", "{between: [leaf1, spine], rate: 1.6Tbit/s}");
       element.allow_only({"between", "rate", "count", "latency"});
       const ConfigNode between = element.at("between", "the two switches: [leaf1, spine]");
       if (!between.is_sequence() || between.elements().size() != 2) {
@@ -244,9 +230,7 @@ class LayoutReader {
       const ConfigNode rate = element.at("rate", "of one cable and direction, such as 400Gbit/s");
       const double value = rate.as_bandwidth().value();
       double cables = 1;
-      if (const ConfigNode* count = element.find("count")) {
-        cables = as_double(count->as_int(1, 100'000));
-      }
+      if (const ConfigNode* count = element.find("count")) cables = as_double(count->as_int(1, 100'000));
       if (value < kLeastLink || value * cables > kMostLink) {
         throw rate.error(fmt::format("is no rate of a link between {} and {}", a, b),
                          "1Mbit/s to 8000Tbit/s, such as 400Gbit/s");
@@ -283,9 +267,7 @@ class LayoutReader {
     std::int64_t node = 0;
     for (NodeGroup& group : layout_.groups) {
       const auto first = static_cast<std::int32_t>(1 + node / per_leaf * rails);
-      for (std::int32_t rail = 0; rail < group.kind.nics; ++rail) {
-        group.leaves.push_back(first + rail);
-      }
+      for (std::int32_t rail = 0; rail < group.kind.nics; ++rail) group.leaves.push_back(first + rail);
       node += group.count;
     }
   }
@@ -388,9 +370,7 @@ class LayoutReader {
         link.background_log_sd = std::log((1 - low) / (1 - high)) / (2 * kStandardDeviations);
         found = true;
       }
-      if (!found) {
-        throw item.value.error("names no link", "two switches, such as leaf1-spine, or uplinks");
-      }
+      if (!found) throw item.value.error("names no link", "two switches, such as leaf1-spine, or uplinks");
     }
   }
 
@@ -415,9 +395,7 @@ class LayoutReader {
       }
       return s;
     };
-    for (const SwitchLink& link : layout.links) {
-      top[at(find(link.a))] = find(link.b);
-    }
+    for (const SwitchLink& link : layout.links) top[at(find(link.a))] = find(link.b);
     std::optional<std::int32_t> first;
     for (const NodeGroup& group : layout.groups) {
       if (group.leaves.empty()) {

@@ -52,9 +52,7 @@ void append_part(std::string_view part, std::size_t most, std::vector<std::strin
     if (close == std::string_view::npos) fail(fmt::format("'{}' is cut off", shortened(part)));
     const std::vector<std::string> numbers = expand_numbers(part.substr(1, close - 1), most);
     if (numbers.empty()) fail("has an empty list in brackets");
-    if (names.size() + grown.size() * numbers.size() > most) {
-      fail(fmt::format("names more than {} nodes", most));
-    }
+    if (names.size() + grown.size() * numbers.size() > most) fail(fmt::format("names more than {} nodes", most));
     std::vector<std::string> longer;
     longer.reserve(grown.size() * numbers.size());
     for (const std::string& name : grown) {

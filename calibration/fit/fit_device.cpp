@@ -47,9 +47,7 @@ void check_rates(const Measurements& measurements, const Gpu& gpu) {
 std::vector<MeasuredRow<FunctionTime>> without_waits(std::vector<MeasuredRow<FunctionTime>> rows) {
   constexpr double kFarApart = 1.5;
   for (MeasuredRow<FunctionTime>& row : rows) {
-    if (row.spread.low > 0 && row.spread.high > kFarApart * row.spread.low) {
-      row.spread.median = row.spread.low;
-    }
+    if (row.spread.low > 0 && row.spread.high > kFarApart * row.spread.low) row.spread.median = row.spread.low;
   }
   return rows;
 }

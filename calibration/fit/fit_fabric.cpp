@@ -79,9 +79,7 @@ struct Sample {
 
 // Whether the fit of a kind sees rows of another.
 bool informs(FabricKind kind, const NcclRow& row) {
-  if (kind == FabricKind::kNvlink) {
-    return row.kind == kind && row.system.generation != GpuGeneration::kVolta;
-  }
+  if (kind == FabricKind::kNvlink) return row.kind == kind && row.system.generation != GpuGeneration::kVolta;
   return row.kind == kind;
 }
 
@@ -109,9 +107,7 @@ std::string tables_of(const Samples& samples) {
   std::map<std::string, int> counts;
   for (const Sample& sample : samples) ++counts[sample.row->id];
   std::string text;
-  for (const auto& [table, count] : counts) {
-    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", table, count);
-  }
+  for (const auto& [table, count] : counts) text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", table, count);
   return text;
 }
 

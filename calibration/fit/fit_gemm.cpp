@@ -116,9 +116,7 @@ double adding_up(const GemmRow& row, const Gpu& gpu) {
 
 double predicted(const GemmCurve& curve, const GemmRow& row, const Products& products, const Gpu& gpu) {
   double seconds = burst_seconds(curve, products.first, gpu);
-  if (products.second) {
-    seconds += burst_seconds(curve, *products.second, gpu) + adding_up(row, gpu);
-  }
+  if (products.second) seconds += burst_seconds(curve, *products.second, gpu) + adding_up(row, gpu);
   if (row.half && gpu.architecture == "cdna3") seconds *= kHalfOverBf16;
   const auto quantise = [&](double elements) {
     seconds += kQuantisedBytes * elements / (kQuantiseFraction * gpu.memory_bandwidth.value()) + kQuantiseOverhead;
@@ -170,9 +168,7 @@ GemmCurve fit_constants(const Prepared& p, const Gpu& gpu, const GemmCurve& prio
 
 FitError error_of(std::string what, const GemmCurve& curve, const Prepared& p, const Gpu& gpu) {
   std::vector<double> times;
-  for (std::size_t i = 0; i < p.rows.size(); ++i) {
-    times.push_back(predicted(curve, p.rows[i], p.products[i], gpu));
-  }
+  for (std::size_t i = 0; i < p.rows.size(); ++i) times.push_back(predicted(curve, p.rows[i], p.products[i], gpu));
   return fit_error(std::move(what), times, p.seconds);
 }
 
@@ -227,15 +223,11 @@ GemmProtocols::GemmProtocols(const std::vector<GemmRow>& rows, std::string_view 
       if (references < 2) continue;
       mean /= references;
       const auto& [m, n, k] = shape;
-      for (const auto& [protocol, time] : times) {
-        deviations[protocol][bin_of(2 * m * n * k)].push_back(time - mean);
-      }
+      for (const auto& [protocol, time] : times) deviations[protocol][bin_of(2 * m * n * k)].push_back(time - mean);
     }
     for (const auto& [protocol, bins] : deviations) {
       for (std::size_t b = 0; b < kBins; ++b) {
-        if (bins[b].size() >= kFewest) {
-          by_gpu[protocol][b].push_back(sorted_quantile(bins[b], 0.5));
-        }
+        if (bins[b].size() >= kFewest) by_gpu[protocol][b].push_back(sorted_quantile(bins[b], 0.5));
       }
     }
   }
@@ -280,9 +272,7 @@ Kernel kernel_of(const GemmRow& row) {
   point.k = static_cast<std::int64_t>(row.k);
   Kernel kernel = kernel_of(point);
   kernel.fp8 = row.type == GemmType::kFp8 || row.type == GemmType::kFp4;
-  if (kernel.fp8) {
-    kernel.bytes = Bytes((point.m + point.n) * point.k + point.m * point.n * size_of(DType::kBf16));
-  }
+  if (kernel.fp8) kernel.bytes = Bytes((point.m + point.n) * point.k + point.m * point.n * size_of(DType::kBf16));
   return kernel;
 }
 
@@ -313,9 +303,7 @@ GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFit
   const GemmCurve found = fit_gemm_curve(rows, gpu, options);
   GemmFit fit;
   fit.curve = found;
-  for (const PriorSpread& each : kPrior) {
-    fit.curve.*each.constant = rounded(found.*each.constant);
-  }
+  for (const PriorSpread& each : kPrior) fit.curve.*each.constant = rounded(found.*each.constant);
   fit.curve.sustained = rounded(std::min(1.0, sustained_of(found, gpu, protocols.hottest())));
   fit.curve.hbm_fraction = rounded(found.hbm_fraction);
   fit.curve.evidence = Evidence::kMeasured;

@@ -100,9 +100,7 @@ std::vector<std::vector<double>> starts() {
 
 ShapeCorrection corrections(const ShapeRows& rows, const auto& curve, const Gpu& gpu) {
   ShapeCorrection correction;
-  for (const ShapeRow& row : rows) {
-    correction.add(row.kernel, row.seconds / curve_seconds(curve, row.kernel, gpu));
-  }
+  for (const ShapeRow& row : rows) correction.add(row.kernel, row.seconds / curve_seconds(curve, row.kernel, gpu));
   return correction;
 }
 

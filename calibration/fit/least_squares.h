@@ -31,9 +31,7 @@ std::vector<double> solve(const LeastSquares& problem);
 // The residuals of rows that have `seconds`, in the logarithm.
 template <typename Row, typename Predicted>
 void log_errors(const std::vector<Row>& rows, const Predicted& predicted, std::span<double> out) {
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    out[i] = std::log(predicted(rows[i]) / rows[i].seconds);
-  }
+  for (std::size_t i = 0; i < rows.size(); ++i) out[i] = std::log(predicted(rows[i]) / rows[i].seconds);
 }
 
 // Rounded to eight significant digits, so that a profile reads well and refits compare.

@@ -68,9 +68,7 @@ double number_of(std::string_view text) { return parse_number<double>(text).valu
 double rate_at(std::string_view text, std::size_t begin) {
   std::size_t end = skip(text, begin, is_digit);
   if (end == begin) return 0;
-  if (end + 1 < text.size() && text[end] == '.' && is_digit(text[end + 1])) {
-    end = skip(text, end + 1, is_digit);
-  }
+  if (end + 1 < text.size() && text[end] == '.' && is_digit(text[end + 1])) end = skip(text, end + 1, is_digit);
   const std::size_t unit = skip_spaces(text, end);
   if (unit >= text.size() || (text[unit] != 't' && text[unit] != 'g')) return 0;
   const char next = unit + 1 < text.size() ? text[unit + 1] : ' ';
@@ -223,9 +221,7 @@ PlacedSystem place_system(const NcclPlace& place) {
           : family.hangs_on_processor                                       ? CpuKind::kOther
                                                                             : CpuKind::kIntel;
   s.link = s.nvlink ? usable_link(s.generation, link, s.version) : link;
-  if (inside == Inside::kThroughHost) {
-    s.link = through_host(link, family.host_memory, as_double(s.ranks_per_node));
-  }
+  if (inside == Inside::kThroughHost) s.link = through_host(link, family.host_memory, as_double(s.ranks_per_node));
   placed.kind = s.nvlink ? FabricKind::kNvlink : FabricKind::kPcie;
   if (s.nodes <= 1) return placed;
   placed.kind = network_kind(network);

@@ -109,9 +109,7 @@ class DeviceMeasuring {
       const std::string name =
           fmt::format("layers of {} at {} x {} tokens", job.model.name, job.micro_batch, job.sequence);
       part(name, [&] { layers(job, AttentionKernel::kFlash); });
-      if (device_.info().capability >= kHopper) {
-        part(name + ", cudnn", [&] { layers(job, AttentionKernel::kCudnn); });
-      }
+      if (device_.info().capability >= kHopper) part(name + ", cudnn", [&] { layers(job, AttentionKernel::kCudnn); });
     }
     part("copies", [&] { copies(); });
     part("contention", [&] { contention(); });

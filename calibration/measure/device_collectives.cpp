@@ -24,9 +24,7 @@ int calls_of(std::size_t bytes) { return bytes <= std::size_t{1} << 20 ? 50 : by
 // Exact: what one rank writes the others read.
 double mean_over_ranks(World& world, double own) {
   double sum = 0;
-  for (const std::string& text : world.gather("seconds", fmt::format("{}", own))) {
-    sum += leading_number<double>(text);
-  }
+  for (const std::string& text : world.gather("seconds", fmt::format("{}", own))) sum += leading_number<double>(text);
   return sum / world.size();
 }
 
@@ -55,9 +53,7 @@ class Curves {
   Json rows() {
     for (const auto& communicator : communicators_) {
       const auto group = at(communicator->size());
-      if (world_.rank() == 0 && request_.progress) {
-        request_.progress(fmt::format("collectives of {} GPUs", group));
-      }
+      if (world_.rank() == 0 && request_.progress) request_.progress(fmt::format("collectives of {} GPUs", group));
       const std::size_t unit = 128 * group;  // shards of whole cache lines
       for (std::size_t size = request_.smallest; size <= request_.largest; size *= 4) {
         const std::size_t bytes = std::max(unit, size / unit * unit);

@@ -60,9 +60,7 @@ std::vector<MeasuredJob> jobs_of(const MeasureOptions& options) {
     models.push_back(load_model(find_model(name, name), Stack::kNative).model);
   }
   if (models.empty() && options.device == "cuda") {
-    for (const char* name : {"llama-3.2-1b", "llama-3.1-8b"}) {
-      models.push_back(load_zoo_model(name, Stack::kNative));
-    }
+    for (const char* name : {"llama-3.2-1b", "llama-3.1-8b"}) models.push_back(load_zoo_model(name, Stack::kNative));
   } else if (models.empty()) {
     for (const std::int64_t hidden : {256, 512}) models.push_back(usual_model(hidden));
   }
@@ -184,9 +182,7 @@ ExitCode measure_gpus(const MeasureOptions& options) {
     for_each_rank(options.spawn.ranks, [&](World& world) {
       const auto accelerator = host_accelerator();
       const Json rows = measure_device_collectives(*accelerator, world, request);
-      if (world.rank() == 0) {
-        document = device_document(options, accelerator->info(), created, rows);
-      }
+      if (world.rank() == 0) document = device_document(options, accelerator->info(), created, rows);
     });
     write_measurements(options, document);
     return ExitCode::kOk;
@@ -197,9 +193,7 @@ ExitCode measure_gpus(const MeasureOptions& options) {
   const auto world = connect_processes(launch, connect_options(process_environment()));
   request.ranks_per_node = launch.local_size;
   const Json rows = measure_device_collectives(*accelerator, *world, request);
-  if (world->rank() == 0) {
-    write_measurements(options, device_document(options, accelerator->info(), created, rows));
-  }
+  if (world->rank() == 0) write_measurements(options, device_document(options, accelerator->info(), created, rows));
   return ExitCode::kOk;
 }
 
@@ -210,9 +204,7 @@ ExitCode run_measure(const MeasureOptions& options) {
     const bool several = options.spawn.ranks > 1 || resolve_launch(process_environment()).size > 1;
     return several ? measure_gpus(options) : measure_gpu(options);
   }
-  if (const char* rows_file = std::getenv(kRowsVariable)) {
-    return measure_as_rank(options, rows_file);
-  }
+  if (const char* rows_file = std::getenv(kRowsVariable)) return measure_as_rank(options, rows_file);
   jobs_of(options);  // what is wrong with them should be said once
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   const std::set<int> worlds = {1, options.spawn.ranks > 0 ? options.spawn.ranks : cores};

@@ -58,9 +58,7 @@ std::vector<std::pair<std::string, std::string>> engine_versions() {
 
 std::string utc_now() {
   std::time_t seconds = std::time(nullptr);
-  if (const char* fixed = std::getenv("SOURCE_DATE_EPOCH")) {
-    seconds = static_cast<std::time_t>(std::atoll(fixed));
-  }
+  if (const char* fixed = std::getenv("SOURCE_DATE_EPOCH")) seconds = static_cast<std::time_t>(std::atoll(fixed));
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(seconds));
 }
 

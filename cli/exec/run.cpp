@@ -285,9 +285,7 @@ ExitCode run_rank(const RunCommandOptions& options, const Launch& launch, World&
   agree_on_start(options, met);
   const Facts facts = job_facts(job, threads);
   agree(met, "job", facts, ExitCode::kInvalidInput);
-  if (const auto problem = find_engine_problem(job.model, plan)) {
-    throw Error(ExitCode::kMissingCapability, *problem);
-  }
+  if (const auto problem = find_engine_problem(job.model, plan)) throw Error(ExitCode::kMissingCapability, *problem);
   if (!job.cluster.host_computes) {
     if (const auto problem = find_device_problem(job.model, plan, options.paced)) {
       throw Error(ExitCode::kMissingCapability, *problem);
@@ -341,9 +339,7 @@ ExitCode run_rank(const RunCommandOptions& options, const Launch& launch, World&
   std::optional<Pacing> pacing;
   if (options.paced) {
     pacing = pacing_of(job, graph);
-    for (Time& duration : pacing->durations) {
-      duration = Time::seconds(duration.seconds() * options.pace);
-    }
+    for (Time& duration : pacing->durations) duration = Time::seconds(duration.seconds() * options.pace);
     if (options.pace != 1) {
       record.notes.push_back(fmt::format("collectives were given {} times their forecast time", options.pace));
     }

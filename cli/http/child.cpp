@@ -76,9 +76,7 @@ void isolate(int output) {
 Child start_child(const ChildBounds& bounds, const std::filesystem::path& folder,
                   const std::function<std::string()>& work) {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw Error(ExitCode::kInternal, "serve: the system gives no more pipes");
-  }
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw Error(ExitCode::kInternal, "serve: the system gives no more pipes");
   const pid_t pid = ::fork();
   if (pid == 0) run(bounds, folder, ends[1], work);
   ::close(ends[1]);

@@ -114,12 +114,8 @@ HttpWords read_query(std::string_view text) {
 bool is_multipart(std::string_view content_type) { return starts_with(content_type, kMultipart); }
 
 HttpForm read_body(std::string_view content_type, std::string_view body) {
-  if (is_multipart(content_type)) {
-    return read_multipart(parameter(content_type, "boundary").value_or(""), body);
-  }
-  if (starts_with(content_type, "application/x-www-form-urlencoded")) {
-    return {read_query(body), {}};
-  }
+  if (is_multipart(content_type)) return read_multipart(parameter(content_type, "boundary").value_or(""), body);
+  if (starts_with(content_type, "application/x-www-form-urlencoded")) return {read_query(body), {}};
   const Json json = Json::parse(body, nullptr, false);
   if (!json.is_object()) refuse("the body is no JSON object");
   HttpForm form;

@@ -67,9 +67,7 @@ std::optional<std::string> gate_refusal(const HttpGate& gate, const HttpCaller& 
                               caller.origin == fmt::format("https://{}", caller.host);  // behind a proxy
   const bool is_same_site = caller.fetch_site.empty() || caller.fetch_site == "same-origin" ||
                             caller.fetch_site == "none";  // typed by the user
-  if (!is_same_origin || !is_same_site) {
-    return "another site's page asks; open the address in the browser yourself";
-  }
+  if (!is_same_origin || !is_same_site) return "another site's page asks; open the address in the browser yourself";
   if (!gate.token.empty() && !holds_token(gate, caller)) {
     return "the token is missing; open the link that foreshard serve printed (?token=...)";
   }

@@ -207,9 +207,7 @@ class Request {
     } else {
       path = field;
       std::filesystem::create_directory(path);
-      for (const HttpFile* file : files) {
-        write_file(path + "/" + plain_file_name(file->name, field), file->content);
-      }
+      for (const HttpFile* file : files) write_file(path + "/" + plain_file_name(file->name, field), file->content);
     }
     const std::string run_plan = path + "/plan.yaml";
     if (field == "plan") check_plan(path);
@@ -232,9 +230,7 @@ class MappedFile {
       start_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
     }
     if (file >= 0) ::close(file);
-    if (start_ == MAP_FAILED) {
-      throw Error(ExitCode::kInvalidInput, "the body is empty");
-    }
+    if (start_ == MAP_FAILED) throw Error(ExitCode::kInvalidInput, "the body is empty");
   }
   ~MappedFile() { ::munmap(start_, size_); }
   MappedFile(const MappedFile&) = delete;
@@ -325,9 +321,7 @@ HttpAnswer answer_question(const HttpQuestion& question, int threads) {
       request.add(read_body(question.content_type, question.body));
     }
     command = request.command();
-    if (way.form == Shape::kPage || std::string_view(way.verb->name) == "report") {
-      command += " --html report.html";
-    }
+    if (way.form == Shape::kPage || std::string_view(way.verb->name) == "report") command += " --html report.html";
     answer = answer_of(way, request.arguments(), threads);
     if (way.form == Shape::kPageDocument) {
       const Json json = Json::parse(answer.body);

@@ -72,9 +72,7 @@ void Session::on_header(Failure failure) {
     return refuse(413, "the request is too large");
   }
   const bool has_left = failure == http::error::end_of_stream || failure == http::error::partial_message;
-  if (failure && (has_left || failure.category() != make_error_code(http::error{}).category())) {
-    return close();
-  }
+  if (failure && (has_left || failure.category() != make_error_code(http::error{}).category())) return close();
   if (failure) return refuse(400, "this is no HTTP request");
 
   const auto& request = header_->get();
@@ -199,9 +197,7 @@ void Session::respond(const HttpAnswer& answer) {
   response.set("X-Content-Type-Options", "nosniff");
   if (!set_cookie_.empty()) response.set(http::field::set_cookie, set_cookie_);
   if (answer.status == 503) response.set(http::field::retry_after, "1");
-  if (!answer.command.empty()) {
-    response.set("Foreshard-Command", Json(answer.command).dump(-1, ' ', true));
-  }
+  if (!answer.command.empty()) response.set("Foreshard-Command", Json(answer.command).dump(-1, ' ', true));
   response.body() = answer.body;
   response.keep_alive(keep_alive_);
   response.prepare_payload();

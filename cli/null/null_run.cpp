@@ -180,9 +180,7 @@ std::string blind_reads(const fs::path& out) {
   std::ifstream calls(out / "calls.txt");
   for (std::string line; std::getline(calls, line);) {
     const std::size_t space = line.find(' ', 2);
-    if (line.starts_with("N ") && space != line.npos) {
-      names[line.substr(2, space - 2)] = line.substr(space + 1);
-    }
+    if (line.starts_with("N ") && space != line.npos) names[line.substr(2, space - 2)] = line.substr(space + 1);
     if (!line.starts_with("R ")) continue;
     ++reads;
     last = line.substr(line.rfind(' ') + 1);
@@ -339,9 +337,7 @@ int run_on_null_gpu(const NullOptions& told) {
         "`cuda`?");
     return kNotAnswered;
   }
-  if (status == 0 && options.check && has_faults(out)) {
-    return static_cast<int>(ExitCode::kOutsideTolerance);
-  }
+  if (status == 0 && options.check && has_faults(out)) return static_cast<int>(ExitCode::kOutsideTolerance);
   return status;
 }
 

@@ -54,9 +54,7 @@ std::string variant_text(const LocalVariant& variant, const VariantReport& repor
       "compute x{:.2f}, communication x{:.2f}\n",
       format_time(Time::seconds(c.host.per_row)), format_time(Time::seconds(c.host.per_hook)),
       format_time(Time::seconds(c.host.per_collective)), c.contention.compute, c.contention.communication);
-  for (const std::string& gap : report.gaps) {
-    text += "  " + paint.yellow("not measured: " + gap) + "\n";
-  }
+  for (const std::string& gap : report.gaps) text += "  " + paint.yellow("not measured: " + gap) + "\n";
   return text;
 }
 
@@ -69,9 +67,7 @@ std::string answer_text(const LocalFit& fit, const std::string& path, const Pain
                          "left out of the fit.\n",
                          profile.host.cores, format_bytes(profile.host.memory), profile.created, profile.threads,
                          profile.threads == 1 ? "" : "s");
-  for (std::size_t i = 0; i < fit.reports.size(); ++i) {
-    text += variant_text(profile.variants[i], fit.reports[i], paint);
-  }
+  for (std::size_t i = 0; i < fit.reports.size(); ++i) text += variant_text(profile.variants[i], fit.reports[i], paint);
   return text + fmt::format("\nwritten to {}\n", path);
 }
 
@@ -195,9 +191,7 @@ ExitCode calibrate_device(const CalibrateOptions& options, const DeviceFit& fit)
 }
 
 ExitCode run_calibrate(const CalibrateOptions& options) {
-  if (std::ranges::all_of(options.files, is_csv)) {
-    return calibrate_products(options);
-  }
+  if (std::ranges::all_of(options.files, is_csv)) return calibrate_products(options);
   if (are_nccl_tests(options.files)) return calibrate_sweeps(options);
   auto parts = list_of<Measurements>(options.files, [&](const std::string& file) { return read_measurements(file); });
   const Measurements measured = joined(parts);

@@ -79,9 +79,7 @@ ExitCode predict_capture(const PredictOptions& options) {
   const CapturedAnswer a = answer_capture(options.job);
   const Forecast& forecast = a.made.forecast;
   if (!options.trace.empty()) write_file(options.trace, chrome_trace(forecast));
-  if (!options.csv.empty()) {
-    write_file(options.csv, schedule_csv(forecast.graph, forecast.timeline));
-  }
+  if (!options.csv.empty()) write_file(options.csv, schedule_csv(forecast.graph, forecast.timeline));
   if (!options.html.empty()) write_page(options.html, Page(a, options.output.command));
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.report/1", body_of(a, to_json(a.made.report))));

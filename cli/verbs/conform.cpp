@@ -61,9 +61,7 @@ ExitCode run_conform(const ConformOptions& options) {
     };
     add(find_hf_cases(path), conform_hf_cases);
     add(find_pipeline_tables(path), conform_pipeline_tables);
-    for (const std::filesystem::path& folder : recordings_of(path, others)) {
-      folders.push_back(&library.open(folder));
-    }
+    for (const std::filesystem::path& folder : recordings_of(path, others)) folders.push_back(&library.open(folder));
   }
   check_only(folders, std::move(cases), options.only);
   for (const RecordingFolder* folder : folders) {

@@ -62,9 +62,7 @@ ExitCode score(const DiagnoseOptions& options) {
                           {{"threads", std::move(list)}, {"first", within(1)}, {"among_three", within(3)}}));
   } else {
     std::string text;
-    for (const Thread& each : threads) {
-      text += fmt::format("  {:>2}  {}  {}\n", each.place, each.cause, each.source);
-    }
+    for (const Thread& each : threads) text += fmt::format("  {:>2}  {}  {}\n", each.place, each.cause, each.source);
     write_text(text + fmt::format("{} threads: the cause is first in {}, among three in {}\n", threads.size(),
                                   percent_text(within(1)), percent_text(within(3))));
   }
@@ -108,9 +106,7 @@ MessageFacts facts_of(const OutOfMemory& message) {
 void take_message(const MessageFacts& message, Bytes capacity, Measured& measured) {
   measured.ran_out = true;
   Signals& signals = measured.signals;
-  if (message.allocated > 0) {
-    signals.memory = std::max(signals.memory.value_or(0), message.allocated + message.tried);
-  }
+  if (message.allocated > 0) signals.memory = std::max(signals.memory.value_or(0), message.allocated + message.tried);
   signals.in_use = message.capacity > 0 ? message.capacity : as_double(capacity.count());
   if (is_fragmented(message)) measured.words += "\nfragmented\n";
   if (message.others > 0) measured.words += "\nanother process holds memory of the gpu\n";

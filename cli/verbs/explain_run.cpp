@@ -104,9 +104,7 @@ std::string asked_text(const std::vector<AskedKey>& asked) {
 
 std::string suggestions_text(const std::vector<TriedSetting>& tried, const TriedSetting& now, const Paint& paint) {
   std::string text = paint.bold("settings to change, by the forecast") + "\n";
-  if (tried.empty()) {
-    return text + "  none of those that were tried makes the step shorter or smaller, and fits\n";
-  }
+  if (tried.empty()) return text + "  none of those that were tried makes the step shorter or smaller, and fits\n";
   for (std::size_t i = 0; i < std::min(tried.size(), kSuggestions); ++i) {
     const TriedSetting& setting = tried[i];
     const Bytes freed = setting.fit.margin() - now.fit.margin();

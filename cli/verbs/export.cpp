@@ -72,9 +72,7 @@ Exported exported(const ExportOptions& options, const Job& job) {
                             options.to));
   }
   if (options.to == "fsdp2") return export_script(job);
-  if (options.to == "launch") {
-    return launch_file(plan, job.cluster, launcher_of(options), options.program);
-  }
+  if (options.to == "launch") return launch_file(plan, job.cluster, launcher_of(options), options.program);
   if (options.to == "accelerate") return export_accelerate(as_it_is);
   if (options.to == "deepspeed") {
     return is_zero(plan.runtime.kind) ? export_deepspeed(as_it_is) : export_nearest(job, "zero3", export_deepspeed);

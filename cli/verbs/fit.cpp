@@ -42,9 +42,7 @@ ExitCode run_fit(const FitOptions& options) {
     const std::filesystem::path folder = std::filesystem::path(options.out).parent_path();
     write_file(options.out, plan_file_text(*fitted.job, curve.best->plan, folder));
   }
-  if (!curve.best && !options.out.empty()) {
-    note(options.out + " is not written: there is no plan");
-  }
+  if (!curve.best && !options.out.empty()) note(options.out + " is not written: there is no plan");
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.fit/1", to_json(curve)));
   } else {

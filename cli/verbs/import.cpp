@@ -21,9 +21,7 @@
 
 namespace foreshard {
 ExitCode run_import(const ImportOptions& options) {
-  if (std::ranges::any_of(options.files, is_training_file)) {
-    return import_training_files(options);
-  }
+  if (std::ranges::any_of(options.files, is_training_file)) return import_training_files(options);
   auto parts = list_of<TopologyImport>(options.files, [&](const std::string& file) { return read_topology(file); });
   TopologyImport all = joined(parts);
   if (!options.nodelist.empty()) all = allocated(std::move(all), options.nodelist);
@@ -92,9 +90,7 @@ TopologyImport read_topology(const std::string& file) {
 }
 
 Cluster cluster_of_file(const std::string& file, const std::string& machine) {
-  if (topology_format(read_text_start(file, kNcclTestsHead)) == TopologyFormat::kNone) {
-    return load_cluster(file);
-  }
+  if (topology_format(read_text_start(file, kNcclTestsHead)) == TopologyFormat::kNone) return load_cluster(file);
   return parse_cluster(cluster_file(joined({read_topology(file)}), machine, 0), file);
 }
 

@@ -34,9 +34,7 @@ ExitCode run_predict(const PredictOptions& options) {
       !options.trace.empty() || !options.csv.empty() || !options.memory_snapshot.empty() || !options.html.empty();
   const Answer a = answer(options.job, shows_rows ? AnswerRows::kAll : AnswerRows::kFew);
   if (!options.trace.empty()) write_file(options.trace, chrome_trace(a.forecast));
-  if (!options.csv.empty()) {
-    write_file(options.csv, schedule_csv(a.forecast.graph, a.forecast.timeline));
-  }
+  if (!options.csv.empty()) write_file(options.csv, schedule_csv(a.forecast.graph, a.forecast.timeline));
   if (!options.memory_snapshot.empty()) {
     // Without a limit: a step that does not fit is shown whole, too.
     const Plan& plan = a.forecast.plan;
@@ -49,9 +47,7 @@ ExitCode run_predict(const PredictOptions& options) {
     add_forecast(page, a.job, a.forecast, a.report, "");
     write_page(options.html, page);
   }
-  if (options.output.form == Form::kJson) {
-    return write_json(a, "foreshard.report/1", to_json(a.report));
-  }
+  if (options.output.form == Form::kJson) return write_json(a, "foreshard.report/1", to_json(a.report));
   write_text(to_text(a.report, a.forecast, color_of(options.output.color)));
   return a.exit_code();
 }
@@ -86,9 +82,7 @@ ExitCode run_explain(const ExplainOptions& options) {
   std::string text = explain_text(a.forecast, a.report, color_of(options.output.color));
   if (a.job.cluster.routes) {
     text += "\nthe network: what binds each communicator, and what would help\n";
-    for (const std::string& line : network_lines(a.job.cluster, communicators)) {
-      text += "  " + line + "\n";
-    }
+    for (const std::string& line : network_lines(a.job.cluster, communicators)) text += "  " + line + "\n";
     for (const std::string& line : network_change_lines(changes)) text += "  " + line + "\n";
   }
   write_text(text + (a.shortfall.empty() ? "" : "\n" + a.shortfall + "\n"));

@@ -26,9 +26,7 @@ RunTerms terms_of(const RecommendCommandOptions& o) {
   RunTerms terms = {.tokens = parse_amount("--tokens", o.tokens, "1T")};
   if (!o.deadline.empty()) terms.deadline = parse_days("--deadline", o.deadline);
   if (!o.budget.empty()) terms.budget = parse_amount("--budget", o.budget, "2M");
-  if (o.failures_per_gpu_day >= 0) {
-    terms.failures = {o.failures_per_gpu_day, 0, "--failures"};
-  }
+  if (o.failures_per_gpu_day >= 0) terms.failures = {o.failures_per_gpu_day, 0, "--failures"};
   if (!o.restart.empty()) terms.restart = parse_duration("--restart", o.restart, "10min");
   if (!o.checkpoint_rate.empty()) {
     try {
@@ -36,9 +34,7 @@ RunTerms terms_of(const RecommendCommandOptions& o) {
     } catch (const std::invalid_argument& error) {
       throw Error(ExitCode::kUsage, fmt::format("--checkpoint-rate: {}", error.what()));
     }
-    if (terms.checkpoint_rate.value() <= 0) {
-      throw Error(ExitCode::kUsage, "--checkpoint-rate: must be more than zero");
-    }
+    if (terms.checkpoint_rate.value() <= 0) throw Error(ExitCode::kUsage, "--checkpoint-rate: must be more than zero");
   }
   terms.evaluate_every = o.evaluate_every;
   terms.evaluate_sequences = o.evaluate_sequences;
@@ -68,9 +64,7 @@ class Chooser {
     }
     Candidates all;
     for (const std::string& name : names) {
-      if (name == "local") {
-        throw Error(ExitCode::kUsage, "--cluster local: expected a cluster that can be rented");
-      }
+      if (name == "local") throw Error(ExitCode::kUsage, "--cluster local: expected a cluster that can be rented");
       const auto machine = find_machine(name);
       learn(machine ? machine->machine.node.spec : name, all);
     }
@@ -109,9 +103,7 @@ class Chooser {
     const std::vector<std::int64_t> sizes =
         options_.gpus.empty() ? likely_sizes(node, flops_, terms_, most_gpus(node, options_.vary, all.most_sequences))
                               : parse_counts("--gpus", options_.gpus);
-    for (const std::int64_t gpus : sizes) {
-      all.clusters.push_back({named.machine.key, named.spec(gpus), gpus});
-    }
+    for (const std::int64_t gpus : sizes) all.clusters.push_back({named.machine.key, named.spec(gpus), gpus});
   }
 
   const RecommendCommandOptions& options_;

@@ -158,12 +158,8 @@ ExitCode run_search(const SearchCommandOptions& options) {
     }
     const Color color = color_of(options.output.color);
     std::string text = search_text(story, grids ? &grids->forecast : nullptr, grids ? &grids->report : nullptr, color);
-    if (grids) {
-      text += why_text(why_slower(grids->forecast, result, costs), result.best->plan, color);
-    }
-    if (timed.deep) {
-      text += deep_text(*timed.deep, result.best ? &*result.best : nullptr, timed.deep_seconds, color);
-    }
+    if (grids) text += why_text(why_slower(grids->forecast, result, costs), result.best->plan, color);
+    if (timed.deep) text += deep_text(*timed.deep, result.best ? &*result.best : nullptr, timed.deep_seconds, color);
     if (robust) text += robust_text(*robust, *result.best, color);
     if (best && options.objective == "cost") {
       text += fmt::format("\n{:.3g} USD per million tokens at {:.2f} USD per GPU and hour\n",

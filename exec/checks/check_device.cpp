@@ -142,9 +142,7 @@ std::string Checks::allocator() {
   device_.reset_peaks();
   { const at::Tensor t = at::empty({1 << 20}, at::TensorOptions().device(on_)); }
   const AcceleratorMemory after = device_.memory();
-  if (device_.is_gpu()) {
-    expect(after.allocated_peak - before.allocated >= 4 << 20, "a peak was not counted");
-  }
+  if (device_.is_gpu()) expect(after.allocated_peak - before.allocated >= 4 << 20, "a peak was not counted");
   return fmt::format("allocated {} MiB, reserved {} MiB, free {} of {} MiB on the device", after.allocated >> 20,
                      after.reserved >> 20, after.free >> 20, after.total >> 20);
 }

@@ -173,9 +173,7 @@ void GroupCommunicator::all_reduce(std::span<std::int64_t> values) {
     next += values.size();
   }
   transport_->exchange(sends_, receives_);
-  for (std::size_t i = 0; i < others * values.size(); ++i) {
-    values[i % values.size()] += slots[i];
-  }
+  for (std::size_t i = 0; i < others * values.size(); ++i) values[i % values.size()] += slots[i];
 }
 
 }

@@ -55,9 +55,7 @@ class GlooTransport : public Transport {
         pending.push_back({send.peer, gloo_->send(tensors, send.peer, kTag)});
       });
     }
-    for (const Pending& one : pending) {
-      guarded(one.peer, [&] { wait(one.work); });
-    }
+    for (const Pending& one : pending) guarded(one.peer, [&] { wait(one.work); });
   }
 
   void abort() override {

@@ -106,9 +106,7 @@ std::string JobStore::get(const std::string& key) {
 std::vector<std::string> JobStore::get(const std::vector<std::string>& keys) {
   return named(address_, [&] {
     std::vector<std::string> texts;
-    for (const auto& bytes : connection_->store->multiGet(keys)) {
-      texts.emplace_back(bytes.begin(), bytes.end());
-    }
+    for (const auto& bytes : connection_->store->multiGet(keys)) texts.emplace_back(bytes.begin(), bytes.end());
     return texts;
   });
 }

@@ -200,9 +200,7 @@ class ThreadWorld : public World {
     const auto complete = [&] { return texts.size() == hall_->left.size(); };
     hall_->changed.wait(lock, [&] { return complete() || hall_->failure || missing() >= 0; });
     if (!complete() && hall_->failure) throw PeerFailure(missing(), *hall_->failure);
-    if (!complete()) {
-      throw PeerFailure(missing(), fmt::format("rank {} closed its connection", missing()));
-    }
+    if (!complete()) throw PeerFailure(missing(), fmt::format("rank {} closed its connection", missing()));
     return list_of<std::string>(texts, [&](const auto& each) { return each.second; });
   }
 
@@ -230,9 +228,7 @@ class ThreadWorld : public World {
 std::vector<std::unique_ptr<World>> thread_worlds(int size) {
   const auto hall = std::make_shared<Hall>(size);
   std::vector<std::unique_ptr<World>> worlds;
-  for (int rank = 0; rank < size; ++rank) {
-    worlds.push_back(std::make_unique<ThreadWorld>(hall, rank));
-  }
+  for (int rank = 0; rank < size; ++rank) worlds.push_back(std::make_unique<ThreadWorld>(hall, rank));
   return worlds;
 }
 

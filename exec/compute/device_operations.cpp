@@ -155,9 +155,7 @@ std::vector<at::Tensor> silu_multiply_backward(Accelerator* device, const at::Te
                                                const at::Tensor& up) {
   at::Tensor d_gate = at::empty_like(gate);
   at::Tensor d_up = at::empty_like(up);
-  if (device != nullptr && device->silu_multiply_backward(d_gate, d_up, dy, gate, up)) {
-    return {d_gate, d_up};
-  }
+  if (device != nullptr && device->silu_multiply_backward(d_gate, d_up, dy, gate, up)) return {d_gate, d_up};
   at::mul_out(d_gate, dy, up);
   at::silu_backward_out(d_gate, d_gate, gate);
   at::silu_out(d_up, gate);

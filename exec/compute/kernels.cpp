@@ -124,9 +124,7 @@ inline __attribute__((always_inline)) void add_rows_to(RowShape rows, const T* v
   for (std::int64_t r = 0; r < rows.count; ++r) {
     const T* row = values + r * rows.width;
     Table* target = table + ids[r] * rows.width;
-    for (std::int64_t i = 0; i < rows.width; ++i) {
-      target[i] = narrow<Table>(widen(target[i]) + widen(row[i]));
-    }
+    for (std::int64_t i = 0; i < rows.width; ++i) target[i] = narrow<Table>(widen(target[i]) + widen(row[i]));
   }
 }
 

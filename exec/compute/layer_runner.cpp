@@ -36,12 +36,8 @@ void LayerRunner::run(const LayerExecution& execution, const LayerPhaseProgram& 
       free_up_to(step.actions_end);
       continue;
     }
-    if (slices != nullptr && step.kind != LayerStep::Kind::kSum) {
-      observed.slices = (*slices)[at(step.operation)];
-    }
-    if (observer_ != nullptr) {
-      observer_->begin(std::span(phase.kernels).subspan(kernels, step.kernels_end - kernels));
-    }
+    if (slices != nullptr && step.kind != LayerStep::Kind::kSum) observed.slices = (*slices)[at(step.operation)];
+    if (observer_ != nullptr) observer_->begin(std::span(phase.kernels).subspan(kernels, step.kernels_end - kernels));
     run_step(step, execution, observed, parameters);
     if (observer_ != nullptr) observer_->end();
     kernels = step.kernels_end;
@@ -86,9 +82,7 @@ void LayerRunner::run_step(const LayerStep& step, const LayerExecution& executio
   }
   FORESHARD_CHECK(outputs.size() == step.outputs.size(), "an operation made other tensors than listed");
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (step.outputs[i] != LayerStep::kNothing) {
-      slot(execution, step.outputs[i]) = std::move(outputs[i]);
-    }
+    if (step.outputs[i] != LayerStep::kNothing) slot(execution, step.outputs[i]) = std::move(outputs[i]);
   }
 }
 

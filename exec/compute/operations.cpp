@@ -467,9 +467,7 @@ bool looks_up_positions(const Call& c) { return c.operation.inputs.front() != 0;
 
 Tensors embedding(const Call& c) {
   const at::Tensor& table = c.parameter(0).value;
-  if (looks_up_positions(c)) {
-    return {table.narrow(0, 0, c.context.batch.sequence).clone()};
-  }
+  if (looks_up_positions(c)) return {table.narrow(0, 0, c.context.batch.sequence).clone()};
   at::Tensor out = c.empty(table.size(1));
   if (c.context.part.count == 1) {
     at::index_select_out(out, table, 0, c.context.batch.tokens);
@@ -514,9 +512,7 @@ void embedding_backward_of_part(const Call& c, const at::Tensor& dy) {
 
 void embedding_backward(const Call& c, const at::Tensor& dy) {
   const MicroBatch& batch = c.context.batch;
-  if (c.context.part.count > 1 || c.context.slices.rows > 1) {
-    return embedding_backward_of_part(c, dy);
-  }
+  if (c.context.part.count > 1 || c.context.slices.rows > 1) return embedding_backward_of_part(c, dy);
   put_some_rows(c, c.parameter(0), dy,
                 looks_up_positions(c) ? at::arange(batch.sequence, batch.tokens.options()).repeat({batch.sequences})
                                       : batch.tokens);

@@ -85,9 +85,7 @@ class Nvml {
     unsigned value = 0;
     unsigned long long mask = 0;
     if (clock_ != nullptr && clock_(device_, 1, &value) == 0) clocks.sm_mhz = static_cast<int>(value);
-    if (clock_ != nullptr && clock_(device_, 2, &value) == 0) {
-      clocks.memory_mhz = static_cast<int>(value);
-    }
+    if (clock_ != nullptr && clock_(device_, 2, &value) == 0) clocks.memory_mhz = static_cast<int>(value);
     if (temperature_ != nullptr && temperature_(device_, 0, &value) == 0) {
       clocks.temperature_c = static_cast<int>(value);
     }
@@ -252,9 +250,7 @@ class CudaAccelerator final : public Accelerator {
     }
     // The edge last: whoever waits for it has waited for the lane's last node.
     FORESHARD_CUDA(cudaEventRecordWithFlags(e.timed, stream(), cudaEventRecordExternal));
-    if (e.edge == nullptr) {
-      FORESHARD_CUDA(cudaEventCreateWithFlags(&e.edge, cudaEventDisableTiming));
-    }
+    if (e.edge == nullptr) FORESHARD_CUDA(cudaEventCreateWithFlags(&e.edge, cudaEventDisableTiming));
     FORESHARD_CUDA(cudaEventRecord(e.edge, stream()));
     e.capture = capture_;
   }
@@ -586,9 +582,7 @@ extern "C" __attribute__((visibility("default"))) foreshard::Accelerator* foresh
     }
     int count = 0;
     const cudaError_t code = cudaGetDeviceCount(&count);
-    if (code != cudaSuccess) {
-      return say(std::string("no CUDA device: ") + cudaGetErrorString(code));
-    }
+    if (code != cudaSuccess) return say(std::string("no CUDA device: ") + cudaGetErrorString(code));
     if (device < 0 || device >= count) {
       return say("GPU " + std::to_string(device) + " was asked for, this machine has " + std::to_string(count));
     }

@@ -159,9 +159,7 @@ void TokenStore::read_folder() {
     if (left_out++ == 0) first_left_out = fmt::format("{} ({})", file.relative, reason);
   }
   description_ = fmt::format("{} files, {} bytes", files, format_count(std::ssize(image)));
-  if (left_out > 0) {
-    description_ += fmt::format("; {} left out, the first of them {}", left_out, first_left_out);
-  }
+  if (left_out > 0) description_ += fmt::format("; {} left out, the first of them {}", left_out, first_left_out);
   if (image.empty()) fail(fmt::format("has no tokens ({})", description_));
   size_ = std::ssize(image);
   image_ = std::make_shared<const std::string>(std::move(image));

@@ -102,9 +102,7 @@ void paced_move(const PacedCollective& c) {
     }
   } else if (c.kind == PacedCollective::Kind::kReduceScatter) {
     std::vector<const void*> pieces;
-    for (int p = 0; p < c.ranks; ++p) {
-      pieces.push_back(whole + at(p) * bytes);
-    }
+    for (int p = 0; p < c.ranks; ++p) pieces.push_back(whole + at(p) * bytes);
     std::vector<float> sum(c.shard_elements);
     add_in_order(pieces, c.dtype, c.shard_elements, sum.data(), FirstPiece::kCopied);
     if (c.dtype == DType::kFp32) {

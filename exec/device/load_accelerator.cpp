@@ -103,9 +103,7 @@ std::unique_ptr<Accelerator> load_accelerator(int device) {
   }
   load_cuda_half();
   void* library = dlopen(plugin.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    refuse_gpu(fmt::format("{} could not be loaded: {}", plugin.string(), linker_error()));
-  }
+  if (library == nullptr) refuse_gpu(fmt::format("{} could not be loaded: {}", plugin.string(), linker_error()));
   const auto make = reinterpret_cast<AcceleratorFactory>(dlsym(library, "foreshard_accelerator"));
   if (make == nullptr) refuse_gpu(fmt::format("{} is no plugin of the engine", plugin.string()));
   char reason[1024] = {};

@@ -39,9 +39,7 @@ class CpuBackend final : public Backend {
       communicators_.push_back(std::make_unique<GroupCommunicator>(parts.world.connect(group.name, group.ranks)));
     }
     const auto scratches = units_.scratches();
-    for (std::size_t c = 0; c < scratches.size(); ++c) {
-      communicators_[c]->lend_scratch(scratches[c]);
-    }
+    for (std::size_t c = 0; c < scratches.size(); ++c) communicators_[c]->lend_scratch(scratches[c]);
     for (const Row& row : graph_.rows) {
       const auto s = at(row.stream);
       if (row.stream == Stream::kCompute || streams_[s]) continue;
@@ -166,9 +164,7 @@ class CpuBackend final : public Backend {
     for (std::size_t u = 0; u < units_.all().size(); ++u) {
       const UnitMemory& unit = units_.all()[u];
       const at::Tensor gradient = tensor_over(unit.gradient, unit.shard, at::kFloat);
-      if (first_not_finite(gradient) < unit.shard) {
-        not_finite_.push_back(static_cast<std::int32_t>(u));
-      }
+      if (first_not_finite(gradient) < unit.shard) not_finite_.push_back(static_cast<std::int32_t>(u));
     }
   }
   std::span<const std::int32_t> not_finite_units() const override { return not_finite_; }
@@ -179,15 +175,11 @@ class CpuBackend final : public Backend {
     norm_ = std::sqrt(sum.value());
     // torch.nn.utils.clip_grad_norm_: the factor is at most 1.
     const auto factor = static_cast<float>(std::min(1.0, *parts_.plan.optimizer.clip_norm / (norm_ + 1e-6)));
-    for (UnitMemory& unit : units_.all()) {
-      tensor_over(unit.gradient, unit.shard, at::kFloat).mul_(factor);
-    }
+    for (UnitMemory& unit : units_.all()) tensor_over(unit.gradient, unit.shard, at::kFloat).mul_(factor);
   }
 
   void optimizer(std::int64_t number) override {
-    for (UnitMemory& unit : units_.all()) {
-      update_parameters(unit, parts_.model, parts_.plan, number);
-    }
+    for (UnitMemory& unit : units_.all()) update_parameters(unit, parts_.model, parts_.plan, number);
   }
 
   std::int64_t add_over_shards(std::int64_t value) override {

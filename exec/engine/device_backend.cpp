@@ -70,9 +70,7 @@ class DeviceBackend final : public Backend {
     for (std::size_t s = 0; s < kStreams; ++s) lanes_[s] = accelerator.open_lane(s != 0);
     copies_ = accelerator.open_lane(false);
     fifo_.resize(graph_.communicators.size());
-    for (std::size_t i = 0; i < kSteps; ++i) {
-      steps_.push_back(std::make_unique<DeviceStep>(accelerator, graph_));
-    }
+    for (std::size_t i = 0; i < kSteps; ++i) steps_.push_back(std::make_unique<DeviceStep>(accelerator, graph_));
     for (DeviceEvent& event : ends_) event = accelerator.new_event();
     for (DeviceEvent& event : joins_) event = accelerator.new_event();
     fork_ = accelerator.new_event();
@@ -87,9 +85,7 @@ class DeviceBackend final : public Backend {
     // else runs.
     for (std::size_t id = 0; id < graph_.rows.size(); ++id) {
       const std::uint8_t c = graph_.works[graph_.rows[id].work].communicator;
-      if (is_collective(graph_.rows[id].kind) && c != kNoCommunicator) {
-        pace(static_cast<EventId>(id), c);
-      }
+      if (is_collective(graph_.rows[id].kind) && c != kNoCommunicator) pace(static_cast<EventId>(id), c);
     }
     device_.enter(lane(Stream::kCompute));
   }
@@ -162,9 +158,7 @@ class DeviceBackend final : public Backend {
     current_lane_ = own;
     DeviceStep::RowEvents& events = step.rows[at(id)];
     for (const EventId awaited : graph_.waits_of(id)) {
-      if (graph_.rows[at(awaited)].stream != row.stream) {
-        device_.wait(step.rows[at(awaited)].end);
-      }
+      if (graph_.rows[at(awaited)].stream != row.stream) device_.wait(step.rows[at(awaited)].end);
     }
     device_.record(events.start);
     if (row.communicator != kNoCommunicator) {
@@ -385,9 +379,7 @@ class DeviceBackend final : public Backend {
   std::string oldest_unfinished() {
     const DeviceStep& step = *steps_[at(collected_) % kSteps];
     for (std::size_t i = 0; i < step.rows.size(); ++i) {
-      if (!device_.done(step.rows[i].end)) {
-        return EventNames(graph_, parts_.model).of(static_cast<EventId>(i));
-      }
+      if (!device_.done(step.rows[i].end)) return EventNames(graph_, parts_.model).of(static_cast<EventId>(i));
     }
     return "the step";
   }

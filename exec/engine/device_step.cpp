@@ -71,9 +71,7 @@ void DeviceStep::read_back(const Plan& plan, StepResult& result) const {
     device.to_host(&sum, batch.loss_sum.const_data_ptr(), sizeof sum);
     result.losses.push_back(static_cast<double>(sum) / as_double(batch.count()));
   }
-  if (plan.optimizer.clip_norm) {
-    device.to_host(&result.gradient_norm, norm.const_data_ptr(), sizeof(double));
-  }
+  if (plan.optimizer.clip_norm) device.to_host(&result.gradient_norm, norm.const_data_ptr(), sizeof(double));
 }
 
 }

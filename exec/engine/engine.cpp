@@ -52,9 +52,7 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
   if (part_) units_.set_cuts(model, *part_, part_index_);
   FORESHARD_CHECK(world.size() == plan.mesh.world(), "a world of another size than the mesh");
   if (options.graph) {
-    if (const auto problem = find_graph_problem(plan, world)) {
-      throw Error(ExitCode::kMissingCapability, *problem);
-    }
+    if (const auto problem = find_graph_problem(plan, world)) throw Error(ExitCode::kMissingCapability, *problem);
     FORESHARD_CHECK(!options.debug, "the checks of --debug read the device in every row");
   }
   rotary_ = rotary_table(plan.batch.sequence, head_dim_of(model, Function::kRotary, 2), model.numerics.rope_theta,
@@ -183,9 +181,7 @@ void Engine::initialise() {
   // CPU ranks share the machine's cores; a device has the host for itself.
   const int threads =
       options_.device == nullptr ? 1 : std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 64);
-  for (UnitMemory& unit : units_.all()) {
-    initialise_shard(unit, model_, plan_, units_.states(), threads);
-  }
+  for (UnitMemory& unit : units_.all()) initialise_shard(unit, model_, plan_, units_.states(), threads);
   backend_->sync();
 }
 
@@ -233,9 +229,7 @@ double Engine::evaluate(MicroBatch& host_batch) {
     }
   }
   FORESHARD_CHECK(rows.layers().held() == 0, "a tensor outlives the evaluation");
-  if (options_.device != nullptr) {
-    batch.loss = batch.loss_sum.item<double>() / as_double(batch.count());
-  }
+  if (options_.device != nullptr) batch.loss = batch.loss_sum.item<double>() / as_double(batch.count());
   backend_->forget_begin();
   host_batch.loss = batch.loss;
   return batch.loss;

@@ -16,9 +16,7 @@ std::optional<std::string> find_engine_problem(const ModelSpec& model, const Pla
                   "the same with runtime: native");
   }
   for (const DType dtype : {plan.param_dtype, plan.reduce_dtype, plan.master_dtype, plan.optimizer.state}) {
-    if (dtype == DType::kFp16) {
-      return refuse("the engine has no fp16, which needs loss scaling", "dtype.param: bf16");
-    }
+    if (dtype == DType::kFp16) return refuse("the engine has no fp16, which needs loss scaling", "dtype.param: bf16");
   }
   if (plan.param_dtype == DType::kFp32 && plan.reduce_dtype != DType::kFp32) {
     return refuse("fp32 gradients are reduced in fp32", "dtype.reduce: fp32");
@@ -57,9 +55,7 @@ std::optional<std::string> find_device_problem(const ModelSpec& model, const Pla
   if (plan.collectives.kernels != CollectiveKernels::kDefault && !paced) {
     return refuse("the engine registers no windows with NCCL", "collectives.kernels: default");
   }
-  if (paced && plan.mesh.world() == 1) {
-    return refuse("one rank has no peers to be paced", "mesh.shard of 2 or more");
-  }
+  if (paced && plan.mesh.world() == 1) return refuse("one rank has no peers to be paced", "mesh.shard of 2 or more");
   static_cast<void>(model);
   return std::nullopt;
 }

@@ -18,9 +18,7 @@ namespace {
 EventId first_row(const EventGraph& graph, EventKind kind, std::int64_t microbatch) {
   for (std::size_t id = 0; id < graph.rows.size(); ++id) {
     if (graph.rows[id].kind != kind) continue;
-    if (microbatch < 0 || graph.details[id].microbatch == microbatch) {
-      return static_cast<EventId>(id);
-    }
+    if (microbatch < 0 || graph.details[id].microbatch == microbatch) return static_cast<EventId>(id);
   }
   return kNoEvent;
 }
@@ -71,9 +69,7 @@ std::string Engine::find_not_finite_parameter() {
       if (at == unit.shard) continue;
       std::string name = unit.name;
       for (const ShardPiece& piece : pieces_of(unit)) {
-        if (at >= piece.begin && at < piece.begin + piece.count) {
-          name = parameter_name(model_, *piece.parameter);
-        }
+        if (at >= piece.begin && at < piece.begin + piece.count) name = parameter_name(model_, *piece.parameter);
       }
       return name + (is_master ? "" : kMoments[array - 1]);
     }

@@ -35,13 +35,9 @@ void Rows::issued(EventId id) {
   const RowDetail& d = detail(id);
   for (std::uint32_t a = d.actions_begin; a < d.actions_end; ++a) {
     const MemoryAction& action = graph_.actions[a];
-    if (action.kind != MemoryAction::Kind::kAllocate && action.kind != MemoryAction::Kind::kFree) {
-      continue;
-    }
+    if (action.kind != MemoryAction::Kind::kAllocate && action.kind != MemoryAction::Kind::kFree) continue;
     const BufferRole role = graph_.buffer(action.target).role;
-    if (role == BufferRole::kGradient || role == BufferRole::kUnitGradient) {
-      awaited_.push_back(&action);
-    }
+    if (role == BufferRole::kGradient || role == BufferRole::kUnitGradient) awaited_.push_back(&action);
   }
 }
 
@@ -58,9 +54,7 @@ void Rows::make_gradients() {
       place = static_cast<std::byte*>(memory.mutable_data_ptr());
       places_[at(action->target - graph_.first_own_buffer)] = place;
     }
-    if (buffer.role == BufferRole::kGradient) {
-      parts_.units.at(buffer.unit).gradient = reinterpret_cast<float*>(place);
-    }
+    if (buffer.role == BufferRole::kGradient) parts_.units.at(buffer.unit).gradient = reinterpret_cast<float*>(place);
   }
   awaited_.clear();
 }

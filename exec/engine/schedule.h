@@ -23,9 +23,7 @@ inline std::int64_t data_rank(const Plan& plan, std::int64_t rank) { return rank
 
 inline std::int64_t global_microbatch(const Plan& plan, std::int64_t world_rank, std::int64_t m) {
   const std::int64_t rank = data_rank(plan, world_rank);
-  if (plan.accumulation == AccumulationMode::kKeepUnsharded) {
-    return rank * plan.batch.accumulation + m;
-  }
+  if (plan.accumulation == AccumulationMode::kKeepUnsharded) return rank * plan.batch.accumulation + m;
   const std::int64_t replica = rank / plan.mesh.shard;
   return (replica * plan.batch.accumulation + m) * plan.mesh.shard + rank % plan.mesh.shard;
 }

@@ -99,9 +99,7 @@ void UnitSet::make_views(const ModelSpec& model) {
   const auto kind_of = [&](std::size_t layer) -> const LayerSpec& {
     return model.kinds[static_cast<std::size_t>(model.order[layer].kind)];
   };
-  for (std::size_t l = 0; l < model.order.size(); ++l) {
-    layers_[l].resize(kind_of(l).parameters.size());
-  }
+  for (std::size_t l = 0; l < model.order.size(); ++l) layers_[l].resize(kind_of(l).parameters.size());
   const Parameter* table = nullptr;  // the embedding's, which a tied head uses again
   for (UnitMemory& unit : units_) {
     for (std::size_t p = 0; p < unit.layout.parameters.size(); ++p) {
@@ -145,9 +143,7 @@ void UnitSet::begin_gradients(UnitMemory& unit, std::byte* memory, bool fill_wit
   unit.gradients.attach(memory);
   std::ranges::fill(unit.written, false);
   const auto size = static_cast<std::size_t>(size_of(plan_.reduce_dtype));
-  if (fill_with_nan) {
-    memory_.fill(memory, 0xff, static_cast<std::size_t>(unit.padded()) * size);
-  }
+  if (fill_with_nan) memory_.fill(memory, 0xff, static_cast<std::size_t>(unit.padded()) * size);
   std::int64_t end = 0;
   const auto zero = [&](std::int64_t begin, std::int64_t until) {
     if (begin == until) return;

@@ -39,13 +39,9 @@ at::Tensor part(std::byte* base, DType dtype, std::int64_t begin, std::int64_t c
 
 bool is_residual_projection(const LayerSpec& layer, std::int32_t parameter) {
   for (const Operation& product : layer.operations) {
-    if (product.function != Function::kMatrixProduct || product.parameters.front() != parameter) {
-      continue;
-    }
+    if (product.function != Function::kMatrixProduct || product.parameters.front() != parameter) continue;
     for (const Operation& sum : layer.operations) {
-      if (sum.function == Function::kAdd && contains(sum.inputs, product.outputs.front())) {
-        return true;
-      }
+      if (sum.function == Function::kAdd && contains(sum.inputs, product.outputs.front())) return true;
     }
   }
   return false;
@@ -70,9 +66,7 @@ void fill_normal(std::uint64_t key, std::int64_t first, std::span<float> values,
       normals[2 * pair] = static_cast<float>(radius * std::cos(2 * std::numbers::pi * v));
       normals[2 * pair + 1] = static_cast<float>(radius * std::sin(2 * std::numbers::pi * v));
     }
-    for (std::int64_t lane = element % 4; lane < 4 && i < values.size(); ++lane, ++i) {
-      values[i] = normals[lane];
-    }
+    for (std::int64_t lane = element % 4; lane < 4 && i < values.size(); ++lane, ++i) values[i] = normals[lane];
   }
 }
 
@@ -126,9 +120,7 @@ void update_converted(UnitMemory& unit, const Plan& plan, const ShardPiece& piec
     UpdateLists lists = {.parameters = {stored.to(at::kFloat)},
                          .gradients = {tensor_over(unit.gradient + begin, count, at::kFloat)}};
     std::vector<at::Tensor> moments;
-    for (std::byte* moment : unit.moments) {
-      moments.push_back(part(moment, o.state, begin, count));
-    }
+    for (std::byte* moment : unit.moments) moments.push_back(part(moment, o.state, begin, count));
     if (!moments.empty()) {
       lists.first = {moments[0].to(at::kFloat)};
       lists.second = {moments[1].to(at::kFloat)};
@@ -152,9 +144,7 @@ std::vector<ShardPiece> pieces_of(const UnitMemory& unit) {
     const std::int64_t end = p.offset + (p.numel + kBlock - 1) / kBlock * kBlock;
     const std::int64_t from = std::max(p.offset, unit.first);
     const std::int64_t until = std::min(end, unit.first + unit.shard);
-    if (from < until) {
-      pieces.push_back({&p, from - unit.first, until - from, from - p.offset, unit.cuts[i]});
-    }
+    if (from < until) pieces.push_back({&p, from - unit.first, until - from, from - p.offset, unit.cuts[i]});
   }
   return pieces;
 }
@@ -208,9 +198,7 @@ void refresh_shadow(UnitMemory& unit, const Plan& plan, c10::Device device) {
 }
 
 double learning_rate(const Optimizer& o, std::int64_t number) {
-  if (number <= o.warmup_steps) {
-    return o.learning_rate * as_double(number) / as_double(o.warmup_steps);
-  }
+  if (number <= o.warmup_steps) return o.learning_rate * as_double(number) / as_double(o.warmup_steps);
   if (!o.decay_steps) return o.learning_rate;
   const double progress = std::min(1.0, as_double(number - o.warmup_steps) / as_double(*o.decay_steps));
   return o.min_learning_rate +

@@ -92,9 +92,7 @@ std::optional<int> master_port(const Variables& reader) { return reader.number("
 
 int derived_port(const std::string& run_id) {
   std::uint32_t hash = 2166136261U;  // FNV-1a: the same on every rank, whatever its libraries
-  for (const char letter : run_id) {
-    hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619U;
-  }
+  for (const char letter : run_id) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619U;
   return 20000 + static_cast<int>(hash % 10000U);  // below the ports that Linux hands out itself
 }
 
@@ -213,9 +211,7 @@ Environment process_environment() {
 Launch resolve_launch(const Environment& environment) {
   const Variables reader(environment, "");
   if (reader.has("RANK") || reader.has("WORLD_SIZE")) return from_torchrun(environment);
-  if (reader.has("OMPI_COMM_WORLD_RANK") || reader.has("OMPI_COMM_WORLD_SIZE")) {
-    return from_open_mpi(environment);
-  }
+  if (reader.has("OMPI_COMM_WORLD_RANK") || reader.has("OMPI_COMM_WORLD_SIZE")) return from_open_mpi(environment);
   const std::string pmi = reader.first_of({"PMI_RANK", "PMIX_RANK"});
   if (reader.has(pmi) && !slurm_started_this(reader, pmi)) return from_pmi(environment, pmi);
   if (reader.has("SLURM_PROCID")) return from_slurm(environment);

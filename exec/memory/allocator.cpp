@@ -94,9 +94,7 @@ class BlockAllocator final : public c10::Allocator {
     const std::lock_guard lock(mutex_);
     const auto found = used_.find(place);
     std::size_t bytes = found->second.bytes;
-    if (found->second.account != nullptr) {
-      found->second.account->now -= static_cast<std::int64_t>(bytes);
-    }
+    if (found->second.account != nullptr) found->second.account->now -= static_cast<std::int64_t>(bytes);
     used_.erase(found);
     auto after = by_address_.lower_bound(place);
     if (after != by_address_.end() && place + bytes == after->first) {

@@ -30,9 +30,7 @@ class HostMemory final : public HostSideMemory {
     }
     if (bytes == 0) return nullptr;
     void* range = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (range == MAP_FAILED) {
-      refuse(fmt::format("no {} of memory for parameters and states", words(bytes)));
-    }
+    if (range == MAP_FAILED) refuse(fmt::format("no {} of memory for parameters and states", words(bytes)));
     madvise(range, bytes, MADV_HUGEPAGE);  // a wish; nothing depends on it
     std::memset(range, 0, bytes);
     return static_cast<std::byte*>(range);

@@ -212,17 +212,13 @@ void run_graph(const Descriptor& graph, StreamHandle stream) {
   const Descriptor* whole = nullptr;
   bool masked = false, biased = false, drops = false;
   for (const Descriptor* operation : graph.parts(kOperations)) {
-    if (const auto convolution = Convolution::of(*operation)) {
-      record_convolution(*convolution, stream);
-    }
+    if (const auto convolution = Convolution::of(*operation)) record_convolution(*convolution, stream);
     if (operation->type == kMatmul) products.push_back(operation);
     const Descriptor* const pointwise = operation->type == kPointwise ? operation->part(kPointwiseOf) : nullptr;
     if (pointwise != nullptr) {
       const auto mode = pointwise->attributes.find(kPointwiseMode);
       int value = 0;
-      if (mode != pointwise->attributes.end()) {
-        std::memcpy(&value, mode->second.bytes.data(), sizeof value);
-      }
+      if (mode != pointwise->attributes.end()) std::memcpy(&value, mode->second.bytes.data(), sizeof value);
       masked |= value == kModeIndex;
       const Descriptor* const b = operation->part(kPointwiseB);
       biased |= value == kModeAdd && b != nullptr && b->is_of_pairs();
@@ -318,9 +314,7 @@ API Status cudnnBackendGetAttribute(void* descriptor, int name, int type, std::i
   constexpr int kInt64 = 3, kInt32 = 23;
   if (name == kHeuristicResults) {
     if (count != nullptr) *count = 1;
-    if (requested > 0 && values != nullptr) {
-      static_cast<Descriptor**>(values)[0]->graph = of->part(kHeuristicGraph);
-    }
+    if (requested > 0 && values != nullptr) static_cast<Descriptor**>(values)[0]->graph = of->part(kHeuristicGraph);
     return kSuccess;
   }
   if (name == kWorkspaceSize && requested > 0 && values != nullptr) {
@@ -340,9 +334,7 @@ API Status cudnnBackendGetAttribute(void* descriptor, int name, int type, std::i
   }
   const bool is_number = type == kInt64 || type == kInt32;
   if (count != nullptr) *count = is_number ? 1 : 0;
-  if (is_number && requested > 0 && values != nullptr) {
-    std::memset(values, 0, size_of_attribute(type));
-  }
+  if (is_number && requested > 0 && values != nullptr) std::memset(values, 0, size_of_attribute(type));
   return kSuccess;
 }
 API Status cudnnBackendExecute(void* handle, void* plan, void* pack) {

@@ -117,9 +117,7 @@ void exchange_parts() {
   const std::vector<Part> parts = std::exchange(received_parts, {});
   const auto is_like_own = [&](const Part& part) { return part.bytes == own.bytes; };
   if (own.at == nullptr || !std::all_of(parts.begin(), parts.end(), is_like_own)) return;
-  if (!parts.empty()) {
-    repeat(own.at, const_cast<void*>(parts.front().at), own.bytes, static_cast<int>(parts.size()));
-  }
+  if (!parts.empty()) repeat(own.at, const_cast<void*>(parts.front().at), own.bytes, static_cast<int>(parts.size()));
 }
 
 void gather_broadcasts() {

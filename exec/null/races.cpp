@@ -119,9 +119,7 @@ bool overlap(const Access& a, const Access& b) { return a.begin < b.end && b.beg
 // The first of `earlier` that is in conflict with `now`.
 const Access* conflict(const std::vector<Access>& earlier, const Access& now, const Clock& clock) {
   for (const Access& access : earlier) {
-    if ((access.writes || now.writes) && overlap(access, now) && !is_before(access, clock)) {
-      return &access;
-    }
+    if ((access.writes || now.writes) && overlap(access, now) && !is_before(access, clock)) return &access;
   }
   return nullptr;
 }
@@ -389,9 +387,7 @@ void hand_out(const void* at, std::uint64_t bytes, Holder holder) {
   const std::uint64_t begin = number(at);
   if (holder == Holder::kAllocator) {
     const Block* const around = block_of(*s, begin);
-    if (around != nullptr && around->is_plain) {
-      s->blocks.erase(std::prev(s->blocks.upper_bound(begin)));
-    }
+    if (around != nullptr && around->is_plain) s->blocks.erase(std::prev(s->blocks.upper_bound(begin)));
   }
   Block block;
   block.end = begin + bytes;

@@ -171,9 +171,7 @@ std::vector<Use> operands(const Launch& launch, Moved& moved) {
   for (std::size_t i = 0; i < count; ++i) {
     const ArgumentWords said = launch.words == nullptr ? ArgumentWords{} : (*launch.words)[i];
     if (said.lists > 0) {
-      if (stack.holds(places[i], said.owners_at + launch.grid.x)) {
-        add_lists(places[i], said, launch.grid.x, uses);
-      }
+      if (stack.holds(places[i], said.owners_at + launch.grid.x)) add_lists(places[i], said, launch.grid.x, uses);
       continue;
     }
     if (said.form == ArgumentWords::Form::kStrided) {

@@ -63,9 +63,7 @@ Block block_of(const Recurrent& r, std::int64_t layer) {
 
 std::int64_t weights(const Recurrent& r) {
   std::int64_t elements = 0;
-  for (std::int64_t layer = 0; layer < r.layers; ++layer) {
-    elements += r.directions() * block_of(r, layer).whole();
-  }
+  for (std::int64_t layer = 0; layer < r.layers; ++layer) elements += r.directions() * block_of(r, layer).whole();
   return elements;
 }
 
@@ -177,9 +175,7 @@ API Status cudnnGetRNNTempSpaceSizes(void*, void* descriptor, int, void* sequenc
   const Recurrent r = layer_of(descriptor);
   const std::int64_t tokens = sequences_of(sequences).tokens * r.directions() * element(r);
   if (workspace != nullptr) *workspace = static_cast<std::size_t>(tokens * r.gates() * r.hidden);
-  if (reserve != nullptr) {
-    *reserve = static_cast<std::size_t>(tokens * r.layers * (r.gates() + 2) * r.hidden);
-  }
+  if (reserve != nullptr) *reserve = static_cast<std::size_t>(tokens * r.layers * (r.gates() + 2) * r.hidden);
   return kSuccess;
 }
 API Status cudnnRNNForward(void* handle, void* descriptor, int, const void*, void* sequences) {

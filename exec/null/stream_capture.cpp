@@ -138,9 +138,7 @@ Status capture_wait(StreamHandle stream, EventHandle event) {
   if (is_outside) {
     return fault(kCaptureIsolation, "a stream that is captured waits for an event from outside of the capture");
   }
-  if (is_legacy) {
-    return fault(kCaptureImplicit, "the default stream waits for an event of a capture");
-  }
+  if (is_legacy) return fault(kCaptureImplicit, "the default stream waits for an event of a capture");
   return kSuccess;
 }
 

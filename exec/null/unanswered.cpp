@@ -105,13 +105,9 @@ Tables tables_of(const dl_phdr_info& info) {
       if (d->d_tag == DT_NEEDED) t.needed.push_back(d->d_un.d_val);
       if (d->d_tag == DT_SYMTAB) t.symbols = reinterpret_cast<const ElfW(Sym)*>(at(d->d_un.d_ptr));
       if (d->d_tag == DT_STRTAB) t.names = reinterpret_cast<const char*>(at(d->d_un.d_ptr));
-      if (d->d_tag == DT_JMPREL) {
-        t.relocations[0] = reinterpret_cast<const ElfW(Rela)*>(at(d->d_un.d_ptr));
-      }
+      if (d->d_tag == DT_JMPREL) t.relocations[0] = reinterpret_cast<const ElfW(Rela)*>(at(d->d_un.d_ptr));
       if (d->d_tag == DT_PLTRELSZ) t.sizes[0] = d->d_un.d_val / sizeof(ElfW(Rela));
-      if (d->d_tag == DT_RELA) {
-        t.relocations[1] = reinterpret_cast<const ElfW(Rela)*>(at(d->d_un.d_ptr));
-      }
+      if (d->d_tag == DT_RELA) t.relocations[1] = reinterpret_cast<const ElfW(Rela)*>(at(d->d_un.d_ptr));
       if (d->d_tag == DT_RELASZ) t.sizes[1] = d->d_un.d_val / sizeof(ElfW(Rela));
     }
   }

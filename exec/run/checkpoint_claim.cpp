@@ -24,9 +24,7 @@ namespace fs = std::filesystem;
 std::vector<fs::path> make_folder(const fs::path& folder) {
   std::vector<fs::path> made;
   std::error_code error;
-  for (fs::path p = fs::absolute(folder); !p.empty() && !fs::exists(p, error); p = p.parent_path()) {
-    made.push_back(p);
-  }
+  for (fs::path p = fs::absolute(folder); !p.empty() && !fs::exists(p, error); p = p.parent_path()) made.push_back(p);
   error.clear();
   fs::create_directories(folder, error);
   if (!error && fs::is_directory(folder, error)) return made;

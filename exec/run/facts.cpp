@@ -66,9 +66,7 @@ constexpr Rule kRules[] = {
 
 Changes changes_of_key(std::string_view key) {
   for (const Rule& rule : kRules) {
-    if (key == rule.key || (key.starts_with(rule.key) && key[rule.key.size()] == '.')) {
-      return rule.changes;
-    }
+    if (key == rule.key || (key.starts_with(rule.key) && key[rule.key.size()] == '.')) return rule.changes;
   }
   return Changes::kNumbers;
 }
@@ -81,9 +79,7 @@ void flatten(const Json& value, const std::string& path, Facts& facts) {
     facts.push_back({path, text_of(value), changes_of_key(path)});
     return;
   }
-  for (const auto& [key, inner] : value.items()) {
-    flatten(inner, path.empty() ? key : path + "." + key, facts);
-  }
+  for (const auto& [key, inner] : value.items()) flatten(inner, path.empty() ? key : path + "." + key, facts);
 }
 
 std::string hash_of(const Facts& facts) {
@@ -152,9 +148,7 @@ std::vector<std::pair<std::string, std::string>> unpack(std::string_view text) {
 std::size_t most_common(const std::vector<std::string>& texts) {
   std::size_t best = 0;
   for (std::size_t i = 1; i < texts.size(); ++i) {
-    if (std::ranges::count(texts, texts[i]) > std::ranges::count(texts, texts[best])) {
-      best = i;
-    }
+    if (std::ranges::count(texts, texts[i]) > std::ranges::count(texts, texts[best])) best = i;
   }
   return best;
 }
@@ -202,9 +196,7 @@ Fact fact_of(const TokenStore& data) {
 
 void agree(World& world, const std::string& topic, const Facts& facts, ExitCode code) {
   const std::vector<std::string> hashes = world.gather(topic, hash_of(facts));
-  if (std::ranges::all_of(hashes, [&](const auto& h) { return h == hashes[0]; })) {
-    return;
-  }
+  if (std::ranges::all_of(hashes, [&](const auto& h) { return h == hashes[0]; })) return;
   const std::vector<std::string> texts = world.gather(topic + ".facts", pack(facts));
   const std::size_t right = most_common(texts);
   const auto expected = unpack(texts[right]);
@@ -251,9 +243,7 @@ JobIdentity job_identity_of(const std::string& text, const std::string& file) {
   Facts facts;
   const auto take = [&](const char* name, Changes changes) {
     const ConfigNode node = root.at(name);
-    for (const ConfigItem& item : node.items()) {
-      facts.push_back({item.key, item.value.as_string(), changes});
-    }
+    for (const ConfigItem& item : node.items()) facts.push_back({item.key, item.value.as_string(), changes});
   };
   take("numbers", Changes::kNumbers);
   take("last_bits", Changes::kLastBits);

@@ -60,9 +60,7 @@ TrainingState RunState::state() {
     };
     add("master", plan_.master_dtype, unit.master);
     static constexpr const char* kMoments[] = {"exp_avg", "exp_avg_sq"};
-    for (std::size_t i = 0; i < unit.moments.size(); ++i) {
-      add(kMoments[i], plan_.optimizer.state, unit.moments[i]);
-    }
+    for (std::size_t i = 0; i < unit.moments.size(); ++i) add(kMoments[i], plan_.optimizer.state, unit.moments[i]);
   }
   return state;
 }
@@ -84,9 +82,7 @@ void RunState::resume() {
   const LoadedCheckpoint loaded = load_checkpoint(options_.resume, state(), world_);
   for (const std::string& sentence : loaded.passed_over) note(sentence);
   put_on_device();
-  for (UnitMemory& unit : engine_.units().all()) {
-    refresh_shadow(unit, plan_, engine_.units().states().device());
-  }
+  for (UnitMemory& unit : engine_.units().all()) refresh_shadow(unit, plan_, engine_.units().states().device());
   progress_ = loaded.progress;
   progress_.seed = plan_.seed;
   compare_with(loaded);
@@ -100,9 +96,7 @@ void RunState::resume() {
 void RunState::compare_with(const LoadedCheckpoint& loaded) const {
   const auto text = loaded.progress.metadata.find(kJobKey);
   JobIdentity before;  // an older program's checkpoint tells its seed only
-  if (text != loaded.progress.metadata.end()) {
-    before = job_identity_of(text->second, loaded.path.string());
-  }
+  if (text != loaded.progress.metadata.end()) before = job_identity_of(text->second, loaded.path.string());
   before.values["seed"] = std::to_string(loaded.progress.seed);
   const std::vector<FactChange> changes = changes_of(before.values, job_.values);
   const std::vector<FactChange> refused = unaccepted(changes, options_.accept_changes);

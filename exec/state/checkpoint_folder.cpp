@@ -132,9 +132,7 @@ FolderLock::FolderLock(const fs::path& folder, Held held) {
   const bool training = held == Held::kWhileTraining;
   const fs::path path = folder / (training ? ".training" : ".lock");
   descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) {
-    throw Error(ExitCode::kInvalidInput, "cannot write " + file_error(path, errno));
-  }
+  if (descriptor_ < 0) throw Error(ExitCode::kInvalidInput, "cannot write " + file_error(path, errno));
   const auto give_up = std::chrono::steady_clock::now() + (training ? kPatienceAtStart : kPatience);
   while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;

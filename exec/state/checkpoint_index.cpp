@@ -92,9 +92,7 @@ StateUnit read_unit(const ConfigNode& node) {
   node.allow_only({"name", "shard_numel", "padding", "parameters", "arrays"});
   StateUnit unit = {.name = node.at("name").as_string(), .shard_numel = node.at("shard_numel").as_int(0)};
   const ConfigNode parameters = node.at("parameters");
-  for (const ConfigNode& item : parameters.elements()) {
-    unit.parameters.push_back(read_parameter(item));
-  }
+  for (const ConfigNode& item : parameters.elements()) unit.parameters.push_back(read_parameter(item));
   const ConfigNode arrays = node.at("arrays");
   constexpr DType kDTypes[] = {DType::kBf16, DType::kFp16, DType::kFp32};
   for (const ConfigNode& item : arrays.elements()) {
@@ -132,9 +130,7 @@ RunProgress read_progress(const ConfigNode& root) {
                           .next_sample = root.at("next_sample").as_int(0),
                           .seed = root.at("seed").as_int()};
   const ConfigNode metadata = root.at("metadata");
-  for (const ConfigItem& item : metadata.items()) {
-    progress.metadata[item.key] = item.value.as_string();
-  }
+  for (const ConfigItem& item : metadata.items()) progress.metadata[item.key] = item.value.as_string();
   return progress;
 }
 
@@ -216,9 +212,7 @@ CheckpointIndex read_index(const std::filesystem::path& checkpoint) {
   std::string text(kMaxIndexBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(at(file.gcount()));
-  if (file.bad() || !file.is_open()) {
-    throw Error(ExitCode::kInvalidInput, path.string() + ": cannot be read");
-  }
+  if (file.bad() || !file.is_open()) throw Error(ExitCode::kInvalidInput, path.string() + ": cannot be read");
   return parse_index(text, path.string());
 }
 

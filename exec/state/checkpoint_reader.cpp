@@ -239,9 +239,7 @@ void CheckpointReader::read_file(std::size_t shard, std::vector<Piece> pieces) {
         tensor_begin(header, *piece.unit, *piece.array, path.string()) + piece.first * size_of(piece.array->dtype);
   }
   std::ranges::sort(pieces, {}, &Piece::first);
-  for (const Piece& piece : pieces) {
-    read_converted(file, piece.first, piece.array->dtype, piece.dtype, piece.to);
-  }
+  for (const Piece& piece : pieces) read_converted(file, piece.first, piece.array->dtype, piece.dtype, piece.to);
   bytes_read_ += file.bytes_read();
 }
 

@@ -95,9 +95,7 @@ std::vector<StateRange> ranges_of(const TrainingState& state) {
 
 void clear(const TrainingState& state) {
   for (const StateUnit& unit : state.units) {
-    for (const StateArray& array : unit.arrays) {
-      std::ranges::fill(array.data, std::byte{0});
-    }
+    for (const StateArray& array : unit.arrays) std::ranges::fill(array.data, std::byte{0});
   }
 }
 
@@ -142,9 +140,7 @@ class Load {
   bool is_damaged(const std::vector<RankOutcome>& outcomes) {
     const RankOutcome* const failure = first_failure(outcomes);
     if (failure == nullptr) return false;
-    if (failure->exit_code != ExitCode::kInvalidInput) {
-      throw Error(failure->exit_code, failure->text);
-    }
+    if (failure->exit_code != ExitCode::kInvalidInput) throw Error(failure->exit_code, failure->text);
     damage_ = failure->text;
     return true;
   }

@@ -123,9 +123,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::int64_t f
   SafetensorsHeader header = {.data_begin = kLengthBytes + std::ssize(json)};
   for (const ConfigItem& item : root.items()) {
     if (item.key == "__metadata__") {
-      for (const ConfigItem& pair : item.value.items()) {
-        header.metadata[pair.key] = pair.value.as_string();
-      }
+      for (const ConfigItem& pair : item.value.items()) header.metadata[pair.key] = pair.value.as_string();
     } else {
       header.tensors.push_back(read_entry(item, header.data_begin));
     }

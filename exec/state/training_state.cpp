@@ -74,9 +74,7 @@ std::string find_layout_fault(std::int64_t shards, const std::vector<StateUnit>&
   std::set<std::string> unit_names;
   std::set<std::string> parameter_names;
   for (const StateUnit& unit : units) {
-    if (!unit_names.insert(unit.name).second) {
-      return fmt::format("there are two units {}", quote(unit.name));
-    }
+    if (!unit_names.insert(unit.name).second) return fmt::format("there are two units {}", quote(unit.name));
     for (const StateParameter& parameter : unit.parameters) {
       if (!parameter_names.insert(parameter.name).second) {
         return fmt::format("there are two parameters {}", quote(parameter.name));

@@ -80,9 +80,7 @@ Steps read_steps(const Capture& capture) {
     const CapturedCall& call = capture.calls[i];
     const std::string& name = capture.name_of(call);
     constexpr std::string_view kClip = "clip ";
-    if (call.kind == CapturedCall::Kind::kMark && name.starts_with(kClip)) {
-      steps.clip = name.substr(kClip.size());
-    }
+    if (call.kind == CapturedCall::Kind::kMark && name.starts_with(kClip)) steps.clip = name.substr(kClip.size());
     if (call.kind == CapturedCall::Kind::kMark && name == "optimizer") before = there;
     if (call.kind == CapturedCall::Kind::kMark && name.starts_with("step ")) before = -1;
     if (call.kind == CapturedCall::Kind::kMemory) {
@@ -91,9 +89,7 @@ Steps read_steps(const Capture& capture) {
     }
     constexpr std::int64_t kNumbers = 1 << 16;  // bytes: norms and losses have fewer
     const bool is_collective = call.kind == CapturedCall::Kind::kCollective;
-    if (is_collective) {
-      read_exchange(call, name, ranks[call.values[0]], in_backward || call.thread != main, steps);
-    }
+    if (is_collective) read_exchange(call, name, ranks[call.values[0]], in_backward || call.thread != main, steps);
     if (is_collective && call.values[1] > kNumbers && (name == "reduce_scatter" || name == "all_reduce")) {
       steps.first_reduction = std::min(steps.first_reduction, steps.micro_batches);
       if (name == "all_reduce" && !in_backward && call.thread == main && before < 0) {
@@ -257,9 +253,7 @@ void add_recompute(const Json& document, const Steps& steps, const OwnModel& own
   out.line("recompute", again ? "full" : "none",
            is_said ? std::string("gradient_checkpointing_enable")
                    : fmt::format("{} calls of attention run again", steps.recomputed));
-  if (is_said && said.value("reentrant", false)) {
-    out.line("recompute_reentrant", "true", "use_reentrant");
-  }
+  if (is_said && said.value("reentrant", false)) out.line("recompute_reentrant", "true", "use_reentrant");
 }
 
 // (Of modules an eager kernel's operations are the layers' own.)

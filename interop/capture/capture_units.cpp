@@ -192,9 +192,7 @@ std::vector<UnitWords> words_of_units(const Json& document, std::int64_t sequenc
   // (Which is the head's then, and stands where the head does.)
   if (with_table != units.end()) std::rotate(with_table, with_table + 1, units.end());
   std::vector<std::int64_t> mesh;
-  for (const Json& extent : units.front().value("mesh", Json::array())) {
-    mesh.push_back(extent.get<std::int64_t>());
-  }
+  for (const Json& extent : units.front().value("mesh", Json::array())) mesh.push_back(extent.get<std::int64_t>());
   if (mesh.empty()) mesh.push_back(1);
   const Json& block =
       *std::find_if(units.begin(), units.end() - 1, [](const Json& unit) { return is_block(text_in(unit, "name")); });

@@ -19,9 +19,7 @@ bool uses_parameter(const Json& operation) { return std::ranges::any_of(operatio
 class LayerFinder {
  public:
   explicit LayerFinder(const CapturedModules& capture) : capture_(capture), document_(capture.document) {
-    for (const Json& block : document_.at("blocks")) {
-      found_.blocks.push_back(block.get<std::string>());
-    }
+    for (const Json& block : document_.at("blocks")) found_.blocks.push_back(block.get<std::string>());
   }
 
   ModuleLayers find() {

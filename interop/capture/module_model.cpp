@@ -699,9 +699,7 @@ class ModuleWriter {
       return a.ends_with("weight") > b.ends_with("weight");
     });
     std::vector<std::string> parameters;
-    for (const std::string& weight : weights) {
-      parameters.push_back(add_parameter(weight, operation));
-    }
+    for (const std::string& weight : weights) parameters.push_back(add_parameter(weight, operation));
     std::vector<std::string> outputs;
     for (std::size_t out = 0; out < operation.at("out").size(); ++out) {
       outputs.push_back(add_tensor(i, operation, out, view ? "view" : op));

@@ -146,9 +146,7 @@ Size product(const Size& a, const Size& b) {
   made.divisor = a.divisor * b.divisor;
   std::int64_t common = made.divisor;
   for (const auto& [left, x] : a.terms) {
-    for (const auto& [right, y] : b.terms) {
-      made.terms[{left.first + right.first, left.second + right.second}] += x * y;
-    }
+    for (const auto& [right, y] : b.terms) made.terms[{left.first + right.first, left.second + right.second}] += x * y;
   }
   std::erase_if(made.terms, [](const auto& term) { return term.second == 0; });
   for (const auto& [powers, each] : made.terms) common = std::gcd(common, each);

@@ -188,9 +188,7 @@ void read_model(const std::filesystem::path& path, Capture& capture) {
     read.name = parameter.value("name", "");
     std::int64_t elements = 1;
     const Json shape = parameter.value("shape", Json::array());
-    for (const Json& extent : shape) {
-      elements *= extent.is_number_integer() ? extent.get<std::int64_t>() : 0;
-    }
+    for (const Json& extent : shape) elements *= extent.is_number_integer() ? extent.get<std::int64_t>() : 0;
     capture.parameters += elements;
     if (shape.empty() || elements == 0) continue;
     read.rows = shape[0].get<std::int64_t>();

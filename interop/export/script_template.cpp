@@ -53,9 +53,7 @@ class Script {
     const Json left = value(cut(term, " "));
     const std::string_view comparison = cut(term, " ");
     if (comparison.empty()) return is_true(left);
-    if (comparison == ">") {
-      return left.is_number() && left.get<double>() > parse_number<double>(term).value();
-    }
+    if (comparison == ">") return left.is_number() && left.get<double>() > parse_number<double>(term).value();
     bool any = false;
     while (!term.empty()) any |= text_of(left) == cut(term, "|");
     return any == (comparison == "=");

@@ -36,12 +36,8 @@ void read_precision(ForeignReader& reader, bool of_outputs, bool of_reductions =
   const std::size_t which = node->as_choice(kWords);
   const std::string dtype = which == 1 ? "fp16" : "bf16";
   reader.map("mixed_precision", "dtype.param", dtype);
-  if (of_reductions) {
-    reader.assume("dtype.reduce", dtype, "Accelerate reduces in the dtype of mixed_precision");
-  }
-  if (of_outputs) {
-    reader.assume("dtype.output", dtype, "Accelerate casts outputs to that of mixed_precision");
-  }
+  if (of_reductions) reader.assume("dtype.reduce", dtype, "Accelerate reduces in the dtype of mixed_precision");
+  if (of_outputs) reader.assume("dtype.output", dtype, "Accelerate casts outputs to that of mixed_precision");
   if (which == 2) reader.unsupported("fp8_config", "which recipe of fp8 is not taken");
 }
 
@@ -147,9 +143,7 @@ void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
     static constexpr std::string_view kPrefetch[] = {"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"};
     const std::size_t how = node->as_choice(kPrefetch);
     reader.map(fsdp("backward_prefetch"), "prefetch.backward", how == 2 ? "0" : "1");
-    if (how < 2) {
-      reader.map(fsdp("backward_prefetch"), "fsdp1.backward_prefetch", how == 0 ? "pre" : "post");
-    }
+    if (how < 2) reader.map(fsdp("backward_prefetch"), "fsdp1.backward_prefetch", how == 0 ? "pre" : "post");
   }
   reader.take("fsdp1");
   if (const ConfigNode* node = reader.find(fsdp("offload_params")); node != nullptr && node->as_bool()) {
@@ -195,9 +189,7 @@ bool looks_like_accelerate(const ConfigNode& root) {
 ForeignPlan read_accelerate(const ConfigNode& root) {
   ForeignPlan plan;
   plan.format = "Accelerate";
-  if (!looks_like_accelerate(root)) {
-    throw root.error("this has no distributed_type", "a file of accelerate config");
-  }
+  if (!looks_like_accelerate(root)) throw root.error("this has no distributed_type", "a file of accelerate config");
   ForeignReader reader(root, plan, "accelerate");
   static constexpr std::string_view kTypes[] = {"FSDP", "DEEPSPEED", "MULTI_GPU", "NO"};
   const std::size_t type = root.at("distributed_type").as_choice(kTypes);

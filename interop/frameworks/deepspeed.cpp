@@ -81,9 +81,7 @@ void read_optimizer_section(ForeignReader& reader) {
 ForeignPlan read_deepspeed(const ConfigNode& root) {
   ForeignPlan plan;
   plan.format = "DeepSpeed";
-  if (!root.is_mapping()) {
-    throw root.error("this is not a JSON object", "the object of a DeepSpeed configuration");
-  }
+  if (!root.is_mapping()) throw root.error("this is not a JSON object", "the object of a DeepSpeed configuration");
   ForeignReader reader(root, plan, "deepspeed");
   const std::string stage_path = in_zero("stage");
   const ConfigNode* stage = reader.find(stage_path);
@@ -120,9 +118,7 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
     }
   }
   if (number == 0) {
-    for (const std::string& name : same_names()) {
-      reader.ignore(in_zero(name), "stage 0 partitions nothing");
-    }
+    for (const std::string& name : same_names()) reader.ignore(in_zero(name), "stage 0 partitions nothing");
   }
   if (const ConfigNode* group = reader.find(in_zero("mics_shard_size"));
       group != nullptr && number == 3 && group->as_int(-1) > 0) {
@@ -186,9 +182,7 @@ Exported export_deepspeed(const ExportJob& job) {
   };
   offload("offload_optimizer", plan.zero.offload_optimizer);
   if (plan.runtime.kind == RuntimeKind::kZero3) offload("offload_param", plan.zero.offload_param);
-  if (plan.runtime.kind == RuntimeKind::kZero3 && plan.mesh.replicate > 1) {
-    zero["mics_shard_size"] = plan.mesh.shard;
-  }
+  if (plan.runtime.kind == RuntimeKind::kZero3 && plan.mesh.replicate > 1) zero["mics_shard_size"] = plan.mesh.shard;
   root[kZero] = std::move(zero);
   const Optimizer& o = plan.optimizer;
   root["optimizer"] = {{"type", o.kind == Optimizer::Kind::kAdamW ? "AdamW" : "SGD"},

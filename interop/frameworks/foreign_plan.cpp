@@ -408,9 +408,7 @@ Exported exported_as(const ExportJob& job, const std::vector<std::string>& texts
   for (const ImportEntry& entry : best->foreign.ledger) {
     if (entry.mapping == Mapping::kMapped) ledger.mapped(entry.to, entry.what);
   }
-  if (!best->failure.empty()) {
-    ledger.unsupported("plan", "the file does not read back as a plan: " + best->failure);
-  }
+  if (!best->failure.empty()) ledger.unsupported("plan", "the file does not read back as a plan: " + best->failure);
   for (const LostKey& lost : best->lost) {
     ledger.unsupported(fmt::format("{}: {}", lost.key, lost.is),
                        fmt::format("{} has no key for it here; read back it is {}", best->foreign.format, lost.back));

@@ -45,9 +45,7 @@ std::string environment(const Plan& plan) {
   if (const std::string conf = alloc_conf(plan.allocator); !conf.empty()) {
     text = fmt::format("export PYTORCH_ALLOC_CONF={0} PYTORCH_CUDA_ALLOC_CONF={0}\n", conf);
   }
-  if (plan.collectives.max_ctas > 0) {
-    text += fmt::format("export NCCL_MAX_CTAS={}\n", plan.collectives.max_ctas);
-  }
+  if (plan.collectives.max_ctas > 0) text += fmt::format("export NCCL_MAX_CTAS={}\n", plan.collectives.max_ctas);
   return text;
 }
 

@@ -66,9 +66,7 @@ void read_recompute_modules(ForeignReader& reader) {
   const ConfigNode* node = reader.find("model.recompute_modules");
   if (node == nullptr || !node->is_sequence()) return;
   std::string modules;
-  for (const ConfigNode& module : node->elements()) {
-    modules += (modules.empty() ? "" : ", ") + module.as_string();
-  }
+  for (const ConfigNode& module : node->elements()) modules += (modules.empty() ? "" : ", ") + module.as_string();
   reader.map("model.recompute_modules", "megatron.recompute_modules", "[" + modules + "]");
 }
 
@@ -92,9 +90,7 @@ void read_context_parallel(ForeignReader& reader) {
   const ConfigNode* node = reader.find("model.cp_comm_type");
   if (node == nullptr || !node->is_scalar()) return;
   const std::string word = node->as_string();
-  if (word == "a2a+p2p") {
-    return reader.unsupported("model.cp_comm_type", "rings of groups are not modelled");
-  }
+  if (word == "a2a+p2p") return reader.unsupported("model.cp_comm_type", "rings of groups are not modelled");
   reader.choice("model.cp_comm_type", "context_parallel.rotate",
                 {{"p2p", "alltoall"}, {"all_gather", "allgather"}, {"a2a", "ulysses"}});
 }
@@ -134,9 +130,7 @@ void read_dispatcher(ForeignReader& reader) {
   // deepep and hybridep send a row once to each rank.
   const bool sends_once =
       (names_kernels && backend->as_string().ends_with("ep")) || (deepep != nullptr && deepep->as_bool());
-  if (which == 0) {
-    return reader.unsupported("model.moe_token_dispatcher_type", "rows by all-to-all are modelled");
-  }
+  if (which == 0) return reader.unsupported("model.moe_token_dispatcher_type", "rows by all-to-all are modelled");
   reader.map(node != nullptr ? "model.moe_token_dispatcher_type" : "model.moe_flex_dispatcher_backend",
              "expert_parallel.dispatcher", which == 2 && sends_once ? "deepep" : "alltoall");
 }

@@ -25,9 +25,7 @@ void read_targets(ForeignReader& reader, const ConfigNode& rows) {
       add(row.value);
     }
   }
-  if (!targets.empty()) {
-    reader.map(rows.items().front().key, "lora.targets", Json(targets).dump());
-  }
+  if (!targets.empty()) reader.map(rows.items().front().key, "lora.targets", Json(targets).dump());
 }
 
 // Its model's sizes are in the file; DDP's buckets are in MiB of 16 bits.

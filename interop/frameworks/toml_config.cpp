@@ -45,9 +45,7 @@ void add(ConfigTreeBuilder& builder, const toml::node& node) {
     for (const toml::node& element : *array) add(builder, element);
     return builder.end();
   }
-  if (const auto* text = node.as_string()) {
-    return builder.scalar(mark, text->get(), Quoting::kQuoted);
-  }
+  if (const auto* text = node.as_string()) return builder.scalar(mark, text->get(), Quoting::kQuoted);
   std::ostringstream written;
   if (const auto* flag = node.as_boolean()) {
     written << (flag->get() ? "true" : "false");

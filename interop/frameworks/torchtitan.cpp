@@ -191,9 +191,7 @@ void read_checkpointing(ForeignReader& reader, const ConfigNode& root) {
     return reader.map("activation_checkpoint.mode", "recompute", std::string(kWords[which]));
   }
   const auto every = parse_number<std::int64_t>(option->text()).value_or(0);
-  if (every < 1) {
-    throw option->error(quote(option->text()) + " is neither op nor a number of layers", "op or 2");
-  }
+  if (every < 1) throw option->error(quote(option->text()) + " is neither op nor a number of layers", "op or 2");
   reader.map("activation_checkpoint.selective_ac_option", "recompute",
              every == 1 ? "full" : fmt::format("every-{}", every));
 }
@@ -279,9 +277,7 @@ void read_compile(ForeignReader& reader) {
   const ConfigNode* const parts = reader.find("compile.components");
   bool of_loss = node->as_bool() && parts == nullptr;
   if (parts != nullptr && parts->is_sequence()) {
-    for (const ConfigNode& part : parts->elements()) {
-      of_loss = of_loss || (node->as_bool() && part.text() == "loss");
-    }
+    for (const ConfigNode& part : parts->elements()) of_loss = of_loss || (node->as_bool() && part.text() == "loss");
   }
   if (chunked) return;
   if (parts != nullptr) {

@@ -179,9 +179,7 @@ Json parallelism_json(const ExportJob& job, const char* reshard) {
   json["num_pp_microbatches"] = microbatches_of(plan);
   json["pipeline_parallel_first_stage_less_layers"] = pipeline.first_less;
   json["pipeline_parallel_last_stage_less_layers"] = pipeline.last_less;
-  if (pipeline.stages_per_rank > 2) {
-    json["pipeline_parallel_layers_per_stage"] = layers_of_stage(job);
-  }
+  if (pipeline.stages_per_rank > 2) json["pipeline_parallel_layers_per_stage"] = layers_of_stage(job);
   return json;
 }
 
@@ -295,9 +293,7 @@ std::string settings_in(const std::string& module) {
 Exported export_torchtitan_registry(const ExportJob& job) {
   FORESHARD_CHECK(job.plan.runtime.kind == RuntimeKind::kFsdp2, "a plan of FSDP2");
   std::vector<std::string> texts;
-  for (const char* reshard : {"default", "always", "never"}) {
-    texts.push_back(module_of(job, reshard));
-  }
+  for (const char* reshard : {"default", "always", "never"}) texts.push_back(module_of(job, reshard));
   return exported_as(job, texts, [](const std::string& text) {
     return read_torchtitan(parse_json(settings_in(text), "torchtitan.json"));
   });

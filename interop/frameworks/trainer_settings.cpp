@@ -63,9 +63,7 @@ ConfigNode accelerate_settings(const ConfigNode& root, const std::string& comput
     }
     config[std::move(key)] = value;
   };
-  if (const ConfigNode* version = root.find("fsdp_version")) {
-    set("fsdp_version", version->as_int(1, 2));
-  }
+  if (const ConfigNode* version = root.find("fsdp_version")) set("fsdp_version", version->as_int(1, 2));
   std::vector<std::string> words;
   if (const ConfigNode* fsdp = root.find("fsdp"); fsdp != nullptr && fsdp->is_sequence()) {
     words = texts_of(*fsdp);
@@ -290,9 +288,7 @@ class TrainerReader {
     if (stage_.empty()) stage_ = "sft";
     const ConfigNode stages = settings_of("trainer").at("stages");
     const ConfigNode* loss = reader_.find("pref_loss");
-    if (stage_ == "dpo" && loss != nullptr && stages.has(loss->as_string())) {
-      stage_ = loss->as_string();
-    }
+    if (stage_ == "dpo" && loss != nullptr && stages.has(loss->as_string())) stage_ = loss->as_string();
     const ConfigNode* row = stages.find(stage_);
     if (row == nullptr || (row->is_mapping() && !row->has(plan_.format))) {
       return reader_.unsupported(path, stage_ + " is forecast as fine-tuning on the same sequences");
@@ -315,9 +311,7 @@ class TrainerReader {
     const auto say_all = [&](const ConfigNode& keys) {
       for (const ConfigItem& each : keys.items()) {
         const bool is_meant = !each.key.starts_with("lora.") || plan_.has("lora.rank");
-        if (is_meant && each.value.is_scalar()) {
-          say(each.key.c_str(), each.value.as_string(), "the code's step");
-        }
+        if (is_meant && each.value.is_scalar()) say(each.key.c_str(), each.value.as_string(), "the code's step");
       }
     };
     const ConfigNode ours = row->at(plan_.format);
@@ -326,9 +320,7 @@ class TrainerReader {
     if (here != nullptr) say_all(*here);
     if (wide != nullptr && (runtime() == "ddp" || runtime() == "fsdp1")) say_all(*wide);
     if (row->find("reference") == nullptr || is_on("precompute_ref_log_probs")) return;
-    if (plan_.has("lora.rank")) {
-      return say("reference", "base", "the model without its adapters");
-    }
+    if (plan_.has("lora.rank")) return say("reference", "base", "the model without its adapters");
     const bool is_factory = is_of("LLaMA-Factory");
     const char* cut = is_factory ? "units" : "unit";
     const bool cuts = runtime() == "zero3" || runtime() == "fsdp1";
@@ -360,9 +352,7 @@ class TrainerReader {
     const bool has_adapters = by_type || by_peft || by_adapter || is_qlora || by_tuner ||
                               (is_swift && !find_first({"tuner_type", "train_type"}));
     for (const char* key : {"finetuning_type", "adapter", "use_peft", "tuner_type"}) {
-      if (root_.has(key) && !is_word(key, "freeze")) {
-        reader_.ignore(key, has_adapters ? "adapters" : "no adapters");
-      }
+      if (root_.has(key) && !is_word(key, "freeze")) reader_.ignore(key, has_adapters ? "adapters" : "no adapters");
     }
     if (!has_adapters) {
       std::erase_if(plan_.keys, [](const auto& key) { return key.first.starts_with("lora."); });
@@ -397,9 +387,7 @@ class TrainerReader {
       reader_.map(key, "lora.targets", is_all ? "all-linear" : Json(list).dump());
       has_targets = true;
     }
-    if (all_linear && !has_targets) {
-      reader_.map("lora_target_linear", "lora.targets", "all-linear");
-    }
+    if (all_linear && !has_targets) reader_.map("lora_target_linear", "lora.targets", "all-linear");
     take_usual("adapters");
     for (const char* key : {"lora_modules_to_save", "additional_target", "modules_to_save"}) {
       const ConfigNode* names = find_given(key);
@@ -427,9 +415,7 @@ class TrainerReader {
       } else if (is_trl && runtime() == "fsdp1") {
         reader_.unsupported("load_in_4bit", "FSDP1 fails on it: it flattens no integers");
       }
-      if (is_trl && !plan_.has("lora.double_quant")) {
-        reader_.assume("lora.double_quant", "false", "TRL's default");
-      }
+      if (is_trl && !plan_.has("lora.double_quant")) reader_.assume("lora.double_quant", "false", "TRL's default");
     } else if (has_wide_base || (is_factory && is_fsdp2)) {
       reader_.assume("lora.base", "master", is_trl ? "TRL loads the model in fp32" : "Accelerate 1.11 makes it fp32");
     }

@@ -48,9 +48,7 @@ std::string_view told_runtime(const TrainingRow& row) {
 std::string runtime_of(const TrainingRow& row) {
   const std::string_view runtime = told_runtime(row);
   // FSDP1 gathers in place, as these do.
-  if (runtime == "xla_fsdp" || (runtime == "fsdp2" && is_megatron(row) && !has_axes(row))) {
-    return "fsdp1";
-  }
+  if (runtime == "xla_fsdp" || (runtime == "fsdp2" && is_megatron(row) && !has_axes(row))) return "fsdp1";
   const std::optional<TorchVersion> torch = torch_version(row);
   if (runtime == "megatron") {  // PyTorch 2.3 is of the month in which its layers became others'
     const bool is_local = torch && *torch < TorchVersion{2, 3} && !find_stack(likely_stack(row)) &&
@@ -125,18 +123,14 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
     plan.add(fmt::format("attention={}", sdpa_kernel(row, cluster)));
   }
   plan.map("norm_impl");
-  if (row.word("norm_impl") == "rms_fused" && likely_stack(row) != "internevo") {
-    plan.add("kernels.norm=compute");
-  }
+  if (row.word("norm_impl") == "rms_fused" && likely_stack(row) != "internevo") plan.add("kernels.norm=compute");
   plan.map("rope_impl");
   plan.map("residual_dtype");
   plan.map("loss_impl");
   // Over axes the loss is PyTorch's; a fused one's kernels are a compiled one's.
   const bool is_fused = row.word("loss_impl") == "fused" || likely_stack(row) == "internevo";
   if (has_axes(row) && is_fused) plan.add("loss=compiled");
-  if (row.has("train_metrics")) {
-    plan.add(fmt::format("kernels.train_metrics={}", row.count("train_metrics")));
-  }
+  if (row.has("train_metrics")) plan.add(fmt::format("kernels.train_metrics={}", row.count("train_metrics")));
   if (row.has("labelled")) plan.add(fmt::format("batch.labelled={}", row.count("labelled")));
   plan.map("compile");
   plan.map("experts");
@@ -163,9 +157,7 @@ void add_dtypes(const TrainingRow& row, Assignments& plan) {
   }
   plan.map("reduction_dtype");
   const bool is_low = told_runtime(row) == "zero3" && row.word("optimizer_state") == "bf16";
-  if (is_fsdp(row) || is_ddp(row) || is_low) {
-    plan.map("master_dtype");
-  }
+  if (is_fsdp(row) || is_ddp(row) || is_low) plan.map("master_dtype");
   plan.map("optimizer_impl");
   plan.map("optimizer_state");
   plan.map("adapters");
@@ -197,9 +189,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   plan.map("accumulation");
   if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
   if (runtime == "megatron") {
-    if (row.word("overlap") == "no") {
-      plan.add("megatron={overlap_grad_reduce: false, overlap_param_gather: false}");
-    }
+    if (row.word("overlap") == "no") plan.add("megatron={overlap_grad_reduce: false, overlap_param_gather: false}");
     if (row.word("expert_overlap") == "yes" && row.count("ep", 1) > 1) {
       plan.add("megatron.overlap_expert_parallel=true");
     }
@@ -253,9 +243,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   if (runtime == "fsdp2") return;
   // Dynamo supports FSDP1 only so.
   const std::string_view compiled = row.word("compile");
-  if (compiled == "block" || compiled == "full" || is_fused_by_hand(row)) {
-    plan.add("fsdp1.use_orig_params=true");
-  }
+  if (compiled == "block" || compiled == "full" || is_fused_by_hand(row)) plan.add("fsdp1.use_orig_params=true");
   if (runtime != "fsdp1") return;
   if (row.has("adapters")) plan.add("fsdp1.use_orig_params=true");  // which lie beside frozen ones
   plan.map("prefetch_kind");
@@ -287,9 +275,7 @@ void add_dated_habits(const TrainingRow& row, Assignments& plan) {
     plan.add("logits=held");
   }
   // Until transformers 5 (2025-12) checkpoints were reentrant.
-  if (row.word("stack") == "hf_trainer" && row.word("commit_date") < "2025-12") {
-    plan.add("recompute_reentrant=true");
-  }
+  if (row.word("stack") == "hf_trainer" && row.word("commit_date") < "2025-12") plan.add("recompute_reentrant=true");
   // Switched off by pytorch/torchtitan#1580.
   if (row.word("stack") == "torchtitan_2025" && row.word("commit_date") < "2025-08-18") {
     plan.add("recompute_early_stop=true");

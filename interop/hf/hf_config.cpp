@@ -187,9 +187,7 @@ std::vector<std::string_view> hf_model_types() {
 }
 
 HfConfig parse_hf_config(const ConfigNode& root, std::string_view name) {
-  if (!root.is_mapping()) {
-    throw root.error("this is not a JSON object", "the object of a Hugging Face config.json");
-  }
+  if (!root.is_mapping()) throw root.error("this is not a JSON object", "the object of a Hugging Face config.json");
   HfConfig config;
   KeyReader outer(root, "", config.ledger);
   const ConfigNode* type = root.find("model_type");
@@ -214,9 +212,7 @@ HfConfig parse_hf_config(const ConfigNode& root, std::string_view name) {
   } else {
     config.dims = read_text_model(outer, nullptr, config.ledger);
   }
-  if (root.has("vision_config")) {
-    config.notes.push_back("the language model alone: the vision tower is left out");
-  }
+  if (root.has("vision_config")) config.notes.push_back("the language model alone: the vision tower is left out");
   outer.ignore_rest();
   read_scores(root, config.dims);
   config.dims.name = name;

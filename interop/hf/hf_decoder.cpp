@@ -111,16 +111,12 @@ void read_activation(KeyReader& keys, ModelDims& dims) {
 }
 
 void read_biases(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
-  if (words.has("attention_bias")) {
-    dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", false);
-  }
+  if (words.has("attention_bias")) dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", false);
   if (words.has("qkv_bias")) dims.qkv_bias = keys.flag_or("attention_bias", false);
   if (words.has("use_qkv_bias")) dims.qkv_bias = keys.flag_or("use_qkv_bias", false);
   if (words.has("attention_out_bias")) dims.output_bias = keys.flag_or("attention_out_bias", false);
   if (words.has("mlp_bias")) dims.mlp_bias = keys.flag_or("mlp_bias", false);
-  if (words.has("use_bias")) {
-    dims.qkv_bias = dims.output_bias = dims.mlp_bias = keys.flag_or("use_bias", false);
-  }
+  if (words.has("use_bias")) dims.qkv_bias = dims.output_bias = dims.mlp_bias = keys.flag_or("use_bias", false);
 }
 
 constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention", kChunked = "chunked_attention";
@@ -174,13 +170,9 @@ std::vector<std::string> usual_types(KeyReader& keys, const FamilyWords& words, 
   check_layer_count(keys, dims);
   const ConfigNode* window = keys.node().find("sliding_window");
   if (window != nullptr && window->is_null()) return {};
-  if (!words.has("chunks_where_rotated")) {
-    return types_of_pattern(keys, words.has("all_seen_first"), dims);
-  }
+  if (!words.has("chunks_where_rotated")) return types_of_pattern(keys, words.has("all_seen_first"), dims);
   std::vector<std::string> types(static_cast<std::size_t>(dims.layers), std::string(kChunked));
-  for (const std::int64_t layer : dims.unrotated_layers) {
-    types[static_cast<std::size_t>(layer)] = kFull;
-  }
+  for (const std::int64_t layer : dims.unrotated_layers) types[static_cast<std::size_t>(layer)] = kFull;
   return types;
 }
 
@@ -253,20 +245,14 @@ void read_unrotated(KeyReader& keys, ModelDims& dims) {
 }
 
 void read_head_norms(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
-  if (words.has("plain_heads")) {
-    keys.refuse_if_set("qk_layernorm", "norms of queries and keys are not supported");
-  }
-  if (words.has("qk_layernorm") && !keys.flag_or("qk_layernorm", true)) {
-    dims.qk_norm = HeadNorm::kNone;
-  }
+  if (words.has("plain_heads")) keys.refuse_if_set("qk_layernorm", "norms of queries and keys are not supported");
+  if (words.has("qk_layernorm") && !keys.flag_or("qk_layernorm", true)) dims.qk_norm = HeadNorm::kNone;
   if (!words.has("use_qk_norm")) return;
   const bool norms = keys.flag_or("use_qk_norm", false);
   if (!norms) dims.qk_norm = HeadNorm::kNone;
   // Cohere's norms have weights for each element of each head.
   const bool whole = dims.head_norm != NormKind::kRms;
-  if (norms && dims.qk_norm == HeadNorm::kNone) {
-    dims.qk_norm = whole ? HeadNorm::kWhole : HeadNorm::kEach;
-  }
+  if (norms && dims.qk_norm == HeadNorm::kNone) dims.qk_norm = whole ? HeadNorm::kWhole : HeadNorm::kEach;
 }
 
 // Layers of angle 0.
@@ -308,18 +294,14 @@ void read_full_heads(KeyReader& keys, ModelDims& dims) {
   }
   if (const ConfigNode* layers = keys.find({"per_layer_config"})) {
     for (const ConfigItem& layer : layers->items()) {
-      if (const ConfigNode* dim = layer.value.find("head_dim")) {
-        parts.full_head_dim = dim->as_int(1, kLargestHfSize);
-      }
+      if (const ConfigNode* dim = layer.value.find("head_dim")) parts.full_head_dim = dim->as_int(1, kLargestHfSize);
       if (const ConfigNode* heads = layer.value.find("num_key_value_heads")) {
         parts.full_kv_heads = heads->as_int(1, dims.heads);
       }
     }
   }
   parts.layer_input = keys.count_or("hidden_size_per_layer_input", 0);
-  if (parts.layer_input > 0) {
-    parts.layer_input_rows = keys.size_or({"vocab_size_per_layer_input"}, 262144);
-  }
+  if (parts.layer_input > 0) parts.layer_input_rows = keys.size_or({"vocab_size_per_layer_input"}, 262144);
   parts.shared_layers = keys.count_or("num_kv_shared_layers", 0);
   if (parts.shared_layers >= dims.layers) {
     keys.refuse("num_kv_shared_layers", "no layer has keys of its own", "fewer than the layers");
@@ -351,9 +333,7 @@ void read_mixture(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   if (words.has("experts")) {
     read_plain_experts(keys, words.has("norm_topk_prob"), dims);
     if (words.has("shared_as_wide")) dims.moe.shared_ffn = dims.ffn;
-    if (words.has("shared_intermediate_size")) {
-      dims.moe.shared_ffn = keys.count_or("shared_intermediate_size", 0);
-    }
+    if (words.has("shared_intermediate_size")) dims.moe.shared_ffn = keys.count_or("shared_intermediate_size", 0);
     return;
   }
   if (words.has("sparse_experts")) return read_sparse_experts(keys, dims);
@@ -407,9 +387,7 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   if (words.has("parallel_residual") && keys.flag_or("use_parallel_residual", false)) {
     dims.residual = Residual::kParallelOfOneNorm;
   }
-  if (words.has("use_post_norm") && !keys.flag_or("use_post_norm", true)) {
-    dims.residual = Residual::kPreNorm;
-  }
+  if (words.has("use_post_norm") && !keys.flag_or("use_post_norm", true)) dims.residual = Residual::kPreNorm;
   if (words.has("unrotated")) read_unrotated(keys, dims);
   if (is_hybrid(family)) {
     read_hybrid(keys, family, dims);

@@ -50,9 +50,7 @@ void list_dense_layers(ModelDims& dims, IsDense is_dense) {
 std::vector<std::int64_t> named_layers(KeyReader& keys, std::string_view key, const ModelDims& dims) {
   std::vector<std::int64_t> layers;
   if (const ConfigNode* list = keys.find({key})) {
-    for (const ConfigNode& layer : list->elements()) {
-      layers.push_back(layer.as_int(0, dims.layers - 1));
-    }
+    for (const ConfigNode& layer : list->elements()) layers.push_back(layer.as_int(0, dims.layers - 1));
   }
   return layers;
 }
@@ -64,9 +62,7 @@ std::vector<bool> listed_dense(KeyReader& keys, const ModelDims& dims) {
   if (types == nullptr) return dense;
   for (const ConfigNode& type : types->elements()) {
     const std::string word = type.as_string();
-    if (word != "dense" && word != "sparse") {
-      throw type.error("\"" + word + "\" is not supported", "dense or sparse");
-    }
+    if (word != "dense" && word != "sparse") throw type.error("\"" + word + "\" is not supported", "dense or sparse");
     dense.push_back(word == "dense");
   }
   if (dense.size() < at(dims.layers)) {
@@ -145,9 +141,7 @@ void read_late_experts(KeyReader& keys, ModelDims& dims) {
   const std::int64_t every = keys.size_or({"moe_layer_freq"}, 1);
   const std::vector<bool> listed = listed_dense(keys, dims);
   list_dense_layers(dims, [&](std::int64_t i) { return listed.empty() ? i < first || i % every != 0 : listed[at(i)]; });
-  if (keys.find({"num_nextn_predict_layers"}) != nullptr) {
-    keys.comment("layers of multi-token prediction are left out");
-  }
+  if (keys.find({"num_nextn_predict_layers"}) != nullptr) keys.comment("layers of multi-token prediction are left out");
 }
 
 void read_spread_experts(KeyReader& keys, ModelDims& dims) {

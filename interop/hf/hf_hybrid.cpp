@@ -60,9 +60,7 @@ std::string blocks(KeyReader& keys, const ModelDims& dims) {
   if (letters.empty()) {
     letters.assign(at(dims.layers), 'M');
     if (const ConfigNode* attends = keys.find({"attn_layer_indices"})) {
-      for (const ConfigNode& layer : attends->elements()) {
-        letters[at(layer.as_int(0, dims.layers - 1))] = '*';
-      }
+      for (const ConfigNode& layer : attends->elements()) letters[at(layer.as_int(0, dims.layers - 1))] = '*';
     }
   }
   for (char& letter : letters) letter = letter == 'M' ? 'm' : 'a';
@@ -128,9 +126,7 @@ void read_delta(KeyReader& keys, ModelDims& dims) {
   scan.head_dim = keys.size({"linear_value_head_dim"});
   scan.groups = keys.size({"linear_num_key_heads"});
   scan.state = keys.size({"linear_key_head_dim"});
-  if (keys.provides("linear_allow_neg_eigval")) {
-    dims.delta.doubled = keys.flag_or("linear_allow_neg_eigval", true);
-  }
+  if (keys.provides("linear_allow_neg_eigval")) dims.delta.doubled = keys.flag_or("linear_allow_neg_eigval", true);
 }
 
 // `expanded` heads share the inner width where their own is "auto".
@@ -182,9 +178,7 @@ void read_hybrid(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
     dims.layers = std::ssize(dims.pattern);
     keys.one_of("mlp_hidden_act", "relu2", "activation", {"relu2"});
     if (contains(dims.pattern, 'E')) read_latent_experts(keys, dims);
-    if (keys.count_or("num_nextn_predict_layers", 0) > 0) {
-      keys.comment("layers of multi-token prediction are left out");
-    }
+    if (keys.count_or("num_nextn_predict_layers", 0) > 0) keys.comment("layers of multi-token prediction are left out");
   } else if (has(family.reads, "convolutions_in_blocks")) {
     read_convolutions(keys, dims);
     return check_layers(keys, dims);

@@ -32,9 +32,7 @@ const ConfigNode* KeyReader::find(Spellings spellings) {
       throw value->error("differs from " + std::string(found_as) + ", which means the same");
     }
   }
-  if (found != nullptr) {
-    note(found_as, KeyUse::kMapped, found->is_scalar() ? std::string(found->text()) : "");
-  }
+  if (found != nullptr) note(found_as, KeyUse::kMapped, found->is_scalar() ? std::string(found->text()) : "");
   return found;
 }
 

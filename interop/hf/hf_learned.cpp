@@ -35,9 +35,7 @@ void read_opt(KeyReader& keys, ModelDims& dims) {
   }
   refuse_layerdrop(keys);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
-  if (!keys.flag_or("enable_bias", true)) {
-    dims.qkv_bias = dims.output_bias = dims.mlp_bias = false;
-  }
+  if (!keys.flag_or("enable_bias", true)) dims.qkv_bias = dims.output_bias = dims.mlp_bias = false;
   // opt-350m: narrower embeddings between projections, norms behind the sums, none at the end.
   const std::int64_t width = keys.size_or({"word_embed_proj_dim"}, dims.hidden);
   if (width != dims.hidden) dims.embedding_width = width;

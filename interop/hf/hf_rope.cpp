@@ -78,16 +78,12 @@ RopeKeys read_numerics(KeyReader& keys, ModelDims& dims) {
   if (const ConfigNode* value = keys.find({"rms_norm_eps", "layer_norm_eps", "norm_eps"})) {
     dims.numerics.norm_epsilon = value->as_double(0, 1);
   }
-  if (const ConfigNode* value = keys.find({"rope_theta"})) {
-    dims.numerics.rope_theta = value->as_double(1, 1e12);
-  }
+  if (const ConfigNode* value = keys.find({"rope_theta"})) dims.numerics.rope_theta = value->as_double(1, 1e12);
   if (const ConfigNode* value = keys.find({"rope_scaling"})) {
     if (!value->is_mapping()) throw value->error("is no object", "rope_type, factor, ... or null");
     dims.numerics.rope_scaling = read_scaling(*value);
   }
-  if (const ConfigNode* value = keys.find({"rope_parameters"})) {
-    rope = read_parameters(*value, dims.numerics);
-  }
+  if (const ConfigNode* value = keys.find({"rope_parameters"})) rope = read_parameters(*value, dims.numerics);
   return rope;
 }
 

@@ -114,13 +114,9 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
     dims.parts.causal = keys.flag_or("is_decoder", false);
     keys.refuse_if_set("add_cross_attention", "cross attention is not supported");
   }
-  if (!dims.wide_loss) {
-    keys.refuse_if_set("is_decoder", "an encoder with a causal mask is not supported");
-  }
+  if (!dims.wide_loss) keys.refuse_if_set("is_decoder", "an encoder with a causal mask is not supported");
   const std::string kind = keys.word_or("position_embedding_type", "absolute");
-  if (kind != "absolute") {
-    keys.refuse("position_embedding_type", "\"" + kind + "\" is not supported", "absolute");
-  }
+  if (kind != "absolute") keys.refuse("position_embedding_type", "\"" + kind + "\" is not supported", "absolute");
   if (dims.positions == Positions::kRotary) {  // Nomic's, whose dropout is 0 by default
     keys.one_of("hidden_act", "silu", "activation", {"silu"});
     read_numerics(keys, dims);

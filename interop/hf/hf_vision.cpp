@@ -65,9 +65,7 @@ bool reads_quick_gelu(KeyReader& keys, std::string_view usual) {
 void refuse_dropout(KeyReader& keys, std::initializer_list<std::string_view> names) {
   for (const std::string_view name : names) {
     const ConfigNode* value = keys.find({name});
-    if (value != nullptr && value->as_double(0, 1) > 0) {
-      throw value->error("dropout is not modelled", "0");
-    }
+    if (value != nullptr && value->as_double(0, 1) > 0) throw value->error("dropout is not modelled", "0");
   }
 }
 
@@ -97,9 +95,7 @@ VisionDims read_vit(KeyReader& keys, const Classifier& kind) {
   };
   dims.tower.dropout = drops("hidden_dropout_prob");
   dims.tower.attention_dropout = drops("attention_probs_dropout_prob");
-  if (!keys.flag_or("qkv_bias", true)) {
-    keys.refuse("qkv_bias", "projections without biases are not supported", "true");
-  }
+  if (!keys.flag_or("qkv_bias", true)) keys.refuse("qkv_bias", "projections without biases are not supported", "true");
   if (const ConfigNode* labels = keys.find({"id2label"})) {
     dims.labels = static_cast<std::int64_t>(labels->items().size());
     if (dims.labels == 0) throw labels->error("there are no labels", "a label at least");

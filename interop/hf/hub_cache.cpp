@@ -21,9 +21,7 @@ constexpr std::size_t kLongestId = 200;
 // Letters, digits and ._- around one slash; "" where `id` is none.
 std::string folder_of(std::string_view id) {
   const std::size_t slash = id.find('/');
-  if (slash == 0 || slash == std::string_view::npos || slash + 1 >= id.size() || id.size() > kLongestId) {
-    return "";
-  }
+  if (slash == 0 || slash == std::string_view::npos || slash + 1 >= id.size() || id.size() > kLongestId) return "";
   const std::string_view owner = cut(id, "/");
   const bool is_plain = std::ranges::all_of(owner, is_name_letter) && std::ranges::all_of(id, is_name_letter);
   return is_plain ? fmt::format("{}{}--{}", kPrefix, owner, id) : "";

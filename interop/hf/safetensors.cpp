@@ -23,9 +23,7 @@ constexpr std::size_t kShown = 4;  // of many alike
 
 std::uint64_t header_length(std::string_view bytes) {
   std::uint64_t length = 0;
-  for (std::size_t i = kLengthBytes; i-- > 0;) {
-    length = length << 8 | static_cast<unsigned char>(bytes[i]);
-  }
+  for (std::size_t i = kLengthBytes; i-- > 0;) length = length << 8 | static_cast<unsigned char>(bytes[i]);
   return length;
 }
 
@@ -53,9 +51,7 @@ void read_header(const fs::path& path, StoredModel& model) {
     if (item.key == "__metadata__") continue;
     StoredTensor tensor{item.key, item.value.at("dtype").as_string(), {}};
     const ConfigNode shape = item.value.at("shape");
-    for (const ConfigNode& size : shape.elements()) {
-      tensor.shape.push_back(size.as_int(0, std::int64_t{1} << 40));
-    }
+    for (const ConfigNode& size : shape.elements()) tensor.shape.push_back(size.as_int(0, std::int64_t{1} << 40));
     model.tensors.push_back(std::move(tensor));
   }
 }
@@ -153,9 +149,7 @@ class Comparison {
   }
 
   std::string first_trouble() const {
-    for (const auto& [what, names] : troubles_) {
-      return fmt::format("; {}: {}", what, names.front());
-    }
+    for (const auto& [what, names] : troubles_) return fmt::format("; {}: {}", what, names.front());
     return "";
   }
 

@@ -70,9 +70,7 @@ class IbReader {
   TopologyImport run(std::string_view text) {
     const std::vector<std::string> lines = text_lines(text);
     for (std::size_t i = 0; i < lines.size(); ++i) read_line(lines[i], static_cast<int>(i) + 1);
-    if (switches_.empty()) {
-      importer_.fail(1, "has no switch", "the output of ibnetdiscover");
-    }
+    if (switches_.empty()) importer_.fail(1, "has no switch", "the output of ibnetdiscover");
     name_switches();
     add_links();
     add_hosts();
@@ -147,9 +145,7 @@ class IbReader {
     std::map<std::string, int> counts;
     const auto short_name = [](const std::string& description) {
       std::string_view name = description;
-      if (const std::size_t at = name.find(';'); at != std::string_view::npos) {
-        name.remove_prefix(at + 1);
-      }
+      if (const std::size_t at = name.find(';'); at != std::string_view::npos) name.remove_prefix(at + 1);
       return plain_name(name.substr(0, name.find(':')));
     };
     for (const std::string& id : order_) ++counts[short_name(switches_[id])];

@@ -333,9 +333,7 @@ class LogReader : LedgerWriter<NcclTests> {
     for (const Test& test : tests_) {
       if (!test.rows.empty()) add_sweep(test);
     }
-    if (out.sweeps.empty()) {
-      fail(1, "has no row of nccl-tests", "lines of size, count, type ... time, algbw, busbw");
-    }
+    if (out.sweeps.empty()) fail(1, "has no row of nccl-tests", "lines of size, count, type ... time, algbw, busbw");
     return std::move(out);
   }
 

@@ -47,9 +47,7 @@ class XmlImport : Importer {
            std::string("not well-formed from here: ") + parsed.description(), lines_.at(parsed.offset));
     }
     collect(document, 0);
-    if (gpus_ == 0) {
-      fail(parsed ? 1 : lines_.at(parsed.offset), "has no gpu element", "a dump of NCCL_TOPO_DUMP_FILE");
-    }
+    if (gpus_ == 0) fail(parsed ? 1 : lines_.at(parsed.offset), "has no gpu element", "a dump of NCCL_TOPO_DUMP_FILE");
     const std::size_t hosts = std::max<std::size_t>(1, hosts_.size());
     if (gpus_ % static_cast<std::int64_t>(hosts) != 0) {
       note(Mapping::kUnsupported, fmt::format("{} GPUs on {} hosts", gpus_, hosts), "", "hosts of different kinds",
@@ -59,9 +57,7 @@ class XmlImport : Importer {
     if (hosts > 1) out.nodes = static_cast<std::int64_t>(hosts);
     add_gpus();
     add_ports(static_cast<std::int64_t>(hosts));
-    if (hosts > 1) {
-      figure("node.link_domain", std::to_string(hosts), "hosts of one NVLink domain", first_gpu_);
-    }
+    if (hosts > 1) figure("node.link_domain", std::to_string(hosts), "hosts of one NVLink domain", first_gpu_);
     return std::move(out);
   }
 

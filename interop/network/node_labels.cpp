@@ -103,9 +103,7 @@ class LabelReader {
 
   void read_nodes(const Json& document) {
     const Json& items = part_of(document, "items");
-    if (!items.is_array()) {
-      importer_.fail(1, "has no items", "a list of nodes: kubectl get nodes -o json");
-    }
+    if (!items.is_array()) importer_.fail(1, "has no items", "a list of nodes: kubectl get nodes -o json");
     const Family* family = family_of(items);
     if (family == nullptr) {
       importer_.fail(1, "has nodes without labels of a network's topology",
@@ -183,9 +181,7 @@ class LabelReader {
     if (tops.size() > 1) {
       network.switches.push_back("above_all");
       for (const std::string& top : tops) {
-        if (!parent.contains(top)) {
-          network.links.push_back({top, "above_all", 0, importer_.file(), 1});
-        }
+        if (!parent.contains(top)) network.links.push_back({top, "above_all", 0, importer_.file(), 1});
       }
       importer_.note(Mapping::kDefaulted, "what joins the topmost", "one switch", "no label says it", 1);
     }

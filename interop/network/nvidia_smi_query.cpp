@@ -73,9 +73,7 @@ std::vector<SmiGpu> read_query(const std::vector<std::string>& lines) {
     SmiGpu& gpu = gpus.back();
     const bool is_power = section == "GPU Power Readings" || section == "Power Readings";
     if (key == "Product Name") gpu.name = value;
-    if (is_power && (key == "Current Power Limit" || key == "Power Limit")) {
-      gpu.limit = watts(value);
-    }
+    if (is_power && (key == "Current Power Limit" || key == "Power Limit")) gpu.limit = watts(value);
     if (is_power && key == "Enforced Power Limit") gpu.enforced = watts(value);
     if (is_held(key, value) && gpu.held_by.empty()) gpu.held_by = key;
   }
@@ -98,9 +96,7 @@ std::vector<SmiGpu> read_csv(const std::vector<std::string>& lines) {
       if (column == "name" || column == "gpu_name") gpu.name = cells[c];
       if (column == "power.limit") gpu.limit = watts(cells[c]);
       if (column == "enforced.power.limit") gpu.enforced = watts(cells[c]);
-      if (cells[c] == "Active" && column.starts_with("clocks_") && !contains(column, "idle")) {
-        gpu.held_by = column;
-      }
+      if (cells[c] == "Active" && column.starts_with("clocks_") && !contains(column, "idle")) gpu.held_by = column;
     }
   }
   return gpus;

@@ -58,16 +58,10 @@ Matrix read_matrix(const std::vector<std::string>& lines, Importer& importer) {
       continue;
     }
     if (is_gpu(words[0])) matrix.gpus.push_back(words[0]);
-    for (std::size_t c = 0; c < matrix.columns.size(); ++c) {
-      matrix.cells[words[0]][matrix.columns[c]] = words[c + 1];
-    }
+    for (std::size_t c = 0; c < matrix.columns.size(); ++c) matrix.cells[words[0]][matrix.columns[c]] = words[c + 1];
   }
-  if (matrix.columns.empty()) {
-    importer.fail(1, "has no header of GPUs", "the output of nvidia-smi topo -m");
-  }
-  if (matrix.gpus.empty()) {
-    importer.fail(matrix.header_line, "is cut off behind its header", "a row for every GPU");
-  }
+  if (matrix.columns.empty()) importer.fail(1, "has no header of GPUs", "the output of nvidia-smi topo -m");
+  if (matrix.gpus.empty()) importer.fail(matrix.header_line, "is cut off behind its header", "a row for every GPU");
   const auto gpus = std::ranges::count_if(matrix.columns, is_gpu);
   if (gpus != static_cast<std::ptrdiff_t>(matrix.gpus.size())) {
     importer.fail(static_cast<int>(lines.size()),
@@ -98,9 +92,7 @@ bool all_linked(const Matrix& matrix) {
   for (const std::string& a : matrix.gpus) {
     for (const std::string& b : matrix.gpus) {
       const auto found = matrix.cells.at(a).find(b);
-      if (a != b && found != matrix.cells.at(a).end() && !found->second.starts_with("NV")) {
-        return false;
-      }
+      if (a != b && found != matrix.cells.at(a).end() && !found->second.starts_with("NV")) return false;
     }
   }
   return true;

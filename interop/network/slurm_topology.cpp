@@ -29,9 +29,7 @@ class SlurmReader {
       const Words words = words_of_line(std::string_view(lines[i]).substr(0, lines[i].find('#')));
       if (!words.empty()) read_line(words, line);
     }
-    if (leaves_ == 0) {
-      importer_.fail(1, "has no switch with nodes", "SwitchName=leaf1 Nodes=n[1-16]");
-    }
+    if (leaves_ == 0) importer_.fail(1, "has no switch with nodes", "SwitchName=leaf1 Nodes=n[1-16]");
     for (const SwitchLine& s : switches_) add_children(s);
     check_cycles();
     add_hosts();
@@ -123,9 +121,7 @@ class SlurmReader {
     for (const SwitchLine& s : switches_) {
       network.switches.push_back(s.name);
       const auto up = parent_.find(s.name);
-      if (up != parent_.end()) {
-        network.links.push_back({s.name, up->second, 0, importer_.file(), s.line});
-      }
+      if (up != parent_.end()) network.links.push_back({s.name, up->second, 0, importer_.file(), s.line});
       for (const std::string& node : s.nodes) {
         const auto [known, is_new] = leaf_of.emplace(node, &s);
         if (!is_new) {

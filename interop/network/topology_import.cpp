@@ -67,9 +67,7 @@ TopologyFormat topology_format(std::string_view text) {
       if (!value_of(words, key).empty()) return TopologyFormat::kAllocation;
     }
     first = lower(first);
-    if (first.starts_with("switchname=") || first.starts_with("blockname=")) {
-      return TopologyFormat::kSlurm;
-    }
+    if (first.starts_with("switchname=") || first.starts_with("blockname=")) return TopologyFormat::kSlurm;
   }
   return TopologyFormat::kNone;
 }
@@ -166,9 +164,7 @@ TopologyImport joined(const std::vector<TopologyImport>& parts) {
       }
     }
   }
-  if (all.network.switches.empty() && all.network.hosts.size() > 1) {
-    all.nodes = std::ssize(all.network.hosts);
-  }
+  if (all.network.switches.empty() && all.network.hosts.size() > 1) all.nodes = std::ssize(all.network.hosts);
   return all;
 }
 
@@ -218,9 +214,7 @@ std::vector<ImportedHost> hosts_in_use(const ImportedNetwork& network) {
       throw ConfigError(place, fmt::format("allocates a node that is not there, {}", name),
                         fmt::format("nodes of {}", network.hosts.front().file), nearest_spelling(name, known));
     }
-    if (!seen.insert(name).second) {
-      throw ConfigError(place, fmt::format("allocates {} twice", name), "each node once");
-    }
+    if (!seen.insert(name).second) throw ConfigError(place, fmt::format("allocates {} twice", name), "each node once");
     used.push_back(*found->second);
   }
   return used;
@@ -402,9 +396,7 @@ std::string cluster_file(const TopologyImport& import, std::string_view machine,
     for (const std::string& name : network.allocation) hosts.push_back({name, {}, {}, {}, "", 0});
     return head + nodes_section(hosts, import.figures);
   }
-  if (network.hosts.size() > 1) {
-    return head + nodes_section(hosts_in_use(network), import.figures);
-  }
+  if (network.hosts.size() > 1) return head + nodes_section(hosts_in_use(network), import.figures);
   const std::int64_t count = nodes > 0 ? nodes : std::max<std::int64_t>(1, import.nodes);
   if (!network.rings.empty()) return head + fmt::format("nodes: [{{count: {}}}]\n", count);
   if (import.gpus_per_node <= 0) {

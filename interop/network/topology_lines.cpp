@@ -65,9 +65,7 @@ std::string value_of(const Words& words, std::string_view key) {
 
 std::string plain_name(std::string_view name) {
   std::string plain;
-  for (const char c : name.substr(0, kLongestHostName)) {
-    plain.push_back(is_name_letter(c) ? c : '_');
-  }
+  for (const char c : name.substr(0, kLongestHostName)) plain.push_back(is_name_letter(c) ? c : '_');
   return plain;
 }
 

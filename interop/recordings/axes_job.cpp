@@ -102,9 +102,7 @@ ModelDims dims_of(const AxesSettings& s) {
                    .rope = s.number("qk_rope"),
                    .value = s.number("v_head")};
     dims.head_dim = dims.latent.nope + dims.latent.rope;
-    for (std::int64_t l = 0; l < s.number("dense_layers") && has_experts; ++l) {
-      dims.moe.dense_layers.push_back(l);
-    }
+    for (std::int64_t l = 0; l < s.number("dense_layers") && has_experts; ++l) dims.moe.dense_layers.push_back(l);
   }
   return dims;
 }
@@ -144,9 +142,7 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
     out.pass("weigh_rows", Function::kMultiply, {wide, scores}, {product}).saved = {scores, wide};
     out.release({wide});
     out.pass("weighed_cast", Function::kCast, {product}, {sum}).released = {product};
-    for (const char* name : {"expert_output_to_fp32", "weigh_rows", "weighed_rows_cast"}) {
-      ops.erase(named(name));
-    }
+    for (const char* name : {"expert_output_to_fp32", "weigh_rows", "weighed_rows_cast"}) ops.erase(named(name));
   }
   for (Operation& op : ops) std::erase(op.released, order);
   last.released.push_back(order);
@@ -290,12 +286,8 @@ void apply_axes(const AxesSettings& s, Plan& plan) {
   plan.rank = s.number("rank");
   plan.tensor_parallel.sequence = s.text("plan") != "no_sp";
   plan.tensor_parallel.loss = s.flag("loss_parallel");
-  if (s.text("cp_rotate") == "alltoall") {
-    plan.context_parallel.rotate = ContextParallel::Rotate::kAllToAll;
-  }
-  if (s.text("cp_load_balancer").empty()) {
-    plan.context_parallel.balance = ContextParallel::Balance::kNone;
-  }
+  if (s.text("cp_rotate") == "alltoall") plan.context_parallel.rotate = ContextParallel::Rotate::kAllToAll;
+  if (s.text("cp_load_balancer").empty()) plan.context_parallel.balance = ContextParallel::Balance::kNone;
   const std::vector<std::int64_t> rows = numbers_in(s.text("splits"));
   const auto half = static_cast<std::ptrdiff_t>(rows.size() / 2);
   plan.expert_parallel.sent.assign(rows.begin(), rows.begin() + half);

@@ -90,9 +90,7 @@ void add_adapters(const ConfigNode& lora, bool stored_as_computed, SetKeys& plan
   } else {
     plan.add("lora.targets", targets.as_string());
   }
-  if (const ConfigNode* dropout = lora.find("lora_dropout")) {
-    plan.add("lora.dropout", dropout->as_double(0, 1));
-  }
+  if (const ConfigNode* dropout = lora.find("lora_dropout")) plan.add("lora.dropout", dropout->as_double(0, 1));
   plan.add("lora.base", stored_as_computed ? "param" : "master");
 }
 
@@ -112,9 +110,7 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
       "loop",   "clip",  "opt",  "mask",    "fsdp",      "hsdp",         "dtype",     "steps", "cudnn",
       "task",   "hold",  "lora", "history", "use_cache", "gc_reentrant", "runtime",   "mixers"};
   for (const ConfigItem& item : node.items()) {
-    if (item.value.is_null() || contains(kKnown, item.key)) {
-      continue;
-    }
+    if (item.value.is_null() || contains(kKnown, item.key)) continue;
     throw Error(ExitCode::kMissingCapability, item.value.error("no plan has this word of a case").what());
   }
   const CaseWords words(node);
@@ -152,17 +148,13 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
     plan.add("mesh.shard", sides[1].as_int(1));
   }
   if (const ConfigNode* options = words.find("fsdp")) add_fsdp(*options, plan);
-  if (const ConfigNode* lora = words.find("lora")) {
-    add_adapters(*lora, words.find("dtype") != nullptr, plan);
-  }
+  if (const ConfigNode* lora = words.find("lora")) add_adapters(*lora, words.find("dtype") != nullptr, plan);
   plan.add("rank", words.number("rank", 0));
   return plan.take();
 }
 
 HfConfig model_of_case(const std::filesystem::path& file, const ConfigNode& root) {
-  if (const ConfigNode* config = root.find("config")) {
-    return parse_hf_config(*config, file.stem().string());
-  }
+  if (const ConfigNode* config = root.find("config")) return parse_hf_config(*config, file.stem().string());
   const std::string folder = root.at("case").at("config").as_string();
   return read_hf_config(file.parent_path() / folder / "config.json");
 }
@@ -205,9 +197,7 @@ std::vector<Call> recorded_calls(const ConfigNode& list) {
 std::vector<Call> forecast_calls(const RecordedStep& step, const Plan& plan) {
   std::vector<Call> calls;
   for (const HostEvent& event : step.log) {
-    if (event.kind != "all_gather" && event.kind != "reduce_scatter" && event.kind != "all_reduce") {
-      continue;
-    }
+    if (event.kind != "all_gather" && event.kind != "reduce_scatter" && event.kind != "all_reduce") continue;
     Call call{std::string(event.kind), std::string(event.dtype), event.group_size, event.bytes_in, event.bytes_out};
     if (event.group == "clip") call.group = 0;
     if (event.group == "replicate") call.group = plan.mesh.replicate;
@@ -322,9 +312,7 @@ bool is_case(const std::filesystem::path& file) {
 std::vector<std::filesystem::path> files_of(const std::filesystem::path& folder) {
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.is_regular_file() && entry.path().extension() == ".json") {
-      files.push_back(entry.path());
-    }
+    if (entry.is_regular_file() && entry.path().extension() == ".json") files.push_back(entry.path());
   }
   std::ranges::sort(files);
   return files;

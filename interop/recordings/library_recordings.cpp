@@ -274,9 +274,7 @@ void flatten(const ConfigNode& node, const std::string& path, LibraryRecording& 
     for (const ConfigItem& item : node.items()) flatten(item.value, below(item.key), recording);
   } else if (node.is_sequence()) {
     std::size_t i = 0;
-    for (const ConfigNode& element : node.elements()) {
-      flatten(element, below(std::to_string(i++)), recording);
-    }
+    for (const ConfigNode& element : node.elements()) flatten(element, below(std::to_string(i++)), recording);
   } else if (node.is_scalar()) {
     const std::string_view text = node.text();
     const auto value = parse_number<std::int64_t>(text);

@@ -271,9 +271,7 @@ class PipelineRecordings {
       m.total = file.integer(row, file.at("total"));
       m.peak_since_previous_row = std::exchange(highest, 0);
       m.categories.resize(r.categories.size());
-      for (std::size_t c = 0; c < place.size(); ++c) {
-        m.categories[place[c]] += file.integer(row, first + c);
-      }
+      for (std::size_t c = 0; c < place.size(); ++c) m.categories[place[c]] += file.integer(row, first + c);
     }
   }
 

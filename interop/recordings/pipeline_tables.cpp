@@ -26,9 +26,7 @@ class Actions {
     for (std::size_t row = 0; row < file_.rows(); ++row) {
       auto& ranks = forms_[{file_.text(row, id), file_.text(row, form)}];
       const std::int64_t number = file_.integer(row, rank);
-      if (number != std::ssize(ranks)) {
-        throw file_.error(row, rank, "a rank is missing before", "ranks from 0 on");
-      }
+      if (number != std::ssize(ranks)) throw file_.error(row, rank, "a rank is missing before", "ranks from 0 on");
       ranks.push_back(file_.text(row, actions));
     }
   }
@@ -157,9 +155,7 @@ std::vector<std::filesystem::path> find_pipeline_tables(const std::filesystem::p
   std::vector<std::filesystem::path> found;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
     const std::filesystem::path& folder = entry.path();
-    if (entry.is_directory() && folder.filename() != "gloo" && has_tables(folder)) {
-      found.push_back(folder);
-    }
+    if (entry.is_directory() && folder.filename() != "gloo" && has_tables(folder)) found.push_back(folder);
   }
   std::ranges::sort(found);
   return found;
@@ -169,9 +165,7 @@ ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder, c
   ConformanceFolder result{folder.string(), {}};
   if (const auto schedules = csv_path(folder, "schedules"); !schedules.empty()) {
     const Actions actions(folder);
-    for (const Case& c : cases_of(read_csv_file(schedules))) {
-      result.rows.push_back(compare(c, actions));
-    }
+    for (const Case& c : cases_of(read_csv_file(schedules))) result.rows.push_back(compare(c, actions));
     if (const auto refused = csv_path(folder, "refused"); !refused.empty()) {
       const CsvFile file = read_csv_file(refused);
       for (std::size_t row = 0; row < file.rows(); ++row) {
@@ -186,9 +180,7 @@ ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder, c
   } else {
     result.rows = conform_pipeline_ranks(folder);
   }
-  if (!only.empty()) {
-    std::erase_if(result.rows, [&](const Conformance& row) { return !contains(only, row.id); });
-  }
+  if (!only.empty()) std::erase_if(result.rows, [&](const Conformance& row) { return !contains(only, row.id); });
   return result;
 }
 

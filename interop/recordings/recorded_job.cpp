@@ -220,9 +220,7 @@ RecordedJob read_recorded_job(const RecordingFolder& folder, std::size_t row) {
   plan.units = units_of(s);
   apply_dtypes(s, plan);
   apply_reshard(s, job, plan);
-  if (const std::int64_t ahead = s.number("forward_prefetch"); ahead > 0) {
-    plan.prefetch.forward = ahead;
-  }
+  if (const std::int64_t ahead = s.number("forward_prefetch"); ahead > 0) plan.prefetch.forward = ahead;
   if (const std::int64_t ahead = s.number("backward_prefetch"); ahead > 0) {
     plan.prefetch.backward = ahead;
     plan.prefetch.backward_lists = true;
@@ -240,9 +238,7 @@ RecordedJob read_recorded_job(const RecordingFolder& folder, std::size_t row) {
     const std::int64_t embedding = has_root(job.settings, plan) ? 1 : 0;
     plan.unshard_in_backward.ranges.push_back({embedding, embedding, false});
   }
-  if (!s.text("divide_factor").empty()) {
-    plan.gradient_divide_factor = s.real("divide_factor");
-  }
+  if (!s.text("divide_factor").empty()) plan.gradient_divide_factor = s.real("divide_factor");
   plan.force_sum_reduction = s.flag("force_sum");
   plan.evaluation.in_step = s.flag("eval_forward");
   plan.reduce_scatter_buffers = s.number("reduce_scatter_buffers");
@@ -260,9 +256,7 @@ std::string recorded_unit_name(const std::string& unit, const RecordedSettings& 
     if (module == "embedding") module = gpt2 ? "wte" : "tok_embeddings";
     if (module == "norm") module = gpt2 ? "ln_f" : "norm";
     if (module == "head") module = gpt2 ? "lm_head" : "output";
-    if (const std::size_t mlp = module.find(".mlp.experts"); mlp != std::string::npos) {
-      module.replace(mlp, 4, ".moe");
-    }
+    if (const std::size_t mlp = module.find(".mlp.experts"); mlp != std::string::npos) module.replace(mlp, 4, ".moe");
     // "layers.4-7"
     const std::size_t dot = module.rfind('.');
     const std::size_t dash = module.find('-', dot == std::string::npos ? 0 : dot);
@@ -271,9 +265,7 @@ std::string recorded_unit_name(const std::string& unit, const RecordedSettings& 
       const std::int64_t last = std::stoll(module.substr(dash + 1));
       const std::string prefix = module.substr(0, dot + 1);
       module.clear();
-      for (std::int64_t i = first; i <= last; ++i) {
-        module += fmt::format("{}{}{}", i == first ? "" : "+", prefix, i);
-      }
+      for (std::int64_t i = first; i <= last; ++i) module += fmt::format("{}{}{}", i == first ? "" : "+", prefix, i);
     }
     result += (result.empty() ? "" : "+") + module;
   }

@@ -74,9 +74,7 @@ std::int64_t SettingsReader::number(std::string_view name) const {
 
 bool SettingsReader::flag(std::string_view name) const {
   const std::string word = text(name);
-  if (word != "True" && word != "False") {
-    fail(name, quote(word) + " is no truth value", "True or False");
-  }
+  if (word != "True" && word != "False") fail(name, quote(word) + " is no truth value", "True or False");
   return word == "True";
 }
 

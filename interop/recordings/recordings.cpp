@@ -118,9 +118,7 @@ void RecordingFolder::read_configs() {
     auto& settings = configs_[config.at("id").as_string()];
     for (const ConfigItem& item : config.items()) {
       if (item.key == "id" || item.key == "note") continue;
-      if (item.value.is_null() || item.value.is_scalar()) {
-        settings[item.key] = python_word(item.value);
-      }
+      if (item.value.is_null() || item.value.is_scalar()) settings[item.key] = python_word(item.value);
     }
   }
 }
@@ -209,9 +207,7 @@ const RecordingFolder& RecordingLibrary::sibling(const RecordingFolder& folder, 
     if (csv_path(candidate, "index").empty()) continue;
     const RecordingFolder& other = open(candidate);
     const auto found = other.find(folder.id(row));
-    if (found && &other != &folder && other.setting(*found, "torch").value_or("") == version) {
-      return other;
-    }
+    if (found && &other != &folder && other.setting(*found, "torch").value_or("") == version) return other;
   }
   throw folder.index().error(
       row, folder.index().at(column),

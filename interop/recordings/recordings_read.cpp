@@ -304,9 +304,7 @@ class RecordingReader {
       const std::string prefix = fmt::format("step{}_", i + 1);
       step.total = number(prefix + "peak");
       step.end = number(prefix + "end");
-      for (std::size_t p = 0; p < kPools.size(); ++p) {
-        step.pools[p] = number(prefix + "peak_" + std::string(kPools[p]));
-      }
+      for (std::size_t p = 0; p < kPools.size(); ++p) step.pools[p] = number(prefix + "peak_" + std::string(kPools[p]));
     }
   }
 

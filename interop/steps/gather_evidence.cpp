@@ -99,9 +99,7 @@ std::map<std::string, Prior> priors_of(const std::vector<Observation>& all) {
     if (!is_new) place->second.log_sd = std::min(place->second.log_sd, log_sd);
   };
   for (const Observation& each : all) {
-    for (const auto& causes : each.causes) {
-      keep_least(causes.front(), std::max(causes.front().log_sd, 1e-6));
-    }
+    for (const auto& causes : each.causes) keep_least(causes.front(), std::max(causes.front().log_sd, 1e-6));
   }
   for (const Observation& each : all) {
     for (const auto& causes : each.causes) {

@@ -170,12 +170,8 @@ class RowReader {
       add_modules(lower(cell("recompute")));
       add_recipe(lower(runtime), lower(cell("note")));
     }
-    if (const std::string torch = torch_of(runtime); !torch.empty()) {
-      row_.words["runtime_version"] = torch;
-    }
-    if (const std::string date = date_of(lower(runtime)); !date.empty()) {
-      row_.words["commit_date"] = date;
-    }
+    if (const std::string torch = torch_of(runtime); !torch.empty()) row_.words["runtime_version"] = torch;
+    if (const std::string date = date_of(lower(runtime)); !date.empty()) row_.words["commit_date"] = date;
     add_compilation();
     add_loss(lower(runtime), lower(cell("note")));
     add_groups();
@@ -212,9 +208,7 @@ class RowReader {
     const std::string text = lower(cell(column));
     if (text.empty()) return;
     const Rule* rule = rule_of(column, text);
-    if (rule == nullptr) {
-      return refuse(fmt::format("{}: '{}' is not one that is known", column, cell(column)));
-    }
+    if (rule == nullptr) return refuse(fmt::format("{}: '{}' is not one that is known", column, cell(column)));
     apply(rule, column);
   }
   void apply(const Rule* rule, const char* column) {
@@ -243,9 +237,7 @@ class RowReader {
     if (row_.count("tp", 1) > 1 || row_.word("loss_impl") == "compiled") return;
     apply(rule_of("loss", note), "note");
     // trl/trainer/sft_trainer.py, loss_type chunked_nll: the head's product is in the parts.
-    if (runtime.starts_with("trl") && row_.has("loss_impl")) {
-      row_.words["loss_impl"] = "tiled_linear";
-    }
+    if (runtime.starts_with("trl") && row_.has("loss_impl")) row_.words["loss_impl"] = "tiled_linear";
   }
   // "(selective: layernorm moe_act)".
   void add_modules(const std::string& recompute) {
@@ -258,9 +250,7 @@ class RowReader {
   }
   // What the row does not say itself.
   void add_from_recipe(const BridgeRecipe& recipe, bool says_dispatcher) {
-    if (!says_dispatcher) {
-      row_.words["dispatcher"] = recipe.dispatcher.empty() ? "alltoall" : "deepep";
-    }
+    if (!says_dispatcher) row_.words["dispatcher"] = recipe.dispatcher.empty() ? "alltoall" : "deepep";
     const auto add = [&](const char* word, const std::string& value) {
       if (!value.empty() && !row_.has(word)) row_.words[word] = value;
     };
@@ -272,12 +262,8 @@ class RowReader {
   // with experts replays the whole iteration from 26.06 on (v0.5.0 to v0.6.0, scripts/performance
   // and perf_recipes: deepseek, qwen, gpt_oss; set_full_iter_cg_configs).
   void add_recipe(const std::string& runtime, const std::string& note) {
-    for (const char* subject : {"graphs", "exchange", "expert overlap"}) {
-      apply(rule_of(subject, note), "note");
-    }
-    if (runtime.starts_with("megatron-bridge")) {
-      apply(rule_of("bridge states", lower(cell("model"))), "model");
-    }
+    for (const char* subject : {"graphs", "exchange", "expert overlap"}) apply(rule_of(subject, note), "note");
+    if (runtime.starts_with("megatron-bridge")) apply(rule_of("bridge states", lower(cell("model"))), "model");
     // Experts of fixed capacity: whole layers are captured (v0.1.0,
     // scripts/performance/configs/qwen3, cuda_graphs: true where run_script.py drops tokens, on
     // B200 and GB200), and rows travel by all-to-alls.
@@ -285,9 +271,7 @@ class RowReader {
     // A recipe that is repeated in full without a flex backend has none: all-to-alls.
     const bool has_backend = contains(note, "moe_flex_dispatcher_backend");
     const bool says_dispatcher = has_backend || !cell("dispatcher").empty();
-    if ((drops || note.starts_with("full; recipe")) && !says_dispatcher) {
-      row_.words["dispatcher"] = "alltoall";
-    }
+    if ((drops || note.starts_with("full; recipe")) && !says_dispatcher) row_.words["dispatcher"] = "alltoall";
     // A release ("26.06") publishes recipes for speed, which fuse the router (perf_recipes:
     // moe_router_fusion); those of a month or a day are a model's.
     constexpr std::string_view kBridge = "megatron-bridge ";
@@ -348,9 +332,7 @@ class RowReader {
       const bool is_told_without = contains(cell("model"), "w/o MTP");
       row_.words["zoo_model"] = has_variant && !is_told_without ? predicts : *name;
       // models/qwen3/model/model.py multiplies by cosines and sines, llama3's is complex.
-      if (row_.word("stack") == "torchtitan_2025" && name->starts_with("qwen")) {
-        row_.words["rope_impl"] = "real_eager";
-      }
+      if (row_.word("stack") == "torchtitan_2025" && name->starts_with("qwen")) row_.words["rope_impl"] = "real_eager";
     } else {
       refuse(fmt::format("model: '{}' is not in the zoo", cell("model")));
     }

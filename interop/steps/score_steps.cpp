@@ -92,9 +92,7 @@ CodeFacts code_facts(const TrainingRow& row, const TrainingJob& job, const Repor
   add(kBelowPeakFact, below_half_peak(report.mfu.value));
   // PyTorch 2.0's day: codes before it wrote their kernels themselves, each its own.
   add("before_torch_2", row.has("commit_date") && row.word("commit_date") < "2023-03-15");
-  if (is_unread_loop(row)) {
-    add(kKeptFact, log_reach(memory_alternatives(job.model, plan), report.fit.allocated));
-  }
+  if (is_unread_loop(row)) add(kKeptFact, log_reach(memory_alternatives(job.model, plan), report.fit.allocated));
   return facts;
 }
 
@@ -106,9 +104,7 @@ double size_of(const CodeFacts& facts, std::string_view name) {
 Reach reach_of(const LogReach& reach) { return {reach.up, -reach.down}; }
 
 void shift(Quantity& quantity, double log_shift) {
-  for (double* value : {&quantity.value, &quantity.low, &quantity.high}) {
-    *value *= std::exp(log_shift);
-  }
+  for (double* value : {&quantity.value, &quantity.low, &quantity.high}) *value *= std::exp(log_shift);
 }
 
 // A code at first sight: what the columns say, and what first looks of others were off by.
@@ -146,9 +142,7 @@ RowForecast forecast_row(TrainingRow row) {
     const bool is_first_look = !is_in_evidence(own.front());
     std::vector<TrainingJob> links;  // others that its machines may have
     if (is_first_look && leaves_network_open(row, job.cluster)) {
-      for (const double share : kOtherNetworks) {
-        links.push_back(training_job(with_network(row, job.cluster, share)));
-      }
+      for (const double share : kOtherNetworks) links.push_back(training_job(with_network(row, job.cluster, share)));
       row = with_network(row, job.cluster, kLikelyNetwork);
       job = training_job(row);
     }
@@ -160,9 +154,7 @@ RowForecast forecast_row(TrainingRow row) {
     }
     result.report = StepForecaster(job, own).step(kDraws);
     result.fit = result.report.fit;
-    if (is_unread_loop(row)) {
-      result.fit = with_alternatives(result.fit, job.model, job.resolved.plan);
-    }
+    if (is_unread_loop(row)) result.fit = with_alternatives(result.fit, job.model, job.resolved.plan);
     constexpr Quantity Report::*kOpen[] = {&Report::seconds, &Report::peak_allocated, &Report::peak_reserved};
     for (const OpenChoice& open : open_choices(row)) {
       std::array<Reach, std::size(kOpen)> reach;
@@ -175,16 +167,12 @@ RowForecast forecast_row(TrainingRow row) {
         }
         const TrainingJob& other = *possible;
         const Report alternative = StepForecaster(other, own).step(0);
-        for (std::size_t i = 0; i < reach.size(); ++i) {
-          reach[i].take(result.report.*kOpen[i], alternative.*kOpen[i]);
-        }
+        for (std::size_t i = 0; i < reach.size(); ++i) reach[i].take(result.report.*kOpen[i], alternative.*kOpen[i]);
       }
       for (std::size_t i = 0; i < reach.size(); ++i) widen(result.report.*kOpen[i], reach[i]);
     }
     Reach link;
-    for (const TrainingJob& other : links) {
-      link.take(result.report.seconds, StepForecaster(other, own).step(0).seconds);
-    }
+    for (const TrainingJob& other : links) link.take(result.report.seconds, StepForecaster(other, own).step(0).seconds);
     widen(result.report.seconds, link);
     if (is_first_look) {
       result.facts = code_facts(row, job, result.report);
@@ -221,9 +209,7 @@ std::vector<Measured> measured_of(const TrainingRow& row) {
             ? *row.number("global_batch_seqs")
             : as_double(row.count("micro_batch_per_gpu") * row.count("grad_accum", 1) * ranks_with_samples(row));
     const double tokens = sequences * as_double(row.count("seq_len"));
-    if (tokens > 0) {
-      measured.push_back({"step_time_s", tokens / (*rate * as_double(row.count("n_gpus", 1)))});
-    }
+    if (tokens > 0) measured.push_back({"step_time_s", tokens / (*rate * as_double(row.count("n_gpus", 1)))});
   }
   for (const char* memory : {"peak_mem_alloc_GiB", "peak_mem_reserved_GiB", "peak_mem_total_GiB"}) {
     if (const auto gib = row.number(memory)) measured.push_back({memory, *gib});
@@ -315,9 +301,7 @@ std::vector<AccuracyRow> score_training_steps(const CsvTable& table) {
   std::vector<AccuracyRow> scored;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const std::vector<Measured> measured = measured_of(rows[i]);
-    for (const Measured& each : measured) {
-      scored.push_back(accuracy_row(rows[i], forecasts[i], each));
-    }
+    for (const Measured& each : measured) scored.push_back(accuracy_row(rows[i], forecasts[i], each));
     if (!measured.empty()) continue;
     AccuracyRow none = {.id = rows[i].id, .line = rows[i].line, .quantity = "step_time_s", .scored = false};
     none.reason = rows[i].problem.empty() ? "nothing that is forecast was measured" : rows[i].problem;

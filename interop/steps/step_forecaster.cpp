@@ -90,9 +90,7 @@ double StepForecaster::seconds(const FactorDraw& draw) const {
   if (batch.accumulation > few.count) {
     result = of_whole_step(few, result, seconds(batch.micro_batch, few.fewer, draw), batch.accumulation);
   }
-  if (job_.remainder > 0) {
-    result += seconds(job_.remainder, 2, draw) - seconds(job_.remainder, 1, draw);
-  }
+  if (job_.remainder > 0) result += seconds(job_.remainder, 2, draw) - seconds(job_.remainder, 1, draw);
   return result;
 }
 

@@ -150,9 +150,7 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
                                     batches.micro_batch, batches.whole));
   append(assignments, set);
   PlanDocument document;
-  for (const std::string& assignment : assignments) {
-    document = apply_set(std::move(document), assignment);
-  }
+  for (const std::string& assignment : assignments) document = apply_set(std::move(document), assignment);
   if (row.count("pp", 1) > 1) {
     for (const std::string& assignment : pipeline_assignments(row, job.model)) {
       document = apply_set(std::move(document), assignment);
@@ -187,9 +185,7 @@ std::vector<OpenChoice> open_choices(const TrainingRow& row) {
     ask("attention_kernel", {"attention=triton", "attention=fa2", "attention=cudnn", "attention=fa3"});
   }
   // Only tensorwise scaling gathers in fp8.
-  if (row.has("fp8") && row.count("fp8_all_gather") != 1) {
-    ask("fp8", {"float8=rowwise", "float8=delayed"});
-  }
+  if (row.has("fp8") && row.count("fp8_all_gather") != 1) ask("fp8", {"float8=rowwise", "float8=delayed"});
   ask("loss_impl", {has_axes(row) ? "loss=compiled" : "loss=fused", "loss=eager"});
   if (is_xla) return open;  // compiled as a whole
   ask("norm_impl", {"kernels.norm=compute", "kernels.norm=fp32", "kernels.norm=eager"});

@@ -55,9 +55,7 @@ const Grammar& grammar() {
       for (const ConfigItem& word : item.value.items()) {
         column.words.push_back(word.key);
         auto& keys = column.keys.emplace_back();
-        for (const ConfigItem& key : word.value.items()) {
-          keys.emplace_back(key.key, key.value.as_string());
-        }
+        for (const ConfigItem& key : word.value.items()) keys.emplace_back(key.key, key.value.as_string());
       }
     }
     for (const ConfigItem& item : numbers.items()) {

@@ -48,9 +48,7 @@ std::string module_name(std::string_view text) {
 FsdpRange read_fsdp_range(std::string_view text) {
   const std::size_t bracket = text.find(" (");
   FsdpRange read = {.label = label_of(text.substr(0, bracket))};
-  if (read.label == Label::kProfilerStep) {
-    read.number = leading_number(text.substr(text.find('#') + 1), read.number);
-  }
+  if (read.label == Label::kProfilerStep) read.number = leading_number(text.substr(text.find('#') + 1), read.number);
   if (read.has_unit() && bracket != std::string_view::npos && text.ends_with(')')) {
     read.unit = module_name(text.substr(bracket + 2, text.size() - bracket - 3));
   }

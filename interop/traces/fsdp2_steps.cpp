@@ -70,9 +70,7 @@ class Walk {
       points.push_back({work_.ranges[i].begin, 1, i});
       points.push_back({work_.ranges[i].end, 0, i});
     }
-    for (std::size_t i = 0; i < work_.items.size(); ++i) {
-      points.push_back({work_.items[i].issue, 2, i});
-    }
+    for (std::size_t i = 0; i < work_.items.size(); ++i) points.push_back({work_.items[i].issue, 2, i});
     std::ranges::stable_sort(
         points, [](const Point& a, const Point& b) { return a.at != b.at ? a.at < b.at : a.order < b.order; });
     for (const Point& point : points) {
@@ -185,9 +183,7 @@ class Walk {
   }
 
   void note_forward(int unit) {
-    if (!contains(first_forwards_, unit)) {
-      first_forwards_.push_back(unit);
-    }
+    if (!contains(first_forwards_, unit)) first_forwards_.push_back(unit);
     auto [depth, is_new] = depth_.emplace(unit, static_cast<int>(forward_.size()));
     if (!is_new) depth->second = std::min(depth->second, static_cast<int>(forward_.size()));
   }
@@ -309,9 +305,7 @@ class Walk {
     const auto norm = std::ranges::find_if(after_, &WorkItem::norm);
     const auto is_all_reduce = [](const WorkItem& item) { return item.collective == TracedCollective::kAllReduce; };
     const auto reduce = std::find_if(norm, after_.end(), is_all_reduce);
-    for (auto item = after_.begin(); item != norm; ++item) {
-      step_.add_outside("after backward", *item);
-    }
+    for (auto item = after_.begin(); item != norm; ++item) step_.add_outside("after backward", *item);
     bool scaling = false;
     for (auto item = norm; item != after_.end(); ++item) {
       if (item == reduce) {
@@ -364,18 +358,14 @@ class Walk {
 
   FsdpTrace finish() {
     auto& steps = result_.steps;
-    if (steps.empty()) {
-      refuse("has no whole step, from the forward of FSDP2 to the end of an optimizer");
-    }
+    if (steps.empty()) refuse("has no whole step, from the forward of FSDP2 to the end of an optimizer");
     if (steps.size() > 1 && !whole_.front()) {
       steps.erase(steps.begin());
     } else if (!whole_.front()) {
       result_.notes.emplace_back(
           "one step only: it is taken to begin with its first piece of work; record two or more");
     }
-    for (std::size_t i = 1; i < steps.size(); ++i) {
-      steps[i].number = std::max(steps[i].number, steps[i - 1].number + 1);
-    }
+    for (std::size_t i = 1; i < steps.size(); ++i) steps[i].number = std::max(steps[i].number, steps[i - 1].number + 1);
     if (work_.orphans > 0) {
       result_.notes.push_back(
           fmt::format("{} kernels without the call that launched them are left out", work_.orphans));

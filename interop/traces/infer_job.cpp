@@ -170,9 +170,7 @@ class Inference {
     const std::int64_t group = step_.group_of(EventKind::kAllGather, true);
     Reshard& reshard = plan_.reshard_after_forward.value;
     if (count == 0) reshard.kind = Reshard::Kind::kNever;
-    if (count > 0 && group > 0 && group < plan_.mesh.shard) {
-      reshard = {Reshard::Kind::kGroup, group};
-    }
+    if (count > 0 && group > 0 && group < plan_.mesh.shard) reshard = {Reshard::Kind::kGroup, group};
     say("reshard_after_forward",
         count == 0 ? "no all_gather in backward"
                    : fmt::format("{} of {} are gathered again in backward{}", count, plural(units, "unit"),
@@ -335,9 +333,7 @@ class Inference {
 
   std::vector<OrderMark> order_with(const Plan& plan) const {
     Plan tried = plan;
-    if (tried.batch.sequence == 0) {
-      tried.batch.sequence = std::min<std::int64_t>(model_->max_positions, 128);
-    }
+    if (tried.batch.sequence == 0) tried.batch.sequence = std::min<std::int64_t>(model_->max_positions, 128);
     tried.batch.accumulation = std::min(tried.batch.accumulation, kComparedMicrobatches);
     if (model_->fixed_sequence > 0) tried.batch.sequence = model_->fixed_sequence;
     if (find_problem(tried, *model_, recorded_cluster(tried))) return {};

@@ -52,9 +52,7 @@ std::vector<TensorShape> period_of(const std::vector<TensorShape>& list) {
   for (std::size_t period = 1; period <= list.size() / 2; ++period) {
     if (list.size() % period != 0) continue;
     const auto end = list.end() - static_cast<std::ptrdiff_t>(period);
-    if (std::equal(list.begin(), end, list.begin() + period)) {
-      return {list.begin(), list.begin() + period};
-    }
+    if (std::equal(list.begin(), end, list.begin() + period)) return {list.begin(), list.begin() + period};
   }
   return list;
 }
@@ -139,9 +137,7 @@ class FromShapes {
       for (const std::int64_t size : shape) {
         for (const std::int64_t width : {size, size / 2}) widths.insert(width);
       }
-      if (shape.size() == 2 && shape[0] % dims.head_dim == 0) {
-        key_heads.insert(shape[0] / dims.head_dim);
-      }
+      if (shape.size() == 2 && shape[0] % dims.head_dim == 0) key_heads.insert(shape[0] / dims.head_dim);
     }
     for (const std::int64_t kv : key_heads) {
       if (kv < 1 || dims.heads % kv != 0) continue;
@@ -163,9 +159,7 @@ class FromShapes {
       for (const bool tied : {false, true}) {
         dims.tied = tied;
         ModelSpec model = build_model(dims);
-        if (const auto units = find_units(model, shards_, units_)) {
-          return FoundModel{std::move(model), *units, {}};
-        }
+        if (const auto units = find_units(model, shards_, units_)) return FoundModel{std::move(model), *units, {}};
       }
     } catch (const Error&) {  // a family that cannot have these sizes
     }

@@ -73,9 +73,7 @@ class StepReading {
     }
     plan_.mesh.shard = shard;
     plan_.mesh.replicate = replicate > 0 ? replicate : 1;
-    if (reduces && replicate == 0) {
-      plan_.mesh.replicate = std::max<std::int64_t>(world_ / shard, 1);
-    }
+    if (reduces && replicate == 0) plan_.mesh.replicate = std::max<std::int64_t>(world_ / shard, 1);
     for (const TraceRun& run : step_.runs()) {
       if (run.kind != EventKind::kAllGather || step_.in_backward(run)) continue;
       if (plan_.mesh.replicate > 1 && step_.message(run).stride > 1) {

@@ -39,9 +39,7 @@ void JobStepWriter::add(EventKind kind, int unit, const WorkItem& item, std::int
 void JobStepWriter::add_compute(EventKind kind, int unit, const WorkItem& item) {
   if (computing_) {
     TraceRun& run = step_.runs[*computing_];
-    if (run.kind == kind && run.unit == unit && run.microbatch == microbatch_) {
-      return extend(run, item);
-    }
+    if (run.kind == kind && run.unit == unit && run.microbatch == microbatch_) return extend(run, item);
   }
   computing_ = step_.runs.size();
   step_.runs.push_back(begun(kind, unit, microbatch_, item));

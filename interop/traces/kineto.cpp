@@ -179,9 +179,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
       separate(*list);
       list->push_back('[');
     }
-    if (kind == '{' && section_ == "distributedInfo" && path_.size() == 4) {
-      trace_.groups.emplace_back();
-    }
+    if (kind == '{' && section_ == "distributedInfo" && path_.size() == 4) trace_.groups.emplace_back();
     if (kind == '{' && section_ == "deviceProperties" && path_.size() == 3) ++trace_.devices;
     if (path_.size() == 1) event_depth_ = kind == '[' ? 2 : 3;
     has_events = has_events ||
@@ -391,12 +389,8 @@ KinetoTrace read_kineto(const std::filesystem::path& path) {
     throw ConfigError({path.string(), handler.failure.line, handler.failure.column, ""},
                       "is not whole JSON: " + handler.failure.reason);
   }
-  if (!handler.has_events) {
-    refuse("has no traceEvents; torch.profiler's export_chrome_trace writes them");
-  }
-  if (trace.events.empty()) {
-    refuse("has no events of torch.profiler (cpu_op, user_annotation, kernel)");
-  }
+  if (!handler.has_events) refuse("has no traceEvents; torch.profiler's export_chrome_trace writes them");
+  if (trace.events.empty()) refuse("has no events of torch.profiler (cpu_op, user_annotation, kernel)");
   return trace;
 }
 

@@ -78,17 +78,13 @@ TimedFile read_timed_file(const std::filesystem::path& path) {
   TimedFile file;
   const ConfigNode root = read_json_file(path);
   const std::string schema = root.at("schema").as_string();
-  if (schema != kTimedSchema) {
-    throw root.at("schema").error("unknown " + quote(schema), kTimedSchema);
-  }
+  if (schema != kTimedSchema) throw root.at("schema").error("unknown " + quote(schema), kTimedSchema);
   file.host = root.at("host").as_string();
   file.created = root.at("created").as_string();
   file.rank = root.at("rank").as_int(0, kMostRanks);
   file.world = root.at("world").as_int(1, kMostRanks);
   const ConfigNode versions = root.at("versions");
-  for (const ConfigItem& item : versions.items()) {
-    file.versions.emplace_back(item.key, item.value.as_string());
-  }
+  for (const ConfigItem& item : versions.items()) file.versions.emplace_back(item.key, item.value.as_string());
   if (const ConfigNode* calls = root.find("collectives"); calls != nullptr && !calls->is_null()) {
     file.lists_collectives = true;
     for (const ConfigNode& call : calls->elements()) {

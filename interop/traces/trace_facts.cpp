@@ -103,9 +103,7 @@ class FactReader {
   void read_attention(const TraceEvent& event) {
     const std::string& name = trace_.name(event);
     // The operator behind scaled_dot_product_attention says which kernel was chosen.
-    if (facts_.attention.empty() || name.starts_with("aten::_scaled_dot_product")) {
-      facts_.attention = name;
-    }
+    if (facts_.attention.empty() || name.starts_with("aten::_scaled_dot_product")) facts_.attention = name;
     const std::vector<TensorShape> shapes = shapes_of(event);
     if (shapes.size() < 2 || shapes[0].size() != 4 || shapes[1].size() != 4) return;
     const std::size_t heads = name.starts_with("aten::") ? 1 : 2;
@@ -123,9 +121,7 @@ class FactReader {
     for (const TraceEvent& range : trace_.events) {
       if (range.category != Category::kAnnotation) continue;
       const FsdpRange read = read_fsdp_range(trace_.name(range));
-      if (read.label != FsdpRange::Label::kReduce || facts_.parameters.contains(read.unit)) {
-        continue;
-      }
+      if (read.label != FsdpRange::Label::kReduce || facts_.parameters.contains(read.unit)) continue;
       for (const TraceEvent* packing : packings_) {
         const bool inside =
             packing->thread == range.thread && packing->begin >= range.begin && packing->end <= range.end;

@@ -143,9 +143,7 @@ class Linker {
         if (event(i).message != 0) tell_callers(i);
         if (!gpu_ && (facts(event(i)).product || facts(event(i)).attention)) count_inside(i);
         const bool inner = facts(event(i)).fsdp || facts(event(i)).c10d || again;
-        for (std::size_t p = parents_[i]; inner && p != kNoParent && !divided_[p]; p = parents_[p]) {
-          divided_[p] = true;
-        }
+        for (std::size_t p = parents_[i]; inner && p != kNoParent && !divided_[p]; p = parents_[p]) divided_[p] = true;
       }
       if (fsdp) issuing_threads_.push_back(thread);
       append(order_, list);
@@ -190,9 +188,7 @@ class Linker {
       item.scale = item.scale || facts(e).scale;
       if (gpu_ && facts(e).product) item.products = 1;
       if (gpu_ && facts(e).attention) item.attentions = 1;
-      if (item.collective == TracedCollective::kNone && facts(e).c10d) {
-        item.collective = facts(e).collective;
-      }
+      if (item.collective == TracedCollective::kNone && facts(e).c10d) item.collective = facts(e).collective;
     }
     if (item.collective == TracedCollective::kNone || item.message != 0) return;
     for (i = inside; i != kNoParent && item.message == 0; i = parents_[i]) {

@@ -143,9 +143,7 @@ std::vector<int> match_units(const EventGraph& graph, const FsdpTrace& trace) {
     }
   }
   std::vector<std::string> modules, names;
-  for (const std::string& module : trace.units) {
-    modules.push_back(shown(module));
-  }
+  for (const std::string& module : trace.units) modules.push_back(shown(module));
   for (const Unit& unit : graph.units) names.push_back(unit.name);
   const std::string both =
       fmt::format("the job shards {} unit{} ({}), the plan {} ({})", modules.size(), modules.size() == 1 ? "" : "s",
@@ -321,9 +319,7 @@ std::vector<std::string> beyond_sentences(const FsdpTrace& trace, const JobStep&
     group.time += run.end - run.begin;
     const std::string where = run.unit < 0 ? "" : shown(trace.units[at(run.unit)]);
     const auto& known = group.where;
-    if (!where.empty() && !contains(known, where)) {
-      group.where.push_back(where);
-    }
+    if (!where.empty() && !contains(known, where)) group.where.push_back(where);
   }
   const auto milliseconds = [](Time time) { return fmt::format("{:.3f} ms", time.seconds() * 1e3); };
   std::vector<std::string> sentences;
@@ -343,9 +339,7 @@ std::vector<std::string> order_sentences(const EventGraph& graph, const EventNam
                                          const std::vector<Stretch>& plan, const StepJoin::Result& result) {
   std::vector<EventId> issued;
   for (const Stretch& stretch : plan) {
-    if (result.found[at(stretch.rows.front())]) {
-      issued.push_back(stretch.rows.front());
-    }
+    if (result.found[at(stretch.rows.front())]) issued.push_back(stretch.rows.front());
   }
   const auto issue = [&](EventId id) { return result.step.spans[at(id)].issue; };
   std::ranges::stable_sort(issued, [&](EventId a, EventId b) { return issue(a) < issue(b); });
@@ -506,9 +500,7 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
         join.units.emplace_back(shown(trace.units[u]), graph.units[at(units[u])].name);
       }
     }
-    for (const std::string& note : trace.notes) {
-      record.notes.push_back(fmt::format("{}: {}", trace.file, note));
-    }
+    for (const std::string& note : trace.notes) record.notes.push_back(fmt::format("{}: {}", trace.file, note));
     record.ranks.push_back(std::move(rank));
   }
   if (!all_ranks) {

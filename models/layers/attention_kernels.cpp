@@ -275,9 +275,7 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   softmax = out.dropout(softmax);
   const std::int64_t width = shape.heads * shape.values();
   const Index wide = out.product({softmax, v}, shape.values(), out.activation("attention_fp32", width, kFp32));
-  if (holds_cache(layer, plan, shape)) {
-    append(out.last().saved, {qkv[1], qkv[2]});
-  }
+  if (holds_cache(layer, plan, shape)) append(out.last().saved, {qkv[1], qkv[2]});
   out.release({softmax, q, k, v});
   const Index narrow = out.cast("attention_heads", wide, ElementType::kCompute);
   if (plan.compute_dtype() != DType::kFp32) {
@@ -390,9 +388,7 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   const Index values = rows("v_heads", v, repeats);
   const Index made = out.product({probabilities, values}, shape.values(),
                                  out.activation("attention_heads", shape.heads * shape.values(), kCompute));
-  if (holds_cache(layer, plan, shape)) {
-    append(out.last().saved, {qkv[1], qkv[2]});
-  }
+  if (holds_cache(layer, plan, shape)) append(out.last().saved, {qkv[1], qkv[2]});
   out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
   out.release({made, k, v, keys, values, q, probabilities});
   if (widens) out.release({wide_q, wide_k});
@@ -522,9 +518,7 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
 // What a block looks up of its bias, for each pair of positions (encoder_decoder.cpp).
 void pair_positions(LayerSpec& layer, std::int64_t sequence) {
   if (layer.role != LayerRole::kBlock) return;
-  for (TensorSpec& tensor : layer.tensors) {
-    tensor.per_position = checked_multiply(tensor.per_position, sequence);
-  }
+  for (TensorSpec& tensor : layer.tensors) tensor.per_position = checked_multiply(tensor.per_position, sequence);
 }
 
 // transformers' masks (masking_utils.py): sdpa's is boolean, one for all sequences where none has
@@ -699,9 +693,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     const AttentionKernel kernel = dispatched(plan, code, op.attention, masked, bias);
     const bool by_scores = kernel == AttentionKernel::kEager && (op.attention.causal || masked);
     const bool by_sdpa = masked && (kernel == AttentionKernel::kEfficient || kernel == AttentionKernel::kMath);
-    if (bias == ScoreBias::kNone && (by_scores || by_sdpa)) {
-      give_mask(layer, plan, op, kernel);
-    }
+    if (bias == ScoreBias::kNone && (by_scores || by_sdpa)) give_mask(layer, plan, op, kernel);
     if (code.sinks && kernel == AttentionKernel::kEager) take_sinks(layer, o, op);
     if (code.scales) layer.operations[o].gradient = GradientRule::kOwn;  // of the logsumexp
     if (code.chunked && !masked) attend_in_chunks(op.attention, sequence);

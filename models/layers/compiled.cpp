@@ -242,9 +242,7 @@ void fuse_silu(LayerSpec& layer, bool in_place) {
 }
 
 void pad_products(LayerSpec& layer) {
-  for (Operation& op : layer.operations) {
-    op.pads = op.kind == OperationKind::kGemm && op.fp8 == Float8::kNone;
-  }
+  for (Operation& op : layer.operations) op.pads = op.kind == OperationKind::kGemm && op.fp8 == Float8::kNone;
 }
 
 void compile(LayerSpec& layer) {

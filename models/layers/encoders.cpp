@@ -54,9 +54,7 @@ LayerSpec masked_head(const ModelDims& dims) {
   const Index weight = layer.parameter(dims.tied ? names.embedding : names.head, ".weight", {dims.vocabulary, width});
   layer.last_parameter().tied = dims.tied;
   Indices parameters = {weight};
-  if (dims.head_bias) {
-    parameters.push_back(layer.parameter(names.head_bias, ".bias", {dims.vocabulary}));
-  }
+  if (dims.head_bias) parameters.push_back(layer.parameter(names.head_bias, ".bias", {dims.vocabulary}));
   return layer.finish(layer.matrix_product({.name = names.head, .result = "logits", .n = dims.vocabulary, .k = width},
                                            0, std::move(parameters)));
 }

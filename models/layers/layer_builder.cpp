@@ -74,9 +74,7 @@ Index LayerBuilder::norm(std::string_view name, std::string_view result, NormKin
   const Index output = activation(base, width * groups);
   Indices outputs = {output};
   const bool is_rms = kind == NormKind::kRms || kind == NormKind::kRmsUnweighted;
-  if (!is_rms) {
-    outputs.push_back(activation(base + "_mean", groups, ElementType::kFp32));
-  }
+  if (!is_rms) outputs.push_back(activation(base + "_mean", groups, ElementType::kFp32));
   outputs.push_back(activation(base + "_rstd", groups, ElementType::kFp32));
   Indices parameters;
   if (kind != NormKind::kLayerUnweighted && kind != NormKind::kRmsUnweighted) {

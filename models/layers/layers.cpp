@@ -313,9 +313,7 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   } else if (dims.embedding_scale) {
     scale();
   }
-  if (dims.embedding_norm) {
-    output = layer.norm(names.embedding_norm, "embedding_norm", dims.norm, width, output);
-  }
+  if (dims.embedding_norm) output = layer.norm(names.embedding_norm, "embedding_norm", dims.norm, width, output);
   output = layer.dropout("embedding_dropout", dims.embedding_dropout, output);
   if (dims.bidirectional) project();
   if (dims.parts.distances > 0) output = read_distances(layer, dims, names, output);
@@ -366,9 +364,7 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
     dims.positions = Positions::kNone;
     dims.qk_norm = model.qk_norm == HeadNorm::kUnweighted ? HeadNorm::kNone : model.qk_norm;
   }
-  if (kind.windowed && dims.parts.windowed_rotary_dim > 0) {
-    dims.rotary_dim = dims.parts.windowed_rotary_dim;
-  }
+  if (kind.windowed && dims.parts.windowed_rotary_dim > 0) dims.rotary_dim = dims.parts.windowed_rotary_dim;
   if (!kind.windowed) {
     dims.window = 0;
     if (dims.parts.full_head_dim > 0) dims.head_dim = dims.parts.full_head_dim;
@@ -405,9 +401,7 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
                  : kind.mixer == MixerKind::kConvolution
                      ? mix_by_convolution(layer, dims, names, norm1)
                      : attend_and_project(layer, dims, names, norm1, norms ? Input::kEnds : Input::kStays);
-  if (behind) {
-    branch = layer.norm(names.post_attention_norm, "post_attention_norm", dims.norm, dims.hidden, branch);
-  }
+  if (behind) branch = layer.norm(names.post_attention_norm, "post_attention_norm", dims.norm, dims.hidden, branch);
   branch = scale_branch(layer, dims, "scaled_attention", branch);
   branch = layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, branch);
   const Index middle = layer.residual_add("attention_residual", dims.hidden, input, branch);
@@ -418,9 +412,7 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   const bool beside = dims.parts.experts_beside && kind.mlp == FeedForwardKind::kExperts;
   const Index norm2 = before && !beside ? layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle) : middle;
   Index down = beside ? mix_beside(layer, dims, names, middle) : mix(layer, dims, names, kind.mlp, norm2);
-  if (behind) {
-    down = layer.norm(names.post_mlp_norm, "post_mlp_norm", dims.norm, dims.hidden, down);
-  }
+  if (behind) down = layer.norm(names.post_mlp_norm, "post_mlp_norm", dims.norm, dims.hidden, down);
   down = scale_branch(layer, dims, "scaled_mlp", down);
   down = layer.dropout("mlp_dropout", dims.dropout && !dims.drops_attention_alone, down);
   Index output = layer.residual_add("mlp_residual", dims.hidden, middle, down);

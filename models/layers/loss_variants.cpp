@@ -182,9 +182,7 @@ bool read_copy(LayerSpec& head, std::ptrdiff_t product, const Batch& batch) {
   TensorSpec spec = tensor(head, from);
   shorten(spec);
   const Index to = add_tensor(head, std::move(spec));
-  for (Indices* list : {&ops[at(product)].inputs, &ops[at(product)].saved}) {
-    std::ranges::replace(*list, from, to);
-  }
+  for (Indices* list : {&ops[at(product)].inputs, &ops[at(product)].saved}) std::ranges::replace(*list, from, to);
   ops.insert(ops.begin() + product, pass("labelled_tokens", Function::kCopy, from, to));
   return false;
 }
@@ -197,9 +195,7 @@ void take_labelled_rows(LayerSpec& layer, const Batch& batch) {
   rows.name = "labelled tokens";
   const Index taken = add_tensor(layer, std::move(rows));
   for (Operation& op : layer.operations) {
-    for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
-      std::ranges::replace(*list, Index{0}, taken);
-    }
+    for (Indices* list : {&op.inputs, &op.saved, &op.released}) std::ranges::replace(*list, Index{0}, taken);
     op.rows = checked_multiply(op.rows, batch.labelled);
     op.split = checked_multiply(op.split, batch.sequence);
   }
@@ -313,9 +309,7 @@ void leave_out_cast(LayerSpec& layer) {
       std::replace(list->begin(), list->end(), cast.outputs.front(), cast.inputs.front());
     }
     std::erase(op.released, cast.outputs.front());
-    for (const Index t : op.outputs) {
-      layer.tensors[at(t)].type = ElementType::kCompute;
-    }
+    for (const Index t : op.outputs) layer.tensors[at(t)].type = ElementType::kCompute;
   }
 }
 
@@ -506,9 +500,7 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
       take_log_probabilities(layer, plan);
       return;
     case Loss::Kind::kEager:
-      if (!is_traced && is_under_autocast(plan) && keeps_compute_dtype(layer)) {
-        return widen_losses(layer, plan);
-      }
+      if (!is_traced && is_under_autocast(plan) && keeps_compute_dtype(layer)) return widen_losses(layer, plan);
       if (plan.runtime.kind == RuntimeKind::kFsdp2 && plan.loss_in_forward &&
           plan.output_dtype.value_or(DType::kFp32) != DType::kFp32 && tensor(layer, 0).type == ElementType::kFp32) {
         return cast_outputs(layer);
@@ -533,9 +525,7 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
     case Loss::Kind::kCompiled:
       layer = one_kernel_loss(std::move(layer), false);
       // A model that computes its loss itself, for a loop that wants its outputs.
-      if (plan.loss_in_forward && plan.compile == Compile::kModel && is_under_autocast(plan)) {
-        return_fp32(layer, plan);
-      }
+      if (plan.loss_in_forward && plan.compile == Compile::kModel && is_under_autocast(plan)) return_fp32(layer, plan);
       return;
     case Loss::Kind::kFused:
       layer = one_kernel_loss(std::move(layer), true);

@@ -41,9 +41,7 @@ Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNam
   const std::string module = std::string(names.mamba) + ".";
   // Parameters of the module itself come before those of the modules in it.
   Indices of_scan;
-  for (const char* name : {"dt_bias", "A_log", "D"}) {
-    of_scan.push_back(layer.parameter(module, name, {shape.heads}));
-  }
+  for (const char* name : {"dt_bias", "A_log", "D"}) of_scan.push_back(layer.parameter(module, name, {shape.heads}));
   of_scan.push_back(layer.parameter(module, "conv1d.weight", {convolved, 1, mamba.convolution}));
   of_scan.push_back(layer.parameter(module, "conv1d.bias", {convolved}));
   const std::string in_name = module + "in_proj", out_name = module + "out_proj";

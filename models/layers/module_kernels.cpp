@@ -237,9 +237,7 @@ class Rewriter {
   // fp32 adapters cast what they are given (peft/tuners/lora/layer.py, _cast_input_dtype; not those
   // of bnb.py under autocast), and their forward has a name of it.
   void widen_adapter(Operation& op) {
-    if (op.name.ends_with(".sum") && adapted_ >= 0) {
-      op.released.push_back(std::exchange(adapted_, -1));
-    }
+    if (op.name.ends_with(".sum") && adapted_ >= 0) op.released.push_back(std::exchange(adapted_, -1));
     const bool begins = op.name.ends_with(".dropout") || (op.name.ends_with(".lora_A") && plan_.lora.dropout == 0);
     if (!begins || is_fp32(op.inputs.front())) return;
     adapted_ = cast(op.inputs.front(), ElementType::kFp32);
@@ -265,9 +263,7 @@ class Rewriter {
         break;
     }
     if (is_rotary_cast(o) || skip_rotary(o)) return;
-    if (op.function == Function::kRotary && plan_.kernels.rope != Rope::kComplex) {
-      return add_rotary(o);
-    }
+    if (op.function == Function::kRotary && plan_.kernels.rope != Rope::kComplex) return add_rotary(o);
     if (op.function == Function::kGelu && numerics_.gelu_new &&
         plan_.kernels.activation == ModuleKernels::Activation::kEager) {
       return add_gelu_new(op);
@@ -424,9 +420,7 @@ class Rewriter {
         narrow.released = {scaled};
         push(std::move(narrow));
       }
-      for (std::size_t o = first; o < layer_.operations.size(); ++o) {
-        layer_.operations[o].eager_norm = true;
-      }
+      for (std::size_t o = first; o < layer_.operations.size(); ++o) layer_.operations[o].eager_norm = true;
       return;
     }
     Operation weigh = op;  // its parameter is the weight
@@ -453,9 +447,7 @@ class Rewriter {
       weigh.outputs = {op.outputs.front()};
       push(std::move(weigh));
     }
-    for (std::size_t o = first; o < layer_.operations.size(); ++o) {
-      layer_.operations[o].eager_norm = true;
-    }
+    for (std::size_t o = first; o < layer_.operations.size(); ++o) layer_.operations[o].eager_norm = true;
   }
 
   // 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * pow(x, 3)))), an operation each; autocast's

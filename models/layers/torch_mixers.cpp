@@ -177,9 +177,7 @@ class Expansion {
     // What only kernels are given copies of.
     for (Operation& op : layer_.operations) {
       const bool copies = op.function == Function::kCopy && op.gradient == GradientRule::kAlias;
-      if (copies && op.inputs.size() == 1 && contains(kernel_.inputs, op.outputs.front())) {
-        op.view = true;
-      }
+      if (copies && op.inputs.size() == 1 && contains(kernel_.inputs, op.outputs.front())) op.view = true;
     }
   }
 

@@ -440,9 +440,7 @@ int place_of(const std::string& name, const MixtureCode& code, bool router_last)
     const int sublayer = 3 * (name[6] - '0');
     return sublayer + (has("layer_norm.") ? 2 : has("relative_attention_bias.") ? 1 : 0);
   }
-  if (name.starts_with("self_att") || name.starts_with("attention.")) {
-    return has(".q_norm.") || has(".k_norm.") ? 1 : 0;
-  }
+  if (name.starts_with("self_att") || name.starts_with("attention.")) return has(".q_norm.") || has(".k_norm.") ? 1 : 0;
   // A norm of the block's own.
   if (std::ranges::count(name, '.') == 1) return code.norms_first ? -1 : 6;
   if (has(".experts.")) return 3;

@@ -168,9 +168,7 @@ void multiply_in_bf16(LayerSpec& layer) {
     if (op.inputs.front() == rows) {
       const Index copy = narrow(tensor(layer, rows), tensor(layer, rows).name);
       cast(rows, copy, part);
-      for (Indices* list : {&op.inputs, &op.saved}) {
-        std::replace(list->begin(), list->end(), rows, copy);
-      }
+      for (Indices* list : {&op.inputs, &op.saved}) std::replace(list->begin(), list->end(), rows, copy);
       op.released = {copy};
     }
     op.casts_weight = true;
@@ -549,12 +547,8 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   }
   for (LayerSpec& layer : model.kinds) {
     apply_attention(layer, plan, model.family);
-    if (layer.role == LayerRole::kHead && plan.loss.has_product()) {
-      fuse_loss_into_head(layer, of_labels);
-    }
-    if (layer.role == LayerRole::kHead && plan.units.head_calls > 1) {
-      call_in_parts(layer, of_labels);
-    }
+    if (layer.role == LayerRole::kHead && plan.loss.has_product()) fuse_loss_into_head(layer, of_labels);
+    if (layer.role == LayerRole::kHead && plan.units.head_calls > 1) call_in_parts(layer, of_labels);
     if (layer.role == LayerRole::kHead) copy_unread(layer, plan);
     if (layer.role == LayerRole::kLoss) {
       apply_loss(layer, of_labels, is_of_modules(model));

@@ -35,9 +35,7 @@ void rename(LayerSpec& layer, const Renames& names) {
   const auto renamed = [&](const std::string& name) {
     for (const auto& [from, to] : names) {
       if (name == from) return std::string(to);
-      if (name.starts_with(from) && name[from.size()] == '.') {
-        return std::string(to).append(name.substr(from.size()));
-      }
+      if (name.starts_with(from) && name[from.size()] == '.') return std::string(to).append(name.substr(from.size()));
     }
     return name;
   };
@@ -195,9 +193,7 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
     of_tokens = {vit ? layer.parameter(embeddings + "cls_token", {1, 1, hidden})
                      : layer.parameter("vision_model.embeddings.class_embedding", {hidden})};
   }
-  if (tower.tokens > 1) {
-    of_tokens.push_back(layer.parameter(embeddings + "distillation_token", {1, 1, hidden}));
-  }
+  if (tower.tokens > 1) of_tokens.push_back(layer.parameter(embeddings + "distillation_token", {1, 1, hidden}));
   if (tower.spare_token) {
     of_tokens.push_back(layer.parameter(embeddings + "mask_token", {1, hidden}));
     layer.layer().parameters.back().trainable = false;

@@ -115,9 +115,7 @@ Operation with_defaults(Operation op, const LayerSpec& layer) {
     op.released.assign(op.outputs.rbegin(), op.outputs.rend() - 1);
     op.kept_by_selective = true;
   }
-  if (op.kind == OperationKind::kEmbedding || op.function == Function::kArange) {
-    op.gradient = GradientRule::kNone;
-  }
+  if (op.kind == OperationKind::kEmbedding || op.function == Function::kArange) op.gradient = GradientRule::kNone;
   if (op.function == Function::kAdd) op.gradient = GradientRule::kAlias;
   if (op.kind != OperationKind::kGemm || op.parameters.empty()) return op;
   // [n, k], of a convolution [n, channels, height, width]; transposed [k, n].

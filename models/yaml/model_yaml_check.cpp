@@ -97,9 +97,7 @@ class Checker {
     if (role(0) != LayerRole::kEmbedding) {
       throw places_.layers[0].error("the first layer reads the batch", "role: embedding");
     }
-    if (role(last) != LayerRole::kLoss) {
-      throw places_.layers[last].error("the last layer makes the loss", "role: loss");
-    }
+    if (role(last) != LayerRole::kLoss) throw places_.layers[last].error("the last layer makes the loss", "role: loss");
     std::size_t norms = 0, heads = 0;
     for (std::size_t l = 0; l <= last; ++l) {
       const ConfigNode& node = places_.layers[l];

@@ -133,9 +133,7 @@ class LayerReader {
         std::string part;  // (read_part says where it is none)
         read_fields(node, [&](auto& io) { parameter_fields(io, spec, part, item.key); });
       } else {
-        for (const ConfigNode& extent : node.elements()) {
-          spec.shape.push_back(extent.as_int(1, model_limits::kExtent));
-        }
+        for (const ConfigNode& extent : node.elements()) spec.shape.push_back(extent.as_int(1, model_limits::kExtent));
       }
       spec.part = read_part(node);
       const ConfigNode shape = node.is_mapping() ? node.at("shape") : node;

@@ -43,15 +43,9 @@ RopeScaling read_rope_scaling(const ConfigNode& node) {
 Numerics read_numerics(const ConfigNode& node) {
   node.allow_only({"norm_epsilon", "rope_theta", "rope_scaling", "gelu_tanh", "gelu_new", "alibi"});
   Numerics numerics;
-  if (const ConfigNode* value = node.find("norm_epsilon")) {
-    numerics.norm_epsilon = value->as_double(0, 1);
-  }
-  if (const ConfigNode* value = node.find("rope_theta")) {
-    numerics.rope_theta = value->as_double(1, 1e12);
-  }
-  if (const ConfigNode* value = node.find("rope_scaling")) {
-    numerics.rope_scaling = read_rope_scaling(*value);
-  }
+  if (const ConfigNode* value = node.find("norm_epsilon")) numerics.norm_epsilon = value->as_double(0, 1);
+  if (const ConfigNode* value = node.find("rope_theta")) numerics.rope_theta = value->as_double(1, 1e12);
+  if (const ConfigNode* value = node.find("rope_scaling")) numerics.rope_scaling = read_rope_scaling(*value);
   numerics.gelu_tanh = read_flag(node, "gelu_tanh", true);
   numerics.gelu_new = read_flag(node, "gelu_new", false);
   numerics.alibi = read_flag(node, "alibi", false);
@@ -122,9 +116,7 @@ class OrderReader {
 }
 
 ModelSpec parse_model_yaml(const ConfigNode& root) {
-  if (!root.is_mapping()) {
-    throw root.error("no model stands here", "'key: value' lines, for example model: my-model");
-  }
+  if (!root.is_mapping()) throw root.error("no model stands here", "'key: value' lines, for example model: my-model");
   root.allow_only({"model", "family", "source", "hidden", "vocabulary", "positions", "fixed_sequence", "image_tokens",
                    "calls", "tied_embeddings", "head_first", "block_prefix", "numerics", "layers", "order"});
   ModelSpec model;
@@ -141,9 +133,7 @@ ModelSpec parse_model_yaml(const ConfigNode& root) {
   model.tied_embeddings = read_flag(root, "tied_embeddings", false);
   model.head_first = read_flag(root, "head_first", false);
   model.block_prefix = read_text(root, "block_prefix", "");
-  if (const ConfigNode* numerics = root.find("numerics")) {
-    model.numerics = read_numerics(*numerics);
-  }
+  if (const ConfigNode* numerics = root.find("numerics")) model.numerics = read_numerics(*numerics);
 
   const ConfigNode layers = root.at("layers", "the kinds of layers");
   if (layers.items().size() > model_limits::kKinds) {

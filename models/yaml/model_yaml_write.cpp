@@ -215,9 +215,7 @@ std::string order_text(const ModelSpec& model, const std::vector<std::string>& k
       if (first->number != 0) text += fmt::format(", from: {}", first->number);
     } else {
       text += fmt::format("  - {{kind: {}, name: {}", as_yaml(key), as_yaml(layer.name));
-      if (layer.same_as >= 0) {
-        text += ", same_as: " + as_yaml(model.order[at(layer.same_as)].name);
-      }
+      if (layer.same_as >= 0) text += ", same_as: " + as_yaml(model.order[at(layer.same_as)].name);
     }
     text += "}\n";
     l = end;
@@ -244,9 +242,7 @@ std::string numerics_text(const Numerics& numerics) {
   };
   number("norm_epsilon", numerics.norm_epsilon, usual.norm_epsilon);
   number("rope_theta", numerics.rope_theta, usual.rope_theta);
-  if (numerics.rope_scaling.kind != RopeScaling::Kind::kNone) {
-    parts.push_back(rope_scaling_text(numerics.rope_scaling));
-  }
+  if (numerics.rope_scaling.kind != RopeScaling::Kind::kNone) parts.push_back(rope_scaling_text(numerics.rope_scaling));
   if (!numerics.gelu_tanh) parts.emplace_back("gelu_tanh: false");
   if (numerics.gelu_new) parts.emplace_back("gelu_new: true");
   if (numerics.alibi) parts.emplace_back("alibi: true");
@@ -269,16 +265,12 @@ std::string to_model_yaml(const ModelSpec& model) {
   if (model.calls > 1) size("calls", model.calls);
   if (model.tied_embeddings) text += "tied_embeddings: true\n";
   if (model.head_first) text += "head_first: true\n";
-  if (!model.block_prefix.empty()) {
-    text += fmt::format("block_prefix: {}\n", as_yaml(model.block_prefix));
-  }
+  if (!model.block_prefix.empty()) text += fmt::format("block_prefix: {}\n", as_yaml(model.block_prefix));
   text += numerics_text(model.numerics);
   auto names = list_of<std::string>(model.kinds, &LayerSpec::name);
   const std::vector<std::string> keys = keys_of(names);
   text += "layers:\n";
-  for (std::size_t k = 0; k < model.kinds.size(); ++k) {
-    text += LayerText(model.kinds[k]).text(keys[k]);
-  }
+  for (std::size_t k = 0; k < model.kinds.size(); ++k) text += LayerText(model.kinds[k]).text(keys[k]);
   return text + order_text(model, keys);
 }
 

@@ -140,9 +140,7 @@ RankCorrelation rank_correlation(const std::vector<AccuracyRow>& rows, double di
       }
     }
   }
-  if (result.pairs > 0) {
-    result.tau = as_double(balance) / as_double(result.pairs);
-  }
+  if (result.pairs > 0) result.tau = as_double(balance) / as_double(result.pairs);
   return result;
 }
 
@@ -191,9 +189,7 @@ std::vector<AccuracyRow> with_frozen(std::vector<AccuracyRow> rows, const Json& 
     throw wrong("the frozen forecasts were changed: their hash does not fit");
   }
   std::map<std::tuple<std::string, std::int64_t, std::string>, const Json*> by_row;
-  for (const Json& each : frozen["forecasts"]) {
-    by_row[{each["id"], each["line"], each["quantity"]}] = &each;
-  }
+  for (const Json& each : frozen["forecasts"]) by_row[{each["id"], each["line"], each["quantity"]}] = &each;
   bool any = false;
   for (AccuracyRow& row : rows) {
     const auto found = by_row.find({row.id, row.line, row.quantity});

@@ -16,9 +16,7 @@ class Weights {
  public:
   void add(Evidence evidence, double seconds) { seconds_[at(evidence)] += seconds; }
   void add(const Weights& shares, double seconds) {
-    for (std::size_t level = 0; level < kLevels; ++level) {
-      seconds_[level] += shares.seconds_[level] * seconds;
-    }
+    for (std::size_t level = 0; level < kLevels; ++level) seconds_[level] += shares.seconds_[level] * seconds;
   }
   double total() const { return sum_of<double>(seconds_, std::identity()); }
   // nullopt where there is no time to weigh. Never measured: a forecast reads a curve, however well

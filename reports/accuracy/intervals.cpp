@@ -7,9 +7,7 @@ namespace foreshard {
 
 std::vector<Interval> united(std::vector<Interval> intervals) {
   const auto earlier = [](const Interval& a, const Interval& b) { return a.begin < b.begin; };
-  if (!std::ranges::is_sorted(intervals, earlier)) {
-    std::ranges::sort(intervals, earlier);
-  }
+  if (!std::ranges::is_sorted(intervals, earlier)) std::ranges::sort(intervals, earlier);
   std::size_t count = 0;
   for (const Interval& interval : intervals) {
     if (interval.end <= interval.begin) continue;

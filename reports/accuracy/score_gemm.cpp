@@ -109,9 +109,7 @@ class GemmJudge {
     const GemmCurve& curve = shipped(row.gpu, row.type);
     const bool borrowed = rows.size() < kFewestRows;
     if (own < kFewestRows) return {curve, borrowed ? "another GPU" : "other sources", borrowed};
-    if (others >= kSurface) {
-      return {fit(row, rows, kWholeTable), "source left out", false};
-    }
+    if (others >= kSurface) return {fit(row, rows, kWholeTable), "source left out", false};
     const std::size_t fold = fold_of(row.n, row.k, kFolds);
     return {fit(row, rows, fold), "n and k left out", false};
   }

@@ -61,9 +61,7 @@ std::vector<MemoryRead> read_rows(const CsvTable& table, const std::vector<Machi
 
 MemoryClass class_of(std::string_view operation) {
   const auto has = [&](std::string_view word) { return contains(operation, word); };
-  if (has("norm")) {
-    return has("back") || has("bwd") ? MemoryClass::kNormBackward : MemoryClass::kNormForward;
-  }
+  if (has("norm")) return has("back") || has("bwd") ? MemoryClass::kNormBackward : MemoryClass::kNormForward;
   if (has("entropy") || has("loss") || has("softmax")) return MemoryClass::kLoss;
   if (has("adam") || has("optim") || has("sgd")) return MemoryClass::kOptimizer;
   if (has("rotate") || has("strided") || has("transpose")) return MemoryClass::kStrided;

@@ -23,9 +23,7 @@ namespace {
 using What = Difference::What;
 
 bool is_boundary(const Recording& recording, std::string_view kind) {
-  if (!recording.boundaries.empty()) {
-    return contains(recording.boundaries, kind);
-  }
+  if (!recording.boundaries.empty()) return contains(recording.boundaries, kind);
   constexpr std::array<std::string_view, 12> kBoundaries = {
       "step_begin",      "forward_begin",          "forward_end",   "loss",
       "backward_begin",  "backward_end",           "reduce_end",    "root_post_backward_begin",

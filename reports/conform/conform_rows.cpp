@@ -64,9 +64,7 @@ RecordedEvent in_recorders_words(const HostEvent& event, const std::vector<std::
   row.state = event.state;
   row.on = event.on;
   add(row.on, name_of(event.on_unit, names));
-  if (event.on_group_size > 0) {
-    add(row.on, fmt::format("{}:{}", event.on_group, event.on_group_size));
-  }
+  if (event.on_group_size > 0) add(row.on, fmt::format("{}:{}", event.on_group, event.on_group_size));
   if (!event.splits.empty()) row.on = event.splits;
   if (event.communicator >= 0) row.communicator = fmt::format("{}", event.communicator);
   row.issue = event.issue;

@@ -38,9 +38,7 @@ std::string words_with_bytes(const LibraryRecordedEvent& e) {
 
 std::string bucket_text(const LibraryBucket& b) {
   std::string parameters;
-  for (const std::string& parameter : b.parameters) {
-    parameters += (parameters.empty() ? "" : ";") + parameter;
-  }
+  for (const std::string& parameter : b.parameters) parameters += (parameters.empty() ? "" : ";") + parameter;
   return fmt::format("{} {} {} {} B {} {}: {}", b.phase, b.index, b.kind, b.bytes, b.dtype, b.extra, parameters);
 }
 
@@ -118,9 +116,7 @@ class LibraryComparison {
     }
     // Bytes of the rows that are there on both sides, so that a missing row does not hide them.
     std::size_t i = 0;
-    while (i < common && same_bytes(recorded[i], forecast[i]) && recorded[i].kind == forecast[i].kind) {
-      ++i;
-    }
+    while (i < common && same_bytes(recorded[i], forecast[i]) && recorded[i].kind == forecast[i].kind) ++i;
     if (i < recorded.size() || i < forecast.size()) {
       result_.bytes_identical = false;
       differ(What::kBytes, i, "bytes", words_with_bytes);

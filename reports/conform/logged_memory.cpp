@@ -41,9 +41,7 @@ class Walk {
     for (const HostEvent& event : step_.log) {
       FORESHARD_CHECK(event.actions >= action && event.actions <= graph_.actions.size(),
                       "the log's events are not in the order of the memory actions");
-      for (; action < event.actions; ++action) {
-        visit_action(graph_, graph_.actions[action], *this);
-      }
+      for (; action < event.actions; ++action) visit_action(graph_, graph_.actions[action], *this);
       memory_.levels.push_back(now_);
       now_.highest = now_.total;
     }

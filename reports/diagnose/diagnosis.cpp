@@ -266,9 +266,7 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
     };
     diagnosis.step_ratio = ratio(measured.signals.step, would.step);
     diagnosis.memory_ratio = ratio(measured.signals.memory, would.memory);
-    if (!diagnosis.memory_ratio) {
-      diagnosis.memory_ratio = ratio(measured.signals.reserved, would.reserved);
-    }
+    if (!diagnosis.memory_ratio) diagnosis.memory_ratio = ratio(measured.signals.reserved, would.reserved);
     diagnosis.ran_out = measured.ran_out;
     if (measured.ran_out && diagnosis.memory_ratio < 1.0) diagnosis.memory_ratio.reset();
   }

@@ -57,9 +57,7 @@ std::int64_t device_of(const PickleValue& segment) { return bytes_of(segment, "d
 // The device that reserved most.
 std::int64_t busiest(const PickleValue::List& segments) {
   std::map<std::int64_t, std::int64_t> reserved;
-  for (const PickleValue* segment : segments) {
-    reserved[device_of(*segment)] += bytes_of(*segment, "total_size");
-  }
+  for (const PickleValue* segment : segments) reserved[device_of(*segment)] += bytes_of(*segment, "total_size");
   const auto most =
       std::ranges::max_element(reserved, [](const auto& a, const auto& b) { return a.second < b.second; });
   return most == reserved.end() ? 0 : most->first;
@@ -136,9 +134,7 @@ SnapshotMemory read_snapshot(std::string_view bytes, std::string_view file) {
       ++live[{asked > 0 ? asked : bytes_of(*block, "size"), where_of(block->find("frames"))}];
     }
   }
-  for (const auto& [what, count] : live) {
-    memory.live.push_back({what.second, Bytes(what.first), count});
-  }
+  for (const auto& [what, count] : live) memory.live.push_back({what.second, Bytes(what.first), count});
   std::ranges::stable_sort(memory.live, [](const auto& a, const auto& b) { return a.total() > b.total(); });
   memory.peak = memory.allocated;
   follow_trace(changes_of(*document.root, device), memory);
@@ -148,9 +144,7 @@ SnapshotMemory read_snapshot(std::string_view bytes, std::string_view file) {
 std::set<std::int64_t> forecast_sizes(const Forecast& forecast) {
   std::set<std::int64_t> sizes;
   const EventGraph& graph = forecast.graph;
-  for (std::int32_t id = 0; id < graph.buffer_count(); ++id) {
-    sizes.insert(rounded(graph.buffer(id).bytes.count()));
-  }
+  for (std::int32_t id = 0; id < graph.buffer_count(); ++id) sizes.insert(rounded(graph.buffer(id).bytes.count()));
   return sizes;
 }
 
@@ -170,9 +164,7 @@ std::vector<std::string> snapshot_findings(const std::vector<SnapshotMemory>& sn
         fmt::format("memory grew by {} {}", format_bytes(growth_of(snapshots)),
                     snapshots.size() > 1 ? "from the first snapshot to the last" : "over the snapshot's trace"));
     std::map<std::pair<std::string, std::int64_t>, std::int64_t> before;
-    for (const SnapshotTensors& each : snapshots.front().live) {
-      before[{each.where, each.each.count()}] = each.count;
-    }
+    for (const SnapshotTensors& each : snapshots.front().live) before[{each.where, each.each.count()}] = each.count;
     std::vector<SnapshotTensors> grown;
     for (SnapshotTensors each : last.live) {
       each.count -= before[{each.where, each.each.count()}];

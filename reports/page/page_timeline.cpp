@@ -183,9 +183,7 @@ Json timeline_json(const Forecast& forecast) {
     cause_list.push_back(to_string(c));
   }
   Json stream_list = Json::array();
-  for (std::size_t s = 0; s < kStreams; ++s) {
-    stream_list.push_back(to_string(static_cast<Stream>(s)));
-  }
+  for (std::size_t s = 0; s < kStreams; ++s) stream_list.push_back(to_string(static_cast<Stream>(s)));
   return {{"events", graph.rows.size()},
           {"period_ns", forecast.timeline.period.nanoseconds()},
           {"streams", std::move(stream_list)},

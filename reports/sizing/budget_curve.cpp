@@ -47,9 +47,7 @@ std::string budget_text(const BudgetCurve& curve, Color color) {
         fmt::format("  {} per step, {} tokens/s per GPU, peak {} allocated, {} to spare",
                     seconds_text(best.report.seconds.value), cardinal(best.report.tokens_per_s_per_gpu.value),
                     format_bytes(best.report.fit.allocated), format_bytes(best.report.fit.margin()))));
-    if (!best.report.open_stack.outcomes.empty()) {
-      append(lines, indented(open_stack_text(best.report.open_stack)));
-    }
+    if (!best.report.open_stack.outcomes.empty()) append(lines, indented(open_stack_text(best.report.open_stack)));
   } else if (curve.floor) {
     lines.push_back(paint.red(fmt::format("no plan fits {} with {}: the least is {}", format_bytes(curve.budget),
                                           chance_text(curve.confidence), format_bytes(curve.floor->budget))));
@@ -79,9 +77,7 @@ Json to_json(const BudgetCurve& curve) {
                {"best", nullptr},
                {"floor", curve.floor ? to_json(*curve.floor) : Json(nullptr)},
                {"curve", Json::array()}};
-  if (curve.best) {
-    json["best"] = {{"plan", to_json(curve.best->plan)}, {"report", to_json(curve.best->report)}};
-  }
+  if (curve.best) json["best"] = {{"plan", to_json(curve.best->plan)}, {"report", to_json(curve.best->report)}};
   for (const BudgetPoint& point : curve.points) json["curve"].push_back(to_json(point));
   return json;
 }

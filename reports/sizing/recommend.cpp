@@ -83,9 +83,7 @@ Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const Ru
       looked.reason = "fails more often than a checkpoint takes";
     }
   } catch (const Error& error) {
-    if (error.exit_code() == ExitCode::kInternal || error.exit_code() == ExitCode::kInterrupted) {
-      throw;
-    }
+    if (error.exit_code() == ExitCode::kInternal || error.exit_code() == ExitCode::kInterrupted) throw;
     looked.reason = error.what();
     looked.failure = error.exit_code();
   }

@@ -52,9 +52,7 @@ std::string odds_text(const RunTerms& terms, const Choice& c) {
   std::string each = "fits with " + chance_text(c.sized.fit_probability);
   if (!terms.deadline && !terms.budget) return each;
   if (terms.deadline) each += ", in time with " + chance_text(c.run.probability_in_time);
-  if (terms.budget) {
-    each += ", within the budget with " + chance_text(c.run.probability_within_budget);
-  }
+  if (terms.budget) each += ", within the budget with " + chance_text(c.run.probability_within_budget);
   return fmt::format("holds with {}: {}", chance_text(c.run.probability), each);
 }
 
@@ -114,9 +112,7 @@ Lines choice_lines(const Recommendation& r, const Paint& paint) {
   lines.front() = paint.dim(lines.front());
   const std::size_t more = r.choices.size() - hopeless - (table.size() - 1);
   if (more > 0) lines.push_back(fmt::format("  ({} more in the JSON)", more));
-  if (hopeless > 0) {
-    lines.push_back(fmt::format("  {} more hold with less than {:.0f} %", hopeless, 100 * kHopeless));
-  }
+  if (hopeless > 0) lines.push_back(fmt::format("  {} more hold with less than {:.0f} %", hopeless, 100 * kHopeless));
   const bool any_assumed = std::ranges::any_of(r.choices, [](const Choice& c) { return c.assumed() > 0; });
   if (any_assumed) lines.push_back("  * nobody published its price or its rates: assumed");
   return lines;
@@ -270,9 +266,7 @@ std::string recommend_text(const Recommendation& r, Color color) {
       const std::string sure = chance_text(r.terms.confidence);
       lines.push_back(paint.red(fmt::format("no candidate fits{}{} with {}", r.terms.deadline ? " and is in time" : "",
                                             r.terms.budget ? " and is within the budget" : "", sure)));
-      for (const TermsRemedy& remedy : r.remedies) {
-        append(lines, indented("it would with " + remedy_words(remedy)));
-      }
+      for (const TermsRemedy& remedy : r.remedies) append(lines, indented("it would with " + remedy_words(remedy)));
       lines.emplace_back();
     }
     append(lines, first_lines_of(r, paint));

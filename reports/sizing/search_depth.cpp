@@ -31,12 +31,8 @@ std::vector<std::pair<std::string, double>> differences(const Forecast& best, co
     }
     list.emplace_back(what, seconds);
   };
-  for (const WaterfallBar& bar : waterfall(other.graph, other.timeline)) {
-    add(bar.what, bar.time.seconds());
-  }
-  for (const WaterfallBar& bar : waterfall(best.graph, best.timeline)) {
-    add(bar.what, -bar.time.seconds());
-  }
+  for (const WaterfallBar& bar : waterfall(other.graph, other.timeline)) add(bar.what, bar.time.seconds());
+  for (const WaterfallBar& bar : waterfall(best.graph, best.timeline)) add(bar.what, -bar.time.seconds());
   std::erase_if(list,
                 [&](const auto& entry) { return std::abs(entry.second) < kSmallest * best.timeline.period.seconds(); });
   std::ranges::stable_sort(list, [](const auto& a, const auto& b) { return std::abs(a.second) > std::abs(b.second); });
@@ -120,9 +116,7 @@ std::string why_text(const std::vector<WhySlower>& list, const Plan& best, Color
 Json to_json(const std::vector<WhySlower>& list) {
   return json_list(list, [&](const WhySlower& why) -> Json {
     Json because = Json::array();
-    for (const auto& [what, seconds] : why.because) {
-      because.push_back({{"what", what}, {"difference_s", seconds}});
-    }
+    for (const auto& [what, seconds] : why.because) because.push_back({{"what", what}, {"difference_s", seconds}});
     Json entry = plan_and_time(why.candidate);
     entry["because"] = because;
     return entry;

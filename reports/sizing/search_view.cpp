@@ -50,9 +50,7 @@ class Heatmap {
                                       : "best step time by shard group and prefetch (forward/backward)"),
                    "  darker is faster, - does not hold; everything else as it is best"};
     std::string head = left("  shard", 10);
-    for (std::size_t p = 0; p < columns && !is_idle; ++p) {
-      head += right(words_of(prefetches_[p]), kCell);
-    }
+    for (std::size_t p = 0; p < columns && !is_idle; ++p) head += right(words_of(prefetches_[p]), kCell);
     lines.push_back(head);
     for (std::int64_t shard : shards_) {
       std::string line = left("  " + std::to_string(shard), 10);
@@ -224,9 +222,7 @@ std::string search_text(const SearchStory& story, const Forecast* best, const Re
   const Paint paint(color);
   std::string counts = fmt::format("{} plans: {} do not fit, {} simulated", format_count(result.enumerated),
                                    format_count(result.rejected_memory), format_count(result.simulated));
-  if (result.pruned > 0) {
-    counts += fmt::format(", {} slower by their bounds", format_count(result.pruned));
-  }
+  if (result.pruned > 0) counts += fmt::format(", {} slower by their bounds", format_count(result.pruned));
   Lines lines = {paint.bold(story.model.name), cluster_words(story.cluster),
                  fmt::format("{}, in {}", counts, seconds_text(story.seconds)), ""};
   append(lines, best_lines(story, best_report, paint));

@@ -132,9 +132,7 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
   std::vector<StackOutcome> outcomes = {
       outcome_of(step.shown(), costs.cluster(), cases.empty() ? nullptr : &cases.front())};
   outcomes[0].seconds = step.seconds();
-  for (std::size_t i = 1; i < cases.size(); ++i) {
-    outcomes.push_back(outcome_of(cases[i], sizing.replays));
-  }
+  for (std::size_t i = 1; i < cases.size(); ++i) outcomes.push_back(outcome_of(cases[i], sizing.replays));
   SizedPlan sized = {.cluster = costs.cluster(), .plan = plan};
   Forecast shown = step.shown();
   const StepMetrics metrics = measure_step(shown.graph, shown.timeline);
@@ -170,9 +168,7 @@ void judge_each(std::size_t count, const Judging& judging, const std::function<v
     if (stopped) return;
     judge(i);
     const std::int64_t now = ++done;
-    if (judging.progress && !judging.progress(now, static_cast<std::int64_t>(count))) {
-      stopped = true;
-    }
+    if (judging.progress && !judging.progress(now, static_cast<std::int64_t>(count))) stopped = true;
   };
   oneapi::tbb::task_arena arena(judging.threads > 0 ? judging.threads : oneapi::tbb::task_arena::automatic);
   arena.execute([&] { oneapi::tbb::parallel_for(std::size_t{0}, count, work, oneapi::tbb::simple_partitioner()); });

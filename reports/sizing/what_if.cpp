@@ -24,9 +24,7 @@ std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants, 
     const auto changed_jobs = [&](std::vector<SizedJob> jobs) {
       for (SizedJob& job : jobs) {
         job.costs = changed_costs(change, job.costs, job.space.base);
-        for (StackCase& code : job.stacks.cases) {
-          code.costs = changed_costs(change, code.costs, code.plan);
-        }
+        for (StackCase& code : job.stacks.cases) code.costs = changed_costs(change, code.costs, code.plan);
       }
       return jobs;
     };

@@ -57,9 +57,7 @@ class Statement {
  public:
   Statement(const Database& database, const std::string& text) : database_(database) {
     sqlite3_stmt* statement = nullptr;
-    if (sqlite3_prepare_v2(database.get(), text.c_str(), -1, &statement, nullptr) != SQLITE_OK) {
-      database.fail();
-    }
+    if (sqlite3_prepare_v2(database.get(), text.c_str(), -1, &statement, nullptr) != SQLITE_OK) database.fail();
     statement_.reset(statement);
   }
   // Parameters are bound and columns read from left to right.

@@ -155,9 +155,7 @@ void check_record(const EventGraph& graph, const RunRecord& record) {
       refuse(fmt::format("the run ended before rank {} had finished a recorded step", rank.rank));
     }
     for (const MeasuredStep& step : rank.timelines) {
-      if (step.duration <= Time()) {
-        refuse(fmt::format("step {} of rank {} took no time", step.step, rank.rank));
-      }
+      if (step.duration <= Time()) refuse(fmt::format("step {} of rank {} took no time", step.step, rank.rank));
       if (step.spans.size() == graph.rows.size()) continue;
       refuse(fmt::format("step {} of rank {} has {} events, the plan's step has {}", step.step, rank.rank,
                          step.spans.size(), graph.rows.size()));

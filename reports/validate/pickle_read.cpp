@@ -46,9 +46,7 @@ class Reader {
   std::uint64_t number(std::size_t count) {  // little endian
     std::uint64_t value = 0;
     const std::string_view taken = take(count);
-    for (std::size_t i = count; i-- > 0;) {
-      value = value << 8 | static_cast<unsigned char>(taken[i]);
-    }
+    for (std::size_t i = count; i-- > 0;) value = value << 8 | static_cast<unsigned char>(taken[i]);
     return value;
   }
 

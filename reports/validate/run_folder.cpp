@@ -75,9 +75,7 @@ Json run_json(const RunRecord& record) {
   writer.schema(kRunSchema);
   run_fields(writer, record);
   Json& evaluations = writer.out["evaluations"] = Json::array();
-  for (const auto& [step, loss] : record.evaluations) {
-    evaluations.push_back({{"step", step}, {"loss", number(loss)}});
-  }
+  for (const auto& [step, loss] : record.evaluations) evaluations.push_back({{"step", step}, {"loss", number(loss)}});
   writer.out["ranks"] = json_list(record.ranks, [&](const RankRecord& rank) -> Json { return rank_json(rank); });
   return std::move(writer.out);
 }

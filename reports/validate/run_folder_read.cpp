@@ -84,9 +84,7 @@ class CsvLines {
 class Files {
  public:
   Files(const fs::path& folder, const ConfigNode& list) : folder_(folder) {
-    for (const ConfigNode& file : list.elements()) {
-      entries_.emplace(file.at("name").as_string(), file);
-    }
+    for (const ConfigNode& file : list.elements()) entries_.emplace(file.at("name").as_string(), file);
   }
   bool has(const std::string& name) const { return entries_.contains(name); }
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
@@ -104,9 +102,7 @@ class Files {
                               "while writing it",
                               path(name), what));
     };
-    if (text.size() != bytes) {
-      refuse(fmt::format("it has {} bytes, {} says {}", text.size(), kRunFile, bytes));
-    }
+    if (text.size() != bytes) refuse(fmt::format("it has {} bytes, {} says {}", text.size(), kRunFile, bytes));
     if (hash_of(text) != entry->second.at("hash").as_string()) {
       refuse(fmt::format("its content is not what {} says", kRunFile));
     }
@@ -176,9 +172,7 @@ void read_steps(CsvLines lines, RunRecord& record) {
   lines.expect_header(steps_header(record));
   for (std::int64_t step = record.first_step; lines.next(); ++step) {
     lines.expect_fields(record.ranks.size() + 2);
-    if (lines.whole(0) != step) {
-      lines.fail(fmt::format("step {}", lines.fields()[0]), fmt::format("step {}", step));
-    }
+    if (lines.whole(0) != step) lines.fail(fmt::format("step {}", lines.fields()[0]), fmt::format("step {}", step));
     const auto index = at(step - record.first_step);
     const auto follows = [&](std::size_t count) {
       if (count != index) lines.fail("a value follows an empty one", "");

@@ -12,18 +12,14 @@ std::vector<Time> step_durations(const RunRecord& record) {
   for (const RankRecord& rank : record.ranks) count = std::min(count, rank.step_durations.size());
   std::vector<Time> slowest(record.ranks.empty() ? 0 : count);
   for (const RankRecord& rank : record.ranks) {
-    for (std::size_t i = 0; i < count; ++i) {
-      slowest[i] = std::max(slowest[i], rank.step_durations[i]);
-    }
+    for (std::size_t i = 0; i < count; ++i) slowest[i] = std::max(slowest[i], rank.step_durations[i]);
   }
   return slowest;
 }
 
 std::vector<Time> steady_durations(const RunRecord& record) {
   std::vector<Time> durations = step_durations(record);
-  if (durations.size() > record.warm_up) {
-    durations.erase(durations.begin(), durations.begin() + record.warm_up);
-  }
+  if (durations.size() > record.warm_up) durations.erase(durations.begin(), durations.begin() + record.warm_up);
   return durations;
 }
 

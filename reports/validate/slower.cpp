@@ -50,9 +50,7 @@ class Cut {
   }
 
   void take(const Gap& gap) {
-    if (gap.collective != kNoEvent) {
-      return add(SlowCause::kExposed, at(gap.collective), gap.end - gap.begin);
-    }
+    if (gap.collective != kNoEvent) return add(SlowCause::kExposed, at(gap.collective), gap.end - gap.begin);
     const SlowCause other = gap.otherwise == Cause::kHost ? SlowCause::kHost : SlowCause::kStream;
     // What stands behind the last compute row is put down to the step's last row.
     const std::size_t held = gap.held_up == kNoEvent ? graph_.rows.size() - 1 : at(gap.held_up);

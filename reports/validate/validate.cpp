@@ -235,9 +235,7 @@ std::string mismatch_sentence(const Forecast& forecast, const Plan& ran, const R
   std::string model;
   for (const PlanDifference& d : plan_differences(forecast.plan, ran)) {
     if (d.key == "model") model = fmt::format("model (plan {}, run {})", d.a, d.b);
-    if (changes_the_step(d.key)) {
-      causes.push_back(fmt::format("{} (plan {}, run {})", d.key, d.a, d.b));
-    }
+    if (changes_the_step(d.key)) causes.push_back(fmt::format("{} (plan {}, run {})", d.key, d.a, d.b));
   }
   const std::string other = version_of(record);
   std::string why;

@@ -131,9 +131,7 @@ std::string validation_text(const Validation& v, const RunRecord& record, Color 
   }
   if (!v.notes.empty()) lines.emplace_back();
   for (const std::string& note : v.notes) {
-    for (const std::string& line : wrapped("note: " + note, kTextWidth, 2)) {
-      lines.push_back(paint.yellow(line));
-    }
+    for (const std::string& line : wrapped("note: " + note, kTextWidth, 2)) lines.push_back(paint.yellow(line));
   }
   for (const MemoryComparison& m : v.memory) {
     if (!m.note.empty()) lines.push_back(paint.dim(fmt::format("{}: {}", m.what, m.note)));

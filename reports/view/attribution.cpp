@@ -72,9 +72,7 @@ class Cutter {
       const auto& list = collectives_[s];
       std::size_t& next = next_[s];
       while (next < list.size() && span(list[next]).end <= gap.begin) ++next;
-      for (std::size_t i = next; i < list.size() && span(list[i]).arrive < gap.end; ++i) {
-        running_.push_back(list[i]);
-      }
+      for (std::size_t i = next; i < list.size() && span(list[i]).arrive < gap.end; ++i) running_.push_back(list[i]);
     }
     std::ranges::sort(running_);
   }

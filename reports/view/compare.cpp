@@ -29,12 +29,8 @@ void put(std::vector<Pair>& pairs, const std::string& name, double Pair::*side, 
 
 std::vector<Pair> bars_of(const Forecast& a, const Forecast& b) {
   std::vector<Pair> pairs;
-  for (const WaterfallBar& bar : waterfall(a.graph, a.timeline)) {
-    put(pairs, bar.what, &Pair::a, bar.time.seconds());
-  }
-  for (const WaterfallBar& bar : waterfall(b.graph, b.timeline)) {
-    put(pairs, bar.what, &Pair::b, bar.time.seconds());
-  }
+  for (const WaterfallBar& bar : waterfall(a.graph, a.timeline)) put(pairs, bar.what, &Pair::a, bar.time.seconds());
+  for (const WaterfallBar& bar : waterfall(b.graph, b.timeline)) put(pairs, bar.what, &Pair::b, bar.time.seconds());
   return pairs;
 }
 
@@ -48,12 +44,8 @@ std::vector<Pair> exposed_of(const std::vector<AxisCost>& a, const std::vector<A
 
 std::vector<Pair> categories_of(const Report& a, const Report& b) {
   std::vector<Pair> pairs;
-  for (const auto& [name, bytes] : a.at_peak) {
-    put(pairs, name, &Pair::a, as_double(bytes.count()));
-  }
-  for (const auto& [name, bytes] : b.at_peak) {
-    put(pairs, name, &Pair::b, as_double(bytes.count()));
-  }
+  for (const auto& [name, bytes] : a.at_peak) put(pairs, name, &Pair::a, as_double(bytes.count()));
+  for (const auto& [name, bytes] : b.at_peak) put(pairs, name, &Pair::b, as_double(bytes.count()));
   return pairs;
 }
 
@@ -130,17 +122,13 @@ std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b,
     lines.push_back("the plans are equal");
   } else {
     std::vector<std::vector<std::string>> table = {{"plan", "A", "B"}};
-    for (const PlanDifference& d : differences) {
-      table.push_back({"  " + d.key, d.a, d.b});
-    }
+    for (const PlanDifference& d : differences) table.push_back({"  " + d.key, d.a, d.b});
     add_table(aligned(table));
   }
   add_table(metric_lines(ra, rb, paint));
   add_table(pair_lines("where the step goes", bars_of(a, b), seconds_text, signed_seconds));
   const auto exposed = exposed_of(axis_costs(a, ra.cluster), axis_costs(b, rb.cluster));
-  if (exposed.size() > 1) {
-    add_table(pair_lines("exposed communication by axis", exposed, seconds_text, signed_seconds));
-  }
+  if (exposed.size() > 1) add_table(pair_lines("exposed communication by axis", exposed, seconds_text, signed_seconds));
   add_table(pair_lines("memory at the peak", categories_of(ra, rb), bytes_text, signed_bytes));
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }

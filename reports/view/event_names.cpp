@@ -13,12 +13,8 @@ EventNames::EventNames(const EventGraph& graph, const ModelSpec& model)
 
 std::string EventNames::place(EventId event) const {
   const RowDetail& detail = graph_.details[at(event)];
-  if (detail.layer >= 0 && at(detail.layer) < model_.order.size()) {
-    return model_.order[at(detail.layer)].name;
-  }
-  if (detail.unit >= 0 && at(detail.unit) < graph_.units.size()) {
-    return graph_.units[at(detail.unit)].name;
-  }
+  if (detail.layer >= 0 && at(detail.layer) < model_.order.size()) return model_.order[at(detail.layer)].name;
+  if (detail.unit >= 0 && at(detail.unit) < graph_.units.size()) return graph_.units[at(detail.unit)].name;
   return "";
 }
 

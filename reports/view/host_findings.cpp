@@ -59,14 +59,10 @@ HostFindings host_findings(const Forecast& forecast) {
     host.launches[phase] += graph.works[graph.rows[i].work].launches;
     const HostCounts counts = host_calls(graph, graph.works[graph.rows[i].work]);
     for (std::size_t c = 0; c < kHostCalls; ++c) host.calls[phase][c] += counts[c];
-    if (computes(graph.rows[i])) {
-      host.held_up += excess_of(forecast.timeline.spans[i], cost).launches;
-    }
+    if (computes(graph.rows[i])) host.held_up += excess_of(forecast.timeline.spans[i], cost).launches;
   }
   for (const Gap& gap : compute_gaps(graph, forecast.timeline)) {
-    if (gap.collective == kNoEvent && gap.otherwise == Cause::kHost) {
-      host.held_up += gap.end - gap.begin;
-    }
+    if (gap.collective == kNoEvent && gap.otherwise == Cause::kHost) host.held_up += gap.end - gap.begin;
   }
   if (graph.host.python && host.binds(forecast.timeline.period)) {
     for (const Remedy& remedy : kRemedies) {

@@ -130,9 +130,7 @@ std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& ro
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      widths[c] = std::max(widths[c], display_width(row[c]));
-    }
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], display_width(row[c]));
   }
   std::vector<std::string> lines;
   for (const auto& row : rows) {

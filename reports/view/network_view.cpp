@@ -127,9 +127,7 @@ std::vector<std::string> network_lines(const Cluster& cluster, const std::vector
 
 std::string network_dot(const Cluster& cluster, const std::vector<Communicator>& communicators) {
   const std::shared_ptr<const Routes> routes = routes_of(cluster);
-  if (communicators.empty() || communicators.front().group.size < 2) {
-    return to_dot(routes->topology());
-  }
+  if (communicators.empty() || communicators.front().group.size < 2) return to_dot(routes->topology());
   return to_dot(routes->topology(), routes->axis(communicators.front().group).used);
 }
 

@@ -102,9 +102,7 @@ std::vector<PlanDifference> plan_differences(const Plan& a, const Plan& b) {
     if (other != leaf.value) differences.push_back({leaf.key, leaf.value, std::move(other)});
   }
   for (const Leaf& leaf : of_b) {
-    if (value_in(of_a, leaf.key) == "-" && leaf.value != "-") {
-      differences.push_back({leaf.key, "-", leaf.value});
-    }
+    if (value_in(of_a, leaf.key) == "-" && leaf.value != "-") differences.push_back({leaf.key, "-", leaf.value});
   }
   return differences;
 }

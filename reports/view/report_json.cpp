@@ -79,9 +79,7 @@ Json to_json(const Report& report) {
   Json at_peak = Json::object();
   for (const auto& [category, bytes] : report.at_peak) at_peak[category] = bytes.count();
   Json assumed = Json::array();
-  for (const auto& [key, value] : report.assumed) {
-    assumed.push_back({{"key", key}, {"value", value}});
-  }
+  for (const auto& [key, value] : report.assumed) assumed.push_back({{"key", key}, {"value", value}});
   Json json;
   json["schema"] = "foreshard.report/1";
   json["origin"] = report.origin;

@@ -27,9 +27,7 @@ std::vector<NamedSeconds> bars_of(const Forecasts& forecasts) {
     if (!forecasts[f].refused.empty()) continue;
     for (const WaterfallBar& bar : waterfall(forecasts[f].forecast.graph, forecasts[f].forecast.timeline)) {
       auto at = std::ranges::find(bars, bar.what, &NamedSeconds::what);
-      if (at == bars.end()) {
-        at = bars.insert(at, {bar.what, std::vector<double>(forecasts.size(), 0)});
-      }
+      if (at == bars.end()) at = bars.insert(at, {bar.what, std::vector<double>(forecasts.size(), 0)});
       at->seconds[f] += bar.time.seconds();
     }
   }
@@ -120,15 +118,11 @@ std::string runtimes_text(const Forecasts& forecasts, Color color) {
   for (const RuntimeForecast& f : forecasts) {
     if (!f.refused.empty()) {
       lines.emplace_back();
-      for (std::string& line : wrapped(f.name + ": " + f.refused, kTextWidth, 2)) {
-        lines.push_back(std::move(line));
-      }
+      for (std::string& line : wrapped(f.name + ": " + f.refused, kTextWidth, 2)) lines.push_back(std::move(line));
     }
     if (f.ledger.empty()) continue;
     Cells table = {{fmt::format("{} against {}", f.name, forecasts.front().name), "", ""}};
-    for (const LedgerEntry& entry : f.ledger) {
-      table.push_back({"  " + entry.what, entry.from, entry.to});
-    }
+    for (const LedgerEntry& entry : f.ledger) table.push_back({"  " + entry.what, entry.from, entry.to});
     std::vector<std::string> block = aligned(table, 3);
     lines.emplace_back();
     block.front() = paint.bold(block.front());
@@ -136,9 +130,7 @@ std::string runtimes_text(const Forecasts& forecasts, Color color) {
       lines.push_back(block[i]);
       const std::string& why = i == 0 ? "" : f.ledger[i - 1].why;
       if (why.empty()) continue;
-      for (const std::string& line : wrapped("    " + why, kTextWidth, 4)) {
-        lines.push_back(paint.dim(line));
-      }
+      for (const std::string& line : wrapped("    " + why, kTextWidth, 4)) lines.push_back(paint.dim(line));
     }
   }
   return fmt::format("{}\n", fmt::join(lines, "\n"));

@@ -114,9 +114,7 @@ Lines figure_lines(const Report& report, const Paint& paint) {
                               ? fmt::format("; {} with recomputed FLOPs", percent_text(report.hfu.value))
                               : std::string();
   // Where the machine's peak is not known there is none.
-  if (report.mfu.value > 0) {
-    line("MFU", percent_text(report.mfu.value), spread(report.mfu, percent_text) + hfu);
-  }
+  if (report.mfu.value > 0) line("MFU", percent_text(report.mfu.value), spread(report.mfu, percent_text) + hfu);
   line("communication", seconds_text(report.communication.value),
        fmt::format("of which {} exposed, {}", seconds_text(report.exposed_communication.value),
                    spread(report.exposed_communication, seconds_text)));
@@ -276,9 +274,7 @@ Lines assumed_lines(const Report& report, std::size_t most, const Paint& paint) 
 Lines warning_lines(const Report& report, const Paint& paint) {
   Lines lines;
   for (const std::string& warning : report.warnings) {
-    for (const std::string& line : wrapped("warning: " + warning, kTextWidth, 2)) {
-      lines.push_back(paint.yellow(line));
-    }
+    for (const std::string& line : wrapped("warning: " + warning, kTextWidth, 2)) lines.push_back(paint.yellow(line));
   }
   return lines;
 }

@@ -21,9 +21,7 @@ constexpr std::size_t kMaxListed = 40;
 
 std::string join(std::span<const std::string> words) {
   std::string text;
-  for (std::size_t i = 0; i < words.size() && i < kMaxListed; ++i) {
-    text += (i == 0 ? "" : ", ") + words[i];
-  }
+  for (std::size_t i = 0; i < words.size() && i < kMaxListed; ++i) text += (i == 0 ? "" : ", ") + words[i];
   return words.size() > kMaxListed ? text + ", ..." : text;
 }
 
@@ -58,9 +56,7 @@ void require_kind(const ConfigNode& node, const ConfigData& data, ConfigNode::Ki
 
 // Throws unless the node is a scalar that is not quoted; `expected` is for the error.
 std::string_view unquoted_text(const ConfigNode& node, const ConfigData& data, const std::string& expected) {
-  if (!node.is_scalar()) {
-    throw node.error(fmt::format("{} stands here", kind_name(node.kind(), data.format)), expected);
-  }
+  if (!node.is_scalar()) throw node.error(fmt::format("{} stands here", kind_name(node.kind(), data.format)), expected);
   if (node.is_quoted()) {
     throw node.error(fmt::format("the text {} stands here in quotes", quote(node.text())),
                      expected + " without quotes");
@@ -276,9 +272,7 @@ double ConfigNode::as_double(double min, double max) const {
   const std::string_view digits = text.starts_with('+') ? text.substr(1) : text;
   double value = 0;
   const auto [stop, status] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (status != std::errc() || !(value >= min && value <= max)) {
-    throw error(quote(text) + " is out of range", expected);
-  }
+  if (status != std::errc() || !(value >= min && value <= max)) throw error(quote(text) + " is out of range", expected);
   return value;
 }
 
@@ -311,9 +305,7 @@ std::size_t ConfigNode::as_choice(std::span<const std::string_view> words) const
   const std::vector<std::string> all = to_strings(words);
   const std::string expected = "one of " + join(all);
   const auto found = std::ranges::find(all, text_or_error(*this, *data_, expected));
-  if (found == all.end()) {
-    throw error(quote(text()) + " is not known here", expected, nearest_spelling(text(), all));
-  }
+  if (found == all.end()) throw error(quote(text()) + " is not known here", expected, nearest_spelling(text(), all));
   return static_cast<std::size_t>(found - all.begin());
 }
 

@@ -158,9 +158,7 @@ std::string with_numbers_for_infinities(std::string_view text) {
 ConfigNode parse_json(std::string_view text, std::string_view file_name) {
   text = checked_text(text, file_name, kMaxJsonBytes);
   std::string changed;
-  if (contains(text, "Infinity")) {
-    text = changed = with_numbers_for_infinities(text);
-  }
+  if (contains(text, "Infinity")) text = changed = with_numbers_for_infinities(text);
   JsonHandler handler(text, file_name);
   nlohmann::json::sax_parse(text.begin(), text.end(), &handler);
   return handler.finish();

@@ -116,9 +116,7 @@ void ConfigTreeBuilder::scalar(ConfigMark mark, std::string text, Quoting quotin
 }
 
 void ConfigTreeBuilder::null(ConfigMark mark) {
-  if (is_key_due()) {
-    throw ConfigError(location(mark), "a key is missing", "a word as key, for example shard: 8");
-  }
+  if (is_key_due()) throw ConfigError(location(mark), "a key is missing", "a word as key, for example shard: 8");
   // YAML reports an empty value where the next token stands, often lines below.
   if (!open_.empty() && open_.back().has_key) mark = open_.back().key_mark;
   attach(make(mark, ConfigNode::Kind::kNull));
@@ -192,9 +190,7 @@ std::string_view checked_text(std::string_view text, std::string_view file_name,
   location.column = 1;
   for (std::size_t i = 0; i < text.size();) {
     const std::size_t length = utf8_length(text.substr(i));
-    if (length == 0) {
-      throw ConfigError(std::move(location), "the text is not valid UTF-8", "a text file in UTF-8");
-    }
+    if (length == 0) throw ConfigError(std::move(location), "the text is not valid UTF-8", "a text file in UTF-8");
     const char c = text[i];
     // yaml-cpp takes 0x04 for the end of the file, so what follows it would be lost.
     if (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t') {

@@ -128,9 +128,7 @@ class YamlHandler final : public YAML::EventHandler {
         break;
     }
     const Range range = anchors_[event.alias];
-    if (range.end == 0) {
-      throw ConfigError(builder_.location(event.mark), "the alias stands inside its own anchor");
-    }
+    if (range.end == 0) throw ConfigError(builder_.location(event.mark), "the alias stands inside its own anchor");
     for (std::size_t i = range.begin; i < range.end; ++i) play(events_[i]);
   }
   std::string_view line(int index) const {

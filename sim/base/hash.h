@@ -52,9 +52,7 @@ class Fingerprint {
   std::string hex() const {
     std::string digits(16, '0');
     std::uint64_t rest = value();
-    for (std::size_t i = digits.size(); i-- > 0; rest >>= 4) {
-      digits[i] = "0123456789abcdef"[rest & 15];
-    }
+    for (std::size_t i = digits.size(); i-- > 0; rest >>= 4) digits[i] = "0123456789abcdef"[rest & 15];
     return digits;
   }
 

@@ -26,13 +26,9 @@ void expect_regular_file(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found) fail(path, "no such file");
-  if (status.type() == fs::file_type::directory) {
-    fail(path, "is a directory, not a file");
-  }
+  if (status.type() == fs::file_type::directory) fail(path, "is a directory, not a file");
   // Opening a pipe waits for a writer, and a device may never end.
-  if (fs::exists(status) && !fs::is_regular_file(status)) {
-    fail(path, "is a pipe or a device, not a regular file");
-  }
+  if (fs::exists(status) && !fs::is_regular_file(status)) fail(path, "is a pipe or a device, not a regular file");
 }
 
 void refuse_too_large(const fs::path& path, std::size_t most) {

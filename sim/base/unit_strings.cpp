@@ -140,9 +140,7 @@ Quantity parse(std::string_view text, const Dimension& dimension) {
   if (text.empty()) fail(text, "is empty where a quantity with a unit is due", example);
   if (text.front() == '-') fail(text, "must not be negative", example);
   // from_chars also reads "inf" and "nan".
-  if (text.front() < '0' || text.front() > '9') {
-    fail(text, "is not a number with a unit", example);
-  }
+  if (text.front() < '0' || text.front() > '9') fail(text, "is not a number with a unit", example);
   const char* const end = text.data() + text.size();
   Quantity quantity;
   const auto [rest, status] = std::from_chars(text.data(), end, quantity.number);
@@ -197,9 +195,7 @@ std::string format_in(double value, std::span<const NamedUnit> units) {
   for (const NamedUnit& unit : units) {
     if (std::abs(value) >= unit.scale * (1 - 5e-4)) chosen = &unit;
   }
-  if (chosen == &units.front() && value == std::round(value)) {
-    return fmt::format("{:.0f} {}", value, chosen->word);
-  }
+  if (chosen == &units.front() && value == std::round(value)) return fmt::format("{:.0f} {}", value, chosen->word);
   return three_digits(value / chosen->scale) + " " + std::string(chosen->word);
 }
 

@@ -85,9 +85,7 @@ FabricKind network_kind(std::string_view name) {
 Inside inside_of(const NodeKind& node) {
   const std::string name = lower(node.gpu_link_name);
   if (has_any(name, {"infinity", "xgmi"})) return Inside::kXgmi;
-  if (has_any(name, {"pcie", "pci express"})) {
-    return node.peer_access ? Inside::kPcie : Inside::kThroughHost;
-  }
+  if (has_any(name, {"pcie", "pci express"})) return node.peer_access ? Inside::kPcie : Inside::kThroughHost;
   return has_any(name, {"switch"}) ? Inside::kSwitch : Inside::kMesh;
 }
 
@@ -223,9 +221,7 @@ void CollectiveModel::add_sweeps(const std::vector<CollectiveSweep>& sweeps) {
     fabric.system.nodes = sweep.nodes;
     fabric.system.all_ranks = 0;
     fabric.system.ranks_per_node = std::max<std::int64_t>(1, sweep.ranks / sweep.nodes);
-    if (sweep.nodes > 1) {
-      fabric.system.nics *= as_double(fabric.system.ranks_per_node) / as_double(own.ranks_per_node);
-    }
+    if (sweep.nodes > 1) fabric.system.nics *= as_double(fabric.system.ranks_per_node) / as_double(own.ranks_per_node);
     const CollectiveModel model(fabric, settings_, curve_, {});
     for (const SizePoint& point : sweep.points) {
       const double busbw = busbw_factor(sweep.operation, ranks) * point.bytes / point.seconds;

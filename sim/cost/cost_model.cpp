@@ -330,19 +330,13 @@ AttentionCurve CostModel::attention_curve(std::int64_t head_dim, Pass pass) cons
   const AttentionCurve* above = nullptr;
   for (const AttentionCurve& curve : calibration_.attention) {
     if (curve.pass != pass || curve.kernel != choices_.attention_kernel) continue;
-    if (curve.head_dim <= head_dim && (below == nullptr || curve.head_dim > below->head_dim)) {
-      below = &curve;
-    }
-    if (curve.head_dim >= head_dim && (above == nullptr || curve.head_dim < above->head_dim)) {
-      above = &curve;
-    }
+    if (curve.head_dim <= head_dim && (below == nullptr || curve.head_dim > below->head_dim)) below = &curve;
+    if (curve.head_dim >= head_dim && (above == nullptr || curve.head_dim < above->head_dim)) above = &curve;
   }
   FORESHARD_CHECK(
       below != nullptr || above != nullptr,
       "the calibration has no attention curve for " + std::string(pass == Pass::kForward ? "forward" : "backward"));
-  if (below == nullptr || above == nullptr || below == above) {
-    return below != nullptr ? *below : *above;
-  }
+  if (below == nullptr || above == nullptr || below == above) return below != nullptr ? *below : *above;
   const double part = std::log(as_double(head_dim) / as_double(below->head_dim)) /
                       std::log(as_double(above->head_dim) / as_double(below->head_dim));
   AttentionCurve curve = *below;
@@ -435,16 +429,12 @@ KernelPrice CostModel::copy_price(Bytes written) const {
   kernel.memory_class = MemoryClass::kCopy;
   kernel.bytes = Bytes(checked_multiply(written.count(), 1 + ratio));
   const MeasuredPoints& measured = calibration_.measured;
-  if (find_function(measured, kernel.function, kernel.pass, !is_cast) == nullptr) {
-    kernel.function = Function::kCopy;
-  }
+  if (find_function(measured, kernel.function, kernel.pass, !is_cast) == nullptr) kernel.function = Function::kCopy;
   return memory_price(kernel);
 }
 
 std::optional<CollectiveModel> CostModel::collective_model(const GroupShape& group) const {
-  if (group.size <= 1 || calibration_.fabrics.empty() || cluster_.host_computes) {
-    return std::nullopt;
-  }
+  if (group.size <= 1 || calibration_.fabrics.empty() || cluster_.host_computes) return std::nullopt;
   const CollectiveSettings& settings = choices_.collectives;
   const FabricSystem fabric = fabric_system(cluster_, group_link(cluster_, group), settings.version);
   return CollectiveModel(fabric, settings, calibration_);
@@ -485,9 +475,7 @@ KernelPrice CostModel::curve_price(EventKind collective, Bytes bytes, const Grou
     const double network = curve.network_fraction * link.network.value();
     // One rank per node never uses the GPU links.
     busbw = link.ranks_per_node > 1 ? std::min(busbw, network) : network;
-    if (link.nodes > 2) {
-      busbw *= std::pow(curve.per_doubling, std::log2(as_double(link.nodes) / 2));
-    }
+    if (link.nodes > 2) busbw *= std::pow(curve.per_doubling, std::log2(as_double(link.nodes) / 2));
   }
   const double seconds = curve.latency + passes * curve.per_hop * hops +
                          passes * hops / as_double(group.size) * as_double(bytes.count()) / busbw;
@@ -675,9 +663,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
   const auto slowdown = [&](double factor) { return Contention::kOne + excess(factor); };
   table.contention.compute = slowdown(calibration_.contention.compute);
   table.contention.communication = slowdown(calibration_.contention.communication);
-  for (const auto& rank : graph.pipeline) {
-    table.pipeline.push_back(rank ? price(*rank, draw) : CostTable());
-  }
+  for (const auto& rank : graph.pipeline) table.pipeline.push_back(rank ? price(*rank, draw) : CostTable());
   return table;
 }
 

@@ -74,9 +74,7 @@ double gemm_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu
   const double groups = as_double(kernel.groups);
   double compute = groups * 2 * m * n * k / (rate * peak_of(kernel, gpu)) * (1 + curve.k_half / k) *
                    (1 + curve.m_half / m) * (1 + curve.n_half / n);
-  if (curve.tail > 0) {
-    compute *= 1 + curve.tail * as_double(gpu.multiprocessors) * kTile * kTile / (groups * m * n);
-  }
+  if (curve.tail > 0) compute *= 1 + curve.tail * as_double(gpu.multiprocessors) * kTile * kTile / (groups * m * n);
   if (curve.wave > 0) compute *= 1 + curve.wave * (wave_waste(kernel, gpu) - 1);
   if (const int h = halvings(kernel); h > 0) {
     compute *= 1 + curve.misaligned[static_cast<std::size_t>(std::min(h, 3) - 1)];
@@ -275,9 +273,7 @@ Estimate seconds_at(std::span<const SizePoint> points, double bytes) {
   const auto above = std::lower_bound(points.begin(), points.end(), bytes,
                                       [](const SizePoint& point, double value) { return point.bytes < value; });
   if (above != points.end() && above->bytes == bytes) return {above->seconds, Evidence::kMeasured};
-  if (points.size() == 1) {
-    return {points[0].seconds * bytes / points[0].bytes, Evidence::kExtrapolated};
-  }
+  if (points.size() == 1) return {points[0].seconds * bytes / points[0].bytes, Evidence::kExtrapolated};
   const bool is_inside = above != points.begin() && above != points.end();
   const auto right = std::clamp(above, points.begin() + 1, points.end() - 1);
   const SizePoint& a = *(right - 1);

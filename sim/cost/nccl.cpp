@@ -123,9 +123,7 @@ double bandwidth_of(const NcclModel& model, CollectiveOperation collective, Nccl
       const bool tree = algorithm == NcclAlgorithm::kNvlsTree;
       if (!is_simple || nvls.channels < 2 || tree == (s.nodes == 1)) return 0;
       if (tree && collective != CollectiveOperation::kAllReduce) return 0;
-      if (!tree && collective != CollectiveOperation::kAllReduce && !is_gather_or_scatter(collective)) {
-        return 0;
-      }
+      if (!tree && collective != CollectiveOperation::kAllReduce && !is_gather_or_scatter(collective)) return 0;
       if (is_gather_or_scatter(collective) && s.version < k219) return 0;
       double y = tree ? nvls.inter * (s.nodes <= 2 ? 2 : 1) : nvls.intra;
       if (s.version < k228) {
@@ -141,9 +139,7 @@ double bandwidth_of(const NcclModel& model, CollectiveOperation collective, Nccl
     }
     case NcclAlgorithm::kPat: {
       const bool is_one_a_node = s.ranks_per_node == 1 && s.nodes > 1;
-      if (!is_simple || !is_gather_or_scatter(collective) || !is_one_a_node || s.version < k223) {
-        return 0;
-      }
+      if (!is_simple || !is_gather_or_scatter(collective) || !is_one_a_node || s.version < k223) return 0;
       return bus * (s.version < k226 ? 0.85 : 0.75);
     }
     case NcclAlgorithm::kCollNetDirect: {
@@ -170,9 +166,7 @@ double point_to_point(const NcclModel& model, CollectiveOperation collective) {
   const NcclSystem& s = model.system();
   const double n = as_double(s.ranks());
   const double ports = s.nic * s.nics;
-  if (collective == CollectiveOperation::kSendRecv) {
-    return s.nodes > 1 ? ports / as_double(s.ranks_per_node) : s.link;
-  }
+  if (collective == CollectiveOperation::kSendRecv) return s.nodes > 1 ? ports / as_double(s.ranks_per_node) : s.link;
   const double inside = as_double(s.ranks_per_node - 1) / n / s.link;
   const double outside = s.nodes > 1 ? (n - as_double(s.ranks_per_node)) / n * as_double(s.ranks_per_node) / ports : 0;
   return 1 / std::max(inside, outside);
@@ -222,9 +216,7 @@ NcclModel::Entry NcclModel::entry(CollectiveOperation collective, NcclAlgorithm 
 NcclCost NcclModel::at_size(CollectiveOperation collective, const Entry& entry, double bytes) const {
   NcclCost cost{entry.algorithm, entry.protocol, entry.latency, entry.bandwidth};
   if (collective != CollectiveOperation::kAllReduce) return cost;
-  if (entry.algorithm == NcclAlgorithm::kTree) {
-    cost.bandwidth *= nccl_tree_correction(entry.protocol, bytes);
-  }
+  if (entry.algorithm == NcclAlgorithm::kTree) cost.bandwidth *= nccl_tree_correction(entry.protocol, bytes);
   if (entry.algorithm == NcclAlgorithm::kRing && entry.protocol == NcclProtocol::kSimple && system_.nodes > 1 &&
       bytes / (ring_.channels * as_double(system_.ranks())) >= 64) {
     cost.latency *= system_.generation < GpuGeneration::kAmpere ? 1.9 : 1.4;

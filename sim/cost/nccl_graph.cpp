@@ -47,9 +47,7 @@ ChannelFit best_fit(std::span<const double> speeds, double total, double port, d
     }
     channels = std::min(channels, 32.0);
     // A slower speed must be worth it: the search takes the first that fills the links.
-    if (channels * speed > best.channels * best.speed * kWorthIt + kSlack) {
-      best = {static_cast<int>(channels), speed};
-    }
+    if (channels * speed > best.channels * best.speed * kWorthIt + kSlack) best = {static_cast<int>(channels), speed};
   }
   return best;
 }
@@ -73,9 +71,7 @@ int split(NcclGraph& graph, const NcclSystem& system, double speed) {
 }
 
 NcclVersion parse_nccl_version(std::string_view text) {
-  while (!text.empty() && std::isdigit(static_cast<unsigned char>(text.front())) == 0) {
-    text.remove_prefix(1);
-  }
+  while (!text.empty() && std::isdigit(static_cast<unsigned char>(text.front())) == 0) text.remove_prefix(1);
   int parts[3] = {0, 0, 0};
   int found = 0;
   const char* at = text.data();

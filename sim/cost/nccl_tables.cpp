@@ -65,9 +65,7 @@ ByProtocol nccl_hop(NcclAlgorithm algorithm, NcclHop hop, NcclVersion version) {
 }
 
 double nccl_ll_cap(const NcclSystem& system) {
-  if (system.nodes > 1) {
-    return of_nodes(kLlCaps[system.cpu == CpuKind::kAmd ? 1 : 0], system.nodes);
-  }
+  if (system.nodes > 1) return of_nodes(kLlCaps[system.cpu == CpuKind::kAmd ? 1 : 0], system.nodes);
   GpuGeneration generation = system.generation;
   if (system.version < k223) generation = std::min(generation, GpuGeneration::kAmpere);
   return of_nodes(kLlCaps[row_of(generation)], 1);

@@ -55,9 +55,7 @@ std::string EventGraph::fingerprint() const {
     hash.add(c.name);
     hash.add(c.group.size);
     hash.add(c.group.stride);
-    if (c.group.placement != RankPlacement::kListed) {
-      hash.add(std::string_view(to_string(c.group.placement)));
-    }
+    if (c.group.placement != RankPlacement::kListed) hash.add(std::string_view(to_string(c.group.placement)));
     hash.add(std::int64_t{c.per_unit});
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -95,9 +93,7 @@ std::string EventGraph::fingerprint() const {
       const Kernel& kernel = kernels[k];
       hash.add(static_cast<std::int64_t>(kernel.kind) << 16 | static_cast<std::int64_t>(kernel.memory_class) << 8 |
                static_cast<std::int64_t>(kernel.pass));
-      for (std::int64_t v : {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.bytes.count()}) {
-        hash.add(v);
-      }
+      for (std::int64_t v : {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.bytes.count()}) hash.add(v);
       if (!host.python) hash.add(static_cast<std::int64_t>(kernel.function));
     }
   }

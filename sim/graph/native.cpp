@@ -158,9 +158,7 @@ class Native final : public StepBuilder {
     for (std::int32_t u = 0; u < count(); ++u) {
       const std::int64_t shard = state(u).shard;
       state(u).piece = hold(BufferRole::kMaster, u, shard * size_of(plan_.master_dtype));
-      if (plan_.param_dtype != plan_.master_dtype) {
-        state(u).piece = hold(BufferRole::kShadow, u, shard * param_size());
-      }
+      if (plan_.param_dtype != plan_.master_dtype) state(u).piece = hold(BufferRole::kShadow, u, shard * param_size());
       if (offloads()) state(u).stored_gradient = hold(BufferRole::kGradient, u, shard * 4);
       if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) {
         for (const BufferRole moment : {BufferRole::kFirstMoment, BufferRole::kSecondMoment}) {

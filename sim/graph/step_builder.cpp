@@ -134,9 +134,7 @@ void StepBuilder::find_stage_passes() {
   const bool keeps = plan_.reduce_dtype == plan_.param_dtype || !plan_.mesh.is_wrapped() ||
                      fsdp2_version(fsdp2_minor(plan_.runtime.version).value_or(kNewestFsdp2)).autograd_accumulates;
   stage_passes_.assign(stages_.size(), std::vector(at(plan_.batch.accumulation), PassKind::kFirst));
-  for (const StageLayers& stage : stages_) {
-    stage_of_layer_.resize(at(stage.end), at(&stage - stages_.data()));
-  }
+  for (const StageLayers& stage : stages_) stage_of_layer_.resize(at(stage.end), at(&stage - stages_.data()));
   std::vector<bool> exists(stages_.size());
   const std::int64_t each = stage_pipeline(plan_).microbatches;
   for (std::int64_t first = 0; first < plan_.batch.accumulation; first += each) {
@@ -189,9 +187,7 @@ std::int32_t StepBuilder::earlier_of(std::int32_t layer, std::int32_t pass) cons
   const std::int32_t module = same < 0 ? layer : same;
   for (std::int32_t l = layer + 1; l < layers; ++l) {
     const bool tied_head = is_table && !spec_of(layer).tower && spec_of(l).role == LayerRole::kHead;
-    if (model_.order[at(l)].same_as == module || tied_head) {
-      return pass * layers + l;
-    }
+    if (model_.order[at(l)].same_as == module || tied_head) return pass * layers + l;
   }
   return -1;
 }
@@ -276,9 +272,7 @@ void StepBuilder::add_axes() {
 std::uint8_t StepBuilder::post_forward_communicator(std::int64_t size) const {
   const std::vector<Communicator>& list = graph_.communicators;
   for (std::size_t c = 0; c < list.size(); ++c) {
-    if (list[c].name == "post_forward" && list[c].group.size == size) {
-      return static_cast<std::uint8_t>(c);
-    }
+    if (list[c].name == "post_forward" && list[c].group.size == size) return static_cast<std::uint8_t>(c);
   }
   FORESHARD_CHECK(false, "no communicator for the reshard group");
   return kNoCommunicator;
@@ -353,9 +347,7 @@ std::int32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops f
 std::int32_t StepBuilder::add_work(EventKind kind, std::int32_t group, std::int32_t variant) {
   if (group == groups_ - 1) {
     UnitWork work = step_work(kind);
-    for (const std::int32_t shape : shape_of_unit_) {
-      work.tensors += shapes_[at(shape)].trained;
-    }
+    for (const std::int32_t shape : shape_of_unit_) work.tensors += shapes_[at(shape)].trained;
     const std::int64_t looped = kind == EventKind::kOptimizer ? looped_operations() : 0;
     if (looped > 0) work.launches = work.tensors * looped;
     return add_work(kind, work, Flops());
@@ -413,15 +405,11 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint
                           unit_of_part(layer, part), layer);
   if (!whole && phase(kind, layer).segments[segment].host_waits) host_reads_ = id;
   using Kind = MemoryAction::Kind;
-  if (kind == EventKind::kRecompute) {
-    graph_.actions.push_back({Kind::kRecompute, execution, segment});
-  }
+  if (kind == EventKind::kRecompute) graph_.actions.push_back({Kind::kRecompute, execution, segment});
   if (kind == EventKind::kForward || kind == EventKind::kLoss) {
     graph_.actions.push_back({Kind::kForward, execution, segment});
   }
-  if (kind == EventKind::kBackward) {
-    graph_.actions.push_back({Kind::kBackward, execution, segment});
-  }
+  if (kind == EventKind::kBackward) graph_.actions.push_back({Kind::kBackward, execution, segment});
   return id;
 }
 
@@ -563,9 +551,7 @@ void StepBuilder::add_phase(EventKind kind, std::int32_t layer, Segments segment
   }
   for (std::size_t s = 0; s < p.segments.size(); ++s) {
     const bool is_exit = p.segments[s].part == LayerSegment::kAfter;
-    if (is_exit == (segments == Segments::kExit)) {
-      add_segment(kind, layer, static_cast<std::uint8_t>(s));
-    }
+    if (is_exit == (segments == Segments::kExit)) add_segment(kind, layer, static_cast<std::uint8_t>(s));
   }
 }
 
@@ -689,9 +675,7 @@ void StepBuilder::free_gradients(std::int32_t unit, std::int32_t pass) {
   using Kind = MemoryAction::Kind;
   bool is_last = true;
   visit_gradients(unit, pass, [&](std::int32_t execution, std::uint8_t part, const LayerProgram& program) {
-    if (!is_last) {
-      graph_.actions.push_back({Kind::kFreeLastGradient, execution, part});
-    }
+    if (!is_last) graph_.actions.push_back({Kind::kFreeLastGradient, execution, part});
     if (!program.free_gradients[part].actions.empty()) {
       graph_.actions.push_back({Kind::kFreeGradients, execution, part});
     }
@@ -756,9 +740,7 @@ EventGraph StepBuilder::finish() {
   for (std::size_t i = 0; i + 1 < graph_.details.size(); ++i) {
     graph_.details[i].actions_end = graph_.details[i + 1].actions_begin;
   }
-  if (!graph_.details.empty()) {
-    graph_.details.back().actions_end = static_cast<std::uint32_t>(graph_.actions.size());
-  }
+  if (!graph_.details.empty()) graph_.details.back().actions_end = static_cast<std::uint32_t>(graph_.actions.size());
   return std::move(graph_);
 }
 

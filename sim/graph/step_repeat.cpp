@@ -130,9 +130,7 @@ void StepBuilder::write_again(const Place& b, const Place& c, std::int32_t times
     row.wakes = bit;
     row.host_wait += row.host_wait - all[i - 2 * rows].host_wait;
     row.waits_begin += static_cast<std::uint32_t>(waits);
-    for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
-      all[awaited[w]].wakes |= bit;
-    }
+    for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) all[awaited[w]].wakes |= bit;
     if (row.communicator != kNoCommunicator) {
       EventId& queue = communicator_tails_[row.communicator];
       if (queue != kNoEvent) all[queue].wakes |= bit;

@@ -153,9 +153,7 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
   for (std::size_t u = 1; u < first_module_.size(); ++u) first_module_[u] += first_module_[u - 1];
   modules_.resize(owned.size());
   std::vector<std::int32_t> place(first_module_.begin(), first_module_.end() - 1);
-  for (const auto& [unit, module] : owned) {
-    modules_[at(place[at(unit)]++)] = module;
-  }
+  for (const auto& [unit, module] : owned) modules_[at(place[at(unit)]++)] = module;
 
   first_layer_.assign(graph_.units.size() + 1, 0);
   for (std::int32_t l = 0; l < layers; ++l) {
@@ -296,9 +294,7 @@ void StepBuilder::size_units() {
     const std::int64_t group = unit.reshard.kind == Reshard::Kind::kGroup ? unit.reshard.group : 0;
     std::int32_t index = -1;
     for (std::size_t s = 0; s < shapes_.size() && index < 0; ++s) {
-      if (shapes_[s].reshard_group == group && are_alike(first_of_shape[s], u)) {
-        index = static_cast<std::int32_t>(s);
-      }
+      if (shapes_[s].reshard_group == group && are_alike(first_of_shape[s], u)) index = static_cast<std::int32_t>(s);
     }
     if (index < 0) {
       UnitShape shape = shape_of(u);

@@ -106,9 +106,7 @@ AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& libr
     if (b.parts < 0) {
       add_tensor(log, b.bytes, b.pool);
     } else {
-      for (const Bytes part : graph.parts[static_cast<std::size_t>(b.parts)]) {
-        add_tensor(log, part, b.pool);
-      }
+      for (const Bytes part : graph.parts[static_cast<std::size_t>(b.parts)]) add_tensor(log, part, b.pool);
     }
   }
   log.first.push_back(static_cast<std::int32_t>(log.bytes.size()));
@@ -120,9 +118,7 @@ AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& libr
   visitor.take_rest();
   for (std::size_t row = 0; row < graph.rows.size(); ++row) {
     const EventKind kind = graph.rows[row].kind;
-    if (kind == EventKind::kOptimizer || kind == EventKind::kHostOptimizer) {
-      log.optimizer = static_cast<EventId>(row);
-    }
+    if (kind == EventKind::kOptimizer || kind == EventKind::kHostOptimizer) log.optimizer = static_cast<EventId>(row);
   }
   if (buckets == Buckets::kInArena) return log;
   for (const std::int32_t buffer : graph.persistent) {

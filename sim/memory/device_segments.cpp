@@ -35,9 +35,7 @@ CachingAllocator::BlockId CachingAllocator::allocate_segment(Bin bin, std::int64
 
 // A segment of one block that is in no list; expandable ones start unmapped.
 CachingAllocator::BlockId CachingAllocator::new_segment(Bin bin, std::int64_t size, bool expandable) {
-  if (!expandable && stats_.all.reserved_bytes.current + size > memory_.available.count()) {
-    return kNoBlock;
-  }
+  if (!expandable && stats_.all.reserved_bytes.current + size > memory_.available.count()) return kNoBlock;
   if (unused_segments_.empty()) {
     unused_segments_.push_back(static_cast<std::int32_t>(segments_.size()));
     segments_.emplace_back();
@@ -176,9 +174,7 @@ void CachingAllocator::collect_garbage() {
 CachingAllocator::BlockId CachingAllocator::find_expandable(Bin bin, std::int64_t size) {
   const auto has_room = [&](BlockId id) {
     std::int64_t room = 0;
-    for (; id != kNoBlock && room < size && is_usable(at(id)); id = at(id).next) {
-      room += at(id).size;
-    }
+    for (; id != kNoBlock && room < size && is_usable(at(id)); id = at(id).next) room += at(id).size;
     return room >= size;
   };
   for (BlockId id : unmapped_[bin]) {

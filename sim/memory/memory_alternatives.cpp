@@ -95,9 +95,7 @@ ReservedError reserved_error(const Fit& fit) {
 
 double log_reach(const std::vector<MemoryAlternative>& alternatives, Bytes forecast) {
   double bytes = 0;
-  for (const MemoryAlternative& each : alternatives) {
-    bytes += as_double(each.bytes.count());
-  }
+  for (const MemoryAlternative& each : alternatives) bytes += as_double(each.bytes.count());
   return std::log1p(bytes / as_double(forecast.count()));
 }
 

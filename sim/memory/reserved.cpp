@@ -246,9 +246,7 @@ class OpeningsOf {
   std::vector<std::int64_t> numels(std::int32_t unit, std::int64_t all) const {
     std::vector<std::int64_t> list = gradient_bytes(unit);
     const std::int64_t bytes = std::accumulate(list.begin(), list.end(), std::int64_t{0});
-    for (std::int64_t& each : list) {
-      each = std::llround(as_double(each) / as_double(bytes) * as_double(all));
-    }
+    for (std::int64_t& each : list) each = std::llround(as_double(each) / as_double(bytes) * as_double(all));
     return list;
   }
 
@@ -286,9 +284,7 @@ struct ReservedReplay::State {
       row = kNoEvent;
       open();
       for (const std::int32_t tensor : log.before) {
-        if (block_of[at(tensor)] == CachingAllocator::kNoBlock) {
-          allocate(tensor);
-        }
+        if (block_of[at(tensor)] == CachingAllocator::kNoBlock) allocate(tensor);
       }
       allocate_first_bucket();
       note_stall();
@@ -457,9 +453,7 @@ struct ReservedReplay::State {
       blocks.push_back(block_of[tensor]);
       stand(tensor, CachingAllocator::kNoBlock);
     }
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      stand(tensor_of(now.live[i], runs.end()), blocks[i]);
-    }
+    for (std::size_t i = 0; i < blocks.size(); ++i) stand(tensor_of(now.live[i], runs.end()), blocks[i]);
     r = behind;
     return true;
   }
@@ -502,9 +496,7 @@ struct ReservedReplay::State {
         most_reserved = other.most_reserved;
         allocated_then = 0;
       }
-      if (other.most_reserved == most_reserved) {
-        allocated_then = std::max(allocated_then, other.allocated_then);
-      }
+      if (other.most_reserved == most_reserved) allocated_then = std::max(allocated_then, other.allocated_then);
     }
   };
 
@@ -565,9 +557,7 @@ struct ReservedReplay::State {
       most_reserved = reserved;
       allocated_then = 0;
     }
-    if (reserved == most_reserved) {
-      allocated_then = std::max(allocated_then, now.allocated_bytes.current);
-    }
+    if (reserved == most_reserved) allocated_then = std::max(allocated_then, now.allocated_bytes.current);
     if (traced != nullptr) take_history(buffer);
     return block;
   }
@@ -666,9 +656,7 @@ ReservedReplay::Identity ReservedReplay::identity() const {
     hash.add(static_cast<std::uint64_t>(opening.kind)).add(opening.id).add(opening.bytes);
   }
   // What is allocated beside the log, and before which of its actions.
-  for (const LibraryBlock& block : log.library) {
-    hash.add(block.bytes).add(block.stream).add(block.action);
-  }
+  for (const LibraryBlock& block : log.library) hash.add(block.bytes).add(block.stream).add(block.action);
   if (log.optimizer != kNoEvent) hash.add(log.row_begin[at(log.optimizer)]);
   hash.add(alloc_conf(state_->allocator.settings()));
   Fingerprint rows;

@@ -61,9 +61,7 @@ template <typename SettledIn>
 ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster& cluster, Order order,
                         const SettledIn& settled) {
   const Bytes allocated = peak_allocated(graph);
-  if (cluster.host_computes) {
-    return ReservedForecast{.peak = allocated};
-  }
+  if (cluster.host_computes) return ReservedForecast{.peak = allocated};
   // The engine's, beside which the allocator serves what layers make.
   const Bytes arena = buckets_of(plan) == Buckets::kInArena ? lay_out_arena(graph).size : Bytes(0);
   const Bytes available = cluster.gpu.memory - total(memory_outside(graph, cluster, plan.runtime)) - arena;

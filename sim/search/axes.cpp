@@ -27,9 +27,7 @@ std::vector<std::int64_t> default_shard_groups(const Cluster& cluster, std::int6
     const std::int64_t gpus = g * inner;
     const bool whole_nodes_doubling = gpus % node == 0 && ((gpus / node) & (gpus / node - 1)) == 0;
     const bool whole_domains = domain > node && gpus % domain == 0;
-    if (power_of_two || whole_nodes_doubling || whole_domains || g == ranks) {
-      groups.push_back(g);
-    }
+    if (power_of_two || whole_nodes_doubling || whole_domains || g == ranks) groups.push_back(g);
   }
   return groups;
 }
@@ -38,9 +36,7 @@ std::vector<Reshard> default_reshards(const Cluster& cluster) {
   std::vector<Reshard> reshards = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};
   if (cluster.nodes() > 1) reshards.push_back({Reshard::Kind::kGroup, cluster.gpus_per_node()});
   const std::int64_t domain = cluster.gpus_per_node() * cluster.node.link_domain;
-  if (cluster.node.link_domain > 1 && domain < cluster.gpus) {
-    reshards.push_back({Reshard::Kind::kGroup, domain});
-  }
+  if (cluster.node.link_domain > 1 && domain < cluster.gpus) reshards.push_back({Reshard::Kind::kGroup, domain});
   return reshards;
 }
 
@@ -61,9 +57,7 @@ bool is_sensible(const SearchSpace& space, const Cluster& cluster, const Place& 
   const std::int64_t shard = get(space.shard_groups, at(place, Axis::kShard));
   if (shard <= 0 || data_ranks(space, cluster) % shard != 0) return false;
   const Reshard& reshard = get(space.reshards, at(place, Axis::kReshard));
-  if (reshard.kind == Reshard::Kind::kGroup && (reshard.group >= shard || shard % reshard.group != 0)) {
-    return false;
-  }
+  if (reshard.kind == Reshard::Kind::kGroup && (reshard.group >= shard || shard % reshard.group != 0)) return false;
   // With one rank per shard group nothing is gathered: resharding and prefetch change nothing.
   const bool is_whole = shard * space.base.mesh.cp == 1;
   if (is_whole && (at(place, Axis::kReshard) > 0 || at(place, Axis::kPrefetch) > 0)) return false;
@@ -134,17 +128,13 @@ std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model,
   sizes[at(Axis::kPrefetch)] = space.prefetches.size();
   sizes[at(Axis::kRecompute)] = space.recomputes.size();
   sizes[at(Axis::kMicroBatch)] = space.micro_batches.size();
-  for (std::size_t k = 0; k < space.knobs.size(); ++k) {
-    sizes[at(Axis::kKnobs) + k] = space.knobs[k].values.size();
-  }
+  for (std::size_t k = 0; k < space.knobs.size(); ++k) sizes[at(Axis::kKnobs) + k] = space.knobs[k].values.size();
   std::vector<Place> places;
   Place place{};
   while (true) {
     if (is_sensible(space, cluster, place)) {
       const Plan plan = plan_at(space, cluster, place);
-      if (!repeats(space, place, plan) && !find_problem(plan, model, cluster)) {
-        places.push_back(place);
-      }
+      if (!repeats(space, place, plan) && !find_problem(plan, model, cluster)) places.push_back(place);
     }
     std::size_t axis = kAxes;
     while (axis > 0) {

@@ -230,9 +230,7 @@ std::size_t with_usual_values(Places& places, std::size_t best) {
     if (outcome.verdict == Verdict::kPruned) places.judge(*other);
     const bool may = outcome.verdict == Verdict::kSimulated && outcome.step <= as_fast;
     std::set<Rank> alone = {places.rank(*other)};
-    if (may && places.first_that_holds(alone, std::nullopt) && outcome.step <= as_fast) {
-      best = *other;
-    }
+    if (may && places.first_that_holds(alone, std::nullopt) && outcome.step <= as_fast) best = *other;
   }
   return best;
 }

@@ -44,9 +44,7 @@ NeededWork needed_work(const EventGraph& graph, const CostTable& costs) {
       needed_fifo[row.communicator] = true;
       fifo[row.communicator] += duration;
     }
-    for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
-      needed[at(graph.waits[w])] = 1;
-    }
+    for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) needed[at(graph.waits[w])] = 1;
   }
   work.communicator = *std::ranges::max_element(fifo);
   return work;

@@ -167,14 +167,10 @@ SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster, const std:
     space.reshards = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};
     for (std::int64_t group = 2; group < cluster.gpus; ++group) {
       const bool is_even = (group & (group - 1)) == 0 || group == cluster.gpus_per_node();
-      if (is_even && cluster.gpus % group == 0) {
-        space.reshards.push_back({Reshard::Kind::kGroup, group});
-      }
+      if (is_even && cluster.gpus % group == 0) space.reshards.push_back({Reshard::Kind::kGroup, group});
     }
   }
-  if (space.prefetches.empty()) {
-    space.prefetches = prefetches_of(space.base, {Prefetch::kImplicit, 1, 2, 3}, {1, 2, 3});
-  }
+  if (space.prefetches.empty()) space.prefetches = prefetches_of(space.base, {Prefetch::kImplicit, 1, 2, 3}, {1, 2, 3});
   return space;
 }
 
@@ -188,15 +184,11 @@ DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const Co
   SearchOptions best_alone = options;
   best_alone.detail = SearchDetail::kBest;
   result.knobs = search(deep, model, costs, best_alone);
-  if (result.knobs.best && is_faster(*result.knobs.best, result.best)) {
-    result.best = result.knobs.best;
-  }
+  if (result.knobs.best && is_faster(*result.knobs.best, result.best)) result.best = result.knobs.best;
   // Where nothing uniform fits, mixtures do not either.
   if (!result.best) return result;
   Layers(deep, model, costs, options).run(*result.best, result);
-  if (result.layers && is_faster(result.layers->candidate, result.best)) {
-    result.best = result.layers->candidate;
-  }
+  if (result.layers && is_faster(result.layers->candidate, result.best)) result.best = result.layers->candidate;
   return result;
 }
 

@@ -27,9 +27,7 @@ std::vector<Candidate> neighbours(Places& places, std::size_t best) {
   std::vector<Candidate> list;
   for (std::size_t i = 0; i < places.size(); ++i) {
     int changed = 0;
-    for (std::size_t axis = 0; axis < kAxes; ++axis) {
-      changed += places[i][axis] != places[best][axis];
-    }
+    for (std::size_t axis = 0; axis < kAxes; ++axis) changed += places[i][axis] != places[best][axis];
     if (changed != 1) continue;
     if (places.outcome(i).verdict == Verdict::kPruned) places.judge(i);
     places.weigh(i);

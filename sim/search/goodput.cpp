@@ -21,9 +21,7 @@ double checkpoint_interval(const Interruptions& x) {
 }
 
 double goodput(const Interruptions& x, double interval) {
-  if (!std::isfinite(x.mean_between)) {
-    return std::isfinite(interval) ? interval / (interval + x.save) : 1;
-  }
+  if (!std::isfinite(x.mean_between)) return std::isfinite(interval) ? interval / (interval + x.save) : 1;
   if (!std::isfinite(interval)) return 0;
   const double segment =
       x.mean_between * std::exp(x.restart / x.mean_between) * std::expm1((interval + x.save) / x.mean_between);

@@ -148,9 +148,7 @@ InFlight in_flight_of(const Plan& plan, std::int64_t rank) {
       const std::int64_t round = all / std::max<std::int64_t>(1, all / ranks);
       const auto forwards = [&](std::int64_t count) {
         std::vector<std::int64_t> done(at(stages), 0);
-        for (std::int64_t i = 0; i < std::min(count, all * stages); ++i) {
-          ++done[at(i / round % stages)];
-        }
+        for (std::int64_t i = 0; i < std::min(count, all * stages); ++i) ++done[at(i / round % stages)];
         return done;
       };
       const std::int64_t first_of_last = (stages - 1) * round + 1;
@@ -224,9 +222,7 @@ StageSamples::Sample measured(const ModelSpec& whole, Plan sample, const CostMod
   if (runs.empty()) (place == 0 ? sample.pipeline.first_less : sample.pipeline.last_less) = 1;
   ModelSpec model = whole;
   model.order.assign(whole.order.begin(), first);
-  for (std::int64_t s = runs.empty() ? 1 : 0; s < kSampled; ++s) {
-    append(model.order, blocks);
-  }
+  for (std::int64_t s = runs.empty() ? 1 : 0; s < kSampled; ++s) append(model.order, blocks);
   model.order.insert(model.order.end(), last, whole.order.end());
   Plan of_rank = at_pipeline_rank(sample, static_cast<std::int64_t>(place));
   const LayerPrograms programs(model, of_rank);
@@ -348,12 +344,8 @@ LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostM
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     const std::vector<std::size_t>& own = ranks[r].stages;
     Time step;
-    for (std::size_t s = 0; s < own.front(); ++s) {
-      step += pass_of(plan, stages[s].forward, stages[s].backward);
-    }
-    for (const std::size_t s : own) {
-      step += (stages[s].forward + stages[s].backward) * plan.batch.accumulation;
-    }
+    for (std::size_t s = 0; s < own.front(); ++s) step += pass_of(plan, stages[s].forward, stages[s].backward);
+    for (const std::size_t s : own) step += (stages[s].forward + stages[s].backward) * plan.batch.accumulation;
     floor.step = std::max(floor.step, step);
 
     const auto rank = static_cast<std::int64_t>(r);

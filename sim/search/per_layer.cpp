@@ -292,9 +292,7 @@ class LayerSearch {
     bool is_better = true;
     while (is_better && judged_ < budget_) {
       is_better = false;
-      for (std::size_t i = 0; i < size() && judged_ < budget_; ++i) {
-        is_better |= change(i);
-      }
+      for (std::size_t i = 0; i < size() && judged_ < budget_; ++i) is_better |= change(i);
       if (!is_better) is_better = exchange_at_borders();
     }
   }

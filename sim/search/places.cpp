@@ -47,9 +47,7 @@ bool Places::recalled(std::size_t i) {
 void Places::judge(std::size_t i) {
   if (!recalled(i)) judge_anew(i);
   const std::int64_t now = ++done_;
-  if (options_.progress && !options_.progress(now, std::ssize(places_))) {
-    stopped_ = true;
-  }
+  if (options_.progress && !options_.progress(now, std::ssize(places_))) stopped_ = true;
 }
 
 void Places::judge_anew(std::size_t i) {

@@ -23,9 +23,7 @@ void add_counts(SearchResult& all, const SearchResult& other, std::int64_t sign)
 // Which of two results without a best plan answers better: one that at least fits, else the
 // smaller.
 bool is_nearer(const SearchResult& a, const SearchResult& b) {
-  if (a.riskier || b.riskier) {
-    return a.riskier && (!b.riskier || a.riskier->seconds < b.riskier->seconds);
-  }
+  if (a.riskier || b.riskier) return a.riskier && (!b.riskier || a.riskier->seconds < b.riskier->seconds);
   return a.smallest && (!b.smallest || a.smallest->peak_allocated < b.smallest->peak_allocated);
 }
 

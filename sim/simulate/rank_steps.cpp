@@ -208,9 +208,7 @@ struct SweptStep {
     for (std::size_t i = passed; i < until; ++i) {
       const Row& row = rows[i];
       const FlatCost& c = cost[row.work];
-      if (row.host_wait != kNoEvent) {
-        clock = std::max(clock, spans[row.host_wait].end.nanoseconds());
-      }
+      if (row.host_wait != kNoEvent) clock = std::max(clock, spans[row.host_wait].end.nanoseconds());
       if (delay != delays_end && at(delay->row) == i) {
         if (delay->drains) clock = std::max(clock, *std::ranges::max_element(ends));
         clock += delay->time.nanoseconds();
@@ -556,9 +554,7 @@ struct SimulatedStep {
   // it still waits for another row.
   std::int64_t ready_before(std::size_t s) const {
     std::int64_t ready = heads[s].tail;
-    for (const EventId awaited : graph.waits_of(heads[s].row)) {
-      ready = std::max(ready, end[at(awaited)]);
-    }
+    for (const EventId awaited : graph.waits_of(heads[s].row)) ready = std::max(ready, end[at(awaited)]);
     return ready == kOpen ? 0 : ready - now;
   }
 
@@ -620,9 +616,7 @@ struct SimulatedStep {
     const std::int32_t runs = (repeats.end() - 1 - last) / repeats.rows;
     const EventId by = runs * repeats.rows;
     std::array<EventId, kStreams> reached;
-    for (std::size_t s = 0; s < kStreams; ++s) {
-      reached[s] = is_inside(heads[s].row) ? heads[s].row + by : heads[s].row;
-    }
+    for (std::size_t s = 0; s < kStreams; ++s) reached[s] = is_inside(heads[s].row) ? heads[s].row + by : heads[s].row;
     const auto still_awaited = [&](EventId row) {
       const EventId next = reached[at(rows[row].stream)];
       return next != kNoEvent && row >= next;

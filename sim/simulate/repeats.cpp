@@ -63,9 +63,7 @@ bool host_is_ahead(const EventGraph& graph, const CostTable& costs, const Timeli
   for (auto row = at(cut.end); row < spans.size(); ++row) {
     const Cost cost = cost_of(row);
     const Time host = spans[row].issue + later;
-    if (spans[row].start < host || spans[row].end < host + cost.during + cost.last_kernel) {
-      return false;
-    }
+    if (spans[row].start < host || spans[row].end < host + cost.during + cost.last_kernel) return false;
   }
   // Every step begins where the host stands after one, and so does the first, from an idle machine.
   const Time awaited = spans[at(graph.final_host_wait)].end;

@@ -77,9 +77,7 @@ class ConfParser {
       s.expandable_segments = boolean(key);
     } else if (key == "backend") {
       const std::string value = word(key);
-      if (value != "native") {
-        fail(fmt::format("backend:{} is not modelled, only the native allocator is", value));
-      }
+      if (value != "native") fail(fmt::format("backend:{} is not modelled, only the native allocator is", value));
     } else if (key == "release_lock_on_cudamalloc" || key == "release_lock_on_hipmalloc" ||
                key == "pinned_use_cuda_host_register" || key == "pinned_use_hip_host_register" ||
                key == "pinned_use_background_threads" || key == "graph_capture_record_stream_reuse") {
@@ -127,9 +125,7 @@ class ConfParser {
 
   void expect(const char* sign) {
     if (at_ >= words_.size()) fail(fmt::format("expected '{}' at the end", sign));
-    if (words_[at_] != sign) {
-      fail(fmt::format("expected '{}' but got '{}'", sign, words_[at_]));
-    }
+    if (words_[at_] != sign) fail(fmt::format("expected '{}' but got '{}'", sign, words_[at_]));
     ++at_;
   }
 
@@ -156,9 +152,7 @@ class ConfParser {
 
   std::int64_t megabytes(const std::string& key, std::int64_t least) {
     const std::int64_t value = integer(key);
-    if (value < least) {
-      fail(fmt::format("CachingAllocator option {} too small, must be >= {}", key, least));
-    }
+    if (value < least) fail(fmt::format("CachingAllocator option {} too small, must be >= {}", key, least));
     return std::min(value, AllocatorSettings::kUnlimited / kMiB) * kMiB;
   }
 

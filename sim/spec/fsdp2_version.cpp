@@ -11,9 +11,7 @@ std::optional<std::int32_t> fsdp2_minor(std::string_view version) {
   const std::size_t dot = version.find('.');
   if (dot != std::string_view::npos) {
     const std::string_view patch = version.substr(dot + 1);
-    if (patch.empty() || patch.find_first_not_of("0123456789") != std::string_view::npos) {
-      return std::nullopt;
-    }
+    if (patch.empty() || patch.find_first_not_of("0123456789") != std::string_view::npos) return std::nullopt;
     version = version.substr(0, dot);
   }
   const auto minor = parse_number<std::int32_t>(version);

@@ -73,9 +73,7 @@ std::int64_t ModelSpec::trainable_parameters() const {
 std::int64_t ModelSpec::active_parameters() const {
   return sum_over_layers(*this, [](const LayerSpec& layer) {
     std::int64_t count = 0;
-    for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
-      count = checked_add(count, active_numel(layer, p));
-    }
+    for (std::size_t p = 0; p < layer.parameters.size(); ++p) count = checked_add(count, active_numel(layer, p));
     return count;
   });
 }
@@ -200,9 +198,7 @@ std::int64_t input_bytes(const ModelSpec& model, std::int64_t batch, std::int64_
 std::int64_t label_bytes(const ModelSpec& model, std::int64_t batch, std::int64_t sequence) {
   constexpr std::int64_t kInt64 = 8;
   Domain domain;
-  if (!model.order.empty()) {
-    domain = model.kinds[at(model.order.back().kind)].domain;
-  }
+  if (!model.order.empty()) domain = model.kinds[at(model.order.back().kind)].domain;
   return checked_multiply(checked_multiply(domain.sequences(batch), domain.length(sequence)), kInt64);
 }
 

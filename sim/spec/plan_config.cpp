@@ -147,9 +147,7 @@ PlanDocument assign(PlanDocument document, const Written& assignment) {
   for (auto& [path, given] : document.given) {
     const bool is_source = given.layer == assignment.layer && given.location.file == assignment.source;
     // Places of earlier assignments are on line 1 already.
-    if (is_source && given.location.line > yaml.key_lines) {
-      given.location = place(assignment, yaml, given.location);
-    }
+    if (is_source && given.location.line > yaml.key_lines) given.location = place(assignment, yaml, given.location);
   }
   return document;
 }
@@ -171,9 +169,7 @@ std::string yaml_string(const std::string& text) {
   const bool starts_plain = !text.empty() && !contains(std::string_view("@+-."), text[0]);
   const bool is_number = text.find_first_not_of("0123456789.+-eExXinfaINFA_") == std::string::npos;
   const bool is_word = contains(kWords, lower(text));
-  if (starts_plain && !is_number && !is_word && text.find_first_not_of(kPlain) == std::string::npos) {
-    return text;
-  }
+  if (starts_plain && !is_number && !is_word && text.find_first_not_of(kPlain) == std::string::npos) return text;
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -227,9 +223,7 @@ std::string yaml_value(const Json& value) {
     return fmt::format("[{}]", fmt::join(parts, ", "));
   }
   if (value.is_object()) {
-    for (const auto& [key, child] : value.items()) {
-      parts.push_back(fmt::format("{}: {}", key, yaml_value(child)));
-    }
+    for (const auto& [key, child] : value.items()) parts.push_back(fmt::format("{}: {}", key, yaml_value(child)));
     return fmt::format("{{{}}}", fmt::join(parts, ", "));
   }
   return plain(value);

@@ -133,12 +133,8 @@ std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {
                (spec.role == LayerRole::kHead && plan.units.embedding != UnitPlacement::kWithHead)) {
       ++others;  // the norm is in the head's unit, or both in the embedding's
     }
-    if (spec.role == LayerRole::kEmbedding && spec.nested.size() > 1) {
-      nested += std::ssize(spec.nested) - 1;
-    }
-    if (spec.role == LayerRole::kBlock && splits_block(plan.units, block++)) {
-      nested += std::ssize(spec.nested);
-    }
+    if (spec.role == LayerRole::kEmbedding && spec.nested.size() > 1) nested += std::ssize(spec.nested) - 1;
+    if (spec.role == LayerRole::kBlock && splits_block(plan.units, block++)) nested += std::ssize(spec.nested);
   }
   const std::int64_t per_unit = plan.units.layers_per_unit;
   return (has_root_unit(plan, model) ? 1 : 0) + others + (blocks + per_unit - 1) / per_unit + nested;
@@ -155,9 +151,7 @@ RangedPolicy<Recompute> recompute_every(std::int64_t k, std::int64_t blocks) {
   FORESHARD_CHECK(k >= 1 && blocks >= 0, "recompute_every needs k >= 1");
   if (k == 1 || blocks <= 1) return {Recompute::kFull, {}};
   RangedPolicy<Recompute> policy{Recompute::kNone, {{0, blocks - 1, Recompute::kNone}}};
-  for (std::int64_t block = 0; block < blocks; block += k) {
-    policy.ranges.push_back({block, block, Recompute::kFull});
-  }
+  for (std::int64_t block = 0; block < blocks; block += k) policy.ranges.push_back({block, block, Recompute::kFull});
   return policy;
 }
 

@@ -300,9 +300,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
       plan.runtime.kind == RuntimeKind::kFsdp2 && (plan.runtime.version.empty() || !document.has("runtime"));
   if (is_version_assumed) reasons["runtime"] = "the newest version that is modelled";
   if (plan.runtime.version.empty()) plan.runtime.version = newest_version(plan.runtime.kind);
-  if (document.recompute_every) {
-    plan.recompute = recompute_every(*document.recompute_every, model.block_count());
-  }
+  if (document.recompute_every) plan.recompute = recompute_every(*document.recompute_every, model.block_count());
   if (!document.has("batch.accumulation")) plan.batch.accumulation = 1;
   plan.host = cluster.host_computes ? HostKind::kComputes : HostKind::kFeedsDevice;
   plan.has_flash = !generation_of(cluster.gpu).is_before_ampere();
@@ -350,9 +348,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
     if (is_given && given->second.layer != PlanLayer::kPreset && !is_partly_given) continue;
     const Json value = key.write(plan);
     if (value.is_null()) continue;
-    if (is_given && !is_partly_given) {
-      reasons[key.path] = fmt::format("stack {}", document.stack);
-    }
+    if (is_given && !is_partly_given) reasons[key.path] = fmt::format("stack {}", document.stack);
     const auto reason = reasons.find(key.path);
     resolved.assumed.push_back(
         {std::string(key.path), yaml_value(value), reason == reasons.end() ? "default" : reason->second});

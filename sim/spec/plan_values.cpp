@@ -212,9 +212,7 @@ Loss read_loss(const ConfigNode& node) {
   const std::string_view text = node.text();
   if (text == kLiger) return {Loss::Kind::kFusedLinear, 1};
   const auto word = std::ranges::find(kLosses, text);
-  if (word != kLosses.end() && text != kChunked) {
-    return {static_cast<Loss::Kind>(word - kLosses.begin()), 0};
-  }
+  if (word != kLosses.end() && text != kChunked) return {static_cast<Loss::Kind>(word - kLosses.begin()), 0};
   if (!text.starts_with(kChunked)) {
     throw wrong_word(node, kExpected,
                      {"eager", "eager-compute", "compiled", "fused", "fused-linear", "liger", "tiled-linear",
@@ -229,9 +227,7 @@ Loss read_loss(const ConfigNode& node) {
 }
 
 std::int64_t read_forward_prefetch(const ConfigNode& node) {
-  if (node.is_scalar() && looks_like_number(node.text())) {
-    return node.as_int(0, plan_limits::kPrefetch);
-  }
+  if (node.is_scalar() && looks_like_number(node.text())) return node.as_int(0, plan_limits::kPrefetch);
   if (node.text() == "implicit") return Prefetch::kImplicit;
   throw wrong_word(node, "implicit or a number of units from 0 to 1,024, for example 1", {"implicit"});
 }
@@ -284,12 +280,8 @@ std::vector<std::string> read_lora_targets(const ConfigNode& node) {
   std::vector<std::string> targets;
   for (const ConfigNode& element : node.elements()) {
     std::string target = element.as_string();
-    if (target.empty() || target == Lora::kAllLinear) {
-      throw element.error("this is no module", kExpected);
-    }
-    if (contains(targets, target)) {
-      throw element.error("the module stands twice", kExpected);
-    }
+    if (target.empty() || target == Lora::kAllLinear) throw element.error("this is no module", kExpected);
+    if (contains(targets, target)) throw element.error("the module stands twice", kExpected);
     targets.push_back(std::move(target));
   }
   if (targets.empty()) throw node.error("the list is empty", kExpected, Lora::kAllLinear);
@@ -299,9 +291,7 @@ std::vector<std::string> read_lora_targets(const ConfigNode& node) {
 std::optional<double> read_optional_positive(const ConfigNode& node) {
   if (node.text() == "none") return std::nullopt;
   static constexpr const char* kExpected = "a number above 0, for example 1.0, or none";
-  if (!node.is_scalar() || !looks_like_number(node.text())) {
-    throw wrong_word(node, kExpected, {"none"});
-  }
+  if (!node.is_scalar() || !looks_like_number(node.text())) throw wrong_word(node, kExpected, {"none"});
   const double value = node.as_double();
   if (!(value > 0)) throw node.error(quote(node.text()) + " is out of range", kExpected);
   return value;

@@ -41,9 +41,7 @@ std::vector<PresetRule> read_rules(const ConfigNode& list, const std::string& so
     if (node.has("keys")) rule.rules = read_rules(node.at("keys"), rule.source);
     if (!node.has("set")) continue;
     for (const ConfigItem& item : node.at("set").items()) {
-      if (find_plan_key(item.key) == nullptr) {
-        throw item.value.error("no key of a plan", "dotted paths");
-      }
+      if (find_plan_key(item.key) == nullptr) throw item.value.error("no key of a plan", "dotted paths");
       rule.set.emplace_back(item.key, item.value);
     }
   }
@@ -67,9 +65,7 @@ Preset read_file(const EmbeddedFile& file) {
     preset.runtimes.push_back(read_word(runtime, kRuntimes));
   }
   if (root.has("versions")) {
-    for (const ConfigNode& version : root.at("versions").elements()) {
-      preset.versions.push_back(version.as_string());
-    }
+    for (const ConfigNode& version : root.at("versions").elements()) preset.versions.push_back(version.as_string());
   }
   preset.rules = read_rules(root.at("keys"), "");
   return preset;

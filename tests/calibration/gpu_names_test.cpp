@@ -62,9 +62,7 @@ TEST(GpuNames, EveryKeyAndAliasMeansItself) {
   const std::vector<Machine> machines = list_machines();
   for (const Machine& machine : machines) {
     EXPECT_EQ(match_gpu(machine.key, machines), &machine) << machine.key;
-    for (const std::string& alias : machine.aliases) {
-      EXPECT_EQ(match_gpu(alias, machines), &machine) << alias;
-    }
+    for (const std::string& alias : machine.aliases) EXPECT_EQ(match_gpu(alias, machines), &machine) << alias;
   }
 }
 

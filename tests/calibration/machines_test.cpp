@@ -54,9 +54,7 @@ TEST(Machines, NamesAreUnique) {
   std::set<std::string> names;
   for (const Machine& machine : list_machines()) {
     EXPECT_TRUE(names.insert(machine.key).second) << machine.key;
-    for (const std::string& alias : machine.aliases) {
-      EXPECT_TRUE(names.insert(alias).second) << alias;
-    }
+    for (const std::string& alias : machine.aliases) EXPECT_TRUE(names.insert(alias).second) << alias;
   }
 }
 

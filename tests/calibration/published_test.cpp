@@ -34,9 +34,7 @@ TEST(Published, CsvIsStrict) {
   EXPECT_THROW(CsvTable("a,b\n1,\"2\"x\n", "t.csv"), ConfigError);
   EXPECT_THROW(CsvTable("a,b\n1,2\"x\n", "t.csv"), ConfigError);
   const CsvTable table("a\n1x\nnan\n\n", "t.csv");
-  for (std::size_t row = 0; row < table.rows(); ++row) {
-    EXPECT_THROW(table.number(row, "a"), ConfigError);
-  }
+  for (std::size_t row = 0; row < table.rows(); ++row) EXPECT_THROW(table.number(row, "a"), ConfigError);
   try {
     table.number(0, "a");
   } catch (const ConfigError& error) {

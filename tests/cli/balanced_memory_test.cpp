@@ -54,9 +54,7 @@ std::vector<std::string> every_word() {
   for (const PlanKey& key : plan_key_table()) {
     if (key.path.starts_with("runtime") || key.path.starts_with("mesh")) continue;
     const std::string start = std::string(key.path) + "=";
-    if (key.type.kind == PlanKeyType::Kind::kFlag) {
-      append(words, {start + "true", start + "false"});
-    }
+    if (key.type.kind == PlanKeyType::Kind::kFlag) append(words, {start + "true", start + "false"});
     for (std::size_t w = 0; w < key.type.words; ++w) words.push_back(start + key.type.word(w));
   }
   return words;
@@ -77,9 +75,7 @@ JobOptions any_words() {
   if (one_in_three()) job.cluster = *rc::gen::element("1xh100", "2xa100", "16xh100", "64xh100");
   if (!one_in_three()) set.clear();  // few contradict each other
   static const std::vector<std::string> words = every_word();
-  for (int draws = *rc::gen::element(0, 1, 2, 3, 4); draws > 0; --draws) {
-    set.push_back(*rc::gen::elementOf(words));
-  }
+  for (int draws = *rc::gen::element(0, 1, 2, 3, 4); draws > 0; --draws) set.push_back(*rc::gen::elementOf(words));
   for (const char* more : {"mesh.tp=2", "mesh.cp=2", "mesh.ep=2", "batch.micro_batch=2"}) {
     if (one_in_three()) set.push_back(more);
   }
@@ -112,9 +108,7 @@ bool swings_hold(const EventGraph& graph) {
   for (const MemoryAction& action : graph.actions) {
     using Kind = MemoryAction::Kind;
     const Kind kind = action.kind;
-    if (kind == Kind::kAllocate || kind == Kind::kFree || kind == Kind::kStore || kind == Kind::kKeep) {
-      continue;
-    }
+    if (kind == Kind::kAllocate || kind == Kind::kFree || kind == Kind::kStore || kind == Kind::kKeep) continue;
     const LayerExecution& e = graph.executions[at(action.target)];
     const MemorySwing said = swing_of(phase_of(graph.program(e), action), action);
     Swing steps{graph, {}};

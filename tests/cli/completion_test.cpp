@@ -16,9 +16,7 @@ TEST(Completion, NamesEveryVerbAndOption) {
     EXPECT_EQ(outcome.exit_code, 0);
     for (const Command& command : tree.commands) {
       expect_says(outcome.out, command.name);
-      for (const CommandOption& option : command.options) {
-        expect_says(outcome.out, option.names.front().substr(2));
-      }
+      for (const CommandOption& option : command.options) expect_says(outcome.out, option.names.front().substr(2));
     }
     expect_says(outcome.out, "llama-3.1-8b");
     expect_says(outcome.out, "mesh.shard=");

@@ -88,9 +88,7 @@ TEST(Documents, OfSweeps) {
       "# Collective test starting: all_gather_perf\n# Using devices\n";
   for (int rank = 0; rank < 8; ++rank) {
     const std::string r = std::to_string(rank);
-    for (const char* part : {"#  Rank  ", " Group  0 Pid   1", " on node0 device  "}) {
-      log.append(part).append(r);
-    }
+    for (const char* part : {"#  Rank  ", " Group  0 Pid   1", " on node0 device  "}) log.append(part).append(r);
     log += " [0000:1b:00] NVIDIA H100 80GB HBM3\n";
   }
   log +=

@@ -15,9 +15,7 @@ namespace {
 // The assignments of the answer's remedy as flags.
 std::string flags_of(const nlohmann::ordered_json& remedy) {
   std::string flags;
-  for (const auto& [key, value] : remedy.at("set").items()) {
-    flags += " --set " + key + "=" + value.get<std::string>();
-  }
+  for (const auto& [key, value] : remedy.at("set").items()) flags += " --set " + key + "=" + value.get<std::string>();
   return flags;
 }
 

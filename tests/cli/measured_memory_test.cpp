@@ -23,16 +23,12 @@ TEST(MeasuredMemory, OfTheEngineIsWhatAnH100Said) {
     std::string words = "predict --json --runtime native --model " + model + " --cluster " +
                         std::to_string(row.at("gpus").get<int>()) + "xh100-sxm" +
                         (small ? " --sequence 2048 --micro-batch 4" : " --sequence 8192 --micro-batch 1");
-    for (const auto& [key, value] : row.at("set").items()) {
-      words += " --set " + key + "=" + value.get<std::string>();
-    }
+    for (const auto& [key, value] : row.at("set").items()) words += " --set " + key + "=" + value.get<std::string>();
     const auto memory = json_of(run(words)).at("memory");
     // In fp32: the shard, and two slots for the largest unit, the head.
     const double gradients = 4 * (small ? 1'100'048'384.0 : 8'030'261'248.0 / 64 + 2 * 128'256.0 * 4'096);
     double now = 0;
-    for (const char* category : {"sharded_grad", "unsharded_grad"}) {
-      now += memory.at("at_peak").value(category, 0.0);
-    }
+    for (const char* category : {"sharded_grad", "unsharded_grad"}) now += memory.at("at_peak").value(category, 0.0);
     const double allocated = row.at("peak_allocated_bytes");
     EXPECT_NEAR(memory.at("peak_allocated_bytes").at("value").get<double>() - now + gradients + kWorkspace, allocated,
                 0.002 * allocated);

@@ -123,9 +123,7 @@ TEST(Naming, ModelsByRepositoryFolderAndCache) {
 TEST(Naming, PartsOfNamesListModels) {
   const auto models = json_of(run("models qwen3 --json")).at("models");
   EXPECT_EQ(models.size(), 10U);
-  for (const auto& model : models) {
-    EXPECT_EQ(model.at("name").get<std::string>().find("qwen3"), 0U);
-  }
+  for (const auto& model : models) EXPECT_EQ(model.at("name").get<std::string>().find("qwen3"), 0U);
   const Outcome none = run("models nothing-of-the-kind");
   EXPECT_EQ(none.exit_code, 3);
   EXPECT_NE(run("models llama-3-9b").err.find("llama-3 comes as llama-3-8b, llama-3-70b;"), std::string::npos);

@@ -73,9 +73,7 @@ TEST(Output, FollowsTheTerminalsWidthAndCutsNothingInAPipe) {
   ASSERT_EQ(narrow.exit_code, 0) << narrow.err;
   EXPECT_NE(narrow.out.find("llama-3.1-8b"), std::string::npos) << narrow.out;
   std::istringstream lines(narrow.out);
-  for (std::string line; std::getline(lines, line);) {
-    EXPECT_LE(display_width(line), 60U) << line;
-  }
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(display_width(line), 60U) << line;
   const Outcome piped = shell("COLUMNS=60 \"$F\" " + verb + " | cat");
   EXPECT_EQ(piped.out, run(verb).out);
   EXPECT_EQ(piped.out.find("…"), std::string::npos) << piped.out;

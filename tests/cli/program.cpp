@@ -47,9 +47,7 @@ std::set<std::string> required_keys(const nlohmann::ordered_json& schema, const 
   const nlohmann::ordered_json::json_pointer own_name("/properties/schema/const");
   const auto add = [&](const nlohmann::ordered_json& one) {
     if (one.value(own_name, name) != name) return;
-    for (const std::string key : one.value("required", nlohmann::ordered_json::array())) {
-      keys.insert(key);
-    }
+    for (const std::string key : one.value("required", nlohmann::ordered_json::array())) keys.insert(key);
   };
   add(schema);
   for (const auto& one : schema.value("oneOf", nlohmann::ordered_json::array())) add(one);

@@ -69,9 +69,7 @@ TEST_P(RealLibrary, IsIdenticalButForWhatIsKnown) {
     if (row.state == Conformance::State::kNotRecorded) continue;
     if (reason_of(GetParam(), row.id) != nullptr) continue;
     EXPECT_NE(row.state, Conformance::State::kNotForecast) << row.id << ": " << row.reason;
-    for (const Difference& difference : row.differences) {
-      ADD_FAILURE() << row.id << ": " << difference.text;
-    }
+    for (const Difference& difference : row.differences) ADD_FAILURE() << row.id << ": " << difference.text;
   }
   EXPECT_GT(summarize({folder}).configurations, 0);
 }

@@ -54,9 +54,7 @@ inline TrainingRow row_of(const Cells& cells) { return read_training_rows(table_
 // A run of a small Llama on 16 H100 by a code that nobody has looked at.
 inline Cells unknown_run(const std::string& runtime) {
   Cells cells = small_run();
-  for (const char* column : {"stack", "recompute", "tied_embeddings", "global_batch_seqs"}) {
-    cells.erase(column);
-  }
+  for (const char* column : {"stack", "recompute", "tied_embeddings", "global_batch_seqs"}) cells.erase(column);
   cells["runtime"] = runtime;
   cells["runtime_version"] = "2.6";
   cells["arch"] = "llama";

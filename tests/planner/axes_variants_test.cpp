@@ -130,9 +130,7 @@ TEST(AxesVariants, StagesAreForWhereTheyMatter) {
   EXPECT_EQ(largest(of("llama-3.2-1b", "16xh100", {"mesh.pp"}), &Mesh::pp), 1);
   const std::vector<Job> set = of("llama-3.1-8b", "16xh100", {"mesh.pp"}, {"pipeline.schedule=GPipe"});
   ASSERT_FALSE(set.empty());
-  for (const Job& job : set) {
-    EXPECT_EQ(job.resolved.plan.pipeline.schedule, PipelineSchedule::kGPipe);
-  }
+  for (const Job& job : set) EXPECT_EQ(job.resolved.plan.pipeline.schedule, PipelineSchedule::kGPipe);
 }
 
 // Of stages as of other axes; which number of them won is told beside.
@@ -174,9 +172,7 @@ TEST(AxesVariants, StagesAreSearchedAndPredictedAlike) {
 // Where the sides of the mesh are a plan file's, they give way; where they are set, they stay.
 TEST(AxesVariants, GiveWayToAMeshThatIsSet) {
   const Job job = job_of("llama-3.2-1b", "8xh100", "4096", {"mesh.shard=2"});
-  for (const Job& other : jobs_over_axes(job, axis_keys(), 8)) {
-    EXPECT_EQ(other.resolved.plan.mesh.shard, 2);
-  }
+  for (const Job& other : jobs_over_axes(job, axis_keys(), 8)) EXPECT_EQ(other.resolved.plan.mesh.shard, 2);
 }
 
 // Of every combination of axes and loss, each searched by itself.

@@ -72,9 +72,7 @@ TEST(OpenStackReport, OddsAreTheMeanOfTheCodesOdds) {
   const TwoCodes codes(0);
   const StackSet set{codes.cases, [&](const Plan&) {
                        std::vector<StackAlternative> plans;
-                       for (const StackCase& c : codes.cases) {
-                         plans.push_back({c.name, c.weight, c.plan});
-                       }
+                       for (const StackCase& c : codes.cases) plans.push_back({c.name, c.weight, c.plan});
                        return plans;
                      }};
   StackOdds odds(set);

@@ -151,9 +151,7 @@ class SchemaJudge {
       EXPECT_NE(std::find(words.begin(), words.end(), value), words.end()) << where << value;
     }
     if (schema.contains("required")) {
-      for (const Json& key : schema["required"]) {
-        EXPECT_TRUE(value.contains(key.get<std::string>())) << where << key;
-      }
+      for (const Json& key : schema["required"]) EXPECT_TRUE(value.contains(key.get<std::string>())) << where << key;
     }
     if (schema.contains("type")) judge_type(value, schema["type"], where);
     if (!schema.contains("properties")) return;
@@ -195,9 +193,7 @@ TEST(ReportJson, HasTheKeysThatScriptsCountOn) {
   EXPECT_EQ(json["origin"], "predicted");
   for (const char* key :
        {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s", "exposed_communication_s"}) {
-    for (const char* part : {"value", "low", "high", "evidence"}) {
-      EXPECT_TRUE(json["step"][key].contains(part)) << key;
-    }
+    for (const char* part : {"value", "low", "high", "evidence"}) EXPECT_TRUE(json["step"][key].contains(part)) << key;
   }
   for (const char* key : {"capacity_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "outside_allocator_bytes",
                           "fits", "margin_bytes", "peak_event", "at_peak"}) {

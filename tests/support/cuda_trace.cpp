@@ -242,9 +242,7 @@ class Writer {
       operation["args"]["Fwd thread id"] = 0;
     }
     if (options_.shapes && graph_.rows[i].kind == EventKind::kForward) shapes_of_layer(i, host);
-    if (options_.shapes && graph_.rows[i].kind == EventKind::kReduceScatterCopyIn) {
-      packing(i, host + 10);
-    }
+    if (options_.shapes && graph_.rows[i].kind == EventKind::kReduceScatterCopyIn) packing(i, host + 10);
     if (options_.shapes && is_model(graph_.rows[i].kind)) return kernels(row, host, begin, end);
     kernel(name, row, host + 500, begin, middle);
     kernel(name, row, host + 1500, middle, end);
@@ -308,9 +306,7 @@ class Writer {
           break;
         case EventKind::kRecompute:
         case EventKind::kBackward:
-          if (opened_backward.insert(detail.unit).second) {
-            range("FSDP::pre_backward", detail.unit, now - 300, 50);
-          }
+          if (opened_backward.insert(detail.unit).second) range("FSDP::pre_backward", detail.unit, now - 300, 50);
           break;
         case EventKind::kReduceScatterCopyIn: {
           std::int64_t end = i;
@@ -320,9 +316,7 @@ class Writer {
             const EventKind kind = graph_.rows[static_cast<std::size_t>(j)].kind;
             return next.unit == detail.unit && next.microbatch == microbatch && kind > EventKind::kReduceScatterCopyIn;
           };
-          while (end + 1 < rows && belongs(end + 1)) {
-            ++end;
-          }
+          while (end + 1 < rows && belongs(end + 1)) ++end;
           range("FSDP::post_backward_accumulate", detail.unit, now - 800, 100);
           range("FSDP::post_backward_reduce", detail.unit, now, (end - i + 1) * kTick - 1000);
           break;
@@ -338,9 +332,7 @@ class Writer {
         range("FSDP::post_forward", detail.unit, now + 5000, 100);
       }
     }
-    if (options_.optimizer_range) {
-      range("Optimizer.step#AdamW.step", -1, optimizer - 100, kTick);
-    }
+    if (options_.optimizer_range) range("Optimizer.step#AdamW.step", -1, optimizer - 100, kTick);
     if (options_.peak_allocated > 0) {
       events_.push_back({{"ph", "i"},
                          {"cat", "cpu_instant_event"},

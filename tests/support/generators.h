@@ -46,9 +46,7 @@ inline RandomStep random_step() {
   p.batch = {*rc::gen::element<std::int64_t>(8, 16, 33), *rc::gen::inRange<std::int64_t>(1, 4),
              *rc::gen::inRange<std::int64_t>(1, 4)};
   p.mesh = {*rc::gen::element<std::int64_t>(1, 2, 4, 6, 8), *rc::gen::element<std::int64_t>(1, 2, 3)};
-  if (p.runtime.kind == RuntimeKind::kFsdp2) {
-    p.mesh.inner = *rc::gen::element(MeshInner::kShard, MeshInner::kReplicate);
-  }
+  if (p.runtime.kind == RuntimeKind::kFsdp2) p.mesh.inner = *rc::gen::element(MeshInner::kShard, MeshInner::kReplicate);
   p.units.layers_per_unit = *rc::gen::inRange<std::int64_t>(1, d.layers + 1);
   if (d.tied) {
     p.units.embedding = p.units.head = UnitPlacement::kRoot;

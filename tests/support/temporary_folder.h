@@ -16,9 +16,7 @@ class TemporaryFolder {
  public:
   explicit TemporaryFolder(const std::filesystem::path& base = std::filesystem::temp_directory_path()) {
     std::string name = (base / "foreshard-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) {
-      throw std::system_error(errno, std::generic_category(), name);
-    }
+    if (::mkdtemp(name.data()) == nullptr) throw std::system_error(errno, std::generic_category(), name);
     path_ = name;
   }
   ~TemporaryFolder() {

@@ -90,9 +90,7 @@ void add_a100(const Base& base, const Gpu& gpu, Collector& out) {
     std::vector<FitError> errors = {error_on_both("own rows, both passes", forward[d], backward, both, gpu)};
     std::vector<FitError> forward_errors = errors;
     const Rows sweep = training_like(pick(rows, kSweep, "fa2", d, AttentionPass::kForward), gpu);
-    if (!sweep.empty()) {
-      forward_errors.push_back(error_on("serving sweep, S >= 2k, 2 waves", forward[d], sweep, gpu));
-    }
+    if (!sweep.empty()) forward_errors.push_back(error_on("serving sweep, S >= 2k, 2 waves", forward[d], sweep, gpu));
     const std::string source =
         "flash2_a100_fwd_bwd_benchmark.png (both passes); split as on H100; c0 from the A100 sweep";
     out.add(forward[d], "fa2", d, Evidence::kInterpolated, source, forward_errors);
@@ -155,9 +153,7 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
       const Rows kittens = pick(rows, kKittens, kernel, d, AttentionPass::kForward);
       if (!kittens.empty()) errors.push_back(error_on("ThunderKittens' chart", forward, kittens, gpu));
       const Rows sweep = training_like(pick(rows, kSweep, kernel, d, AttentionPass::kForward), gpu);
-      if (!sweep.empty()) {
-        errors.push_back(error_on("serving sweep, S >= 2k, 2 waves", forward, sweep, gpu));
-      }
+      if (!sweep.empty()) errors.push_back(error_on("serving sweep, S >= 2k, 2 waves", forward, sweep, gpu));
       out.add(forward, name, d, Evidence::kMeasured, "flash3_fp16_fwd.png; c0 from the H100 sweep", errors);
       const Rows back = pick(rows, kKittens, kernel, d, AttentionPass::kBackward);
       if (!back.empty()) {

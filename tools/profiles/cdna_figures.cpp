@@ -141,9 +141,7 @@ void add_aotriton(Calibration& calibration, const std::vector<ReadAttention>& al
     own.kernel = "aotriton_asm";
     AttentionCurve assembly = curve_named(known, "fa3", Pass::kBackward, curve.head_dim);
     assembly.kernel = own.kernel;
-    for (const AttentionCurve& each : {curve, backward, own, assembly}) {
-      calibration.attention.push_back(each);
-    }
+    for (const AttentionCurve& each : {curve, backward, own, assembly}) calibration.attention.push_back(each);
   }
   calibration.sdpa_kernel = "aotriton";
   calibration.sdpa_preferred = "aotriton_asm";

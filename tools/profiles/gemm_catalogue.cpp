@@ -238,9 +238,7 @@ class Builder {
   void finish(const Machine& machine, CatalogueGemm gemm) {
     gemm.power_exponent = power_exponent(machine.node.gpu);
     const Misaligned odd = misaligned(machine.node.gpu);
-    for (std::size_t i = 0; i < odd.times.size(); ++i) {
-      gemm.bf16.curve.misaligned[i] = rounded(odd.times[i]);
-    }
+    for (std::size_t i = 0; i < odd.times.size(); ++i) gemm.bf16.curve.misaligned[i] = rounded(odd.times[i]);
     gemm.bf16.curve.source += odd.source;
     gemm.bf16.report.evidence = gemm.bf16.curve.evidence;
     gemm.bf16.report.constants = constants_text(gemm.bf16.curve);
@@ -307,9 +305,7 @@ class Builder {
     const double power = is_cool ? 1 : power_factor(machine.node.gpu, from->node.gpu);
     const double factor = ratio != nullptr ? ratio->tflops / ratio->relative_tflops : power;
     curve.efficiency = rounded(std::min(curve.efficiency * factor, std::max(kMostOfPeak, curve.efficiency)));
-    if (ratio == nullptr && !is_cool) {
-      curve.sustained = hot_share(curve.sustained, machine.node.gpu, from->node.gpu);
-    }
+    if (ratio == nullptr && !is_cool) curve.sustained = hot_share(curve.sustained, machine.node.gpu, from->node.gpu);
     curve.evidence = Evidence::kExtrapolated;
     curve.source = fmt::format("no rows; the shape and share of the peak of {}, times {:.3f} {}", from->key, factor,
                                ratio != nullptr ? ratio->source : "for the power of each FLOP/s");

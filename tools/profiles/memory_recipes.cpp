@@ -93,9 +93,7 @@ MemoryRows eager_loss(const MemoryRows& rows) {
 MemoryRows eager_norm(const MemoryRows& rows, Pass pass) {
   const bool forward = pass == Pass::kForward;
   MemoryRows result = pick(rows, forward ? "RMSNorm forward (huggingface)" : "RMSNorm backward (huggingface)");
-  for (MemoryRow& row : result) {
-    row.bytes *= forward ? kEagerForwardOverCounted : kEagerBackwardOverCounted;
-  }
+  for (MemoryRow& row : result) row.bytes *= forward ? kEagerForwardOverCounted : kEagerBackwardOverCounted;
   return result;
 }
 
@@ -170,9 +168,7 @@ const std::vector<StreamClass>& stream_classes() {
 }
 MemoryRows rows_of(const StreamClass& stream, const MemoryRows& rows) {
   MemoryRows picked;
-  for (const char* operation : stream.operations) {
-    picked = joined(std::move(picked), pick(rows, operation));
-  }
+  for (const char* operation : stream.operations) picked = joined(std::move(picked), pick(rows, operation));
   return picked;
 }
 
@@ -273,9 +269,7 @@ void use_own_rows_of_h200(MemoryFits& fits, const Gpu& gpu) {
   std::erase_if(streams, [](const MemoryRow& row) { return row.operation.starts_with("gelu"); });
   add(MemoryClass::kElementwise, streams, "PyTorch's elementwise kernels, timed (torch_rows.py)");
   add(MemoryClass::kLoss, eager_loss(rows), "cross entropy fwd+bwd (huggingface), 32 B per logit");
-  for (const StreamClass& stream : stream_classes()) {
-    add(stream.which, rows_of(stream, rows), stream.source);
-  }
+  for (const StreamClass& stream : stream_classes()) add(stream.which, rows_of(stream, rows), stream.source);
   const MemoryFits own = out.take();
   for (std::size_t i = 0; i < classes.size(); ++i) {
     const auto at = static_cast<std::size_t>(classes[i]);

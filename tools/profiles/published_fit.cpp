@@ -75,9 +75,7 @@ ChipFits fit_chip(const Chip& chip, const std::vector<Chip>& chips) {
 
 std::vector<double> gemm_biases(const GemmFit& fit) {
   std::vector<double> biases;
-  for (std::size_t i = 1; i < fit.report.errors.size(); ++i) {
-    biases.push_back(fit.report.errors[i].log_bias);
-  }
+  for (std::size_t i = 1; i < fit.report.errors.size(); ++i) biases.push_back(fit.report.errors[i].log_bias);
   return biases;
 }
 
@@ -176,9 +174,7 @@ Biases all_biases(const std::vector<ChipFits>& chips, const std::vector<Machine>
   }
   for (const ChipFits& fits : chips) {
     append(all.attention, fits.attention.log_biases);
-    if (fits.chip.name == "a100" || fits.chip.name == "h100") {
-      append(all.memory, fits.memory.log_biases);
-    }
+    if (fits.chip.name == "a100" || fits.chip.name == "h100") append(all.memory, fits.memory.log_biases);
   }
   return all;
 }
@@ -292,12 +288,8 @@ std::vector<PublishedFit> fit_all_published() {
     const ChipFits& chip = of(chip_name(machine));
     const CatalogueGemm& own = gemm.at(machine.key);
     result.push_back(assemble(machine, chip, own, gemm.at(chip.chip.gpu.key), of("h100").chip.gpu, machines));
-    if (is_amd(machine.node.gpu)) {
-      use_cdna_figures(result.back().calibration, machine.node.gpu, machines);
-    }
-    if (machine.key == "h20") {
-      use_h20_rows(result.back().calibration, machine.node.gpu, machines);
-    }
+    if (is_amd(machine.node.gpu)) use_cdna_figures(result.back().calibration, machine.node.gpu, machines);
+    if (machine.key == "h20") use_h20_rows(result.back().calibration, machine.node.gpu, machines);
     result.back().calibration.spread = spreads_of(machine, chip, own, biases);
   }
   return result;
@@ -307,7 +299,7 @@ namespace {
 
 // A profile a line: they are written by this program and read by another.
 std::string lines_of(const Json& store) {
-  auto lines = list_of<std::string>(store.at("profiles"), &Json::dump);
+  auto lines = list_of<std::string>(store.at("profiles"), [](const Json& profile) { return profile.dump(); });
   return fmt::format("{{\"schema\": {}, \"profiles\": [\n{}\n]}}\n", store.at("schema").dump(),
                      fmt::join(lines, ",\n"));
 }

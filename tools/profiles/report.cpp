@@ -47,9 +47,7 @@ std::string calibration_report(const std::vector<PublishedFit>& fits) {
     text += "| curve | evidence | constants | rows | errors |\n|---|---|---|---|---|\n";
     for (const CurveReport& report : fit.reports) {
       std::string errors;
-      for (const FitError& error : report.errors) {
-        errors += (errors.empty() ? "" : "<br>") + error_text(error);
-      }
+      for (const FitError& error : report.errors) errors += (errors.empty() ? "" : "<br>") + error_text(error);
       text += fmt::format("| {} | {} | {} | {} | {} |\n", report.curve, to_string(report.evidence), report.constants,
                           report.rows, errors);
     }

@@ -14,9 +14,7 @@ void AttentionCutter::attend(Operation op) {
   const auto rotate = part_.plan.context_parallel.rotate;
   if (rotate == ContextParallel::Rotate::kUlysses) return attend_with_heads(std::move(op));
   const bool gathers = part_.megatron && rotate == ContextParallel::Rotate::kAllGather;
-  if (gathers || part_.plan.attention == AttentionKernel::kFlex) {
-    return attend_to_all(std::move(op));
-  }
+  if (gathers || part_.plan.attention == AttentionKernel::kFlex) return attend_to_all(std::move(op));
   part_.add(std::move(op));
   ring();
 }

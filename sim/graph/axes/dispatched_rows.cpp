@@ -198,9 +198,7 @@ LayerSpec route_by_maps(LayerSpec layer, const Plan& plan) {
 // The greatest share of any rank, of the rows of all.
 
 std::int64_t received_rows(const ExpertParallel& how, ExpertGroup group, std::int64_t sent) {
-  if (!how.received.empty()) {
-    return std::accumulate(how.received.begin(), how.received.end(), std::int64_t{0});
-  }
+  if (!how.received.empty()) return std::accumulate(how.received.begin(), how.received.end(), std::int64_t{0});
   const bool counted = static_cast<std::int64_t>(how.counts.size()) == group.experts;
   if (!counted && how.zipf == 0) return sent;
   std::vector<double> shares(at(group.ranks), 0);

@@ -321,9 +321,7 @@ void ExpertCutter::widen(const Indices& tensors, Placement placement) {
 Placement ExpertCutter::expert_placement(Operation& op) {
   const std::int64_t parts = parts_of_expert();
   const bool reads_features = part_.places[at(op.inputs.front())] == Placement::kFeature && parts > 1;
-  if (parts == 1 || op.groups == 1) {
-    return reads_features ? Placement::kFeature : Placement::kWhole;
-  }
+  if (parts == 1 || op.groups == 1) return reads_features ? Placement::kFeature : Placement::kWhole;
   return cut_weight(op, parts);
 }
 

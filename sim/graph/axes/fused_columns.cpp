@@ -43,9 +43,7 @@ void append_rows(LayerSpec& layer, const Operation& from, const Operation& into)
 
 void erase_parameters(LayerSpec& layer, Indices gone) {
   std::ranges::sort(gone);
-  for (auto p = gone.rbegin(); p != gone.rend(); ++p) {
-    layer.parameters.erase(layer.parameters.begin() + *p);
-  }
+  for (auto p = gone.rbegin(); p != gone.rend(); ++p) layer.parameters.erase(layer.parameters.begin() + *p);
   for (Operation& op : layer.operations) {
     for (Index& p : op.parameters) {
       p = static_cast<Index>(p - (std::lower_bound(gone.begin(), gone.end(), p) - gone.begin()));

@@ -22,9 +22,7 @@ class Cutter {
   }
 
   CutLayer run() {
-    if (part_.source.role == LayerRole::kLoss && padded_vocabulary() > part_.tensor(0).per_token) {
-      narrow_logits();
-    }
+    if (part_.source.role == LayerRole::kLoss && padded_vocabulary() > part_.tensor(0).per_token) narrow_logits();
     for (const Operation& op : part_.source.operations) cut_in_turn(op);
     mark_replicated();
     Placement output = part_.places[at(part_.layer.output)];
@@ -272,9 +270,7 @@ class Cutter {
     const std::int64_t columns = chunk_of(op.n, part_.tp, part_.plan.mesh.tp_index(part_.plan.rank));
     op.n = columns;
     weight.shape[rows] = columns;
-    for (std::size_t i = 1; i < op.parameters.size(); ++i) {
-      part_.parameter(op.parameters[i]).shape[0] = columns;
-    }
+    for (std::size_t i = 1; i < op.parameters.size(); ++i) part_.parameter(op.parameters[i]).shape[0] = columns;
     part_.known[at(result)] = true;
     part_.places[at(result)] = Placement::kFeature;
     part_.tensor(result).per_token = columns;
@@ -405,9 +401,7 @@ class Cutter {
   }
 
   void cut_other(Operation op) {
-    if (part_.plan.mesh.cp > 1 && op.function == Function::kRotary) {
-      attention_.rotate_own_positions(op);
-    }
+    if (part_.plan.mesh.cp > 1 && op.function == Function::kRotary) attention_.rotate_own_positions(op);
     Placement placement = Placement::kWhole;
     for (Index t : op.inputs) {
       if (part_.places[at(t)] != Placement::kWhole) placement = part_.places[at(t)];
@@ -440,9 +434,7 @@ class Cutter {
       ParameterSpec& parameter = part_.parameter(op.parameters[p]);
       if (is_norm || parameter.is_norm) parameter.partial = part_.tp > 1;
     }
-    if (op.kind == OperationKind::kAttention && part_.plan.mesh.cp > 1) {
-      return attention_.attend(std::move(op));
-    }
+    if (op.kind == OperationKind::kAttention && part_.plan.mesh.cp > 1) return attention_.attend(std::move(op));
     part_.add(std::move(op));
     if (is_norm) part_.of_last().rows = part_.slices;
   }
@@ -474,9 +466,7 @@ std::int64_t chunk_of(std::int64_t all, std::int64_t parts, std::int64_t index) 
 
 CutLayer cut_layer(const LayerSpec& layer, const Plan& plan, Placement input, Placement joined) {
   if (layer.role == LayerRole::kLoss && (input == Placement::kFeature || is_megatrons(layer, plan))) {
-    if (plan.runtime.kind != RuntimeKind::kNative) {
-      return {cut_loss(layer, plan), {}, Placement::kWhole};
-    }
+    if (plan.runtime.kind != RuntimeKind::kNative) return {cut_loss(layer, plan), {}, Placement::kWhole};
     CutLayer loss{cut_native_loss(layer, plan), {}, Placement::kWhole};
     loss.slices.assign(loss.layer.operations.size(), {.columns = static_cast<std::int16_t>(slices_of_rank(plan))});
     return loss;

@@ -92,9 +92,7 @@ class Modules {
   template <typename Visit>
   void each_source(std::size_t o, const Visit& visit) const {
     for (const std::int16_t t : ops_[o].inputs) {
-      if (const std::size_t maker = made_by_[at(t)]; maker > 0) {
-        visit(maker - 1);
-      }
+      if (const std::size_t maker = made_by_[at(t)]; maker > 0) visit(maker - 1);
     }
   }
   // Operations that what these make reaches, or that reach these; themselves only by another.

@@ -184,9 +184,7 @@ class Builder {
       const CapturedCall& call = capture_.calls[i];
       const bool is_step = call.kind == CallKind::kMark && capture_.name_of(call).starts_with("step ");
       if (is_step && first_step_end == 0) first_step_end = i;
-      if (call.thread != main_thread_ && call.kind == CallKind::kLaunch && first_launch > i) {
-        first_launch = i;
-      }
+      if (call.thread != main_thread_ && call.kind == CallKind::kLaunch && first_launch > i) first_launch = i;
       if (call.kind != CallKind::kMemory) continue;
       made_.run_peak_allocated = std::max(made_.run_peak_allocated, Bytes(call.values[2]));
       made_.run_peak_reserved = std::max(made_.run_peak_reserved, Bytes(call.values[3]));

@@ -51,9 +51,7 @@ StepRange steady_step(const Capture& capture) {
   std::vector<std::size_t> marks;
   for (std::size_t i = 0; i < capture.calls.size(); ++i) {
     const CapturedCall& call = capture.calls[i];
-    if (call.kind == CapturedCall::Kind::kMark && capture.name_of(call).starts_with(kStepMark)) {
-      marks.push_back(i);
-    }
+    if (call.kind == CapturedCall::Kind::kMark && capture.name_of(call).starts_with(kStepMark)) marks.push_back(i);
   }
   if (marks.empty()) {
     if (const std::optional<StepRange> range = repeated(capture)) return *range;

@@ -29,9 +29,7 @@ Ddp::Ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs
     : GradientHooks(model, plan, programs, std::move(recycled), {plan.master_dtype, keep}), unused_(unused()) {
   cast_.assign(model.order.size(), kNoBuffer);
   is_in_bucket_.assign(parameters().size(), false);
-  if (options().zero_redundancy_optimizer) {
-    partition_ = partition_by_size(parameters(), plan.mesh.replicate);
-  }
+  if (options().zero_redundancy_optimizer) partition_ = partition_by_size(parameters(), plan.mesh.replicate);
 }
 
 DdpState Ddp::steady() const { return {2, rebuilds(), true, true}; }
@@ -139,9 +137,7 @@ void Ddp::forward_begins(std::int32_t layer) {
   if (copies_parameters()) return wait(Stream::kCompute, tail(Stream::kCopyIn));
   if (pass() == reference_pass() && plan_.reference_dtype == plan_.param_dtype) return;
   // (Autocast's cache has what an earlier call of the same modules cast.)
-  if (casts() && model_.order[at(layer)].same_as < 0) {
-    cast_weights(layer, recompute_of(layer) != Recompute::kFull);
-  }
+  if (casts() && model_.order[at(layer)].same_as < 0) cast_weights(layer, recompute_of(layer) != Recompute::kFull);
 }
 
 void Ddp::forward_ended() {
@@ -199,9 +195,7 @@ void Ddp::prepare_reduction() {
   bucket_of_.assign(parameters().size(), -1);
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     reductions_[b].pending = static_cast<std::int32_t>(buckets_[b].parameters.size());
-    for (const std::int32_t p : buckets_[b].parameters) {
-      bucket_of_[at(p)] = static_cast<std::int32_t>(b);
-    }
+    for (const std::int32_t p : buckets_[b].parameters) bucket_of_[at(p)] = static_cast<std::int32_t>(b);
   }
 }
 
@@ -232,9 +226,7 @@ void Ddp::mark_ready(std::int32_t p) {
   ready_.push_back(p);
   --reductions_[at(bucket_of_[at(p)])].pending;
   const std::size_t first = next_bucket_;
-  while (next_bucket_ < buckets_.size() && reductions_[next_bucket_].pending == 0) {
-    all_reduce(next_bucket_++);
-  }
+  while (next_bucket_ < buckets_.size() && reductions_[next_bucket_].pending == 0) all_reduce(next_bucket_++);
   if (next_bucket_ == buckets_.size() && first < next_bucket_ && finds_unused()) reduce_used_map();
 }
 
@@ -297,9 +289,7 @@ void Ddp::reduce_used_map() {
 // delay_all_reduce: the callback at the end of static_graph's first backward.
 void Ddp::reduce_delayed() {
   reduce_used_map();
-  for (const DdpBucket& bucket : buckets_) {
-    append(ready_, bucket.parameters);
-  }
+  for (const DdpBucket& bucket : buckets_) append(ready_, bucket.parameters);
   copy_in();
   for (std::size_t b = 0; b < buckets_.size(); ++b) all_reduce(b);
 }

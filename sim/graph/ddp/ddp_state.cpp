@@ -117,9 +117,7 @@ void Ddp::persistent_memory(bool stepped) {
   hold_reference();
   allocate_buckets(/*persistent=*/true);
   if (!stepped) return;
-  for (const std::int32_t parts : state_parts()) {
-    allocate_persistent_parts(MemoryCategory::kOptimizerState, -1, parts);
-  }
+  for (const std::int32_t parts : state_parts()) allocate_persistent_parts(MemoryCategory::kOptimizerState, -1, parts);
   if (plan_.optimizer.kind != Optimizer::Kind::kAdamW) return;
   // Unless it is fused, AdamW keeps the number of steps on the host.
   allocate_persistent_parts(MemoryCategory::kOptimizerState, -1,
@@ -257,9 +255,7 @@ std::vector<LibraryEvent> Ddp::construction() {
   }
   std::vector<DdpBucket> pieces = assign_initial_buckets(states, all, std::array<std::int64_t, 1>{kBroadcastBytes});
   std::ranges::reverse(pieces);
-  for (const DdpBucket& piece : pieces) {
-    log_collective("broadcast", piece.bytes, torch_word(piece.dtype), "root=0");
-  }
+  for (const DdpBucket& piece : pieces) log_collective("broadcast", piece.bytes, torch_word(piece.dtype), "root=0");
   return take_log();
 }
 
@@ -283,9 +279,7 @@ std::int64_t Ddp::gradient_bytes(bool rebuilt) const {
   std::int64_t bytes = 0;
   for (const DdpBucket& bucket : buckets_of(rebuilt)) {
     std::int64_t used = 0;
-    for (const std::int32_t p : bucket.parameters) {
-      used += parameter(p).used ? parameter(p).bytes() : 0;
-    }
+    for (const std::int32_t p : bucket.parameters) used += parameter(p).used ? parameter(p).bytes() : 0;
     bytes += is_view() && used > 0 ? bucket.bytes : used;
   }
   return bytes;

@@ -173,9 +173,7 @@ void GradientHooks::run_backward() {
   for (std::int32_t l = last; l >= begin_; --l) {
     if (spec_of(l).role != LayerRole::kLoss) run_backward(l);
   }
-  if (spec_of(last).role == LayerRole::kLoss) {
-    add_phase(EventKind::kBackward, last, Segments::kExit);
-  }
+  if (spec_of(last).role == LayerRole::kLoss) add_phase(EventKind::kBackward, last, Segments::kExit);
   drop_zeros();
   drop_batch();
 }
@@ -254,9 +252,7 @@ void GradientHooks::run_segments(EventKind kind, std::int32_t layer, std::size_t
       const EventId row = add_layer_run(kind, layer, begin, next - begin);
       if (p.segments[next - 1].host_waits && !graph().host.captured) host_wait(row);
     } else {
-      for (std::size_t s = begin; s < next; ++s) {
-        add_segment(kind, layer, static_cast<std::uint8_t>(s));
-      }
+      for (std::size_t s = begin; s < next; ++s) add_segment(kind, layer, static_cast<std::uint8_t>(s));
     }
     begin = next;
   }

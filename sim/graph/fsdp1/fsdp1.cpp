@@ -86,9 +86,7 @@ EventGraph Fsdp1::build() {
   run_step();
   // What the step before left is what this one leaves to the next.
   const std::size_t late = queue_head_ + at(std::max(late_free_, 0));
-  if (late_free_ >= 0 && late < carried_.free_events.size()) {
-    host_wait(carried_.free_events[late].row);
-  }
+  if (late_free_ >= 0 && late < carried_.free_events.size()) host_wait(carried_.free_events[late].row);
   return finish();
 }
 
@@ -127,9 +125,7 @@ void Fsdp1::note_facts() {
   for (const Handle& h : handles_) {
     if (h.unsharded) unsharded += h.size.padded * param_size();
     if (h.has_flat_gradient) gradients += h.size.flat * size_of(gradient_dtype(h));
-    if (h.has_gradient) {
-      gradients += h.size.shard * (h.lowered_gradient ? param_size() : master_size());
-    }
+    if (h.has_gradient) gradients += h.size.shard * (h.lowered_gradient ? param_size() : master_size());
   }
   const std::string where = fmt::format("step{}.{}.", carried_.step, microbatch());
   facts_[where + "unsharded_bytes_live"] = unsharded;
@@ -222,9 +218,7 @@ void Fsdp1::forward_layer(std::int32_t layer) {
   if (role == (loss_is_inside_ ? LayerRole::kHead : LayerRole::kFinalNorm)) return;
   run_border(EventKind::kForward, layer, LayerSegment::kAfter);
   const bool follows_norm = layer > 0 && spec_of(layer - 1).role == LayerRole::kFinalNorm;
-  if (role == LayerRole::kHead && follows_norm) {
-    run_border(EventKind::kForward, layer - 1, LayerSegment::kAfter);
-  }
+  if (role == LayerRole::kHead && follows_norm) run_border(EventKind::kForward, layer - 1, LayerSegment::kAfter);
 }
 
 void Fsdp1::run_segments(std::int32_t layer) {
@@ -345,9 +339,7 @@ void Fsdp1::run_entry(const TapeEntry& entry) {
 // Activation checkpointing inside of the unit: the first operation that asks for what it saved runs
 // the block again. Units inside of it that backward has not come to yet are gathered for that.
 void Fsdp1::run_recompute(std::int32_t layer) {
-  if (recompute_of(layer) == Recompute::kNone || recomputed_[at(layer)]) {
-    return;
-  }
+  if (recompute_of(layer) == Recompute::kNone || recomputed_[at(layer)]) return;
   recomputed_[at(layer)] = true;
   const LayerPhaseProgram& p = phase(EventKind::kRecompute, layer);
   if (p.segments.size() < 2) {

@@ -18,23 +18,15 @@ Fsdp1Log::Fsdp1Log(const Fsdp1& builder, LibraryWatch::Modules modules)
     }
     Indices owner(spec.parameters.size(), -1);
     for (std::size_t m = 0; m < kind.modules.size(); ++m) {
-      for (const std::int16_t p : kind.modules[m].parameters) {
-        owner[at(p)] = static_cast<std::int16_t>(m);
-      }
+      for (const std::int16_t p : kind.modules[m].parameters) owner[at(p)] = static_cast<std::int16_t>(m);
     }
     std::vector<std::int32_t> maker(spec.tensors.size(), -1);
     for (std::size_t o = 0; o < spec.operations.size(); ++o) {
       const foreshard::Operation& op = spec.operations[o];
       Operation& made = kind.operations.emplace_back();
-      if (!op.parameters.empty()) {
-        made.module = owner[at(op.parameters.front())];
-      }
-      if (!op.inputs.empty()) {
-        made.input_maker = maker[at(op.inputs.front())];
-      }
-      for (const std::int16_t t : op.outputs) {
-        maker[at(t)] = static_cast<std::int32_t>(o);
-      }
+      if (!op.parameters.empty()) made.module = owner[at(op.parameters.front())];
+      if (!op.inputs.empty()) made.input_maker = maker[at(op.inputs.front())];
+      for (const std::int16_t t : op.outputs) maker[at(t)] = static_cast<std::int32_t>(o);
     }
     // A module's operations are a run.
     for (std::size_t o = 0; o < kind.operations.size(); ++o) {

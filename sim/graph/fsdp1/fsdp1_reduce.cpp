@@ -86,12 +86,8 @@ void Fsdp1::reduce_grad(std::int32_t unit) {
   std::int32_t cast = kNoBuffer, padded = kNoBuffer;
   if (casts || pads || pre_divide() > 1) {
     row(EventKind::kReduceScatterCopyIn, kPost, unit, h.gradient_is_stored_dtype ? kPrepareKept : kPrepare);
-    if (casts) {
-      cast = hold(MemoryCategory::kReduceScatterInput, kPost, unit, size.flat * reduce_size());
-    }
-    if (pads) {
-      padded = hold(MemoryCategory::kReduceScatterInput, kPost, unit, size.padded * reduce_size());
-    }
+    if (casts) cast = hold(MemoryCategory::kReduceScatterInput, kPost, unit, size.flat * reduce_size());
+    if (pads) padded = hold(MemoryCategory::kReduceScatterInput, kPost, unit, size.padded * reduce_size());
   }
   Stream stream = kPost;
   std::int32_t output = kNoBuffer;  // kNoBuffer: the input, in place
@@ -164,18 +160,14 @@ void Fsdp1::final_callback() {
   if (syncs_gradients_) {
     wait_tail(Stream::kCompute, Stream::kReduceScatter);
     if (hybrid()) wait_tail(Stream::kCompute, Stream::kAllReduce);
-    if (offloads() && !dry_) {
-      host_wait(tail(hybrid() ? Stream::kAllReduce : Stream::kReduceScatter));
-    }
+    if (offloads() && !dry_) host_wait(tail(hybrid() ? Stream::kAllReduce : Stream::kReduceScatter));
   }
   first_iteration_ = false;
   post_forward_order_.clear();
   for (std::int32_t u = 0; u < count(); ++u) {
     Handle& h = handle(u);
     // What no post-backward has met.
-    if (h.in_use && (sharded() || lowers_parameters() || offloads())) {
-      reshard(u, frees_in_backward(u));
-    }
+    if (h.in_use && (sharded() || lowers_parameters() || offloads())) reshard(u, frees_in_backward(u));
     // prepare_gradient_for_optim.
     if (syncs_gradients_ && h.has_gradient) {
       if (offloads()) drop(h.gradient, only(Stream::kReduceScatter));

@@ -102,9 +102,7 @@ void Fsdp1::unshard(std::int32_t unit) {
   if (plan_.fsdp1.limit_all_gathers) dequeue_if_needed();
   if (sharded() && !h.unsharded) all_gather(unit);
   h.in_use = true;
-  if (h.state == Training::kForward && !recomputing_ && !is_reentrant(layers_of(unit))) {
-    make_views(unit);
-  }
+  if (h.state == Training::kForward && !recomputing_ && !is_reentrant(layers_of(unit))) make_views(unit);
   // _free_low_precision_sharded_param, and what came from the host.
   if (sharded()) drop(h.shard_copy, only(Stream::kAllGather));
 }
@@ -134,9 +132,7 @@ bool Fsdp1::pre_unshard(std::int32_t unit) {
   if (lowers_parameters()) {
     row(EventKind::kAllGatherCopyIn, Stream::kCopyIn, unit, kLowPrecision);
     const MemoryCategory category = sharded() ? MemoryCategory::kCastTemp : MemoryCategory::kUnshardedParam;
-    if (h.shard_copy == kNoBuffer) {
-      h.shard_copy = hold(category, Stream::kCopyIn, unit, h.size.shard * param_size());
-    }
+    if (h.shard_copy == kNoBuffer) h.shard_copy = hold(category, Stream::kCopyIn, unit, h.size.shard * param_size());
     drop(arrived);
   } else {
     h.shard_copy = arrived;
@@ -165,9 +161,7 @@ void Fsdp1::all_gather(std::int32_t unit) {
 void Fsdp1::wait_for_unshard() {
   if (dry_) return;
   wait(Stream::kCompute, tail(Stream::kAllGather));
-  if (tail(Stream::kCopyIn) > tail(Stream::kAllGather)) {
-    wait(Stream::kCompute, tail(Stream::kCopyIn));
-  }
+  if (tail(Stream::kCopyIn) > tail(Stream::kAllGather)) wait(Stream::kCompute, tail(Stream::kCopyIn));
 }
 
 void Fsdp1::reshard(std::int32_t unit, bool frees) {

@@ -85,9 +85,7 @@ Fsdp1::UnitWork Fsdp1::unit_work(EventKind kind, const UnitShape& shape, std::in
 
 Fsdp1::UnitWork Fsdp1::step_work(EventKind kind) const {
   std::int64_t elements = 0;
-  for (const Handle& h : handles_) {
-    elements = checked_add(elements, h.size.trained_shard);
-  }
+  for (const Handle& h : handles_) elements = checked_add(elements, h.size.trained_shard);
   return step_work_of(kind, elements);
 }
 

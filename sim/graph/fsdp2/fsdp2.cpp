@@ -33,9 +33,7 @@ Fsdp2::Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& prog
 }
 
 void Fsdp2::prepare() {
-  if (root() >= 0 && !version_.root_may_reshard) {
-    graph().units[at(root())].reshard = {Reshard::Kind::kNever, 0};
-  }
+  if (root() >= 0 && !version_.root_may_reshard) graph().units[at(root())].reshard = {Reshard::Kind::kNever, 0};
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   std::vector<bool> visited(groups_.size());
   const auto visit = [&](std::int32_t unit) {
@@ -73,15 +71,11 @@ void Fsdp2::prepare() {
   if (is_pipelined()) list_stages();
   list_trained();
   // The root is on a trainer's list where it stands for the embedding.
-  if (root() >= 0 && plan_.units.embedding == UnitPlacement::kRoot) {
-    prefetch_order_.push_back(root());
-  }
+  if (root() >= 0 && plan_.units.embedding == UnitPlacement::kRoot) prefetch_order_.push_back(root());
   for (std::int32_t u = 0; u < count(); ++u) {
     if (u == root()) continue;
     const Module& first = modules_of(u).front();
-    if (first.part == 0 || spec_of(first.layer).role == LayerRole::kEmbedding) {
-      prefetch_order_.push_back(u);
-    }
+    if (first.part == 0 || spec_of(first.layer).role == LayerRole::kEmbedding) prefetch_order_.push_back(u);
   }
   prefetch_place_.assign(groups_.size(), -1);
   for (std::size_t i = 0; i < prefetch_order_.size(); ++i) {
@@ -365,9 +359,7 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
   const auto permute = [&] {
     if (!std::exchange(permutes_rows_, false) || kind == EventKind::kBackward) return;
     replace_row_order(kind, layer);
-    if (notes_mesh()) {
-      allocate(MemoryCategory::kActivation, Stream::kCompute, -1, allocated_size(1));
-    }
+    if (notes_mesh()) allocate(MemoryCategory::kActivation, Stream::kCompute, -1, allocated_size(1));
   };
   if (p.calls.empty()) {
     begin_plain_backward();
@@ -562,9 +554,7 @@ void Fsdp2::state_pre_backward(std::int32_t unit) {
     if (is_listed(unit)) {
       const std::int64_t position = prefetch_place_[at(unit)];
       const std::int64_t from = std::max<std::int64_t>(0, position - plan_.prefetch.backward);
-      for (std::int64_t i = position; i-- > from;) {
-        list.push_back(prefetch_order_[at(i)]);
-      }
+      for (std::int64_t i = position; i-- > from;) list.push_back(prefetch_order_[at(i)]);
     }
   }
   pre_backward(unit, list.empty());
@@ -630,9 +620,7 @@ namespace {
 
 // Until 2.5, gathers that nobody waited for serve the step after.
 std::vector<std::int32_t> stale_units(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs) {
-  if (fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2)).drops_stray_gathers) {
-    return {};
-  }
+  if (fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2)).drops_stray_gathers) return {};
   Fsdp2 first(model, plan, programs, {});
   first.build(StepNumber::kFirst, Fsdp2::Log::kNone, {});
   return first.pending_units();

@@ -191,9 +191,7 @@ void Fsdp2::sum_and_read(MeshDim dim, const Scalar& scalar) {
 
 void Fsdp2::read_on_host(const Scalar& scalar, EventId row) {
   host_wait(row);
-  if (logging_) {
-    log("host_wait", {.bytes_in = scalar.bytes, .dtype = scalar.dtype, .on = "item"});
-  }
+  if (logging_) log("host_wait", {.bytes_in = scalar.bytes, .dtype = scalar.dtype, .on = "item"});
 }
 
 // A step that logs: the mean and the greatest loss and the tokens so far, then the norm.

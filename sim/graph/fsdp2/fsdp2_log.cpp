@@ -43,16 +43,12 @@ Fsdp2::DeviceEvent Fsdp2::record(Stream stream, std::string_view label, std::int
 
 void Fsdp2::wait_event(Stream stream, const DeviceEvent& event) {
   wait(stream, event.row);
-  if (logging_) {
-    log_here("wait", {.stream = short_name(stream), .on = event.label, .on_unit = event.unit});
-  }
+  if (logging_) log_here("wait", {.stream = short_name(stream), .on = event.label, .on_unit = event.unit});
 }
 
 void Fsdp2::wait_stream(Stream stream, Stream other) {
   wait(stream, tail(other));
-  if (logging_) {
-    log_here("wait", {.stream = short_name(stream), .on = kWholeStreams[at(other)]});
-  }
+  if (logging_) log_here("wait", {.stream = short_name(stream), .on = kWholeStreams[at(other)]});
 }
 
 void Fsdp2::wait_gather_streams(const DeviceEvent& event) {

@@ -75,9 +75,7 @@ void Fsdp2::persistent_memory(StepNumber step) {
     }
   }
   for (const std::int64_t bytes : resident_bytes()) ignored.push_back(allocated_size(bytes));
-  if (!ignored.empty()) {
-    hold(MemoryCategory::kShardedParam, -1, add_part_list(std::move(ignored)));
-  }
+  if (!ignored.empty()) hold(MemoryCategory::kShardedParam, -1, add_part_list(std::move(ignored)));
   for (std::int32_t u = 0; u < count(); ++u) {
     const auto padded = [](const UnitParameter& p) { return p.local_numel != p.shard_numel; };
     const std::vector<UnitParameter>& list = shape(u).list;
@@ -103,12 +101,8 @@ void Fsdp2::persistent_memory(StepNumber step) {
     graph().buffers.back().on_host = on_host || !fused;
   }
   for (int moment = 0; moment < moments(); ++moment) {
-    if (!ignored_states.empty()) {
-      hold(MemoryCategory::kOptimizerState, -1, add_part_list(ignored_states));
-    }
-    for (std::int32_t u = 0; u < count(); ++u) {
-      hold(MemoryCategory::kOptimizerState, u, shape(u).state_parts);
-    }
+    if (!ignored_states.empty()) hold(MemoryCategory::kOptimizerState, -1, add_part_list(ignored_states));
+    for (std::int32_t u = 0; u < count(); ++u) hold(MemoryCategory::kOptimizerState, u, shape(u).state_parts);
   }
 }
 

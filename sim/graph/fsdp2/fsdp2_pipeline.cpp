@@ -326,9 +326,7 @@ void Fsdp2::weights_of_stage(std::int32_t microbatch) {
     for (std::int32_t l = begin_; l < end_; ++l) {
       run_border(EventKind::kBackward, l, part);
       if (part != LayerSegment::kWeights) continue;
-      for (std::size_t p = 0; p <= spec_of(l).nested.size(); ++p) {
-        store_gradients(l, static_cast<std::int8_t>(p));
-      }
+      for (std::size_t p = 0; p <= spec_of(l).nested.size(); ++p) store_gradients(l, static_cast<std::int8_t>(p));
     }
   }
   if (spec_of(end_ - 1).role != LayerRole::kLoss) leave_output();
@@ -391,9 +389,7 @@ void Fsdp2::scale_gradients() {
       ++parameters;
     }
   }
-  if (logging_) {
-    log("scale_grads", {.bytes_out = bytes, .splits = fmt::format("{} x div_", parameters)});
-  }
+  if (logging_) log("scale_grads", {.bytes_out = bytes, .splits = fmt::format("{} x div_", parameters)});
 }
 
 // Of the model's output of one micro-batch.

@@ -309,9 +309,7 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   scope.leave();
   if (finished_partial != kNoBuffer) {
     StepBuilder::free(finished_partial);
-    if (logging_) {
-      log("free_partial_reduce_output", {.unit = unit, .bytes_in = output_bytes, .cause = log_where_});
-    }
+    if (logging_) log("free_partial_reduce_output", {.unit = unit, .bytes_in = output_bytes, .cause = log_where_});
   }
   if (!version_.packs_on_reduce_stream) held_inputs_.push_back(held);
 }
@@ -337,9 +335,7 @@ void Fsdp2::store_sharded_grads(std::int32_t unit, std::int32_t output, Stream s
     add_unit_row(EventKind::kAccumulate, stream, unit, kAdd);
   }
   const bool offloaded = plan_.offload != Offload::kNone;
-  if (offloaded) {
-    add_unit_row(EventKind::kDeviceToHost, stream, unit);
-  }
+  if (offloaded) add_unit_row(EventKind::kDeviceToHost, stream, unit);
   for (const UnitParameter& p : s.list) {
     if (!p.trainable) continue;
     const std::int64_t local = p.local_numel * master_size();
@@ -399,9 +395,7 @@ void Fsdp2::wait_for_post_backward(std::int32_t unit) {
   g.all_reduce_pending = false;
   if (g.all_reduce_input == kNoBuffer) return;
   StepBuilder::free(g.all_reduce_input);
-  if (logging_) {
-    log("free_all_reduce_input", {.unit = unit, .bytes_in = g.all_reduce_input_bytes, .cause = log_where_});
-  }
+  if (logging_) log("free_all_reduce_input", {.unit = unit, .bytes_in = g.all_reduce_input_bytes, .cause = log_where_});
 }
 
 void Fsdp2::note_last_reduction(Stream stream, const DeviceEvent& event) {

@@ -76,9 +76,7 @@ std::int32_t Fsdp2::gather_reference(std::vector<std::int32_t>& parameters) {
   const EventId copy_in =
       add_row(EventKind::kAllGatherCopyIn, Stream::kCopyIn, work_of_all(EventKind::kAllGatherCopyIn), -1);
   std::int32_t cast = kNoBuffer;
-  if (casts_parameters()) {
-    cast = allocate(MemoryCategory::kCastTemp, Stream::kCopyIn, -1, Bytes(own));
-  }
+  if (casts_parameters()) cast = allocate(MemoryCategory::kCastTemp, Stream::kCopyIn, -1, Bytes(own));
   const std::int32_t gathered = allocate(MemoryCategory::kAllGatherOutput, Stream::kCopyIn, -1, Bytes(whole));
   wait(Stream::kAllGather, copy_in);
   const EventId arrived = add_row(EventKind::kAllGather, Stream::kAllGather, work_of_all(EventKind::kAllGather), -1);

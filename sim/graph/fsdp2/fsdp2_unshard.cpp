@@ -19,9 +19,7 @@ void Fsdp2::unshard(std::int32_t unit) {
   if (g.gather.pending || g.unsharded) return;
   if (g.state == Training::kPreBackward && !plan_.unshard_in_backward.at(unit)) return;
   Scope scope(*this, "unshard", unit);
-  if (logging_) {
-    log_here("unshard_begin", {.cause = log_cause_.empty() ? "demand" : log_cause_});
-  }
+  if (logging_) log_here("unshard_begin", {.cause = log_cause_.empty() ? "demand" : log_cause_});
   if (g.reshard.recorded) {
     wait_gather_streams(g.reshard);
     g.reshard = {};
@@ -82,9 +80,7 @@ void Fsdp2::all_gather(std::int32_t unit) {
   }
   const Stream shown = async ? Stream::kCompute : Stream::kAllGather;
   wait(Stream::kAllGather, copy_in);
-  if (logging_) {
-    log_here("wait", {.stream = name(shown), .on = async ? "stream D" : "stream CI"});
-  }
+  if (logging_) log_here("wait", {.stream = name(shown), .on = async ? "stream D" : "stream CI"});
   add_unit_row(EventKind::kAllGather, Stream::kAllGather, unit, small ? kSmallGroup : kWholeGroup);
   if (logging_) {
     log_here("all_gather", {.stream = name(shown),
@@ -138,9 +134,7 @@ void Fsdp2::wait_for_unshard(std::int32_t unit) {
 void Fsdp2::copy_out(std::int32_t unit) {
   Group& g = group(unit);
   const UnitShape& s = shape(unit);
-  if (g.gather.async && logging_) {
-    log_here("wait", {.on = "work all_gather", .on_unit = unit});
-  }
+  if (g.gather.async && logging_) log_here("wait", {.on = "work all_gather", .on_unit = unit});
   wait_event(Stream::kCompute, g.gather.event);
   add_unit_row(EventKind::kAllGatherCopyOut, Stream::kCompute, unit);
   if (s.reshard_group == 0 && s.cut_numel == 0) {
@@ -151,9 +145,7 @@ void Fsdp2::copy_out(std::int32_t unit) {
       const Bytes bytes(p.shard_numel * s.shards * p.gathered_size);
       g.single_parameters.push_back(allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit, bytes));
       // Sharded along another dimension: a contiguous copy first, put together from there.
-      if (p.shard_dim > 0) {
-        temporaries.push_back(allocate(MemoryCategory::kCommTemp, Stream::kCompute, unit, bytes));
-      }
+      if (p.shard_dim > 0) temporaries.push_back(allocate(MemoryCategory::kCommTemp, Stream::kCompute, unit, bytes));
     }
     for (const UnitParameter& p : s.list) {
       if (p.shard_dim == 0) continue;
@@ -267,9 +259,7 @@ void Fsdp2::pre_backward(std::int32_t unit, bool default_prefetch) {
   if (default_prefetch && g.post_forward >= 0) {
     const auto position = at(g.post_forward);
     g.post_forward = post_forward_order_[position].before;
-    if (position > 0) {
-      prefetch(post_forward_order_[position - 1].unit, Training::kPreBackward, "implicit_backward");
-    }
+    if (position > 0) prefetch(post_forward_order_[position - 1].unit, Training::kPreBackward, "implicit_backward");
   }
   see_state(unit);
   if (logging_) log_here("backward_begin");
@@ -287,9 +277,7 @@ void Fsdp2::prefetch(std::int32_t unit, Training pass, std::string_view cause) {
 void Fsdp2::free_gather(std::int32_t unit, Gather& gather) {
   if (gather.buffer == kNoBuffer) return;
   StepBuilder::free(gather.buffer);
-  if (logging_) {
-    log("free_all_gather_output", {.unit = unit, .bytes_in = gather.bytes, .cause = log_where_});
-  }
+  if (logging_) log("free_all_gather_output", {.unit = unit, .bytes_in = gather.bytes, .cause = log_where_});
 }
 
 }

@@ -23,9 +23,7 @@ Fsdp2::Division Fsdp2::division(std::int32_t unit) const {
   if (!overflows) return {0, total, "SUM", "SUM"};
   std::int64_t before = 1;
   const auto whole = static_cast<std::int64_t>(total);
-  while (total == as_double(whole) && whole % before == 0 && total / as_double(before) > as_double(before)) {
-    before *= 2;
-  }
+  while (total == as_double(whole) && whole % before == 0 && total / as_double(before) > as_double(before)) before *= 2;
   return {as_double(before), total / as_double(before), "SUM", "SUM"};
 }
 
@@ -85,9 +83,7 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
     case EventKind::kReduceScatterCopyIn: {
       const std::int64_t gradient = variant == kUnsharded ? r : p;
       work.bytes = Bytes(trained * r);
-      if (s.trained_cut_numel > 0) {
-        work.kernels.push_back(copy_kernel(2 * s.trained_cut_numel * gradient));
-      }
+      if (s.trained_cut_numel > 0) work.kernels.push_back(copy_kernel(2 * s.trained_cut_numel * gradient));
       work.kernels.push_back(copy_kernel(s.trained_numel * gradient + trained * r));
       break;
     }

@@ -67,9 +67,7 @@ void FusedRegion::backward(const Operation& op, const Derivative& derivative, co
   const bool renames =
       std::ranges::all_of(derivative.gradients, [](const InputGradient& each) { return each.alias && !each.exists; });
   const bool sums = derivative.parts > 1;
-  if (!renames || sums) {
-    moved += (derivative.parts - (is_made ? 1 : 0)) * size(bytes, output);
-  }
+  if (!renames || sums) moved += (derivative.parts - (is_made ? 1 : 0)) * size(bytes, output);
   bool wrote_alias = false;
   for (const std::int16_t t : derivative.saved) {
     if (insert(read_, t)) moved += size(bytes, t);

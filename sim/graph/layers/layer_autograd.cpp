@@ -74,9 +74,7 @@ void LayerAutograd::find_border() {
   border_ = layer_.output;
   for (std::size_t o = operations(); o-- > 0;) {
     const Operation& op = operation(o);
-    if (is_alias(op) && contains(op.outputs, border_)) {
-      border_ = op.inputs.front();
-    }
+    if (is_alias(op) && contains(op.outputs, border_)) border_ = op.inputs.front();
   }
 }
 
@@ -98,9 +96,7 @@ std::vector<bool> LayerAutograd::find_reached() const {
 void LayerAutograd::find_nodes() {
   needs_.assign(tensors(), false);
   needs_[0] = options_.grad_mode && options_.input_needs_gradient && has_input_buffer();
-  if (layer_.joins >= 0) {
-    needs_[at(layer_.joins)] = options_.grad_mode && options_.joined_needs_gradient;
-  }
+  if (layer_.joins >= 0) needs_[at(layer_.joins)] = options_.grad_mode && options_.joined_needs_gradient;
   const std::vector<bool> reached = find_reached();
   node_.assign(operations(), false);
   weight_copies_.resize(operations());

@@ -115,9 +115,7 @@ class Backward {
     if (graph_.is_alias(op) && op.outputs.size() == 1) {
       recompute_before(o);
       for (std::size_t i = op.inputs.size(); i-- > 1;) {
-        if (graph_.needs_gradient(op.inputs[i])) {
-          accumulate({op.inputs[i], share(incoming.front())});
-        }
+        if (graph_.needs_gradient(op.inputs[i])) accumulate({op.inputs[i], share(incoming.front())});
       }
       accumulate({op.inputs.front(), summed_over_copies(o, incoming.front())});
       free_dying();
@@ -140,18 +138,14 @@ class Backward {
     Contributions contributions = op.gradient == GradientRule::kAlias ? hand_through(o, incoming.front())
                                                                       : differentiate(o, incoming.front(), addend);
     if (addend != kNoGradient) step.inputs.push_back(gradient(addend).slot);
-    for (const Contribution& each : contributions) {
-      step.outputs.push_back(gradient(each.gradient).slot);
-    }
+    for (const Contribution& each : contributions) step.outputs.push_back(gradient(each.gradient).slot);
     if (op.kind == OperationKind::kAttention && !graph_.is_flat()) drop_unneeded(contributions);
     const bool unpacked = replaces(op) || (graph_.is_checkpointed() && graph_.inside(o) && !graph_.is_flat());
     // (DeepSpeed's own F.linear makes that sum itself: zero3_places.cpp.)
     const bool sums_inside = graph_.options().keeps_inputs && !op.transposed_weight;
     if (sums_inside) writer_.use_workspace(workspace(op, true));
     if (unpacked && !replaces(op)) drop_saved(Indices(saved.rbegin(), saved.rend()));
-    if (!sums_inside && op.reduces.kind == CollectiveKind::kNone) {
-      writer_.use_workspace(workspace(op, true));
-    }
+    if (!sums_inside && op.reduces.kind == CollectiveKind::kNone) writer_.use_workspace(workspace(op, true));
     if (!splits_) weights_.validate(op);
     validate_inputs(op, contributions);
     if (!is_taken) {
@@ -160,9 +154,7 @@ class Backward {
     if (addend != kNoGradient && !adds_in_place(op)) drop(addend);
     if (!unpacked && !retains(o)) drop_saved(saved);
     end_checkpoint_at(o);
-    if (op.gradient != GradientRule::kAlias || graph_.trains(o)) {
-      writer_.end_step(std::move(step));
-    }
+    if (op.gradient != GradientRule::kAlias || graph_.trains(o)) writer_.end_step(std::move(step));
     // What the norm's input gets from elsewhere is added outside of the norm.
     regions_.runs = op.region >= 0;
     if (regions_.runs) replace_by_region(o, first_kernel);
@@ -527,9 +519,7 @@ class Backward {
         drop(std::exchange(each.gradient, next));
       };
       const std::int64_t bytes = graph_.bytes(each.tensor);
-      if (op.sums_last && each.tensor == op.inputs.back()) {
-        replace(bytes / wanted.size() * made.size());
-      }
+      if (op.sums_last && each.tensor == op.inputs.back()) replace(bytes / wanted.size() * made.size());
       if (made != wanted) replace(bytes);
     }
   }
@@ -609,9 +599,7 @@ class Backward {
     // A narrower view stands for another tensor (module_model.cpp): nothing is added up.
     const std::int64_t bytes = bytes_of(place, added.tensor);
     const std::int64_t others = bytes_of(added.gradient, added.tensor);
-    if (bytes != others) {
-      return drop(bytes < others ? std::exchange(place, added.gradient) : added.gradient);
-    }
+    if (bytes != others) return drop(bytes < others ? std::exchange(place, added.gradient) : added.gradient);
     settle(place);
     settle(added.gradient);
     LayerStep step = {.kind = LayerStep::Kind::kSum, .inputs = {gradient(place).slot, gradient(added.gradient).slot}};
@@ -674,9 +662,7 @@ class Backward {
     if (!graph_.is_loss()) {
       const std::int32_t holders = graph_.options().ends_stage ? 2 : 1;
       gradients_.push_back({LayerProgramWriter::kOutputGradSlot, holders});
-      if (graph_.options().gradient_in_flight) {
-        gradients_.back().flight = LayerCall::kOfLayerBefore;
-      }
+      if (graph_.options().gradient_in_flight) gradients_.back().flight = LayerCall::kOfLayerBefore;
       gradient_of_[at(output)] = 0;
       return;
     }
@@ -707,12 +693,8 @@ class Backward {
       writer_.unname(output);
     }
     const Index joined = graph_.layer().joins;
-    if (graph_.needs_gradient(0) && graph_.has_input_buffer()) {
-      hand_back(0, LayerProgramWriter::kInputGradSlot);
-    }
-    if (joined >= 0 && graph_.needs_gradient(joined)) {
-      hand_back(joined, LayerProgramWriter::kWaitingGradSlot);
-    }
+    if (graph_.needs_gradient(0) && graph_.has_input_buffer()) hand_back(0, LayerProgramWriter::kInputGradSlot);
+    if (joined >= 0 && graph_.needs_gradient(joined)) hand_back(joined, LayerProgramWriter::kWaitingGradSlot);
   }
 
   // The gradient of an input of the layer takes the slot that the layer before frees.

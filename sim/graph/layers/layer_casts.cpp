@@ -17,17 +17,13 @@ class Inserter {
 
   CastedLayer run() {
     const bool casts_outputs = options_.output_dtype.has_value();
-    if (options_.begins_unit && old_.role != LayerRole::kEmbedding) {
-      cast(0, options_.compute, LayerSegment::kBefore);
-    }
+    if (options_.begins_unit && old_.role != LayerRole::kEmbedding) cast(0, options_.compute, LayerSegment::kBefore);
     for (std::size_t o = 0; o < old_.operations.size(); ++o) {
       Operation op = old_.operations[o];
       const bool nested = options_.split_parts && op.part > 0 && casts_outputs;
       const bool enters = nested && (o == 0 || old_.operations[o - 1].part != op.part);
       const bool leaves = nested && (o + 1 == old_.operations.size() || old_.operations[o + 1].part != op.part);
-      if (enters && op.kind != OperationKind::kEmbedding) {
-        cast(op.inputs.front(), options_.compute, 0);
-      }
+      if (enters && op.kind != OperationKind::kEmbedding) cast(op.inputs.front(), options_.compute, 0);
       for (Indices* tensors : {&op.inputs, &op.saved, &op.released}) {
         for (Index& t : *tensors) t = renamed_[at(t)];
       }
@@ -93,9 +89,7 @@ std::int64_t TensorElement::size() const {
 }
 
 CastedLayer with_casts(const LayerSpec& layer, const ProgramOptions& options) {
-  if (!options.output_dtype && options.arrives.value_or(options.compute) == options.compute) {
-    return {};
-  }
+  if (!options.output_dtype && options.arrives.value_or(options.compute) == options.compute) return {};
   return Inserter(layer, options).run();
 }
 
@@ -114,9 +108,7 @@ std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLay
     if (type == ElementType::kBf16) result[t] = {ElementType::kCompute, DType::kBf16};
   }
   if (layer.role != LayerRole::kEmbedding && !streams_fp32) result[0].dtype = arrives;
-  if (layer.joins >= 0) {
-    result[at(layer.joins)].dtype = options.joined_dtype.value_or(options.compute);
-  }
+  if (layer.joins >= 0) result[at(layer.joins)].dtype = options.joined_dtype.value_or(options.compute);
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     const Operation& op = layer.operations[o];
     std::optional<DType> dtype;
@@ -131,9 +123,7 @@ std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLay
       }
     }
     for (Index t : op.outputs) {
-      if (layer.tensors[at(t)].type == ElementType::kCompute && dtype) {
-        result[at(t)].dtype = *dtype;
-      }
+      if (layer.tensors[at(t)].type == ElementType::kCompute && dtype) result[at(t)].dtype = *dtype;
     }
   }
   return result;

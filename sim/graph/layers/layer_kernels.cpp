@@ -272,9 +272,7 @@ void add_copy(LayerPhaseProgram& phase, Pass pass, std::int64_t bytes) {
 void add_norm(const KernelCounts& counts, const Operation& op, Pass pass, std::int64_t bytes,
               LayerPhaseProgram& phase) {
   add_memory_kernel(phase, op.function, pass, bytes);
-  if (op.outputs.size() > 1) {
-    phase.kernels.back().m = counts.bytes[at(op.outputs.back())] / size_of(DType::kFp32);
-  }
+  if (op.outputs.size() > 1) phase.kernels.back().m = counts.bytes[at(op.outputs.back())] / size_of(DType::kFp32);
 }
 
 // A norm behind a scan that has not multiplied by silu(z) reads z; backward writes its gradient,
@@ -314,9 +312,7 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
       }
       if (op.fp8 != Float8::kNone) {
         if (!op.shares_fp8_input) {
-          if (!op.amax_in_producer) {
-            add_amax(op, Pass::kForward, rows * op.k / op.fp8_inputs, phase);
-          }
+          if (!op.amax_in_producer) add_amax(op, Pass::kForward, rows * op.k / op.fp8_inputs, phase);
           add_quantisation(op, Pass::kForward, rows * op.k, phase, op.fp8_inputs);
         }
         if (!op.fp8_weight) {
@@ -423,9 +419,7 @@ void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts
     }
     case OperationKind::kSoftmaxLoss:
       // (In place of the logits it was made in forward.)
-      if (!op.in_place || op.inputs.front() != 0) {
-        add_memory_kernel(phase, op.function, Pass::kBackward, moved);
-      }
+      if (!op.in_place || op.inputs.front() != 0) add_memory_kernel(phase, op.function, Pass::kBackward, moved);
       return;
   }
 }

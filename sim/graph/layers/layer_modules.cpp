@@ -29,9 +29,7 @@ std::int16_t module_at(std::vector<LayerModule>& modules, const std::string& nam
   if (known != modules.end()) return static_cast<std::int16_t>(known - modules.begin());
   const std::size_t dot = name.rfind('.');
   LayerModule module = {.name = name};
-  if (is_block && dot != std::string::npos) {
-    module.parent = module_at(modules, name.substr(0, dot), is_block);
-  }
+  if (is_block && dot != std::string::npos) module.parent = module_at(modules, name.substr(0, dot), is_block);
   modules.push_back(std::move(module));
   return static_cast<std::int16_t>(modules.size() - 1);
 }
@@ -71,9 +69,7 @@ ModuleSpans::ModuleSpans(const LayerSpec& layer)
 Indices ModuleSpans::around(std::size_t operation) const {
   Indices modules;
   if (modules_.empty()) return modules;
-  for (std::int16_t m = module_of_[operation]; m >= 0; m = modules_[at(m)].parent) {
-    modules.push_back(m);
-  }
+  for (std::int16_t m = module_of_[operation]; m >= 0; m = modules_[at(m)].parent) modules.push_back(m);
   return modules;
 }
 

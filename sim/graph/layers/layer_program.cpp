@@ -133,9 +133,7 @@ class Finisher {
       return allocated_size(
           graph_.earlier_gradient_bytes(static_cast<Index>(slot - LayerPhaseProgram::kEarlierGradient)));
     }
-    if (slot >= LayerPhaseProgram::kWaiting) {
-      return allocated_size(graph_.bytes(graph_.layer().joins));
-    }
+    if (slot >= LayerPhaseProgram::kWaiting) return allocated_size(graph_.bytes(graph_.layer().joins));
     if (slot < own_) return program_.slots[at(slot)].bytes;
     return slot == own_ ? program_.output_bytes : program_.output_grad_bytes;
   }

@@ -47,9 +47,7 @@ std::int32_t LayerProgramWriter::make_temporary(std::int64_t bytes, std::string 
 
 void LayerProgramWriter::use_workspace(const Indices& tensors) {
   Slots slots;
-  for (Index t : tensors) {
-    slots.push_back(make_temporary(graph_.bytes(t), graph_.tensor(t).name));
-  }
+  for (Index t : tensors) slots.push_back(make_temporary(graph_.bytes(t), graph_.tensor(t).name));
   for (std::int32_t slot : slots) free(slot);
 }
 

@@ -305,9 +305,7 @@ void LayerPrograms::set_zero(const Plan& plan, Setting& setting) {
   const bool is_stage1 = plan.runtime.kind == RuntimeKind::kZero1;
   setting.existing = is_stage1 && plan.batch.accumulation > 1 ? ExistingGradients::kAll : ExistingGradients::kNone;
   setting.stored = plan.param_dtype;
-  if (is_stage1 && plan.zero.fp32_gradient_accumulation) {
-    setting.first_gradient = setting.later_gradient = DType::kFp32;
-  }
+  if (is_stage1 && plan.zero.fp32_gradient_accumulation) setting.first_gradient = setting.later_gradient = DType::kFp32;
 }
 
 namespace {
@@ -338,9 +336,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   setting.reentrant = plan.recompute_reentrant;
   setting.stacked = plan.kernels.scan;
   // Autocast's casts cast gradients back.
-  if (plan.compute_dtype() != plan.param_dtype) {
-    setting.first_gradient = setting.later_gradient = plan.param_dtype;
-  }
+  if (plan.compute_dtype() != plan.param_dtype) setting.first_gradient = setting.later_gradient = plan.param_dtype;
   if (casts_at_borders(plan)) {
     setting.output_dtype = output_of_units(plan);
     setting.units = plan.units;
@@ -348,9 +344,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   // FSDP1's gradients are those of views, made anew in every micro-batch.
   if (plan.batch.accumulation > 1 && plan.runtime.kind != RuntimeKind::kFsdp1) {
     if (plan.ignored == Ignored::kNorms) setting.existing = ExistingGradients::kIgnored;
-    if (keeps_unsharded(plan) && plan.reduce_dtype == plan.param_dtype) {
-      setting.existing = ExistingGradients::kAll;
-    }
+    if (keeps_unsharded(plan) && plan.reduce_dtype == plan.param_dtype) setting.existing = ExistingGradients::kAll;
   }
   if (plan.runtime.kind == RuntimeKind::kFsdp1 && (plan.frozen.any() || plan.lora.rank > 0)) {
     setting.units = plan.units;  // which parameters are in one flat parameter
@@ -391,9 +385,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     if (!has_buffer && plan.batch.accumulation > 1) setting.existing = ExistingGradients::kAll;
   }
   if (plan.runtime.kind != RuntimeKind::kFsdp2) return setting;
-  if (!plan.mesh.is_wrapped() && plan.batch.accumulation > 1) {
-    setting.existing = ExistingGradients::kAll;
-  }
+  if (!plan.mesh.is_wrapped() && plan.batch.accumulation > 1) setting.existing = ExistingGradients::kAll;
   const Fsdp2Version version = fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2));
   if (version.autograd_accumulates) {
     const bool keeps = keeps_unsharded(plan) && plan.batch.accumulation > 1;
@@ -441,9 +433,7 @@ const LayerPrograms& LayerPrograms::of_pipeline_rank(std::int64_t rank) const {
 LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& shared) : setting_(setting_of(plan)) {
   const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
   if (plan.mesh.pp > 1) local_ = std::make_shared<const ModelSpec>(part_of_pipeline(whole, plan));
-  if (cuts_layers(plan)) {
-    local_ = std::make_shared<const ModelSpec>(part_of_rank(model_of(whole), plan));
-  }
+  if (cuts_layers(plan)) local_ = std::make_shared<const ModelSpec>(part_of_rank(model_of(whole), plan));
   if (setting_.divides_loss) {
     ModelSpec divided = model_of(whole);
     divide_loss(divided);
@@ -458,9 +448,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
   if (at_borders) setting_.units = plan.units;
   modes_[static_cast<std::size_t>(Recompute::kNone)] = true;
   modes_[static_cast<std::size_t>(plan.recompute.value)] = true;
-  for (const auto& range : plan.recompute.ranges) {
-    modes_[static_cast<std::size_t>(range.value)] = true;
-  }
+  for (const auto& range : plan.recompute.ranges) modes_[static_cast<std::size_t>(range.value)] = true;
   std::vector<Variant> known;
   for (const Variant& variant : variants_of(model, plan)) {
     const auto at = std::ranges::find(known, variant);

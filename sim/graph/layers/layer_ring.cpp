@@ -59,9 +59,7 @@ class Ring {
     } else {
       free(sum);
     }
-    for (const Slots& rest : {received_keys(), packing_, step_out_}) {
-      append(ended, rest);
-    }
+    for (const Slots& rest : {received_keys(), packing_, step_out_}) append(ended, rest);
     return ended;
   }
 
@@ -100,9 +98,7 @@ class Ring {
         free(sent);
         free(std::exchange(sums, {}));
         free(std::exchange(held, came));
-        if (adds_half) {
-          sums = {temporary(wide_ * k_, "k.grad sum"), temporary(wide_ * v_, "v.grad sum")};
-        }
+        if (adds_half) sums = {temporary(wide_ * k_, "k.grad sum"), temporary(wide_ * v_, "v.grad sum")};
         sent = temporary(wide, "k and v.grad to send");
       }
       copy(wide + (step > 0 ? 2 * wide : k_ + v_));
@@ -275,9 +271,7 @@ class Ring {
 
   void replace_by_zeros(Slots& made) {
     const std::int64_t sizes[] = {q_, k_, v_};
-    for (std::size_t i = 0; i < made.size(); ++i) {
-      free(std::exchange(made[i], temporary(wide_ * sizes[i], "zeros")));
-    }
+    for (std::size_t i = 0; i < made.size(); ++i) free(std::exchange(made[i], temporary(wide_ * sizes[i], "zeros")));
   }
 
   Slots step_gradients(std::int64_t step) {

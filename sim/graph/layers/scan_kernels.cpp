@@ -159,9 +159,7 @@ class DeltaRuleKernels : ScanPhase {
 }
 
 void add_scan_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
-  if (op.function == Function::kDeltaRule) {
-    return DeltaRuleKernels(counts, op, Pass::kForward, phase).forward();
-  }
+  if (op.function == Function::kDeltaRule) return DeltaRuleKernels(counts, op, Pass::kForward, phase).forward();
   Scan scan(counts, op, Pass::kForward, phase);
   scan.convolve();
   scan.states();
@@ -169,9 +167,7 @@ void add_scan_forward(const KernelCounts& counts, const Operation& op, LayerPhas
 }
 
 void add_scan_backward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
-  if (op.function == Function::kDeltaRule) {
-    return DeltaRuleKernels(counts, op, Pass::kBackward, phase).backward();
-  }
+  if (op.function == Function::kDeltaRule) return DeltaRuleKernels(counts, op, Pass::kBackward, phase).backward();
   Scan scan(counts, op, Pass::kBackward, phase);
   scan.convolve();
   scan.states();

@@ -33,9 +33,7 @@ void Megatron::find_embedding_ranks() {
 void Megatron::find_norm_ranks() {
   const Mesh& mesh = plan_.mesh;
   if (!options().distributed_optimizer || !fuses()) {
-    if (mesh.tp > 1 || mesh.pp > 1) {
-      norm_ranks_ = communicator_of(mesh.tp > 1 ? MeshDim::kTp : MeshDim::kPp);
-    }
+    if (mesh.tp > 1 || mesh.pp > 1) norm_ranks_ = communicator_of(mesh.tp > 1 ? MeshDim::kTp : MeshDim::kPp);
     return;
   }
   norm_ranks_ = communicator_of_first("world", mesh.world());
@@ -125,9 +123,7 @@ void Megatron::forward_begins(std::int32_t layer) {
     all_reduce(amax_ranks_, amax_bytes_forward_);
   if (!first_ || model_.order[l].same_as >= 0) return;
   if (gathers_beside()) {
-    for (std::int32_t p = first_of_layer_[l]; p < first_of_layer_[l + 1]; ++p) {
-      finish_param_sync(place_of_[at(p)]);
-    }
+    for (std::int32_t p = first_of_layer_[l]; p < first_of_layer_[l + 1]; ++p) finish_param_sync(place_of_[at(p)]);
   }
   cast_weights(layer);
 }
@@ -272,9 +268,7 @@ void Megatron::cast_shards() {
     if (buffer.narrow == 0) continue;
     const std::int64_t own = buffer.narrow / buffer.parts;
     const std::int64_t weights = (buffer.narrow_weights + buffer.parts - 1) / buffer.parts;
-    if (plan_.float8 == Float8::kCurrent) {
-      add_copy(EventKind::kQuantize, Stream::kCompute, 2 * own, weights);
-    }
+    if (plan_.float8 == Float8::kCurrent) add_copy(EventKind::kQuantize, Stream::kCompute, 2 * own, weights);
     if (buffer.ranks > 1) all_reduce(buffer.shards, 4 * buffer.narrow_weights);
     add_copy(EventKind::kQuantize, Stream::kCompute, 3 * own, weights);
   }

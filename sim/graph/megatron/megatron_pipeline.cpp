@@ -71,9 +71,7 @@ void Megatron::run_interleaved(const StagePipeline& pipeline) {
 void Megatron::exchange(const PipelineRow& row) {
   batches_sent_.resize(std::max(batches_sent_.size(), at(row.batch) + 1), kNoEvent);
   batches_sent_[at(row.batch)] = add_exchange(row.transfers.front().peer, boundary_, Exchange::Side::kBoth);
-  for (const PipelineTransfer& transfer : row.transfers) {
-    transfer.sends ? sent(transfer) : receive(transfer);
-  }
+  for (const PipelineTransfer& transfer : row.transfers) transfer.sends ? sent(transfer) : receive(transfer);
 }
 
 void Megatron::begin_action(std::int32_t stage, std::int32_t microbatch) {

@@ -88,22 +88,16 @@ PipelineOrder interleaved(const StagePipeline& p, int rank, bool splits) {
 PipelineOrder looped_bfs(const StagePipeline& p, int rank) {
   PipelineOrder order;
   for (int local = 0; local < p.stages_per_rank; ++local) {
-    for (int k = 0; k < p.microbatches; ++k) {
-      order.push_back({local * p.ranks + rank, Kind::kForward, k});
-    }
+    for (int k = 0; k < p.microbatches; ++k) order.push_back({local * p.ranks + rank, Kind::kForward, k});
   }
   for (int local = p.stages_per_rank; local-- > 0;) {
-    for (int k = p.microbatches; k-- > 0;) {
-      order.push_back({local * p.ranks + rank, Kind::kBackward, k});
-    }
+    for (int k = p.microbatches; k-- > 0;) order.push_back({local * p.ranks + rank, Kind::kBackward, k});
   }
   return order;
 }
 
 PipelineOrder in_turn(const StagePipeline& p, int rank) {
-  if (p.stages_per_rank != 1) {
-    refuse(fmt::format("{} stages on a rank", p.stages_per_rank), "1 under GPipe and 1F1B");
-  }
+  if (p.stages_per_rank != 1) refuse(fmt::format("{} stages on a rank", p.stages_per_rank), "1 under GPipe and 1F1B");
   const bool is_gpipe = p.schedule == PipelineSchedule::kGPipe;
   if (!is_gpipe && !p.takes_fewer && p.microbatches < p.ranks) {
     refuse(fmt::format("{} micro-batches under 1F1B", p.microbatches),

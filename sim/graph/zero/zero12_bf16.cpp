@@ -41,9 +41,7 @@ void Zero12::step_of_bf16(bool stepped) {
   const std::int64_t numel = total(&ZeroPartition::flat_numel);
   host_wait(
       add_copy(EventKind::kGradNorm, Stream::kCompute, numel * 4, static_cast<std::int64_t>(ready_order().size())));
-  if (plan_.optimizer.clip_norm) {
-    add_copy(EventKind::kGradScale, Stream::kCompute, 2 * numel * 4, 1);
-  }
+  if (plan_.optimizer.clip_norm) add_copy(EventKind::kGradScale, Stream::kCompute, 2 * numel * 4, 1);
   for (const ZeroPartition& group : groups_) step_partition(group, stepped);
   add_copy(EventKind::kAccumulate, Stream::kCompute, numel * 4, 1);  // zero_
   gather();

@@ -132,9 +132,7 @@ void Zero12::take_own_parts() {
   if (count > 0 && offloads()) {
     // Norm and copy of each slice; earlier micro-batches' sums go to the host and back.
     if (plan_.batch.accumulation > 1) {
-      if (microbatch() > 0) {
-        add_copy(EventKind::kHostToDevice, stream, 2 * elements * gradient_size(), count);
-      }
+      if (microbatch() > 0) add_copy(EventKind::kHostToDevice, stream, 2 * elements * gradient_size(), count);
       add_copy(EventKind::kDeviceToHost, stream, 2 * elements * gradient_size(), count);
     }
     if (boundary_) {
@@ -160,9 +158,7 @@ void Zero12::list_bucket() {
   bucket.kind = "zero_ipg_bucket";
   bucket.bytes = bucket_.elements * gradient_size();
   const bool is_empty = bucket_.parameters.empty();
-  if (is_contiguous() || !is_empty) {
-    bucket.dtype = torch_word(accumulates_fp32() ? DType::kFp32 : plan_.param_dtype);
-  }
+  if (is_contiguous() || !is_empty) bucket.dtype = torch_word(accumulates_fp32() ? DType::kFp32 : plan_.param_dtype);
   bucket.extra = "micro=" + std::to_string(microbatch());
   bucket.extra += is_contiguous() ? " slot=" + std::to_string(bucket_.slot) : " noncontiguous";
   for (const std::int32_t p : bucket_.parameters) bucket.parameters.push_back(name_of(p));

@@ -28,13 +28,9 @@ void Zero12::persistent_memory(bool stepped) {
     hold(MemoryCategory::kUnshardedParam, group.flat_numel * param_size(), false);
   }
   if (frozen > 0) hold(MemoryCategory::kUnshardedParam, frozen, false);
-  for (const std::int64_t bytes : resident_bytes()) {
-    hold(MemoryCategory::kUnshardedParam, bytes, false);
-  }
+  for (const std::int64_t bytes : resident_bytes()) hold(MemoryCategory::kUnshardedParam, bytes, false);
   hold_reference();
-  for (const ZeroPartition& group : groups_) {
-    hold(MemoryCategory::kShardedParam, group.partition_numel * 4, offloads());
-  }
+  for (const ZeroPartition& group : groups_) hold(MemoryCategory::kShardedParam, group.partition_numel * 4, offloads());
   for (const ZeroPartition& group : groups_) {
     for (int moment = 0; moment < moments() && stepped; ++moment) {
       hold(MemoryCategory::kOptimizerState, group.partition_numel * size_of(plan_.optimizer.state), offloads());
@@ -150,9 +146,7 @@ void Zero12::step_on_device(std::size_t g, bool stepped) {
       kept_.clear();
     }
   }
-  if (plan_.optimizer.clip_norm || plan_.param_dtype == DType::kFp16) {
-    step_row(EventKind::kGradScale, group);
-  }
+  if (plan_.optimizer.clip_norm || plan_.param_dtype == DType::kFp16) step_row(EventKind::kGradScale, group);
   step_partition(group, stepped);
   StepBuilder::free(gradient);
 }

@@ -232,9 +232,7 @@ void Zero3::walk(const std::vector<Zero3Place>& places) {
     } else {
       visit(place);
     }
-    if (&place - places.data() == script_->last_gradient && &places == &script_->backward) {
-      end_gradients();
-    }
+    if (&place - places.data() == script_->last_gradient && &places == &script_->backward) end_gradients();
   }
 }
 
@@ -314,9 +312,7 @@ void Zero3::leave(const Zero3Place& place) {
 void Zero3::end_backward() {
   drop_batch();
   const auto last = static_cast<std::int32_t>(model_.order.size()) - 1;
-  if (spec_of(last).role == LayerRole::kLoss) {
-    add_phase(EventKind::kBackward, last, Segments::kExit);
-  }
+  if (spec_of(last).role == LayerRole::kLoss) add_phase(EventKind::kBackward, last, Segments::kExit);
 }
 
 // --- rows ---
@@ -408,9 +404,7 @@ std::uint16_t Zero3::work_of(EventKind kind, std::int64_t bytes, std::uint8_t co
     // Links and drives are told in bytes; the host's optimizer moves what its kernel says.
     const bool is_transfer = kind == EventKind::kHostToDevice || kind == EventKind::kDeviceToHost ||
                              kind == EventKind::kStorageRead || kind == EventKind::kStorageWrite;
-    if (!is_transfer) {
-      work.kernels = {optimizes ? memory_kernel(MemoryClass::kOptimizer, bytes) : copy_kernel(bytes)};
-    }
+    if (!is_transfer) work.kernels = {optimizes ? memory_kernel(MemoryClass::kOptimizer, bytes) : copy_kernel(bytes)};
   }
   const std::uint16_t index = new_work(kind, work);
   graph().works.back().hooks = static_cast<std::uint16_t>(hooks);
@@ -434,9 +428,7 @@ LibraryRun record_zero3(const ModelSpec& model, const Plan& plan, const LayerPro
   coordinator.make_secondaries();
   run.script = &script;
   run.coordinator = &coordinator;
-  for (std::int32_t p = 0; p < script.parameter_count(); ++p) {
-    run.parameters.push_back(script.name_of_parameter(p));
-  }
+  for (std::int32_t p = 0; p < script.parameter_count(); ++p) run.parameters.push_back(script.name_of_parameter(p));
   for (std::size_t m = 0; m < script.modules.size(); ++m) {
     run.modules.push_back(script.name_of_module(static_cast<std::int32_t>(m)));
   }

@@ -146,9 +146,7 @@ void Zero3Coordinator::rehearse() {
       if (place.kind == Zero3Place::Kind::kEnter) {
         if (backward) begin_backward(place.id);
         fetch(place.id);
-        for (const std::int32_t p : script_.owned_of(place.id)) {
-          use(place.id, p, place.phase == EventKind::kRecompute);
-        }
+        for (const std::int32_t p : script_.owned_of(place.id)) use(place.id, p, place.phase == EventKind::kRecompute);
         prefetch(place.id);
         read_ahead();
       } else if (place.kind == Zero3Place::Kind::kExit) {

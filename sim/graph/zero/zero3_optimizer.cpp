@@ -55,9 +55,7 @@ void Zero3::persistent_memory() {
     }
     hold(MemoryCategory::kShardedParam, kept + kParameterBuffers * kParameterBuffer * param_size(), true);
   }
-  for (const std::int64_t bytes : resident_bytes()) {
-    hold(MemoryCategory::kUnshardedParam, bytes, false);
-  }
+  for (const std::int64_t bytes : resident_bytes()) hold(MemoryCategory::kUnshardedParam, bytes, false);
   hold_reference();
   const bool on_host = states != ZeroOffload::kNone;
   std::int64_t largest = 0;
@@ -72,9 +70,7 @@ void Zero3::persistent_memory() {
       hold(MemoryCategory::kOptimizerState, elements * size_of(plan_.optimizer.state), on_host);
     }
   }
-  if (!is_in_memory(states)) {
-    hold(MemoryCategory::kOptimizerState, kOptimizerBuffers * largest * 4, true);
-  }
+  if (!is_in_memory(states)) hold(MemoryCategory::kOptimizerState, kOptimizerBuffers * largest * 4, true);
   if (plan_.zero.contiguous_gradients) {
     hold(MemoryCategory::kReduceScatterInput, plan_.zero.reduce_bucket_size * comm_size(), false);
   }
@@ -208,9 +204,7 @@ void Zero3::update_on_host(std::size_t sub_group) {
   const bool swaps_states = plan_.zero.offload_optimizer == ZeroOffload::kNvme;
   // Master, gradient and moments in fp32.
   const std::int64_t states = elements * 4 * (2 + moments());
-  if (swaps_states) {
-    host_awaits(add_bytes(EventKind::kStorageRead, Stream::kCopyIn, states, -1));
-  }
+  if (swaps_states) host_awaits(add_bytes(EventKind::kStorageRead, Stream::kCopyIn, states, -1));
   // The gradient is scaled by a pass of its own; AdamW reads four and writes three values.
   const std::int64_t moved = elements * 4 * (3 + 2 * moments() + 2) + elements * (4 + param_size());
   host_awaits(add_bytes(EventKind::kHostOptimizer, Stream::kCompute, moved, -1));
@@ -220,9 +214,7 @@ void Zero3::update_on_host(std::size_t sub_group) {
   } else if (plan_.zero.offload_param == ZeroOffload::kNvme) {
     host_awaits(add_bytes(EventKind::kStorageWrite, Stream::kCopyIn, bytes, -1));
   }
-  if (swaps_states) {
-    host_awaits(add_bytes(EventKind::kStorageWrite, Stream::kCopyIn, states - elements * 4, -1));
-  }
+  if (swaps_states) host_awaits(add_bytes(EventKind::kStorageWrite, Stream::kCopyIn, states - elements * 4, -1));
 }
 
 }

@@ -142,9 +142,7 @@ void Zero3Script::write_backward_layer(std::int32_t layer) {
   const bool block = is_block(layer);
   const bool recomputes = builder_->recompute_of(layer) != Recompute::kNone;
   constexpr EventKind kPhase = EventKind::kBackward;
-  if (block) {
-    backward.push_back({PlaceKind::kEnter, kPhase, 0, layer, module_of(layer, -1)});
-  }
+  if (block) backward.push_back({PlaceKind::kEnter, kPhase, 0, layer, module_of(layer, -1)});
   const std::size_t begin = backward.size();
   std::size_t h = 0;
   // (A reentrant checkpoint runs its forward first.)
@@ -159,12 +157,8 @@ void Zero3Script::write_backward_layer(std::int32_t layer) {
   backward.push_back({PlaceKind::kPhaseEnd, kPhase, end, layer, -1});
   if (!block) return;
   const std::int32_t module = module_of(layer, -1);
-  if (modules[at(module)].is_leaf) {
-    backward.push_back({PlaceKind::kLeafGradients, kPhase, end, layer, module});
-  }
-  if (modules[at(module)].has_input_gradient) {
-    backward.push_back({PlaceKind::kExit, kPhase, end, layer, module});
-  }
+  if (modules[at(module)].is_leaf) backward.push_back({PlaceKind::kLeafGradients, kPhase, end, layer, module});
+  if (modules[at(module)].has_input_gradient) backward.push_back({PlaceKind::kExit, kPhase, end, layer, module});
 }
 
 // DeepSpeed replaces F.linear by a function of its own (memory_efficient_linear,

@@ -79,9 +79,7 @@ void Zero3::flush() {
     const bool straight = bucket_.size() == 1 && parameter(bucket_.front()).numel % plan_.mesh.fsdp() == 0;
     // Concatenation, then the division in place.
     add_bytes(EventKind::kReduceScatterCopyIn, reduces_, (straight ? 2 : 4) * bytes, unit);
-    if (!straight) {
-      interleaved = allocate(MemoryCategory::kReduceScatterInput, reduces_, unit, Bytes(bytes));
-    }
+    if (!straight) interleaved = allocate(MemoryCategory::kReduceScatterInput, reduces_, unit, Bytes(bytes));
     add(EventKind::kReduceScatter, reduces_, work_of(EventKind::kReduceScatter, bytes, kShard), unit);
     if (logs()) log_reduction("reduce_scatter", bytes, partitions * size, "in_place");
   }

@@ -121,9 +121,7 @@ void Zero3Script::add_modules() {
     if (is_block(l)) {
       inside.push_back(block_container_ = container(parent_name(model_.block_prefix)));
     } else {
-      for (const LayerModule& module : layer_modules(l)) {
-        inside.push_back(container(parent_name(module.name)));
-      }
+      for (const LayerModule& module : layer_modules(l)) inside.push_back(container(parent_name(module.name)));
     }
     has_first.resize(containers_.size(), false);
     for (std::int32_t c : inside) {
@@ -137,9 +135,7 @@ void Zero3Script::add_modules() {
   for (std::int32_t l = 0; l < layers; ++l) add_layer_modules(l);
   numel_below_.assign(modules.size(), 0);
   for (std::int32_t p = 0; p < parameter_count(); ++p) {
-    for (std::int32_t m = owner_[at(p)]; m >= 0; m = parent_of(m)) {
-      numel_below_[at(m)] += parameter(p).numel;
-    }
+    for (std::int32_t m = owner_[at(p)]; m >= 0; m = parent_of(m)) numel_below_[at(m)] += parameter(p).numel;
   }
 }
 
@@ -154,9 +150,7 @@ void Zero3Script::own(std::int32_t module, std::int32_t layer, std::int16_t inde
 
 // Whether what the module reads has a gradient: token ids and pixels have none.
 bool Zero3Script::is_fed_with_gradient(std::int32_t layer, const LayerModule& module) const {
-  if (module.parameters.empty() || input_needs_gradient_[at(layer)]) {
-    return true;
-  }
+  if (module.parameters.empty() || input_needs_gradient_[at(layer)]) return true;
   for (const Operation& op : spec_of(layer).operations) {
     if (op.parameters.empty() || op.parameters.front() != module.parameters.front()) continue;
     const bool reads_input = contains(op.inputs, 0);

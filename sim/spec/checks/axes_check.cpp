@@ -112,9 +112,7 @@ Problem problem_of_native(const Plan& plan, const ModelSpec& model) {
         return missing_capability(kKey, "the engine does not cut norms of heads",
                                   "a model without them, or mesh.tp: 1");
       }
-      if (op.groups > 1) {
-        return missing_capability(kKey, "the engine has no experts", "mesh.tp: 1");
-      }
+      if (op.groups > 1) return missing_capability(kKey, "the engine has no experts", "mesh.tp: 1");
       if (op.kind != OperationKind::kGemm) continue;
       for (const auto& [what, width] : {std::pair("columns", op.n), std::pair("features", op.k)}) {
         if (width % checked_multiply(parts, kBlock) == 0) continue;
@@ -225,9 +223,7 @@ Problem problem_of_norms(const Plan& plan, const ModelSpec& model) {
   for (const LayerSpec& layer : model.kinds) {
     const auto is_product = [](const Operation& op) { return op.kind == OperationKind::kGemm; };
     const bool transforms = layer.role == LayerRole::kFinalNorm || (layer.role == LayerRole::kInner && !layer.tower);
-    if (!transforms || std::ranges::none_of(layer.operations, is_product)) {
-      continue;
-    }
+    if (!transforms || std::ranges::none_of(layer.operations, is_product)) continue;
     return missing_capability("mesh.tp", fmt::format("{} multiplies in front of its head's norm", model.name),
                               "mesh.tp: 1");
   }
@@ -274,9 +270,7 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
                               "with mesh.etp rows are modelled as MoEAlltoAllTokenDispatcher sends them", "alltoall");
   }
   if (mesh.ep == 1 && mesh.etp == 1) return std::nullopt;
-  if (experts <= 1) {
-    return contradiction("mesh.ep", fmt::format("{} has no experts", model.name), "1");
-  }
+  if (experts <= 1) return contradiction("mesh.ep", fmt::format("{} has no experts", model.name), "1");
   if (mesh.ep > 1 && plan.units.experts != UnitPlacement::kOwn && !is_megatron) {
     return contradiction("units.experts", "experts that ranks share are units of their own", "own");
   }
@@ -428,9 +422,7 @@ std::optional<PlanProblem> problem_of_runtime_axes(const Plan& plan) {
 std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& model) {
   const std::vector<AskedAxis> asked = asked_axes(plan);
   const bool is_native = plan.runtime.kind == RuntimeKind::kNative;
-  if (asked.empty() && is_native && slices_of(plan.reduction_order) > 1) {
-    return problem_of_native(plan, model);
-  }
+  if (asked.empty() && is_native && slices_of(plan.reduction_order) > 1) return problem_of_native(plan, model);
   if (asked.empty()) return std::nullopt;
   const char* key = asked.front().key;
   if (Problem problem = problem_of_company(plan, key)) return problem;

@@ -177,9 +177,7 @@ Problem problem_of_mesh(const Plan& plan, const Cluster& cluster) {
   std::vector<std::string> fitting;
   const auto add = [&](std::int64_t s) {
     std::string text = fmt::format("shard {} x replicate {}", s, cluster.gpus / s);
-    if (!contains(fitting, text)) {
-      fitting.push_back(std::move(text));
-    }
+    if (!contains(fitting, text)) fitting.push_back(std::move(text));
   };
   if (cluster.gpus % shard == 0) add(shard);
   if (cluster.gpus % replicate == 0) add(cluster.gpus / replicate);
@@ -380,9 +378,7 @@ Problem problem_of_fused_linear(const Plan& plan, const ModelSpec& model) {
 Problem problem_of_frozen(const Plan& plan, const ModelSpec& model) {
   const Frozen& frozen = plan.frozen;
   const std::int64_t blocks = model.block_count();
-  if (Problem problem = problem_of_ranges(frozen.blocks, "frozen", "layers", blocks)) {
-    return problem;
-  }
+  if (Problem problem = problem_of_ranges(frozen.blocks, "frozen", "layers", blocks)) return problem;
   if (model.tied_embeddings && frozen.head && !frozen.embedding) {
     return contradiction("frozen", fmt::format("embedding and head of {} share one parameter", model.name),
                          "embedding, which freezes both");
@@ -524,9 +520,7 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
     }
   }
   if (!plan.recompute.ranges.empty()) {
-    if (Problem problem = problem_of_ranges(plan.recompute, "recompute", "layers", model.block_count())) {
-      return problem;
-    }
+    if (Problem problem = problem_of_ranges(plan.recompute, "recompute", "layers", model.block_count())) return problem;
   }
   if (plan.frozen.any()) {
     if (Problem problem = problem_of_frozen(plan, model)) return problem;

@@ -41,9 +41,7 @@ const ParameterSpec* unused_parameter(const Plan& plan, const ModelSpec& model) 
       });
       const ParameterSpec& parameter = layer.parameters[p];
       const bool waits = parameter.unused || (!is_read && parameter.trainable);
-      if (waits && !parameter.tied && !plan.frozen.any() && plan.lora.rank == 0) {
-        return &parameter;
-      }
+      if (waits && !parameter.tied && !plan.frozen.any() && plan.lora.rank == 0) return &parameter;
     }
   }
   return nullptr;

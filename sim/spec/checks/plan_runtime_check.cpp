@@ -39,9 +39,7 @@ std::string nearest_fsdp2(const std::string& version) {
 //   IndexError: list index out of range
 // in the copy-out of a gather inside a smaller group.
 Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
-  if (plan.units.shard_dim <= 0 && !cuts_another_dimension(model, plan.units.shard_dim, plan.mesh)) {
-    return std::nullopt;
-  }
+  if (plan.units.shard_dim <= 0 && !cuts_another_dimension(model, plan.units.shard_dim, plan.mesh)) return std::nullopt;
   const auto dimension = at(plan.units.shard_dim);
   for (const LayerInstance& layer : model.order) {
     for (const ParameterSpec& parameter : model.kinds[at(layer.kind)].parameters) {
@@ -154,9 +152,7 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
                               is_fsdp2 ? nearest_fsdp2(version) : fmt::format("{}@{}", to_string(kind), newest));
   }
   if (Problem problem = problem_of_runtime_axes(plan)) return problem;
-  if (Problem problem = problem_of_capability(plan, Capability::Of::kRuntime, name)) {
-    return problem;
-  }
+  if (Problem problem = problem_of_capability(plan, Capability::Of::kRuntime, name)) return problem;
   return problem_of_divisions(plan);
 }
 

@@ -150,9 +150,7 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model, cons
         "micro-batch replaces them; accumulation.mode keep_unsharded adds them");
   }
   if (plan.runtime.kind != RuntimeKind::kFsdp2) return texts;
-  if (const auto minor = fsdp2_minor(plan.runtime.version)) {
-    add_known_defects(plan, fsdp2_version(*minor), texts);
-  }
+  if (const auto minor = fsdp2_minor(plan.runtime.version)) add_known_defects(plan, fsdp2_version(*minor), texts);
   if (plan.units.experts == UnitPlacement::kOwn && !has_modules_in_blocks(model)) {
     texts.push_back(
         fmt::format("units.experts own has no effect: the blocks of {} have no modules that may be "

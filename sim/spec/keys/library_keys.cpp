@@ -11,9 +11,7 @@ using MixedPrecision = DdpOptions::MixedPrecision;
 constexpr RuntimeSet runtimes_of_group(std::string_view path) {
   if (path.starts_with("ddp.")) return runtimes_of(RuntimeKind::kDdp);
   if (path.starts_with("megatron.")) return runtimes_of(RuntimeKind::kMegatron);
-  if (path.starts_with("zero.")) {
-    return runtimes_of(RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3);
-  }
+  if (path.starts_with("zero.")) return runtimes_of(RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3);
   return path == "units.adapters_alone" ? runtimes_of(RuntimeKind::kFsdp1, RuntimeKind::kFsdp2)
                                         : runtimes_of(RuntimeKind::kFsdp1);
 }
@@ -33,9 +31,7 @@ constexpr PlanKeyType kModuleList = other(R"({"type": "array", "items": {"enum":
   ["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]}})");
 
 std::vector<Module> read_modules(const ConfigNode& node) {
-  if (!node.is_sequence()) {
-    throw node.error("this is no list", "modules of Megatron-Core, for example [moe_act]");
-  }
+  if (!node.is_sequence()) throw node.error("this is no list", "modules of Megatron-Core, for example [moe_act]");
   return list_of<Module>(node.elements(), [&](const ConfigNode& item) { return read_word(item, kModules); });
 }
 

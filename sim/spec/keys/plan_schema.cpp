@@ -61,9 +61,7 @@ Json schema_of_trainer() {
   for (const Preset* trainer : presets(PresetKind::kTrainer)) {
     pattern += trainer->name;
     examples.push_back(trainer->name);
-    for (const std::string& version : trainer->versions) {
-      examples.push_back(trainer->name + "@" + version);
-    }
+    for (const std::string& version : trainer->versions) examples.push_back(trainer->name + "@" + version);
     if (!trainer->versions.empty()) {
       const std::string& version = trainer->versions.front();
       pattern += "(@" + version.substr(0, version.find('.')) + R"(\.[0-9]+(\.[0-9]+)?)?)";

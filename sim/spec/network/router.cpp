@@ -113,9 +113,7 @@ class Router {
     for (const std::int32_t count : counts) domain_begin_.push_back(domain_begin_.back() + count);
     by_domain_.resize(ranks.size());
     std::vector<std::int32_t> next(domain_begin_.begin(), domain_begin_.end() - 1);
-    for (const std::int32_t rank : ranks) {
-      by_domain_[at(next[at(slot_of_[at(domain_of(rank))])]++)] = rank;
-    }
+    for (const std::int32_t rank : ranks) by_domain_[at(next[at(slot_of_[at(domain_of(rank))])]++)] = rank;
     for (const std::int32_t domain : seen_) slot_of_[at(domain)] = -1;
   }
 
@@ -365,17 +363,13 @@ class Router {
   }
 
   void use(std::vector<float>& used, std::span<const WireLoad> loads, double pace) const {
-    for (const WireLoad& load : loads) {
-      used[load.end] += static_cast<float>(load.flow * pace / rate_of(load.end));
-    }
+    for (const WireLoad& load : loads) used[load.end] += static_cast<float>(load.flow * pace / rate_of(load.end));
   }
 
   // Of a group that uses no link inside a node.
   double own_link(std::span<const std::int32_t> ranks) const {
     double least = kUnbound;
-    for (const std::int32_t rank : ranks) {
-      least = std::min(least, t_.wires[at(t_.link_of[at(rank)])].rate.value());
-    }
+    for (const std::int32_t rank : ranks) least = std::min(least, t_.wires[at(t_.link_of[at(rank)])].rate.value());
     return least;
   }
 

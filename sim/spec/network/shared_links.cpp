@@ -27,9 +27,7 @@ std::set<Shares> rows_of(std::span<const AxisRoute* const> axes) {
   Shares row(axes.size());
   Shares last;
   for (std::size_t end = 0; end < axes[0]->used.size(); ++end) {
-    for (std::size_t i = 0; i < axes.size(); ++i) {
-      row[i] = steps(static_cast<double>(axes[i]->used[end]));
-    }
+    for (std::size_t i = 0; i < axes.size(); ++i) row[i] = steps(static_cast<double>(axes[i]->used[end]));
     if (row == last) continue;
     rows.insert(row);
     last = row;
@@ -74,9 +72,7 @@ std::vector<LinkShares> most_wanted(std::set<Shares> rows, std::size_t shapes) {
   kept.resize(std::min(kept.size(), kSharedLinks));
   std::vector<LinkShares> result(shapes, LinkShares{});
   for (std::size_t k = 0; k < kept.size(); ++k) {
-    for (std::size_t i = 0; i < shapes; ++i) {
-      result[i][k] = as_double(kept[k][i]) / kSteps;
-    }
+    for (std::size_t i = 0; i < shapes; ++i) result[i][k] = as_double(kept[k][i]) / kSteps;
   }
   return result;
 }

@@ -24,9 +24,7 @@ class TopologyBuilder {
  public:
   TopologyBuilder(const Cluster& cluster, ClusterLayout layout) {
     topology_.layout = std::move(layout);
-    for (const DegradedLink& link : cluster.degraded) {
-      degraded_[{link.node, link.part, link.index}] = link.fraction;
-    }
+    for (const DegradedLink& link : cluster.degraded) degraded_[{link.node, link.part, link.index}] = link.fraction;
   }
 
   Topology build() {
@@ -108,9 +106,7 @@ class TopologyBuilder {
     std::vector<std::int32_t> slots;  // per GPU, its wire to the PCIe switch
     std::vector<std::int32_t> switches;
     const std::int64_t switch_count = has_network_ ? kind.pcie_switches : 0;
-    for (std::int64_t i = 0; i < switch_count; ++i) {
-      switches.push_back(add(DeviceKind::kPcieSwitch, node, i));
-    }
+    for (std::int64_t i = 0; i < switch_count; ++i) switches.push_back(add(DeviceKind::kPcieSwitch, node, i));
     for (std::int64_t i = 0; i < place.gpus && switch_count > 0; ++i) {
       const auto near = at(i * switch_count / place.gpus);
       slots.push_back(connect(place.first_gpu + static_cast<std::int32_t>(i), switches[near], kind.host_link,
@@ -164,9 +160,7 @@ class TopologyBuilder {
   void add_switches() {
     const ClusterLayout& layout = topology_.layout;
     topology_.first_switch = static_cast<std::int32_t>(topology_.devices.size());
-    for (std::size_t i = 0; i < layout.switches.size(); ++i) {
-      add(DeviceKind::kSwitch, -1, static_cast<std::int64_t>(i));
-    }
+    for (std::size_t i = 0; i < layout.switches.size(); ++i) add(DeviceKind::kSwitch, -1, static_cast<std::int64_t>(i));
     for (const TopologyNode& place : topology_.nodes) {
       const NodeKind& kind = layout.groups[at(place.group)].kind;
       for (std::int32_t p = 0; p < place.ports; ++p) {

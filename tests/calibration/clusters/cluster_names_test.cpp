@@ -65,9 +65,7 @@ TEST(ClusterNamesTest, TheTableNamesMachinesOfTheCatalogue) {
     const Cluster cluster = load_cluster("2x" + instance.name);
     EXPECT_EQ(cluster.gpus, 2 * instance.gpus) << instance.name;
     EXPECT_GT(cluster.node.nics, 0) << instance.name;
-    for (const std::string& other : instance.also) {
-      EXPECT_EQ(load_cluster("2x" + other).spec, cluster.spec) << other;
-    }
+    for (const std::string& other : instance.also) EXPECT_EQ(load_cluster("2x" + other).spec, cluster.spec) << other;
     EXPECT_TRUE(machine_named(instance.name).has_value()) << instance.name;
   }
   EXPECT_GE(seen.size(), 35U);

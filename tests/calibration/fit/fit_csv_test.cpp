@@ -72,9 +72,7 @@ TEST(FitCsv, AbsurdTablesAreRefused) {
   EXPECT_NE(refusal(rows_of(1000, 6)).find("6 of 6 rows in all: is tflops"), std::string::npos);
   EXPECT_NE(refusal(rows_of(0.001, 6)).find("of h20's peak: is tflops"), std::string::npos);
   std::string noise = "gpu,m,n,k,dtype,latency_us\n";
-  for (int i = 0; i < 12; ++i) {
-    noise += fmt::format("NVIDIA H20,8192,8192,8192,bf16,{}\n", i % 2 == 0 ? 8e3 : 3e5);
-  }
+  for (int i = 0; i < 12; ++i) noise += fmt::format("NVIDIA H20,8192,8192,8192,bf16,{}\n", i % 2 == 0 ? 8e3 : 3e5);
   EXPECT_NE(refusal(noise).find("misses half of its 12 rows"), std::string::npos);
 }
 

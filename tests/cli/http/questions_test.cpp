@@ -16,9 +16,7 @@ TEST(HttpQuestions, NoWordNamesAFile) {
     if (!words.contains(command.name)) continue;
     for (const CommandOption& option : command.options) {
       const std::string word = option.names.front().substr(2);
-      if (!contains(option.type, "FILE") && !contains(option.type, "DIR")) {
-        continue;
-      }
+      if (!contains(option.type, "FILE") && !contains(option.type, "DIR")) continue;
       if (words[command.name].contains(word)) {
         EXPECT_TRUE(words[command.name][word]["file"]) << command.name << " " << word;
       }

@@ -72,9 +72,7 @@ TEST(ExplainTrace, AsksByNameForWhatTheTraceDoesNotTell) {
   const Outcome asked = run("explain --run " + trace);
   EXPECT_EQ(asked.exit_code, 2);
   expect_says(asked.out, "llama-3.2-1b");
-  for (const char* flag : {"--sequence N", "--micro-batch N", "record_shapes=True"}) {
-    expect_says(asked.err, flag);
-  }
+  for (const char* flag : {"--sequence N", "--micro-batch N", "record_shapes=True"}) expect_says(asked.err, flag);
   const Outcome as_json = run("explain --json --run " + trace);
   EXPECT_EQ(as_json.exit_code, 2);
   const auto json = nlohmann::ordered_json::parse(as_json.out);

@@ -88,7 +88,9 @@ void expect_same_verdicts(const char* schema_name, bool (*reader)(const std::str
   Texts all = good;
   append(all, bad);
   const Verdicts verdicts = judge(schema(schema_name), all);
-  if (verdicts.is_skipped) GTEST_SKIP() << "needs python3-jsonschema";
+  if (verdicts.is_skipped) {
+    GTEST_SKIP() << "needs python3-jsonschema";
+  }
   ASSERT_EQ(verdicts.accepted.size(), all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     EXPECT_EQ(reader(all[i]), i < good.size()) << "reader: " << all[i];
@@ -368,9 +370,7 @@ TEST(Schema, ClusterHasTheFiguresOfTheCatalogue) {
                 "rings",
                 "background"};
   for (const char* part : {"gpu", "node", "network"}) {
-    for (const auto& [key, figure] : cluster[part].items()) {
-      keys.push_back(std::string(part) + "." + key);
-    }
+    for (const auto& [key, figure] : cluster[part].items()) keys.push_back(std::string(part) + "." + key);
   }
   EXPECT_EQ(sorted(keys_of(schema("cluster"), "")), sorted(keys));
   expect_complete(schema("cluster"), "");
@@ -524,11 +524,11 @@ TEST(Schema, ReportTakesReportsOnly) {
   add_bad([](Json& r) { r["memory"].erase("at_peak"); });
   add_bad([](Json& r) { r["memory"]["at_peak"]["activation"] = "12 GiB"; });
   const Verdicts verdicts = judge(schema("report"), documents);
-  if (verdicts.is_skipped) GTEST_SKIP() << "needs python3-jsonschema";
-  ASSERT_EQ(verdicts.accepted.size(), documents.size());
-  for (std::size_t i = 0; i < documents.size(); ++i) {
-    EXPECT_EQ(verdicts.accepted[i], i < 2) << documents[i];
+  if (verdicts.is_skipped) {
+    GTEST_SKIP() << "needs python3-jsonschema";
   }
+  ASSERT_EQ(verdicts.accepted.size(), documents.size());
+  for (std::size_t i = 0; i < documents.size(); ++i) EXPECT_EQ(verdicts.accepted[i], i < 2) << documents[i];
 }
 
 }

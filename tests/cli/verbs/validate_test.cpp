@@ -202,9 +202,7 @@ TEST(AccuracyVerb, TellsWhatValidateRemembered) {
   EXPECT_EQ(empty.at("summary").at("rows"), 0);
   write_run_folder(place.folder / "good", run_of(place.plan, 1.0));
   write_run_folder(place.folder / "slow", run_of(place.plan, 1.25));
-  for (const char* run : {"good", "slow", "slow"}) {
-    with_data(std::string("validate --plan plan.yaml --run ") + run);
-  }
+  for (const char* run : {"good", "slow", "slow"}) with_data(std::string("validate --plan plan.yaml --run ") + run);
   with_data("validate --plan plan.yaml --run slow --no-history");
   const auto json = json_of(with_data("accuracy --history --json"));
   EXPECT_EQ(json.at("summary").at("rows"), 3);

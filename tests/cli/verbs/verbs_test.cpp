@@ -197,9 +197,7 @@ TEST(Verbs, Machines) {
   EXPECT_GE(machines.size(), 5U);
   const auto h100 = json_of(run("machines h100 --json"));
   EXPECT_EQ(h100.at("gpu").at("multiprocessors"), 132);
-  for (const auto& [figure, source] : h100.at("sources").items()) {
-    EXPECT_NE(source, "") << figure;
-  }
+  for (const auto& [figure, source] : h100.at("sources").items()) EXPECT_NE(source, "") << figure;
   expect_says(ok("machines h100"), "NVIDIA H100 data sheet");
   expect_says(ok("machines 16xh100 --dot"), "graph");
 }

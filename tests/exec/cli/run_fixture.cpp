@@ -25,9 +25,7 @@ constexpr const char* kModel = R"({
 ExecRunTest::ExecRunTest() {
   write("model.json", kModel);
   std::string text;
-  for (int i = 0; text.size() < 20'000; ++i) {
-    text += "line " + std::to_string(i * i % 997) + " of the text\n";
-  }
+  for (int i = 0; text.size() < 20'000; ++i) text += "line " + std::to_string(i * i % 997) + " of the text\n";
   write("text.txt", text);
 }
 
@@ -38,9 +36,7 @@ std::string ExecRunTest::write(const std::string& name, const std::string& conte
 Words ExecRunTest::command(const Words& words) const {
   Words all = {FORESHARD_EXEC_PROGRAM, "run"};
   const auto gives = [&](const char* flag) { return contains(words, flag); };
-  if (!gives("--plan") && !gives("--model")) {
-    all = all + Words{"--model", path("model.json"), "--sequence", "16"};
-  }
+  if (!gives("--plan") && !gives("--model")) all = all + Words{"--model", path("model.json"), "--sequence", "16"};
   if (!gives("--data")) all = all + Words{"--data", path("text.txt")};
   if (!gives("--out")) all = all + Words{"--out", path("run")};
   return all + words;
@@ -70,9 +66,7 @@ ChildOutcome ExecRunTest::shell(const std::string& commands) const {
 Words mesh(int shard, int replicate) {
   Words words = {"--set", "mesh.shard=" + std::to_string(shard), "--set",
                  "mesh.replicate=" + std::to_string(replicate)};
-  if (shard * replicate > 1) {
-    words = words + Words{"--spawn", std::to_string(shard * replicate)};
-  }
+  if (shard * replicate > 1) words = words + Words{"--spawn", std::to_string(shard * replicate)};
   return words;
 }
 

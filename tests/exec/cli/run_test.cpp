@@ -50,7 +50,9 @@ TEST_F(ExecRunTest, ProcessesTransportsAndLaunchersGiveTheSameBits) {
   expect_same(record("torchrun", by_torchrun, first), one);
   EXPECT_EQ(other.finish().code, 0);
 
-  if (std::system("command -v mpirun > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
+  if (std::system("command -v mpirun > /dev/null 2>&1") != 0) {
+    GTEST_SKIP() << "no mpirun here";
+  }
   const ChildOutcome outcome = ChildProcess(Words{"mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe"} +
                                             command(by_torchrun + Words{"--out", path("mpirun")}))
                                    .finish();
@@ -134,9 +136,7 @@ TEST_F(ExecRunTest, ResumesOnAnyNumberOfRanks) {
   const RunRecord reference = record("reference", resume + mesh(1, 2));
   expect_same(replicas, reference);
   EXPECT_NE(replicas.parameter_hash, whole.parameter_hash);
-  for (std::size_t i = 0; i < second_half.size(); ++i) {
-    EXPECT_NEAR(replicas.losses.at(i), second_half[i], 1e-5);
-  }
+  for (std::size_t i = 0; i < second_half.size(); ++i) EXPECT_NEAR(replicas.losses.at(i), second_half[i], 1e-5);
 }
 
 // In processes, with evaluations, and from checkpoints that other meshes left.
@@ -192,9 +192,7 @@ TEST_F(ExecRunTest, ATornNewestCheckpointIsPassedOver) {
   std::ranges::sort(saved);
   ASSERT_EQ(saved.size(), 2U);
   for (const auto& entry : fs::directory_iterator(saved[1])) {
-    if (entry.path().extension() == ".safetensors") {
-      fs::resize_file(entry.path(), fs::file_size(entry.path()) / 2);
-    }
+    if (entry.path().extension() == ".safetensors") fs::resize_file(entry.path(), fs::file_size(entry.path()) / 2);
   }
   const ChildOutcome outcome = run(words + Words{"--resume", path("saved"), "--out", path("second")} + mesh(2));
   ASSERT_EQ(outcome.code, 0) << outcome.output;

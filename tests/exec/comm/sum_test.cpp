@@ -36,9 +36,7 @@ RC_GTEST_PROP(SumProperty, EqualsThePlainLoop, ()) {
   const auto values = *rc::gen::container<std::vector<float>>(rc::gen::arbitrary<float>());
   const auto skip = *rc::gen::inRange<std::size_t>(0, 4);  // bytes: no alignment is asked for
   std::vector<std::byte> shifted(skip + values.size() * sizeof(float));
-  if (!values.empty()) {
-    std::memcpy(shifted.data() + skip, values.data(), values.size() * sizeof(float));
-  }
+  if (!values.empty()) std::memcpy(shifted.data() + skip, values.data(), values.size() * sizeof(float));
   std::vector<float> sum(values.size(), 0.25F);
   std::vector<float> expected;
   for (const float value : values) expected.push_back((0.25F + value) + value);

@@ -14,9 +14,7 @@ TEST(ThreadWorld, GatherGivesEveryTextInRankOrder) {
       const std::string own = std::to_string(10 * round + world.rank());
       const std::vector<std::string> texts = world.gather("topic", own);
       ASSERT_EQ(texts.size(), 3U);
-      for (int rank = 0; rank < 3; ++rank) {
-        EXPECT_EQ(texts[at(rank)], std::to_string(10 * round + rank));
-      }
+      for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(texts[at(rank)], std::to_string(10 * round + rank));
     }
   });
 }

@@ -95,9 +95,7 @@ TEST_P(EveryTransport, BothDirectionsAtOnce) {
         sends.push_back({peer, own.data(), kBytes});
         receives.push_back({peer, got[static_cast<std::size_t>(peer)].data(), kBytes});
       }
-      for (int round = 0; round < 3; ++round) {
-        transports[static_cast<std::size_t>(rank)]->exchange(sends, receives);
-      }
+      for (int round = 0; round < 3; ++round) transports[static_cast<std::size_t>(rank)]->exchange(sends, receives);
       for (int peer = 0; peer < 3; ++peer) {
         if (peer == rank) continue;
         const std::vector<char> expected(kBytes, static_cast<char>('a' + peer));
@@ -167,7 +165,9 @@ INSTANTIATE_TEST_SUITE_P(Transports, EveryTransport,
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(SharedTransport, APeerThatDoesNotAnswerIsNamed) {
-  if (shared_memory_domain().empty()) GTEST_SKIP() << "this kernel has no pidfd_open";
+  if (shared_memory_domain().empty()) {
+    GTEST_SKIP() << "this kernel has no pidfd_open";
+  }
   const Transports transports = of_shared_memory(3);
   char bytes[2] = {};
   const Outgoing sends[] = {{0, "x", 1}};

@@ -86,9 +86,7 @@ TEST_F(TokenDataTest, LabelsAreTheNextTokens) {
 TEST_F(TokenDataTest, AnEpochHasEveryWindowOnceInAnOrderOfItsOwn) {
   const TokenData data(write("a.txt", text_of(1001)), {.sequence = 10, .vocabulary = 256});
   std::vector<std::vector<std::int64_t>> epochs(3);
-  for (std::int64_t i = 0; i < 300; ++i) {
-    epochs[static_cast<std::size_t>(i / 100)].push_back(data.window(i));
-  }
+  for (std::int64_t i = 0; i < 300; ++i) epochs[static_cast<std::size_t>(i / 100)].push_back(data.window(i));
   EXPECT_NE(epochs[0], epochs[1]);
   EXPECT_NE(epochs[1], epochs[2]);
   for (const auto& epoch : epochs) {

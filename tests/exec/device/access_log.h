@@ -34,9 +34,7 @@ class VectorClock {
   }
   void join(const VectorClock& other) {
     counts_.resize(std::max(counts_.size(), other.counts_.size()));
-    for (std::size_t i = 0; i < other.counts_.size(); ++i) {
-      counts_[i] = std::max(counts_[i], other.counts_[i]);
-    }
+    for (std::size_t i = 0; i < other.counts_.size(); ++i) counts_[i] = std::max(counts_[i], other.counts_[i]);
   }
 
  private:

@@ -85,9 +85,7 @@ std::vector<c10::IValue> stack_of(const std::vector<Argument>& arguments,
       stack.emplace_back(get(a.shapes.front()));
     } else if (a.is_optional_list) {
       c10::List<std::optional<at::Tensor>> list;
-      for (const auto& shape : a.shapes) {
-        list.push_back(shape ? std::optional<at::Tensor>(get(shape)) : std::nullopt);
-      }
+      for (const auto& shape : a.shapes) list.push_back(shape ? std::optional<at::Tensor>(get(shape)) : std::nullopt);
       stack.emplace_back(std::move(list));
     } else {
       c10::List<at::Tensor> list;

@@ -78,9 +78,7 @@ void HostileGpu::give_back(Block* block) noexcept {
   block->returned = true;
   if (block->memory != nullptr) memory_.mark_freed(block->memory, block->bytes);
   if (block->in_graph) {
-    if (capture_ != nullptr && is_captured(block->lane)) {
-      capture_->given_back[block->lane].push_back(block);
-    }
+    if (capture_ != nullptr && is_captured(block->lane)) capture_->given_back[block->lane].push_back(block);
     return;
   }
   if (block->memory == nullptr) {

@@ -32,9 +32,7 @@ HostilePlace& hostile_place() {
 namespace {
 
 HostilePlace& place() {
-  if (hostile_place().gpu == nullptr) {
-    throw std::runtime_error("this thread has no accelerator for its tensors");
-  }
+  if (hostile_place().gpu == nullptr) throw std::runtime_error("this thread has no accelerator for its tensors");
   return hostile_place();
 }
 
@@ -72,9 +70,7 @@ at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType t
 
 std::vector<std::int64_t> packed(at::IntArrayRef sizes) {
   std::vector<std::int64_t> strides(sizes.size(), 1);
-  for (std::size_t d = sizes.size(); d-- > 1;) {
-    strides[d - 1] = strides[d] * std::max<std::int64_t>(sizes[d], 1);
-  }
+  for (std::size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<std::int64_t>(sizes[d], 1);
   return strides;
 }
 
@@ -141,9 +137,7 @@ bool is_view(const c10::FunctionSchema& schema) {
 bool reads_on_host(const c10::FunctionSchema& schema) {
   for (const c10::Argument& result : schema.returns()) {
     const c10::TypePtr& type = result.type();
-    if (!type->isSubtypeOf(*c10::TensorType::get()) && !type->isSubtypeOf(*c10::ListType::ofTensors())) {
-      return true;
-    }
+    if (!type->isSubtypeOf(*c10::TensorType::get()) && !type->isSubtypeOf(*c10::ListType::ofTensors())) return true;
   }
   return false;
 }

@@ -251,9 +251,7 @@ Plan random_plan() {
     return {kind, 0};
   };
   plan.reshard_after_forward.value = reshard();
-  if (*rc::gen::arbitrary<bool>()) {
-    plan.reshard_after_forward.ranges = {{0, one_of<std::int64_t>({0, 1}), reshard()}};
-  }
+  if (*rc::gen::arbitrary<bool>()) plan.reshard_after_forward.ranges = {{0, one_of<std::int64_t>({0, 1}), reshard()}};
   const auto recompute = [] { return one_of<Recompute>({Recompute::kNone, Recompute::kFull, Recompute::kSelective}); };
   plan.recompute.value = recompute();
   const std::int64_t block = one_of<std::int64_t>({0, 1, 2});

@@ -46,9 +46,7 @@ Weights weights_of(const ModelSpec& model, const EngineRun& run) {
 // [sequences, sequence] of micro-batch `number`.
 MicroBatch rows_of(const ModelSpec& model, const Plan& plan, std::int64_t number) {
   MicroBatch batch = batch_of(model, plan, number, 1);
-  for (at::Tensor* each : {&batch.tokens, &batch.labels}) {
-    *each = each->view({batch.sequences, batch.sequence});
-  }
+  for (at::Tensor* each : {&batch.tokens, &batch.labels}) *each = each->view({batch.sequences, batch.sequence});
   return batch;
 }
 
@@ -144,9 +142,7 @@ class Trainer {
   double step() {
     ++number_;
     double squares = 0;
-    for (auto& [name, weight] : weights_) {
-      squares += weight.grad().to(at::kDouble).pow(2).sum().item<double>();
-    }
+    for (auto& [name, weight] : weights_) squares += weight.grad().to(at::kDouble).pow(2).sum().item<double>();
     const double norm = std::sqrt(squares);
     const double factor = std::min(1.0, *o_.clip_norm / (norm + 1e-6));
     for (auto& [name, weight] : weights_) {

@@ -18,9 +18,7 @@ Plan plan_of(Mesh mesh, std::int64_t accumulation, AccumulationMode mode) {
 
 std::vector<std::int64_t> numbers(const Plan& plan, std::int64_t rank) {
   std::vector<std::int64_t> all;
-  for (std::int64_t m = 0; m < plan.batch.accumulation; ++m) {
-    all.push_back(global_microbatch(plan, rank, m));
-  }
+  for (std::int64_t m = 0; m < plan.batch.accumulation; ++m) all.push_back(global_microbatch(plan, rank, m));
   return all;
 }
 
@@ -45,9 +43,7 @@ TEST(Schedule, EveryMicroBatchIsSomebodysOnce) {
       const Plan plan = plan_of(mesh, 3, mode);
       std::set<std::int64_t> seen;
       for (std::int64_t rank = 0; rank < mesh.world(); ++rank) {
-        for (const std::int64_t number : numbers(plan, rank)) {
-          EXPECT_TRUE(seen.insert(number).second);
-        }
+        for (const std::int64_t number : numbers(plan, rank)) EXPECT_TRUE(seen.insert(number).second);
       }
       EXPECT_EQ(*seen.begin(), 0);
       EXPECT_EQ(*seen.rbegin(), microbatches_of_step(plan) - 1);

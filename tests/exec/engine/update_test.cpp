@@ -80,9 +80,7 @@ TEST(AddSquares, IsTheSumOfSquaresOnAGridOf32) {
 
 TEST(LearningRate, IsConstantUnlessThePlanSaysOtherwise) {
   Optimizer optimizer = {.learning_rate = 0.5};
-  for (const std::int64_t step : {1, 2, 1000, 1000000}) {
-    EXPECT_EQ(learning_rate(optimizer, step), 0.5);
-  }
+  for (const std::int64_t step : {1, 2, 1000, 1000000}) EXPECT_EQ(learning_rate(optimizer, step), 0.5);
 }
 
 // 4 steps up: 1/4, 2/4, 3/4, 4/4 of the rate. Then cos over 8 steps from 1.0 to 0.2: half way at

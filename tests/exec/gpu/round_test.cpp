@@ -114,9 +114,7 @@ TEST_F(GpuRoundTest, AFailedStageIsRecordedAndTheNextOneRuns) {
   EXPECT_EQ(outcome.code, 1) << outcome.output;
   const Json round = record();
   EXPECT_EQ(status_of(round, "environment"), "ok");
-  for (const char* stage : {"self_check", "measure", "plans"}) {
-    EXPECT_EQ(status_of(round, stage), "failed");
-  }
+  for (const char* stage : {"self_check", "measure", "plans"}) EXPECT_EQ(status_of(round, stage), "failed");
   EXPECT_NE(content_of(folder_ / "out/plans.jsonl").find("exit 9: "), std::string::npos);
   EXPECT_NE(content_of(folder_ / "out/plans.jsonl").find("broken"), std::string::npos);
 }
@@ -165,9 +163,7 @@ TEST_F(GpuRoundTest, AStageAloneStandsForItself) {
   const ChildOutcome outcome =
       round({"--device", "standin", "--minutes", "0.5", "--stages", "self_check,measure,plans"}, folder_ / "bin");
   EXPECT_EQ(outcome.code, 1) << outcome.output;
-  for (const char* stage : {"self_check", "measure", "plans"}) {
-    EXPECT_EQ(status_of(record(), stage), "failed") << stage;
-  }
+  for (const char* stage : {"self_check", "measure", "plans"}) EXPECT_EQ(status_of(record(), stage), "failed") << stage;
   const std::string rows = content_of(folder_ / "out/plans.jsonl");
   EXPECT_EQ(rows.find("of the round before"), std::string::npos) << rows;
   EXPECT_NE(rows.find("8xh100-sxm"), std::string::npos) << rows;
@@ -200,7 +196,9 @@ for _, ours, theirs in BESIDE:
 }
 
 TEST_F(GpuRoundTest, WithoutAGpuItSaysSo) {
-  if (std::system("nvidia-smi > /dev/null 2>&1") == 0) GTEST_SKIP() << "there is a GPU";
+  if (std::system("nvidia-smi > /dev/null 2>&1") == 0) {
+    GTEST_SKIP() << "there is a GPU";
+  }
   const ChildOutcome outcome = round({});
   EXPECT_EQ(outcome.code, 6);
   EXPECT_NE(outcome.output.find("no NVIDIA GPU"), std::string::npos) << outcome.output;
@@ -220,7 +218,9 @@ TEST_F(GpuRoundTest, WhatAGpuMeasuredIsKept) {
 }
 
 TEST_F(GpuRoundTest, TheCarriedBuildRunsInAFolderOfItsOwn) {
-  if (!kHasPlugin) GTEST_SKIP() << "no CUDA toolkit: the plugin is not built";
+  if (!kHasPlugin) {
+    GTEST_SKIP() << "no CUDA toolkit: the plugin is not built";
+  }
   const std::string archive = path("carried.tar.gz");
   const ChildOutcome packed = ChildProcess({"bash", (kScripts / "pack.sh").string(), kBin.string(), archive}).finish();
   ASSERT_EQ(packed.code, 0) << packed.output;
@@ -242,7 +242,9 @@ TEST_F(GpuRoundTest, TheCarriedBuildRunsInAFolderOfItsOwn) {
 
 // Of the project's own code it must hold everything: the program's symbols are not visible to it.
 TEST(CudaPlugin, NeedsNothingOfTheProgram) {
-  if (!kHasPlugin) GTEST_SKIP() << "no CUDA toolkit: the plugin is not built";
+  if (!kHasPlugin) {
+    GTEST_SKIP() << "no CUDA toolkit: the plugin is not built";
+  }
   const std::string plugin = (kBin / "libforeshard_cuda.so").string();
   const ChildOutcome symbols = ChildProcess({"nm", "-DC", plugin}).finish();
   ASSERT_EQ(symbols.code, 0) << symbols.output;
@@ -254,7 +256,9 @@ TEST(CudaPlugin, NeedsNothingOfTheProgram) {
 }
 
 TEST(CudaPlugin, WithoutAGpuTheReasonIsSaid) {
-  if (std::system("nvidia-smi > /dev/null 2>&1") == 0) GTEST_SKIP() << "there is a GPU";
+  if (std::system("nvidia-smi > /dev/null 2>&1") == 0) {
+    GTEST_SKIP() << "there is a GPU";
+  }
   const ChildOutcome outcome = ChildProcess({FORESHARD_EXEC_PROGRAM, "self-check"}).finish();
   EXPECT_EQ(outcome.code, 6);
   EXPECT_NE(outcome.output.find("no GPU for the engine"), std::string::npos) << outcome.output;

@@ -25,9 +25,7 @@ ChildProcess spawn(int ranks, const std::vector<std::string>& words,
 
 // Within two minutes: of a machine that does other things as well.
 bool ends_soon(int process) {
-  for (int i = 0; i < 12000 && ::kill(process, 0) == 0; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  for (int i = 0; i < 12000 && ::kill(process, 0) == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   return ::kill(process, 0) != 0;
 }
 
@@ -79,9 +77,7 @@ TEST(Spawn, AKilledRankIsNamedByAll) {
     const std::string named = "error: rank 2 was killed by signal 9 (Killed)\n";
     EXPECT_TRUE(contains(outcome.output, "\n[rank 1] " + named)) << outcome.output;
     std::size_t unprefixed = 0;  // of the launcher and of rank 0
-    for (std::size_t at = 0; (at = outcome.output.find("\n" + named, at)) != std::string::npos; ++at) {
-      ++unprefixed;
-    }
+    for (std::size_t at = 0; (at = outcome.output.find("\n" + named, at)) != std::string::npos; ++at) ++unprefixed;
     EXPECT_EQ(unprefixed, 2U) << outcome.output;
   }
 }
@@ -134,7 +130,9 @@ TEST(Spawn, NoRankOutlivesTheLauncher) {
 }
 
 TEST(OpenMpi, StartsRanks) {
-  if (std::system("command -v mpirun > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
+  if (std::system("command -v mpirun > /dev/null 2>&1") != 0) {
+    GTEST_SKIP() << "no mpirun here";
+  }
   const ChildOutcome outcome =
       ChildProcess({"mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe", rank_program(), "meet"}).finish();
   EXPECT_EQ(outcome.code, 0) << outcome.output;

@@ -100,9 +100,7 @@ void forever(World& world) {
 void chain(World& world) {
   std::vector<GroupCommunicator> links;
   for (int low = 0; low + 1 < world.size(); ++low) {
-    if (world.rank() == low || world.rank() == low + 1) {
-      links.emplace_back(world.connect("link", {low, low + 1}));
-    }
+    if (world.rank() == low || world.rank() == low + 1) links.emplace_back(world.connect("link", {low, low + 1}));
   }
   print(fmt::format("ready {}", ::getpid()));
   while (true) {
@@ -113,9 +111,7 @@ void chain(World& world) {
 void quit(World& world, int code) {
   GroupCommunicator all(world.connect("world", everyone(world)));
   for (int i = 0; i < 50; ++i) exchange_with(all);
-  if (world.rank() == 1) {
-    throw Error(static_cast<ExitCode>(code), "rank 1: the data ran out");
-  }
+  if (world.rank() == 1) throw Error(static_cast<ExitCode>(code), "rank 1: the data ran out");
   while (true) exchange_with(all);
 }
 

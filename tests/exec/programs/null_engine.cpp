@@ -33,9 +33,7 @@ void apart(const std::string& name, const std::function<void()>& work) {
     ::_exit(0);
   }
   int status = 0;
-  if (child < 0 || ::waitpid(child, &status, 0) < 0 || !WIFEXITED(status)) {
-    std::fprintf(stderr, "died\n");
-  }
+  if (child < 0 || ::waitpid(child, &status, 0) < 0 || !WIFEXITED(status)) std::fprintf(stderr, "died\n");
 }
 
 }

@@ -50,7 +50,9 @@ class GatherOnlyWorld : public World {
     std::vector<std::string> texts = shared_->texts;
     shared_->barrier.arrive_and_wait();
     for (std::string& each : texts) {
-      if (!each.starts_with(topic + "\n")) ADD_FAILURE() << "another topic than " << topic;
+      if (!each.starts_with(topic + "\n")) {
+        ADD_FAILURE() << "another topic than " << topic;
+      }
       each.erase(0, topic.size() + 1);
     }
     return texts;
@@ -166,9 +168,7 @@ inline void for_each_element(const TestRank& rank, std::int64_t step,
         }
       }
       const auto size = static_cast<std::size_t>(size_of(array.dtype));
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        visit(array, array.data.subspan(i * size, size), values[i]);
-      }
+      for (std::size_t i = 0; i < values.size(); ++i) visit(array, array.data.subspan(i * size, size), values[i]);
     }
   }
 }

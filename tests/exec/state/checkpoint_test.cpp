@@ -89,9 +89,7 @@ TEST_F(CheckpointTest, TheNewestIsTheOneSavedLastAndOneMayBeNamed) {
 
 TEST_F(CheckpointTest, KeepsTheNewest) {
   const TestLayout layout = layout_of({8}, 2);
-  for (std::int64_t step = 1; step <= 5; ++step) {
-    EXPECT_EQ(save(folder_, layout, step, 2), Strings(2));
-  }
+  for (std::int64_t step = 1; step <= 5; ++step) EXPECT_EQ(save(folder_, layout, step, 2), Strings(2));
   EXPECT_EQ(names(), (Strings{"step-00000004", "step-00000005"}));
   // A run that goes back keeps what it saves.
   EXPECT_EQ(save(folder_, layout, 2, 2), Strings(2));

@@ -432,9 +432,7 @@ TEST(ForeignPlan, AFileCutAnywhereIsReadOrRefusedWithItsPlace) {
     }
   }
   const std::string json = R"({"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}})";
-  for (std::size_t end = 0; end < json.size(); ++end) {
-    EXPECT_THROW(deepspeed(json.substr(0, end)), ConfigError) << end;
-  }
+  for (std::size_t end = 0; end < json.size(); ++end) EXPECT_THROW(deepspeed(json.substr(0, end)), ConfigError) << end;
 }
 
 TEST(ForeignPlan, WrongValuesAreRefusedWhereTheyStand) {

@@ -226,9 +226,7 @@ TEST(TrainingRows, WordsInAnyCompanyHaveAPlan) {
   for (auto& [column, all] : words) {
     if (column != "fp8" && column != "arch") all.emplace_back("unknown");
   }
-  for (const char* flag : {"fp8_all_gather", "forward_prefetch", "limit_all_gathers"}) {
-    words[flag] = {"0", "1", ""};
-  }
+  for (const char* flag : {"fp8_all_gather", "forward_prefetch", "limit_all_gathers"}) words[flag] = {"0", "1", ""};
   words["tied_embeddings"] = {"0", "1"};
   words["runtime_version"] = {"1.13", "2.1", "2.4", "2.5", "2.8", "2.11", "unknown"};
   words["commit_date"] = {"", "2022-12", "2024-02", "2025-04", "2026-01-31"};
@@ -239,9 +237,7 @@ TEST(TrainingRows, WordsInAnyCompanyHaveAPlan) {
     Cells cells = unknown_run(runtime);
     for (const auto& [column, all] : words) cells[column] = pick(all);
     const bool is_fsdp = contains(runtime, "fsdp");
-    if (is_fsdp) {
-      cells["reshard"] = pick({"always", "never", "always_except_last", runtime == "fsdp1" ? "" : "8"});
-    }
+    if (is_fsdp) cells["reshard"] = pick({"always", "never", "always_except_last", runtime == "fsdp1" ? "" : "8"});
     std::string row = runtime;
     for (const auto& [column, all] : words) row += " " + column + "=" + cells[column];
     const TrainingRow read = row_of(cells);

@@ -33,9 +33,7 @@ std::string matrix(const std::string& link) {
   text += "CPU Affinity\tNUMA Affinity\tGPU NUMA ID\n";
   for (int row = 0; row < 17; ++row) {
     text += row < 8 ? fmt::format("GPU{}\t", row) : fmt::format("NIC{}\t", row - 8);
-    for (int g = 0; g < 8; ++g) {
-      text += row == g ? " X \t" : row < 8 ? link + "\t" : row - 8 == g ? "PIX\t" : "SYS\t";
-    }
+    for (int g = 0; g < 8; ++g) text += row == g ? " X \t" : row < 8 ? link + "\t" : row - 8 == g ? "PIX\t" : "SYS\t";
     for (int n = 0; n < 9; ++n) {
       text += row - 8 == n ? " X \t" : row < 8 && row == n ? "PIX\t" : n == 8 ? "NODE\t" : "SYS\t";
     }

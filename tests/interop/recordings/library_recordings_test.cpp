@@ -32,9 +32,7 @@ class LibraryRecordings : public testing::Test {
   // One configuration of `lib` with these options (JSON).
   void record(const std::string& lib, std::string options, const std::string& facts = "{}") {
     const auto quoted = [](std::string text) {
-      for (std::size_t at = 0; (at = text.find('"', at)) != std::string::npos; at += 2) {
-        text.insert(at, 1, '"');
-      }
+      for (std::size_t at = 0; (at = text.find('"', at)) != std::string::npos; at += 2) text.insert(at, 1, '"');
       return "\"" + text + "\"";
     };
     write("index.csv",

@@ -88,9 +88,7 @@ TEST_F(RecordingsTest, ErrorsSayWhere) {
 }
 
 TEST_F(RecordingsTest, FoldersByNumberWithoutGloo) {
-  for (const char* path : {"v/2.10.0", "v/2.4.1", "a", "a/gloo"}) {
-    write(std::string(path) + "/index.csv", "id\nx\n");
-  }
+  for (const char* path : {"v/2.10.0", "v/2.4.1", "a", "a/gloo"}) write(std::string(path) + "/index.csv", "id\nx\n");
   write_packed("v/2.5.1/index.csv.gz", "id\nx\n");
   write("empty/readme", "nothing");
   std::vector<std::string> names;
@@ -178,9 +176,7 @@ TEST_F(RecordingsTest, OtherVersionsRows) {
 
   const Recording r = read("v/3.0", "x");
   std::string order;
-  for (const RecordedEvent& e : r.events) {
-    order += std::to_string(e.seq) + e.kind + e.unit + " ";
-  }
+  for (const RecordedEvent& e : r.events) order += std::to_string(e.seq) + e.kind + e.unit + " ";
   EXPECT_EQ(order, "1step_begin 2backward_enda 3step_end ");
   EXPECT_TRUE(r.events_file.ends_with("fsdp2/events.csv"));
   std::string rows;

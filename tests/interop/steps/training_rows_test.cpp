@@ -48,9 +48,7 @@ TEST(TrainingRows, WhatBreaksTheGrammarIsSetAsideWithItsPlace) {
 // Unknown cells never fail; what is needed and missing is a reason, not an error.
 TEST(TrainingRows, UnknownCellsAreForecastOrSetAside) {
   Cells cells = small_run();
-  for (const char* column : {"attention_kernel", "norm_impl", "loss_impl", "gather_dtype"}) {
-    cells[column] = "unknown";
-  }
+  for (const char* column : {"attention_kernel", "norm_impl", "loss_impl", "gather_dtype"}) cells[column] = "unknown";
   cells["stack"] = "a_code_of_their_own";
   EXPECT_TRUE(score_training_steps(table_of({cells}))[0].scored);
   cells["gpu"] = "";
@@ -158,9 +156,7 @@ TEST(TrainingRows, NetworksThatAreSaid) {
       const double share = *row.number("network_gbit_s_per_node") / most;
       said[fmt::format("{} {} {}", family_of(row.id), row.word("gpu"), share)] = std::log(share);
     }
-    for (std::vector<double>& of_table = logs.emplace_back(); const auto& [what, log] : said) {
-      of_table.push_back(log);
-    }
+    for (std::vector<double>& of_table = logs.emplace_back(); const auto& [what, log] : said) of_table.push_back(log);
   }
   for (std::size_t left_out = 0; left_out <= logs.size(); ++left_out) {
     double sum = 0, count = 0;

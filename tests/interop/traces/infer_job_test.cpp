@@ -178,9 +178,7 @@ RC_GTEST_PROP(InferJobProperty, GivesThePlanOfTheStepBack, ()) {
   plan.batch = {*rc::gen::element<std::int64_t>(64, 256), *rc::gen::element<std::int64_t>(1, 2, 3),
                 *rc::gen::element<std::int64_t>(1, 1, 2)};
   plan.mesh = {*rc::gen::element<std::int64_t>(2, 8, 64), *rc::gen::element<std::int64_t>(1, 1, 2, 4)};
-  if (plan.mesh.replicate > 1) {
-    plan.mesh.inner = *rc::gen::element(MeshInner::kShard, MeshInner::kReplicate);
-  }
+  if (plan.mesh.replicate > 1) plan.mesh.inner = *rc::gen::element(MeshInner::kShard, MeshInner::kReplicate);
   plan.units.layers_per_unit = *rc::gen::element<std::int64_t>(1, 1, 2);
   plan.units.embedding = *rc::gen::element(UnitPlacement::kOwn, UnitPlacement::kRoot);
   plan.units.head = *rc::gen::element(UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm);

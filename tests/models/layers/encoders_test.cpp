@@ -121,9 +121,7 @@ TEST(VariantBlocksTest, PhiProjectsOnceForQueriesKeysAndValues) {
 TEST(VariantBlocksTest, Gemma2HasFourNormsAndCapsItsLogits) {
   const ModelSpec gemma = load_zoo_model("gemma-2-2b");
   std::int64_t norms = 0;
-  for (const Operation& op : kind_of(gemma, LayerRole::kBlock).operations) {
-    norms += op.kind == OperationKind::kNorm;
-  }
+  for (const Operation& op : kind_of(gemma, LayerRole::kBlock).operations) norms += op.kind == OperationKind::kNorm;
   EXPECT_EQ(norms, 4);
   // tanh keeps its output: the logits once more.
   EXPECT_EQ(saved_bytes(kind_of(gemma, LayerRole::kHead)), 2 * kSequence * 256000);

@@ -251,9 +251,7 @@ TEST(LoraTest, Fsdp1ComputesAndReducesGradientsOfTheBaseToo) {
   const ModelSpec model = adapted(plan);
   ASSERT_FALSE(find_problem(plan, load_zoo_model("llama-3-8b"), cluster_of_8()));
   const LayerPrograms programs(model, plan);
-  for (const std::int32_t slot : programs.at(1, Recompute::kNone)->weight_gradients) {
-    EXPECT_GE(slot, 0);
-  }
+  for (const std::int32_t slot : programs.at(1, Recompute::kNone)->weight_gradients) EXPECT_GE(slot, 0);
   const std::int64_t adapters = 16 * (d + d + d + dkv);
   const std::int64_t block = 2 * d * d + 2 * d * dkv + 3 * d * f + 2 * d + adapters;
   ASSERT_EQ(block % (8 * 128), 0);  // neither padding nor rounding
@@ -266,9 +264,7 @@ TEST(LoraTest, Fsdp1ComputesAndReducesGradientsOfTheBaseToo) {
   }
   EXPECT_EQ(reductions, 32);  // the root is frozen as a whole
   std::int64_t states = 0;
-  for (plan.rank = 0; plan.rank < 8; ++plan.rank) {
-    states += persistent(plan, MemoryCategory::kOptimizerState);
-  }
+  for (plan.rank = 0; plan.rank < 8; ++plan.rank) states += persistent(plan, MemoryCategory::kOptimizerState);
   EXPECT_EQ(states, 2 * 4 * 32 * adapters);
 }
 

@@ -117,9 +117,7 @@ TEST(ModuleKernels, EagerRmsNormIsAClassOfItsOwn) {
   const auto of_class = [](const LayerPhaseProgram& phase, MemoryClass which) {
     std::int64_t sum = 0;
     for (const Kernel& kernel : phase.kernels) {
-      if (kernel.kind == KernelKind::kMemory && kernel.memory_class == which) {
-        sum += kernel.bytes.count();
-      }
+      if (kernel.kind == KernelKind::kMemory && kernel.memory_class == which) sum += kernel.bytes.count();
     }
     return (sum + kTokens * kWidth / 2) / (kTokens * kWidth);
   };
@@ -175,9 +173,7 @@ TEST(ModuleKernels, EagerNormsKeepWhatTheirOperationsRead) {
 TEST(ModuleKernels, RotaryKernels) {
   const auto total = [](ModuleKernels::Rope rope, const char* family = "llama") {
     std::int64_t sum = 0;
-    for (const auto& [function, bytes] : moved(block(family, plan_with({.rope = rope}, false)).forward)) {
-      sum += bytes;
-    }
+    for (const auto& [function, bytes] : moved(block(family, plan_with({.rope = rope}, false)).forward)) sum += bytes;
     return sum;
   };
   const std::int64_t complex = total(ModuleKernels::Rope::kComplex);

@@ -168,9 +168,7 @@ TEST(Variants, DotsKeepEveryProductThatBackwardNeeds) {
   EXPECT_EQ(saved(plan, Recompute::kSelective), 3 * kWide + 2 * kNarrow + 2 * kFfn + 4 * 32);
   const LayerProgram p = program(variant(plan), LayerRole::kBlock, Recompute::kSelective);
   EXPECT_FALSE(p.recompute.kernels.empty());
-  for (const Kernel& kernel : p.recompute.kernels) {
-    EXPECT_EQ(kernel.kind, KernelKind::kMemory);
-  }
+  for (const Kernel& kernel : p.recompute.kernels) EXPECT_EQ(kernel.kind, KernelKind::kMemory);
 }
 
 // MaxText's save_dot_except_mlp: the products in front of attention and the one behind it stay;
@@ -204,9 +202,7 @@ TEST(Variants, EveryPhaseBalances) {
           alive[0] = 1;  // the input
           alive[p.slots.size() + 1] = 0;
           for (const LayerPhaseProgram* phase : {&p.forward, &p.recompute}) {
-            for (const std::int32_t action : phase->actions) {
-              alive[at(std::abs(action) - 1)] += action > 0 ? 1 : -1;
-            }
+            for (const std::int32_t action : phase->actions) alive[at(std::abs(action) - 1)] += action > 0 ? 1 : -1;
           }
           alive[p.slots.size() + 1] = 1;  // the gradient that arrives
           std::vector<const LayerPhaseProgram*> later = {&p.backward};

@@ -119,9 +119,7 @@ TEST(ModelYamlTest, EveryBuiltInModelReadsBackEqual) {
 EventGraph step_of(const ModelSpec& model) {
   const Cluster cluster = load_cluster("8xh100");
   PlanDocument document;
-  for (const char* setting : {"recompute=selective", "batch.micro_batch=2"}) {
-    document = apply_set(document, setting);
-  }
+  for (const char* setting : {"recompute=selective", "batch.micro_batch=2"}) document = apply_set(document, setting);
   const ResolvedPlan plan = resolve(document, model, cluster);
   check(plan, model, cluster);
   return build_training_step(with_variants(model, plan.plan), plan.plan);

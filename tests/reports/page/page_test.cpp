@@ -213,9 +213,7 @@ TEST(PageAccuracy, ColumnsAreTheRows) {
 
 std::size_t count(std::string_view text, std::string_view part) {
   std::size_t times = 0;
-  for (std::size_t at = text.find(part); at != std::string_view::npos; at = text.find(part, at + 1)) {
-    ++times;
-  }
+  for (std::size_t at = text.find(part); at != std::string_view::npos; at = text.find(part, at + 1)) ++times;
   return times;
 }
 

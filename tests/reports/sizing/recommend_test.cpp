@@ -116,9 +116,7 @@ TEST(TrainingRun, SomeFailuresMakeADeadlineUnsureThatIsMetOnAverage) {
 
 // Jobs on round machines of any size; 1 USD for each.
 JobVariants round_job(const CandidateCluster& candidate, std::int64_t most_sequences) {
-  if (candidate.gpus > most_sequences) {
-    throw Error(ExitCode::kInfeasible, "more GPUs than sequences");
-  }
+  if (candidate.gpus > most_sequences) throw Error(ExitCode::kInfeasible, "more GPUs than sequences");
   Cluster cluster = round_cluster(candidate.gpus);
   cluster.spec = candidate.spec;
   SearchSpace space = {.base = tiny_plan()};

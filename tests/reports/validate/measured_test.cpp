@@ -78,9 +78,7 @@ TEST(MedianStep, IsARealStepNearestTheMedianOfTheSteadyOnes) {
   step.compute(EventKind::kForward, 0, 100);
   RunRecord run = steady_run(1, 7, step.graph, step.timeline);
   const std::int64_t durations[] = {900, 900, 900, 100, 400, 130, 120};
-  for (std::size_t s = 0; s < 7; ++s) {
-    run.ranks[0].timelines[s].duration = Time::ns(durations[s]);
-  }
+  for (std::size_t s = 0; s < 7; ++s) run.ranks[0].timelines[s].duration = Time::ns(durations[s]);
   // Steps 4 to 7: 100, 400, 130, 120; their median is 125, and 130 comes first of the nearest.
   EXPECT_EQ(steady_steps(run, run.ranks[0]).size(), 4U);
   EXPECT_EQ(median_step(run, run.ranks[0]).step, 6);

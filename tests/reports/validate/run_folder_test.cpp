@@ -163,9 +163,7 @@ TEST(RunFolder, RefusesEveryTruncatedOrAlteredFile) {
     const std::string whole = content_of(path);
     for (std::size_t size : {std::size_t{0}, whole.size() / 2, whole.size() - 1}) {
       fs::resize_file(path, size);
-      if (name != std::string("run.json") || size + 1 < whole.size()) {
-        expect_refused(folder.path(), name);
-      }
+      if (name != std::string("run.json") || size + 1 < whole.size()) expect_refused(folder.path(), name);
       std::ofstream(path, std::ios::binary) << whole;
     }
     if (name == std::string("run.json")) continue;

@@ -56,9 +56,7 @@ TEST(ReportText, FitsAHundredColumnsAndLeavesNothingOut) {
       if (r.warnings.size() < 5) {
         EXPECT_LE(lines.size(), 40U) << text;
       }
-      for (const std::string& line : text_lines(fitted(text, 100))) {
-        EXPECT_LE(display_width(line), 100U) << line;
-      }
+      for (const std::string& line : text_lines(fitted(text, 100))) EXPECT_LE(display_width(line), 100U) << line;
       EXPECT_EQ(text.find("…"), std::string::npos) << text;
       std::string words;
       for (const std::string& line : lines)

@@ -13,9 +13,7 @@ using Bars = std::map<std::string, std::int64_t>;
 
 Bars bars_of(const EventGraph& graph, const Timeline& timeline) {
   Bars bars;
-  for (const WaterfallBar& bar : waterfall(graph, timeline)) {
-    bars[bar.what] += bar.time.nanoseconds();
-  }
+  for (const WaterfallBar& bar : waterfall(graph, timeline)) bars[bar.what] += bar.time.nanoseconds();
   return bars;
 }
 

@@ -65,9 +65,7 @@ TEST(JsonConfig, KeepsNumbersAsWrittenAndUnescapesStrings) {
 
 TEST(JsonConfig, RefusesEveryTruncation) {
   const std::string_view whole = kConfig.substr(0, kConfig.size() - 1);
-  for (std::size_t size = 1; size < whole.size(); ++size) {
-    EXPECT_NE(refusal(whole.substr(0, size)), "") << size;
-  }
+  for (std::size_t size = 1; size < whole.size(); ++size) EXPECT_NE(refusal(whole.substr(0, size)), "") << size;
   EXPECT_EQ(refusal("{\n \"a\": [1,"),
             "config.json:2:10: a[1]: the JSON text ends too early; expected a complete file; is it "
             "truncated?");

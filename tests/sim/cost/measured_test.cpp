@@ -150,9 +150,7 @@ MeasuredPoints collectives() {
     const double hops = static_cast<double>(group - 1);
     const double share = hops / static_cast<double>(group);
     CollectivePoints points = {.group = group};
-    for (const double bytes : {1e4, 1e6}) {
-      points.points.push_back({bytes, 10e-6 * hops + share * bytes / 1e9});
-    }
+    for (const double bytes : {1e4, 1e6}) points.points.push_back({bytes, 10e-6 * hops + share * bytes / 1e9});
     measured.collectives.push_back(points);
   }
   return measured;

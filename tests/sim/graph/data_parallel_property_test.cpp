@@ -38,9 +38,7 @@ Drawn draw() {
     p.ddp.find_unused_parameters = flag();
     p.ddp.gradient_as_bucket_view = flag();
     p.ddp.zero_redundancy_optimizer = flag();
-    if (!p.ddp.gradient_as_bucket_view && flag()) {
-      p.ddp.mixed_precision = DdpOptions::MixedPrecision::kParameters;
-    }
+    if (!p.ddp.gradient_as_bucket_view && flag()) p.ddp.mixed_precision = DdpOptions::MixedPrecision::kParameters;
     p.ddp.static_graph = p.batch.accumulation == 1 && flag();
     return drawn;
   }

@@ -59,9 +59,7 @@ TEST(Fsdp2Float8Gather, ScalesFollowTheOptimizer) {
     for (std::size_t r = 0; r < graph.rows.size(); ++r) {
       if (graph.rows[r].kind != EventKind::kOptimizer) continue;
       const Work& work = work_of(graph, r);
-      for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-        sum += graph.kernels[k].bytes.count();
-      }
+      for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) sum += graph.kernels[k].bytes.count();
     }
     return sum;
   };
@@ -106,9 +104,7 @@ std::int64_t bytes_over_tp(Plan plan, EventKind kind) {
   std::int64_t sum = 0;
   for (const Row& row : graph.rows) {
     const Work& work = graph.works[row.work];
-    if (row.kind == kind && graph.communicators[work.communicator].name == "tp") {
-      sum += work.bytes.count();
-    }
+    if (row.kind == kind && graph.communicators[work.communicator].name == "tp") sum += work.bytes.count();
   }
   return sum;
 }

@@ -96,9 +96,7 @@ Plan plan_of(const Fields& c) {
   for (std::int64_t i = 0; i < layers; ++i) {
     const bool is_frozen = frozen == "first_half" ? i < layers / 2 : frozen == "alternate" && i % 2 == 1;
     if (is_frozen) plan.frozen.blocks.ranges.push_back({i, i, true});
-    if (c.at("recompute") == "every2" && i % 2 == 0) {
-      plan.recompute.ranges.push_back({i, i, Recompute::kFull});
-    }
+    if (c.at("recompute") == "every2" && i % 2 == 0) plan.recompute.ranges.push_back({i, i, Recompute::kFull});
   }
   if (c.at("recompute") == "full") plan.recompute.value = Recompute::kFull;
   if (c.at("recompute") == "selective") plan.recompute.value = Recompute::kSelective;

@@ -43,9 +43,7 @@ struct Estimate {
 Estimate deepspeed_estimate(std::int64_t parameters, std::int64_t largest, Offload offload, std::int64_t nodes,
                             std::int64_t gpus_per_node) {
   const std::int64_t gpus = nodes * gpus_per_node;
-  if (!offload.optimizer) {
-    return {largest * 4 * gpus_per_node, 4 * largest + 18 * parameters / gpus};
-  }
+  if (!offload.optimizer) return {largest * 4 * gpus_per_node, 4 * largest + 18 * parameters / gpus};
   if (!offload.parameters) return {16 * parameters / nodes, 4 * largest + 2 * parameters / gpus};
   return {18 * parameters / nodes, 4 * largest};
 }
@@ -81,9 +79,7 @@ Counted count_states(const EventGraph& graph) {
     // The bucket of gradients is no model state.
     if (buffer.category == MemoryCategory::kReduceScatterInput) continue;
     (buffer.on_host ? counted.host : counted.device) += buffer.bytes.count();
-    if (buffer.category == MemoryCategory::kShardedGrad) {
-      counted.gradient_partitions += buffer.bytes.count();
-    }
+    if (buffer.category == MemoryCategory::kShardedGrad) counted.gradient_partitions += buffer.bytes.count();
   }
   const MemoryProfile profile = replay_allocations(graph);
   const auto peak = [&](MemoryCategory category) { return profile.own_peak[at(category)].count(); };

@@ -69,9 +69,7 @@ TEST(Capacity, ACodeThatNobodyHasReadMayKeepItsLogits) {
   plan.batch.micro_batch *= 2;
   Bytes before, after;
   for (const MemoryAlternative& each : all) before = before + each.bytes;
-  for (const MemoryAlternative& each : memory_alternatives(model, plan)) {
-    after = after + each.bytes;
-  }
+  for (const MemoryAlternative& each : memory_alternatives(model, plan)) after = after + each.bytes;
   EXPECT_GT(after, before);
 }
 

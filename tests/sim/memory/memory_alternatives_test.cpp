@@ -15,9 +15,7 @@ namespace {
 
 std::map<std::string, std::int64_t> bytes_by_name(const Plan& plan) {
   std::map<std::string, std::int64_t> bytes;
-  for (const MemoryAlternative& each : memory_alternatives(tiny_model(2), plan)) {
-    bytes[each.name] = each.bytes.count();
-  }
+  for (const MemoryAlternative& each : memory_alternatives(tiny_model(2), plan)) bytes[each.name] = each.bytes.count();
   return bytes;
 }
 

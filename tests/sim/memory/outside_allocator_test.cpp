@@ -33,9 +33,7 @@ Runtime torch(const std::string& version) { return {RuntimeKind::kFsdp2, version
 EventGraph graph_of(Mesh mesh, const std::string& reshard = "always") {
   Plan plan = tiny_plan();
   plan.mesh = mesh;
-  if (reshard != "always") {
-    plan.reshard_after_forward.value = {Reshard::Kind::kGroup, std::stoll(reshard)};
-  }
+  if (reshard != "always") plan.reshard_after_forward.value = {Reshard::Kind::kGroup, std::stoll(reshard)};
   return build_training_step(tiny_model(4), plan);
 }
 

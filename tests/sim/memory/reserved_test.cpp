@@ -174,9 +174,7 @@ std::vector<std::int64_t> sizes_before_steps(const EventGraph& graph) {
   for (const TracedAction& a : trace_step(graph, {}, DeviceMemory::unlimited(), 0).actions) {
     if (a.row != kNoEvent) break;
     if (a.entry.action == AllocatorTraceEntry::Action::kAlloc) sizes.push_back(a.entry.size);
-    if (a.entry.action == AllocatorTraceEntry::Action::kFreeRequested) {
-      sizes.push_back(-a.entry.size);
-    }
+    if (a.entry.action == AllocatorTraceEntry::Action::kFreeRequested) sizes.push_back(-a.entry.size);
   }
   return sizes;
 }

@@ -48,9 +48,7 @@ inline std::optional<Optimum> brute_force(const LayerProblem& p, const CostModel
       const Forecast f = forecast(p.model, plan, costs);
       const bool is_sure = holds(fit_in(p.cluster, f.memory.peak, f.reserved.peak, Bytes(0)), p.choices.fit.terms);
       const Optimum found{f.timeline.period, f.memory.peak};
-      if (is_sure && (!best || std::tie(found.step, found.peak) < std::tie(best->step, best->peak))) {
-        best = found;
-      }
+      if (is_sure && (!best || std::tie(found.step, found.peak) < std::tie(best->step, best->peak))) best = found;
     }
     std::size_t i = 0;
     while (i < at.size() &&

@@ -60,9 +60,7 @@ std::vector<Known> forecast_all(const Problem& p, const CostModel& costs, const 
       const Forecast f = forecast(p.model, plan, costs);
       const Fit fit = fit_in(p.cluster, f.memory.peak, f.reserved.peak, *p.cluster.memory_outside_allocator);
       if (chosen && holds(chosen->fit, terms)) continue;
-      if (!chosen || fit_probability(fit) > fit_probability(chosen->fit)) {
-        chosen = {plan, f.timeline.period, fit};
-      }
+      if (!chosen || fit_probability(fit) > fit_probability(chosen->fit)) chosen = {plan, f.timeline.period, fit};
     }
     known.push_back(*chosen);
   }

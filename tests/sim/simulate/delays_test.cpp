@@ -35,9 +35,7 @@ RC_GTEST_PROP(Delays, NeverMakeAStepShorter, ()) {
   const Timeline free = Simulator().simulate_once(r.graph, r.costs);
   r.costs.delays = random_delays(r.graph);
   const Timeline held_up = Simulator().simulate_once(r.graph, r.costs);
-  for (std::size_t i = 0; i < r.graph.rows.size(); ++i) {
-    RC_ASSERT(free.spans[i].end <= held_up.spans[i].end);
-  }
+  for (std::size_t i = 0; i < r.graph.rows.size(); ++i) RC_ASSERT(free.spans[i].end <= held_up.spans[i].end);
 }
 
 // A draining delay issues its row no earlier than everything before it has ended.

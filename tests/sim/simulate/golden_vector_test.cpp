@@ -127,9 +127,7 @@ Played play(const Variant& variant) {
   // The vector does not model that two communicators share a link.
   for (std::size_t w = 0; w < costs.works.size(); ++w) {
     const Work& work = result.graph.works[w];
-    if (is_collective(work.kind) && work.communicator != 0) {
-      costs.works[w].uses = {0, Contention::kOne};
-    }
+    if (is_collective(work.kind) && work.communicator != 0) costs.works[w].uses = {0, Contention::kOne};
   }
   const Timeline swept = Simulator().sweep_once(result.graph, costs);
   result.timeline = Simulator().simulate_once(result.graph, costs);

@@ -64,9 +64,7 @@ RC_GTEST_PROP(Occupancy, WhateverIsTakenNothingIsFasterThanAlone, ()) {
   set_memory_share(r, *rc::gen::inRange(0, kAll + 1));
   set_takes(r, {*rc::gen::inRange(0, 2 * kAll), *rc::gen::inRange(0, 2 * kAll)});
   const Timeline shared = simulate(r.graph, r.costs);
-  for (std::size_t i = 0; i < r.graph.rows.size(); ++i) {
-    RC_ASSERT(alone.spans[i].end <= shared.spans[i].end);
-  }
+  for (std::size_t i = 0; i < r.graph.rows.size(); ++i) RC_ASSERT(alone.spans[i].end <= shared.spans[i].end);
 }
 
 // Copies on streams of their own run on the same multiprocessors: what they take, compute loses,

@@ -26,9 +26,7 @@ struct RankOf {
   EventId add(EventKind kind, Stream stream, Cost cost, const std::vector<EventId>& waits = {}) {
     const auto id = static_cast<EventId>(graph.rows.size());
     std::size_t work = 0;
-    while (work < costs.works.size() && (costs.works[work] != cost || graph.works[work].kind != kind)) {
-      ++work;
-    }
+    while (work < costs.works.size() && (costs.works[work] != cost || graph.works[work].kind != kind)) ++work;
     if (work == costs.works.size()) {
       graph.works.emplace_back().kind = kind;
       costs.works.push_back(cost);
@@ -118,9 +116,7 @@ RankOf rank_of(const PipelineRows& rows, int stages, const Durations& durations)
 
 RankOf pipeline_of(const StagePipeline& pipeline, const Durations& durations) {
   std::vector<RankOf> ranks;
-  for (const PipelineRows& rows : pipeline_rows(pipeline)) {
-    ranks.push_back(rank_of(rows, pipeline.stages(), durations));
-  }
+  for (const PipelineRows& rows : pipeline_rows(pipeline)) ranks.push_back(rank_of(rows, pipeline.stages(), durations));
   return joined(std::move(ranks));
 }
 
@@ -371,9 +367,7 @@ RC_GTEST_PROP(PipelineProperty, TimesAreThoseOfTheRecurrence, ()) {
     const Timeline& t =
         sweeps ? simulator.sweep_once(all.graph, all.costs) : simulator.simulate_once(all.graph, all.costs);
     RC_ASSERT(t.period == period);
-    for (std::size_t r = 0; r < ranks.size(); ++r) {
-      RC_ASSERT((r == own ? t.spans : t.pipeline[r].spans) == expected[r]);
-    }
+    for (std::size_t r = 0; r < ranks.size(); ++r) RC_ASSERT((r == own ? t.spans : t.pipeline[r].spans) == expected[r]);
   }
   const Timeline a = sweep(all.graph, all.costs), b = simulate(all.graph, all.costs);
   RC_ASSERT(a.spans == b.spans);

@@ -79,9 +79,7 @@ void expect_streams_disjoint(const EventGraph& graph, const Timeline& timeline) 
     Time& end = stream_end[at(row.stream)];
     RC_ASSERT(span.start >= end);
     end = span.end;
-    for (EventId w : graph.waits_of(static_cast<EventId>(i))) {
-      RC_ASSERT(span.start >= timeline.spans[at(w)].end);
-    }
+    for (EventId w : graph.waits_of(static_cast<EventId>(i))) RC_ASSERT(span.start >= timeline.spans[at(w)].end);
     if (row.communicator != kNoCommunicator) {
       auto it = communicator_end.find(row.communicator);
       if (it != communicator_end.end()) RC_ASSERT(span.arrive >= it->second);
@@ -112,9 +110,7 @@ RC_GTEST_PROP(Property, SweepIsALowerBoundOfSimulate, ()) {
   const Timeline lower = Simulator().sweep_once(r.graph, r.costs);
   r.costs.contention = random_contention();
   const Timeline upper = Simulator().simulate_once(r.graph, r.costs);
-  for (std::size_t i = 0; i < r.graph.rows.size(); ++i) {
-    RC_ASSERT(lower.spans[i].end <= upper.spans[i].end);
-  }
+  for (std::size_t i = 0; i < r.graph.rows.size(); ++i) RC_ASSERT(lower.spans[i].end <= upper.spans[i].end);
 }
 
 RC_GTEST_PROP(Property, FasterComputeOrLinksAreNeverSlowerInSweep, ()) {
@@ -127,9 +123,7 @@ RC_GTEST_PROP(Property, FasterComputeOrLinksAreNeverSlowerInSweep, ()) {
     cost.last_kernel = Time::ns(cost.last_kernel.nanoseconds() * percent / 100);
   }
   const Timeline after = Simulator().sweep_once(r.graph, faster);
-  for (std::size_t i = 0; i < r.graph.rows.size(); ++i) {
-    RC_ASSERT(after.spans[i].end <= before.spans[i].end);
-  }
+  for (std::size_t i = 0; i < r.graph.rows.size(); ++i) RC_ASSERT(after.spans[i].end <= before.spans[i].end);
 }
 
 RC_GTEST_PROP(Property, TheSteadyPeriodIsNotLongerThanTheFirstStepAndRepeats, ()) {

@@ -129,9 +129,7 @@ TEST(OpenStacks, DrawsFollowTheWeights) {
   std::map<std::size_t, int> count;
   constexpr int kDraws = 64;
   for (int k = 0; k < kDraws; ++k) ++count[alternative_of_draw(weights, k)];
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    EXPECT_NEAR(count[i], kDraws * weights[i], 1.5) << i;
-  }
+  for (std::size_t i = 0; i < weights.size(); ++i) EXPECT_NEAR(count[i], kDraws * weights[i], 1.5) << i;
   EXPECT_EQ(alternative_of_draw({1}, 7), 0U);
 }
 

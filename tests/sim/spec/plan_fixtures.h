@@ -29,17 +29,11 @@ inline ModelSpec small_model(const SmallModel& shape = {}) {
                      .kinds = {layer("embedding", LayerRole::kEmbedding), layer("block", LayerRole::kBlock),
                                layer("norm", LayerRole::kFinalNorm), layer("head", LayerRole::kHead),
                                layer("loss", LayerRole::kLoss)}};
-  if (shape.has_learned_positions) {
-    model.kinds[0].parameters.push_back({"positions", {shape.positions, 64}});
-  }
+  if (shape.has_learned_positions) model.kinds[0].parameters.push_back({"positions", {shape.positions, 64}});
   model.kinds[3].parameters[0].tied = shape.is_tied;
   model.order.push_back({0, "embedding"});
-  for (std::int64_t i = 0; i < shape.blocks; ++i) {
-    model.order.push_back({1, "layers." + std::to_string(i)});
-  }
-  for (std::int32_t kind = 2; kind < 5; ++kind) {
-    model.order.push_back({kind, model.kinds[at(kind)].name});
-  }
+  for (std::int64_t i = 0; i < shape.blocks; ++i) model.order.push_back({1, "layers." + std::to_string(i)});
+  for (std::int32_t kind = 2; kind < 5; ++kind) model.order.push_back({kind, model.kinds[at(kind)].name});
   model.max_positions = shape.positions;
   model.tied_embeddings = shape.is_tied;
   return model;

@@ -32,9 +32,7 @@ RangedPolicy<T> random_policy(std::int64_t count, Make make) {
 
 Reshard random_reshard(std::int64_t shard) {
   std::vector<Reshard> choices = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};
-  for (std::int64_t group = 2; group < shard; group *= 2) {
-    choices.push_back({Reshard::Kind::kGroup, group});
-  }
+  for (std::int64_t group = 2; group < shard; group *= 2) choices.push_back({Reshard::Kind::kGroup, group});
   return *rc::gen::elementOf(choices);
 }
 
@@ -52,12 +50,8 @@ void add_fsdp2_switches(Plan& plan) {
   const std::int64_t minor = between(5, 15);
   plan.runtime.version = "2." + std::to_string(minor) + pick<std::string>({"", ".0", ".1"});
   plan.units.blocks = pick({UnitPlacement::kOwn, UnitPlacement::kOwn, UnitPlacement::kRoot});
-  if (plan.units.blocks == UnitPlacement::kOwn) {
-    plan.units.experts = pick({UnitPlacement::kOwn, UnitPlacement::kRoot});
-  }
-  if (plan.units.head != UnitPlacement::kRoot && pick({false, true})) {
-    plan.units.embedding = UnitPlacement::kWithHead;
-  }
+  if (plan.units.blocks == UnitPlacement::kOwn) plan.units.experts = pick({UnitPlacement::kOwn, UnitPlacement::kRoot});
+  if (plan.units.head != UnitPlacement::kRoot && pick({false, true})) plan.units.embedding = UnitPlacement::kWithHead;
   plan.prefetch.backward_lists = pick({false, true});
   plan.output_dtype = pick<std::optional<DType>>({std::nullopt, DType::kFp32, DType::kBf16});
   plan.recompute_wraps = pick({CheckpointWraps::kModule, CheckpointWraps::kUnit});
@@ -79,9 +73,7 @@ void add_fsdp2_switches(Plan& plan) {
     });
     if (plan.mesh.shard <= 64) plan.units.shard_dim = between(0, 1);  // of 1000 x 64
   }
-  if (minor >= 7 && !plan.optimizer.clip_norm) {
-    plan.ignored = pick({Ignored::kNone, Ignored::kNorms});
-  }
+  if (minor >= 7 && !plan.optimizer.clip_norm) plan.ignored = pick({Ignored::kNone, Ignored::kNorms});
   if (minor >= 8) {
     plan.gradient_divide_factor = pick<std::optional<double>>({std::nullopt, 1.0, 0.3, 1e300});
     plan.force_sum_reduction = pick({false, true});
@@ -187,9 +179,7 @@ RC_GTEST_PROP(PlanRoundTrip, AssignmentsReadBackAsThePlan, ()) {
   const Cluster cluster = cluster_of_gpus(plan.mesh.world());
   PlanDocument document;
   const Json root = to_json(plan);
-  for (const auto& [key, value] : root.items()) {
-    document = apply_set(std::move(document), key + "=" + value.dump());
-  }
+  for (const auto& [key, value] : root.items()) document = apply_set(std::move(document), key + "=" + value.dump());
   RC_ASSERT(resolve(document, model, cluster).plan == plan);
 }
 

@@ -29,9 +29,7 @@ Names again(LayerSpec layer, std::vector<Module> modules) {
   Names names;
   for (const Operation& op : layer.operations) {
     if (op.kept_by_selective) continue;
-    for (const std::int16_t t : op.outputs) {
-      names.insert(layer.tensors[at(t)].name);
-    }
+    for (const std::int16_t t : op.outputs) names.insert(layer.tensors[at(t)].name);
   }
   return names;
 }
@@ -67,9 +65,7 @@ TEST(RecomputeModules, FeedForwardsRunAgainWhole) {
   for (const char* name : {"router_logits", "rows", "expert_output", "down", "experts_output"}) {
     EXPECT_TRUE(moe.contains(name)) << name;
   }
-  for (const char* name : {"norm2", "attention", "mlp_residual"}) {
-    EXPECT_FALSE(moe.contains(name)) << name;
-  }
+  for (const char* name : {"norm2", "attention", "mlp_residual"}) EXPECT_FALSE(moe.contains(name)) << name;
 }
 
 ProgramOptions megatron() {

@@ -43,9 +43,7 @@ std::int64_t sum(const std::vector<std::int64_t>& values) {
 std::int64_t trained_parameters(const ModelSpec& model) {
   std::int64_t parameters = 0;
   for (const LayerInstance& layer : model.order) {
-    for (const ParameterSpec& p : model.kinds[at(layer.kind)].parameters) {
-      parameters += p.tied ? 0 : 1;
-    }
+    for (const ParameterSpec& p : model.kinds[at(layer.kind)].parameters) parameters += p.tied ? 0 : 1;
   }
   return parameters;
 }

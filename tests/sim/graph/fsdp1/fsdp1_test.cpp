@@ -302,9 +302,7 @@ TEST(Fsdp1, GradientsInPlaceAreNotCopied) {
     for (const Row& row : graph.rows) {
       const Work& work = graph.works[row.work];
       if (row.kind != kind) continue;
-      for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-        sum += graph.kernels[k].bytes.count();
-      }
+      for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) sum += graph.kernels[k].bytes.count();
     }
     return sum;
   };
@@ -340,9 +338,7 @@ TEST(Fsdp1, MemoryOfKeptParameters) {
       if (action.kind == MemoryAction::Kind::kBackward) break;
       if (action.target < graph.first_own_buffer) continue;
       const bool moves = action.kind == MemoryAction::Kind::kAllocate || action.kind == MemoryAction::Kind::kFree;
-      if (!moves || graph.buffer(action.target).category != MemoryCategory::kUnshardedParam) {
-        continue;
-      }
+      if (!moves || graph.buffer(action.target).category != MemoryCategory::kUnshardedParam) continue;
       const std::int64_t bytes = graph.buffer(action.target).bytes.count();
       alive += action.kind == MemoryAction::Kind::kAllocate ? bytes : -bytes;
     }

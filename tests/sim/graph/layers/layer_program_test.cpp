@@ -184,9 +184,7 @@ TEST(LayerProgram, NarrowerViewsAreNotAddedUp) {
   look.inputs = {0};
   Operation scale = {.name = "scale", .function = Function::kScale};
   Operation both = look;
-  for (const std::int64_t wide : {1, 2}) {
-    block.tensors.push_back({.name = "one", .per_token = wide});
-  }
+  for (const std::int64_t wide : {1, 2}) block.tensors.push_back({.name = "one", .per_token = wide});
   block.tensors.push_back({.name = "both", .per_token = d});
   look.outputs = scale.inputs = {beside};
   scale.outputs = {static_cast<std::int16_t>(beside + 1)};

@@ -565,9 +565,7 @@ TEST(Megatron, WeightsInFp8TravelInAByte) {
   std::int64_t weights = 0;
   const std::int64_t count = 4 * 3;  // queries, keys and values are one, gate and up too
   for (const LayerInstance& layer : model.order) {
-    for (const ParameterSpec& p : model.kinds[at(layer.kind)].parameters) {
-      weights += p.gathered_in_fp8 ? p.numel() : 0;
-    }
+    for (const ParameterSpec& p : model.kinds[at(layer.kind)].parameters) weights += p.gathered_in_fp8 ? p.numel() : 0;
   }
   const auto gathered = [](const EventGraph& graph) { return sent(graph).at({"shard", EventKind::kAllGather}); };
   EXPECT_EQ(gathered(narrow).count, count);

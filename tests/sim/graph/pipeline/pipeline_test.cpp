@@ -20,9 +20,7 @@ std::vector<StagePipeline> some_pipelines() {
     for (const int ranks : {2, 3, 4}) {
       for (const int rounds : {1, 2, 5}) {
         StagePipeline p{static_cast<PipelineSchedule>(schedule), ranks, 2 * ranks * rounds, 2};
-        if (p.schedule == PipelineSchedule::kGPipe || p.schedule == PipelineSchedule::k1F1B) {
-          p.stages_per_rank = 1;
-        }
+        if (p.schedule == PipelineSchedule::kGPipe || p.schedule == PipelineSchedule::k1F1B) p.stages_per_rank = 1;
         list.push_back(p);
       }
     }

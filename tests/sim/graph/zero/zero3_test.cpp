@@ -47,9 +47,7 @@ LibraryRun record(const ModelSpec& model, const Plan& plan, std::int32_t steps =
 std::vector<std::string> units_of(const LibraryStep& step, const std::string& kind, const std::string& note) {
   std::vector<std::string> units;
   for (const LibraryEvent& event : step.log) {
-    if (event.kind == kind && contains(event.note, note)) {
-      units.push_back(event.unit);
-    }
+    if (event.kind == kind && contains(event.note, note)) units.push_back(event.unit);
   }
   return units;
 }

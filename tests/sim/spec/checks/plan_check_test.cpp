@@ -152,9 +152,7 @@ TEST(PlanCheck, SaysWhatFsdp2CannotExpress) {
   expect_refused(version("1.13"), 6, "nearest plan: fsdp2@2.4");
   expect_refused(version("3.0"), 6, newest);
   expect_refused(version("2.11.0.1"), 6, "nearest plan: fsdp2@2.11");
-  for (const char* text : {"2.4", "2.5.1", "2.9", "2.11.0", "2.15"}) {
-    EXPECT_EQ(version(text).text, "") << text;
-  }
+  for (const char* text : {"2.4", "2.5.1", "2.9", "2.11.0", "2.15"}) EXPECT_EQ(version(text).text, "") << text;
   const auto megatron = [](const char* text) {
     return refused([=](Plan& p) { p.runtime = {RuntimeKind::kMegatron, text}; });
   };
