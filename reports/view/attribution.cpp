@@ -1,6 +1,7 @@
 // A gap ends when its compute row starts. Walking back from that row, every binding predecessor
 // ends when its successor starts or arrives, so the chain covers the gap without holes until it
-// meets the row before the gap or the host. The gap is cut wherever a link of the chain or a
+// meets the row before the gap or the host; where that had waited for an exchange, it goes on there.
+// The gap is cut wherever a link of the chain or a
 // collective begins or ends; each piece then has one reason.
 #include "reports/view/attribution.h"
 
@@ -20,9 +21,12 @@ class Cutter {
  public:
   Cutter(const EventGraph& graph, const Timeline& timeline)
       : graph_(graph), timeline_(timeline), causes_(graph, timeline) {
+    EventId waited = kNoEvent;
     for (std::size_t i = 0; i < graph.rows.size(); ++i) {
       const Row& row = graph.rows[i];
       const Span& span = timeline.spans[i];
+      if (row.host_wait != kNoEvent) waited = row.host_wait;
+      host_waited_.push_back(waited);
       if (is_collective(row.kind) && span.end > span.arrive) {
         collectives_[at(row.stream)].push_back(static_cast<EventId>(i));
       }
@@ -77,15 +81,23 @@ class Cutter {
     std::ranges::sort(running_);
   }
 
+  bool exchanges_at(EventId event) const { return graph_.rows[at(event)].kind == EventKind::kSendRecv; }
+
   void find_chain(const Gap& gap) {
     chain_.clear();
     EventId event = gap.held_up;
     while (event != kNoEvent && span(event).start > gap.begin) {
       const Causes::Binding binding = causes_.of(event);
-      if (binding.cause == Cause::kHost) chain_.push_back({gap.begin, span(event).start, kNoEvent});
+      const Time started = span(event).start;
+      const EventId waited = host_waited_[at(event)];
       event = binding.predecessor;
+      if (binding.cause == Cause::kHost) {
+        const bool met = waited != kNoEvent && exchanges_at(waited) && span(waited).end > gap.begin;
+        chain_.push_back({met ? span(waited).end : gap.begin, started, kNoEvent});
+        if (met) event = waited;
+      }
       if (event == kNoEvent) continue;
-      const bool exchanges = graph_.rows[at(event)].kind == EventKind::kSendRecv;
+      const bool exchanges = exchanges_at(event);
       if (exchanges) chain_.push_back({span(event).start, span(event).arrive, event, true});
       chain_.push_back({exchanges ? span(event).arrive : span(event).start, span(event).end, event});
     }
@@ -110,6 +122,7 @@ class Cutter {
   const EventGraph& graph_;
   const Timeline& timeline_;
   Causes causes_;
+  std::vector<EventId> host_waited_;  // by row: for what the host had waited last when it issued it
   std::array<std::vector<EventId>, kStreams> collectives_;
   std::array<std::size_t, kStreams> next_{};
   std::vector<EventId> running_;

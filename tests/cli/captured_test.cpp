@@ -260,9 +260,11 @@ std::string transfer(int name, int peer) { return fmt::format("X 1 0 77 7 {} {} 
 const std::string kTransferWaits = "E 1 0 0 5\nW 1 0 77 5\n", kComputeWaits = "E 1 0 77 6\nW 1 0 0 6\n";
 
 TEST(Captured, RanksOfAPipelineWaitForEachOther) {
-  const std::string send_out = kTransferWaits + transfer(4, 1) + "E 1 0 77 8\n", receive_out = transfer(5, 1) + kComputeWaits;
+  const std::string send_out = kTransferWaits + transfer(4, 1) + "E 1 0 77 8\n",
+                    receive_out = transfer(5, 1) + kComputeWaits;
   const std::string send_back = kTransferWaits + transfer(4, 0), receive_back = transfer(5, 0) + kComputeWaits;
-  write_rank("first", 1, kProduct + send_out + receive_out + kProduct);
+  const std::string host_waits = "Y 1 0 100 0\n";  // for the device, as Megatron-Core does behind a batch of transfers
+  write_rank("first", 1, kProduct + send_out + receive_out + host_waits + kProduct);
   write_rank("second", 3, receive_back + kProduct + kProduct + kProduct + send_back);
   const auto step = [](const std::string& captures) {
     const Outcome said = run("predict --json --capture " + captures + " --cluster 4xh100");
@@ -275,6 +277,7 @@ TEST(Captured, RanksOfAPipelineWaitForEachOther) {
   // The first stage waits for the second's three products between its own two, and the other way round.
   EXPECT_GT(seconds(both), 0.95 * (seconds(one) + seconds(other)));
   EXPECT_LT(seconds(both), 1.05 * (seconds(one) + seconds(other)));
+  expect_says(run("explain --capture first second --cluster 4xh100").out, "pipeline bubble");
   expect_says(one.dump(), "--rank 3");
   EXPECT_EQ(both.dump().find("--rank"), std::string::npos);
 

@@ -335,9 +335,10 @@ class Builder {
   }
 
   void collective(std::size_t i, const CapturedCall& call) {
-    EventKind kind = *collective_kind(capture_.name_of(call));
+    const std::optional<EventKind> of_name = collective_kind(capture_.name_of(call));
     const auto communicator = communicators_.find(call.values[0]);
-    if (communicator == communicators_.end()) return;
+    if (!of_name || communicator == communicators_.end()) return;
+    EventKind kind = *of_name;
     std::int64_t bytes = call.values[1];
     if (kind == EventKind::kSendRecv) {
       if (i < exchange_end_) return;  // a part of the group before
@@ -371,9 +372,10 @@ class Builder {
     const CapturedCall& first = capture_.calls[i];
     for (all.end = i; all.end < range_.end; ++all.end) {
       const CapturedCall& call = capture_.calls[all.end];
-      if (call.thread != first.thread) continue;
       const std::string& name = capture_.name_of(call);
-      if (call.kind != CallKind::kCollective || !is_one_sided(name) || call.values[0] != first.values[0]) break;
+      const bool is_part = call.kind == CallKind::kCollective && is_one_sided(name);
+      if (call.thread != first.thread && !is_part) continue;
+      if (call.thread != first.thread || !is_part || call.values[0] != first.values[0]) break;
       const bool sends = name == "send";
       (sends ? all.sends : all.receives).push_back(&call);
       (sends ? all.sent : all.received) += call.values[1];
