@@ -84,6 +84,9 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
   set("FORESHARD_NULL_EVENTS", options.events);
   set("FORESHARD_NULL_MODULES", options.modules ? "1" : "0");
   set("FORESHARD_NULL_VALUES", options.values ? "1" : "0");
+  std::string after;
+  for (const std::string& folder : options.after) after += std::filesystem::absolute(folder).string() + ":";
+  set("FORESHARD_NULL_AFTER", after);
   set("FORESHARD_NULL_ONES", options.ones ? "1" : "0");
   set("FORESHARD_NULL_CHECK", options.check ? "1" : "0");
   set("FORESHARD_NULL_PADDED", options.padded ? "1" : "0");
@@ -234,6 +237,8 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
   app.add_option("--world", o.world, "How many ranks there are")->check(CLI::Range(1, 1 << 20));
   app.add_option("--gpu", o.gpu, "The GPU, such as h100 (foreshard machines)")->required();
   app.add_option("--out", o.out, "Folder of the capture")->capture_default_str();
+  app.add_option("--after", o.after,
+                 "Captures of other ranks, which hold objects that they sent to this one (shapes of stages)");
   app.add_option("--events", o.events, "How far the GPU is when it is asked")
       ->check(CLI::IsMember({"done", "pending", "paced"}))
       ->capture_default_str();

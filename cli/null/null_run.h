@@ -11,15 +11,16 @@ namespace foreshard {
 struct NullOptions {
   std::int64_t rank = 0;
   std::int64_t world = 1;
-  std::string gpu;              // a word of the catalogue
-  std::string out = "capture";  // folder
-  std::string events = "done";  // done | pending | paced: how far the GPU is when it is asked
-  bool modules = false;         // write what each module computes
-  bool check = false;           // look for races between streams
-  bool values = false;          // compute integers that follow from what the host gave
-  bool ones = false;            // numbers that nobody computed read as ones
-  bool padded = false;          // batches have padding: masks are not all ones
-  std::string config;           // of a model of transformers, whose step is run; "": the command's
+  std::string gpu;                 // a word of the catalogue
+  std::string out = "capture";     // folder
+  std::string events = "done";     // done | pending | paced: how far the GPU is when it is asked
+  bool modules = false;            // write what each module computes
+  bool check = false;              // look for races between streams
+  std::vector<std::string> after;  // folders of captures whose sent objects are received
+  bool values = false;             // compute integers that follow from what the host gave
+  bool ones = false;               // numbers that nobody computed read as ones
+  bool padded = false;             // batches have padding: masks are not all ones
+  std::string config;              // of a model of transformers, whose step is run; "": the command's
   std::vector<std::string> command;
 };
 

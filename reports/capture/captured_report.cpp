@@ -274,9 +274,9 @@ void check_transfers(const std::vector<Capture>& captures, const std::vector<Cap
       if (sent == received) continue;
       throw Error(
           ExitCode::kInvalidInput,
-          fmt::format("{}: rank {} sends {} times a step to rank {}, which receives {} times ({}); expected "
-                      "captures of one program",
-                      captures[from].path, captures[from].rank, sent, captures[to].rank, received, captures[to].path));
+          fmt::format(
+              "{}: rank {} sends {} times a step to rank {}, which receives {} times; expected captures of one program",
+              captures[from].path, captures[from].rank, sent, captures[to].rank, received));
     }
   }
 }
@@ -293,8 +293,7 @@ std::vector<std::int64_t> ranks_of(const std::vector<Capture>& captures, const C
     }
     if (contains(ranks, capture.rank)) {
       throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: is of rank {}, as another capture; expected one of each rank that is shown",
-                              capture.path, capture.rank));
+                  fmt::format("{}: is another of rank {}; expected one of each", capture.path, capture.rank));
     }
     ranks.push_back(capture.rank);
   }

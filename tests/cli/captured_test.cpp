@@ -325,12 +325,13 @@ TEST(NullGpu, TheStepOfAProgramIsCapturedAndForecast) {
 TEST(NullGpu, AConfigAloneIsACommand) {
   write_temporary("config.json", "{}");
   const std::string program = "\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c ";
-  const std::string python = R"( -- sh -c 'echo "$0 $@; $FORESHARD_NULL_GPU"')";
-  const Outcome ran = shell(program + "--config config.json --batch 3 --sequence 64" + python);
+  const std::string python = R"( -- sh -c 'echo "$0 $@; $FORESHARD_NULL_GPU $FORESHARD_NULL_AFTER"')";
+  const Outcome ran = shell(program + "--after a b --config config.json --batch 3 --sequence 64" + python);
   EXPECT_EQ(ran.exit_code, 6) << ran.err;  // no call of a GPU
   expect_says(ran.out, "-m foreshard_train /");
   expect_says(ran.out, "/config.json --batch 3 --dtype autocast --sequence 64; name=");
   expect_says(ran.out, ";memory=70368744177664;");  // 64 TiB
+  expect_says(ran.out, "/a:/");
   for (const char* wrong : {"--batch 3", "--config config.json --world 8", "--config none.json"}) {
     EXPECT_EQ(shell(program + wrong + python).exit_code, 2) << wrong;
   }

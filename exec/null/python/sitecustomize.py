@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import pickle
 import sys
 
 OUT = os.environ.get("FORESHARD_NULL_OUT", "")
@@ -121,6 +122,38 @@ def hook_rendezvous(module):
         module._rendezvous_handlers[scheme] = played
 
 
+def hook_objects(module):
+    """Objects that ranks send each other, such as shapes of stages: kept beside the capture, read off those made before (--after)."""
+    counts, own = {}, os.environ.get("RANK", "0")
+    send, receive = module.send_object_list, module.recv_object_list
+
+    def place(folder, *ends):
+        counts[folder, ends] = counts.get((folder, ends), 0) + 1
+        return os.path.join(folder, "objects", "-".join(map(str, (*ends, counts[folder, ends]))))
+
+    def of(rank, group, group_rank):
+        return rank if group_rank is None else module.get_global_rank(group, group_rank)
+
+    def send_object_list(objects, dst=None, group=None, *rest, **named):
+        path = place(OUT, own, of(dst, group, named.get("group_dst")))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            pickle.dump(list(objects), file)
+        return send(objects, dst, group, *rest, **named)
+
+    def recv_object_list(objects, src=None, group=None, *rest, **named):
+        source = of(src, group, named.get("group_src"))
+        for folder in filter(None, os.environ["FORESHARD_NULL_AFTER"].split(":")):
+            path = place(folder, source, own)
+            if os.path.exists(path):
+                with open(path, "rb") as file:
+                    objects[:] = pickle.load(file)
+                return source
+        return receive(objects, src, group, *rest, **named)
+
+    module.send_object_list, module.recv_object_list = send_object_list, recv_object_list
+
+
 def hook_groups(module):
     from torch._C import _distributed_c10d as groups
 
@@ -143,6 +176,7 @@ def hook_groups(module):
 
         groups.ProcessGroup.split_group = split_group
 
+    hook_objects(module)
     groups.ProcessGroup.monitored_barrier = lambda *a, **k: None  # gloo's alone, and called of the group by Lightning
     if hasattr(groups, "FakeProcessGroup"):
         groups.FakeProcessGroup._set_sequence_number_for_group = lambda self: None
