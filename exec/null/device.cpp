@@ -304,11 +304,12 @@ Touched touch(const std::uint64_t* words, std::size_t count) {
     if (is_new && !is_told) forget_range(*s, it->first, it->second);
   }
   std::uint64_t most = 0;  // of the blocks that are given whole
-  for (const auto& [block, part] : parts) most = part == s->blocks.at(block) ? std::max(most, part) : most;
+  for (const auto& [block, part] : parts) {
+    if (part == s->blocks.at(block)) most = std::max(most, part);
+  }
   Touched touched;
   for (const auto& [block, part] : parts) {
-    const bool is_whole = part == s->blocks.at(block);
-    const std::uint64_t bytes = is_whole || most == 0 ? part : std::min(part, most);
+    const std::uint64_t bytes = most == 0 ? part : std::min(part, most);
     touched.bytes += bytes;
     touched.largest = std::max(touched.largest, bytes);
     ++touched.blocks;

@@ -123,9 +123,7 @@ void add_time(const Pricer& pricer, const CostModel& costs, CapturedForecast& ma
   report.exposed_communication =
       with_interval(central.exposed_communication, std::move(exposed), evidence.exposed_communication);
   const auto flops_of = [](const EventGraph& graph) {
-    double flops = 0;
-    for (const Work& work : graph.works) flops += work.flops.count();
-    return flops;
+    return sum_of<double>(graph.works, [](const Work& work) { return work.flops.count(); });
   };
   double flops = flops_of(forecast.graph);
   for (const auto& other : forecast.graph.pipeline) flops += other ? flops_of(*other) : 0;
@@ -331,10 +329,9 @@ CapturedForecast forecast_captures(const std::vector<Capture>& captures, const P
   forecast.reserved.peak = made.captured.peak_reserved;
   std::vector<RankPricer> ranks;
   for (std::size_t r = 0; r < all.size(); ++r) {
-    if (r == made.shown)
-      ranks.emplace_back(capture, made.captured, forecast.graph, costs);
-    else
-      ranks.emplace_back(captures[r], all[r], *forecast.graph.pipeline[r], costs);
+    const bool own = r == made.shown;
+    ranks.emplace_back(captures[r], own ? made.captured : all[r], own ? forecast.graph : *forecast.graph.pipeline[r],
+                       costs);
   }
   const Pricer pricer(std::move(ranks), made.shown);
   forecast.costs = pricer.price(costs.center(), 1);

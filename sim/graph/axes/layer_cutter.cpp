@@ -157,17 +157,14 @@ class Cutter {
     const bool is_first = op.name.ends_with(".lora_A");
     const Index read = op.inputs.front(), result = op.outputs.front();
     const std::int8_t part = op.part;
-    std::vector<std::int64_t>& shape = part_.layer.parameters[at(op.parameters.front())].shape;
+    std::vector<std::int64_t>& shape = part_.parameter(op.parameters.front()).shape;
     if (part_.places[at(read)] == Placement::kFeature) {
       op.k /= part_.tp;
       shape[1] /= part_.tp;
-      part_.layer.operations.push_back(std::move(op));
+      part_.add(std::move(op));
       return part_.reduce(result, part, false, true);
     }
-    if (part_.places[at(read)] == Placement::kSequence) {
-      const Index all = part_.gather(read, part);
-      for (Indices* list : {&op.inputs, &op.saved}) std::ranges::replace(*list, read, all);
-    }
+    if (part_.places[at(read)] == Placement::kSequence) read_instead(op, read, part_.gather(read, part));
     const Operation* sum = find_operation(op.name.substr(0, op.name.rfind('.')) + ".sum");
     const bool by_columns = sum != nullptr && part_.places[at(sum->inputs.front())] == Placement::kFeature;
     if (!is_first || !part_.sequence) op.reduces = {.kind = CollectiveKind::kAllReduce, .beside = true};
@@ -175,21 +172,19 @@ class Cutter {
     shape[0] /= part_.tp;
     if (!is_first && by_columns) {
       part_.place(result, Placement::kFeature);
-      part_.layer.operations.push_back(std::move(op));
-      return;
+      return part_.add(std::move(op));
     }
     const bool scatters = !is_first && part_.sequence;
     part_.place(result, scatters ? Placement::kSequence : Placement::kWhole);
     const auto add = [&](const char* suffix, std::int64_t width) {
       TensorSpec spec = part_.source.tensors[at(result)];
-      spec.name += suffix;
       spec.per_token = width;
-      return part_.add_tensor(std::move(spec), Placement::kWhole);
+      return part_.add_like(std::move(spec), suffix, Placement::kWhole);
     };
     const Index own = add(" of the rank", op.n);
     const Index whole = scatters ? add(" gathered", op.n * part_.tp) : result;
     std::ranges::replace(op.outputs, result, own);
-    part_.layer.operations.push_back(std::move(op));
+    part_.add(std::move(op));
     Operation& gather = part_.move(own, whole, part);
     gather.released = {own};
     gather.collective = {.kind = CollectiveKind::kAllGather, .reorders = true, .waits = true};

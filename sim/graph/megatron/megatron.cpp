@@ -195,9 +195,8 @@ void Megatron::keep_gradient(std::int32_t p) {
 
 // Behind a backward: those that no bucket has added. Without a flat gradient they stay for the step.
 void Megatron::add_gradients() {
-  std::int64_t numel = 0;
-  for (const std::int32_t p : kept_) numel += parameter(p).numel;
   if (is_flat() && !fills_buckets()) {
+    const auto numel = sum_of<std::int64_t>(kept_, [&](std::int32_t p) { return parameter(p).numel; });
     add_copy(EventKind::kAccumulate, Stream::kCompute, numel * (2 * gradient_size() + param_size()), std::ssize(kept_));
   }
   for (const std::int32_t p : kept_) {
