@@ -38,9 +38,8 @@ std::string chip_of_key(std::string_view key) {
   static constexpr std::pair<std::string_view, std::string_view> kSameChip[] = {
       {"a800", "a100"}, {"h800", "h100"}, {"h200", "h100"}, {"gh200", "h100"}};
   const std::string_view card = key.substr(0, key.find('-'));
-  for (const auto& [other, chip] : kSameChip) {
+  for (const auto& [other, chip] : kSameChip)
     if (card == other) return std::string(chip);
-  }
   return std::string(card);
 }
 

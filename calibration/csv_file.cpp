@@ -152,9 +152,8 @@ CsvFile read_csv_file(const std::filesystem::path& path) {
     const int count = gzread(file.get(), text.data() + before, kBlock);
     int code = Z_OK;
     const char* message = gzerror(file.get(), &code);
-    if (count < 0 || code == Z_BUF_ERROR) {
+    if (count < 0 || code == Z_BUF_ERROR)
       fail(fmt::format("cannot be unpacked: {}", *message != 0 ? message : "it is cut off"));
-    }
     text.resize(before + static_cast<std::size_t>(count));
     if (count == 0) break;
     if (text.size() > kLargest) refuse_too_large(path, kLargest);

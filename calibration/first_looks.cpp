@@ -23,9 +23,8 @@ constexpr double kNinetyFive = 2.131847;
 
 double slope_of(const std::vector<std::pair<std::string, double>>& slopes, const CodeFacts& facts) {
   double sum = 0;
-  for (const auto& [name, slope] : slopes) {
+  for (const auto& [name, slope] : slopes)
     for (const auto& [fact, size] : facts) sum += fact == name ? slope * size : 0;
-  }
   return sum;
 }
 

@@ -69,13 +69,11 @@ std::vector<std::string> words_of(std::string_view text) {
   static constexpr std::array<std::string_view, 9> kVendors = {"nvidia",   "amd",    "intel",  "tesla",     "geforce",
                                                                "instinct", "quadro", "radeon", "generation"};
   std::vector<std::string> words(1);
-  for (const char c : lower(text)) {
-    if (is_digit(c) || is_letter(c)) {
+  for (const char c : lower(text))
+    if (is_digit(c) || is_letter(c))
       words.back().push_back(c);
-    } else if (!words.back().empty()) {
+    else if (!words.back().empty())
       words.emplace_back();
-    }
-  }
   if (words.back().empty()) words.pop_back();
   std::vector<std::string> out;
   for (std::string& word : words) {
@@ -84,9 +82,8 @@ std::vector<std::string> words_of(std::string_view text) {
       out.back() += "gb";
       continue;
     }
-    for (const std::string_view vendor : kVendors) {
+    for (const std::string_view vendor : kVendors)
       if (word.starts_with(vendor)) word.erase(0, vendor.size());
-    }
     const std::size_t digits = word.find_first_not_of("0123456789");
     if (digits != std::string::npos && digits > 0) {
       const std::string unit = word.substr(digits);
@@ -119,18 +116,15 @@ std::string protocol_of(std::string_view source, const std::vector<Machine>& mac
   std::string part;
   const auto finish = [&] {
     const bool is_version = !part.empty() && is_digit(part.front());
-    if (!part.empty() && !is_version && best_match(part, machines) == nullptr) {
+    if (!part.empty() && !is_version && best_match(part, machines) == nullptr)
       protocol += (protocol.empty() ? "" : " ") + part;
-    }
     part.clear();
   };
-  for (const char c : source) {
-    if (c == ':' || c == '/' || c == ' ') {
+  for (const char c : source)
+    if (c == ':' || c == '/' || c == ' ')
       finish();
-    } else {
+    else
       part.push_back(c);
-    }
-  }
   finish();
   return protocol;
 }

@@ -34,12 +34,10 @@ LocalVariant scaled(LocalVariant v, double factor) {
   for (double* part : {&c.host.per_hook, &c.host.per_row, &c.host.per_collective}) *part *= factor;
   for (GemmPoint& point : c.measured.gemm) point.seconds *= factor;
   for (AttentionPoint& point : c.measured.attention) point.seconds *= factor;
-  for (FunctionPoints& curve : c.measured.functions) {
+  for (FunctionPoints& curve : c.measured.functions)
     for (SizePoint& point : curve.points) point.seconds *= factor;
-  }
-  for (CollectivePoints& curve : c.measured.collectives) {
+  for (CollectivePoints& curve : c.measured.collectives)
     for (SizePoint& point : curve.points) point.seconds *= factor;
-  }
   return v;
 }
 
@@ -75,9 +73,8 @@ LocalVariant variant_for(const LocalProfile& profile, std::int64_t ranks) {
 }
 
 std::string for_file_name(std::string text) {
-  for (char& c : text) {
+  for (char& c : text)
     if (!is_name_letter(c)) c = '-';
-  }
   return text;
 }
 

@@ -212,9 +212,8 @@ constexpr Figure kFigures[] = {
 // The one text for a part (gpu., node., network.) that Gpu, NodeKind and Network carry.
 std::string joined_sources(const Cluster& cluster, std::string_view prefix) {
   std::vector<std::string> seen;
-  for (const auto& [path, source] : cluster.sources) {
+  for (const auto& [path, source] : cluster.sources)
     if (path.starts_with(prefix) && !contains(seen, source)) seen.push_back(source);
-  }
   return fmt::format("{}", fmt::join(seen, "; "));
 }
 
@@ -311,9 +310,8 @@ void read_figures(const ConfigNode& root, MissingFigures missing, Cluster& clust
     const ConfigNode node = reader.section(root, section);
     std::vector<std::string_view> keys;
     if (section == "gpu") keys.emplace_back("key");  // whose figures these are
-    for (const Figure& figure : kFigures) {
+    for (const Figure& figure : kFigures)
       if (figure.section == section) keys.push_back(figure.key);
-    }
     if (node.is_mapping()) node.allow_only(std::span<const std::string_view>(keys));
     for (const Figure& figure : kFigures) {
       if (figure.section != section) continue;

@@ -71,9 +71,8 @@ Machine read_machine(const EmbeddedFile& file) {
   // The file is called as its machine, its folder as the architecture (by what names the card).
   const std::filesystem::path path{std::string(file.path)};
   machine.key = path.stem().string();
-  if (const ConfigNode* aliases = root.find("aliases")) {
+  if (const ConfigNode* aliases = root.find("aliases"))
     for (const ConfigNode& each : aliases->elements()) machine.aliases.push_back(each.as_string());
-  }
   machine.node.gpu.key = machine.key;
   read_figures(root, missing, machine.node);
   machine.node.gpu.architecture = path.parent_path().filename().string();
@@ -109,9 +108,8 @@ bool has_alias(std::string_view content, std::string_view key) {
 // whose line of aliases has the word: reading all takes forty times as long as reading one.
 std::optional<Machine> find_machine(std::string_view key) {
   const std::vector<MachineFile> files = machine_files();
-  for (const MachineFile& each : files) {
+  for (const MachineFile& each : files)
     if (each.key == key) return made_once<read_machine>(*each.file);
-  }
   for (const MachineFile& each : files) {
     if (!has_alias(each.file->content, key)) continue;
     const Machine& machine = made_once<read_machine>(*each.file);
@@ -183,9 +181,8 @@ void put_instance(const Instance& instance, Cluster& cluster) {
   node.nic_rate = instance.nic_rate;
   node.nic_name = instance.nic_name;
   for (auto& [path, source] : cluster.sources) {
-    for (const char* changed : {"node.key", "node.gpus", "node.nics", "node.nic_rate", "node.nic_name"}) {
+    for (const char* changed : {"node.key", "node.gpus", "node.nics", "node.nic_rate", "node.nic_name"})
       if (path == changed) source = instance.source;
-    }
   }
   join_sources(cluster);
 }
@@ -201,9 +198,8 @@ Cluster from_catalogue(std::string_view spec, const ClusterName& name) {
   FORESHARD_CHECK(machine.has_value(), "a name of the catalogue without a machine");
   Cluster cluster = std::move(machine->node);
   if (is_instance) put_instance(*name.instance, cluster);
-  if (!name.count && !is_instance) {
+  if (!name.count && !is_instance)
     fail_spec(spec, fmt::format("says no count; did you mean {}x{}?", cluster.node.gpus, name.name));
-  }
   const std::int64_t count = name.count.value_or(1);
   const std::int64_t each = name.counts_nodes ? cluster.node.gpus : 1;
   if (count < 1 || count > kMaxGpus / each) fail_spec(spec, fmt::format("the count must be 1 to {}", kMaxGpus / each));
@@ -224,18 +220,15 @@ void read_degraded(const ConfigNode& list, Cluster& cluster) {
     const std::int64_t number = node.as_int(0, cluster.nodes() - 1);
     DegradedLink link = read_degraded_link(element, cluster.node);
     link.node = number;
-    for (const DegradedLink& other : cluster.degraded) {
-      if (other.node == link.node && other.part == link.part && other.index == link.index) {
+    for (const DegradedLink& other : cluster.degraded)
+      if (other.node == link.node && other.part == link.part && other.index == link.index)
         throw element.error("is there twice", "each link once");
-      }
-    }
     cluster.degraded.push_back(link);
     const auto missing = std::ranges::count_if(cluster.degraded, [&](const DegradedLink& other) {
       return other.node == link.node && other.part == DegradedLink::Part::kNic && other.fraction <= 0;
     });
-    if (missing > 0 && missing >= cluster.node.nics && cluster.nodes() > 1) {
+    if (missing > 0 && missing >= cluster.node.nics && cluster.nodes() > 1)
       throw element.error("leaves its node without a port", "at least one port of every node");
-    }
   }
 }
 
@@ -276,11 +269,9 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   root.allow_only({"gpus", "machine", "gpu", "node", "network", "degraded", "memory_outside_allocator", "nodes",
                    "switches", "links", "ranks", "rings", "background"});
   const bool is_listed = root.has("nodes");
-  for (const char* key : {"switches", "links", "ranks", "rings", "background"}) {
-    if (!is_listed && root.has(key)) {
+  for (const char* key : {"switches", "links", "ranks", "rings", "background"})
+    if (!is_listed && root.has(key))
       throw root.at(key).error("stands without nodes:", "nodes: [{count: 8, leaf: leaf1}, ...]");
-    }
-  }
   Cluster cluster;
   std::optional<Cluster> catalogue;
   auto missing = MissingFigures::kError;
@@ -296,16 +287,14 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
       if (cluster.gpu.key.empty()) throw key->error("is empty", "a name");
     }
   }
-  if (cluster.gpu.key.empty()) {
+  if (cluster.gpu.key.empty())
     throw root.error("names no machine", "machine: with a key of the catalogue, such as h100-sxm");
-  }
   read_figures(root, missing, cluster);
   if (cluster.gpu.architecture.empty()) name_architecture(cluster);
   check_physics(root, cluster, catalogue ? &*catalogue : nullptr);
   if (is_listed) {
-    if (const ConfigNode* degraded = root.find("degraded")) {
+    if (const ConfigNode* degraded = root.find("degraded"))
       throw degraded->error("stands beside nodes:", "degraded: in the group of its node");
-    }
     const Cluster usual = cluster;
     const KindReader kind_of = [&](const ConfigNode& group) { return read_kind(group, usual); };
     read_layout(root, kind_of, cluster);
@@ -315,12 +304,10 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   }
   const ConfigNode gpus = root.at("gpus", "how many GPUs, such as 64");
   cluster.gpus = gpus.as_int(1, kMaxGpus);
-  if (const std::string why = count_problem(cluster.gpus, cluster.node.gpus); !why.empty()) {
+  if (const std::string why = count_problem(cluster.gpus, cluster.node.gpus); !why.empty())
     throw gpus.error(why, "whole nodes, or less than one node");
-  }
-  if (cluster.nodes() > 1 && cluster.node.nics == 0) {
+  if (cluster.nodes() > 1 && cluster.node.nics == 0)
     throw root.error(fmt::format("{} nodes without a network port", cluster.nodes()), "node: {nics: 8, ...}");
-  }
   if (const ConfigNode* degraded = root.find("degraded")) read_degraded(*degraded, cluster);
   cluster.spec = std::string(file_name);
   join_sources(cluster);
@@ -330,8 +317,8 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
 }
 
 std::vector<Machine> list_machines() {
-  return list_of<Machine>(machine_files(),
-                          [&](const MachineFile& each) { return made_once<read_machine>(*each.file); });
+  return list_of<Machine>(
+      machine_files(), [&](const MachineFile& each) { return made_once<read_machine>(*each.file); });
 }
 
 std::vector<std::string> cluster_words() {
@@ -372,9 +359,8 @@ Cluster load_cluster(std::string_view spec) {
   const std::string_view word = spec.substr(begin);
   const Known known = known_machines(word);
   const std::string number(count.substr(0, count.find(' ')));
-  if (count.starts_with('-') || count.starts_with('+')) {
+  if (count.starts_with('-') || count.starts_with('+'))
     fail_spec(spec, fmt::format("the count must be 1 to {}", kMaxGpus));
-  }
   if (number.empty() || word.empty()) {
     fail_spec(spec,
               fmt::format("expected {}{}; such as {}", kSpecExample,

@@ -69,16 +69,20 @@ void shape_fields(Io& io, CollectiveTime& time) {
 template <typename Point>
 void read_point(const ConfigNode& node, std::vector<MeasuredRow<Point>>& rows) {
   MeasuredRow<Point>& row = rows.emplace_back();
-  read_fields(node, [&](auto& io) {
-    row_fields(io, row.ranks);
-    shape_fields(io, row.point);
-    spread_fields(io, row.spread);
-    if constexpr (requires { row.point.kernel; }) io.optional(true, "kernel", row.point.kernel);
-    if constexpr (requires { row.point.group; }) {
-      io.require(row.point.group <= std::max<std::int64_t>(2, row.ranks), "group", "is larger than the ranks that ran",
-                 fmt::format("2 to {}", row.ranks));
-    }
-  });
+  read_fields(
+      node,
+      [&](auto& io) {
+        row_fields(io, row.ranks);
+        shape_fields(io, row.point);
+        spread_fields(io, row.spread);
+        if constexpr (
+            requires { row.point.kernel; })
+          io.optional(true, "kernel", row.point.kernel);
+        if constexpr (
+            requires { row.point.group; })
+          io.require(row.point.group <= std::max<std::int64_t>(2, row.ranks), "group",
+                     "is larger than the ranks that ran", fmt::format("2 to {}", row.ranks));
+      });
   if constexpr (requires { row.point.seconds; }) row.point.seconds = row.spread.median;
 }
 

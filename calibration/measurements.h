@@ -34,7 +34,8 @@ struct MeasuredRow {
 
 template <typename Point>
 std::vector<Point> points_of(const std::vector<MeasuredRow<Point>>& rows) {
-  return list_of<Point>(rows, [&](const auto& row) { return row.point; });
+  return list_of<Point>(
+      rows, [&](const auto& row) { return row.point; });
 }
 
 struct FunctionTime {

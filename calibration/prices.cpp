@@ -38,11 +38,9 @@ void check_columns(std::string_view csv, const CsvTable& table) {
   static constexpr std::array<std::string_view, 6> kColumns = {"machine", "usd_per_gpu_hour", "low", "high", "date",
                                                                "source"};
   const Location header{table.file_name(), 1, 1, ""};
-  for (std::size_t c = 0; c < 2; ++c) {
-    if (!table.has(kColumns[c])) {
+  for (std::size_t c = 0; c < 2; ++c)
+    if (!table.has(kColumns[c]))
       throw ConfigError(header, fmt::format("has no column {}", kColumns[c]), std::string(kExample));
-    }
-  }
   if (csv.starts_with("\xEF\xBB\xBF")) csv.remove_prefix(3);
   std::string_view line = csv.substr(0, csv.find_first_of("\r\n"));
   while (true) {
@@ -98,9 +96,8 @@ PriceList parse_prices(std::string_view csv, const std::string& file_name) {
     }
     if (given("date")) price.date = table.text(row, "date");
     price.source = given("source") ? table.text(row, "source") : fmt::format("{}:{}", file_name, table.line(row));
-    if (!list.emplace(known->second, price).second) {
+    if (!list.emplace(known->second, price).second)
       throw ConfigError(where, fmt::format("a second price of {}", known->second), "each machine once");
-    }
   }
   if (list.empty()) throw ConfigError({file_name, 1, 1, ""}, "has no prices", std::string(kExample));
   return list;
@@ -111,9 +108,8 @@ PriceList read_prices(const std::string& path) { return parse_prices(read_text_f
 Price listed_price(const Cluster& cluster) {
   Price price;
   price.usd_per_hour = price.low = price.high = cluster.gpu.price_per_hour;
-  for (const auto& [path, source] : cluster.sources) {
+  for (const auto& [path, source] : cluster.sources)
     if (path == "gpu.price_per_hour") price.source = source;
-  }
   if (!price.source.starts_with("assumed")) price.evidence = Evidence::kDatasheet;
   const CsvTable table = published_table("price_ranges.csv");
   for (std::size_t row = 0; row < table.rows(); ++row) {

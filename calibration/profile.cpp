@@ -217,17 +217,17 @@ template <typename Io>
 void fabric_fields(Io& io, Calibration& c) {
   io.optional(!c.fabrics.empty(), "fabrics", c.fabrics);
   for (auto fabric = c.fabrics.begin(); fabric != c.fabrics.end(); ++fabric) {
-    io.require(std::find_if(c.fabrics.begin(), fabric,
-                            [&](const FabricCurve& other) { return other.kind == fabric->kind; }) == fabric,
-               "fabrics", "has a kind twice", "each kind once");
+    io.require(
+        std::find_if(
+            c.fabrics.begin(), fabric, [&](const FabricCurve& other) { return other.kind == fabric->kind; }) == fabric,
+        "fabrics", "has a kind twice", "each kind once");
   }
   for (const auto& [key, curve] : {std::pair{"intra_node", &c.intra_node}, std::pair{"inter_node", &c.inter_node}}) {
     // Older profiles have them beside `fabrics`, which are what is read.
-    if (c.fabrics.empty()) {
+    if (c.fabrics.empty())
       io(key, *curve);
-    } else {
+    else
       io.optional(false, key, *curve);
-    }
   }
 }
 
@@ -245,11 +245,13 @@ void fields(Io& io, Calibration& c) {
   });
   io.optional(c.heat.idle > 0, "heat", c.heat);
   io("attention", c.attention);
-  io("sdpa", [&](auto& part) {
-    part("kernel", c.sdpa_kernel);
-    part("preferred", c.sdpa_preferred);
-    part("source", c.sdpa_source);
-  });
+  io(
+      "sdpa",
+      [&](auto& part) {
+        part("kernel", c.sdpa_kernel);
+        part("preferred", c.sdpa_preferred);
+        part("source", c.sdpa_source);
+      });
   io("memory", [&](auto& part) { memory_fields(part, c.memory); });
   fabric_fields(io, c);
   io.optional(!c.sweeps.empty(), "sweeps", c.sweeps);
@@ -293,9 +295,8 @@ HostCurve read(const EmbeddedFile& file, std::string_view machine) {
   const ConfigNode root = parse_json(file.content, file.path);
   HostCurve curve;
   const ConfigNode calls = root.at("calls");
-  for (std::size_t i = 0; i < kHostCalls; ++i) {
+  for (std::size_t i = 0; i < kHostCalls; ++i)
     curve.calls[i] = calls.at(to_string(static_cast<HostCall>(i))).as_double(0, kLongestCall);
-  }
   const ConfigNode processors = root.at("processors");
   for (const ConfigNode& processor : processors.elements()) {
     if (!is_of(processor, machine)) continue;

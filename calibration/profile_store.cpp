@@ -45,9 +45,8 @@ std::vector<Entry> read_entries(const EmbeddedFile& file) {
 
 std::vector<const EmbeddedFile*> profile_files() {
   std::vector<const EmbeddedFile*> files;
-  for (const EmbeddedFile& file : calibration_files()) {
+  for (const EmbeddedFile& file : calibration_files())
     if (file.path.starts_with(kProfileFolder)) files.push_back(&file);
-  }
   return files;
 }
 
@@ -55,9 +54,8 @@ const Entry* find_entry(std::string_view gpu) {
   const std::string quoted = fmt::format("\"{}\"", gpu);
   for (const EmbeddedFile* file : profile_files()) {
     if (!contains(std::string_view(file->content), quoted)) continue;
-    for (const Entry& entry : made_once<read_entries>(*file)) {
+    for (const Entry& entry : made_once<read_entries>(*file))
       if (entry.json.at("gpu").get_ref<const std::string&>() == gpu) return &entry;
-    }
   }
   return nullptr;
 }
@@ -72,13 +70,11 @@ Json patched(Json base, const Json& patch) {
     return base;
   }
   if (!base.is_object()) base = Json::object();
-  for (const auto& [key, value] : patch.items()) {
-    if (value.is_null()) {
+  for (const auto& [key, value] : patch.items())
+    if (value.is_null())
       base.erase(key);
-    } else {
+    else
       base[key] = patched(base.contains(key) ? std::move(base[key]) : Json(), value);
-    }
-  }
   return base;
 }
 
@@ -86,20 +82,16 @@ Json patched(Json base, const Json& patch) {
 std::optional<Json> difference(const Json& base, const Json& target) {
   Json out = Json::object();
   if (base.is_object() && target.is_object()) {
-    for (const auto& [key, value] : target.items()) {
-      if (!base.contains(key)) {
+    for (const auto& [key, value] : target.items())
+      if (!base.contains(key))
         out[key] = value;
-      } else if (std::optional<Json> part = difference(base.at(key), value)) {
+      else if (std::optional<Json> part = difference(base.at(key), value))
         out[key] = std::move(*part);
-      }
-    }
-    for (const auto& [key, value] : base.items()) {
+    for (const auto& [key, value] : base.items())
       if (!target.contains(key)) out[key] = nullptr;
-    }
   } else if (base.is_array() && target.is_array() && base.size() == target.size()) {
-    for (std::size_t i = 0; i < base.size(); ++i) {
+    for (std::size_t i = 0; i < base.size(); ++i)
       if (std::optional<Json> part = difference(base[i], target[i])) out[std::to_string(i)] = std::move(*part);
-    }
   } else if (base != target) {
     return target;
   }
@@ -139,9 +131,8 @@ void borrow_curves(const Borrowing& borrowing, Calibration& calibration) {
   };
   for (AttentionCurve& curve : calibration.attention) {
     curve.efficiency = rounded(std::min(kMost, curve.efficiency * borrowing.gemm_share));
-    if (curve.full_efficiency > 0) {
+    if (curve.full_efficiency > 0)
       curve.full_efficiency = rounded(std::min(kMost, curve.full_efficiency * borrowing.gemm_share));
-    }
     borrow(curve);
   }
   for (MemoryCurve& curve : calibration.memory) borrow(curve);
@@ -149,9 +140,8 @@ void borrow_curves(const Borrowing& borrowing, Calibration& calibration) {
 
 std::vector<std::string> profile_keys() {
   std::vector<std::string> keys;
-  for (const EmbeddedFile* file : profile_files()) {
+  for (const EmbeddedFile* file : profile_files())
     for (const Entry& entry : made_once<read_entries>(*file)) keys.push_back(entry.json.at("gpu").get<std::string>());
-  }
   std::ranges::sort(keys);
   return keys;
 }

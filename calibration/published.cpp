@@ -36,12 +36,10 @@ double positive_of(const CsvTable& table, std::size_t row, std::string_view colu
 std::string chip_of(std::string_view gpu) {
   const std::string low = squeezed(gpu);
   // Other cards of the same chips run at other clocks and bandwidths.
-  for (const char* other : {"pcie", "nvl", "gh200", "gb200", "notstated"}) {
+  for (const char* other : {"pcie", "nvl", "gh200", "gb200", "notstated"})
     if (contains(low, other)) return "";
-  }
-  for (const char* chip : {"a100", "h100", "h200", "b200"}) {
+  for (const char* chip : {"a100", "h100", "h200", "b200"})
     if (contains(low, chip)) return chip;
-  }
   return "";
 }
 
@@ -75,13 +73,16 @@ class GpuNames {
  public:
   explicit GpuNames(const std::vector<Machine>& machines) : machines_(machines) {}
   std::string key(std::string_view text) {
-    return remembered(keys_, std::string(text), [&] {
-      const Machine* machine = match_gpu(text, machines_);
-      return machine == nullptr ? std::string() : machine->key;
-    });
+    return remembered(
+        keys_, std::string(text),
+        [&] {
+          const Machine* machine = match_gpu(text, machines_);
+          return machine == nullptr ? std::string() : machine->key;
+        });
   }
   std::string protocol(std::string_view source) {
-    return remembered(protocols_, std::string(source), [&] { return protocol_of(source, machines_); });
+    return remembered(
+        protocols_, std::string(source), [&] { return protocol_of(source, machines_); });
   }
 
  private:
@@ -113,13 +114,12 @@ std::vector<ReadGemm> read_gemm_rows(const CsvTable& table, const std::vector<Ma
     const double flops = (row.gradients ? 4 : 2) * row.m * row.n * row.k;
     // Rows carry rate, time or both; the rate has more digits than short times.
     row.seconds = rate > 0 ? flops / rate : positive_of(table, i, "latency_us") * 1e-6;
-    if (flops == 0) {
+    if (flops == 0)
       read.problem = "m, n and k must be numbers above zero";
-    } else if (std::max({row.m, row.n, row.k}) > kLargest) {
+    else if (std::max({row.m, row.n, row.k}) > kLargest)
       read.problem = "m, n or k is absurdly large";
-    } else {
+    else
       read.problem = problem_of(row, cell_of(table, i, "gpu"));
-    }
     rows.push_back(std::move(read));
   }
   return rows;
@@ -127,9 +127,8 @@ std::vector<ReadGemm> read_gemm_rows(const CsvTable& table, const std::vector<Ma
 
 std::vector<GemmRow> gemm_rows(const std::vector<Machine>& machines) {
   std::vector<GemmRow> rows;
-  for (ReadGemm& read : read_gemm_rows(published_table("gemm_measured.csv"), machines)) {
+  for (ReadGemm& read : read_gemm_rows(published_table("gemm_measured.csv"), machines))
     if (read.problem.empty()) rows.push_back(std::move(read.row));
-  }
   return rows;
 }
 
@@ -146,9 +145,8 @@ const char* kernel_named(std::string_view text) {
   if (has("flashattention1", "flashattn1", "fa1")) return "fa1";
   if (has("cudnn")) return "cudnn";
   if (has("thunderkittens")) return "tk";
-  for (const char* kernel : {"aotriton", "triton", "aiter", "trtllm"}) {
+  for (const char* kernel : {"aotriton", "triton", "aiter", "trtllm"})
     if (has(kernel)) return kernel;
-  }
   if (has("efficient", "xformers", "cutlass")) return "sdpa_efficient";
   if (has("math", "eager")) return "math";
   return has("flash") ? "fa2" : "";
@@ -192,13 +190,12 @@ std::vector<ReadAttention> read_attention_rows(const CsvTable& table, const std:
                                                         : 1 + kBackward);
     const double rate = positive_of(table, i, "tflops") * 1e12;
     row.seconds = rate > 0 ? row.flops / rate : positive_of(table, i, "latency_us") * 1e-6;
-    if (row.flops == 0) {
+    if (row.flops == 0)
       read.problem = "batch, seqlen, heads and head_dim must be numbers above zero";
-    } else if (std::max({row.batch, row.sequence, row.heads, head_dim}) > kLargest) {
+    else if (std::max({row.batch, row.sequence, row.heads, head_dim}) > kLargest)
       read.problem = "the shape is absurdly large";
-    } else {
+    else
       read.problem = problem_of(row, cell_of(table, i, "gpu"));
-    }
     rows.push_back(std::move(read));
   }
   return rows;
@@ -217,9 +214,8 @@ std::vector<MemoryRow> memory_rows(std::string_view chip) {
   const CsvTable table = published_table("membound_measured.csv");
   std::vector<MemoryRow> rows;
   for (std::size_t i = 0; i < table.rows(); ++i) {
-    if (chip_of(table.text(i, "gpu")) != chip || table.empty(i, "latency_us") || table.empty(i, "bytes_counted")) {
+    if (chip_of(table.text(i, "gpu")) != chip || table.empty(i, "latency_us") || table.empty(i, "bytes_counted"))
       continue;
-    }
     rows.push_back({table.text(i, "source"), table.text(i, "op"), table.number(i, "bytes_counted"),
                     table.number(i, "latency_us") * 1e-6});
   }

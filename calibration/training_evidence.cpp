@@ -180,9 +180,8 @@ Calibration informed(Calibration calibration, const TrainingEvidence& evidence, 
     }
   }
   Eigen::MatrixXd of_factors = Eigen::MatrixXd::Zero(kOwn, size);
-  for (const auto& [factor, place] : parts) {
+  for (const auto& [factor, place] : parts)
     of_factors(static_cast<Eigen::Index>(factor), static_cast<Eigen::Index>(place)) = 1;
-  }
   const Eigen::MatrixXd covariance = precision.inverse();
   const Eigen::VectorXd mean = of_factors * (covariance * information);
   const Eigen::MatrixXd lower = (of_factors * covariance * of_factors.transpose()).llt().matrixL();

@@ -118,7 +118,8 @@ class Tree {
   }
 
   static void add_json(CLI::App* verb, OutputOptions& output) {
-    flag(verb, "--json", [&output] { output.form = Form::kJson; });
+    flag(
+        verb, "--json", [&output] { output.form = Form::kJson; });
   }
 
   static void add_capture(CLI::App* verb, JobOptions& job) { add(verb, "--capture", job.capture); }
@@ -167,16 +168,13 @@ class Tree {
         throw CLI::ValidationError(fmt::format("no plan file '{}'", plan),
                                    fmt::format("did you mean --with {0} or --set {0}?", plan));
       }
-      if (o->plans.size() == 1) {
+      if (o->plans.size() == 1)
         throw CLI::ValidationError("one plan file is there", "expected two, or --with KEY=VALUE");
-      }
-      if (o->plans.empty() && o->with.empty()) {
+      if (o->plans.empty() && o->with.empty())
         throw CLI::ValidationError("nothing to compare",
                                    "expected two plan files, --with KEY=VALUE or --runtimes LIST");
-      }
-      if (!o->plans.empty() && (o->job.plan || !o->with.empty())) {
+      if (!o->plans.empty() && (o->job.plan || !o->with.empty()))
         throw CLI::ValidationError(o->job.plan ? "--plan" : "--with", "does not go together with two plan files");
-      }
     });
   }
 
@@ -480,9 +478,8 @@ CommandTree command_tree() {
   CommandTree data{options_of(tree.app()), {}};
   for (CLI::App* verb : verbs_of(tree.app())) {
     Command command{verb->get_name(), verb->get_description(), options_of(*verb), {}};
-    for (const CLI::Option* option : verb->get_options()) {
+    for (const CLI::Option* option : verb->get_options())
       if (option->get_positional()) command.argument = hint_of(*option);
-    }
     data.commands.push_back(std::move(command));
   }
   return data;
@@ -492,11 +489,10 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
   Tree tree(command_text(arguments));
   CommandLine result = parse(tree.app(), std::move(arguments));
   if (!result.text.empty() || !result.usage_error.empty()) return result;
-  if (!tree.shell().empty()) {
+  if (!tree.shell().empty())
     result.text = completion_script(command_tree(), tree.shell());
-  } else {
+  else
     result.verb = tree.verb();
-  }
   return result;
 }
 

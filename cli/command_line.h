@@ -44,11 +44,10 @@ CLI::Option* add(App* verb, const char* name, Value& value) {
 }
 template <typename App, typename Value>
 CLI::Option* flag(App* verb, const char* name, Value&& value) {
-  if constexpr (std::is_invocable_v<Value>) {
+  if constexpr (std::is_invocable_v<Value>)
     return described(*verb, verb->add_flag_callback(name, value), name);
-  } else {
+  else
     return described(*verb, verb->add_flag(name, value), name);
-  }
 }
 
 std::vector<CLI::App*> verbs_of(CLI::App& app);

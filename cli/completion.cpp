@@ -16,9 +16,8 @@ namespace {
 
 // In single quotes, for every one of the three shells.
 std::string quoted(std::string text) {
-  for (std::size_t at = text.find('\''); at != std::string::npos; at = text.find('\'', at + 4)) {
+  for (std::size_t at = text.find('\''); at != std::string::npos; at = text.find('\'', at + 4))
     text.replace(at, 1, "'\\''");
-  }
   return "'" + text + "'";
 }
 
@@ -56,9 +55,8 @@ class WordLists {
   }
   std::string definitions() const {
     std::string text;
-    for (std::size_t i = 0; i < lists_.size(); ++i) {
+    for (std::size_t i = 0; i < lists_.size(); ++i)
       text += fmt::format("  local list{}={}\n", i, quoted(fmt::format("{}", fmt::join(lists_[i], " "))));
-    }
     return text;
   }
 
@@ -174,14 +172,11 @@ std::string zsh(const CommandTree& tree) {
   for (const Command& command : tree.commands) {
     verbs += fmt::format("    {}\n", quoted(fmt::format("{}:{}", command.name, command.help)));
     cases += fmt::format("    {})\n      _arguments", command.name);
-    for (const CommandOption& option : options_of(tree, command)) {
-      for (const std::string& name : option.names) {
+    for (const CommandOption& option : options_of(tree, command))
+      for (const std::string& name : option.names)
         cases += fmt::format(" \\\n        {}", zsh_option(option, name, functions));
-      }
-    }
-    if (command.argument.kind != ValueHint::Kind::kNone) {
+    if (command.argument.kind != ValueHint::Kind::kNone)
       cases += fmt::format(" \\\n        {}", quoted("*:argument:" + functions.action(command.argument)));
-    }
     cases += "\n      ;;\n";
   }
   return fmt::format(R"(#compdef foreshard
@@ -216,9 +211,8 @@ std::string fish_value(const ValueHint& hint) {
 
 std::string fish_option(const CommandOption& option) {
   std::string text;
-  for (const std::string& name : option.names) {
+  for (const std::string& name : option.names)
     text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
-  }
   return text + fish_value(option.value) + " -d " + quoted(option.help);
 }
 
@@ -226,21 +220,18 @@ std::string fish(const CommandTree& tree) {
   std::string text =
       "# fish completion of foreshard; use it with: foreshard completion fish | source\n"
       "complete -c foreshard -f\n";
-  for (const CommandOption& option : tree.options) {
+  for (const CommandOption& option : tree.options)
     text += fmt::format("complete -c foreshard -n __fish_use_subcommand{}\n", fish_option(option));
-  }
   for (const Command& command : tree.commands) {
     text +=
         fmt::format("complete -c foreshard -n __fish_use_subcommand -a {} -d {}\n", command.name, quoted(command.help));
     const std::string when = quoted("__fish_seen_subcommand_from " + command.name);
-    for (const CommandOption& option : options_of(tree, command)) {
+    for (const CommandOption& option : options_of(tree, command))
       text += fmt::format("complete -c foreshard -n {}{}\n", when, fish_option(option));
-    }
     if (command.argument.kind == ValueHint::Kind::kNone) continue;
     std::string argument = command.argument.files ? " -F" : "";
-    if (!command.argument.words.empty()) {
+    if (!command.argument.words.empty())
       argument += " -a " + quoted(fmt::format("{}", fmt::join(command.argument.words, " ")));
-    }
     text += fmt::format("complete -c foreshard -n {}{}\n", when, argument);
   }
   return text;

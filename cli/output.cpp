@@ -61,11 +61,10 @@ thread_local AnswerCapture* capture = nullptr;  // the innermost of this thread
 int write_all(int file, std::string_view text) {
   while (!text.empty()) {
     const ssize_t count = ::write(file, text.data(), text.size());
-    if (count >= 0) {
+    if (count >= 0)
       text.remove_prefix(at(count));
-    } else if (errno != EINTR) {
+    else if (errno != EINTR)
       return errno;
-    }
   }
   return 0;
 }

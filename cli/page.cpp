@@ -95,9 +95,8 @@ std::vector<std::size_t> cells_by_worth(const std::vector<HeatmapCell>& cells) {
   std::vector<Worth> worths;
   for (auto& [shard, group] : groups) {
     std::ranges::sort(group);
-    for (std::size_t rank = 0; rank < group.size(); ++rank) {
+    for (std::size_t rank = 0; rank < group.size(); ++rank)
       worths.emplace_back(rank, group[rank].first, group[rank].second);
-    }
   }
   std::ranges::sort(worths);
   return list_of<std::size_t>(worths, [&](const Worth& worth) { return std::get<2>(worth); });
@@ -193,9 +192,8 @@ void add_search(PageDocument& page, const Job& job, const JobSearch& found) {
                                {"seconds", seconds ? Json(*seconds) : Json(nullptr)}});
   }
   Json neighbours = Json::array();
-  for (const Candidate& n : result.neighbours) {
+  for (const Candidate& n : result.neighbours)
     if (result.best) neighbours.push_back(neighbour_json(*result.best, n));
-  }
   block["neighbours"] = std::move(neighbours);
   page.set("search", std::move(block));
 }
@@ -260,9 +258,8 @@ Json search_of_answer(const Json& json) {
             {"plan", entry.at("plan")}};
   };
   for (Json& entry : search.at("pareto")) entry = in_short(entry);
-  for (const char* key : {"best", "riskier"}) {
+  for (const char* key : {"best", "riskier"})
     if (search.contains(key) && search[key].is_object()) search[key] = in_short(search[key]);
-  }
   if (!search.at("best").is_null()) search["best"]["view"] = 0;
   search["neighbours"] = Json::array();
   return search;
@@ -337,9 +334,8 @@ Json page_of_document(const Json& json, const std::string& file) {
                       "one JSON document of predict, explain, search, recommend, scale, validate, "
                       "accuracy or report, with --json");
   }
-  for (const char* key : {"tool", "created", "host"}) {
+  for (const char* key : {"tool", "created", "host"})
     if (json.contains(key)) page[key] = json[key];
-  }
   return page;
 }
 

@@ -39,9 +39,8 @@ ListedRun read_listed_run(const std::filesystem::path& path, std::int64_t rank) 
                             file.string()));
   }
   TimedFile timed = read_timed_file(file);
-  if (timed.collectives.empty()) {
+  if (timed.collectives.empty())
     throw Error(ExitCode::kInvalidInput, fmt::format("{}: lists no collectives", file.string()));
-  }
   return {timed.rank, timed.world, std::move(timed.collectives), timed.peak_allocated};
 }
 
@@ -55,9 +54,8 @@ ListedJoin join_listed(const Forecast& forecast, ListedRun run, double memory_to
   const EventNames names(forecast.graph, forecast.model);
   join.differences = collective_differences(forecast.graph, names, run.collectives, ComparedCollectives::kAll);
   join.forecast_peak = forecast.memory.peak;
-  if (run.peak_allocated > Bytes()) {
+  if (run.peak_allocated > Bytes())
     join.memory_error = as_double(join.forecast_peak.count()) / as_double(run.peak_allocated.count()) - 1;
-  }
   join.passed = join.differences.empty() && std::abs(join.memory_error) <= memory_tolerance;
   join.run = std::move(run);
   return join;
@@ -65,9 +63,8 @@ ListedJoin join_listed(const Forecast& forecast, ListedRun run, double memory_to
 
 std::string listed_text(const ListedJoin& join) {
   std::string text;
-  for (const std::string& sentence : join.differences) {
+  for (const std::string& sentence : join.differences)
     for (const std::string& line : wrapped("- " + sentence, kTextWidth, 2)) text += line + "\n";
-  }
   if (join.differences.empty()) {
     text += fmt::format("the {} collectives of a step are the plan's, in order, groups and bytes\n",
                         join.run.collectives.size());
@@ -100,17 +97,15 @@ std::string trace_text(const TraceJoin& join) {
   const auto list = [&](const char* heading, const std::vector<std::string>& sentences) {
     if (sentences.empty()) return;
     text += fmt::format("{}\n", heading);
-    for (const std::string& sentence : sentences) {
+    for (const std::string& sentence : sentences)
       for (const std::string& line : wrapped("- " + sentence, kTextWidth - 2, 2)) text += fmt::format("  {}\n", line);
-    }
   };
   list("the job's order differs from the plan's", join.order);
   list("in the plan, not in the trace (it counts as taking no time)", join.missing);
   list("in the trace, not in the plan", join.beyond);
   list("collectives differ from the plan's", join.collectives);
-  if (join.compared > 0 && join.collectives.empty()) {
+  if (join.compared > 0 && join.collectives.empty())
     text += fmt::format("the {} collectives of a step are the plan's, in order and bytes\n", join.compared);
-  }
   if (text.empty()) text = "every event of the plan is in the trace, in the plan's order\n";
   return text;
 }

@@ -79,9 +79,8 @@ std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
     std::vector<std::string> known;
     for (CLI::App* owner : {verb, &app}) {
       if (owner == nullptr) continue;
-      for (const CLI::Option* option : owner->get_options()) {
+      for (const CLI::Option* option : owner->get_options())
         for (std::string& name : names_of(*option)) known.push_back(std::move(name));
-      }
     }
     return unknown("option", word.substr(0, word.find('=')), known);
   }

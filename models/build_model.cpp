@@ -24,9 +24,8 @@ constexpr std::int64_t kMostExperts = 1'000'000;
 
 void check_size(const ModelDims& dims, std::string_view what, std::int64_t value, std::int64_t largest = kLargestSize) {
   if (value < 1) fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected at least 1");
-  if (value > largest) {
+  if (value > largest)
     fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected at most " + std::to_string(largest));
-  }
 }
 
 void check_latent(const ModelDims& dims) {
@@ -46,14 +45,11 @@ void check_experts(const ModelDims& dims) {
   check_size(dims, "the number of experts per token", moe.top_k);
   check_size(dims, "the width of an expert", moe.ffn);
   if (moe.shared_ffn != 0) check_size(dims, "the width of the shared experts", moe.shared_ffn);
-  if (moe.top_k > moe.experts) {
+  if (moe.top_k > moe.experts)
     fail(dims, "every token goes to " + std::to_string(moe.top_k) + " of " + std::to_string(moe.experts) + " experts");
-  }
-  for (const std::int64_t layer : moe.dense_layers) {
-    if (layer < 0 || layer >= dims.layers) {
+  for (const std::int64_t layer : moe.dense_layers)
+    if (layer < 0 || layer >= dims.layers)
       fail(dims, "dense layer " + std::to_string(layer) + " is none of the " + std::to_string(dims.layers));
-    }
-  }
 }
 
 constexpr std::string_view kLetters = "M*-Emdca";
@@ -65,15 +61,12 @@ bool has_layers(const ModelDims& dims, std::string_view letters) {
 
 void check_pattern(const ModelDims& dims) {
   const auto wrong = dims.pattern.find_first_not_of(kLetters);
-  if (wrong != std::string::npos) {
+  if (wrong != std::string::npos)
     fail(dims, "a layer of kind '" + dims.pattern.substr(wrong, 1) + "'; expected letters of " + std::string(kLetters));
-  }
-  if (std::ssize(dims.pattern) != dims.layers) {
+  if (std::ssize(dims.pattern) != dims.layers)
     fail(dims, "the pattern has " + std::to_string(dims.pattern.size()) + " layers of " + std::to_string(dims.layers));
-  }
-  if (dims.prediction_pattern.find_first_not_of(dims.pattern) != std::string::npos) {
+  if (dims.prediction_pattern.find_first_not_of(dims.pattern) != std::string::npos)
     fail(dims, "a block of prediction has layers that the model has not");
-  }
   if (dims.moe.experts == 0 && contains(dims.pattern, 'E')) fail(dims, "layers of experts without a number of experts");
   const auto check_scan = [&](const ScanShape& scan, std::int64_t convolution) {
     check_size(dims, "the number of the mixer's heads", scan.heads);
@@ -84,10 +77,9 @@ void check_pattern(const ModelDims& dims) {
     check_size(dims, "the mixer's convolution", convolution);
     check_size(dims, "the width of all heads of the mixer", scan.inner());
     check_size(dims, "the width that the mixer convolves", scan.convolved());
-    if (scan.heads % scan.groups != 0) {
+    if (scan.heads % scan.groups != 0)
       fail(dims, std::to_string(scan.groups) + " groups of the mixer do not divide its " + std::to_string(scan.heads) +
                      " heads");
-    }
   };
   if (has_layers(dims, "Mm")) check_scan(dims.mamba.scan, dims.mamba.convolution);
   if (has_layers(dims, "c")) check_size(dims, "the mixer's convolution", dims.convolution.positions);
@@ -108,24 +100,20 @@ void check(const ModelDims& dims) {
   check_size(dims, "the number of positions", dims.max_positions);
   if (dims.positions == Positions::kLearned) check_size(dims, "the number of learned positions", dims.position_rows);
   if (dims.embedding_width != 0) check_size(dims, "the embedding's width", dims.embedding_width);
-  if (!dims.final_norm && dims.embedding_width == 0 && dims.encoder_layers == 0) {
+  if (!dims.final_norm && dims.embedding_width == 0 && dims.encoder_layers == 0)
     fail(dims, "nothing stands between the last block and the head; expected a norm or a projection");
-  }
   if (has_layers(dims, "*a") && dims.heads % dims.kv_heads != 0) {
     fail(dims,
          std::to_string(dims.kv_heads) + " key/value heads do not divide " + std::to_string(dims.heads) + " heads");
   }
-  if (has_layers(dims, "*a")) {
+  if (has_layers(dims, "*a"))
     check_size(dims, "the width of all heads (heads x head dimension)", checked_multiply(dims.heads, dims.head_dim));
-  }
-  if (dims.rotary_dim > dims.head_dim) {
+  if (dims.rotary_dim > dims.head_dim)
     fail(dims, std::to_string(dims.rotary_dim) + " rotated elements of heads of " + std::to_string(dims.head_dim));
-  }
   if (dims.encoder_layers != 0) {
     check_size(dims, "the number of the encoder's layers", dims.encoder_layers, kMostLayers);
-    if (dims.positions == Positions::kNone) {
+    if (dims.positions == Positions::kNone)
       check_size(dims, "the number of buckets of positions", dims.position_buckets);
-    }
   }
   if (dims.latent.kv_rank != 0) check_latent(dims);
   if (dims.moe.experts != 0) check_experts(dims);
@@ -199,12 +187,10 @@ namespace {
 // For each token as many rows as it has predictions, of all but what the layer reads.
 LayerSpec with_predictions(LayerSpec layer, std::int64_t predictions) {
   const bool is_head = layer.role == LayerRole::kHead;
-  for (std::size_t t = is_head ? 1 : 0; t < layer.tensors.size(); ++t) {
+  for (std::size_t t = is_head ? 1 : 0; t < layer.tensors.size(); ++t)
     layer.tensors[t].per_token = checked_multiply(layer.tensors[t].per_token, predictions);
-  }
-  for (Operation& op : layer.operations) {
+  for (Operation& op : layer.operations)
     if (op.kind == OperationKind::kGemm) op.rows = predictions;
-  }
   return layer;
 }
 
@@ -225,9 +211,8 @@ class Order {
     add(block(StackPlace::kFirst), prefix + "0");
     if (count == 1) return;
     const std::int32_t later = kind(block(StackPlace::kLater));
-    for (std::int64_t i = 1; i < count; ++i) {
+    for (std::int64_t i = 1; i < count; ++i)
       model_.order.push_back({.kind = later, .name = prefix + std::to_string(i)});
-    }
   }
 
  private:
@@ -314,11 +299,10 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
 
   model.kinds.reserve(8);
   model.order.reserve(at(dims.encoder_layers + dims.layers) + 6);
-  if (dims.encoder_layers > 0) {
+  if (dims.encoder_layers > 0)
     add_encoder_decoder(dims, model);
-  } else {
+  else
     add_decoder(dims, stack, model);
-  }
   Order order(model);
   ModelDims head = dims;
   if (dims.scores > 0) {

@@ -88,39 +88,38 @@ void set_switch(Part& part, const Switches& switches, std::string_view word) {
 // "naming=gemma2", "moe.normalized", "fused_qkv".
 void apply(std::string_view value, ModelDims& dims) {
   const std::string_view key = cut(value, "=");
-  if (key == "naming") {
+  if (key == "naming")
     dims.naming = naming_of(value);
-  } else if (key == "positions") {
+  else if (key == "positions")
     set_kind(dims.positions, kPositions, value);
-  } else if (key == "position_buckets") {
+  else if (key == "position_buckets")
     dims.position_buckets = std::stoll(std::string(value));
-  } else if (key == "activation") {
+  else if (key == "activation")
     set_kind(dims.activation, kActivations, value);
-  } else if (key == "exact_gelu") {
+  else if (key == "exact_gelu")
     dims.numerics.gelu_tanh = false;
-  } else if (key == "residual") {
+  else if (key == "residual")
     set_kind(dims.residual, kResiduals, value);
-  } else if (key == "delta.projections") {
+  else if (key == "delta.projections")
     set_kind(dims.delta.projections, kProjections, value);
-  } else if (key == "delta.pre_norm") {
+  else if (key == "delta.pre_norm")
     dims.delta.pre_norm = true;
-  } else if (key == "biases") {
+  else if (key == "biases")
     add_biases(dims);
-  } else if (key == "norm") {
+  else if (key == "norm")
     set_kind(dims.norm, kNorms, value);
-  } else if (key == "head_norm") {
+  else if (key == "head_norm")
     set_kind(dims.head_norm, kNorms, value);
-  } else if (key == "qk_norm") {
+  else if (key == "qk_norm")
     set_kind(dims.qk_norm, kHeadNorms, value);
-  } else if (key == "parts.gate") {
+  else if (key == "parts.gate")
     set_kind(dims.parts.gate, kGates, value);
-  } else if (constexpr std::string_view kParts = "parts."; key.starts_with(kParts)) {
+  else if (constexpr std::string_view kParts = "parts."; key.starts_with(kParts))
     set_switch(dims.parts, kSwitchesOfParts, key.substr(kParts.size()));
-  } else if (constexpr std::string_view kMoe = "moe."; key.starts_with(kMoe)) {
+  else if (constexpr std::string_view kMoe = "moe."; key.starts_with(kMoe))
     set_switch(dims.moe, kSwitchesOfExperts, key.substr(kMoe.size()));
-  } else {
+  else
     set_switch(dims, kSwitches, key);
-  }
 }
 
 const std::vector<ModelDims>& families() {
@@ -160,9 +159,8 @@ bool apply_family_word(std::string_view word, ModelDims& dims) {
 }
 
 std::optional<ModelDims> family_dims(std::string_view family) {
-  for (const ModelDims& dims : families()) {
+  for (const ModelDims& dims : families())
     if (dims.family == family) return dims;
-  }
   return std::nullopt;
 }
 

@@ -44,11 +44,10 @@ Words parts_of(std::string_view text) {
   Words parts(1);
   for (const char c : lower(text)) {
     const bool separates = c == '-' || c == '_' || c == ' ' || c == ':';
-    if (!separates) {
+    if (!separates)
       parts.back() += c;
-    } else if (!parts.back().empty()) {
+    else if (!parts.back().empty())
       parts.emplace_back();
-    }
   }
   if (parts.back().empty()) parts.pop_back();
   return parts;
@@ -89,12 +88,10 @@ bool is_variant_word(const Words& known, std::string_view part) {
 
 // The name of the zoo with these runs, and whether it is another's alias.
 std::optional<PublishedName> find(const Names& names, const Words& zoo, const Words& runs) {
-  for (const std::string& name : zoo) {
+  for (const std::string& name : zoo)
     if (runs_of(name) == runs) return PublishedName{name, false};
-  }
-  for (const auto& [alias, name] : names.aliases) {
+  for (const auto& [alias, name] : names.aliases)
     if (runs_of(alias) == runs) return PublishedName{name, true};
-  }
   return std::nullopt;
 }
 
@@ -118,9 +115,8 @@ std::optional<PublishedName> published_name(std::string_view text) {
   const Names names = read_names();
   const Words parts = parts_of(without_organisation(text));
   std::vector<std::size_t> variants;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
+  for (std::size_t i = 0; i < parts.size(); ++i)
     if (is_variant_word(names.variants, parts[i])) variants.push_back(i);
-  }
   if (variants.size() > kMostVariantWords) return std::nullopt;
   const unsigned all = 1U << variants.size();
   for (std::size_t dropped = 0; dropped <= variants.size(); ++dropped) {
@@ -179,13 +175,12 @@ std::string unknown_model(std::string_view text) {
   const SimilarNames similar = similar_names(text);
   const Words names = zoo_names();
   const std::string meant = nearest_spelling(without_organisation(text), names);
-  if (similar.names.size() == 1) {
+  if (similar.names.size() == 1)
     message += fmt::format("; did you mean {}?", similar.names.front());
-  } else if (!similar.names.empty()) {
+  else if (!similar.names.empty())
     message += fmt::format("; {} comes as {}", similar.family, fmt::join(similar.names, ", "));
-  } else if (!meant.empty()) {
+  else if (!meant.empty())
     message += fmt::format("; did you mean {}?", meant);
-  }
   return message + fmt::format(
                        "; \"foreshard models{}\" lists {}, a path such as ./config.json "
                        "names any other",

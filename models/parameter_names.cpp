@@ -71,9 +71,8 @@ constexpr std::pair<std::string_view, std::string_view ParameterNames::*> kMembe
     {"project_out", &ParameterNames::project_out}};
 
 std::string_view ParameterNames::*member_named(std::string_view word) {
-  for (const auto& [member, place] : kMembers) {
+  for (const auto& [member, place] : kMembers)
     if (member == word) return place;
-  }
   throw Error(ExitCode::kInternal, fmt::format("no implementation has a module {}", word));
 }
 

@@ -364,9 +364,8 @@ void nest(LayerSpec& layer, const std::vector<std::string>& names) {
   layer.nested = names;
   for (std::size_t n = 0; n < names.size(); ++n) {
     const auto part = static_cast<std::int8_t>(n + 1);
-    for (ParameterSpec& parameter : layer.parameters) {
+    for (ParameterSpec& parameter : layer.parameters)
       if (parameter.name.starts_with(names[n] + ".")) parameter.part = part;
-    }
     const auto reads = [&](const Operation& operation) {
       return std::ranges::any_of(operation.parameters,
                                  [&](std::int16_t p) { return layer.parameters[std::size_t(p)].part == part; });
@@ -381,9 +380,8 @@ void nest(LayerSpec& layer, const std::vector<std::string>& names) {
 
 ModelSpec build_library_model(const LibraryModel& settings) {
   const bool gpt = settings.arch == "gpt";
-  if (!gpt && settings.arch != "llama") {
+  if (!gpt && settings.arch != "llama")
     throw Error(ExitCode::kMissingCapability, "the recorder's architecture \"" + settings.arch + "\" is not known");
-  }
   ModelDims dims = *family_dims(gpt ? "gpt3" : "llama");
   dims.name = settings.arch;
   dims.source = "the recorder's configs.json";
@@ -404,9 +402,8 @@ ModelSpec build_library_model(const LibraryModel& settings) {
   model.buffer_elements = settings.buffer;
   for (LayerSpec& layer : model.kinds) {
     for (ParameterSpec& parameter : layer.parameters) drop_prefix(parameter.name, outer);
-    if (settings.unused && layer.role == LayerRole::kHead) {
+    if (settings.unused && layer.role == LayerRole::kHead)
       layer.parameters.push_back({.name = "extra.weight", .shape = {settings.dim, settings.dim}});
-    }
     if (settings.wrap == "sub" && layer.role == LayerRole::kBlock) nest(layer, {gpt ? "attn" : "self_attn", "mlp"});
     if (settings.wrap == "blocks+emb" && gpt && layer.role == LayerRole::kEmbedding) nest(layer, {"wte", "wpe"});
   }

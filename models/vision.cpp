@@ -80,9 +80,8 @@ class Model {
   }
   void layers(const std::string& prefix, std::int64_t count, LayerSpec spec) {
     const std::int32_t number = kind(std::move(spec));
-    for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t i = 0; i < count; ++i)
       model_.order.push_back({.kind = number, .name = prefix + std::to_string(i)});
-    }
   }
   ModelSpec& spec() { return model_; }
   ModelSpec finish() {

@@ -37,9 +37,8 @@ struct Line {
 template <typename Visit>
 void for_each_line(std::string_view text, std::string_view file_name, Visit visit) {
   int number = 0;
-  while (!text.empty()) {
+  while (!text.empty())
     if (!visit(Line{file_name, ++number, cut(text, "\n")})) return;
-  }
 }
 
 [[noreturn]] void fail(const Line& line, std::size_t column, const std::string& what, const std::string& expected = "",
@@ -60,9 +59,8 @@ Cells split(const Line& line) {
   for (std::size_t i = 0; i < cells.size(); ++i) {
     const std::size_t comma = rest.find(',');
     const bool last = i + 1 == cells.size();
-    if ((comma == std::string_view::npos) != last) {
+    if ((comma == std::string_view::npos) != last)
       fail(line, 0, "the line does not have " + std::to_string(cells.size()) + " cells");
-    }
     cells[i] = rest.substr(0, comma);
     if (!last) rest.remove_prefix(comma + 1);
   }
@@ -71,17 +69,15 @@ Cells split(const Line& line) {
 
 std::int64_t number(const Line& line, std::string_view cell, std::size_t column) {
   const auto value = parse_number<std::int64_t>(cell).value_or(0);
-  if (value < 1) {
+  if (value < 1)
     fail(line, column, "\"" + std::string(cell) + "\" is not a count", "a whole number from 1, for example 4096");
-  }
   return value;
 }
 
 double constant(const Line& line, std::string_view cell, std::size_t column) {
   const auto value = parse_number<double>(cell).value_or(0);
-  if (!(value > 0) || !std::isfinite(value)) {
+  if (!(value > 0) || !std::isfinite(value))
     fail(line, column, "\"" + std::string(cell) + "\" is not a constant", "a number above 0, for example 500000");
-  }
   return value;
 }
 
@@ -179,9 +175,8 @@ void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
     return;
   }
   if (word == "full_every") {  // the others attend within `window`
-    for (std::int64_t i = 0; i < dims.layers; ++i) {
+    for (std::int64_t i = 0; i < dims.layers; ++i)
       if ((i + 1) % value != 0) dims.windowed_layers.push_back(i);
-    }
     return;
   }
   if (word == "unrotated_every") {
@@ -255,13 +250,11 @@ ZooEntry parse_entry(const Line& line) {
   ZooEntry entry = {.dims = parse_dims(line, cells),
                     .parameters = number(line, cells[11], 11),
                     .published = number(line, cells[12], 12)};
-  if (cells[13] != "exact" && cells[13] != "rounded") {
+  if (cells[13] != "exact" && cells[13] != "rounded")
     fail(line, 13, "unknown count \"" + std::string(cells[13]) + "\"", "exact or rounded");
-  }
   entry.exact = cells[13] == "exact";
-  if (entry.exact && entry.published != entry.parameters) {
+  if (entry.exact && entry.published != entry.parameters)
     fail(line, 12, "an exact published count differs from parameters");
-  }
   if (cells[14].empty()) fail(line, 14, "the source is empty");
   entry.note = cells[15];
   return entry;
@@ -269,17 +262,14 @@ ZooEntry parse_entry(const Line& line) {
 
 void check_header(const Line& line) {
   const Cells cells = split(line);
-  for (std::size_t i = 0; i < kColumns.size(); ++i) {
-    if (cells[i] != kColumns[i]) {
+  for (std::size_t i = 0; i < kColumns.size(); ++i)
+    if (cells[i] != kColumns[i])
       fail(line, i, "column \"" + std::string(cells[i]) + "\"", "\"" + std::string(kColumns[i]) + "\"");
-    }
-  }
 }
 
 const EmbeddedFile& zoo_file() {
-  for (const EmbeddedFile& file : models_files()) {
+  for (const EmbeddedFile& file : models_files())
     if (file.path == "models/zoo/zoo.csv") return file;
-  }
   throw Error(ExitCode::kInternal, "internal error: models/zoo/zoo.csv is not built in");
 }
 
@@ -305,11 +295,9 @@ std::vector<ZooEntry> parse_zoo(std::string_view text, std::string_view file_nam
       return true;
     }
     ZooEntry entry = parse_entry(line);
-    for (const ZooEntry& other : entries) {
-      if (same_name(other.dims.name, entry.dims.name)) {
+    for (const ZooEntry& other : entries)
+      if (same_name(other.dims.name, entry.dims.name))
         fail(line, 0, "the name \"" + entry.dims.name + "\" stands twice");
-      }
-    }
     entries.push_back(std::move(entry));
     return true;
   });
@@ -380,18 +368,16 @@ VisionEntry read_entry(const ConfigNode& node) {
   dims.source = node.at("source").as_string();
   dims.tower = read_tower(node.at("tower"));
   dims.tower.quick_gelu = dims.family != "vit";
-  if (dims.family == "vit") {
+  if (dims.family == "vit")
     dims.labels = size(node, "labels");
-  } else {
+  else
     dims.text = read_text(node.at("text"));
-  }
   if (dims.family == "clip") dims.projection = size(node, "projection");
   entry.parameters = node.at("parameters").as_int(1);
   entry.published = node.at("published").as_int(1);
   entry.exact = node.at("count").as_choice({"exact", "rounded"}) == 0;
-  if (entry.exact && entry.published != entry.parameters) {
+  if (entry.exact && entry.published != entry.parameters)
     throw node.at("published").error("an exact published count differs from parameters");
-  }
   if (const ConfigNode* note = node.find("note")) entry.note = note->as_string();
   return entry;
 }
@@ -399,7 +385,8 @@ VisionEntry read_entry(const ConfigNode& node) {
 }
 
 std::vector<VisionEntry> parse_vision_zoo(const ConfigNode& root) {
-  return list_of<VisionEntry>(root.elements(), [&](const ConfigNode& node) { return read_entry(node); });
+  return list_of<VisionEntry>(
+      root.elements(), [&](const ConfigNode& node) { return read_entry(node); });
 }
 
 std::vector<VisionEntry> vision_zoo() {
@@ -412,9 +399,8 @@ std::vector<VisionEntry> vision_zoo() {
 }
 
 std::optional<VisionEntry> find_vision_model(std::string_view name) {
-  for (VisionEntry& entry : vision_zoo()) {
+  for (VisionEntry& entry : vision_zoo())
     if (lower(name) == lower(entry.dims.name)) return std::move(entry);
-  }
   return std::nullopt;
 }
 

@@ -82,9 +82,8 @@ std::vector<std::int64_t> parse_counts(const std::string& flag, const std::strin
   while (true) {
     std::int64_t count = 0;
     const auto [end, error] = std::from_chars(at, last, count);
-    if (error != std::errc() || count < 1 || (end != last && *end != ',')) {
+    if (error != std::errc() || count < 1 || (end != last && *end != ','))
       refuse(flag, text, "is no list of counts; expected one such as 64,128,256");
-    }
     counts.push_back(count);
     if (end == last) return counts;
     at = end + 1;

@@ -27,9 +27,8 @@ constexpr double kAnchorLeaves = 0.5;
 constexpr double kLowLimit = 500.0 / 700.0;
 
 std::string source_of(const Cluster& cluster, std::string_view figure) {
-  for (const auto& [name, source] : cluster.sources) {
+  for (const auto& [name, source] : cluster.sources)
     if (name == figure) return source;
-  }
   return "";
 }
 
@@ -132,9 +131,8 @@ class Asker {
   template <typename Settles>
   double without(Settles settles) const {
     Levels levels = all_.levels;
-    for (std::size_t i = 0; i < moves_.size(); ++i) {
+    for (std::size_t i = 0; i < moves_.size(); ++i)
       if (settles(moves_[i].factor)) levels.machine[i].second = 0;
-    }
     return levels.half_width();
   }
 

@@ -37,17 +37,15 @@ struct Axes {
 
 std::vector<std::int64_t> divisors(std::int64_t n) {
   std::vector<std::int64_t> list;
-  for (std::int64_t d = 1; d <= n; ++d) {
+  for (std::int64_t d = 1; d <= n; ++d)
     if (n % d == 0) list.push_back(d);
-  }
   return list;
 }
 
 std::int64_t experts_of(const ModelSpec& model) {
   std::int64_t experts = 1;
-  for (const LayerSpec& layer : model.kinds) {
+  for (const LayerSpec& layer : model.kinds)
     for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
-  }
   return experts;
 }
 
@@ -97,9 +95,8 @@ class AxesAround {
     if (axes.pp > 1) {
       if (is_free("pipeline.schedule"))
         list.push_back(fmt::format("pipeline.schedule={}", to_string(axes.pipeline.schedule)));
-      if (is_free("pipeline.stages_per_rank")) {
+      if (is_free("pipeline.stages_per_rank"))
         list.push_back(fmt::format("pipeline.stages_per_rank={}", axes.pipeline.stages_per_rank));
-      }
       // Too few micro-batches in a plan file are where a search starts, too.
       const bool is_start = job_.document.has("batch.accumulation");
       if (is_start && !is_fixed(job_, "batch.accumulation"))
@@ -238,9 +235,8 @@ std::vector<Job> jobs_over_axes(const Job& job, const std::vector<std::string>& 
   std::vector<Job> jobs;
   if (job.resolved.plan.runtime.kind != RuntimeKind::kFsdp2 || !has_room(job)) return jobs;
   const AxesAround around(job, keys, global_batch);
-  for (const Axes& axes : around.list()) {
+  for (const Axes& axes : around.list())
     if (auto other = changed_job(job, around.assignments(axes))) jobs.push_back(std::move(*other));
-  }
   return jobs;
 }
 

@@ -47,9 +47,8 @@ MemoryKnob shard_experts(const Job& job) {
 
 MemoryKnob reshard_always(const Job& job) {
   MemoryKnob knob{"reshard_after_forward", {}, false};
-  if (job.resolved.plan.reshard_after_forward != RangedPolicy<Reshard>{}) {
+  if (job.resolved.plan.reshard_after_forward != RangedPolicy<Reshard>{})
     knob.values = {{"reshard_after_forward=always"}};
-  }
   return knob;
 }
 
@@ -101,9 +100,8 @@ MemoryKnob offload(const Job& job) {
 MemoryKnob smaller_states(const Job& job) {
   const Optimizer& optimizer = job.resolved.plan.optimizer;
   MemoryKnob knob{"optimizer.state", {}, false};
-  if (optimizer.kind == Optimizer::Kind::kAdamW && optimizer.state == DType::kFp32) {
+  if (optimizer.kind == Optimizer::Kind::kAdamW && optimizer.state == DType::kFp32)
     knob.values = {{"optimizer.state=bf16"}};
-  }
   return knob;
 }
 
@@ -146,9 +144,8 @@ Assignments assignments_to(const Job& job, const Plan& plan) {
   // A variant's plan may have what its options do not say (JobVariants: models of one micro-batch).
   const std::optional<Job> asked = changed_job(job, {});
   Assignments assignments;
-  for (const PlanDifference& d : plan_differences(asked ? asked->resolved.plan : job.resolved.plan, plan)) {
+  for (const PlanDifference& d : plan_differences(asked ? asked->resolved.plan : job.resolved.plan, plan))
     assignments.push_back(d.key + "=" + d.b);
-  }
   return assignments;
 }
 
@@ -157,12 +154,10 @@ std::vector<Job> free_variants(const Job& job) {
   const Plan& plan = job.resolved.plan;
   std::vector<Assignments> all;
   if (!is_fixed(job, "loss")) all = chunked_loss(job).values;
-  if (plan.runtime.kind == RuntimeKind::kNative && !is_fixed(job, "recompute_keeps")) {
+  if (plan.runtime.kind == RuntimeKind::kNative && !is_fixed(job, "recompute_keeps"))
     all.push_back({"recompute_keeps=dots"});
-  }
-  for (const Assignments& assignments : all) {
+  for (const Assignments& assignments : all)
     if (auto other = changed_job(job, assignments)) variants.push_back(std::move(*other));
-  }
   return variants;
 }
 
@@ -184,9 +179,8 @@ std::vector<Assignments> costly_assignments(const Job& job) {
   // which PyTorch chooses by itself.
   const Plan& plan = job.resolved.plan;
   if (plan.runtime.kind == RuntimeKind::kNative && plan.attention == AttentionKernel::kFlash &&
-      !is_fixed(job, "attention") && cost_model(job).calibration().sdpa_preferred == "cudnn") {
+      !is_fixed(job, "attention") && cost_model(job).calibration().sdpa_preferred == "cudnn")
     list.push_back({"attention=cudnn"});
-  }
   add(offload(job));
   return list;
 }

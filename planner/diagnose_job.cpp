@@ -60,15 +60,12 @@ void add_waits(const Job& job, std::vector<CauseCase>& list) {
   }
   for (const double share : {0.4, 0.7, 1.0}) list.push_back({.cause = "no_overlap", .unhidden = share});
   for (const double times : severities(1.1, 2, 5)) list.push_back({.cause = "memory_growth", .memory = times});
-  for (const double share : {0.03, 0.1, 0.3, 0.7}) {
+  for (const double share : {0.03, 0.1, 0.3, 0.7})
     list.push_back({.cause = "other_process", .others = share * as_double(job.cluster.gpu.memory.count())});
-  }
   const auto parameters = as_double(job.model.parameters());
-  for (const double bytes : {2.0, 4.0}) {
-    for (const std::int64_t shards : {std::int64_t{1}, job.resolved.plan.mesh.shard}) {
+  for (const double bytes : {2.0, 4.0})
+    for (const std::int64_t shards : {std::int64_t{1}, job.resolved.plan.mesh.shard})
       list.push_back({.cause = "second_copy", .more_bytes = bytes * parameters / as_double(shards)});
-    }
-  }
 }
 
 void add_changes(const Job& job, std::vector<CauseCase>& list) {
@@ -132,9 +129,8 @@ void add_to(Signals& signals, const CauseCase& one, double step) {
   *signals.exposed += hidden;
   *signals.retries += one.retries;
   *signals.in_use -= *signals.reserved;
-  for (std::optional<double> Signals::*field : {&Signals::memory, &Signals::reserved}) {
+  for (std::optional<double> Signals::*field : {&Signals::memory, &Signals::reserved})
     signals.*field = *(signals.*field) * one.memory + one.more_bytes;
-  }
   *signals.in_use += *signals.reserved + one.others;
 }
 
@@ -256,19 +252,18 @@ Signals read_measured(const std::vector<std::string>& assignments, const Plan& p
     const std::string key = said.substr(0, at), text = said.substr(at + 1);
     const auto is_key = [&](const Key& each) { return key == each.name; };
     try {
-      if (const auto* time = std::ranges::find_if(kTimes, is_key); time != std::end(kTimes)) {
+      if (const auto* time = std::ranges::find_if(kTimes, is_key); time != std::end(kTimes))
         signals.*time->field = parse_time(text).seconds();
-      } else if (const auto* size = std::ranges::find_if(kBytes, is_key); size != std::end(kBytes)) {
+      else if (const auto* size = std::ranges::find_if(kBytes, is_key); size != std::end(kBytes))
         signals.*size->field = as_double(parse_bytes(text).count());
-      } else if (key == "tokens/s/gpu" || key == "tps") {
+      else if (key == "tokens/s/gpu" || key == "tps")
         signals.step = tokens / as_double(plan.mesh.world()) / number_of(said, text, kLeastRate);
-      } else if (key == "tokens/s") {
+      else if (key == "tokens/s")
         signals.step = tokens / number_of(said, text, kLeastRate);
-      } else if (key == "retries") {
+      else if (key == "retries")
         signals.retries = number_of(said, text, 0);
-      } else {
+      else
         refuse(said, "no such key");
-      }
     } catch (const std::invalid_argument& error) {
       refuse(said, error.what());
     }
@@ -331,9 +326,8 @@ std::vector<std::string> memory_findings(const Job& job, const Fit& fit, const M
     findings.push_back(fmt::format("the GPU that ran out has {:.1f} GiB, the plan's {:.1f} GiB", facts.capacity / kGiB,
                                    capacity / kGiB));
   }
-  if (facts.others > 0) {
+  if (facts.others > 0)
     findings.push_back(fmt::format("other processes hold {:.2f} GiB of the GPU", facts.others / kGiB));
-  }
   if (facts.tried > 0) {
     for (const Tensor& tensor : tensors) {
       if (std::abs(facts.tried / tensor.bytes - 1) > 0.03) continue;
@@ -346,9 +340,8 @@ std::vector<std::string> memory_findings(const Job& job, const Fit& fit, const M
     findings.push_back(fmt::format("PyTorch had allocated {:.2f} GiB; the forecast's peak is {:.2f}",
                                    facts.allocated / kGiB, forecast / kGiB));
   }
-  if (is_fragmented(facts)) {
+  if (is_fragmented(facts))
     findings.push_back(fmt::format("{:.2f} GiB were reserved but unallocated: fragments", facts.unallocated / kGiB));
-  }
   return findings;
 }
 

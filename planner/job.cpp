@@ -45,9 +45,8 @@ std::string as_seen_from_plan(const PlanDocument& document, const char* key, con
 PlanDocument apply(PlanDocument document, const std::vector<std::string>& assignments) {
   static constexpr const char* kSides[] = {"mesh.shard", "mesh.replicate"};
   GivenKeys before;
-  for (const char* side : kSides) {
+  for (const char* side : kSides)
     if (auto node = document.given.extract(side)) before.insert(std::move(node));
-  }
   for (const std::string& assignment : assignments) document = apply_set(std::move(document), assignment);
   if (!document.has(kSides[0]) && !document.has(kSides[1])) document.given.merge(before);
   return document;
@@ -81,9 +80,8 @@ auto told_in_plan(const PlanDocument& document, const char* key, Read read) {
   } catch (const Error& error) {
     const auto given = document.given.find(key);
     if (error.exit_code() != ExitCode::kInvalidInput || given == document.given.end() ||
-        given->second.layer != PlanLayer::kFile) {
+        given->second.layer != PlanLayer::kFile)
       throw;
-    }
     throw ConfigError(given->second.location, error.what());
   }
 }
@@ -121,9 +119,8 @@ LocalProfile local_profile(const JobOptions& options, Job& job) {
   if (const auto newest = newest_profile()) {
     job.profile_file = *newest;
     LocalProfile profile = read_local_profile(*newest);
-    if (const std::string cpu = this_machine().cpu; profile.host.cpu != cpu) {
+    if (const std::string cpu = this_machine().cpu; profile.host.cpu != cpu)
       job.warnings.push_back(fmt::format("the newest profile is of {}, this machine is {}", profile.host.cpu, cpu));
-    }
     return profile;
   }
   if (options.profile_need == ProfileNeed::kOptional) return nominal_local_profile(this_machine());
@@ -289,9 +286,8 @@ namespace {
 
 Report with_words(Report report, const Job& job, const Forecast& forecast) {
   std::vector<std::pair<std::string, std::string>> assumed;
-  for (const AssumedValue& value : job.resolved.assumed) {
+  for (const AssumedValue& value : job.resolved.assumed)
     assumed.emplace_back(value.key, fmt::format("{} ({})", value.value, value.why));
-  }
   if (job.calibration && !job.cluster.host_computes && job.calibration->gpu != job.cluster.gpu.key) {
     assumed.emplace_back("profile", fmt::format("{}, measured on {} (--accept-profile)", job.profile_file.string(),
                                                 job.calibration->gpu));
@@ -359,9 +355,8 @@ Calibration with_code_term(Calibration calibration, const Plan& plan, const Clus
   FactorKnowledge& known = *calibration.knowledge;
   const FirstLooks& looks = first_looks();
   const double slower = code_shift(looks, looks.time, code_facts(plan, cluster, stack), "");
-  for (std::size_t f = 0; f < kFactors; ++f) {
+  for (std::size_t f = 0; f < kFactors; ++f)
     if (f != at(Factor::kOverlap)) known.center[f] += slower;
-  }
   const double at_peak = code_half_width(plan, cluster, stack, 0);
   known.code_log_sd = at_peak / kNinetyPercent;
   known.code_slope = std::log(code_half_width(plan, cluster, stack, 1) / at_peak);

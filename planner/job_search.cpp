@@ -247,9 +247,8 @@ std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest&
   const Mesh& mesh = found.best->plan.mesh;
   std::vector<std::string> without;
   for (const auto& [key, ranks] : {std::pair(kExpertAxis, mesh.ep), std::pair("mesh.etp", mesh.etp),
-                                   std::pair(kContextAxis, mesh.cp), std::pair("mesh.tp", mesh.tp)}) {
+                                   std::pair(kContextAxis, mesh.cp), std::pair("mesh.tp", mesh.tp)})
     if (ranks > 1 && !is_fixed(job, key)) without.push_back(fmt::format("{}=1", key));
-  }
   auto other = without.empty() ? std::nullopt : changed_job(job, without);
   if (!other) return std::nullopt;
   const std::int64_t ranks = job.cluster.gpus / other->resolved.plan.mesh.sharing();

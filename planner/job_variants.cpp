@@ -62,11 +62,10 @@ std::vector<std::vector<T>> alike(const std::vector<T>& values, const ModelOf& m
   for (const T& value : values) {
     ModelSpec model = model_of(value);
     const auto same = std::ranges::find_if(groups, [&](const auto& group) { return group.first == model; });
-    if (same != groups.end()) {
+    if (same != groups.end())
       same->second.push_back(value);
-    } else {
+    else
       groups.push_back({std::move(model), {value}});
-    }
   }
   return list_of<std::vector<T>>(groups, [&](auto& group) { return std::move(group.second); });
 }
@@ -94,9 +93,9 @@ void add_by_model(std::vector<JobVariant>& list, JobVariant variant) {
     plan.batch.micro_batch = micro_batch;
     return with_variants(variant.job.plain_model, plan);
   };
-  const auto recomputes = alike(space.recomputes, [&](const RangedPolicy<Recompute>& recompute) {
-    return model_of(recompute, space.micro_batches.front());
-  });
+  const auto recomputes = alike(
+      space.recomputes,
+      [&](const RangedPolicy<Recompute>& recompute) { return model_of(recompute, space.micro_batches.front()); });
   const auto micro_batches = alike(
       space.micro_batches, [&](std::int64_t micro_batch) { return model_of(space.recomputes.front(), micro_batch); });
   const bool is_one = recomputes.size() * micro_batches.size() == 1;

@@ -70,9 +70,8 @@ std::filesystem::path history_file() { return profile_folder().parent_path() / "
 std::optional<std::filesystem::path> newest_profile() {
   std::vector<std::filesystem::path> found;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(profile_folder(), error)) {
+  for (const auto& entry : std::filesystem::directory_iterator(profile_folder(), error))
     if (entry.path().extension() == ".json") found.push_back(entry.path());
-  }
   const auto newest = std::ranges::max_element(
       found, [](const auto& a, const auto& b) { return std::tuple(time_of(a), a) < std::tuple(time_of(b), b); });
   if (newest == found.end()) return std::nullopt;
@@ -122,9 +121,8 @@ std::vector<NextMeasurement> next_measurements(const std::string& profile, const
   const Forecast usual = forecast(job.model, job.resolved.plan, costs);
   const double step = usual.timeline.period.seconds();
   std::vector<NextMeasurement> next;
-  for (const FactorMove& move : factor_moves(usual, costs)) {
+  for (const FactorMove& move : factor_moves(usual, costs))
     next.push_back({factor_words(move.factor), std::abs(move.high - move.low) / 2 / step, command_for(move.factor)});
-  }
   const OpenStack open = summarize(usual, costs, 0, stack_set(job, costs).of(job.resolved.plan)).open_stack;
   if (!open.outcomes.empty()) {
     const auto [least, most] = std::ranges::minmax(open.outcomes, {}, &StackOutcome::seconds);
@@ -138,16 +136,17 @@ std::vector<NextMeasurement> next_measurements(const std::string& profile, const
 std::string next_text(const std::vector<NextMeasurement>& next) {
   constexpr std::size_t kShown = 3;
   std::string text = "what would narrow forecasts most (Llama-3.1-8B on 64 of them), of the step:\n";
-  for (std::size_t i = 0; i < std::min(kShown, next.size()); ++i) {
+  for (std::size_t i = 0; i < std::min(kShown, next.size()); ++i)
     text += fmt::format("  +-{}  {}: {}\n", percent_text(next[i].share), next[i].factor, next[i].command);
-  }
   return text;
 }
 
 Json next_json(const std::vector<NextMeasurement>& next) {
-  return json_list(next, [&](const NextMeasurement& each) -> Json {
-    return {{"factor", each.factor}, {"share", each.share}, {"command", each.command}};
-  });
+  return json_list(
+      next,
+      [&](const NextMeasurement& each) -> Json {
+        return {{"factor", each.factor}, {"share", each.share}, {"command", each.command}};
+      });
 }
 
 }

@@ -38,12 +38,10 @@ bool is_there(const fs::path& path) {
 }
 
 bool is_written_as_path(const std::string& text) {
-  for (const char* end : {".json", ".yaml", ".yml", "/"}) {
+  for (const char* end : {".json", ".yaml", ".yml", "/"})
     if (text.ends_with(end)) return true;
-  }
-  for (const char* begin : {"/", "./", "../", "~/"}) {
+  for (const char* begin : {"/", "./", "../", "~/"})
     if (text.starts_with(begin)) return true;
-  }
   return text == "." || text == "..";
 }
 
@@ -97,16 +95,13 @@ ModelName find_model(const std::string& text, const fs::path& seen) {
   if (is_zoo_model(text)) return {.zoo = text};
   if (const auto published = published_name(text)) {
     ModelName name{.zoo = published->zoo};
-    if (published->is_variant) {
+    if (published->is_variant)
       name.notes.push_back(fmt::format("model {} has the sizes of {}, which is forecast", quote(text), published->zoo));
-    }
     return name;
   }
-  for (const fs::path& folder : hub_cache_folders()) {
-    if (const auto config = cached_config(folder, text)) {
+  for (const fs::path& folder : hub_cache_folders())
+    if (const auto config = cached_config(folder, text))
       return {.file = *config, .title = text.substr(text.find('/') + 1), .is_cached = true};
-    }
-  }
   if (is_there(path)) return from_path(path);
   std::string message = unknown_model(text);
   if (has_slash) message += "; its config.json is not in the Hugging Face cache of this machine";
@@ -150,9 +145,8 @@ LoadedModel load_model(const ModelName& name, Stack stack) {
   config.dims = with_head(std::move(config.dims));
   LoadedModel loaded{build_hf_model(config, stack), std::nullopt, name.notes};
   expect_head(own.dims.scores > 0 || name.scores == 0 || loaded.model != build_hf_model(own, stack));
-  for (const std::string& note : config.notes) {
+  for (const std::string& note : config.notes)
     loaded.notes.push_back(fmt::format("model {}: {}", loaded.model.name, note));
-  }
   loaded.config = std::move(config);
   return loaded;
 }

@@ -124,11 +124,10 @@ class Trials {
     for (std::size_t i = changes.size(); best && i-- > 0;) {
       const std::vector<Assignments> before = changes;
       changes.erase(changes.begin() + i);
-      if (auto without = tried()) {
+      if (auto without = tried())
         best = std::move(without);
-      } else {
+      else
         changes = before;
-      }
     }
     return best;
   }
@@ -165,9 +164,8 @@ class Trials {
 
 std::optional<Remedy> one_key(const Trials& trials, const std::vector<MemoryKnob>& knobs) {
   for (const MemoryKnob& knob : knobs) {
-    for (const Assignments& value : knob.values) {
+    for (const Assignments& value : knob.values)
       if (auto remedy = trials.with(value)) return remedy;
-    }
   }
   return std::nullopt;
 }
@@ -178,9 +176,8 @@ std::optional<Remedy> two_keys(const Trials& trials, const std::vector<MemoryKno
       // Where both at their strongest do not hold, no milder ones do.
       if (!trials.with(joined(knobs[a].values.back(), knobs[b].values.back()))) continue;
       for (const Assignments& first : knobs[a].values) {
-        for (const Assignments& second : knobs[b].values) {
+        for (const Assignments& second : knobs[b].values)
           if (auto remedy = trials.with(joined(first, second))) return remedy;
-        }
       }
     }
   }
@@ -199,9 +196,8 @@ std::optional<Remedy> more_gpus(const Trials& trials, const std::vector<std::vec
   while (gpus <= most / 2) {
     // Part of a node grows to the whole of it.
     gpus = gpus < cluster.node.gpus ? std::min(gpus * 2, cluster.node.gpus) : gpus * 2;
-    for (const std::vector<Assignments>& changes : sets) {
+    for (const std::vector<Assignments>& changes : sets)
       if (auto remedy = trials.least_of(changes, gpus)) return remedy;
-    }
   }
   return std::nullopt;
 }
@@ -231,9 +227,8 @@ RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& te
   for (const MemoryKnob& knob : knobs) search.tried.push_back(knob.key);
   search.found = few_keys(trials, knobs);
   const std::vector<std::vector<Assignments>> sets = trials.everything();
-  for (const std::vector<Assignments>& all : sets) {
+  for (const std::vector<Assignments>& all : sets)
     if (!search.found) search.found = trials.least_of(all, job.cluster.gpus);
-  }
   if (!search.found) search.found = more_gpus(trials, {{}}, job.cluster);
   if (!search.found) search.found = more_gpus(trials, sets, job.cluster);
   if (!search.found) search.found = another_runtime(job, plan, terms);
@@ -263,9 +258,8 @@ std::string remedy_text(const RemedySearch& search, const Cluster& cluster) {
   for (const std::string& change : remedy.changes) changes.push_back("--set " + change);
   std::string text = fmt::format("it fits with {}: {} to spare, with {}", fmt::join(changes, " "),
                                  format_bytes(remedy.fit.margin()), chance_text(remedy.fit_probability));
-  if (remedy.plan.offload != Offload::kNone) {
+  if (remedy.plan.offload != Offload::kNone)
     text += fmt::format("; {} of the host's memory per GPU", format_bytes(remedy.host_peak));
-  }
   return text;
 }
 

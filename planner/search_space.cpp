@@ -14,9 +14,8 @@ bool is_fixed(const Job& job, std::string_view key) {
 
 std::vector<std::string> fixed_keys(const Job& job) {
   std::vector<std::string> keys;
-  for (const auto& [key, given] : job.document.given) {
+  for (const auto& [key, given] : job.document.given)
     if (given.layer == PlanLayer::kSet) keys.push_back(key);
-  }
   return keys;
 }
 
@@ -30,11 +29,10 @@ SearchSpace space_of(const Job& job) {
   const Plan& base = space.base;
   space.global_batch = global_batch(base);
   if (is_fixed(job, "mesh.shard") || is_fixed(job, "mesh.replicate")) space.shard_groups = {base.mesh.shard};
-  if (is_fixed(job, "reshard_after_forward")) {
+  if (is_fixed(job, "reshard_after_forward"))
     space.reshards = {base.reshard_after_forward.value};
-  } else {
+  else
     space.base.reshard_after_forward.ranges.clear();
-  }
   if (is_fixed(job, "recompute")) space.recomputes = {base.recompute};
   if (is_fixed(job, "batch.micro_batch")) {
     space.micro_batches = {base.batch.micro_batch};

@@ -56,9 +56,8 @@ SearchRecord parse_search_state(std::string_view text, const std::string& file, 
     throw ConfigError({file, 1, 1, ""}, "is the state of a search of another version",
                       fmt::format("{}, or a new file", kSchema));
   }
-  if (first != fmt::format("{} {}", kSchema, key)) {
+  if (first != fmt::format("{} {}", kSchema, key))
     throw ConfigError({file, 1, 1, ""}, "is of another search", "the same job, axes and profile, or a new file");
-  }
   SearchRecord record;
   int line = 0;
   while (true) {
@@ -98,11 +97,9 @@ std::string search_key(const std::vector<JobVariant>& variants, const MemoryTerm
     text += fmt::format("{} {} {} {} {} {} {} {} {}\n", c.gpu.memory.count(), c.gpu.peak_bf16.value(),
                         c.gpu.memory_bandwidth.value(), c.node.gpus, c.node.gpu_link.value(), c.node.nics,
                         c.node.nic_rate.value(), c.network.oversubscription, c.degraded.size());
-    if (c.routes) {
-      for (const Wire& wire : c.routes->topology().wires) {
+    if (c.routes)
+      for (const Wire& wire : c.routes->topology().wires)
         text += fmt::format("{} {} {} {}\n", wire.a, wire.b, wire.rate.value(), wire.latency.nanoseconds());
-      }
-    }
     text += to_text(to_json(cost_model(job).calibration()));
     for (const Plan& plan : plans_of(variant)) text += to_yaml(plan);
   }
@@ -113,9 +110,8 @@ SearchState::SearchState(const std::string& path, const std::string& key) : key_
   std::error_code ignored;
   const bool is_there = std::filesystem::exists(path, ignored) && read(path);
   file_ = std::fopen(path.c_str(), is_there ? "a" : "w");
-  if (file_ == nullptr) {
+  if (file_ == nullptr)
     throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
-  }
   if (!is_there) fmt::print(file_, "{} {}\n", kSchema, key);
 }
 

@@ -47,9 +47,8 @@ std::vector<Setting> settings_of(const Plan& plan) {
       {"attention", {"attention=fa3"}, kCode},
       {"reduce", {"dtype.reduce=bf16"}, kNumbers},
   };
-  if (plan.accumulation == AccumulationMode::kReduceEach && plan.batch.accumulation > 1) {
+  if (plan.accumulation == AccumulationMode::kReduceEach && plan.batch.accumulation > 1)
     settings.push_back({"accumulation", {"accumulation.mode=keep_unsharded"}});
-  }
   if (plan.batch.accumulation % 2 == 0) {
     settings.push_back({"micro-batch",
                         {fmt::format("batch.micro_batch={}", 2 * plan.batch.micro_batch),

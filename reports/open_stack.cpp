@@ -43,7 +43,8 @@ std::vector<double> weights_of(const std::vector<StackOutcome>& outcomes) {
 }
 
 double fit_probability(const std::vector<StackOutcome>& outcomes) {
-  return sum_of<double>(outcomes, [&](const StackOutcome& each) { return each.weight * fit_probability(each.fit); });
+  return sum_of<double>(
+      outcomes, [&](const StackOutcome& each) { return each.weight * fit_probability(each.fit); });
 }
 
 std::vector<StackCase> StackSet::of(const Plan& plan) const {
@@ -90,9 +91,8 @@ StackOdds::StackOdds(const StackSet& set, std::shared_ptr<ReservedMemory> replay
 
 StackOdds::Code& StackOdds::code_of(const StackAlternative& by) {
   auto& codes = codes_->of_thread.local();
-  for (const auto& code : codes) {
+  for (const auto& code : codes)
     if (code->of.name == by.name) return *code;
-  }
   const auto known = std::ranges::find(set_.cases, by.name, &StackCase::name);
   codes.push_back(std::make_unique<Code>(known != set_.cases.end() ? *known : set_.case_of(by), codes_->replays));
   return *codes.back();

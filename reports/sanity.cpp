@@ -59,9 +59,8 @@ double roofline(const EventGraph& graph, const Gpu& gpu) {
 // Seconds of one rank's kernels as they are priced, without what a code adds to them.
 double priced(const Forecast& forecast) {
   double sum = 0;
-  for (const Row& row : forecast.graph.rows) {
+  for (const Row& row : forecast.graph.rows)
     if (row.stream == Stream::kCompute) sum += forecast.costs.works[row.work].duration.seconds();
-  }
   return sum;
 }
 
@@ -95,9 +94,8 @@ std::string nonsense_of_figures(const Report& report) {
   if (std::string text = unordered(figures); !text.empty()) return text;
   if (report.seconds.low <= 0) return fmt::format("a step of {} s", report.seconds.low);
   if (report.peak_allocated.value <= 0) return "a step without memory";
-  if (!(report.fit_probability >= 0 && report.fit_probability <= 1)) {
+  if (!(report.fit_probability >= 0 && report.fit_probability <= 1))
     return fmt::format("fits with a probability of {}", report.fit_probability);
-  }
   return "";
 }
 
@@ -110,9 +108,8 @@ std::string beyond_bounds(const Bounded& is) {
   const Cluster& cluster = is.cluster;
   if (cluster.host_computes) return "";
   const double most = most_mfu(is.plan, cluster.gpu);
-  if (is.mfu.value > most * (1 + kSpanRounding)) {
+  if (is.mfu.value > most * (1 + kSpanRounding))
     return fmt::format("MFU {:.1f} %, above {:.0f} %", 100 * is.mfu.value, 100 * most);
-  }
   const double least = roofline(is.forecast.graph, cluster.gpu);
   const double step = std::min(is.seconds.value, priced(is.forecast));
   if (step < least * (1 - kSpanRounding)) {
@@ -133,9 +130,8 @@ std::string find_nonsense(const SizedPlan& sized, const Forecast& shown) {
   const Figure figures[] = {{"step_time", sized.step}, {"mfu", sized.mfu}, {"tokens_per_s", sized.tokens_per_s}};
   if (std::string text = unordered(figures); !text.empty()) return text;
   if (sized.step.low <= 0) return fmt::format("a step of {} s", sized.step.low);
-  if (!(sized.fit_probability >= 0 && sized.fit_probability <= 1)) {
+  if (!(sized.fit_probability >= 0 && sized.fit_probability <= 1))
     return fmt::format("fits with a probability of {}", sized.fit_probability);
-  }
   return beyond_bounds({shown, sized.plan, sized.cluster, sized.step, sized.mfu, sized.fit.allocated});
 }
 

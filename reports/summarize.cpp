@@ -47,9 +47,8 @@ double peak_flops(const Cluster& cluster, DType dtype) {
 // Of one rank; all ranks do the same.
 double recomputed_flops(const EventGraph& graph) {
   Flops sum;
-  for (const Row& row : graph.rows) {
+  for (const Row& row : graph.rows)
     if (row.kind == EventKind::kRecompute) sum += graph.works[row.work].flops;
-  }
   return sum.count();
 }
 
@@ -61,9 +60,8 @@ double model_flops(const Forecast& forecast) {
       forecast.model.training_flops_per_sequence(plan.batch.sequence).count() * as_double(global_batch(plan));
   if (!plan.frozen.any()) return flops;
   Flops done;
-  for (const Row& row : forecast.graph.rows) {
+  for (const Row& row : forecast.graph.rows)
     if (row.kind != EventKind::kRecompute) done += forecast.graph.works[row.work].flops;
-  }
   return std::min(flops, done.count() * as_double(plan.mesh.world()));
 }
 
@@ -128,9 +126,8 @@ StepMetrics measure(const EventGraph& graph, const Timeline& timeline, const Cut
 void set_times(const StepMetrics& central, Drawn drawn, const StepEvidence& evidence,
                const std::vector<StackOutcome>& outcomes, Report& report) {
   report.seconds = covering(with_interval(central.seconds, drawn.seconds, evidence.seconds), outcomes);
-  if (outcomes.size() > 1) {
+  if (outcomes.size() > 1)
     report.open_stack = open_stack(outcomes, drawn.seconds, report.seconds.high - report.seconds.low);
-  }
   report.communication = with_interval(central.communication, std::move(drawn.communication), evidence.communication);
   report.exposed_communication =
       with_interval(central.exposed_communication, std::move(drawn.exposed), evidence.exposed_communication);
@@ -215,15 +212,17 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster, const st
     const auto kept = as_double(kept_besides(fit, kHighQuantile).count());
     return Quantity{allocated, allocated, std::round(allocated * kAllocatedHigh + kept), Evidence::kInterpolated};
   });
-  report.peak_reserved = over_all(outcomes, [](const Fit& fit) {
-    const ReservedError error = reserved_error(fit);
-    const double spread = kStandardDeviations * error.log_sd;
-    const auto reserved = as_double(fit.reserved.count());
-    const auto allocated = as_double(fit.allocated.count());
-    const auto kept = as_double(kept_besides(fit, kHighQuantile).count());
-    return Quantity{reserved, std::max(allocated, std::round(reserved * std::exp(error.log_mean - spread))),
-                    std::round(reserved * std::exp(error.log_mean + spread) + kept), Evidence::kInterpolated};
-  });
+  report.peak_reserved = over_all(
+      outcomes,
+      [](const Fit& fit) {
+        const ReservedError error = reserved_error(fit);
+        const double spread = kStandardDeviations * error.log_sd;
+        const auto reserved = as_double(fit.reserved.count());
+        const auto allocated = as_double(fit.allocated.count());
+        const auto kept = as_double(kept_besides(fit, kHighQuantile).count());
+        return Quantity{reserved, std::max(allocated, std::round(reserved * std::exp(error.log_mean - spread))),
+                        std::round(reserved * std::exp(error.log_mean + spread) + kept), Evidence::kInterpolated};
+      });
   report.outside_allocator = over_all(outcomes, [](const Fit& fit) { return outside_quantity(fit.outside); });
   report.fit_probability = fit_probability(outcomes);
   report.host_peak = memory.host_peak;
@@ -282,9 +281,8 @@ Quantity total_memory(const Report& report) {
 
 std::vector<std::pair<std::string, Bytes>> categories_at_peak(const MemoryProfile& memory) {
   std::vector<std::pair<std::string, Bytes>> list;
-  for (std::size_t c = 0; c < kMemoryCategories; ++c) {
+  for (std::size_t c = 0; c < kMemoryCategories; ++c)
     if (memory.at_peak[c] > Bytes()) list.emplace_back(to_string(static_cast<MemoryCategory>(c)), memory.at_peak[c]);
-  }
   std::ranges::stable_sort(list, [](const auto& a, const auto& b) { return a.second > b.second; });
   return list;
 }
@@ -386,9 +384,8 @@ std::vector<Report::PipelineRank> pipeline_ranks(const Forecast& forecast) {
     const EventGraph& graph = other != nullptr ? *other : forecast.graph;
     const Timeline& timeline = other != nullptr ? forecast.timeline.pipeline.at(r) : forecast.timeline;
     Report::PipelineRank& rank = list.emplace_back();
-    for (std::size_t s = 0; s < ranks.size(); ++s) {
+    for (std::size_t s = 0; s < ranks.size(); ++s)
       if (at(ranks[s]) == r) rank.stages.push_back(static_cast<int>(s));
-    }
     Time busy;
     for (std::size_t i = 0; i < graph.rows.size(); ++i) {
       if (graph.rows[i].stream != Stream::kCompute) continue;

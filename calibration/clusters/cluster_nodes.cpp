@@ -74,18 +74,16 @@ class LayoutReader {
     NodeGroup group;
     const ConfigNode* names = element.find("names");
     const ConfigNode* count = element.find("count");
-    if (names == nullptr && count == nullptr) {
+    if (names == nullptr && count == nullptr)
       throw element.error("says neither count: nor names:", "count: 8 or names: \"n[1-8]\"");
-    }
     if (names != nullptr) {
       group.names = host_names(*names);
       group.count = std::ssize(group.names);
     }
     if (count != nullptr) {
       const std::int64_t said = count->as_int(1, kMostGpus);
-      if (names != nullptr && said != group.count) {
+      if (names != nullptr && said != group.count)
         throw count->error(fmt::format("says {}, names: has {}", said, group.count), "one of the two");
-      }
       group.count = said;
     }
     const Cluster kind = read_kind_(element);
@@ -93,12 +91,10 @@ class LayoutReader {
     group.kind = kind.node;
     const std::int64_t first = layout_.nodes();
     gpus_ += group.count * group.kind.gpus;
-    if (gpus_ > kMostGpus) {
+    if (gpus_ > kMostGpus)
       throw element.error(fmt::format("{} GPUs in all", gpus_), fmt::format("at most {}", kMostGpus));
-    }
-    if (names == nullptr) {
+    if (names == nullptr)
       for (std::int64_t i = 0; i < group.count; ++i) group.names.push_back(fmt::format("n{}", first + i));
-    }
     for (std::size_t i = 0; i < group.names.size(); ++i) {
       const auto [known, is_new] = node_of_.emplace(group.names[i], first + static_cast<std::int64_t>(i));
       if (!is_new) throw element.error(fmt::format("node {} is there twice", group.names[i]), "each node once");
@@ -118,11 +114,10 @@ class LayoutReader {
         throw node.error(why.what(), "names such as \"n[1-16]\"");
       }
     };
-    if (names.is_sequence()) {
+    if (names.is_sequence())
       for (const ConfigNode& element : names.elements()) add(element);
-    } else {
+    else
       add(names);
-    }
     if (all.empty()) throw names.error("names no node", "names such as \"n[1-16]\"");
     if (all.size() > kMostHosts) throw names.error("names too many nodes", fmt::format("at most {}", kMostHosts));
     return all;
@@ -157,12 +152,10 @@ class LayoutReader {
   }
 
   void add_degraded(const ConfigNode& element, const DegradedLink& link, std::int64_t ports) {
-    if (!degraded_.emplace(std::tuple(link.node, link.part, link.index), link.fraction).second) {
+    if (!degraded_.emplace(std::tuple(link.node, link.part, link.index), link.fraction).second)
       throw element.error("is there twice", "each link once");
-    }
-    if (link.part == DegradedLink::Part::kNic && link.fraction <= 0 && ++missing_[link.node] >= ports) {
+    if (link.part == DegradedLink::Part::kNic && link.fraction <= 0 && ++missing_[link.node] >= ports)
       throw element.error("leaves its node without a port", "at least one port of every node");
-    }
   }
 
   // --- switches and links ---
@@ -181,9 +174,8 @@ class LayoutReader {
       if (made.name.size() > kLongestHostName) throw name.error("is too long", "a switch's name");
       const auto [known, is_new] = switch_of_.emplace(made.name, static_cast<std::int32_t>(layout_.switches.size()));
       if (!is_new) throw name.error("is there twice", "each switch once");
-      if (layout_.switches.size() >= kMostSwitches) {
+      if (layout_.switches.size() >= kMostSwitches)
         throw name.error("is one switch too many", fmt::format("at most {}", kMostSwitches));
-      }
       layout_.switches.push_back(std::move(made));
     }
   }
@@ -191,9 +183,8 @@ class LayoutReader {
   std::int32_t switch_named(const ConfigNode& where, const std::string& name) const {
     const auto found = switch_of_.find(name);
     if (found != switch_of_.end()) return found->second;
-    if (node_of_.contains(name)) {
+    if (node_of_.contains(name))
       throw where.error(fmt::format("{} is a node", name), "a switch; nodes hang on one by leaf:");
-    }
     auto known = list_of<std::string>(layout_.switches, &NetworkSwitch::name);
     throw where.error(fmt::format("names no switch of switches:, '{}'", name), "one of them",
                       nearest_spelling(name, known));
@@ -201,9 +192,8 @@ class LayoutReader {
 
   static Time time_of(const ConfigNode& value) {
     const Time time = value.as_time();
-    if (time.seconds() < 0 || time.seconds() > kMostLatency) {
+    if (time.seconds() < 0 || time.seconds() > kMostLatency)
       throw value.error("is no latency of a network", "0ns to 100ms, such as 300ns");
-    }
     return time;
   }
 
@@ -213,9 +203,8 @@ class LayoutReader {
       if (!element.is_mapping()) throw element.error("is no link", "{between: [leaf1, spine], rate: 1.6Tbit/s}");
       element.allow_only({"between", "rate", "count", "latency"});
       const ConfigNode between = element.at("between", "the two switches: [leaf1, spine]");
-      if (!between.is_sequence() || between.elements().size() != 2) {
+      if (!between.is_sequence() || between.elements().size() != 2)
         throw between.error("does not name two ends", "[leaf1, spine]");
-      }
       const std::string a = between.elements()[0].as_string();
       const std::string b = between.elements()[1].as_string();
       SwitchLink link;
@@ -439,9 +428,8 @@ class LayoutReader {
 
 DegradedLink read_degraded_link(const ConfigNode& element, const NodeKind& node) {
   element.allow_only({"node", "nic", "gpu", "fraction"});
-  if (element.has("gpu") == element.has("nic")) {
+  if (element.has("gpu") == element.has("nic"))
     throw element.error("names no link or two", "either gpu: or nic:, from 0");
-  }
   const bool is_gpu = element.has("gpu");
   DegradedLink link;
   link.part = is_gpu ? DegradedLink::Part::kGpu : DegradedLink::Part::kNic;
@@ -450,9 +438,8 @@ DegradedLink read_degraded_link(const ConfigNode& element, const NodeKind& node)
   link.index = element.at(is_gpu ? "gpu" : "nic").as_int(0, all - 1);
   const ConfigNode fraction = element.at("fraction", "of its rate, 0 for a missing port");
   link.fraction = fraction.as_double(0, 1);
-  if (is_gpu && link.fraction <= 0) {
+  if (is_gpu && link.fraction <= 0)
     throw fraction.error("must be more than zero for a GPU", "a GPU without links is no rank");
-  }
   return link;
 }
 

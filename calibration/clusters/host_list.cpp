@@ -55,9 +55,8 @@ void append_part(std::string_view part, std::size_t most, std::vector<std::strin
     if (names.size() + grown.size() * numbers.size() > most) fail(fmt::format("names more than {} nodes", most));
     std::vector<std::string> longer;
     longer.reserve(grown.size() * numbers.size());
-    for (const std::string& name : grown) {
+    for (const std::string& name : grown)
       for (const std::string& number : numbers) longer.push_back(name + number);
-    }
     grown = std::move(longer);
     part.remove_prefix(close + 1);
     if (grown.front().size() > kLongestHostName) fail("has a name that is too long");

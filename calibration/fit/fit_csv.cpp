@@ -68,9 +68,8 @@ FitError left_out(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFi
   std::vector<double> predicted, measured;
   for (std::size_t fold = 0; fold < kFolds; ++fold) {
     std::vector<GemmRow> rest;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
+    for (std::size_t i = 0; i < rows.size(); ++i)
       if (i % kFolds != fold) rest.push_back(rows[i]);
-    }
     if (rest.empty() || rest.size() == rows.size()) continue;
     const GemmCurve curve = fit_gemm_curve(rest, gpu, options);
     for (std::size_t i = fold; i < rows.size(); i += kFolds) {

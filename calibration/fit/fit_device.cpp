@@ -46,9 +46,8 @@ void check_rates(const Measurements& measurements, const Gpu& gpu) {
 // one is the kernel's.
 std::vector<MeasuredRow<FunctionTime>> without_waits(std::vector<MeasuredRow<FunctionTime>> rows) {
   constexpr double kFarApart = 1.5;
-  for (MeasuredRow<FunctionTime>& row : rows) {
+  for (MeasuredRow<FunctionTime>& row : rows)
     if (row.spread.low > 0 && row.spread.high > kFarApart * row.spread.low) row.spread.median = row.spread.low;
-  }
   return rows;
 }
 
@@ -122,9 +121,8 @@ DeviceFit fit_device(const Measurements& measurements) {
   const Gpu& gpu = machine->node.gpu;
   LocalGemm gemm = fit_local_gemm(points_of(measurements.gemm), gpu);
   std::vector<AttentionPoint> rows = points_of(measurements.attention);
-  for (AttentionPoint& point : rows) {
+  for (AttentionPoint& point : rows)
     if (point.kernel.empty() || point.kernel == "flash") point.kernel = c.sdpa_kernel;
-  }
   LocalAttention attention = fit_local_attention(rows, gpu);
   c.measured.gemm = std::move(gemm.points);
   c.measured.attention = std::move(attention.points);

@@ -122,9 +122,8 @@ FabricCurve fit_curve(FabricKind kind, const Samples& samples, const Constants& 
       const Sample& s = samples[i];
       out[i] = s.weight * (std::log(fabric_seconds(curve, s.term)) - s.log_seconds);
     }
-    for (std::size_t i = 0; i < kFabricConstants; ++i) {
+    for (std::size_t i = 0; i < kFabricConstants; ++i)
       out[samples.size() + i] = leaning * std::log(x[i] / centre[i]) / kLeanings[i].spread;
-    }
   };
   std::vector<double> found = solve(problem);
   for (double& value : found) value = rounded(value);
@@ -158,9 +157,8 @@ const std::vector<NcclRow>& published_nccl_rows() {
   static const std::vector<NcclRow> kRows = [] {
     std::vector<NcclRow> rows;
     for (const char* name : {"nccl_measured.csv", "nccl_scaling.csv"}) {
-      for (NcclRow& row : nccl_rows(published_table(name))) {
+      for (NcclRow& row : nccl_rows(published_table(name)))
         if (row.problem.empty()) rows.push_back(std::move(row));
-      }
     }
     return rows;
   }();

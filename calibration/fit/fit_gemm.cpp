@@ -154,9 +154,8 @@ GemmCurve fit_constants(const Prepared& p, const Gpu& gpu, const GemmCurve& prio
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const GemmCurve curve = with(prior, x);
     const std::size_t rows = p.rows.size();
-    for (std::size_t i = 0; i < rows; ++i) {
+    for (std::size_t i = 0; i < rows; ++i)
       out[i] = std::log(predicted(curve, p.rows[i], p.products[i], gpu) / p.seconds[i]);
-    }
     for (std::size_t i = 0; i < kConstants; ++i) {
       const double value = x[i], usual = prior.*kPrior[i].constant;
       const double off = kPrior[i].relative ? std::log(value / usual) : value - usual;
@@ -173,7 +172,8 @@ FitError error_of(std::string what, const GemmCurve& curve, const Prepared& p, c
 }
 
 std::vector<GemmRow> rows_without(const std::vector<GemmRow>& rows, std::string_view source) {
-  return list_where<GemmRow>(rows, [&](const GemmRow& row) { return row.source != source; });
+  return list_where<GemmRow>(
+      rows, [&](const GemmRow& row) { return row.source != source; });
 }
 
 double sustained_of(const GemmCurve& curve, const Gpu& gpu, double hottest) {
@@ -226,9 +226,8 @@ GemmProtocols::GemmProtocols(const std::vector<GemmRow>& rows, std::string_view 
       for (const auto& [protocol, time] : times) deviations[protocol][bin_of(2 * m * n * k)].push_back(time - mean);
     }
     for (const auto& [protocol, bins] : deviations) {
-      for (std::size_t b = 0; b < kBins; ++b) {
+      for (std::size_t b = 0; b < kBins; ++b)
         if (bins[b].size() >= kFewest) by_gpu[protocol][b].push_back(sorted_quantile(bins[b], 0.5));
-      }
     }
   }
   for (const auto& [protocol, bins] : by_gpu) {
@@ -249,9 +248,8 @@ double GemmProtocols::factor(const GemmRow& row) const {
 
 double GemmProtocols::hottest() const {
   double most = 0;
-  for (const auto& [protocol, bins] : effects_) {
+  for (const auto& [protocol, bins] : effects_)
     for (const double effect : bins) most = std::max(most, effect);
-  }
   return std::exp(most);
 }
 
@@ -311,9 +309,8 @@ GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFit
   std::map<std::string, std::int64_t> sources;
   for (const GemmRow& row : rows) ++sources[row.source];
   std::string listed;
-  for (const auto& [source, count] : sources) {
+  for (const auto& [source, count] : sources)
     listed += fmt::format("{}{} ({} rows)", listed.empty() ? "" : "; ", source, count);
-  }
   fit.curve.source = "gemm_measured.csv: " + listed;
   fit.report.curve = fmt::format("GEMM {}", options.name);
   fit.report.rows = listed;
@@ -330,9 +327,8 @@ GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFit
   for (const auto& [source, count] : sources) {
     if (count < kFewestRows) continue;
     std::vector<GemmRow> held;
-    for (const GemmRow& row : rows) {
+    for (const GemmRow& row : rows)
       if (row.source == source) held.push_back(row);
-    }
     const std::vector<GemmRow> rest = rows_without(rows, source);
     if (rest.empty()) continue;
     fit.report.errors.push_back(

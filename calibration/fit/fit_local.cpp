@@ -30,7 +30,8 @@ double median(std::vector<double> values) {
 
 template <typename Point>
 std::vector<MeasuredRow<Point>> of_ranks(const std::vector<MeasuredRow<Point>>& rows, std::int64_t ranks) {
-  return list_where<MeasuredRow<Point>>(rows, [&](const auto& row) { return row.ranks == ranks; });
+  return list_where<MeasuredRow<Point>>(
+      rows, [&](const auto& row) { return row.ranks == ranks; });
 }
 
 // Curves of the rows that share a key, in the order of their first row.
@@ -40,9 +41,8 @@ std::vector<Curve> grouped(const std::vector<MeasuredRow<Point>>& rows, Key key)
   for (const auto& row : rows) {
     const auto own = key(row.point);
     auto curve = std::ranges::find_if(curves, [&](const Curve& c) { return key(c) == own; });
-    if (curve == curves.end()) {
+    if (curve == curves.end())
       curve = curves.insert(curve, std::apply([](auto... part) { return Curve{part..., {}}; }, own));
-    }
     curve->points.push_back({row.point.bytes, row.spread.median});
   }
   return curves;
@@ -78,9 +78,8 @@ Rates best_rates(const std::vector<GemmPoint>& gemm, const std::vector<FunctionP
   const auto best_of = [&](auto&& counts) {
     for (const FunctionPoints& curve : functions) {
       if (!counts(curve)) continue;
-      for (const SizePoint& point : curve.points) {
+      for (const SizePoint& point : curve.points)
         rates.bandwidth = std::max(rates.bandwidth, point.bytes / point.seconds);
-      }
     }
   };
   best_of([](const FunctionPoints& c) { return c.function == Function::kCopy; });
@@ -91,9 +90,8 @@ Rates best_rates(const std::vector<GemmPoint>& gemm, const std::vector<FunctionP
 HostCurve host_curve(const std::vector<MeasuredRow<HostWork>>& rows) {
   const auto of = [&](HostWork what) {
     std::vector<double> seconds;
-    for (const auto& row : rows) {
+    for (const auto& row : rows)
       if (row.point == what) seconds.push_back(row.spread.median);
-    }
     return seconds.empty() ? 0 : rounded(median(seconds));
   };
   HostCurve curve;
@@ -151,9 +149,8 @@ CollectiveCurve stand_in_fabric() {
 
 std::string file_names(const Measurements& measurements) {
   std::string names;
-  for (const std::string& file : measurements.files) {
+  for (const std::string& file : measurements.files)
     names += (names.empty() ? "" : ", ") + std::filesystem::path(file).filename().string();
-  }
   return names;
 }
 
@@ -250,9 +247,8 @@ class VariantFitter {
 
   std::vector<ContentionTimes> contention_rows() const {
     std::vector<ContentionTimes> rows;
-    for (const auto& [ranks, times] : m_.contention) {
+    for (const auto& [ranks, times] : m_.contention)
       if (ranks == ranks_) rows.push_back(times);
-    }
     return rows;
   }
 
@@ -277,7 +273,8 @@ class VariantFitter {
 }
 
 std::vector<FunctionPoints> by_function(const std::vector<MeasuredRow<FunctionTime>>& rows) {
-  return grouped<FunctionPoints>(rows, [](const auto& p) { return std::tuple(p.function, p.pass, p.fp32); });
+  return grouped<FunctionPoints>(
+      rows, [](const auto& p) { return std::tuple(p.function, p.pass, p.fp32); });
 }
 
 LocalFit fit_local(const Measurements& measurements) {

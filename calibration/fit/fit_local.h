@@ -81,9 +81,8 @@ inline constexpr double kQuartiles = 1.349;
 template <typename Point>
 std::vector<double> repeats_of(const std::vector<MeasuredRow<Point>>& rows) {
   std::vector<double> repeats;
-  for (const auto& row : rows) {
+  for (const auto& row : rows)
     if (row.spread.low > 0) repeats.push_back(std::log(row.spread.high / row.spread.low) / kQuartiles);
-  }
   return repeats;
 }
 

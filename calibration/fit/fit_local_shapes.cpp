@@ -81,9 +81,8 @@ std::vector<double> fit_constants(const ShapeRows& rows, const Gpu& gpu,
     const Curve curve = Form<Curve>::with(x);
     log_errors(
         rows, [&](auto& row) { return curve_seconds(curve, row.kernel, gpu); }, out);
-    for (std::size_t i = 0; i < constants.size(); ++i) {
+    for (std::size_t i = 0; i < constants.size(); ++i)
       out[rows.size() + i] = kPull * std::log(x[i] / constants[i].round);
-    }
   };
   return solve(problem);
 }

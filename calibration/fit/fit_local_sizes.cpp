@@ -42,9 +42,8 @@ CurveReport judge(std::string name, const std::vector<SizePoint>& rows, const st
 
 MemoryClass class_of(Function function, Pass pass) {
   using enum Function;
-  if (function == kRmsNorm || function == kLayerNorm) {
+  if (function == kRmsNorm || function == kLayerNorm)
     return pass == Pass::kForward ? MemoryClass::kNormForward : MemoryClass::kNormBackward;
-  }
   if (is_among(function, {kLogSoftmax, kNegativeLogLikelihood, kCrossEntropy})) return MemoryClass::kLoss;
   if (is_among(function, {kAdamW, kSgd, kSumOfSquares, kScale})) return MemoryClass::kOptimizer;
   return is_among(function, {kCopy, kCast}) ? MemoryClass::kCopy : MemoryClass::kElementwise;
@@ -102,9 +101,8 @@ std::vector<SizePoint> smoothed(std::vector<SizePoint> rows) {
   }
   std::vector<SizePoint> points;
   std::size_t next = 0;
-  for (const Pool& pool : pools) {
+  for (const Pool& pool : pools)
     for (std::size_t i = 0; i < pool.sizes; ++i) points.push_back({sizes[next++], rounded(std::exp(pool.mean()))});
-  }
   return points;
 }
 

@@ -24,9 +24,8 @@ class Search {
 
   Eigen::VectorXd inward(const std::vector<double>& constants) const {
     Eigen::VectorXd x(static_cast<Eigen::Index>(constants.size()));
-    for (std::size_t i = 0; i < constants.size(); ++i) {
+    for (std::size_t i = 0; i < constants.size(); ++i)
       x[static_cast<Eigen::Index>(i)] = is_log(i) ? std::log(constants[i]) : constants[i] / scale(i);
-    }
     return cut(x);
   }
   std::vector<double> outward(const Eigen::VectorXd& x) const {

@@ -58,7 +58,8 @@ struct Ports {
 };
 
 std::size_t skip_spaces(std::string_view text, std::size_t at) {
-  return skip(text, at, [](char c) { return c == ' ' || c == '\t'; });
+  return skip(
+      text, at, [](char c) { return c == ' ' || c == '\t'; });
 }
 
 // The number that a text is; NaN where it is none.
@@ -96,12 +97,10 @@ Ports many_ports_at(std::string_view text, std::size_t begin) {
 Ports ports_of(std::string_view network) {
   constexpr std::size_t kLongest = 1000;  // every place is tried
   network = network.substr(0, kLongest);
-  for (std::size_t at = 0; at < network.size(); ++at) {
+  for (std::size_t at = 0; at < network.size(); ++at)
     if (const Ports found = many_ports_at(network, at); found.rate > 0) return found;
-  }
-  for (std::size_t at = 0; at < network.size(); ++at) {
+  for (std::size_t at = 0; at < network.size(); ++at)
     if (const double rate = rate_at(network, at); rate > 0) return {0, rate};
-  }
   return {};
 }
 
@@ -119,17 +118,14 @@ std::int64_t domains_of(const NcclPlace& place, const Family& family, const std:
   const bool has_network =
       has_any(network, {"infiniband", "roce", "rdma", "ethernet", "efa", "cx-", "connectx", "quantum", "spectrum"}) ||
       ports_of(network).rate > 0;
-  if (is_apart || (has_network && !has_any(network, {"mnnvl", "one nvl72", "nvl72)"}))) {
-    return place.nodes;
-  }
+  if (is_apart || (has_network && !has_any(network, {"mnnvl", "one nvl72", "nvl72)"}))) return place.nodes;
   return 1;
 }
 
 std::string repository_of(const std::string& source) {
   std::string_view rest = source;
-  for (const std::string_view scheme : {"https://", "http://"}) {
+  for (const std::string_view scheme : {"https://", "http://"})
     if (rest.starts_with(scheme)) rest.remove_prefix(scheme.size());
-  }
   for (const std::string_view host : {"github.com:", "github.com/", "github:", "github/"}) {
     if (!rest.starts_with(host)) continue;
     rest.remove_prefix(host.size());
@@ -156,9 +152,8 @@ std::optional<CollectiveOperation> collective_named(const std::string& text) {
       {"ag", CollectiveOperation::kAllGather},        {"rs", CollectiveOperation::kReduceScatter},
       {"ar", CollectiveOperation::kAllReduce},
   };
-  for (const auto& [known, collective] : kNames) {
+  for (const auto& [known, collective] : kNames)
     if (name == known) return collective;
-  }
   return std::nullopt;
 }
 
@@ -177,9 +172,8 @@ constexpr double kLongest = 3'600;   // s
 
 std::string problem_of(const NcclRow& row, double ranks, double nodes) {
   if (!row.collective) return "its collective is not known";
-  if (!(ranks >= 1 && nodes >= 1) || ranks != std::floor(ranks) || nodes != std::floor(nodes)) {
+  if (!(ranks >= 1 && nodes >= 1) || ranks != std::floor(ranks) || nodes != std::floor(nodes))
     return "n_gpus or n_nodes is not a count";
-  }
   if (ranks < 2) return "one rank communicates with nobody";
   if (ranks > 1e6) return "n_gpus is absurd";
   if (nodes > ranks) return "more nodes than GPUs";
@@ -212,9 +206,8 @@ PlacedSystem place_system(const NcclPlace& place) {
   double link = family.link;
   if (bridge && inside != Inside::kSwitch) inside = Inside::kMesh, link = 300;
   if (says_pcie && inside != Inside::kThroughHost) inside = Inside::kPcie, link = 24;
-  if (inside == Inside::kThroughHost && has_any(network, {"p2p"}) && !has_any(network, {"no p2p", "without p2p"})) {
+  if (inside == Inside::kThroughHost && has_any(network, {"p2p"}) && !has_any(network, {"no p2p", "without p2p"}))
     inside = Inside::kPcie;
-  }
   s.nvlink = inside == Inside::kSwitch || inside == Inside::kMesh || inside == Inside::kXgmi;
   s.nvswitch = inside == Inside::kSwitch;
   s.cpu = s.generation == GpuGeneration::kAmpere || inside == Inside::kXgmi ? CpuKind::kAmd
@@ -266,9 +259,8 @@ std::vector<NcclRow> nccl_rows(const CsvTable& table) {
     row.bytes = value(table, i, "bytes");
     row.seconds = value(table, i, "time_us_oop") * 1e-6;
     const double busbw = value(table, i, "busbw_GBps");
-    if (std::isnan(row.seconds) && busbw > 0 && row.collective && ranks >= 2) {
+    if (std::isnan(row.seconds) && busbw > 0 && row.collective && ranks >= 2)
       row.seconds = busbw_factor(*row.collective, ranks) * row.bytes / (busbw * 1e9);
-    }
     row.problem = problem_of(row, ranks, nodes);
     if (row.problem.empty()) {
       const std::string version = cell(table, i, "nccl_version");

@@ -50,9 +50,8 @@ class EventCollector final : public StepObserver {
   void harvest(KernelTimes& times) {
     for (const Step& step : steps_) {
       std::vector<double> parts;
-      for (std::size_t i = 0; i + 1 < step.stamps.size(); ++i) {
+      for (std::size_t i = 0; i + 1 < step.stamps.size(); ++i)
         parts.push_back(std::max(0.0, device_.seconds_between(step.stamps[i], step.stamps[i + 1])));
-      }
       times.add_step(step.kernels, parts);
     }
     forget();
@@ -111,9 +110,12 @@ class DeviceMeasuring {
       part(name, [&] { layers(job, AttentionKernel::kFlash); });
       if (device_.info().capability >= kHopper) part(name + ", cudnn", [&] { layers(job, AttentionKernel::kCudnn); });
     }
-    part("copies", [&] { copies(); });
-    part("contention", [&] { contention(); });
-    part("sustained clocks", [&] { sustained(); });
+    part(
+        "copies", [&] { copies(); });
+    part(
+        "contention", [&] { contention(); });
+    part(
+        "sustained clocks", [&] { sustained(); });
     part("allocator calls", [&] { allocator_calls(); });
     DeviceMeasurements all;
     all.rows = rows_;
@@ -231,11 +233,10 @@ class DeviceMeasuring {
     void add(const EventGraph& graph, const MeasuredStep& step) {
       for (std::size_t i = 0; i + 1 < graph.rows.size(); ++i) {
         const double gap = (step.spans[i + 1].issue - step.spans[i].issue).seconds();
-        if (graph.rows[i].stream == Stream::kCompute) {
+        if (graph.rows[i].stream == Stream::kCompute)
           compute[graph.works[graph.rows[i].work].launches].push_back(gap);
-        } else {
+        else
           collective.push_back(gap);
-        }
       }
     }
     void write(Json& rows, Json& extra) const {
@@ -265,9 +266,12 @@ class DeviceMeasuring {
       };
       add("device", repeated(9, [&] { device_.copy(b.mutable_data_ptr(), a.const_data_ptr(), bytes); }));
       if (bytes > host.size()) continue;
-      add("pageable_to_device", repeated(5, [&] { device_.to_device(a.mutable_data_ptr(), host.data(), bytes); }));
-      add("device_to_pageable", repeated(5, [&] { device_.to_host(host.data(), a.const_data_ptr(), bytes); }));
-      add("pinned_to_device", repeated(9, [&] { device_.copy(a.mutable_data_ptr(), pinned.at(0), bytes); }));
+      add("pageable_to_device", repeated(
+                                    5, [&] { device_.to_device(a.mutable_data_ptr(), host.data(), bytes); }));
+      add("device_to_pageable", repeated(
+                                    5, [&] { device_.to_host(host.data(), a.const_data_ptr(), bytes); }));
+      add("pinned_to_device", repeated(
+                                  9, [&] { device_.copy(a.mutable_data_ptr(), pinned.at(0), bytes); }));
       add("device_to_pinned", repeated(9, [&] { device_.copy(pinned.at(0), a.const_data_ptr(), bytes); }));
     }
   }

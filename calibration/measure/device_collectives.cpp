@@ -59,8 +59,10 @@ class Curves {
         const std::size_t bytes = std::max(unit, size / unit * unit);
         void* whole = whole_.mutable_data_ptr();
         void* shard = shard_.mutable_data_ptr();
-        add("all_gather", group, bytes, [&] { communicator->all_gather(whole, bytes / group, DType::kBf16); });
-        add("reduce_scatter", group, bytes,
+        add(
+            "all_gather", group, bytes, [&] { communicator->all_gather(whole, bytes / group, DType::kBf16); });
+        add(
+            "reduce_scatter", group, bytes,
             [&] { communicator->reduce_scatter(whole, shard, bytes / group / 2, DType::kBf16); });
         add("all_reduce", group, bytes, [&] { communicator->all_reduce(static_cast<float*>(whole), bytes / 4); });
       }
@@ -103,9 +105,8 @@ class Curves {
 
 std::vector<int> measured_groups(int ranks) {
   std::vector<int> sizes;
-  for (int size = 2; size < ranks; size *= 2) {
+  for (int size = 2; size < ranks; size *= 2)
     if (ranks % size == 0) sizes.push_back(size);
-  }
   if (ranks > 1) sizes.push_back(ranks);
   return sizes;
 }

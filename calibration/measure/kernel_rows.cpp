@@ -34,9 +34,8 @@ void KernelTimes::add_step(std::span<const Kernel> kernels, const std::vector<do
     return;
   }
   const double whole = std::accumulate(stamps.begin(), stamps.end(), 0.0);
-  for (const Kernel& kernel : kernels) {
+  for (const Kernel& kernel : kernels)
     if (kernel.kind != KernelKind::kMemory || kernels.size() == 1) return add(kernel, whole);
-  }
   add(kernels.back(), whole);
 }
 
@@ -90,9 +89,8 @@ Json kernel_row(const KernelSamples& samples, int ranks, DType dtype, const Meas
     common("attention");
     std::int64_t kv_heads = k.heads;
     for (const LayerSpec& kind : job.model.kinds) {
-      for (const Operation& op : kind.operations) {
+      for (const Operation& op : kind.operations)
         if (op.function == Function::kAttention) kv_heads = op.attention.kv_heads;
-      }
     }
     row.update({{"batch", k.m},
                 {"sequence", k.n},

@@ -155,9 +155,12 @@ void measure_collectives(World& world, const MeasureRequest& request, std::size_
     const std::size_t step = 32 * sizeof(float) * at(size);
     for (std::size_t wanted = kSmallest;; wanted *= 4) {
       const std::size_t bytes = std::max(step, std::min(wanted, largest) / step * step);
-      add("all_gather", "microbatch", bytes, [&] { bed.gather(bytes); });
-      add("reduce_scatter", "microbatch", bytes, [&] { bed.reduce_scatter(bytes, SumInto::kContinue); });
-      add("reduce_scatter", "library", bytes, [&] { bed.reduce_scatter(bytes, SumInto::kOverwrite); });
+      add(
+          "all_gather", "microbatch", bytes, [&] { bed.gather(bytes); });
+      add(
+          "reduce_scatter", "microbatch", bytes, [&] { bed.reduce_scatter(bytes, SumInto::kContinue); });
+      add(
+          "reduce_scatter", "library", bytes, [&] { bed.reduce_scatter(bytes, SumInto::kOverwrite); });
       add("all_reduce", "microbatch", bytes, [&] { bed.all_reduce(bytes); });
       if (wanted >= largest) break;
     }
@@ -169,18 +172,16 @@ void measure_collectives(World& world, const MeasureRequest& request, std::size_
 
 std::int64_t resident_bytes() {
   std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
+  for (std::string line; std::getline(status, line);)
     if (line.starts_with("VmRSS:")) return std::strtoll(line.c_str() + 6, nullptr, 10) * 1024;
-  }
   return 0;
 }
 
 // The largest unit's bytes in fp32, as a unit of one block each.
 std::size_t largest_unit(const std::vector<MeasuredJob>& jobs) {
   std::int64_t largest = 1 << 20;
-  for (const MeasuredJob& job : jobs) {
+  for (const MeasuredJob& job : jobs)
     for (const LayerSpec& kind : job.model.kinds) largest = std::max(largest, kind.numel());
-  }
   return at(largest) * sizeof(float);
 }
 
@@ -193,9 +194,8 @@ Json measure_machine(World& world, const MeasureRequest& request) {
   rows.push_back({{"kind", "memory_outside"}, {"ranks", ranks}, {"bytes", resident_bytes()}});
   Bench bench(world, request.seconds);
   const auto progress = [&](const std::string& what) {
-    if (world.rank() == 0 && request.progress) {
+    if (world.rank() == 0 && request.progress)
       request.progress(fmt::format("{} rank{}: {}", ranks, ranks == 1 ? "" : "s", what));
-    }
   };
   for (const MeasuredJob& whole : request.jobs) {
     for (const MeasuredJob& job : over_tp(whole, request.dtype, ranks)) {

@@ -24,13 +24,11 @@ constexpr const char* kFooter =
 
 std::vector<std::string> without_spawn(const std::vector<std::string>& arguments) {
   std::vector<std::string> rest;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i] == "--spawn") {
+  for (std::size_t i = 0; i < arguments.size(); ++i)
+    if (arguments[i] == "--spawn")
       ++i;
-    } else if (!arguments[i].starts_with("--spawn=")) {
+    else if (!arguments[i].starts_with("--spawn="))
       rest.push_back(arguments[i]);
-    }
-  }
   return rest;
 }
 

@@ -56,29 +56,25 @@ ModelSpec usual_model(std::int64_t hidden) {
 
 std::vector<MeasuredJob> jobs_of(const MeasureOptions& options) {
   std::vector<ModelSpec> models;
-  for (const std::string& name : options.models) {
+  for (const std::string& name : options.models)
     models.push_back(load_model(find_model(name, name), Stack::kNative).model);
-  }
-  if (models.empty() && options.device == "cuda") {
+  if (models.empty() && options.device == "cuda")
     for (const char* name : {"llama-3.2-1b", "llama-3.1-8b"}) models.push_back(load_zoo_model(name, Stack::kNative));
-  } else if (models.empty()) {
+  else if (models.empty())
     for (const std::int64_t hidden : {256, 512}) models.push_back(usual_model(hidden));
-  }
   std::vector<std::pair<std::int64_t, std::int64_t>> shapes;
   for (const std::string& text : options.sequences) {
     long long sequence = 0, batch = 0;
     char rest = 0;
-    if (std::sscanf(text.c_str(), "%lldx%lld%c", &sequence, &batch, &rest) != 2 || sequence < 1 || batch < 1) {
+    if (std::sscanf(text.c_str(), "%lldx%lld%c", &sequence, &batch, &rest) != 2 || sequence < 1 || batch < 1)
       throw Error(ExitCode::kUsage, fmt::format("--tokens {}: expected SEQUENCExMICRO_BATCH, such as 256x4", text));
-    }
     shapes.emplace_back(sequence, batch);
   }
   if (shapes.empty() && options.device == "cuda") shapes = {{8192, 1}, {4096, 1}, {2048, 1}};
   if (shapes.empty()) shapes = {{256, 1}, {256, 4}};
   std::vector<MeasuredJob> jobs;
-  for (const ModelSpec& model : models) {
+  for (const ModelSpec& model : models)
     for (const auto& [sequence, batch] : shapes) jobs.push_back({model, sequence, batch});
-  }
   return jobs;
 }
 

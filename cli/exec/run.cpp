@@ -149,9 +149,8 @@ std::optional<int> compute_threads(const RunCommandOptions& options, const Plan&
 std::string run_folder(const RunCommandOptions& options, const ModelSpec& model, const std::string& created) {
   if (!options.out.empty()) return options.out;
   std::string stamp;
-  for (const char c : created) {
+  for (const char c : created)
     if (c != ':') stamp.push_back(c);
-  }
   return fmt::format("runs/{}-{}", model.name, stamp);
 }
 
@@ -163,9 +162,8 @@ ExitCode exit_code_of(const RunRecord& record) {
 // Why a run ended before its steps were done.
 void tell_end(const RunRecord& record, const RunCommandOptions& options) {
   if (record.complete) return;
-  if (record.not_finite.empty()) {
+  if (record.not_finite.empty())
     return note(fmt::format("interrupted after step {}", record.first_step + std::ssize(record.losses) - 1));
-  }
   write_error(fmt::format(
       "error: {}; {}try a lower optimizer.learning_rate, more optimizer.warmup_steps, or an "
       "optimizer.clip_norm\n",
@@ -215,17 +213,15 @@ Facts job_facts(const Job& job, int threads) {
   const bool host = job.cluster.host_computes;
   facts.push_back({"device", host ? "cpu" : "gpu", Fact::Changes::kLastBits});
   // With offload each rank takes what its machine has.
-  if (job.resolved.plan.offload == Offload::kNone) {
+  if (job.resolved.plan.offload == Offload::kNone)
     facts.push_back({"threads", std::to_string(threads), Fact::Changes::kLastBits});
-  }
   return facts;
 }
 
 std::vector<std::string> accepted_changes(const std::string& text, const Facts& facts) {
   std::vector<std::string> keys = {"data"};
-  for (const Fact& fact : facts) {
+  for (const Fact& fact : facts)
     if (fact.changes == Fact::Changes::kNumbers) keys.push_back(fact.key);
-  }
   std::vector<std::string> accepted;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find(',', at), text.size());
@@ -242,14 +238,15 @@ std::vector<std::string> accepted_changes(const std::string& text, const Facts& 
 }
 
 void try_destinations(const RunCommandOptions& options, const std::string& folder, World& world) {
-  succeed_together(world, "destinations", [&] {
-    if (world.rank() != 0) return std::string();
-    try_folder(folder);
-    for (const std::string& file : {options.trace, options.kineto}) {
-      if (!file.empty()) try_file(file);
-    }
-    return std::string();
-  });
+  succeed_together(
+      world, "destinations",
+      [&] {
+        if (world.rank() != 0) return std::string();
+        try_folder(folder);
+        for (const std::string& file : {options.trace, options.kineto})
+          if (!file.empty()) try_file(file);
+        return std::string();
+      });
 }
 
 // The run folder, and the report of what was done.
@@ -265,11 +262,10 @@ void answer(const RunCommandOptions& options, const Job& job, const EventGraph& 
   if (machine.host_computes && job.profile_file.empty())
     machine.gpu.peak_bf16 = machine.gpu.peak_fp32 = FlopsPerSecond();
   const Report report = summarize_run(view, machine, record);
-  if (options.output.form == Form::kJson) {
+  if (options.output.form == Form::kJson)
     write_answer(document("foreshard.report/1", to_json(report)));
-  } else {
+  else
     write_text(to_text(report, view, color_of(options.output.color)));
-  }
   note(fmt::format("run folder {}", folder));
 }
 
@@ -287,9 +283,8 @@ ExitCode run_rank(const RunCommandOptions& options, const Launch& launch, World&
   agree(met, "job", facts, ExitCode::kInvalidInput);
   if (const auto problem = find_engine_problem(job.model, plan)) throw Error(ExitCode::kMissingCapability, *problem);
   if (!job.cluster.host_computes) {
-    if (const auto problem = find_device_problem(job.model, plan, options.paced)) {
+    if (const auto problem = find_device_problem(job.model, plan, options.paced))
       throw Error(ExitCode::kMissingCapability, *problem);
-    }
   }
   // Arenas stay where they are, so replayed collectives need no buffers registered for them; NCCL's
   // doing so has slowed captured steps down (pytorch/torchtitan#2444).
@@ -340,14 +335,12 @@ ExitCode run_rank(const RunCommandOptions& options, const Launch& launch, World&
   if (options.paced) {
     pacing = pacing_of(job, graph);
     for (Time& duration : pacing->durations) duration = Time::seconds(duration.seconds() * options.pace);
-    if (options.pace != 1) {
+    if (options.pace != 1)
       record.notes.push_back(fmt::format("collectives were given {} times their forecast time", options.pace));
-    }
     train_options.pacing = &*pacing;
   }
-  if (device) {
+  if (device)
     for (const auto& version : device->info().versions) record.versions.push_back(version);
-  }
   const auto paced = options.paced ? paced_world(static_cast<int>(plan.mesh.world())) : nullptr;
   World& world = options.paced ? *paced : met;
   try_destinations(options, folder, world);
@@ -372,17 +365,15 @@ ExitCode run_rank(const RunCommandOptions& options, const Launch& launch, World&
 }
 
 ExitCode run_run(const RunCommandOptions& options) {
-  if (options.graph && options.debug) {
+  if (options.graph && options.debug)
     throw Error(ExitCode::kUsage, "--debug checks every row from the host; leave it or --graph out");
-  }
   SpawnRequest spawn = options.spawn;
   spawn.grace = grace_of(options.grace) + std::chrono::seconds(1);  // the ranks' own word first
   if (const auto code = spawn_if_asked(spawn)) return *code;
   handle_termination();
   const Launch launch = resolve_launch(process_environment());
-  if (options.paced && launch.size > 1) {
+  if (options.paced && launch.size > 1)
     throw Error(ExitCode::kUsage, "--paced runs one rank; leave the launcher or --spawn out");
-  }
   // The ranks meet first: what goes wrong on one of them from here on, the others are told.
   const auto world = connect_processes(launch, connect_options(process_environment()));
   try {

@@ -48,9 +48,8 @@ void isolate(int output) {
   ::close_range(static_cast<unsigned>(output) + 1, ~0U, 0);
   ::umask(077);
   for (const char* name : {"HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE",
-                           "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE"}) {
+                           "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE"})
     ::unsetenv(name);
-  }
 }
 
 [[noreturn]] void run(const ChildBounds& bounds, const std::filesystem::path& folder, int output,
@@ -89,9 +88,8 @@ Child start_child(const ChildBounds& bounds, const std::filesystem::path& folder
 
 ChildEnd end_of(const Child& child) {
   int status = 0;
-  while (::waitpid(child.pid, &status, 0) < 0) {
+  while (::waitpid(child.pid, &status, 0) < 0)
     if (errno != EINTR) return ChildEnd::kFailed;
-  }
   if (WIFEXITED(status)) {
     return WEXITSTATUS(status) == 0                    ? ChildEnd::kDone
            : WEXITSTATUS(status) == kOutOfMemoryStatus ? ChildEnd::kOutOfMemory

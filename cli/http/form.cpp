@@ -70,11 +70,10 @@ void read_part(std::string_view part, HttpForm& form) {
     if (!starts_with(line, "content-disposition:")) continue;
     const auto field = parameter(line, "name");
     if (!field) break;
-    if (auto name = parameter(line, "filename")) {
+    if (auto name = parameter(line, "filename"))
       form.files.push_back({*field, std::move(*name), content});
-    } else {
+    else
       form.words.emplace_back(*field, content);
-    }
     return;
   }
   refuse("the body: a part without a name");
@@ -119,11 +118,9 @@ HttpForm read_body(std::string_view content_type, std::string_view body) {
   const Json json = Json::parse(body, nullptr, false);
   if (!json.is_object()) refuse("the body is no JSON object");
   HttpForm form;
-  for (const auto& [key, value] : json.items()) {
-    for (const Json& one : value.is_array() ? value : Json::array({value})) {
+  for (const auto& [key, value] : json.items())
+    for (const Json& one : value.is_array() ? value : Json::array({value}))
       form.words.emplace_back(key, one.is_string() ? one.get<std::string>() : one.dump());
-    }
-  }
   return form;
 }
 

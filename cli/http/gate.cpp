@@ -25,20 +25,17 @@ std::string name_of(std::string_view host) {
 // The time does not tell where they differ.
 bool same(std::string_view a, std::string_view b) {
   unsigned difference = a.size() == b.size() ? 0 : 1;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
     difference |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i]);
-  }
   return difference == 0;
 }
 
 bool holds_token(const HttpGate& gate, const HttpCaller& caller) {
   if (same(caller.token, gate.token)) return true;
-  for (const char* scheme : {"Bearer ", "token "}) {
+  for (const char* scheme : {"Bearer ", "token "})
     if (caller.authorization.starts_with(scheme) &&
-        same(caller.authorization.substr(std::string_view(scheme).size()), gate.token)) {
+        same(caller.authorization.substr(std::string_view(scheme).size()), gate.token))
       return true;
-    }
-  }
   std::string_view rest = caller.cookies;
   while (!rest.empty()) {
     std::string_view one = cut(rest, ";");
@@ -68,17 +65,15 @@ std::optional<std::string> gate_refusal(const HttpGate& gate, const HttpCaller& 
   const bool is_same_site = caller.fetch_site.empty() || caller.fetch_site == "same-origin" ||
                             caller.fetch_site == "none";  // typed by the user
   if (!is_same_origin || !is_same_site) return "another site's page asks; open the address in the browser yourself";
-  if (!gate.token.empty() && !holds_token(gate, caller)) {
+  if (!gate.token.empty() && !holds_token(gate, caller))
     return "the token is missing; open the link that foreshard serve printed (?token=...)";
-  }
   return std::nullopt;
 }
 
 std::string random_token() {
   std::array<unsigned char, 24> bytes{};
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
     throw Error(ExitCode::kInternal, "serve: the system gives no random bytes for a token");
-  }
   std::string token;
   for (unsigned char byte : bytes) token += fmt::format("{:02x}", byte);
   return token;

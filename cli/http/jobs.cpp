@@ -105,15 +105,17 @@ void Jobs::start(const std::shared_ptr<HttpJob>& job) {
 }
 
 void Jobs::read_output(const std::shared_ptr<HttpJob>& job) {
-  job->pipe.async_read_some(boost::asio::buffer(job->chunk), [this, job](Failure failure, std::size_t count) {
-    job->output.append(job->chunk, 0, count);
-    if (job->output.size() > service_.bounds.answer_bytes) {
-      job->output.clear();
-      stop(job, service_.refusal(503, "the answer is too long to be sent"));
-    }
-    if (!failure) return read_output(job);
-    if (failure != boost::asio::error::operation_aborted) on_end(job);
-  });
+  job->pipe.async_read_some(
+      boost::asio::buffer(job->chunk),
+      [this, job](Failure failure, std::size_t count) {
+        job->output.append(job->chunk, 0, count);
+        if (job->output.size() > service_.bounds.answer_bytes) {
+          job->output.clear();
+          stop(job, service_.refusal(503, "the answer is too long to be sent"));
+        }
+        if (!failure) return read_output(job);
+        if (failure != boost::asio::error::operation_aborted) on_end(job);
+      });
 }
 
 void Jobs::on_end(const std::shared_ptr<HttpJob>& job) {
@@ -149,11 +151,10 @@ ChildEnd Jobs::finish(HttpJob& job) {
 void Jobs::stop(const std::shared_ptr<HttpJob>& job, HttpAnswer verdict) {
   if (job->verdict) return;
   job->verdict = std::move(verdict);
-  if (job->child.pid >= 0) {
+  if (job->child.pid >= 0)
     ::kill(job->child.pid, SIGKILL);  // the pipe's end follows
-  } else if (std::erase(at(job->lane).queue, job) > 0) {
+  else if (std::erase(at(job->lane).queue, job) > 0)
     boost::asio::post(io_, [job] { std::exchange(job->done, nullptr)(*job->verdict); });
-  }
 }
 
 HttpAnswer Jobs::answer_of(HttpJob& job, ChildEnd end) {

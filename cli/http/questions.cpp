@@ -73,7 +73,8 @@ Way way_of(const std::string& path) {
 bool is_one_of(std::string_view word, std::span<const std::string_view> known) { return contains(known, word); }
 
 bool is_alternatives(std::string_view type) {  // fsdp2|fsdp1
-  return contains(type, '|') && std::ranges::none_of(type, [](char c) { return c >= 'A' && c <= 'Z'; });
+  return contains(type, '|') && std::ranges::none_of(
+                                    type, [](char c) { return c >= 'A' && c <= 'Z'; });
 }
 
 enum class Takes : std::uint8_t { kNothing, kWord, kName, kFile };
@@ -96,9 +97,8 @@ std::map<std::string, CommandOption> options_of(std::string_view verb) {
   std::map<std::string, CommandOption> options;
   for (const Command& command : command_tree().commands) {
     if (command.name != verb) continue;
-    for (const CommandOption& option : command.options) {
+    for (const CommandOption& option : command.options)
       if (takes(option) != Takes::kNothing) options.emplace(word_of(option), option);
-    }
   }
   return options;
 }
@@ -125,10 +125,9 @@ void check_plan(const std::string& file) {
   const auto check = [&](const char* key, const std::string& value) {
     const std::filesystem::path path = value;
     const bool leaves = path.is_absolute() || value.starts_with('~') || value == "local" || contains(path, "..");
-    if (leaves) {
+    if (leaves)
       throw Error(ExitCode::kInvalidInput,
                   fmt::format("{}: {} {}: send the file itself along", file, key, quote(value)));
-    }
   };
   if (plan.has("model")) check("model", model_of(plan));
   if (plan.has("cluster")) check("cluster", cluster_of(plan));
@@ -181,9 +180,8 @@ class Request {
     if (takes(known) == Takes::kName) check_name(key, value);
     if (key == "set" || key == "fix" || key == "with") {
       const std::string assigned = value.substr(0, value.find('='));
-      if (assigned == "model" || assigned == "cluster") {
+      if (assigned == "model" || assigned == "cluster")
         throw Error(ExitCode::kInvalidInput, fmt::format("{} {}: give {} by its own name", key, value, assigned));
-      }
     }
     if (!known.type.empty()) {
       add_option(name, value);
@@ -195,9 +193,8 @@ class Request {
 
   void add_files(const std::string& field, const std::vector<const HttpFile*>& files) {
     const CommandOption& known = option(field);
-    if (takes(known) == Takes::kWord) {
+    if (takes(known) == Takes::kWord)
       throw Error(ExitCode::kInvalidInput, fmt::format("{}: expected a word, not a file", field));
-    }
     std::string path;
     if (files.size() == 1) {
       path = plain_file_name(files[0]->name, field);

@@ -76,9 +76,8 @@ class Server {
   }
 
   void close_oldest() {
-    for (const auto& [id, session] : host_.sessions) {
+    for (const auto& [id, session] : host_.sessions)
       if (session->waits_for_client()) return session->close();
-    }
   }
 
   void end() {
@@ -86,9 +85,8 @@ class Server {
     Failure ignored;
     acceptor_.close(ignored);
     jobs_.end();
-    for (const auto& [id, session] : host_.sessions) {
+    for (const auto& [id, session] : host_.sessions)
       if (session->waits_for_client()) session->close();
-    }
     if (host_.sessions.empty()) return io_.stop();
     timer_.expires_after(kLastWords);
     timer_.async_wait([this](Failure) { io_.stop(); });

@@ -68,9 +68,8 @@ void Session::refuse(int status, const char* what) {
 }
 
 void Session::on_header(Failure failure) {
-  if (failure == http::error::header_limit || failure == http::error::body_limit) {
+  if (failure == http::error::header_limit || failure == http::error::body_limit)
     return refuse(413, "the request is too large");
-  }
   const bool has_left = failure == http::error::end_of_stream || failure == http::error::partial_message;
   if (failure && (has_left || failure.category() != make_error_code(http::error{}).category())) return close();
   if (failure) return refuse(400, "this is no HTTP request");
@@ -86,9 +85,8 @@ void Session::on_header(Failure failure) {
   if (request.method() == http::verb::get && header_->is_done()) return on_question();
   if (request.method() != http::verb::post) return refuse(405, "ask with GET or POST");
   const HttpBounds& bounds = host_.service.bounds;
-  if (!is_multipart(question_.content_type)) {
+  if (!is_multipart(question_.content_type))
     return read_body(std::make_unique<http::request_parser<http::string_body>>(std::move(*header_)), bounds.text_bytes);
-  }
   auto parser = std::make_unique<http::request_parser<http::file_body>>(std::move(*header_));
   question_.body_file = host_.jobs.new_path();
   question_.body_file += ".body";
@@ -113,9 +111,8 @@ bool Session::passes_gate() {
                                 view_of(request["Sec-Fetch-Site"]), view_of(request[http::field::cookie]),
                                 view_of(request[http::field::authorization]), token, address});
   if (!refused) {
-    if (!token.empty() && token == host_.gate.token) {
+    if (!token.empty() && token == host_.gate.token)
       set_cookie_ = host_.gate.cookie + "=" + token + "; Path=/; HttpOnly; SameSite=Strict";
-    }
     return true;
   }
   HttpAnswer answer = host_.service.refusal(403, *refused);
@@ -137,15 +134,12 @@ void Session::read_body(std::unique_ptr<Parser> parser, std::size_t most) {
   auto on_read = [self = shared_from_this(), parser = std::move(parser)](Failure failure, std::size_t) mutable {
     if (failure == http::error::body_limit) return self->refuse(413, "the request is too large");
     if (failure) return self->close();
-    if constexpr (requires { parser->get().body().append(""); }) {
-      self->question_.body = std::move(parser->get().body());
-    }
+    if constexpr (requires { parser->get().body().append(""); }) self->question_.body = std::move(parser->get().body());
     parser.reset();  // closes a file
     self->on_question();
   };
-  if (body.get()[http::field::expect] != "100-continue") {
+  if (body.get()[http::field::expect] != "100-continue")
     return http::async_read(stream_, buffer_, body, std::move(on_read));
-  }
   static constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
   asio::async_write(stream_, asio::buffer(kContinue, sizeof kContinue - 1),
                     [this, &body, on_read = std::move(on_read)](Failure failure, std::size_t) mutable {

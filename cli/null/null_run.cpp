@@ -51,9 +51,8 @@ fs::path library_folder() {
 
 Cluster one_node(const std::string& gpu) {
   const auto machine = machine_named(gpu);
-  if (!machine) {
+  if (!machine)
     throw Error(ExitCode::kUsage, fmt::format("--gpu {}: no such GPU; expected one of foreshard machines", gpu));
-  }
   return machine->node;
 }
 
@@ -139,9 +138,8 @@ double processor_of_steps(const fs::path& out) {
 // What an earlier capture left in the folder, and nothing else.
 void clear(const fs::path& out) {
   fs::create_directories(out);
-  for (const char* name : {"calls.txt", "calls.txt.gz", "capture.json", "model.json", "modules.json", "refused.txt"}) {
+  for (const char* name : {"calls.txt", "calls.txt.gz", "capture.json", "model.json", "modules.json", "refused.txt"})
     fs::remove(out / name);
-  }
 }
 
 // The child's wait status.
@@ -168,9 +166,8 @@ int run(const NullOptions& options, const Cluster& node, const fs::path& library
 // A line V of calls.txt is a fault.
 bool has_faults(const fs::path& out) {
   std::ifstream calls(out / "calls.txt");
-  for (std::string line; std::getline(calls, line);) {
+  for (std::string line; std::getline(calls, line);)
     if (line.starts_with("V ")) return true;
-  }
   return false;
 }
 
@@ -202,9 +199,8 @@ std::string blind_reads(const fs::path& out) {
 
 int exit_status(const NullOptions& options, int status) {
   constexpr int kNotFound = 127;
-  if (WIFEXITED(status) && WEXITSTATUS(status) == kNotFound) {
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kNotFound)
     note(fmt::format("{} cannot be run, or a command that it runs", options.command.front()));
-  }
   if (WIFEXITED(status)) return WEXITSTATUS(status);
   note(
       fmt::format("{} ended by signal {} ({}): a library may read the GPU's memory from the host, "

@@ -33,9 +33,8 @@ std::vector<std::string> blanked_columns(const std::vector<std::string>& said) {
       continue;
     }
     for (const char* detail : {"stack", "attention_kernel", "norm_impl", "rope_impl", "residual_dtype", "loss_impl",
-                               "train_metrics", "optimizer_impl"}) {
+                               "train_metrics", "optimizer_impl"})
       columns.emplace_back(detail);
-    }
   }
   return columns;
 }
@@ -58,11 +57,10 @@ void write_accuracy_page(const AccuracyOptions& options, const std::vector<Accur
 
 void write(const std::vector<AccuracyRow>& rows, const std::string& title, ShownRows shown,
            const OutputOptions& output) {
-  if (output.form == Form::kJson) {
+  if (output.form == Form::kJson)
     write_answer(document("foreshard.accuracy/1", accuracy_json(rows)));
-  } else {
+  else
     write_text(accuracy_text(rows, title, shown, color_of(output.color)));
-  }
 }
 
 }
@@ -75,9 +73,8 @@ ExitCode run_accuracy(const AccuracyOptions& options) {
     write(rows, "forecasts of step time against runs, from " + file.string(), ShownRows::kNewest, options.output);
     return ExitCode::kOk;
   }
-  if (options.files.empty()) {
+  if (options.files.empty())
     throw Error(ExitCode::kUsage, "accuracy of what: name tables of measurements, or --history");
-  }
   if (!options.evidence.empty()) {
     const TrainingEvidence evidence = gather_evidence(read_table(options.files.front()));
     write_file(options.evidence, to_json(evidence).dump() + "\n");

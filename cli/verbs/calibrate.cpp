@@ -199,11 +199,10 @@ ExitCode run_calibrate(const CalibrateOptions& options) {
   const LocalFit fit = fit_local(measured);
   const std::string path = place_of(options.out, fit.profile.id);
   write_file(path, to_text(to_json(fit.profile)));
-  if (options.output.form == Form::kJson) {
+  if (options.output.form == Form::kJson)
     write_answer(document("foreshard.calibrate/1", answer_json(fit, path)));
-  } else {
+  else
     write_text(answer_text(fit, path, Paint(color_of(options.output.color))));
-  }
   return ExitCode::kOk;
 }
 

@@ -80,9 +80,8 @@ constexpr double kLeastOfLink = 1e-3;
 // Throws where the sweep is of another unit, or of another GPU than it says.
 void check_sense(const Cluster& machine, const CollectiveSweep& sweep) {
   double best = 0;
-  for (const SizePoint& point : sweep.points) {
+  for (const SizePoint& point : sweep.points)
     best = std::max(best, busbw_factor(sweep.operation, as_double(sweep.ranks)) * point.bytes / point.seconds);
-  }
   const double link = machine.node.gpu_link.value();
   const bool is_small = sweep.points.back().bytes < 1e6;  // latencies alone
   if (best <= kAboveLink * link && (is_small || best >= kLeastOfLink * link)) return;
@@ -113,9 +112,8 @@ bool are_nccl_tests(const std::vector<std::string>& files) {
     if (!std::filesystem::is_regular_file(file, ignored)) continue;  // read_measurements says why
     logs += looks_like_nccl_tests(read_text_start(file, kNcclTestsHead)) ? 1 : 0;
   }
-  if (logs != 0 && logs != files.size()) {
+  if (logs != 0 && logs != files.size())
     throw Error(ExitCode::kInvalidInput, "logs of nccl-tests and measurements of a machine do not go into one profile");
-  }
   return logs != 0;
 }
 

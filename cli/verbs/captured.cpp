@@ -36,9 +36,8 @@ void check_options(const JobOptions& job) {
                 "--capture: the captured program says model and plan; expected --cluster and "
                 "--profile alone beside it (foreshard import reads a plan off a capture)");
   }
-  if (!job.cluster || *job.cluster == "local") {
+  if (!job.cluster || *job.cluster == "local")
     throw Error(ExitCode::kUsage, "--capture: expected --cluster, such as 8xh100");
-  }
 }
 
 CapturedAnswer answer_capture(const JobOptions& job) {
@@ -118,9 +117,8 @@ ExitCode report_capture(const ReportOptions& options) {
     write_page(options.html, page);
     return a.exit_code();
   }
-  if (::isatty(STDOUT_FILENO) != 0) {
+  if (::isatty(STDOUT_FILENO) != 0)
     throw Error(ExitCode::kUsage, "report: name a file with --html FILE, or send standard output to one");
-  }
   write_text(html_page(page_json(page)));
   return a.exit_code();
 }

@@ -68,11 +68,10 @@ ExitCode run_conform(const ConformOptions& options) {
     results.push_back(conform_folder(library, *folder, options.only));
     if (results.back().rows.empty()) results.pop_back();
   }
-  if (options.output.form == Form::kJson) {
+  if (options.output.form == Form::kJson)
     write_answer(document("foreshard.conformance/1", conformance_json(results)));
-  } else {
+  else
     write_text(conformance_text(results, options.verbose, color_of(options.output.color)));
-  }
   return summarize(results).passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }
 

@@ -75,9 +75,8 @@ constexpr double kLeastGrowth = 0.002;  // of what is held between alike steps
 
 // `share`: of the memory, that has to be new.
 void note_growth(double bytes, double share, Measured& measured) {
-  if (measured.signals.reserved && bytes > share * *measured.signals.reserved) {
+  if (measured.signals.reserved && bytes > share * *measured.signals.reserved)
     measured.words += "\nmemory grows from the first steps to the last\n";
-  }
 }
 
 void take_log(const TrainingLog& log, const Plan& plan, Measured& measured) {

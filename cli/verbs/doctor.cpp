@@ -74,9 +74,8 @@ ExitCode run_doctor(const DoctorOptions& options) {
   const std::vector<Finding> list = findings();
   if (options.output.form == Form::kText) {
     std::string text;
-    for (const Finding& finding : list) {
+    for (const Finding& finding : list)
       text += fmt::format("{:<4} {:<24} {}\n", finding.is_there ? "ok" : "--", finding.name, finding.what);
-    }
     write_text(text);
     return ExitCode::kOk;
   }

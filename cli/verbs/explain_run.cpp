@@ -56,9 +56,8 @@ std::optional<std::string>* flag_of(JobOptions& options, const std::string& key)
 
 bool is_set(const JobOptions& options, const std::string& key) {
   for (const auto& group : options.assignments) {
-    for (const std::string& assignment : group) {
+    for (const std::string& assignment : group)
       if (assignment.starts_with(key + "=")) return true;
-    }
   }
   return false;
 }
@@ -69,11 +68,10 @@ TracedJob trace_job(const ExplainOptions& asked) {
   std::vector<std::string> assignments;
   for (const InferredKey& key : traced.inferred.keys) {
     std::optional<std::string>* flag = flag_of(traced.options, key.key);
-    if (flag == nullptr) {
+    if (flag == nullptr)
       assignments.push_back(fmt::format("{}={}", key.key, key.value));
-    } else if (!*flag && !is_set(asked.job, key.key)) {
+    else if (!*flag && !is_set(asked.job, key.key))
       *flag = key.value;
-    }
   }
   traced.options.assignments.insert(traced.options.assignments.begin(), assignments);
   std::erase_if(traced.inferred.asked, [&](const AskedKey& key) {
@@ -129,9 +127,11 @@ Json inferred_json(const InferredJob& job) {
 }
 
 Json asked_json(const std::vector<AskedKey>& asked) {
-  return json_list(asked, [&](const AskedKey& key) -> Json {
-    return {{"key", key.key}, {"flag", key.flag}, {"why", key.why}};
-  });
+  return json_list(
+      asked,
+      [&](const AskedKey& key) -> Json {
+        return {{"key", key.key}, {"flag", key.flag}, {"why", key.why}};
+      });
 }
 
 Json suggestions_json(const std::vector<TriedSetting>& tried, const TriedSetting& now) {
@@ -220,9 +220,8 @@ ExitCode explain_trace(const ExplainOptions& options) {
   auto [job, made] = made_of();
   const std::vector<Machine> machines = list_machines();
   const Machine* machine = match_gpu(first.device, machines);
-  if (machine != nullptr && machine->key != job.cluster.gpu.key) {
+  if (machine != nullptr && machine->key != job.cluster.gpu.key)
     note(fmt::format("the trace is of {}, the forecast of {}", first.device, job.cluster.gpu.name));
-  }
   const char* schema = "foreshard.inferred/1";
   if (!first.of_gpu && !first.device.empty()) {
     // Only what the host did is in it.

@@ -23,9 +23,8 @@ std::optional<ModelDims> dims_of(const Job& job) {
     if (job.model_config->vision) return std::nullopt;
     return job.model_config->dims;
   }
-  for (const ZooEntry& entry : zoo()) {
+  for (const ZooEntry& entry : zoo())
     if (job.model_file.empty() && entry.dims.name == job.model.name) return entry.dims;
-  }
   return std::nullopt;
 }
 
@@ -74,9 +73,8 @@ Exported exported(const ExportOptions& options, const Job& job) {
   if (options.to == "fsdp2") return export_script(job);
   if (options.to == "launch") return launch_file(plan, job.cluster, launcher_of(options), options.program);
   if (options.to == "accelerate") return export_accelerate(as_it_is);
-  if (options.to == "deepspeed") {
+  if (options.to == "deepspeed")
     return is_zero(plan.runtime.kind) ? export_deepspeed(as_it_is) : export_nearest(job, "zero3", export_deepspeed);
-  }
   const auto write = options.to == "torchtitan" ? export_torchtitan : export_torchtitan_registry;
   return plan.runtime.kind == RuntimeKind::kFsdp2 ? write(as_it_is) : export_nearest(job, "fsdp2", write);
 }

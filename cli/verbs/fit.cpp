@@ -43,11 +43,10 @@ ExitCode run_fit(const FitOptions& options) {
     write_file(options.out, plan_file_text(*fitted.job, curve.best->plan, folder));
   }
   if (!curve.best && !options.out.empty()) note(options.out + " is not written: there is no plan");
-  if (options.output.form == Form::kJson) {
+  if (options.output.form == Form::kJson)
     write_answer(document("foreshard.fit/1", to_json(curve)));
-  } else {
+  else
     write_text(budget_text(curve, color_of(options.output.color)));
-  }
   return curve.best ? ExitCode::kOk : ExitCode::kInfeasible;
 }
 

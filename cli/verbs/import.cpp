@@ -43,9 +43,8 @@ namespace fs = std::filesystem;
 bool is_capture_folder(const std::string& path) { return fs::exists(fs::path(path) / "capture.json"); }
 
 ExitCode import_capture(const CaptureImportOptions& options) {
-  if (!std::ranges::all_of(options.files, is_capture_folder)) {
+  if (!std::ranges::all_of(options.files, is_capture_folder))
     throw Error(ExitCode::kUsage, "import: expected captures alone: one, or several of a program at other sizes");
-  }
   auto captures = list_of<Capture>(options.files, [&](const std::string& file) { return read_capture(file); });
   const Capture first = std::move(captures.front());
   captures.erase(captures.begin());

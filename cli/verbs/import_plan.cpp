@@ -35,9 +35,8 @@ Kind kind_of(const std::string& path) {
   if (first != std::string::npos && text[first] == '{') return Kind::kJson;
   for (const char* key : {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:",
                           "per_device_train_batch_size:", "finetuning_type:", "model_name_or_path:", "base_model:",
-                          "_component_:", "micro_batch_size:", "tuner_type:", "rlhf_type:"}) {
+                          "_component_:", "micro_batch_size:", "tuner_type:", "rlhf_type:"})
     if (contains(text, key)) return Kind::kYaml;
-  }
   return Kind::kNone;
 }
 
@@ -52,9 +51,8 @@ ForeignPlan read_settings(const ConfigNode& root, std::int64_t gpus) {
   if (looks_like_accelerate(root)) return read_accelerate(root);
   if (looks_like_megatron(root)) return read_megatron(root);
   for (const char* key : {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu",
-                          "gradient_accumulation_steps", "bf16", "fp16"}) {
+                          "gradient_accumulation_steps", "bf16", "fp16"})
     if (root.is_mapping() && root.has(key)) return read_deepspeed(root);
-  }
   throw root.error("is of no known form",
                    "Hugging Face's config.json, settings of DeepSpeed, Accelerate, TorchTitan, "
                    "Megatron-Bridge, torchtune, LitGPT or transformers' Trainer");
@@ -121,9 +119,8 @@ Import read_all(const ImportOptions& options) {
   Import import = {.model = options.model};
   std::optional<ConfigNode> trainer;  // what may have a runtime's settings beside it
   const auto take_name = [](std::string& file, const std::string& path) {
-    if (!file.empty()) {
+    if (!file.empty())
       throw Error(ExitCode::kUsage, fmt::format("{} and {} are both a trainer's settings", file, path));
-    }
     file = path;
   };
   std::string trainer_file;

@@ -39,9 +39,8 @@ Json to_json(const Cluster& cluster) {
 std::string cluster_text(const Cluster& cluster) {
   std::string text = fmt::format("{}: {} GPUs in {} nodes; rates are per direction\n\n", cluster.spec,
                                  format_count(cluster.gpus), format_count(cluster.nodes()));
-  for (const ShownFigure& figure : shown_figures(cluster)) {
+  for (const ShownFigure& figure : shown_figures(cluster))
     text += fmt::format("{:<26} {:<22} {}\n", figure.path, figure.text, source_of(cluster, figure.path));
-  }
   return text;
 }
 
@@ -110,23 +109,19 @@ ExitCode run_machines(const MachinesOptions& options) {
       write_answer(document("foreshard.topology/1", json));
     } else {
       std::string text;
-      for (const std::string& line : network_lines(cluster, communicators)) {
-        text += "// " + line + "\n";
-      }
+      for (const std::string& line : network_lines(cluster, communicators)) text += "// " + line + "\n";
       write_answer(text + network_dot(cluster, communicators));
     }
     return ExitCode::kOk;
   }
-  if (options.dot && options.name.empty()) {
+  if (options.dot && options.name.empty())
     throw Error(ExitCode::kUsage, "--dot needs a machine or a cluster: foreshard machines 16xh100 --dot");
-  }
   if (!options.name.empty()) {
     const Cluster cluster = machine_or_cluster(options.name);
-    if (options.dot) {
+    if (options.dot)
       write_answer(network_dot(cluster, {}));
-    } else {
+    else
       is_json ? write_answer(document("foreshard.machine/1", to_json(cluster))) : write_text(cluster_text(cluster));
-    }
     return ExitCode::kOk;
   }
   const std::vector<Machine> machines = list_machines();
@@ -134,11 +129,13 @@ ExitCode run_machines(const MachinesOptions& options) {
     write_text(machines_text(machines) + instances_text(list_instances()) + kHowToName);
     return ExitCode::kOk;
   }
-  Json list = json_list(machines, [&](const Machine& machine) -> Json {
-    Json json = to_json(machine.node);
-    json["aliases"] = machine.aliases;
-    return json;
-  });
+  Json list = json_list(
+      machines,
+      [&](const Machine& machine) -> Json {
+        Json json = to_json(machine.node);
+        json["aliases"] = machine.aliases;
+        return json;
+      });
   Json instances = json_list(list_instances(), [&](const Instance& instance) -> Json { return to_json(instance); });
   write_answer(document("foreshard.machines/1", {{"machines", list}, {"instances", instances}}));
   return ExitCode::kOk;

@@ -138,7 +138,8 @@ std::vector<std::string> names_meant(const std::string& text) {
 
 template <typename Entry>
 void keep(std::vector<Entry>& entries, const std::vector<std::string>& names) {
-  std::erase_if(entries, [&](const Entry& entry) { return !contains(names, entry.dims.name); });
+  std::erase_if(
+      entries, [&](const Entry& entry) { return !contains(names, entry.dims.name); });
 }
 
 Json sizes_of(const OneModel& one) {
@@ -251,7 +252,8 @@ ExitCode run_models(const ModelsOptions& options) {
                kOtherModels);
     return ExitCode::kOk;
   }
-  Json models = json_list(entries, [&](const ZooEntry& entry) -> Json { return to_json(entry); });
+  Json models = json_list(
+      entries, [&](const ZooEntry& entry) -> Json { return to_json(entry); });
   Json images = json_list(vision, [&](const VisionEntry& entry) -> Json { return to_json(entry); });
   write_answer(document("foreshard.models/1", {{"models", models}, {"vision", images}}));
   return ExitCode::kOk;

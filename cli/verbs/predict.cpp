@@ -113,11 +113,10 @@ ExitCode compare_runtimes(const CompareOptions& options) {
       one.refused = error.what();
     }
   }
-  if (options.output.form == Form::kText) {
+  if (options.output.form == Form::kText)
     write_text(runtimes_text(forecasts, color_of(options.output.color)));
-  } else {
+  else
     write_answer(document("foreshard.runtimes/1", runtimes_json(forecasts)));
-  }
   return any ? ExitCode::kOk : ExitCode::kInfeasible;
 }
 
@@ -135,14 +134,12 @@ ExitCode run_compare(const CompareOptions& options) {
   }
   const Answer a = answer(first);
   const Answer b = answer(second);
-  for (const auto& [name, side] : {std::pair("first", &a), std::pair("second", &b)}) {
+  for (const auto& [name, side] : {std::pair("first", &a), std::pair("second", &b)})
     if (!side->shortfall.empty()) note(fmt::format("the {} plan {}", name, side->shortfall));
-  }
-  if (options.output.form == Form::kText) {
+  if (options.output.form == Form::kText)
     write_answer(compare_text(a.forecast, a.report, b.forecast, b.report, color_of(options.output.color)));
-  } else {
+  else
     write_answer(document("foreshard.compare/1", compare_json(a.forecast, a.report, b.forecast, b.report)));
-  }
   return a.exit_code() == ExitCode::kOk ? b.exit_code() : a.exit_code();
 }
 

@@ -56,9 +56,8 @@ ExitCode run_report(const ReportOptions& asked) {
     options.answer.clear();
   }
   const bool shows_page = options.html.empty() && options.output.form == Form::kText;
-  if (shows_page && ::isatty(STDOUT_FILENO) != 0) {
+  if (shows_page && ::isatty(STDOUT_FILENO) != 0)
     throw Error(ExitCode::kUsage, "report: name a file with --html FILE, or send standard output to one");
-  }
   ExitCode code = ExitCode::kOk;
   Json document;
   if (!options.answer.empty()) {

@@ -20,9 +20,8 @@ Json body_of(const ScalingCurve& curve) {
   Json body = to_json(curve);
   if (curve.points.empty()) return body;
   const ScalePoint* at = &curve.points.back();
-  for (const ScalePoint& point : curve.points) {
+  for (const ScalePoint& point : curve.points)
     if (point.sized.cluster.gpus == curve.knee) at = &point;
-  }
   const SizedPlan& sized = at->sized;
   const SizedJob& job = *sized.job;
   body["sensitivity"] = sensitivity_json(forecast(job.model, sized.plan, job.costs), job.costs);
@@ -63,17 +62,15 @@ ExitCode run_scale(const ScaleOptions& options) {
   const ScalingCurve curve =
       blame_profile(options.job, [&] { return scale(candidates, std::cref(jobs), options.weak > 0, how); });
   Json json;
-  if (!options.html.empty() || options.output.form == Form::kJson) {
+  if (!options.html.empty() || options.output.form == Form::kJson)
     json = document_json("foreshard.scale/1", body_of(curve));
-  }
   if (!options.html.empty()) write_answer_page(options.html, json, options.output.command);
-  if (options.csv) {
+  if (options.csv)
     write_answer(scale_csv(curve));
-  } else if (options.output.form == Form::kJson) {
+  else if (options.output.form == Form::kJson)
     write_answer(to_text(json));
-  } else {
+  else
     write_text(scale_text(curve, color_of(options.output.color)));
-  }
   return curve.points.empty() ? ExitCode::kInfeasible : ExitCode::kOk;
 }
 

@@ -33,9 +33,8 @@ std::string stack_sentence(const JobOptions& options, const Job& job, const Cost
   const auto add = [&](const std::string& name, double seconds, double base) {
     effects += fmt::format("{}{} {:+.1f} %", effects.empty() ? "" : ", ", name, 100 * (seconds / base - 1));
   };
-  for (std::size_t i = 1; i < open.outcomes.size(); ++i) {
+  for (std::size_t i = 1; i < open.outcomes.size(); ++i)
     add(open.outcomes[i].name, open.outcomes[i].seconds, open.outcomes[0].seconds);
-  }
   const RuntimeKind runtime = job.resolved.plan.runtime.kind;
   if (!is_assumed && runtime != RuntimeKind::kNative) {
     const double seconds = step_seconds(job, costs.calibration());

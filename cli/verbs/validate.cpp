@@ -62,11 +62,10 @@ void remember(const HistoryRow& row) {
 ExitCode validate_listed(const ValidateOptions& options, const Forecast& made) {
   const std::string run = options.run.empty() ? options.trace : options.run;
   const ListedJoin join = join_listed(made, read_listed_run(run, made.plan.rank), options.max_memory_error);
-  if (options.output.form == Form::kJson) {
+  if (options.output.form == Form::kJson)
     write_answer(document("foreshard.collectives/1", to_json(join)));
-  } else {
+  else
     write_text(listed_text(join));
-  }
   return join.passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }
 
@@ -95,9 +94,8 @@ ExitCode run_validate(const ValidateOptions& options) {
   const Report predicted = report_of(job, made, prices);
   const Validation v =
       validate(made, predicted, record, {options.max_step_error, options.max_exposed_error, options.max_memory_error});
-  if (!options.run.empty() && !options.trace.empty()) {
+  if (!options.run.empty() && !options.trace.empty())
     write_file(options.trace, chrome_trace(made, measured_view(made.model, made.plan, made.graph, record)));
-  }
   if (!options.html.empty()) {
     PageDocument page(page_title(job), options.output.command);
     add_forecast(page, job, made, predicted, "forecast");

@@ -94,16 +94,20 @@ void GroupCommunicator::exchange_shards(const void* whole, DType wire, std::size
 
 void GroupCommunicator::reduce_scatter(const void* whole, DType wire, std::size_t elements, float* shard,
                                        SumInto into) {
-  exchange_shards(whole, wire, elements, [&](const auto& pieces, std::size_t begin, std::size_t count) {
-    add_in_order(pieces, wire, count, shard + begin,
-                 into == SumInto::kContinue ? FirstPiece::kAdded : FirstPiece::kCopied);
-  });
+  exchange_shards(
+      whole, wire, elements,
+      [&](const auto& pieces, std::size_t begin, std::size_t count) {
+        add_in_order(pieces, wire, count, shard + begin,
+                     into == SumInto::kContinue ? FirstPiece::kAdded : FirstPiece::kCopied);
+      });
 }
 
 void GroupCommunicator::reduce_scatter_in_pairs(const void* whole, DType dtype, std::size_t elements, void* shard) {
-  exchange_shards(whole, dtype, elements, [&](const auto& pieces, std::size_t begin, std::size_t count) {
-    add_in_pairs(pieces, dtype, count, static_cast<std::byte*>(shard) + begin * at(size_of(dtype)));
-  });
+  exchange_shards(
+      whole, dtype, elements,
+      [&](const auto& pieces, std::size_t begin, std::size_t count) {
+        add_in_pairs(pieces, dtype, count, static_cast<std::byte*>(shard) + begin * at(size_of(dtype)));
+      });
 }
 
 // Of few values: norm weights and biases.

@@ -20,10 +20,12 @@ FailureBoard::FailureBoard(std::shared_ptr<JobStore> store, bool launcher_tells)
 
 void FailureBoard::announce(const std::string& text) const {
   try {
-    call_within(kAnswer, [store = store_, text] {
-      store->set_once(kFailureKey, text);
-      return true;
-    });
+    call_within(
+        kAnswer,
+        [store = store_, text] {
+          store->set_once(kFailureKey, text);
+          return true;
+        });
   } catch (const std::exception&) {  // the store is gone: nobody is there to be told
   }
 }

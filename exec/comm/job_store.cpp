@@ -74,8 +74,9 @@ std::shared_ptr<JobStore> JobStore::serve(int listening_socket, const StoreAddre
 }
 
 std::string JobStore::owner() {
-  return named(address_,
-               [&] { return connection_->whole->check({kOwnerKey}) ? connection_->whole->get_to_str(kOwnerKey) : ""; });
+  return named(
+      address_,
+      [&] { return connection_->whole->check({kOwnerKey}) ? connection_->whole->get_to_str(kOwnerKey) : ""; });
 }
 
 std::shared_ptr<JobStore> JobStore::join(const StoreAddress& address, const std::string& run_id,
@@ -84,31 +85,38 @@ std::shared_ptr<JobStore> JobStore::join(const StoreAddress& address, const std:
 }
 
 void JobStore::set(const std::string& key, const std::string& text) {
-  named(address_, [&] { connection_->store->set(key, text); });
+  named(
+      address_, [&] { connection_->store->set(key, text); });
 }
 
 void JobStore::set_once(const std::string& key, const std::string& text) {
-  named(address_, [&] { connection_->store->compareSet(key, std::string(), text); });
+  named(
+      address_, [&] { connection_->store->compareSet(key, std::string(), text); });
 }
 
 std::int64_t JobStore::add(const std::string& key, std::int64_t amount) {
-  return named(address_, [&] { return connection_->store->add(key, amount); });
+  return named(
+      address_, [&] { return connection_->store->add(key, amount); });
 }
 
 bool JobStore::has(const std::string& key) {
-  return named(address_, [&] { return connection_->store->check({key}); });
+  return named(
+      address_, [&] { return connection_->store->check({key}); });
 }
 
 std::string JobStore::get(const std::string& key) {
-  return named(address_, [&] { return connection_->store->get_to_str(key); });
+  return named(
+      address_, [&] { return connection_->store->get_to_str(key); });
 }
 
 std::vector<std::string> JobStore::get(const std::vector<std::string>& keys) {
-  return named(address_, [&] {
-    std::vector<std::string> texts;
-    for (const auto& bytes : connection_->store->multiGet(keys)) texts.emplace_back(bytes.begin(), bytes.end());
-    return texts;
-  });
+  return named(
+      address_,
+      [&] {
+        std::vector<std::string> texts;
+        for (const auto& bytes : connection_->store->multiGet(keys)) texts.emplace_back(bytes.begin(), bytes.end());
+        return texts;
+      });
 }
 
 bool JobStore::wait(const std::string& key, std::chrono::milliseconds timeout) {

@@ -135,9 +135,8 @@ class ProcessWorld : public World {
     });
     if (!there) return "the store did not answer";
     std::vector<int> absent;
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
+    for (std::size_t i = 0; i < ranks.size(); ++i)
       if (!(*there)[i]) absent.push_back(ranks[i]);
-    }
     return name_ranks(absent.empty() ? ranks : absent) + " did not answer";
   }
 
@@ -150,11 +149,10 @@ class ProcessWorld : public World {
     const bool together = !host.empty() && std::ranges::all_of(ranks, [&](int rank) {
       return meeting_.members[position(rank)].host == host;
     });
-    if (!together) {
+    if (!together)
       reason = "its ranks run on several hosts, or this system lacks pidfd_open";
-    } else {
+    else
       std::tie(memory, reason) = share(key, ranks, index);
-    }
     if (!memory) {
       if (options_.transport != TransportChoice::kShared) return nullptr;
       fail_launch(fmt::format("FORESHARD_TRANSPORT=shm: {} cannot share memory: {}", name_ranks(ranks), reason));
@@ -182,9 +180,8 @@ class ProcessWorld : public World {
         collect(key + "/ticket", ranks, memory ? memory->ticket() : trouble, options_.rendezvous)[0];
     const bool made = ticket.starts_with("/proc/");
     if (index != 0 && made) attempt([&] { return SharedMemory::open(ticket, members); });
-    for (const std::string& theirs : collect(key + "/trouble", ranks, trouble, options_.rendezvous)) {
+    for (const std::string& theirs : collect(key + "/trouble", ranks, trouble, options_.rendezvous))
       if (!theirs.empty()) return {nullptr, theirs};
-    }
     return {std::move(memory), ""};
   }
 
@@ -201,20 +198,18 @@ class ProcessWorld : public World {
 ConnectOptions connect_options(const Environment& environment) {
   ConnectOptions options;
   if (const auto transport = environment("FORESHARD_TRANSPORT")) {
-    if (*transport == "shm") {
+    if (*transport == "shm")
       options.transport = TransportChoice::kShared;
-    } else if (*transport == "gloo") {
+    else if (*transport == "gloo")
       options.transport = TransportChoice::kGloo;
-    } else if (*transport != "auto") {
+    else if (*transport != "auto")
       fail_launch(fmt::format("FORESHARD_TRANSPORT={}: expected auto, shm or gloo", *transport));
-    }
   }
   options.address = environment("FORESHARD_ADDRESS").value_or("");
   if (const auto timeout = environment("FORESHARD_TIMEOUT_S")) {
     const int seconds = parse_number<int>(*timeout).value_or(0);
-    if (seconds < 1 || seconds > 86400) {
+    if (seconds < 1 || seconds > 86400)
       fail_launch(fmt::format("FORESHARD_TIMEOUT_S={}: expected whole seconds from 1 to 86400", *timeout));
-    }
     options.timeout = std::chrono::seconds(seconds);
     options.rendezvous = std::max<milliseconds>(options.timeout, kStartedTogether);
   }

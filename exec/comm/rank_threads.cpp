@@ -28,9 +28,8 @@ void for_each_rank(int size, const std::function<void(World&)>& body) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& error : errors) {
+  for (const std::exception_ptr& error : errors)
     if (error) std::rethrow_exception(error);
-  }
 }
 
 }

@@ -145,9 +145,8 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
   if (store.add("arrived", 1) == launch.size) store.set("ready", "");
   const auto missing = [&] {
     std::vector<int> ranks;
-    for (int other = 0; other < launch.size; ++other) {
+    for (int other = 0; other < launch.size; ++other)
       if (!store.has(fmt::format("size/{}", other))) ranks.push_back(other);
-    }
     std::string text = fmt::format("{} of {} did not come to {} within {} s", name_ranks(ranks), launch.size, at,
                                    seconds(limit.whole));
     store.set_once(kFailureKey, text);

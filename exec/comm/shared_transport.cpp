@@ -156,9 +156,8 @@ class SharedTransport : public Transport {
 
   ~SharedTransport() override {
     close();
-    for (const int fd : pidfds_) {
+    for (const int fd : pidfds_)
       if (fd >= 0) ::close(fd);
-    }
   }
 
   int index() const override { return group_.index; }
@@ -194,9 +193,8 @@ class SharedTransport : public Transport {
 
   void close() {
     layout_.member(index()).closed = 1;
-    for (int peer = 0; peer < size(); ++peer) {
+    for (int peer = 0; peer < size(); ++peer)
       if (peer != index()) ring_bell(layout_.member(peer));
-    }
   }
 
   bool finished() const {

@@ -44,9 +44,8 @@ sockaddr_in resolve(const std::string& host, int port) {
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0) {
+  if (error != 0)
     throw Error(ExitCode::kLaunchFailure, fmt::format("host {} has no address: {}", host, ::gai_strerror(error)));
-  }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
   sockaddr_in address{};
   std::memcpy(&address, found->ai_addr, sizeof address);
@@ -102,9 +101,8 @@ bool is_interface(const std::string& name) { return ::if_nametoindex(name.c_str(
 std::string own_address_towards(const std::string& host) {
   const Socket socket(SOCK_DGRAM);  // connecting one chooses a route and sends nothing
   const sockaddr_in address = resolve(host, 9);
-  if (::connect(socket.fd(), general(address), sizeof address) != 0) {
+  if (::connect(socket.fd(), general(address), sizeof address) != 0)
     throw Error(ExitCode::kLaunchFailure, fmt::format("host {} cannot be reached: {}", host, std::strerror(errno)));
-  }
   const sockaddr_in own = own_name(socket.fd());
   char text[INET_ADDRSTRLEN] = {};
   ::inet_ntop(AF_INET, &own.sin_addr, text, sizeof text);

@@ -74,11 +74,10 @@ void add_blocks(std::span<const void* const> pieces, std::size_t elements, float
     FirstPiece now = first;
     for (const void* piece : pieces) {
       const auto* at = static_cast<const std::byte*>(piece) + begin * Wire::kBytes;
-      if (now == FirstPiece::kAdded) {
+      if (now == FirstPiece::kAdded)
         take<Wire, FirstPiece::kAdded>(at, count, sum + begin);
-      } else {
+      else
         take<Wire, FirstPiece::kCopied>(at, count, sum + begin);
-      }
       now = FirstPiece::kAdded;
     }
   }
@@ -133,11 +132,10 @@ void add_in_pairs(std::span<const void* const> pieces, DType wire, std::size_t e
 
 void add_in_order(std::span<const void* const> pieces, DType wire, std::size_t elements, float* sum, FirstPiece first) {
   FORESHARD_CHECK(wire == DType::kFp32 || wire == DType::kBf16, "sums are of fp32 or bf16");
-  if (wire == DType::kFp32) {
+  if (wire == DType::kFp32)
     add_blocks<Fp32Wire>(pieces, elements, sum, first);
-  } else {
+  else
     add_blocks<Bf16Wire>(pieces, elements, sum, first);
-  }
 }
 
 }

@@ -46,9 +46,8 @@ struct Group {
 // A rank that is gone will not join any more.
 void leave_unless_joined(Group& group, int rank) {
   const std::lock_guard lock(group.mutex);
-  for (std::size_t member = 0; member < group.ranks.size(); ++member) {
+  for (std::size_t member = 0; member < group.ranks.size(); ++member)
     if (group.ranks[member] == rank && !group.joined[member]) group.left[member] = true;
-  }
   group.changed.notify_all();
 }
 
@@ -78,13 +77,11 @@ class ThreadTransport : public Transport {
     }
     group_->changed.notify_all();
     try {
-      for (const Incoming& receive : receives) {
+      for (const Incoming& receive : receives)
         if (receive.bytes > 0) take(receive, lock);
-      }
       std::size_t letter = 0;
-      for (const Outgoing& send : sends) {
+      for (const Outgoing& send : sends)
         if (send.bytes > 0) wait_until_read(letters[letter++], send.peer, lock);
-      }
     } catch (...) {
       take_back(letters, sends, lock);
       throw;
@@ -115,7 +112,8 @@ class ThreadTransport : public Transport {
   }
 
   void wait_until_read(const Letter& letter, int peer, std::unique_lock<std::mutex>& lock) {
-    wait_for(peer, lock, [&] { return letter.state == Letter::State::kRead; });
+    wait_for(
+        peer, lock, [&] { return letter.state == Letter::State::kRead; });
   }
 
   template <typename Ready>
@@ -178,9 +176,8 @@ class ThreadWorld : public World {
     std::shared_ptr<Group>& group = hall_->groups[once];
     if (!group) {
       group = std::make_shared<Group>(ranks);
-      for (const int rank : ranks) {
+      for (const int rank : ranks)
         if (hall_->left[at(rank)]) leave_unless_joined(*group, rank);
-      }
     }
     return std::make_unique<ThreadTransport>(group, static_cast<int>(place - ranks.begin()));
   }
@@ -192,9 +189,8 @@ class ThreadWorld : public World {
     texts[rank_] = text;
     hall_->changed.notify_all();
     const auto missing = [&] {  // a rank that left without its text
-      for (int rank = 0; rank < size(); ++rank) {
+      for (int rank = 0; rank < size(); ++rank)
         if (hall_->left[at(rank)] && !texts.contains(rank)) return rank;
-      }
       return -1;
     };
     const auto complete = [&] { return texts.size() == hall_->left.size(); };

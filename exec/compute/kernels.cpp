@@ -80,11 +80,9 @@ inline __attribute__((always_inline)) void rms_norm_backward_rows(RowShape rows,
     const float scale = rstd[r];
     std::array<float, kLanes> lanes{};
     std::int64_t i = 0;
-    for (; i + kLanes <= rows.width; i += kLanes) {
-      for (std::int64_t j = 0; j < kLanes; ++j) {
+    for (; i + kLanes <= rows.width; i += kLanes)
+      for (std::int64_t j = 0; j < kLanes; ++j)
         lanes[at(j)] += widen(incoming[i + j]) * widen(weight[i + j]) * widen(in[i + j]);
-      }
-    }
     for (; i < rows.width; ++i) lanes[0] += widen(incoming[i]) * widen(weight[i]) * widen(in[i]);
     const float projection = add_lanes(lanes) / static_cast<float>(rows.width) * scale * scale * scale;
     for (i = 0; i < rows.width; ++i) {
@@ -228,11 +226,10 @@ void column_sums(DType dtype, RowShape rows, const void* values, float* sums) {
 }
 
 void copy_to_fp32(DType dtype, std::int64_t count, const void* source, float* target) {
-  if (is_fp32(dtype)) {
+  if (is_fp32(dtype))
     std::memcpy(target, source, at(count) * sizeof(float));
-  } else {
+  else
     widen_all(count, in<Bf16>(source), target);
-  }
 }
 
 void add_to_fp32(DType dtype, std::int64_t count, const void* source, float* target) {
@@ -241,9 +238,8 @@ void add_to_fp32(DType dtype, std::int64_t count, const void* source, float* tar
 
 double negative_log_likelihood(RowShape rows, const float* log_probabilities, const std::int64_t* labels) {
   double sum = 0;
-  for (std::int64_t r = 0; r < rows.count; ++r) {
+  for (std::int64_t r = 0; r < rows.count; ++r)
     sum -= static_cast<double>(log_probabilities[r * rows.width + labels[r]]);
-  }
   return sum;
 }
 

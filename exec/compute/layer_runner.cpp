@@ -65,25 +65,22 @@ void LayerRunner::run_step(const LayerStep& step, const LayerExecution& executio
                            std::span<const Parameter> parameters) {
   std::vector<at::Tensor> inputs;
   inputs.reserve(step.inputs.size());
-  for (const std::int32_t s : step.inputs) {
+  for (const std::int32_t s : step.inputs)
     inputs.push_back(s == LayerStep::kNothing ? at::Tensor() : slot(execution, s));
-  }
   std::vector<at::Tensor> outputs;
   if (step.kind == LayerStep::Kind::kSum) {
     const bool into_second = step.outputs[0] == step.inputs[1];
     outputs = {into_second ? inputs[1].add_(inputs[0]) : inputs[0].add(inputs[1])};
   } else {
     const Operation& operation = operation_of(step, execution);
-    if (step.kind == LayerStep::Kind::kForward) {
+    if (step.kind == LayerStep::Kind::kForward)
       outputs = run_forward(operation, context, parameters, inputs);
-    } else {
+    else
       outputs = run_backward(operation, context, parameters, inputs[0], std::span(inputs).subspan(1));
-    }
   }
   FORESHARD_CHECK(outputs.size() == step.outputs.size(), "an operation made other tensors than listed");
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
+  for (std::size_t i = 0; i < outputs.size(); ++i)
     if (step.outputs[i] != LayerStep::kNothing) slot(execution, step.outputs[i]) = std::move(outputs[i]);
-  }
 }
 
 std::int64_t LayerRunner::held() const { return std::ranges::count_if(slots_, &at::Tensor::defined); }

@@ -75,7 +75,8 @@ void sum_columns(const Call& c, const at::Tensor& values, at::Tensor sums) {
 }
 
 void put_column_sums(const Call& c, const Parameter& parameter, const at::Tensor& values) {
-  put_gradient(c, parameter, at::kFloat, [&](const at::Tensor& place) { sum_columns(c, values, place); });
+  put_gradient(
+      c, parameter, at::kFloat, [&](const at::Tensor& place) { sum_columns(c, values, place); });
 }
 
 // Rows of the incoming gradient belong to the table's rows `ids`. Where the table holds something
@@ -100,9 +101,8 @@ void put_rows(const Parameter& parameter, const at::Tensor& gradient, const at::
   for (std::size_t i = 0; i < order.size();) {
     const std::int64_t own = id[order[i]];
     sum.zero_();
-    for (; i < order.size() && id[order[i]] == own; ++i) {
+    for (; i < order.size() && id[order[i]] == own; ++i)
       add_rows(source, one, gradient.select(0, order[i]).const_data_ptr(), &kFirst, target, sum.mutable_data_ptr());
-    }
     add_rows(target, one, sum.const_data_ptr(), &own, target, table.mutable_data_ptr());
   }
 }
@@ -143,20 +143,21 @@ Tensors product_in_slices(const Call& c, const at::Tensor& x) {
   const auto right = [&](const at::Tensor& w) { return c.operation.transposed_weight ? w : w.t(); };
   const std::int64_t terms = c.context.slices.terms, columns = c.context.slices.columns;
   if (terms > 1) {
-    return {sum_in_pairs(0, terms, [&](std::int64_t j) {
-      at::Tensor out = c.empty(c.operation.n);
-      return at::mm_out(out, slice(x, 1, j, terms), right(terms_of(c, weight, j)));
-    })};
+    return {sum_in_pairs(
+        0, terms,
+        [&](std::int64_t j) {
+          at::Tensor out = c.empty(c.operation.n);
+          return at::mm_out(out, slice(x, 1, j, terms), right(terms_of(c, weight, j)));
+        })};
   }
   at::Tensor out = c.empty(c.operation.n);
   for (std::int64_t j = 0; j < columns; ++j) {
     at::Tensor place = slice(out, 1, j, columns);
     const at::Tensor w = right(columns_of(c, weight, j));
-    if (c.operation.parameters.size() > 1) {
+    if (c.operation.parameters.size() > 1)
       at::addmm_out(place, slice(c.parameter(1).value, 0, j, columns), x, w);
-    } else {
+    else
       at::mm_out(place, x, w);
-    }
   }
   return {out};
 }
@@ -203,11 +204,10 @@ Tensors matrix_product(const Call& c, Inputs in) {
   const at::Tensor& weight = c.parameter(0).value;
   at::Tensor out = c.empty(c.operation.n);
   const at::Tensor right = c.operation.transposed_weight ? weight : weight.t();
-  if (c.operation.parameters.size() > 1) {
+  if (c.operation.parameters.size() > 1)
     at::addmm_out(out, c.parameter(1).value, in[0], right);
-  } else {
+  else
     at::mm_out(out, in[0], right);
-  }
   return {out};
 }
 
@@ -227,9 +227,11 @@ Tensors matrix_product_backward(const Call& c, const at::Tensor& dy, Inputs save
   if (dy.is_cuda() && !is_in_slices(c) && weight.gradient.scalar_type() != dy.scalar_type()) {
     add_product(weight, rows, columns);
   } else {
-    put_gradient(c, weight, dy.scalar_type(), [&](at::Tensor place) {
-      is_in_slices(c) ? weight_in_slices(c, place, dy, x) : void(at::mm_out(place, rows, columns));
-    });
+    put_gradient(
+        c, weight, dy.scalar_type(),
+        [&](at::Tensor place) {
+          is_in_slices(c) ? weight_in_slices(c, place, dy, x) : void(at::mm_out(place, rows, columns));
+        });
   }
   std::vector<at::Tensor> gradients;
   if (c.operation.gradient == GradientRule::kOwn) {
@@ -359,8 +361,8 @@ Tensors rms_norm_of_slice(const Call& c, const at::Tensor& dy, Inputs saved) {
 
 Tensors rms_norm_backward_of(const Call& c, const at::Tensor& dy, Inputs saved) {
   if (c.context.slices.rows > 1) {
-    return norm_backward_in_slices(c, dy, saved,
-                                   [&](const at::Tensor& d, const Tensors& s) { return rms_norm_of_slice(c, d, s); });
+    return norm_backward_in_slices(
+        c, dy, saved, [&](const at::Tensor& d, const Tensors& s) { return rms_norm_of_slice(c, d, s); });
   }
   if (c.context.device != nullptr) {
     auto [dx, weight] =
@@ -395,11 +397,13 @@ Tensors layer_norm_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
   const std::int64_t width = c.parameter(0).value.numel();
   const bool has_bias = c.operation.parameters.size() > 1;
   if (c.context.slices.rows > 1) {
-    return norm_backward_in_slices(c, dy, saved, [&](const at::Tensor& d, const Tensors& s) {
-      auto [dx, weight, bias] = at::native_layer_norm_backward(d, s[0], {width}, s[1], s[2], c.parameter(0).value,
-                                                               bias_of(c), {true, true, has_bias});
-      return Tensors{dx, weight, bias};
-    });
+    return norm_backward_in_slices(
+        c, dy, saved,
+        [&](const at::Tensor& d, const Tensors& s) {
+          auto [dx, weight, bias] = at::native_layer_norm_backward(d, s[0], {width}, s[1], s[2], c.parameter(0).value,
+                                                                   bias_of(c), {true, true, has_bias});
+          return Tensors{dx, weight, bias};
+        });
   }
   auto [dx, weight, bias] = at::native_layer_norm_backward(dy, saved[0], {width}, saved[1], saved[2],
                                                            c.parameter(0).value, bias_of(c), {true, true, has_bias});
@@ -413,9 +417,8 @@ Tensors layer_norm_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
 void rotate_in_place(const Call& c, const at::Tensor& values, bool inverse) {
   const std::int64_t head_dim = c.operation.attention.head_dim;
   const MicroBatch& batch = c.context.batch;
-  if (c.context.device != nullptr) {
+  if (c.context.device != nullptr)
     return device_rotate(*c.context.device, values, c.context.rotary.cos, c.context.rotary.sin, head_dim, inverse);
-  }
   const Rotation rotation = {.tokens = batch.count(),
                              .positions = batch.sequence,
                              .heads = values.size(1) / head_dim,
@@ -436,9 +439,8 @@ at::Tensor positions_of(const Call& c, std::int64_t rows) {
 
 Tensors add(const Call& c, Inputs in) {
   if (in.size() == 1) return {at::add(in[0], c.parameter(0).value)};  // a bias
-  if (c.context.part.count > 1 && in[1].size(0) != in[0].size(0)) {
+  if (c.context.part.count > 1 && in[1].size(0) != in[0].size(0))
     return {at::add(in[0], in[1].index_select(0, positions_of(c, in[0].size(0))))};
-  }
   at::Tensor out = at::empty_like(in[0]);
   if (in[1].size(0) == in[0].size(0)) {
     at::add_out(out, in[0], in[1]);
@@ -575,11 +577,10 @@ Tensors cross_entropy_of_slices(const Call& c, Inputs in) {
   }
   const at::Tensor norm = sum.log_().add_(greatest);
   const at::Tensor loss = norm.sub(chosen).sum(at::kDouble);
-  if (c.context.device != nullptr) {
+  if (c.context.device != nullptr)
     batch.loss_sum.add_(loss);
-  } else {
+  else
     batch.loss = loss.item<double>() / as_double(tokens);
-  }
   const double scale = batch.loss_scale / as_double(tokens);
   for_rows_of_slices(c, in[0], [&](const SliceRows& rows) {
     at::Tensor values = rows.logits.to(at::kFloat, false, /*copy=*/true);
@@ -622,11 +623,10 @@ Tensors cross_entropy(const Call& c, Inputs in) {
     loss += negative_log_likelihood({count, vocabulary}, values, labels + begin);
     part.exp_();
     for (std::int64_t r = 0; r < count; ++r) values[r * vocabulary + labels[begin + r]] -= 1.0F;
-    if (c.context.compute == DType::kFp32) {
+    if (c.context.compute == DType::kFp32)
       at::mul_out(source, part, at::scalar_tensor(scale, part.options()));
-    } else {  // an out of another dtype would cost a copy of the part
+    else  // an out of another dtype would cost a copy of the part
       source.copy_(part.mul_(scale));
-    }
   }
   batch.loss = loss / as_double(tokens);
   return {at::Tensor(), at::Tensor()};

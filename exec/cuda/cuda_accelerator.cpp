@@ -86,9 +86,8 @@ class Nvml {
     unsigned long long mask = 0;
     if (clock_ != nullptr && clock_(device_, 1, &value) == 0) clocks.sm_mhz = static_cast<int>(value);
     if (clock_ != nullptr && clock_(device_, 2, &value) == 0) clocks.memory_mhz = static_cast<int>(value);
-    if (temperature_ != nullptr && temperature_(device_, 0, &value) == 0) {
+    if (temperature_ != nullptr && temperature_(device_, 0, &value) == 0)
       clocks.temperature_c = static_cast<int>(value);
-    }
     if (power_ != nullptr && power_(device_, &value) == 0) clocks.watts = value / 1000.0;
     if (throttle_ != nullptr && throttle_(device_, &mask) == 0) clocks.throttle_mask = mask;
     return clocks;
@@ -109,9 +108,8 @@ class Nvml {
 class CudaAccelerator final : public Accelerator {
  public:
   explicit CudaAccelerator(int device) : device_(static_cast<c10::DeviceIndex>(device)) {
-    if (!at::globalContext().hasCUDA()) {
+    if (!at::globalContext().hasCUDA())
       throw std::runtime_error("LibTorch does not see its CUDA half, which was loaded after it");
-    }
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     FORESHARD_CUDA(cudaSetDevice(device));
     FORESHARD_CUDA(cudaGetDeviceProperties(&properties_, device));
@@ -348,9 +346,8 @@ class CudaAccelerator final : public Accelerator {
   bool rms_norm(const at::Tensor& y, const at::Tensor& rstd, const at::Tensor& x, const at::Tensor& weight,
                 double epsilon) override {
     const NormRows rows = rows_of(x, weight);
-    for (const at::Tensor* t : {&y, &x, &weight}) {
+    for (const at::Tensor* t : {&y, &x, &weight})
       if (!is_packed(*t) || t->scalar_type() != x.scalar_type()) return false;
-    }
     if (!takes_norm(type_of(x.scalar_type()), rows)) return false;
     check(foreshard::cuda::rms_norm(type_of(x.scalar_type()), rows, x.const_data_ptr(), weight.const_data_ptr(),
                                     static_cast<float>(epsilon), y.mutable_data_ptr(), rstd.mutable_data_ptr<float>(),
@@ -377,9 +374,8 @@ class CudaAccelerator final : public Accelerator {
     return true;
   }
   bool silu_multiply(const at::Tensor& out, const at::Tensor& gate, const at::Tensor& up) override {
-    for (const at::Tensor* t : {&out, &gate, &up}) {
+    for (const at::Tensor* t : {&out, &gate, &up})
       if (!is_packed(*t) || !same_kind(*t, out)) return false;
-    }
     check(foreshard::cuda::silu_multiply(type_of(out.scalar_type()), out.numel(), gate.const_data_ptr(),
                                          up.const_data_ptr(), out.mutable_data_ptr(), stream()),
           "silu_multiply");
@@ -387,9 +383,8 @@ class CudaAccelerator final : public Accelerator {
   }
   bool silu_multiply_backward(const at::Tensor& d_gate, const at::Tensor& d_up, const at::Tensor& dy,
                               const at::Tensor& gate, const at::Tensor& up) override {
-    for (const at::Tensor* t : {&d_gate, &d_up, &dy, &gate, &up}) {
+    for (const at::Tensor* t : {&d_gate, &d_up, &dy, &gate, &up})
       if (!is_packed(*t) || !same_kind(*t, dy)) return false;
-    }
     check(foreshard::cuda::silu_multiply_backward(type_of(dy.scalar_type()), dy.numel(), dy.const_data_ptr(),
                                                   gate.const_data_ptr(), up.const_data_ptr(), d_gate.mutable_data_ptr(),
                                                   d_up.mutable_data_ptr(), stream()),
@@ -430,11 +425,9 @@ class CudaAccelerator final : public Accelerator {
     CudaAdamW(CudaAccelerator& device, std::span<const AdamWPiece> pieces, const Optimizer& numbers)
         : device_(device), numbers_{numbers.beta1, numbers.beta2, numbers.epsilon} {
       std::vector<AdamWChunk> chunks;
-      for (std::size_t p = 0; p < pieces.size(); ++p) {
-        for (std::int64_t begin = 0; begin < pieces[p].count; begin += kAdamWChunk) {
+      for (std::size_t p = 0; p < pieces.size(); ++p)
+        for (std::int64_t begin = 0; begin < pieces[p].count; begin += kAdamWChunk)
           chunks.push_back({begin, static_cast<unsigned>(p)});
-        }
-      }
       count_ = static_cast<unsigned>(chunks.size());
       pieces_ = put(pieces);
       chunks_ = put(std::span<const AdamWChunk>(chunks));
@@ -577,15 +570,13 @@ extern "C" __attribute__((visibility("default"))) foreshard::Accelerator* foresh
     return static_cast<foreshard::Accelerator*>(nullptr);
   };
   try {
-    if (version != foreshard::kAcceleratorVersion) {
+    if (version != foreshard::kAcceleratorVersion)
       return say("libforeshard_cuda.so is of another version than the program");
-    }
     int count = 0;
     const cudaError_t code = cudaGetDeviceCount(&count);
     if (code != cudaSuccess) return say(std::string("no CUDA device: ") + cudaGetErrorString(code));
-    if (device < 0 || device >= count) {
+    if (device < 0 || device >= count)
       return say("GPU " + std::to_string(device) + " was asked for, this machine has " + std::to_string(count));
-    }
     return new foreshard::cuda::CudaAccelerator(device);
   } catch (const std::exception& error) {
     return say(error.what());

@@ -141,19 +141,13 @@ __global__ void __launch_bounds__(kRowThreads)
   const auto gradient = [&](float value, std::int64_t i) {
     return narrow<T>((__expf(value - shift) - (i == label ? 1.0F : 0.0F)) * scale);
   };
-  for (std::int64_t i = threadIdx.x; i < before; i += blockDim.x) {
-    row[i] = gradient(widen(row[i]), i);
-  }
+  for (std::int64_t i = threadIdx.x; i < before; i += blockDim.x) row[i] = gradient(widen(row[i]), i);
   for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) {
     Pack<T> pack = packs[i];
-    for (int j = 0; j < kCount; ++j) {
-      pack.values[j] = gradient(widen(pack.values[j]), before + i * kCount + j);
-    }
+    for (int j = 0; j < kCount; ++j) pack.values[j] = gradient(widen(pack.values[j]), before + i * kCount + j);
     packs[i] = pack;
   }
-  for (std::int64_t i = behind + threadIdx.x; i < width; i += blockDim.x) {
-    row[i] = gradient(widen(row[i]), i);
-  }
+  for (std::int64_t i = behind + threadIdx.x; i < width; i += blockDim.x) row[i] = gradient(widen(row[i]), i);
 }
 
 unsigned blocks_for(std::int64_t items) {
@@ -220,15 +214,14 @@ cudaError_t add_rows(Type values_type, Type table_type, std::int64_t rows, std::
   const auto* bf16 = static_cast<const __nv_bfloat16*>(values);
   auto* fp32_table = static_cast<float*>(table);
   auto* bf16_table = static_cast<__nv_bfloat16*>(table);
-  if (values_type == Type::kFp32 && table_type == Type::kFp32) {
+  if (values_type == Type::kFp32 && table_type == Type::kFp32)
     add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, fp32, ids, fp32_table);
-  } else if (values_type == Type::kFp32) {
+  else if (values_type == Type::kFp32)
     add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, fp32, ids, bf16_table);
-  } else if (table_type == Type::kFp32) {
+  else if (table_type == Type::kFp32)
     add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, bf16, ids, fp32_table);
-  } else {
+  else
     add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, bf16, ids, bf16_table);
-  }
   return cudaGetLastError();
 }
 

@@ -45,9 +45,8 @@ class NcclCommunicator final : public DeviceCommunicator {
 
   explicit NcclCommunicator(const NcclGroup& group) : place_{group.name, group.index, group.size, group.timeout_s} {
     ncclUniqueId id;
-    if (group.unique_id.size() != sizeof id.internal) {
+    if (group.unique_id.size() != sizeof id.internal)
       throw std::runtime_error("an NCCL id of " + std::to_string(group.unique_id.size()) + " bytes");
-    }
     std::memcpy(id.internal, group.unique_id.data(), sizeof id.internal);
     ncclConfig_t config = config_of(place_.name, group.max_ctas);
     config.blocking = 0;
@@ -64,11 +63,10 @@ class NcclCommunicator final : public DeviceCommunicator {
   ~NcclCommunicator() override {
     if (communicator_ == nullptr || aborted_.exchange(true)) return;
     // A peer that is gone would keep ncclCommFinalize waiting; the watchdog aborts then.
-    if (ncclCommFinalize(communicator_) == ncclSuccess || poll(Clock::now() + kFinalize)) {
+    if (ncclCommFinalize(communicator_) == ncclSuccess || poll(Clock::now() + kFinalize))
       ncclCommDestroy(communicator_);
-    } else {
+    else
       ncclCommAbort(communicator_);
-    }
   }
 
   std::unique_ptr<DeviceCommunicator> split(const CommunicatorPart& part) override {
@@ -77,8 +75,8 @@ class NcclCommunicator final : public DeviceCommunicator {
     ncclComm_t communicator = nullptr;
     try {
       settle(ncclCommSplit(communicator_, part.colour, part.index, &communicator, &config), "ncclCommSplit");
-      wait_for("ncclCommSplit",
-               [&] { return std::atomic_ref(communicator).load(std::memory_order_acquire) != nullptr; });
+      wait_for(
+          "ncclCommSplit", [&] { return std::atomic_ref(communicator).load(std::memory_order_acquire) != nullptr; });
       wait_for("ncclCommSplit", [&] { return is_settled(communicator, "ncclCommSplit"); });
     } catch (...) {
       abort();  // also ends the thread that makes the part and writes where it is
@@ -151,11 +149,10 @@ class NcclCommunicator final : public DeviceCommunicator {
 
   void settle(ncclResult_t result, const char* call) {
     if (aborted_) throw std::runtime_error(std::string(call) + ": " + place_.name + " was aborted");
-    if (result == ncclInProgress) {
+    if (result == ncclInProgress)
       wait_for(call, [&] { return is_settled(communicator_, call); });
-    } else {
+    else
       check(result, call, communicator_);
-    }
   }
 
   // Throws where it ended with an error.

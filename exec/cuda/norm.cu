@@ -33,9 +33,8 @@ __global__ void __launch_bounds__(kThreads)
     const int i = static_cast<int>(threadIdx.x) + k * kThreads;
     if (i >= packs) continue;
     const Pack<T> w = weight[i];
-    for (int j = 0; j < Pack<T>::kCount; ++j) {
+    for (int j = 0; j < Pack<T>::kCount; ++j)
       own[k].values[j] = narrow<T>(widen(own[k].values[j]) * scale * widen(w.values[j]));
-    }
     y[i] = own[k];
   }
 }
@@ -101,16 +100,13 @@ __global__ void column_sums_kernel(int rows, int width, const float* values, T* 
   __shared__ float parts[kRows][kColumns + 1];
   const int column = static_cast<int>(blockIdx.x) * kColumns + static_cast<int>(threadIdx.x);
   float sum = 0.0F;
-  for (int r = static_cast<int>(threadIdx.y); column < width && r < rows; r += kRows) {
+  for (int r = static_cast<int>(threadIdx.y); column < width && r < rows; r += kRows)
     sum += values[static_cast<std::size_t>(r) * width + column];
-  }
   parts[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   // A warp for every column, now.
   sum = parts[threadIdx.x][threadIdx.y];
-  for (int offset = kColumns / 2; offset > 0; offset /= 2) {
-    sum += __shfl_xor_sync(0xffffffffU, sum, offset);
-  }
+  for (int offset = kColumns / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
   const int own = static_cast<int>(blockIdx.x) * kColumns + static_cast<int>(threadIdx.y);
   if (threadIdx.x == 0 && own < width) sums[own] = narrow<T>(sum);
 }
@@ -147,9 +143,8 @@ std::int64_t blocks_at_once(int packs) {
       if (cudaGetDevice(&device) != cudaSuccess ||
           cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
           cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_each, rms_norm_backward_kernel<T, decltype(each)::value>,
-                                                        kThreads, 0) != cudaSuccess) {
+                                                        kThreads, 0) != cudaSuccess)
         return 1;
-      }
       return processors * of_each;
     }();
     blocks = at_once;

@@ -34,9 +34,7 @@ template <int kCount>
 __device__ Held<kCount> take_registers() {
   Held<kCount> held;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    asm volatile("mov.u32 %0, %%clock;" : "=r"(held.numbers[i]));
-  }
+  for (int i = 0; i < kCount; ++i) asm volatile("mov.u32 %0, %%clock;" : "=r"(held.numbers[i]));
   return held;
 }
 
@@ -122,9 +120,8 @@ __global__ void __launch_bounds__(kPacedThreads, 1)
     if (s + 1 < slices) until_due(start, nanoseconds, s + 1, slices);
   }
   for (std::size_t i = words * 16 + first; i < bytes; i += stride) {
-    for (int p = 0; p < ranks; ++p) {
+    for (int p = 0; p < ranks; ++p)
       if (p != index) whole[static_cast<std::size_t>(p) * bytes + i] = own[i];
-    }
   }
   hold(clock, start, nanoseconds);
   give_registers(held, nanoseconds, clock);
@@ -187,9 +184,7 @@ __global__ void __launch_bounds__(kPacedThreads, 1)
   auto* wide = reinterpret_cast<float4*>(values);
 #pragma unroll 4
   for (std::size_t i = first; i < quads; i += stride) __stcg(wide + i, __ldcg(wide + i));
-  for (std::size_t i = quads * 4 + first; i < count; i += stride) {
-    __stcg(values + i, __ldcg(values + i));
-  }
+  for (std::size_t i = quads * 4 + first; i < count; i += stride) __stcg(values + i, __ldcg(values + i));
   hold(clock, start, nanoseconds);
   give_registers(held, nanoseconds, clock);
 }

@@ -88,9 +88,8 @@ std::string append_text(const fs::path& path, std::string& image) {
 const char* to_string(TokenFormat format) { return word_at(format, {"auto", "bytes", "u16", "u32"}); }
 
 TokenFormat parse_token_format(std::string_view word) {
-  for (const TokenFormat format : {TokenFormat::kAuto, TokenFormat::kBytes, TokenFormat::kU16, TokenFormat::kU32}) {
+  for (const TokenFormat format : {TokenFormat::kAuto, TokenFormat::kBytes, TokenFormat::kU16, TokenFormat::kU32})
     if (word == to_string(format)) return format;
-  }
   throw Error(ExitCode::kUsage, fmt::format("{} is no token format; expected auto, bytes, u16 or u32", quote(word)));
 }
 
@@ -103,20 +102,18 @@ TokenStore::TokenStore(const fs::path& path, TokenFormat format, std::int64_t vo
   if (status.type() == fs::file_type::none) fail("cannot be read: " + error.message());
   if (status.type() == fs::file_type::directory) {
     if (format_ == TokenFormat::kAuto) format_ = TokenFormat::kBytes;
-    if (format_ != TokenFormat::kBytes) {
+    if (format_ != TokenFormat::kBytes)
       fail(fmt::format("is a folder, which is read as bytes, not as {}", to_string(format_)));
-    }
     try {
       read_folder();
     } catch (const fs::filesystem_error& failure) {
       fail("cannot be read: " + failure.code().message());
     }
   } else if (status.type() == fs::file_type::regular) {
-    if (format_ == TokenFormat::kAuto && path_.extension() == ".bin") {
+    if (format_ == TokenFormat::kAuto && path_.extension() == ".bin")
       format_ = vocabulary_ <= 65536 ? TokenFormat::kU16 : TokenFormat::kU32;
-    } else if (format_ == TokenFormat::kAuto) {
+    else if (format_ == TokenFormat::kAuto)
       format_ = TokenFormat::kBytes;
-    }
     open_file();
   } else {
     fail("is neither a regular file nor a folder");

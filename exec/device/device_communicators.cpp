@@ -156,9 +156,8 @@ class SharedDeviceCommunicator final : public DeviceCommunicator {
     await(exchange({nullptr, read_}));
   }
   std::vector<View> await(std::vector<View> views) {
-    for (int p = 0; p < size(); ++p) {
+    for (int p = 0; p < size(); ++p)
       if (p != index()) device_.wait(views[at(p)].event);
-    }
     return views;
   }
 
@@ -198,9 +197,8 @@ std::string hex(const std::string& bytes) {
 }
 std::string unhex(const std::string& text) {
   std::string bytes;
-  for (std::size_t i = 0; i + 1 < text.size(); i += 2) {
+  for (std::size_t i = 0; i + 1 < text.size(); i += 2)
     bytes.push_back(static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16)));
-  }
   return bytes;
 }
 
@@ -228,8 +226,8 @@ double paced_overhead(Accelerator& accelerator, int ctas) {
   constexpr int kRuns = 11;
   double least = std::numeric_limits<double>::infinity();
   for (int run = 0; run < kRuns; ++run) {
-    least = std::min(least,
-                     device_seconds(accelerator, [&] { accelerator.spin(static_cast<std::int64_t>(kRequest), ctas); }));
+    least = std::min(least, device_seconds(
+                                accelerator, [&] { accelerator.spin(static_cast<std::int64_t>(kRequest), ctas); }));
   }
   return std::max(0.0, least - kRequest * 1e-9);  // others on the machine only add to it
 }

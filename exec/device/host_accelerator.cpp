@@ -97,9 +97,8 @@ void paced_move(const PacedCollective& c) {
   auto* whole = static_cast<std::byte*>(c.whole);
   if (c.kind == PacedCollective::Kind::kAllGather) {
     const std::byte* own = whole + at(c.index) * bytes;
-    for (int p = 0; p < c.ranks; ++p) {
+    for (int p = 0; p < c.ranks; ++p)
       if (p != c.index) std::memcpy(whole + at(p) * bytes, own, bytes);
-    }
   } else if (c.kind == PacedCollective::Kind::kReduceScatter) {
     std::vector<const void*> pieces;
     for (int p = 0; p < c.ranks; ++p) pieces.push_back(whole + at(p) * bytes);

@@ -51,9 +51,8 @@ fs::path plugin_path() {
   if (const char* named = std::getenv("FORESHARD_CUDA_PLUGIN")) return named;
   std::error_code ignored;
   const fs::path program = fs::read_symlink("/proc/self/exe", ignored).parent_path();
-  for (const fs::path& folder : {program, program / "../lib", program / "../../lib"}) {
+  for (const fs::path& folder : {program, program / "../lib", program / "../../lib"})
     if (fs::exists(folder / kPlugin, ignored)) return folder / kPlugin;
-  }
   return {};
 }
 
@@ -98,9 +97,8 @@ std::string why_no_gpu() {
 std::unique_ptr<Accelerator> load_accelerator(int device) {
   if (const std::string reason = why_no_gpu(); !reason.empty()) refuse_gpu(reason);
   const fs::path plugin = plugin_path();
-  if (plugin.empty()) {
+  if (plugin.empty())
     refuse_gpu(fmt::format("{} is not beside the program; it is built where a CUDA toolkit is", kPlugin));
-  }
   load_cuda_half();
   void* library = dlopen(plugin.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) refuse_gpu(fmt::format("{} could not be loaded: {}", plugin.string(), linker_error()));

@@ -99,16 +99,20 @@ class WatchedCommunicator final : public DeviceCommunicator {
   int index() const override { return part_->index(); }
   int size() const override { return part_->size(); }
   void all_gather(void* whole, std::size_t shard_bytes, DType dtype) override {
-    watch_.run(all_gather_.c_str(), [&] { part_->all_gather(whole, shard_bytes, dtype); });
+    watch_.run(
+        all_gather_.c_str(), [&] { part_->all_gather(whole, shard_bytes, dtype); });
   }
   void reduce_scatter(const void* whole, void* shard, std::size_t elements, DType dtype) override {
-    watch_.run(reduce_scatter_.c_str(), [&] { part_->reduce_scatter(whole, shard, elements, dtype); });
+    watch_.run(
+        reduce_scatter_.c_str(), [&] { part_->reduce_scatter(whole, shard, elements, dtype); });
   }
   void all_reduce(float* values, std::size_t count) override {
-    watch_.run(all_reduce_.c_str(), [&] { part_->all_reduce(values, count); });
+    watch_.run(
+        all_reduce_.c_str(), [&] { part_->all_reduce(values, count); });
   }
   void all_reduce(double* values, std::size_t count) override {
-    watch_.run(all_reduce_.c_str(), [&] { part_->all_reduce(values, count); });
+    watch_.run(
+        all_reduce_.c_str(), [&] { part_->all_reduce(values, count); });
   }
   void pace(std::int64_t nanoseconds, int ctas) override { part_->pace(nanoseconds, ctas); }
   bool has_peers() const override { return part_->has_peers(); }

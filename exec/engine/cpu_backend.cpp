@@ -73,9 +73,8 @@ class CpuBackend final : public Backend {
   }
 
   void end_step() override {
-    for (const auto& stream : streams_) {
+    for (const auto& stream : streams_)
       if (stream) stream->drain();
-    }
     if (!events_.failed()) last_end_ns_ = steady_ns();
   }
 
@@ -99,16 +98,16 @@ class CpuBackend final : public Backend {
     for (const auto& communicator : communicators_) communicator->abort();
   }
   void drain() override {
-    for (const auto& stream : streams_) {
+    for (const auto& stream : streams_)
       if (stream) stream->drain();
-    }
   }
 
   int group_index(std::uint8_t c) const override { return communicators_[c]->index(); }
   int group_size(std::uint8_t c) const override { return communicators_[c]->size(); }
 
   void all_gather(EventId id, std::uint8_t c, void* whole, std::size_t shard_bytes) override {
-    paced(id, [&] { communicators_[c]->all_gather(whole, shard_bytes); });
+    paced(
+        id, [&] { communicators_[c]->all_gather(whole, shard_bytes); });
   }
 
   void reduce_scatter(const ReduceScatterCall& call) override {
@@ -135,24 +134,26 @@ class CpuBackend final : public Backend {
   }
 
   void all_reduce_gradient(EventId id, std::uint8_t c, std::span<float> gradient) override {
-    paced(id, [&] { communicators_[c]->all_reduce(gradient); });
+    paced(
+        id, [&] { communicators_[c]->all_reduce(gradient); });
   }
   void layer_collective(const LayerCollectiveCall& call) override {
     GroupCommunicator& communicator = *communicators_[call.communicator];
     paced(call.event, [&] {
-      if (call.kind == EventKind::kAllGather) {
+      if (call.kind == EventKind::kAllGather)
         return communicator.all_gather(call.in.const_data_ptr(), call.out.mutable_data_ptr(), call.in.nbytes());
-      }
       communicator.reduce_scatter_in_pairs(call.in.const_data_ptr(),
                                            call.in.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16,
                                            at(call.out.numel()), call.out.mutable_data_ptr());
     });
   }
   void all_reduce_partial(EventId id, std::uint8_t c, std::byte* values, std::int64_t count) override {
-    paced(id, [&] { communicators_[c]->all_reduce_in_pairs(values, parts_.plan.reduce_dtype, at(count)); });
+    paced(
+        id, [&] { communicators_[c]->all_reduce_in_pairs(values, parts_.plan.reduce_dtype, at(count)); });
   }
   void all_reduce_norm(EventId id, std::uint8_t c) override {
-    paced(id, [&] { communicators_[c]->all_reduce(std::span(norm_digits_)); });
+    paced(
+        id, [&] { communicators_[c]->all_reduce(std::span(norm_digits_)); });
   }
 
   void grad_norm() override {

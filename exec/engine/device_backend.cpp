@@ -78,9 +78,8 @@ class DeviceBackend final : public Backend {
     norm_sum_ = zeros(at::kDouble, kNormDoubles);
     host_norm_ = at::zeros({2}, at::kDouble);
     last_of_stream_.fill(kNoEvent);
-    for (std::size_t i = 0; i < graph_.rows.size(); ++i) {
+    for (std::size_t i = 0; i < graph_.rows.size(); ++i)
       last_of_stream_[at(graph_.rows[i].stream)] = static_cast<EventId>(i);
-    }
     // Paced communicators measure what their kernels cost beside the request: now, while nothing
     // else runs.
     for (std::size_t id = 0; id < graph_.rows.size(); ++id) {
@@ -157,9 +156,8 @@ class DeviceBackend final : public Backend {
     if (own != current_lane_) device_.enter(own);
     current_lane_ = own;
     DeviceStep::RowEvents& events = step.rows[at(id)];
-    for (const EventId awaited : graph_.waits_of(id)) {
+    for (const EventId awaited : graph_.waits_of(id))
       if (graph_.rows[at(awaited)].stream != row.stream) device_.wait(step.rows[at(awaited)].end);
-    }
     device_.record(events.start);
     if (row.communicator != kNoCommunicator) {
       Fifo& fifo = fifo_[row.communicator];
@@ -183,9 +181,8 @@ class DeviceBackend final : public Backend {
     FORESHARD_CHECK(collected_ < issued_, "no step to collect");
     DeviceStep& step = *steps_[at(collected_) % kSteps];
     wait_for(end_of(collected_));
-    for (const EventId last : last_of_stream_) {  // done as well, for the optimizer waits for all
+    for (const EventId last : last_of_stream_)  // done as well, for the optimizer waits for all
       if (last != kNoEvent) wait_for(step.rows[at(last)].end);
-    }
     StepResult result;
     const DeviceEvent begin = end_of(collected_ - 1);
     const auto host_zero = std::chrono::duration<double>(host_zero_.time_since_epoch()).count();
@@ -360,27 +357,22 @@ class DeviceBackend final : public Backend {
   // Waits for a step while looking after the communicators: a lost peer must not hang the host.
   void wait_for(DeviceEvent event) {
     const auto begin = Clock::now();
-    if (std::ranges::none_of(communicators_, [](const auto& communicator) { return communicator->has_peers(); })) {
+    if (std::ranges::none_of(communicators_, [](const auto& communicator) { return communicator->has_peers(); }))
       return device_.synchronize(event);
-    }
     while (!device_.done(event)) {
-      for (const auto& communicator : communicators_) {
-        if (const auto failure = communicator->failure()) {
+      for (const auto& communicator : communicators_)
+        if (const auto failure = communicator->failure())
           throw PeerFailure(-1, fmt::format("{} after {:.0f} s", *failure, seconds_since(begin)));
-        }
-      }
-      if (seconds_since(begin) > kPatience) {
+      if (seconds_since(begin) > kPatience)
         throw PeerFailure(-1, fmt::format("{} was not done within {:.0f} s", oldest_unfinished(), kPatience));
-      }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
   }
 
   std::string oldest_unfinished() {
     const DeviceStep& step = *steps_[at(collected_) % kSteps];
-    for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    for (std::size_t i = 0; i < step.rows.size(); ++i)
       if (!device_.done(step.rows[i].end)) return EventNames(graph_, parts_.model).of(static_cast<EventId>(i));
-    }
     return "the step";
   }
 

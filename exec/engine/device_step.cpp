@@ -22,9 +22,8 @@ DeviceStep::DeviceStep(Accelerator& accelerator, const EventGraph& event_graph)
 DeviceStep::~DeviceStep() {
   if (graph != nullptr) device.free_graph(graph);
   for (const RowEvents& row : rows) {
-    for (DeviceEvent event : {row.start, row.arrive, row.end}) {
+    for (DeviceEvent event : {row.start, row.arrive, row.end})
       if (event != nullptr) device.free_event(event);
-    }
   }
   if (uploaded != nullptr) device.free_event(uploaded);
 }

@@ -36,9 +36,8 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
       shadows_.push_back(tensor_over(unit.shadow, unit.shard, scalar_type(plan.param_dtype), device));
     }
   }
-  if (!fused.empty() && !units.offloads() && plan.param_dtype != DType::kFp16) {
+  if (!fused.empty() && !units.offloads() && plan.param_dtype != DType::kFp16)
     fused_ = accelerator.fused_adamw(fused, plan.optimizer);
-  }
 }
 
 at::Tensor DeviceUpdate::floats(void* memory, std::int64_t count) const {
@@ -49,9 +48,8 @@ void DeviceUpdate::find_gradients() {
   auto places = list_of<const float*>(units_.all(), &UnitMemory::gradient);
   if (places == places_) return;
   places_ = std::move(places);
-  for (std::vector<at::Tensor>* list : {&gradients_, &counted_, &decayed_.gradients, &undecayed_.gradients}) {
+  for (std::vector<at::Tensor>* list : {&gradients_, &counted_, &decayed_.gradients, &undecayed_.gradients})
     list->clear();
-  }
   for (const UnitMemory& unit : units_.all()) {
     gradients_.push_back(floats(unit.gradient, unit.shard));
     if (unit.counted > 0) counted_.push_back(floats(unit.gradient, unit.counted));

@@ -25,9 +25,8 @@ namespace {
 
 std::int64_t head_dim_of(const ModelSpec& model, Function function, std::int64_t otherwise) {
   for (const LayerSpec& kind : model.kinds) {
-    for (const Operation& operation : kind.operations) {
+    for (const Operation& operation : kind.operations)
       if (operation.function == function) return operation.attention.head_dim;
-    }
   }
   return otherwise;
 }
@@ -63,9 +62,8 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
     backend_ = make_cpu_backend(parts);
   } else {
     const c10::Device device = options.device->device();
-    if (const std::string settings = alloc_conf(plan.allocator); !settings.empty()) {
+    if (const std::string settings = alloc_conf(plan.allocator); !settings.empty())
       options.device->set_allocator(settings);
-    }
     rotary_ = {rotary_.cos.to(device), rotary_.sin.to(device)};
     attention_ = attention_kernel({plan.attention, plan.param_dtype, head_dim_of(model, Function::kAttention, 0)},
                                   options.device->info());
@@ -141,7 +139,8 @@ void Engine::issue_rows() {
       backend_->issue(id, [this, call] { backend_->layer_collective(call); });
       rows_->release(id);
     } else {
-      backend_->issue(id, [this, id] { rows_->run(id); });
+      backend_->issue(
+          id, [this, id] { rows_->run(id); });
     }
     rows_->issued(id);
   }

@@ -156,18 +156,22 @@ void engine_check(const MakeAccelerator& make, const std::vector<std::string>& s
     fp32 = train(plan_of(DType::kFp32, 1), make);
     return compare(fp32, train(plan_of(DType::kFp32, 1), host_accelerator), 1e-4);
   });
-  check("engine_bf16", [&] {
-    bf16 = train(plan_of(DType::kBf16, 1), make);
-    return compare(bf16, train(plan_of(DType::kBf16, 1), host_accelerator), 2e-2) +
-           fmt::format(", {:.1f} us of host per row", bf16.host_us_per_row);
-  });
-  check("engine_gpt2", [&] {
-    const auto run = [&](DType dtype, const MakeAccelerator& where) {
-      return train(plan_of(dtype, 1), where, kTrainedSteps, Steps::kIssued, "gpt2");
-    };
-    return compare(run(DType::kFp32, make), run(DType::kFp32, host_accelerator), 1e-4) + "; bf16 " +
-           compare(run(DType::kBf16, make), run(DType::kBf16, host_accelerator), 2e-2);
-  });
+  check(
+      "engine_bf16",
+      [&] {
+        bf16 = train(plan_of(DType::kBf16, 1), make);
+        return compare(bf16, train(plan_of(DType::kBf16, 1), host_accelerator), 2e-2) +
+               fmt::format(", {:.1f} us of host per row", bf16.host_us_per_row);
+      });
+  check(
+      "engine_gpt2",
+      [&] {
+        const auto run = [&](DType dtype, const MakeAccelerator& where) {
+          return train(plan_of(dtype, 1), where, kTrainedSteps, Steps::kIssued, "gpt2");
+        };
+        return compare(run(DType::kFp32, make), run(DType::kFp32, host_accelerator), 1e-4) + "; bf16 " +
+               compare(run(DType::kBf16, make), run(DType::kBf16, host_accelerator), 2e-2);
+      });
   check("engine_two_ranks_one_device", [&] { return compare(train(plan_of(DType::kBf16, 2), make), bf16, 2e-2); });
   check("engine_graph", [&] {
     const Run issued = train(plan_of(DType::kFp32, 1), make, kGraphSteps);

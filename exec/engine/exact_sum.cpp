@@ -43,9 +43,8 @@ double ExactSum::value() const {
     d[i] &= static_cast<std::int64_t>(kDigitMask);
   }
   long double sum = 0;
-  for (std::size_t i = kDigits; i-- > 0;) {
+  for (std::size_t i = kDigits; i-- > 0;)
     sum += std::ldexp(static_cast<long double>(d[i]), static_cast<int>(32 * i) - kBias);
-  }
   return static_cast<double>(sum);
 }
 

@@ -30,9 +30,8 @@ std::vector<EventId> last_gradient_rows(const EventGraph& graph) {
     const EventKind kind = graph.rows[id].kind;
     const std::int32_t unit = graph.details[id].unit;
     if (unit >= 0 && (kind == EventKind::kReduceScatter || kind == EventKind::kAccumulate ||
-                      kind == EventKind::kAllReduce || kind == EventKind::kBackward)) {
+                      kind == EventKind::kAllReduce || kind == EventKind::kBackward))
       rows[at(unit)] = static_cast<EventId>(id);
-    }
   }
   return rows;
 }
@@ -68,9 +67,8 @@ std::string Engine::find_not_finite_parameter() {
       const std::int64_t at = first_not_finite(values);
       if (at == unit.shard) continue;
       std::string name = unit.name;
-      for (const ShardPiece& piece : pieces_of(unit)) {
+      for (const ShardPiece& piece : pieces_of(unit))
         if (at >= piece.begin && at < piece.begin + piece.count) name = parameter_name(model_, *piece.parameter);
-      }
       return name + (is_master ? "" : kMoments[array - 1]);
     }
   }

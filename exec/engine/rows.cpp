@@ -14,9 +14,8 @@ Rows::Rows(const RankParts& parts, const EventGraph& graph, Of of)
       of_(of),
       layers_(parts.model, graph, cuts_layers(parts.plan) ? slices_of_part(parts.whole, parts.plan) : SlicesOfPart()),
       places_(graph.buffers.size(), nullptr) {
-  for (std::size_t i = 0; i < graph.persistent.size(); ++i) {
+  for (std::size_t i = 0; i < graph.persistent.size(); ++i)
     places_[at(graph.persistent[i] - graph.first_own_buffer)] = parts.units.place(i);
-  }
 }
 
 void Rows::begin(std::int64_t number, std::span<MicroBatch> batches) {
@@ -142,11 +141,10 @@ LayerCollectiveCall Rows::layer_collective(EventId id) {
   const RowDetail& d = detail(id);
   LayerCollectiveCall call{told(id), row(id).kind, row(id).communicator, layers_.tensor(d.other), {}};
   std::vector<std::int64_t> shape = call.in.sizes().vec();
-  if (row(id).kind == EventKind::kAllGather) {
+  if (row(id).kind == EventKind::kAllGather)
     shape[0] *= parts_.plan.mesh.tp;
-  } else {
+  else
     shape[0] /= parts_.plan.mesh.tp;
-  }
   call.out = at::empty(shape, call.in.options());
   layers_.tensor(d.buffer) = call.out;
   return call;
@@ -211,9 +209,8 @@ void Rows::all_gather(EventId id) {
   std::byte* whole = memory(d.buffer);
   const std::size_t bytes =
       at(parts_.units.at(d.unit).padded() / backend.group_size(communicator) * size_of(parts_.plan.param_dtype));
-  if (d.other >= 0) {
+  if (d.other >= 0)
     parts_.units.memory().copy(whole + at(backend.group_index(communicator)) * bytes, memory(d.other), bytes);
-  }
   backend.all_gather(told(id), communicator, whole, bytes);
 }
 
@@ -239,11 +236,10 @@ void Rows::reduce_scatter(EventId id) {
   call.shard = parts_.units.at(d.unit).shard;
   call.whole = memory(d.buffer);
   call.mode = d.sum;
-  if (d.sum == SumMode::kApart) {
+  if (d.sum == SumMode::kApart)
     call.apart = d.other;
-  } else {
+  else
     call.target = floats(d.other);
-  }
   parts_.backend.reduce_scatter(call);
 }
 
@@ -252,11 +248,10 @@ void Rows::accumulate(EventId id) {
   const RowDetail& d = detail(id);
   AccumulateCall call;
   call.slot = find_memory(d.buffer);
-  if (call.slot == nullptr) {
+  if (call.slot == nullptr)
     call.apart = d.buffer;
-  } else if (parts_.debug) {
+  else if (parts_.debug)
     check_gradients(d);
-  }
   call.shard = parts_.units.at(d.unit).shard;
   call.mode = d.sum;
   call.target = floats(d.other);

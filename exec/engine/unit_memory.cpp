@@ -111,13 +111,11 @@ void UnitSet::make_views(const ModelSpec& model) {
                                 &unit.written[p]};
     }
   }
-  for (std::size_t l = 0; l < model.order.size(); ++l) {
+  for (std::size_t l = 0; l < model.order.size(); ++l)
     if (kind_of(l).role == LayerRole::kEmbedding) table = &layers_[l][0];
-  }
   for (std::size_t l = 0; l < model.order.size(); ++l) {
-    for (std::size_t p = 0; p < layers_[l].size(); ++p) {
+    for (std::size_t p = 0; p < layers_[l].size(); ++p)
       if (kind_of(l).parameters[p].tied) layers_[l][p] = *table;
-    }
   }
 }
 

@@ -40,17 +40,16 @@ at::Tensor part(std::byte* base, DType dtype, std::int64_t begin, std::int64_t c
 bool is_residual_projection(const LayerSpec& layer, std::int32_t parameter) {
   for (const Operation& product : layer.operations) {
     if (product.function != Function::kMatrixProduct || product.parameters.front() != parameter) continue;
-    for (const Operation& sum : layer.operations) {
+    for (const Operation& sum : layer.operations)
       if (sum.function == Function::kAdd && contains(sum.inputs, product.outputs.front())) return true;
-    }
   }
   return false;
 }
 
 bool is_norm_weight(const LayerSpec& layer, std::int32_t parameter) {
-  return std::ranges::any_of(layer.operations, [&](const Operation& op) {
-    return op.kind == OperationKind::kNorm && op.parameters.front() == parameter;
-  });
+  return std::ranges::any_of(
+      layer.operations,
+      [&](const Operation& op) { return op.kind == OperationKind::kNorm && op.parameters.front() == parameter; });
 }
 
 // Two of four standard normals per counter: Box and Muller's transform of Philox words.

@@ -53,9 +53,8 @@ class Variables {
 
   // The first of `names` that is set; names[0] when none is.
   std::string first_of(const std::vector<std::string>& names) const {
-    for (const std::string& name : names) {
+    for (const std::string& name : names)
       if (has(name)) return name;
-    }
     return names.front();
   }
 
@@ -75,16 +74,14 @@ Launch read_ranks(const Variables& reader, const Names& names) {
   Launch launch;
   launch.size = reader.needed_number(names.size, names.rank, 1);
   launch.rank = reader.needed_number(names.rank, names.size, 0);
-  if (launch.rank >= launch.size) {
+  if (launch.rank >= launch.size)
     fail_launch(fmt::format("{}={} is not below {}={}", names.rank, launch.rank, names.size, launch.size));
-  }
   const auto local_rank = reader.number(names.local_rank, 0, Variables::kMost);
   const auto local_size = reader.number(names.local_size, 1, launch.size);
   launch.local_rank = local_rank.value_or(0);
   launch.local_size = local_size.value_or(1);
-  if (local_rank && local_size && *local_rank >= *local_size) {
+  if (local_rank && local_size && *local_rank >= *local_size)
     fail_launch(fmt::format("{}={} is not below {}={}", names.local_rank, *local_rank, names.local_size, *local_size));
-  }
   return launch;
 }
 

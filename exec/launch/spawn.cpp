@@ -85,9 +85,8 @@ void LineForwarder::forward() {
     }
     rest_.append(bytes, at(count));
     std::string lines;
-    for (std::size_t end = 0; (end = rest_.find('\n')) != std::string::npos; rest_.erase(0, end + 1)) {
+    for (std::size_t end = 0; (end = rest_.find('\n')) != std::string::npos; rest_.erase(0, end + 1))
       lines += prefix_ + rest_.substr(0, end + 1);
-    }
     write_whole(lines);
   }
 }
@@ -176,9 +175,8 @@ class Job {
 
   ~Job() {  // also when a rank could not be started
     signal_all(SIGKILL);
-    for (Rank& rank : ranks_) {
+    for (Rank& rank : ranks_)
       if (rank.process > 0 && !rank.status) ::waitpid(rank.process, nullptr, 0);
-    }
   }
 
   int run() {
@@ -228,9 +226,8 @@ class Job {
       say(fmt::format("{} cannot be started: {}", options_.program, std::strerror(errno)));
       ::_exit(kFailedLaunch);
     }
-    if (process < 0) {
+    if (process < 0)
       throw Error(ExitCode::kLaunchFailure, fmt::format("rank {} cannot be started: {}", rank, std::strerror(errno)));
-    }
     ranks_[at(rank)].process = process;
     if (rank == 0) return;
     ::close(output[1]);
@@ -239,13 +236,13 @@ class Job {
   }
 
   std::ptrdiff_t running() const {
-    return std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.status.has_value(); });
+    return std::ranges::count_if(
+        ranks_, [](const Rank& rank) { return !rank.status.has_value(); });
   }
 
   void signal_all(int signal) {
-    for (const Rank& rank : ranks_) {
+    for (const Rank& rank : ranks_)
       if (rank.process > 0 && !rank.status) ::kill(rank.process, signal);
-    }
   }
 
   void wait_for_news() {

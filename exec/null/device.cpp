@@ -202,11 +202,10 @@ bool copy_bytes(void* to, const void* from, std::uint64_t bytes) {
   }
   const Held<State> s;
   if (!is_device(from)) {
-    if (bytes <= kKnownBytes) {
+    if (bytes <= kKnownBytes)
       remember(*s, number(to), static_cast<const char*>(from), bytes);
-    } else {
+    else
       forget_range(*s, number(to), bytes);
-    }
     return false;
   }
   const char* const known = find_known(*s, number(from), bytes);
@@ -304,9 +303,8 @@ Touched touch(const std::uint64_t* words, std::size_t count) {
     if (is_new && !is_told) forget_range(*s, it->first, it->second);
   }
   std::uint64_t most = 0;  // of the blocks that are given whole
-  for (const auto& [block, part] : parts) {
+  for (const auto& [block, part] : parts)
     if (part == s->blocks.at(block)) most = std::max(most, part);
-  }
   Touched touched;
   for (const auto& [block, part] : parts) {
     const std::uint64_t bytes = most == 0 ? part : std::min(part, most);

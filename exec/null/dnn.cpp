@@ -327,9 +327,8 @@ API Status cudnnBackendGetAttribute(void* descriptor, int name, int type, std::i
   if (it != of->attributes.end()) {
     if (count != nullptr) *count = it->second.count;
     const auto most = std::min(requested, it->second.count);
-    if (values != nullptr && most > 0) {
+    if (values != nullptr && most > 0)
       std::memcpy(values, it->second.bytes.data(), size_of_attribute(type) * static_cast<std::size_t>(most));
-    }
     return kSuccess;
   }
   const bool is_number = type == kInt64 || type == kInt32;

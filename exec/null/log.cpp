@@ -153,11 +153,10 @@ Line& Line::operator<<(std::int64_t number) {
 
 Line::~Line() {
   State& s = state<State>();
-  if (std::exchange(s.line_is_of_graph, false)) {
+  if (std::exchange(s.line_is_of_graph, false))
     s.graphs.back().lines.back().numbers = s.line;
-  } else {
+  else
     s.buffer += '\n';
-  }
   if (s.file < 0 || getpid() != s.owner) {
     s.buffer.clear();
   } else if (s.buffer.size() > kWriteAt) {

@@ -124,9 +124,8 @@ void gather_broadcasts() {
   const std::vector<GroupBroadcast> all = std::exchange(group_broadcasts, {});
   const auto own = std::find_if(all.begin(), all.end(), [](const auto& b) { return b.is_root; });
   if (own == all.end()) return;
-  for (const GroupBroadcast& other : all) {
+  for (const GroupBroadcast& other : all)
     if (!other.is_root && other.bytes == own->bytes) repeat(own->at, other.at, own->bytes, 1);
-  }
 }
 
 }
@@ -214,19 +213,18 @@ API Status ncclAllReduce(const void* from, void* to, std::size_t count, int type
                          StreamHandle stream) {
   constexpr int kSum = 0, kMax = 2, kMin = 3, kAverage = 4;          // ncclRedOp_t
   constexpr int kInt32 = 2, kInt64 = 4, kFloat32 = 7, kFloat64 = 8;  // ncclDataType_t
-  if (operation == kMax || operation == kMin || operation == kAverage) {
+  if (operation == kMax || operation == kMin || operation == kAverage)
     repeat(from, to, count * size_of(type), 1);
-  } else if (operation == kSum && type == kInt64) {
+  else if (operation == kSum && type == kInt64)
     sum<std::int64_t>(from, to, count, static_cast<const Communicator*>(c)->size);
-  } else if (operation == kSum && type == kInt32) {
+  else if (operation == kSum && type == kInt32)
     sum<std::int32_t>(from, to, count, static_cast<const Communicator*>(c)->size);
-  } else if (operation == kSum && type == kFloat32) {
+  else if (operation == kSum && type == kFloat32)
     sum<float>(from, to, count, static_cast<const Communicator*>(c)->size);
-  } else if (operation == kSum && type == kFloat64) {
+  else if (operation == kSum && type == kFloat64)
     sum<double>(from, to, count, static_cast<const Communicator*>(c)->size);
-  } else {
+  else
     forget(to, count * size_of(type));
-  }
   return collective("all_reduce", c, stream, count, type, {from, count, to, count});
 }
 API Status ncclBroadcast(const void* from, void* to, std::size_t count, int type, int root, Comm c,

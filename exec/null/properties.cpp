@@ -41,9 +41,8 @@ const Properties& properties() {
           {"shared_per_block", &made.shared_per_block},
           {"threads_per_multiprocessor", &made.threads_per_multiprocessor},
           {"blocks_per_multiprocessor", &made.blocks_per_multiprocessor}};
-      for (const auto& [known, place] : numbers) {
+      for (const auto& [known, place] : numbers)
         if (name == known) *place = read_int(value);
-      }
     }
     made.memory = made.memory / 512 * 512;
     made.devices = std::clamp(made.devices, 1, kMostDevices);
@@ -85,15 +84,13 @@ int attribute(int which) {
       {97, p.shared_per_block},
       {106, p.blocks_per_multiprocessor},
       {111, p.major >= 8 ? 1024 : 0}};  // shared memory that is reserved for each block
-  for (const auto& [number, value] : known) {
+  for (const auto& [number, value] : known)
     if (number == which) return value;
-  }
   // Not overlapping, no time limit, not integrated, default mode, no ECC, no PCI device and domain,
   // no TCC, one GPU a board, no host atomics, no pageable access, no multicast, no fabric handles,
   // no GPUDirect storage.
-  for (const int none : {15, 17, 18, 20, 32, 34, 35, 50, 84, 85, 86, 88, 89, 100, 101, 102, 103, 116, 128, 132}) {
+  for (const int none : {15, 17, 18, 20, 32, 34, 35, 50, 84, 85, 86, 88, 89, 100, 101, 102, 103, 116, 128, 132})
     if (none == which) return 0;
-  }
   return 1;
 }
 

@@ -101,9 +101,8 @@ Clock& clock_of(State& s, std::uint64_t stream) {
   if (is_legacy(stream)) {
     for (const std::uint64_t other : s.blocking) join(clock, s.streams[other]);
   } else if (s.blocking.count(stream) != 0) {
-    for (const auto& [other, of] : s.streams) {
+    for (const auto& [other, of] : s.streams)
       if (is_legacy(other)) join(clock, of);
-    }
   }
   join(clock, s.host);
   return clock;
@@ -118,9 +117,8 @@ bool overlap(const Access& a, const Access& b) { return a.begin < b.end && b.beg
 
 // The first of `earlier` that is in conflict with `now`.
 const Access* conflict(const std::vector<Access>& earlier, const Access& now, const Clock& clock) {
-  for (const Access& access : earlier) {
+  for (const Access& access : earlier)
     if ((access.writes || now.writes) && overlap(access, now) && !is_before(access, clock)) return &access;
-  }
   return nullptr;
 }
 
@@ -185,9 +183,8 @@ constexpr const char* kGone = "memory is used after it was given back";
 
 void tell(const Fault& fault) {
   std::string key = fault.what;
-  for (const std::int64_t part : {fault.earlier.name, fault.earlier.source, fault.now.name, fault.now.source}) {
+  for (const std::int64_t part : {fault.earlier.name, fault.earlier.source, fault.now.name, fault.now.source})
     key += ' ' + std::to_string(part);
-  }
   {
     const Held<State> s;
     if (s->told.size() >= kMostTold || !s->told.insert(key).second) return;
@@ -241,9 +238,8 @@ std::vector<Fault> faults_of(State& s, const Access& work, const std::vector<Use
       now.writes = use.kind != Use::Kind::kReads;
       Access any = now;
       any.writes = true;
-      if (const Access* const with = conflict(block->before, any, clock)) {
+      if (const Access* const with = conflict(block->before, any, clock))
         faults.push_back({"memory is handed out while a stream still needs it", *with, now, now.end - now.begin});
-      }
     } else if (const Access* const with = conflict(block->users, now, clock)) {
       const char* const what = !with->writes ? "memory is written while it is still read"
                                : now.writes  ? "memory is written twice at once"

@@ -83,9 +83,8 @@ void add_lists(std::uintptr_t at, const ArgumentWords& said, unsigned blocks, st
 void add_table(std::uint64_t table, std::vector<Use>& uses) {
   for (std::uint64_t word = 0; known_bytes(&word, reinterpret_cast<const void*>(table), sizeof word) &&
                                is_device(reinterpret_cast<const void*>(word));
-       table += sizeof word) {
+       table += sizeof word)
     uses.push_back({word, 0, Use::Kind::kUnknown, false});
-  }
 }
 
 // The lambda of at::native's gpu_kernel_impl: behind the OffsetCalculator of n tensors (its number
@@ -217,16 +216,14 @@ ArgumentWords words_of_type(std::string_view type) {
   using How = ArgumentWords::How;
   constexpr std::uint16_t kStructureWords = 64;
   const std::size_t array = type.find("char*, ");
-  if (array != std::string_view::npos && type.find("rray<") != std::string_view::npos) {
+  if (array != std::string_view::npos && type.find("rray<") != std::string_view::npos)
     return {static_cast<std::uint16_t>(std::atoi(std::string(type.substr(array + 7)).c_str())), How::kWritesFirst};
-  }
   if (type.ends_with("**")) return {.form = ArgumentWords::Form::kTable};
   if (type.ends_with("const*")) return {1, How::kReads};
   if (type.ends_with('*')) return {1, How::kWrites};
   for (const std::string_view number :
-       {"bool", "char", "short", "int", "long", "float", "double", "c10::Half", "c10::BFloat16"}) {
+       {"bool", "char", "short", "int", "long", "float", "double", "c10::Half", "c10::BFloat16"})
     if (type.ends_with(number) && type.find('<') == std::string_view::npos) return {0};
-  }
   if (type.find("PhiloxCudaState") != std::string_view::npos) return {0};
   if (type.find("OffsetCalculator") != std::string_view::npos) return {0};
   if (type.find("TensorSizeStride") != std::string_view::npos) return {0};

@@ -92,9 +92,8 @@ void run(const Recurrent& r, const Sequences& s, StreamHandle stream, Part part)
     product(r, name, stream, forward ? Extents{s.tokens, rows, input} : Extents{s.tokens, input, rows}, 1);
     const Extents step = forward ? Extents{s.batch, rows, r.output()} : Extents{s.batch, r.output(), rows};
     const bool is_persistent = r.algorithm != kStandard;
-    for (std::int64_t at = 0; at < (is_persistent ? 1 : s.longest); ++at) {
+    for (std::int64_t at = 0; at < (is_persistent ? 1 : s.longest); ++at)
       product(r, name, stream, step, is_persistent ? s.longest : 1);
-    }
     // Gates are read and written, cell and output written; backward reads these and their
     // gradients.
     const std::int64_t moved = s.tokens * (2 * rows + 2 * r.hidden) * element(r);

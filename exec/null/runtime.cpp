@@ -126,11 +126,10 @@ API Status cudaStreamSynchronize(StreamHandle stream) {
 }
 constexpr unsigned kExternal = 1;  // cudaEventRecordExternal, cudaEventWaitExternal
 API Status cudaStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned flags) {
-  if (flags == kExternal) {
+  if (flags == kExternal)
     order_outside(stream, event, Outside::kWaits);
-  } else if (const Status status = capture_wait(stream, event)) {
+  else if (const Status status = capture_wait(stream, event))
     return noted(status);
-  }
   wait_event(stream, event);
   order_wait(stream, event);
   Line('W') << handle_id(stream) << handle_id(event);
@@ -153,11 +152,10 @@ API Status cudaEventQuery(EventHandle event) {
 }
 API Status cudaEventRecordWithFlags(EventHandle event, StreamHandle stream, unsigned flags) {
   record_event(event, stream);
-  if (flags == kExternal) {
+  if (flags == kExternal)
     order_outside(stream, event, Outside::kRecords);
-  } else {
+  else
     capture_record(event, stream);
-  }
   order_record(event, stream);
   Line('E') << handle_id(stream) << handle_id(event);
   return kSuccess;

@@ -51,9 +51,8 @@ Status fault(Status status, std::string_view what) {
 
 Status begin_capture(StreamHandle stream, int mode) {
   if (captures) return fault(kCaptureUnmatched, "a capture begins inside a capture");
-  if (reinterpret_cast<std::uint64_t>(stream) < 3) {
+  if (reinterpret_cast<std::uint64_t>(stream) < 3)
     return fault(kCaptureUnsupported, "the default stream cannot be captured");
-  }
   State& s = state<State>();
   {
     const std::lock_guard lock(s.mutex);
@@ -72,9 +71,8 @@ Status begin_capture(StreamHandle stream, int mode) {
 Status end_capture(StreamHandle stream, void** graph) {
   State& s = state<State>();
   *graph = nullptr;
-  if (!captures || stream_key(stream) != s.first) {
+  if (!captures || stream_key(stream) != s.first)
     return fault(kCaptureUnmatched, "a capture ends on a stream where none began");
-  }
   captures = false;
   is_own = false;
   const std::int64_t made = end_graph();
@@ -116,11 +114,10 @@ void capture_record(EventHandle event, StreamHandle stream) {
   if (!captures) return;
   const Held<State> s;
   const auto it = s->streams.find(stream_key(stream));
-  if (it == s->streams.end()) {
+  if (it == s->streams.end())
     s->events.erase(event);
-  } else {
+  else
     s->events[event] = it->second;
-  }
 }
 
 Status capture_wait(StreamHandle stream, EventHandle event) {
@@ -135,9 +132,8 @@ Status capture_wait(StreamHandle stream, EventHandle event) {
     is_legacy = of != s.events.end() && reinterpret_cast<std::uint64_t>(stream) < 3;
     if (of != s.events.end() && !is_legacy) join(s.streams[key], of->second);
   }
-  if (is_outside) {
+  if (is_outside)
     return fault(kCaptureIsolation, "a stream that is captured waits for an event from outside of the capture");
-  }
   if (is_legacy) return fault(kCaptureImplicit, "the default stream waits for an event of a capture");
   return kSuccess;
 }

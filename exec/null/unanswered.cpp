@@ -38,9 +38,8 @@ namespace {
 // cuDNN are answered here, function by function.
 bool is_cuda_symbol(const char* name) {
   for (const char* start : {"cuda", "__cuda", "cublas", "cudnn", "nccl", "cusolver", "cusparse", "cufft", "curand",
-                            "nvrtc", "nvJitLink", "cuFile", "nvshmem"}) {
+                            "nvrtc", "nvJitLink", "cuFile", "nvshmem"})
     if (std::strncmp(name, start, std::strlen(start)) == 0) return true;
-  }
   return false;
 }
 
@@ -133,9 +132,8 @@ int patch_library(dl_phdr_info* info, std::size_t, void*) {
   if (!seen->insert(info->dlpi_addr).second) return 0;
   // Only PyTorch's and other programs' own: CUDA's libraries call each other as they like.
   const std::string file = info->dlpi_name;
-  for (const char* cuda : {"libcu", "libnv", "libnccl", "linux-vdso", "libforeshard-"}) {
+  for (const char* cuda : {"libcu", "libnv", "libnccl", "linux-vdso", "libforeshard-"})
     if (file.find(cuda) != std::string::npos) return 0;
-  }
   const Tables t = tables_of(*info);
   if (t.symbols == nullptr || t.names == nullptr) return 0;
   for (int table = 0; table < 2; ++table) {
@@ -222,9 +220,8 @@ bool is_needed(const char* library, std::size_t length) {
       [](dl_phdr_info* info, std::size_t, void* data) {
         auto* const s = static_cast<decltype(sought)*>(data);
         const Tables t = tables_of(*info);
-        for (const ElfW(Xword) at : t.needed) {
+        for (const ElfW(Xword) at : t.needed)
           if (std::strncmp(t.names + at, s->library, s->length) == 0) s->found = true;
-        }
         return s->found ? 1 : 0;
       },
       &sought);

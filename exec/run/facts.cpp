@@ -65,9 +65,8 @@ constexpr Rule kRules[] = {
 };
 
 Changes changes_of_key(std::string_view key) {
-  for (const Rule& rule : kRules) {
+  for (const Rule& rule : kRules)
     if (key == rule.key || (key.starts_with(rule.key) && key[rule.key.size()] == '.')) return rule.changes;
-  }
   return Changes::kNumbers;
 }
 
@@ -90,9 +89,8 @@ std::string hash_of(const Facts& facts) {
 
 std::string operations_hash(const ModelSpec& model) {
   Fingerprint hash;
-  for (const LayerInstance& layer : model.order) {
+  for (const LayerInstance& layer : model.order)
     hash.add(static_cast<std::int64_t>(layer.kind)).add(layer.name).add(std::int64_t{layer.same_as});
-  }
   for (const LayerSpec& kind : model.kinds) {
     for (const ParameterSpec& parameter : kind.parameters) {
       hash.add(parameter.name);
@@ -118,9 +116,8 @@ std::string rope_scaling_text(const RopeScaling& scaling) {
 // One after the other with their lengths: values may hold anything.
 std::string pack(const Facts& facts) {
   std::string text;
-  for (const Fact& fact : facts) {
+  for (const Fact& fact : facts)
     text += fmt::format("{} {} {}{}", fact.key.size(), fact.value.size(), fact.key, fact.value);
-  }
   return text;
 }
 
@@ -147,9 +144,8 @@ std::vector<std::pair<std::string, std::string>> unpack(std::string_view text) {
 // What most have; the first rank's of those that are as frequent.
 std::size_t most_common(const std::vector<std::string>& texts) {
   std::size_t best = 0;
-  for (std::size_t i = 1; i < texts.size(); ++i) {
+  for (std::size_t i = 1; i < texts.size(); ++i)
     if (std::ranges::count(texts, texts[i]) > std::ranges::count(texts, texts[best])) best = i;
-  }
   return best;
 }
 
@@ -159,9 +155,8 @@ Facts facts_of(const Plan& plan) {
   Facts facts;
   flatten(to_json(plan), "", facts);
   if (!is_microbatch_order(plan.reduction_order) || plan.accumulation == AccumulationMode::kKeepUnsharded) {
-    for (Fact& fact : facts) {
+    for (Fact& fact : facts)
       if (fact.key == "mesh.shard") fact.changes = Changes::kLastBits;
-    }
   }
   const std::int64_t sequences = microbatches_of_step(plan) * plan.batch.micro_batch;
   facts.push_back({"batch.global", std::to_string(sequences), Changes::kNumbers});
@@ -202,9 +197,8 @@ void agree(World& world, const std::string& topic, const Facts& facts, ExitCode 
   const auto expected = unpack(texts[right]);
   const auto odd = at(std::ranges::find_if(texts, [&](const auto& t) { return t != texts[right]; }) - texts.begin());
   std::vector<int> ranks;
-  for (std::size_t rank = odd; rank < texts.size(); ++rank) {
+  for (std::size_t rank = odd; rank < texts.size(); ++rank)
     if (texts[rank] == texts[odd]) ranks.push_back(static_cast<int>(rank));
-  }
   const auto other = unpack(texts[odd]);
   const std::map<std::string, std::string> theirs(other.begin(), other.end());
   std::vector<std::string> differences;

@@ -25,9 +25,8 @@ std::byte* RunState::on_host(std::byte* data, std::size_t bytes) {
 }
 
 void RunState::put_on_device() {
-  for (const Mirror& mirror : mirrors_) {
+  for (const Mirror& mirror : mirrors_)
     engine_.units().memory().to_device(mirror.device, mirror.copy.data(), mirror.copy.size());
-  }
   mirrors_.clear();
 }
 
@@ -68,11 +67,10 @@ TrainingState RunState::state() {
 void RunState::start(const JobIdentity& job) {
   job_ = job;
   progress_.seed = plan_.seed;
-  if (options_.resume.empty()) {
+  if (options_.resume.empty())
     engine_.initialise();
-  } else {
+  else
     resume();
-  }
   for (const auto& [key, value] : options_.metadata) progress_.metadata[key] = value;
   progress_.metadata[kJobKey] = to_text(job_);
   if (!options_.checkpoint.empty()) claim_folder();
@@ -87,9 +85,8 @@ void RunState::resume() {
   progress_.seed = plan_.seed;
   compare_with(loaded);
   note(fmt::format("resumed {} after step {}", loaded.path.string(), progress_.step));
-  if (progress_.step >= options_.steps) {
+  if (progress_.step >= options_.steps)
     note(fmt::format("nothing to do: step {} of {} is done", progress_.step, options_.steps));
-  }
 }
 
 // Everything that a run of the checkpoint's numbers has to have in common with it.
@@ -123,9 +120,8 @@ void RunState::claim_folder() {
     bytes += unit.padded() * plan_.mesh.tp * (size_of(plan_.master_dtype) + moments * size_of(plan_.optimizer.state));
   }
   succeed_together(world_, "checkpoint.claim", [&] {
-    if (world_.rank() == 0) {
+    if (world_.rank() == 0)
       claim_.emplace(ClaimOptions{options_.checkpoint, job_, options_.accept_changes, progress_.step + 1, bytes});
-    }
     return std::string();
   });
   if (claim_ && !claim_->note().empty()) note(claim_->note());

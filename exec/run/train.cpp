@@ -133,9 +133,8 @@ Bytes process_memory(std::initializer_list<std::string_view> keys) {
   std::ifstream status("/proc/self/status");
   std::int64_t kibibytes = 0;
   for (std::string line; std::getline(status, line);) {
-    for (std::string_view key : keys) {
+    for (std::string_view key : keys)
       if (line.starts_with(key)) kibibytes += std::strtoll(line.c_str() + key.size(), nullptr, 10);
-    }
   }
   return Bytes(kibibytes * 1024);
 }
@@ -207,9 +206,8 @@ class Training {
   RunProgress& progress() { return state_->progress(); }
 
   void make_batches() {
-    for (auto& batches : batches_) {
+    for (auto& batches : batches_)
       for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) batches.push_back(empty_batch());
-    }
   }
 
   MicroBatch empty_batch() const {
@@ -242,10 +240,8 @@ class Training {
         data_.read_training(first + i, tokens, labels);
       }
     }
-    if (!options_.kineto.empty() && world_.rank() == 0 && !kineto_ &&
-        progress().step + kKinetoSteps >= options_.steps) {
+    if (!options_.kineto.empty() && world_.rank() == 0 && !kineto_ && progress().step + kKinetoSteps >= options_.steps)
       kineto_.emplace(options_.device != nullptr && options_.device->is_gpu());
-    }
     ++progress().step;
     const auto begin = std::chrono::steady_clock::now();
     engine_->issue(progress().step, batches);
@@ -261,9 +257,8 @@ class Training {
     --pending_;
     own().step_durations.push_back(result.times.duration);
     own().timelines.push_back(std::move(result.times));
-    if (static_cast<std::int64_t>(own().timelines.size()) > options_.recorded_steps) {
+    if (static_cast<std::int64_t>(own().timelines.size()) > options_.recorded_steps)
       own().timelines.erase(own().timelines.begin());
-    }
     own().activations_peak = Bytes(engine_->activations_peak());
     const bool wants_stop = options_.stop && options_.stop();
     // A paced rank's numbers mean nothing.

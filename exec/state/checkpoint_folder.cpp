@@ -44,9 +44,8 @@ void move_name(const fs::path& from, const fs::path& to) {
 std::vector<fs::path> names_in(const fs::path& folder) {
   std::error_code error;
   std::vector<fs::path> names;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
     names.push_back(entry->path());
-  }
   if (error && error != std::errc::no_such_file_or_directory) fail(folder, error);
   std::ranges::sort(names);
   return names;
@@ -78,9 +77,8 @@ void sign(const fs::path& path, int file) {
   char host[256] = {};
   if (::gethostname(host, sizeof host - 1) != 0) host[0] = '?';
   const std::string text = fmt::format("process {} on {}", ::getpid(), host);
-  if (::ftruncate(file, 0) != 0 || ::pwrite(file, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+  if (::ftruncate(file, 0) != 0 || ::pwrite(file, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
     throw Error(ExitCode::kInvalidInput, "cannot write " + file_error(path, errno));
-  }
 }
 
 std::optional<std::int64_t> saved_number(const fs::path& checkpoint) {

@@ -43,15 +43,19 @@ std::uint64_t text_checksum(std::string_view text, std::size_t position) {
 }
 
 Json to_json(const StateUnit& unit, std::int64_t shards) {
-  Json parameters = json_list(unit.parameters, [&](const StateParameter& parameter) -> Json {
-    Json written = {
-        {"name", parameter.name}, {"shape", parameter.shape}, {"offset", parameter.offset}, {"numel", parameter.numel}};
-    if (parameter.parts > 1) {
-      written["parts"] = parameter.parts;
-      written["cut"] = parameter.cut;
-    }
-    return written;
-  });
+  Json parameters = json_list(
+      unit.parameters,
+      [&](const StateParameter& parameter) -> Json {
+        Json written = {{"name", parameter.name},
+                        {"shape", parameter.shape},
+                        {"offset", parameter.offset},
+                        {"numel", parameter.numel}};
+        if (parameter.parts > 1) {
+          written["parts"] = parameter.parts;
+          written["cut"] = parameter.cut;
+        }
+        return written;
+      });
   Json arrays = json_list(unit.arrays, [&](const StateArray& array) -> Json {
     return {{"name", array.name}, {"dtype", to_string(array.dtype)}};
   });
@@ -108,20 +112,17 @@ CheckpointFile read_file(const ConfigNode& node) {
   node.allow_only({"name", "bytes", "checksums"});
   CheckpointFile file = {.name = node.at("name").as_string()};
   if (file.name.empty() || file.name == "." || file.name == ".." ||
-      file.name.find_first_of(std::string_view("/\0", 2)) != std::string::npos) {
+      file.name.find_first_of(std::string_view("/\0", 2)) != std::string::npos)
     throw node.at("name").error("is no plain file name: a checkpoint's files are in its folder");
-  }
   file.written.bytes = node.at("bytes").as_int(0);
   const ConfigNode checksums = node.at("checksums");
   const std::string digits = checksums.as_string();
   const std::int64_t blocks = file.written.bytes / kChecksumBlock + (file.written.bytes % kChecksumBlock != 0 ? 1 : 0);
   // Not blocks * 16, which may overflow.
-  if (digits.size() % kDigits != 0 || static_cast<std::int64_t>(digits.size() / kDigits) != blocks) {
+  if (digits.size() % kDigits != 0 || static_cast<std::int64_t>(digits.size() / kDigits) != blocks)
     throw checksums.error(fmt::format("are not the checksums of {} blocks", blocks));
-  }
-  for (std::size_t at = 0; at < digits.size(); at += kDigits) {
+  for (std::size_t at = 0; at < digits.size(); at += kDigits)
     file.written.checksums.push_back(parse_hex(checksums, std::string_view(digits).substr(at, kDigits)));
-  }
   return file;
 }
 
@@ -143,7 +144,8 @@ std::string tensor_name(const StateUnit& unit, const StateArray& array) {
 std::string index_text(const CheckpointIndex& index) {
   Json mesh = {{"shard", index.shards}, {"replicate", index.replicas}};
   if (index.parts > 1) mesh["tp"] = index.parts;
-  Json units = json_list(index.units, [&](const StateUnit& unit) -> Json { return to_json(unit, index.shards); });
+  Json units = json_list(
+      index.units, [&](const StateUnit& unit) -> Json { return to_json(unit, index.shards); });
   Json files = json_list(index.files, [&](const CheckpointFile& file) -> Json { return to_json(file); });
   return seal_index(to_text({{"schema", kSchema},
                              {"step", index.progress.step},
@@ -166,13 +168,11 @@ std::string seal_index(std::string text) {
 
 CheckpointIndex parse_index(std::string_view text, const std::string& file_name) {
   const std::size_t position = seal_position(text);
-  if (position == std::string_view::npos) {
+  if (position == std::string_view::npos)
     throw Error(ExitCode::kInvalidInput, file_name + ": is incomplete: it does not end with its checksum");
-  }
   CheckpointIndex index = {.checksum = text_checksum(text, position)};
-  if (text.substr(position, kDigits) != hex(index.checksum)) {
+  if (text.substr(position, kDigits) != hex(index.checksum))
     throw Error(ExitCode::kInvalidInput, file_name + ": was altered: its checksum is not the one that was written");
-  }
   const ConfigNode root = parse_json(text, file_name);
   root.allow_only({"schema", "step", "next_sample", "seed", "saved", "metadata", "mesh", "block_bytes", "units",
                    "files", "checksum"});
@@ -187,9 +187,8 @@ CheckpointIndex parse_index(std::string_view text, const std::string& file_name)
   for (const ConfigNode& node : units.elements()) index.units.push_back(read_unit(node));
   const ConfigNode files = root.at("files");
   for (const ConfigNode& node : files.elements()) index.files.push_back(read_file(node));
-  if (std::ssize(index.files) != index.shards * index.parts) {
+  if (std::ssize(index.files) != index.shards * index.parts)
     throw files.error(fmt::format("are {}, but there are {} shards", index.files.size(), index.shards * index.parts));
-  }
   for (const StateUnit& unit : index.units) {
     for (const StateParameter& parameter : unit.parameters) {
       if (parameter.parts == 1 || parameter.parts == index.parts) continue;
@@ -205,9 +204,8 @@ CheckpointIndex parse_index(std::string_view text, const std::string& file_name)
 CheckpointIndex read_index(const std::filesystem::path& checkpoint) {
   const std::filesystem::path path = checkpoint / kIndexName;
   std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) {
+  if (!std::filesystem::is_regular_file(path, error))
     throw Error(ExitCode::kInvalidInput, path.string() + ": is missing");
-  }
   std::ifstream file(path, std::ios::binary);
   std::string text(kMaxIndexBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));

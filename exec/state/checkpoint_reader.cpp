@@ -224,9 +224,8 @@ std::vector<std::vector<CheckpointReader::Piece>> CheckpointReader::cut(std::spa
 
 void CheckpointReader::read(std::span<const StateRange> ranges) {
   std::vector<std::vector<Piece>> pieces = cut(ranges);
-  for (std::size_t shard = 0; shard < pieces.size(); ++shard) {
+  for (std::size_t shard = 0; shard < pieces.size(); ++shard)
     if (!pieces[shard].empty()) read_file(shard, std::move(pieces[shard]));
-  }
 }
 
 void CheckpointReader::read_file(std::size_t shard, std::vector<Piece> pieces) {

@@ -50,13 +50,12 @@ float float_of_fp16(std::uint16_t half) {
   const std::uint32_t exponent = (half >> 10) & 0x1fU;
   const std::uint32_t mantissa = half & 0x3ffU;
   std::uint32_t bits = 0;
-  if (exponent == 0x1f) {
+  if (exponent == 0x1f)
     bits = kInfinity | (mantissa << 13);
-  } else if (exponent != 0) {
+  else if (exponent != 0)
     bits = ((exponent + 112) << 23) | (mantissa << 13);
-  } else {
+  else
     bits = std::bit_cast<std::uint32_t>(std::ldexp(static_cast<float>(mantissa), -24));
-  }
   return std::bit_cast<float>(sign | bits);
 }
 
@@ -92,9 +91,8 @@ void convert(DType from_dtype, std::span<const std::byte> from, DType to_dtype, 
     std::memcpy(to.data(), from.data(), from.size());
     return;
   }
-  for (std::size_t i = 0; i < from.size() / from_size; ++i) {
+  for (std::size_t i = 0; i < from.size() / from_size; ++i)
     store(to_dtype, load(from_dtype, &from[i * from_size]), &to[i * to_size]);
-  }
 }
 
 }

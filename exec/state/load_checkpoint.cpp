@@ -28,9 +28,8 @@ std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::for
 // checkpoint itself.
 std::string list_candidates(const fs::path& path) {
   std::error_code error;
-  if (!fs::is_directory(path, error)) {
+  if (!fs::is_directory(path, error))
     fail_checkpoint(fmt::format("checkpoint {}: {}", path.string(), error ? error.message() : "no such folder"));
-  }
   const fs::path normal = fs::weakly_canonical(path, error);
   if (fs::exists(path / kIndexName, error) || step_of_name(normal.filename().string())) return "";
   std::vector<CheckpointEntry> entries = list_checkpoints(path);
@@ -52,19 +51,15 @@ void check_same_model(const CheckpointReader& reader, const TrainingState& state
         fail_checkpoint(fmt::format("its parameter {} has the shape {}, but the model's has {}", quote(parameter.name),
                                     shape_text(stored->shape), shape_text(parameter.shape)));
       }
-      for (const StateArray& array : unit.arrays) {
-        if (!reader.has_array(parameter.name, array.name)) {
+      for (const StateArray& array : unit.arrays)
+        if (!reader.has_array(parameter.name, array.name))
           fail_checkpoint(fmt::format("it has no array {} for parameter {}", quote(array.name), quote(parameter.name)));
-        }
-      }
     }
   }
   for (const StateUnit& unit : reader.index().units) {
-    for (const StateParameter& parameter : unit.parameters) {
-      if (!wanted.contains(parameter.name)) {
+    for (const StateParameter& parameter : unit.parameters)
+      if (!wanted.contains(parameter.name))
         fail_checkpoint(fmt::format("its parameter {} is not in the model", quote(parameter.name)));
-      }
-    }
   }
 }
 
@@ -94,9 +89,8 @@ std::vector<StateRange> ranges_of(const TrainingState& state) {
 }
 
 void clear(const TrainingState& state) {
-  for (const StateUnit& unit : state.units) {
+  for (const StateUnit& unit : state.units)
     for (const StateArray& array : unit.arrays) std::ranges::fill(array.data, std::byte{0});
-  }
 }
 
 class Load {
@@ -112,12 +106,11 @@ class Load {
     });
     if (is_damaged(opened)) return std::nullopt;
     succeed_together(world_, "checkpoint.match", [&] {
-      if (opened[at(world_.rank())].text != opened[0].text) {
+      if (opened[at(world_.rank())].text != opened[0].text)
         fail_checkpoint(
             fmt::format("checkpoint {}: the ranks read different ones; use a folder that all "
                         "ranks see",
                         path.string()));
-      }
       try {
         check_same_model(*reader, state_);
       } catch (const Error& error) {

@@ -68,9 +68,8 @@ SafetensorsEntry read_entry(const ConfigItem& item, std::int64_t data_begin) {
   if (offsets.elements().size() != 2) throw offsets.error("is no pair", "[begin, end]");
   entry.begin = checked_add(data_begin, offsets.elements()[0].as_int(0));
   entry.end = checked_add(data_begin, offsets.elements()[1].as_int(0));
-  if (entry.end < entry.begin || entry.end - entry.begin != bytes) {
+  if (entry.end < entry.begin || entry.end - entry.begin != bytes)
     throw offsets.error(fmt::format("are not {} bytes apart, which dtype and shape need", bytes));
-  }
   return entry;
 }
 
@@ -122,11 +121,10 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::int64_t f
   const ConfigNode root = parse_json(json, file_name);
   SafetensorsHeader header = {.data_begin = kLengthBytes + std::ssize(json)};
   for (const ConfigItem& item : root.items()) {
-    if (item.key == "__metadata__") {
+    if (item.key == "__metadata__")
       for (const ConfigItem& pair : item.value.items()) header.metadata[pair.key] = pair.value.as_string();
-    } else {
+    else
       header.tensors.push_back(read_entry(item, header.data_begin));
-    }
   }
   // An empty tensor may share its begin with the one after it.
   std::ranges::stable_sort(header.tensors, [](const auto& a, const auto& b) {

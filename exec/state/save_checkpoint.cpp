@@ -48,11 +48,9 @@ std::string file_name(std::int64_t shard, std::int64_t shards) {
 
 WrittenFile write_shard(const fs::path& path, const TrainingState& state) {
   std::vector<SafetensorsTensor> tensors;
-  for (const StateUnit& unit : state.units) {
-    for (const StateArray& array : unit.arrays) {
+  for (const StateUnit& unit : state.units)
+    for (const StateArray& array : unit.arrays)
       tensors.push_back({tensor_name(unit, array), array.dtype, {unit.shard_numel}, array.data});
-    }
-  }
   const std::string front = safetensors_front(tensors, {{"format", "foreshard.checkpoint/1"}});
   std::vector<std::span<const std::byte>> pieces = {std::as_bytes(std::span(front))};
   for (const SafetensorsTensor& tensor : tensors) pieces.push_back(tensor.bytes);
@@ -86,9 +84,8 @@ std::vector<CheckpointFile> files_of(const std::vector<RankOutcome>& ranks, std:
 
 std::int64_t next_saved_number(const fs::path& folder) {
   std::int64_t next = 1;
-  for (const CheckpointEntry& entry : list_checkpoints(folder)) {
+  for (const CheckpointEntry& entry : list_checkpoints(folder))
     next = std::max(next, checked_add(entry.saved.value_or(0), 1));
-  }
   return next;
 }
 

@@ -37,16 +37,13 @@ std::string find_unit_fault(std::int64_t shards, const StateUnit& unit) {
     if (parameter.numel > 0) ordered.push_back(&parameter);
   }
   std::ranges::sort(ordered, [](const auto* a, const auto* b) { return a->offset < b->offset; });
-  for (std::size_t i = 1; i < ordered.size(); ++i) {
-    if (ordered[i - 1]->offset + ordered[i - 1]->numel > ordered[i]->offset) {
+  for (std::size_t i = 1; i < ordered.size(); ++i)
+    if (ordered[i - 1]->offset + ordered[i - 1]->numel > ordered[i]->offset)
       return fmt::format("the parameters {} and {} overlap", quote(ordered[i - 1]->name), quote(ordered[i]->name));
-    }
-  }
   std::set<std::string> arrays;
   for (const StateArray& array : unit.arrays) {
-    if (!arrays.insert(array.name).second) {
+    if (!arrays.insert(array.name).second)
       return fmt::format("unit {} has two arrays {}", quote(unit.name), quote(array.name));
-    }
     // So that no later product of elements and bytes overflows.
     checked_multiply(whole, size_of(array.dtype));
   }
@@ -75,11 +72,9 @@ std::string find_layout_fault(std::int64_t shards, const std::vector<StateUnit>&
   std::set<std::string> parameter_names;
   for (const StateUnit& unit : units) {
     if (!unit_names.insert(unit.name).second) return fmt::format("there are two units {}", quote(unit.name));
-    for (const StateParameter& parameter : unit.parameters) {
-      if (!parameter_names.insert(parameter.name).second) {
+    for (const StateParameter& parameter : unit.parameters)
+      if (!parameter_names.insert(parameter.name).second)
         return fmt::format("there are two parameters {}", quote(parameter.name));
-      }
-    }
     std::string fault = find_unit_fault(shards, unit);
     if (!fault.empty()) return fault;
   }

@@ -49,24 +49,22 @@ void read_exchange(const CapturedCall& call, const std::string& name, std::int64
                    Steps& steps) {
   constexpr std::int64_t kNumbers = 1 << 12;  // bytes
   if (call.values[1] < kNumbers) return;
-  if (name == "all_to_all") {
+  if (name == "all_to_all")
     steps.rotate = "ulysses";
-  } else if (name != "send") {
+  else if (name != "send")
     return;
-  } else if (!in_backward) {
+  else if (!in_backward)
     steps.rotate = "alltoall";
-  } else if (steps.rotate.empty()) {
+  else if (steps.rotate.empty())
     steps.rotate = "allgather";
-  }
   steps.sequence_ranks = ranks;
 }
 
 Steps read_steps(const Capture& capture) {
   Steps steps;
   std::map<std::int64_t, std::int64_t> ranks;  // of communicators
-  for (const CapturedCall& call : capture.calls) {
+  for (const CapturedCall& call : capture.calls)
     if (call.kind == CapturedCall::Kind::kCommunicator) ranks[call.values[0]] = call.values[1];
-  }
   const StepRange range = steady_step(capture);
   std::int32_t main = -1;
   for (const CapturedCall& call : capture.calls) {
@@ -420,9 +418,8 @@ std::vector<Extents> extents_of(const std::vector<Json>& inputs, const std::vect
     const std::size_t dims = tensor.value("shape", Json::array()).size();
     if (dims == 0 || extent(0, name, 0) != made[0].batch) continue;
     std::vector<std::int64_t> length(count, 1);
-    for (std::size_t c = 0; c < count; ++c) {
+    for (std::size_t c = 0; c < count; ++c)
       for (std::size_t d = 1; d < dims; ++d) length[c] *= differs(name, d) ? extent(c, name, d) : 1;
-    }
     if (length[0] > 1 && (shortest[0] == 0 || length[0] < shortest[0])) shortest = length;
   }
   const Json& first = inputs[0].at(leader);
@@ -474,9 +471,12 @@ bool holds_output(const CapturedModules& modules) {
 // Of the logits, by words: what torch.compile makes one kernel of.
 bool is_cross_entropy(const ModelSpec& model) {
   const std::vector<Operation>& operations = model.kinds[at(model.order.back().kind)].operations;
-  const bool is_alone = std::ranges::all_of(operations, [](const Operation& of) {
-    return of.kind == OperationKind::kSoftmaxLoss || of.function == Function::kCast || of.function == Function::kScale;
-  });
+  const bool is_alone = std::ranges::all_of(
+      operations,
+      [](const Operation& of) {
+        return of.kind == OperationKind::kSoftmaxLoss || of.function == Function::kCast ||
+               of.function == Function::kScale;
+      });
   return is_alone &&
          std::ranges::any_of(operations, [](const Operation& of) { return of.function == Function::kLogSoftmax; });
 }
@@ -484,9 +484,8 @@ bool is_cross_entropy(const ModelSpec& model) {
 // Layers are one model's: what optimizers step is no more than that has.
 void check_alone(const CapturedModules& modules, const Json& optimizers) {
   std::int64_t trained = 0, stepped = 0;
-  for (const Json& parameter : modules.document.at("parameters")) {
+  for (const Json& parameter : modules.document.at("parameters"))
     if (parameter.value("trainable", true)) trained += numel_of(parameter);
-  }
   for (const Json& optimizer : optimizers) stepped += optimizer.value("elements", std::int64_t{0});
   if (stepped <= trained) return;
   throw Error(ExitCode::kMissingCapability,
@@ -583,9 +582,8 @@ void add_whole(const Capture& capture, const Json& document, const Steps& steps,
       fmt::format("mixed_precision: {}", ddp.value("parameters_cast", false) ? "parameters" : "autocast")};
   const Json cap = ddp.value("bucket_cap_mb", Json());
   if (cap.is_number()) words.push_back(fmt::format("bucket_cap_mb: {}", cap.get<double>()));
-  for (const char* key : {"static_graph", "find_unused_parameters", "gradient_as_bucket_view", "broadcast_buffers"}) {
+  for (const char* key : {"static_graph", "find_unused_parameters", "gradient_as_bucket_view", "broadcast_buffers"})
     if (ddp.contains(key)) words.push_back(fmt::format("{}: {}", key, ddp.at(key).get<bool>()));
-  }
   out.line("ddp", fmt::format("{{{}}}", fmt::join(words, ", ")), "DistributedDataParallel");
 }
 
@@ -625,17 +623,15 @@ void add_deepspeed(const Capture& capture, const Json& config, std::int64_t sequ
     if (follows && key == "dtype.reduce") continue;
     groups[group].push_back(fmt::format("{}: {}", key.substr(dot + 1), value));
   }
-  for (const auto& [group, words] : groups) {
+  for (const auto& [group, words] : groups)
     out.line(group, fmt::format("{{{}}}", fmt::join(words, ", ")), "DeepSpeed's configuration");
-  }
 }
 
 // The runtime that the program trains with, and its version.
 std::string runtime_words(const Capture& capture, const Json& document) {
   const auto version = [&](std::string_view of, const std::string& otherwise) {
-    for (const auto& [name, text] : capture.versions) {
+    for (const auto& [name, text] : capture.versions)
       if (name == of) return text.substr(0, text.find('.', text.find('.') + 1));
-    }
     return otherwise;
   };
   if (document.contains("deepspeed")) {
@@ -691,11 +687,10 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   Steps steps = read_steps(capture);
   if (!is_known) steps.sequence_ranks = 1;  // a program's own exchanges may be of anything
   OwnModel own;
-  if (is_known) {
+  if (is_known)
     own.text = config.dump(1) + "\n";
-  } else {
+  else
     own = own_model(capture, others, steps);
-  }
   out.made_.model = own.text;
   out.line("model", model_name, is_known ? capture.model + ".config" : fmt::format("modules of {}", capture.model));
   if (own.unread > 0) {
@@ -754,9 +749,8 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
     if (is_whole && own.makes_loss && own.is_cross_entropy)
       out.line("loss", "compiled", "a cross entropy inside of what is compiled");
   }
-  if (own.is_held || document.value("logits_held", false)) {
+  if (own.is_held || document.value("logits_held", false))
     out.line("logits", "held", "the program keeps the model's output");
-  }
   if (is_known) add_adapters(document, out);  // (modules have theirs)
   add_optimizer(document, steps, out);
   return std::move(out.made_);

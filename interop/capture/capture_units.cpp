@@ -141,9 +141,8 @@ std::string reshard_words(const Json& units) {
 }
 
 std::string trained_dtype(const Json& document) {
-  for (const Json& parameter : document.value("parameters", Json::array())) {
+  for (const Json& parameter : document.value("parameters", Json::array()))
     if (parameter.value("trainable", true)) return text_in(parameter, "dtype");
-  }
   return "";
 }
 
@@ -164,11 +163,10 @@ std::string dtype_words(const Json& unit, const Json& document) {
   const bool is_flat = document.contains("fsdp1") && !autocast.empty();
   if (is_flat || widens(unit, document)) words.push_back("autocast: " + dtype_of_torch(autocast));
   const std::string output = text_in(unit, "output_dtype");
-  if (is_flat && text_in(document, "logits_dtype") == "torch.float32") {
+  if (is_flat && text_in(document, "logits_dtype") == "torch.float32")
     words.push_back("output: fp32");
-  } else if (!output.empty()) {
+  else if (!output.empty())
     words.push_back("output: " + (output == "None" ? std::string("none") : word("output_dtype")));
-  }
   return fmt::format("{{{}}}", fmt::join(words, ", "));
 }
 

@@ -33,9 +33,8 @@ class LayerFinder {
   std::int64_t block_of(const Json& operation) const {
     const Json& said = operation.at("module");
     const std::string module = said.is_string() ? said.get<std::string>() : "";
-    for (std::size_t b = 0; b < found_.blocks.size(); ++b) {
+    for (std::size_t b = 0; b < found_.blocks.size(); ++b)
       if (module == found_.blocks[b] || module.starts_with(found_.blocks[b] + ".")) return static_cast<std::int64_t>(b);
-    }
     return -1;
   }
   // Runs of operations of one block or between lists of blocks. What stands between two blocks of
@@ -64,18 +63,16 @@ class LayerFinder {
   bool uses_parameters_from(std::size_t i) const {
     const Json& operations = document_.at("operations");
     const std::int64_t block = block_of(operations[i]);
-    while (i < operations.size() && block_of(operations[i]) == block) {
+    while (i < operations.size() && block_of(operations[i]) == block)
       if (uses_parameter(operations[i++])) return true;
-    }
     return false;
   }
   void find_layers() {
     const Json& operations = document_.at("operations");
     find_parts();
     std::size_t behind = 0;  // the last use of a parameter
-    for (std::size_t i = 0; i < operations.size(); ++i) {
+    for (std::size_t i = 0; i < operations.size(); ++i)
       if (uses_parameter(operations[i])) behind = i + 1;
-    }
     if (behind == 0) refuse_operation(capture_, operations.back(), "no operation uses a parameter of the model");
     std::size_t loss = behind;
     const auto is_of_loss = [&](std::size_t i) {
@@ -83,9 +80,8 @@ class LayerFinder {
     };
     while (loss < operations.size() && !is_of_loss(loss)) ++loss;
     if (loss == operations.size()) loss = behind;
-    if (loss == operations.size() || found_.crossing(loss).empty()) {
+    if (loss == operations.size() || found_.crossing(loss).empty())
       refuse_operation(capture_, operations.back(), "it uses a parameter, and nothing makes a loss of its result");
-    }
     std::erase_if(found_.parts, [&](const ModulePart& part) { return part.begin >= loss; });
     found_.parts.push_back({.begin = loss});
     // (Not what only metrics look at: attention's weights that a program draws.)
@@ -94,9 +90,8 @@ class LayerFinder {
     found_.parts.back().handed = largest(given.empty() ? found_.crossing(loss) : given);
     // What only hands a gradient through (an order of dimensions between lists) is the part's
     // before.
-    for (std::size_t p = found_.parts.size() - 2; p > 0; --p) {
+    for (std::size_t p = found_.parts.size() - 2; p > 0; --p)
       if (found_.parts[p].block < 0 && is_passage(p)) found_.parts.erase(found_.parts.begin() + p);
-    }
     // From behind: what a part hands on, it has made.
     const auto join = [&](std::size_t p) {
       if (found_.parts[p].block != found_.parts[p - 1].block) found_.parts[p - 1].block = -1;
@@ -108,7 +103,8 @@ class LayerFinder {
       join(found_.parts.size() - 2);
     for (std::size_t p = found_.parts.size() - 2; p > 0; --p) {
       std::vector<std::int64_t> made = found_.crossing(found_.parts[p].begin);
-      const bool is_fed = std::ranges::any_of(made, [&](std::int64_t t) { return reads(p, t); });
+      const bool is_fed = std::ranges::any_of(
+          made, [&](std::int64_t t) { return reads(p, t); });
       std::erase_if(made, [&](std::int64_t t) { return p > 1 && place_of_tensor(t) < found_.parts[p - 1].begin; });
       // Of two blocks the second one may read what came before the first alone (scales).
       const std::vector<std::int64_t> all = made;
@@ -116,11 +112,10 @@ class LayerFinder {
       if (made.empty() && is_fed && found_.parts[p].block >= 0 && found_.parts[p - 1].block >= 0) made = all;
       // Another tower begins: the block before keeps its unit.
       if (made.empty() && found_.parts[p].block < 0 && found_.parts[p - 1].block >= 0) made = all;
-      if (made.empty()) {
+      if (made.empty())
         join(p);
-      } else {
+      else
         found_.parts[p].handed = largest(made);
-      }
     }
     forget_joined();
   }
@@ -156,9 +151,11 @@ class LayerFinder {
   std::size_t place_of_tensor(std::int64_t tensor) const { return value_of(found_.batch_at, tensor, 0); }
   // The last of the largest, of those that samples have a part in (a bias of positions is none).
   std::int64_t largest(const std::vector<std::int64_t>& tensors) const {
-    return *std::ranges::max_element(tensors, {}, [&](std::int64_t t) {
-      return std::tuple(found_.of_samples.contains(t), found_.elements.at(t), place_of_tensor(t));
-    });
+    return *std::ranges::max_element(
+        tensors, {},
+        [&](std::int64_t t) {
+          return std::tuple(found_.of_samples.contains(t), found_.elements.at(t), place_of_tensor(t));
+        });
   }
 
   void find_tensors() {
@@ -219,9 +216,8 @@ void refuse_operation(const CapturedModules& capture, const Json& operation, con
 std::vector<std::int64_t> ModuleLayers::crossing(std::size_t at) const {
   std::vector<std::int64_t> found;
   for (const auto* made : {&made_at, &batch_at}) {
-    for (const auto& [tensor, i] : *made) {
+    for (const auto& [tensor, i] : *made)
       if (i < at && is_read_from(tensor, at)) found.push_back(tensor);
-    }
     if (!found.empty()) break;
   }
   return found;

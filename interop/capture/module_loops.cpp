@@ -187,9 +187,8 @@ class Turns {
     bool any = false;
     for (const std::size_t other : places) {
       const Json& in = operations_[other].at("in");
-      for (std::size_t s = 0; s < std::min(in.size(), first["in"].size()); ++s) {
+      for (std::size_t s = 0; s < std::min(in.size(), first["in"].size()); ++s)
         if (is_tensor(in[s]) && is_tensor(first["in"][s])) unite_given(first["in"][s], in[s]);
-      }
       into_[origin_[other]] = origin_[places[0]];
     }
     for (std::size_t o = 0; o < first["out"].size(); ++o) {
@@ -217,16 +216,14 @@ class Turns {
       const Json& other = operations_[place];
       if (place == places[0]) continue;
       for (const Json& kept : other.value("saved", Json::array())) first["saved"].push_back(kept);
-      for (const char* key : {"workspace", "backward_workspace"}) {
+      for (const char* key : {"workspace", "backward_workspace"})
         if (other.contains(key)) first[key] = std::max(first.value(key, other[key]), other[key]);
-      }
     }
     if (!any) return;
     const auto grow = [&](Json& extent) { extent = extent.get<std::size_t>() * places.size(); };
     if (first.contains("positions")) grow(first["positions"]);
-    for (const char* key : {"query", "key"}) {
+    for (const char* key : {"query", "key"})
       if (first.contains(key)) grow(first[key][0]);
-    }
   }
 
   Json& document_;
@@ -283,9 +280,8 @@ bool fold_difference(Turns& one, Turns& two, std::size_t next) {
       const std::vector<std::size_t> turn(few.begin() + static_cast<std::ptrdiff_t>(at - period),
                                           few.begin() + static_cast<std::ptrdiff_t>(at));
       for (Turns* of : {less, more}) {
-        for (std::size_t i = 0; i < of->signs().size(); ++i) {
+        for (std::size_t i = 0; i < of->signs().size(); ++i)
           if (equal(turn, 0, of->signs(), i, period)) of->fold(i, period, turns_of(of->signs(), i, period));
-        }
       }
       return true;
     }

@@ -44,9 +44,8 @@ struct Layer {
   }
   // Of a layer that no position of the batch has a part in (latents): rows of its products.
   std::int64_t own_positions() const {
-    for (const Json& tensor : tensors) {
+    for (const Json& tensor : tensors)
       if (tensor.contains("per_token") || tensor.contains("per_position")) return 0;
-    }
     std::int64_t rows = 0;
     for (const Json& operation : operations) {
       if (!operation.contains("n")) continue;
@@ -353,10 +352,9 @@ class ModuleWriter {
       }
     }
     for (const auto& [number, given] : document_.at("given").items()) ends_[std::stoll(number)] = end_of(given);
-    for (std::size_t i = 0; i < operations.size(); ++i) {
+    for (std::size_t i = 0; i < operations.size(); ++i)
       for (const Json& kept : operations[i].value("saved", Json::array()))
         kept_by_.emplace(storage(kept), i);  // the first one's node runs last
-    }
   }
   std::int64_t storage(std::int64_t tensor) const { return value_of(storage_of_, tensor, tensor); }
 
@@ -385,9 +383,8 @@ class ModuleWriter {
         }
       }
       if (last < 0) continue;
-      if (const auto o = forward < 0 ? last : behind(forward); o > last) {
+      if (const auto o = forward < 0 ? last : behind(forward); o > last)
         layer.operations[at(o)]["released"].push_back(name);
-      }
       const auto kept = kept_by_.find(tensor);
       const bool is_longer = kept == kept_by_.end() || std::cmp_greater(kept->second, backward);
       if (!is_kept && (backward < 0 || !is_longer || at(backward) >= next)) continue;
@@ -494,9 +491,8 @@ class ModuleWriter {
 
   std::vector<std::int64_t> elements(std::size_t operation, std::size_t out) const {
     std::vector<std::int64_t> all;
-    for (const CapturedModules& capture : captures_) {
+    for (const CapturedModules& capture : captures_)
       all.push_back(capture.document.at("operations")[operation].at("out")[out].at("elements"));
-    }
     return all;
   }
 
@@ -701,9 +697,8 @@ class ModuleWriter {
     std::vector<std::string> parameters;
     for (const std::string& weight : weights) parameters.push_back(add_parameter(weight, operation));
     std::vector<std::string> outputs;
-    for (std::size_t out = 0; out < operation.at("out").size(); ++out) {
+    for (std::size_t out = 0; out < operation.at("out").size(); ++out)
       outputs.push_back(add_tensor(i, operation, out, view ? "view" : op));
-    }
     // The gradient comes to the one of which a loss follows (a determinant's logarithm, not its
     // sign).
     for (std::size_t out = 0; out < outputs.size() && !view; ++out) {
@@ -768,11 +763,10 @@ class ModuleWriter {
     // What a bias's gradient takes is known, and grows less than the rows that it is summed over.
     const bool is_biased = aten == "addmm" && parameters.size() == 2;
     const bool is_bias = aten == "add" && parameters.size() == 1;
-    if (is_bias) {
+    if (is_bias)
       add_column_sums(i, parameters[0], result, made);
-    } else if (is_differentiated(operation) && !view && !is_biased) {
+    else if (is_differentiated(operation) && !view && !is_biased)
       add_workspace(i, "backward_workspace", "backward_workspace", made);
-    }
     if (!view && op != "cast") layer.owned.insert(outputs.begin(), outputs.end());
     if (view || op == "cast") layer.owned.erase(inputs.empty() ? result : inputs[0]);
     layer.operations.push_back(made);
@@ -800,9 +794,8 @@ class ModuleWriter {
     const std::string number = std::to_string(tensor);
     const Json& given = document_.at("given");
     if (!given.contains(number) ||
-        (is_loss && given.at(number).at("dtype").get_ref<const std::string&>().starts_with("torch.int"))) {
+        (is_loss && given.at(number).at("dtype").get_ref<const std::string&>().starts_with("torch.int")))
       return std::nullopt;
-    }
     std::vector<std::int64_t> all;
     for (const CapturedModules& capture : captures_) {
       const Json& there = capture.document.at("given");
@@ -927,9 +920,8 @@ class ModuleWriter {
         const Json first = of(0, key)[e];
         for (std::size_t c = 0; c < captures_.size(); ++c) {
           if (of(c, key).size() != of(0, key).size()) return;
-          for (std::size_t d = 0; d < 3; ++d) {
+          for (std::size_t d = 0; d < 3; ++d)
             if (of(c, key)[e][d] != first[d]) grows = std::min(grows, d);
-          }
         }
         const std::size_t d = grows % 3;
         const std::int64_t n = first[d == 1 ? 0 : 1], k = first[d == 2 ? 0 : 2];
@@ -1015,9 +1007,8 @@ class ModuleWriter {
     Layer& layer = layers_.back();
     if (const auto it = layer.names.find(tensor); it != layer.names.end()) return it->second;
     has_table_ = true;
-    for (const Json& in : operation.at("in")) {
+    for (const Json& in : operation.at("in"))
       if (in.is_string()) tables_.insert(in.get<std::string>());
-    }
     layer.tensors["positions"] = {{"per_position", 1}, {"type", "int64"}};
     layer.sizes["positions"] = captures_[0].sequence;
     layer.operations.push_back({{"op", "arange"}, {"name", "arange"}, {"outputs", "positions"}});
@@ -1047,9 +1038,8 @@ class ModuleWriter {
     for (const CapturedModules& capture : captures_) positions = std::max(positions, capture.sequence);
     // Without a table of positions sequences may be as long as one likes.
     if (!has_table_ && sizes_.fixed_sequence() == 0) positions = std::int64_t{1} << 20;
-    for (const auto& [name, said] : document_.at("parameters").items()) {
+    for (const auto& [name, said] : document_.at("parameters").items())
       if (has_table_ && tables_.contains(name)) positions = said.at("shape")[0];
-    }
     Json kinds = Json::object(), order = Json::array();
     std::map<std::string, std::string> kind_of;  // layers
     for (std::size_t l = 0; l < layers_.size();) {

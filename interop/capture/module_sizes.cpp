@@ -73,9 +73,8 @@ constexpr Form kForms[] = {
 
 bool fits(const std::vector<CapturedModules>& captures, const std::vector<std::int64_t>& elements, const Form& form,
           std::int64_t each, const Form& other, std::int64_t more) {
-  for (std::size_t c = 0; c < captures.size(); ++c) {
+  for (std::size_t c = 0; c < captures.size(); ++c)
     if (each * form.unit(captures[c]) + more * other.unit(captures[c]) != elements[c]) return false;
-  }
   return true;
 }
 
@@ -145,9 +144,8 @@ Size product(const Size& a, const Size& b) {
   made.terms.clear();
   made.divisor = a.divisor * b.divisor;
   std::int64_t common = made.divisor;
-  for (const auto& [left, x] : a.terms) {
+  for (const auto& [left, x] : a.terms)
     for (const auto& [right, y] : b.terms) made.terms[{left.first + right.first, left.second + right.second}] += x * y;
-  }
   std::erase_if(made.terms, [](const auto& term) { return term.second == 0; });
   for (const auto& [powers, each] : made.terms) common = std::gcd(common, each);
   for (auto& [powers, each] : made.terms) each /= common;
@@ -173,9 +171,8 @@ std::optional<Size> line_of(const std::vector<CapturedModules>& captures, const 
   if (!is_prefix && std::abs(rest) * kLeastShare > least * line.divisor) return std::nullopt;
   line.terms = {{{0, 1}, slope}};
   if (rest != 0) line.terms[{0, 0}] = rest;
-  for (std::size_t c = 0; c < captures.size(); ++c) {
+  for (std::size_t c = 0; c < captures.size(); ++c)
     if (line.at(captures[c]) != values[c]) return std::nullopt;
-  }
   return line;
 }
 
@@ -188,26 +185,23 @@ std::optional<Size> extent_of(const std::vector<CapturedModules>& captures, cons
     const std::int64_t unit = made.at(captures[0]);
     if (values[0] % unit != 0) return std::nullopt;
     made.terms[{samples, positions}] = values[0] / unit;
-    for (std::size_t c = 0; c < captures.size(); ++c) {
+    for (std::size_t c = 0; c < captures.size(); ++c)
       if (made.at(captures[c]) != values[c]) return std::nullopt;
-    }
     return made;
   };
   const bool is_batch = times(1, 0) && values[0] == captures[0].batch;
   if (auto made = times(0, 0)) return made;
   if (is_batch) return times(1, 0);
-  for (const auto& [samples, positions] : {Size::Powers{1, 1}, Size::Powers{0, 1}}) {
+  for (const auto& [samples, positions] : {Size::Powers{1, 1}, Size::Powers{0, 1}})
     if (auto made = times(samples, positions)) return made;
-  }
   const std::optional<Size> line = line_of(captures, values);
   const std::optional<Size> of_batch = times(1, 0);
   if (of_batch && !(has_batch && line && line->terms.size() == 1)) return of_batch;
   // A part of the samples, or of the positions: the larger one.
   const auto divisor = [&](std::int64_t CapturedModules::*of) {
     const std::int64_t parts = captures[0].*of / values[0];
-    for (std::size_t c = 0; c < captures.size(); ++c) {
+    for (std::size_t c = 0; c < captures.size(); ++c)
       if (values[c] * parts != captures[c].*of) return std::int64_t{0};
-    }
     return parts;
   };
   const std::int64_t of_samples = divisor(&CapturedModules::batch);
@@ -234,9 +228,8 @@ std::optional<Size> extent_of(const std::vector<CapturedModules>& captures, cons
 
 std::string word_of(std::string_view aten) {
   if (contains(aten, "scaled_dot_product")) return "attention";
-  for (const Word& word : kWords) {
+  for (const Word& word : kWords)
     if (word.aten == aten) return std::string(word.op);
-  }
   return "scale";
 }
 
@@ -264,9 +257,8 @@ Json ModuleSizes::shaped(const std::vector<std::vector<std::int64_t>>& shapes,
   // Of samples that are all as long nothing but their number tells.
   const bool is_square = std::ranges::any_of(size.terms, [](const auto& term) { return term.first.first > 1; });
   if (fixed_sequence() > 0 && !is_square) return {};
-  for (std::size_t c = 0; c < captures_.size(); ++c) {
+  for (std::size_t c = 0; c < captures_.size(); ++c)
     if (size.at(captures_[c]) != elements[c]) return {};
-  }
   Json made = size.words();
   return made.is_null() ? made : typed(captures_, made, dtype);
 }
@@ -276,16 +268,14 @@ Json ModuleSizes::tensor(const std::vector<std::int64_t>& elements, const std::s
   for (const Form& form : kForms) {
     const std::int64_t each = elements[0] / form.unit(captures_[0]);
     const bool is_too_much = each > kMostOfOne && &form != &kForms[kFixed];
-    if (each > 0 && each % width == 0 && !is_too_much && fits(captures_, elements, form, each, form, 0)) {
+    if (each > 0 && each % width == 0 && !is_too_much && fits(captures_, elements, form, each, form, 0))
       return typed(captures_, form, each, dtype);
-    }
   }
   if (captures_.size() < 2) return {};
   constexpr std::int64_t kGranule = 64;  // elements that the allocator gives to the smallest
   const auto of_pairs = [&](std::size_t c) { return elements[c] % (captures_[c].batch * captures_[c].batch) == 0; };
-  if (*std::ranges::max_element(elements) <= kGranule && !(of_pairs(0) && of_pairs(1))) {
+  if (*std::ranges::max_element(elements) <= kGranule && !(of_pairs(0) && of_pairs(1)))
     return typed(captures_, kForms[kFixed], *std::ranges::max_element(elements), dtype);
-  }
   for (std::size_t f = 0; f <= kFixed; ++f) {  // a sum of two
     const Form& form = kForms[f];
     for (std::size_t o = f + 1; o <= kFixed; ++o) {

@@ -49,9 +49,8 @@ constexpr Letter kLetters[] = {
 };
 
 const Letter* letter_of(char c) {
-  for (const Letter& letter : kLetters) {
+  for (const Letter& letter : kLetters)
     if (letter.letter == c) return &letter;
-  }
   return nullptr;
 }
 
@@ -72,9 +71,8 @@ std::string read_packed(const std::filesystem::path& path) {
   }
   int code = Z_OK;
   const char* const words = gzerror(file.get(), &code);
-  if (count < 0 || (code != Z_OK && code != Z_STREAM_END)) {
+  if (count < 0 || (code != Z_OK && code != Z_STREAM_END))
     throw Error(ExitCode::kInvalidInput, fmt::format("{}: the compressed file is damaged: {}", path.string(), words));
-  }
   return text;
 }
 
@@ -123,9 +121,8 @@ class CallReader {
 
   void read_name(std::string_view rest) {
     const std::int64_t id = due(rest);
-    if (id != std::ssize(capture_.names)) {
+    if (id != std::ssize(capture_.names))
       fail(fmt::format("name {} follows name {}", id, std::ssize(capture_.names) - 1), "names in order");
-    }
     capture_.names.push_back(readable(rest.empty() ? rest : rest.substr(1)));
   }
 
@@ -148,9 +145,8 @@ class CallReader {
       if (what == 's') call.stream = value;
       if (what == 'v') call.values[values++] = value;
       if (what != 'n') continue;
-      if (value < 0 || value >= std::ssize(capture_.names)) {
+      if (value < 0 || value >= std::ssize(capture_.names))
         fail(fmt::format("there is no name {}", value), "one that a line before gave");
-      }
       call.name = static_cast<std::int32_t>(value);
     }
     if (letter->letter == 'U') {
@@ -200,9 +196,8 @@ void read_model(const std::filesystem::path& path, Capture& capture) {
   capture.told_allocated = peaks.value("allocated", std::int64_t{0});
   capture.told_requested = peaks.value("requested", std::int64_t{0});
   const Json versions = document.value("versions", Json::object());
-  for (const auto& [name, version] : versions.items()) {
+  for (const auto& [name, version] : versions.items())
     if (version.is_string()) capture.versions.emplace_back(name, version.get<std::string>());
-  }
 }
 
 }

@@ -68,9 +68,8 @@ void check_script_can(const Plan& plan, const ModelDims& dims) {
        "torch.optim.AdamW keeps its state in the dtype of the parameters",
        fmt::format("optimizer.state: {}", to_string(plan.master_dtype))},
   };
-  for (const Refusal& each : refusals) {
+  for (const Refusal& each : refusals)
     if (each.is_met) refuse_script(each.key, each.what, each.nearest);
-  }
 }
 
 void check_script_model(const ModelDims& dims) {
@@ -142,17 +141,15 @@ ImportLedger script_ledger(const Plan& plan, const ModelDims& dims) {
   ledger.mapped("model, batch, mesh, units, dtype, optimizer", "constants and calls of the script");
   ledger.mapped("reshard_after_forward, unshard_in_backward, prefetch, recompute, accumulation",
                 "fully_shard's arguments and methods, per unit and layer");
-  for (const auto& each : others) {
+  for (const auto& each : others)
     if (each.is_met) ledger.unsupported(each.what, each.why);
-  }
   if (plan.evaluation.every) ledger.ignored("evaluation.every", "the script only trains");
   if (!plan.mesh.is_plain()) {
     ledger.unsupported("times in validate --run",
                        "over axes it compares collectives and memory (DIR/rank-0.timed.json)");
   }
-  if (!rows.sent.empty() || !rows.counts.empty() || rows.zipf != 0) {
+  if (!rows.sent.empty() || !rows.counts.empty() || rows.zipf != 0)
     ledger.unsupported("expert_parallel", "routers say where rows go, or --balanced");
-  }
   ledger.ignored("rank", "every rank runs the script");
   ledger.ignored("cluster", "the ranks are the launcher's: foreshard export --to launch");
   return ledger.take();

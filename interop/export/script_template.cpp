@@ -98,9 +98,8 @@ class Script {
     if (!is_inside_) return;
     std::string made = filled(text);
     if (made.empty() && !text.empty()) return;
-    if (const std::size_t at = made.find("%module "); at != std::string::npos) {
+    if (const std::size_t at = made.find("%module "); at != std::string::npos)
       return add_module(made.substr(0, at), std::string_view(made).substr(at + 8));
-    }
     out_ += made + "\n";
   }
   void directive(std::string_view text) {

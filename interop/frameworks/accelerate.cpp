@@ -110,11 +110,10 @@ void read_fsdp2(ForeignReader& reader, const Ranks& ranks) {
 }
 
 void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
-  if (reader.find(fsdp("version")) != nullptr) {
+  if (reader.find(fsdp("version")) != nullptr)
     reader.map(fsdp("version"), "runtime", "fsdp1");
-  } else {
+  else
     reader.assume("runtime", "fsdp1", "no fsdp_version, which is 1 by default");
-  }
   reader.assume("trainer", "accelerate", "the file is Accelerate's");
   static constexpr std::string_view kWords[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
                                                 "HYBRID_SHARD_ZERO2"};
@@ -126,11 +125,10 @@ void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
     if (node == nullptr) continue;
     used = key;
     const std::string text = node->as_string();
-    if (text.size() == 1 && text[0] >= '1' && text[0] <= '5') {
+    if (text.size() == 1 && text[0] >= '1' && text[0] <= '5')
       which = at(text[0] - '1');
-    } else {
+    else
       which = node->as_choice(kWords);
-    }
     break;
   }
   reader.map(used, "reshard_after_forward", which == 1 || which == 4 ? "never" : "always");
@@ -146,25 +144,22 @@ void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
     if (how < 2) reader.map(fsdp("backward_prefetch"), "fsdp1.backward_prefetch", how == 0 ? "pre" : "post");
   }
   reader.take("fsdp1");
-  if (const ConfigNode* node = reader.find(fsdp("offload_params")); node != nullptr && node->as_bool()) {
+  if (const ConfigNode* node = reader.find(fsdp("offload_params")); node != nullptr && node->as_bool())
     reader.unsupported(fsdp("offload_params"), "FSDP1's offload is not modelled");
-  }
   read_precision(reader, false);
 }
 
 void read_zero(ForeignReader& reader, const Ranks& ranks) {
   const auto key = [](const char* name) { return fmt::format("deepspeed_config.{}", name); };
-  if (reader.find(key("deepspeed_config_file")) != nullptr) {
+  if (reader.find(key("deepspeed_config_file")) != nullptr)
     reader.unsupported(key("deepspeed_config_file"), "import that file itself");
-  }
   const ConfigNode* stage = reader.find(key("zero_stage"));
   const std::int64_t number = stage == nullptr ? 2 : stage->as_int(0, 3);
   const std::string runtime = number == 0 ? "ddp" : fmt::format("zero{}", number);
-  if (stage != nullptr) {
+  if (stage != nullptr)
     reader.map(key("zero_stage"), "runtime", runtime);
-  } else {
+  else
     reader.assume("runtime", runtime, "no zero_stage, which is 2 by default");
-  }
   reader.integer(key("gradient_accumulation_steps"), "batch.accumulation");
   reader.clipping(key("gradient_clipping"));
   if (number > 0) {
@@ -198,11 +193,10 @@ ForeignPlan read_accelerate(const ConfigNode& root) {
   plan.ranks = root.has("parallelism_config") ? 0 : ranks.all;
   if (type == 0) {
     const ConfigNode* version = reader.find(fsdp("version"));
-    if (version != nullptr && version->as_int(1, 2) == 2) {
+    if (version != nullptr && version->as_int(1, 2) == 2)
       read_fsdp2(reader, ranks);
-    } else {
+    else
       read_fsdp1(reader, ranks);
-    }
     read_wrapping(reader);
     read_recomputation(reader);
   } else if (type == 1) {
@@ -343,15 +337,14 @@ Exported export_accelerate(const ExportJob& job) {
                 "runtimes, not native; nearest plan: runtime: fsdp2");
   }
   std::vector<std::string> texts;
-  if (kind == RuntimeKind::kFsdp2) {
+  if (kind == RuntimeKind::kFsdp2)
     texts = fsdp2_texts(job);
-  } else if (kind == RuntimeKind::kFsdp1) {
+  else if (kind == RuntimeKind::kFsdp1)
     texts = {fsdp1_text(job)};
-  } else if (is_zero(kind)) {
+  else if (is_zero(kind))
     texts = {zero_text(job)};
-  } else {
+  else
     texts = {head("MULTI_GPU", job, job.plan.compile == Compile::kModel)};
-  }
   const auto read = [](const std::string& text) { return read_accelerate(parse_yaml(text, "accelerate.yaml")); };
   return exported_as(job, texts, read);
 }

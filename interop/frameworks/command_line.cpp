@@ -34,11 +34,10 @@ std::vector<ShellWord> shell_words(std::string_view script) {
     const char c = script[i];
     if (c == '\n') ++line;
     if (quote != 0) {
-      if (c == quote) {
+      if (c == quote)
         quote = 0;
-      } else {
+      else
         word.text += c;
-      }
     } else if (nested == 0 && (std::isspace(static_cast<unsigned char>(c)) != 0)) {
       end();
       if (c == '\n') words.push_back({std::string(kEnd), line});
@@ -54,11 +53,10 @@ std::vector<ShellWord> shell_words(std::string_view script) {
     } else {
       if (word.text.empty()) word.line = line;
       nested += c == '(' ? 1 : c == ')' ? -1 : 0;
-      if (c == '"' || c == '\'') {
+      if (c == '"' || c == '\'')
         quote = c;
-      } else {
+      else
         word.text += c;
-      }
     }
   }
   end();
@@ -105,18 +103,16 @@ ConfigNode read_trainer_script(std::string_view text, const std::string& file) {
       std::ranges::replace(key, '-', '_');
       std::vector<std::string> values;
       const std::int64_t line = words[i].line;
-      while (i + 1 < words.size() && !words[i + 1].text.starts_with("--") && words[i + 1].text != kEnd) {
+      while (i + 1 < words.size() && !words[i + 1].text.starts_with("--") && words[i + 1].text != kEnd)
         values.push_back(shell_value(words[++i]));
-      }
       if (values.size() == 1) value = values.front();
       if (values.size() > 1) value = fmt::format("[{}]", fmt::join(values, ", "));
       found[key] = {line, value};
     }
   }
   std::vector<std::pair<std::int64_t, std::string>> lines;
-  for (const auto& [key, each] : found) {
+  for (const auto& [key, each] : found)
     lines.emplace_back(each.first, fmt::format("{}: {},", Json(key).dump(), each.second));
-  }
   std::ranges::sort(lines);
   std::string yaml = "{";
   std::int64_t line = 0;

@@ -38,9 +38,8 @@ void read_half_precision(ForeignReader& reader) {
                       {"float32", "fp32"},
                       {"float16", "fp16"},
                       {"bf16", "bf16"}}) &&
-      !is_open) {
+      !is_open)
     reader.assume("dtype.reduce", compute, "no communication_data_type: that of the gradients");
-  }
 }
 
 void read_batch_sizes(ForeignReader& reader) {
@@ -48,11 +47,10 @@ void read_batch_sizes(ForeignReader& reader) {
   const bool steps = reader.find("gradient_accumulation_steps") != nullptr;
   reader.integer("gradient_accumulation_steps", "batch.accumulation");
   if (reader.find("train_batch_size") == nullptr) return;
-  if (steps) {
+  if (steps)
     reader.ignore("train_batch_size", "follows from the others and the number of ranks");
-  } else {
+  else
     reader.integer("train_batch_size", "batch.global");
-  }
 }
 
 void read_optimizer_section(ForeignReader& reader) {
@@ -86,17 +84,15 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
   const std::string stage_path = in_zero("stage");
   const ConfigNode* stage = reader.find(stage_path);
   const std::int64_t number = stage == nullptr ? 0 : stage->as_int(0, 3);
-  if (stage == nullptr) {
+  if (stage == nullptr)
     reader.assume("runtime", "ddp", "no zero_optimization.stage: everything is replicated");
-  } else {
+  else
     reader.map(stage_path, "runtime", number == 0 ? "ddp" : fmt::format("zero{}", number));
-  }
   read_batch_sizes(reader);
   read_half_precision(reader);
   // In DeepSpeed 0 switches clipping off, and is the default.
-  if (!reader.clipping("gradient_clipping") && !reader.is_auto("gradient_clipping")) {
+  if (!reader.clipping("gradient_clipping") && !reader.is_auto("gradient_clipping"))
     reader.assume("optimizer.clip_norm", "none", "no gradient_clipping");
-  }
   if (number > 0) {
     for (const std::string& name : same_names()) reader.take_key(in_zero(name), "zero." + name);
     reader.take("zero");
@@ -117,13 +113,11 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
                  dtype->as_string() == "fp32" ? "true" : "false");
     }
   }
-  if (number == 0) {
+  if (number == 0)
     for (const std::string& name : same_names()) reader.ignore(in_zero(name), "stage 0 partitions nothing");
-  }
   if (const ConfigNode* group = reader.find(in_zero("mics_shard_size"));
-      group != nullptr && number == 3 && group->as_int(-1) > 0) {
+      group != nullptr && number == 3 && group->as_int(-1) > 0)
     reader.map(in_zero("mics_shard_size"), "mesh.shard", fmt::format("{}", group->as_int()));
-  }
   // deepspeed/runtime/sequence_parallel/ulysses_sp.py
   if (const ConfigNode* ranks = reader.find("sequence_parallel_size"); ranks != nullptr && ranks->as_int(1) > 1) {
     reader.integer("sequence_parallel_size", "mesh.cp");
@@ -163,18 +157,16 @@ Exported export_deepspeed(const ExportJob& job) {
   root["gradient_clipping"] = plan.optimizer.clip_norm.value_or(0.0);
   root["bf16"] = {{"enabled", plan.param_dtype == DType::kBf16}};
   root["fp16"] = {{"enabled", plan.param_dtype == DType::kFp16}};
-  if (plan.reduce_dtype != plan.param_dtype) {
+  if (plan.reduce_dtype != plan.param_dtype)
     root["communication_data_type"] = plan.reduce_dtype == DType::kBf16 ? "bfp16" : to_string(plan.reduce_dtype);
-  }
   if (plan.zero.fp32_gradient_accumulation) root["data_types"] = {{"grad_accum_dtype", "fp32"}};
   Json zero;
   zero["stage"] = zero_stage(plan.runtime.kind);
   const auto is_of_stage = [&](std::string_view key) {
     return plan.runtime.kind == RuntimeKind::kZero3 || (!key.starts_with("stage3_") && !key.starts_with("zero_"));
   };
-  for (const std::string& name : same_names()) {
+  for (const std::string& name : same_names())
     if (is_of_stage(name)) zero[name] = find_plan_key("zero." + name)->write(plan);
-  }
   const auto offload = [&](const char* name, ZeroOffload where) {
     if (where == ZeroOffload::kNone) return;
     zero[name] = {{"device", to_string(where)}, {"pin_memory", plan.zero.pin_memory}};

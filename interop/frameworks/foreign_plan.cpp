@@ -27,23 +27,22 @@ ConfigNode settings_of(std::string_view trainer) {
 }
 
 std::string ForeignPlan::value(std::string_view key) const {
-  for (const auto& [name, text] : keys) {
+  for (const auto& [name, text] : keys)
     if (name == key) return text;
-  }
   return "";
 }
 
 bool ForeignPlan::has(std::string_view key) const {
-  return std::ranges::any_of(keys, [&](const auto& k) { return k.first == key; });
+  return std::ranges::any_of(
+      keys, [&](const auto& k) { return k.first == key; });
 }
 
 void ForeignPlan::set(std::string_view key, const std::string& value) {
   const auto known = std::ranges::find_if(keys, [&](const auto& k) { return k.first == key; });
-  if (known == keys.end()) {
+  if (known == keys.end())
     keys.emplace_back(key, value);
-  } else {
+  else
     known->second = value;
-  }
 }
 
 namespace {
@@ -185,9 +184,8 @@ bool ForeignReader::clipping(std::string_view path) {
 
 void ForeignReader::take(std::string_view section) {
   const ConfigNode rows = settings_.at(section);
-  for (const ConfigItem& row : rows.items()) {
+  for (const ConfigItem& row : rows.items())
     for (const std::string& path : parts_of(row.key, " ")) take_row(path, row.value);
-  }
 }
 
 void ForeignReader::take_key(const std::string& path, std::string_view name) {
@@ -225,9 +223,8 @@ void ForeignReader::take_word(const std::string& path, const ConfigNode& row, co
   const std::vector<std::string> names = words.keys();
   const std::vector<std::string_view> theirs(names.begin(), names.end());
   const bool is_known = contains(theirs, word.text()) || contains(theirs, lower(std::string(word.text())));
-  if (const ConfigNode* others = row.find("others"); others != nullptr && !is_known) {
+  if (const ConfigNode* others = row.find("others"); others != nullptr && !is_known)
     return unsupported(path, others->as_string());
-  }
   const std::size_t which =
       names.front() == "true" ? (flag_of(word) ? 0 : 1) : word.as_choice(std::span<const std::string_view>(theirs));
   const ConfigNode& ours = words.items()[which].value;
@@ -262,10 +259,9 @@ void ForeignReader::finish() {
                  std::ranges::any_of(known, [&](const auto& k) { return begins(k, path); })) {
         walk(item.value, path);
       } else {
-        if (++unknown > kMostUnknown) {
+        if (++unknown > kMostUnknown)
           throw item.value.error("the file has too many keys that nobody knows",
                                  fmt::format("the settings of {}", plan_.format));
-        }
         const std::string near = nearest_spelling(path, known);
         note(Mapping::kIgnored, path, "",
              near.empty() ? "unknown key" : fmt::format("unknown key; did you mean {}?", near));
@@ -325,9 +321,8 @@ std::string plan_text(const ForeignPlan& plan, const std::vector<std::pair<std::
       continue;
     }
     text += top + ": {";
-    for (std::size_t i = 0; i < members.size(); ++i) {
+    for (std::size_t i = 0; i < members.size(); ++i)
       text += fmt::format("{}{}: {}", i == 0 ? "" : ", ", members[i].first, members[i].second);
-    }
     text += "}\n";
   }
   return text;
@@ -405,9 +400,8 @@ Exported exported_as(const ExportJob& job, const std::vector<std::string>& texts
   }
   FORESHARD_CHECK(best.has_value(), "no text to export");
   ExportLedger ledger;
-  for (const ImportEntry& entry : best->foreign.ledger) {
+  for (const ImportEntry& entry : best->foreign.ledger)
     if (entry.mapping == Mapping::kMapped) ledger.mapped(entry.to, entry.what);
-  }
   if (!best->failure.empty()) ledger.unsupported("plan", "the file does not read back as a plan: " + best->failure);
   for (const LostKey& lost : best->lost) {
     ledger.unsupported(fmt::format("{}: {}", lost.key, lost.is),

@@ -26,9 +26,8 @@ bool is_python(const std::string& command) { return contains(command, ".py"); }
 std::string torchrun(const Plan& plan, const std::string& program, const LaunchLine& launch, const std::string& head) {
   const std::string command = command_of(plan, program);
   const char* plain = is_python(command) ? "" : "--no-python ";
-  if (launch.nodes == 1) {
+  if (launch.nodes == 1)
     return fmt::format("torchrun --standalone --nproc-per-node {} {}{}", launch.ranks_per_node, plain, command);
-  }
   return fmt::format(
       "torchrun --nnodes {} --nproc-per-node {} --rdzv-id foreshard --rdzv-backend c10d "
       "--rdzv-endpoint {}:29500 {}{}",
@@ -42,9 +41,8 @@ std::string direct(const Plan& plan, const std::string& program) {
 
 std::string environment(const Plan& plan) {
   std::string text;
-  if (const std::string conf = alloc_conf(plan.allocator); !conf.empty()) {
+  if (const std::string conf = alloc_conf(plan.allocator); !conf.empty())
     text = fmt::format("export PYTORCH_ALLOC_CONF={0} PYTORCH_CUDA_ALLOC_CONF={0}\n", conf);
-  }
   if (plan.collectives.max_ctas > 0) text += fmt::format("export NCCL_MAX_CTAS={}\n", plan.collectives.max_ctas);
   return text;
 }

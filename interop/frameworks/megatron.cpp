@@ -45,11 +45,10 @@ std::int64_t degree(ForeignReader& reader, std::string_view name) {
 void read_sequence_parallel(ForeignReader& reader) {
   const bool cuts = degree(reader, "tensor_model_parallel_size") > 1;
   const auto [path, sequence] = find(reader, "sequence_parallel");
-  if (sequence != nullptr) {
+  if (sequence != nullptr)
     reader.map(path, "tensor_parallel.sequence", sequence->as_bool() || !cuts ? "true" : "false");
-  } else if (cuts) {
+  else if (cuts)
     reader.assume("tensor_parallel.sequence", "false", "no sequence_parallel: off");
-  }
 }
 
 // As wide as tensor parallelism unless said (core/model_parallel_config.py, __post_init__).
@@ -165,23 +164,24 @@ void read_pipeline(ForeignReader& reader) {
 }
 
 void refuse_what_is_missing(ForeignReader& reader) {
-  if (const ConfigNode* fsdp = reader.find("ddp.use_megatron_fsdp"); fsdp != nullptr && fsdp->as_bool()) {
+  if (const ConfigNode* fsdp = reader.find("ddp.use_megatron_fsdp"); fsdp != nullptr && fsdp->as_bool())
     reader.unsupported("ddp.use_megatron_fsdp", "runtime fsdp2 is the nearest");
-  }
 }
 
 }
 
 bool looks_like_megatron(const ConfigNode& root) {
-  return std::ranges::any_of(kPlaces, [&](std::string_view place) {
-    const ConfigNode* node = &root;
-    while (!place.empty() && node != nullptr) {
-      const std::size_t dot = place.find('.');
-      node = node->is_mapping() ? node->find(place.substr(0, dot)) : nullptr;
-      place.remove_prefix(dot + 1);
-    }
-    return node != nullptr && node->is_mapping() && node->has("tensor_model_parallel_size");
-  });
+  return std::ranges::any_of(
+      kPlaces,
+      [&](std::string_view place) {
+        const ConfigNode* node = &root;
+        while (!place.empty() && node != nullptr) {
+          const std::size_t dot = place.find('.');
+          node = node->is_mapping() ? node->find(place.substr(0, dot)) : nullptr;
+          place.remove_prefix(dot + 1);
+        }
+        return node != nullptr && node->is_mapping() && node->has("tensor_model_parallel_size");
+      });
 }
 
 ForeignPlan read_megatron(const ConfigNode& root) {

@@ -19,11 +19,10 @@ void read_targets(ForeignReader& reader, const ConfigNode& rows) {
   for (const ConfigItem& row : rows.items()) {
     const ConfigNode* node = reader.find(row.key);
     if (node == nullptr) continue;
-    if (node->is_sequence()) {
+    if (node->is_sequence())
       for (const ConfigNode& word : node->elements()) add(row.value.at(word.as_string()));
-    } else if (flag_of(*node)) {
+    else if (flag_of(*node))
       add(row.value);
-    }
   }
   if (!targets.empty()) reader.map(rows.items().front().key, "lora.targets", Json(targets).dump());
 }
@@ -32,9 +31,8 @@ void read_targets(ForeignReader& reader, const ConfigNode& rows) {
 void read_nanotron(ForeignReader& reader, const ForeignPlan& plan) {
   if (plan.has("mesh.pp")) reader.take("stages");
   if (!plan.has("optimizer.clip_norm")) reader.assume("optimizer.clip_norm", "none", "no clip_grad");
-  if (const ConfigNode* cap = reader.find("model.ddp_bucket_cap_mb")) {
+  if (const ConfigNode* cap = reader.find("model.ddp_bucket_cap_mb"))
     reader.map("model.ddp_bucket_cap_mb", "megatron.bucket_size", fmt::format("{}", cap->as_int(1) << 19));
-  }
 }
 
 }

@@ -47,19 +47,18 @@ void add(ConfigTreeBuilder& builder, const toml::node& node) {
   }
   if (const auto* text = node.as_string()) return builder.scalar(mark, text->get(), Quoting::kQuoted);
   std::ostringstream written;
-  if (const auto* flag = node.as_boolean()) {
+  if (const auto* flag = node.as_boolean())
     written << (flag->get() ? "true" : "false");
-  } else if (const auto* whole = node.as_integer()) {
+  else if (const auto* whole = node.as_integer())
     written << whole->get();
-  } else if (const auto* real = node.as_floating_point()) {
+  else if (const auto* real = node.as_floating_point())
     written << fmt::format("{}", real->get());
-  } else if (const auto* date = node.as_date()) {
+  else if (const auto* date = node.as_date())
     written << date->get();
-  } else if (const auto* time = node.as_time()) {
+  else if (const auto* time = node.as_time())
     written << time->get();
-  } else if (const auto* both = node.as_date_time()) {
+  else if (const auto* both = node.as_date_time())
     written << both->get();
-  }
   builder.scalar(mark, written.str(), Quoting::kPlain);
 }
 

@@ -20,9 +20,8 @@ void read_model(ForeignReader& reader) {
       path = key;
     }
   }
-  for (const char* key : {"model.flavor", "model_spec.flavor", "model_spec.size"}) {
+  for (const char* key : {"model.flavor", "model_spec.flavor", "model_spec.size"})
     if (const ConfigNode* node = reader.find(key)) flavor = node->as_string();
-  }
   if (model.empty()) return;
   const ConfigNode flavors = settings_of("torchtitan").at("flavors");
   const ConfigNode* known = flavors.find(model);
@@ -62,20 +61,17 @@ void read_microbatches(ForeignReader& reader, const char* path, std::int64_t loc
   static constexpr const char* kSize = "parallelism.pipeline_parallel_microbatch_size";
   const ConfigNode* const node = reader.find(kSize);
   const std::int64_t size = node == nullptr ? 1 : node->as_int(1);
-  if (local % size != 0) {
+  if (local % size != 0)
     return reader.unsupported(kSize, fmt::format("{} does not divide {} of {}", size, path, local));
-  }
   const std::string count = fmt::format("{}", local / size);
-  if (node == nullptr) {
+  if (node == nullptr)
     reader.assume("batch.micro_batch", "1", "as torchtitan cuts the batch for a pipeline");
-  } else {
+  else
     reader.integer(kSize, "batch.micro_batch");
-  }
   reader.map(path, "pipeline.microbatches", count);
   const ConfigNode* const global = reader.find("training.global_batch_size");
-  if (global == nullptr || global->as_int(-1) < 1) {
+  if (global == nullptr || global->as_int(-1) < 1)
     reader.assume("batch.accumulation", count, "one call of the schedule each step");
-  }
 }
 
 void read_stages(ForeignReader& reader) {
@@ -92,9 +88,8 @@ void read_stages(ForeignReader& reader) {
     reader.assume("pipeline.stages_per_rank", "2", "as torchtitan makes of schedules of several");
   }
   reader.take("stage_ends");
-  if (const ConfigNode* csv = reader.find(key("schedule_csv")); csv != nullptr && !csv->as_string().empty()) {
+  if (const ConfigNode* csv = reader.find(key("schedule_csv")); csv != nullptr && !csv->as_string().empty())
     reader.unsupported(key("schedule_csv"), "its rows are pipeline.orders of schedule custom");
-  }
 }
 
 // Since July 2026 the batch comes cut, and says into how many.
@@ -105,9 +100,8 @@ void read_cut_batch(ForeignReader& reader) {
   if (stages_of(reader) == 1) return reader.ignore(kCount, "without stages");
   reader.integer(kCount, "pipeline.microbatches");
   const ConfigNode* const step = reader.find("training.num_tokens_per_train_step");
-  if (step == nullptr || step->as_int(-1) < 1) {
+  if (step == nullptr || step->as_int(-1) < 1)
     reader.assume("batch.accumulation", std::string(count->text()), "one call of the schedule each step");
-  }
 }
 
 void read_batch(ForeignReader& reader) {
@@ -119,26 +113,22 @@ void read_batch(ForeignReader& reader) {
     }
   }
   const bool has_stages = stages_of(reader) > 1;
-  for (const char* key : {"training.local_batch_size", "training.batch_size"}) {
-    if (const ConfigNode* node = reader.find(key); node != nullptr && has_stages) {
+  for (const char* key : {"training.local_batch_size", "training.batch_size"})
+    if (const ConfigNode* node = reader.find(key); node != nullptr && has_stages)
       read_microbatches(reader, key, node->as_int(1));
-    } else {
+    else
       reader.integer(key, "batch.micro_batch");
-    }
-  }
   const auto tokens = [&](const char* path, const char* key) {
     const ConfigNode* node = reader.find(path);
     if (node == nullptr || node->as_int(-1) < 1) return;
-    if (!sequence || node->as_int() % *sequence != 0) {
+    if (!sequence || node->as_int() % *sequence != 0)
       return reader.unsupported(path, "tokens that are no whole sequences of max_context_length");
-    }
     reader.map(path, key, fmt::format("{}", node->as_int() / *sequence));
   };
   tokens("training.num_tokens_per_microbatch_per_dp_rank", "batch.micro_batch");
   tokens("training.num_tokens_per_train_step", "batch.global");
-  if (const ConfigNode* node = reader.find("training.global_batch_size"); node != nullptr && node->as_int(-1) > 0) {
+  if (const ConfigNode* node = reader.find("training.global_batch_size"); node != nullptr && node->as_int(-1) > 0)
     reader.integer("training.global_batch_size", "batch.global");
-  }
   read_cut_batch(reader);
 }
 
@@ -146,21 +136,19 @@ void read_parallelism(ForeignReader& reader) {
   const auto key = [](const char* name) { return fmt::format("parallelism.{}", name); };
   reader.integer(key("data_parallel_replicate_degree"), "mesh.replicate");
   if (const ConfigNode* node = reader.find(key("data_parallel_shard_degree"))) {
-    if (node->as_int(-1) > 0) {
+    if (node->as_int(-1) > 0)
       reader.integer(key("data_parallel_shard_degree"), "mesh.shard");
-    } else {
+    else
       reader.ignore(key("data_parallel_shard_degree"), "the rest of the ranks, as by default");
-    }
   }
   reader.take("axes");
   if (const ConfigNode* node = reader.find(key("context_parallel_load_balancer"))) {
-    if (node->as_string() == "headtail") {
+    if (node->as_string() == "headtail")
       reader.map(key("context_parallel_load_balancer"), "context_parallel.balance", "headtail");
-    } else if (node->as_string().empty()) {  // TOML has no null
+    else if (node->as_string().empty())  // TOML has no null
       reader.map(key("context_parallel_load_balancer"), "context_parallel.balance", "none");
-    } else {
+    else
       reader.unsupported(key("context_parallel_load_balancer"), "only halves from both ends are modelled (headtail)");
-    }
   }
   reader.take("experts");
   read_stages(reader);
@@ -175,9 +163,8 @@ void read_policy(ForeignReader& reader, const ConfigNode& root) {
   if (policy == nullptr) return;
   if (policy->is_null()) return reader.map(kPolicy, "recompute", "none");
   if (!policy->is_mapping() || !policy->has("determinism_check")) return;
-  if (policy->has("memory_budget")) {
+  if (policy->has("memory_budget"))
     return reader.unsupported(kPolicy, "a budget of memory, by which the compiler chooses");
-  }
   reader.map(kPolicy, "recompute", policy->has("force_recompute_mm_shapes_by_fqns") ? "selective" : "full");
 }
 
@@ -187,9 +174,8 @@ void read_checkpointing(ForeignReader& reader, const ConfigNode& root) {
   if (mode == nullptr) return read_policy(reader, root);
   static constexpr std::string_view kWords[] = {"none", "full", "selective"};
   const std::size_t which = mode->as_choice(kWords);
-  if (which < 2 || option == nullptr || option->text() == "op") {
+  if (which < 2 || option == nullptr || option->text() == "op")
     return reader.map("activation_checkpoint.mode", "recompute", std::string(kWords[which]));
-  }
   const auto every = parse_number<std::int64_t>(option->text()).value_or(0);
   if (every < 1) throw option->error(quote(option->text()) + " is neither op nor a number of layers", "op or 2");
   reader.map("activation_checkpoint.selective_ac_option", "recompute",
@@ -222,11 +208,10 @@ void read_precision(ForeignReader& reader) {
 
 void read_optimizer(ForeignReader& reader) {
   if (const ConfigNode* name = reader.find("optimizer.name")) {
-    if (name->as_string() == "AdamW" || name->as_string() == "Adam") {
+    if (name->as_string() == "AdamW" || name->as_string() == "Adam")
       reader.map("optimizer.name", "optimizer.kind", "adamw");
-    } else {
+    else
       reader.unsupported("optimizer.name", "only AdamW is modelled for this trainer");
-    }
   }
   reader.take("optimizer");
 }
@@ -240,18 +225,15 @@ void read_groups(ForeignReader& reader) {
   const ConfigNode& rest = groups->elements().back();
   const ConfigNode* const name = rest.find("optimizer_name");
   const bool is_adam = name != nullptr && (name->as_string() == "AdamW" || name->as_string() == "Adam");
-  if (!is_adam || groups->elements().size() > 1) {
+  if (!is_adam || groups->elements().size() > 1)
     reader.unsupported(kGroups, "one group of AdamW is modelled for this trainer");
-  }
   const ConfigNode* const settings = rest.find("optimizer_kwargs");
   if (!is_adam || settings == nullptr) return;
   reader.map(kGroups, "optimizer.kind", "adamw");
   for (const auto& [theirs, ours] :
-       {std::pair{"lr", "learning_rate"}, {"eps", "epsilon"}, {"weight_decay", "weight_decay"}}) {
-    if (const ConfigNode* node = settings->find(theirs)) {
+       {std::pair{"lr", "learning_rate"}, {"eps", "epsilon"}, {"weight_decay", "weight_decay"}})
+    if (const ConfigNode* node = settings->find(theirs))
       reader.map(kGroups, fmt::format("optimizer.{}", ours), std::string(node->text()));
-    }
-  }
   const ConfigNode* const betas = settings->find("betas");
   if (betas == nullptr || !betas->is_sequence() || betas->elements().size() != 2) return;
   reader.map(kGroups, "optimizer.beta1", std::string(betas->elements().front().text()));
@@ -276,15 +258,13 @@ void read_compile(ForeignReader& reader) {
   reader.map("compile.enable", "compile", node->as_bool() ? "blocks" : "none");
   const ConfigNode* const parts = reader.find("compile.components");
   bool of_loss = node->as_bool() && parts == nullptr;
-  if (parts != nullptr && parts->is_sequence()) {
+  if (parts != nullptr && parts->is_sequence())
     for (const ConfigNode& part : parts->elements()) of_loss = of_loss || (node->as_bool() && part.text() == "loss");
-  }
   if (chunked) return;
-  if (parts != nullptr) {
+  if (parts != nullptr)
     reader.map("compile.components", "loss", of_loss ? "compiled" : "eager");
-  } else if (of_loss) {
+  else if (of_loss)
     reader.assume("loss", "compiled", "compile.components: model and loss by default");
-  }
 }
 
 }
@@ -296,9 +276,8 @@ bool looks_like_torchtitan(const ConfigNode& root) {
 ForeignPlan read_torchtitan(const ConfigNode& root) {
   ForeignPlan plan;
   plan.format = "TorchTitan";
-  if (!looks_like_torchtitan(root)) {
+  if (!looks_like_torchtitan(root))
     throw root.error("this has neither [training] nor [parallelism]", "TorchTitan's TOML, or the JSON that it saves");
-  }
   ForeignReader reader(root, plan, "torchtitan");
   reader.assume("runtime", "fsdp2", "TorchTitan shards with fully_shard");
   reader.assume("trainer", "torchtitan", "the file is TorchTitan's");

@@ -23,9 +23,8 @@ struct Flavor {
 std::optional<Flavor> flavor_of(const std::string& model) {
   const ConfigNode flavors = settings_of("torchtitan").at("flavors");
   for (const ConfigItem& name : flavors.items()) {
-    for (const ConfigItem& flavor : name.value.items()) {
+    for (const ConfigItem& flavor : name.value.items())
       if (flavor.value.text() == model) return Flavor{name.key, flavor.key};
-    }
   }
   return std::nullopt;
 }
@@ -80,9 +79,8 @@ pipeline_parallel_first_stage_less_layers = {}
 pipeline_parallel_last_stage_less_layers = {}
 )",
                       to_string(pipeline.schedule), plan.batch.micro_batch, pipeline.first_less, pipeline.last_less);
-  if (pipeline.stages_per_rank > 2) {  // else as by default
+  if (pipeline.stages_per_rank > 2)  // else as by default
     text += fmt::format("pipeline_parallel_layers_per_stage = {}\n", layers_of_stage(job));
-  }
   return text;
 }
 
@@ -132,9 +130,8 @@ enable = {}
       torch_name(plan.reduce_dtype), plan.offload == Offload::kCpu, plan.seed, plan.mesh.replicate, plan.mesh.shard,
       reshard, plan.mesh.tp, !plan.tensor_parallel.loss, pipeline_lines(job), plan.mesh.cp, plan.mesh.ep, plan.mesh.etp,
       recompute_lines(plan), plan.compile == Compile::kBlocks);
-  if (plan.compile == Compile::kBlocks) {
+  if (plan.compile == Compile::kBlocks)
     text += fmt::format("components = [\"model\"{}]\n", plan.loss.kind == Loss::Kind::kCompiled ? ", \"loss\"" : "");
-  }
   text += fmt::format(R"(
 [optimizer]
 name = "AdamW"
@@ -223,13 +220,11 @@ Json settings_json(const ExportJob& job, const char* reshard) {
                {"lr_scheduler", {{"warmup_steps", o.warmup_steps}}},
                {"debug", {{"seed", plan.seed}}}};
   json["attn_backend"] = plan.attention == AttentionKernel::kFlex ? "flex" : "varlen";
-  if (const std::optional<Flavor> flavor = flavor_of(plan.model)) {
+  if (const std::optional<Flavor> flavor = flavor_of(plan.model))
     json["model_spec"] = {{"name", flavor->model}, {"flavor", flavor->name}};
-  }
   if (plan.loss.kind == Loss::Kind::kFusedLinear) json["loss"] = {{"num_chunks", 8}};
-  if (plan.float8 == Float8::kRowwise || plan.float8 == Float8::kRowwiseGwHp) {
+  if (plan.float8 == Float8::kRowwise || plan.float8 == Float8::kRowwiseGwHp)
     json["float8"] = {{"recipe_name", recipe_of(plan)}};
-  }
   return json;
 }
 

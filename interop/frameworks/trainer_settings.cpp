@@ -58,26 +58,23 @@ Json json_of(const ConfigNode& node) {
 ConfigNode accelerate_settings(const ConfigNode& root, const std::string& compute) {
   Json config = Json::object();
   const auto set = [&](std::string key, const Json& value) {
-    if (key == "fsdp_transformer_layer_cls_to_wrap" || key == "fsdp_min_num_params") {
+    if (key == "fsdp_transformer_layer_cls_to_wrap" || key == "fsdp_min_num_params")
       config["fsdp_auto_wrap_policy"] = key == "fsdp_min_num_params" ? "SIZE_BASED_WRAP" : "TRANSFORMER_BASED_WRAP";
-    }
     config[std::move(key)] = value;
   };
   if (const ConfigNode* version = root.find("fsdp_version")) set("fsdp_version", version->as_int(1, 2));
   std::vector<std::string> words;
-  if (const ConfigNode* fsdp = root.find("fsdp"); fsdp != nullptr && fsdp->is_sequence()) {
+  if (const ConfigNode* fsdp = root.find("fsdp"); fsdp != nullptr && fsdp->is_sequence())
     words = texts_of(*fsdp);
-  } else if (fsdp != nullptr && fsdp->is_scalar()) {
+  else if (fsdp != nullptr && fsdp->is_scalar())
     words = parts_of(fsdp->as_string(), " ");
-  }
   static constexpr std::pair<const char*, const char*> kStrategies[] = {
       {"full_shard", "FULL_SHARD"}, {"shard_grad_op", "SHARD_GRAD_OP"}, {"hybrid_shard", "HYBRID_SHARD"}};
   for (const std::string& word : words) {
     if (word == "auto_wrap") set("fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
     if (word == "offload") set("fsdp_offload_params", true);
-    for (const auto& [theirs, ours] : kStrategies) {
+    for (const auto& [theirs, ours] : kStrategies)
       if (word == theirs) set("fsdp_sharding_strategy", ours);
-    }
   }
   const ConfigNode* own = root.find("fsdp_config");
   if (own != nullptr && own->is_mapping()) {
@@ -90,9 +87,8 @@ ConfigNode accelerate_settings(const ConfigNode& root, const std::string& comput
   const bool is_second =
       config.contains("fsdp_version") && (config["fsdp_version"] == 2 || config["fsdp_version"] == "2");
   if (config.contains("fsdp_version")) config["fsdp_version"] = is_second ? 2 : 1;
-  if (is_second && !config.contains("fsdp_auto_wrap_policy")) {
+  if (is_second && !config.contains("fsdp_auto_wrap_policy"))
     config["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
-  }
   const Json all = {{"distributed_type", "FSDP"},
                     {"mixed_precision", compute.empty() ? "no" : compute},
                     {"fsdp_config", std::move(config)}};
@@ -116,16 +112,14 @@ class TrainerReader {
   }
 
   void read() {
-    for (const char* key : {"model_name_or_path", "base_model", "model"}) {
+    for (const char* key : {"model_name_or_path", "base_model", "model"})
       if (const ConfigNode* name = reader_.find(key)) reader_.map(key, "model", name->as_string());
-    }
     reader_.assume("stack", "hf_trainer", "transformers' Trainer");
     read_runtime();
     read_dtypes();
     reader_.take("arguments");
-    if (!plan_.has("optimizer.kind")) {
+    if (!plan_.has("optimizer.kind"))
       reader_.assume("optimizer.implementation", "fused", "transformers 5: adamw_torch_fused");
-    }
     if (runtime() == "ddp") reader_.take("ddp");
     if (runtime() == "ddp" && gpus_ == 1) reader_.assume("ddp.bucket_cap_mb", "0", "one GPU");
     reader_.take("missing");
@@ -168,15 +162,12 @@ class TrainerReader {
 
   // The key that switches 16 bits on, "": none does, and what it says.
   std::pair<std::string, std::string> dtype() {
-    for (const char* key : {"bf16", "bfloat16", "pure_bf16"}) {
+    for (const char* key : {"bf16", "bfloat16", "pure_bf16"})
       if (is_on_or_auto(key)) return {key, "bf16"};
-    }
-    for (const char* key : {"fp16", "float16"}) {
+    for (const char* key : {"fp16", "float16"})
       if (is_on_or_auto(key)) return {key, "fp16"};
-    }
-    if (is_of("ms-swift") && reader_.find("torch_dtype") != nullptr) {
+    if (is_of("ms-swift") && reader_.find("torch_dtype") != nullptr)
       return {"torch_dtype", is_word("torch_dtype", "bfloat16") ? "bf16" : "fp16"};
-    }
     // trl/trainer/base_config.py: bf16 unless fp16 is asked for; ms-swift: as config.json says.
     return {"", (is_of("TRL") || is_of("ms-swift")) && !root_.has("bf16") ? "bf16" : ""};
   }
@@ -186,15 +177,14 @@ class TrainerReader {
     const bool by_sharding =
         sharding_ != nullptr && sharding_->has("dtype.param") && !sharding_->assumed.contains("dtype.param");
     const bool is_late = is_of("Axolotl") && runtime() == "zero3" && !plan_.has("dtype.param") && !by_sharding;
-    if (is_late) {
+    if (is_late)
       reader_.assume("dtype.param", "fp32", "Axolotl makes the model before an \"auto\" is filled in");
-    } else if (!key.empty()) {
+    else if (!key.empty())
       reader_.map(key, "dtype.param", compute);
-    } else if (!compute.empty()) {
+    else if (!compute.empty())
       reader_.assume("dtype.param", compute, kUsual);
-    } else if (!by_sharding) {
+    else if (!by_sharding)
       reader_.assume("dtype.param", "fp32", "neither bf16 nor fp16");
-    }
   }
 
   // Parameters stay as they were loaded under DDP, but for adapters, which PEFT makes in fp32;
@@ -232,9 +222,8 @@ class TrainerReader {
                                                                   "lora_embedding_kernel"};
 
   const ConfigNode* find_first(std::initializer_list<const char*> paths) {
-    for (const char* path : paths) {
+    for (const char* path : paths)
       if (const ConfigNode* node = reader_.find(path)) return node;
-    }
     return nullptr;
   }
 
@@ -242,9 +231,8 @@ class TrainerReader {
     const ConfigNode* deepspeed = find_given("deepspeed");
     if (sharding_ != nullptr) {
       if (deepspeed != nullptr) reader_.ignore("deepspeed", "read beside it");
-      for (const char* key : {"fsdp", "fsdp_config", "fsdp_version"}) {
+      for (const char* key : {"fsdp", "fsdp_config", "fsdp_version"})
         reader_.ignore(key, fmt::format("{}'s settings say the runtime", sharding_->format));
-      }
       plugin_checkpoints_ = sharding_->value("recompute") == "full";
       const bool is_fsdp = sharding_->value("runtime").starts_with("fsdp");
       if (!is_fsdp) reader_.assume("trainer", "transformers", "Trainer");
@@ -290,9 +278,8 @@ class TrainerReader {
     const ConfigNode* loss = reader_.find("pref_loss");
     if (stage_ == "dpo" && loss != nullptr && stages.has(loss->as_string())) stage_ = loss->as_string();
     const ConfigNode* row = stages.find(stage_);
-    if (row == nullptr || (row->is_mapping() && !row->has(plan_.format))) {
+    if (row == nullptr || (row->is_mapping() && !row->has(plan_.format)))
       return reader_.unsupported(path, stage_ + " is forecast as fine-tuning on the same sequences");
-    }
     reader_.ignore(path, "what a sample is");
     if (!row->is_mapping()) return;
     const auto micro_batch = parse_number<std::int64_t>(plan_.value("batch.micro_batch"));
@@ -325,17 +312,15 @@ class TrainerReader {
     const char* cut = is_factory ? "units" : "unit";
     const bool cuts = runtime() == "zero3" || runtime() == "fsdp1";
     say("reference", runtime() == "fsdp2" ? cut : cuts ? "units" : "whole", "a frozen copy of the model");
-    if (is_factory && runtime() == "ddp" && !is_on("pure_bf16")) {
+    if (is_factory && runtime() == "ddp" && !is_on("pure_bf16"))
       reader_.assume("dtype.reference", plan_.value("dtype.param"), "loaded to compute");
-    }
   }
 
   void read_checkpoints() {
-    if (plugin_checkpoints_) {
+    if (plugin_checkpoints_)
       reader_.assume("recompute", "full", "the plugin's, which the trainer's are off for");
-    } else if (!plan_.has("recompute") || plan_.assumed.contains("recompute")) {
+    else if (!plan_.has("recompute") || plan_.assumed.contains("recompute"))
       reader_.assume("recompute", code_.value.at("always").at("recompute").as_string(), kUsual);
-    }
     if (runtime() == "fsdp2") return;
     take_usual(runtime() == "ddp" && gpus_ != 1 ? "ddp" : "checkpoints");
   }
@@ -345,15 +330,13 @@ class TrainerReader {
     const bool by_adapter = is_word("adapter", "lora"), is_qlora = is_word("adapter", "qlora");
     const bool four_bits = is_on("load_in_4bit"), all_linear = is_on("lora_target_linear");
     const ConfigNode* bits = find_first({"quantization_bit", "quant_bits"});
-    if (is_word("finetuning_type", "freeze")) {
+    if (is_word("finetuning_type", "freeze"))
       reader_.unsupported("finetuning_type", "all parameters are taken as trained");
-    }
     const bool is_swift = is_of("ms-swift"), by_tuner = is_word("tuner_type", "lora");
     const bool has_adapters = by_type || by_peft || by_adapter || is_qlora || by_tuner ||
                               (is_swift && !find_first({"tuner_type", "train_type"}));
-    for (const char* key : {"finetuning_type", "adapter", "use_peft", "tuner_type"}) {
+    for (const char* key : {"finetuning_type", "adapter", "use_peft", "tuner_type"})
       if (root_.has(key) && !is_word(key, "freeze")) reader_.ignore(key, has_adapters ? "adapters" : "no adapters");
-    }
     if (!has_adapters) {
       std::erase_if(plan_.keys, [](const auto& key) { return key.first.starts_with("lora."); });
       for (ImportEntry& entry : plan_.ledger) {
@@ -374,9 +357,8 @@ class TrainerReader {
     const std::string adapted = list == nullptr ? "linear" : json_of(*list).dump();
     const bool has_mlp = adapted.find("linear") < adapted.size() || adapted.find("gate_proj") < adapted.size();
     if (is_axolotl && runtime() != "fsdp1" && !find_first(kKernels) && !is_on("load_in_8bit") &&
-        !is_on("trust_remote_code") && !root_.has("rl") && has_mlp) {
+        !is_on("trust_remote_code") && !root_.has("rl") && has_mlp)
       reader_.assume("lora.fused", "true", "Axolotl switches its kernels on");
-    }
     bool has_targets = false;
     for (const char* key : {"lora_target_modules", "lora_target", "target_modules", "target_regex"}) {
       const ConfigNode* names = reader_.find(key);
@@ -396,25 +378,22 @@ class TrainerReader {
       std::vector<const char*> saved;
       if (contains(all, "embed_tokens")) saved.push_back("embedding");
       if (contains(all, "lm_head")) saved.push_back("head");
-      if (saved.empty()) {
+      if (saved.empty())
         reader_.unsupported(key, "what is trained whole is embedding or head alone");
-      } else {
+      else
         reader_.map(key, "lora.modules_to_save", fmt::format("[{}]", fmt::join(saved, ", ")));
-      }
     }
     const bool has_wide_base = is_trl && !is_word("dtype", "bfloat16") && !is_word("dtype", "auto");
     if (is_qlora || four_bits || (bits != nullptr && bits->as_int() == 4)) {
       const bool is_ddp = runtime() == "ddp" || (is_trl && is_fsdp2);
       const bool is_mixed = has_wide_base && is_ddp;
       reader_.assume("lora.base", is_mixed ? "nf4-master" : "nf4", "a base of four bits");
-      if (is_ddp && !is_mixed && (is_trl || root_.has("rl"))) {
+      if (is_ddp && !is_mixed && (is_trl || root_.has("rl")))
         reader_.assume("dtype.master", "bf16", "TRL casts adapters on such a base");
-      }
-      if (is_trl && is_fsdp2 && !root_.has("bnb_4bit_quant_storage")) {
+      if (is_trl && is_fsdp2 && !root_.has("bnb_4bit_quant_storage"))
         reader_.assume("ignored", "packed", "Accelerate leaves blocks that are stored as bytes whole");
-      } else if (is_trl && runtime() == "fsdp1") {
+      else if (is_trl && runtime() == "fsdp1")
         reader_.unsupported("load_in_4bit", "FSDP1 fails on it: it flattens no integers");
-      }
       if (is_trl && !plan_.has("lora.double_quant")) reader_.assume("lora.double_quant", "false", "TRL's default");
     } else if (has_wide_base || (is_factory && is_fsdp2)) {
       reader_.assume("lora.base", "master", is_trl ? "TRL loads the model in fp32" : "Accelerate 1.11 makes it fp32");
@@ -440,20 +419,18 @@ class TrainerReader {
       reader_.ignore(key, is_packed ? "sequences are full; attention is taken over all of each"
                                     : "sequences are taken as long as they may be");
     }
-    if (!is_packed && plan_.value("batch.micro_batch") != "1") {
+    if (!is_packed && plan_.value("batch.micro_batch") != "1")
       reader_.assume("batch.padded", "true", "samples that are not packed are padded");
-    }
   }
 
   // trl/trainer/sft_trainer.py: every loss takes the head's product by tiles but Liger's.
   void read_loss() {
     reader_.ignore("loss_type", "loss");
     const ConfigNode* smoothing = reader_.find("label_smoothing_factor");
-    if (smoothing != nullptr && smoothing->as_double() > 0) {
+    if (smoothing != nullptr && smoothing->as_double() > 0)
       reader_.map("label_smoothing_factor", "loss", "smoothed");
-    } else if (is_of("TRL") && !plan_.has("loss")) {
+    else if (is_of("TRL") && !plan_.has("loss"))
       reader_.assume("loss", "tiled-linear", "TRL's");
-    }
     if (is_of("TRL")) read_labelled();
   }
 
@@ -464,9 +441,8 @@ class TrainerReader {
       const ConfigNode* node = reader_.find(key);
       if (node == nullptr) return;
       const std::int64_t labelled = is_prompt ? length - node->as_int() : node->as_int();
-      if (plan_.has("batch.labelled") || labelled <= 0 || labelled > length) {
+      if (plan_.has("batch.labelled") || labelled <= 0 || labelled > length)
         return reader_.ignore(key, "the sequence's length says it");
-      }
       reader_.map(key, "batch.labelled", fmt::format("{}", labelled));
     };
     say("max_completion_length", false);
@@ -509,9 +485,8 @@ void fill_targets(const ModelSpec* model, ForeignPlan& plan) {
       const auto fits = [&](const std::string& whole) { return std::regex_match(whole, *pattern); };
       if (pattern ? fits(name) || fits("language_model." + name) ||
                         fits("model.language_model" + name.substr(std::min(name.size(), name.find('.'))))
-                  : std::ranges::any_of(targets, is)) {
+                  : std::ranges::any_of(targets, is))
         found.insert(op.name);
-      }
     }
   }
   const std::string names = fmt::format("[{}]", fmt::join(found, ", "));

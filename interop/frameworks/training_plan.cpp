@@ -69,9 +69,8 @@ class Assignments {
   void add(std::string assignment) { list_.push_back(std::move(assignment)); }
   // What the word in `column` says: of `key`, or all of it.
   void map(std::string_view column, std::string_view key = "") {
-    for (const auto& [name, value] : plan_keys(row_, column)) {
+    for (const auto& [name, value] : plan_keys(row_, column))
       if (key.empty() || key == name) add(fmt::format("{}={}", name, value));
-    }
   }
   std::vector<std::string> list() && { return std::move(list_); }
 
@@ -119,9 +118,8 @@ std::string_view sdpa_kernel(const TrainingRow& row, const Cluster& cluster) {
 
 void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& plan) {
   plan.map("attention_kernel");
-  if (const std::string_view said = row.word("attention_kernel"); said == "sdpa" || said == "sdpa_flash") {
+  if (const std::string_view said = row.word("attention_kernel"); said == "sdpa" || said == "sdpa_flash")
     plan.add(fmt::format("attention={}", sdpa_kernel(row, cluster)));
-  }
   plan.map("norm_impl");
   if (row.word("norm_impl") == "rms_fused" && likely_stack(row) != "internevo") plan.add("kernels.norm=compute");
   plan.map("rope_impl");
@@ -150,11 +148,10 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
 // DDP's autocast is its own key, and DeepSpeed converts the model: dtype.param is what both compute
 // in. DeepSpeed's partitions are fp32.
 void add_dtypes(const TrainingRow& row, Assignments& plan) {
-  if (is_fsdp(row)) {
+  if (is_fsdp(row))
     plan.map("gather_dtype");
-  } else {
+  else
     plan.add("dtype={param: bf16, autocast: none}");
-  }
   plan.map("reduction_dtype");
   const bool is_low = told_runtime(row) == "zero3" && row.word("optimizer_state") == "bf16";
   if (is_fsdp(row) || is_ddp(row) || is_low) plan.map("master_dtype");
@@ -177,9 +174,8 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
                          row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
   }
   if (has_axes(row)) {
-    for (const char* axis : {"tp", "cp", "ep", "etp", "pp"}) {
+    for (const char* axis : {"tp", "cp", "ep", "etp", "pp"})
       if (row.count(axis, 1) > 1) plan.add(fmt::format("mesh.{}={}", axis, row.count(axis)));
-    }
     plan.map("cp_exchange");
     if (row.word("dispatcher") == "deepep") plan.add("expert_parallel.dispatcher=deepep");
     if (row.word("sequence_parallel") == "no") plan.add("tensor_parallel.sequence=false");
@@ -190,15 +186,13 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
   if (runtime == "megatron") {
     if (row.word("overlap") == "no") plan.add("megatron={overlap_grad_reduce: false, overlap_param_gather: false}");
-    if (row.word("expert_overlap") == "yes" && row.count("ep", 1) > 1) {
+    if (row.word("expert_overlap") == "yes" && row.count("ep", 1) > 1)
       plan.add("megatron.overlap_expert_parallel=true");
-    }
     plan.map("distributed_optimizer");
     plan.map("cuda_graphs");
     // Where queries, keys and values are one product, it has one adapter.
-    if (row.word("adapters").ends_with("_attention") && is_fused_by_hand(row)) {
+    if (row.word("adapters").ends_with("_attention") && is_fused_by_hand(row))
       plan.add("lora.targets=[qkv_proj, o_proj]");
-    }
     return;
   }
   if (runtime == "ddp" || is_zero) {
@@ -217,13 +211,12 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   const bool is_called = !row.word("loss_impl").ends_with("_linear");
   const bool is_root = row.word("embedding_unit") != "own" || (is_single && (is_tied || !is_called));
   const std::string_view head = is_single ? "own" : "with_norm";
-  if (is_root) {
+  if (is_root)
     plan.add("units={embedding: root, head: root}");
-  } else if (is_tied) {
+  else if (is_tied)
     plan.add("units={embedding: with_head, head: with_norm}");
-  } else {
+  else
     plan.add(fmt::format("units={{embedding: own, head: {}}}", head));
-  }
   const std::string_view reshard = row.word("reshard");
   if (reshard == "always_except_last") {
     // The unit that holds the head; tied, it is the first, for the embedding is in it.
@@ -248,9 +241,8 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   if (row.has("adapters")) plan.add("fsdp1.use_orig_params=true");  // which lie beside frozen ones
   plan.map("prefetch_kind");
   if (row.count("forward_prefetch") == 1) plan.add("prefetch.forward=1");
-  if (row.has("limit_all_gathers")) {
+  if (row.has("limit_all_gathers"))
     plan.add(fmt::format("fsdp1.limit_all_gathers={}", row.count("limit_all_gathers") == 1 ? "true" : "false"));
-  }
 }
 
 void add_recompute(const TrainingRow& row, Assignments& plan) {
@@ -271,15 +263,13 @@ void add_recompute(const TrainingRow& row, Assignments& plan) {
 void add_dated_habits(const TrainingRow& row, Assignments& plan) {
   // The model returned fp32 logits and the loop kept them until pytorch/torchtitan#391.
   if (row.word("stack") == "torchtitan_2024" && row.word("loss_impl") == "eager_fp32" &&
-      row.word("commit_date") < "2024-06-12") {
+      row.word("commit_date") < "2024-06-12")
     plan.add("logits=held");
-  }
   // Until transformers 5 (2025-12) checkpoints were reentrant.
   if (row.word("stack") == "hf_trainer" && row.word("commit_date") < "2025-12") plan.add("recompute_reentrant=true");
   // Switched off by pytorch/torchtitan#1580.
-  if (row.word("stack") == "torchtitan_2025" && row.word("commit_date") < "2025-08-18") {
+  if (row.word("stack") == "torchtitan_2025" && row.word("commit_date") < "2025-08-18")
     plan.add("recompute_early_stop=true");
-  }
   // PyTorch fused its norm in 2.9; from then on torchtitan put cuDNN's attention first
   // (models/attention.py, sdpa_kernel(set_priority=True)).
   const std::optional<TorchVersion> torch = torch_version(row);
@@ -343,11 +333,10 @@ bool is_before_fa2(const TrainingRow& row) {
 std::vector<std::string> plan_assignments(const TrainingRow& row, const Cluster& cluster) {
   Assignments plan(row);
   plan.add("runtime=" + runtime_of(row));
-  if (const std::string stack = likely_stack(row); find_stack(stack) != nullptr) {
+  if (const std::string stack = likely_stack(row); find_stack(stack) != nullptr)
     plan.add(fmt::format("stack={}", stack));
-  } else {
+  else
     add_era(row, plan);
-  }
   add_kernels(row, cluster, plan);
   add_dtypes(row, plan);
   add_sharding(row, plan);

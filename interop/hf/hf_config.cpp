@@ -51,13 +51,12 @@ bool read_gelu(std::string_view word, ModelDims& dims) {
 void read_gelu_or_relu(KeyReader& keys, std::string_view usual, const std::string& expected, ModelDims& dims) {
   constexpr std::string_view kKey = "activation_function";
   const std::string word = keys.word_or(kKey, usual);
-  if (word == "relu") {
+  if (word == "relu")
     dims.activation = Activation::kRelu;
-  } else if (word == "swish" || word == "silu") {
+  else if (word == "swish" || word == "silu")
     dims.activation = Activation::kGelu;  // a pass that keeps its input, too
-  } else if (!read_gelu(word, dims)) {
+  else if (!read_gelu(word, dims))
     keys.refuse(kKey, "activation \"" + word + "\" is not supported", expected);
-  }
 }
 
 std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims) {
@@ -146,9 +145,8 @@ ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type, std::ve
 
 // Labels are 2 unless the file says otherwise; so are where an answer begins and ends.
 std::int64_t count_labels(const ConfigNode& root) {
-  if (const ConfigNode* labels = root.find("id2label"); labels && labels->is_mapping()) {
+  if (const ConfigNode* labels = root.find("id2label"); labels && labels->is_mapping())
     return std::max<std::int64_t>(1, std::ssize(labels->keys()));
-  }
   const ConfigNode* count = root.find("num_labels");
   return count == nullptr ? 2 : count->as_int(1, kLargestHfSize);
 }
@@ -206,9 +204,8 @@ HfConfig parse_hf_config(const ConfigNode& root, std::string_view name) {
     config.dims = read_text_model(inner, type, config.ledger);
     inner.ignore_rest();
     // The whole model's head is tied as the whole model says (transformers 5: tie_weights).
-    if (const ConfigNode* tied = outer.find({"tie_word_embeddings"}); tied && !tied->is_null()) {
+    if (const ConfigNode* tied = outer.find({"tie_word_embeddings"}); tied && !tied->is_null())
       config.dims.tied = tied->as_bool();
-    }
   } else {
     config.dims = read_text_model(outer, nullptr, config.ledger);
   }

@@ -159,9 +159,8 @@ std::vector<std::string> types_of_pattern(KeyReader& keys, bool all_first, const
     return types;
   }
   const std::int64_t every = keys.size_or(kKeys, 1);
-  for (std::int64_t i = 0; i < dims.layers; ++i) {
+  for (std::int64_t i = 0; i < dims.layers; ++i)
     types.emplace_back((all_first ? i : i + 1) % every != 0 ? kSliding : kFull);
-  }
   return types;
 }
 
@@ -194,14 +193,13 @@ void read_windows(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
     const std::int64_t first = keys.count_or("max_window_layers", 28);
     for (std::int64_t i = 0; i < dims.layers; ++i) types.emplace_back(i < first ? kFull : kSliding);
   }
-  if (words.has("full_heads") && std::ssize(types) >= dims.layers) {  // as Gemma 4's class does
+  if (words.has("full_heads") && std::ssize(types) >= dims.layers)  // as Gemma 4's class does
     types[static_cast<std::size_t>(dims.layers - 1)] = kFull;
-  }
-  const bool any = std::ranges::any_of(types, [](const std::string& type) { return type != kFull; });
+  const bool any = std::ranges::any_of(
+      types, [](const std::string& type) { return type != kFull; });
   const auto each_of = [&](auto is_meant, std::vector<std::int64_t>& layers) {
-    for (std::size_t i = 0; i < types.size() && i < static_cast<std::size_t>(dims.layers); ++i) {
+    for (std::size_t i = 0; i < types.size() && i < static_cast<std::size_t>(dims.layers); ++i)
       if (is_meant(types[i])) layers.push_back(static_cast<std::int64_t>(i));
-    }
   };
   const bool named = keys.node().has("sliding_window");
   if (words.has("window_if_used")) {
@@ -222,9 +220,8 @@ void read_windows(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
         },
         dims.unrotated_layers);
   }
-  if (words.has("rotary_in_windows") && any) {
+  if (words.has("rotary_in_windows") && any)
     each_of([](const std::string& type) { return type == kFull; }, dims.unrotated_layers);
-  }
 }
 
 void read_unrotated(KeyReader& keys, ModelDims& dims) {
@@ -269,16 +266,13 @@ void read_angles(KeyReader& keys, ModelDims& dims) {
 void read_gating(KeyReader& keys, const RopeKeys& rope, ModelDims& dims) {
   const ConfigNode* gating = keys.find({"gating"});
   const std::string_view word = gating == nullptr ? "true" : gating->text();
-  if (word != "true" && word != "per-head" && word != "per-element") {
+  if (word != "true" && word != "per-head" && word != "per-element")
     throw gating->error("\"" + std::string(word) + "\" is not supported", "true, per-head or per-element");
-  }
   dims.parts.gate_of_heads = word != "per-element";
   if (const ConfigNode* heads = keys.find({"num_attention_heads_per_layer"})) {
-    for (const ConfigNode& each : heads->elements()) {
-      if (each.as_int(1, kLargestHfSize) != dims.heads) {
+    for (const ConfigNode& each : heads->elements())
+      if (each.as_int(1, kLargestHfSize) != dims.heads)
         throw each.error("layers with different numbers of heads are not supported", std::to_string(dims.heads));
-      }
-    }
   }
   if (!rope.windowed) return;
   dims.parts.windowed_rotary_dim = static_cast<std::int64_t>(*rope.windowed * static_cast<double>(dims.head_dim));
@@ -295,30 +289,26 @@ void read_full_heads(KeyReader& keys, ModelDims& dims) {
   if (const ConfigNode* layers = keys.find({"per_layer_config"})) {
     for (const ConfigItem& layer : layers->items()) {
       if (const ConfigNode* dim = layer.value.find("head_dim")) parts.full_head_dim = dim->as_int(1, kLargestHfSize);
-      if (const ConfigNode* heads = layer.value.find("num_key_value_heads")) {
+      if (const ConfigNode* heads = layer.value.find("num_key_value_heads"))
         parts.full_kv_heads = heads->as_int(1, dims.heads);
-      }
     }
   }
   parts.layer_input = keys.count_or("hidden_size_per_layer_input", 0);
   if (parts.layer_input > 0) parts.layer_input_rows = keys.size_or({"vocab_size_per_layer_input"}, 262144);
   parts.shared_layers = keys.count_or("num_kv_shared_layers", 0);
-  if (parts.shared_layers >= dims.layers) {
+  if (parts.shared_layers >= dims.layers)
     keys.refuse("num_kv_shared_layers", "no layer has keys of its own", "fewer than the layers");
-  }
   if (keys.flag_or("use_double_wide_mlp", false)) parts.shared_ffn_factor = 2;
   const std::int64_t kv_heads = parts.full_kv_heads > 0 ? parts.full_kv_heads : dims.kv_heads;
-  if (dims.heads % kv_heads != 0) {
+  if (dims.heads % kv_heads != 0)
     keys.refuse("num_global_key_value_heads", "they do not divide the heads", "a divisor of them");
-  }
 }
 
 // A multiplier of 1 is multiplied by as well, as transformers does.
 void read_multipliers(KeyReader& keys) {
   for (const std::string_view key :
-       {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"}) {
+       {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"})
     keys.number_or(key, 1);
-  }
 }
 
 void read_masked_head(KeyReader& keys, ModelDims& dims) {
@@ -376,17 +366,15 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   if (words.has("head_mlp_bias")) dims.head_bias = dims.mlp_bias;
   if (words.has("lm_head_bias")) dims.head_bias = keys.flag_or("lm_head_bias", false);
   if (words.has("head_use_bias")) dims.head_bias = keys.flag_or("use_bias", false);
-  if (keys.find({"clip_qkv"}) != nullptr) {
+  if (keys.find({"clip_qkv"}) != nullptr)
     keys.refuse("clip_qkv", "clamped queries, keys and values are not supported", "null");
-  }
   if (words.has("softcap")) {
     dims.logit_softcap = keys.finds_number("final_logit_softcapping");
     dims.attention_softcap = keys.finds_number("attn_logit_softcapping");
   }
   if (words.has("multipliers")) read_multipliers(keys);
-  if (words.has("parallel_residual") && keys.flag_or("use_parallel_residual", false)) {
+  if (words.has("parallel_residual") && keys.flag_or("use_parallel_residual", false))
     dims.residual = Residual::kParallelOfOneNorm;
-  }
   if (words.has("use_post_norm") && !keys.flag_or("use_post_norm", true)) dims.residual = Residual::kPreNorm;
   if (words.has("unrotated")) read_unrotated(keys, dims);
   if (is_hybrid(family)) {

@@ -42,16 +42,14 @@ void read_counts(KeyReader& keys, ModelDims& dims) {
 template <typename IsDense>
 void list_dense_layers(ModelDims& dims, IsDense is_dense) {
   dims.moe.dense_layers.clear();
-  for (std::int64_t i = 0; i < dims.layers; ++i) {
+  for (std::int64_t i = 0; i < dims.layers; ++i)
     if (is_dense(i)) dims.moe.dense_layers.push_back(i);
-  }
 }
 
 std::vector<std::int64_t> named_layers(KeyReader& keys, std::string_view key, const ModelDims& dims) {
   std::vector<std::int64_t> layers;
-  if (const ConfigNode* list = keys.find({key})) {
+  if (const ConfigNode* list = keys.find({key}))
     for (const ConfigNode& layer : list->elements()) layers.push_back(layer.as_int(0, dims.layers - 1));
-  }
   return layers;
 }
 
@@ -65,19 +63,17 @@ std::vector<bool> listed_dense(KeyReader& keys, const ModelDims& dims) {
     if (word != "dense" && word != "sparse") throw type.error("\"" + word + "\" is not supported", "dense or sparse");
     dense.push_back(word == "dense");
   }
-  if (dense.size() < at(dims.layers)) {
+  if (dense.size() < at(dims.layers))
     throw types->error("there are " + std::to_string(dims.layers) + " layers", "dense or sparse for each layer");
-  }
   return dense;
 }
 
 void read_ranks(KeyReader& keys, ModelDims& dims) {
   Latent& latent = dims.latent;
-  if (keys.node().has("q_lora_rank") && keys.node().at("q_lora_rank").is_null()) {
+  if (keys.node().has("q_lora_rank") && keys.node().at("q_lora_rank").is_null())
     keys.assume("q_lora_rank", "none", "queries come from the hidden state");
-  } else {
+  else
     latent.q_rank = keys.size_or({"q_lora_rank"}, 1536);
-  }
   latent.kv_rank = keys.size_or({"kv_lora_rank"}, 512);
   latent.nope = keys.size_or({"qk_nope_head_dim"}, 128);
   latent.rope = keys.size_or({"qk_rope_head_dim"}, 64);
@@ -91,11 +87,9 @@ void read_index(KeyReader& keys, ModelDims& dims) {
   dims.parts.index_dim = keys.size_or({"index_head_dim"}, 128);
   const ConfigNode* types = keys.find({"indexer_types"});
   if (types == nullptr) return;
-  for (const ConfigNode& type : types->elements()) {
-    if (type.as_string() != "full") {
+  for (const ConfigNode& type : types->elements())
+    if (type.as_string() != "full")
       throw type.error("layers that attend to what an earlier one chose are not supported", "full");
-    }
-  }
 }
 
 void check_choice(KeyReader& keys, std::string_view key, std::string_view expected) {

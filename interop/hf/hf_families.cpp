@@ -55,9 +55,8 @@ bool is_class_of(std::string_view stem, std::string_view model_type) {
 // "GPTNeoX" and "gpt_neox" are one word.
 const HfFamily* find_family(std::string_view model_type) {
   const std::string wanted = squeezed(without_text(model_type));
-  for (const HfFamily& family : hf_families()) {
+  for (const HfFamily& family : hf_families())
     if (squeezed(family.model_type) == wanted) return &family;
-  }
   return nullptr;
 }
 
@@ -67,12 +66,10 @@ std::string_view stem_of(std::string_view architecture) {
     return architecture.ends_with(head) ? architecture.substr(0, architecture.size() - head.size())
                                         : std::string_view();
   };
-  for (const std::string_view head : kHeads) {
+  for (const std::string_view head : kHeads)
     if (const std::string_view stem = without(head); !stem.empty()) return stem;
-  }
-  for (const auto& [head, of] : kScores) {
+  for (const auto& [head, of] : kScores)
     if (const std::string_view stem = without(head); !stem.empty()) return stem;
-  }
   return {};
 }
 
@@ -82,9 +79,8 @@ std::string_view family_by_keys(const ConfigNode& node) {
       {"kv_lora_rank", "deepseek_v3"}, {"num_local_experts", "mixtral"}, {"n_routed_experts", "glm4_moe"},
       {"num_experts", "qwen3_moe"},    {"type_vocab_size", "bert"},      {"n_embd", "gpt2"},
       {"num_key_value_heads", "llama"}};
-  for (const auto& [key, family] : kSigns) {
+  for (const auto& [key, family] : kSigns)
     if (node.has(key)) return family;
-  }
   return "llama";
 }
 
@@ -120,9 +116,8 @@ std::string missing_of(std::string_view model_type) {
 }
 
 std::optional<ScoreOf> score_of(std::string_view architecture) {
-  for (const auto& [head, of] : kScores) {
+  for (const auto& [head, of] : kScores)
     if (architecture.ends_with(head)) return of;
-  }
   return std::nullopt;
 }
 
@@ -148,9 +143,8 @@ std::span<const HfFamily> hf_families() {
 
 const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
   const ConfigNode* named = nullptr;
-  if (const ConfigNode* list = keys.find({"architectures"}); list && !list->elements().empty()) {
+  if (const ConfigNode* list = keys.find({"architectures"}); list && !list->elements().empty())
     named = &list->elements().front();
-  }
   const std::string architecture = named == nullptr ? "" : named->as_string();
   const std::string_view stem = stem_of(architecture);
   const ConfigNode* type = keys.find({"model_type"});
@@ -161,9 +155,8 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
   }
   const std::string word = type != nullptr ? type->as_string() : std::string(stem);
   const HfFamily* family = find_family(word);
-  if (family == nullptr && type != nullptr) {
+  if (family == nullptr && type != nullptr)
     refuse(*type, "model_type \"" + word + "\" is not supported" + missing_of(word), word, keys.node());
-  }
   const bool masked = architecture.ends_with("ForMaskedLM");
   const bool is_encoder = family != nullptr && family_dims(family->family)->bidirectional;
   const bool two_stacks =

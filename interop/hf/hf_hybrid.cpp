@@ -34,9 +34,8 @@ char letter_of(const ConfigNode& type) {
                                                           {"mlp", '-'},       {"moe", 'E'},
                                                           {"conv", 'c'}};
   const std::string word = type.as_string();
-  for (const auto& [name, letter] : kTypes) {
+  for (const auto& [name, letter] : kTypes)
     if (word == name) return letter;
-  }
   throw type.error("layers of type \"" + word + "\" are not supported", "mamba, attention, mlp or moe");
 }
 
@@ -47,9 +46,8 @@ std::string listed(KeyReader& keys) {
     for (const ConfigNode& type : list->elements()) letters += letter_of(type);
   } else if (const ConfigNode* pattern = keys.find({"hybrid_override_pattern"})) {
     letters = pattern->as_string();
-    if (letters.find_first_not_of("M*-E") != std::string::npos) {
+    if (letters.find_first_not_of("M*-E") != std::string::npos)
       throw pattern->error("a layer that is not known", "letters of M, *, - and E");
-    }
   }
   return letters;
 }
@@ -59,9 +57,8 @@ std::string blocks(KeyReader& keys, const ModelDims& dims) {
   std::string letters = listed(keys);
   if (letters.empty()) {
     letters.assign(at(dims.layers), 'M');
-    if (const ConfigNode* attends = keys.find({"attn_layer_indices"})) {
+    if (const ConfigNode* attends = keys.find({"attn_layer_indices"}))
       for (const ConfigNode& layer : attends->elements()) letters[at(layer.as_int(0, dims.layers - 1))] = '*';
-    }
   }
   for (char& letter : letters) letter = letter == 'M' ? 'm' : 'a';
   return letters;
@@ -73,9 +70,8 @@ void read_convolutions(KeyReader& keys, ModelDims& dims) {
   if (dims.pattern.empty()) {
     const ConfigNode* attends = keys.find({"full_attn_idxs"});
     dims.pattern.assign(at(dims.layers), attends == nullptr ? '*' : 'c');
-    for (const ConfigNode& layer : attends == nullptr ? std::vector<ConfigNode>() : attends->elements()) {
+    for (const ConfigNode& layer : attends == nullptr ? std::vector<ConfigNode>() : attends->elements())
       dims.pattern[at(layer.as_int(0, dims.layers - 1))] = '*';
-    }
   }
   for (char& letter : dims.pattern) letter = letter == 'c' ? 'c' : 'a';
   dims.convolution.positions = keys.size_or({"conv_L_cache"}, 3);
@@ -95,9 +91,8 @@ void read_delta(KeyReader& keys, ModelDims& dims) {
   const ConfigNode* nested = keys.find({"linear_attn_config"});  // as Kimi Linear was published
   if (nested != nullptr && letters.empty()) {
     letters.assign(at(dims.layers), 'M');
-    for (const ConfigNode& layer : nested->at("full_attn_layers").elements()) {
+    for (const ConfigNode& layer : nested->at("full_attn_layers").elements())
       letters[at(layer.as_int(1, dims.layers) - 1)] = '*';
-    }
   }
   if (letters.empty()) {
     check_layer_count(keys, dims);
@@ -190,9 +185,8 @@ void read_hybrid(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   } else {
     dims.pattern = blocks(keys, dims);
     check_layers(keys, dims);
-    if (keys.word_or("position_embedding_type", "rope") == "rope" && keys.provides("position_embedding_type")) {
+    if (keys.word_or("position_embedding_type", "rope") == "rope" && keys.provides("position_embedding_type"))
       dims.positions = Positions::kRotary;
-    }
   }
   ScanShape& scan = dims.mamba.scan;
   const bool alone = has(family.reads, "mixers_alone");

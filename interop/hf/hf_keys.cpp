@@ -45,9 +45,8 @@ void KeyReader::provide(std::string_view defaults) {
 }
 
 const std::string* KeyReader::provided(Spellings spellings) const {
-  for (const auto& [key, value] : provided_) {
+  for (const auto& [key, value] : provided_)
     if (contains(spellings, key)) return &value;
-  }
   return nullptr;
 }
 

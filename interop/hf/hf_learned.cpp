@@ -43,9 +43,8 @@ void read_opt(KeyReader& keys, ModelDims& dims) {
     dims.residual = Residual::kPostNorm;
     dims.final_norm = false;
   }
-  if (!keys.flag_or("layer_norm_elementwise_affine", true)) {
+  if (!keys.flag_or("layer_norm_elementwise_affine", true))
     keys.refuse("layer_norm_elementwise_affine", "norms without weights are not supported", "true");
-  }
   if (keys.flag_or("_remove_final_layer_norm", false)) dims.final_norm = false;
   if (!dims.final_norm && dims.embedding_width == 0) {
     keys.refuse("word_embed_proj_dim", "nothing would stand between the last block and the head",
@@ -53,11 +52,10 @@ void read_opt(KeyReader& keys, ModelDims& dims) {
   }
   const std::string_view kind = keys.node().has("hidden_act") ? "hidden_act" : "activation_function";
   const std::string activation = keys.word_or(kind, "relu");
-  if (read_gelu(activation, dims)) {
+  if (read_gelu(activation, dims))
     dims.activation = Activation::kGelu;
-  } else if (activation != "relu") {
+  else if (activation != "relu")
     keys.refuse(kind, "activation \"" + activation + "\" is not supported", "relu or gelu");
-  }
 }
 
 void read_bloom(KeyReader& keys, ModelDims& dims) {
@@ -70,9 +68,8 @@ void read_bloom(KeyReader& keys, ModelDims& dims) {
   dims.max_positions = keys.size_or({"seq_length", "max_position_embeddings"}, 2048);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   keys.refuse_if_set("apply_residual_connection_post_layernorm", "residuals behind the norms are not supported");
-  if (const ConfigNode* epsilon = keys.find({"layer_norm_epsilon"})) {
+  if (const ConfigNode* epsilon = keys.find({"layer_norm_epsilon"}))
     dims.numerics.norm_epsilon = epsilon->as_double(0, 1);
-  }
 }
 
 // attn_config of MPT: positions and the number of key/value heads.

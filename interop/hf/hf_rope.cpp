@@ -22,9 +22,8 @@ RopeScaling read_scaling(const ConfigNode& node) {
   RopeScaling scaling = {.kind = RopeScaling::Kind::kOther};
   const ConfigNode* type = node.find("rope_type");
   if (type == nullptr) type = node.find("type");
-  if (type == nullptr && node.find("mrope_section") == nullptr) {
+  if (type == nullptr && node.find("mrope_section") == nullptr)
     throw node.error("has no rope_type", "rope_type, such as llama3 or yarn, or no rope_scaling");
-  }
   const std::string name = type == nullptr ? "mrope" : type->as_string();
   if (!contains(kRopeTypes, name)) {
     throw type->error("rope_type \"" + name + "\" is not known",
@@ -57,9 +56,8 @@ RopeKeys read_parameters(const ConfigNode& node, Numerics& numerics) {
   if (!node.is_mapping()) throw node.error("is no object", "rope_type, rope_theta, ...");
   const ConfigNode* full = node.find("full_attention");
   const ConfigNode& own = full != nullptr && full->is_mapping() ? *full : node;
-  if (const ConfigNode* theta = own.find("rope_theta"); theta && !theta->is_null()) {
+  if (const ConfigNode* theta = own.find("rope_theta"); theta && !theta->is_null())
     numerics.rope_theta = theta->as_double(1, 1e12);
-  }
   if (own.has("rope_type") || own.has("type")) numerics.rope_scaling = read_scaling(own);
   const ConfigNode* partial = own.find("partial_rotary_factor");
   RopeKeys rope;
@@ -75,9 +73,8 @@ RopeKeys read_parameters(const ConfigNode& node, Numerics& numerics) {
 
 RopeKeys read_numerics(KeyReader& keys, ModelDims& dims) {
   RopeKeys rope;
-  if (const ConfigNode* value = keys.find({"rms_norm_eps", "layer_norm_eps", "norm_eps"})) {
+  if (const ConfigNode* value = keys.find({"rms_norm_eps", "layer_norm_eps", "norm_eps"}))
     dims.numerics.norm_epsilon = value->as_double(0, 1);
-  }
   if (const ConfigNode* value = keys.find({"rope_theta"})) dims.numerics.rope_theta = value->as_double(1, 1e12);
   if (const ConfigNode* value = keys.find({"rope_scaling"})) {
     if (!value->is_mapping()) throw value->error("is no object", "rope_type, factor, ... or null");

@@ -20,9 +20,8 @@ void expect_gelu(KeyReader& keys, ModelDims& dims) {
 void read_distances(KeyReader& keys, ModelDims& dims) {
   keys.refuse_if_set("conv_kernel_size", "a convolution behind the first layer is not supported");
   if (!keys.flag_or("legacy", true)) keys.refuse("legacy", "the other head is not supported", "true");
-  if (keys.size_or({"embedding_size"}, dims.hidden) != dims.hidden) {
+  if (keys.size_or({"embedding_size"}, dims.hidden) != dims.hidden)
     keys.refuse("embedding_size", "narrower embeddings are not supported", "hidden_size");
-  }
   if (!keys.flag_or("position_biased_input", true)) dims.positions = Positions::kNone;
   if (!keys.flag_or("relative_attention", false)) return;
   BlockParts& parts = dims.parts;
@@ -90,15 +89,13 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
     const std::int64_t width = keys.provides(key) ? keys.size({key}) : dims.hidden;
     if (width != dims.hidden) dims.embedding_width = width;
   }
-  if (keys.provides("output_embedding_size")) {  // whose projection is there whatever its width
+  if (keys.provides("output_embedding_size"))  // whose projection is there whatever its width
     dims.output_width = keys.size({"output_embedding_size"});
-  }
   keys.refuse_if_set("sinusoidal_pos_embds", "positions that are not learned are not supported");
   if (keys.provides("num_hidden_groups")) {
     dims.block_groups = keys.size({"num_hidden_groups"});
-    if (keys.size_or({"inner_group_num"}, 1) != 1) {
+    if (keys.size_or({"inner_group_num"}, 1) != 1)
       keys.refuse("inner_group_num", "groups of several layers are not supported", "1");
-    }
   }
   dims.position_rows = keys.size_or({"max_position_embeddings"}, 512);
   if (dims.naming == Naming::kDebertaV2) read_distances(keys, dims);
@@ -141,9 +138,8 @@ void refuse_layerdrop(KeyReader& keys) {
 void read_bart(KeyReader& keys, ModelDims& dims) {
   const auto both = [&](const char* encoder, const char* decoder, std::int64_t usual) {
     const std::int64_t size = keys.size_or({encoder}, usual);
-    if (keys.size_or({decoder}, usual) != size) {
+    if (keys.size_or({decoder}, usual) != size)
       keys.refuse(decoder, std::string("differs from ") + encoder, "stacks as wide as each other");
-    }
     return size;
   };
   dims.encoder_layers = keys.size_or({"encoder_layers"}, 12);

@@ -121,9 +121,8 @@ VisionDims read_clip(KeyReader& keys, std::vector<HfKey>& ledger) {
   dims.text.ffn = text.size_or({"intermediate_size"}, 2048);
   dims.text.vocabulary = text.size_or({"vocab_size"}, 49408);
   dims.text.max_positions = text.size_or({"max_position_embeddings"}, 77);
-  if (reads_quick_gelu(text, "quick_gelu") != dims.tower.quick_gelu) {
+  if (reads_quick_gelu(text, "quick_gelu") != dims.tower.quick_gelu)
     text.refuse("hidden_act", "the two towers have different activations", "those of vision_config");
-  }
   refuse_dropout(text, {"attention_dropout"});
   text.ignore_rest();
   return dims;
@@ -159,16 +158,13 @@ VisionDims read_llava(KeyReader& keys, std::vector<HfKey>& ledger, ReadDecoder r
   } else {
     keys.assume("vision_feature_layer", "-2");
   }
-  if (keys.word_or("vision_feature_select_strategy", "default") != "default") {
+  if (keys.word_or("vision_feature_select_strategy", "default") != "default")
     keys.refuse("vision_feature_select_strategy", "features with the class token are not supported", "default");
-  }
-  if (!keys.flag_or("multimodal_projector_bias", true)) {
+  if (!keys.flag_or("multimodal_projector_bias", true))
     keys.refuse("multimodal_projector_bias", "a projector without biases is not supported", "true");
-  }
   if (const ConfigNode* length = keys.find({"image_seq_length"})) {
-    if (length->as_int(1, kLargestHfSize) != dims.tower.patches()) {
+    if (length->as_int(1, kLargestHfSize) != dims.tower.patches())
       throw length->error("the tower makes " + std::to_string(dims.tower.patches()) + " features of an image");
-    }
   }
   return dims;
 }

@@ -63,11 +63,10 @@ std::string pattern(const std::string& name) {
   std::string text;
   for (const char c : name) {
     const bool digit = c >= '0' && c <= '9';
-    if (!digit) {
+    if (!digit)
       text.push_back(c);
-    } else if (text.empty() || text.back() != '#') {
+    else if (text.empty() || text.back() != '#')
       text.push_back('#');
-    }
   }
   return text;
 }
@@ -86,15 +85,13 @@ class Comparison {
       if (layer.same_as >= 0) continue;
       const bool is_block = spec.role == LayerRole::kBlock;
       const std::string prefix = is_block ? fmt::format("{}.{}.", model_.block_prefix, block++) : "";
-      for (const ParameterSpec& parameter : spec.parameters) {
+      for (const ParameterSpec& parameter : spec.parameters)
         if (!parameter.tied) look_up(prefix, parameter);
-      }
     }
     for (const StoredTensor& tensor : stored_.tensors) {
       elements = checked_add(elements, tensor.numel());
-      if (!used_.contains(tensor.name)) {
+      if (!used_.contains(tensor.name))
         note("tensors that the model does not have", tensor.name + " " + shape_text(tensor.shape));
-      }
     }
     const std::int64_t expected = model_.parameters();
     const double off = std::abs(static_cast<double>(elements) / static_cast<double>(expected) - 1);

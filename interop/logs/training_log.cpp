@@ -146,9 +146,8 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
   if (!std::regex_search(line, match, tried)) return std::nullopt;
   OutOfMemory found = {.tried = bytes(match, 1)};
   const auto read = [&](std::initializer_list<const std::regex*> forms) -> std::optional<double> {
-    for (const std::regex* form : forms) {
+    for (const std::regex* form : forms)
       if (std::regex_search(line, match, *form)) return bytes(match, 1);
-    }
     return std::nullopt;
   };
   found.capacity = read({&total, &early_total});
@@ -156,9 +155,8 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
   found.allocated = read({&allocated, &early_allocated});
   found.reserved_unallocated = read({&unused});
   std::vector<double> processes;
-  for (std::sregex_iterator each(line.begin(), line.end(), process), end; each != end; ++each) {
+  for (std::sregex_iterator each(line.begin(), line.end(), process), end; each != end; ++each)
     processes.push_back(bytes(*each, 1));
-  }
   // A container does not know its own by number.
   if (!read({&own}) && !processes.empty()) {
     const double pytorch = found.allocated.value_or(0) + found.reserved_unallocated.value_or(0);
@@ -180,9 +178,8 @@ void read_other(const std::string& line, int number, TrainingLog& log) {
   static const std::regex parameters = pattern(
       "size: *([0-9,]+) total parameters|(?:Number of (?:trainable )?parameters|total number "
       "of parameters)[^0-9]*([0-9,]{7,})");
-  for (const std::regex* form : {&retries, &flushes}) {
+  for (const std::regex* form : {&retries, &flushes})
     if (const auto count = behind(line, *form)) log.retries = log.retries.value_or(0) + *count;
-  }
   std::smatch match;
   if (!log.parameters && std::regex_search(line, match, parameters)) {
     log.parameters = number_in(match[1].matched ? match[1].str() : match[2].str());
@@ -226,9 +223,8 @@ TrainingLog read_training_log(const std::string& text) {
   log.tokens_per_s_per_gpu = usual(series.per_gpu);
   log.tokens_per_s = usual(series.all);
   if (const auto share = usual(series.data); share && log.step_s) log.data_s = *share * *log.step_s;
-  if (series.reserved.size() >= 8) {
+  if (series.reserved.size() >= 8)
     log.memory_growth_bytes = series.reserved.back() - series.reserved[series.reserved.size() / 4];
-  }
   return log;
 }
 

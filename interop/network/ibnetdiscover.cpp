@@ -30,9 +30,8 @@ double rate_of(const Words& words) {
     if (x == std::string::npos || x == 0 || x > 2) continue;
     const int width = parse_number<int>({word->data(), x}).value_or(0);
     if (width < 1 || width > 12) continue;
-    for (const auto& [name, lane] : kLanes) {
+    for (const auto& [name, lane] : kLanes)
       if (std::string_view(*word).substr(x + 1) == name) return width * lane / 8 * 1e9;
-    }
   }
   return 0;
 }
@@ -193,15 +192,12 @@ class IbReader {
         std::ranges::max_element(rates, [](const auto& a, const auto& b) { return a.second < b.second; })->first;
     // Of all names those that most nodes have: others are the storage's or the front end's.
     std::vector<std::string> common;
-    for (const auto& [name, nodes] : names) {
+    for (const auto& [name, nodes] : names)
       if (2 * nodes > hosts_.size()) common.push_back(name);
-    }
-    if (common.empty()) {
+    if (common.empty())
       for (const auto& [name, nodes] : names) common.push_back(name);
-    }
-    if (common.size() > kMostPorts) {
+    if (common.size() > kMostPorts)
       importer_.fail(1, fmt::format("has nodes with {} ports", common.size()), fmt::format("at most {}", kMostPorts));
-    }
     for (const std::string& host : hosts_) add_host(host, common, usual);
     importer_.out.nodes = std::ssize(importer_.out.network.hosts);
     importer_.figure("node.nics", std::to_string(common.size()), fmt::format("{} to {}", common.front(), common.back()),

@@ -103,8 +103,9 @@ std::optional<Device> device_in(std::string_view text, const Words& words) {
   std::size_t at = 0;
   const auto word = [&](std::string_view wanted) {
     const bool same = at < words.size() && words[at].size() == wanted.size() &&
-                      std::equal(wanted.begin(), wanted.end(), words[at].begin(),
-                                 [](char a, char b) { return a == std::tolower(static_cast<unsigned char>(b)); });
+                      std::equal(
+                          wanted.begin(), wanted.end(), words[at].begin(),
+                          [](char a, char b) { return a == std::tolower(static_cast<unsigned char>(b)); });
     at += same ? 1 : 0;
     return same;
   };
@@ -142,9 +143,8 @@ struct Test {
 // Ranks from the ratio of bus bandwidth to bandwidth of the largest row.
 std::int64_t ranks_by_ratio(CollectiveOperation operation, const std::vector<TableRow>& rows) {
   const TableRow* best = nullptr;
-  for (const TableRow& row : rows) {
+  for (const TableRow& row : rows)
     if (row.algbw > 0 && (best == nullptr || row.algbw > best->algbw)) best = &row;
-  }
   if (best == nullptr) return 0;
   const double ratio = best->busbw / best->algbw;
   double ranks = 0;
@@ -182,9 +182,8 @@ class LogReader : LedgerWriter<NcclTests> {
     }
     Test test = {.line = root.location().line};
     if (const ConfigNode* args = root.find("args"); args != nullptr && args->is_sequence()) {
-      for (const ConfigNode& arg : args->elements()) {
+      for (const ConfigNode& arg : args->elements())
         if (!test.operation) test.operation = operation_in(std::string(arg.text()));
-      }
     }
     if (const ConfigNode* config = root.find("config"); config != nullptr && config->is_mapping()) {
       if (const ConfigNode* devices = config->find("devices")) add_devices(*devices, test);
@@ -330,9 +329,8 @@ class LogReader : LedgerWriter<NcclTests> {
   }
 
   NcclTests finish() {
-    for (const Test& test : tests_) {
+    for (const Test& test : tests_)
       if (!test.rows.empty()) add_sweep(test);
-    }
     if (out.sweeps.empty()) fail(1, "has no row of nccl-tests", "lines of size, count, type ... time, algbw, busbw");
     return std::move(out);
   }
@@ -389,9 +387,8 @@ class LogReader : LedgerWriter<NcclTests> {
 bool looks_like_nccl_tests(std::string_view text) {
   const std::string head(text.substr(0, kNcclTestsHead));
   if (head.find_first_not_of(" \t\r\n") == std::string::npos) return false;
-  if (head[head.find_first_not_of(" \t\r\n")] == '{') {
+  if (head[head.find_first_not_of(" \t\r\n")] == '{')
     return contains(head, "\"alg_bw\"") || (contains(head, "\"nccl_version\"") && contains(head, "\"results\""));
-  }
   constexpr const char* kMarks[] = {"nThread", "nccl-tests version", "Collective test starting", "algbw",
                                     "Using devices"};
   return std::ranges::any_of(kMarks, [&](const char* mark) { return contains(head, mark); });

@@ -76,18 +76,16 @@ class XmlImport : Importer {
     for (const pugi::xml_node& child : node.children()) {
       const std::string name = child.name();
       const int line = lines_.at(child.offset_debug());
-      if (depth == kDeepestNode) {
+      if (depth == kDeepestNode)
         fail(line, "the elements are nested too deeply", fmt::format("at most {} levels", kDeepestNode));
-      }
-      if (name == "cpu" && *child.attribute("host_hash").value() != '\0') {
+      if (name == "cpu" && *child.attribute("host_hash").value() != '\0')
         hosts_.insert(child.attribute("host_hash").value());
-      } else if (name == "gpu") {
+      else if (name == "gpu")
         add_gpu(child, line);
-      } else if (name == "net") {
+      else if (name == "net")
         add_net(child, line);
-      } else if (name == "pcilink" || name == "c2c") {
+      else if (name == "pcilink" || name == "c2c")
         note(Mapping::kIgnored, name, "", "no figure of a cluster file", line);
-      }
       collect(child, depth + 1);
     }
   }
@@ -98,9 +96,8 @@ class XmlImport : Importer {
     int links = 0;
     for (const pugi::xml_node& link : gpu.children("nvlink")) {
       links += static_cast<int>(bounded(link, "count", kMostLinks, line));
-      if (links > kMostLinks) {
+      if (links > kMostLinks)
         fail(line, fmt::format("{} NVLinks of one GPU", links), fmt::format("at most {}", kMostLinks));
-      }
       const std::string target = link.attribute("tclass").value();
       switch_ = switch_ || target == "0x068000";
     }
@@ -117,9 +114,8 @@ class XmlImport : Importer {
     static constexpr std::pair<double, double> kLanes[] = {{2.5, 15}, {5, 30},   {8, 60},
                                                            {16, 120}, {32, 240}, {64, 480}};
     double rate = 60;
-    for (const auto& [transfers, units] : kLanes) {
+    for (const auto& [transfers, units] : kLanes)
       if (speed >= transfers - 0.1) rate = units;
-    }
     return rate;
   }
 

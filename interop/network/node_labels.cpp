@@ -75,11 +75,10 @@ class LabelReader {
 
   TopologyImport run(std::string_view text) {
     const Json document = parse_json_document(text, importer_.file());
-    if (part_of(document, "Instances").is_array()) {
+    if (part_of(document, "Instances").is_array())
       read_instances(part_of(document, "Instances"));
-    } else {
+    else
       read_nodes(document);
-    }
     if (nodes_.empty()) importer_.fail(1, "lists no node with GPUs", "kubectl get nodes -o json");
     add_tree();
     tell_machine();
@@ -93,9 +92,8 @@ class LabelReader {
       LabelledNode node{plain_name(text_of(instance, "InstanceId")), {}, text_of(instance, "InstanceType"), ""};
       const Json& layers = part_of(instance, "NetworkNodes");
       if (!layers.is_array()) continue;
-      for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
+      for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer)
         if (layer->is_string()) node.above.push_back(plain_name(layer->get<std::string>()));
-      }
       add(std::move(node));
     }
     importer_.note(Mapping::kMapped, "NetworkNodes of EC2", "switches", "", 1);
@@ -157,9 +155,8 @@ class LabelReader {
     std::set<std::string> tops;
     std::set<std::string> names;
     for (const LabelledNode& node : nodes_) {
-      if (!names.insert(node.name).second) {
+      if (!names.insert(node.name).second)
         importer_.fail(1, fmt::format("node {} is there twice", node.name), "each node once");
-      }
       network.hosts.push_back({node.name, {node.above[0]}, {}, {}, importer_.file(), 1});
       for (std::size_t level = 0; level < node.above.size(); ++level) {
         const std::string name = switch_name(node, level);
@@ -180,9 +177,8 @@ class LabelReader {
     }
     if (tops.size() > 1) {
       network.switches.push_back("above_all");
-      for (const std::string& top : tops) {
+      for (const std::string& top : tops)
         if (!parent.contains(top)) network.links.push_back({top, "above_all", 0, importer_.file(), 1});
-      }
       importer_.note(Mapping::kDefaulted, "what joins the topmost", "one switch", "no label says it", 1);
     }
     importer_.out.nodes = std::ssize(nodes_);

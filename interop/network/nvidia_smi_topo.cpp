@@ -20,7 +20,8 @@ namespace {
 // A word and a number: "GPU3".
 bool is_numbered(const std::string& name, std::string_view word) {
   return name.size() > word.size() && name.starts_with(word) &&
-         std::all_of(name.begin() + word.size(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+         std::all_of(
+             name.begin() + word.size(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
 bool is_gpu(const std::string& name) { return is_numbered(name, "GPU"); }
@@ -45,9 +46,8 @@ Matrix read_matrix(const std::vector<std::string>& lines, Importer& importer) {
     if (words.empty()) continue;
     if (matrix.columns.empty()) {
       if (!is_gpu(words[0])) continue;  // warnings ahead of the table
-      for (const std::string& word : words) {
+      for (const std::string& word : words)
         if (is_gpu(word) || is_nic(word)) matrix.columns.push_back(word);
-      }
       matrix.header_line = line;
       continue;
     }
@@ -108,9 +108,8 @@ void add_links(const Matrix& matrix, Importer& importer) {
     return;
   }
   const std::string what = fmt::format("NV{}", links);
-  if (links > kMostLinks) {
+  if (links > kMostLinks)
     importer.fail(line, fmt::format("{} NVLinks of one GPU", links), fmt::format("NV1 to NV{}", kMostLinks));
-  }
   // 25 GB/s a link and direction to Hopper, 50 from Blackwell (NVIDIA's data sheets).
   if (links == 12) {
     importer.out.machine = "a100-80gb";

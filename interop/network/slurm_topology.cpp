@@ -52,9 +52,8 @@ class SlurmReader {
       importer_.fail(line, fmt::format("switch {} has neither nodes nor switches, or both", name),
                      "Nodes=n[1-16] or Switches=leaf[1-4]");
     }
-    if (!value_of(words, "LinkSpeed").empty()) {
+    if (!value_of(words, "LinkSpeed").empty())
       importer_.note(Mapping::kIgnored, "LinkSpeed", "", "Slurm itself reads no unit from it", line);
-    }
     SwitchLine made{plain_name(name), {}, {}, line};
     const auto [first, is_new] = line_of_.emplace(made.name, line);
     if (!is_new) {
@@ -101,17 +100,21 @@ class SlurmReader {
       }
     };
     for (const SwitchLine& s : switches_) {
-      climb(s, [&](const std::string& above, std::size_t) {
-        if (above != s.name) return;
-        importer_.fail(s.line, fmt::format("switch {} is above itself, by way of {}", s.name, parent_.at(s.name)),
-                       "a tree");
-      });
+      climb(
+          s,
+          [&](const std::string& above, std::size_t) {
+            if (above != s.name) return;
+            importer_.fail(s.line, fmt::format("switch {} is above itself, by way of {}", s.name, parent_.at(s.name)),
+                           "a tree");
+          });
     }
     for (const SwitchLine& s : switches_) {
-      climb(s, [&](const std::string&, std::size_t steps) {
-        if (steps <= kDeepest) return;
-        importer_.fail(s.line, fmt::format("more than {} switches above {}", kDeepest, s.name), "a tree");
-      });
+      climb(
+          s,
+          [&](const std::string&, std::size_t steps) {
+            if (steps <= kDeepest) return;
+            importer_.fail(s.line, fmt::format("more than {} switches above {}", kDeepest, s.name), "a tree");
+          });
     }
   }
 
@@ -133,9 +136,8 @@ class SlurmReader {
     }
     if (blocks_.size() > 1 && parent_.empty()) {
       network.switches.push_back("between_blocks");
-      for (const std::string& block : blocks_) {
+      for (const std::string& block : blocks_)
         network.links.push_back({block, "between_blocks", 0, importer_.file(), line_of_.at(block)});
-      }
       importer_.note(Mapping::kDefaulted, "what joins the blocks", "one switch", "the file says nothing of it",
                      line_of_.at(blocks_.front()));
     }

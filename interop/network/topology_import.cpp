@@ -41,9 +41,8 @@ bool has_element(std::string_view text, std::string_view name) {
 TopologyFormat topology_format(std::string_view text) {
   const std::string_view head = text.substr(0, 1 << 16);
   if (has_element(head, "graphs")) return TopologyFormat::kNcclGraphs;
-  for (const std::string_view name : {"system", "cpu"}) {
+  for (const std::string_view name : {"system", "cpu"})
     if (has_element(head, name)) return TopologyFormat::kNcclXml;
-  }
   const std::size_t first_letter = head.find_first_not_of(" \t\r\n");
   if (first_letter != std::string_view::npos && head[first_letter] == '{') {
     const auto has = [&](std::string_view key) { return contains(head, key); };
@@ -60,12 +59,10 @@ TopologyFormat topology_format(std::string_view text) {
     const bool is_query = contains(line, "NVSMI LOG") || contains(line, "| NVIDIA-SMI ") ||
                           (contains(line, "name,") && contains(line, "power.limit"));
     if (is_query) return TopologyFormat::kNvidiaSmiQuery;
-    if ((first == "Switch" || first == "Ca") && words.size() > 2 && words[2][0] == '"') {
+    if ((first == "Switch" || first == "Ca") && words.size() > 2 && words[2][0] == '"')
       return TopologyFormat::kIbnetdiscover;
-    }
-    for (const char* key : {"SLURM_JOB_NODELIST", "SLURM_NODELIST", "NodeList"}) {
+    for (const char* key : {"SLURM_JOB_NODELIST", "SLURM_NODELIST", "NodeList"})
       if (!value_of(words, key).empty()) return TopologyFormat::kAllocation;
-    }
     first = lower(first);
     if (first.starts_with("switchname=") || first.starts_with("blockname=")) return TopologyFormat::kSlurm;
   }
@@ -104,9 +101,8 @@ namespace {
 // The figures of one host beside what all have.
 ImportedFigures different_from(const ImportedFigures& usual, const ImportedFigures& own) {
   ImportedFigures different;
-  for (const auto& figure : own) {
+  for (const auto& figure : own)
     if (!contains(usual, figure)) different.push_back(figure);
-  }
   return different;
 }
 
@@ -123,9 +119,8 @@ void join_network(ImportedNetwork& all, const ImportedNetwork& part) {
     // What was told of single nodes before stays with those of the name.
     const std::vector<ImportedHost> told = std::exchange(all.hosts, part.hosts);
     for (const ImportedHost& one : told) {
-      for (ImportedHost& host : all.hosts) {
+      for (ImportedHost& host : all.hosts)
         if (host.name == one.name) host.figures = one.figures;
-      }
     }
     return;
   }
@@ -229,9 +224,8 @@ class UsedNetwork {
       next_[link.below].push_back(&link);
       next_[link.above].push_back(&link);
     }
-    for (const ImportedHost& host : hosts) {
+    for (const ImportedHost& host : hosts)
       for (const std::string& leaf : host.leaves) leaves_.insert(leaf);
-    }
     check_connected();
   }
 
@@ -298,9 +292,8 @@ std::string group_line(const std::vector<ImportedHost>& hosts, std::size_t begin
   const ImportedHost& first = hosts[begin];
   std::string text = fmt::format("  - {{names: {}", quoted_list(names));
   std::vector<std::string> leaves = first.leaves;
-  if (std::ranges::all_of(leaves, [&](const std::string& leaf) { return leaf == leaves.front(); })) {
+  if (std::ranges::all_of(leaves, [&](const std::string& leaf) { return leaf == leaves.front(); }))
     leaves.resize(std::min<std::size_t>(1, leaves.size()));
-  }
   if (!leaves.empty()) text += ", leaf: " + quoted_list(leaves);
   std::string node;
   for (const auto& [key, value] : different_from(usual, first.figures)) {
@@ -310,9 +303,8 @@ std::string group_line(const std::vector<ImportedHost>& hosts, std::size_t begin
   }
   if (!node.empty()) text += fmt::format(", node: {{{}}}", node);
   std::string degraded;
-  for (const auto& [port, fraction] : first.degraded) {
+  for (const auto& [port, fraction] : first.degraded)
     degraded += fmt::format("{}{{nic: {}, fraction: {:.6g}}}", degraded.empty() ? "" : ", ", port, fraction);
-  }
   if (!degraded.empty()) text += fmt::format(", degraded: [{}]", degraded);
   return text + "}\n";
 }
@@ -370,9 +362,8 @@ std::string links_section(const ImportedNetwork& network, const std::vector<Impo
 
 std::string cluster_file(const TopologyImport& import, std::string_view machine, std::int64_t nodes) {
   const std::string key = machine.empty() ? import.machine : std::string(machine);
-  if (key.empty()) {
+  if (key.empty())
     throw ConfigError(place_of(import), "nothing here tells the GPU", "a machine of the catalogue with --machine KEY");
-  }
   const ImportedNetwork& network = import.network;
   std::string head = fmt::format("machine: {}\n", key) + sections(import.figures);
   if (!network.rings.empty()) {

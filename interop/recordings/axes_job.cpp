@@ -91,9 +91,8 @@ ModelDims dims_of(const AxesSettings& s) {
     const std::int64_t width = 8 * dims.hidden / 3 / active;
     dims.moe.ffn = (width + multiple - 1) / multiple * multiple;
     dims.moe.shared_ffn = s.number("shared_experts") * dims.moe.ffn;
-    for (std::int64_t l = 0; l < dims.layers; ++l) {
+    for (std::int64_t l = 0; l < dims.layers; ++l)
       if ((l + 1) % s.number("moe_every") != 0) dims.moe.dense_layers.push_back(l);
-    }
   }
   if (model == "deepseek_v3") {
     dims.latent = {.q_rank = s.number("q_lora_rank"),
@@ -261,17 +260,15 @@ std::vector<std::int64_t> numbers_in(const std::string& text) {
 
 void apply_recompute(const AxesSettings& s, Plan& plan) {
   const std::string word = s.text("recompute");
-  if (word == "full") {
+  if (word == "full")
     plan.recompute.value = Recompute::kFull;
-  } else if (word == "selective") {
+  else if (word == "selective")
     plan.recompute.value = Recompute::kSelective;
-  } else if (word == "every2") {
-    for (std::int64_t l = 1; l < s.number("layers"); l += 2) {  // every second that it counts
+  else if (word == "every2")
+    for (std::int64_t l = 1; l < s.number("layers"); l += 2)  // every second that it counts
       plan.recompute.ranges.push_back({l, l, Recompute::kFull});
-    }
-  } else if (word != "none") {
+  else if (word != "none")
     s.unknown("recompute");
-  }
   // torchtitan's checkpoint_wrapper passes early_stop=False.
   plan.recompute_early_stop = false;
 }
@@ -342,19 +339,17 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   if (s.text("attn_type") == "flex") {
     plan.attention = AttentionKernel::kFlex;
     for (LayerSpec& layer : job.model.kinds) {
-      for (Operation& op : layer.operations) {
+      for (Operation& op : layer.operations)
         if (op.kind == OperationKind::kAttention) drop_random_state(op);
-      }
     }
   } else if (s.text("attn_type") != "sdpa") {
     s.unknown("attn_type");
   }
   const std::string optimizer = s.text("optimizer");
-  if (optimizer == "adamw_fused") {
+  if (optimizer == "adamw_fused")
     plan.optimizer.implementation = Optimizer::Implementation::kFused;
-  } else if (optimizer != "adamw_foreach") {
+  else if (optimizer != "adamw_foreach")
     s.unknown("optimizer");
-  }
   // Complex numbers of two fp32, a row for each position.
   const std::int64_t rotated = dims.latent.kv_rank > 0 ? dims.latent.rope : dims.head_dim;
   job.constant_bytes = allocated_size(dims.max_positions * rotated * 4).count();

@@ -97,9 +97,8 @@ void add_adapters(const ConfigNode& lora, bool stored_as_computed, SetKeys& plan
 // A case of any training code: the keys that somebody would type of it.
 PlanDocument typed_document(const ConfigNode& set) {
   PlanDocument document;
-  for (const ConfigItem& item : set.items()) {
+  for (const ConfigItem& item : set.items())
     document = apply_set(std::move(document), fmt::format("{}={}", item.key, item.value.text()));
-  }
   return document;
 }
 
@@ -131,11 +130,10 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
   if (words.word("attn", "sdpa") == "eager") plan.add("attention", "eager");
   if (words.word("opt", "adamw") != "fused") plan.add("optimizer.implementation", "foreach");
   if (!words.flag("clip", true)) plan.add("optimizer.clip_norm", "none");
-  if (words.flag("gc", false)) {
+  if (words.flag("gc", false))
     plan.add("recompute", "full");
-  } else if (titan) {
+  else if (titan)
     plan.add("recompute", "none");
-  }
   if (words.flag("gc_reentrant", false)) plan.add("recompute_reentrant", "true");
   const bool holds = words.word("loop", "accelerate") == "accelerate" && words.flag("hold", true);
   if (holds) plan.add("logits", "held");
@@ -179,9 +177,8 @@ std::vector<Call> recorded_calls(const ConfigNode& list) {
   for (const ConfigNode& row : list.elements()) {
     const auto cells = row.elements();
     constexpr std::size_t kCells = 6;
-    if (cells.size() < kCells) {
+    if (cells.size() < kCells)
       throw row.error("no collective stands here", "[kind, unit, bytes, bytes, dtype, ranks, ...]");
-    }
     Call call = {.kind = cells[0].as_string()};
     constexpr std::string_view kFunctional = "functional_";
     if (call.kind.starts_with(kFunctional)) call.kind.erase(0, kFunctional.size());
@@ -311,9 +308,8 @@ bool is_case(const std::filesystem::path& file) {
 
 std::vector<std::filesystem::path> files_of(const std::filesystem::path& folder) {
   std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
     if (entry.is_regular_file() && entry.path().extension() == ".json") files.push_back(entry.path());
-  }
   std::ranges::sort(files);
   return files;
 }
@@ -328,9 +324,8 @@ std::vector<std::filesystem::path> find_hf_cases(const std::filesystem::path& pa
     return !files.empty() && is_case(files.front());
   };
   if (holds(path)) return {path};
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(path))
     if (entry.is_directory() && holds(entry.path())) folders.push_back(entry.path());
-  }
   std::ranges::sort(folders);
   return folders;
 }

@@ -42,9 +42,8 @@ ConfigNode json_cell(const RecordingFolder& folder, std::size_t row, std::string
 ConfigNode read_configs(const RecordingFolder& folder) {
   std::error_code ignored;
   fs::path file = folder.path() / "configs.json";
-  if (!fs::is_regular_file(file, ignored)) {
+  if (!fs::is_regular_file(file, ignored))
     file = fs::weakly_canonical(folder.path(), ignored).parent_path() / "configs.json";
-  }
   return read_json_file(file);
 }
 
@@ -52,9 +51,8 @@ ConfigNode read_configs(const RecordingFolder& folder) {
 class Config {
  public:
   Config(const ConfigNode& root, const std::string& id) : root_(root) {
-    for (const ConfigNode& config : root.at("configs").elements()) {
+    for (const ConfigNode& config : root.at("configs").elements())
       if (config.at("id").as_string() == id) own_ = config;
-    }
     if (const ConfigNode* defaults = root.find("defaults")) defaults_ = *defaults;
   }
   std::optional<ConfigNode> find(std::string_view key) const {
@@ -133,13 +131,12 @@ void apply_ddp(const ConfigNode& options, std::int64_t world, Plan& plan) {
   set_dtypes(plan, DType::kFp32);
   for (const ConfigItem& item : options.items()) {
     const ConfigNode& value = item.value;
-    if (item.key == "model_dtype") {
+    if (item.key == "model_dtype")
       set_dtypes(plan, dtype_of(item.key, value));
-    } else if (item.key == "membership" || (item.key == "bucket_cap_mb" && value.is_null())) {
+    else if (item.key == "membership" || (item.key == "bucket_cap_mb" && value.is_null()))
       continue;  // membership: of the recorder alone
-    } else if (!read_as_key("ddp", item, plan)) {
+    else if (!read_as_key("ddp", item, plan))
       unknown(item.key, value);
-    }
   }
 }
 
@@ -167,11 +164,10 @@ void apply_fsdp1(const ConfigNode& options, std::int64_t world, Plan& plan) {
     if (item.key == "strategy" || item.key == "shard_size" || item.key == "wrap") {
       continue;
     } else if (item.key == "backward_prefetch") {
-      if (value.is_null()) {
+      if (value.is_null())
         plan.prefetch.backward = 0;
-      } else if (value.as_choice({"BACKWARD_PRE", "BACKWARD_POST"}) == 1) {
+      else if (value.as_choice({"BACKWARD_PRE", "BACKWARD_POST"}) == 1)
         plan.fsdp1.backward_prefetch = Fsdp1Options::BackwardPrefetch::kPost;
-      }
     } else if (item.key == "forward_prefetch") {
       plan.prefetch.forward = value.as_bool() ? 1 : Prefetch::kImplicit;
     } else if (item.key == "cpu_offload") {
@@ -179,15 +175,12 @@ void apply_fsdp1(const ConfigNode& options, std::int64_t world, Plan& plan) {
     } else if (item.key == "mp") {
       value.allow_only({"param_dtype", "reduce_dtype", "buffer_dtype", "keep_low_precision_grads",
                         "cast_forward_inputs", "cast_root_forward_inputs"});
-      if (const ConfigNode* param = value.find("param_dtype")) {
+      if (const ConfigNode* param = value.find("param_dtype"))
         plan.param_dtype = plan.reduce_dtype = dtype_of("mp.param_dtype", *param);
-      }
-      if (const ConfigNode* reduce = value.find("reduce_dtype")) {
+      if (const ConfigNode* reduce = value.find("reduce_dtype"))
         plan.reduce_dtype = dtype_of("mp.reduce_dtype", *reduce);
-      }
-      if (const ConfigNode* keep = value.find("keep_low_precision_grads")) {
+      if (const ConfigNode* keep = value.find("keep_low_precision_grads"))
         plan.fsdp1.keep_low_precision_grads = keep->as_bool();
-      }
     } else if (!read_as_key("fsdp1", item, plan)) {
       unknown(item.key, value);
     }
@@ -214,13 +207,12 @@ ZeroOffload offload_of(const ConfigNode& value, Plan& plan) {
 
 void apply_zero_option(const ConfigItem& item, Plan& plan) {
   if (item.key.starts_with("mics_") || item.key == "zeropp_loco_param") refuse_removed(item);
-  if (item.key == "offload_optimizer") {
+  if (item.key == "offload_optimizer")
     plan.zero.offload_optimizer = offload_of(item.value, plan);
-  } else if (item.key == "offload_param") {
+  else if (item.key == "offload_param")
     plan.zero.offload_param = offload_of(item.value, plan);
-  } else if (item.key != "stage" && !read_as_key("zero", item, plan)) {
+  else if (item.key != "stage" && !read_as_key("zero", item, plan))
     unknown("zero." + item.key, item.value);
-  }
 }
 
 void apply_zero(const ConfigNode& options, std::int64_t world, Plan& plan) {
@@ -278,11 +270,10 @@ void flatten(const ConfigNode& node, const std::string& path, LibraryRecording& 
   } else if (node.is_scalar()) {
     const std::string_view text = node.text();
     const auto value = parse_number<std::int64_t>(text);
-    if (value && !node.is_quoted()) {
+    if (value && !node.is_quoted())
       recording.facts[path] = *value;
-    } else {
+    else
       recording.words[path] = std::string(text);
-    }
   }
 }
 
@@ -376,9 +367,8 @@ LibraryRecording read_library_recording(const RecordingFolder& folder, std::size
   const Config config(read_configs(folder), recording.id);
   const auto table = [&](const char* name) {
     const CsvFile* file = folder.table(name);
-    if (file == nullptr) {
+    if (file == nullptr)
       throw Error(ExitCode::kInvalidInput, fmt::format("{}: has no {}.csv", folder.path().string(), name));
-    }
     return file;
   };
   const CsvFile& events = *table("events");
@@ -398,11 +388,10 @@ LibraryRecording read_library_recording(const RecordingFolder& folder, std::size
     LibraryRecordedEvent& event = recording.events.emplace_back();
     of_event.read(r, event);
   }
-  if (const auto whole = config.find("full_steps")) {
+  if (const auto whole = config.find("full_steps"))
     for (const ConfigNode& step : whole->elements()) recording.whole_steps.insert(step.as_int());
-  } else {
+  else
     recording.whole_steps.insert(folder.index().integer(row, folder.index().at("steps")));
-  }
   const CsvFile& buckets = *table("buckets");
   recording.buckets_file = buckets.name();
   const CsvMembers<LibraryBucket> of_bucket(buckets, {{"phase", &LibraryBucket::phase},

@@ -31,13 +31,11 @@ std::map<std::string, SettingWords> read_settings(const std::filesystem::path& f
   const ConfigNode root = read_json_file(file);
   for (const ConfigNode& config : root.elements()) {
     SettingWords& settings = all[config.at("id").as_string()] = defaults;
-    for (const ConfigItem& item : config.items()) {
-      if (item.value.is_null()) {
+    for (const ConfigItem& item : config.items())
+      if (item.value.is_null())
         settings[item.key] = "none";
-      } else if (item.value.is_scalar()) {
+      else if (item.value.is_scalar())
         settings[item.key] = item.value.text();
-      }
-    }
   }
   return all;
 }
@@ -95,11 +93,10 @@ class JobOfRank {
     if (*schedule == PipelineSchedule::kCustom) plan.pipeline.orders = orders();
     plan.optimizer.state = plan.master_dtype;
     if (text("clip") != "true") plan.optimizer.clip_norm.reset();
-    if (text("optimizer") == "adamw_fused") {
+    if (text("optimizer") == "adamw_fused")
       plan.optimizer.implementation = Optimizer::Implementation::kFused;
-    } else if (text("optimizer") != "adamw_foreach") {
+    else if (text("optimizer") != "adamw_foreach")
       no_plan("optimizer", text("optimizer"));
-    }
     return std::move(job_);
   }
 
@@ -118,13 +115,11 @@ class JobOfRank {
   // A row of a table for each rank: "0F0,0F1,,0B0|1F0,...".
   std::vector<std::string> orders() const {
     std::vector<std::string> rows(1);
-    for (const char c : text("csv")) {
-      if (c == '|') {
+    for (const char c : text("csv"))
+      if (c == '|')
         rows.emplace_back();
-      } else {
+      else
         rows.back() += c == ',' ? ' ' : c;
-      }
-    }
     return rows;
   }
   Mesh mesh() const {
@@ -147,9 +142,8 @@ class RankRows {
  public:
   explicit RankRows(CsvFile file) : file_(std::move(file)) {
     const std::size_t config = file_.at("config"), rank = file_.at("rank");
-    for (std::size_t row = 0; row < file_.rows(); ++row) {
+    for (std::size_t row = 0; row < file_.rows(); ++row)
       rows_[{std::string(file_.text(row, config)), file_.integer(row, rank)}].push_back(row);
-    }
   }
   const CsvFile& file() const { return file_; }
   const std::vector<std::size_t>& of(const std::string& config, std::int64_t rank) const {
@@ -183,9 +177,8 @@ class PipelineRecordings {
   std::vector<Conformance> compare() const {
     std::vector<Conformance> rows;
     const std::size_t config = ranks_.at("config"), rank = ranks_.at("rank");
-    for (std::size_t row = 0; row < ranks_.rows(); ++row) {
+    for (std::size_t row = 0; row < ranks_.rows(); ++row)
       rows.push_back(compare(row, std::string(ranks_.text(row, config)), ranks_.integer(row, rank)));
-    }
     return rows;
   }
 
@@ -194,9 +187,8 @@ class PipelineRecordings {
     const Recording recording = read(row, config, rank);
     try {
       const auto settings = settings_.find(config);
-      if (settings == settings_.end()) {
+      if (settings == settings_.end())
         throw ranks_.error(row, ranks_.at("config"), "is no configuration of configs.json");
-      }
       return conform(recording, forecast_steps(JobOfRank(settings->second, rank).read()));
     } catch (const Error& error) {
       Conformance c;
@@ -238,13 +230,12 @@ class PipelineRecordings {
       if (file.integer(row, file.at("step")) != 2) continue;
       RecordedEvent& event = r.events.emplace_back();
       of_event.read(row, event);
-      if (event.kind == "send" || event.kind == "recv") {
+      if (event.kind == "send" || event.kind == "recv")
         event.on = fmt::format("peer {} batch {}", text(row, "peer"), text(row, "batch"));
-      } else if (event.kind == "p2p_wait") {
+      else if (event.kind == "p2p_wait")
         event.on = "batch " + text(row, "batch");
-      } else if (event.kind.starts_with("action_")) {
+      else if (event.kind.starts_with("action_"))
         event.on = text(row, "action");
-      }
     }
   }
 

@@ -73,9 +73,8 @@ std::vector<PipelineRows> rows_of(const Case& c, const Actions& actions) {
   orders =
       orders.empty() ? read_orders(c, actions.of(c.id, "comms")) : lowered(orders, c.ranks, c.pipeline.microbatches);
   std::vector<PipelineRows> rows;
-  for (int rank = 0; rank < static_cast<int>(orders.size()); ++rank) {
+  for (int rank = 0; rank < static_cast<int>(orders.size()); ++rank)
     rows.push_back(pipeline_rows(orders[at(rank)], c.ranks, rank));
-  }
   return rows;
 }
 
@@ -135,9 +134,8 @@ std::vector<Case> cases_of(const CsvFile& file) {
     std::istringstream text{std::string(file.text(row, places))};
     for (int rank = 0; text >> rank;) c.ranks.push_back(rank);
     const bool are_ranks = std::ranges::all_of(c.ranks, [&](int rank) { return rank >= 0 && rank < c.pipeline.ranks; });
-    if (!are_ranks || std::ssize(c.ranks) != c.pipeline.stages()) {
+    if (!are_ranks || std::ssize(c.ranks) != c.pipeline.stages())
       throw file.error(row, places, "is not a rank for each stage", "ranks below pp");
-    }
     cases.push_back(std::move(c));
   }
   return cases;

@@ -113,15 +113,14 @@ void apply_accumulation(Settings s, Plan& plan) {
   AccumulationDetails& details = plan.accumulation_details;
   if (mode.starts_with("no_sync")) plan.accumulation = AccumulationMode::kKeepUnsharded;
   if (mode == "reduce" || mode == "no_sync") return;
-  if (mode == "no_sync_no_reshard") {
+  if (mode == "no_sync_no_reshard")
     details.reshard_after_backward = When::kLast;
-  } else if (mode == "no_sync_not_last_backward" || mode == "not_last_backward") {
+  else if (mode == "no_sync_not_last_backward" || mode == "not_last_backward")
     details.is_last_backward = When::kLast;
-  } else if (mode == "no_all_reduce") {
+  else if (mode == "no_all_reduce")
     details.all_reduce = When::kLast;
-  } else {
+  else
     s.unknown("accumulate_mode");
-  }
 }
 
 // Blocks are numbered in the order in which they run; those that run again are called by their own
@@ -130,25 +129,23 @@ template <typename T, typename Chosen>
 void apply_to_blocks(const RecordedSettings& model, RangedPolicy<T>& policy, T value, Chosen chosen) {
   for (std::int64_t i = 0; i < model.layers * model.repeat; ++i) {
     if (!chosen(i % model.layers)) continue;
-    if (!policy.ranges.empty() && policy.ranges.back().last == i - 1) {
+    if (!policy.ranges.empty() && policy.ranges.back().last == i - 1)
       policy.ranges.back().last = i;
-    } else {
+    else
       policy.ranges.push_back({i, i, value});
-    }
   }
 }
 
 void apply_recompute(Settings s, const RecordedSettings& model, Plan& plan) {
   const std::string word = s.text("recompute");
-  if (word == "full") {
+  if (word == "full")
     plan.recompute.value = Recompute::kFull;
-  } else if (word == "selective") {
+  else if (word == "selective")
     plan.recompute.value = Recompute::kSelective;
-  } else if (word == "every2") {
+  else if (word == "every2")
     apply_to_blocks(model, plan.recompute, Recompute::kFull, [](std::int64_t block) { return block % 2 == 0; });
-  } else if (word != "none") {
+  else if (word != "none")
     s.unknown("recompute");
-  }
   if (s.flag("recompute_outside")) plan.recompute_wraps = CheckpointWraps::kUnit;
 }
 
@@ -158,7 +155,8 @@ void apply_frozen(Settings s, const RecordedSettings& model, Plan& plan) {
     plan.frozen.embedding = true;
     apply_to_blocks(model, plan.frozen.blocks, true, [&](std::int64_t block) { return block < model.layers / 2; });
   } else if (word == "alternate") {
-    apply_to_blocks(model, plan.frozen.blocks, true, [](std::int64_t block) { return block % 2 == 1; });
+    apply_to_blocks(
+        model, plan.frozen.blocks, true, [](std::int64_t block) { return block % 2 == 1; });
   } else if (word == "embedding") {
     plan.frozen.embedding = true;
   } else if (word != "none") {
@@ -170,13 +168,12 @@ void apply_optimizer(Settings s, Plan& plan) {
   const std::string word = s.text("optimizer");
   plan.optimizer.state = plan.master_dtype;  // zeros_like(parameter)
   plan.optimizer.clip_norm = s.flag("clip") ? std::optional<double>(1.0) : std::nullopt;
-  if (word == "adamw_fused") {
+  if (word == "adamw_fused")
     plan.optimizer.implementation = Optimizer::Implementation::kFused;
-  } else if (word == "sgd") {
+  else if (word == "sgd")
     plan.optimizer.kind = Optimizer::Kind::kSgd;
-  } else if (word != "adamw_foreach") {
+  else if (word != "adamw_foreach")
     s.unknown("optimizer");
-  }
 }
 
 void apply_dtypes(Settings s, Plan& plan) {
@@ -277,9 +274,8 @@ ForecastSteps forecast_steps(const RecordedJob& job) {
   const LayerPrograms programs(job.model, job.plan);
   ForecastSteps steps = {.first = record_training_step(job.model, job.plan, programs, StepNumber::kFirst),
                          .steady = record_training_step(job.model, job.plan, programs, StepNumber::kSteady)};
-  for (const Unit& unit : steps.steady.graph.units) {
+  for (const Unit& unit : steps.steady.graph.units)
     steps.unit_names.push_back(recorded_unit_name(unit.name, job.settings));
-  }
   steps.constant_bytes = job.constant_bytes;
   return steps;
 }
@@ -325,9 +321,8 @@ ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolde
   if (has_library_recordings(folder)) return conform_library_folder(folder, only);
   const auto wanted = [&](const std::string& id) { return only.empty() || contains(only, id); };
   ConformanceFolder result = {.path = folder.path().string()};
-  for (std::size_t row = 0; row < folder.size(); ++row) {
+  for (std::size_t row = 0; row < folder.size(); ++row)
     if (wanted(folder.id(row))) result.rows.push_back(conform_row(library, folder, row));
-  }
   for (const SkippedRecording& skipped : folder.skipped()) {
     if (!wanted(skipped.id)) continue;
     result.rows.push_back(

@@ -39,9 +39,8 @@ SettingWords recorder_defaults(std::string_view recorder) {
 }
 
 SettingsReader::SettingsReader(const RecordingFolder& folder, std::size_t row) : folder_(folder), row_(row) {
-  for (const std::string& name : folder.configured(row)) {
+  for (const std::string& name : folder.configured(row))
     if (!defaults().contains(name)) fail_unknown(name);
-  }
   // Settings stand before the column `note`, results after it.
   constexpr std::array<std::string_view, 4> kOff = {"", "False", "0", "none"};
   const CsvFile& index = folder.index();
@@ -81,9 +80,8 @@ bool SettingsReader::flag(std::string_view name) const {
 std::optional<DType> SettingsReader::dtype(std::string_view name) const {
   const std::string word = text(name);
   if (word.empty()) return std::nullopt;
-  for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32}) {
+  for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32})
     if (word == to_string(dtype)) return dtype;
-  }
   unknown(name);
 }
 

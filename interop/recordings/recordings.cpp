@@ -69,15 +69,13 @@ std::vector<fs::path> find_recordings(const fs::path& path) {
   fs::recursive_directory_iterator it(path, fs::directory_options::skip_permission_denied, error);
   for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
     if (!it->is_directory()) continue;
-    if (it->path().filename() == "gloo") {
+    if (it->path().filename() == "gloo")
       it.disable_recursion_pending();
-    } else if (!csv_path(it->path(), "index").empty()) {
+    else if (!csv_path(it->path(), "index").empty())
       found.push_back(it->path());
-    }
   }
-  if (error) {
+  if (error)
     throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be searched: {}", path.string(), error.message()));
-  }
   if (found.empty()) {
     throw Error(ExitCode::kInvalidInput, fmt::format("{}: holds no recording; expected a folder with index.csv or "
                                                      "index.csv.gz, or one above such folders",
@@ -90,19 +88,16 @@ std::vector<fs::path> find_recordings(const fs::path& path) {
 RecordingFolder::RecordingFolder(fs::path path)
     : path_(std::move(path)), index_(read_csv_file(csv_path(path_, "index"))) {
   id_ = index_.find("id") || !index_.find("config") ? index_.at("id") : index_.at("config");
-  for (std::size_t row = 0; row < index_.rows(); ++row) {
-    if (!row_of_.emplace(index_.text(row, id_), row).second) {
+  for (std::size_t row = 0; row < index_.rows(); ++row)
+    if (!row_of_.emplace(index_.text(row, id_), row).second)
       throw index_.error(row, id_, "the configuration stands twice");
-    }
-  }
   read_configs();
   if (const fs::path file = csv_path(path_, "skipped"); !file.empty()) {
     const CsvFile skipped = read_csv_file(file);
     const std::size_t id = skipped.at("config");
     const std::size_t reason = skipped.at("reason");
-    for (std::size_t row = 0; row < skipped.rows(); ++row) {
+    for (std::size_t row = 0; row < skipped.rows(); ++row)
       skipped_.push_back({std::string(skipped.text(row, id)), std::string(skipped.text(row, reason))});
-    }
   }
 }
 
@@ -140,9 +135,8 @@ std::optional<std::string> RecordingFolder::setting(std::size_t row, std::string
 
 std::vector<std::string> RecordingFolder::configured(std::size_t row) const {
   std::vector<std::string> names;
-  if (const auto config = configs_.find(id(row)); config != configs_.end()) {
+  if (const auto config = configs_.find(id(row)); config != configs_.end())
     for (const auto& [name, value] : config->second) names.push_back(name);
-  }
   return names;
 }
 
@@ -155,9 +149,8 @@ std::optional<std::string> RecordingFolder::refusal(std::size_t row) const {
     const std::string error = cell("error");
     return error.empty() ? "status " + cell("status") : error;
   }
-  if (const std::string library = cell("lib"); !library.empty() && library != "fsdp2") {
+  if (const std::string library = cell("lib"); !library.empty() && library != "fsdp2")
     return fmt::format("a recording of {}, which is not forecast", library);
-  }
   return std::nullopt;
 }
 

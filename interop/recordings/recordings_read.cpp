@@ -102,9 +102,8 @@ class RecordingReader {
     std::string version = equal(folder, row, column);
     if (version.empty()) return {};
     if (version == "not stored") return {false, nullptr, false};
-    if (depth > kLongestChain) {
+    if (depth > kLongestChain)
       throw folder.index().error(row, folder.index().at(column), "the versions point at each other in a circle");
-    }
     const bool without_idle = version.ends_with(kWithoutIdle);
     if (without_idle) version.resize(version.size() - std::string_view(kWithoutIdle).size());
     return {true, &library_.sibling(folder, version, row, column), without_idle};
@@ -181,9 +180,8 @@ class RecordingReader {
         event.communicator = file->text(row, *communicator);
         event.issue = file->text(row, *issue);
       }
-      for (std::size_t i = 0; i < pools.size(); ++i) {
+      for (std::size_t i = 0; i < pools.size(); ++i)
         if (pools[i]) event.pools[i] = file->integer(row, *pools[i]);
-      }
     }
     return events;
   }
@@ -220,9 +218,8 @@ class RecordingReader {
     }
     if (!has_first) {  // step 1 has the order of step 2
       const auto steady = gone;
-      for (const auto& [step, seq] : steady) {
+      for (const auto& [step, seq] : steady)
         if (step == 2) gone.emplace(1, seq);
-      }
     }
     std::vector<RecordedMemoryRow> kept;
     for (RecordedMemoryRow& row : *rows) {

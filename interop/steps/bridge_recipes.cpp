@@ -46,9 +46,8 @@ const Recipes& recipes() {
 
 // Longer names first: H100 is a part of none, B200 one of GB200.
 std::string_view gpu_of(std::string_view published) {
-  for (const std::string_view gpu : {"GB300", "GB200", "B300", "B200", "H100"}) {
+  for (const std::string_view gpu : {"GB300", "GB200", "B300", "B200", "H100"})
     if (contains(published, gpu)) return gpu;
-  }
   return "";
 }
 

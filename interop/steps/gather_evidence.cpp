@@ -74,7 +74,8 @@ std::vector<TrainingRow> chosen(const CsvTable& table) {
 
 std::vector<Observation> observe_all(const std::vector<TrainingRow>& rows) {
   std::vector<Observation> all(rows.size());
-  oneapi::tbb::parallel_for(std::size_t{0}, rows.size(), [&](std::size_t i) { all[i] = observe(rows[i]); });
+  oneapi::tbb::parallel_for(
+      std::size_t{0}, rows.size(), [&](std::size_t i) { all[i] = observe(rows[i]); });
   std::erase_if(all, [](const Observation& each) { return !each.is_set; });
   return all;
 }
@@ -98,9 +99,8 @@ std::map<std::string, Prior> priors_of(const std::vector<Observation>& all) {
     const auto [place, is_new] = priors.emplace(cause.name, Prior{log_sd, cause.log_mean});
     if (!is_new) place->second.log_sd = std::min(place->second.log_sd, log_sd);
   };
-  for (const Observation& each : all) {
+  for (const Observation& each : all)
     for (const auto& causes : each.causes) keep_least(causes.front(), std::max(causes.front().log_sd, 1e-6));
-  }
   for (const Observation& each : all) {
     for (const auto& causes : each.causes) {
       double before = priors.at(causes.front().name).log_sd;
@@ -139,9 +139,8 @@ TrainingEvidence gather_evidence(const CsvTable& table) {
       if (each.family != name) continue;
       ++family.rows;
       double expected = kPlanLogSd * kPlanLogSd;
-      for (std::size_t f = 0; f < kFactors; ++f) {
+      for (std::size_t f = 0; f < kFactors; ++f)
         expected += std::pow(each.sensitivity[f] * each.causes[f].back().log_sd, 2);
-      }
       const double excess = std::abs(each.residual) / (kHuber * std::sqrt(expected));
       const double weight =
           std::min(1.0, kIndependent / group_rows.at(each.group)) / (kPlanLogSd * kPlanLogSd) / std::max(1.0, excess);
@@ -155,15 +154,13 @@ TrainingEvidence gather_evidence(const CsvTable& table) {
       }
       for (const auto& [a, of_a] : causes) {
         family.information[a] += weight * of_a * each.residual;
-        for (const auto& [b, of_b] : causes) {
+        for (const auto& [b, of_b] : causes)
           if (b <= a) family.precision[a][b] += weight * of_a * of_b;
-        }
       }
     }
     for (double& value : family.information) value = rounded(value);
-    for (auto& row : family.precision) {
+    for (auto& row : family.precision)
       for (double& value : row) value = rounded(value);
-    }
     evidence.families.push_back(std::move(family));
   }
   return evidence;

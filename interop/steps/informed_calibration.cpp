@@ -8,9 +8,8 @@ namespace {
 
 std::int64_t head_dim_of(const ModelSpec& model) {
   for (const LayerSpec& layer : model.kinds) {
-    for (const Operation& op : layer.operations) {
+    for (const Operation& op : layer.operations)
       if (op.kind == OperationKind::kAttention) return op.attention.head_dim;
-    }
   }
   return 0;
 }

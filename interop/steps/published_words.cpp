@@ -50,11 +50,10 @@ using Rules = std::map<std::string, std::vector<Rule>, std::less<>>;
 void add_words(const ConfigNode& words, const ConfigNode& common, Rule& rule) {
   for (const ConfigItem& item : words.items()) {
     const std::string word = item.value.as_string();
-    if (item.key == "like") {
+    if (item.key == "like")
       add_words(common.at(word), common, rule);
-    } else {
+    else
       rule.words.emplace_back(item.key, word);
-    }
   }
 }
 
@@ -67,11 +66,10 @@ const std::vector<Rule>& rules_of(std::string_view subject) {
     for (const ConfigItem& table : root.items()) {
       for (const ConfigItem& item : table.value.items()) {
         Rule& rule = read[table.key].emplace_back(Rule{item.key, {}, ""});
-        if (item.value.is_mapping()) {
+        if (item.value.is_mapping())
           add_words(item.value, common, rule);
-        } else {
+        else
           rule.refusal = item.value.as_string();
-        }
       }
     }
     return read;
@@ -92,9 +90,8 @@ std::optional<std::string> zoo_name(std::string_view text) {
   while (!name.empty() && name.back() == ' ') name.pop_back();
   for (int words = 0; words < 2 && !name.empty(); ++words) {
     if (const auto found = published_name(name)) return found->zoo;
-    for (const std::string& each : zoo_names()) {
+    for (const std::string& each : zoo_names())
       if (squeezed(each) == squeezed(name)) return each;
-    }
     const std::size_t space = name.find_last_of(" _");
     if (space == std::string::npos) break;
     name.resize(space);
@@ -145,26 +142,22 @@ class RowReader {
                                        {"heads", "n_heads"},
                                        {"kv_heads", "n_kv_heads"},
                                        {"d_ff", "d_ff"},
-                                       {"vocabulary", "vocab"}}) {
+                                       {"vocabulary", "vocab"}})
       count(said, column);
-    }
     for (const auto& [said, column] : {std::pair("tokens_per_s_per_gpu", "tokens_per_s_per_gpu"),
                                        {"step_s", "step_time_s"},
-                                       {"memory_gib", "peak_mem_reserved_GiB"}}) {
+                                       {"memory_gib", "peak_mem_reserved_GiB"}})
       number(said, column);
-    }
     read_column("runtime");
     // torchtitan's stages stay gathered (fsdp_reshard_after_forward: default).
     if (row_.has("prefetch_kind") && row_.count("pp", 1) > 1) row_.words["reshard"] = "never";
     read_column("dtype");
     apply(rule_of("reduction", lower(cell("dtype"))), "dtype");
-    for (const char* word : {"sequence_parallel", "dispatcher", "overlap"}) {
+    for (const char* word : {"sequence_parallel", "dispatcher", "overlap"})
       if (!cell(word).empty()) row_.words[word] = lower(cell(word));
-    }
     read_column("recompute");
-    for (const char* subject : {"attention", "accumulation", "policy", "states", "experts", "memory"}) {
+    for (const char* subject : {"attention", "accumulation", "policy", "states", "experts", "memory"})
       apply(rule_of(subject, lower(cell("note"))), "note");
-    }
     if (row_.word("runtime") == "zero1") {
       apply(rule_of("optimizer", lower(runtime)), "runtime");
       add_modules(lower(cell("recompute")));
@@ -190,18 +183,16 @@ class RowReader {
     return std::isfinite(value) && value > 0 ? std::optional(value) : std::nullopt;
   }
   void number(const char* said, const char* column) {
-    if (const auto value = read(said)) {
+    if (const auto value = read(said))
       row_.numbers[column] = *value;
-    } else if (!cell(said).empty()) {
+    else if (!cell(said).empty())
       row_.problem = fmt::format("{}: '{}': expected a number above 0", said, cell(said));
-    }
   }
   void count(const char* said, const char* column) {
     number(said, column);
     const auto found = row_.numbers.find(column);
-    if (found != row_.numbers.end() && (found->second != std::floor(found->second) || found->second > 1e12)) {
+    if (found != row_.numbers.end() && (found->second != std::floor(found->second) || found->second > 1e12))
       row_.problem = fmt::format("{}: '{}': expected a whole number", said, cell(said));
-    }
   }
   // Every cell of the column is known.
   void read_column(const char* column) {
@@ -213,9 +204,8 @@ class RowReader {
   }
   void apply(const Rule* rule, const char* column) {
     if (rule == nullptr) return;
-    if (!rule->refusal.empty()) {
+    if (!rule->refusal.empty())
       return refuse(fmt::format("{}: '{}': {} is not modelled", column, cell(column), rule->refusal));
-    }
     for (const auto& [name, word] : rule->words) row_.words.insert_or_assign(name, word);
   }
   void add_compilation() {
@@ -285,11 +275,10 @@ class RowReader {
         is_told ? nullptr
                 : find_bridge_recipe({release, model, cell("gpu"), cell("dtype"), row_.count("micro_batch_per_gpu", 1),
                                       row_.count("pp", 1), row_.count("vp", 1), row_.count("ep", 1)});
-    if (recipe != nullptr) {
+    if (recipe != nullptr)
       add_from_recipe(*recipe, says_dispatcher);
-    } else if (drops) {
+    else if (drops)
       row_.words["cuda_graphs"] = "iteration";
-    }
     if (row_.has("cuda_graphs")) return;
     if (is_release || is_recipe) row_.words["cuda_graphs"] = "routers";
     if (!is_recipe || is_told || recipe != nullptr || lower(cell("dtype")) != "mxfp8") return;
@@ -339,11 +328,9 @@ class RowReader {
     if (const Machine* machine = match_gpu(cell("gpu"), list_machines())) {
       row_.words["gpu"] = machine->key;
       if (cell("gpu").starts_with("DGX-H")) row_.words["host"] = "dgx";
-      for (const PublishersPower& power : kPublishersPower) {
-        if (machine->key == power.gpu && cell("source").starts_with(power.source)) {
+      for (const PublishersPower& power : kPublishersPower)
+        if (machine->key == power.gpu && cell("source").starts_with(power.source))
           row_.numbers["power_limit_w"] = power.watts;
-        }
-      }
     } else {
       refuse(fmt::format("gpu: '{}' is not in the catalogue", cell("gpu")));
     }

@@ -211,9 +211,8 @@ std::vector<Measured> measured_of(const TrainingRow& row) {
     const double tokens = sequences * as_double(row.count("seq_len"));
     if (tokens > 0) measured.push_back({"step_time_s", tokens / (*rate * as_double(row.count("n_gpus", 1)))});
   }
-  for (const char* memory : {"peak_mem_alloc_GiB", "peak_mem_reserved_GiB", "peak_mem_total_GiB"}) {
+  for (const char* memory : {"peak_mem_alloc_GiB", "peak_mem_reserved_GiB", "peak_mem_total_GiB"})
     if (const auto gib = row.number(memory)) measured.push_back({memory, *gib});
-  }
   return measured;
 }
 
@@ -272,14 +271,11 @@ AccuracyRow accuracy_row(const TrainingRow& row, const RowForecast& forecast, co
     out.fit_probability = fit_probability(forecast.fit);
   } else {
     take(quantity == "peak_mem_alloc_GiB" ? report.peak_allocated : report.peak_reserved, kGiB);
-    if (quantity == "peak_mem_total_GiB") {  // what the driver says
-      for (double* value : {&out.predicted, &out.low, &out.high}) {
+    if (quantity == "peak_mem_total_GiB")  // what the driver says
+      for (double* value : {&out.predicted, &out.low, &out.high})
         *value += as_double(forecast.fit.outside.count()) / kGiB;
-      }
-    }
-    if (quantity == "peak_mem_reserved_GiB") {
+    if (quantity == "peak_mem_reserved_GiB")
       out.ran_where_sure = measured.value * kGiB <= as_double(sure_to_reserve(forecast.fit).count());
-    }
   }
   const std::string_view verdict = row.word("score");
   if (verdict == "no" && quantity == "step_time_s") {

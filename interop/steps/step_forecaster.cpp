@@ -87,9 +87,8 @@ double StepForecaster::seconds(const FactorDraw& draw) const {
   const Batch& batch = job_.resolved.plan.batch;
   const LaidOut few = drawn_of(job_.resolved.plan);
   double result = seconds(batch.micro_batch, few.count, draw);
-  if (batch.accumulation > few.count) {
+  if (batch.accumulation > few.count)
     result = of_whole_step(few, result, seconds(batch.micro_batch, few.fewer, draw), batch.accumulation);
-  }
   if (job_.remainder > 0) result += seconds(job_.remainder, 2, draw) - seconds(job_.remainder, 1, draw);
   return result;
 }

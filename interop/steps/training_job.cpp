@@ -96,9 +96,8 @@ Cluster cluster_of(const TrainingRow& row) {
   std::string yaml = fmt::format("gpus: {}\nmachine: {}\n", gpus, gpu);
   yaml += node_of(row, gpu, gpus);
   Cluster cluster = parse_cluster(yaml, row.id);
-  if (const auto network = row.number("network_gbit_s_per_node")) {
+  if (const auto network = row.number("network_gbit_s_per_node"))
     cluster.node.nic_rate = BytesPerSecond(*network / 8 * 1e9 / as_double(cluster.node.nics));
-  }
   if (const auto watts = row.number("power_limit_w")) cluster.gpu.power_limit = *watts;
   return cluster;
 }
@@ -151,11 +150,9 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   append(assignments, set);
   PlanDocument document;
   for (const std::string& assignment : assignments) document = apply_set(std::move(document), assignment);
-  if (row.count("pp", 1) > 1) {
-    for (const std::string& assignment : pipeline_assignments(row, job.model)) {
+  if (row.count("pp", 1) > 1)
+    for (const std::string& assignment : pipeline_assignments(row, job.model))
       document = apply_set(std::move(document), assignment);
-    }
-  }
   job.resolved = resolve(document, job.model, job.cluster);
   check(job.resolved, job.model, job.cluster);
   job.model = with_variants(std::move(job.model), job.resolved.plan);

@@ -114,11 +114,10 @@ void read_cells(const CsvTable& table, std::size_t index, TrainingRow& row) {
     if (!table.has(column.name)) continue;
     const std::string_view cell = trimmed(table.text(index, column.name));
     if (is_unpublished(cell)) continue;
-    if (const std::string wrong = wrong_word(column, cell); !wrong.empty()) {
+    if (const std::string wrong = wrong_word(column, cell); !wrong.empty())
       fail(column.name, wrong);
-    } else {
+    else
       row.words.emplace(column.name, cell);
-    }
   }
   for (const NumberColumn& column : grammar().numbers) {
     if (!table.has(column.name)) continue;
@@ -198,9 +197,8 @@ constexpr Release kReleases[] = {{"2022-03-10", {1, 11}}, {"2022-06-28", {1, 12}
 // A date without a day is its month's first.
 std::optional<TorchVersion> release_at(std::string_view date) {
   std::optional<TorchVersion> current;
-  for (const Release& release : kReleases) {
+  for (const Release& release : kReleases)
     if (!date.empty() && date >= release.date) current = release.version;
-  }
   return current;
 }
 
@@ -254,9 +252,8 @@ std::string_view mosaic_stack(const TrainingRow& row) {
   const std::optional<TorchVersion> torch = torch_version(row);
   if (date.empty() && !torch) return "";
   const Era* era = std::begin(kMosaic);
-  for (const Era& each : kMosaic) {
+  for (const Era& each : kMosaic)
     if (date.empty() ? *torch >= each.from_torch : date >= each.from_date) era = &each;
-  }
   return era->stack;
 }
 

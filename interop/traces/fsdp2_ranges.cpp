@@ -22,9 +22,8 @@ Label label_of(std::string_view text) {
       {"FSDP::post_backward_reduce", Label::kReduce},
       {"FSDP::root_post_backward_callback", Label::kRootPostBackward},
   };
-  for (const auto& [name, label] : kLabels) {
+  for (const auto& [name, label] : kLabels)
     if (text == name) return label;
-  }
   if (text.starts_with("Optimizer.step#")) return Label::kOptimizer;
   if (text.starts_with("ProfilerStep#")) return Label::kProfilerStep;
   return Label::kNone;
@@ -49,9 +48,8 @@ FsdpRange read_fsdp_range(std::string_view text) {
   const std::size_t bracket = text.find(" (");
   FsdpRange read = {.label = label_of(text.substr(0, bracket))};
   if (read.label == Label::kProfilerStep) read.number = leading_number(text.substr(text.find('#') + 1), read.number);
-  if (read.has_unit() && bracket != std::string_view::npos && text.ends_with(')')) {
+  if (read.has_unit() && bracket != std::string_view::npos && text.ends_with(')'))
     read.unit = module_name(text.substr(bracket + 2, text.size() - bracket - 3));
-  }
   return read;
 }
 

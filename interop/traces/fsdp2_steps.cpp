@@ -139,7 +139,8 @@ class Walk {
           const auto last = std::find(list.rbegin(), list.rend(), range.unit);
           if (last != list.rend()) list.erase(std::next(last).base(), list.end());
         } else {
-          std::erase_if(open_, [&](const Open& open) { return open.unit == range.unit; });
+          std::erase_if(
+              open_, [&](const Open& open) { return open.unit == range.unit; });
         }
         break;
       }
@@ -189,7 +190,8 @@ class Walk {
   }
 
   bool is_open(int unit) const {
-    return std::ranges::any_of(open_, [&](const Open& o) { return o.unit == unit; });
+    return std::ranges::any_of(
+        open_, [&](const Open& o) { return o.unit == unit; });
   }
 
   // --- work ---
@@ -198,9 +200,8 @@ class Walk {
     if (step_.is_empty()) first_work_ = item.begin;
     last_work_ = std::max(last_work_, item.end);
     // The innermost range that says something.
-    for (auto active = active_.rbegin(); active != active_.rend(); ++active) {
+    for (auto active = active_.rbegin(); active != active_.rend(); ++active)
       if (take_in(*active, item)) return;
-    }
     take_between(item);
   }
 
@@ -236,11 +237,10 @@ class Walk {
         step_.add_compute(EventKind::kForward, range.unit, item);
         return true;
       case Label::kOptimizer:
-        if (collective) {
+        if (collective)
           step_.add_outside("in the optimizer", item);
-        } else {
+        else
           step_.add_compute(EventKind::kOptimizer, -1, item);
-        }
         return true;
       default:
         return false;
@@ -409,9 +409,8 @@ class Walk {
     }
     result_.units = std::move(names);
     for (JobStep& step : result_.steps) {
-      for (TraceRun& run : step.runs) {
+      for (TraceRun& run : step.runs)
         if (run.unit >= 0) run.unit = place[at(run.unit)];
-      }
     }
   }
 

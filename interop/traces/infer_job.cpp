@@ -59,9 +59,8 @@ std::vector<OrderMark> order_of(const JobStep& step) {
 
 std::vector<OrderMark> order_of(const EventGraph& graph) {
   std::vector<OrderMark> order;
-  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+  for (std::size_t i = 0; i < graph.rows.size(); ++i)
     add_mark(order, {graph.rows[i].kind, graph.details[i].unit, graph.details[i].microbatch});
-  }
   return order;
 }
 
@@ -70,9 +69,8 @@ double likeness(const std::vector<OrderMark>& a, const std::vector<OrderMark>& b
   if (a.empty() || b.empty()) return 0;
   std::vector<std::int32_t> above(b.size() + 1, 0), row(b.size() + 1, 0);
   for (const OrderMark& mark : a) {
-    for (std::size_t j = 0; j < b.size(); ++j) {
+    for (std::size_t j = 0; j < b.size(); ++j)
       row[j + 1] = mark == b[j] ? above[j] + 1 : std::max(row[j], above[j + 1]);
-    }
     std::swap(above, row);
   }
   return 2.0 * above.back() / as_double(a.size() + b.size());
@@ -292,11 +290,10 @@ class Inference {
     for (std::int64_t block = 0; block < blocks; ++block) {
       if (!chosen[at(block)]) continue;
       auto& ranges = plan_.recompute.ranges;
-      if (!ranges.empty() && ranges.back().last == block - 1) {
+      if (!ranges.empty() && ranges.back().last == block - 1)
         ranges.back().last = block;
-      } else {
+      else
         ranges.push_back({block, block, mode});
-      }
     }
   }
 
@@ -423,11 +420,10 @@ class Inference {
       const bool more = traced[u] > planned[u];
       if (units[u] == again && !more) continue;
       const auto unit = static_cast<std::int64_t>(u);
-      if (!ranges.empty() && ranges.back().last == unit - 1 && ranges.back().value == units[u]) {
+      if (!ranges.empty() && ranges.back().last == unit - 1 && ranges.back().value == units[u])
         ranges.back().last = unit;
-      } else {
+      else
         ranges.push_back({unit, unit, units[u]});
-      }
     }
   }
 

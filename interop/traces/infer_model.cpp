@@ -134,9 +134,8 @@ class FromShapes {
   std::optional<FoundModel> with_widths(ModelDims dims) const {
     std::set<std::int64_t> widths, key_heads = {facts_.kv_heads};
     for (const TensorShape& shape : blocks_.shapes) {
-      for (const std::int64_t size : shape) {
+      for (const std::int64_t size : shape)
         for (const std::int64_t width : {size, size / 2}) widths.insert(width);
-      }
       if (shape.size() == 2 && shape[0] % dims.head_dim == 0) key_heads.insert(shape[0] / dims.head_dim);
     }
     for (const std::int64_t kv : key_heads) {
@@ -176,9 +175,8 @@ class FromShapes {
 bool may_be(const ZooEntry& entry, const TraceFacts& facts, std::int64_t gathered) {
   const ModelDims& dims = entry.dims;
   if (gathered < entry.parameters || facts.sequence > dims.max_positions) return false;
-  if (facts.heads > 0 && (facts.heads != dims.heads || facts.head_dim != dims.head_dim)) {
+  if (facts.heads > 0 && (facts.heads != dims.heads || facts.head_dim != dims.head_dim))
     return dims.latent.kv_rank > 0;  // attention there sees other heads
-  }
   return true;
 }
 

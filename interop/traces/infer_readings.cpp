@@ -47,9 +47,8 @@ class StepReading {
   void read_ranks() {
     world_ = trace_.world;
     const char* whence = "distributedInfo";
-    for (const TracedGroup& group : facts_.groups) {
+    for (const TracedGroup& group : facts_.groups)
       if (world_ < 1 || group.size > world_) world_ = std::max(world_, group.size);
-    }
     std::int64_t shard = step_.group_of(EventKind::kAllGather, false);
     const std::int64_t replicate = step_.group_of(EventKind::kAllReduce, true);
     const bool reduces = std::ranges::any_of(
@@ -179,9 +178,8 @@ class StepReading {
     plan_.optimizer.implementation = facts_.optimizer_step == "fused"     ? Implementation::kFused
                                      : facts_.optimizer_step == "foreach" ? Implementation::kForeach
                                                                           : Implementation::kLoop;
-    if (facts_.optimizer_step != "loop") {
+    if (facts_.optimizer_step != "loop")
       say("optimizer.implementation", fmt::format("{} operators", facts_.optimizer_step));
-    }
   }
 
   void read_kernels() {
@@ -232,11 +230,9 @@ bool StepOfTrace::in_backward(const TraceRun& run) const {
 const TracedMessage& StepOfTrace::message(const TraceRun& run) const { return trace_.messages[run.message]; }
 
 std::int64_t StepOfTrace::group_of(EventKind kind, bool backward) const {
-  for (const TraceRun& run : runs()) {
-    if (run.kind == kind && run.unit >= 0 && in_backward(run) == backward && message(run).group_size > 0) {
+  for (const TraceRun& run : runs())
+    if (run.kind == kind && run.unit >= 0 && in_backward(run) == backward && message(run).group_size > 0)
       return message(run).group_size;
-    }
-  }
   return 0;
 }
 

@@ -29,11 +29,10 @@ TraceRun begun(EventKind kind, int unit, int microbatch, const WorkItem& item) {
 
 void JobStepWriter::add(EventKind kind, int unit, const WorkItem& item, std::int64_t instance) {
   const auto [found, is_new] = instances_.try_emplace({kind, instance}, step_.runs.size());
-  if (is_new) {
+  if (is_new)
     step_.runs.push_back(begun(kind, unit, microbatch_, item));
-  } else {
+  else
     extend(step_.runs[found->second], item);
-  }
 }
 
 void JobStepWriter::add_compute(EventKind kind, int unit, const WorkItem& item) {

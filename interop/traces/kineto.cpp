@@ -53,9 +53,8 @@ class ZlibBuffer : public std::streambuf {
     int code = Z_OK;
     const char* words = gzerror(file_, &code);
     // A gzip stream without its end is reported only once its bytes have run out.
-    if (count < 0 || (count == 0 && code != Z_OK && code != Z_STREAM_END)) {
+    if (count < 0 || (count == 0 && code != Z_OK && code != Z_STREAM_END))
       failure_ = fmt::format("the compressed file is damaged: {}", words);
-    }
     if (count <= 0) return traits_type::eof();
     read_ += at(count);
     if (read_ > kMaxTraceBytes) {
@@ -227,9 +226,8 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   void top_number(std::int64_t whole) {
     if (path_.size() == 1 && key_ == "baseTimeNanoseconds") trace_.base_nanoseconds = whole;
     if (path_.size() == 1 && key_ == "record_shapes") trace_.has_shapes = whole != 0;
-    if (section_ == "deviceProperties" && key_ == "totalGlobalMem" && trace_.device_bytes == 0) {
+    if (section_ == "deviceProperties" && key_ == "totalGlobalMem" && trace_.device_bytes == 0)
       trace_.device_bytes = whole;
-    }
     if (section_ != "distributedInfo") return;
     if (path_.size() >= 4 && !trace_.groups.empty()) {
       if (key_ == "pg_size") trace_.groups.back().size = whole;
@@ -241,29 +239,28 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   }
   void argument(std::int64_t whole) {
     TraceEvent& event = draft_.event;
-    if (key_ == "correlation") {
+    if (key_ == "correlation")
       event.correlation = whole;
-    } else if (key_ == "External id") {
+    else if (key_ == "External id")
       event.external = whole;
-    } else if (key_ == "Sequence number") {
+    else if (key_ == "Sequence number")
       event.sequence = whole;
-    } else if (key_ == "Fwd thread id") {
+    else if (key_ == "Fwd thread id")
       event.forward_thread = whole;
-    } else if (key_ == "stream") {
+    else if (key_ == "stream")
       draft_.stream = whole;
-    } else if (key_ == "In msg nelems") {
+    else if (key_ == "In msg nelems")
       draft_.message.in_elements = whole;
-    } else if (key_ == "Out msg nelems") {
+    else if (key_ == "Out msg nelems")
       draft_.message.out_elements = whole;
-    } else if (key_ == "Group size") {
+    else if (key_ == "Group size")
       draft_.message.group_size = whole;
-    } else if (key_ == "Total Allocated") {
+    else if (key_ == "Total Allocated")
       event.allocated = Bytes(whole);
-    } else if (key_ == "Total Reserved") {
+    else if (key_ == "Total Reserved")
       event.reserved = Bytes(whole);
-    } else if (key_ == "Device Type") {
+    else if (key_ == "Device Type")
       draft_.of_gpu = whole != 0;  // c10::DeviceType: 0 is the CPU
-    }
   }
   void event_text(const std::string& text) {
     if (path_.size() == event_depth_) {
@@ -294,9 +291,8 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     }
     if (ranks.size() < 2) return 0;
     const std::int64_t stride = ranks[1] - ranks[0];
-    for (std::size_t i = 1; i < ranks.size(); ++i) {
+    for (std::size_t i = 1; i < ranks.size(); ++i)
       if (ranks[i] - ranks[i - 1] != stride) return 0;
-    }
     return stride;
   }
 
@@ -364,15 +360,14 @@ std::int64_t TracedMessage::bytes() const {
   static constexpr std::pair<std::string_view, std::int64_t> kSizes[] = {
       {"BFloat16", 2}, {"Half", 2}, {"Byte", 1}, {"Double", 8}};
   const std::int64_t elements = std::max(in_elements, out_elements);
-  for (const auto& [name, size] : kSizes) {
+  for (const auto& [name, size] : kSizes)
     if (dtype == name) return elements * size;
-  }
   return elements * 4;
 }
 
 bool KinetoTrace::of_gpu() const {
-  return std::ranges::any_of(events,
-                             [](const TraceEvent& event) { return event.category == TraceEvent::Category::kDevice; });
+  return std::ranges::any_of(
+      events, [](const TraceEvent& event) { return event.category == TraceEvent::Category::kDevice; });
 }
 
 KinetoTrace read_kineto(const std::filesystem::path& path) {
@@ -406,14 +401,14 @@ std::string scalar_type(const std::string& type) {
   static constexpr std::pair<std::string_view, const char*> kNames[] = {
       {"float", "Float"},    {"double", "Double"},      {"c10::BFloat16", "BFloat16"},
       {"c10::Half", "Half"}, {"unsigned char", "Byte"}, {"long int", "Long"}};
-  for (const auto& [name, scalar] : kNames) {
+  for (const auto& [name, scalar] : kNames)
     if (type == name) return scalar;
-  }
   return type;
 }
 
 bool is_shape(const ShapeJson& dims) {
-  return std::ranges::none_of(dims, [&](const ShapeJson& dim) { return !dim.is_number_integer(); });
+  return std::ranges::none_of(
+      dims, [&](const ShapeJson& dim) { return !dim.is_number_integer(); });
 }
 
 }
@@ -437,9 +432,8 @@ std::vector<TracedTensor> tensors_of(const KinetoTrace& trace, const TraceEvent&
       tensors.push_back({scalar_type(type), dims[i].get<TensorShape>()});
       continue;
     }
-    for (const ShapeJson& one : dims[i]) {
+    for (const ShapeJson& one : dims[i])
       if (one.is_array() && is_shape(one)) tensors.push_back({"", one.get<TensorShape>()});
-    }
   }
   return tensors;
 }

@@ -60,9 +60,8 @@ std::vector<std::string> collective_differences(const EventGraph& graph, const E
     }
   }
   if (different > 1) sentences.push_back(fmt::format("{} collectives differ in all", different));
-  if (rows != calls.size()) {
+  if (rows != calls.size())
     sentences.push_back(fmt::format("the job issues {} collectives in a step, the plan {}", calls.size(), rows));
-  }
   return sentences;
 }
 
@@ -94,18 +93,15 @@ TimedFile read_timed_file(const std::filesystem::path& path) {
                                   stride == nullptr ? 0 : stride->as_int(1, kMostRanks)});
     }
   }
-  if (const ConfigNode* steps = root.find("steps_s")) {
-    for (const ConfigNode& step : steps->elements()) {
+  if (const ConfigNode* steps = root.find("steps_s"))
+    for (const ConfigNode& step : steps->elements())
       file.steps.push_back(Time::seconds(step.as_double(0, kLongestTime.seconds())));
-    }
-  }
   const ConfigNode memory = root.at("memory");
   if (memory.is_null()) return file;
   file.peak_allocated = Bytes(memory.at("peak_allocated_bytes").as_int(0, kMostMemory));
   file.peak_reserved = Bytes(memory.at("peak_reserved_bytes").as_int(0, kMostMemory));
-  if (const ConfigNode* grown = memory.find("grown_bytes")) {
+  if (const ConfigNode* grown = memory.find("grown_bytes"))
     file.grown = Bytes(grown->as_int(-kMostMemory, kMostMemory));
-  }
   if (const ConfigNode* retries = memory.find("retries")) file.retries = retries->as_double(0, 1e9);
   return file;
 }

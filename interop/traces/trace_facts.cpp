@@ -40,9 +40,8 @@ class FactReader {
     for (const TraceEvent& event : trace_.events) {
       if (event.category != Category::kOperator) continue;
       const std::string& name = trace_.name(event);
-      if (name.starts_with("aten::_fused_adam") || name.starts_with("aten::_fused_sgd")) {
+      if (name.starts_with("aten::_fused_adam") || name.starts_with("aten::_fused_sgd"))
         facts_.optimizer_step = "fused";
-      }
       if (event.shapes != 0) facts_.has_shapes = true;
       switch (interests_[event.name]) {
         case Interest::kTable:
@@ -113,8 +112,8 @@ class FactReader {
   }
 
   std::vector<TensorShape> shapes_of(const TraceEvent& event) const {
-    return list_of<TensorShape>(tensors_of(trace_, event),
-                                [&](TracedTensor& tensor) { return std::move(tensor.shape); });
+    return list_of<TensorShape>(
+        tensors_of(trace_, event), [&](TracedTensor& tensor) { return std::move(tensor.shape); });
   }
 
   void read_packings() {
@@ -150,9 +149,8 @@ std::string other_library(const KinetoTrace& trace) {
   static constexpr std::pair<std::string_view, const char*> kRanges[] = {
       {"FullyShardedDataParallel.", "FSDP1"}, {"DistributedDataParallel.", "DDP"}, {"DeepSpeed", "DeepSpeed"}};
   for (const auto& [range, library] : kRanges) {
-    for (const std::string& name : trace.names) {
+    for (const std::string& name : trace.names)
       if (contains(name, range)) return library;
-    }
   }
   return "";
 }

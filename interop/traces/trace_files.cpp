@@ -17,11 +17,10 @@ std::vector<fs::path> list_traces(const fs::path& folder) {
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     if (!entry.is_regular_file() || name.ends_with(".timed.json")) continue;
-    if (name.ends_with(".trace.json") || name.ends_with(".trace.json.gz")) {
+    if (name.ends_with(".trace.json") || name.ends_with(".trace.json.gz"))
       named.push_back(entry.path());
-    } else if (name.ends_with(".json") || name.ends_with(".json.gz")) {
+    else if (name.ends_with(".json") || name.ends_with(".json.gz"))
       others.push_back(entry.path());
-    }
   }
   std::vector<fs::path>& list = named.empty() ? others : named;
   std::ranges::sort(list);
@@ -30,9 +29,8 @@ std::vector<fs::path> list_traces(const fs::path& folder) {
 
 fs::path beside(const fs::path& trace) {
   std::string name = trace.filename().string();
-  for (const char* ending : {".gz", ".json", ".trace"}) {
+  for (const char* ending : {".gz", ".json", ".trace"})
     if (name.ends_with(ending)) name.resize(name.size() - std::string_view(ending).size());
-  }
   return trace.parent_path() / (name + ".timed.json");
 }
 

@@ -35,11 +35,9 @@ constexpr std::size_t kDeepestCall = 1'000;  // as Python's recursion; parents a
 // "_allgather_base", "c10d::_reduce_scatter_base_", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)".
 TracedCollective collective_of(std::string_view name) {
   std::string letters;
-  for (const char c : name) {
-    if (std::isalpha(static_cast<unsigned char>(c)) != 0) {
+  for (const char c : name)
+    if (std::isalpha(static_cast<unsigned char>(c)) != 0)
       letters.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
-    }
-  }
   const auto has = [&](const char* word) { return contains(letters, word); };
   if (has("allgather")) return TracedCollective::kAllGather;
   if (has("reducescatter")) return TracedCollective::kReduceScatter;
@@ -103,9 +101,9 @@ class Linker {
       if (!contains(threads, event.thread)) continue;
       work.ranges.push_back({event.name, event.begin, event.end});
     }
-    std::ranges::stable_sort(work.ranges, [](const auto& a, const auto& b) {
-      return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
-    });
+    std::ranges::stable_sort(
+        work.ranges,
+        [](const auto& a, const auto& b) { return a.begin != b.begin ? a.begin < b.begin : a.end > b.end; });
     std::ranges::stable_sort(work.items, [](const auto& a, const auto& b) { return a.issue < b.issue; });
     return work;
   }
@@ -119,9 +117,8 @@ class Linker {
 
   void find_parents() {
     std::map<std::int64_t, std::vector<std::size_t>> threads;
-    for (std::size_t i = 0; i < trace_.events.size(); ++i) {
+    for (std::size_t i = 0; i < trace_.events.size(); ++i)
       if (on_host(event(i))) threads[event(i).thread].push_back(i);
-    }
     for (auto& [thread, list] : threads) {
       std::ranges::stable_sort(list, [&](std::size_t a, std::size_t b) {
         const TraceEvent &x = event(a), &y = event(b);
@@ -152,9 +149,8 @@ class Linker {
 
   // The c10d operator around record_param_comms has its message too.
   void tell_callers(std::size_t i) {
-    for (std::size_t p = i; p != kNoParent && messages_[p] == 0; p = parents_[p]) {
+    for (std::size_t p = i; p != kNoParent && messages_[p] == 0; p = parents_[p])
       if (event(p).category == Category::kOperator) messages_[p] = event(i).message;
-    }
   }
 
   void count_inside(std::size_t i) {
@@ -230,11 +226,10 @@ class Linker {
       }
       WorkItem item = {
           .issue = event(cause->second).begin, .begin = e.begin, .end = e.end, .stream = e.thread, .name = e.name};
-      if (e.collective != 0) {
+      if (e.collective != 0)
         item.collective = facts_[e.collective].collective;
-      } else if (facts(e).nccl) {
+      else if (facts(e).nccl)
         item.collective = facts(e).collective;
-      }
       item.message = e.message;
       look_around(cause->second, item, work);
       work.items.push_back(item);
@@ -243,9 +238,8 @@ class Linker {
 
   void link_host(TracedWork& work) {
     std::vector<std::size_t> gloo;
-    for (std::size_t i = 0; i < trace_.events.size(); ++i) {
+    for (std::size_t i = 0; i < trace_.events.size(); ++i)
       if (event(i).category == Category::kAnnotation && facts(event(i)).gloo) gloo.push_back(i);
-    }
     std::ranges::stable_sort(gloo, [&](auto a, auto b) { return event(a).begin < event(b).begin; });
     for (const std::size_t i : order_) {
       const TraceEvent& e = event(i);

@@ -108,9 +108,8 @@ std::vector<std::size_t> pair_up(const std::vector<const Stretch*>& plan, const 
       return std::pair(neighbours, run.run.end - run.run.begin);
     };
     std::size_t best = next;
-    for (std::size_t r = next; r < next + spare; ++r) {
+    for (std::size_t r = next; r < next + spare; ++r)
       if (rank(*runs[r]) > rank(*runs[best])) best = r;
-    }
     chosen.push_back(best);
     next = best + 1;
   }
@@ -135,13 +134,11 @@ std::string shown(const std::string& module) { return module.empty() ? "(root)" 
 std::vector<int> match_units(const EventGraph& graph, const FsdpTrace& trace) {
   std::vector<int> plan, result;
   int root = -1;
-  for (std::size_t u = 0; u < graph.units.size(); ++u) {
-    if (graph.units[u].name == "root") {
+  for (std::size_t u = 0; u < graph.units.size(); ++u)
+    if (graph.units[u].name == "root")
       root = static_cast<int>(u);
-    } else {
+    else
       plan.push_back(static_cast<int>(u));
-    }
-  }
   std::vector<std::string> modules, names;
   for (const std::string& module : trace.units) modules.push_back(shown(module));
   for (const Unit& unit : graph.units) names.push_back(unit.name);
@@ -162,9 +159,8 @@ std::vector<int> match_units(const EventGraph& graph, const FsdpTrace& trace) {
     const int unit = plan[next++];
     const std::string& name = graph.units[at(unit)].name;
     const auto there = number_in(module), here = number_in(name);
-    if (there.has_value() != here.has_value() || there != here) {
+    if (there.has_value() != here.has_value() || there != here)
       refuse(trace, fmt::format("{}: in order of forward, {} meets {}; {}", both, module, name, keys));
-    }
     result.push_back(unit);
   }
   if (result.size() != graph.units.size()) refuse(trace, fmt::format("{}; {}", both, keys));
@@ -190,9 +186,8 @@ class StepJoin {
     result.step.step = traced.number;
     result.step.duration = traced.end - traced.begin;
     result.step.spans.resize(graph_.rows.size());
-    for (const TraceRun& run : traced.runs) {
+    for (const TraceRun& run : traced.runs)
       if (flows(run.kind)) result.step.gaps += std::max(Time(), run.end - run.begin - run.busy);
-    }
     const Lists traced_lists = by_key(runs);
     for (const auto& [key, list] : traced_lists) {
       const auto plan = lists_.find(key);
@@ -205,13 +200,11 @@ class StepJoin {
           place(*plan->second[i], list[chosen[i]]->run, traced.begin, result);
         }
       }
-      for (std::size_t i = 0; i < list.size(); ++i) {
+      for (std::size_t i = 0; i < list.size(); ++i)
         if (!used[i]) result.extra.push_back(list[i]);
-      }
     }
-    for (const Stretch* extra : result.extra) {
+    for (const Stretch* extra : result.extra)
       if (flows(extra->run.kind)) result.step.beyond += extra->run.busy;
-    }
     if (!of_gpu) lengthen_reductions(traced.begin, result);
     fill_gaps(result);
     return result;
@@ -245,21 +238,23 @@ class StepJoin {
   // Gloo's reduce-scatter is an all-reduce and a copy: where the plan has no row for what comes
   // behind it, that is part of it.
   void lengthen_reductions(Time begin, Result& result) const {
-    std::erase_if(result.extra, [&](const Stretch* extra) {
-      if (std::get<EventKind>(extra->key) != EventKind::kAccumulate) return false;
-      Key key = extra->key;
-      std::get<EventKind>(key) = EventKind::kReduceScatter;
-      const auto reductions = lists_.find(key);
-      if (reductions == lists_.end()) return false;
-      for (const Stretch* reduction : reductions->second) {
-        const auto id = at(reduction->rows.front());
-        if (!result.found[id]) continue;
-        Span& span = result.step.spans[id];
-        span.end = std::max(span.end, extra->run.end - begin);
-        return true;
-      }
-      return false;
-    });
+    std::erase_if(
+        result.extra,
+        [&](const Stretch* extra) {
+          if (std::get<EventKind>(extra->key) != EventKind::kAccumulate) return false;
+          Key key = extra->key;
+          std::get<EventKind>(key) = EventKind::kReduceScatter;
+          const auto reductions = lists_.find(key);
+          if (reductions == lists_.end()) return false;
+          for (const Stretch* reduction : reductions->second) {
+            const auto id = at(reduction->rows.front());
+            if (!result.found[id]) continue;
+            Span& span = result.step.spans[id];
+            span.end = std::max(span.end, extra->run.end - begin);
+            return true;
+          }
+          return false;
+        });
   }
 
   void fill_gaps(Result& result) const {
@@ -327,9 +322,8 @@ std::vector<std::string> beyond_sentences(const FsdpTrace& trace, const JobStep&
     sentences.push_back(fmt::format("{} {}{}{}, {}", group.runs, to_string(kind), group.where.empty() ? "" : " of ",
                                     clip_list(group.where), milliseconds(group.time)));
   }
-  for (const OutsideWork& work : step.outside) {
+  for (const OutsideWork& work : step.outside)
     sentences.push_back(fmt::format("{} ({} pieces), {}", work.what, work.pieces, milliseconds(work.time)));
-  }
   return sentences;
 }
 
@@ -338,9 +332,8 @@ std::vector<std::string> beyond_sentences(const FsdpTrace& trace, const JobStep&
 std::vector<std::string> order_sentences(const EventGraph& graph, const EventNames& names,
                                          const std::vector<Stretch>& plan, const StepJoin::Result& result) {
   std::vector<EventId> issued;
-  for (const Stretch& stretch : plan) {
+  for (const Stretch& stretch : plan)
     if (result.found[at(stretch.rows.front())]) issued.push_back(stretch.rows.front());
-  }
   const auto issue = [&](EventId id) { return result.step.spans[at(id)].issue; };
   std::ranges::stable_sort(issued, [&](EventId a, EventId b) { return issue(a) < issue(b); });
   struct Swap {
@@ -407,9 +400,8 @@ void check_job(const Forecast& forecast, const FsdpTrace& trace) {
                               trace.world, world, forecast.plan.mesh.shard, forecast.plan.mesh.replicate));
   }
   int microbatches = 0;
-  for (const TraceRun& run : trace.steps.front().runs) {
+  for (const TraceRun& run : trace.steps.front().runs)
     if (run.kind == EventKind::kBackward) microbatches = std::max(microbatches, run.microbatch + 1);
-  }
   if (microbatches != forecast.plan.batch.accumulation) {
     refuse(trace, fmt::format("a step of the job has {} micro-batch{}, the plan's {} "
                               "(batch.accumulation)",
@@ -420,13 +412,11 @@ void check_job(const Forecast& forecast, const FsdpTrace& trace) {
 // Steps that every trace has.
 std::vector<std::int64_t> common_steps(const std::vector<FsdpTrace>& traces) {
   std::map<std::int64_t, std::size_t> counts;
-  for (const FsdpTrace& trace : traces) {
+  for (const FsdpTrace& trace : traces)
     for (const JobStep& step : trace.steps) ++counts[step.number];
-  }
   std::vector<std::int64_t> common;
-  for (const auto& [number, count] : counts) {
+  for (const auto& [number, count] : counts)
     if (count == traces.size()) common.push_back(number);
-  }
   return common;
 }
 
@@ -496,9 +486,8 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
         join.compared = std::ssize(trace.collectives);
         join.collectives = collective_differences(graph, names, trace.collectives);
       }
-      for (std::size_t u = 0; u < units.size(); ++u) {
+      for (std::size_t u = 0; u < units.size(); ++u)
         join.units.emplace_back(shown(trace.units[u]), graph.units[at(units[u])].name);
-      }
     }
     for (const std::string& note : trace.notes) record.notes.push_back(fmt::format("{}: {}", trace.file, note));
     record.ranks.push_back(std::move(rank));

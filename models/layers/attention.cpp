@@ -82,10 +82,9 @@ void project_distances(LayerBuilder& layer, const ModelDims& dims, Indices& inpu
   const auto project = [&](std::string_view result, const char* own) {
     const Index made = layer.tensor({.name = "projected_rows", .fixed = all});
     layer.elementwise(result, Function::kMatrixProduct, {rows}, {}, made);
-    if (dims.parts.distance_products) {
+    if (dims.parts.distance_products)
       layer.last().parameters = {layer.parameter(own, ".weight", {width, dims.hidden}),
                                  layer.parameter(own, ".bias", {width})};
-    }
     inputs.push_back(layer.tensor({.name = std::string(result), .per_sequence = all}));
     layer.elementwise("repeat_rows", Function::kCopy, {made}, {}, inputs.back());
     layer.release({made});
@@ -196,9 +195,8 @@ Index attend(LayerBuilder& layer, const ModelDims& model, const ParameterNames& 
   Index q = 0, k = 0, v = 0;
   if (dims.fused_qkv) {
     const Index qkv = project(names.qkv, "qkv", q_width + 2 * kv_width);
-    if (dims.positions != Positions::kRotary && dims.qk_norm == HeadNorm::kNone && !expands) {
+    if (dims.positions != Positions::kRotary && dims.qk_norm == HeadNorm::kNone && !expands)
       return fused_attention(layer, dims, shape_of(dims), {qkv});
-    }
     q = layer.activation("q", q_width);
     k = layer.activation("k", kv_width);
     v = layer.activation("v", kv_width);

@@ -104,9 +104,11 @@ ScoreBias bias_of(const FamilyCode& code, const Operation& op, const Plan& plan)
 // (in fp32 beside what was cast of them: variants.cpp).
 bool holds_cache(const LayerSpec& layer, const Plan& plan, const AttentionShape& shape) {
   return plan.kernels.keeps_cache && plan.logits != Logits::kReleased && shape.kv_heads != shape.heads &&
-         std::ranges::none_of(layer.tensors, [](const TensorSpec& tensor) {
-           return tensor.name.starts_with(kCached) && tensor.type == ElementType::kFp32;
-         });
+         std::ranges::none_of(
+             layer.tensors,
+             [](const TensorSpec& tensor) {
+               return tensor.name.starts_with(kCached) && tensor.type == ElementType::kFp32;
+             });
 }
 
 // Kernels of packages of their own take the window's length and skip what lies outside of it, as
@@ -131,9 +133,8 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
   using enum AttentionKernel;
   constexpr std::int64_t kWidestHead = 256;
   const AttentionKernel asked = plan.attention == kFlashAllHeads ? kFlash : plan.attention;
-  if (bias == ScoreBias::kLearned && asked != kEager && asked != kMath) {
+  if (bias == ScoreBias::kLearned && asked != kEager && asked != kMath)
     return plan.kernels.strided_bias || code.strided ? kMath : kEfficient;
-  }
   if (asked != kFlash && asked != kCudnn && asked != kEfficient) return asked;
   if (code.only_eager) return kEager;
   const bool groups = shape.kv_heads != shape.heads && plan.attention != AttentionKernel::kFlashAllHeads;
@@ -278,9 +279,8 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   if (holds_cache(layer, plan, shape)) append(out.last().saved, {qkv[1], qkv[2]});
   out.release({softmax, q, k, v});
   const Index narrow = out.cast("attention_heads", wide, ElementType::kCompute);
-  if (plan.compute_dtype() != DType::kFp32) {
+  if (plan.compute_dtype() != DType::kFp32)
     out.last().forward_workspace = {out.scores("probabilities", ElementType::kCompute)};
-  }
   out.pass("attention_rows", Function::kCopy, {narrow}, op.outputs.front());
   return out.take();
 }
@@ -418,16 +418,18 @@ void add_workspace(LayerSpec& layer, Operation& op) {
   workspace("dq_accumulator", accumulator_width(shape), ElementType::kFp32);
   workspace("softmax_d", shape.heads, ElementType::kFp32);
   if (shape.kv_heads == shape.heads) return;
-  for (const char* name : {"dk_expanded", "dv_expanded"}) {
+  for (const char* name : {"dk_expanded", "dv_expanded"})
     workspace(name, shape.heads * shape.head_dim, ElementType::kCompute);
-  }
 }
 
 // What made the tensor put several next to each other, or one next to nothing.
 bool is_concatenated(const LayerSpec& layer, Index t) {
-  return std::ranges::any_of(layer.operations, [&](const Operation& op) {
-    return !op.view && op.function == Function::kCopy && op.gradient == GradientRule::kAlias && op.outputs.front() == t;
-  });
+  return std::ranges::any_of(
+      layer.operations,
+      [&](const Operation& op) {
+        return !op.view && op.function == Function::kCopy && op.gradient == GradientRule::kAlias &&
+               op.outputs.front() == t;
+      });
 }
 
 // transformers' create_position_bias_mask (integrations/sdpa_attention.py): the bias laid out by
@@ -459,11 +461,10 @@ void add_bias_mask(LayerSpec& layer, Written& out, Operation& op, const Plan& pl
   op.attention.masked = true;
   if (!learned) return;
   op.backward_workspace.push_back(add_tensor(layer, {.name = "bias.grad of all", .per_token = pairs}));
-  if (terms.empty()) {  // (else it is the mask's gradient)
+  if (terms.empty())  // (else it is the mask's gradient)
     op.backward_workspace.push_back(add_tensor(layer, {.name = "bias.grad", .per_position = pairs}));
-  } else {
+  else
     op.inputs.back() = mask;
-  }
 }
 
 std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, bool masked, AttentionKernel kernel,

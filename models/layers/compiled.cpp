@@ -45,17 +45,15 @@ bool has_own_kernel(Function function) {
 class Saved {
  public:
   explicit Saved(LayerSpec& layer) : layer_(layer), producer_(layer.tensors.size(), nullptr) {
-    for (Operation& op : layer.operations) {
+    for (Operation& op : layer.operations)
       if (!op.outputs.empty()) producer_[at(op.outputs.front())] = &op;
-    }
   }
 
   void drop_what_is_cheap() {
     for (std::size_t t = 1; t < layer_.tensors.size(); ++t) {
       const auto index = static_cast<Index>(t);
-      if (!is_saved(index) || !is_recomputable(index) || index == layer_.output || !fuses_into_backward(index)) {
+      if (!is_saved(index) || !is_recomputable(index) || index == layer_.output || !fuses_into_backward(index))
         continue;
-      }
       std::vector<Source> sources;
       if (!find_sources(index, sources)) continue;
       if (const std::int64_t more = added(sources); more > 0 && more >= size(index)) continue;
@@ -93,11 +91,12 @@ class Saved {
     return sum;
   }
   bool is_overwritten(Index t) const {
-    return std::ranges::any_of(layer_.operations,
-                               [&](const Operation& op) { return op.in_place && op.inputs.front() == t; });
+    return std::ranges::any_of(
+        layer_.operations, [&](const Operation& op) { return op.in_place && op.inputs.front() == t; });
   }
   bool is_saved(Index t) const {
-    return t == 0 || std::ranges::any_of(layer_.operations, [&](const Operation& op) { return contains(op.saved, t); });
+    return t == 0 || std::ranges::any_of(
+                         layer_.operations, [&](const Operation& op) { return contains(op.saved, t); });
   }
   // The main result of a pointwise operation or of a norm.
   bool is_recomputable(Index t) const {
@@ -106,11 +105,13 @@ class Saved {
            op->function != Function::kColumnSum;
   }
   bool fuses_into_backward(Index t) const {
-    return std::ranges::all_of(layer_.operations, [&](const Operation& op) {
-      if (!contains(op.saved, t)) return true;
-      if (op.kind == OperationKind::kGemm) return op.fp8 != Float8::kNone;
-      return op.kind != OperationKind::kAttention;
-    });
+    return std::ranges::all_of(
+        layer_.operations,
+        [&](const Operation& op) {
+          if (!contains(op.saved, t)) return true;
+          if (op.kind == OperationKind::kGemm) return op.fp8 != Float8::kNone;
+          return op.kind != OperationKind::kAttention;
+        });
   }
   // What `t` is computed from: saved tensors, or ones that could be. A norm's statistics are saved,
   // its own gradient needs them.
@@ -155,7 +156,8 @@ bool fuses(const Operation& op) {
 }
 
 bool shares_tensor(const Operation& op, const Indices& tensors) {
-  return std::ranges::any_of(op.inputs, [&](Index t) { return contains(tensors, t); });
+  return std::ranges::any_of(
+      op.inputs, [&](Index t) { return contains(tensors, t); });
 }
 
 void number_regions(LayerSpec& layer) {
@@ -196,9 +198,8 @@ void keep_in_registers(LayerSpec& layer) {
 void fuse_regions(LayerSpec& layer) {
   number_regions(layer);
   keep_in_registers(layer);
-  for (Operation& op : layer.operations) {
+  for (Operation& op : layer.operations)
     if (op.region >= 0) op.eager_norm = false;
-  }
 }
 
 // --- float8 ---
@@ -209,9 +210,9 @@ void share_quantised_inputs(LayerSpec& layer) {
     if (ops[o].fp8 == Float8::kNone) continue;
     const Index input = ops[o].inputs.front();
     const auto earlier = ops.begin() + o;
-    ops[o].shares_fp8_input = std::any_of(ops.begin(), earlier, [&](const Operation& other) {
-      return other.fp8 == ops[o].fp8 && other.inputs.front() == input;
-    });
+    ops[o].shares_fp8_input = std::any_of(
+        ops.begin(), earlier,
+        [&](const Operation& other) { return other.fp8 == ops[o].fp8 && other.inputs.front() == input; });
     ops[o].amax_in_producer =
         ops[o].fp8 == Float8::kTensorwise && std::any_of(ops.begin(), earlier, [&](const Operation& other) {
           return fuses(other) && contains(other.outputs, input);

@@ -45,11 +45,10 @@ class Mixer {
         pass("silu", Function::kSilu, {convolved}, {convolved}, narrow("q_k_v convolved", shape_.convolved()));
     layer_.release({convolved});
     const Index scanned = attend(normal);
-    if (by_channel()) {
+    if (by_channel())
       gate_ = low_rank("g_a_proj", "g_b_proj", "gate", values_);
-    } else if (is_apart()) {
+    else if (is_apart())
       gate_ = product("g_proj", "gate", values_);
-    }
     const Index made = product(is_apart() ? "o_proj" : "out_proj", "mixed", hidden_, gate(scanned));
     layer_.release(held_);
     layer_.release({input_});

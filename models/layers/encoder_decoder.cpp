@@ -187,9 +187,8 @@ LayerSpec stack_positions(const ModelDims& dims, const std::string& stack) {
     layer.last_parameter().trainable = !dims.parts.fixed_positions;
   }
   Index output = layer.residual_add("embedding_sum", dims.hidden, 0, rows);
-  if (dims.embedding_norm) {
+  if (dims.embedding_norm)
     output = layer.norm(module + "layernorm_embedding", "embedding_norm", dims.norm, dims.hidden, output);
-  }
   LayerSpec spec = layer.finish(layer.dropout("embedding_dropout", dims.embedding_dropout, output));
   if (sinusoids) spec.resident_bytes = checked_multiply(dims.position_rows * dims.hidden, 4);
   return spec;

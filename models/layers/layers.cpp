@@ -55,9 +55,8 @@ Index read_distances(LayerBuilder& layer, const ModelDims& dims, const Parameter
   layer.last().in_place = true;
   layer.last().gradient = GradientRule::kAlias;
   Indices read = {layer.parameter(encoder, "rel_embeddings.weight", {dims.parts.distances, dims.hidden})};
-  for (const char* name : {"LayerNorm.weight", "LayerNorm.bias"}) {
+  for (const char* name : {"LayerNorm.weight", "LayerNorm.bias"})
     if (dims.parts.distance_norm) read.push_back(layer.parameter(encoder, name, {dims.hidden}));
-  }
   layer.last().parameters = std::move(read);
   return output;
 }
@@ -67,13 +66,11 @@ void define_last(LayerSpec& layer, Index parameter) {
   std::rotate(place, place + 1, layer.parameters.end());
   const auto last = static_cast<Index>(layer.parameters.size() - 1);
   for (Operation& op : layer.operations) {
-    for (Index& p : op.parameters) {
-      if (p == parameter) {
+    for (Index& p : op.parameters)
+      if (p == parameter)
         p = last;
-      } else if (p > parameter) {
+      else if (p > parameter)
         --p;
-      }
-    }
   }
 }
 
@@ -222,9 +219,8 @@ Index add_layer_input(LayerBuilder& layer, const ModelDims& dims, Index x) {
   const Index gelu = pass("input_gelu", Function::kGelu, gate);
   layer.release({gate});
   const Index gated = pass("gated_input", Function::kMultiply, gelu);
-  for (const char* name : {"layer_inputs.grad", "zeros"}) {
+  for (const char* name : {"layer_inputs.grad", "zeros"})
     layer.last().backward_workspace.push_back(layer.activation(name, width * dims.layers));
-  }
   layer.release({gelu});
   const Index made =
       layer.linear({.name = "per_layer_projection", .result = "layer_input", .n = dims.hidden, .k = width}, gated);
@@ -290,9 +286,8 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
                           output);
   };
   Index positions = 0;
-  if (dims.positions == Positions::kLearned) {
+  if (dims.positions == Positions::kLearned)
     positions = layer.parameter(names.positions, ".weight", {dims.position_rows, width});
-  }
   if (!dims.bidirectional) project();
   if (dims.token_types > 0) output = add_token_types(layer, dims, names, output);
   if (dims.positions == Positions::kLearned) {
@@ -318,12 +313,10 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   if (dims.bidirectional) project();
   if (dims.parts.distances > 0) output = read_distances(layer, dims, names, output);
   LayerSpec made = layer.finish(output);
-  if (dims.positions == Positions::kSinusoidal) {
+  if (dims.positions == Positions::kSinusoidal)
     made.resident_bytes += checked_multiply(checked_multiply(dims.position_rows, dims.hidden), 4);
-  }
-  if (starts_behind_padding(dims.naming)) {
+  if (starts_behind_padding(dims.naming))
     define_last(made, positions);  // transformers 5.17, RobertaEmbeddings.__init__
-  }
   return made;
 }
 
@@ -344,9 +337,8 @@ Index with_next_token(LayerBuilder& layer, const ModelDims& dims) {
 
 // What a kind of block is called by, behind its family.
 std::string kind_of(const BlockKind& kind) {
-  if (kind.mixer == MixerKind::kNone) {
+  if (kind.mixer == MixerKind::kNone)
     return kind.mlp == FeedForwardKind::kExperts ? " expert layer" : " feed-forward layer";
-  }
   const std::string mixer = kind.mixer == MixerKind::kMamba         ? " mamba"
                             : kind.mixer == MixerKind::kDelta       ? " linear attention"
                             : kind.mixer == MixerKind::kConvolution ? " convolution"
@@ -381,9 +373,8 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
                            (kind.norms_input ? "" : " first") + (kind.shares_keys ? " sharing" : "") +
                            (kind.predicts ? " prediction" : "") + kind_of(kind);
   LayerBuilder layer(name, LayerRole::kBlock, hidden_state(dims), stack);
-  if (dims.residual == Residual::kParallel || dims.residual == Residual::kParallelOfOneNorm) {
+  if (dims.residual == Residual::kParallel || dims.residual == Residual::kParallelOfOneNorm)
     return layer.finish(parallel_branches(layer, dims, names, kind.mlp));
-  }
   const Index input = kind.predicts ? with_next_token(layer, dims) : Index{0};
   const bool before = dims.residual != Residual::kPostBranch;
   const bool behind = dims.residual == Residual::kSandwich || !before;
@@ -461,9 +452,8 @@ LayerSpec layer_inputs(const ModelDims& dims, Stack stack) {
 }
 
 LayerSpec final_norm_layer(const ModelDims& dims, Stack stack) {
-  if (dims.bidirectional && dims.residual == Residual::kPostNorm) {
+  if (dims.bidirectional && dims.residual == Residual::kPostNorm)
     return dims.scores > 0 ? first_token(dims) : masked_head_transform(dims);
-  }
   LayerBuilder layer(dims.family + " norm", LayerRole::kFinalNorm, hidden_state(dims), stack);
   const ParameterNames& names = parameter_names(dims);
   Index output = 0;

@@ -39,16 +39,15 @@ bool adapts_stacks(const Plan& plan, const ModelSpec& model) {
 
 // Whether a target says one of the words.
 bool targets_any(const Lora& lora, std::string_view words) {
-  return std::ranges::any_of(lora.targets, [&](const std::string& target) {
-    return target == Lora::kAllLinear || contains(words, ' ' + target + ' ');
-  });
+  return std::ranges::any_of(
+      lora.targets,
+      [&](const std::string& target) { return target == Lora::kAllLinear || contains(words, ' ' + target + ' '); });
 }
 
 bool is_target(const Plan& plan, bool stacks, const LayerSpec& layer, const Operation& op) {
   if (!takes_adapter(layer, op) || is_bare(plan, layer, op)) return false;
-  for (const char* each : {"gate_proj", "up_proj", "down_proj"}) {
+  for (const char* each : {"gate_proj", "up_proj", "down_proj"})
     if (stacks && is_module(op.name, each)) return false;
-  }
   return std::ranges::any_of(plan.lora.targets, [&](const std::string& target) {
     if (target == Lora::kAllLinear) return layer.role != LayerRole::kHead;
     return is_module(op.name, target);
@@ -65,9 +64,8 @@ class Adapter : LayerWriter {
     renamed_.resize(layer_.tensors.size());
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
     for (Operation& op : operations) {
-      for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
+      for (Indices* list : {&op.inputs, &op.saved, &op.released})
         for (Index& t : *list) t = renamed_[at(t)];
-      }
       const bool target = is_target(plan_, stacks_, layer_, op);
       layer_.operations.push_back(std::move(op));
       if (target) adapt();
@@ -108,11 +106,10 @@ class Adapter : LayerWriter {
     }
     if (lora_.dropout > 0) input = lora_.fused ? drop_once(name, read) : drop(name, read);
     const Index low = product(name + ".lora_A", input, lora_.rank);
-    if (input != read && lora_.fused) {
+    if (input != read && lora_.fused)
       last().saved.push_back(read);
-    } else if (input != read) {
+    else if (input != read)
       release({input});
-    }
     const Index high = product(name + ".lora_B", low, width);
     last().released = {low};
     const Index scaled = activation(name + ".scaled", width);
@@ -168,9 +165,8 @@ class Adapter : LayerWriter {
       parameters.push_back(std::move(layer_.parameters[order[i]]));
     }
     layer_.parameters = std::move(parameters);
-    for (Operation& op : layer_.operations) {
+    for (Operation& op : layer_.operations)
       for (Index& p : op.parameters) p = place[at(p)];
-    }
   }
 
   struct Base {
@@ -202,9 +198,8 @@ void fuse_adapters(LayerSpec& layer) {
       break;
     }
   }
-  for (Operation& op : layer.operations) {
+  for (Operation& op : layer.operations)
     if (is_adapters(op, ".lora_B")) op.saved.clear();
-  }
 }
 
 // modules_to_save (peft/utils/other.py, ModulesToSaveWrapper): the parameters of the layer's first
@@ -226,9 +221,8 @@ void save_module(LayerSpec& layer) {
     original->name = named(original->name, ".modules_to_save.default");
     copy.name = named(copy.name, ".original_module");
     layer.parameters.insert(original, std::move(copy));
-    for (Operation& op : layer.operations) {
+    for (Operation& op : layer.operations)
       for (Index& each : op.parameters) each = static_cast<Index>(each + (each >= p ? 1 : 0));
-    }
   }
 }
 
@@ -280,9 +274,8 @@ ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
     if (plan.lora.fused) fuse_adapters(layer);
     if (plan.lora.base >= Lora::Base::kNf4) pack_weights(layer, plan);
     const bool embeds = layer.role == LayerRole::kEmbedding && !layer.tower;
-    if ((embeds && plan.lora.trains_embedding) || (layer.role == LayerRole::kHead && plan.lora.trains_head)) {
+    if ((embeds && plan.lora.trains_embedding) || (layer.role == LayerRole::kHead && plan.lora.trains_head))
       save_module(layer);
-    }
   }
   return model;
 }

@@ -91,11 +91,10 @@ LayerSpec chunked_loss(LayerSpec layer, const Plan& plan) {
   op.outputs = {loss, probabilities, fp32("chunk_fp32", part)};
   op.saved = {probabilities};
   op.backward_workspace = {fp32("nll.grad", part), fp32("log_softmax.grad", part)};
-  if (plan.logits == Logits::kKept) {
+  if (plan.logits == Logits::kKept)
     keep_logits(layer, split, plan);
-  } else {
+  else
     op.released = {0};
-  }
   layer.operations = {std::move(split), std::move(op)};
   layer.output = loss;
   return layer;
@@ -117,9 +116,8 @@ void call_in_parts(LayerSpec& head, const Plan& plan) {
   const auto product =
       std::ranges::find_if(head.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   if (product == head.operations.end() || plan.frozen.head ||
-      !head.parameters[at(product->parameters.front())].trainable) {
+      !head.parameters[at(product->parameters.front())].trainable)
     return;
-  }
   const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
   const std::int64_t more = product->k - tokens / plan.units.head_calls;
   if (more <= 0) return;
@@ -266,9 +264,8 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
       product->backward_workspace = {tile, rows, product->forward_workspace.back()};
       if (!is_wide) product->backward_workspace.push_back(sum);
       // In backward the name of one part is there while the next is cast.
-      if (const std::int64_t next = std::min(product->n - kWords, kWords); next > 0) {
+      if (const std::int64_t next = std::min(product->n - kWords, kWords); next > 0)
         product->backward_workspace.push_back(cast("next part of the weight", next));
-      }
     } else {
       product->backward_workspace = {sum, add_weight(ElementType::kFp32), tile};
     }
@@ -305,9 +302,8 @@ void leave_out_cast(LayerSpec& layer) {
   const Operation cast = layer.operations.front();
   layer.operations.erase(layer.operations.begin());
   for (Operation& op : layer.operations) {
-    for (Indices* list : {&op.inputs, &op.saved}) {
+    for (Indices* list : {&op.inputs, &op.saved})
       std::replace(list->begin(), list->end(), cast.outputs.front(), cast.inputs.front());
-    }
     std::erase(op.released, cast.outputs.front());
     for (const Index t : op.outputs) layer.tensors[at(t)].type = ElementType::kCompute;
   }
@@ -374,9 +370,8 @@ void smooth_labels(LayerSpec& layer, const Plan& plan) {
   std::ranges::replace(loss.saved, probabilities, negative);
   loss.released = {logits};
   // Of fp32, the sum's gradient is a view.
-  if (tensor(layer, probabilities).type == ElementType::kCompute && plan.compute_dtype() != DType::kFp32) {
+  if (tensor(layer, probabilities).type == ElementType::kCompute && plan.compute_dtype() != DType::kFp32)
     loss.backward_workspace = {another("gathered.grad")};
-  }
   if (!is_known || plan.batch.micro_batch == 1) return;  // of one sequence it is a view
   const Index shifted = another("shifted_logits");
   loss.released.push_back(shifted);
@@ -405,9 +400,8 @@ void return_fp32(LayerSpec& layer, const Plan& plan) {
     ops.back().released = {from};
   };
   make("outputs_to_fp32", Function::kCast, "logits_fp32");
-  if (plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.find_unused_parameters) {
+  if (plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.find_unused_parameters)
     make("outputs_copy", Function::kCopy, "logits_copy");
-  }
   ops.back().released.push_back(returned);
 }
 
@@ -474,9 +468,8 @@ void sum_exponentials(LayerSpec& layer) {
   TensorSpec& sums = layer.tensors[at(softmax->outputs.front())];
   sums.per_token = 1;
   softmax->saved = softmax->inputs;
-  for (const char* name : {"sequences.grad", "gathered.grad"}) {
+  for (const char* name : {"sequences.grad", "gathered.grad"})
     softmax->backward_workspace.push_back(add_logits(layer, name, ElementType::kFp32));
-  }
 }
 
 bool keeps_compute_dtype(const LayerSpec& loss) {
@@ -502,9 +495,8 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
     case Loss::Kind::kEager:
       if (!is_traced && is_under_autocast(plan) && keeps_compute_dtype(layer)) return widen_losses(layer, plan);
       if (plan.runtime.kind == RuntimeKind::kFsdp2 && plan.loss_in_forward &&
-          plan.output_dtype.value_or(DType::kFp32) != DType::kFp32 && tensor(layer, 0).type == ElementType::kFp32) {
+          plan.output_dtype.value_or(DType::kFp32) != DType::kFp32 && tensor(layer, 0).type == ElementType::kFp32)
         return cast_outputs(layer);
-      }
       if (plan.logits != Logits::kReleased) {
         const bool returns_fp32 = plan.runtime.kind == RuntimeKind::kFsdp1 && plan.output_dtype == DType::kFp32;
         if (plan.loss_in_forward && returns_fp32) return return_fp32(layer, plan);

@@ -137,17 +137,15 @@ class Rewriter {
   LayerSpec run() {
     for (std::size_t o = 0; o < old_.operations.size(); ++o) {
       Operation op = old_.operations[o];
-      for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
+      for (Indices* list : {&op.inputs, &op.saved, &op.released})
         for (Index& t : *list) t = renamed_[at(t)];
-      }
       add(o, std::move(op));
     }
     layer_.output = renamed_[at(old_.output)];
     // An embedding of fp32 weights makes fp32; else the first sum or norm behind it would.
     const bool embeds = old_.role == LayerRole::kEmbedding;
-    for (const Operation& op : layer_.operations) {
+    for (const Operation& op : layer_.operations)
       if (embeds && streams_fp32_ && op.kind == OperationKind::kEmbedding) widen(op.outputs.front());
-    }
     const bool streams = embeds || old_.role == LayerRole::kBlock;
     // (Autocast's product is not fp32, and nobody casts it.)
     const bool projects =
@@ -201,9 +199,8 @@ class Rewriter {
       wide = wide || is_fp32(t);
       if (!promotes) break;
     }
-    for (const Index t : op.outputs) {
+    for (const Index t : op.outputs)
       if (layer_.tensors[at(t)].type == ElementType::kCompute) fp32_[at(t)] = wide;
-    }
   }
 
   void push(Operation op) {
@@ -265,9 +262,8 @@ class Rewriter {
     if (is_rotary_cast(o) || skip_rotary(o)) return;
     if (op.function == Function::kRotary && plan_.kernels.rope != Rope::kComplex) return add_rotary(o);
     if (op.function == Function::kGelu && numerics_.gelu_new &&
-        plan_.kernels.activation == ModuleKernels::Activation::kEager) {
+        plan_.kernels.activation == ModuleKernels::Activation::kEager)
       return add_gelu_new(op);
-    }
     if (is_loss_cast(op)) {  // log_softmax takes a dtype; transformers' losses cast themselves
       renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();
       return;
@@ -353,9 +349,8 @@ class Rewriter {
     const bool narrows = is_eager_ && is_autocast_ && norms_.narrows;
     const bool widens = is_eager_ && (is_autocast_ || norms_.widens) && !narrows;
     const bool wants_fp32 = plan_.kernels.norm == Norm::kFp32 || widens;
-    if (wants_fp32 != is_fp32(input) && (!is_eager_ || widens || narrows)) {
+    if (wants_fp32 != is_fp32(input) && (!is_eager_ || widens || narrows))
       replace(op, input, cast(input, wants_fp32 ? ElementType::kFp32 : ElementType::kCompute));
-    }
     const Index output = op.outputs.front();
     const bool casts_back = !is_autocast_ && (wants_fp32 || is_fp32(op.inputs.front()));
     push(std::move(op));

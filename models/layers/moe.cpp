@@ -230,9 +230,8 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
   const Experts& moe = dims.moe;
   const std::int64_t width = moe.top_k * rows_width(dims);
   Index tokens = input;
-  if (moe.latent > 0) {
+  if (moe.latent > 0)
     tokens = layer.linear({.name = names.latent_in, .result = "latent", .n = moe.latent, .k = dims.hidden}, input);
-  }
   const Choice choice = route(layer, dims, names, routed_by < 0 ? input : routed_by);
   if (routed_by >= 0) layer.hold({routed_by});
   const Routed routed = reorder(layer, moe, choice);
@@ -256,11 +255,10 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
 
   // A shared expert beside latents is added to what is made of their sum.
   Index base = 0;
-  if (moe.shared_ffn > 0 && moe.latent == 0) {
+  if (moe.shared_ffn > 0 && moe.latent == 0)
     base = shared_experts(layer, dims, names, input);
-  } else {
+  else
     base = layer.constant("zeros_like", Function::kCopy, {}, layer.activation("zeros", rows_width(dims)));
-  }
   const Index narrow = moe.score_first ? made : weigh(made, "expert_output");
   Index output = layer.elementwise("scatter_add", Function::kScatterAdd, {base, routed.tokens, narrow}, {routed.tokens},
                                    layer.activation("experts_output", rows_width(dims)));

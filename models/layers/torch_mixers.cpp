@@ -57,13 +57,11 @@ class Expansion {
     }
     tensors_ = {{"out", out}};
     bool is_of_it = false;
-    for (const RowCells& row : rows_of_table(torch_mixer_files().front().content)) {
-      if (row.front().starts_with(": ")) {
+    for (const RowCells& row : rows_of_table(torch_mixer_files().front().content))
+      if (row.front().starts_with(": "))
         is_of_it = row.front().substr(2) == to_string(kernel_.function);
-      } else if (is_of_it) {
+      else if (is_of_it)
         add(row);
-      }
-    }
     finish(out);
     layer_.operations.erase(after - 1, end);
     layer_.operations.insert(layer_.operations.begin() + static_cast<std::ptrdiff_t>(place_),
@@ -96,16 +94,14 @@ class Expansion {
   }
   Indices all_named(std::string_view names) const {
     Indices list;
-    for (const std::string_view name : cells_of(names, " ")) {
+    for (const std::string_view name : cells_of(names, " "))
       if (!name.empty() && name.front() != '%') list.push_back(named(name));
-    }
     return list;
   }
   Indices workspaces(std::string_view sizes) {
     Indices list;
-    for (const std::string_view size : cells_of(sizes, " ")) {
+    for (const std::string_view size : cells_of(sizes, " "))
       if (!size.empty()) list.push_back(make("product of all pairs", size));
-    }
     return list;
   }
 
@@ -124,28 +120,24 @@ class Expansion {
     op.part = kernel_.part;
     op.view = splits;
     if (zeros) op.gradient = GradientRule::kNone;
-    if (!splits && !zeros && (function == Function::kAdd || function == Function::kCopy)) {
+    if (!splits && !zeros && (function == Function::kAdd || function == Function::kCopy))
       op.gradient = GradientRule::kAlias;
-    }
-    for (const std::string_view name : cells_of(cell(row, 3), " ")) {
+    for (const std::string_view name : cells_of(cell(row, 3), " "))
       if (name.starts_with('%') && at(name[1] - '0') < kernel_.parameters.size())
         op.parameters.push_back(kernel_.parameters[at(name[1] - '0')]);
-    }
     op.saved = cell(row, 4) == "=" ? inputs : all_named(cell(row, 4));
     op.forward_workspace = workspaces(cell(row, 5));
     op.backward_workspace = workspaces(cell(row, 6));
     const auto size_of = [&](Index t) {
       return checked_multiply(writer_.width(t), positions_) + writer_.spec_of(t).per_sequence;
     };
-    if (op.backward_workspace.size() > 1) {  // the second sum is made when the first's terms are gone
+    if (op.backward_workspace.size() > 1)  // the second sum is made when the first's terms are gone
       layer_.tensors[at(op.backward_workspace.back())].per_token -= writer_.width(inputs[1]);
-    }
     op.sums_last = function == Function::kMultiply && inputs.size() == 2 && cell(row, 8).empty() &&
                    op.backward_workspace.empty() && size_of(inputs[1]) < size_of(outputs[0]);
     for (const bool backward : {false, true}) {
-      for (const Index t : backward ? op.backward_workspace : op.forward_workspace) {
+      for (const Index t : backward ? op.backward_workspace : op.forward_workspace)
         for (int pass = 0; pass < 2; ++pass) op.products.push_back({0, 0, t, one(), backward});
-      }
     }
     multiply(op, cell(row, 8));
     for (const Index t : all_named(cell(row, 7))) {
@@ -171,9 +163,8 @@ class Expansion {
     Operation& last = operations_.back();
     last.scan = kernel_.scan;  // norms behind it are the mixer's (module_kernels.cpp)
     append(last.released, alive_);
-    for (const Index t : kernel_.released) {
+    for (const Index t : kernel_.released)
       if (!contains(kernel_.outputs, t) && t != out) last.released.push_back(t);
-    }
     // What only kernels are given copies of.
     for (Operation& op : layer_.operations) {
       const bool copies = op.function == Function::kCopy && op.gradient == GradientRule::kAlias;

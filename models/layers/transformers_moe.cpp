@@ -69,7 +69,8 @@ class ExpertRewriter : LayerWriter {
   void run() {
     std::vector<Operation> old = std::exchange(layer_.operations, {});
     const auto named = [&](std::string_view name) {
-      return std::ranges::find_if(old, [&](const Operation& op) { return op.name == name; });
+      return std::ranges::find_if(
+          old, [&](const Operation& op) { return op.name == name; });
     };
     const auto is_grouped = [](const Operation& op) { return op.groups > 1; };
     const auto begin = named("router_to_fp32");
@@ -93,21 +94,21 @@ class ExpertRewriter : LayerWriter {
     layer_.operations.assign(std::make_move_iterator(old.begin()), std::make_move_iterator(begin));
     const Index logits = begin->inputs.front();
     const auto router = static_cast<std::ptrdiff_t>(layer_.operations.size()) - 1;
-    const bool normalizes = std::any_of(begin, end, [](const Operation& op) { return op.name == "normalize"; });
+    const bool normalizes = std::any_of(
+        begin, end, [](const Operation& op) { return op.name == "normalize"; });
     const Operation& topk =
         *std::find_if(begin, end, [](const Operation& op) { return op.function == Function::kTopK; });
     top_k_ = width(topk.outputs.front());
     hidden_ = last->n;
     const Index input = named("gather_rows")->inputs.front();
-    if (is_dense_) {
+    if (is_dense_)
       route_all(logits, input);
-    } else if (has_biases_) {
+    else if (has_biases_)
       route_chosen(logits);
-    } else if (code_.chooses_logits) {
+    else if (code_.chooses_logits)
       route_chosen(logits, old[at(begin - old.begin()) + 1].function, normalizes);
-    } else {
+    else
       route(logits, old[at(begin - old.begin()) + 1].function, normalizes);
-    }
     if (!is_dense_) gather(input);
     compute(*first, *last);
     const bool shares = (last + 1)->name != "zeros_like";
@@ -416,9 +417,8 @@ class ExpertRewriter : LayerWriter {
     weight.shape[1] *= 2;
     removed_ = static_cast<Index>(gate + 1);
     layer_.parameters.erase(layer_.parameters.begin() + removed_);
-    for (Operation& op : layer_.operations) {
+    for (Operation& op : layer_.operations)
       for (Index& p : op.parameters) p = place(p);
-    }
   }
   Index place(Index p) const { return removed_ >= 0 && p > removed_ ? static_cast<Index>(p - 1) : p; }
 
@@ -472,9 +472,8 @@ void order_as_transformers(LayerSpec& layer, std::string_view family) {
     sorted.push_back(std::move(list[order[i]]));
   }
   list = std::move(sorted);
-  for (Operation& op : layer.operations) {
+  for (Operation& op : layer.operations)
     for (Index& p : op.parameters) p = place[at(p)];
-  }
 }
 
 bool routes_without_autocast(std::string_view family) { return row_of(kMixtureCode, family).fp32_router; }

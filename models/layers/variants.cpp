@@ -103,9 +103,8 @@ void keep_dots(LayerSpec& layer) {
       return !ends_layer && std::ranges::count(op.inputs, product.outputs.front()) > 0;
     });
   };
-  for (Operation& op : layer.operations) {
+  for (Operation& op : layer.operations)
     op.kept_by_selective = op.kind == OperationKind::kAttention || (op.kind == OperationKind::kGemm && is_read(op));
-  }
 }
 
 // Attention's inputs and what they are made from: the products among them are attention's, and so
@@ -113,7 +112,8 @@ void keep_dots(LayerSpec& layer) {
 void keep_dots_except_mlp(LayerSpec& layer) {
   std::vector<bool> before(layer.tensors.size()), behind(layer.tensors.size());
   const auto any = [&](const Indices& list, const std::vector<bool>& marked) {
-    return std::ranges::any_of(list, [&](Index t) { return marked[at(t)]; });
+    return std::ranges::any_of(
+        list, [&](Index t) { return marked[at(t)]; });
   };
   const auto mark = [&](const Indices& list, std::vector<bool>& marks) {
     for (const Index t : list) marks[at(t)] = true;
@@ -210,11 +210,9 @@ void loop_over_experts(LayerSpec& layer) {
   const auto at = last - ops.begin();
   const TensorSpec spec = tensor(layer, made);
   join.outputs = {add_tensor(layer, spec)};
-  for (auto op = ops.begin() + at + 1; op != ops.end(); ++op) {
-    for (Indices* list : {&op->inputs, &op->saved, &op->released}) {
+  for (auto op = ops.begin() + at + 1; op != ops.end(); ++op)
+    for (Indices* list : {&op->inputs, &op->saved, &op->released})
       std::replace(list->begin(), list->end(), made, join.outputs.front());
-    }
-  }
   ops.insert(ops.begin() + at + 1, std::move(join));
 }
 
@@ -275,9 +273,8 @@ void cache_keys(LayerSpec& layer, const Plan& plan) {
     cached.front().gradient = GradientRule::kAlias;  // views
     for (auto op = attends; op != ops.end(); ++op) {
       if (std::ranges::count(op->released, from) > 0) cached.front().released = {from};
-      for (Indices* list : {&op->inputs, &op->saved, &op->released}) {
+      for (Indices* list : {&op->inputs, &op->saved, &op->released})
         std::replace(list->begin(), list->end(), from, read);
-      }
     }
     ops.insert(attends, cached.begin(), cached.end());
   }
@@ -297,11 +294,10 @@ void cast_buffers(LayerSpec& layer, const Plan& plan) {
   const bool biased =
       layer.role == LayerRole::kLoss && !layer.tensors.empty() && tensor(layer, 0).type == ElementType::kFp32;
   for (TensorSpec& each : layer.tensors) {
-    if (each.name == kSinusoids || each.name == "biased_logits") {
+    if (each.name == kSinusoids || each.name == "biased_logits")
       layer.resident_bytes /= 2;
-    } else if (!biased || each.per_token == 0) {
+    else if (!biased || each.per_token == 0)
       continue;
-    }
     each.type = ElementType::kCompute;
   }
 }
@@ -326,9 +322,8 @@ void keep_rope_tables(ModelSpec& model, const Plan& plan) {
   const bool repeats = model.family.starts_with("qwen") || model.family == "phi3";
   const LayerRole role = plan.lora.rank > 0 ? LayerRole::kBlock : LayerRole::kEmbedding;
   std::int64_t dims = 0;
-  for (const LayerSpec& layer : model.kinds) {
+  for (const LayerSpec& layer : model.kinds)
     for (const Operation& op : layer.operations) dims = std::max(dims, op.attention.head_dim);
-  }
   for (LayerSpec& layer : model.kinds) {
     if (layer.role != role) continue;
     layer.resident_bytes += checked_multiply(model.max_positions, dims * (repeats ? 8 : 4));
@@ -355,16 +350,14 @@ void separate(LayerSpec& layer, const SizeUnits& units) {
   };
   for (ParameterSpec& p : layer.parameters) p.part = part_of(p);
   std::vector<Operation>& ops = layer.operations;
-  for (Operation& op : ops) {
+  for (Operation& op : ops)
     op.part = op.parameters.empty() ? std::int8_t{0} : layer.parameters[at(op.parameters.front())].part;
-  }
   for (std::int8_t part = 1; part <= static_cast<std::int8_t>(units.modules.size()); ++part) {
     const auto is_its = [&](const Operation& op) { return op.part == part; };
     const auto first = std::ranges::find_if(ops, is_its);
     const auto last = std::find_if(ops.rbegin(), ops.rend(), is_its).base();
-    for (auto op = first; op < last; ++op) {
+    for (auto op = first; op < last; ++op)
       if (op->part == 0) op->part = part;
-    }
   }
 }
 
@@ -435,12 +428,10 @@ void add_column_sums(LayerSpec& layer) {
                        .per_sequence = product.per_sequence,
                        .split = product.split,
                        .by_pairs = product.by_pairs};
-    if (product.per_token % columns == 0 && product.per_sequence % columns == 0 &&
-        product.per_position % columns == 0) {
+    if (product.per_token % columns == 0 && product.per_sequence % columns == 0 && product.per_position % columns == 0)
       rows.per_token /= columns, rows.per_sequence /= columns, rows.per_position /= columns;
-    } else {
+    else
       rows.split *= columns;
-    }
     product.name = op.name + " of each row";
     if (is_weight) op.backward_workspace.push_back(add_tensor(layer, std::move(product)));
     op.backward_workspace.push_back(add_tensor(layer, std::move(rows)));
@@ -465,9 +456,8 @@ void untie(LayerSpec& layer) {
 // cu_seqlens, FlexAttention's document mask); everything else is as before. Positions start again
 // with every document, which costs nothing.
 void pack(ModelSpec& model, std::int64_t documents) {
-  for (LayerSpec& layer : model.kinds) {
+  for (LayerSpec& layer : model.kinds)
     for (Operation& op : layer.operations) op.attention.documents = documents;
-  }
 }
 
 }
@@ -492,33 +482,27 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     for (LayerSpec& layer : model.kinds) separate_table(layer, plan.units);
     split_head_bias(model, plan);
   }
-  if (plan.runtime.kind == RuntimeKind::kMegatron) {
+  if (plan.runtime.kind == RuntimeKind::kMegatron)
     for (LayerSpec& layer : model.kinds) use_megatron_mixer(layer);
-  }
-  if (plan.kernels.torch_mixers) {
+  if (plan.kernels.torch_mixers)
     for (LayerSpec& layer : model.kinds) use_torch_mixer(layer, plan.batch.sequence);
-  }
   if (plan.batch.images > 0) model = with_images(std::move(model), plan.batch.images);
   if (plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.blocks_narrow) {
-    for (LayerSpec& layer : model.kinds) {
-      for (ParameterSpec& each : layer.parameters) {
+    for (LayerSpec& layer : model.kinds)
+      for (ParameterSpec& each : layer.parameters)
         each.stored_as_computed |= layer.role == LayerRole::kBlock && !each.is_norm;
-      }
-    }
   }
   for (LayerSpec& layer : model.kinds) cast_buffers(layer, plan);
   if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
   if (plan.units.adapters_alone) {
-    for (LayerSpec& layer : model.kinds) {
+    for (LayerSpec& layer : model.kinds)
       if (layer.role == LayerRole::kBlock) separate(layer, units_of_adapters(layer));
-    }
   }
   if (plan.batch.documents > 1) pack(model, plan.batch.documents);
   if (plan.kernels.rope_tables) keep_rope_tables(model, plan);
   if (plan.kernels.keeps_cache) {
-    for (LayerSpec& layer : model.kinds) {
+    for (LayerSpec& layer : model.kinds)
       if (layer.role == LayerRole::kBlock) cache_keys(layer, plan);
-    }
   }
   if (plan.experts == ExpertKernels::kLoop) {
     for (LayerSpec& layer : model.kinds) loop_over_experts(layer);
@@ -534,9 +518,8 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     }
   }
   multiply_experts_in_bf16(model, plan);
-  if (plan.recompute_keeps == SelectivePolicy::kDots) {
+  if (plan.recompute_keeps == SelectivePolicy::kDots)
     for (LayerSpec& layer : model.kinds) keep_dots(layer);
-  }
   if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;
   if (plan.float8 != Float8::kNone) keep_blocks_wide(model, plan.float8_wide_blocks);
   model = with_module_kernels(std::move(model), plan);

@@ -84,9 +84,8 @@ LayerSpec encoder_block(const BlockDims& sizes, std::string_view family, Mask ma
   LayerSpec layer = decoder_block(dims);
   rename(layer, block_names(family));
   if (sizes.quick_gelu) use_quick_gelu(layer);
-  for (Operation& op : layer.operations) {
+  for (Operation& op : layer.operations)
     if (op.kind == OperationKind::kAttention) op.attention.causal = mask == Mask::kCausal;
-  }
   return layer;
 }
 

@@ -108,9 +108,8 @@ OperationKind usual_kind(Function function) {
 Operation with_defaults(Operation op, const LayerSpec& layer) {
   op.name = usual_name(op, layer);
   op.saved = usually_saved(op);
-  if (op.kind == OperationKind::kNorm && !op.outputs.empty()) {
+  if (op.kind == OperationKind::kNorm && !op.outputs.empty())
     op.released.assign(op.outputs.begin() + 1, op.outputs.end());
-  }
   if (op.kind == OperationKind::kAttention && !op.outputs.empty()) {
     op.released.assign(op.outputs.rbegin(), op.outputs.rend() - 1);
     op.kept_by_selective = true;

@@ -29,9 +29,8 @@ std::map<std::int32_t, int> balance_of(const LayerProgram& program) {
     }
   };
   for (const LayerPhaseProgram* phase :
-       {&program.forward, &program.recompute, &program.backward, &program.free_ignored_gradients}) {
+       {&program.forward, &program.recompute, &program.backward, &program.free_ignored_gradients})
     visit(*phase);
-  }
   for (const LayerPhaseProgram& phase : program.free_gradients) visit(phase);
   for (const LayerPhaseProgram& phase : program.free_last_gradient) visit(phase);
   return alive;
@@ -90,36 +89,30 @@ class Checker {
   LayerRole role(std::size_t layer) const { return kind(layer).role; }
 
   void check_roles() const {
-    if (model_.order.size() < 2) {
+    if (model_.order.size() < 2)
       throw places_.order.error("there are not enough layers", "an embedding and a loss at least");
-    }
     const std::size_t last = model_.order.size() - 1;
-    if (role(0) != LayerRole::kEmbedding) {
+    if (role(0) != LayerRole::kEmbedding)
       throw places_.layers[0].error("the first layer reads the batch", "role: embedding");
-    }
     if (role(last) != LayerRole::kLoss) throw places_.layers[last].error("the last layer makes the loss", "role: loss");
     std::size_t norms = 0, heads = 0;
     for (std::size_t l = 0; l <= last; ++l) {
       const ConfigNode& node = places_.layers[l];
-      if (role(l) == LayerRole::kLoss && l != last) {
+      if (role(l) == LayerRole::kLoss && l != last)
         throw node.error("a loss stands before the last layer", "role: inner");
-      }
       // (A head's transform may lie between.)
       const auto leads_to_head = [&](std::size_t norm) {
         const std::size_t next = norm + (role(norm + 1) == LayerRole::kInner ? 2 : 1);
         return next <= last && role(next) == LayerRole::kHead;
       };
-      if (role(l) == LayerRole::kFinalNorm && !leads_to_head(l)) {
+      if (role(l) == LayerRole::kFinalNorm && !leads_to_head(l))
         throw node.error("the final norm stands before the head", "role: inner for other norms");
-      }
       norms += role(l) == LayerRole::kFinalNorm ? 1 : 0;
       heads += role(l) == LayerRole::kHead ? 1 : 0;
-      if (norms > 1 || heads > 1) {
+      if (norms > 1 || heads > 1)
         throw node.error("there are two final norms or two heads", "role: inner for the others");
-      }
-      if (role(l) == LayerRole::kLoss && !kind(l).parameters.empty()) {
+      if (role(l) == LayerRole::kLoss && !kind(l).parameters.empty())
         throw node.error("a loss has no parameters", "a head with them");
-      }
     }
   }
 
@@ -127,13 +120,11 @@ class Checker {
     for (std::size_t k = 0; k < model_.kinds.size(); ++k) {
       const bool used =
           std::ranges::any_of(model_.order, [&](const LayerInstance& layer) { return at(layer.kind) == k; });
-      if (!used) {
+      if (!used)
         throw places_.kinds[k].error("no layer of the order is of this kind", "an entry of order that names it");
-      }
       const Domain& domain = model_.kinds[k].domain;
-      if (domain.of_images && model_.image_tokens == 0) {
+      if (domain.of_images && model_.image_tokens == 0)
         throw places_.kinds[k].at("domain").error("the model's samples have no images", "image_tokens of the model");
-      }
     }
   }
 
@@ -150,19 +141,21 @@ class Checker {
     const LayerSpec& writer = kind(from);
     const LayerSpec& reader = kind(to);
     const ConfigNode& node = places_.layers[to];
-    located(node, [&] {
-      for (Shape shape : kShapes) {
-        if (model_.fixed_sequence > 0) shape.sequence = model_.fixed_sequence;
-        const std::int64_t written = count(writer, writer.output, shape);
-        const std::int64_t read = count(reader, tensor, shape);
-        if (written == read) continue;
-        throw node.error(fmt::format("{} reads {} elements where {} hands on {} ({} samples of {} positions, "
-                                     "{} images each)",
-                                     quote(model_.order[to].name), read, quote(model_.order[from].name), written,
-                                     shape.samples, shape.sequence, shape.images),
-                         "tensors of equal size");
-      }
-    });
+    located(
+        node,
+        [&] {
+          for (Shape shape : kShapes) {
+            if (model_.fixed_sequence > 0) shape.sequence = model_.fixed_sequence;
+            const std::int64_t written = count(writer, writer.output, shape);
+            const std::int64_t read = count(reader, tensor, shape);
+            if (written == read) continue;
+            throw node.error(fmt::format("{} reads {} elements where {} hands on {} ({} samples of {} positions, "
+                                         "{} images each)",
+                                         quote(model_.order[to].name), read, quote(model_.order[from].name), written,
+                                         shape.samples, shape.sequence, shape.images),
+                             "tensors of equal size");
+          }
+        });
     const auto type = [](const LayerSpec& layer, std::int16_t t) { return layer.tensors[at(t)].type; };
     if (type(writer, writer.output) == type(reader, tensor)) return;
     throw node.error(fmt::format("{} reads {} where {} hands on {}", quote(model_.order[to].name),
@@ -198,9 +191,8 @@ class Checker {
   // Of a weight that an earlier operation has.
   void check_again(std::size_t k, const ParameterSpec& again) const {
     for (const LayerSpec& layer : model_.kinds) {
-      for (const ParameterSpec& other : layer.parameters) {
+      for (const ParameterSpec& other : layer.parameters)
         if (!other.tied && other.shape == again.shape) return;
-      }
     }
     throw places_.kinds[k].error(fmt::format("{} is no other parameter again", quote(again.name)),
                                  "one of its shape that is not tied");

@@ -13,9 +13,8 @@
 namespace foreshard {
 
 void DeclaredNames::declare(const ConfigNode& node, const std::string& name) {
-  if (names_.size() >= model_limits::kNames) {
+  if (names_.size() >= model_limits::kNames)
     throw node.error(fmt::format("there are more than {} {}s", model_limits::kNames, noun_));
-  }
   numbers_.emplace(name, static_cast<std::int16_t>(names_.size()));
   names_.push_back(name);
   nodes_.push_back(node);
@@ -73,9 +72,8 @@ class LayerReader {
     }
     for (const ConfigNode& each : node->elements()) {
       const std::string name = each.as_string();
-      if (contains(layer_.nested, name)) {
+      if (contains(layer_.nested, name))
         throw each.error(fmt::format("{} stands twice", quote(name)), "a name of its own");
-      }
       layer_.nested.push_back(name);
     }
   }
@@ -100,9 +98,8 @@ class LayerReader {
       TensorSpec spec = {.name = item.key};
       if (node.is_mapping()) {
         read_fields(node, [&](auto& io) { tensor_fields(io, spec, item.key); });
-        if (spec.per_image > 0 && (spec.per_sequence > 0 || layer_.domain.of_images)) {
+        if (spec.per_image > 0 && (spec.per_sequence > 0 || layer_.domain.of_images))
           throw node.at("per_image").error("per_image is of layers whose sequences are samples", "per_sequence alone");
-        }
       } else {
         spec.per_token = node.as_int(1, model_limits::kPerToken);
       }
@@ -137,13 +134,11 @@ class LayerReader {
       }
       spec.part = read_part(node);
       const ConfigNode shape = node.is_mapping() ? node.at("shape") : node;
-      if (spec.shape.empty() || spec.shape.size() > 8) {
+      if (spec.shape.empty() || spec.shape.size() > 8)
         throw shape.error("a parameter has 1 to 8 dimensions", "for example [4096]");
-      }
       located(shape, [&] {
-        if (spec.numel() > model_limits::kParameter) {
+        if (spec.numel() > model_limits::kParameter)
           throw shape.error("the parameter is too large", fmt::format("at most {} elements", model_limits::kParameter));
-        }
       });
       parameters_.declare(node, item.key);
       layer_.parameters.push_back(std::move(spec));
@@ -155,11 +150,10 @@ class LayerReader {
   template <typename Find>
   static Indices listed(const ConfigNode& node, Find find) {
     Indices numbers;
-    if (node.is_sequence()) {
+    if (node.is_sequence())
       for (const ConfigNode& each : node.elements()) numbers.push_back(find(each));
-    } else {
+    else
       numbers.push_back(find(node));
-    }
     return numbers;
   }
   Indices tensor_list(const ConfigNode& node, std::string_view key, Indices otherwise) const {
@@ -182,9 +176,8 @@ class LayerReader {
     if (const ConfigNode* kind = node.find("kind")) op.kind = read_choice<OperationKind>(*kind, kKindWords);
     op.inputs = read_inputs(node);
     op.outputs = read_outputs(node);
-    if (const ConfigNode* parameters = node.find("parameters")) {
+    if (const ConfigNode* parameters = node.find("parameters"))
       op.parameters = listed(*parameters, [&](const ConfigNode& each) { return use(each); });
-    }
     op.transposed_weight = read_flag(node, "transposed_weight", false);
     op = with_defaults(std::move(op), layer_);
     op.name = read_text(node, "name", op.name);
@@ -216,17 +209,14 @@ class LayerReader {
     if (inputs == nullptr) return {};
     return listed(*inputs, [&](const ConfigNode& each) {
       const Index t = tensors_.find(each);
-      if (!state(t).is_written) {
+      if (!state(t).is_written)
         throw each.error(fmt::format("nothing has written {} yet", quote(tensors_.name(t))),
                          "the layer's input, what it joins, or an output of an operation above");
-      }
-      if (state(t).is_taken) {
+      if (state(t).is_taken)
         throw each.error(fmt::format("{} was overwritten by an in_place operation above", quote(tensors_.name(t))));
-      }
-      if (state(t).is_released) {
+      if (state(t).is_released)
         throw each.error(fmt::format("{} was released above", quote(tensors_.name(t))),
                          "released in the last operation that reads it, or later");
-      }
       return t;
     });
   }
@@ -235,10 +225,9 @@ class LayerReader {
     const ConfigNode outputs = node.at("outputs", "the tensors that the operation writes");
     Indices numbers = listed(outputs, [&](const ConfigNode& each) {
       const Index t = tensors_.find(each);
-      if (state(t).is_written) {
+      if (state(t).is_written)
         throw each.error(fmt::format("{} is written twice, or is the layer's input", quote(tensors_.name(t))),
                          "a tensor of its own for each result");
-      }
       state(t).is_written = true;
       return t;
     });
@@ -264,14 +253,12 @@ class LayerReader {
     const bool reads = op.kind != OperationKind::kElementwise && op.kind != OperationKind::kEmbedding;
     const bool needs_input = reads || op.view || op.in_place || op.sums_last || op.function == Function::kCast ||
                              op.gradient == GradientRule::kAlias;
-    if (needs_input && op.inputs.empty()) {
+    if (needs_input && op.inputs.empty())
       throw place("inputs").error("the operation reads nothing", "an input at least");
-    }
     // (The gradient of one that stands for several is each one's.)
     const bool is_joint = op.gradient == GradientRule::kAlias && op.outputs.size() == 1;
-    if (op.view && ((op.inputs.size() != 1 && !is_joint) || !op.parameters.empty())) {
+    if (op.view && ((op.inputs.size() != 1 && !is_joint) || !op.parameters.empty()))
       throw place("view").error("a view is of one tensor and reads no parameter", "one input");
-    }
     const auto require_written = [&](std::string_view key, const Indices& list) {
       for (const Index t : list) {
         if (state(t).is_written) continue;
@@ -283,27 +270,22 @@ class LayerReader {
     require_written("released", op.released);
     for (const Index t : op.saved) state(t).is_saved = true;
     for (const Index t : op.released) state(t).is_released = true;
-    for (const Indices* list : {&op.backward_temporaries, &op.forward_workspace, &op.backward_workspace}) {
+    for (const Indices* list : {&op.backward_temporaries, &op.forward_workspace, &op.backward_workspace})
       for (const Index t : *list) state(t).is_workspace = true;
-    }
     for (const SideProduct& p : op.products) state(p.rows).is_workspace = state(p.steps).is_workspace = true;
     if (op.kind == OperationKind::kGemm) check_product(node, op);
-    if (op.kind == OperationKind::kAttention && op.attention.heads == 0) {
+    if (op.kind == OperationKind::kAttention && op.attention.heads == 0)
       throw node.error("attention without its heads", "attention: {heads: 32, kv_heads: 8, head_dim: 128}");
-    }
-    if (op.kind == OperationKind::kScan && op.scan.heads == 0) {
+    if (op.kind == OperationKind::kScan && op.scan.heads == 0)
       throw node.error("a scan without its heads", "scan: {heads: 128, head_dim: 64, state: 128}");
-    }
-    if (op.kind == OperationKind::kNorm && op.parameters.size() > 2) {
+    if (op.kind == OperationKind::kNorm && op.parameters.size() > 2)
       throw place("parameters").error("a norm has a weight and a bias at most");
-    }
     if (op.in_place) {
       State& input = state(op.inputs.front());
       const bool of_batch = op.inputs.front() == 0 && layer_.role == LayerRole::kEmbedding;
       const bool shares = input.is_shared || input.buffer != op.inputs.front();
-      if (of_batch || shares || op.view || op.inputs.front() == layer_.joins) {
+      if (of_batch || shares || op.view || op.inputs.front() == layer_.joins)
         throw place("in_place").error("the operation's input is not a buffer of the layer's own", "in_place: false");
-      }
       input.is_taken = true;
     }
     if (!op.view && op.function != Function::kCast) return;
@@ -315,9 +297,8 @@ class LayerReader {
   void check_product(const ConfigNode& node, const Operation& op) const {
     if (op.parameters.empty()) throw node.error("a matrix product needs its weight", "parameters");
     const std::int64_t weight = layer_.parameters[at(op.parameters.front())].numel();
-    if (op.n < 1 || op.k < 1 || op.n > model_limits::kWidth || op.k > model_limits::kWidth) {
+    if (op.n < 1 || op.k < 1 || op.n > model_limits::kWidth || op.k > model_limits::kWidth)
       throw node.error("n and k do not follow from the weight's shape", "n and k, or [n, k]");
-    }
     if (weight % checked_multiply(op.n, op.k) != 0) {
       throw node.error(fmt::format("a weight of {} elements is no matrix of {} x {}, nor several", weight, op.n, op.k),
                        "n x k = elements of the weight");
@@ -349,9 +330,8 @@ class LayerReader {
                          "a tensor of the layer's own");
     }
     std::size_t parts = 1;
-    for (std::size_t o = 1; o < layer_.operations.size(); ++o) {
+    for (std::size_t o = 1; o < layer_.operations.size(); ++o)
       parts += layer_.operations[o].part != layer_.operations[o - 1].part ? 1 : 0;
-    }
     if (parts > kMostParts) {
       throw node_.at("operations")
           .error("the modules inside the layer take turns too often", fmt::format("at most {} turns", kMostParts));

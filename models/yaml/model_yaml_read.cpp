@@ -27,16 +27,13 @@ RopeScaling read_rope_scaling(const ConfigNode& node) {
   const std::size_t kind = node.at("kind", "linear or llama3").as_choice(std::span(kKinds));
   scaling.kind = kind == 0 ? RopeScaling::Kind::kLinear : RopeScaling::Kind::kLlama3;
   scaling.factor = node.at("factor").as_double(1, 1e6);
-  if (const ConfigNode* value = node.find("low_frequency_factor")) {
+  if (const ConfigNode* value = node.find("low_frequency_factor"))
     scaling.low_frequency_factor = value->as_double(1e-3, 1e6);
-  }
-  if (const ConfigNode* value = node.find("high_frequency_factor")) {
+  if (const ConfigNode* value = node.find("high_frequency_factor"))
     scaling.high_frequency_factor = value->as_double(1e-3, 1e6);
-  }
   scaling.original_positions = read_size(node, "original_positions", 1, 1 << 30, scaling.original_positions);
-  if (scaling.high_frequency_factor <= scaling.low_frequency_factor) {
+  if (scaling.high_frequency_factor <= scaling.low_frequency_factor)
     throw node.error("has no band between its factors", "high_frequency_factor above low_frequency_factor");
-  }
   return scaling;
 }
 
@@ -80,12 +77,10 @@ class OrderReader {
 
  private:
   void add(const ConfigNode& node, Index kind, const std::string& name, std::int32_t same_as) {
-    if (model_.order.size() >= at(model_limits::kLayers)) {
+    if (model_.order.size() >= at(model_limits::kLayers))
       throw node.error(fmt::format("there are more than {} layers", model_limits::kLayers));
-    }
-    if (!names_.emplace(name, static_cast<std::int32_t>(model_.order.size())).second) {
+    if (!names_.emplace(name, static_cast<std::int32_t>(model_.order.size())).second)
       throw node.error(fmt::format("two layers are called {}", quote(name)), "a name of its own for each layer");
-    }
     model_.order.push_back({.kind = kind, .name = name, .same_as = same_as});
     nodes_.push_back(node);
   }
@@ -136,9 +131,8 @@ ModelSpec parse_model_yaml(const ConfigNode& root) {
   if (const ConfigNode* numerics = root.find("numerics")) model.numerics = read_numerics(*numerics);
 
   const ConfigNode layers = root.at("layers", "the kinds of layers");
-  if (layers.items().size() > model_limits::kKinds) {
+  if (layers.items().size() > model_limits::kKinds)
     throw layers.error(fmt::format("there are more than {} kinds", model_limits::kKinds));
-  }
   DeclaredNames kinds("layer");
   for (const ConfigItem& item : layers.items()) {
     kinds.declare(item.value, item.key);

@@ -37,9 +37,8 @@ std::string flow(const Json& value, std::string_view key = "") {
   }
   if (!value.is_object() && !value.is_array()) return value.dump();
   std::vector<std::string> parts;
-  for (const auto& [name, each] : value.items()) {
+  for (const auto& [name, each] : value.items())
     parts.push_back((value.is_object() ? name + ": " : "") + flow(each, name));
-  }
   const std::string joined = fmt::format("{}", fmt::join(parts, ", "));
   return value.is_object() ? "{" + joined + "}" : "[" + joined + "]";
 }
@@ -51,9 +50,8 @@ std::vector<std::string> keys_of(const std::vector<std::string>& names) {
   std::set<std::string> used;
   for (const std::string& name : names) {
     std::string key = name;
-    for (int i = 2; used.count(key) > 0 || (key != name && taken.count(key) > 0); ++i) {
+    for (int i = 2; used.count(key) > 0 || (key != name && taken.count(key) > 0); ++i)
       key = fmt::format("{} ({})", name, i);
-    }
     used.insert(key);
     keys.push_back(std::move(key));
   }
@@ -205,9 +203,8 @@ std::string order_text(const ModelSpec& model, const std::vector<std::string>& k
       const std::optional<Numbered> number = numbered(next.name);
       const auto wanted = first->number + static_cast<std::int64_t>(end - l);
       if (next.kind != layer.kind || next.same_as >= 0 || !number || number->prefix != first->prefix ||
-          number->number != wanted) {
+          number->number != wanted)
         break;
-      }
       ++end;
     }
     if (end - l > 1) {
@@ -225,9 +222,8 @@ std::string order_text(const ModelSpec& model, const std::vector<std::string>& k
 
 std::string rope_scaling_text(const RopeScaling& scaling) {
   if (scaling.kind == RopeScaling::Kind::kOther) return "rope_scaling: true";
-  if (scaling.kind == RopeScaling::Kind::kLinear) {
+  if (scaling.kind == RopeScaling::Kind::kLinear)
     return fmt::format("rope_scaling: {{kind: linear, factor: {}}}", scaling.factor);
-  }
   return fmt::format(
       "rope_scaling: {{kind: llama3, factor: {}, low_frequency_factor: {}, high_frequency_factor: "
       "{}, original_positions: {}}}",

@@ -32,11 +32,10 @@ std::vector<Group> groups_of(const std::vector<AccuracyRow>& rows) {
       const std::string& by = group.first;
       const std::string& value = group.second;
       const auto found = std::ranges::find_if(groups, [&](const Group& g) { return g.by == by && g.value == value; });
-      if (found == groups.end()) {
+      if (found == groups.end())
         groups.push_back({by, value, {&row}});
-      } else {
+      else
         found->rows.push_back(&row);
-      }
     }
   }
   std::ranges::stable_sort(groups, {}, &Group::by);
@@ -81,9 +80,8 @@ std::vector<const AccuracyRow*> shown_rows(const std::vector<AccuracyRow>& rows,
   if (shown == ShownRows::kNewest) {
     for (auto row = rows.rbegin(); row != rows.rend(); ++row) all.push_back(&*row);
   } else {
-    for (const AccuracyRow& row : rows) {
+    for (const AccuracyRow& row : rows)
       if (row.scored) all.push_back(&row);
-    }
     std::ranges::stable_sort(
         all, [](const AccuracyRow* a, const AccuracyRow* b) { return std::abs(a->error()) > std::abs(b->error()); });
   }
@@ -97,30 +95,30 @@ void add_unscored(const std::vector<AccuracyRow>& rows, std::vector<std::string>
   for (const AccuracyRow& row : rows) {
     if (row.scored) continue;
     const auto found = std::ranges::find_if(reasons, [&](const auto& each) { return each.first == row.reason; });
-    if (found == reasons.end()) {
+    if (found == reasons.end())
       reasons.emplace_back(row.reason, 1);
-    } else {
+    else
       ++found->second;
-    }
   }
   std::ranges::stable_sort(reasons, [](const auto& a, const auto& b) { return a.second > b.second; });
   constexpr std::size_t kMostReasons = 12;
-  for (std::size_t i = 0; i < std::min(reasons.size(), kMostReasons); ++i) {
+  for (std::size_t i = 0; i < std::min(reasons.size(), kMostReasons); ++i)
     lines.push_back(fmt::format("  not scored: {} x {}", reasons[i].second, reasons[i].first));
-  }
 }
 
 // How many measurements lie in central intervals of each level: a forecast of honest intervals is
 // on the diagonal.
 Json reliability_json(const std::vector<AccuracyRow>& rows) {
-  return json_list(kReliabilityLevels, [&](const double level) -> Json {
-    int scored = 0, held = 0;
-    for (const AccuracyRow& row : rows) {
-      scored += row.scored;
-      held += row.scored && covers({row.predicted, row.low, row.high}, level, row.measured);
-    }
-    return {{"level", level}, {"covered", scored > 0 ? as_double(held) / scored : 0.0}};
-  });
+  return json_list(
+      kReliabilityLevels,
+      [&](const double level) -> Json {
+        int scored = 0, held = 0;
+        for (const AccuracyRow& row : rows) {
+          scored += row.scored;
+          held += row.scored && covers({row.predicted, row.low, row.high}, level, row.measured);
+        }
+        return {{"level", level}, {"covered", scored > 0 ? as_double(held) / scored : 0.0}};
+      });
 }
 
 bool is_time(double seconds) { return std::isfinite(seconds) && seconds > 0; }
@@ -128,7 +126,8 @@ bool is_time(double seconds) { return std::isfinite(seconds) && seconds > 0; }
 }
 
 std::vector<const AccuracyRow*> pointers(const std::vector<AccuracyRow>& rows) {
-  return list_of<const AccuracyRow*>(rows, [&](const AccuracyRow& row) { return &row; });
+  return list_of<const AccuracyRow*>(
+      rows, [&](const AccuracyRow& row) { return &row; });
 }
 
 AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows) {
@@ -259,9 +258,8 @@ std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::strin
     table.push_back({fmt::format("balanced over {} groups", b.groups), "", "", percent_text(b.median_abs_error),
                      percent_text(b.p90_abs_error), signed_percent(b.bias), "", "", "", "", ""});
   }
-  for (const Group& group : groups_of(rows)) {
+  for (const Group& group : groups_of(rows))
     table.push_back(cells_of(fmt::format("{} {}", group.by, group.value), summarize_accuracy(group.rows)));
-  }
   for (const std::string& line : aligned(table)) lines.push_back("  " + line);
   if (const RankCorrelation r = rank_correlation(rows, kRankedDifference); r.pairs > 0) {
     lines.push_back(fmt::format("  order of pairs that differ by more than {}: tau {:.3f} ({} pairs)",

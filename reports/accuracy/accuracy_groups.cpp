@@ -93,9 +93,8 @@ double said_of(const std::vector<Anchor>& anchors, const AccuracyRow& row) {
 // steps that have an anchor lie in it (`accuracy calibration/published/training_steps.csv --anchor
 // 1`), of 85 to 97 that should.
 void narrow(AccuracyRow& row) {
-  for (double* end : {&row.low, &row.high}) {
+  for (double* end : {&row.low, &row.high})
     if (*end > 0 && row.predicted > 0) *end = std::sqrt(*end * row.predicted);
-  }
 }
 
 }
@@ -124,9 +123,8 @@ BalancedSummary summarize_balanced(const std::vector<AccuracyRow>& rows) {
 
 RankCorrelation rank_correlation(const std::vector<AccuracyRow>& rows, double difference) {
   std::map<std::pair<std::string, std::string>, std::vector<const AccuracyRow*>> groups;
-  for (const AccuracyRow& row : rows) {
+  for (const AccuracyRow& row : rows)
     if (row.scored) groups[{row.quantity, group_of(row)}].push_back(&row);
-  }
   RankCorrelation result;
   std::int64_t balance = 0;
   for (const auto& [key, members] : groups) {
@@ -146,9 +144,8 @@ RankCorrelation rank_correlation(const std::vector<AccuracyRow>& rows, double di
 
 std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count) {
   std::map<std::pair<std::string, std::string>, std::vector<AccuracyRow*>> groups;
-  for (AccuracyRow& row : rows) {
+  for (AccuracyRow& row : rows)
     if (row.scored) groups[{row.quantity, group_of(row)}].push_back(&row);
-  }
   for (auto& [key, members] : groups) {
     std::vector<AccuracyRow*> order = members;
     std::ranges::stable_sort(order, [](const AccuracyRow* a, const AccuracyRow* b) {
@@ -182,12 +179,10 @@ Json frozen_forecasts(const std::vector<AccuracyRow>& rows) {
 
 std::vector<AccuracyRow> with_frozen(std::vector<AccuracyRow> rows, const Json& frozen) {
   const auto wrong = [](const std::string& what) { return Error(ExitCode::kInvalidInput, what); };
-  if (!frozen.is_object() || !frozen.contains("hash") || !frozen.contains("forecasts")) {
+  if (!frozen.is_object() || !frozen.contains("hash") || !frozen.contains("forecasts"))
     throw wrong("no frozen forecasts: expected the file of accuracy --freeze");
-  }
-  if (frozen["hash"] != hash_of(frozen["forecasts"])) {
+  if (frozen["hash"] != hash_of(frozen["forecasts"]))
     throw wrong("the frozen forecasts were changed: their hash does not fit");
-  }
   std::map<std::tuple<std::string, std::int64_t, std::string>, const Json*> by_row;
   for (const Json& each : frozen["forecasts"]) by_row[{each["id"], each["line"], each["quantity"]}] = &each;
   bool any = false;

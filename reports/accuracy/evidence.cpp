@@ -51,11 +51,10 @@ Weights shares_of(const EventGraph& graph, const Work& work, const CostModel& co
   }
   Weights shares;
   const double total = seconds.total();
-  if (total > 0) {
+  if (total > 0)
     shares.add(seconds, 1 / total);
-  } else {
+  else
     shares.add(otherwise, 1);
-  }
   return shares;
 }
 
@@ -65,7 +64,8 @@ StepEvidence weigh_evidence(const Forecast& forecast, const CostModel& costs) {
   const EventGraph& graph = forecast.graph;
   const Evidence host = costs.calibration().host.evidence;
   const Evidence contention = costs.calibration().contention.evidence;
-  auto shares = list_of<Weights>(graph.works, [&](const Work& work) { return shares_of(graph, work, costs, host); });
+  auto shares = list_of<Weights>(
+      graph.works, [&](const Work& work) { return shares_of(graph, work, costs, host); });
 
   const auto row_work = [&](EventId event) { return graph.rows[at(event)].work; };
   Weights step, communication, exposed;

@@ -11,11 +11,10 @@ std::vector<Interval> united(std::vector<Interval> intervals) {
   std::size_t count = 0;
   for (const Interval& interval : intervals) {
     if (interval.end <= interval.begin) continue;
-    if (count > 0 && interval.begin <= intervals[count - 1].end) {
+    if (count > 0 && interval.begin <= intervals[count - 1].end)
       intervals[count - 1].end = std::max(intervals[count - 1].end, interval.end);
-    } else {
+    else
       intervals[count++] = interval;
-    }
   }
   intervals.resize(count);
   return intervals;
@@ -29,11 +28,10 @@ Time overlap(const std::vector<Interval>& a, const std::vector<Interval>& b) {
     const Time begin = std::max(a[i].begin, b[j].begin);
     const Time end = std::min(a[i].end, b[j].end);
     if (begin < end) sum += end - begin;
-    if (a[i].end < b[j].end) {
+    if (a[i].end < b[j].end)
       ++i;
-    } else {
+    else
       ++j;
-    }
   }
   return sum;
 }

@@ -106,9 +106,8 @@ class AttentionJudge {
  public:
   AttentionJudge() {
     const CsvTable table = published_table("attention_measured.csv");
-    for (ReadAttention& read : read_attention_rows(table, machines_)) {
+    for (ReadAttention& read : read_attention_rows(table, machines_))
       if (read.problem.empty()) published_.push_back(std::move(read.row));
-    }
   }
   const std::vector<Machine>& machines() const { return machines_; }
 
@@ -150,32 +149,27 @@ class AttentionJudge {
     };
     if (const auto fit = fitted(key(1, ""), gpu, kEnough, [&](const AttentionRow& each) {
           return here(each) && each.source != row.source && program_of(each) == program;
-        })) {
+        }))
       return priced(*fit, 0, "source left out");
-    }
     if (const std::optional<std::size_t> fold = own_fold(row)) {
       if (const auto fit = fitted(key(2, std::to_string(*fold)), gpu, kFew - 1, [&](const AttentionRow& each) {
             return here(each) && each.source == row.source && fold_in(each) != *fold;
-          })) {
+          }))
         return priced(*fit, 0, "shapes left out");
-      }
     }
     if (const auto fit = fitted(key(3, ""), gpu, kFew,
-                                [&](const AttentionRow& each) { return here(each) && each.source != row.source; })) {
+                                [&](const AttentionRow& each) { return here(each) && each.source != row.source; }))
       return priced(*fit, kOtherProgram, "another program");
-    }
-    if (const auto moved = moved_fit(row, gpu, kFew, key(4, program))) {
+    if (const auto moved = moved_fit(row, gpu, kFew, key(4, program)))
       return priced(*moved, kMovedSpread, "another GPU");
-    }
     return {profile_seconds(row, gpu), kNinetyPercent * kProfile, "profile"};
   }
 
   // Rows of the row's own source and kind; heads tell families apart, else the sequence.
   std::optional<std::size_t> own_fold(const AttentionRow& row) {
     bool known = false;
-    for (const AttentionRow& each : published_) {
+    for (const AttentionRow& each : published_)
       known = known || (each.source == row.source && each.gpu == row.gpu && same_kind(each, row));
-    }
     if (!known) return std::nullopt;
     return fold_in(row);
   }
@@ -216,9 +210,8 @@ class AttentionJudge {
   std::optional<Fitted> moved_fit(const AttentionRow& row, const Gpu& gpu, std::size_t fewest, const std::string& key) {
     for (const bool same_program : {true, false}) {
       std::vector<std::pair<double, const Machine*>> others;
-      for (const Machine& other : machines_) {
+      for (const Machine& other : machines_)
         if (other.key != row.gpu) others.emplace_back(distance(gpu, other.node.gpu), &other);
-      }
       std::ranges::stable_sort(others, [](const auto& a, const auto& b) { return a.first < b.first; });
       for (const auto& [far, other] : others) {
         const std::string name = fmt::format("{} {} {}", key, same_program, other->key);
@@ -235,9 +228,8 @@ class AttentionJudge {
   // What most published rows of the GPU run, else what PyTorch runs there.
   std::string usual_kernel(const AttentionRow& row) {
     std::map<std::string, int> counts;
-    for (const AttentionRow& each : published_) {
+    for (const AttentionRow& each : published_)
       if (each.gpu == row.gpu && !each.kernel.empty()) ++counts[each.kernel];
-    }
     const auto most =
         std::ranges::max_element(counts, [](const auto& a, const auto& b) { return a.second < b.second; });
     return most == counts.end() ? load_profile(row.gpu).sdpa_preferred : most->first;

@@ -62,9 +62,8 @@ using KnownRows = std::map<std::string, std::vector<const NcclRow*>>;
 
 KnownRows by_fabric(const std::vector<NcclRow>& rows) {
   KnownRows known;
-  for (const NcclRow& row : rows) {
+  for (const NcclRow& row : rows)
     if (row.problem.empty() && is_gather(*row.collective)) known[row.fabric].push_back(&row);
-  }
   return known;
 }
 
@@ -78,9 +77,8 @@ std::vector<CollectiveSweep> other_sweep(const NcclRow& row, const KnownRows& kn
   const auto fabric = known.find(row.fabric);
   if (!is_gather(*row.collective) || fabric == known.end()) return {};
   std::map<double, std::vector<double>> seconds;
-  for (const NcclRow* other : fabric->second) {
+  for (const NcclRow* other : fabric->second)
     if (*other->collective != *row.collective) seconds[other->bytes].push_back(other->seconds);
-  }
   if (seconds.size() < 2) return {};
   CollectiveSweep sweep;
   sweep.operation = *row.collective == CollectiveOperation::kAllGather ? CollectiveOperation::kReduceScatter
@@ -138,9 +136,8 @@ class Residuals {
     std::vector<double> found = residuals(swept_, row.source, [&](const Residual& r) {
       return r.size == size && is_inside(r.kind) == is_inside(row.kind);
     });
-    if (found.size() < kFewest) {
+    if (found.size() < kFewest)
       found = residuals(swept_, row.source, [&](const Residual& r) { return r.size == size; });
-    }
     // Run to run on one machine; where protocols change, sizes differ more.
     const double least = size == SizeClass::kLarge ? 0.03 : 0.08;
     constexpr double kUnknown = 0.15;
@@ -159,9 +156,8 @@ class Residuals {
   template <typename Accept>
   static std::vector<double> residuals(const std::vector<Residual>& from, const std::string& source, Accept&& accept) {
     std::vector<double> logs;
-    for (const Residual& r : from) {
+    for (const Residual& r : from)
       if (r.source != source && accept(r)) logs.push_back(r.log);
-    }
     std::ranges::sort(logs);
     return logs;
   }

@@ -57,9 +57,8 @@ class GemmJudge {
   AccuracyRow score(AccuracyRow out, const ReadGemm& read) {
     const GemmRow& row = read.row;
     const Machine* machine = machine_of(row.gpu, machines_);
-    if ((row.type == GemmType::kFp8 || row.type == GemmType::kFp4) && profile(row.gpu).gemm_fp8.efficiency <= 0) {
+    if ((row.type == GemmType::kFp8 || row.type == GemmType::kFp4) && profile(row.gpu).gemm_fp8.efficiency <= 0)
       return set_aside(std::move(out), fmt::format("{} has no fp8 units", row.gpu));
-    }
     const Choice choice = choose(row);
     Gpu gpu = machine->node.gpu;
     // Other types run at multiples of a type that was measured.
@@ -84,7 +83,8 @@ class GemmJudge {
   };
 
   const Calibration& profile(const std::string& gpu) {
-    return remembered(profiles_, gpu, [&] { return load_profile(gpu); });
+    return remembered(
+        profiles_, gpu, [&] { return load_profile(gpu); });
   }
   const GemmCurve& shipped(const std::string& gpu, GemmType type) {
     const Calibration& c = profile(gpu);
@@ -92,11 +92,13 @@ class GemmJudge {
     return type == GemmType::kFp32 ? c.gemm_fp32 : c.gemm_bf16;
   }
   const GemmProtocols& protocols(const std::string& gpu) {
-    return remembered(protocols_, gpu, [&] {
-      std::vector<GemmRow> rows;
-      for (const auto& [key, of_key] : published_) append(rows, of_key);
-      return GemmProtocols(rows, gpu);
-    });
+    return remembered(
+        protocols_, gpu,
+        [&] {
+          std::vector<GemmRow> rows;
+          for (const auto& [key, of_key] : published_) append(rows, of_key);
+          return GemmProtocols(rows, gpu);
+        });
   }
 
   Choice choose(const GemmRow& row) {

@@ -45,15 +45,14 @@ std::vector<MemoryRead> read_rows(const CsvTable& table, const std::vector<Machi
     row.seconds = positive_of(table, i, "latency_us") * 1e-6;
     const double rate = positive_of(table, i, "gbs") * kGiga;
     if (row.seconds == 0 && row.bytes > 0 && rate > 0) row.seconds = row.bytes / rate;
-    if (row.gpu.empty()) {
+    if (row.gpu.empty())
       row.problem = fmt::format("the catalogue has no GPU '{}'", cell_of(table, i, "gpu"));
-    } else if (contains(row.operation, "step time")) {
+    else if (contains(row.operation, "step time"))
       row.problem = "a whole step, not one operation";
-    } else if (row.seconds == 0) {
+    else if (row.seconds == 0)
       row.problem = "no latency_us above zero, and no bytes_counted with a rate";
-    } else if (row.bytes == 0 && !is_period(row)) {
+    else if (row.bytes == 0 && !is_period(row))
       row.problem = "bytes_counted is no number above zero";
-    }
     rows.push_back(std::move(row));
   }
   return rows;
@@ -91,9 +90,8 @@ MemoryCurve fit_rows(const std::vector<MemoryRead>& rows, const Gpu& gpu) {
 class MemoryJudge {
  public:
   MemoryJudge() {
-    for (MemoryRead& row : read_rows(published_table("membound_measured.csv"), machines_)) {
+    for (MemoryRead& row : read_rows(published_table("membound_measured.csv"), machines_))
       if (row.problem.empty() && !is_period(row)) published_.push_back(std::move(row));
-    }
   }
   const std::vector<Machine>& machines() const { return machines_; }
 
@@ -123,9 +121,8 @@ class MemoryJudge {
     for (const Machine& other : machines_) {
       const bool has = std::ranges::any_of(
           published_, [&](const auto& each) { return same(each) && each.gpu == other.key && each.gpu != row.gpu; });
-      if (has && (nearest == nullptr || distance(gpu, other.node.gpu) < distance(gpu, nearest->node.gpu))) {
+      if (has && (nearest == nullptr || distance(gpu, other.node.gpu) < distance(gpu, nearest->node.gpu)))
         nearest = &other;
-      }
     }
     if (nearest != nullptr) {
       const auto there = pick([&](const MemoryRead& each) { return same(each) && each.gpu == nearest->key; });

@@ -33,9 +33,8 @@ std::string absurdity(double measured_s, double predicted_s, double flops, Flops
                        peak.value() / 1e12);
   }
   const double ratio = measured_s / predicted_s;
-  if (ratio > kUnit || ratio < 1 / kUnit) {
+  if (ratio > kUnit || ratio < 1 / kUnit)
     return fmt::format("{:.3g} s is {:.3g} times the forecast: another unit?", measured_s, ratio);
-  }
   return "";
 }
 

@@ -32,9 +32,8 @@ std::vector<double> unknown_seconds(const CapturedGraph& captured, const EventGr
   std::vector<double> seconds(graph.works.size(), 0);
   for (std::size_t w = 0; w < graph.works.size(); ++w) {
     const Work& work = graph.works[w];
-    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k)
       if (!captured.kernels[k].is_known) seconds[w] += costs.price(graph.kernels[k]).seconds;
-    }
   }
   return seconds;
 }
@@ -86,9 +85,8 @@ class Pricer {
     CostTable table = ranks_[own_].price(draw, unknown_factor);
     if (ranks_.size() == 1) return table;
     table.pipeline.resize(ranks_.size());
-    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    for (std::size_t r = 0; r < ranks_.size(); ++r)
       if (r != own_) table.pipeline[r] = ranks_[r].price(draw, unknown_factor);
-    }
     return table;
   }
 
@@ -220,12 +218,10 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
         "other is not in the step; capture it, too (foreshard-null --rank {0}), and name all: --capture A B",
         rank));
   }
-  for (const std::string& place : made.blind_reads) {
+  for (const std::string& place : made.blind_reads)
     warnings.push_back("the host reads a tensor that nobody computed (zeros) at " + place);
-  }
-  for (const std::string& place : made.level_counts) {
+  for (const std::string& place : made.level_counts)
     warnings.push_back("what nobody computed is counted as level (balanced experts) at " + place);
-  }
 }
 
 }
@@ -306,9 +302,8 @@ CapturedForecast forecast_captures(const std::vector<Capture>& captures, const P
   std::vector<CapturedGraph> all;
   for (const Capture& each : captures) {
     all.push_back(capture_graph(each, made.ranks));
-    for (const std::int64_t rank : all.back().awaited) {
+    for (const std::int64_t rank : all.back().awaited)
       if (!contains(made.missing, rank)) made.missing.push_back(rank);
-    }
   }
   check_transfers(captures, all);
   made.shown = at(std::ranges::max_element(all, {}, &CapturedGraph::peak_allocated) - all.begin());
@@ -337,13 +332,11 @@ CapturedForecast forecast_captures(const std::vector<Capture>& captures, const P
   forecast.costs = pricer.price(costs.center(), 1);
   Simulator simulator;
   forecast.timeline = simulator.simulate(forecast.graph, forecast.costs);
-  for (std::size_t r = 0; r < made.captured.before.size(); ++r) {
+  for (std::size_t r = 0; r < made.captured.before.size(); ++r)
     made.host_seconds += made.captured.before[r] + made.captured.during[r];
-  }
   for (const Capture& each : captures) {
-    for (const CapturedCall& call : each.calls) {
+    for (const CapturedCall& call : each.calls)
       if (call.kind == CapturedCall::Kind::kFault) made.faults.push_back(each.name_of(call));
-    }
   }
   const StepRange range = steady_step(capture);
   for (std::size_t i = range.begin; i < range.end; ++i) {
@@ -405,10 +398,9 @@ namespace {
 
 // Names of templates say what they are instead of where they stand.
 std::string short_name(std::string name) {
-  for (const std::string_view part : {"void ", "at::native::", "at::", "c10::", "(anonymous namespace)::"}) {
+  for (const std::string_view part : {"void ", "at::native::", "at::", "c10::", "(anonymous namespace)::"})
     for (std::size_t found = name.find(part); found != name.npos; found = name.find(part))
       name.erase(found, part.size());
-  }
   return name;
 }
 

@@ -68,7 +68,8 @@ class Linter {
     }
     keep();
     shards();
-    auto list = list_of<LintFinding>(found_, [&](auto& each) { return std::move(each.second); });
+    auto list = list_of<LintFinding>(
+        found_, [&](auto& each) { return std::move(each.second); });
     std::ranges::stable_sort(list, [](const LintFinding& a, const LintFinding& b) {
       const auto order = [](const LintFinding& f) { return std::tuple(&rule_named(f.rule), -f.bytes, -f.count); };
       return order(a) < order(b);
@@ -121,28 +122,25 @@ class Linter {
       constexpr std::int64_t kLargestBlock = 9, kLarge = 1 << 20;  // CapturedCall's values
       const std::int64_t bytes = call.values[kLargestBlock];
       if (!fuses_ && contains(name, "oftmax") && contains(name, "orward") && !contains(name, "ogSoft") &&
-          !contains(name, "nll_loss")) {
+          !contains(name, "nll_loss"))
         note("unfused_attention", call, bytes);
-      }
       if (bytes >= kLarge && contains(place, "mask") && !contains(place, "loss")) note("large_mask", call, bytes);
     }
     // Units' own are issued by FSDP's hooks; norms and losses have a few bytes.
     constexpr std::int64_t kNumbers = 1 << 16;
     if (call.kind == Kind::kCollective && !place.empty() && call.values[1] > kNumbers && !contains(place, "_fsdp_") &&
-        contains(place, "redistribute")) {
+        contains(place, "redistribute"))
       note("collective_outside_units", call, call.values[1]);
-    }
   }
 
   void memory(std::size_t i, const CapturedCall& call) {
     if (i == range_.begin || before_ < 0) before_ = call.values[2] - (i >= range_.begin ? call.values[1] : 0);
     if (i < range_.begin) before_ = call.values[2];
     after_ = call.values[2];
-    if (call.values[1] > 0 && i >= range_.begin) {
+    if (call.values[1] > 0 && i >= range_.begin)
       alive_[call.values[0]] = &call;
-    } else {
+    else
       alive_.erase(call.values[0]);
-    }
   }
 
   // Parameters that a step replaces live on, too, but no more of them with each step.
@@ -184,18 +182,19 @@ std::string own_place(std::string_view frames) {
   while (!frames.empty()) {
     const std::string frame(cut(frames, " < "));
     if (first.empty()) first = frame;
-    if (!contains(frame, "site-packages") && !contains(frame, "dist-packages") && !contains(frame, "/torch/")) {
+    if (!contains(frame, "site-packages") && !contains(frame, "dist-packages") && !contains(frame, "/torch/"))
       return frame;
-    }
   }
   return first;
 }
 
 Json lint_json(const std::vector<LintFinding>& findings) {
-  return json_list(findings, [&](const LintFinding& f) -> Json {
-    return {{"rule", f.rule},   {"place", f.place}, {"count", f.count},
-            {"bytes", f.bytes}, {"what", f.what},   {"fix", f.fix}};
-  });
+  return json_list(
+      findings,
+      [&](const LintFinding& f) -> Json {
+        return {{"rule", f.rule},   {"place", f.place}, {"count", f.count},
+                {"bytes", f.bytes}, {"what", f.what},   {"fix", f.fix}};
+      });
 }
 
 std::string lint_text(const std::vector<LintFinding>& findings) {

@@ -96,9 +96,8 @@ class StepComparison {
  private:
   std::int64_t constant_bytes() const {
     const auto column = std::ranges::find(recording_.categories, kOtherCategory);
-    if (column != recording_.categories.end() && !recording_.memory.empty()) {
+    if (column != recording_.categories.end() && !recording_.memory.empty())
       return recording_.memory.front().categories.at(at(column - recording_.categories.begin()));
-    }
     return forecast_.constant_bytes;
   }
 
@@ -121,7 +120,8 @@ class StepComparison {
   // Both sides around row `at` of the step, in the words of `row`.
   template <typename Describe>
   std::string rows_around(const Step& step, std::size_t at, Describe row) const {
-    return around(step.recorded, step.predicted, at, row, [](std::size_t i) { return fmt::format("seq {}", i + 1); });
+    return around(
+        step.recorded, step.predicted, at, row, [](std::size_t i) { return fmt::format("seq {}", i + 1); });
   }
 
   std::string place(const Step& step, std::size_t at) const {
@@ -132,9 +132,8 @@ class StepComparison {
   // Names of FIFOs are each side's own: what counts is which rows share one.
   bool same_fifo(const RecordedEvent& recorded, const RecordedEvent& predicted) {
     if (!recording_.events_have_communicators) return true;
-    if (recorded.communicator.empty() || predicted.communicator.empty()) {
+    if (recorded.communicator.empty() || predicted.communicator.empty())
       return recorded.communicator == predicted.communicator;
-    }
     const auto theirs = fifos_.try_emplace(recorded.communicator, predicted.communicator).first;
     const auto ours = owners_.try_emplace(predicted.communicator, recorded.communicator).first;
     return theirs->second == predicted.communicator && ours->second == recorded.communicator;
@@ -178,9 +177,8 @@ class StepComparison {
       if (ends && i == step.recorded.size() && j == step.predicted.size()) return;
       if (ends || !same_place(step.recorded[i], step.predicted[j]) ||
           step.recorded[i].bytes_in != step.predicted[j].bytes_in ||
-          step.recorded[i].bytes_out != step.predicted[j].bytes_out) {
+          step.recorded[i].bytes_out != step.predicted[j].bytes_out)
         break;
-      }
       ++i;
       ++j;
     }
@@ -200,25 +198,22 @@ class StepComparison {
       differ(What::kMemory,
              fmt::format("{}: live bytes by pool\n{}", place(step, i), rows_around(step, i, [](const RecordedEvent& e) {
                            std::string text = e.kind + " " + e.unit + ":";
-                           for (std::size_t p = 0; p < kPools.size(); ++p) {
+                           for (std::size_t p = 0; p < kPools.size(); ++p)
                              text += fmt::format(" {} {}", kPools[p], e.pools[p]);
-                           }
                            return text;
                          })));
       return;
     }
-    if (common != step.recorded.size() || common != step.predicted.size()) {
+    if (common != step.recorded.size() || common != step.predicted.size())
       result_.memory_identical = false;  // what cannot be compared is not identical
-    }
   }
 
   void compare_boundaries(const Step& step) {
     std::size_t at = 0;
     std::int64_t highest = 0;
     std::vector<const RecordedMemoryRow*> rows;
-    for (const RecordedMemoryRow& row : recording_.memory) {
+    for (const RecordedMemoryRow& row : recording_.memory)
       if (row.step == step.number) rows.push_back(&row);
-    }
     if (rows.empty()) return;
     for (std::size_t i = 0; i < step.predicted.size(); ++i) {
       const LoggedMemory::Level& level = step.memory->levels[i];

@@ -38,9 +38,11 @@ Rows with_sorted_frees(Rows rows) {
     const bool freed = begin->freed;
     const auto end = std::find_if(begin, rows.end(), [&](const RecordedAllocation& a) { return a.freed != freed; });
     if (freed) {
-      std::sort(begin, end, [](const RecordedAllocation& a, const RecordedAllocation& b) {
-        return std::tie(a.bytes, a.pool, a.category) < std::tie(b.bytes, b.pool, b.category);
-      });
+      std::sort(
+          begin, end,
+          [](const RecordedAllocation& a, const RecordedAllocation& b) {
+            return std::tie(a.bytes, a.pool, a.category) < std::tie(b.bytes, b.pool, b.category);
+          });
     }
     begin = end;
   }
@@ -70,9 +72,8 @@ std::string first_difference(const Rows& recorded, const Rows& predicted) {
 }
 
 std::optional<std::size_t> category_index(std::string_view name) {
-  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
+  for (std::size_t i = 0; i < kMemoryCategories; ++i)
     if (to_string(static_cast<MemoryCategory>(i)) == name) return i;
-  }
   return std::nullopt;
 }
 
@@ -123,20 +124,17 @@ PeakComparison compare_step_peaks(const Recording& recording, std::int64_t step,
   for (std::size_t p = 0; p < kPools.size(); ++p) {
     if (!index.pools[p]) continue;
     const std::string name = fmt::format("peak_{}", kPools[p]);
-    if (p == kHostPool) {  // no part of the total
+    if (p == kHostPool)  // no part of the total
       check(name, *index.pools[p], memory.pool_peaks[p]);
-    } else {
+    else
       check_peak(name, *index.pools[p], memory.pool_peaks[p]);
-    }
   }
   std::map<std::string, RecordedPeak> recorded;
-  for (const RecordedPeak& peak : recording.peaks) {
+  for (const RecordedPeak& peak : recording.peaks)
     if (peak.step == step) recorded[peak.category] = peak;
-  }
   if (recorded.empty()) return result;
-  for (std::size_t c = 0; c < kMemoryCategories; ++c) {  // what has no row was nothing
+  for (std::size_t c = 0; c < kMemoryCategories; ++c)  // what has no row was nothing
     recorded.try_emplace(to_string(static_cast<MemoryCategory>(c)));
-  }
   for (const auto& [name, peak] : recorded) {
     check("bytes_at_total_peak of " + name, peak.at_total_peak, category_bytes(memory.at_peak, name, constant));
     check_peak("own_peak of " + name, peak.own_peak, category_bytes(memory.category_peaks, name, constant));

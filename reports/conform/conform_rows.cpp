@@ -26,13 +26,12 @@ std::string describe(const RecordedEvent& event) {
   std::string text = event.kind;
   add(text, event.unit);
   add(text, event.stream);
-  if (event.bytes_in != kBlank && event.bytes_out != kBlank) {
+  if (event.bytes_in != kBlank && event.bytes_out != kBlank)
     add(text, fmt::format("{} -> {}", event.bytes_in, event.bytes_out));
-  } else if (event.bytes_in != kBlank) {
+  else if (event.bytes_in != kBlank)
     add(text, fmt::format("{} ->", event.bytes_in));
-  } else if (event.bytes_out != kBlank) {
+  else if (event.bytes_out != kBlank)
     add(text, fmt::format("-> {}", event.bytes_out));
-  }
   add(text, event.dtype);
   add(text, event.group);
   add(text, event.cause);

@@ -25,9 +25,8 @@ std::string counts(const ConformanceSummary& s) {
   std::string text = fmt::format("{} configurations: schedule {}, bytes {}, memory {} identical and {} within {} %",
                                  s.configurations, s.schedule_identical, s.bytes_identical, s.memory_identical,
                                  s.memory_within_tolerance, Conformance::kMemoryTolerance * 100);
-  if (s.allocations_recorded > 0) {
+  if (s.allocations_recorded > 0)
     text += fmt::format(", allocations {} of {}", s.allocations_identical, s.allocations_recorded);
-  }
   if (s.partly_stored > 0) text += fmt::format("; {} stored in part", s.partly_stored);
   if (s.not_recorded > 0) text += fmt::format("; {} not recorded", s.not_recorded);
   return text;
@@ -39,11 +38,10 @@ std::string verdict(const Conformance& row) {
   const auto add = [&](const std::string& word) { text += (text.empty() ? "" : ", ") + word; };
   if (!row.schedule_identical) add("schedule differs");
   if (!row.bytes_identical) add("bytes differ");
-  if (!row.memory_within_tolerance) {
+  if (!row.memory_within_tolerance)
     add(fmt::format("memory is off by {:.2f} % of the peak ({})", row.worst_peak_error * 100, row.worst_peak));
-  } else if (!row.memory_identical) {
+  else if (!row.memory_identical)
     add("memory within tolerance");
-  }
   if (row.allocations_identical == false) add("allocations differ");
   if (!row.free_order_identical) add("frees in another order");
   if (row.state == State::kPartlyStored) add("stored in part");
@@ -105,9 +103,8 @@ Json to_json(const Conformance& row, const std::string& folder) {
   json["worst_peak"] = row.worst_peak.empty() ? Json() : Json(row.worst_peak);
   json["events"] = row.rows;
   json["differences"] = Json::array();
-  for (const Difference& difference : row.differences) {
+  for (const Difference& difference : row.differences)
     json["differences"].push_back({{"what", word(difference.what)}, {"text", difference.text}});
-  }
   return json;
 }
 
@@ -140,9 +137,8 @@ ConformanceSummary summarize(const std::vector<ConformanceFolder>& folders) {
 
 std::string conformance_text(const std::vector<ConformanceFolder>& folders, std::int64_t shown, Color color) {
   std::string text;
-  for (const ConformanceFolder& folder : folders) {
+  for (const ConformanceFolder& folder : folders)
     text += fmt::format("{}: {}\n", folder.path, counts(summarize({folder})));
-  }
   // What fails first, then what differs in a way that is allowed.
   std::int64_t differing = 0;
   for (const bool passed : {false, true}) {
@@ -179,9 +175,8 @@ Json conformance_json(const std::vector<ConformanceFolder>& folders) {
                      {"memory_tolerance", Conformance::kMemoryTolerance},
                      {"passed", s.passed}};
   json["rows"] = Json::array();
-  for (const ConformanceFolder& folder : folders) {
+  for (const ConformanceFolder& folder : folders)
     for (const Conformance& row : folder.rows) json["rows"].push_back(to_json(row, folder.path));
-  }
   return json;
 }
 

@@ -26,9 +26,8 @@ bool is_always_kept(std::string_view kind) {
 
 std::string words_of(const LibraryRecordedEvent& e) {
   std::string text = fmt::format("{} {}", e.kind, e.unit);
-  for (const std::string* word : {&e.dtype, &e.group, &e.note}) {
+  for (const std::string* word : {&e.dtype, &e.group, &e.note})
     if (!word->empty()) text += " " + *word;
-  }
   return text;
 }
 

@@ -87,13 +87,11 @@ double likelihood_of_words(const KnownCause& cause, const std::vector<std::strin
 std::vector<std::string> lines_of(const std::string& words) {
   constexpr std::size_t kLongest = 600;  // std::regex recurses over what it reads
   std::vector<std::string> lines(1);
-  for (const char letter : words) {
-    if (letter == '\n' || lines.back().size() >= kLongest) {
+  for (const char letter : words)
+    if (letter == '\n' || lines.back().size() >= kLongest)
       lines.emplace_back();
-    } else {
+    else
       lines.back() += static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-    }
-  }
   return lines;
 }
 
@@ -114,9 +112,8 @@ std::vector<Part> parts_of(double step_log_sd, double memory_log_sd, bool ran_ou
                              {&Signals::in_use, 2 * memory_log_sd, 1, false, ran_out},
                              {&Signals::retries, 0.3, 3, false}};
   for (std::optional<double> Signals::*field : {&Signals::compute, &Signals::communication, &Signals::exposed,
-                                                &Signals::waiting, &Signals::idle, &Signals::data}) {
+                                                &Signals::waiting, &Signals::idle, &Signals::data})
     parts.push_back({field, kPartSd, 1, true});
-  }
   return parts;
 }
 
@@ -138,14 +135,14 @@ template <typename LogOf>
 double sum_of_logs(const std::vector<Part>& parts, const Signals& is, const Signals& would, LogOf log_of) {
   const double scale = is.step.value_or(would.step.value_or(1));
   double sum = 0;
-  for (const Part& part : parts) {
+  for (const Part& part : parts)
     if (const auto z = distance(part, is, would, scale)) sum += log_of(part, *z);
-  }
   return sum;
 }
 
 double log_likelihood(const std::vector<Part>& parts, const Signals& is, const Signals& would) {
-  return sum_of_logs(parts, is, would, [](const Part&, double z) { return log_student(z); });
+  return sum_of_logs(
+      parts, is, would, [](const Part&, double z) { return log_student(z); });
 }
 
 // Two causes at once, of which the forecasts are known alone.
@@ -162,18 +159,20 @@ Signals both(const std::vector<Part>& parts, const Signals& right, const Signals
 
 // Every figure is as forecast, or anywhere within +- widest, as likely one as the other.
 double log_likelihood_of_unknown(const std::vector<Part>& parts, const Signals& is, const Signals& would) {
-  return sum_of_logs(parts, is, would, [](const Part& part, double z) {
-    return std::log((std::exp(log_student(z)) + part.sd / part.widest) / 2);
-  });
+  return sum_of_logs(
+      parts, is, would,
+      [](const Part& part, double z) { return std::log((std::exp(log_student(z)) + part.sd / part.widest) / 2); });
 }
 
 // Whether the cause changes any of what was measured, by one in a hundred.
 bool changes(const std::vector<Part>& parts, const Signals& is, const Signals& would, const Signals& right) {
-  return std::ranges::any_of(parts, [&](const Part& part) {
-    const std::optional<double>&a = would.*part.field, &b = right.*part.field;
-    if (!(is.*part.field) || !a || !b) return false;
-    return std::abs(*a - *b) > 0.01 * (part.is_share ? right.step.value_or(1) : *b);
-  });
+  return std::ranges::any_of(
+      parts,
+      [&](const Part& part) {
+        const std::optional<double>&a = would.*part.field, &b = right.*part.field;
+        if (!(is.*part.field) || !a || !b) return false;
+        return std::abs(*a - *b) > 0.01 * (part.is_share ? right.step.value_or(1) : *b);
+      });
 }
 
 double mean_likelihood(const std::vector<double>& logs, double most) {

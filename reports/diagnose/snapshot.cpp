@@ -46,9 +46,8 @@ std::int64_t bytes_of(const PickleValue& value, std::string_view key) {
   const PickleValue* found = value.find(key);
   const std::int64_t bytes = found == nullptr ? 0 : found->integer();
   constexpr std::int64_t kMost = std::int64_t{1} << 50;
-  if (bytes < 0 || bytes > kMost) {
+  if (bytes < 0 || bytes > kMost)
     throw Error(ExitCode::kInvalidInput, fmt::format("snapshot: {}: {} is no size", key, bytes));
-  }
   return bytes;
 }
 

@@ -47,9 +47,8 @@ Json accuracy_page_json(const std::vector<AccuracyRow>& rows) {
   WordColumn quantity, reason;
   std::vector<std::string> kinds;  // of groups, in the order of their first rows
   for (const AccuracyRow& row : rows) {
-    for (const auto& [by, value] : row.groups) {
+    for (const auto& [by, value] : row.groups)
       if (!contains(kinds, by)) kinds.push_back(by);
-    }
   }
   std::vector<WordColumn> groups(kinds.size());
   for (std::size_t i = 0; i < rows.size(); i += stride) {
@@ -63,9 +62,8 @@ Json accuracy_page_json(const std::vector<AccuracyRow>& rows) {
     reason.add(row.scored ? "" : row.reason.empty() ? "not scored" : row.reason);
     for (std::size_t k = 0; k < kinds.size(); ++k) {
       std::string value;
-      for (const auto& [by, group] : row.groups) {
+      for (const auto& [by, group] : row.groups)
         if (by == kinds[k]) value = group;
-      }
       groups[k].add(value);
     }
   }

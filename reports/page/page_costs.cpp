@@ -163,9 +163,8 @@ Json sensitivity_json(const Forecast& forecast, const CostModel& costs) {
                        {"low_s", move.low},
                        {"high_s", move.high},
                        {"source", calibration.spread[at(move.factor)].source}});
-    if (move.factor != Factor::kOverlap) {
+    if (move.factor != Factor::kOverlap)
       halves.push_back({{"factor", factor_words(move.factor)}, {"seconds", drawn.with(move.factor, 0.5)}});
-    }
   }
   const double step = drawn.at(costs.center());
   if (const double log_sd = costs.plan_log_sd(mfu_of(forecast, costs.cluster())); log_sd > 0) {

@@ -19,9 +19,8 @@ std::span<const EmbeddedFile> page_files();
 namespace {
 
 std::string_view part(std::string_view name) {
-  for (const EmbeddedFile& file : page_files()) {
+  for (const EmbeddedFile& file : page_files())
     if (file.path.ends_with(name)) return file.content;
-  }
   throw Error(ExitCode::kInternal, "the page's part is not built in: " + std::string(name));
 }
 

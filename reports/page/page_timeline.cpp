@@ -49,11 +49,10 @@ NameParts parts_of(const EventNames& names, EventKind kind, EventId id) {
   const std::string name = names.of(id);
   const std::string head = to_string(kind);
   NameParts parts{names.place(id), name.substr(head.size())};
-  if (!parts.place.empty() && parts.tail.starts_with(" " + parts.place)) {
+  if (!parts.place.empty() && parts.tail.starts_with(" " + parts.place))
     parts.tail.erase(0, parts.place.size() + 1);
-  } else {
+  else
     parts.place.clear();
-  }
   return parts;
 }
 
@@ -86,10 +85,12 @@ Json critical_path(const EventGraph& graph, const Timeline& timeline) {
 }
 
 Json gaps_json(const EventGraph& graph, const Timeline& timeline) {
-  return json_list(compute_gaps(graph, timeline), [&](const Gap& gap) -> Json {
-    return {gap.begin.nanoseconds(), (gap.end - gap.begin).nanoseconds(), gap.collective,
-            gap.otherwise == Cause::kHost ? 1 : 0, gap.held_up};
-  });
+  return json_list(
+      compute_gaps(graph, timeline),
+      [&](const Gap& gap) -> Json {
+        return {gap.begin.nanoseconds(), (gap.end - gap.begin).nanoseconds(), gap.collective,
+                gap.otherwise == Cause::kHost ? 1 : 0, gap.held_up};
+      });
 }
 
 std::vector<std::size_t> sampled_rows(const MemoryProfile& memory) {
@@ -98,9 +99,8 @@ std::vector<std::size_t> sampled_rows(const MemoryProfile& memory) {
   std::vector<std::size_t> kept;
   for (std::size_t begin = 0; begin < rows; begin += stride) {
     std::size_t highest = begin;
-    for (std::size_t i = begin; i < std::min(rows, begin + stride); ++i) {
+    for (std::size_t i = begin; i < std::min(rows, begin + stride); ++i)
       if (memory.samples[i].peak > memory.samples[highest].peak) highest = i;
-    }
     kept.push_back(highest);
   }
   return kept;
@@ -179,9 +179,8 @@ Json timeline_json(const Forecast& forecast) {
   }
   Json sort_list = json_list(sorts.keys(), [&](const Sort& s) -> Json { return sort_json(s, graph); });
   Json cause_list = Json::array();
-  for (Cause c : {Cause::kStepBegin, Cause::kHost, Cause::kStream, Cause::kWait, Cause::kCommunicator}) {
+  for (Cause c : {Cause::kStepBegin, Cause::kHost, Cause::kStream, Cause::kWait, Cause::kCommunicator})
     cause_list.push_back(to_string(c));
-  }
   Json stream_list = Json::array();
   for (std::size_t s = 0; s < kStreams; ++s) stream_list.push_back(to_string(static_cast<Stream>(s)));
   return {{"events", graph.rows.size()},

@@ -62,9 +62,8 @@ std::string budget_text(const BudgetCurve& curve, Color color) {
         {"  memory", "step", "tokens/s/GPU", "shard", "reshard", "recompute", "micro-batch"}};
     for (const BudgetPoint& point : curve.points) table.push_back(cells(point));
     Lines rows = aligned(table);
-    for (std::size_t i = 0; i < curve.points.size(); ++i) {
+    for (std::size_t i = 0; i < curve.points.size(); ++i)
       rows[i + 1] += " " + settings_words(curve.base, curve.points[i].plan);
-    }
     append(lines, rows);
   }
   return fmt::format("{}\n", fmt::join(lines, "\n"));

@@ -53,9 +53,8 @@ Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const P
   report.communication = extended(laid_out.communication, fewer.communication);
   report.exposed_communication = extended(laid_out.exposed_communication, fewer.exposed_communication);
   std::vector<StackOutcome>& outcomes = report.open_stack.outcomes;
-  for (std::size_t i = 0; i < outcomes.size(); ++i) {
+  for (std::size_t i = 0; i < outcomes.size(); ++i)
     outcomes[i].seconds = of_whole_step(few, outcomes[i].seconds, fewer.open_stack.outcomes[i].seconds, all);
-  }
   report.seconds = extended(laid_out.seconds, fewer.seconds);
   if (whole.mesh.pp == 1 && !asks_driver(laid_out) && !asks_driver(fewer)) {
     report.seconds.value = whole_period(model, whole, costs);
@@ -70,9 +69,8 @@ Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const P
     report.pipeline[r].idle = of_whole_step(few, idle(laid_out), idle(fewer), all) / report.seconds.value;
   }
   const double times = as_double(all) / as_double(few.count);
-  for (Quantity Report::*rate : {&Report::tokens_per_s_per_gpu, &Report::mfu, &Report::hfu}) {
+  for (Quantity Report::*rate : {&Report::tokens_per_s_per_gpu, &Report::mfu, &Report::hfu})
     report.*rate = rate_of(laid_out.*rate, laid_out.seconds.value, report.seconds, times);
-  }
   report.assumed.insert(report.assumed.begin(),
                         {"micro-batches", fmt::format("{} of {} laid out (the others are alike: bars, memory and "
                                                       "driver calls are of these)",

@@ -24,13 +24,15 @@ void nodes(Cluster& c, Change change) {
 }
 
 void links(Cluster& c, double factor) {
-  c = with_links(std::move(c), [&](SwitchLink& link) { link.rate = times(link.rate, factor); });
+  c = with_links(
+      std::move(c), [&](SwitchLink& link) { link.rate = times(link.rate, factor); });
 }
 
 // A rate of the nodes, times a factor.
 template <auto rate>
 void scale(Cluster& c, double factor) {
-  nodes(c, [&](NodeKind& n) { n.*rate = times(n.*rate, factor); });
+  nodes(
+      c, [&](NodeKind& n) { n.*rate = times(n.*rate, factor); });
 }
 
 bool always(const Cluster&) { return true; }

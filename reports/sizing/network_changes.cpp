@@ -34,10 +34,12 @@ class Changes {
     try_placements();
     try_move();
     try_leaving_out();
-    std::erase_if(found_, [&](const NetworkChange& change) {
-      return !change.what.empty() && change.tokens_per_s < found_.front().tokens_per_s * kWorthIt &&
-             !change.what.starts_with("without ");
-    });
+    std::erase_if(
+        found_,
+        [&](const NetworkChange& change) {
+          return !change.what.empty() && change.tokens_per_s < found_.front().tokens_per_s * kWorthIt &&
+                 !change.what.starts_with("without ");
+        });
     std::stable_sort(found_.begin() + 1, found_.end(),
                      [](const NetworkChange& a, const NetworkChange& b) { return a.tokens_per_s > b.tokens_per_s; });
     return std::move(found_);
@@ -102,9 +104,8 @@ class Changes {
   void try_rail() {
     if (costs_.cluster().nodes() < 2) return;
     Cluster twice = costs_.cluster();
-    for (DegradedLink& link : twice.degraded) {
+    for (DegradedLink& link : twice.degraded)
       if (link.part == DegradedLink::Part::kNic) link.index *= 2;  // its twin is whole
-    }
     try_cluster("twice the rails", with_nodes(std::move(twice), [](NodeKind& n) { n.nics *= 2; }));
   }
 
@@ -187,9 +188,8 @@ class Changes {
   // The shard group stays where it divides the ranks that are left, else all of them are one.
   void leave_out(const std::string& which, const std::vector<std::int64_t>& left_out) {
     std::vector<std::int64_t> kept;
-    for (std::int64_t node = 0; node < costs_.cluster().nodes(); ++node) {
+    for (std::int64_t node = 0; node < costs_.cluster().nodes(); ++node)
       if (!std::ranges::binary_search(left_out, node)) kept.push_back(node);
-    }
     if (left_out.empty() || kept.empty() || !tried_.insert(kept).second) return;
     const Cluster rest = on_nodes(costs_.cluster(), kept);
     Plan plan = made_.plan;

@@ -75,13 +75,12 @@ Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const Ru
       return looked;
     }
     auto choice = choice_of(candidate, variants, terms, options);
-    if (!choice) {
+    if (!choice)
       looked.reason = fmt::format("nothing fits with {}", chance_text(terms.confidence));
-    } else if (std::isfinite(choice->run.days.high)) {
+    else if (std::isfinite(choice->run.days.high))
       looked.choice = std::move(choice);
-    } else {
+    else
       looked.reason = "fails more often than a checkpoint takes";
-    }
   } catch (const Error& error) {
     if (error.exit_code() == ExitCode::kInternal || error.exit_code() == ExitCode::kInterrupted) throw;
     looked.reason = error.what();
@@ -191,8 +190,9 @@ std::vector<TermsRemedy> find_remedies(const Recommendation& r, const JobMaker& 
     if (best) remedies.push_back(*best);
   };
   if (terms.deadline) {
-    least_change(What::kDeadline, *terms.deadline, *terms.deadline * kFar,
-                 [](RunTerms& t, double value) { t.deadline = value; });
+    least_change(
+        What::kDeadline, *terms.deadline, *terms.deadline * kFar,
+        [](RunTerms& t, double value) { t.deadline = value; });
     const auto by_days = [](const Choice& a, const Choice& b) { return a.run.days.value < b.run.days.value; };
     const Choice& fastest = *std::ranges::min_element(r.choices, by_days);
     if (fastest.run.probability_in_time < terms.confidence) {
@@ -200,8 +200,8 @@ std::vector<TermsRemedy> find_remedies(const Recommendation& r, const JobMaker& 
     }
   }
   if (terms.budget) {
-    least_change(What::kBudget, *terms.budget, *terms.budget * kFar,
-                 [](RunTerms& t, double value) { t.budget = value; });
+    least_change(
+        What::kBudget, *terms.budget, *terms.budget * kFar, [](RunTerms& t, double value) { t.budget = value; });
   }
   least_change(What::kTokens, terms.tokens, terms.tokens / kFar, [](RunTerms& t, double value) { t.tokens = value; });
   return remedies;
@@ -252,13 +252,12 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
       r.parameters = looked[i].parameters;
       r.sequence = looked[i].sequence;
     }
-    if (looked[i].choice) {
+    if (looked[i].choice)
       r.choices.push_back(std::move(*looked[i].choice));
-    } else if (candidates.size() == 1 && looked[i].failure != ExitCode::kOk) {
+    else if (candidates.size() == 1 && looked[i].failure != ExitCode::kOk)
       throw Error(looked[i].failure, looked[i].reason);
-    } else {
+    else
       r.rejected.push_back({candidates[i].spec, candidates[i].gpus, looked[i].reason});
-    }
   }
   std::ranges::sort(r.choices, [&](const Choice& a, const Choice& b) { return comes_first(a, b, terms.confidence); });
   r.remedies = find_remedies(r, make, options);

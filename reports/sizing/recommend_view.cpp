@@ -67,9 +67,8 @@ Lines first_lines_of(const Recommendation& r, const Paint& paint) {
   const Interruptions& x = run.interruptions;
   const std::string open = open_stack_text(sized.open_stack);
   Lines lines;
-  for (const std::string& line : wrapped(head, kTextWidth, 2)) {
+  for (const std::string& line : wrapped(head, kTextWidth, 2))
     lines.push_back(r.meets_terms() ? paint.green(paint.bold(line)) : paint.yellow(paint.bold(line)));
-  }
   append(lines,
          indented(fmt::format("plan: {}, reshard {}, prefetch {}, recompute "
                               "{}, micro-batch {} x {}{}",
@@ -142,9 +141,8 @@ Lines size_lines(const Recommendation& r) {
   for (const MachineSizes& m : r.machines) {
     smallest.push_back(m.smallest ? fmt::format("{}x{}", *m.smallest, m.machine) : fmt::format("no {}", m.machine));
     std::int64_t largest = 0;
-    for (const Choice& c : r.choices) {
+    for (const Choice& c : r.choices)
       if (c.machine == m.machine) largest = std::max(largest, c.sized.cluster.gpus);
-    }
     if (m.knee && *m.knee < largest) knees.push_back(fmt::format("{}x{}", *m.knee, m.machine));
   }
   Lines lines = wrapped(fmt::format("smallest that fits: {}", fmt::join(smallest, ", ")), kTextWidth, 2);
@@ -170,9 +168,8 @@ Lines rejected_lines(const Recommendation& r) {
     const auto& [reason, clusters] = reasons[i];
     append(lines, wrapped(fmt::format("no choice: {}: {}", fmt::join(clusters, ", "), reason), kTextWidth, 2));
   }
-  if (reasons.size() > kMostRejected) {
+  if (reasons.size() > kMostRejected)
     lines.push_back(fmt::format("({} more reasons in the JSON)", reasons.size() - kMostRejected));
-  }
   return lines;
 }
 
@@ -301,13 +298,18 @@ Json to_json(const Recommendation& r) {
                    {"pue", r.terms.pue},
                    {"confidence", r.terms.confidence}};
   json["meets_terms"] = r.meets_terms();
-  json["choices"] = json_list(r.choices, [&](const Choice& choice) -> Json { return choice_json(choice); });
-  json["machines"] = json_list(r.machines, [&](const MachineSizes& m) -> Json {
-    return {{"machine", m.machine}, {"smallest_gpus", maybe(m.smallest)}, {"knee_gpus", maybe(m.knee)}};
-  });
-  json["rejected"] = json_list(r.rejected, [&](const Rejected& one) -> Json {
-    return {{"cluster", one.cluster}, {"gpus", one.gpus}, {"reason", one.reason}};
-  });
+  json["choices"] = json_list(
+      r.choices, [&](const Choice& choice) -> Json { return choice_json(choice); });
+  json["machines"] = json_list(
+      r.machines,
+      [&](const MachineSizes& m) -> Json {
+        return {{"machine", m.machine}, {"smallest_gpus", maybe(m.smallest)}, {"knee_gpus", maybe(m.knee)}};
+      });
+  json["rejected"] = json_list(
+      r.rejected,
+      [&](const Rejected& one) -> Json {
+        return {{"cluster", one.cluster}, {"gpus", one.gpus}, {"reason", one.reason}};
+      });
   json["would_meet"] = json_list(r.remedies, [&](const TermsRemedy& remedy) -> Json { return remedy_json(remedy); });
   return json;
 }

@@ -47,11 +47,10 @@ ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& m
       const SizedJob& job = variants.front();
       l.model = job.model.name;
       l.sequence = job.space.base.batch.sequence;
-      if (auto sized = best_plan(variants, {options.confidence}, options.draws)) {
+      if (auto sized = best_plan(variants, {options.confidence}, options.draws))
         l.point = ScalePoint{std::move(*sized), job.price};
-      } else {
+      else
         l.reason = fmt::format("nothing fits with {}", chance_text(options.confidence));
-      }
     } catch (const Error& error) {
       if (error.exit_code() == ExitCode::kInternal) throw;
       l.reason = error.what();
@@ -67,16 +66,14 @@ ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& m
       curve.sequence = looked[i].sequence;
     }
     curve.machine = sizes[i].machine;
-    if (looked[i].point) {
+    if (looked[i].point)
       curve.points.push_back(std::move(*looked[i].point));
-    } else {
+    else
       curve.rejected.push_back({sizes[i].spec, sizes[i].gpus, looked[i].reason});
-    }
   }
   const bool same_failure = !looked.empty() && curve.points.empty() && looked.front().failure != ExitCode::kOk;
-  if (same_failure && looked.front().failure != ExitCode::kInfeasible) {
+  if (same_failure && looked.front().failure != ExitCode::kInfeasible)
     throw Error(looked.front().failure, looked.front().reason);
-  }
   std::ranges::sort(curve.points, [](const ScalePoint& a, const ScalePoint& b) {
     return a.sized.cluster.gpus < b.sized.cluster.gpus;
   });
@@ -132,11 +129,9 @@ std::string scale_text(const ScalingCurve& curve, Color color) {
     const std::string open = open_stack_text(curve.points.back().sized.open_stack);
     for (std::string& line : wrapped(open, kTextWidth, 2)) lines.push_back(std::move(line));
   }
-  for (const Rejected& one : curve.rejected) {
-    for (std::string& line : wrapped(fmt::format("no point: {}: {}", one.cluster, one.reason), kTextWidth, 2)) {
+  for (const Rejected& one : curve.rejected)
+    for (std::string& line : wrapped(fmt::format("no point: {}: {}", one.cluster, one.reason), kTextWidth, 2))
       lines.push_back(std::move(line));
-    }
-  }
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 
@@ -145,23 +140,25 @@ Json to_json(const ScalingCurve& curve) {
                {"machine", curve.machine},      {"scaling", curve.weak ? "weak" : "strong"},
                {"sequence", curve.sequence},    {"knee_gpus", nullptr}};
   if (curve.knee) json["knee_gpus"] = *curve.knee;
-  json["points"] = json_list(curve.points, [&](const ScalePoint& point) -> Json {
-    const SizedPlan& s = point.sized;
-    return {{"cluster", s.cluster.spec},
-            {"gpus", s.cluster.gpus},
-            {"global_batch", sequences_of(s.plan)},
-            {"plan", to_json(s.plan)},
-            {"step_s", to_json(s.step)},
-            {"tokens_per_s", to_json(s.tokens_per_s)},
-            {"speedup", point.speedup},
-            {"efficiency", point.efficiency},
-            {"mfu", to_json(s.mfu)},
-            {"exposed_communication", s.exposed_share},
-            {"margin_bytes", s.fit.margin().count()},
-            {"fit_probability", s.fit_probability},
-            {"open", open_json(s.open_stack)},
-            {"dollars_per_million_tokens", dollars_per_million(point)}};
-  });
+  json["points"] = json_list(
+      curve.points,
+      [&](const ScalePoint& point) -> Json {
+        const SizedPlan& s = point.sized;
+        return {{"cluster", s.cluster.spec},
+                {"gpus", s.cluster.gpus},
+                {"global_batch", sequences_of(s.plan)},
+                {"plan", to_json(s.plan)},
+                {"step_s", to_json(s.step)},
+                {"tokens_per_s", to_json(s.tokens_per_s)},
+                {"speedup", point.speedup},
+                {"efficiency", point.efficiency},
+                {"mfu", to_json(s.mfu)},
+                {"exposed_communication", s.exposed_share},
+                {"margin_bytes", s.fit.margin().count()},
+                {"fit_probability", s.fit_probability},
+                {"open", open_json(s.open_stack)},
+                {"dollars_per_million_tokens", dollars_per_million(point)}};
+      });
   json["rejected"] = json_list(curve.rejected, [&](const Rejected& one) -> Json {
     return {{"cluster", one.cluster}, {"gpus", one.gpus}, {"reason", one.reason}};
   });

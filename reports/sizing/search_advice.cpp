@@ -78,13 +78,15 @@ Json set_json(const std::vector<std::string>& changes) {
 }
 
 Json to_json(const std::vector<Alternative>& alternatives) {
-  return json_list(alternatives, [&](const Alternative& a) -> Json {
-    return {{"set", set_json(a.changes)},
-            {"plan", to_json(a.candidate.plan)},
-            {"seconds", a.candidate.seconds},
-            {"peak_allocated_bytes", a.candidate.peak_allocated.count()},
-            {"fit_probability", a.candidate.fit_probability}};
-  });
+  return json_list(
+      alternatives,
+      [&](const Alternative& a) -> Json {
+        return {{"set", set_json(a.changes)},
+                {"plan", to_json(a.candidate.plan)},
+                {"seconds", a.candidate.seconds},
+                {"peak_allocated_bytes", a.candidate.peak_allocated.count()},
+                {"fit_probability", a.candidate.fit_probability}};
+      });
 }
 
 std::vector<std::string> pipeline_lines(const std::vector<PipelineStep>& steps) {
@@ -92,23 +94,24 @@ std::vector<std::string> pipeline_lines(const std::vector<PipelineStep>& steps) 
   std::vector<std::string> words;
   for (const PipelineStep& step : steps) {
     const std::string of = step.pp == 1 ? "none" : fmt::format("pp {}", step.pp);
-    if (step.seconds) {
+    if (step.seconds)
       words.push_back(fmt::format("{} {}", of, seconds_text(*step.seconds)));
-    } else if (step.at_least > 0) {
+    else if (step.at_least > 0)
       words.push_back(fmt::format("{} no faster (layers and bubble alone {})", of, seconds_text(step.at_least)));
-    } else {
+    else
       words.push_back(of + " no faster");
-    }
   }
   return indented(fmt::format("stages of a pipeline: {}", fmt::join(words, ", ")));
 }
 
 Json to_json(const std::vector<PipelineStep>& steps) {
-  return json_list(steps, [&](const PipelineStep& step) -> Json {
-    return {{"pp", step.pp},
-            {"seconds", step.seconds ? Json(*step.seconds) : Json(nullptr)},
-            {"at_least_seconds", step.at_least}};
-  });
+  return json_list(
+      steps,
+      [&](const PipelineStep& step) -> Json {
+        return {{"pp", step.pp},
+                {"seconds", step.seconds ? Json(*step.seconds) : Json(nullptr)},
+                {"at_least_seconds", step.at_least}};
+      });
 }
 
 bool prefetch_is_idle(const SearchResult& result) {

@@ -33,8 +33,8 @@ std::vector<std::pair<std::string, double>> differences(const Forecast& best, co
   };
   for (const WaterfallBar& bar : waterfall(other.graph, other.timeline)) add(bar.what, bar.time.seconds());
   for (const WaterfallBar& bar : waterfall(best.graph, best.timeline)) add(bar.what, -bar.time.seconds());
-  std::erase_if(list,
-                [&](const auto& entry) { return std::abs(entry.second) < kSmallest * best.timeline.period.seconds(); });
+  std::erase_if(
+      list, [&](const auto& entry) { return std::abs(entry.second) < kSmallest * best.timeline.period.seconds(); });
   std::ranges::stable_sort(list, [](const auto& a, const auto& b) { return std::abs(a.second) > std::abs(b.second); });
   if (list.size() > kMostReasons) list.resize(kMostReasons);
   return list;
@@ -70,9 +70,11 @@ std::vector<WhySlower> why_slower(const Forecast& best, const SearchResult& resu
     const Candidate*& known = fastest[key_of(best.plan, n.plan)];
     if (known == nullptr || n.seconds < known->seconds) known = &n;
   }
-  auto list = list_of<WhySlower>(fastest, [&](const auto& each) {
-    return WhySlower{*each.second, differences(best, forecast(best.model, each.second->plan, costs))};
-  });
+  auto list = list_of<WhySlower>(
+      fastest,
+      [&](const auto& each) {
+        return WhySlower{*each.second, differences(best, forecast(best.model, each.second->plan, costs))};
+      });
   std::ranges::stable_sort(
       list, [](const WhySlower& a, const WhySlower& b) { return a.candidate.seconds > b.candidate.seconds; });
   return list;
@@ -114,13 +116,15 @@ std::string why_text(const std::vector<WhySlower>& list, const Plan& best, Color
 }
 
 Json to_json(const std::vector<WhySlower>& list) {
-  return json_list(list, [&](const WhySlower& why) -> Json {
-    Json because = Json::array();
-    for (const auto& [what, seconds] : why.because) because.push_back({{"what", what}, {"difference_s", seconds}});
-    Json entry = plan_and_time(why.candidate);
-    entry["because"] = because;
-    return entry;
-  });
+  return json_list(
+      list,
+      [&](const WhySlower& why) -> Json {
+        Json because = Json::array();
+        for (const auto& [what, seconds] : why.because) because.push_back({{"what", what}, {"difference_s", seconds}});
+        Json entry = plan_and_time(why.candidate);
+        entry["because"] = because;
+        return entry;
+      });
 }
 
 std::string robust_text(const RobustChoice& choice, const Candidate& fastest, Color color) {

@@ -54,14 +54,12 @@ class Heatmap {
     lines.push_back(head);
     for (std::int64_t shard : shards_) {
       std::string line = left("  " + std::to_string(shard), 10);
-      for (std::size_t p = 0; p < columns; ++p) {
+      for (std::size_t p = 0; p < columns; ++p)
         line += cell(is_idle ? fastest_of(shard) : find(shard, prefetches_[p]), paint);
-      }
       lines.push_back(line);
     }
-    if (columns < prefetches_.size() && !is_idle) {
+    if (columns < prefetches_.size() && !is_idle)
       lines.push_back(fmt::format("  ({} more prefetch settings in the JSON)", prefetches_.size() - columns));
-    }
     return lines;
   }
 
@@ -145,9 +143,8 @@ Lines pareto_lines(const SearchResult& result, const Paint& paint) {
                      fmt::format("{} x {}", c.plan.batch.micro_batch, c.plan.batch.accumulation)});
   }
   append(lines, aligned(table));
-  if (result.pareto.size() > kMostPareto) {
+  if (result.pareto.size() > kMostPareto)
     lines.push_back(fmt::format("  ({} more in the JSON)", result.pareto.size() - kMostPareto));
-  }
   return lines;
 }
 
@@ -236,9 +233,8 @@ std::string search_text(const SearchStory& story, const Forecast* best, const Re
     }
     lines.push_back(where);
   }
-  if (best_report != nullptr && !best_report->open_stack.outcomes.empty()) {
+  if (best_report != nullptr && !best_report->open_stack.outcomes.empty())
     append(lines, indented(open_stack_text(best_report->open_stack)));
-  }
   append(lines, pipeline_lines(story.pipelines));
   append(lines, advice_lines(result, story.alternatives, story.base, paint));
   const Lines map = Heatmap(result).lines(paint);
@@ -271,11 +267,13 @@ Json search_json(const SearchStory& story, const std::vector<Report>& pareto_rep
     if (i < pareto_reports.size()) entry["report"] = to_json(pareto_reports[i]);
     pareto.push_back(std::move(entry));
   }
-  json["heatmap"] = json_list(result.heatmap, [&](const HeatmapCell& cell) -> Json {
-    return {{"shard", cell.shard},
-            {"prefetch", prefetch_json(cell.prefetch)},
-            {"seconds", cell.seconds ? Json(*cell.seconds) : Json(nullptr)}};
-  });
+  json["heatmap"] = json_list(
+      result.heatmap,
+      [&](const HeatmapCell& cell) -> Json {
+        return {{"shard", cell.shard},
+                {"prefetch", prefetch_json(cell.prefetch)},
+                {"seconds", cell.seconds ? Json(*cell.seconds) : Json(nullptr)}};
+      });
   json["neighbours"] = json_list(result.neighbours, [&](const Candidate& c) -> Json { return candidate_json(c); });
   if (story.pipelines.size() > 1) json["pipelines"] = to_json(story.pipelines);
   json["smallest"] = result.smallest ? candidate_json(*result.smallest) : Json(nullptr);

@@ -118,9 +118,8 @@ StackOutcome outcome_of(const StackCase& other, ReservedMemory* replays) {
 
 double share_of(const EventGraph& graph, const Timeline& timeline, EventKind kind) {
   Time sum;
-  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+  for (std::size_t i = 0; i < graph.rows.size(); ++i)
     if (graph.rows[i].kind == kind) sum += timeline.spans[i].end - timeline.spans[i].arrive;
-  }
   return sum.seconds() / timeline.period.seconds();
 }
 
@@ -149,9 +148,8 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
       covering(with_interval(outcomes[0].seconds, sized.draws, weigh_evidence(shown, costs).seconds), outcomes);
   sized.fit = outcomes[0].fit;
   sized.fit_probability = fit_probability(outcomes);
-  if (outcomes.size() > 1) {
+  if (outcomes.size() > 1)
     sized.open_stack = open_stack(std::move(outcomes), sized.draws, sized.step.high - sized.step.low);
-  }
   shown.plan = plan;
   const StepRates rates = step_rates(shown, sized.cluster);
   sized.mfu = rate(rates.model_peak_seconds, sized.step);
@@ -263,9 +261,8 @@ bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms&
   std::vector<AllocatorSettings> allocators = space.allocators;
   if (allocators.empty()) allocators = {plan.allocator};
   // Experts that are sharded along another dimension where that is free to choose.
-  for (const KnobAxis& knob : space.knobs) {
+  for (const KnobAxis& knob : space.knobs)
     if (knob.key == "units.shard_dim" && knob.matters(plan)) knob.values.back()(plan);
-  }
   if (find_problem(plan, job.model, cluster)) return false;
   EventGraph graph = build_training_step(job.model, plan);
   take_fullest_rank(graph, plan);

@@ -15,27 +15,29 @@ std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants, 
                              const RecommendOptions& options) {
   const std::vector<MachineChange>& changes = machine_changes();
   std::vector<WhatIf> list(changes.size());
-  judge_each(changes.size(), {options.threads, {}, "what-if"}, [&](std::size_t i) {
-    const MachineChange& change = changes[i];
-    WhatIf& one = list[i];
-    one.property = change.property;
-    one.change = change.change;
-    if (!change.matters(variants.front().costs.cluster())) return;
-    const auto changed_jobs = [&](std::vector<SizedJob> jobs) {
-      for (SizedJob& job : jobs) {
-        job.costs = changed_costs(change, job.costs, job.space.base);
-        for (StackCase& code : job.stacks.cases) code.costs = changed_costs(change, code.costs, code.plan);
-      }
-      return jobs;
-    };
-    // Of a choice over axes, those.
-    const JobVariants changed = {
-        changed_jobs(choice.sized.plan.mesh.is_plain() ? variants.list : std::vector<SizedJob>{*choice.sized.job})};
-    one.sized = best_plan(changed, {terms.confidence}, options.draws);
-    if (!one.sized) return;
-    one.run = forecast_run(*one.sized, choice.price, terms);
-    one.worth_per_gpu_hour = choice.price.usd_per_hour * (choice.run.days.value / one.run.days.value - 1);
-  });
+  judge_each(
+      changes.size(), {options.threads, {}, "what-if"},
+      [&](std::size_t i) {
+        const MachineChange& change = changes[i];
+        WhatIf& one = list[i];
+        one.property = change.property;
+        one.change = change.change;
+        if (!change.matters(variants.front().costs.cluster())) return;
+        const auto changed_jobs = [&](std::vector<SizedJob> jobs) {
+          for (SizedJob& job : jobs) {
+            job.costs = changed_costs(change, job.costs, job.space.base);
+            for (StackCase& code : job.stacks.cases) code.costs = changed_costs(change, code.costs, code.plan);
+          }
+          return jobs;
+        };
+        // Of a choice over axes, those.
+        const JobVariants changed = {
+            changed_jobs(choice.sized.plan.mesh.is_plain() ? variants.list : std::vector<SizedJob>{*choice.sized.job})};
+        one.sized = best_plan(changed, {terms.confidence}, options.draws);
+        if (!one.sized) return;
+        one.run = forecast_run(*one.sized, choice.price, terms);
+        one.worth_per_gpu_hour = choice.price.usd_per_hour * (choice.run.days.value / one.run.days.value - 1);
+      });
   std::erase_if(list, [](const WhatIf& one) { return !one.sized; });
   std::ranges::stable_sort(list, std::greater(), &WhatIf::worth_per_gpu_hour);
   return list;
@@ -62,15 +64,17 @@ std::string what_if_text(const std::vector<WhatIf>& list, const Choice& choice, 
 }
 
 Json to_json(const std::vector<WhatIf>& list) {
-  return json_list(list, [&](const WhatIf& one) -> Json {
-    return {{"property", one.property},
-            {"change", one.change},
-            {"plan", to_json(one.sized->plan)},
-            {"step_s", to_json(one.sized->step)},
-            {"days", to_json(one.run.days)},
-            {"dollars", to_json(one.run.dollars)},
-            {"worth_usd_per_gpu_hour", one.worth_per_gpu_hour}};
-  });
+  return json_list(
+      list,
+      [&](const WhatIf& one) -> Json {
+        return {{"property", one.property},
+                {"change", one.change},
+                {"plan", to_json(one.sized->plan)},
+                {"step_s", to_json(one.sized->step)},
+                {"days", to_json(one.run.days)},
+                {"dollars", to_json(one.run.dollars)},
+                {"worth_usd_per_gpu_hour", one.worth_per_gpu_hour}};
+      });
 }
 
 }

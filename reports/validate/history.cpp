@@ -108,15 +108,12 @@ void append_history(const std::filesystem::path& file, const HistoryRow& row) {
                                "(coalesce(nullif(?, ''), "
                                "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                                kColumns));
-  for (const std::string* text :
-       {&row.created, &row.host, &row.fingerprint, &row.plan_yaml, &row.model, &row.runtime}) {
+  for (const std::string* text : {&row.created, &row.host, &row.fingerprint, &row.plan_yaml, &row.model, &row.runtime})
     insert.bind(*text);
-  }
   insert.bind(static_cast<std::int64_t>(row.ranks));
   for (double value :
-       {row.predicted_s, row.low_s, row.high_s, row.measured_s, row.exposed_communication_error, row.memory_error}) {
+       {row.predicted_s, row.low_s, row.high_s, row.measured_s, row.exposed_communication_error, row.memory_error})
     insert.bind(value);
-  }
   insert.bind(static_cast<std::int64_t>(row.passed));
   insert.bind(row.profile);
   insert.bind(row.version);
@@ -131,14 +128,12 @@ std::vector<HistoryRow> read_history(const std::filesystem::path& file) {
   std::vector<HistoryRow> rows;
   while (select.step()) {
     HistoryRow row = {.id = select.whole()};
-    for (std::string* text : {&row.created, &row.host, &row.fingerprint, &row.plan_yaml, &row.model, &row.runtime}) {
+    for (std::string* text : {&row.created, &row.host, &row.fingerprint, &row.plan_yaml, &row.model, &row.runtime})
       *text = select.text();
-    }
     row.ranks = static_cast<int>(select.whole());
     for (double* value : {&row.predicted_s, &row.low_s, &row.high_s, &row.measured_s, &row.exposed_communication_error,
-                          &row.memory_error}) {
+                          &row.memory_error})
       *value = select.real();
-    }
     row.passed = select.whole() != 0;
     row.profile = select.text();
     row.version = select.text();

@@ -23,9 +23,8 @@ StepOfRanks step_of_ranks(RunRecord& record, std::int64_t number) {
   StepOfRanks steps(at(record.world), nullptr);
   for (RankRecord& rank : record.ranks) {
     if (!rank.clocks_shared) continue;
-    for (MeasuredStep& step : rank.timelines) {
+    for (MeasuredStep& step : rank.timelines)
       if (step.step == number) steps[at(rank.rank)] = &step;
-    }
   }
   return steps;
 }
@@ -147,13 +146,11 @@ void summarize_memory(const Cluster& cluster, const RunRecord& record, Report& r
 
 void check_record(const EventGraph& graph, const RunRecord& record) {
   const auto refuse = [](const std::string& what) { throw Error(ExitCode::kInvalidInput, what); };
-  if (record.ranks.size() != at(record.paced ? 1 : record.world)) {
+  if (record.ranks.size() != at(record.paced ? 1 : record.world))
     refuse(fmt::format("the run has records of {} of its {} ranks", record.ranks.size(), record.world));
-  }
   for (const RankRecord& rank : record.ranks) {
-    if (rank.timelines.empty() || rank.step_durations.empty()) {
+    if (rank.timelines.empty() || rank.step_durations.empty())
       refuse(fmt::format("the run ended before rank {} had finished a recorded step", rank.rank));
-    }
     for (const MeasuredStep& step : rank.timelines) {
       if (step.duration <= Time()) refuse(fmt::format("step {} of rank {} took no time", step.step, rank.rank));
       if (step.spans.size() == graph.rows.size()) continue;
@@ -241,11 +238,10 @@ Report summarize_run(const Forecast& view, const Cluster& cluster, const RunReco
   report.steady_step = view.timeline.steady_step;
   summarize_memory(cluster, record, report);
   report.run = RunFigures{record.losses, record.parameter_hash, tokens_per_second(record)};
-  if (!record.not_finite.empty()) {
+  if (!record.not_finite.empty())
     report.warnings.push_back("the run was stopped: " + record.not_finite);
-  } else if (!record.complete) {
+  else if (!record.complete)
     report.warnings.emplace_back("the run was interrupted");
-  }
   return report;
 }
 

@@ -68,11 +68,10 @@ class SnapshotWriter {
       out_.entry("requested_size", block.active ? block.requested : 0);
       out_.entry("state", block.allocated ? "active_allocated" : block.active ? "active_awaiting_free" : "inactive");
       const auto id = at(block.id);
-      if (block.allocated && id < step_.buffer_of_block.size()) {
+      if (block.allocated && id < step_.buffer_of_block.size())
         write_frames(kNoEvent, step_.buffer_of_block[id]);
-      } else {
+      else
         write_no_frames();
-      }
       out_.end_dict();
     }
     out_.end_list();
@@ -197,11 +196,10 @@ void PickleWriter::text(std::string_view value) {
     out_ += value;
   }
   const bool is_short = slot < 256;
-  if (is_new) {
+  if (is_new)
     out_ += is_short ? kBinPut : kLongBinPut;
-  } else {
+  else
     out_ += is_short ? kBinGet : kLongBinGet;
-  }
   bytes(slot, is_short ? 1 : 4);
 }
 

@@ -56,9 +56,8 @@ class Reader {
     stack_.push_back(&document_.values.back());
   }
   Value pop() {
-    if (stack_.empty() || (!marks_.empty() && stack_.size() == marks_.back())) {
+    if (stack_.empty() || (!marks_.empty() && stack_.size() == marks_.back()))
       refuse("takes a value that is not there");
-    }
     const Value value = stack_.back();
     stack_.pop_back();
     return value;

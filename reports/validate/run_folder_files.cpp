@@ -83,9 +83,8 @@ std::string read_whole_file(const std::filesystem::path& path, std::size_t most_
   }
   ::close(file);
   if (error != 0) fail(path, "cannot be read", error);
-  if (text.size() > most_bytes) {
+  if (text.size() > most_bytes)
     throw Error(ExitCode::kInvalidInput, fmt::format("{}: is longer than {} bytes", path.string(), most_bytes));
-  }
   return text;
 }
 

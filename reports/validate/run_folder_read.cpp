@@ -103,9 +103,8 @@ class Files {
                               path(name), what));
     };
     if (text.size() != bytes) refuse(fmt::format("it has {} bytes, {} says {}", text.size(), kRunFile, bytes));
-    if (hash_of(text) != entry->second.at("hash").as_string()) {
+    if (hash_of(text) != entry->second.at("hash").as_string())
       refuse(fmt::format("its content is not what {} says", kRunFile));
-    }
     return text;
   }
 
@@ -136,9 +135,8 @@ RankHead read_rank(const ConfigNode& node) {
     step.step = entry.at("step").as_int(1, kMostSteps);
     step.begin = Time::seconds(entry.at("begin_s").as_double(-longest, longest));
     step.duration = Time::seconds(entry.at("seconds").as_double(0, longest));
-    if (!rank.timelines.empty() && step.step <= rank.timelines.back().step) {
+    if (!rank.timelines.empty() && step.step <= rank.timelines.back().step)
       throw entry.at("step").error("the steps do not ascend");
-    }
     rank.timelines.push_back(std::move(step));
     head.events.push_back(entry.at("events").as_int(0, kMostEvents));
   }
@@ -151,9 +149,8 @@ void read_spans(CsvLines lines, RankHead& head) {
   for (std::size_t s = 0; s < head.events.size(); ++s) {
     MeasuredStep& step = head.record.timelines[s];
     for (std::int64_t id = 0; id < head.events[s]; ++id) {
-      if (!lines.next()) {
+      if (!lines.next())
         lines.fail(fmt::format("the file ends in step {}", step.step), fmt::format("{} events", head.events[s]));
-      }
       lines.expect_fields(kEnd + 1);
       if (lines.whole(kStep) != step.step || lines.whole(kId) != id) {
         lines.fail(fmt::format("step {}, event {}", lines.fields()[kStep], lines.fields()[kId]),
@@ -208,18 +205,16 @@ RunRecord read_run_folder(const fs::path& folder) {
   FieldReader reader(root);
   run_fields(reader, record);
   const ConfigNode evaluations = root.at("evaluations");
-  for (const ConfigNode& entry : evaluations.elements()) {
+  for (const ConfigNode& entry : evaluations.elements())
     record.evaluations.emplace_back(entry.at("step").as_int(0, kMostSteps), real_or_nan(entry.at("loss")));
-  }
   record.plan_yaml = files.text(kPlanFile);
   if (files.has(kModelFile)) record.model_json = files.text(kModelFile);
   const ConfigNode ranks = root.at("ranks");
   for (const ConfigNode& node : ranks.elements()) {
     RankHead head = read_rank(node);
     const int rank = head.record.rank;
-    if (rank >= record.world || (!record.ranks.empty() && rank <= record.ranks.back().rank)) {
+    if (rank >= record.world || (!record.ranks.empty() && rank <= record.ranks.back().rank))
       throw node.at("rank").error("the ranks do not ascend below world");
-    }
     const std::string text = files.text(timeline_file(rank));
     read_spans(CsvLines(files.path(timeline_file(rank)), text), head);
     record.ranks.push_back(std::move(head.record));

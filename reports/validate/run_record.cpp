@@ -11,9 +11,8 @@ std::vector<Time> step_durations(const RunRecord& record) {
   std::size_t count = std::numeric_limits<std::size_t>::max();
   for (const RankRecord& rank : record.ranks) count = std::min(count, rank.step_durations.size());
   std::vector<Time> slowest(record.ranks.empty() ? 0 : count);
-  for (const RankRecord& rank : record.ranks) {
+  for (const RankRecord& rank : record.ranks)
     for (std::size_t i = 0; i < count; ++i) slowest[i] = std::max(slowest[i], rank.step_durations[i]);
-  }
   return slowest;
 }
 

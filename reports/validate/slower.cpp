@@ -125,9 +125,8 @@ SlowStep why_slower(const EventGraph& graph, const Timeline& predicted, const Ti
   for (const auto& [key, time] : Cut(graph, predicted).shares()) part_of(key).predicted = time;
   for (const auto& [key, time] : Cut(graph, measured).shares()) part_of(key).measured = time;
   SlowStep step = {.predicted = predicted.period, .measured = measured.period};
-  for (auto& [key, part] : parts) {
+  for (auto& [key, part] : parts)
     if (part.difference() != Time()) step.parts.push_back(std::move(part));
-  }
   std::ranges::stable_sort(step.parts, std::greater(), &SlowPart::difference);
   return step;
 }
@@ -144,15 +143,15 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
   std::vector<std::pair<SlowCause, Time>> order(causes.begin(), causes.end());
   std::ranges::stable_sort(order, [](const auto& a, const auto& b) { return a.second > b.second; });
   std::vector<std::vector<std::string>> table;
-  for (const auto& [cause, time] : order) {
+  for (const auto& [cause, time] : order)
     table.push_back({std::string("  ") + to_string(cause), signed_seconds(time.seconds())});
-  }
   table.push_back({"  sum", signed_seconds(difference.seconds())});
   for (std::string& line : aligned(table)) lines.push_back(std::move(line));
   lines.emplace_back();
   lines.push_back(paint.bold("what differs most (measured - forecast)"));
   // Ends of the list: what costs most, and what the run saves.
-  auto shown = list_of<const SlowPart*>(step.parts, [&](const SlowPart& part) { return &part; });
+  auto shown = list_of<const SlowPart*>(
+      step.parts, [&](const SlowPart& part) { return &part; });
   std::ranges::stable_sort(shown, [](const SlowPart* a, const SlowPart* b) {
     const auto size = [](const SlowPart* part) { return std::max(part->difference(), Time() - part->difference()); };
     return size(a) > size(b);
@@ -165,16 +164,14 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
     rows.push_back({"  " + sentence(part), signed_seconds(part.difference().seconds()), format_time(part.measured),
                     "forecast " + format_time(part.predicted)});
   }
-  if (shown.size() > kMost) {
+  if (shown.size() > kMost)
     rows.push_back({fmt::format("  {} more", shown.size() - kMost), signed_seconds(rest.seconds()), "", ""});
-  }
   for (std::string& line : aligned(rows)) lines.push_back(std::move(line));
   if (!order.empty() && order.front().second > Time()) {
     lines.emplace_back();
     for (std::string& line :
-         wrapped(fmt::format("{}: {}", to_string(order.front().first), advice(order.front().first)), kTextWidth, 2)) {
+         wrapped(fmt::format("{}: {}", to_string(order.front().first), advice(order.front().first)), kTextWidth, 2))
       lines.push_back(std::move(line));
-    }
   }
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }

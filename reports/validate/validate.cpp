@@ -31,11 +31,9 @@ Timeline without_arrivals(Timeline timeline) {
 
 std::vector<EventParts> measured_parts(const Forecast& forecast, const RunRecord& record) {
   std::vector<std::vector<EventParts>> samples;
-  for (const RankRecord& rank : record.ranks) {
-    for (const MeasuredStep* step : steady_steps(record, rank)) {
+  for (const RankRecord& rank : record.ranks)
+    for (const MeasuredStep* step : steady_steps(record, rank))
       samples.push_back(event_parts(forecast.graph, timeline_of(rank, *step), forecast.plan.host));
-    }
-  }
   return median_parts(samples);
 }
 
@@ -61,9 +59,8 @@ std::vector<EventComparison> worst_events(const Forecast& forecast, const std::v
     return std::abs(measured[i].total() - predicted[i].total());
   };
   std::vector<EventId> order;
-  for (std::size_t i = 0; i < predicted.size(); ++i) {
+  for (std::size_t i = 0; i < predicted.size(); ++i)
     if (difference(static_cast<EventId>(i)) > 0) order.push_back(static_cast<EventId>(i));
-  }
   std::ranges::stable_sort(order, [&](EventId a, EventId b) { return difference(a) > difference(b); });
   if (order.size() > kWorst) order.resize(kWorst);
   const EventNames names(forecast.graph, forecast.model);
@@ -142,9 +139,8 @@ std::vector<std::string> notes_on(const Validation& v, const RunRecord& record) 
                     "host; the step is that of steps without it",
                     percent_text(traced)));
   }
-  if (record.source == RunSource::kEngine && v.steps <= 3) {
+  if (record.source == RunSource::kEngine && v.steps <= 3)
     notes.push_back(fmt::format("only {} step{}: warm-up counts; run at least 10", v.steps, v.steps == 1 ? "" : "s"));
-  }
   if (record.source == RunSource::kEngine && !clocks_shared(record)) {
     notes.emplace_back(
         "ranks on several machines share no clock: waiting for peers counts as communication, in "
@@ -221,9 +217,8 @@ bool changes_the_step(const std::string& key) {
 }
 
 std::string version_of(const RunRecord& record) {
-  for (const auto& [name, version] : record.versions) {
+  for (const auto& [name, version] : record.versions)
     if (name == "foreshard") return version;
-  }
   return "";
 }
 

@@ -21,9 +21,8 @@ double covered(const Interval& interval, const std::vector<Interval>& disjoint) 
   auto it = std::partition_point(disjoint.begin(), disjoint.end(),
                                  [&](const Interval& other) { return other.end <= interval.begin; });
   Time sum;
-  for (; it != disjoint.end() && it->begin < interval.end; ++it) {
+  for (; it != disjoint.end() && it->begin < interval.end; ++it)
     sum += std::min(it->end, interval.end) - std::max(it->begin, interval.begin);
-  }
   return sum.seconds();
 }
 
@@ -86,11 +85,10 @@ std::vector<EventParts> event_parts(const EventGraph& graph, const Timeline& tim
   std::vector<Interval> compute, communication;
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     const Span& span = timeline.spans[i];
-    if (is_collective(graph.rows[i].kind)) {
+    if (is_collective(graph.rows[i].kind))
       communication.push_back({span.arrive, span.end});
-    } else if (computes(graph.rows[i])) {
+    else if (computes(graph.rows[i]))
       compute.push_back({span.start, span.end});
-    }
   }
   compute = united(std::move(compute));
   communication = united(std::move(communication));
@@ -107,9 +105,8 @@ std::vector<EventParts> event_parts(const EventGraph& graph, const Timeline& tim
     parts[i].queue = (free - span.start).seconds();
     parts[i].peers = (arrive - free).seconds();
     parts[i].duration = (span.end - arrive).seconds();
-    if (collective || computes(row)) {
+    if (collective || computes(row))
       parts[i].beside = covered({arrive, span.end}, collective ? compute : communication);
-    }
     readiness.pass(i);
   }
   return parts;
@@ -142,9 +139,8 @@ std::string cause_of_difference(const EventParts& predicted, const EventParts& m
   const double sign = measured.total() < predicted.total() ? -1 : 1;
   const auto difference = [&](double EventParts::*part) { return sign * (measured.*part - predicted.*part); };
   const Part* most = kParts.data();
-  for (const Part& part : kParts) {
+  for (const Part& part : kParts)
     if (difference(part.value) > difference(most->value)) most = &part;
-  }
   const bool is_duration = most == kParts.data();
   // Contention explains a duration where the time side by side differs by as much as half of it.
   if (is_duration && difference(&EventParts::beside) >= 0.5 * difference(&EventParts::duration)) {

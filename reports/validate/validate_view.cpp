@@ -94,9 +94,8 @@ Lines kinds(const Validation& v) {
 
 Lines worst(const Validation& v) {
   Cells cells;
-  for (const EventComparison& e : v.worst) {
+  for (const EventComparison& e : v.worst)
     cells.push_back({e.name, signed_seconds(e.seconds.measured - e.seconds.predicted), e.cause});
-  }
   // The cause on the left of its column: nothing stands behind it.
   std::size_t longest = 0;
   for (const auto& row : cells) longest = std::max(longest, display_width(row[2]));
@@ -116,9 +115,8 @@ Json with_error(Json json, const Comparison& c) {
 std::string validation_text(const Validation& v, const RunRecord& record, Color color) {
   const Paint paint(color);
   Lines lines;
-  for (const std::string& line : wrapped(verdict_of(v), kTextWidth, 2)) {
+  for (const std::string& line : wrapped(verdict_of(v), kTextWidth, 2))
     lines.push_back(v.passed ? paint.green(line) : paint.red(line));
-  }
   for (std::string& line : heading(v, record, paint)) lines.push_back(std::move(line));
   lines.emplace_back();
   append_indented(lines, figures(v));
@@ -130,12 +128,10 @@ std::string validation_text(const Validation& v, const RunRecord& record, Color 
     append_indented(lines, worst(v));
   }
   if (!v.notes.empty()) lines.emplace_back();
-  for (const std::string& note : v.notes) {
+  for (const std::string& note : v.notes)
     for (const std::string& line : wrapped("note: " + note, kTextWidth, 2)) lines.push_back(paint.yellow(line));
-  }
-  for (const MemoryComparison& m : v.memory) {
+  for (const MemoryComparison& m : v.memory)
     if (!m.note.empty()) lines.push_back(paint.dim(fmt::format("{}: {}", m.what, m.note)));
-  }
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 

@@ -27,9 +27,8 @@ class Cutter {
       const Span& span = timeline.spans[i];
       if (row.host_wait != kNoEvent) waited = row.host_wait;
       host_waited_.push_back(waited);
-      if (is_collective(row.kind) && span.end > span.arrive) {
+      if (is_collective(row.kind) && span.end > span.arrive)
         collectives_[at(row.stream)].push_back(static_cast<EventId>(i));
-      }
     }
   }
 
@@ -47,11 +46,10 @@ class Cutter {
       Gap piece = reason_of(moments[i], gap.held_up);
       piece.end = moments[i + 1];
       if (pieces.size() > first && pieces.back().collective == piece.collective &&
-          pieces.back().otherwise == piece.otherwise) {
+          pieces.back().otherwise == piece.otherwise)
         pieces.back().end = piece.end;
-      } else {
+      else
         pieces.push_back(piece);
-      }
     }
   }
 
@@ -65,9 +63,8 @@ class Cutter {
   const Span& span(EventId event) const { return timeline_.spans[at(event)]; }
 
   static void add_moments(const Gap& gap, Time begin, Time end, std::vector<Time>& moments) {
-    for (Time t : {begin, end}) {
+    for (Time t : {begin, end})
       if (t > gap.begin && t < gap.end) moments.push_back(t);
-    }
   }
 
   void find_running(const Gap& gap) {
@@ -173,9 +170,8 @@ Causes::Binding Causes::of(EventId event) const {
   const std::size_t i = at(event);
   const Span& span = timeline_.spans[i];
   const EventId queued = communicator_predecessor_[i];
-  if (queued != kNoEvent && span.arrive > span.start && timeline_.spans[at(queued)].end > span.start) {
+  if (queued != kNoEvent && span.arrive > span.start && timeline_.spans[at(queued)].end > span.start)
     return {Cause::kCommunicator, queued};
-  }
   Binding binding;
   Time latest;  // the step's begin
   const auto offer = [&](Cause cause, EventId predecessor) {

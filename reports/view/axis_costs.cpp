@@ -58,17 +58,19 @@ std::string wire_words(const AxisCost& cost) {
 }
 
 Json to_json(const std::vector<AxisCost>& costs) {
-  return json_list(costs, [&](const AxisCost& cost) -> Json {
-    return {{"communicator", cost.name},
-            {"size", cost.group.size},
-            {"stride", cost.group.stride},
-            {"nodes", cost.nodes},
-            {"rows", cost.rows},
-            {"bytes", cost.bytes.count()},
-            {"busy_s", cost.busy.seconds()},
-            {"exposed_s", cost.exposed.seconds()},
-            {"hidden_s", cost.hidden().seconds()}};
-  });
+  return json_list(
+      costs,
+      [&](const AxisCost& cost) -> Json {
+        return {{"communicator", cost.name},
+                {"size", cost.group.size},
+                {"stride", cost.group.stride},
+                {"nodes", cost.nodes},
+                {"rows", cost.rows},
+                {"bytes", cost.bytes.count()},
+                {"busy_s", cost.busy.seconds()},
+                {"exposed_s", cost.exposed.seconds()},
+                {"hidden_s", cost.hidden().seconds()}};
+      });
 }
 
 }

@@ -102,9 +102,11 @@ Lines pair_lines(const std::string& title, const std::vector<Pair>& pairs, Forma
 }
 
 Json pairs_json(const std::vector<Pair>& pairs, const std::string& unit) {
-  return json_list(pairs, [&](const Pair& p) -> Json {
-    return {{"what", p.name}, {"a_" + unit, p.a}, {"b_" + unit, p.b}, {"difference_" + unit, p.difference()}};
-  });
+  return json_list(
+      pairs,
+      [&](const Pair& p) -> Json {
+        return {{"what", p.name}, {"a_" + unit, p.a}, {"b_" + unit, p.b}, {"difference_" + unit, p.difference()}};
+      });
 }
 
 }

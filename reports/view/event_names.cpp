@@ -8,7 +8,8 @@ namespace foreshard {
 
 EventNames::EventNames(const EventGraph& graph, const ModelSpec& model)
     : graph_(graph), model_(model), phases_(phases_of(graph)) {
-  several_microbatches_ = std::ranges::any_of(graph.details, [](const RowDetail& d) { return d.microbatch > 0; });
+  several_microbatches_ = std::ranges::any_of(
+      graph.details, [](const RowDetail& d) { return d.microbatch > 0; });
 }
 
 std::string EventNames::place(EventId event) const {
@@ -23,23 +24,21 @@ std::string EventNames::of(EventId event) const {
   const EventKind kind = graph_.rows[at(event)].kind;
   std::string name = to_string(kind);
   const std::string where = place(event);
-  if (!where.empty() && where != name) {
+  if (!where.empty() && where != name)
     name += " " + where;
-  } else if (kind == EventKind::kAllReduce) {
+  else if (kind == EventKind::kAllReduce)
     name += " grad_norm";
-  }
   // Only gathers happen in both directions.
   const bool gathers =
       kind == EventKind::kAllGatherCopyIn || kind == EventKind::kAllGather || kind == EventKind::kAllGatherCopyOut;
   const bool counted = several_microbatches_ && phase(event) != Phase::kOptimizer;
   const std::int32_t microbatch = graph_.details[at(event)].microbatch;
-  if (gathers && counted) {
+  if (gathers && counted)
     name += fmt::format(" ({}, micro-batch {})", to_string(phase(event)), microbatch);
-  } else if (gathers) {
+  else if (gathers)
     name += fmt::format(" ({})", to_string(phase(event)));
-  } else if (counted) {
+  else if (counted)
     name += fmt::format(" (micro-batch {})", microbatch);
-  }
   return name;
 }
 

@@ -147,9 +147,8 @@ Lines memory_lines(const Forecast& forecast, const Findings& findings, const Eve
 
 Json chain_json(const EventNames& names, const std::vector<ChainLink>& chain) {
   Json links = Json::array();
-  for (std::size_t i = 0; i < std::min(chain.size(), kMostJsonLinks); ++i) {
+  for (std::size_t i = 0; i < std::min(chain.size(), kMostJsonLinks); ++i)
     links.push_back({{"id", chain[i].event}, {"name", names.of(chain[i].event)}, {"cause", to_string(chain[i].cause)}});
-  }
   return links;
 }
 

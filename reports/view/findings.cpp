@@ -129,19 +129,23 @@ std::string cause_words(const EventGraph& graph, const EventNames& names, const 
 }
 
 Json waterfall_json(const Findings& findings) {
-  return json_list(findings.bars, [&](const WaterfallBar& b) -> Json {
-    return {{"what", b.what}, {"seconds", b.time.seconds()}, {"nanoseconds", b.time.nanoseconds()}};
-  });
+  return json_list(
+      findings.bars,
+      [&](const WaterfallBar& b) -> Json {
+        return {{"what", b.what}, {"seconds", b.time.seconds()}, {"nanoseconds", b.time.nanoseconds()}};
+      });
 }
 
 Json communication_json(const Findings& findings) {
-  return json_list(findings.groups, [&](const ExposedGroup& g) -> Json {
-    return {{"what", g.what},
-            {"rows", g.rows},
-            {"exposed_rows", g.exposed_rows},
-            {"busy_s", g.busy.seconds()},
-            {"exposed_s", g.exposed.seconds()}};
-  });
+  return json_list(
+      findings.groups,
+      [&](const ExposedGroup& g) -> Json {
+        return {{"what", g.what},
+                {"rows", g.rows},
+                {"exposed_rows", g.exposed_rows},
+                {"busy_s", g.busy.seconds()},
+                {"exposed_s", g.exposed.seconds()}};
+      });
 }
 
 Json to_json(const LiveGroup& group, const EventNames& names) {

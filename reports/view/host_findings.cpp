@@ -61,13 +61,11 @@ HostFindings host_findings(const Forecast& forecast) {
     for (std::size_t c = 0; c < kHostCalls; ++c) host.calls[phase][c] += counts[c];
     if (computes(graph.rows[i])) host.held_up += excess_of(forecast.timeline.spans[i], cost).launches;
   }
-  for (const Gap& gap : compute_gaps(graph, forecast.timeline)) {
+  for (const Gap& gap : compute_gaps(graph, forecast.timeline))
     if (gap.collective == kNoEvent && gap.otherwise == Cause::kHost) host.held_up += gap.end - gap.begin;
-  }
   if (graph.host.python && host.binds(forecast.timeline.period)) {
-    for (const Remedy& remedy : kRemedies) {
+    for (const Remedy& remedy : kRemedies)
       if (remedy.helps(forecast.plan, host.calls[at(Phase::kBackward)])) host.remedies.emplace_back(remedy.words);
-    }
   }
   return host;
 }
@@ -76,9 +74,8 @@ Json host_json(const HostFindings& host, Time step) {
   Json phases = Json::object();
   for (std::size_t p = 0; p < kPhases; ++p) {
     Json calls = Json::object();
-    for (std::size_t c = 0; c < kHostCalls; ++c) {
+    for (std::size_t c = 0; c < kHostCalls; ++c)
       if (host.calls[p][c] > 0) calls[to_string(static_cast<HostCall>(c))] = host.calls[p][c];
-    }
     phases[to_string(static_cast<Phase>(p))] = {
         {"busy_s", host.busy[p].seconds()}, {"launches", host.launches[p]}, {"calls", std::move(calls)}};
   }

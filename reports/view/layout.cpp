@@ -44,11 +44,10 @@ std::string Paint::code(std::string_view number, std::string_view text) const {
 std::size_t display_width(std::string_view utf8) {
   std::size_t width = 0;
   for (std::size_t i = 0; i < utf8.size(); ++i) {
-    if (utf8[i] == '\x1b') {
+    if (utf8[i] == '\x1b')
       while (i < utf8.size() && utf8[i] != 'm') ++i;
-    } else if (!continues(utf8[i])) {
+    else if (!continues(utf8[i]))
       ++width;
-    }
   }
   return width;
 }

@@ -27,9 +27,8 @@ void flatten(const Json& value, const std::string& key, std::vector<Leaf>& leave
     leaves.push_back({key, value.is_string() ? value.get<std::string>() : value.dump()});
     return;
   }
-  for (const auto& [name, child] : value.items()) {
+  for (const auto& [name, child] : value.items())
     flatten(child, key.empty() ? name : fmt::format("{}.{}", key, name), leaves);
-  }
 }
 
 std::vector<Leaf> leaves_of(const Plan& plan) {
@@ -81,9 +80,8 @@ std::string recompute_words(const Plan& plan) {
 std::string cluster_words(const Cluster& cluster) {
   const std::string gpus = fmt::format("{} x {}", format_count(cluster.gpus), cluster.gpu.name);
   std::string links = cluster.node.gpu_link_name;
-  if (cluster.nodes() > 1 && cluster.node.nics > 0) {
+  if (cluster.nodes() > 1 && cluster.node.nics > 0)
     links += fmt::format(", {} x {}", cluster.node.nics, cluster.node.nic_name);
-  }
   const std::string nodes = cluster.nodes() > 1
                                 ? fmt::format("{} nodes of {}", format_count(cluster.nodes()), cluster.node.gpus)
                                 : std::string("one node");
@@ -101,9 +99,8 @@ std::vector<PlanDifference> plan_differences(const Plan& a, const Plan& b) {
     std::string other = value_in(of_b, leaf.key);
     if (other != leaf.value) differences.push_back({leaf.key, leaf.value, std::move(other)});
   }
-  for (const Leaf& leaf : of_b) {
+  for (const Leaf& leaf : of_b)
     if (value_in(of_a, leaf.key) == "-" && leaf.value != "-") differences.push_back({leaf.key, "-", leaf.value});
-  }
   return differences;
 }
 

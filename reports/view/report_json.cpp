@@ -31,12 +31,14 @@ Json cluster_json(const Cluster& cluster) {
 }
 
 Json outside_json(const OutsideItems& items) {
-  return json_list(items, [&](const OutsideItem& item) -> Json {
-    return {{"name", item.name},
-            {"bytes", item.bytes.count()},
-            {"evidence", to_string(item.evidence)},
-            {"source", item.source}};
-  });
+  return json_list(
+      items,
+      [&](const OutsideItem& item) -> Json {
+        return {{"name", item.name},
+                {"bytes", item.bytes.count()},
+                {"evidence", to_string(item.evidence)},
+                {"source", item.source}};
+      });
 }
 
 const char* memory_note(const Report& report) {

@@ -44,9 +44,8 @@ std::vector<std::string> row_of(const std::string& name, const Forecasts& foreca
 
 double bytes_of(const RuntimeForecast& f, const std::string& collective) {
   double sum = 0;
-  for (const WireBytes& wire : wire_bytes(f.forecast.graph)) {
+  for (const WireBytes& wire : wire_bytes(f.forecast.graph))
     if (collective.empty() || wire.collective == collective) sum += wire.bytes;
-  }
   return sum;
 }
 
@@ -54,11 +53,16 @@ Cells figures(const Forecasts& forecasts) {
   Cells table = {{""}};
   for (const RuntimeForecast& f : forecasts) table.front().push_back(f.name);
   const auto add = [&](const char* name, auto cell) { table.push_back(row_of(name, forecasts, cell)); };
-  add("step", [](const auto& f) { return seconds_text(f.report.seconds.value); });
-  add("tokens/s per GPU", [](const auto& f) { return cardinal(f.report.tokens_per_s_per_gpu.value); });
-  add("MFU", [](const auto& f) { return percent_text(f.report.mfu.value); });
-  add("communication", [](const auto& f) { return seconds_text(f.report.communication.value); });
-  add("exposed communication", [](const auto& f) { return seconds_text(f.report.exposed_communication.value); });
+  add(
+      "step", [](const auto& f) { return seconds_text(f.report.seconds.value); });
+  add(
+      "tokens/s per GPU", [](const auto& f) { return cardinal(f.report.tokens_per_s_per_gpu.value); });
+  add(
+      "MFU", [](const auto& f) { return percent_text(f.report.mfu.value); });
+  add(
+      "communication", [](const auto& f) { return seconds_text(f.report.communication.value); });
+  add(
+      "exposed communication", [](const auto& f) { return seconds_text(f.report.exposed_communication.value); });
   add("sent per rank", [](const auto& f) { return bytes_text(bytes_of(f, "")); });
   for (const char* collective : {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"}) {
     const bool any =
@@ -67,8 +71,10 @@ Cells figures(const Forecasts& forecasts) {
     table.push_back(row_of(fmt::format("  {}", collective), forecasts,
                            [&](const auto& f) { return bytes_text(bytes_of(f, collective)); }));
   }
-  add("peak allocated", [](const auto& f) { return bytes_text(f.report.peak_allocated.value); });
-  add("peak reserved", [](const auto& f) { return bytes_text(f.report.peak_reserved.value); });
+  add(
+      "peak allocated", [](const auto& f) { return bytes_text(f.report.peak_allocated.value); });
+  add(
+      "peak reserved", [](const auto& f) { return bytes_text(f.report.peak_reserved.value); });
   add("fits", [](const auto& f) { return f.report.fit.fits() ? "yes" : "no"; });
   return table;
 }
@@ -78,9 +84,8 @@ Cells bar_table(const Forecasts& forecasts) {
   for (const RuntimeForecast& f : forecasts) table.front().push_back(f.name);
   for (const NamedSeconds& bar : bars_of(forecasts)) {
     std::vector<std::string> row = {"  " + bar.what};
-    for (std::size_t f = 0; f < forecasts.size(); ++f) {
+    for (std::size_t f = 0; f < forecasts.size(); ++f)
       row.push_back(bar.seconds[f] == 0 ? "-" : seconds_text(bar.seconds[f]));
-    }
     table.push_back(std::move(row));
   }
   return table;
@@ -145,9 +150,11 @@ Json runtimes_json(const Forecasts& forecasts) {
       list.push_back(std::move(one));
       continue;
     }
-    Json wire = json_list(wire_bytes(f.forecast.graph), [&](const WireBytes& w) -> Json {
-      return {{"collective", w.collective}, {"calls", w.calls}, {"bytes", w.bytes}};
-    });
+    Json wire = json_list(
+        wire_bytes(f.forecast.graph),
+        [&](const WireBytes& w) -> Json {
+          return {{"collective", w.collective}, {"calls", w.calls}, {"bytes", w.bytes}};
+        });
     Json ledger = json_list(f.ledger, [&](const LedgerEntry& entry) -> Json {
       return {{"what", entry.what}, {"from", entry.from}, {"to", entry.to}, {"why", entry.why}};
     });

@@ -98,9 +98,8 @@ Lines figure_lines(const Report& report, const Paint& paint) {
                      report.pipeline.front().stages.size() > 1 ? "s" : "", to_string(report.plan.pipeline.schedule),
                      report.plan.mesh.pp_index(report.plan.rank), format_bytes(least)));
   }
-  if (const std::string open = open_stack_text(report.open_stack); !open.empty()) {
+  if (const std::string open = open_stack_text(report.open_stack); !open.empty())
     append(lines, wrapped(open, kTextWidth, 2));
-  }
   if (report.origin != kCaptured) {
     const std::int64_t gpus = report.plan.mesh.world();
     std::string rates = spread(report.tokens_per_s_per_gpu, cardinal);
@@ -139,13 +138,11 @@ std::vector<NamedAmount> largest(const std::vector<NamedAmount>& all, std::size_
   const double least = std::max(all.size() > most ? amounts[most - 2] : 0.0, kSmallestShare * total);
   std::vector<NamedAmount> kept;
   NamedAmount rest{"others", 0};
-  for (const NamedAmount& a : all) {
-    if (a.amount >= least && (all.size() <= most || kept.size() + 1 < most)) {
+  for (const NamedAmount& a : all)
+    if (a.amount >= least && (all.size() <= most || kept.size() + 1 < most))
       kept.push_back(a);
-    } else {
+    else
       rest.amount += a.amount;
-    }
-  }
   if (rest.amount > 0) kept.push_back(rest);
   return kept;
 }
@@ -209,9 +206,8 @@ Lines memory_lines(const Report& report, const Paint& paint) {
     lines.push_back("  " + left(name, kNameWidth) + right(bytes_text(bytes), 8) + " " +
                     right(percent_text(capacity > 0 ? bytes / capacity : 0), 7) + "  " + cells);
   };
-  for (const NamedAmount& c : categories) {
+  for (const NamedAmount& c : categories)
     line(c.name, c.amount, paint.cyan(bar(capacity > 0 ? c.amount / capacity : 0, kBarWidth)));
-  }
   const auto used = as_double((fit.outside + fit.reserved).count());
   const std::string cells = bar(capacity > 0 ? used / capacity : 0, kBarWidth);
   line("in all, with cache and context", used, fit.fits() ? paint.green(cells) : paint.red(cells));
@@ -225,9 +221,8 @@ Lines memory_lines(const Report& report, const Paint& paint) {
         report.outside, [&](const OutsideItem& item) { return format_bytes(item.bytes) + " " + item.name; });
     lines.push_back("  outside: " + fmt::format("{}", fmt::join(items, ", ")));
   }
-  if (report.host_peak >= Bytes(1 << 20)) {  // less than that is step counters
+  if (report.host_peak >= Bytes(1 << 20))  // less than that is step counters
     lines.push_back(fmt::format("  host memory: {} per rank", format_bytes(report.host_peak)));
-  }
   if (const Report::DriverCalls& calls = report.steady_calls; calls.retries > 0) {
     lines.push_back(fmt::format("  short of memory: {} retries a step, {} cudaMalloc, {} cudaFree, {} of the host{}",
                                 calls.retries, calls.allocs, calls.frees, format_time(Time::seconds(calls.seconds)),
@@ -273,9 +268,8 @@ Lines assumed_lines(const Report& report, std::size_t most, const Paint& paint) 
 
 Lines warning_lines(const Report& report, const Paint& paint) {
   Lines lines;
-  for (const std::string& warning : report.warnings) {
+  for (const std::string& warning : report.warnings)
     for (const std::string& line : wrapped("warning: " + warning, kTextWidth, 2)) lines.push_back(paint.yellow(line));
-  }
   return lines;
 }
 

@@ -88,9 +88,8 @@ std::vector<WaterfallBar> waterfall(const EventGraph& graph, const Timeline& tim
     bars[bar] += gap.end - gap.begin;
   }
   std::vector<WaterfallBar> result;
-  for (std::size_t bar = 0; bar < kBars; ++bar) {
+  for (std::size_t bar = 0; bar < kBars; ++bar)
     if (bars[bar] > Time()) result.push_back({bar_name(bar), bars[bar]});
-  }
   return result;
 }
 

@@ -151,13 +151,12 @@ std::string expected_within(std::string_view what, Number min, Number max, Numbe
     return fmt::format("{}", number);
   };
   std::string text(what);
-  if (min != Limits::lowest() && max != Limits::max()) {
+  if (min != Limits::lowest() && max != Limits::max())
     text += fmt::format(" from {} to {}", shown(min), shown(max));
-  } else if (min != Limits::lowest()) {
+  else if (min != Limits::lowest())
     text += fmt::format(" of at least {}", shown(min));
-  } else if (max != Limits::max()) {
+  else if (max != Limits::max())
     text += fmt::format(" of at most {}", shown(max));
-  }
   return fmt::format("{}, for example {}", text, std::clamp(example, min, max));
 }
 
@@ -217,9 +216,8 @@ std::span<const ConfigNode> ConfigNode::elements() const {
 }
 
 const ConfigNode* ConfigNode::find(std::string_view key) const {
-  for (const ConfigItem& item : items()) {
+  for (const ConfigItem& item : items())
     if (item.key == key) return &item.value;
-  }
   return nullptr;
 }
 

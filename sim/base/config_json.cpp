@@ -104,9 +104,8 @@ class JsonHandler final : public nlohmann::json_sax<nlohmann::json> {
                         "a complete file; is it truncated?");
     }
     const ConfigMark mark = cursor_.mark_of(std::min(bytes_read == 0 ? 0 : bytes_read - 1, text_.size()));
-    if (contains(message, "expected end of input")) {
+    if (contains(message, "expected end of input"))
       throw ConfigError(builder_.location(mark), "something follows the JSON value", "one value per file");
-    }
     throw ConfigError(builder_.location(mark), "not valid JSON: " + json_failure(message).reason);
   }
 
@@ -144,11 +143,10 @@ std::string with_numbers_for_infinities(std::string_view text) {
   bool quoted = false;
   for (std::size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '"') quoted = !quoted;
-    if (quoted) {
+    if (quoted)
       i += text[i] == '\\' ? 1 : 0;
-    } else if (text.substr(i, kInfinity.size()) == kInfinity) {
+    else if (text.substr(i, kInfinity.size()) == kInfinity)
       changed.replace(i, kNumber.size(), kNumber);
-    }
   }
   return changed;
 }

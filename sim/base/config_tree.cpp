@@ -51,9 +51,8 @@ bool ConfigTreeBuilder::is_key_due() const {
 std::shared_ptr<const ConfigPath> ConfigTreeBuilder::next_path() const {
   if (open_.empty()) return nullptr;
   const Open& top = open_.back();
-  if (top.data->kind == ConfigNode::Kind::kSequence) {
+  if (top.data->kind == ConfigNode::Kind::kSequence)
     return std::make_shared<const ConfigPath>(ConfigPath{top.data->path, "", top.data->elements.size(), true});
-  }
   if (!top.has_key) return top.data->path;
   return std::make_shared<const ConfigPath>(ConfigPath{top.data->path, top.key, 0, false});
 }
@@ -102,9 +101,8 @@ void ConfigTreeBuilder::end() {
 
 void ConfigTreeBuilder::scalar(ConfigMark mark, std::string text, Quoting quoting) {
   text_bytes_ += text.size();
-  if (text_bytes_ > kMaxTextBytes) {
+  if (text_bytes_ > kMaxTextBytes)
     throw ConfigError(location(mark), "the text with all aliases expanded exceeds 64 MiB");
-  }
   if (is_key_due()) {
     take_key(mark, std::move(text));
     return;
@@ -150,9 +148,8 @@ void ConfigTreeBuilder::attach(std::shared_ptr<ConfigData> data) {
 }
 
 ConfigNode ConfigTreeBuilder::finish() {
-  if (root_ == nullptr) {
+  if (root_ == nullptr)
     throw ConfigError({*file_, 0, 0, ""}, "the file has no values, only comments or blanks", "'key: value' lines");
-  }
   return ConfigNode(std::move(root_));
 }
 
@@ -177,15 +174,12 @@ std::string_view checked_text(std::string_view text, std::string_view file_name,
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   // nlohmann would skip it as well, and then its places would differ from the cursor's.
-  if (text.starts_with(kByteOrderMark)) {
+  if (text.starts_with(kByteOrderMark))
     throw ConfigError(std::move(location), "the text starts with two byte order marks");
-  }
-  if (text.size() > max_bytes) {
+  if (text.size() > max_bytes)
     throw ConfigError(std::move(location), "the file is too large", fmt::format("at most {} MiB", max_bytes >> 20));
-  }
-  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
     throw ConfigError(std::move(location), "the file is empty");
-  }
   location.line = 1;
   location.column = 1;
   for (std::size_t i = 0; i < text.size();) {

@@ -133,9 +133,8 @@ class YamlHandler final : public YAML::EventHandler {
   }
   std::string_view line(int index) const {
     std::size_t begin = 0;
-    for (int i = 0; i < index && begin < text_.size(); ++i) {
+    for (int i = 0; i < index && begin < text_.size(); ++i)
       begin = std::min(text_.find('\n', begin), text_.size() - 1) + 1;
-    }
     return text_.substr(begin, text_.find('\n', begin) - begin);
   }
 
@@ -171,20 +170,16 @@ void YamlHandler::fail(const YAML::Exception& error) const {
   };
   const ConfigMark mark = to_mark(error.mark);
   const std::string_view text = line(error.mark.line);
-  if (contains(text.substr(0, text.find_first_not_of(" \t")), '\t') ||
-      error.msg == YAML::ErrorMsg::TAB_IN_INDENTATION) {
+  if (contains(text.substr(0, text.find_first_not_of(" \t")), '\t') || error.msg == YAML::ErrorMsg::TAB_IN_INDENTATION)
     throw ConfigError(builder_.location(mark), "a tab in the indentation", "spaces");
-  }
   if (error.msg == YAML::ErrorMsg::END_OF_SEQ_FLOW || error.msg == YAML::ErrorMsg::END_OF_MAP_FLOW) {
     // yaml-cpp names no place where the file has ended.
     throw ConfigError(builder_.location(builder_.innermost()), "the list or mapping that starts here is not closed",
                       "values separated by commas, then ']' or '}'");
   }
-  for (const Rewording& rewording : rewordings) {
-    if (error.msg == rewording.message) {
+  for (const Rewording& rewording : rewordings)
+    if (error.msg == rewording.message)
       throw ConfigError(builder_.location(mark), std::string(rewording.what_is_wrong), std::string(rewording.expected));
-    }
-  }
   throw ConfigError(builder_.location(mark), "not valid YAML: " + error.msg);
 }
 

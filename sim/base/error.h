@@ -62,7 +62,6 @@ class ConfigError : public Error {
 // false; `message` is anything a std::string_view can be made of, evaluated only then.
 #define FORESHARD_CHECK(condition, message)                   \
   do {                                                        \
-    if (!(condition)) [[unlikely]] {                          \
+    if (!(condition)) [[unlikely]]                            \
       ::foreshard::fail_check((message), __FILE__, __LINE__); \
-    }                                                         \
   } while (false)

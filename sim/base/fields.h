@@ -39,11 +39,10 @@ struct Such {
 // The list of `value`: of its type, or what it is as a part.
 template <typename Io, typename Value>
 void list_fields(Io& io, Value&& value) {
-  if constexpr (requires { value(io); }) {
+  if constexpr (requires { value(io); })
     value(io);
-  } else {
+  else
     fields(io, value);
-  }
 }
 
 class FieldNames {
@@ -186,9 +185,8 @@ void read_fields(const ConfigNode& node, Value&& value) {
   list_fields(names, value);
   if (!names.schema_name.empty()) {
     const ConfigNode schema = node.at("schema");
-    if (schema.as_string() != names.schema_name) {
+    if (schema.as_string() != names.schema_name)
       throw schema.error("unknown schema " + quote(schema.text()), names.expected_schema);
-    }
   }
   node.allow_only(std::span<const std::string_view>(names.names));
   FieldReader reader(node);
@@ -204,27 +202,25 @@ Json fields_json(Value value) {
 
 template <typename Value, typename... Limits>
 void FieldReader::read(const ConfigNode& node, Value& value, const Limits&... limits) {
-  if constexpr (kIsMap<Value>) {
-    for (const ConfigItem& item : node.items()) {
+  if constexpr (kIsMap<Value>)
+    for (const ConfigItem& item : node.items())
       read(item.value, value.emplace_back(item.key, typename Value::value_type::second_type()).second, limits...);
-    }
-  } else if constexpr (kIsList<Value>) {
+  else if constexpr (kIsList<Value>)
     for (const ConfigNode& each : node.elements()) read(each, value.emplace_back(), limits...);
-  } else if constexpr (std::is_same_v<Value, std::string>) {
+  else if constexpr (std::is_same_v<Value, std::string>)
     value = node.as_string();
-  } else if constexpr (std::is_same_v<Value, bool>) {
+  else if constexpr (std::is_same_v<Value, bool>)
     value = node.as_bool();
-  } else if constexpr (std::is_integral_v<Value>) {
+  else if constexpr (std::is_integral_v<Value>)
     value = static_cast<Value>(node.as_int(limits...));
-  } else if constexpr (std::is_floating_point_v<Value>) {
+  else if constexpr (std::is_floating_point_v<Value>)
     value = node.as_double(limits...);
-  } else if constexpr (IsCount<Value>) {
+  else if constexpr (IsCount<Value>)
     value = Value(node.as_int(limits...));
-  } else if constexpr (IsRate<Value>) {
+  else if constexpr (IsRate<Value>)
     value = Value(node.as_double(limits...));
-  } else {
+  else
     read_fields(node, value);
-  }
 }
 
 }

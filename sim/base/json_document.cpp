@@ -44,18 +44,15 @@ JsonFailure json_failure(std::string_view message) {
 }
 
 Json parse_json_document(std::string_view text, const std::string& file_name) {
-  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
     throw ConfigError({file_name, 0, 0, ""}, "the file is empty");
-  }
   int values = 0;
   const auto bounded = [&](int depth, Json::parse_event_t /*event*/, Json& /*parsed*/) {
-    if (depth > kMaxDepth) {
+    if (depth > kMaxDepth)
       throw ConfigError({file_name, 0, 0, ""}, "the values are nested too deeply",
                         fmt::format("at most {} levels", kMaxDepth));
-    }
-    if (++values > kMaxValues) {
+    if (++values > kMaxValues)
       throw ConfigError({file_name, 0, 0, ""}, "the file has too many values", fmt::format("at most {}", kMaxValues));
-    }
     return true;
   };
   try {
@@ -76,15 +73,12 @@ namespace {
 
 // nlohmann would print NaN and infinity as null, which a reader cannot tell from "no value".
 void refuse_non_finite(const Json& value, const std::string& path) {
-  if (value.is_number_float()) {
+  if (value.is_number_float())
     FORESHARD_CHECK(std::isfinite(value.get<double>()), "the output value " + path + " is not a finite number");
-  }
   if (!value.is_structured()) return;
-  for (const auto& [key, child] : value.items()) {
-    if (child.is_structured() || child.is_number_float()) {
+  for (const auto& [key, child] : value.items())
+    if (child.is_structured() || child.is_number_float())
       refuse_non_finite(child, path.empty() ? key : fmt::format("{}.{}", path, key));
-    }
-  }
 }
 
 }

@@ -39,7 +39,8 @@ std::size_t skip(std::string_view text, std::size_t at, Is is) {
 }
 
 inline bool has_any(std::string_view text, std::initializer_list<std::string_view> words) {
-  return std::ranges::any_of(words, [&](std::string_view word) { return contains(text, word); });
+  return std::ranges::any_of(
+      words, [&](std::string_view word) { return contains(text, word); });
 }
 
 // What stands in front of the separator, which leaves `text` with it; all where there is none.

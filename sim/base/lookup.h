@@ -14,18 +14,16 @@ namespace foreshard {
 
 template <typename Value>
 constexpr bool is_among(Value value, std::initializer_list<Value> list) {
-  for (const Value& each : list) {
+  for (const Value& each : list)
     if (each == value) return true;
-  }
   return false;
 }
 
 // The value beside the key, else `otherwise`.
 template <typename Key, typename Value, std::size_t rows>
 constexpr Value value_of(Key key, const std::pair<Key, Value> (&table)[rows], Value otherwise) {
-  for (const auto& [each, value] : table) {
+  for (const auto& [each, value] : table)
     if (each == key) return value;
-  }
   return otherwise;
 }
 template <typename Map>
@@ -68,9 +66,8 @@ std::vector<Value> list_of(Range&& range, Of of) {
 template <typename Value, typename Range, typename Is>
 std::vector<Value> list_where(Range&& range, Is is) {
   std::vector<Value> list;
-  for (auto&& each : range) {
+  for (auto&& each : range)
     if (std::invoke(is, each)) list.push_back(each);
-  }
   return list;
 }
 template <typename Value, typename Range, typename Of>

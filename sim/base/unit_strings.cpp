@@ -111,9 +111,8 @@ std::string_view right_word(std::string_view word) {
       {"m", "min or ms"},
       {"sec", "s"},
   }};
-  for (const auto& [wrong, right] : kWrong) {
+  for (const auto& [wrong, right] : kWrong)
     if (word == wrong) return right;
-  }
   return "";
 }
 
@@ -121,9 +120,8 @@ std::string_view right_word(std::string_view word) {
   std::string hint;
   for (const NamedUnit& unit : dimension.units) {
     if (unit.word == std::string(word) + "/s") hint = unit.word;
-    if (unit.word == std::string(word.substr(0, word.size() - 1)) + "/s" && word.back() == 'S') {
+    if (unit.word == std::string(word.substr(0, word.size() - 1)) + "/s" && word.back() == 'S')
       hint = unit.word;  // TFLOPS
-    }
   }
   if (hint.empty()) hint = right_word(word);
   if (hint.empty()) {
@@ -152,9 +150,8 @@ Quantity parse(std::string_view text, const Dimension& dimension) {
   if (unit == dimension.units.end()) fail_unit(text, word, dimension);
   quantity.scale = unit->scale;
   std::int64_t whole = 0;
-  if (const auto [stop, error] = std::from_chars(text.data(), rest, whole); stop == rest && error == std::errc()) {
+  if (const auto [stop, error] = std::from_chars(text.data(), rest, whole); stop == rest && error == std::errc())
     quantity.whole = whole;
-  }
   return quantity;
 }
 
@@ -163,16 +160,14 @@ std::int64_t to_integer(std::string_view text, const Dimension& dimension) {
   const Quantity quantity = parse(text, dimension);
   if (quantity.whole) {
     std::int64_t result = 0;
-    if (__builtin_mul_overflow(*quantity.whole, static_cast<std::int64_t>(quantity.scale), &result)) {
+    if (__builtin_mul_overflow(*quantity.whole, static_cast<std::int64_t>(quantity.scale), &result))
       fail(text, "overflows 64-bit integers", dimension.example);
-    }
     return result;
   }
   const double rounded = std::round(quantity.number * quantity.scale);
   if (!(rounded < 0x1p63)) fail(text, "overflows 64-bit integers", dimension.example);
-  if (rounded == 0 && quantity.number > 0) {
+  if (rounded == 0 && quantity.number > 0)
     fail(text, fmt::format("is less than one {}", dimension.units.front().word), dimension.example);
-  }
   return static_cast<std::int64_t>(rounded);
 }
 
@@ -192,9 +187,8 @@ std::string three_digits(double value) {
 // With the largest unit of which there is at least one after rounding; `units` ascend.
 std::string format_in(double value, std::span<const NamedUnit> units) {
   const NamedUnit* chosen = &units.front();
-  for (const NamedUnit& unit : units) {
+  for (const NamedUnit& unit : units)
     if (std::abs(value) >= unit.scale * (1 - 5e-4)) chosen = &unit;
-  }
   if (chosen == &units.front() && value == std::round(value)) return fmt::format("{:.0f} {}", value, chosen->word);
   return three_digits(value / chosen->scale) + " " + std::string(chosen->word);
 }

@@ -51,9 +51,8 @@ struct Time : Amount<Time, std::int64_t> {
   // Throws Error(kInvalidInput) for NaN and for values beyond 64-bit nanoseconds (292 years).
   static constexpr Time seconds(double value) {
     const double scaled = value * 1e9;
-    if (!(scaled > -kLimit && scaled < kLimit)) {
+    if (!(scaled > -kLimit && scaled < kLimit))
       throw Error(ExitCode::kInvalidInput, "a time of " + std::to_string(value) + " s overflows 64-bit nanoseconds");
-    }
     const auto truncated = static_cast<std::int64_t>(scaled);
     // Exact: below 2^52 the difference of neighbours is representable, above there is no fraction.
     const double rest = scaled - as_double(truncated);

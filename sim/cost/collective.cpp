@@ -48,9 +48,8 @@ double line_at(const std::vector<double>& x, const std::vector<double>& y, doubl
 
 const FabricCurve& curve_of(const Calibration& calibration, FabricKind kind) {
   static const FabricCurve kTable;
-  for (const FabricCurve& curve : calibration.fabrics) {
+  for (const FabricCurve& curve : calibration.fabrics)
     if (curve.kind == kind) return curve;
-  }
   return kTable;
 }
 
@@ -173,9 +172,8 @@ FabricTerm CollectiveModel::term(CollectiveOperation operation, double bytes) co
                   doublings_,
                   choice.channels};
   // NCCL does not know what lies between its ports, so its choice stays.
-  if (cost.algorithm == NcclAlgorithm::kTree || cost.algorithm == NcclAlgorithm::kNvlsTree) {
+  if (cost.algorithm == NcclAlgorithm::kTree || cost.algorithm == NcclAlgorithm::kNvlsTree)
     term.transfer /= fabric_.tree;
-  }
   if (settings_.max_ctas > 0 && settings_.max_ctas < term.ctas) {
     // A block moves its channel's share and no more.
     term.transfer *= static_cast<double>(term.ctas) / settings_.max_ctas;

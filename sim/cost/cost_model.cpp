@@ -148,9 +148,8 @@ std::string known_kernel(const Calibration& calibration, const std::string& want
   if (wanted == "cudnn") append(names, {"fa3", "fa2"});
   if (wanted == "fa1" || wanted == "triton") names.emplace_back("fa2");
   append(names, {calibration.sdpa_preferred, calibration.sdpa_kernel});
-  for (const std::string& name : names) {
+  for (const std::string& name : names)
     if (has(name)) return name;
-  }
   return calibration.attention.empty() ? "" : calibration.attention.front().kernel;
 }
 
@@ -263,9 +262,8 @@ CostModel::CostModel(const Cluster& cluster, const Calibration& calibration, Cos
       prices_(std::make_shared<PriceCache>()) {
   add_background(cluster_, calibration_);
   const double clock = clock_factor(calibration_, cluster_.gpu);
-  for (FlopsPerSecond* peak : {&hot_.peak_bf16, &hot_.peak_fp32, &hot_.peak_fp8, &hot_.peak_fp4}) {
+  for (FlopsPerSecond* peak : {&hot_.peak_bf16, &hot_.peak_fp32, &hot_.peak_fp8, &hot_.peak_fp4})
     *peak = FlopsPerSecond(peak->value() * clock);
-  }
   const std::string wanted = choices_.attention_kernel;
   choices_.attention_kernel = known_kernel(calibration_, wanted);
   is_substitute_ = !wanted.empty() && wanted != "sdpa" && wanted != "sdpa_flash" && wanted != choices_.attention_kernel;
@@ -342,9 +340,8 @@ AttentionCurve CostModel::attention_curve(std::int64_t head_dim, Pass pass) cons
   AttentionCurve curve = *below;
   for (double AttentionCurve::*constant :
        {&AttentionCurve::efficiency, &AttentionCurve::s_half, &AttentionCurve::c_half, &AttentionCurve::overhead,
-        &AttentionCurve::full_efficiency, &AttentionCurve::full_s_half}) {
+        &AttentionCurve::full_efficiency, &AttentionCurve::full_s_half})
     curve.*constant += part * (above->*constant - below->*constant);
-  }
   curve.evidence = weaker(weaker(below->evidence, above->evidence), Evidence::kInterpolated);
   return curve;
 }
@@ -465,9 +462,8 @@ KernelPrice CostModel::curve_price(EventKind collective, Bytes bytes, const Grou
   if (group.size <= 1) return copies ? copy_price(bytes) : KernelPrice{0, factor, curve.evidence};
   const CollectiveCall call{measured_as(operation_of(collective)), choices_.order, group.size,
                             as_double(bytes.count())};
-  if (const std::optional<Estimate> found = collective_at(calibration_.measured, call)) {
+  if (const std::optional<Estimate> found = collective_at(calibration_.measured, call))
     return {found->value, factor, weaker(calibration_.measured.evidence, found->evidence)};
-  }
   const double hops = as_double(group.size - 1);
   const double passes = collective == EventKind::kAllReduce ? 2 : 1;
   double busbw = curve.link_fraction * link.link.value();
@@ -519,9 +515,8 @@ namespace {
 
 LinkUse part_of(const LinkShares& most, double part) {
   LinkUse use{};
-  for (std::size_t k = 0; k < kSharedLinks; ++k) {
+  for (std::size_t k = 0; k < kSharedLinks; ++k)
     use[k] = static_cast<std::int32_t>(most[k] * part * static_cast<double>(Contention::kOne));
-  }
   return use;
 }
 
@@ -551,11 +546,10 @@ double CostModel::heat(std::span<const Kernel> kernels, std::span<const KernelPr
     const Kernel& kernel = kernels[k];
     const double seconds = prices[k].seconds;
     load.joules += curve.joules_per_byte * as_double(kernel.bytes.count());
-    if (kernel.kind == KernelKind::kGemm) {
+    if (kernel.kind == KernelKind::kGemm)
       load.products += curve.cool * seconds;
-    } else {
+    else
       load.others += seconds;
-    }
     // Units of fp32 are others; their clock was never seen.
     if (kernel.kind == KernelKind::kMemory || kernel.fp32) continue;
     load.joules += curve.joules_per_flop * kernel.flops.count() * (kernel.fp8 ? fp8 : 1);
@@ -654,9 +648,8 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     cost.last_kernel = Time::seconds(std::min(last, seconds));
     cost.takes = takes;
     cost.uses = use;
-    if (seconds > 0) {
+    if (seconds > 0)
       cost.memory_share = static_cast<std::int32_t>(static_cast<double>(Contention::kOne) * by_memory / seconds);
-    }
     table.works.push_back(cost);
     table.evidence.push_back(evidence);
   }

@@ -76,15 +76,13 @@ double gemm_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu
                    (1 + curve.m_half / m) * (1 + curve.n_half / n);
   if (curve.tail > 0) compute *= 1 + curve.tail * as_double(gpu.multiprocessors) * kTile * kTile / (groups * m * n);
   if (curve.wave > 0) compute *= 1 + curve.wave * (wave_waste(kernel, gpu) - 1);
-  if (const int h = halvings(kernel); h > 0) {
+  if (const int h = halvings(kernel); h > 0)
     compute *= 1 + curve.misaligned[static_cast<std::size_t>(std::min(h, 3) - 1)];
-  }
   const double memory = as_double(kernel.bytes.count()) / (curve.hbm_fraction * gpu.memory_bandwidth.value());
   double both = std::max(compute, memory);
   // Beyond the rounding of the larger one there is nothing to add.
-  if (const double less = std::min(compute, memory) / both; curve.blend > 0 && less > 0.05) {
+  if (const double less = std::min(compute, memory) / both; curve.blend > 0 && less > 0.05)
     both *= std::pow(1 + std::pow(less, curve.blend), 1 / curve.blend);
-  }
   return both + curve.overhead;
 }
 
@@ -217,9 +215,8 @@ ShapeCorrection::Point ShapeCorrection::place_of(const Kernel& kernel) {
   Point point;
   const auto first = kernel.kind == KernelKind::kAttention ? kernel.m * kernel.heads : kernel.m;
   const std::array<std::int64_t, 3> sizes = {first, kernel.n, kernel.k};
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
+  for (std::size_t i = 0; i < sizes.size(); ++i)
     point.place[i] = std::log(as_double(std::max<std::int64_t>(sizes[i], 1)));
-  }
   point.group = static_cast<int>(kernel.pass) + (kernel.fp32 ? 2 : 0);
   if (kernel.kind == KernelKind::kAttention && kernel.causal) point.group += 4;
   return point;
@@ -262,9 +259,8 @@ Estimate ShapeCorrection::at(const Kernel& kernel) const {
     sum += weight * point.log_ratio;
   }
   bool is_inside = nearest <= kReach;
-  for (std::size_t i = 0; i < low.size(); ++i) {
+  for (std::size_t i = 0; i < low.size(); ++i)
     is_inside = is_inside && wanted.place[i] >= low[i] - kSame && wanted.place[i] <= high[i] + kSame;
-  }
   return {std::exp(sum / weights), is_inside ? Evidence::kInterpolated : Evidence::kExtrapolated};
 }
 

@@ -218,9 +218,8 @@ NcclCost NcclModel::at_size(CollectiveOperation collective, const Entry& entry, 
   if (collective != CollectiveOperation::kAllReduce) return cost;
   if (entry.algorithm == NcclAlgorithm::kTree) cost.bandwidth *= nccl_tree_correction(entry.protocol, bytes);
   if (entry.algorithm == NcclAlgorithm::kRing && entry.protocol == NcclProtocol::kSimple && system_.nodes > 1 &&
-      bytes / (ring_.channels * as_double(system_.ranks())) >= 64) {
+      bytes / (ring_.channels * as_double(system_.ranks())) >= 64)
     cost.latency *= system_.generation < GpuGeneration::kAmpere ? 1.9 : 1.4;
-  }
   return cost;
 }
 

@@ -61,9 +61,8 @@ int split(NcclGraph& graph, const NcclSystem& system, double speed) {
   }
   int ctas = 2 * graph.channels;
   if (system.generation >= GpuGeneration::kHopper && system.nodes > 1 && speed > 45 + kSlack && graph.inter > 45 &&
-      ctas < 16) {
+      ctas < 16)
     ctas *= 2;
-  }
   const int most = system.version < NcclVersion{2, 25, 0} ? 32 : 64;
   return std::clamp(ctas, 1, most);
 }
@@ -83,9 +82,8 @@ NcclVersion parse_nccl_version(std::string_view text) {
     if (next == end || *next != '.') break;
     at = next + 1;
   }
-  if (found == 1 && parts[0] >= 20000 && parts[0] < 40000) {  // NCCL_VERSION_CODE
+  if (found == 1 && parts[0] >= 20000 && parts[0] < 40000)  // NCCL_VERSION_CODE
     return {parts[0] / 10000, parts[0] / 100 % 100, parts[0] % 100};
-  }
   if (found < 2 || parts[0] != 2) return {};
   return {parts[0], parts[1], parts[2]};
 }

@@ -80,9 +80,8 @@ std::string EventGraph::fingerprint() const {
     hash.add(std::int64_t{exchange.row} << 32 ^ std::int64_t{exchange.peer} << 2 ^
              static_cast<std::int64_t>(exchange.side));
   }
-  for (const auto& rank : pipeline) {
+  for (const auto& rank : pipeline)
     if (rank) hash.add(rank->fingerprint());
-  }
   for (std::int32_t b : persistent) hash.add(std::int64_t{b});
   for (const Work& work : works) {
     hash.add(static_cast<std::int64_t>(work.caller) << 52 | std::int64_t{work.to_neighbour} << 48 |
@@ -103,9 +102,8 @@ std::string EventGraph::fingerprint() const {
     hash.add(std::int64_t{b.parts} << 1 ^ std::int64_t{b.on_host});
     if (!host.python) hash.add(static_cast<std::int64_t>(b.role));
   }
-  for (const std::vector<Bytes>& list : parts) {
+  for (const std::vector<Bytes>& list : parts)
     for (Bytes bytes : list) hash.add(bytes.count());
-  }
   for (const LayerExecution& e : executions) {
     hash.add(std::int64_t{e.layer} << 32 ^ std::int64_t{e.microbatch});
     hash.add(std::int64_t{e.first_buffer});

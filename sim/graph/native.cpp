@@ -160,11 +160,9 @@ class Native final : public StepBuilder {
       state(u).piece = hold(BufferRole::kMaster, u, shard * size_of(plan_.master_dtype));
       if (plan_.param_dtype != plan_.master_dtype) state(u).piece = hold(BufferRole::kShadow, u, shard * param_size());
       if (offloads()) state(u).stored_gradient = hold(BufferRole::kGradient, u, shard * 4);
-      if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) {
-        for (const BufferRole moment : {BufferRole::kFirstMoment, BufferRole::kSecondMoment}) {
+      if (plan_.optimizer.kind == Optimizer::Kind::kAdamW)
+        for (const BufferRole moment : {BufferRole::kFirstMoment, BufferRole::kSecondMoment})
           hold(moment, u, shard * size_of(plan_.optimizer.state));
-        }
-      }
       if (!gathers()) {
         // Nothing besides the shard.
       } else if (state(u).kept) {
@@ -182,14 +180,12 @@ class Native final : public StepBuilder {
         std::max(plan_.prefetch.forward == Prefetch::kImplicit ? 1 : plan_.prefetch.forward, plan_.prefetch.backward);
     slot_users_.assign(at(std::min<std::int64_t>(ahead + 1, count())), -1);
     slot_buffers_.assign(slot_users_.size(), kNoBuffer);
-    for (std::size_t s = 0; s < slot_users_.size() && largest > 0; ++s) {
+    for (std::size_t s = 0; s < slot_users_.size() && largest > 0; ++s)
       slot_buffers_[s] = allocate_persistent(MemoryCategory::kUnshardedParam, -1, Bytes(largest * param_size()));
-    }
     std::int64_t largest_shard = 0;
     for (const State& s : states_) largest_shard = std::max(largest_shard, s.shard);
-    for (std::size_t i = 0; offloads() && i < kStagingSlots; ++i) {
+    for (std::size_t i = 0; offloads() && i < kStagingSlots; ++i)
       staging_[i].buffer = allocate_persistent(MemoryCategory::kShardedGrad, -1, Bytes(largest_shard * 4));
-    }
   }
 
   // --- gathers ---
@@ -291,11 +287,10 @@ class Native final : public StepBuilder {
         use(u);
       }
       const EventId row = run_layer(EventKind::kForward, l);
-      if (u == root()) {
+      if (u == root())
         state(u).last_use = row;
-      } else if (l == own.back()) {
+      else if (l == own.back())
         after_forward(u, row);
-      }
     }
   }
 
@@ -364,11 +359,10 @@ class Native final : public StepBuilder {
       for (std::size_t c = 0; c < p.calls.size(); ++c) {
         const LayerCall& call = p.calls[c];
         if (call.segment != s) continue;
-        if (call.kind == LayerCall::Kind::kLaunch) {
+        if (call.kind == LayerCall::Kind::kLaunch)
           launched[c] = communicate(call, next_collective(p, l, step));
-        } else {
+        else
           wait(Stream::kCompute, launched[at(call.launch)]);
-        }
       }
       const LayerSegment before = s == 0 ? LayerSegment() : p.segments[s - 1];
       if (p.segments[s].kernels_end > before.kernels_end) {
@@ -712,9 +706,8 @@ class Native final : public StepBuilder {
 
   // Units of one shape have one flat layout.
   const State& state_of(const UnitShape& wanted) const {
-    for (std::size_t u = 0; u < states_.size(); ++u) {
+    for (std::size_t u = 0; u < states_.size(); ++u)
       if (&shape(static_cast<std::int32_t>(u)) == &wanted) return states_[u];
-    }
     FORESHARD_CHECK(false, "unknown unit shape");
     return states_.front();
   }

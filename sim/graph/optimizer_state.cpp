@@ -55,16 +55,14 @@ Bytes checkpoint_bytes(const ModelSpec& model, const Plan& plan) {
       const DType stored = parameter.stored_as_computed ? plan.param_dtype : plan.master_dtype;
       bytes = checked_add(bytes, checked_multiply(parameter.numel(), size_of(stored)));
       if (!parameter.trainable) continue;
-      for (const StateTensor& state : optimizer_state(plan.optimizer, parameter, layer.role == LayerRole::kEmbedding)) {
+      for (const StateTensor& state : optimizer_state(plan.optimizer, parameter, layer.role == LayerRole::kEmbedding))
         bytes = checked_add(bytes, state.bytes);
-      }
     }
     of_kind.push_back(bytes);
   }
   std::int64_t sum = 0;
-  for (const LayerInstance& layer : model.order) {
+  for (const LayerInstance& layer : model.order)
     if (layer.same_as < 0) sum = checked_add(sum, of_kind[at(layer.kind)]);
-  }
   return Bytes(sum);
 }
 

@@ -91,9 +91,8 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   const std::int32_t steps =
       microbatches + (plan.evaluation.in_step ? 1 : 0) + (plan.reference == Reference::kNone ? 0 : microbatches);
   std::int64_t slots = 0;  // of one micro-batch
-  for (std::int32_t l = 0; l < layers; ++l) {
+  for (std::int32_t l = 0; l < layers; ++l)
     slots += static_cast<std::int64_t>(graph_.programs[program_of(l, 0)]->slots.size());
-  }
   constexpr std::int64_t kMostBuffers = 20'000'000;  // about 2 GB of graph
   if (checked_multiply(slots, steps) > kMostBuffers) {
     throw Error(ExitCode::kInvalidInput,
@@ -152,11 +151,10 @@ void StepBuilder::find_stage_passes() {
         continue;
       }
       PassKind& pass = stage_passes_[stage][at(first + microbatch)];
-      if (is_split) {
+      if (is_split)
         pass = exists[stage] ? PassKind::kSplitLater : PassKind::kSplit;
-      } else if (exists[stage]) {
+      else if (exists[stage])
         pass = PassKind::kLater;
-      }
       exists[stage] = is_split || keeps;
     }
   }
@@ -271,9 +269,8 @@ void StepBuilder::add_axes() {
 
 std::uint8_t StepBuilder::post_forward_communicator(std::int64_t size) const {
   const std::vector<Communicator>& list = graph_.communicators;
-  for (std::size_t c = 0; c < list.size(); ++c) {
+  for (std::size_t c = 0; c < list.size(); ++c)
     if (list[c].name == "post_forward" && list[c].group.size == size) return static_cast<std::uint8_t>(c);
-  }
   FORESHARD_CHECK(false, "no communicator for the reshard group");
   return kNoCommunicator;
 }
@@ -406,9 +403,8 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint
   if (!whole && phase(kind, layer).segments[segment].host_waits) host_reads_ = id;
   using Kind = MemoryAction::Kind;
   if (kind == EventKind::kRecompute) graph_.actions.push_back({Kind::kRecompute, execution, segment});
-  if (kind == EventKind::kForward || kind == EventKind::kLoss) {
+  if (kind == EventKind::kForward || kind == EventKind::kLoss)
     graph_.actions.push_back({Kind::kForward, execution, segment});
-  }
   if (kind == EventKind::kBackward) graph_.actions.push_back({Kind::kBackward, execution, segment});
   return id;
 }
@@ -421,9 +417,8 @@ std::uint16_t StepBuilder::layer_run_work(EventKind kind, std::int32_t layer, st
   const LayerExecution& execution = graph_.executions[at(std::int64_t{first_execution_} + layer)];
   std::uint64_t key = execution.program;
   for (const std::uint64_t part : {static_cast<std::uint64_t>(kind), std::uint64_t{first}, std::uint64_t{count},
-                                   static_cast<std::uint64_t>(hooks)}) {
+                                   static_cast<std::uint64_t>(hooks)})
     key = key << 10 | part;
-  }
   if (const std::uint16_t* known = run_works_.find(key)) return *known;
   UnitWork cost;
   Flops flops;
@@ -508,11 +503,10 @@ void StepBuilder::launch_and_wait(EventKind kind, const LayerPhaseProgram& phase
   for (std::size_t c = 0; c < phase.calls.size(); ++c) {
     const LayerCall& call = phase.calls[c];
     if (call.segment != segment) continue;
-    if (call.kind == LayerCall::Kind::kLaunch) {
+    if (call.kind == LayerCall::Kind::kLaunch)
       flights[c] = launch_call(call, -1);
-    } else if (call.kind == LayerCall::Kind::kWait && (!is_beside || call.collective.dim != MeshDim::kEp)) {
+    else if (call.kind == LayerCall::Kind::kWait && (!is_beside || call.collective.dim != MeshDim::kEp))
       wait(Stream::kCompute, flights[at(call.launch)]);
-    }
   }
 }
 
@@ -528,19 +522,17 @@ void StepBuilder::run_border_segment(EventKind kind, std::int32_t layer, std::si
   const LayerPhaseProgram& p = phase(kind, layer);
   const std::uint32_t kernels_begin = segment == 0 ? 0 : p.segments[segment - 1].kernels_end;
   const auto s = static_cast<std::uint8_t>(segment);
-  if (p.segments[segment].kernels_end > kernels_begin) {
+  if (p.segments[segment].kernels_end > kernels_begin)
     add_layer_row(kind, layer, s);
-  } else {
+  else
     add_segment(kind, layer, s);
-  }
 }
 
 void StepBuilder::run_border(EventKind kind, std::int32_t layer, std::int8_t part) {
   const LayerPhaseProgram& p = phase(kind, layer);
   if (p.segments.size() < 2) return;
-  for (std::size_t s = 0; s < p.segments.size(); ++s) {
+  for (std::size_t s = 0; s < p.segments.size(); ++s)
     if (p.segments[s].part == part) run_border_segment(kind, layer, s);
-  }
 }
 
 void StepBuilder::add_phase(EventKind kind, std::int32_t layer, Segments segments) {
@@ -574,9 +566,8 @@ void StepBuilder::give_batch(std::int64_t sequence) {
     input_labels_ = allocate(kCategory, Stream::kCompute, -1, labels);
   } else if (microbatch() == 0) {
     std::vector<Bytes> all;
-    for (std::int64_t m = std::max(batch.whole, batch.accumulation); m > 0; --m) {
+    for (std::int64_t m = std::max(batch.whole, batch.accumulation); m > 0; --m)
       for (const Bytes each : {inputs, labels}) all.push_back(allocated_size(each.count()));
-    }
     const std::int32_t parts = add_part_list(std::move(all));
     std::int32_t before = allocate_persistent_parts(kCategory, -1, parts);
     allocate_parts(kCategory, Stream::kCompute, -1, parts);
@@ -592,9 +583,8 @@ void StepBuilder::drop_batch() {
 }
 
 void StepBuilder::allocate_given_masks() {
-  for (const std::int64_t bytes : kept_masks(model_, plan_)) {
+  for (const std::int64_t bytes : kept_masks(model_, plan_))
     given_masks_.push_back(allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(bytes)));
-  }
 }
 
 std::int64_t StepBuilder::logits_bytes() const {
@@ -610,9 +600,8 @@ std::int64_t StepBuilder::logits_bytes() const {
 
 // What lives through the next forward the first one of a step finds of the step before.
 void StepBuilder::drop_logits() {
-  if (keeps_logits() && !std::exchange(found_logits_, true)) {
+  if (keeps_logits() && !std::exchange(found_logits_, true))
     held_logits_ = allocate_persistent(MemoryCategory::kActivation, -1, Bytes(logits_bytes()));
-  }
   free(held_logits_);
 }
 
@@ -676,19 +665,20 @@ void StepBuilder::free_gradients(std::int32_t unit, std::int32_t pass) {
   bool is_last = true;
   visit_gradients(unit, pass, [&](std::int32_t execution, std::uint8_t part, const LayerProgram& program) {
     if (!is_last) graph_.actions.push_back({Kind::kFreeLastGradient, execution, part});
-    if (!program.free_gradients[part].actions.empty()) {
+    if (!program.free_gradients[part].actions.empty())
       graph_.actions.push_back({Kind::kFreeGradients, execution, part});
-    }
     is_last = false;
     return true;
   });
 }
 
 void StepBuilder::free_last_gradient(std::int32_t unit, std::int32_t pass) {
-  visit_gradients(unit, pass, [&](std::int32_t execution, std::uint8_t part, const LayerProgram&) {
-    graph_.actions.push_back({MemoryAction::Kind::kFreeLastGradient, execution, part});
-    return false;
-  });
+  visit_gradients(
+      unit, pass,
+      [&](std::int32_t execution, std::uint8_t part, const LayerProgram&) {
+        graph_.actions.push_back({MemoryAction::Kind::kFreeLastGradient, execution, part});
+        return false;
+      });
 }
 
 std::vector<std::int32_t> StepBuilder::gradient_buffers(std::int32_t unit, std::int32_t pass) const {
@@ -726,9 +716,8 @@ void StepBuilder::find_gradients() {
   }
   const auto [rows, actions] = forward_end_;
   graph_.actions.insert(graph_.actions.begin() + static_cast<std::ptrdiff_t>(actions), frees.begin(), frees.end());
-  for (std::size_t r = rows; r < graph_.details.size(); ++r) {
+  for (std::size_t r = rows; r < graph_.details.size(); ++r)
     graph_.details[r].actions_begin += static_cast<std::uint32_t>(frees.size());
-  }
 }
 
 EventGraph StepBuilder::finish() {
@@ -737,9 +726,8 @@ EventGraph StepBuilder::finish() {
   if (!keeps_logits()) drop_logits();
   find_gradients();
   graph_.final_host_wait = std::max({graph_.final_host_wait, unawaited_compute_, pending_host_wait_});
-  for (std::size_t i = 0; i + 1 < graph_.details.size(); ++i) {
+  for (std::size_t i = 0; i + 1 < graph_.details.size(); ++i)
     graph_.details[i].actions_end = graph_.details[i + 1].actions_begin;
-  }
   if (!graph_.details.empty()) graph_.details.back().actions_end = static_cast<std::uint32_t>(graph_.actions.size());
   return std::move(graph_);
 }

@@ -19,9 +19,8 @@ bool StepBuilder::is_like_next(std::int32_t unit) const {
   const std::span<const Module> next = modules_of(unit + 1);
   const auto count = static_cast<std::int32_t>(modules.size());
   if (modules.empty() || next.size() != modules.size() || shape_of_unit_[at] != shape_of_unit_[at + 1] ||
-      this->unit(unit).reshard != this->unit(unit + 1).reshard) {
+      this->unit(unit).reshard != this->unit(unit + 1).reshard)
     return false;
-  }
   const std::int32_t first = modules.front().layer;
   for (std::int32_t k = 0; k < count; ++k) {
     const auto i = static_cast<std::size_t>(first) + static_cast<std::size_t>(k);
@@ -31,9 +30,8 @@ bool StepBuilder::is_like_next(std::int32_t unit) const {
     if (modules[n] != Module{first + k, 0} || next[n] != Module{first + count + k, 0} ||
         spec.role != LayerRole::kBlock || spec.joins >= 0 || first_nested_[i] >= 0 || first_nested_[other] >= 0 ||
         model_.order[i].kind != model_.order[other].kind || programs_of_layer_[i] != programs_of_layer_[other] ||
-        recompute_of_layer_[i] != recompute_of_layer_[other]) {
+        recompute_of_layer_[i] != recompute_of_layer_[other])
       return false;
-    }
   }
   return true;
 }
@@ -50,9 +48,8 @@ StepBuilder::Place StepBuilder::place() const {
   std::size_t n = 0;
   for (const EventId tail : tails_) p.ids[n++] = tail;
   for (std::size_t s = 0; s < kStreams; ++s) {
-    for (std::size_t from = 0; from < kStreams; ++from, ++n) {
+    for (std::size_t from = 0; from < kStreams; ++from, ++n)
       if ((pending_sources_[s] >> from & 1U) != 0) p.ids[n] = pending_waits_[s][from];
-    }
   }
   for (const EventId id : {host_reads_, unawaited_compute_, pending_host_wait_}) p.ids[n++] = id;
   const std::size_t communicators = std::min(graph_.communicators.size(), kPlaceCommunicators);
@@ -75,9 +72,8 @@ bool StepBuilder::is_pattern(const Place& a, const Place& b, const Place& c) con
   if (graph_.communicators.size() > kPlaceCommunicators || b.works != c.works || c.rows - b.rows != b.rows - a.rows ||
       c.waits - b.waits != b.waits - a.waits || c.actions - b.actions != b.actions - a.actions ||
       c.buffers - b.buffers != b.buffers - a.buffers || a.hooks != b.hooks || b.hooks != c.hooks || c.rows == b.rows ||
-      a.rows == 0 || !advances(a.ids, b.ids, c.ids)) {
+      a.rows == 0 || !advances(a.ids, b.ids, c.ids))
     return false;
-  }
   const auto both = [](std::int32_t x, std::int32_t y) { return (x < 0) == (y < 0); };
   const std::size_t rows = c.rows - b.rows;
   for (std::size_t i = 0; i < rows; ++i) {
@@ -89,9 +85,8 @@ bool StepBuilder::is_pattern(const Place& a, const Place& b, const Place& c) con
         x.waits_begin - a.waits != y.waits_begin - b.waits || x.work != y.work || !both(x.host_wait, y.host_wait) ||
         first.microbatch != second.microbatch || !both(first.unit, second.unit) || !both(first.layer, second.layer) ||
         first.buffer != second.buffer || first.other != second.other || first.sum != second.sum ||
-        first.actions_begin - a.actions != second.actions_begin - b.actions) {
+        first.actions_begin - a.actions != second.actions_begin - b.actions)
       return false;
-    }
   }
   for (std::size_t i = 0; i < c.actions - b.actions; ++i) {
     const MemoryAction& x = graph_.actions[a.actions + i];
@@ -102,9 +97,8 @@ bool StepBuilder::is_pattern(const Place& a, const Place& b, const Place& c) con
     const Buffer& x = graph_.buffers[a.buffers + i];
     const Buffer& y = graph_.buffers[b.buffers + i];
     if (x.category != y.category || x.pool != y.pool || !both(x.unit, y.unit) || x.bytes != y.bytes ||
-        x.parts != y.parts || x.on_host != y.on_host) {
+        x.parts != y.parts || x.on_host != y.on_host)
       return false;
-    }
   }
   return true;
 }
@@ -116,9 +110,8 @@ void StepBuilder::write_again(const Place& b, const Place& c, std::int32_t times
   // Each number from those of the two units before.
   const auto next = [](const auto* at, std::size_t unit) { return *(at - unit) + (*(at - unit) - *(at - 2 * unit)); };
   graph_.waits.resize(c.waits + waits * added);
-  for (EventId *wait = graph_.waits.data() + c.waits, *end = wait + waits * added; wait < end; ++wait) {
+  for (EventId *wait = graph_.waits.data() + c.waits, *end = wait + waits * added; wait < end; ++wait)
     *wait = next(wait, waits);
-  }
   graph_.rows.resize(c.rows + rows * added);
   graph_.details.resize(c.rows + rows * added);
   Row* const all = graph_.rows.data();
@@ -147,9 +140,8 @@ void StepBuilder::write_again(const Place& b, const Place& c, std::int32_t times
   graph_.actions.reserve(c.actions + actions * added);
   std::vector<MemoryAction> unit(graph_.actions.end() - static_cast<std::ptrdiff_t>(actions), graph_.actions.end());
   std::vector<std::int32_t> strides(actions);
-  for (std::size_t i = 0; i < actions; ++i) {
+  for (std::size_t i = 0; i < actions; ++i)
     strides[i] = unit[i].target - graph_.actions[b.actions - actions + i].target;
-  }
   for (std::size_t k = 0; k < added; ++k) {
     for (std::size_t i = 0; i < actions; ++i) unit[i].target += strides[i];
     append(graph_.actions, unit);
@@ -167,9 +159,8 @@ void StepBuilder::write_again(const Place& b, const Place& c, std::int32_t times
     ++n;
   };
   for (EventId& tail : tails_) advance(tail);
-  for (auto& waiting : pending_waits_) {
+  for (auto& waiting : pending_waits_)
     for (EventId& event : waiting) advance(event);
-  }
   for (EventId* id : {&host_reads_, &unawaited_compute_, &pending_host_wait_}) advance(*id);
 }
 

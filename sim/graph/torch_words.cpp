@@ -61,10 +61,12 @@ std::vector<std::int32_t> as_defined(const ModelSpec& model, const std::vector<P
   append(order, norms);
   // A tower and what projects its features stand in front of the words' model.
   if (model.image_tokens > 0) {
-    std::ranges::stable_partition(order, [&](std::int32_t p) {
-      const LayerSpec& layer = spec_of(p);
-      return layer.tower || (layer.role == LayerRole::kInner && layer.domain.of_images);
-    });
+    std::ranges::stable_partition(
+        order,
+        [&](std::int32_t p) {
+          const LayerSpec& layer = spec_of(p);
+          return layer.tower || (layer.role == LayerRole::kInner && layer.domain.of_images);
+        });
   }
   if (!model.head_first) return order;
   const auto of_head = [&](std::int32_t p) {

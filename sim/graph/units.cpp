@@ -293,9 +293,8 @@ void StepBuilder::size_units() {
     if (u == root_ && !named) unit.reshard = {Reshard::Kind::kNever, 0};
     const std::int64_t group = unit.reshard.kind == Reshard::Kind::kGroup ? unit.reshard.group : 0;
     std::int32_t index = -1;
-    for (std::size_t s = 0; s < shapes_.size() && index < 0; ++s) {
+    for (std::size_t s = 0; s < shapes_.size() && index < 0; ++s)
       if (shapes_[s].reshard_group == group && are_alike(first_of_shape[s], u)) index = static_cast<std::int32_t>(s);
-    }
     if (index < 0) {
       UnitShape shape = shape_of(u);
       shape.reshard_group = group;

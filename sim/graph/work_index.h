@@ -40,9 +40,8 @@ class WorkIndex {
     const std::vector<Entry> before = std::move(entries_);
     shift_ = before.empty() ? 64 - 7 : shift_ - 1;  // 128 places at first
     entries_.assign(std::size_t{1} << (64 - shift_), {});
-    for (const Entry& entry : before) {
+    for (const Entry& entry : before)
       if (entry.used) entries_[place_of(entry.key)] = entry;
-    }
   }
 
   std::vector<Entry> entries_;  // a power of two

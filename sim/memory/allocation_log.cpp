@@ -21,8 +21,8 @@ class Flatten {
     return kind == MemoryAction::Kind::kForward ? EventKind::kForward : EventKind::kBackward;
   }
   bool awaits_product(MemoryAction::Kind kind) const {
-    return std::ranges::any_of(waiting_,
-                               [&](const LibraryBuffer& buffer) { return buffer.first_event == thread_of(kind); });
+    return std::ranges::any_of(
+        waiting_, [&](const LibraryBuffer& buffer) { return buffer.first_event == thread_of(kind); });
   }
   void product(MemoryAction::Kind kind) {
     take_if([&](const LibraryBuffer& buffer) { return buffer.first_event == thread_of(kind); }, log_.actions.size());
@@ -103,11 +103,10 @@ AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& libr
   for (const Buffer& b : graph.buffers) {
     begin_buffer(log);
     if (b.on_host) continue;
-    if (b.parts < 0) {
+    if (b.parts < 0)
       add_tensor(log, b.bytes, b.pool);
-    } else {
+    else
       for (const Bytes part : graph.parts[static_cast<std::size_t>(b.parts)]) add_tensor(log, part, b.pool);
-    }
   }
   log.first.push_back(static_cast<std::int32_t>(log.bytes.size()));
 
@@ -172,9 +171,8 @@ AllocationLog::Runs AllocationLog::repeated(const EventGraph& graph) const {
   while (begin > 0 && is_like_later(begin - 1)) --begin;
   runs.begin = at - (at - begin) / runs.size * runs.size;
   runs.count = (end + runs.size - runs.begin) / runs.size;
-  for (std::uint32_t run = 0; run <= runs.count; ++run) {
+  for (std::uint32_t run = 0; run <= runs.count; ++run)
     if (!std::ranges::binary_search(row_begin, runs.at(run))) return {};
-  }
   return runs;
 }
 

@@ -26,9 +26,8 @@ CachingAllocator::CachingAllocator(const AllocatorSettings& settings, const Devi
       unmapped_(std::size_t{2} * kMostStreams),
       // Where the driver's ranges usually are; up to the 2^49 that FreeBlocks can hold.
       address_holes_{{std::int64_t{0x7f} << 40, (std::int64_t{1} << 49) - (std::int64_t{0x7f} << 40)}} {
-  if (settings_.per_process_memory_fraction) {
+  if (settings_.per_process_memory_fraction)
     allowed_ = static_cast<std::int64_t>(*settings_.per_process_memory_fraction * as_double(memory_.total.count()));
-  }
 }
 
 CachingAllocator::BlockId CachingAllocator::malloc(std::int64_t bytes, int stream) {
@@ -234,13 +233,11 @@ void CachingAllocator::erase_free(BlockId id) {
 
 void CachingAllocator::reset_peak_stats() {
   const auto reset = [](AllocatorStat& stat) { stat.peak = stat.current; };
-  for (PoolStats* pool : {&stats_.all, &stats_.small_pool, &stats_.large_pool}) {
+  for (PoolStats* pool : {&stats_.all, &stats_.small_pool, &stats_.large_pool})
     for (AllocatorStat* stat :
          {&pool->allocation, &pool->segment, &pool->active, &pool->inactive_split, &pool->allocated_bytes,
-          &pool->reserved_bytes, &pool->active_bytes, &pool->inactive_split_bytes, &pool->requested_bytes}) {
+          &pool->reserved_bytes, &pool->active_bytes, &pool->inactive_split_bytes, &pool->requested_bytes})
       reset(*stat);
-    }
-  }
   reset(stats_.oversize_allocations);
   reset(stats_.oversize_segments);
 }
@@ -256,9 +253,8 @@ std::vector<SegmentState> CachingAllocator::snapshot() const {
         is_open = false;
         continue;
       }
-      if (!is_open) {
+      if (!is_open)
         result.push_back({block.address, 0, stream_of(block.bin), !is_large(block.bin), block.expandable, {}});
-      }
       is_open = true;
       result.back().size += block.size;
       result.back().blocks.push_back(

@@ -119,9 +119,8 @@ class CachingAllocator {
   void process_events(IsFinished&& is_finished) {
     for (int stream = 0; stream < kMostStreams; ++stream) {
       const Events& events = events_[static_cast<std::size_t>(stream)];
-      while (events.next < events.queue.size() && is_finished(stream, events.queue[events.next].second)) {
+      while (events.next < events.queue.size() && is_finished(stream, events.queue[events.next].second))
         finish_next_event(stream);
-      }
     }
   }
   // torch.cuda.empty_cache: waits for all events, then gives every unused segment back.

@@ -107,9 +107,8 @@ bool CachingAllocator::release_oversize(Bin bin, std::int64_t size) {
 
 void CachingAllocator::release_cached_blocks() {
   ++stats_.num_sync_all_streams;
-  for (int stream = 0; stream < kMostStreams; ++stream) {
+  for (int stream = 0; stream < kMostStreams; ++stream)
     while (!events_[static_cast<std::size_t>(stream)].queue.empty()) finish_next_event(stream);
-  }
   release_pool(true);
   release_pool(false);
 }
@@ -117,13 +116,11 @@ void CachingAllocator::release_cached_blocks() {
 void CachingAllocator::release_pool(bool large) {
   std::vector<BlockId> to_unmap;
   for (int stream = 0; stream < kMostStreams; ++stream) {
-    for (const BlockId id : free_blocks(bin_of(stream, large)).ids()) {
-      if (at(id).expandable) {
+    for (const BlockId id : free_blocks(bin_of(stream, large)).ids())
+      if (at(id).expandable)
         to_unmap.push_back(id);
-      } else if (!is_split(at(id))) {
+      else if (!is_split(at(id)))
         release_segment(id);
-      }
-    }
   }
   for (const BlockId id : to_unmap) {
     const BlockId left = unmap_pages(id);

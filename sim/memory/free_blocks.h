@@ -53,11 +53,10 @@ class FreeBlocks {
   void erase(std::uint32_t size_class, std::int64_t address, BlockId id) {
     List& list = classes_[size_class].list;
     const std::uint64_t key = key_of(address, id);
-    if (list.back() == key) {
+    if (list.back() == key)
       list.pop_back();
-    } else {
+    else
       list.erase(list.begin() + place_in(list, key));
-    }
     if (list.empty()) mark(classes_[size_class].position, false);
     --count_;
   }

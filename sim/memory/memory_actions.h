@@ -110,7 +110,8 @@ inline MemoryCategory stored_category(const EventGraph& graph, std::int32_t buff
 // Whether streams were recorded on any buffer that is freed: its block then comes back only with
 // time (sim/memory/reserved.h).
 inline bool records_streams(const EventGraph& graph) {
-  return std::ranges::any_of(graph.actions, [](const MemoryAction& action) { return action.recorded() != 0; });
+  return std::ranges::any_of(
+      graph.actions, [](const MemoryAction& action) { return action.recorded() != 0; });
 }
 
 // Calls visitor.allocate(buffer id), visitor.free(buffer id) and visitor.store(buffer id,
@@ -167,9 +168,8 @@ void for_each_action(const EventGraph& graph, Visitor& visitor, std::size_t rows
   for (std::size_t row = 0; row < rows; ++row) {
     visitor.row(static_cast<EventId>(row));
     const RowDetail& detail = graph.details[row];
-    for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
+    for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a)
       visit_action(graph, graph.actions[a], visitor);
-    }
   }
 }
 template <typename Visitor>

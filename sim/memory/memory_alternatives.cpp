@@ -30,9 +30,8 @@ double parameters_of_rank(const ModelSpec& model, const Mesh& mesh) {
   double dense = 0;
   double experts = 0;
   for (const LayerInstance& layer : model.order) {
-    for (const ParameterSpec& p : model.kinds[at(layer.kind)].parameters) {
+    for (const ParameterSpec& p : model.kinds[at(layer.kind)].parameters)
       if (!p.tied) (p.is_expert ? experts : dense) += as_double(p.count());
-    }
   }
   return dense / as_double(mesh.tp) + experts / as_double(mesh.ep * mesh.etp);
 }

@@ -17,11 +17,9 @@ class Replay {
   explicit Replay(const EventGraph& graph) : graph_(graph), alive_(at(graph.buffer_count())) {
     // All by id: an execution's slots have no table of their own.
     buffers_.reserve(alive_.size());
-    for (const LayerExecution& e : graph.executions) {
-      for (const Slot& slot : graph.program(e).slots) {
+    for (const LayerExecution& e : graph.executions)
+      for (const Slot& slot : graph.program(e).slots)
         buffers_.push_back({slot.category, Stream::kCompute, e.unit, slot.bytes, -1, false});
-      }
-    }
     append(buffers_, graph.buffers);
   }
 
@@ -93,9 +91,8 @@ class Replay {
   static constexpr EventId kDead = -2;
 
   std::string left_alive() const {
-    for (std::int32_t b = 0; b < graph_.buffer_count(); ++b) {
+    for (std::int32_t b = 0; b < graph_.buffer_count(); ++b)
       if (alive_[at(b)].since >= 0) return graph_.buffer_name(b);
-    }
     return "nothing, but something was freed that lived before it";
   }
 

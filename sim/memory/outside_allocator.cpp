@@ -157,11 +157,10 @@ class Nccl {
       channels = std::clamp<std::int64_t>(2 * ports, 4, 16);
     }
     if (system.generation == GpuGeneration::kBlackwell && system.nvlink) {
-      if (version_ >= NcclVersion{2, 28}) {
+      if (version_ >= NcclVersion{2, 28})
         channels = std::min<std::int64_t>(channels, 16);
-      } else if (version_ >= NcclVersion{2, 25}) {
+      else if (version_ >= NcclVersion{2, 25})
         channels = std::max<std::int64_t>(channels, nvls_graph(system).ctas);
-      }
     }
     return settings_.max_channels > 0 ? std::min(channels, settings_.max_channels) : channels;
   }
@@ -238,17 +237,15 @@ NcclVersion nccl_of(const Runtime& runtime) {
   const int minor = is_torchs ? minor_of(runtime.version) : 11;
   if (minor < 0) return kShipped.back().nccl;
   NcclVersion nccl = kShipped.front().nccl;
-  for (const Shipped& shipped : kShipped) {
+  for (const Shipped& shipped : kShipped)
     if (shipped.torch_minor <= minor) nccl = shipped.nccl;
-  }
   return nccl;
 }
 
 OutsideItems memory_outside(const EventGraph& graph, const Cluster& cluster, const Runtime& runtime,
                             const NcclSettings& settings) {
-  if (cluster.memory_outside_allocator) {
+  if (cluster.memory_outside_allocator)
     return {{"declared", *cluster.memory_outside_allocator, SizeEvidence::kDeclared, cluster.outside_source}};
-  }
   if (cluster.host_computes) return {};
   OutsideItems items = context_items(cluster.gpu);
   const Nccl nccl(cluster, nccl_of(runtime), settings);
@@ -281,9 +278,8 @@ LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster, 
       "pytorch/pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp: 2 x 4096 + 8 x 16 KiB, 32 MiB from "
       "compute capability 9.0; one per handle (host thread) and stream, never freed";
   LibraryBuffers list = {{"cublas workspace, forward", bytes, Stream::kCompute, EventKind::kForward, kSource}};
-  if (runtime.kind != RuntimeKind::kNative) {  // whose one thread does both
+  if (runtime.kind != RuntimeKind::kNative)  // whose one thread does both
     list.push_back({"cublas workspace, autograd thread", bytes, Stream::kCompute, EventKind::kBackward, kSource});
-  }
   if (has_engine_modules(runtime)) {
     const bool is_grouped = std::ranges::any_of(graph.kernels, [](const Kernel& kernel) { return kernel.groups > 1; });
     for (int i = 0; i < (is_grouped ? 1 + kEngineStreams : 1); ++i) {

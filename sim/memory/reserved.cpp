@@ -35,9 +35,8 @@ class StreamClock {
     if (ends_.empty()) return;
     // What a stream has not been given yet in a step, the step before gave it.
     for (std::array<Time, kStreams>& now : ends_) {
-      for (std::size_t s = 0; s < kStreams; ++s) {
+      for (std::size_t s = 0; s < kStreams; ++s)
         if (now[s] == kLongAgo && ends[s] != kLongAgo) now[s] = ends[s] - period_;
-      }
     }
   }
 
@@ -110,9 +109,8 @@ class OpeningsOf {
       piece.clear();
       bytes = 0;
     };
-    for (const std::int32_t t : log_.before) {
+    for (const std::int32_t t : log_.before)
       if (is_shard(t)) found.push_back({Opening::Kind::kTensor, t});
-    }
     for (const std::int32_t t : log_.before) {
       if (!is_shard(t)) continue;
       piece.push_back(log_.bytes[at(t)]);
@@ -143,21 +141,18 @@ class OpeningsOf {
       whole_of[t] = take(log_.bytes[at(t)] * unit.shards);
     };
     if (graph_.host.from_device) {
-      for (const std::int32_t t : log_.before) {
+      for (const std::int32_t t : log_.before)
         if (is_shard(t) && buffer_of(t).unit >= 0 && !buffer_of(t).on_host) take_whole(t);
-      }
     }
     std::vector<std::int32_t> held;
     for (const auto& [place, shards] : units) {
       if (!graph_.host.from_device) std::ranges::for_each(shards, take_whole);
       for (const std::int32_t t : shards) found.push_back({Opening::Kind::kTensor, t});
-      for (const std::int32_t t : shards) {
-        if (place.first == 1) {
+      for (const std::int32_t t : shards)
+        if (place.first == 1)
           held.push_back(whole_of[t]);
-        } else {
+        else
           give_back(whole_of[t]);
-        }
-      }
     }
     for (const std::int32_t id : held) give_back(id);
   }
@@ -235,9 +230,8 @@ class OpeningsOf {
     for (const LayerExecution& e : graph_.executions) {
       if (e.microbatch != 0 || (unit && e.unit != *unit)) continue;
       const LayerProgram& program = graph_.program(e);
-      for (const std::int32_t slot : program.weight_gradients) {
+      for (const std::int32_t slot : program.weight_gradients)
         if (slot >= 0) list.push_back(program.slots[at(slot)].bytes.count());
-      }
     }
     return list;
   }
@@ -283,9 +277,8 @@ struct ReservedReplay::State {
     if (step == 1) {
       row = kNoEvent;
       open();
-      for (const std::int32_t tensor : log.before) {
+      for (const std::int32_t tensor : log.before)
         if (block_of[at(tensor)] == CachingAllocator::kNoBlock) allocate(tensor);
-      }
       allocate_first_bucket();
       note_stall();
     }
@@ -308,17 +301,14 @@ struct ReservedReplay::State {
         ++run;
       }
       row = static_cast<EventId>(r);
-      if (step == 1 && row == rebuilds_at) {
+      if (step == 1 && row == rebuilds_at)
         for (const std::int32_t tensor : log.rebuilt) allocate(tensor);
-      }
-      if (row == log.optimizer && step == 1) {
+      if (row == log.optimizer && step == 1)
         for (const std::int32_t tensor : log.states) allocate(tensor);
-      }
       for (std::uint32_t i = log.row_begin[r]; i < log.row_begin[r + 1] && !failed; ++i) {
         if (step == 1) {
-          for (const LibraryBlock& block : log.library) {
+          for (const LibraryBlock& block : log.library)
             if (block.action == i && !failed) take(block.bytes, block.stream, -1);
-          }
           if (failed) break;
         }
         const std::int32_t action = log.actions[i];
@@ -441,9 +431,8 @@ struct ReservedReplay::State {
     const bool takes = std::ranges::any_of(log.library, [&](const auto& block) {
       return block.action >= log.row_begin[r] && block.action < log.row_begin[behind];
     });
-    if (behind + 1 >= log.row_begin.size() || (step == 1 && (takes || drops_at >= static_cast<EventId>(r)))) {
+    if (behind + 1 >= log.row_begin.size() || (step == 1 && (takes || drops_at >= static_cast<EventId>(r))))
       return false;
-    }
     std::vector<CachingAllocator::BlockId> blocks;
     const auto tensor_of = [&](const Standing::Live& live, std::uint32_t from) {
       return at(log.actions[at(from + live.action)]);
@@ -567,9 +556,8 @@ struct ReservedReplay::State {
     if (log.bytes[b] == 0) return;
     FORESHARD_CHECK(block_of[b] != CachingAllocator::kNoBlock, "a buffer is freed twice");
     if (clock && recorded != 0) {
-      for (int stream = 0; stream < static_cast<int>(kStreams); ++stream) {
+      for (int stream = 0; stream < static_cast<int>(kStreams); ++stream)
         if ((recorded >> stream & 1) != 0) allocator.record_stream(block_of[b], stream);
-      }
       allocator.free(block_of[b], clock->position(step, row));
     } else {
       allocator.free(block_of[b]);
@@ -587,9 +575,8 @@ struct ReservedReplay::State {
   void note_stall() {
     const AllocatorStats& now = allocator.stats();
     if (now.num_device_alloc == seen.num_device_alloc && now.num_device_free == seen.num_device_free &&
-        now.num_alloc_retries == seen.num_alloc_retries) {
+        now.num_alloc_retries == seen.num_alloc_retries)
       return;
-    }
     const auto since = [](std::int64_t after, std::int64_t before) {
       return static_cast<std::int32_t>(after - before);
     };
@@ -652,9 +639,8 @@ ReservedReplay::Identity ReservedReplay::identity() const {
   add(hash, log.states);
   add(hash, log.rebuilt);
   add(hash, log.empties);
-  for (const Opening& opening : state_->openings) {
+  for (const Opening& opening : state_->openings)
     hash.add(static_cast<std::uint64_t>(opening.kind)).add(opening.id).add(opening.bytes);
-  }
   // What is allocated beside the log, and before which of its actions.
   for (const LibraryBlock& block : log.library) hash.add(block.bytes).add(block.stream).add(block.action);
   if (log.optimizer != kNoEvent) hash.add(log.row_begin[at(log.optimizer)]);
@@ -683,9 +669,8 @@ StepReserved ReservedReplay::run_step() {
   result.retries = after.num_alloc_retries - before.num_alloc_retries;
   result.device_allocs = after.num_device_alloc - before.num_device_alloc;
   result.device_frees = after.num_device_free - before.num_device_free;
-  if (s.whole.most_reserved > 0) {
+  if (s.whole.most_reserved > 0)
     result.fragmentation = 1 - as_double(s.whole.allocated_then) / as_double(s.whole.most_reserved);
-  }
   return result;
 }
 

@@ -100,9 +100,8 @@ SearchSpace complete(SearchSpace space, const Cluster& cluster) {
   if (space.shard_groups.empty()) space.shard_groups = default_shard_groups(cluster, cluster.gpus / ranks);
   if (space.reshards.empty()) space.reshards = default_reshards(cluster);
   if (space.prefetches.empty()) space.prefetches = default_prefetches(space.base);
-  if (space.recomputes.empty()) {
+  if (space.recomputes.empty())
     space.recomputes = {{Recompute::kNone, {}}, {Recompute::kSelective, {}}, {Recompute::kFull, {}}};
-  }
   if (space.global_batch <= 0 || space.global_batch % ranks != 0) {
     const std::int64_t below = space.global_batch / ranks * ranks;
     throw Error(ExitCode::kInvalidInput,
@@ -113,9 +112,8 @@ SearchSpace complete(SearchSpace space, const Cluster& cluster) {
   if (space.allocators.empty()) space.allocators = {space.base.allocator};
   if (space.micro_batches.empty()) {
     const std::int64_t per_rank = space.global_batch / ranks;
-    for (std::int64_t m = 1; m <= std::min(per_rank, kLargestMicroBatch); ++m) {
+    for (std::int64_t m = 1; m <= std::min(per_rank, kLargestMicroBatch); ++m)
       if (per_rank % m == 0) space.micro_batches.push_back(m);
-    }
   }
   return space;
 }

@@ -99,11 +99,13 @@ class BestFirst {
     }
     // The engine's layers write gradients where the plan lets them, which costs them time.
     if (places_.space().base.runtime.kind != RuntimeKind::kFsdp2) return families;
-    places_.each(families.size(), [&](std::size_t f) {
-      const std::size_t i = classes.members[families[f].classes.front()];
-      const Plan plan = places_.plan(i);
-      families[f].floor = places_.judge().floor(plan, places_.lazy_programs(i, plan));
-    });
+    places_.each(
+        families.size(),
+        [&](std::size_t f) {
+          const std::size_t i = classes.members[families[f].classes.front()];
+          const Plan plan = places_.plan(i);
+          families[f].floor = places_.judge().floor(plan, places_.lazy_programs(i, plan));
+        });
     std::ranges::stable_sort(families, [](const Family& a, const Family& b) { return a.floor.step < b.floor.step; });
     return families;
   }
@@ -163,13 +165,11 @@ class BestFirst {
     });
     for (std::size_t k = 0; k < weighed.size(); ++k) {
       const std::size_t c = family.classes[k];
-      for (const std::size_t i : classes.places[c]) {
-        if (!weighed[k].bound && (weighed[k].is_floor_too_much || places_.gathers_earlier(i, classes.members[c]))) {
+      for (const std::size_t i : classes.places[c])
+        if (!weighed[k].bound && (weighed[k].is_floor_too_much || places_.gathers_earlier(i, classes.members[c])))
           places_.outcome(i).verdict = Verdict::kDoesNotFit;
-        } else {
+        else
           waiting.push_back({weighed[k].bound.value_or(Time()), i});
-        }
-      }
     }
   }
 

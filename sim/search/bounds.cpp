@@ -108,9 +108,8 @@ Time pass_layers(const EventGraph& graph, const CostTable& costs, const Passed& 
     const bool is_compute = row.stream == Stream::kCompute;
     if (!is_compute && (row.stream < Stream::kTensor || row.stream >= Stream::kPipeline)) continue;
     Time start = is_compute ? compute : Time();
-    for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
+    for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w)
       start = std::max(start, ends[at(graph.waits[w])]);
-    }
     const bool counts = is_compute ? is_of_layers(row.kind) : start > Time();
     ends[i] = counts ? start + costs.works[row.work].duration : start;
     if (!is_compute) continue;
@@ -123,7 +122,8 @@ Time pass_layers(const EventGraph& graph, const CostTable& costs, const Passed& 
 }
 
 Time layers_bound(const EventGraph& graph, const CostTable& costs) {
-  return pass_layers(graph, costs, [](std::size_t, Time) {});
+  return pass_layers(
+      graph, costs, [](std::size_t, Time) {});
 }
 
 std::vector<StageFloor> stage_floors(const EventGraph& rank, const CostTable& costs,

@@ -39,8 +39,8 @@ Plan least_work(Plan plan, const LayerChoices& choices) {
 }
 
 bool uses(const RangedPolicy<Reshard>& policy, const Reshard& value) {
-  return policy.value == value ||
-         std::ranges::any_of(policy.ranges, [&](const auto& range) { return range.value == value; });
+  return policy.value == value || std::ranges::any_of(
+                                      policy.ranges, [&](const auto& range) { return range.value == value; });
 }
 
 class Layers {
@@ -124,11 +124,10 @@ class Layers {
         if (choices.reshards.empty()) continue;
         frame.plan.batch.micro_batch = micro_batch;
         frame.plan.batch.accumulation = space_.global_batch / ranks / micro_batch;
-        if (frame.plan.mesh == best.plan.mesh && frame.plan.batch == best.plan.batch) {
+        if (frame.plan.mesh == best.plan.mesh && frame.plan.batch == best.plan.batch)
           frame.plan = best.plan;
-        } else {
+        else
           frame.plan.reshard_after_forward = {choices.reshards.front(), {}};
-        }
         const Plan least = least_work(frame.plan, choices_);
         if (find_problem(least, model_, cluster_)) continue;
         frame.bound = judge.bound(least, LayerPrograms(model_, least));

@@ -56,9 +56,8 @@ Fit least_fit_of(const EventGraph& graph, const Plan& plan, const Cluster& clust
 
 const LazyPrograms& ProgramCache::add(const Plan& plan, std::int16_t recompute, std::int16_t micro_batch) {
   Bucket& bucket = buckets_[{recompute, micro_batch}];
-  for (const auto& programs : bucket) {
+  for (const auto& programs : bucket)
     if (programs->serve(plan)) return *programs;
-  }
   bucket.push_back(std::make_unique<LazyPrograms>(model_, plan));
   return *bucket.back();
 }
@@ -66,9 +65,8 @@ const LazyPrograms& ProgramCache::add(const Plan& plan, std::int16_t recompute, 
 const LazyPrograms& ProgramCache::at(const Plan& plan, std::int16_t recompute, std::int16_t micro_batch) const {
   const Bucket& bucket = buckets_.at({recompute, micro_batch});
   if (bucket.size() == 1) return *bucket.front();
-  for (const auto& programs : bucket) {
+  for (const auto& programs : bucket)
     if (programs->serve(plan)) return *programs;
-  }
   FORESHARD_CHECK(false, "no programs of this plan");
 }
 
@@ -82,9 +80,8 @@ const EventGraph& Judge::build(const Plan& plan, const LayerPrograms& programs) 
 const EventGraph& Judge::build_fullest(const Plan& plan, const LayerPrograms& programs) {
   if (plan.mesh.pp == 1) return build(plan, programs);
   ranks_.clear();
-  for (std::int64_t rank = 0; rank < plan.mesh.pp; ++rank) {
+  for (std::int64_t rank = 0; rank < plan.mesh.pp; ++rank)
     ranks_.push_back(build_pipeline_rank(model_, at_pipeline_rank(plan, rank), programs));
-  }
   if (plan.rank != 0) return ranks_[at(plan.mesh.pp_index(plan.rank))];
   return *std::ranges::max_element(ranks_, {}, [](const EventGraph& graph) { return peak_allocated(graph); });
 }
@@ -110,9 +107,9 @@ void Judge::time(const Plan& plan, const LayerPrograms& programs, PlanOutcome& o
 }
 
 Time Judge::period(const Plan& plan, const LayerPrograms& programs) {
-  return period_of(simulator_, costs_, plan, [&](std::int64_t micro_batches) -> const EventGraph& {
-    return build(shortened(plan, micro_batches), programs);
-  });
+  return period_of(
+      simulator_, costs_, plan,
+      [&](std::int64_t micro_batches) -> const EventGraph& { return build(shortened(plan, micro_batches), programs); });
 }
 
 LayersFloor Judge::floor(const Plan& plan, const LazyPrograms& lazy) {
@@ -124,9 +121,8 @@ LayersFloor Judge::floor(const Plan& plan, const LazyPrograms& lazy) {
   };
   const Time step = of(kTelling);
   LayersFloor floor{step, {activations_of(graph_)}, peak_allocated(graph_)};
-  if (plan.batch.accumulation > kTelling) {
+  if (plan.batch.accumulation > kTelling)
     floor.step = extended_bound(of(kTelling - 1), floor.step, plan.batch.accumulation);
-  }
   return floor;
 }
 

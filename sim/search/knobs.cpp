@@ -54,9 +54,8 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
     if (key != name) return;
     const auto own = of(base);
     std::vector<std::remove_const_t<decltype(own)>> values = {own};
-    for (const decltype(own) other : {decltype(own)(others)...}) {
+    for (const decltype(own) other : {decltype(own)(others)...})
       if (other != own) values.push_back(other);
-    }
     for (const auto value : values) axis.values.push_back([of, value](Plan& plan) { of(plan) = value; });
   };
   vary(

@@ -33,9 +33,8 @@ class ActivationLevel {
       return category == MemoryCategory::kActivation ? bytes.count() : 0;
     };
     auto next = bytes_.begin();
-    for (const LayerExecution& e : graph.executions) {
+    for (const LayerExecution& e : graph.executions)
       for (const Slot& slot : graph.program(e).slots) *next++ = of(slot.category, slot.bytes);
-    }
     for (const Buffer& b : graph.buffers) *next++ = b.on_host ? 0 : of(b.category, b.bytes);
     loss_ = static_cast<EventId>(std::ranges::find(graph.rows, EventKind::kLoss, &Row::kind) - graph.rows.begin());
     for (const std::int32_t buffer : graph.persistent) allocate(buffer);
@@ -106,9 +105,8 @@ std::vector<RankStages> stages_of_ranks(const ModelSpec& model, const Plan& plan
     const std::int32_t begin = rank.ranges.empty() ? 0 : rank.ranges.back().second;
     rank.stages.push_back(s);
     rank.ranges.emplace_back(begin, begin + layers[s].end - layers[s].begin);
-    for (std::int32_t l = layers[s].begin; l < layers[s].end; ++l) {
+    for (std::int32_t l = layers[s].begin; l < layers[s].end; ++l)
       rank.parameters += model.kinds[at(model.order[at(l)].kind)].numel();
-    }
   }
   return ranks;
 }
@@ -179,7 +177,8 @@ bool is_block(const ModelSpec& model, const LayerInstance& layer) {
 bool has_uniform_blocks(const ModelSpec& model, const Plan& plan) {
   return plan.runtime.kind == RuntimeKind::kFsdp2 && plan.recompute.ranges.empty() && plan.units.experts_every == 1 &&
          plan.units.layers_per_unit == 1 && plan.mesh.inner == MeshInner::kShard && plan.rank == 0 &&
-         std::ranges::all_of(model.order, [](const LayerInstance& layer) { return layer.same_as < 0; });
+         std::ranges::all_of(
+             model.order, [](const LayerInstance& layer) { return layer.same_as < 0; });
 }
 
 // A pipeline of three ranks with a stage each, whose layers are computed as the plan's.
@@ -310,11 +309,10 @@ std::vector<StageSamples::Sample> StageSamples::of(const ModelSpec& model, const
       const LayerInstance& layer = model.order[at(l)];
       if (!is_block(model, layer)) continue;
       const bool goes_on = !runs.empty() && runs.back().block.kind == layer.kind;
-      if (goes_on) {
+      if (goes_on)
         ++runs.back().count;
-      } else {
+      else
         runs.push_back({layer});
-      }
     }
     std::vector<Run> single = runs;
     for (Run& run : single) run.count = 1;
@@ -404,15 +402,13 @@ Bytes memory_floor(const Plan& plan, const ModelSpec& model, const LayersFloor& 
     const bool is_stage = held.parameters > 0;
     const std::int64_t parameters = is_stage ? held.parameters : model.parameters() / plan.mesh.pp;
     Bytes most = held.activations;
-    if (is_stage) {
+    if (is_stage)
       most += kept_by_stage(plan, held);
-    } else if (has_plain_parameters(plan)) {
+    else if (has_plain_parameters(plan))
       most = std::max(most, kept_after_forward(plan, parameters) + held.activations_at_loss);
-    }
-    if (has_simple_state(plan)) {
+    if (has_simple_state(plan))
       most = std::max(most,
                       Bytes(parameters * plan.mesh.replicate / plan.mesh.stage_ranks() * size_of(plan.master_dtype)));
-    }
     return state_of(plan, parameters) + most;
   };
   if (floor.ranks.empty()) return of({});

@@ -65,9 +65,8 @@ class LayerSearch {
 
   std::int64_t combinations() const {
     std::int64_t count = 1;
-    for (std::size_t i = 0; i < size() && count <= choices_.try_all_up_to; ++i) {
+    for (std::size_t i = 0; i < size() && count <= choices_.try_all_up_to; ++i)
       count *= static_cast<std::int64_t>(values_at(i));
-    }
     return count;
   }
 
@@ -83,11 +82,10 @@ class LayerSearch {
     std::vector<Reshard> reshards;
     for (std::size_t i = 0; i < size(); ++i) {
       const std::size_t value = static_cast<unsigned char>(c[i]);
-      if (i < blocks_) {
+      if (i < blocks_)
         recomputes.push_back(choices_.recomputes[value]);
-      } else {
+      else
         reshards.push_back(choices_.reshards[value]);
-      }
     }
     plan.recompute = ranged(recomputes);
     plan.reshard_after_forward = ranged(reshards);
@@ -258,16 +256,14 @@ class LayerSearch {
     std::vector<Tail> tails;
     for (std::size_t u = 0; u < units_; u = u < 4 ? u + 1 : u * 3 / 2) tails.push_back({last, u});
     tails.push_back({last, units_});
-    for (std::int8_t value = 1; value < last; ++value) {
+    for (std::int8_t value = 1; value < last; ++value)
       for (const std::size_t u : {std::size_t{1}, units_ / 2, units_}) tails.push_back({value, u});
-    }
     const auto kinds = static_cast<std::int8_t>(choices_.recomputes.size());
     for (std::int8_t more = 0; more < kinds; ++more) {
       for (std::int8_t less = 0; less <= more; ++less) {
         if (less == more && more > 0) continue;
-        for (const Where where : {Where::kFront, Where::kBack, Where::kSpread}) {
+        for (const Where where : {Where::kFront, Where::kBack, Where::kSpread})
           for (const Tail& tail : tails) fewest({less, more}, where, tail);
-        }
       }
     }
   }
@@ -279,11 +275,10 @@ class LayerSearch {
     std::size_t low = 0, high = blocks_;
     while (low < high) {
       const std::size_t middle = (low + high) / 2;
-      if (fit_with(middle)) {
+      if (fit_with(middle))
         high = middle;
-      } else {
+      else
         low = middle + 1;
-      }
     }
     offer(pattern(values, where, high, tail));
   }
@@ -323,9 +318,8 @@ class LayerSearch {
       borders.push_back(i);
       borders.push_back(i + 1);
     }
-    for (const std::size_t i : {std::size_t{0}, blocks_ - 1, blocks_, size() - 1}) {
+    for (const std::size_t i : {std::size_t{0}, blocks_ - 1, blocks_, size() - 1})
       if (i < size()) borders.push_back(i);
-    }
     for (const std::size_t i : borders) {
       for (const std::size_t j : borders) {
         if (i == j || judged_ >= budget_) continue;
@@ -372,9 +366,8 @@ RangedPolicy<T> ranged_of(const std::vector<T>& values) {
   for (std::size_t begin = 0; begin < values.size();) {
     std::size_t end = begin + 1;
     while (end < values.size() && values[end] == values[begin]) ++end;
-    if (!(values[begin] == policy.value)) {
+    if (!(values[begin] == policy.value))
       policy.ranges.push_back({static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end) - 1, values[begin]});
-    }
     begin = end;
   }
   return policy;

@@ -19,9 +19,8 @@ Places::Places(const SearchSpace& wanted, const ModelSpec& model, const CostMode
       programs_(model),
       judges_([&model, &costs, this] { return Judge(model, costs, options_.fit); }),
       arena_(options.threads > 0 ? options.threads : oneapi::tbb::task_arena::automatic) {
-  for (std::size_t i = 0; i < places_.size(); ++i) {
+  for (std::size_t i = 0; i < places_.size(); ++i)
     programs_.add(plan(i), at(places_[i], Axis::kRecompute), at(places_[i], Axis::kMicroBatch));
-  }
 }
 
 Plan Places::plan(std::size_t i) const {
@@ -63,9 +62,8 @@ void Places::judge_anew(std::size_t i) {
     if (fits) judge.time(plan, programs, outcomes_[i]);
   }
   const PlanOutcome& outcome = outcomes_[i];
-  if (options_.memory.remember) {
+  if (options_.memory.remember)
     options_.memory.remember(i, {outcome.verdict, outcome.step, outcome.peak, outcome.outside});
-  }
 }
 
 void Places::weigh(std::size_t i) {
@@ -80,9 +78,8 @@ Fit Places::fit_with(std::size_t i, Bytes reserved) const {
 
 std::optional<bool> Places::known_to_hold(std::size_t i) const {
   const PlanOutcome& outcome = outcomes_[i];
-  if (outcome.is_assessed) {
+  if (outcome.is_assessed)
     return outcome.verdict == Verdict::kSimulated && outcome.fit_probability >= options_.fit.terms.confidence;
-  }
   if (outcome.verdict != Verdict::kSimulated) return false;
   if (!foreshard::holds(fit_with(i, outcome.least_reserved), options_.fit.terms)) return false;
   return std::nullopt;
@@ -217,9 +214,8 @@ Candidate Places::describe(std::size_t i) const {
 
 std::set<Rank> Places::simulated() const {
   std::set<Rank> ranked;
-  for (std::size_t i = 0; i < places_.size(); ++i) {
+  for (std::size_t i = 0; i < places_.size(); ++i)
     if (outcomes_[i].verdict == Verdict::kSimulated) ranked.insert(rank(i));
-  }
   return ranked;
 }
 

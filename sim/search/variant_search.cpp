@@ -63,9 +63,8 @@ void VariantSearch::look_at(std::size_t count) {
   const bool is_alone = first == 0 && count == 1;
   const std::vector<SpaceFloor> floors = floors_of(count);
   floors_.insert(floors_.end(), floors.begin(), floors.end());
-  for (const std::size_t v : search_order(floors)) {
+  for (const std::size_t v : search_order(floors))
     consider(first + v, is_alone ? options_.detail : SearchDetail::kBest, first == 0);
-  }
 }
 
 void VariantSearch::consider(std::size_t v, SearchDetail detail, bool is_first) {

@@ -33,9 +33,8 @@ inline constexpr std::int64_t kMostOfLong = 512;
 inline LaidOut few_of_pipeline(const Plan& plan) {
   const std::int64_t call = plan.pipeline.microbatches;
   if (call > 0) return {3 * call, 2 * call};
-  if (plan.pipeline.schedule == PipelineSchedule::kCustom) {  // orders are of all
+  if (plan.pipeline.schedule == PipelineSchedule::kCustom)  // orders are of all
     return {plan.batch.accumulation, plan.batch.accumulation};
-  }
   const std::int64_t ranks = plan.mesh.pp, all = plan.batch.accumulation;
   const bool has_rounds = plan.pipeline.schedule == PipelineSchedule::kInterleaved1F1B ||
                           plan.pipeline.schedule == PipelineSchedule::kInterleavedZeroBubble;

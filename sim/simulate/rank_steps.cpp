@@ -218,9 +218,8 @@ struct SweptStep {
       clock = issue + c.during;
       const auto s = at(row.stream);
       std::int64_t start = std::max(issue, ends[s]);
-      for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
+      for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w)
         start = std::max(start, spans[waits[w]].end.nanoseconds());
-      }
       std::int64_t arrive = start;
       if (row.communicator != kNoCommunicator) arrive = std::max(arrive, fifo[row.communicator]);
       const std::int64_t ended = std::max(arrive + c.duration, clock + c.last_kernel);
@@ -324,18 +323,16 @@ struct SimulatedStep {
     if ((running & kComputeBit) != 0) set_rate(kCompute, compute_rate(communicating));
     const bool computing = (running & kComputeBit) != 0;
     link_rate.fill(kOne);
-    if ((communicating & (communicating - 1)) != 0) {  // more than one
+    if ((communicating & (communicating - 1)) != 0)  // more than one
       for (std::size_t link = 0; link < kSharedLinks; ++link) share_link(communicating, link);
-    }
     for (std::uint32_t left = communicating; left != 0; left &= left - 1) {
       const auto s = at(std::countr_zero(left));
       const std::int64_t slowed = computing ? contention.communication : kOne;
       set_rate(s, std::max<std::int64_t>(1, kOne * link_rate[s] / slowed));
     }
     std::int64_t next = kOpen;
-    for (std::uint32_t left = scheduled | running; left != 0; left &= left - 1) {
+    for (std::uint32_t left = scheduled | running; left != 0; left &= left - 1)
       next = std::min(next, heads[at(std::countr_zero(left))].when);
-    }
     return next;
   }
 
@@ -434,9 +431,8 @@ struct SimulatedStep {
     const bool queues = row.communicator != kNoCommunicator;
     if (queues && queue[row.communicator] != id) return;
     std::int64_t ready = head.tail;
-    for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
+    for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w)
       ready = std::max(ready, end[at(waits[w])]);
-    }
     if (ready == kOpen) return;
     std::int64_t start = ready;
     if constexpr (kSpans) start = std::max(spans[id].issue.nanoseconds(), ready);
@@ -772,8 +768,8 @@ void RankScratch::index_streams() {
 void sweep_step(Ranks ranks, std::span<Carry> carries) {
   std::vector<SweptStep> steps = steps_of<SweptStep>(ranks, carries);
   for (const SweptStep& step : steps) {
-    FORESHARD_CHECK(std::ranges::all_of(step.exchanges.all,
-                                        [](const Exchange& each) { return each.side == Exchange::Side::kBoth; }),
+    FORESHARD_CHECK(std::ranges::all_of(
+                        step.exchanges.all, [](const Exchange& each) { return each.side == Exchange::Side::kBoth; }),
                     "what goes one way is simulated");
   }
   for (bool moved = true; moved;) {

@@ -11,9 +11,8 @@ bool is_like_later(const EventGraph& graph, EventId row, std::int32_t distance) 
   const Row& a = graph.rows[at(row)];
   const Row& b = graph.rows[at(row + distance)];
   if (a.kind != b.kind || a.stream != b.stream || a.communicator != b.communicator || a.work != b.work ||
-      a.wait_count != b.wait_count) {
+      a.wait_count != b.wait_count)
     return false;
-  }
   const auto is_later = [&](EventId before, EventId after) { return after - before == distance; };
   if (a.host_wait != b.host_wait && !is_later(a.host_wait, b.host_wait)) return false;
   const auto waits = graph.waits_of(row), later = graph.waits_of(row + distance);

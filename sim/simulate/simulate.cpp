@@ -59,9 +59,8 @@ struct Simulator::Scratch {
   const Timeline& result() {
     Timeline& timeline = rank().timeline;
     timeline.pipeline.resize(rank().graph->pipeline.size());
-    for (std::size_t r = 0; r < timeline.pipeline.size(); ++r) {
+    for (std::size_t r = 0; r < timeline.pipeline.size(); ++r)
       if (r != own) std::swap(timeline.pipeline[r], all[r]->timeline);
-    }
     return timeline;
   }
 
@@ -79,9 +78,8 @@ struct Simulator::Scratch {
   // Every rank's period is the end of its own compute stream, but that of the graph's is the whole
   // pipeline's.
   void note(Time Timeline::*figure, std::int64_t period) {
-    for (std::size_t r = 0; r < count; ++r) {
+    for (std::size_t r = 0; r < count; ++r)
       all[r]->timeline.*figure = Time::ns(period + (r == own ? 0 : carries[r].device));
-    }
   }
 
   template <typename Ahead, typename Step>

@@ -63,14 +63,12 @@ class ConfParser {
       s.large_segment_size = megabytes(key, kLargeBuffer / kMiB);
     } else if (key == "garbage_collection_threshold") {
       s.garbage_collection_threshold = real(key);
-      if (!(s.garbage_collection_threshold > 0 && s.garbage_collection_threshold < 1)) {
+      if (!(s.garbage_collection_threshold > 0 && s.garbage_collection_threshold < 1))
         fail("garbage_collect_threshold is invalid, set it in (0.0, 1.0)");
-      }
     } else if (key == "per_process_memory_fraction") {
       s.per_process_memory_fraction = real(key);
-      if (!(*s.per_process_memory_fraction >= 0 && *s.per_process_memory_fraction <= 1)) {
+      if (!(*s.per_process_memory_fraction >= 0 && *s.per_process_memory_fraction <= 1))
         fail(fmt::format("invalid fraction:{}. Please set within (0, 1).", *s.per_process_memory_fraction));
-      }
     } else if (key == "roundup_power2_divisions") {
       read_divisions(key);
     } else if (key == "expandable_segments") {
@@ -105,9 +103,8 @@ class ConfParser {
       const std::int64_t from = is_rest ? (++at_, 0) : integer(key);
       expect(":");
       const std::int64_t value = integer(key);
-      if (value != 0 && !is_power_of_two(value)) {
+      if (value != 0 && !is_power_of_two(value))
         fail("For roundups, the divisions has to be power of 2 or 0 to disable roundup");
-      }
       if (is_rest) {
         std::fill(divisions.begin() + last, divisions.end(), value);
       } else {
@@ -158,9 +155,8 @@ class ConfParser {
 
   bool boolean(const std::string& key) {
     const std::string& value = word(key);
-    if (value != "True" && value != "False") {
+    if (value != "True" && value != "False")
       fail(fmt::format("{}: Expected 'True' or 'False' but got '{}'", key, value));
-    }
     return value == "True";
   }
 
@@ -208,18 +204,15 @@ std::string alloc_conf(const AllocatorSettings& settings) {
   const auto& divisions = settings.roundup_power2_divisions;
   if (divisions != kDefaults.roundup_power2_divisions) {
     std::string list;
-    for (std::size_t i = 0; i < divisions.size(); ++i) {
+    for (std::size_t i = 0; i < divisions.size(); ++i)
       list += fmt::format("{}{}:{}", i == 0 ? "" : ",", std::int64_t{1} << i, divisions[i]);
-    }
     add("roundup_power2_divisions", "[" + list + "]");
   }
-  if (settings.garbage_collection_threshold > 0) {
+  if (settings.garbage_collection_threshold > 0)
     add("garbage_collection_threshold", fmt::format("{}", settings.garbage_collection_threshold));
-  }
   if (settings.expandable_segments) add("expandable_segments", "True");
-  if (settings.per_process_memory_fraction) {
+  if (settings.per_process_memory_fraction)
     add("per_process_memory_fraction", fmt::format("{}", *settings.per_process_memory_fraction));
-  }
   return text;
 }
 

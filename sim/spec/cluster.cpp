@@ -111,9 +111,8 @@ void add_group(const Cluster& cluster, const GroupShape& group, std::int64_t fir
 Spread spread_of(const Cluster& cluster, const GroupShape& group) {
   Spread worst;
   const std::int64_t block = group.size * group.stride;
-  for (std::int64_t start = 0; start + block <= cluster.gpus; start += block) {
+  for (std::int64_t start = 0; start + block <= cluster.gpus; start += block)
     for (std::int64_t offset = 0; offset < group.stride; ++offset) add_group(cluster, group, start + offset, worst);
-  }
   return worst;
 }
 

@@ -16,9 +16,8 @@ std::int64_t ParameterSpec::numel() const {
 
 std::int64_t LayerSpec::numel() const {
   std::int64_t count = 0;
-  for (const ParameterSpec& parameter : parameters) {
+  for (const ParameterSpec& parameter : parameters)
     if (!parameter.tied) count = checked_add(count, parameter.count());
-  }
   return count;
 }
 
@@ -30,13 +29,11 @@ namespace {
 template <typename Count>
 std::int64_t sum_over_layers(const ModelSpec& model, Count count) {
   std::vector<std::int64_t> instances(model.kinds.size(), 0);
-  for (const LayerInstance& layer : model.order) {
+  for (const LayerInstance& layer : model.order)
     if (layer.same_as < 0) ++instances[at(layer.kind)];
-  }
   std::int64_t sum = 0;
-  for (std::size_t kind = 0; kind < model.kinds.size(); ++kind) {
+  for (std::size_t kind = 0; kind < model.kinds.size(); ++kind)
     sum = checked_add(sum, checked_multiply(instances[kind], count(model.kinds[kind])));
-  }
   return sum;
 }
 
@@ -57,25 +54,29 @@ std::int64_t active_numel(const LayerSpec& layer, std::size_t parameter) {
 }
 
 std::int64_t ModelSpec::parameters() const {
-  return sum_over_layers(*this, [](const LayerSpec& layer) { return layer.numel(); });
+  return sum_over_layers(
+      *this, [](const LayerSpec& layer) { return layer.numel(); });
 }
 
 std::int64_t ModelSpec::trainable_parameters() const {
-  return sum_over_layers(*this, [](const LayerSpec& layer) {
-    std::int64_t count = 0;
-    for (const ParameterSpec& p : layer.parameters) {
-      if (p.trainable && !p.tied) count = checked_add(count, p.count());
-    }
-    return count;
-  });
+  return sum_over_layers(
+      *this,
+      [](const LayerSpec& layer) {
+        std::int64_t count = 0;
+        for (const ParameterSpec& p : layer.parameters)
+          if (p.trainable && !p.tied) count = checked_add(count, p.count());
+        return count;
+      });
 }
 
 std::int64_t ModelSpec::active_parameters() const {
-  return sum_over_layers(*this, [](const LayerSpec& layer) {
-    std::int64_t count = 0;
-    for (std::size_t p = 0; p < layer.parameters.size(); ++p) count = checked_add(count, active_numel(layer, p));
-    return count;
-  });
+  return sum_over_layers(
+      *this,
+      [](const LayerSpec& layer) {
+        std::int64_t count = 0;
+        for (std::size_t p = 0; p < layer.parameters.size(); ++p) count = checked_add(count, active_numel(layer, p));
+        return count;
+      });
 }
 
 std::int64_t ModelSpec::block_count() const {
@@ -121,9 +122,8 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
   }
   if (operation.kind == OperationKind::kAttention) {
     const AttentionShape& shape = operation.attention;
-    if (operation.function == Function::kMatrixProduct) {
+    if (operation.function == Function::kMatrixProduct)
       return Flops(2.0 * b * as_double(shape.heads) * s * s * as_double(shape.head_dim));
-    }
     const double documents = as_double(shape.documents);
     const double pairs = s * as_double(shape.query_ranks) * (s * as_double(shape.key_ranks) / documents);
     const double full = 2.0 * b * as_double(shape.heads) * pairs * as_double(shape.head_dim + shape.values());
@@ -158,9 +158,8 @@ ModelSpec with_images(ModelSpec model, std::int64_t images) {
   FORESHARD_CHECK(images >= 1, "with_images needs an image");
   for (LayerSpec& layer : model.kinds) {
     if (layer.domain.of_images) layer.domain.images = images;
-    for (TensorSpec& tensor : layer.tensors) {
+    for (TensorSpec& tensor : layer.tensors)
       if (tensor.per_image > 0) tensor.per_sequence = checked_multiply(tensor.per_image, images);
-    }
   }
   return model;
 }

@@ -47,13 +47,11 @@ std::vector<StackUsage> read_usage() {
     node.at("source").as_string();
     StackUsage& usage = list.emplace_back();
     usage.trainer = node.at("trainer").as_string();
-    for (const ConfigNode& runtime : node.at("runtimes").elements()) {
+    for (const ConfigNode& runtime : node.at("runtimes").elements())
       usage.runtimes.push_back(read_word(runtime, kRuntimes));
-    }
     if (node.has("before")) usage.before = fsdp2_minor(node.at("before").as_string());
-    for (const ConfigItem& item : node.at("of_100").items()) {
+    for (const ConfigItem& item : node.at("of_100").items())
       usage.of_100.emplace_back(item.key, item.value.as_double(1, 100));
-    }
   }
   return list;
 }
@@ -65,9 +63,8 @@ const StackUsage* usage_of(const PlanDocument& document) {
   for (const StackUsage& usage : all) {
     const auto& kinds = usage.runtimes;
     if (usage.trainer == (document.trainer.empty() ? "none" : document.trainer) && contains(kinds, runtime.kind) &&
-        (!usage.before || minor < *usage.before)) {
+        (!usage.before || minor < *usage.before))
       return &usage;
-    }
   }
   return nullptr;
 }
@@ -99,13 +96,11 @@ using Keys = std::vector<const PlanKey*>;
 PlanDocument read_back(const Plan& chosen, const OpenStacks& of, const Keys& unsaid) {
   static const Plan kUsual;
   PlanDocument document = {.plan = chosen, .stack = chosen.stack};
-  for (const PlanKey& key : plan_key_table()) {
-    if (contains(unsaid, &key)) {
+  for (const PlanKey& key : plan_key_table())
+    if (contains(unsaid, &key))
       key.read(key, parse_yaml(yaml_value(key.value(kUsual)), std::string(key.path)), document);
-    } else if (contains(of.keys, &key) || (key.belongs_to(chosen.runtime.kind) && !key.write(chosen).is_null())) {
+    else if (contains(of.keys, &key) || (key.belongs_to(chosen.runtime.kind) && !key.write(chosen).is_null()))
       document.given.emplace(key.path, GivenKey{});
-    }
-  }
   return document;
 }
 
@@ -118,11 +113,10 @@ OpenStacks codes_of(const PlanDocument& written, const ModelSpec& model, const C
   for (const auto& [name, of_100] : usage->of_100) {
     try {
       Plan plan = resolve(with_name(written, name), model, cluster).plan;
-      if (find_problem(plan, model, cluster)) {
+      if (find_problem(plan, model, cluster))
         open.refused.push_back(std::move(plan));
-      } else {
+      else
         open.codes.push_back({name, of_100, std::move(plan)});
-      }
     } catch (const Error&) {
       continue;  // what was written goes with none
     }

@@ -213,9 +213,8 @@ struct RangedPolicy {
   T value{};
   std::vector<Range> ranges;
   const T& at(std::int64_t index) const {
-    for (auto it = ranges.rbegin(); it != ranges.rend(); ++it) {
+    for (auto it = ranges.rbegin(); it != ranges.rend(); ++it)
       if (index >= it->first && index <= it->last) return it->value;
-    }
     return value;
   }
   bool operator==(const RangedPolicy&) const = default;

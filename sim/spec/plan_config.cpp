@@ -89,15 +89,13 @@ struct Written {
 void require_known(const Written& assignment) {
   const std::string_view key = assignment.key;
   auto known = list_of<std::string>(plan_key_table(), &PlanKey::path);
-  for (const std::string_view above : names_below("")) {
+  for (const std::string_view above : names_below(""))
     if (!contains(known, above)) known.emplace_back(above);
-  }
   if (contains(known, key)) return;
   std::string near = nearest_spelling(key, known);
   const std::string last = "." + std::string(key.substr(key.rfind('.') + 1));
-  for (const std::string& path : known) {  // "shard" for mesh.shard, "adapters.rank" for lora.rank
+  for (const std::string& path : known)  // "shard" for mesh.shard, "adapters.rank" for lora.rank
     if (near.empty() && path.ends_with(last)) near = path;
-  }
   Location location{std::string(assignment.source), 1, 1, ""};
   throw ConfigError(std::move(location), "unknown key " + quote(key), "a key of a plan such as mesh.shard", near);
 }
@@ -238,11 +236,10 @@ Json json_of(const Plan& plan, const std::function<Json(const PlanKey&)>& said) 
     const Json value = said(key);
     if (value.is_null()) continue;
     const std::size_t dot = key.path.find('.');
-    if (dot == std::string_view::npos) {
+    if (dot == std::string_view::npos)
       root[std::string(key.path)] = value;
-    } else {
+    else
       root[std::string(key.path.substr(0, dot))][std::string(key.path.substr(dot + 1))] = value;
-    }
   }
   return root;
 }
@@ -250,19 +247,20 @@ Json json_of(const Plan& plan, const std::function<Json(const PlanKey&)>& said) 
 }
 
 Json to_json(const Plan& plan) {
-  return json_of(plan, [&](const PlanKey& key) { return key.write(plan); });
+  return json_of(
+      plan, [&](const PlanKey& key) { return key.write(plan); });
 }
 
 std::string to_yaml(const Plan& plan) {
-  return to_yaml(plan, [&](const PlanKey& key) { return key.write(plan); });
+  return to_yaml(
+      plan, [&](const PlanKey& key) { return key.write(plan); });
 }
 
 std::string to_yaml(const Plan& plan, const std::function<Json(const PlanKey&)>& said) {
   std::string text;
   const Json root = json_of(plan, said);
-  for (const auto& [key, value] : root.items()) {
+  for (const auto& [key, value] : root.items())
     text += fmt::format("{}: {}\n", key, is_name(key) ? yaml_string(value.get<std::string>()) : yaml_value(value));
-  }
   return text;
 }
 

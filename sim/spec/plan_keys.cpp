@@ -50,9 +50,8 @@ std::span<const PlanKey> plan_key_table() {
 std::string_view PlanKey::says() const { return page_says(path); }
 
 const PlanKey* find_plan_key(std::string_view path) {
-  for (const PlanKey& key : plan_key_table()) {
+  for (const PlanKey& key : plan_key_table())
     if (key.path == path) return &key;
-  }
   return nullptr;
 }
 

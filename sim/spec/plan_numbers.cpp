@@ -9,9 +9,8 @@ namespace foreshard {
 bool splits_table(const Units& units, const LayerSpec& layer) {
   if (layer.role != LayerRole::kEmbedding) return false;
   if (!layer.nested.empty() || !units.table_alone) return !layer.nested.empty();
-  for (const Operation& op : layer.operations) {
+  for (const Operation& op : layer.operations)
     if (!op.parameters.empty()) return op.parameters.size() < layer.parameters.size();
-  }
   return false;
 }
 
@@ -88,10 +87,12 @@ bool splits_block(const Units& units, std::int64_t block) {
 }
 
 bool has_root_unit(const Plan& plan, const ModelSpec& model) {
-  return std::ranges::any_of(model.order, [&](const LayerInstance& layer) {
-    const LayerSpec& spec = model.kinds[at(layer.kind)];
-    return !spec.parameters.empty() && (splits_table(plan.units, spec) || in_root(plan.units, spec.role));
-  });
+  return std::ranges::any_of(
+      model.order,
+      [&](const LayerInstance& layer) {
+        const LayerSpec& spec = model.kinds[at(layer.kind)];
+        return !spec.parameters.empty() && (splits_table(plan.units, spec) || in_root(plan.units, spec.role));
+      });
 }
 
 bool takes_adapter(const LayerSpec& layer, const Operation& operation) {
@@ -126,13 +127,12 @@ std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {
     const LayerSpec& spec = model.kinds[at(layer.kind)];
     if (spec.parameters.empty() || layer.same_as >= 0) continue;
     if (in_root(plan.units, spec.role)) continue;
-    if (spec.role == LayerRole::kBlock) {
+    if (spec.role == LayerRole::kBlock)
       ++blocks;
-    } else if (spec.role == LayerRole::kEmbedding ||
-               (spec.role == LayerRole::kFinalNorm && plan.units.head == UnitPlacement::kNorm) ||
-               (spec.role == LayerRole::kHead && plan.units.embedding != UnitPlacement::kWithHead)) {
+    else if (spec.role == LayerRole::kEmbedding ||
+             (spec.role == LayerRole::kFinalNorm && plan.units.head == UnitPlacement::kNorm) ||
+             (spec.role == LayerRole::kHead && plan.units.embedding != UnitPlacement::kWithHead))
       ++others;  // the norm is in the head's unit, or both in the embedding's
-    }
     if (spec.role == LayerRole::kEmbedding && spec.nested.size() > 1) nested += std::ssize(spec.nested) - 1;
     if (spec.role == LayerRole::kBlock && splits_block(plan.units, block++)) nested += std::ssize(spec.nested);
   }

@@ -336,9 +336,8 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
     reasons["dtype.reduce"] = shares_sequences ? "DeepSpeed's seq_parallel_communication_data_type"
                                                : "DeepSpeed's communication_data_type follows the compute dtype";
   }
-  if (is_zero(plan.runtime.kind) && !plan.zero.overlap_comm) {
+  if (is_zero(plan.runtime.kind) && !plan.zero.overlap_comm)
     plan.zero.overlap_comm = plan.runtime.kind == RuntimeKind::kZero3;
-  }
   for (const PlanKey& key : plan_key_table()) {
     if (!key.belongs_to(plan.runtime.kind)) continue;
     const bool is_partly_given =

@@ -96,9 +96,8 @@ class Translator {
       const bool is_new = mended.insert(problem->key).second;
       // The nearest plan of what no runtime of this kind can do is one of another kind.
       const bool is_of_other = std::ranges::any_of(nearest, [](const auto& each) { return each.key == "runtime"; });
-      if (problem->exit_code != ExitCode::kMissingCapability || nearest.empty() || !is_new || is_of_other) {
+      if (problem->exit_code != ExitCode::kMissingCapability || nearest.empty() || !is_new || is_of_other)
         throw_problem(*problem, Location{"", 0, 0, problem->key});
-      }
       for (const Assignment& each : nearest) {
         enter(each.key, value_of(plan, each.key), each.value, problem->what_is_wrong);
         set(each.key, each.value);
@@ -106,9 +105,8 @@ class Translator {
     }
     const Nature was = nature_of(from_.runtime.kind);
     const Nature is = nature_of(to);
-    for (std::size_t i = 0; i < kAspectCount; ++i) {
+    for (std::size_t i = 0; i < kAspectCount; ++i)
       if (std::string_view(was[i]) != is[i]) enter(kAspects[i], was[i], is[i], "");
-    }
     result_.document = std::move(document_);
     return std::move(result_);
   }
@@ -125,15 +123,13 @@ class Translator {
   void set_mesh(RuntimeKind to) {
     const std::int64_t world = from_.mesh.world();
     Mesh mesh = from_.mesh;
-    if (to == RuntimeKind::kDdp) {
+    if (to == RuntimeKind::kDdp)
       mesh = {1, world};
-    } else if (is_zero(to) || from_.runtime.kind == RuntimeKind::kDdp) {
+    else if (is_zero(to) || from_.runtime.kind == RuntimeKind::kDdp)
       mesh = {world, 1};
-    }
     const auto text = [](const Mesh& m) { return fmt::format("{{shard: {}, replicate: {}}}", m.shard, m.replicate); };
-    if (mesh != from_.mesh) {
+    if (mesh != from_.mesh)
       enter("mesh", text(from_.mesh), text(mesh), to == RuntimeKind::kDdp ? "DDP replicates" : "all ranks shard");
-    }
     set("mesh", text(mesh));
   }
 

@@ -38,18 +38,15 @@ bool is_version(std::string_view text) {
 
 Reshard read_reshard(const ConfigNode& node) {
   static constexpr const char* kExpected = "always, never or the size of a smaller group, for example 8";
-  if (node.is_scalar() && looks_like_number(node.text())) {
+  if (node.is_scalar() && looks_like_number(node.text()))
     return {Reshard::Kind::kGroup, node.as_int(1, plan_limits::kMesh)};
-  }
   if (node.text() == "always") return {Reshard::Kind::kAlways, 0};
   if (node.text() == "never") return {Reshard::Kind::kNever, 0};
   // PyTorch's own words for the two.
-  if (node.text() == "true" || node.text() == "True") {
+  if (node.text() == "true" || node.text() == "True")
     throw node.error(quote(node.text()) + " is not known here", kExpected, "always");
-  }
-  if (node.text() == "false" || node.text() == "False") {
+  if (node.text() == "false" || node.text() == "False")
     throw node.error(quote(node.text()) + " is not known here", kExpected, "never");
-  }
   throw wrong_word(node, kExpected, {"always", "never"});
 }
 
@@ -70,9 +67,8 @@ std::pair<std::int64_t, std::int64_t> read_numbers(const ConfigNode& node) {
   const auto number = [&](std::string_view digits) -> std::int64_t {
     const auto value = parse_number<std::int64_t>(digits);
     // A sign is read; a second dash must not pass for one.
-    if (!value || digits[0] == '-' || digits.size() > 7) {
+    if (!value || digits[0] == '-' || digits.size() > 7)
       throw node.error(node.is_scalar() ? quote(text) + " is no range" : "no range stands here", kExpected);
-    }
     return *value;
   };
   const std::int64_t first = number(text.substr(0, dash));
@@ -96,9 +92,8 @@ RangedPolicy<T> read_ranges(const ConfigNode& node, std::string_view noun, T (*r
     const ConfigNode numbers = element.at(noun, expected);
     const T value = read(element.at("value", expected));
     if (numbers.text() == "all") {
-      if (&element != &elements.front()) {
+      if (&element != &elements.front())
         throw numbers.error("all stands behind ranges, which it would undo", "all as first entry");
-      }
       policy.value = value;
       continue;
     }
@@ -147,9 +142,8 @@ Runtime read_runtime(const ConfigNode& node) {
     throw node.error(quote(text) + " is no runtime", std::string(kExpected), nearest_spelling(name, names));
   }
   Runtime runtime = {.kind = *kind, .version = at == std::string::npos ? "" : text.substr(at + 1)};
-  if (at != std::string::npos && !is_version(runtime.version)) {
+  if (at != std::string::npos && !is_version(runtime.version))
     throw node.error(quote(runtime.version) + " is no version", std::string(kExpected));
-  }
   return runtime;
 }
 
@@ -312,9 +306,8 @@ double read_epsilon(const ConfigNode& node) {
 
 std::optional<std::int64_t> read_optional_steps(const ConfigNode& node) {
   if (node.text() == "none") return std::nullopt;
-  if (!node.is_scalar() || !looks_like_number(node.text())) {
+  if (!node.is_scalar() || !looks_like_number(node.text()))
     throw wrong_word(node, "a number of steps, for example 1000, or none", {"none"});
-  }
   return node.as_int(1, plan_limits::kSteps);
 }
 
@@ -350,10 +343,12 @@ Json written(const Loss& loss) {
 Json written_experts(UnitPlacement placement) { return placement == UnitPlacement::kOwn ? "own" : "block"; }
 
 Json written(const RangedPolicy<Reshard>& policy) {
-  return written_ranges(policy, "units", Reshard{}, [](const Reshard& reshard) {
-    if (reshard.kind == Reshard::Kind::kGroup) return Json(reshard.group);
-    return Json(reshard.kind == Reshard::Kind::kAlways ? "always" : "never");
-  });
+  return written_ranges(
+      policy, "units", Reshard{},
+      [](const Reshard& reshard) {
+        if (reshard.kind == Reshard::Kind::kGroup) return Json(reshard.group);
+        return Json(reshard.kind == Reshard::Kind::kAlways ? "always" : "never");
+      });
 }
 
 Json written(const RangedPolicy<Recompute>& policy) {
@@ -362,7 +357,8 @@ Json written(const RangedPolicy<Recompute>& policy) {
 }
 
 Json written_unshard_in_backward(const RangedPolicy<bool>& policy) {
-  return written_ranges(policy, "units", true, [](bool value) { return Json(value); });
+  return written_ranges(
+      policy, "units", true, [](bool value) { return Json(value); });
 }
 
 Json written(const std::optional<DType>& dtype) { return dtype ? to_string(*dtype) : "none"; }
@@ -380,9 +376,8 @@ void read_saved_modules(const ConfigNode& node, Lora& lora) {
   static constexpr const char* kExpected = "none, or a list of embedding and head";
   if (node.is_scalar() && node.text() == "none") return;
   if (!node.is_sequence()) throw node.error("this is no list", kExpected);
-  for (const ConfigNode& element : node.elements()) {
+  for (const ConfigNode& element : node.elements())
     (element.as_choice({"embedding", "head"}) == 0 ? lora.trains_embedding : lora.trains_head) = true;
-  }
 }
 
 Json written_saved_modules(const Lora& lora) {
@@ -396,9 +391,8 @@ Json written(const Frozen& frozen) {
   if (!frozen.any()) return "none";
   Json list = Json::array();
   if (frozen.embedding) list.push_back("embedding");
-  for (const auto& [first, last, value] : frozen.blocks.ranges) {
+  for (const auto& [first, last, value] : frozen.blocks.ranges)
     if (value) list.push_back(written_numbers(first, last));
-  }
   if (frozen.norm) list.push_back("norm");
   if (frozen.head) list.push_back("head");
   if (frozen.tower) list.push_back("tower");

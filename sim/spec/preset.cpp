@@ -61,12 +61,10 @@ Preset read_file(const EmbeddedFile& file) {
   const ConfigNode root = parse_yaml(file.content, file.path);
   root.allow_only({"description", "runtimes", "versions", "keys"});
   Preset preset = {.name = std::string(name_of(file)), .description = root.at("description").as_string()};
-  for (const ConfigNode& runtime : root.at("runtimes").elements()) {
+  for (const ConfigNode& runtime : root.at("runtimes").elements())
     preset.runtimes.push_back(read_word(runtime, kRuntimes));
-  }
-  if (root.has("versions")) {
+  if (root.has("versions"))
     for (const ConfigNode& version : root.at("versions").elements()) preset.versions.push_back(version.as_string());
-  }
   preset.rules = read_rules(root.at("keys"), "");
   return preset;
 }
@@ -154,7 +152,8 @@ void fill(const std::vector<PresetRule>& rules, const ModelSpec& model, PlanDocu
 }
 
 std::vector<const Preset*> presets(PresetKind kind) {
-  return list_of<const Preset*>(files_of(kind), [&](PresetFile& each) { return &each.preset(); });
+  return list_of<const Preset*>(
+      files_of(kind), [&](PresetFile& each) { return &each.preset(); });
 }
 
 std::vector<const Preset*> presets_of(PresetKind kind, RuntimeKind runtime) {
@@ -168,9 +167,8 @@ std::vector<const Preset*> presets_of(PresetKind kind, RuntimeKind runtime) {
 }
 
 const Preset* find_preset(PresetKind kind, std::string_view name) {
-  for (PresetFile& each : files_of(kind)) {
+  for (PresetFile& each : files_of(kind))
     if (name_of(each.file()) == name) return &each.preset();
-  }
   return nullptr;
 }
 
@@ -183,14 +181,11 @@ void read_trainer(const ConfigNode& node, PlanDocument& document) {
   document.trainer_version = at == std::string::npos ? "" : text.substr(at + 1);
   if (at == std::string::npos) return;
   const Preset* trainer = find_preset(PresetKind::kTrainer, document.trainer);
-  if (trainer != nullptr && !trainer->versions.empty() &&
-      minor_of(document.trainer_version, trainer->versions.front())) {
+  if (trainer != nullptr && !trainer->versions.empty() && minor_of(document.trainer_version, trainer->versions.front()))
     return;
-  }
   std::string versions;
-  for (const Preset* each : presets(PresetKind::kTrainer)) {
+  for (const Preset* each : presets(PresetKind::kTrainer))
     for (const std::string& v : each->versions) versions += fmt::format("{}@{}, ", each->name, v);
-  }
   throw node.error(quote(text) + " is no version of a trainer that is told apart", versions + "or the name alone");
 }
 

@@ -32,16 +32,16 @@ SizeUnits units_by_size(const LayerSpec& layer, std::int64_t least) {
   // Names of what is inside come behind their module's.
   for (auto each = left.rbegin(); each != left.rend(); ++each) {
     const auto& [module, numel] = *each;
-    if (module.empty()) {
+    if (module.empty())
       units.whole = numel >= least;
-    } else if (numel >= least) {
+    else if (numel >= least)
       units.modules.push_back(module);
-    } else if (is_block) {
+    else if (is_block)
       left[parent_of(module)] += numel;
-    }
   }
   const auto place = [&](const std::string& module) {
-    return std::ranges::find_if(layer.parameters, [&](const ParameterSpec& p) { return is_inside(p.name, module); });
+    return std::ranges::find_if(
+        layer.parameters, [&](const ParameterSpec& p) { return is_inside(p.name, module); });
   };
   std::ranges::stable_sort(units.modules, [&](const auto& a, const auto& b) { return place(a) < place(b); });
   return units;
@@ -49,9 +49,8 @@ SizeUnits units_by_size(const LayerSpec& layer, std::int64_t least) {
 
 SizeUnits units_of_adapters(const LayerSpec& layer) {
   SizeUnits units;
-  for (const ParameterSpec& parameter : layer.parameters) {
+  for (const ParameterSpec& parameter : layer.parameters)
     if (parameter.trainable) units.modules.push_back(parent_of(parameter.name));
-  }
   if (units.modules.size() == layer.parameters.size()) units.modules.clear();
   return units;
 }

@@ -18,11 +18,9 @@ double fill(const AttentionRow& row, const Gpu& gpu) {
 
 Rows pick(const Rows& rows, std::string_view source_part, std::string_view kernel, int head_dim, AttentionPass pass) {
   Rows picked;
-  for (const AttentionRow& row : rows) {
-    if (row.kernel == kernel && row.head_dim == head_dim && row.pass == pass && contains(row.source, source_part)) {
+  for (const AttentionRow& row : rows)
+    if (row.kernel == kernel && row.head_dim == head_dim && row.pass == pass && contains(row.source, source_part))
       picked.push_back(row);
-    }
-  }
   return picked;
 }
 
@@ -79,22 +77,21 @@ AttentionCurve fit_split(const Rows& rows, const PassRatio& ratio, const Attenti
 }
 
 FitError error_on(std::string what, const AttentionCurve& curve, const Rows& rows, const Gpu& gpu) {
-  return fit_error(std::move(what), rows,
-                   [&](const AttentionRow& row) { return attention_seconds(curve, row, row.flops, gpu); });
+  return fit_error(
+      std::move(what), rows, [&](const AttentionRow& row) { return attention_seconds(curve, row, row.flops, gpu); });
 }
 
 FitError error_on_both(std::string what, const AttentionCurve& forward, const AttentionCurve& backward,
                        const Rows& rows, const Gpu& gpu) {
-  return fit_error(std::move(what), rows,
-                   [&](const AttentionRow& row) { return both_seconds(forward, backward, row, gpu); });
+  return fit_error(
+      std::move(what), rows, [&](const AttentionRow& row) { return both_seconds(forward, backward, row, gpu); });
 }
 
 // Rows such as training has: sequences from 2k and two waves of blocks on the chip.
 Rows training_like(const Rows& rows, const Gpu& gpu) {
   Rows picked;
-  for (const AttentionRow& row : rows) {
+  for (const AttentionRow& row : rows)
     if (row.sequence >= 2048 && fill(row, gpu) >= 2) picked.push_back(row);
-  }
   return picked;
 }
 

@@ -55,9 +55,8 @@ class Collector {
                           .constants = fmt::format("e {:.3f}, s0 {:.0f}, c0 {:.2f}, t0 {:.1f} us", curve.efficiency,
                                                    curve.s_half, curve.c_half, curve.overhead * 1e6),
                           .evidence = evidence};
-    for (const FitError& error : errors) {
+    for (const FitError& error : errors)
       if (&error != &errors.front()) result_.log_biases.push_back(error.log_bias);
-    }
     report.errors = std::move(errors);
     result_.reports.push_back(std::move(report));
     result_.curves.push_back(std::move(curve));

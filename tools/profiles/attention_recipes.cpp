@@ -174,9 +174,8 @@ double sweep_ratio(int head_dim, const Gpu& h100) {
   using Key = std::tuple<double, double, double>;
   std::map<Key, double> old;
   for (const AttentionRow& row :
-       training_like(pick(attention_rows("h100"), kSweep, "fa3", head_dim, AttentionPass::kForward), h100)) {
+       training_like(pick(attention_rows("h100"), kSweep, "fa3", head_dim, AttentionPass::kForward), h100))
     old[{row.batch, row.sequence, row.heads}] = row.seconds;
-  }
   std::vector<double> ratios;
   for (const AttentionRow& row : pick(attention_rows("h200"), kSweep, "fa3", head_dim, AttentionPass::kForward)) {
     const auto found = old.find({row.batch, row.sequence, row.heads});
@@ -385,9 +384,8 @@ Faster faster_by(const Rows& rows, const AttentionCurve& curve, std::int64_t hea
 // gains what forward does; heads of 256 gain what heads of 128 do.
 void use_h20_rows(Calibration& calibration, const Gpu& h20, const std::vector<Machine>& machines) {
   Rows rows;
-  for (const ReadAttention& read : read_attention_rows(published_table("attention_measured.csv"), machines)) {
+  for (const ReadAttention& read : read_attention_rows(published_table("attention_measured.csv"), machines))
     if (read.problem.empty() && read.row.source == kH20Rows) rows.push_back(read.row);
-  }
   const std::vector<AttentionCurve> borrowed = calibration.attention;
   for (AttentionCurve& curve : calibration.attention) {
     if (curve.kernel == "math") continue;

@@ -56,17 +56,18 @@ Rows pick(const std::vector<ReadAttention>& all, std::string_view gpu, std::stri
 Rows pick(const Rows& rows, Pass pass, bool causal) {
   Rows picked;
   const AttentionPass wanted = pass == Pass::kForward ? AttentionPass::kForward : AttentionPass::kBackward;
-  for (const AttentionRow& row : rows) {
+  for (const AttentionRow& row : rows)
     if (row.pass == wanted && row.causal == causal) picked.push_back(row);
-  }
   return picked;
 }
 
 const AttentionCurve& curve_named(const std::vector<AttentionCurve>& curves, std::string_view kernel, Pass pass,
                                   std::int64_t head_dim = 128) {
-  return *std::ranges::find_if(curves, [&](const AttentionCurve& curve) {
-    return curve.kernel == kernel && curve.pass == pass && curve.head_dim == head_dim;
-  });
+  return *std::ranges::find_if(
+      curves,
+      [&](const AttentionCurve& curve) {
+        return curve.kernel == kernel && curve.pass == pass && curve.head_dim == head_dim;
+      });
 }
 
 void scale(AttentionCurve& curve, double factor, double full_factor) {
@@ -80,9 +81,8 @@ double fa2_factor(const AttentionCurve& curve, const Rows& rows, const Gpu& mi30
   AttentionCurve full = curve;
   full.efficiency = curve.full_efficiency;
   full.s_half = curve.full_s_half;
-  for (const AttentionRow& row : pick(rows, curve.pass, false)) {
+  for (const AttentionRow& row : pick(rows, curve.pass, false))
     factors.push_back(attention_seconds(full, row, row.flops, mi300x) / row.seconds);
-  }
   std::ranges::sort(factors);
   return factors[factors.size() / 2];
 }

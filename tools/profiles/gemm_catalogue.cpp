@@ -44,9 +44,8 @@ struct Misaligned {
 };
 
 Misaligned misaligned(const Gpu& gpu) {
-  if (is_up_to_ampere(gpu)) {
+  if (is_up_to_ampere(gpu))
     return {{2.0 / 7, 6.0 / 7, 2.0}, "; odd widths: nanoGPT with a vocabulary of 50257 against 50304 on A100"};
-  }
   if (gpu.architecture != "hopper" && gpu.architecture != "blackwell") {
     return {{1.1 / 7, 3.3 / 7, 1.1},
             "; odd widths: SwiGLU of width 10922 against 10944 on H100, 273 against 398 TFLOP/s"};
@@ -98,9 +97,8 @@ void use_fp8_rate(GemmCurve& curve, const Gpu& gpu) {
 }
 
 const LargeProducts* ratio_of(const Machine& machine, const Machine& relative) {
-  for (const LargeProducts& ratio : large_products()) {
+  for (const LargeProducts& ratio : large_products())
     if (machine.key == ratio.gpu && relative.key == ratio.relative) return &ratio;
-  }
   return nullptr;
 }
 
@@ -171,9 +169,8 @@ class Builder {
   }
 
   Catalogue build() {
-    for (const Machine& machine : machines_) {
+    for (const Machine& machine : machines_)
       if (count(machine) >= kSurface) fit(machine, nullptr);
-    }
     share_rates();
     for (const Machine& machine : machines_) {
       const bool few = count(machine) > 0 && count(machine) < kSurface;
@@ -181,14 +178,12 @@ class Builder {
     }
     for (const LargeProducts& anchor : large_products()) {
       if (anchor.fp8 || !anchor.relative.empty()) continue;
-      for (const Machine& machine : machines_) {
+      for (const Machine& machine : machines_)
         if (machine.key == anchor.gpu && !done_.contains(machine.key)) anchored(machine, anchor);
-      }
     }
     const Catalogue sources = done_;  // borrowed curves are not borrowed again
-    for (const Machine& machine : machines_) {
+    for (const Machine& machine : machines_)
       if (!sources.contains(machine.key)) borrow(machine, sources);
-    }
     for (const Machine& machine : machines_) add_fp8(machine);
     return std::move(done_);
   }
@@ -203,7 +198,8 @@ class Builder {
     return found == bf16_.end() ? 0 : found->second.size();
   }
   const Machine* relative(const Machine& machine) const {
-    return nearest(machine, machines_, [&](const Machine& other) { return done_.contains(other.key); });
+    return nearest(
+        machine, machines_, [&](const Machine& other) { return done_.contains(other.key); });
   }
 
   // GPUs of one chip and one power limit (H100 and H200) differ by their machines only, and the
@@ -293,9 +289,8 @@ class Builder {
              its.multiprocessors == own.multiprocessors && its.peak_bf16 == own.peak_bf16;
     };
     const Machine* from = nearest(machine, machines_, is_chip);
-    if (from == nullptr) {
+    if (from == nullptr)
       from = nearest(machine, machines_, [&](const Machine& other) { return sources.contains(other.key); });
-    }
     if (from == nullptr) return;
     CatalogueGemm gemm = sources.at(from->key);
     GemmCurve& curve = gemm.bf16.curve;

@@ -80,11 +80,13 @@ HeatCurve blackwell_heat(const HeatCurve& hopper, double sustained) {
 bool is_blackwell(std::string_view machine) { return contains(kBlackwells, machine); }
 
 bool has_heat(const Gpu& gpu, const std::vector<Machine>& machines) {
-  return std::ranges::any_of(machines, [&](const Machine& machine) {
-    const Gpu& seen = machine.node.gpu;
-    return machine.key == "h100-sxm" && gpu.architecture == seen.architecture &&
-           gpu.multiprocessors == seen.multiprocessors && gpu.peak_bf16 == seen.peak_bf16;
-  });
+  return std::ranges::any_of(
+      machines,
+      [&](const Machine& machine) {
+        const Gpu& seen = machine.node.gpu;
+        return machine.key == "h100-sxm" && gpu.architecture == seen.architecture &&
+               gpu.multiprocessors == seen.multiprocessors && gpu.peak_bf16 == seen.peak_bf16;
+      });
 }
 
 }

@@ -55,9 +55,8 @@ using MemoryRows = std::vector<MemoryRow>;
 
 MemoryRows pick(const MemoryRows& rows, std::string_view operation) {
   MemoryRows picked;
-  for (const MemoryRow& row : rows) {
+  for (const MemoryRow& row : rows)
     if (contains(row.operation, operation)) picked.push_back(row);
-  }
   return picked;
 }
 
@@ -67,7 +66,8 @@ MemoryRows beyond_cache(MemoryRows rows) {
 }
 
 FitError error_on(std::string what, const MemoryCurve& curve, const MemoryRows& rows, const Gpu& gpu) {
-  return fit_error(std::move(what), rows, [&](const MemoryRow& row) { return memory_seconds(curve, row.bytes, gpu); });
+  return fit_error(
+      std::move(what), rows, [&](const MemoryRow& row) { return memory_seconds(curve, row.bytes, gpu); });
 }
 
 MemoryRows joined(MemoryRows a, const MemoryRows& b) {
@@ -77,9 +77,8 @@ MemoryRows joined(MemoryRows a, const MemoryRows& b) {
 
 MemoryRows elementwise_rows(const MemoryRows& rows) {
   MemoryRows all = joined(beyond_cache(pick(rows, "residual add")), pick(rows, "SwiGLU forward (liger)"));
-  for (const char* operation : {"add (torch)", "multiply (torch)", "silu ", "gelu ", "tanh "}) {
+  for (const char* operation : {"add (torch)", "multiply (torch)", "silu ", "gelu ", "tanh "})
     all = joined(std::move(all), beyond_cache(pick(rows, operation)));
-  }
   return all;
 }
 
@@ -205,9 +204,8 @@ void add_elementwise(const MemoryRows& rows, const Gpu& gpu, Collector& out) {
     out.out_of_sample(error_on(fmt::format("left out: {}", operation), fit_memory(rest, gpu), held, gpu));
   }
   const MemoryRows other = beyond_cache(pick(rows, "SiLU*mul (vLLM kernel)"));
-  if (!other.empty()) {
+  if (!other.empty())
     out.compare(error_on("another kernel: SiLU*mul (vLLM)", out.curve(MemoryClass::kElementwise), other, gpu));
-  }
 }
 
 MemoryFits fit_h100(const std::vector<Chip>& chips) {
@@ -303,13 +301,12 @@ void give_bandwidth(std::array<MemoryCurve, kMemoryClasses>& curves, const Gpu& 
   for (std::size_t i = 0; i < kMemoryClasses; ++i) {
     MemoryCurve& curve = curves[i];
     const double memory = (1 - kOfH200[i]) / (1 - kMemory);
-    if (ratio > 1) {
+    if (ratio > 1)
       curve.fraction = rounded(curve.fraction / (memory + (1 - memory) * ratio));
-    } else if (curve.fraction < streams) {
+    else if (curve.fraction < streams)
       curve.fraction = rounded(1 / (1 / streams + ratio * (1 / curve.fraction - 1 / streams)));
-    } else {
+    else
       continue;
-    }
     curve.source = fmt::format("with {:.2f} of the bandwidth for each cycle: {}", ratio, curve.source);
   }
 }

@@ -169,9 +169,8 @@ struct Biases {
 Biases all_biases(const std::vector<ChipFits>& chips, const std::vector<Machine>& machines,
                   const std::map<std::string, CatalogueGemm, std::less<>>& gemm) {
   Biases all;
-  for (const Machine& machine : machines) {
+  for (const Machine& machine : machines)
     append(is_amd(machine.node.gpu) ? all.gemm_amd : all.gemm, gemm_biases(gemm.at(machine.key).bf16));
-  }
   for (const ChipFits& fits : chips) {
     append(all.attention, fits.attention.log_biases);
     if (fits.chip.name == "a100" || fits.chip.name == "h100") append(all.memory, fits.memory.log_biases);
@@ -259,18 +258,16 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
     borrow_curves({own.chip.name, share, is_amd(machine.node.gpu) ? Evidence::kAssumed : Evidence::kExtrapolated}, c);
   }
   fit.reports.push_back(gemm.bf16.report);
-  for (const auto* reports : {&own.attention.reports, &own.memory.reports}) {
+  for (const auto* reports : {&own.attention.reports, &own.memory.reports})
     fit.reports.insert(fit.reports.end(), reports->begin(), reports->end());
-  }
   return fit;
 }
 
 }
 
 const Chip& chip_named(std::string_view name, const std::vector<Chip>& chips) {
-  for (const Chip& chip : chips) {
+  for (const Chip& chip : chips)
     if (chip.name == name) return chip;
-  }
   throw Error(ExitCode::kInternal, fmt::format("no chip '{}'", name));
 }
 
@@ -324,11 +321,10 @@ std::map<std::string, std::string> profile_files(const std::vector<PublishedFit>
       const bool is_here = chip == file.chip || (chip == "h200" && file.chip == "h100");
       if (!is_here) continue;
       const Calibration& calibration = fits[i].calibration;
-      if (calibration.gpu == file.whole) {
+      if (calibration.gpu == file.whole)
         whole.push_back({&calibration, file.chip});
-      } else {
+      else
         others.push_back(calibration);
-      }
     }
     texts[file.name] = lines_of(profile_store(whole, others));
   }

@@ -15,9 +15,8 @@ std::string spread_text(const Calibration& c) {
   static constexpr const char* kNames[] = {"GEMM",          "attention", "memory-bound", "in a node",
                                            "between nodes", "host",      "overlap"};
   std::string text;
-  for (std::size_t i = 0; i < kFactors; ++i) {
+  for (std::size_t i = 0; i < kFactors; ++i)
     text += fmt::format("| {} | {:.3f} | {} |\n", kNames[i], c.spread[i].log_sd, c.spread[i].source);
-  }
   return text;
 }
 

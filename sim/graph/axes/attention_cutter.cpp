@@ -76,9 +76,8 @@ void AttentionCutter::attend_to_all(Operation op) {
   const auto keys_and_values = {std::size_t{1}, std::size_t{2}};
   Indices copies;
   // As in the ring, those of one head are contiguous as they are.
-  for (const std::size_t i : keys_and_values) {
+  for (const std::size_t i : keys_and_values)
     if (!part_.megatron && op.attention.kv_heads > 1) copies.push_back(make_contiguous(op, i));
-  }
   for (const std::size_t i : keys_and_values) {
     const Index own = op.inputs[i];
     const Index all = part_.add_like(own, " of all ranks", part_.plan.mesh.cp);

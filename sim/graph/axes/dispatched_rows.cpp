@@ -97,11 +97,9 @@ LayerSpec weigh_in_activation(LayerSpec layer, bool adds_bias) {
                 [&](const Operation& op) { return makes(wide)(op) || makes(weighed)(op) || makes(narrow)(op); });
   if (bias.empty()) {
     for (const Index gone : {wide, weighed}) forget(layer, gone);
-    for (Operation& op : layer.operations) {
-      for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
+    for (Operation& op : layer.operations)
+      for (Indices* list : {&op.inputs, &op.saved, &op.released})
         std::replace(list->begin(), list->end(), narrow, made);
-      }
-    }
   } else {
     const auto behind = find_op(layer, makes(made)) + 1;
     layer.operations.insert(behind, bias.begin(), bias.end());
@@ -113,7 +111,8 @@ LayerSpec weigh_in_activation(LayerSpec layer, bool adds_bias) {
 
 LayerSpec send_tokens(LayerSpec layer) {
   const auto end = layer.operations.end();
-  const auto first = find_op(layer, [](const Operation& op) { return op.groups > 1; });
+  const auto first = find_op(
+      layer, [](const Operation& op) { return op.groups > 1; });
   const auto sums = find_op(layer, [](const Operation& op) { return op.function == Function::kScatterAdd; });
   if (first == end || sums == end) return layer;
   const auto copies = find_op(layer, makes(first->inputs.front()));
@@ -157,9 +156,8 @@ LayerSpec route_by_maps(LayerSpec layer, const Plan& plan) {
     layer.tensors.push_back({.name = "routing", .per_token = 1, .type = ElementType::kFp32});
     return static_cast<Index>(layer.tensors.size() - 1);
   };
-  if (router != layer.operations.rend()) {
+  if (router != layer.operations.rend())
     for (std::size_t i = 0; i < backward; ++i) router->backward_temporaries.push_back(map());
-  }
   Operations maps(forward);
   for (std::size_t i = 0; i < forward; ++i) {
     Operation& op = maps[i];

@@ -53,9 +53,8 @@ bool ExpertCutter::cut_mixture(Operation& op) {
     part_.place(op.saved, Placement::kWhole);
     const std::int8_t part = op.part;
     // What the mixture read and what it made stay with its hooks until the sum has arrived.
-    for (const Index read : {mixture_.whole, mixture_.input}) {
+    for (const Index read : {mixture_.whole, mixture_.input})
       if (std::erase(op.released, read) > 0) part_.held.push_back(read);
-    }
     part_.add(std::move(op));
     part_.reduce(result, part, /*has_returned=*/true);
     Indices& made = part_.layer.operations.back().released;
@@ -157,9 +156,8 @@ void ExpertCutter::share_rows(Index from, Index to, CollectiveKind kind, Collect
 }
 
 Index ExpertCutter::find(std::string_view name) const {
-  for (std::size_t t = 0; t < part_.source.tensors.size(); ++t) {
+  for (std::size_t t = 0; t < part_.source.tensors.size(); ++t)
     if (part_.source.tensors[t].name == name) return static_cast<Index>(t);
-  }
   FORESHARD_CHECK(false, "a router without the tensor");
   return kNone;
 }
@@ -177,9 +175,8 @@ Operation& ExpertCutter::route(Index from, Index to, bool waits) {
   Operation& op = part_.move(from, to, routing_.part);
   op.collective = {.kind = CollectiveKind::kAllToAll, .dim = MeshDim::kEp, .waits = waits};
   op.collective_backward = {.kind = CollectiveKind::kAllToAll, .dim = MeshDim::kEp, .waits = true};
-  if (part_.plan.expert_parallel.dispatcher == ExpertParallel::Dispatcher::kDeepEp) {
+  if (part_.plan.expert_parallel.dispatcher == ExpertParallel::Dispatcher::kDeepEp)
     op.collective.copies = op.collective_backward.copies = routing_.per_token;
-  }
   // torchtitan's per-operation checkpointing keeps them, but for Qwen3's list.
   op.kept_by_selective = !part_.source.name.starts_with("qwen3");
   return op;
@@ -266,9 +263,11 @@ Index ExpertCutter::receive(Index rows, Index counts, std::int64_t groups, Indic
   // Where they go is worked out while they travel.
   if (exchanges()) come("received", parts_gathered(), [&](Index from, Index to) { route(from, to, false); });
   if (parts_gathered() > 1) {
-    come("of the ranks of etp", 1, [&](Index from, Index to) {
-      share_rows(from, to, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
-    });
+    come(
+        "of the ranks of etp", 1,
+        [&](Index from, Index to) {
+          share_rows(from, to, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
+        });
   }
   append(ended, {sent, received});
   return rows;
@@ -298,11 +297,10 @@ void ExpertCutter::permute(Index rows, Index counts, Indices ended) {
   append(permute.released, ended);
   routing_.order = order;
   // The module holds it until its next forward, which torchtitan's frame follows.
-  if (exchanges() && part_.plan.step_frame != StepFrame::kPlain) {
+  if (exchanges() && part_.plan.step_frame != StepFrame::kPlain)
     part_.tensor(order).held = true;
-  } else if (exchanges()) {
+  else if (exchanges())
     permute.released.push_back(order);
-  }
   permute.backward_temporaries = {fixed("row zeros", with_zeros)};
 }
 
@@ -333,9 +331,8 @@ void ExpertCutter::cut_expert(Operation op) {
   }
   const Placement placement = expert_placement(op);
   for (Indices* list :
-       {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace, &op.backward_workspace}) {
+       {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace, &op.backward_workspace})
     widen(*list, placement);
-  }
   for (Index p : op.parameters) {
     ParameterSpec& weight = part_.parameter(p);
     if (weight.is_expert || !exchanges()) continue;

@@ -18,11 +18,14 @@ bool is_plain_product(const LayerSpec& layer, const Operation& op) {
   return op.kind == OperationKind::kGemm && !op.packed && op.inputs.size() == 1 && op.outputs.size() == 1 &&
          !contains(op.name, ".lora_") &&  // adapters are modules of their own (Megatron-Bridge's canonical_lora.py)
          layer.parameters[at(op.parameters.front())].shape.size() == (op.groups > 1 ? 3 : 2) &&
-         std::ranges::none_of(op.parameters, [&](Index p) { return layer.parameters[at(p)].tied; }) &&
+         std::ranges::none_of(
+             op.parameters, [&](Index p) { return layer.parameters[at(p)].tied; }) &&
          // (What experts read is a module of its own.)
-         std::ranges::none_of(layer.operations, [&](const Operation& rows) {
-           return rows.name == "gather_rows" && rows.inputs.front() == op.outputs.front();
-         });
+         std::ranges::none_of(
+             layer.operations,
+             [&](const Operation& rows) {
+               return rows.name == "gather_rows" && rows.inputs.front() == op.outputs.front();
+             });
 }
 
 bool go_together(const Operation& a, const Operation& b) {
@@ -44,18 +47,15 @@ void append_rows(LayerSpec& layer, const Operation& from, const Operation& into)
 void erase_parameters(LayerSpec& layer, Indices gone) {
   std::ranges::sort(gone);
   for (auto p = gone.rbegin(); p != gone.rend(); ++p) layer.parameters.erase(layer.parameters.begin() + *p);
-  for (Operation& op : layer.operations) {
-    for (Index& p : op.parameters) {
+  for (Operation& op : layer.operations)
+    for (Index& p : op.parameters)
       p = static_cast<Index>(p - (std::lower_bound(gone.begin(), gone.end(), p) - gone.begin()));
-    }
-  }
 }
 
 // Each product to latents is a module (core/transformer/multi_latent_attention.py).
 Indices read_by_latents(const LayerSpec& layer) {
-  for (const Operation& op : layer.operations) {
+  for (const Operation& op : layer.operations)
     if (op.kind == OperationKind::kGemm && is_latent(layer.parameters[at(op.parameters.front())])) return op.inputs;
-  }
   return {};
 }
 
@@ -158,9 +158,8 @@ LayerSpec unpack_attention(LayerSpec layer) {
       layer.tensors.push_back(std::move(view));
       split.outputs.push_back(static_cast<Index>(layer.tensors.size() - 1));
     }
-    if (std::erase(attention.saved, packed) > 0) {
+    if (std::erase(attention.saved, packed) > 0)
       attention.saved.insert(attention.saved.begin(), split.outputs.begin(), split.outputs.end());
-    }
     attention.inputs = split.outputs;
     attention.backward_temporaries.clear();
     for (Operation& op : layer.operations) {
@@ -247,9 +246,8 @@ LayerSpec copy_keys(LayerSpec layer, std::int64_t ranks) {
       const Operation& op = layer.operations[o];
       if (!is_copied[at(op.outputs.front())]) continue;
       for (const Indices* list : {&op.inputs, &op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace,
-                                  &op.backward_workspace}) {
+                                  &op.backward_workspace})
         copy(*list);
-      }
     }
   }
   return layer;

@@ -103,9 +103,8 @@ class Cutter {
     read_instead(op, part_.renamed.first, part_.renamed.second);
     if (contains(op.released, part_.renamed.first)) op.released.push_back(part_.renamed.second);
     for (Indices* list : {&op.inputs, &op.saved}) {
-      for (Index& t : *list) {
+      for (Index& t : *list)
         if (part_.gathered[at(t)] != kNone && reads_whole(op)) t = part_.gathered[at(t)];
-      }
     }
     add_gathered_names(op);
     if (experts_.cut(op)) return;
@@ -212,9 +211,8 @@ class Cutter {
       const bool biased = part_.native && op.parameters.size() > 1;
       const Index bias = biased ? op.parameters.back() : kNone;
       // Added to the rank's own positions (RowParallelLinear).
-      if (part_.megatron && part_.sequence && op.parameters.size() > 1) {
+      if (part_.megatron && part_.sequence && op.parameters.size() > 1)
         part_.parameter(op.parameters.back()).partial = true;
-      }
       if (biased) op.parameters.pop_back();
       part_.add(std::move(op));
       part_.of_last().terms = part_.slices;
@@ -276,12 +274,14 @@ class Cutter {
 
   // Into keys and values that are copied for the ranks (copy_keys).
   bool is_split_wider(Index product) const {
-    return part_.megatron && std::ranges::any_of(part_.source.operations, [&](const auto& op) {
-             std::int64_t width = 0;
-             for (Index t : op.outputs) width += part_.source.tensors[at(t)].per_token;
-             return op.view && op.outputs.size() == 3 && op.inputs.front() == product &&
-                    width > part_.source.tensors[at(product)].per_token;
-           });
+    return part_.megatron && std::ranges::any_of(
+                                 part_.source.operations,
+                                 [&](const auto& op) {
+                                   std::int64_t width = 0;
+                                   for (Index t : op.outputs) width += part_.source.tensors[at(t)].per_token;
+                                   return op.view && op.outputs.size() == 3 && op.inputs.front() == product &&
+                                          width > part_.source.tensors[at(product)].per_token;
+                                 });
   }
 
   void gather_heads(Index own, std::int8_t part) {
@@ -295,10 +295,12 @@ class Cutter {
   // The projections around what experts read and make (moe_latent_size): of the rows that are
   // gathered, and of their sum (core/transformer/moe/moe_layer.py).
   bool is_beside_rows(const Operation& product) const {
-    return std::ranges::any_of(part_.source.operations, [&](const Operation& op) {
-      return (op.name == "gather_rows" && op.inputs.front() == product.outputs.front()) ||
-             (op.name == "scatter_add" && op.outputs.front() == product.inputs.front());
-    });
+    return std::ranges::any_of(
+        part_.source.operations,
+        [&](const Operation& op) {
+          return (op.name == "gather_rows" && op.inputs.front() == product.outputs.front()) ||
+                 (op.name == "scatter_add" && op.outputs.front() == product.inputs.front());
+        });
   }
 
   // What a product makes that is normed before the next one reads it: a latent (NoParallel, each
@@ -315,13 +317,12 @@ class Cutter {
     for (const Operation& op : part_.source.operations) {
       const auto reads = [&](Index t) { return is_part[at(t)]; };
       const bool reads_part = std::ranges::any_of(op.inputs, reads);
-      if (reads_part && op.view) {
+      if (reads_part && op.view)
         for (Index t : op.outputs) is_part[at(t)] = true;
-      } else if (reads_part && op.kind == OperationKind::kNorm) {
+      else if (reads_part && op.kind == OperationKind::kNorm)
         normed = op.outputs.front();
-      } else if (reads_part) {
+      else if (reads_part)
         latent.is_split = true;
-      }
       const bool reads_normed = normed != kNone && contains(op.inputs, normed);
       if (reads_normed && op.kind == OperationKind::kGemm) latent.is_normed = true;
     }
@@ -370,9 +371,8 @@ class Cutter {
     if (!part_.megatron || !part_.sequence || part_.tp == 1) return last;
     if (part_.source.role != LayerRole::kEmbedding) return last;
     const bool adds = std::ranges::count(part_.source.operations, OperationKind::kEmbedding, &Operation::kind) > 1;
-    for (const Operation& op : part_.source.operations) {
+    for (const Operation& op : part_.source.operations)
       if (adds && op.function == Function::kAdd) last = op.outputs.front();
-    }
     return last;
   }
 
@@ -398,9 +398,8 @@ class Cutter {
   void cut_other(Operation op) {
     if (part_.plan.mesh.cp > 1 && op.function == Function::kRotary) attention_.rotate_own_positions(op);
     Placement placement = Placement::kWhole;
-    for (Index t : op.inputs) {
+    for (Index t : op.inputs)
       if (part_.places[at(t)] != Placement::kWhole) placement = part_.places[at(t)];
-    }
     // What all heads share is repeated for the rank's own; rows of experts are the tokens'.
     const bool expands =
         op.view && op.function != Function::kGather &&
@@ -414,9 +413,8 @@ class Cutter {
     }
     if (op.view && op.inputs.front() == heads_) placement = Placement::kFeature;
     for (Indices* list :
-         {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace, &op.backward_workspace}) {
+         {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace, &op.backward_workspace})
       part_.place(*list, placement);
-    }
     if (placement == Placement::kFeature) {
       op.attention.heads /= part_.tp;
       op.attention.kv_heads /= part_.tp;

@@ -29,11 +29,10 @@ void LayerPart::place(Index t, Placement placement) {
   places[at(t)] = placement;
   TensorSpec& spec = layer.tensors[at(t)];
   if (placement == Placement::kWhole || spec.per_token == 0) return;
-  if (placement == Placement::kFeature && spec.per_token % tp != 0) {
+  if (placement == Placement::kFeature && spec.per_token % tp != 0)
     spec.per_token = chunk_of(spec.per_token, tp, plan.mesh.tp_index(plan.rank));
-  } else {
+  else
     spec.split *= tp;
-  }
 }
 
 void LayerPart::place(const Indices& tensors, Placement placement) {

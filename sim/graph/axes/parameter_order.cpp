@@ -19,9 +19,8 @@ void sort_parameters(LayerSpec& layer, const Indices& order) {
     sorted.push_back(std::move(layer.parameters[at(order[i])]));
   }
   layer.parameters = std::move(sorted);
-  for (Operation& op : layer.operations) {
+  for (Operation& op : layer.operations)
     for (Index& p : op.parameters) p = place[at(p)];
-  }
 }
 
 }
@@ -55,9 +54,8 @@ void order_as_registered(LayerSpec& layer) {
     const std::string& name = layer.parameters[at(order[i])].name;
     return contains(name, word);
   };
-  for (std::size_t i = 0; i + 1 < order.size(); ++i) {
+  for (std::size_t i = 0; i + 1 < order.size(); ++i)
     if (is_named(i, "up_proj") && is_named(i + 1, "down_proj")) std::swap(order[i], order[i + 1]);
-  }
   sort_parameters(layer, order);
 }
 
@@ -69,9 +67,8 @@ void order_as_executed(LayerSpec& layer) {
   Indices order, projection;
   bool attends = false;
   const auto add = [&](Indices& to, const Operation& op) {
-    for (const Index p : op.parameters) {
+    for (const Index p : op.parameters)
       if (!contains(order, p) && !contains(projection, p)) to.push_back(p);
-    }
   };
   for (const Operation& op : layer.operations) {
     const bool is_product = op.kind == OperationKind::kGemm;
@@ -80,9 +77,8 @@ void order_as_executed(LayerSpec& layer) {
     add(projects ? projection : order, op);
   }
   order.insert(order.begin(), projection.begin(), projection.end());
-  for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
+  for (std::size_t p = 0; p < layer.parameters.size(); ++p)
     if (!contains(order, static_cast<Index>(p))) order.push_back(static_cast<Index>(p));
-  }
   sort_parameters(layer, order);
 }
 

@@ -120,12 +120,10 @@ void cut_kinds(const ModelSpec& model, const Plan& plan, const Visit& visit) {
       continue;
     }
     CutLayer cut = cut_layer(as_executed(layer, plan), plan, arrives, joined);
-    if (plan.float8 != Float8::kNone && plan.runtime.kind == RuntimeKind::kMegatron) {
+    if (plan.float8 != Float8::kNone && plan.runtime.kind == RuntimeKind::kMegatron)
       cut.layer = keep_narrow_inputs(std::move(cut.layer));
-    }
-    if (plan.runtime.kind == RuntimeKind::kMegatron && layer.role == LayerRole::kBlock) {
+    if (plan.runtime.kind == RuntimeKind::kMegatron && layer.role == LayerRole::kBlock)
       recompute_modules(cut.layer, plan.megatron.recompute_modules);
-    }
     handed_on.push_back(outputs[key] = cut.output);
     if (!done[kind]) visit(kind, std::move(cut));
     done[kind] = true;
@@ -144,9 +142,13 @@ bool cuts_layers(const Plan& plan) {
 }
 
 bool has_shared_table(const ModelSpec& part) {
-  return part.tied_embeddings && std::ranges::any_of(part.kinds, [](const LayerSpec& layer) {
-           return std::ranges::any_of(layer.parameters, [](const ParameterSpec& p) { return p.tied && p.trainable; });
-         });
+  return part.tied_embeddings &&
+         std::ranges::any_of(
+             part.kinds,
+             [](const LayerSpec& layer) {
+               return std::ranges::any_of(
+                   layer.parameters, [](const ParameterSpec& p) { return p.tied && p.trainable; });
+             });
 }
 
 // A gradient of the whole table, added to the head's, of the rank's rows, leaves one of those
@@ -157,11 +159,9 @@ void shorten_table_gradient(LayerSpec& layer) {
   if (made == 0) return;
   const auto whole = static_cast<Index>(layer.tensors.size());
   layer.tensors.push_back({.name = table.name + ".grad of all rows", .fixed = made});
-  for (Operation& op : layer.operations) {
-    if (op.kind == OperationKind::kEmbedding && !op.parameters.empty() && op.parameters[0] == 0) {
+  for (Operation& op : layer.operations)
+    if (op.kind == OperationKind::kEmbedding && !op.parameters.empty() && op.parameters[0] == 0)
       op.backward_temporaries.push_back(whole);
-    }
-  }
 }
 
 ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {
@@ -169,9 +169,8 @@ ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kMegatron)
     pad_vocabulary(part, plan.megatron.make_vocab_size_divisible_by * plan.mesh.tp);
   if (parts_table(plan)) {
-    for (LayerSpec& layer : part.kinds) {
+    for (LayerSpec& layer : part.kinds)
       for (ParameterSpec& p : layer.parameters) p.tied = false;
-    }
   }
   cut_kinds(ModelSpec(part), plan, [&](std::size_t kind, CutLayer cut) {
     part.kinds[kind] = std::move(cut.layer);
@@ -180,9 +179,8 @@ ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {
     is_megatron ? order_as_executed(part.kinds[kind]) : order_as_registered(part.kinds[kind]);
   });
   if (has_shared_table(part)) {
-    for (LayerSpec& layer : part.kinds) {
+    for (LayerSpec& layer : part.kinds)
       if (layer.role == LayerRole::kEmbedding && !layer.tower) shorten_table_gradient(layer);
-    }
   }
   return part;
 }

@@ -17,9 +17,8 @@ using Marks = std::vector<bool>;  // of operations
 class Modules {
  public:
   explicit Modules(const LayerSpec& block) : ops_(block.operations), made_by_(block.tensors.size()) {
-    for (std::size_t o = 0; o < ops_.size(); ++o) {
+    for (std::size_t o = 0; o < ops_.size(); ++o)
       for (const std::int16_t t : ops_[o].outputs) made_by_[at(t)] = o + 1;
-    }
     attention_ = all_that([](const Operation& op) { return op.kind == OperationKind::kAttention; });
     products_ = all_that([](const Operation& op) { return op.kind == OperationKind::kGemm; });
     experts_ = all_that([](const Operation& op) { return op.groups > 1; });
@@ -91,17 +90,18 @@ class Modules {
   // Visits the operations that make what the operation reads.
   template <typename Visit>
   void each_source(std::size_t o, const Visit& visit) const {
-    for (const std::int16_t t : ops_[o].inputs) {
+    for (const std::int16_t t : ops_[o].inputs)
       if (const std::size_t maker = made_by_[at(t)]; maker > 0) visit(maker - 1);
-    }
   }
   // Operations that what these make reaches, or that reach these; themselves only by another.
   Marks behind(const Marks& these) const {
     Marks marks = none();
     for (std::size_t o = 0; o < ops_.size(); ++o) {
-      each_source(o, [&](std::size_t from) {
-        if (marks[from] || these[from]) marks[o] = true;
-      });
+      each_source(
+          o,
+          [&](std::size_t from) {
+            if (marks[from] || these[from]) marks[o] = true;
+          });
     }
     return marks;
   }
@@ -179,9 +179,8 @@ void keep_result(LayerSpec& block, std::size_t o, const Marks& module) {
   const Index made = block.operations[o].outputs.front();
   const auto is_outside = [&](std::size_t other) { return !module[other]; };
   bool is_saved = false;
-  for (std::size_t other = o + 1; other < block.operations.size(); ++other) {
+  for (std::size_t other = o + 1; other < block.operations.size(); ++other)
     is_saved |= is_outside(other) && contains(block.operations[other].saved, made);
-  }
   if (!is_saved) return;
   const Index kept = add_tensor(block, block.tensors[at(made)]);
   Operation result;
@@ -210,14 +209,12 @@ void recompute_modules(LayerSpec& block, std::span<const MegatronOptions::Module
   for (const Module module : modules) {
     const Marks marks = found.of(module);
     if (module == Module::kCoreAttn) attention = marks;
-    for (std::size_t o = 0; o < marks.size(); ++o) {
+    for (std::size_t o = 0; o < marks.size(); ++o)
       if (marks[o]) block.operations[o].kept_by_selective = false;
-    }
   }
   // (What the other modules that return theirs make is summed, and nobody saves it.)
-  for (std::size_t o = attention.size(); o-- > 0;) {
+  for (std::size_t o = attention.size(); o-- > 0;)
     if (attention[o]) keep_result(block, o, attention);
-  }
 }
 
 }

@@ -132,9 +132,8 @@ class Builder {
     std::map<std::int64_t, std::int64_t> launches;
     for (std::size_t i = range_.begin; i < range_.end; ++i) {
       const CapturedCall& call = capture_.calls[i];
-      if (call.kind == CallKind::kLaunch || call.kind == CallKind::kProduct || call.kind == CallKind::kLibrary) {
+      if (call.kind == CallKind::kLaunch || call.kind == CallKind::kProduct || call.kind == CallKind::kLibrary)
         ++launches[call.stream];
-      }
     }
     std::int64_t most = -1;
     for (const auto& [stream, count] : launches) {
@@ -192,11 +191,10 @@ class Builder {
       // A step that allocates nothing, as of a CUDA graph, has what lived before it.
       made_.peak_allocated = Bytes(call.values[2]);
       made_.peak_reserved = Bytes(call.values[3]);
-      if (call.values[1] > 0) {
+      if (call.values[1] > 0)
         alive[call.values[0]] = {call.values[1], i};
-      } else {
+      else
         alive.erase(call.values[0]);
-      }
     }
     for (const auto& [address, block] : alive) {
       const auto& [bytes, when] = block;
@@ -287,10 +285,8 @@ class Builder {
 
   void add_kernel(Phase phase, const CapturedCall& call, const Kernel& kernel, CapturedGraph::Launch launch) {
     const EventKind kind = kind_of(phase);
-    if (open_ != kNoEvent &&
-        (open_stream_ != call.stream || row(open_).kind != kind || open_kernels_ >= most_kernels_)) {
+    if (open_ != kNoEvent && (open_stream_ != call.stream || row(open_).kind != kind || open_kernels_ >= most_kernels_))
       close();
-    }
     if (open_ == kNoEvent) {
       open_ = new_row(kind, of(call.stream), call.stream, kNoCommunicator);
       open_stream_ = call.stream;

@@ -48,9 +48,8 @@ MemoryClass memory_class_of(std::string_view word) {
                                                                  {"optimizer", MemoryClass::kOptimizer},
                                                                  {"copy", MemoryClass::kCopy},
                                                                  {"strided", MemoryClass::kStrided}};
-  for (const auto& [known, value] : kWords) {
+  for (const auto& [known, value] : kWords)
     if (known == word) return value;
-  }
   FORESHARD_CHECK(false, "kernel_classes.csv: class " + std::string(word));
   return MemoryClass::kElementwise;
 }
@@ -102,9 +101,8 @@ const std::vector<KernelClass>& kernel_classes() {
 }
 
 const KernelClass* class_of(std::string_view name) {
-  for (const KernelClass& row : kernel_classes()) {
+  for (const KernelClass& row : kernel_classes())
     if (contains(name, row.name)) return &row;
-  }
   return nullptr;
 }
 
@@ -167,9 +165,8 @@ double element_bytes(std::string_view name) {
     for (int types = 0; types < 3 && end != std::string_view::npos; ++types) end = name.find(',', end + 1);
     name = name.substr(functor, end - functor);
   }
-  for (const auto& [type, size] : kTypes) {
+  for (const auto& [type, size] : kTypes)
     if (contains(name, type)) seen[static_cast<std::size_t>(size)] = true;
-  }
   double sum = 0, count = 0;
   for (std::size_t size = 0; size < seen.size(); ++size) {
     if (!seen[size]) continue;
@@ -192,9 +189,8 @@ std::int64_t functor_arrays(std::string_view name) {
                                                                   {"CUDAFunctor_add<", 3},
                                                                   {"CompareFunctor<", 3},
                                                                   {"FillFunctor<", 1}};
-  for (const auto& [part, arrays] : kKnown) {
+  for (const auto& [part, arrays] : kKnown)
     if (contains(functor, part)) return arrays;
-  }
   constexpr std::string_view kLambda = "{lambda(";
   const std::size_t lambda = functor.rfind(kLambda);
   if (lambda == std::string_view::npos) return 0;
@@ -445,13 +441,12 @@ void set_layer_norm(std::string_view name, const CapturedCall& call, Kernel& k) 
   const auto& v = call.values;
   const double size = first_element_bytes(name), elements = as_double(v[9]) / size;
   const bool half = size == 2;
-  if (contains(name, "vectorized_layer_norm")) {
+  if (contains(name, "vectorized_layer_norm"))
     k.flops = operations_of((half ? 800 : 1200) * as_double(v[0]) + (half ? 1.44 : 1.95) * elements);
-  } else if (contains(name, "layer_norm_grad_input_kernel_v")) {
+  else if (contains(name, "layer_norm_grad_input_kernel_v"))
     k.flops = operations_of(595 * as_double(v[0]) + (half ? 1.16 : 1.84) * elements);
-  } else if (contains(name, "GammaBeta") && v[1] == 1) {
+  else if (contains(name, "GammaBeta") && v[1] == 1)
     k.flops = operations_of(4400 * elements / as_double(32 * v[0]));
-  }
 }
 
 void set_busy(std::string_view name, const CapturedCall& call, Kernel& k) {
@@ -518,9 +513,8 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
 std::string_view attention_kernel_of(std::string_view kernel) {
   constexpr std::pair<std::string_view, std::string_view> kKernels[] = {
       {"cudnn attention", "cudnn"}, {"pytorch_flash", "flash"}, {"fmha", "efficient"}, {"flash", "fa2"}};
-  for (const auto& [part, word] : kKernels) {
+  for (const auto& [part, word] : kKernels)
     if (contains(kernel, part)) return word;
-  }
   return "";
 }
 

@@ -142,9 +142,8 @@ void Ddp::forward_begins(std::int32_t layer) {
 
 void Ddp::forward_ended() {
   if (!casts() || copies_parameters()) return;
-  for (std::size_t l = 0; l < cast_.size(); ++l) {
+  for (std::size_t l = 0; l < cast_.size(); ++l)
     if (recompute_of(static_cast<std::int32_t>(l)) == Recompute::kFull) StepBuilder::free(cast_[l]);
-  }
 }
 
 // Autocast around another forward, whose casts go with it.
@@ -202,9 +201,8 @@ void Ddp::prepare_reduction() {
 void Ddp::gradient_ready(std::int32_t p) {
   if (plan_.optimizer.in_backward) step_now(p);
   if (alone() || !synchronises_ || delays_) return;
-  if (!std::exchange(marked_unused_, true)) {
+  if (!std::exchange(marked_unused_, true))
     for (const std::int32_t other : unused_) mark_ready(other);
-  }
   mark_ready(p);
 }
 
@@ -235,9 +233,8 @@ void Ddp::copy_in() {
   cut();
   if (ready_.empty()) return;
   std::int64_t moved = 0;
-  for (const std::int32_t p : ready_) {  // what is not there is zeroed
+  for (const std::int32_t p : ready_)  // what is not there is zeroed
     moved += (parameter(p).used ? 2 : 1) * gradient_bytes(parameter(p));
-  }
   add_copy(EventKind::kGradientCopyIn, Stream::kCompute, moved, std::ssize(ready_));
   for (const std::int32_t p : ready_) {
     if (!is_view() || !parameter(p).used || is_in_bucket_[at(p)]) continue;

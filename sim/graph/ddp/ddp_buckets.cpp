@@ -28,9 +28,8 @@ std::vector<DdpBucket> assign_buckets(std::span<const GradientHooks::Parameter> 
     closed.push_back(std::exchange(it->bucket, {}));
     if (it->limit + 1 < limits.size()) ++it->limit;
   }
-  for (auto it = open.rbegin(); it != open.rend(); ++it) {
+  for (auto it = open.rbegin(); it != open.rend(); ++it)
     if (!it->bucket.parameters.empty()) closed.push_back(std::move(it->bucket));
-  }
   return closed;
 }
 
@@ -46,9 +45,8 @@ std::vector<DdpBucket> assign_initial_buckets(std::span<const GradientHooks::Par
 std::vector<std::vector<std::int32_t>> partition_by_size(std::span<const GradientHooks::Parameter> parameters,
                                                          std::int64_t ranks) {
   std::vector<std::int32_t> sorted;
-  for (std::size_t p = 0; p < parameters.size(); ++p) {
+  for (std::size_t p = 0; p < parameters.size(); ++p)
     if (parameters[p].trained) sorted.push_back(static_cast<std::int32_t>(p));
-  }
   const auto numel = [&](std::int32_t p) { return parameters[at(p)].numel; };
   std::ranges::stable_sort(sorted, [&](std::int32_t a, std::int32_t b) { return numel(a) > numel(b); });
   using Load = std::pair<std::int64_t, std::int64_t>;  // elements, rank

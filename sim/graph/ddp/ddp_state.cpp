@@ -29,9 +29,8 @@ std::int64_t Ddp::bucket_cap() const {
 std::vector<std::int32_t> Ddp::trained() const {
   std::vector<std::int32_t> list;
   list.reserve(parameters().size());
-  for (std::size_t p = 0; p < parameters().size(); ++p) {
+  for (std::size_t p = 0; p < parameters().size(); ++p)
     if (parameters()[p].trained) list.push_back(static_cast<std::int32_t>(p));
-  }
   return list;
 }
 
@@ -86,7 +85,8 @@ std::vector<std::int32_t> Ddp::stepped() const {
 }
 
 std::int64_t Ddp::own_elements() const {
-  return sum_of<std::int64_t>(stepped(), [&](const std::int32_t p) { return parameter(p).numel; });
+  return sum_of<std::int64_t>(
+      stepped(), [&](const std::int32_t p) { return parameter(p).numel; });
 }
 
 // One list for each state of a parameter, with a tensor for each parameter that has it.
@@ -148,9 +148,8 @@ void Ddp::optimizer(bool stepped) {
   EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
   log({.kind = "optimizer_step"});
   const std::vector<std::int32_t> states = state_parts();
-  for (std::size_t i = 0; i < states.size() && !stepped; ++i) {
+  for (std::size_t i = 0; i < states.size() && !stepped; ++i)
     allocate_parts(MemoryCategory::kOptimizerState, Stream::kCompute, -1, states[i]);
-  }
   if (plan_.optimizer.kind == Optimizer::Kind::kAdafactor) adafactor();
   // torchao's states of eight bits are fp32 while a compiled step of their parameter runs.
   const bool widens = plan_.optimizer.kind == Optimizer::Kind::kTorchao8bit;

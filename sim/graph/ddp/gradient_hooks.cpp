@@ -170,9 +170,8 @@ void GradientHooks::run_reference() {
 
 void GradientHooks::run_backward() {
   const std::int32_t last = end_ - 1;
-  for (std::int32_t l = last; l >= begin_; --l) {
+  for (std::int32_t l = last; l >= begin_; --l)
     if (spec_of(l).role != LayerRole::kLoss) run_backward(l);
-  }
   if (spec_of(last).role == LayerRole::kLoss) add_phase(EventKind::kBackward, last, Segments::kExit);
   drop_zeros();
   drop_batch();
@@ -202,11 +201,10 @@ void GradientHooks::run_backward(std::int32_t layer) {
       }
       gradient_ready(at);
     } else if (logging_ && !is_block(layer)) {
-      if (hook.kind == LayerHook::Kind::kEnter) {
+      if (hook.kind == LayerHook::Kind::kEnter)
         log_backward_begin(layer, hook.index);
-      } else if (spec_of(layer).role != LayerRole::kEmbedding) {
+      else if (spec_of(layer).role != LayerRole::kEmbedding)
         left_ = {layer, hook.index};
-      }
     }
   }
   segments_run_ = p.segments.size();

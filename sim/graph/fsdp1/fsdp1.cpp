@@ -51,9 +51,8 @@ void Fsdp1::prepare() {
   for (std::int32_t l = 0; l < layers; ++l) {
     input_needs_gradient_.push_back(needed);
     // Views of a flat parameter need gradients if any of its parameters is trained.
-    for (const ParameterSpec& parameter : spec_of(l).parameters) {
+    for (const ParameterSpec& parameter : spec_of(l).parameters)
       needed |= handle(unit_of_part(l, parameter.part)).trained;
-    }
     output_needs_gradient_.push_back(needed);
     if (spec_of(l).role != LayerRole::kLoss) last_layer_ = l;
     const bool is_inside = spec_of(l).role != LayerRole::kLoss && unit_of_layer(l) == root();
@@ -99,9 +98,8 @@ void Fsdp1::begin(const Carried& carried) {
   inherited_ = carried_.free_events.size();
   late_free_ = -1;
   first_iteration_ = carried_.pre_forward_order.empty();
-  for (std::size_t i = 0; i < carried_.pre_forward_order.size(); ++i) {
+  for (std::size_t i = 0; i < carried_.pre_forward_order.size(); ++i)
     handle(carried_.pre_forward_order[i]).pre_forward_index = static_cast<std::int32_t>(i);
-  }
 }
 
 void Fsdp1::run_step() {
@@ -144,9 +142,7 @@ void Fsdp1::run_forward() {
   drop_logits();
   run_reference();
   first_forward_ends();
-  if (loss_is_inside_ && root() >= 0 && !root_is_inner_) {
-    pre_backward(root());  // its hook sits on the loss, too
-  }
+  if (loss_is_inside_ && root() >= 0 && !root_is_inner_) pre_backward(root());  // its hook sits on the loss, too
   const bool casts_outputs = spec_of(loss).operations.back().function == Function::kCast;
   if (casts_outputs) hold_logits();
   add_phase(EventKind::kBackward, loss, Segments::kInside);
@@ -167,9 +163,8 @@ void Fsdp1::run_model(EventKind last) {
   if (loss_is_inside_) {
     add_layer_row(last, loss);
     // The model holds the name of what went into its head till then.
-    if (spec_of(last_layer_).role == LayerRole::kHead) {
+    if (spec_of(last_layer_).role == LayerRole::kHead)
       run_border(EventKind::kForward, last_layer_, LayerSegment::kAfter);
-    }
   }
   if (root() >= 0 && !root_is_inner_) end_root();
   if (has_loss && !loss_is_inside_) add_layer_row(last, loss);
@@ -306,9 +301,8 @@ namespace {
 // Behind the last unit inside of a block there may be nothing but sums: backward enters that unit
 // before anything is unpacked.
 bool saves_behind_units(const LayerSpec& spec) {
-  for (auto op = spec.operations.rbegin(); op != spec.operations.rend() && op->part == 0; ++op) {
+  for (auto op = spec.operations.rbegin(); op != spec.operations.rend() && op->part == 0; ++op)
     if (op->kind == OperationKind::kGemm || !op->saved.empty()) return true;
-  }
   return spec.nested.empty();
 }
 
@@ -386,9 +380,8 @@ LibraryRun record_fsdp1(const ModelSpec& model, const Plan& plan, const LayerPro
                         const LibraryWatch& watch) {
   LibraryRun run;
   Fsdp1::Carried carried;
-  for (std::int32_t s = 0; s < watch.steps; ++s) {
+  for (std::int32_t s = 0; s < watch.steps; ++s)
     run.steps.push_back(Fsdp1(model, plan, programs, {}).record(carried, watch.modules, run));
-  }
   return run;
 }
 

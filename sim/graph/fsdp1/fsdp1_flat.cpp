@@ -45,11 +45,10 @@ FlatSize flat_size(const std::vector<UnitParameter>& parameters, const Plan& pla
   }
   if (plan.fsdp1.use_orig_params) size.flat = rounded_up(size.flat, ranks);
   const auto step = [&](std::int64_t begin) {
-    if (all_trained && !plan.fsdp1.use_orig_params) {
+    if (all_trained && !plan.fsdp1.use_orig_params)
       size.stepped = {size.shard};
-    } else {
+    else
       size.stepped = trained_between(parameters, plan, begin, begin + size.shard);
-    }
     size.trained_shard =
         all_trained ? size.shard : std::accumulate(size.stepped.begin(), size.stepped.end(), std::int64_t{0});
   };

@@ -13,13 +13,11 @@ Fsdp1Log::Fsdp1Log(const Fsdp1& builder, LibraryWatch::Modules modules)
   for (const LayerSpec& spec : builder.model_.kinds) {
     Kind kind = {.modules = foreshard::modules_of(spec)};
     // A tied head is a module of its own name, whose parameter is the table's.
-    if (spec.role == LayerRole::kHead && !spec.parameters.empty() && spec.parameters[0].tied) {
+    if (spec.role == LayerRole::kHead && !spec.parameters.empty() && spec.parameters[0].tied)
       kind.modules.front().name = "lm_head";
-    }
     Indices owner(spec.parameters.size(), -1);
-    for (std::size_t m = 0; m < kind.modules.size(); ++m) {
+    for (std::size_t m = 0; m < kind.modules.size(); ++m)
       for (const std::int16_t p : kind.modules[m].parameters) owner[at(p)] = static_cast<std::int16_t>(m);
-    }
     std::vector<std::int32_t> maker(spec.tensors.size(), -1);
     for (std::size_t o = 0; o < spec.operations.size(); ++o) {
       const foreshard::Operation& op = spec.operations[o];
@@ -70,11 +68,10 @@ std::string Fsdp1Log::name_of(std::int32_t unit) const {
   const StepBuilder::Module& module = builder_.modules_of(unit).front();
   const LayerSpec& spec = builder_.spec_of(module.layer);
   LayerModule named;
-  if (module.part > 0) {
+  if (module.part > 0)
     named.name = spec.nested[at(module.part - 1)];
-  } else if (spec.role != LayerRole::kBlock) {
+  else if (spec.role != LayerRole::kBlock)
     named.name = kind_of(module.layer).modules.front().name;
-  }
   return module_name(builder_.model_, module.layer, named);
 }
 
@@ -211,9 +208,8 @@ void Fsdp1Log::run_inner_hooks() {
   Pass& pass = pass_of(entry_layer_);
   if (entry_end_ <= entry_begin_ + 1) return;
   for (std::size_t o = entry_end_ - 1; o-- > entry_begin_;) {
-    for (const Hook& hook : pass.hooks[o]) {
+    for (const Hook& hook : pass.hooks[o])
       if (!hook.kind.empty()) add({.kind = hook.kind, .unit = hook.name});
-    }
   }
 }
 

@@ -16,25 +16,21 @@ void Fsdp1::persistent_memory() {
     allocate_persistent(category, unit, Bytes(bytes));
     graph().buffers.back().on_host = offloads();
   };
-  for (const std::int64_t bytes : resident_bytes()) {
+  for (const std::int64_t bytes : resident_bytes())
     allocate_persistent(MemoryCategory::kShardedParam, -1, Bytes(bytes));
-  }
   for (std::int32_t u = 0; u < count(); ++u) {
     const Handle& h = handle(u);
     keep(MemoryCategory::kShardedParam, u, h.size.shard * master_size());
     if (is_held(plan_.reference)) {
       keep(MemoryCategory::kShardedParam, u, h.size.shard * master_size());
-      if (u == root() && sharded()) {
+      if (u == root() && sharded())
         allocate_persistent(MemoryCategory::kUnshardedParam, u, Bytes(h.size.padded * param_size()));
-      }
     }
     // _cpu_grad: what reduced gradients are copied to.
     if (offloads()) keep(MemoryCategory::kShardedGrad, u, h.size.shard * master_size());
-    for (const std::int64_t numel : h.size.stepped) {
-      for (int moment = 0; moment < moments(); ++moment) {
+    for (const std::int64_t numel : h.size.stepped)
+      for (int moment = 0; moment < moments(); ++moment)
         keep(MemoryCategory::kOptimizerState, u, numel * size_of(plan_.optimizer.state));
-      }
-    }
   }
 }
 
@@ -73,11 +69,9 @@ void Fsdp1::optimizer() {
     const bool loops = plan_.optimizer.kind == Optimizer::Kind::kAdamW &&
                        plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
     std::vector<Bytes> sizes;
-    for (const Handle& h : handles_) {
-      for (const std::int64_t numel : h.size.stepped) {
+    for (const Handle& h : handles_)
+      for (const std::int64_t numel : h.size.stepped)
         sizes.push_back(allocated_size(numel * size_of(plan_.optimizer.state)));
-      }
-    }
     // One tensor after the other: root and divisor of the largest are there at once.
     if (loops && !sizes.empty()) {
       const Bytes largest = *std::ranges::max_element(sizes);

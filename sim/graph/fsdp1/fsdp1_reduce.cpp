@@ -121,9 +121,8 @@ void Fsdp1::reduce_grad(std::int32_t unit) {
   }
   const bool keeps_dtype = !sharded() && plan_.fsdp1.keep_low_precision_grads;
   const bool casts_back = plan_.reduce_dtype != plan_.master_dtype && !keeps_dtype;
-  if (post_divide() > 1 || casts_back || h.has_gradient) {
+  if (post_divide() > 1 || casts_back || h.has_gradient)
     row(EventKind::kAccumulate, stream, unit, h.has_gradient ? kFinishAdd : kFinish);
-  }
   if (casts_back) {
     const std::int32_t wide = hold(MemoryCategory::kShardedGrad, stream, unit, size.shard * master_size());
     drop(output, only(stream));

@@ -65,9 +65,8 @@ void Fsdp1::post_forward(std::int32_t unit, bool output_needs_gradient) {
   if (!dry_) hook();
   Handle& h = handle(unit);
   if (h.state == Training::kBackwardPre) return;
-  if (h.post_forward_index <= 0) {  // index 0 counts as none there
+  if (h.post_forward_index <= 0)  // index 0 counts as none there
     h.post_forward_index = static_cast<std::int32_t>(post_forward_order_.size());
-  }
   post_forward_order_.push_back(unit);
   // The root's backward is next.
   reshard(unit, (unit != root() || root_is_inner_) && h.reshards_after_forward);
@@ -117,7 +116,8 @@ void Fsdp1::make_views(std::int32_t unit) {
 
 bool Fsdp1::is_reentrant(std::span<const std::int32_t> layers) const {
   return plan_.recompute_reentrant && !layers.empty() &&
-         std::ranges::all_of(layers, [&](std::int32_t layer) { return recompute_of(layer) == Recompute::kFull; });
+         std::ranges::all_of(
+             layers, [&](std::int32_t layer) { return recompute_of(layer) == Recompute::kFull; });
 }
 
 bool Fsdp1::pre_unshard(std::int32_t unit) {
@@ -189,11 +189,10 @@ void Fsdp1::dequeue_if_needed() {
   constexpr std::size_t kMostInFlight = 2;
   if (carried_.free_events.size() - queue_head_ < kMostInFlight) return;
   const FreeEvent& event = carried_.free_events[queue_head_];
-  if (queue_head_ < inherited_) {
+  if (queue_head_ < inherited_)
     late_free_ = static_cast<std::int32_t>(queue_head_);
-  } else if (!dry_) {
+  else if (!dry_)
     host_wait(event.row);
-  }
   ++queue_head_;
   if (!log_) return;
   log_->add({.kind = "rate_limiter_wait",

@@ -72,9 +72,8 @@ Fsdp1::UnitWork Fsdp1::unit_work(EventKind kind, const UnitShape& shape, std::in
         break;
       }
       if (post_divide() > 1) copy(2 * size.shard * r);
-      if (plan_.reduce_dtype != plan_.master_dtype && (sharded() || !plan_.fsdp1.keep_low_precision_grads)) {
+      if (plan_.reduce_dtype != plan_.master_dtype && (sharded() || !plan_.fsdp1.keep_low_precision_grads))
         copy(size.shard * (r + o));
-      }
       if (variant == kFinishAdd) copy(3 * size.shard * o);
       break;
     default:

@@ -78,9 +78,8 @@ void Fsdp2::prepare() {
     if (first.part == 0 || spec_of(first.layer).role == LayerRole::kEmbedding) prefetch_order_.push_back(u);
   }
   prefetch_place_.assign(groups_.size(), -1);
-  for (std::size_t i = 0; i < prefetch_order_.size(); ++i) {
+  for (std::size_t i = 0; i < prefetch_order_.size(); ++i)
     prefetch_place_[at(prefetch_order_[i])] = static_cast<std::int32_t>(i);
-  }
 }
 
 RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int32_t>& stale) {
@@ -257,9 +256,8 @@ void Fsdp2::forward_layer(std::int32_t layer) {
   const bool root_casts = role == LayerRole::kHead && plan_.output_dtype && in_root_unit(layer);
   if (!root_casts) run_border(EventKind::kForward, layer, LayerSegment::kAfter);
   const bool follows_norm = layer > 0 && spec_of(layer - 1).role == LayerRole::kFinalNorm;
-  if (role == LayerRole::kHead && follows_norm && !loss_is_inside_) {
+  if (role == LayerRole::kHead && follows_norm && !loss_is_inside_)
     run_border(EventKind::kForward, layer - 1, LayerSegment::kAfter);
-  }
 }
 
 // A loss that has the head's product in it reads the head's weight: the module's hooks do not run,
@@ -310,13 +308,11 @@ void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
   }
   std::vector<EventId> outer = std::exchange(flights_, {});
   flights_.assign(p.calls.size(), kNoEvent);
-  for (std::size_t s = 0; s < p.segments.size(); ++s) {
-    if (p.segments[s].part >= 0) {
+  for (std::size_t s = 0; s < p.segments.size(); ++s)
+    if (p.segments[s].part >= 0)
       run_part(kind, layer, s);
-    } else {
+    else
       run_calls(kind, layer, s);
-    }
-  }
   note_open(kind, layer);
   flights_ = std::move(outer);
 }
@@ -337,11 +333,10 @@ void Fsdp2::run_part(EventKind kind, std::int32_t layer, std::size_t segment) {
   run_calls(kind, layer, segment);
   run_segment(kind, layer, segment);
   if (!ends_part(kind, layer, segment)) return;
-  if (backward) {
+  if (backward)
     end_backward(layer, part);
-  } else {
+  else
     leave_module(layer, part, kind == EventKind::kRecompute);
-  }
 }
 
 // Collectives cut a module's run into several segments.
@@ -417,9 +412,8 @@ void Fsdp2::prefetch_forward(std::int32_t unit) {
   auto target = prefetch_order_.begin() + prefetch_place_[at(unit)] + 1;
   for (; target != prefetch_order_.end() && left > 0; ++target, --left) {
     prefetch(*target, Training::kForward, "explicit_forward");
-    for (const std::int32_t nested : experts_listed(unit, *target)) {
+    for (const std::int32_t nested : experts_listed(unit, *target))
       prefetch(nested, Training::kForward, "explicit_forward");
-    }
   }
 }
 
@@ -468,11 +462,9 @@ void Fsdp2::end_root_forward(std::int32_t state) {
 
 void Fsdp2::cast_root_output() {
   if (!plan_.output_dtype || loss_is_inside_) return;
-  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
-    if (spec_of(l).role == LayerRole::kHead && in_root_unit(l)) {
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l)
+    if (spec_of(l).role == LayerRole::kHead && in_root_unit(l))
       run_border(EventKind::kForward, l, LayerSegment::kAfter);
-    }
-  }
 }
 
 // --- backward ---
@@ -516,11 +508,10 @@ void Fsdp2::run_backward() {
   }
   root_post_backward_final_callback();
   if (is_pipelined()) return;
-  if (framed()) {
+  if (framed())
     drop_batch_parts();
-  } else {
+  else
     drop_batch();
-  }
   const std::int32_t last = end_ - 1;
   if (spec_of(last).role == LayerRole::kLoss) {
     leave_backward(last);
@@ -560,9 +551,8 @@ void Fsdp2::state_pre_backward(std::int32_t unit) {
   pre_backward(unit, list.empty());
   for (std::int32_t target : list) {
     prefetch(target, Training::kPreBackward, "explicit_backward");
-    for (const std::int32_t nested : experts_listed(unit, target)) {
+    for (const std::int32_t nested : experts_listed(unit, target))
       prefetch(nested, Training::kPreBackward, "explicit_backward");
-    }
   }
 }
 
@@ -598,9 +588,8 @@ void Fsdp2::root_post_backward_final_callback() {
     post_forward_order_.clear();
     for (const HeldInput& held : held_inputs_) wait_event(Stream::kCompute, held.event);
     // The list is dropped from its end, but for the one that the loop's name holds.
-    for (std::size_t i = held_inputs_.size(); i-- > 0;) {
+    for (std::size_t i = held_inputs_.size(); i-- > 0;)
       if (i + 1 < held_inputs_.size()) free_input(held_inputs_[i]);
-    }
     if (!held_inputs_.empty()) free_input(held_inputs_.back());
     held_inputs_.clear();
   }
@@ -610,9 +599,8 @@ void Fsdp2::root_post_backward_final_callback() {
 
 std::vector<std::int32_t> Fsdp2::pending_units() const {
   std::vector<std::int32_t> units;
-  for (std::int32_t u = 0; u < count(); ++u) {
+  for (std::int32_t u = 0; u < count(); ++u)
     if (groups_[at(u)].gather.pending) units.push_back(u);
-  }
   return units;
 }
 

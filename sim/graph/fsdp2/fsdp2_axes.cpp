@@ -106,9 +106,8 @@ EventId Fsdp2::launch(const LayerCall& call, std::int32_t unit) {
 
 void Fsdp2::await(const LayerCall& call, std::int32_t unit) {
   begin_plain_backward();
-  if (call.launch != LayerCall::kOfLayerBefore) {
+  if (call.launch != LayerCall::kOfLayerBefore)
     return await_collective(flights_[at(call.launch)], call.collective.kind, call.collective.dim, unit);
-  }
   await_collective(open_.row, open_.collective.kind, open_.collective.dim, unit);
   StepBuilder::free(open_.buffer);
   open_ = {};
@@ -275,11 +274,10 @@ void Fsdp2::clip_over_axes() {
   add_step_row(EventKind::kGradScale, Stream::kCompute);
   StepBuilder::free(clamped);
   StepBuilder::free(factor);  // a name of the function's
-  if (framed()) {
+  if (framed())
     gradient_norm_ = total;  // which is logged
-  } else {
+  else
     StepBuilder::free(total);
-  }
   if (logging_) log("clip_end");
 }
 

@@ -40,9 +40,8 @@ void Fsdp2::hold_gradients() {
     Group& g = group(u);
     const bool offloaded = plan_.offload != Offload::kNone;
     std::int64_t bytes = offloaded ? 0 : s.trained_shard_numel * master_size();
-    for (const UnitParameter& p : s.list) {  // each comes to the host by itself, without padding
+    for (const UnitParameter& p : s.list)  // each comes to the host by itself, without padding
       if (offloaded && p.trainable) bytes += allocated_size(p.local_numel * master_size()).count();
-    }
     const auto hold = [&] {
       const std::int32_t gradient = allocate_persistent(MemoryCategory::kShardedGrad, u, Bytes(bytes));
       graph().buffers.back().pool = replicated() && casts_gradients() ? Stream::kAllReduce : Stream::kReduceScatter;
@@ -127,11 +126,10 @@ void Fsdp2::begin_step_frame() {
     StepBuilder::free(valid);
     StepBuilder::free(sum);
   }
-  if (plan_.mesh.data_parallel() == 1) {
+  if (plan_.mesh.data_parallel() == 1)
     loss_weight_ = counted(4);
-  } else {
+  else
     sum_and_read(MeshDim::kBatch, {8, "int64", "SUM"});
-  }
 }
 
 // FlexAttention's BlockMask, of one sequence for all: of partial and of full blocks, how many and

@@ -41,11 +41,10 @@ void Fsdp2::list_trained() {
       trained.part = parameters[i].part;
       trained.replicated = p.replicated;
       trained.stepped = p.stepped;
-      if (is_ignored(parameters[i])) {
+      if (is_ignored(parameters[i]))
         trained.ignored_gradient = first.first_buffer + graph().program(first).weight_gradients[i];
-      } else {
+      else
         trained.unit = unit_of_part(l, parameters[i].part);
-      }
     }
   }
 }
@@ -70,9 +69,8 @@ void Fsdp2::persistent_memory(StepNumber step) {
         ignored.push_back(allocated_size(p.numel * p.stored_size));
       }
     }
-    for (const Trained& p : trained_) {
+    for (const Trained& p : trained_)
       if (p.unit < 0) ignored_states.push_back(allocated_size(p.state_bytes));
-    }
   }
   for (const std::int64_t bytes : resident_bytes()) ignored.push_back(allocated_size(bytes));
   if (!ignored.empty()) hold(MemoryCategory::kShardedParam, -1, add_part_list(std::move(ignored)));
@@ -210,9 +208,8 @@ void Fsdp2::optimizer(StepNumber step) {
   if (adam && plan_.optimizer.implementation == Optimizer::Implementation::kFused) {
   } else if (adam && loops) {
     std::vector<Bytes> moments;
-    for (const Trained& p : trained_) {
+    for (const Trained& p : trained_)
       if (p.stepped) moments.emplace_back(p.state_bytes);
-    }
     step_one_by_one(moments, plan_.offload != Offload::kNone);
   } else if (listed_temporaries() > 0) {
     if (adam) {  // what the counters on the host are increased by
@@ -230,9 +227,8 @@ void Fsdp2::optimizer(StepNumber step) {
     std::int32_t layer = 0;
     for (const Trained& p : trained_) {
       if (!p.stepped) continue;
-      for (; is_pipelined() && layer <= modules_of(p.unit).front().layer; ++layer) {
+      for (; is_pipelined() && layer <= modules_of(p.unit).front().layer; ++layer)
         if (model_.order[at(layer)].begins_stage && !sizes.empty()) step_listed();
-      }
       sizes.push_back(allocated_size(p.state_bytes));
     }
     step_listed();
@@ -281,9 +277,8 @@ void Fsdp2::zero_grad() {
     Group& g = group(unit);
     const std::size_t first = i;
     while (i < trained_.size() && trained_[i].unit == unit) ++i;
-    for (std::size_t k = first; k < i && !g.host_gradients.empty(); ++k) {
+    for (std::size_t k = first; k < i && !g.host_gradients.empty(); ++k)
       drop_gradient(g.host_gradients[next[at(unit)]++]);
-    }
     left[at(unit)] -= static_cast<std::int64_t>(i - first);
     if (left[at(unit)] == 0) drop_gradient(g.gradient);
   }

@@ -74,9 +74,8 @@ void Fsdp2::hold_received(StepNumber step) {
     for (const std::int32_t other : {each.stage - 1, each.stage + 1}) {
       if (other < 0 || other >= static_cast<std::int32_t>(ranks.size())) continue;
       if (ranks[at(each.stage)] == ranks[at(other)]) continue;
-      for (std::int64_t m = 0; m < given_microbatches(); ++m) {
+      for (std::int64_t m = 0; m < given_microbatches(); ++m)
         allocate_persistent(MemoryCategory::kInput, -1, boundary_);
-      }
     }
   }
   if (step == StepNumber::kFirst) return;
@@ -91,9 +90,8 @@ void Fsdp2::hold_received(StepNumber step) {
     }
   }
   const bool ends = spec_of(static_cast<std::int32_t>(model_.order.size()) - 1).role == LayerRole::kLoss;
-  for (std::int32_t m = 0; plan_.pipeline.return_outputs && ends && m < call_microbatches(); ++m) {
+  for (std::int32_t m = 0; plan_.pipeline.return_outputs && ends && m < call_microbatches(); ++m)
     kept_.push_back(allocate_persistent(MemoryCategory::kActivation, -1, Bytes(returned_bytes())));
-  }
 }
 
 void Fsdp2::give(const PipelineAction& action) {
@@ -126,8 +124,8 @@ void Fsdp2::run_pipeline() {
 // One step() of the schedule, and what a trainer makes of its losses.
 void Fsdp2::run_call() {
   const auto has = [&](LayerRole role) {
-    return std::ranges::any_of(model_.order,
-                               [&](const LayerInstance& layer) { return model_.kinds[at(layer.kind)].role == role; });
+    return std::ranges::any_of(
+        model_.order, [&](const LayerInstance& layer) { return model_.kinds[at(layer.kind)].role == role; });
   };
   const auto temporary = [&](std::int64_t bytes) {
     return allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(bytes));
@@ -182,11 +180,10 @@ void Fsdp2::run_rows() {
         break;
       case PipelineRow::Kind::kWait:
         // Schedules that gather by actions wait inside the one behind, when its units are there.
-        if (unshards_ahead_ && is_next(PipelineRow::Kind::kAction)) {
+        if (unshards_ahead_ && is_next(PipelineRow::Kind::kAction))
           awaited_.push_back(row.batch);
-        } else {
+        else
           await_batch(row.batch);
-        }
         break;
       case PipelineRow::Kind::kAction:
         act(row.action, is_next(PipelineRow::Kind::kLocal) ? &next->action : nullptr);
@@ -336,11 +333,10 @@ void Fsdp2::leave_output() {
   if (is_local(stages_[stage_].stage + 1)) return;
   if (returns_outputs()) return kept_.push_back(returned_output());
   std::int32_t output = returned_output();
-  if (output == returned_) {
+  if (output == returned_)
     is_returned_done_ = true;
-  } else {
+  else
     StepBuilder::free(output);
-  }
 }
 
 // What a stage returned: its logits, or what it sends.

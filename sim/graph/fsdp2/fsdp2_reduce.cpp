@@ -58,19 +58,17 @@ void Fsdp2::release_inputs() {
     HeldInput held = held_inputs_.front();
     held_inputs_.pop_front();
     wait_event(Stream::kCompute, held.event);
-    if (version_.input_release == InputRelease::kAfterPostBackward) {
+    if (version_.input_release == InputRelease::kAfterPostBackward)
       late_inputs_.push_back(held);
-    } else {
+    else
       free_input(held);
-    }
   }
 }
 
 void Fsdp2::free_input(HeldInput& held) {
   StepBuilder::free(held.buffer);
-  if (logging_) {
+  if (logging_)
     log("free_reduce_scatter_input", {.unit = held.event.unit, .bytes_in = held.bytes, .cause = log_where_});
-  }
 }
 
 // Gradients of this micro-batch are added to those kept in the reduce dtype.
@@ -99,9 +97,8 @@ void Fsdp2::keep_unsharded_grads(std::int32_t unit) {
   if (plan_.reduce_dtype == plan_.param_dtype || g.gradient_pass < 0) return;
   if (version_.autograd_accumulates) {
     if (reduce_size() <= param_size()) return;
-    for (std::int32_t buffer : gradient_buffers(unit, g.gradient_pass)) {
+    for (std::int32_t buffer : gradient_buffers(unit, g.gradient_pass))
       graph().actions.push_back({MemoryAction::Kind::kKeep, buffer});
-    }
     return;
   }
   end_unsharded_grads(unit, [&](const UnitParameter& p) {
@@ -125,9 +122,8 @@ void Fsdp2::rearrange_gradients(const UnitShape& shape, std::vector<std::int32_t
   std::size_t round = 0;
   for (const UnitParameter& p : shape.list) {
     if (!p.trainable) continue;
-    for (std::size_t r = 0; r + (p.shard_dim > 0 ? 0 : 1) < replaced.size(); ++r) {
+    for (std::size_t r = 0; r + (p.shard_dim > 0 ? 0 : 1) < replaced.size(); ++r)
       if (replaced[r].tuple_until <= round) StepBuilder::free(replaced[r].buffer);
-    }
     if (p.shard_dim > 0) {
       std::int32_t& gradient = gradients[round];
       const std::size_t until = round % 2 == 0 ? round + 2 : round + 1;
@@ -138,11 +134,10 @@ void Fsdp2::rearrange_gradients(const UnitShape& shape, std::vector<std::int32_t
     ++round;
   }
   for (std::size_t r = 0; r + 1 < replaced.size(); ++r) StepBuilder::free(replaced[r].buffer);
-  if (version_.keeps_last_gradient) {
+  if (version_.keeps_last_gradient)
     kept_names.push_back(replaced.back().buffer);
-  } else {
+  else
     StepBuilder::free(replaced.back().buffer);
-  }
 }
 
 // As they are when they are reduced.
@@ -176,13 +171,12 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   const bool rearranges = s.trained_cut_numel > 0 && (shards > 1 || version_.reduces_alone);
   std::vector<std::int32_t> one_by_one = std::exchange(g.whole, {});
   const bool completed = !one_by_one.empty();
-  if (completed) {
+  if (completed)
     g.accumulated.clear();
-  } else if (from_accumulated) {
+  else if (from_accumulated)
     one_by_one = std::exchange(g.accumulated, {});
-  } else if (rearranges) {
+  else if (rearranges)
     one_by_one = gradient_buffers(unit, gradient_pass);
-  }
   if (rearranges) rearrange_gradients(s, one_by_one, kept_names, gradient_dtype);
   if (version_.packs_on_reduce_stream) wait_stream(Stream::kReduceScatter, Stream::kCompute);
   const EventId packed =
@@ -248,11 +242,10 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   }
   held.event = record(Stream::kReduceScatter, "reduce_scatter", unit);
   const auto finish = [&] {
-    if (from_accumulated || rearranges || completed) {
+    if (from_accumulated || rearranges || completed)
       free_from_end(kept_names);
-    } else if (keeps_last) {
+    else if (keeps_last)
       free_last_gradient(unit, gradient_pass);
-    }
   };
 
   Stream stream = Stream::kReduceScatter;
@@ -352,11 +345,10 @@ void Fsdp2::store_sharded_grads(std::int32_t unit, std::int32_t output, Stream s
       arrived = allocate(MemoryCategory::kShardedGrad, stream, unit, Bytes(local));
       graph().buffers.back().on_host = true;
       log_operator("clone", stream, local, plan_.master_dtype);
-      if (blocking) {
+      if (blocking)
         host_wait(tail(stream));
-      } else {
+      else
         g.host_copies.push_back(record(stream, "post_reduce", unit));
-      }
     }
     if (adds) {
       log_operator("add_", stream, local, plan_.master_dtype);

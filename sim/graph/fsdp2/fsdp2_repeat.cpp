@@ -222,9 +222,8 @@ void Fsdp2::Repeat::move_on(std::int32_t unit, std::int32_t times) {
         g, [&](std::int32_t& id) { id += by * (*last++ - *earlier++); }, ignore);
   };
   nearby_.clear();
-  for (std::int32_t offset = -reach_; offset <= reach_; ++offset) {
+  for (std::int32_t offset = -reach_; offset <= reach_; ++offset)
     nearby_.push_back(builder_.group(group_at(unit, offset)));
-  }
   for (std::int32_t k = 1; k < times; ++k) move(k - reach_, 0, k);
   for (std::size_t i = 0; i < nearby_.size(); ++i) move(static_cast<std::int32_t>(i) - reach_ + times, i, times);
   const auto [low, high] = std::minmax({group_at(unit, -reach_), group_at(unit, times - reach_)});

@@ -112,11 +112,10 @@ void Fsdp2::wait_for_unshard(std::int32_t unit) {
   }
   const bool gathered = !alone(unit) || version_.gathers_alone;
   std::int32_t temporary = kNoBuffer;
-  if (gathered) {
+  if (gathered)
     copy_out(unit);
-  } else {
+  else
     temporary = copy_out_alone(unit);
-  }
   free_all(g.slices);
   g.unsharded = true;
   const DeviceEvent copied = record(Stream::kCompute, "all_gather_copy_out", unit);

@@ -142,9 +142,8 @@ Fsdp2::UnitWork Fsdp2::step_work(EventKind kind) const {
     in_fp8 = checked_add(in_fp8, shape(u).fp8_shard_numel);
   }
   UnitWork work = step_work_of(kind, elements);
-  if (kind == EventKind::kOptimizer && in_fp8 > 0) {  // their greatest values, for the scales
+  if (kind == EventKind::kOptimizer && in_fp8 > 0)  // their greatest values, for the scales
     work.kernels.push_back(memory_kernel(MemoryClass::kOptimizer, in_fp8 * master_size()));
-  }
   return work;
 }
 

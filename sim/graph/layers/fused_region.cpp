@@ -52,9 +52,8 @@ void FusedRegion::forward(const Operation& op, const Sizes& bytes, LayerPhasePro
     const bool made_here = contains(written_, t);
     if (!made_here && insert(read_, t)) moved += size(bytes, t);
   }
-  for (const std::int16_t t : op.outputs) {
+  for (const std::int16_t t : op.outputs)
     if (insert(written_, t)) moved += size(bytes, t);
-  }
   add(op, Pass::kForward, moved, phase);
 }
 
@@ -69,9 +68,8 @@ void FusedRegion::backward(const Operation& op, const Derivative& derivative, co
   const bool sums = derivative.parts > 1;
   if (!renames || sums) moved += (derivative.parts - (is_made ? 1 : 0)) * size(bytes, output);
   bool wrote_alias = false;
-  for (const std::int16_t t : derivative.saved) {
+  for (const std::int16_t t : derivative.saved)
     if (insert(read_, t)) moved += size(bytes, t);
-  }
   for (const InputGradient& each : derivative.gradients) {
     const bool is_new = insert(written_, each.tensor);
     if (each.inside) {

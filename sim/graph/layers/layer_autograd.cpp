@@ -100,24 +100,23 @@ void LayerAutograd::find_nodes() {
   const std::vector<bool> reached = find_reached();
   node_.assign(operations(), false);
   weight_copies_.resize(operations());
-  for (std::size_t o = 0; o < operations(); ++o) {
+  for (std::size_t o = 0; o < operations(); ++o)
     if (operation(o).casts_weight) weight_copies_[o] = {operation(o).outputs.back()};
-  }
   trains_.assign(operations(), false);
   is_saved_.assign(tensors(), false);
   first_saver_ = operations();
   for (std::size_t o = 0; o < operations(); ++o) {
     const Operation& op = operation(o);
     if (!reached[o]) continue;
-    trains_[o] = options_.grad_mode && std::ranges::any_of(op.parameters, [&](Index p) { return !is_frozen(p); });
+    trains_[o] = options_.grad_mode && std::ranges::any_of(
+                                           op.parameters, [&](Index p) { return !is_frozen(p); });
     node_[o] = trains_[o] || (op.gradient != GradientRule::kNone &&
                               std::ranges::any_of(op.inputs, [&](Index t) { return needs_gradient(t); }));
     if (!node_[o]) continue;
-    if (op.view) {
+    if (op.view)
       for (Index t : op.outputs) needs_[at(t)] = true;
-    } else if (!op.outputs.empty()) {
+    else if (!op.outputs.empty())
       needs_[at(op.outputs.front())] = true;
-    }
     for (Index t : saves(o)) is_saved_[at(t)] = true;
     if (inside(o) && (!saves(o).empty() || op.kind == OperationKind::kGemm)) {
       first_saver_ = std::min(first_saver_, o);

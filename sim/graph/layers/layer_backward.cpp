@@ -45,9 +45,8 @@ class Backward {
         captured_(graph_.operations(), LayerProgramWriter::kNoSlot) {
     regions_.made_by.assign(graph_.tensors(), -1);
     regions_.parts.assign(graph_.tensors(), 1);
-    for (const Operation& op : graph_.layer().operations) {
+    for (const Operation& op : graph_.layer().operations)
       if (op.region >= 0) regions_.made_by[at(op.outputs.front())] = op.region;
-    }
     gradients_.reserve(graph_.tensors() * 3);
   }
 
@@ -114,9 +113,8 @@ class Backward {
     if (op.is_collective()) return communicate(o, incoming.front());
     if (graph_.is_alias(op) && op.outputs.size() == 1) {
       recompute_before(o);
-      for (std::size_t i = op.inputs.size(); i-- > 1;) {
+      for (std::size_t i = op.inputs.size(); i-- > 1;)
         if (graph_.needs_gradient(op.inputs[i])) accumulate({op.inputs[i], share(incoming.front())});
-      }
       accumulate({op.inputs.front(), summed_over_copies(o, incoming.front())});
       free_dying();
       if (!retains(o)) drop_saved(graph_.saves(o));
@@ -148,9 +146,8 @@ class Backward {
     if (!sums_inside && op.reduces.kind == CollectiveKind::kNone) writer_.use_workspace(workspace(op, true));
     if (!splits_) weights_.validate(op);
     validate_inputs(op, contributions);
-    if (!is_taken) {
+    if (!is_taken)
       for (std::int32_t each : incoming) drop(each);
-    }
     if (addend != kNoGradient && !adds_in_place(op)) drop(addend);
     if (!unpacked && !retains(o)) drop_saved(saved);
     end_checkpoint_at(o);
@@ -186,7 +183,8 @@ class Backward {
   }
 
   bool casts_any(const Operation& op) const {
-    return std::ranges::any_of(op.inputs, [&](Index t) { return casts(op, t); });
+    return std::ranges::any_of(
+        op.inputs, [&](Index t) { return casts(op, t); });
   }
 
   // Checkpointing runs the layer again when the first node unpacks what it saved (a fused region's
@@ -206,9 +204,8 @@ class Backward {
   bool unpacks(std::size_t o) const {
     const Operation& op = graph_.operation(o);
     if (!graph_.saves(o).empty() || op.kind == OperationKind::kGemm) return true;
-    for (std::size_t other = o; op.region >= 0 && other-- > 0;) {
+    for (std::size_t other = o; op.region >= 0 && other-- > 0;)
       if (graph_.operation(other).region == op.region && !graph_.saves(other).empty()) return true;
-    }
     return false;
   }
 
@@ -363,11 +360,10 @@ class Backward {
     Contributions contributions;
     if (needed) {
       const bool scatters = op.reduces.kind == CollectiveKind::kReduceScatter;
-      if (scatters) {
+      if (scatters)
         partial = writer_.make_temporary(whole, graph_.tensor(input).name + ".grad summand");
-      } else {
+      else
         contributions.push_back({input, make_gradient_of(input, part)});
-      }
       add_backward_kernels(graph_.counts(), op, {false, true}, writer_.phase());
       if (gathers) writer_.await(gathered);
       if (scatters) contributions.push_back({input, make_gradient_of(input, part)});
@@ -431,9 +427,8 @@ class Backward {
     const bool folded = op.kind == OperationKind::kGemm && contributions.size() > 1;
     add_backward_kernels(graph_.counts(), op, {trains(o) || makes_unasked || folded, !contributions.empty()},
                          writer_.phase());
-    if (addend != kNoGradient && !adds_in_place(op)) {
+    if (addend != kNoGradient && !adds_in_place(op))
       writer_.phase().kernels.back().bytes += Bytes(graph_.bytes(op.inputs.front()));
-    }
     return contributions;
   }
 
@@ -469,9 +464,8 @@ class Backward {
     };
     const auto is_alias = [&](Index t) { return op.gradient == GradientRule::kAliasFirst && t == op.inputs.front(); };
     Index last = -1;
-    for (Index t : op.inputs) {
+    for (Index t : op.inputs)
       if (needed(t) && !is_alias(t)) last = t;
-    }
     Contributions contributions;
     for (Index t : op.inputs) {
       if (!needed(t)) continue;
@@ -542,22 +536,22 @@ class Backward {
 
   // Results of an operator that nobody asked for go when it returns.
   void drop_unneeded(Contributions& contributions) {
-    std::erase_if(contributions, [this](const Contribution& each) {
-      if (graph_.needs_gradient(each.tensor)) return false;
-      drop(each.gradient);
-      return true;
-    });
+    std::erase_if(
+        contributions,
+        [this](const Contribution& each) {
+          if (graph_.needs_gradient(each.tensor)) return false;
+          drop(each.gradient);
+          return true;
+        });
   }
 
   void drop_saved(const Indices& saved) {
     bool input = false;  // the native engine drops it last
-    for (Index t : saved) {
-      if (t == 0 && graph_.is_flat()) {
+    for (Index t : saved)
+      if (t == 0 && graph_.is_flat())
         input = graph_.has_input_buffer();
-      } else {
+      else
         writer_.unrefer(t);
-      }
-    }
     if (input) writer_.unrefer(0);
   }
 
@@ -572,16 +566,13 @@ class Backward {
   // --- after the node: gradients go where they belong ---
 
   void hand_on(const Operation& op, const Contributions& contributions) {
-    for (const Contribution& each : contributions) {
-      if (graph_.needs_gradient(each.tensor) || graph_.is_flat()) {
+    for (const Contribution& each : contributions)
+      if (graph_.needs_gradient(each.tensor) || graph_.is_flat())
         accumulate(each);
-      } else if (gradient(each.gradient).references == 1) {
+      else if (gradient(each.gradient).references == 1)
         dying_.push_back(gradient(each.gradient).slot);
-      }
-    }
-    if (!splits_) {
+    if (!splits_)
       for (std::int32_t slot : weights_.settle(op)) dying_.push_back(slot);
-    }
     free_dying();
     if (!splits_) weights_.store(op);
   }
@@ -604,11 +595,10 @@ class Backward {
     settle(added.gradient);
     LayerStep step = {.kind = LayerStep::Kind::kSum, .inputs = {gradient(place).slot, gradient(added.gradient).slot}};
     if (!regions_.runs) {
-      if (regions_.made_by[at(added.tensor)] >= 0) {
+      if (regions_.made_by[at(added.tensor)] >= 0)
         ++regions_.parts[at(added.tensor)];
-      } else {
+      else
         add_kernel(Function::kAdd, 3 * bytes);
-      }
     }
     // autograd adds to what it alone has (can_accumulate_inplace): of a loss, where it shows.
     const Gradient& first = gradient(place);
@@ -621,11 +611,10 @@ class Backward {
     } else {
       const std::int32_t sum = make_gradient(bytes, graph_.tensor(added.tensor).name + ".grad sum");
       drop(std::exchange(place, sum));
-      if (graph_.is_flat()) {
+      if (graph_.is_flat())
         drop(added.gradient);
-      } else if (--gradient(added.gradient).references == 0) {
+      else if (--gradient(added.gradient).references == 0)
         dying_.push_back(gradient(added.gradient).slot);
-      }
     }
     step.outputs = {gradient(place).slot};
     writer_.end_step(std::move(step));

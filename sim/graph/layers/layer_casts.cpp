@@ -24,9 +24,8 @@ class Inserter {
       const bool enters = nested && (o == 0 || old_.operations[o - 1].part != op.part);
       const bool leaves = nested && (o + 1 == old_.operations.size() || old_.operations[o + 1].part != op.part);
       if (enters && op.kind != OperationKind::kEmbedding) cast(op.inputs.front(), options_.compute, 0);
-      for (Indices* tensors : {&op.inputs, &op.saved, &op.released}) {
+      for (Indices* tensors : {&op.inputs, &op.saved, &op.released})
         for (Index& t : *tensors) t = renamed_[at(t)];
-      }
       const Index result = op.outputs.empty() ? Index{-1} : op.outputs.front();
       layer_.operations.push_back(std::move(op));
       casts_.emplace_back();
@@ -122,9 +121,8 @@ std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLay
         dtype = dtype ? wider(*dtype, result[at(t)].dtype) : result[at(t)].dtype;
       }
     }
-    for (Index t : op.outputs) {
+    for (Index t : op.outputs)
       if (layer.tensors[at(t)].type == ElementType::kCompute && dtype) result[at(t)].dtype = *dtype;
-    }
   }
   return result;
 }

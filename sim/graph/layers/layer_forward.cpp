@@ -35,9 +35,8 @@ class Forward {
       const bool keeps = is_kept(op);
       make_outputs(op, MemoryCategory::kActivation);
       if (keeps) {
-        for (Index t : op.outputs) {
+        for (Index t : op.outputs)
           if (is_wanted(t)) writer_.keep(t);
-        }
       }
       save(o);
       if (!graph_.is_checkpointed() || !graph_.inside(o)) hold_unread(o);
@@ -72,9 +71,8 @@ class Forward {
       writer_.enter_modules(graph_.modules().beginning(o));
       LayerStep step = LayerProgramWriter::begin_step(LayerStep::Kind::kForward, o);
       if (from_cache) {
-        for (Index t : op.outputs) {
+        for (Index t : op.outputs)
           if (is_wanted(t)) writer_.pop(t);
-        }
       } else {
         settle_inputs(op);
         step.inputs = writer_.slots_of(op.inputs);
@@ -131,9 +129,11 @@ class Forward {
   // What names of the program's hold beside the layer, which nothing in it reads.
   bool is_held_over(const Operation& op) const {
     return op.inputs.empty() && op.function == Function::kCopy && !op.outputs.empty() &&
-           std::ranges::none_of(graph_.layer().operations, [&](const Operation& other) {
-             return contains(other.inputs, op.outputs.front()) || contains(other.saved, op.outputs.front());
-           });
+           std::ranges::none_of(
+               graph_.layer().operations,
+               [&](const Operation& other) {
+                 return contains(other.inputs, op.outputs.front()) || contains(other.saved, op.outputs.front());
+               });
   }
 
   // What an in-place operation makes of a kept tensor is that tensor's buffer, so it is kept too.
@@ -184,11 +184,10 @@ class Forward {
     }
     const bool unpacks = collective.reorders || (collective.unpacks && graph_.options().batch > 1);
     const std::int32_t slot = output_slot(output, category);
-    if (unpacks) {
+    if (unpacks)
       raw = temporary(out, " as it arrives");
-    } else {
+    else
       writer_.allocate(slot);
-    }
     // A functional all-reduce is one in place of a copy.
     if (collective.kind == CollectiveKind::kAllReduce) copy(out);
     const std::int16_t launch = writer_.launch(collective, in, out, graph_.element(output));
@@ -223,9 +222,8 @@ class Forward {
     Slots ended;
     if (op.ring.ranks > 1) ended = write_ring_forward(writer_, op, category);
     // The bytes of an in-place operation's input change their name.
-    if (op.in_place && !graph_.is_loss() && op.function != Function::kSiluMultiply) {
+    if (op.in_place && !graph_.is_loss() && op.function != Function::kSiluMultiply)
       writer_.take_over(op.inputs.front());
-    }
     for (Index t : op.outputs) {
       if (graph_.is_alias(op)) {
         writer_.share_storage(t, op.inputs.front());
@@ -241,11 +239,10 @@ class Forward {
     writer_.use_workspace(op.forward_workspace);
     if (graph_.is_alias(op) || op.ring.ranks > 1) return;
     const std::int16_t launched = gather_input(op, category);
-    if (op.region >= 0) {
+    if (op.region >= 0)
       region_.forward(op, graph_.bytes(), writer_.phase());
-    } else {
+    else
       add_forward_kernels(graph_.counts(), op, writer_.phase());
-    }
     if (launched < 0) return;
     if (graph_.options().pipelines_products) writer_.await(launched);
     writer_.free(std::exchange(whole_input_, LayerProgramWriter::kNoSlot));
@@ -272,11 +269,10 @@ class Forward {
   }
 
   void save(std::size_t o) {
-    if (!graph_.is_checkpointed() || !graph_.inside(o)) {
+    if (!graph_.is_checkpointed() || !graph_.inside(o))
       for (Index t : graph_.saves(o)) writer_.refer(t);
-    } else if (o == graph_.first_inside()) {
+    else if (o == graph_.first_inside())
       for (Index t : graph_.checkpoint_inputs()) writer_.refer(t);
-    }
   }
 
   // The caller lets go of the layer's input, and the module of the input's cast.
@@ -291,9 +287,8 @@ class Forward {
   }
 
   void release_recomputed(std::size_t o) {
-    for (Index t : graph_.releases(o)) {
+    for (Index t : graph_.releases(o))
       if (t != 0 && t != graph_.reentrant_output()) let_go(t);
-    }
   }
 
   // Operations [0, stop) are executed again.

@@ -50,7 +50,8 @@ MemoryClass class_of(Function function, Pass pass) {
 }
 
 std::int64_t total_bytes(const KernelCounts& counts, const Indices& tensors) {
-  return sum_of<std::int64_t>(tensors, [&](std::int16_t t) { return counts.bytes[at(t)]; });
+  return sum_of<std::int64_t>(
+      tensors, [&](std::int16_t t) { return counts.bytes[at(t)]; });
 }
 
 // Rows of the activations that a matrix product works on.
@@ -112,9 +113,8 @@ void add_quantisation(const Operation& op, Pass pass, std::int64_t elements, Lay
   const bool transposes = keeps_transposes(op);
   const std::int64_t written = transposes && ranks == 1 ? 2 * kWritten : kWritten;
   add_memory_kernel(phase, Function::kCast, pass, checked_multiply(elements, kRead + written) / ranks);
-  if (transposes && ranks > 1) {
+  if (transposes && ranks > 1)
     add_memory_kernel(phase, Function::kCopy, pass, checked_multiply(elements, 2 * kWritten));
-  }
 }
 
 // In the other layout, for backward: of the two-byte operand, or of what arrived in fp8.
@@ -245,11 +245,10 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   }
   if (parts.inputs) {
     add_dequantize(counts, op, Pass::kBackward, phase);
-    if (fp8 && !keeps && op.fp8_weight) {
+    if (fp8 && !keeps && op.fp8_weight)
       add_memory_kernel(phase, Function::kCopy, Pass::kBackward, 2 * weights);
-    } else if (fp8 && !keeps) {
+    else if (fp8 && !keeps)
       add_transposed(op, weights, phase, 1);
-    }
     add_padding(counts, op, Pass::kBackward, phase);
     add_gemm(counts, Pass::kBackward,
              {group, width(counts, op, op.k), width(counts, op, op.n), elements, op.groups, is_narrow(counts, op)},
@@ -433,9 +432,8 @@ void mark_heads(const Operation& op, std::size_t begin, LayerPhaseProgram& phase
   for (std::size_t k = begin; k < phase.kernels.size(); ++k) {
     Kernel& kernel = phase.kernels[k];
     kernel.memory_class = MemoryClass::kStrided;
-    if (kernel.pass == Pass::kBackward && kernel.function == Function::kCopy) {
+    if (kernel.pass == Pass::kBackward && kernel.function == Function::kCopy)
       kernel.bytes = Bytes(checked_multiply(kOfHalves, kernel.bytes.count()));
-    }
   }
 }
 
@@ -445,9 +443,8 @@ void mark_heads(const Operation& op, std::size_t begin, LayerPhaseProgram& phase
 bool reads_parts_of_rows(const KernelCounts& counts, const Operation& op) {
   if (op.sums_last || (op.in_place && op.function == Function::kScale)) return true;
   const auto bytes = [&](std::int16_t t) { return counts.bytes[at(t)]; };
-  if (op.function == Function::kAdd && op.inputs.size() == 1 && bytes(op.inputs.front()) == bytes(op.outputs.front())) {
+  if (op.function == Function::kAdd && op.inputs.size() == 1 && bytes(op.inputs.front()) == bytes(op.outputs.front()))
     return true;
-  }
   return std::ranges::any_of(op.inputs, [&](std::int16_t t) {
     return std::ranges::any_of(counts.layer.operations, [&](const Operation& other) {
       return other.view && other.outputs.size() > 1 && contains(other.outputs, t);
@@ -462,11 +459,9 @@ void mark_parts_of_rows(const KernelCounts& counts, const Operation& op, std::si
   if (op.kind != OperationKind::kElementwise || begin == phase.kernels.size()) return;
   const bool is_forward = phase.kernels[begin].pass == Pass::kForward;
   if ((!is_forward && op.inputs.size() > 1) || !reads_parts_of_rows(counts, op)) return;
-  for (std::size_t k = begin; k < phase.kernels.size(); ++k) {
-    if (phase.kernels[k].memory_class == MemoryClass::kElementwise) {
+  for (std::size_t k = begin; k < phase.kernels.size(); ++k)
+    if (phase.kernels[k].memory_class == MemoryClass::kElementwise)
       phase.kernels[k].memory_class = MemoryClass::kStrided;
-    }
-  }
 }
 
 // A cast to a wider type reads one element at a time (unrolled_elementwise_kernel).
@@ -499,9 +494,8 @@ void launch_one_by_one(const Operation& op, std::size_t begin, LayerPhaseProgram
 // fp32 and added to their sum (liger_kernel/ops/fused_linear_cross_entropy.py since 0.6.2). Nothing
 // but the tile stands beside its backward, unlike that of tiles which are made again there.
 void launch_in_tiles(const KernelCounts& counts, const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
-  if (op.kind != OperationKind::kGemm || op.function != Function::kCrossEntropy || op.backward_workspace.size() != 1) {
+  if (op.kind != OperationKind::kGemm || op.function != Function::kCrossEntropy || op.backward_workspace.size() != 1)
     return;
-  }
   const std::int64_t element = size_of(counts.options.compute);
   const std::int64_t rows = rows_of(counts, op), weights = weight_elements(counts, op);
   const std::int64_t tile = counts.bytes[at(op.backward_workspace.front())] / (element * op.n);

@@ -43,9 +43,8 @@ class Finisher {
     }
     list_stored_gradients();
     for (LayerPhaseProgram* phase :
-         {&program_.forward, &program_.recompute, &program_.backward, &program_.free_ignored_gradients}) {
+         {&program_.forward, &program_.recompute, &program_.backward, &program_.free_ignored_gradients})
       finish(*phase);
-    }
     for (LayerPhaseProgram& phase : program_.free_gradients) finish(phase);
     for (LayerPhaseProgram& phase : program_.free_last_gradient) finish(phase);
     if (!graph_.options().ends_stage) return;
@@ -60,9 +59,8 @@ class Finisher {
     const std::size_t parts = options.split_parts ? graph_.layer().nested.size() + 1 : 1;
     program_.free_gradients.resize(parts);
     program_.free_last_gradient.resize(parts);
-    if (options.sharing == Sharing::kFirstOfBackward || options.sharing == Sharing::kBetween) {
+    if (options.sharing == Sharing::kFirstOfBackward || options.sharing == Sharing::kBetween)
       return;  // freed by the call that comes next in backward
-    }
     std::vector<bool> seen(parts, false);
     for (std::size_t i = program_.weight_gradients.size(); i-- > 0;) {
       const auto p = static_cast<Index>(i);
@@ -114,9 +112,8 @@ class Finisher {
     }
     for (LayerStep& step : phase.steps) {
       for (std::vector<std::int32_t>* slots : {&step.inputs, &step.outputs}) {
-        for (std::int32_t& slot : *slots) {
+        for (std::int32_t& slot : *slots)
           if (is_border(slot)) slot = own_ + (slot - LayerProgramWriter::kOutputSlot);
-        }
       }
     }
   }
@@ -147,7 +144,8 @@ class Finisher {
 }
 
 Bytes LayerProgram::saved_bytes() const {
-  return sum_of<Bytes>(saved, [&](std::int32_t slot) { return slots[at(slot)].bytes; });
+  return sum_of<Bytes>(
+      saved, [&](std::int32_t slot) { return slots[at(slot)].bytes; });
 }
 
 LayerProgram build_layer_program(const LayerSpec& layer, const ProgramOptions& options) {
@@ -158,9 +156,8 @@ LayerProgram build_layer_program(const LayerSpec& layer, const ProgramOptions& o
   write_backward(writer);
   if (options.pipelines_products) {
     LayerProgram& program = writer.program();
-    for (LayerPhaseProgram* phase : {&program.forward, &program.recompute, &program.backward}) {
+    for (LayerPhaseProgram* phase : {&program.forward, &program.recompute, &program.backward})
       pipeline_products(layer, *phase);
-    }
   }
   Finisher(writer).run();
   return std::move(writer.program());

@@ -80,9 +80,8 @@ void LayerProgramWriter::enter(std::int8_t part) {
   const bool is_half = !phase_->segments.empty() && phase_->segments.back().part == LayerSegment::kWeights;
   if (is_half) part = LayerSegment::kWeights;
   if (!phase_->segments.empty() && phase_->segments.back().part == part && !phase_->segments.back().host_waits &&
-      !phase_->segments.back().host_copies) {
+      !phase_->segments.back().host_copies)
     return;
-  }
   begin_segment(part);
 }
 
@@ -264,11 +263,9 @@ void LayerProgramWriter::pop(Index t) {
 // A dictionary of lists by operator, which lose their last element first.
 void LayerProgramWriter::drop_kept() {
   std::vector<Function> operators;
-  for (const Operation& op : graph_.layer().operations) {
-    if (!op.outputs.empty() && is_kept(op.outputs.front()) && !contains(operators, op.function)) {
+  for (const Operation& op : graph_.layer().operations)
+    if (!op.outputs.empty() && is_kept(op.outputs.front()) && !contains(operators, op.function))
       operators.push_back(op.function);
-    }
-  }
   for (Function each : operators) {
     for (std::size_t o = graph_.operations(); o-- > 0;) {
       const Operation& op = graph_.operation(o);

@@ -31,9 +31,8 @@ bool is_partly_frozen(const LayerSpec& layer) { return layer.role == LayerRole::
 
 std::vector<bool> frozen_parameters(const LayerSpec& layer) {
   std::vector<bool> frozen;
-  for (const ParameterSpec& parameter : layer.parameters) {
+  for (const ParameterSpec& parameter : layer.parameters)
     frozen.push_back(!is_partly_frozen(layer) || parameter.part > 0);
-  }
   return frozen;
 }
 
@@ -68,9 +67,8 @@ Sharing sharing_of(const ModelSpec& model, std::size_t layer) {
   };
   const bool first_call = model.order[layer].same_as < 0;
   bool last_call = true;
-  for (std::size_t l = layer + 1; l < model.order.size() && last_call; ++l) {
+  for (std::size_t l = layer + 1; l < model.order.size() && last_call; ++l)
     last_call = module_of(l) != module_of(layer);
-  }
   if (first_call) return last_call ? Sharing::kNone : Sharing::kLastOfBackward;
   return last_call ? Sharing::kFirstOfBackward : Sharing::kBetween;
 }
@@ -171,10 +169,12 @@ std::int64_t output_bytes(const LayerSpec& layer, const Plan& plan, DType dtype)
 // Whether what the layer hands on is still on its way when it has ended, and the same of the
 // gradient that its backward hands back.
 bool leaves_output(const LayerSpec& layer) {
-  return std::ranges::any_of(layer.operations, [&](const Operation& op) {
-    return op.collective.kind != CollectiveKind::kNone && !op.collective.waits && !op.outputs.empty() &&
-           op.outputs.front() == layer.output;
-  });
+  return std::ranges::any_of(
+      layer.operations,
+      [&](const Operation& op) {
+        return op.collective.kind != CollectiveKind::kNone && !op.collective.waits && !op.outputs.empty() &&
+               op.outputs.front() == layer.output;
+      });
 }
 bool leaves_gradient(const LayerSpec& layer) {
   std::size_t readers = 0;
@@ -346,9 +346,8 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     if (plan.ignored == Ignored::kNorms) setting.existing = ExistingGradients::kIgnored;
     if (keeps_unsharded(plan) && plan.reduce_dtype == plan.param_dtype) setting.existing = ExistingGradients::kAll;
   }
-  if (plan.runtime.kind == RuntimeKind::kFsdp1 && (plan.frozen.any() || plan.lora.rank > 0)) {
+  if (plan.runtime.kind == RuntimeKind::kFsdp1 && (plan.frozen.any() || plan.lora.rank > 0))
     setting.units = plan.units;  // which parameters are in one flat parameter
-  }
   setting.refers = plan.reference != Reference::kNone;
   setting.evaluates = plan.evaluation.in_step || setting.refers;
   setting.divides_loss = plan.step_frame != StepFrame::kPlain && plan.mesh.pp == 1;
@@ -552,9 +551,8 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options, Progr
     const bool is_with_others =
         layer.role == LayerRole::kEmbedding && (!setting_.tokens_are_a_unit || options.tied != Tying::kNone);
     if (options.sharing == Sharing::kNone || setting_.existing != ExistingGradients::kAll || options.hooks ||
-        is_with_others) {
+        is_with_others)
       continue;
-    }
     options.existing = options.ignores_norms ? ExistingGradients::kIgnored : ExistingGradients::kNone;
     of(StepMicroBatch::kLastOfSeveral) = build();
   }
@@ -563,11 +561,10 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options, Progr
   options.grad_mode = options.stacked = false;
   LayerSpec evaluated = layer;
   const bool has_loss = setting_.runtime == RuntimeKind::kNative || setting_.refers;
-  if (layer.role == LayerRole::kLoss && has_loss) {
+  if (layer.role == LayerRole::kLoss && has_loss)
     evaluated.operations.back().released.push_back(layer.output);  // nobody comes behind it
-  } else if (layer.role == LayerRole::kLoss) {
+  else if (layer.role == LayerRole::kLoss)
     evaluated.operations.clear();  // a library's is the model's forward alone
-  }
   programs.evaluation = std::make_shared<const LayerProgram>(build_layer_program(evaluated, options));
 }
 

@@ -54,11 +54,10 @@ class Ring {
     free(lse_);
     // The results in the compute dtype are the operation's.
     Slots ended;
-    if (widens()) {
+    if (widens())
       ended.push_back(sum);
-    } else {
+    else
       free(sum);
-    }
     for (const Slots& rest : {received_keys(), packing_, step_out_}) append(ended, rest);
     return ended;
   }
@@ -105,9 +104,7 @@ class Ring {
       came = temporary(wide, "k and v.grad that arrive");
       gradients = launch(CollectiveKind::kAllToAll, wide, wide, element);
       if (adds_half) free(std::exchange(held, LayerProgramWriter::kNoSlot));
-      if (op_.ring.halves(step)) {
-        free(temporary(wide_ * q_, "q.grad sum"));  // which takes the place of the one before
-      }
+      if (op_.ring.halves(step)) free(temporary(wide_ * q_, "q.grad sum"));  // which takes the place of the one before
       copy(3 * wide_ * q_);
     }
     std::int32_t query = dq, both = came;
@@ -204,11 +201,10 @@ class Ring {
   // step is not causal, which is twice as many.
   void attend(std::int64_t step) {
     const std::size_t begin = writer_.phase().kernels.size();
-    if (pass_ == Pass::kForward) {
+    if (pass_ == Pass::kForward)
       add_forward_kernels(graph_.counts(), op_, writer_.phase());
-    } else {
+    else
       add_backward_kernels(graph_.counts(), op_, {false, true}, writer_.phase());
-    }
     if (op_.ring.balanced || step == 0) return;
     for (std::size_t k = begin; k < writer_.phase().kernels.size(); ++k) {
       Kernel& kernel = writer_.phase().kernels[k];
@@ -224,9 +220,8 @@ class Ring {
   void compute(std::int64_t step) {
     const std::int64_t part = op_.ring.halves(step) ? 2 : 1;
     Slots made = {temporary(out_ / part, "step"), temporary(statistics_ / part, "step logsumexp")};
-    for (std::size_t t = 2; t < op_.outputs.size(); ++t) {
+    for (std::size_t t = 2; t < op_.outputs.size(); ++t)
       made.push_back(temporary(graph_.bytes(op_.outputs[t]), "step state"));
-    }
     if (step == 0) {
       lse_ = made[1];
       made.erase(made.begin() + 1);

@@ -73,15 +73,13 @@ class WeightBackward {
     copy_ = {copy};
     if (graph_.is_checkpointed() && graph_.inside(o)) recompute();
     Slots unasked;
-    for (std::size_t i = 0; op.makes_all && i < op.inputs.size(); ++i) {
+    for (std::size_t i = 0; op.makes_all && i < op.inputs.size(); ++i)
       unasked.push_back(writer_.make_temporary(graph_.bytes(op.inputs[i]), graph_.tensor(op.inputs[i]).name + ".grad"));
-    }
     weights_.make(op);
-    if (op.gradient == GradientRule::kAlias) {
+    if (op.gradient == GradientRule::kAlias)
       add_memory_kernel(phase, Function::kColumnSum, Pass::kBackward, bytes);
-    } else {
+    else
       add_backward_kernels(graph_.counts(), op, {true, op.makes_all}, phase);
-    }
     weights_.validate(op);
     end_node(o);
     free_all(unasked);
@@ -118,9 +116,8 @@ class WeightBackward {
   void end_node(std::size_t o) {
     if (ended_[o]) return;
     ended_[o] = true;
-    if (!graph_.is_checkpointed() || !graph_.inside(o)) {
+    if (!graph_.is_checkpointed() || !graph_.inside(o))
       for (const Index t : graph_.saves(o)) writer_.unrefer(t);
-    }
     for (const std::int32_t storage : recomputed_[o]) writer_.release(storage);
   }
 

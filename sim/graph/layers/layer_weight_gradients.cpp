@@ -74,9 +74,8 @@ void WeightGradients::validate(const Operation& op) {
 LayerProgramWriter::Slots WeightGradients::settle(const Operation& op) {
   LayerProgramWriter::Slots dying;
   if (!hang_on_node(op)) return dying;
-  for (const Fresh& each : std::exchange(fresh_, {})) {
+  for (const Fresh& each : std::exchange(fresh_, {}))
     if (settle(each)) dying.push_back(each.slot);
-  }
   return dying;
 }
 

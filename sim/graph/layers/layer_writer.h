@@ -23,9 +23,8 @@ inline const TensorSpec& tensor(const LayerSpec& layer, Index index) { return la
 template <typename To>
 void renumber(Operation& op, const To& to) {
   for (Indices* list : {&op.inputs, &op.outputs, &op.saved, &op.released, &op.backward_temporaries,
-                        &op.forward_workspace, &op.backward_workspace}) {
+                        &op.forward_workspace, &op.backward_workspace})
     for (Index& t : *list) t = to(t);
-  }
   for (SideProduct& p : op.products) p.rows = to(p.rows), p.steps = to(p.steps);
 }
 

@@ -17,9 +17,8 @@ class Pipeline {
 
   void run() {
     for (LayerCall& call : phase_.calls) {
-      if (call.collective.dim != MeshDim::kTp || call.collective.beside || call.launch == LayerCall::kOfLayerBefore) {
+      if (call.collective.dim != MeshDim::kTp || call.collective.beside || call.launch == LayerCall::kOfLayerBefore)
         continue;
-      }
       const bool waits = call.kind == LayerCall::Kind::kWait;
       if (waits && call.collective.kind == CollectiveKind::kAllGather) wait_behind_products(call);
       const bool launches = call.kind == LayerCall::Kind::kLaunch;

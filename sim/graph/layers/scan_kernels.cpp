@@ -115,11 +115,10 @@ class DeltaRuleKernels : ScanPhase {
   }
   void backward() {
     states();
-    if (by_channel_) {
+    if (by_channel_)
       backward_of_channels();
-    } else {
+    else
       backward_of_heads();
-    }
     add(2 * decays_);  // of the sums
     for (int of = 0; of < 2; ++of) add(3 * keys_ + row_, MemoryClass::kElementwise);
   }

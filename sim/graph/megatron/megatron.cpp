@@ -81,9 +81,8 @@ void Megatron::all_reduce(std::uint8_t communicator, std::int64_t bytes) {
 EventGraph Megatron::build() {
   persistent_memory();
   const auto count = static_cast<std::int32_t>(plan_.batch.accumulation);
-  for (const FlatBuffer& buffer : buffers_) {  // zero_grad_buffer
+  for (const FlatBuffer& buffer : buffers_)  // zero_grad_buffer
     add_copy(EventKind::kAccumulate, Stream::kCompute, buffer.numel * gradient_size(), 1);
-  }
   if (plan_.mesh.pp > 1) run_pipeline();
   for (std::int32_t m = 0; m < count && plan_.mesh.pp == 1; ++m) {
     begin_pass(m, m);
@@ -122,9 +121,8 @@ void Megatron::forward_begins(std::int32_t layer) {
   if (amax_ranks_ != kNoCommunicator && is_block(layer - 1) && !is_block(layer))
     all_reduce(amax_ranks_, amax_bytes_forward_);
   if (!first_ || model_.order[l].same_as >= 0) return;
-  if (gathers_beside()) {
+  if (gathers_beside())
     for (std::int32_t p = first_of_layer_[l]; p < first_of_layer_[l + 1]; ++p) finish_param_sync(place_of_[at(p)]);
-  }
   cast_weights(layer);
 }
 
@@ -202,11 +200,10 @@ void Megatron::add_gradients() {
   for (const std::int32_t p : kept_) {
     std::int32_t gradient = gradient_buffer(p, pass());
     if (gradient == kNoBuffer) continue;
-    if (is_flat()) {
+    if (is_flat())
       StepBuilder::free(gradient);
-    } else {
+    else
       until_step_.push_back(gradient);
-    }
   }
   kept_.clear();
 }

@@ -117,9 +117,8 @@ void Megatron::persistent_memory() {
       hold(MemoryCategory::kShardedParam, buffer.own * 4);
     }
     if (plan_.optimizer.kind != Optimizer::Kind::kAdamW) continue;
-    for (int moment = 0; moment < 2; ++moment) {
+    for (int moment = 0; moment < 2; ++moment)
       hold(MemoryCategory::kOptimizerState, buffer.own * size_of(plan_.optimizer.state));
-    }
   }
   unread_gradients();
   // Weights in fp8 are kept, in the layouts that the parameter itself has not.
@@ -139,9 +138,8 @@ void Megatron::persistent_memory() {
       model_.order, [&](const LayerInstance& each) { return model_.kinds[at(each.kind)].role == LayerRole::kHead; });
   if (!has_head || plan_.mesh.tp == 1 || !plan_.tensor_parallel.sequence) return;
   const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp;
-  for (const bool gathers : {!plan_.tensor_parallel.keeps_gathered, !fuses()}) {
+  for (const bool gathers : {!plan_.tensor_parallel.keeps_gathered, !fuses()})
     if (gathers) hold(MemoryCategory::kCommTemp, tokens * model_.hidden * param_size());
-  }
 }
 
 // Where products add to the buffer, autograd is handed a gradient of the weight's shape that nobody
@@ -151,13 +149,11 @@ void Megatron::unread_gradients() {
   std::set<std::pair<std::int64_t, std::int64_t>> shapes;
   for (std::int32_t layer = 0; layer < static_cast<std::int32_t>(model_.order.size()); ++layer) {
     const LayerSpec& spec = spec_of(layer);
-    for (const ParameterSpec& p : spec.parameters) {
+    for (const ParameterSpec& p : spec.parameters)
       if (p.trainable && has_product_gradient(spec, p)) shapes.emplace(p.shape[p.shape.size() - 2], p.shape.back());
-    }
   }
-  for (const auto& [rows, columns] : shapes) {
+  for (const auto& [rows, columns] : shapes)
     allocate_persistent(MemoryCategory::kBackwardTemp, -1, Bytes(rows * columns * param_size()));
-  }
 }
 
 // start_param_sync

@@ -87,12 +87,10 @@ PipelineOrder interleaved(const StagePipeline& p, int rank, bool splits) {
 
 PipelineOrder looped_bfs(const StagePipeline& p, int rank) {
   PipelineOrder order;
-  for (int local = 0; local < p.stages_per_rank; ++local) {
+  for (int local = 0; local < p.stages_per_rank; ++local)
     for (int k = 0; k < p.microbatches; ++k) order.push_back({local * p.ranks + rank, Kind::kForward, k});
-  }
-  for (int local = p.stages_per_rank; local-- > 0;) {
+  for (int local = p.stages_per_rank; local-- > 0;)
     for (int k = p.microbatches; k-- > 0;) order.push_back({local * p.ranks + rank, Kind::kBackward, k});
-  }
   return order;
 }
 
@@ -212,9 +210,8 @@ PipelineOrder dual_pipe_v(const StagePipeline& p, int rank) {
 // Stages belong to who computes them, as many to each rank: each micro-batch once forward, and once
 // backward, whole or in halves.
 std::vector<PipelineOrder> written_orders(const StagePipeline& p) {
-  if (std::ssize(p.orders) != p.ranks) {
+  if (std::ssize(p.orders) != p.ranks)
     refuse(fmt::format("{} orders of {} ranks", p.orders.size(), p.ranks), "one of each rank");
-  }
   std::vector<PipelineOrder> orders;
   std::map<std::tuple<int, int, Kind>, int> counts;
   for (int rank = 0; rank < p.ranks; ++rank) {

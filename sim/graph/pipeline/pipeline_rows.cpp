@@ -38,13 +38,11 @@ PipelineOrder with_unshards(const PipelineOrder& order) {
         if (next.size() >= kAhead && !order[j].overlaps_next) break;
       }
       std::vector<int> kept;
-      for (const int stage : active) {
-        if (contains(next, stage)) {
+      for (const int stage : active)
+        if (contains(next, stage))
           kept.push_back(stage);
-        } else {
+        else
           all.push_back({stage, Kind::kReshard});
-        }
-      }
       active = std::move(kept);
       for (const int stage : next) {
         if (contains(active, stage)) continue;
@@ -96,9 +94,8 @@ class Exchanges {
         stages_(static_cast<int>(ranks.size())),
         done_(orders.size()),
         out_(orders.size()) {
-    for (const PipelineOrder& order : orders) {
+    for (const PipelineOrder& order : orders)
       for (const PipelineAction& action : order) microbatches_ = std::max(microbatches_, action.microbatch + 1);
-    }
     there_.resize(ranks.size() * 2 * at(microbatches_));
   }
 
@@ -135,9 +132,8 @@ class Exchanges {
     std::size_t end = begin;
     while (end + 1 < order.size() && order[end].overlaps_next) ++end;
     ++end;
-    for (std::size_t i = begin; i < end; ++i) {
+    for (std::size_t i = begin; i < end; ++i)
       if (!is_ready(rank, order[i])) return false;
-    }
     done_[rank] = end;
     for (std::size_t i = begin; i < end; ++i) out_[rank].push_back(order[i]);
     for (std::size_t i = begin; i < end; ++i) hand_on(rank, order[i]);
@@ -180,9 +176,8 @@ class Host {
   // The batch's number; nothing where it would be empty.
   std::optional<int> post(std::initializer_list<std::optional<PipelineTransfer>> transfers) {
     PipelineRow row{PipelineRow::Kind::kBatch, batches_, {}, {}};
-    for (const auto& transfer : transfers) {
+    for (const auto& transfer : transfers)
       if (transfer) row.transfers.push_back(*transfer);
-    }
     if (row.transfers.empty()) return std::nullopt;
     rows_.push_back(std::move(row));
     return batches_++;

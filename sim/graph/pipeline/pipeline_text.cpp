@@ -71,9 +71,8 @@ std::string text_of(const PipelineRow& row) {
       break;
   }
   std::string transfers;
-  for (const PipelineTransfer& transfer : row.transfers) {
+  for (const PipelineTransfer& transfer : row.transfers)
     transfers += (transfers.empty() ? "" : ",") + text_of(transfer);
-  }
   return fmt::format("[{}:{}]", row.batch, transfers);
 }
 

@@ -39,7 +39,8 @@ void Zero12::lay_out_groups() {
 }
 
 std::int64_t Zero12::total(std::int64_t ZeroPartition::*of) const {
-  return sum_of<std::int64_t>(groups_, [&](const ZeroPartition& group) { return group.*of; });
+  return sum_of<std::int64_t>(
+      groups_, [&](const ZeroPartition& group) { return group.*of; });
 }
 
 std::int64_t Zero12::own_numel(std::int32_t p) const {
@@ -103,9 +104,8 @@ void Zero12::set_up_buckets() {
   bucket_.slot = 0;
   cut();
   const Bytes bytes(checked_multiply(options().reduce_bucket_size, gradient_size()));
-  for (int slot = 0; slot < (overlaps() ? 2 : 1); ++slot) {
+  for (int slot = 0; slot < (overlaps() ? 2 : 1); ++slot)
     bucket_buffers_.push_back(allocate(MemoryCategory::kReduceScatterInput, Stream::kCompute, -1, bytes));
-  }
 }
 
 // reduce_independent_p_g_buckets_and_remove_grads. A parameter larger than the bucket empties it

@@ -44,9 +44,8 @@ void Zero12::find_collectives() {
     std::vector<Slices>& own = owners[place->second];
     if (add_slice(slice, own.back())) own.push_back({slice.rank, 0, 0, 0});
   });
-  for (const std::vector<Slices>& own : owners) {
+  for (const std::vector<Slices>& own : owners)
     std::ranges::copy_if(own, std::back_inserter(collectives_), [](const Slices& slices) { return slices.count > 0; });
-  }
 }
 
 // Whether the collective is full.
@@ -65,9 +64,8 @@ void Zero12::average_tensor() {
     wait(Stream::kCompute, before);
   }
   find_collectives();
-  if (is_contiguous()) {  // div_, or mul_ behind the all-reduce
+  if (is_contiguous())  // div_, or mul_ behind the all-reduce
     add_copy(EventKind::kGradScale, stream, 2 * bucket_.elements * gradient_size(), 1);
-  }
   for (const Slices& slices : collectives_) reduce(slices);
 }
 
@@ -141,9 +139,8 @@ void Zero12::take_own_parts() {
     }
   } else if (count > 0 && is_contiguous() && !sums_in_fp32()) {
     add_copy(EventKind::kGradientCopyOut, stream, 2 * elements * gradient_size(), count);
-    if (own_gradients_ == kNoBuffer) {
+    if (own_gradients_ == kNoBuffer)
       own_gradients_ = allocate(MemoryCategory::kShardedGrad, stream, -1, Bytes(own_elements() * gradient_size()));
-    }
   }
   for (const std::int32_t p : bucket_.parameters) {
     const bool cleared = is_own(p) ? is_contiguous() : partitions_gradients();

@@ -24,18 +24,15 @@ void Zero12::persistent_memory(bool stepped) {
     frozen += p.trained ? 0 : p.bytes();
     if (p.trained) largest = std::max(largest, p.bytes());
   }
-  for (const ZeroPartition& group : groups_) {
+  for (const ZeroPartition& group : groups_)
     hold(MemoryCategory::kUnshardedParam, group.flat_numel * param_size(), false);
-  }
   if (frozen > 0) hold(MemoryCategory::kUnshardedParam, frozen, false);
   for (const std::int64_t bytes : resident_bytes()) hold(MemoryCategory::kUnshardedParam, bytes, false);
   hold_reference();
   for (const ZeroPartition& group : groups_) hold(MemoryCategory::kShardedParam, group.partition_numel * 4, offloads());
-  for (const ZeroPartition& group : groups_) {
-    for (int moment = 0; moment < moments() && stepped; ++moment) {
+  for (const ZeroPartition& group : groups_)
+    for (int moment = 0; moment < moments() && stepped; ++moment)
       hold(MemoryCategory::kOptimizerState, group.partition_numel * size_of(plan_.optimizer.state), offloads());
-    }
-  }
   if (is_bf16_optimizer()) hold(MemoryCategory::kAccumulatedGrad, flat * 4, false);
   if (!offloads()) return;
   hold(MemoryCategory::kShardedGrad, own * 4, true);
@@ -44,9 +41,8 @@ void Zero12::persistent_memory(bool stepped) {
   hold(MemoryCategory::kCommTemp, largest, false);  // temp_grad_buffer_for_gpu_offload
   if (plan_.batch.accumulation < 2) return;
   std::int64_t accumulated = 0;
-  for (std::size_t p = 0; p < parameters().size(); ++p) {
+  for (std::size_t p = 0; p < parameters().size(); ++p)
     if (is_own(static_cast<std::int32_t>(p))) accumulated += parameters()[p].bytes();
-  }
   if (accumulated > 0) hold(MemoryCategory::kAccumulatedGrad, accumulated, true);
 }
 
@@ -70,14 +66,12 @@ void Zero12::step(bool stepped) {
   wait(Stream::kCompute, tail(reducing()));
   if (offloads()) host_wait(tail(reducing()));
   const std::int64_t own = total(&ZeroPartition::partition_numel);
-  if (sums_in_fp32() && averaged_ == kNoBuffer && !offloads()) {
+  if (sums_in_fp32() && averaged_ == kNoBuffer && !offloads())
     averaged_ = allocate(MemoryCategory::kShardedGrad, Stream::kCompute, -1, Bytes(own * 4));
-  }
   const std::int64_t averaged = sums_in_fp32() ? 4 : param_size();
   if (plan_.param_dtype != DType::kFp32) {
-    if (!offloads()) {  // the largest and the smallest value
+    if (!offloads())  // the largest and the smallest value
       add_copy(EventKind::kGradNorm, Stream::kCompute, 2 * own * averaged, 2);
-    }
     all_reduce_result(1, "uint8", "has_overflow op=MAX");
   }
   for (const ZeroPartition& group : groups_) {
@@ -89,13 +83,11 @@ void Zero12::step(bool stepped) {
     }
     all_reduce_result(4, "float32", "scaled_global_norm op=SUM");
   }
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    if (offloads()) {
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    if (offloads())
       step_on_host(groups_[g]);
-    } else {
+    else
       step_on_device(g, stepped);
-    }
-  }
   gather();
 }
 
@@ -155,9 +147,8 @@ void Zero12::step_partition(const ZeroPartition& group, bool stepped) {
   const EventId last = step_row(EventKind::kOptimizer, group);
   const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
   const Bytes moment(group.partition_numel * size_of(plan_.optimizer.state));
-  for (int m = 0; m < moments() && !stepped; ++m) {
+  for (int m = 0; m < moments() && !stepped; ++m)
     allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, moment);
-  }
   if (adam && plan_.optimizer.implementation != Optimizer::Implementation::kFused) {
     const auto temporary = [&] { return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, moment); };
     std::int32_t root = temporary();  // foreach divides it in place

@@ -61,21 +61,18 @@ void Zero3::make_reference() {
   const std::int64_t square = model_.hidden * model_.hidden;
   ZeroOptions& zero = plan.zero;
   const ZeroOptions usual;
-  if (zero.stage3_prefetch_bucket_size == square * 9 / 10) {
+  if (zero.stage3_prefetch_bucket_size == square * 9 / 10)
     zero.stage3_prefetch_bucket_size = usual.stage3_prefetch_bucket_size;
-  }
-  if (zero.stage3_param_persistence_threshold == 10 * model_.hidden) {
+  if (zero.stage3_param_persistence_threshold == 10 * model_.hidden)
     zero.stage3_param_persistence_threshold = usual.stage3_param_persistence_threshold;
-  }
   plan.batch.accumulation = 1;
   begin_pass(reference_pass(), 0);
   other_.trace = std::make_shared<const Zero3Trace>(*this, model_, plan, true);
   const std::vector<Zero3Parameter>& parameters = other_.trace->script.parameters;
   other_.gathered.assign(parameters.size(), kNoBuffer);
   other_.handle_of.assign(parameters.size(), -1);
-  for (const std::int64_t numel : other_.trace->script.sizes) {
+  for (const std::int64_t numel : other_.trace->script.sizes)
     other_.partitions.push_back(foreshard::partition_of(numel, plan_.mesh.fsdp()));
-  }
 }
 
 void Zero3::swap_models() {
@@ -87,8 +84,8 @@ void Zero3::swap_models() {
 }
 
 std::int64_t Zero3::partition_bytes() const {
-  return sum_of<std::int64_t>(script_->parameters,
-                              [&](const Zero3Parameter& each) { return partition_of(each) * element_size(each); });
+  return sum_of<std::int64_t>(
+      script_->parameters, [&](const Zero3Parameter& each) { return partition_of(each) * element_size(each); });
 }
 
 void Zero3::hold_gathered(std::int32_t p) {
@@ -101,12 +98,10 @@ void Zero3::hold_reference() {
   swap_models();
   allocate_persistent(MemoryCategory::kShardedParam, -1, Bytes(partition_bytes()));
   graph().buffers.back().on_host = plan_.zero.offload_param != ZeroOffload::kNone;
-  for (const std::int64_t bytes : resident_bytes()) {
+  for (const std::int64_t bytes : resident_bytes())
     allocate_persistent(MemoryCategory::kUnshardedParam, -1, Bytes(bytes));
-  }
-  for (const std::int32_t p : trace_->list(trace_->at_start)) {
+  for (const std::int32_t p : trace_->list(trace_->at_start))
     if (plan_.mesh.fsdp() > 1) hold_gathered(p);
-  }
   swap_models();
 }
 
@@ -147,19 +142,17 @@ void Zero3::run_step() {
   if (plan_.zero.offload_param == ZeroOffload::kNvme) is_read_.assign(count, false);
   if (small_group_ > 1) secondary_.assign(count, kNoBuffer);
   fetched_now_.reserve(count);
-  for (const std::int64_t numel : script_->sizes) {
+  for (const std::int64_t numel : script_->sizes)
     partitions_.push_back(foreshard::partition_of(numel, plan_.mesh.fsdp()));
-  }
   list_sub_groups();
   persistent_memory();
   for (std::int32_t m = 0; m < static_cast<std::int32_t>(plan_.batch.accumulation); ++m) {
     begin_pass(m, m);
     give_batch(plan_.batch.sequence / plan_.mesh.cp);
-    if (trace_ != nullptr) {
+    if (trace_ != nullptr)
       follow(trace_->pass(m));
-    } else {
+    else
       ask();
-    }
     if (logs()) {
       const bool last = m + 1 == static_cast<std::int32_t>(plan_.batch.accumulation);
       log("engine_step", "", last ? "boundary=1" : "boundary=0");
@@ -225,13 +218,12 @@ void Zero3::walk(const std::vector<Zero3Place>& places) {
   using Kind = Zero3Place::Kind;
   for (const Zero3Place& place : places) {
     move_to(place);
-    if (place.kind == Kind::kEnter) {
+    if (place.kind == Kind::kEnter)
       enter(place);
-    } else if (place.kind == Kind::kExit) {
+    else if (place.kind == Kind::kExit)
       leave(place);
-    } else {
+    else
       visit(place);
-    }
     if (&place - places.data() == script_->last_gradient && &places == &script_->backward) end_gradients();
   }
 }
@@ -243,9 +235,8 @@ void Zero3::visit(const Zero3Place& place) {
       gradient(place);
       break;
     case Kind::kLeafGradients:
-      for (const std::int32_t p : script_->owned_of(place.id)) {
+      for (const std::int32_t p : script_->owned_of(place.id))
         if (parameter(p).trained) reduce(p);
-      }
       break;
     case Kind::kPhaseEnd:
       catch_up();
@@ -286,9 +277,8 @@ void Zero3::enter(const Zero3Place& place) {
     if (logs()) log_gather(fetched, Cause::kFetch, module, pass);
     gather(fetched);
   }
-  for (const std::int32_t p : script_->owned_of(module)) {
+  for (const std::int32_t p : script_->owned_of(module))
     if (coordinator_->use(module, p, place.phase == EventKind::kRecompute)) await(p);
-  }
   wait_for_gathers();
   const Parameters ahead = coordinator_->prefetch(module);
   if (!ahead.empty()) {
@@ -429,13 +419,11 @@ LibraryRun record_zero3(const ModelSpec& model, const Plan& plan, const LayerPro
   run.script = &script;
   run.coordinator = &coordinator;
   for (std::int32_t p = 0; p < script.parameter_count(); ++p) run.parameters.push_back(script.name_of_parameter(p));
-  for (std::size_t m = 0; m < script.modules.size(); ++m) {
+  for (std::size_t m = 0; m < script.modules.size(); ++m)
     run.modules.push_back(script.name_of_module(static_cast<std::int32_t>(m)));
-  }
   Zero3::record_construction(run, plan);
-  for (std::int32_t s = 1; s <= watch.steps; ++s) {
+  for (std::int32_t s = 1; s <= watch.steps; ++s)
     record.steps.push_back(Zero3(model, plan, programs, {}).record(run, s));
-  }
   return record;
 }
 

@@ -26,9 +26,8 @@ Zero3Coordinator::Zero3Coordinator(const Zero3Script& script, const Plan& plan, 
   if (hpz_) secondary_.assign(count, false);
   if (plan.zero.offload_param == ZeroOffload::kNvme) {
     buffered_.assign(count, false);
-    for (const Zero3Parameter& p : script.parameters) {
+    for (const Zero3Parameter& p : script.parameters)
       swaps_.push_back(goes_to_nvme(partition_of(p.numel, plan.mesh.fsdp()) * size_of(plan.param_dtype)));
-    }
   }
   list_.reserve(count);
   record_order(ends_early);
@@ -172,9 +171,8 @@ void Zero3Coordinator::make_secondaries() {
 
 std::span<const std::int32_t> Zero3Coordinator::fetch(std::int32_t module) {
   list_.clear();
-  for (const std::int32_t p : script_.owned_of(module)) {
+  for (const std::int32_t p : script_.owned_of(module))
     if (is_gone(p)) take(p);
-  }
   return list_;
 }
 
@@ -204,9 +202,8 @@ std::span<const std::int32_t> Zero3Coordinator::prefetch(std::int32_t module) {
     next_use_[p] = entries_[entry].next;
     missing += fetched_for_[p] < step ? 1 : 0;
   }
-  for (; queue_ < entries_.size() && missing > 0; ++queue_, --missing) {
+  for (; queue_ < entries_.size() && missing > 0; ++queue_, --missing)
     fetched_for_[static_cast<std::size_t>(entries_[queue_].parameter)] = entries_[queue_].position;
-  }
   if (prefetch_bucket_ == 0) return list_;
   const std::int64_t most = std::min(max_live_ - available_, prefetch_bucket_);
   std::int64_t elements = 0;
@@ -227,9 +224,8 @@ std::span<const std::int32_t> Zero3Coordinator::read_ahead() {
   list_.clear();
   if (swaps_.empty() || trace_ != Trace::kComplete || prefetch_bucket_ == 0) return list_;
   std::int64_t in_flight = 0, considered = 0;
-  for (std::int32_t p = 0; p < script_.parameter_count(); ++p) {
+  for (std::int32_t p = 0; p < script_.parameter_count(); ++p)
     if (is_in_flight(p)) in_flight += script_.parameter(p).numel;
-  }
   for (std::size_t e = queue_; e < entries_.size() && buffers_ > 0; ++e) {
     if (considered > 2 * in_flight) break;
     const std::int32_t p = entries_[e].parameter;

@@ -119,9 +119,8 @@ void Zero3::gather_group(Parameters group, bool small_group, bool coalesced) {
     const std::int64_t scales = std::max<std::int64_t>(1, shard / kQuantizedGroup) * ranks * 4;
     handle.gathered = add(kind, Stream::kAllGather, work_of(kind, scales, communicator), unit);
   }
-  if (!handle.coalesced && !quantized) {
+  if (!handle.coalesced && !quantized)
     at(gathered_, group.front()) = allocate(MemoryCategory::kUnshardedParam, gather_copies_, unit, Bytes(whole));
-  }
   if (handle.by_all_reduce) handle.views = handle.members;
   if (logs()) {
     const std::string in_place = handle.by_all_reduce ? "op=SUM" : handle.coalesced ? "in_place" : "";
@@ -165,9 +164,8 @@ void Zero3::copy_out(Handle& handle) {
     add_bytes(EventKind::kDequantize, gather_copies_, elements * (1 + 2 + (handle.coalesced ? 0 : 2 + param_size())),
               unit);
   }
-  if (handle.coalesced) {
+  if (handle.coalesced)
     add_bytes(EventKind::kAllGatherCopyOut, gather_copies_, 2 * elements * element_size(group.front()), unit);
-  }
   for (const std::int32_t p : group) {
     at(gathered_, p) = allocate(MemoryCategory::kUnshardedParam, gather_copies_, unit_of(p),
                                 Bytes(parameter(p).numel * element_size(p)));
@@ -218,11 +216,10 @@ void Zero3::gather_persistent() {
         add(EventKind::kAllGather, Stream::kAllGather, work_of(EventKind::kAllGather, whole, kShard), unit_of(p));
     if (logs()) log_collective("all_gather", whole / plan_.mesh.fsdp(), whole, "");
     graph().final_host_wait = gathered;
-    if (persistent_.empty()) {
+    if (persistent_.empty())
       allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit_of(p), Bytes(whole));
-    } else {
+    else
       graph().actions.push_back({MemoryAction::Kind::kAllocate, at(persistent_, p)});
-    }
   }
   if (coordinator_ != nullptr) coordinator_->after_step();
   note_.clear();

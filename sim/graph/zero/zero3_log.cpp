@@ -154,11 +154,9 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
     event.group = "world";
     event.note = std::move(note);
   };
-  for (int time = 0; time < 2; ++time) {
-    for (const Zero3Parameter& each : script.parameters) {
+  for (int time = 0; time < 2; ++time)
+    for (const Zero3Parameter& each : script.parameters)
       add("broadcast", each.numel * size, each.numel * size, "uint8", "root=0");
-    }
-  }
   std::int64_t partitions = 0, persistent = 0, count = 0;
   for (std::int32_t p = 0; p < script.parameter_count(); ++p) {
     const Zero3Parameter& each = script.parameter(p);

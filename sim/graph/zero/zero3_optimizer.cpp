@@ -66,14 +66,12 @@ void Zero3::persistent_memory() {
     hold(MemoryCategory::kOptimizerState, elements * size_of(plan_.master_dtype), on_host);
     graph().buffers.back().role = BufferRole::kMaster;
     if (on_host) hold(MemoryCategory::kAccumulatedGrad, elements * 4, true);  // fp32 gradients
-    for (int moment = 0; moment < moments(); ++moment) {
+    for (int moment = 0; moment < moments(); ++moment)
       hold(MemoryCategory::kOptimizerState, elements * size_of(plan_.optimizer.state), on_host);
-    }
   }
   if (!is_in_memory(states)) hold(MemoryCategory::kOptimizerState, kOptimizerBuffers * largest * 4, true);
-  if (plan_.zero.contiguous_gradients) {
+  if (plan_.zero.contiguous_gradients)
     hold(MemoryCategory::kReduceScatterInput, plan_.zero.reduce_bucket_size * comm_size(), false);
-  }
   hold(MemoryCategory::kShardedGrad, partitioned_ * size_of(accumulation_dtype()), on_host);
   // What the step before gathered.
   const auto keep = [&](std::int32_t p) {
@@ -86,9 +84,8 @@ void Zero3::persistent_memory() {
     for (const std::int32_t p : trace_->list(trace_->at_start)) keep(p);
     return;
   }
-  for (std::int32_t p = 0; p < script_->parameter_count(); ++p) {
+  for (std::int32_t p = 0; p < script_->parameter_count(); ++p)
     if (!coordinator_->is_gone(p)) keep(p);
-  }
 }
 
 // What is in flight behind the last backward arrives, then all is let go of.
@@ -105,9 +102,8 @@ void Zero3::release_all() {
         !coordinator_->is_in_flight(p) || handle < 0 || handles_[static_cast<std::size_t>(handle)].copied;
     if (!coordinator_->is_gone(p) && arrived) available += parameter(p).numel;
   }
-  for (std::int32_t p = 0; p < script_->parameter_count(); ++p) {
+  for (std::int32_t p = 0; p < script_->parameter_count(); ++p)
     if (coordinator_->is_in_flight(p)) await(p);
-  }
   let_go(coordinator_->release_all());
   if (logs()) log("release_all", "", "before optimizer").bytes_in = available * 2;
 }
@@ -116,22 +112,18 @@ void Zero3::optimizer() {
   release_all();
   if (plan_.param_dtype == DType::kFp16) check_overflow();
   gradient_norm();
-  for (std::size_t s = 0; s < sub_groups_.size(); ++s) {
-    if (optimizes_on_host()) {
+  for (std::size_t s = 0; s < sub_groups_.size(); ++s)
+    if (optimizes_on_host())
       update_on_host(s);
-    } else {
+    else
       update(s);
-    }
-  }
   // invalidate_secondary_tensor: of what is trained.
-  for (std::int32_t p = 0; small_group_ > 1 && p < script_->parameter_count(); ++p) {
+  for (std::int32_t p = 0; small_group_ > 1 && p < script_->parameter_count(); ++p)
     if (parameter(p).trained) StepBuilder::free(at(secondary_, p));
-  }
   gather_persistent();
   graph().final_host_wait = std::max(graph().final_host_wait, std::exchange(awaited_, kNoEvent));  // no row came behind
-  if (plan_.host_sync == HostSync::kStep) {
+  if (plan_.host_sync == HostSync::kStep)
     graph().final_host_wait = std::max(graph().final_host_wait, tail(Stream::kCompute));
-  }
 }
 
 // isinf and isnan over all gradient partitions, a byte over the ranks, and .item().
@@ -152,9 +144,8 @@ void Zero3::check_overflow() {
 void Zero3::gradient_norm() {
   const std::int64_t size = optimizes_on_host() ? 4 : 8;
   for (const std::int64_t elements : sub_groups_) {
-    if (!optimizes_on_host()) {
+    if (!optimizes_on_host())
       add_bytes(EventKind::kGradNorm, Stream::kCompute, elements * (size_of(accumulation_dtype()) + 2 * size), -1);
-    }
     const EventId sum = add(EventKind::kAllReduce, Stream::kCompute, work_of(EventKind::kAllReduce, size, kShard), -1);
     if (optimizes_on_host()) host_awaits(sum);
     if (!logs()) continue;
@@ -209,11 +200,10 @@ void Zero3::update_on_host(std::size_t sub_group) {
   const std::int64_t moved = elements * 4 * (3 + 2 * moments() + 2) + elements * (4 + param_size());
   host_awaits(add_bytes(EventKind::kHostOptimizer, Stream::kCompute, moved, -1));
   const std::int64_t bytes = elements * param_size();
-  if (plan_.zero.offload_param == ZeroOffload::kNone) {
+  if (plan_.zero.offload_param == ZeroOffload::kNone)
     host_awaits(add_bytes(EventKind::kHostToDevice, Stream::kCompute, bytes, -1));
-  } else if (plan_.zero.offload_param == ZeroOffload::kNvme) {
+  else if (plan_.zero.offload_param == ZeroOffload::kNvme)
     host_awaits(add_bytes(EventKind::kStorageWrite, Stream::kCopyIn, bytes, -1));
-  }
   if (swaps_states) host_awaits(add_bytes(EventKind::kStorageWrite, Stream::kCopyIn, states - elements * 4, -1));
 }
 

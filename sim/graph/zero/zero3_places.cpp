@@ -21,9 +21,8 @@ void Zero3Script::go_to(std::vector<Zero3Place>& places, EventKind phase, std::i
   std::vector<std::int32_t> path;  // from the target up
   for (std::int32_t c = target; c >= 0; c = parent_of(c)) path.push_back(c);
   while (current_ >= 0 && !contains(path, current_)) {
-    if (phase == EventKind::kForward || modules[at(current_)].has_input_gradient) {
+    if (phase == EventKind::kForward || modules[at(current_)].has_input_gradient)
       places.push_back({PlaceKind::kExit, phase, 0, -1, current_});
-    }
     current_ = parent_of(current_);
   }
   auto next = std::ranges::find(path, current_);
@@ -60,9 +59,8 @@ void Zero3Script::write_phase(std::vector<Zero3Place>& places, EventKind phase, 
   for (const LayerHook& hook : program.hooks) write_hook(places, phase, layer, hook);
   const auto end = static_cast<std::uint16_t>(program.segments.size());
   places.push_back({PlaceKind::kPhaseEnd, phase, end, layer, -1});
-  if (block && phase == EventKind::kForward) {
+  if (block && phase == EventKind::kForward)
     places.push_back({PlaceKind::kExit, phase, end, layer, module_of(layer, -1)});
-  }
 }
 
 bool Zero3Script::repeats(std::int32_t layer, std::int32_t like) const {
@@ -99,18 +97,16 @@ void Zero3Script::write_forward() {
     if (spec_of(l).role == LayerRole::kLoss) continue;
     if (is_block(l)) go_to(forward, EventKind::kForward, block_container_);
     const std::size_t start = forward.size();
-    if (repeats(l, like)) {
+    if (repeats(l, like))
       copy_places(forward, begin, l, like);
-    } else {
+    else
       write_phase(forward, EventKind::kForward, l);
-    }
     like = l;
     begin = start;
   }
   go_to(forward, EventKind::kForward, -1);
-  if (spec_of(layers - 1).role == LayerRole::kLoss) {
+  if (spec_of(layers - 1).role == LayerRole::kLoss)
     forward.push_back({PlaceKind::kLoss, EventKind::kForward, 0, layers - 1, -1});
-  }
 }
 
 std::vector<Zero3Place> Zero3Script::base() const {
@@ -147,9 +143,8 @@ void Zero3Script::write_backward_layer(std::int32_t layer) {
   std::size_t h = 0;
   // (A reentrant checkpoint runs its forward first.)
   while (recomputes && !plan_->recompute_reentrant && h < program.hooks.size() && program.hooks[h].segment == 0 &&
-         program.hooks[h].kind == LayerHook::Kind::kEnter) {
+         program.hooks[h].kind == LayerHook::Kind::kEnter)
     write_hook(backward, kPhase, layer, program.hooks[h++]);
-  }
   if (recomputes) write_phase(backward, EventKind::kRecompute, layer);
   for (; h < program.hooks.size(); ++h) write_hook(backward, kPhase, layer, program.hooks[h]);
   sort_gradients(begin);
@@ -193,11 +188,10 @@ void Zero3Script::write_backward() {
     if (is_block(l)) go_to(backward, EventKind::kBackward, block_container_);
     const std::size_t start = backward.size();
     const bool copies = repeats(l, like) && builder_->recompute_of(l) == builder_->recompute_of(like);
-    if (copies) {
+    if (copies)
       copy_places(backward, begin, l, like);
-    } else {
+    else
       write_backward_layer(l);
-    }
     like = l;
     begin = start;
   }

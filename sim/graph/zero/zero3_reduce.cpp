@@ -132,9 +132,8 @@ void Zero3::store_partitions(std::int64_t elements) {
   StepBuilder::free(back);
   if (!boundary) return;
   add_bytes(EventKind::kDeviceToHost, reduces_, elements * 4, unit);
-  if (plan_.zero.offload_optimizer == ZeroOffload::kNvme) {
+  if (plan_.zero.offload_optimizer == ZeroOffload::kNvme)
     add_bytes(EventKind::kStorageWrite, reduces_, elements * 4, unit);
-  }
 }
 
 // qgZ (all_to_all_quant_reduce): matrices that twice the ranks divide go as int4 through an

@@ -118,11 +118,10 @@ void Zero3Script::add_modules() {
   for (std::int32_t l = 0; l < layers; ++l) {
     std::vector<std::int32_t> inside;
     if (l > 0 && is_block(l) && is_block(l - 1)) continue;
-    if (is_block(l)) {
+    if (is_block(l))
       inside.push_back(block_container_ = container(parent_name(model_.block_prefix)));
-    } else {
+    else
       for (const LayerModule& module : layer_modules(l)) inside.push_back(container(parent_name(module.name)));
-    }
     has_first.resize(containers_.size(), false);
     for (std::int32_t c : inside) {
       for (; c >= 0; c = parents_[at(c)]) {
@@ -134,9 +133,8 @@ void Zero3Script::add_modules() {
   owner_.assign(parameters.size(), -1);
   for (std::int32_t l = 0; l < layers; ++l) add_layer_modules(l);
   numel_below_.assign(modules.size(), 0);
-  for (std::int32_t p = 0; p < parameter_count(); ++p) {
+  for (std::int32_t p = 0; p < parameter_count(); ++p)
     for (std::int32_t m = owner_[at(p)]; m >= 0; m = parent_of(m)) numel_below_[at(m)] += parameter(p).numel;
-  }
 }
 
 void Zero3Script::own(std::int32_t module, std::int32_t layer, std::int16_t index) {
@@ -247,9 +245,8 @@ bool Zero3Script::repeats_modules(std::int32_t layer, std::int32_t like) const {
 }
 
 bool Zero3Script::is_above(std::int32_t module, std::int32_t parameter) const {
-  for (std::int32_t m = owner_[at(parameter)]; m >= 0; m = parent_of(m)) {
+  for (std::int32_t m = owner_[at(parameter)]; m >= 0; m = parent_of(m))
     if (m == module) return true;
-  }
   return false;
 }
 

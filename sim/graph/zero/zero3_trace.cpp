@@ -71,9 +71,8 @@ class Tracer {
       if (backward) coordinator_.begin_backward(place.id);
       put(coordinator_.fetch(place.id));
       stop.first_end = end();
-      for (const std::int32_t p : script_.owned_of(place.id)) {
+      for (const std::int32_t p : script_.owned_of(place.id))
         if (coordinator_.use(place.id, p, place.phase == EventKind::kRecompute)) trace_.lists.push_back(p);
-      }
       stop.second_end = end();
       put(coordinator_.prefetch(place.id));
       stop.third_end = end();
@@ -126,9 +125,8 @@ Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const
   lists.reserve(script.owned.size() * 6);
   const auto all = [&](auto&& is_meant) {
     const auto begin = static_cast<std::uint32_t>(lists.size());
-    for (std::int32_t p = 0; p < script.parameter_count(); ++p) {
+    for (std::int32_t p = 0; p < script.parameter_count(); ++p)
       if (is_meant(p)) lists.push_back(p);
-    }
     return Range{begin, static_cast<std::uint32_t>(lists.size())};
   };
   at_start = all([&](std::int32_t p) { return !coordinator.is_gone(p); });

@@ -12,9 +12,8 @@ ZeroPartition lay_out(std::span<const GradientHooks::Parameter> parameters, std:
   if (round_robin) {
     std::vector<std::int32_t> dealt;
     const auto step = at(ranks);
-    for (std::size_t first = 0; first < std::min(step, order.size()); ++first) {
+    for (std::size_t first = 0; first < std::min(step, order.size()); ++first)
       for (std::size_t i = first; i < order.size(); i += step) dealt.push_back(order[i]);
-    }
     order = std::move(dealt);
   }
   ZeroPartition result = {.ranks = ranks};

@@ -143,9 +143,8 @@ Problem problem_of_scans(const Plan& plan, const ModelSpec& model) {
                                   fmt::format("{}: 1", key));
       }
       if (op.scan.heads == 0) continue;
-      if (plan.mesh.cp > 1) {
+      if (plan.mesh.cp > 1)
         return missing_capability("mesh.cp", "Mamba-2's scan is not modelled over parts of a sequence", "mesh.cp: 1");
-      }
       if (plan.kernels.torch_mixers && plan.mesh.tp > 1) {
         return missing_capability("kernels.torch_mixers",
                                   "transformers' own operations are not modelled over parts of "
@@ -205,9 +204,8 @@ Problem problem_of_attention(const Plan& plan, const ModelSpec& model) {
     };
     const auto& operations = layer.operations;
     if (std::ranges::none_of(operations, is_other) &&
-        (layer.role != LayerRole::kBlock || std::ranges::any_of(operations, is_cut))) {
+        (layer.role != LayerRole::kBlock || std::ranges::any_of(operations, is_cut)))
       continue;
-    }
     return missing_capability("mesh.cp",
                               fmt::format("attention of {} is no kernel that reads queries, keys "
                                           "and values apart and leaves its logsumexp",
@@ -246,9 +244,8 @@ Problem problem_of_positions(const Plan& plan) {
 Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   const Mesh& mesh = plan.mesh;
   std::int64_t experts = 0;
-  for (const LayerSpec& layer : model.kinds) {
+  for (const LayerSpec& layer : model.kinds)
     for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
-  }
   const bool latent = std::ranges::any_of(model.kinds, has_latents);
   if (mesh.tp > 1 && !plan.tensor_parallel.sequence && (latent || experts > 1)) {
     return missing_capability(
@@ -271,9 +268,8 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   }
   if (mesh.ep == 1 && mesh.etp == 1) return std::nullopt;
   if (experts <= 1) return contradiction("mesh.ep", fmt::format("{} has no experts", model.name), "1");
-  if (mesh.ep > 1 && plan.units.experts != UnitPlacement::kOwn && !is_megatron) {
+  if (mesh.ep > 1 && plan.units.experts != UnitPlacement::kOwn && !is_megatron)
     return contradiction("units.experts", "experts that ranks share are units of their own", "own");
-  }
   if (mesh.etp != 1 && mesh.etp != mesh.tp) {
     return contradiction("mesh.etp", fmt::format("{} is neither 1 nor mesh.tp", mesh.etp),
                          mesh.tp == 1 ? "1" : fmt::format("1 or {}", mesh.tp));
@@ -325,9 +321,8 @@ Problem problem_of_schedule(const Plan& plan) {
   };
   const bool is_v = schedule == kZbvZeroBubble || schedule == kDualPipeV;
   const std::int64_t only = is_v ? 2 : 1;
-  if ((is_v || schedule == kGPipe || schedule == k1F1B) && stages != only) {
+  if ((is_v || schedule == kGPipe || schedule == k1F1B) && stages != only)
     return refused("pipeline.stages_per_rank", stages, "stages on a rank", std::to_string(only));
-  }
   const bool fills = schedule == k1F1B && plan.runtime.kind != RuntimeKind::kMegatron;
   const std::int64_t least = fills ? ranks : schedule == kDualPipeV ? 2 * ranks : 1;
   if (all < least) {
@@ -348,9 +343,8 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
   const auto refused = [&](const char* what) {
     return missing_capability("mesh.pp", fmt::format("{} {}", model.name, what), "mesh.pp: 1");
   };
-  if (model.tied_embeddings && plan.runtime.kind != RuntimeKind::kMegatron) {
+  if (model.tied_embeddings && plan.runtime.kind != RuntimeKind::kMegatron)
     return refused("shares a table between its first and last stage");
-  }
   std::int64_t embeddings = 0;
   for (const LayerInstance& layer : model.order) {
     const LayerSpec& spec = model.kinds[at(layer.kind)];
@@ -375,12 +369,10 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
     // "Trying to backward an extra time" (torch.utils.checkpoint).
     const auto repeats = [](Recompute mode) { return mode == Recompute::kSelective; };
     if (repeats(plan.recompute.value) ||
-        std::ranges::any_of(plan.recompute.ranges, [&](const auto& r) { return repeats(r.value); })) {
+        std::ranges::any_of(plan.recompute.ranges, [&](const auto& r) { return repeats(r.value); }))
       return missing_capability("recompute", schedule + " goes through a block's cache once", "full");
-    }
-    if (plan.mesh.tp > 1 && (plan.recompute.value != Recompute::kNone || !plan.recompute.ranges.empty())) {
+    if (plan.mesh.tp > 1 && (plan.recompute.value != Recompute::kNone || !plan.recompute.ranges.empty()))
       return missing_capability("recompute", schedule + " with mesh.tp is modelled with what forward has kept", "none");
-    }
   }
   if (const std::int64_t each = plan.pipeline.microbatches; each > 0 && plan.batch.accumulation % each != 0) {
     return contradiction("pipeline.microbatches",
@@ -410,9 +402,8 @@ std::optional<PlanProblem> problem_of_runtime_axes(const Plan& plan) {
                               fmt::format("{}: 1, or runtime: fsdp2@2.{}", asked.key, kOldestFsdp2WithAxes));
   }
   if (!is_zero(plan.runtime.kind) || plan.mesh.cp == 1 ||
-      plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses) {
+      plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses)
     return std::nullopt;
-  }
   return missing_capability(
       "context_parallel.rotate",
       fmt::format("{}@{} has DeepSpeed-Ulysses", to_string(plan.runtime.kind), plan.runtime.version),

@@ -29,9 +29,8 @@ RuntimeSet runtimes_named(std::string_view names) {
   while (!names.empty()) {
     const std::string_view name = cut(names, " ");
     std::size_t kind = 0;
-    while (to_string(static_cast<RuntimeKind>(kind)) != name) {
+    while (to_string(static_cast<RuntimeKind>(kind)) != name)
       FORESHARD_CHECK(++kind < kRuntimes, fmt::format("a capability is of runtime {}", name));
-    }
     set |= runtimes_of(kind);
   }
   return set;
@@ -65,11 +64,9 @@ const std::vector<AskedRow>& rows_of(RuntimeKind kind) {
   static std::array<std::once_flag, kRuntimes> is_read;
   const auto index = at(kind);
   std::call_once(is_read[index], [&] {
-    for (const Capability& each : capability_table()) {
-      if ((each.runtimes & runtimes_of(kind)) != 0) {
+    for (const Capability& each : capability_table())
+      if ((each.runtimes & runtimes_of(kind)) != 0)
         all[index].push_back({&each, each.asked.substr(0, each.asked.find(' ')), Condition(each.asked)});
-      }
-    }
   });
   return all[index];
 }

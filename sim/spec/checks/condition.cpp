@@ -44,7 +44,8 @@ bool is_norm_of_base(const LayerSpec& layer) {
 }
 
 bool has_experts(const LayerSpec& layer) {
-  return std::ranges::any_of(layer.parameters, [](const ParameterSpec& p) { return p.shape.size() > 2; });
+  return std::ranges::any_of(
+      layer.parameters, [](const ParameterSpec& p) { return p.shape.size() > 2; });
 }
 
 bool reads_images(const LayerSpec& layer) {
@@ -54,8 +55,8 @@ bool reads_images(const LayerSpec& layer) {
 
 // A weight that waits for a gradient and leads to no loss.
 bool waits_in_vain(const LayerSpec& layer) {
-  return std::ranges::any_of(layer.parameters,
-                             [&](const ParameterSpec& p) { return p.unused || (layer.unread && p.trainable); });
+  return std::ranges::any_of(
+      layer.parameters, [&](const ParameterSpec& p) { return p.unused || (layer.unread && p.trainable); });
 }
 
 auto tells_classes(const ModelSpec& model) {
@@ -111,9 +112,11 @@ bool compares(const Json& value, char comparison, const Json& with) {
 }
 
 bool stacks_share_table(const ModelSpec& model) {
-  return std::ranges::any_of(model.order, [&](const LayerInstance& layer) {
-    return layer.same_as >= 0 && model.kinds[at(layer.kind)].role == LayerRole::kEmbedding;
-  });
+  return std::ranges::any_of(
+      model.order,
+      [&](const LayerInstance& layer) {
+        return layer.same_as >= 0 && model.kinds[at(layer.kind)].role == LayerRole::kEmbedding;
+      });
 }
 
 PlanValue plan_value_named(std::string_view name) {
@@ -159,16 +162,21 @@ Condition::Condition(std::string_view text) {
 }
 
 bool Condition::holds(const Plan& plan) const {
-  return !terms_ || std::ranges::all_of(*terms_, [&](const Term& term) {
-    FORESHARD_CHECK(term.of_plan != nullptr, "a condition on a plan asks for a fact of a job");
-    return term.holds(term.of_plan(plan), plan);
-  });
+  return !terms_ || std::ranges::all_of(
+                        *terms_,
+                        [&](const Term& term) {
+                          FORESHARD_CHECK(term.of_plan != nullptr, "a condition on a plan asks for a fact of a job");
+                          return term.holds(term.of_plan(plan), plan);
+                        });
 }
 
 bool Condition::holds(const PlanDocument& document, const ModelSpec& model) const {
-  return !terms_ || std::ranges::all_of(*terms_, [&](const Term& term) {
-    return term.holds(term.of_plan ? term.of_plan(document.plan) : term.of_job(document, model), document.plan);
-  });
+  return !terms_ || std::ranges::all_of(
+                        *terms_,
+                        [&](const Term& term) {
+                          return term.holds(term.of_plan ? term.of_plan(document.plan) : term.of_job(document, model),
+                                            document.plan);
+                        });
 }
 
 }

@@ -53,20 +53,22 @@ const LayerSpec& kind_of(const ModelSpec& model, const LayerInstance& layer) { r
 
 // A table of positions stands beside the table of words in the embedding's layer.
 bool has_learned_positions(const ModelSpec& model) {
-  return std::ranges::any_of(model.order, [&](const LayerInstance& layer) {
-    const LayerSpec& kind = kind_of(model, layer);
-    if (kind.role != LayerRole::kEmbedding) return false;
-    return std::any_of(kind.parameters.begin() + (kind.parameters.empty() ? 0 : 1), kind.parameters.end(),
-                       [&](const ParameterSpec& parameter) {
-                         return parameter.shape.size() == 2 && parameter.shape[0] == model.max_positions;
-                       });
-  });
+  return std::ranges::any_of(
+      model.order,
+      [&](const LayerInstance& layer) {
+        const LayerSpec& kind = kind_of(model, layer);
+        if (kind.role != LayerRole::kEmbedding) return false;
+        return std::any_of(
+            kind.parameters.begin() + (kind.parameters.empty() ? 0 : 1), kind.parameters.end(),
+            [&](const ParameterSpec& parameter) {
+              return parameter.shape.size() == 2 && parameter.shape[0] == model.max_positions;
+            });
+      });
 }
 
 std::string expected_number(const PlanKeyType& type) {
-  if (type.kind == PlanKeyType::Kind::kInteger) {
+  if (type.kind == PlanKeyType::Kind::kInteger)
     return fmt::format("an integer from {} to {}", format_count(type.least), format_count(type.most));
-  }
   const std::string none = type.words == 0 ? "" : fmt::format(", or {}", type.word(0));
   if (type.above_least) return fmt::format("a number above {}{}", type.least_number, none);
   return fmt::format("a number from {} to {}{}{}", type.least_number, type.below_most ? "below " : "", type.most_number,
@@ -181,9 +183,8 @@ Problem problem_of_mesh(const Plan& plan, const Cluster& cluster) {
   };
   if (cluster.gpus % shard == 0) add(shard);
   if (cluster.gpus % replicate == 0) add(cluster.gpus / replicate);
-  if (fitting.empty()) {
+  if (fitting.empty())
     for (const std::int64_t divisor : nearest_divisors(cluster.gpus, shard)) add(divisor);
-  }
   return contradiction("mesh.shard",
                        fmt::format("shard {} x replicate {} = {} ranks, but the cluster has {} GPUs", shard, replicate,
                                    world, cluster.gpus),
@@ -203,27 +204,22 @@ Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
     return contradiction("units.embedding", fmt::format("{} is for the head only", to_string(embedding)),
                          "own, root or with_head");
   }
-  if (head == kWithHead) {
+  if (head == kWithHead)
     return contradiction("units.head", "with_head is for the embedding only", "own, root or with_norm");
-  }
   const bool has_norm =
       std::ranges::any_of(model.kinds, [](const LayerSpec& kind) { return kind.role == LayerRole::kFinalNorm; });
-  if ((head == kWithNorm || head == kNorm) && !has_norm) {
+  if ((head == kWithNorm || head == kNorm) && !has_norm)
     return contradiction("units.head", fmt::format("{} has no final norm", model.name), "own or root");
-  }
   if (embedding == kWithHead && (head == kRoot || head == kNorm)) {
     return contradiction("units.head", fmt::format("{} contradicts units.embedding with_head", to_string(head)),
                          "with_norm");
   }
-  if (block != kOwn && block != kRoot) {
+  if (block != kOwn && block != kRoot)
     return contradiction("units.blocks", "blocks are units or in the root", "own or root");
-  }
-  if (experts != kOwn && experts != kRoot) {
+  if (experts != kOwn && experts != kRoot)
     return contradiction("units.experts", "experts are units or in their block", "own or block");
-  }
-  if (adapters && plan.lora.rank == 0) {
+  if (adapters && plan.lora.rank == 0)
     return contradiction("units.adapters_alone", "the plan has no adapters", "false, or lora.rank");
-  }
   return std::nullopt;
 }
 
@@ -259,9 +255,8 @@ Problem problem_of_reshard(const Plan& plan, const ModelSpec& model) {
                          group == 1 ? "never" : (group == shard ? "always" : ""));
   };
   if (Problem problem = problem_of(plan.reshard_after_forward.value)) return problem;
-  for (const auto& range : plan.reshard_after_forward.ranges) {
+  for (const auto& range : plan.reshard_after_forward.ranges)
     if (Problem problem = problem_of(range.value)) return problem;
-  }
   if (plan.reshard_after_forward.ranges.empty()) return std::nullopt;
   return problem_of_ranges(plan.reshard_after_forward, kKey, "units", unit_count(plan, model));
 }
@@ -323,9 +318,8 @@ Problem problem_of_shared_table(const Plan& plan, const ModelSpec& model) {
   });
   const bool shares = plan.units.embedding == UnitPlacement::kOwn && stacks_share_table(model);
   if (plan.runtime.kind != RuntimeKind::kFsdp2 || plan.batch.accumulation == 1 ||
-      plan.accumulation != AccumulationMode::kKeepUnsharded || !(shares || repeats)) {
+      plan.accumulation != AccumulationMode::kKeepUnsharded || !(shares || repeats))
     return std::nullopt;
-  }
   if (repeats) {
     return missing_capability("accumulation.mode",
                               fmt::format("keep_unsharded is not modelled of blocks that {} calls again", model.name),
@@ -342,12 +336,10 @@ Problem problem_of_shared_table(const Plan& plan, const ModelSpec& model) {
 Problem problem_of_variants(const Plan& plan) {
   const bool is_compiled = plan.loss.kind == Loss::Kind::kCompiled && plan.compile == Compile::kModel;
   const bool is_eager = plan.loss.kind == Loss::Kind::kEager || plan.loss.kind == Loss::Kind::kEagerCompute;
-  if (!is_eager && !is_compiled && plan.logits == Logits::kHeld) {
+  if (!is_eager && !is_compiled && plan.logits == Logits::kHeld)
     return contradiction("logits", "held logits are those that an eager loss was given", "loss: eager", "released");
-  }
-  if (plan.logits == Logits::kKept && plan.loss.kind != Loss::Kind::kEager && plan.loss.kind != Loss::Kind::kChunked) {
+  if (plan.logits == Logits::kKept && plan.loss.kind != Loss::Kind::kEager && plan.loss.kind != Loss::Kind::kChunked)
     return contradiction("logits", "kept logits are those of an eager or chunked loss", "loss: eager", "released");
-  }
   if (plan.autocast && size_of(*plan.autocast) > size_of(plan.param_dtype)) {
     return contradiction("dtype.autocast", "autocast computes in no wider dtype than dtype.param", "dtype.param: fp32",
                          "none");
@@ -367,10 +359,8 @@ Problem problem_of_fused_linear(const Plan& plan, const ModelSpec& model) {
   const auto is_product = [](const Operation& op) { return op.kind == OperationKind::kGemm; };
   if (n >= 2 && kind_of(model, model.order[n - 1]).role == LayerRole::kLoss) {
     const LayerSpec& head = kind_of(model, model.order[n - 2]);
-    if (head.role == LayerRole::kHead && head.domain.positions == 0 &&
-        std::ranges::any_of(head.operations, is_product)) {
+    if (head.role == LayerRole::kHead && head.domain.positions == 0 && std::ranges::any_of(head.operations, is_product))
       return std::nullopt;
-    }
   }
   return contradiction("loss", fmt::format("{} has no linear head over every token", model.name), "loss: eager");
 }
@@ -393,9 +383,8 @@ Problem problem_of_frozen(const Plan& plan, const ModelSpec& model) {
   for (const LayerInstance& layer : model.order) {
     const LayerSpec& kind = kind_of(model, layer);
     const bool counts = kind.role == LayerRole::kBlock && layer.same_as < 0;
-    if (counts || kind.role == LayerRole::kInner || kind.tower) {
+    if (counts || kind.role == LayerRole::kInner || kind.tower)
       is_trained |= !kind.parameters.empty() && !is_frozen(frozen, kind, block);
-    }
     if (kind.role == LayerRole::kBlock) ++block;
   }
   if (is_trained) return std::nullopt;
@@ -443,15 +432,13 @@ Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
   const Lora& lora = plan.lora;
   if (lora.rank == 0) return std::nullopt;
   const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
-  if (plan.float8 != Float8::kNone && !is_megatron) {
+  if (plan.float8 != Float8::kNone && !is_megatron)
     return contradiction("float8", "adapters' base is not cast to fp8", "none, or lora.rank: 0");
-  }
   if (is_megatron) {
     if (Problem problem = problem_of_parallel_adapters(plan, model)) return problem;
   }
-  if ((lora.trains_embedding || lora.trains_head) && model.tied_embeddings) {
+  if ((lora.trains_embedding || lora.trains_head) && model.tied_embeddings)
     return contradiction("lora.modules_to_save", "embedding and head are tied, of which PEFT copies one", "none");
-  }
   for (const std::string& target : lora.targets) {
     const bool found = target == Lora::kAllLinear || std::ranges::any_of(model.kinds, [&](const LayerSpec& layer) {
                          return std::ranges::any_of(layer.operations, [&](const auto& op) {
@@ -515,9 +502,8 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
   if (Problem problem = problem_of_reshard(plan, model)) return problem;
   if (!plan.unshard_in_backward.ranges.empty()) {
     if (Problem problem =
-            problem_of_ranges(plan.unshard_in_backward, "unshard_in_backward", "units", unit_count(plan, model))) {
+            problem_of_ranges(plan.unshard_in_backward, "unshard_in_backward", "units", unit_count(plan, model)))
       return problem;
-    }
   }
   if (!plan.recompute.ranges.empty()) {
     if (Problem problem = problem_of_ranges(plan.recompute, "recompute", "layers", model.block_count())) return problem;
@@ -538,9 +524,8 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
 
 void throw_problem(const PlanProblem& problem, Location location) {
   location.key_path = problem.key;
-  if (problem.exit_code == ExitCode::kInvalidInput) {
+  if (problem.exit_code == ExitCode::kInvalidInput)
     throw ConfigError(std::move(location), problem.what_is_wrong, problem.expected, problem.did_you_mean);
-  }
   std::string what = problem.what_is_wrong;
   if (!problem.did_you_mean.empty()) what += "; nearest plan: " + problem.did_you_mean;
   // A ConfigError's text, under another exit code.

@@ -122,9 +122,12 @@ Problem problem_of_engine_operations(const ModelSpec& model) {
 }
 
 bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, const Mesh& mesh) {
-  return std::ranges::any_of(model.kinds, [&](const LayerSpec& layer) {
-    return std::ranges::any_of(layer.parameters, [&](const auto& p) { return shard_dim_of(p, wanted, mesh) > 0; });
-  });
+  return std::ranges::any_of(
+      model.kinds,
+      [&](const LayerSpec& layer) {
+        return std::ranges::any_of(
+            layer.parameters, [&](const auto& p) { return shard_dim_of(p, wanted, mesh) > 0; });
+      });
 }
 
 PlanProblem contradiction(std::string key, std::string what_is_wrong, std::string expected, std::string did_you_mean) {

@@ -23,9 +23,8 @@ bool has_modules_in_blocks(const ModelSpec& model) {
 
 const Operation* find_experts(const ModelSpec& model) {
   for (const LayerSpec& kind : model.kinds) {
-    for (const Operation& op : kind.operations) {
+    for (const Operation& op : kind.operations)
       if (op.groups > 1) return &op;
-    }
   }
   return nullptr;
 }
@@ -99,16 +98,14 @@ void add_mixed_nodes(const Cluster& cluster, std::vector<std::string>& texts) {
 std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model, const Cluster& cluster) {
   std::vector<std::string> texts;
   add_mixed_nodes(cluster, texts);
-  if (plan.placement != RankPlacement::kListed && !cluster.routes) {
+  if (plan.placement != RankPlacement::kListed && !cluster.routes)
     texts.push_back(fmt::format("placement {} has no effect: all nodes are alike", to_string(plan.placement)));
-  }
   if (model.max_positions > 0 && plan.batch.sequence > model.max_positions) {
     texts.push_back(fmt::format("batch.sequence {} exceeds the {} positions {} was made for", plan.batch.sequence,
                                 model.max_positions, model.name));
   }
-  if (plan.accumulation == AccumulationMode::kKeepUnsharded && plan.batch.accumulation == 1) {
+  if (plan.accumulation == AccumulationMode::kKeepUnsharded && plan.batch.accumulation == 1)
     texts.emplace_back("accumulation.mode keep_unsharded has no effect while batch.accumulation is 1");
-  }
   if (plan.batch.labelled > 0 && plan.loss.kind != Loss::Kind::kTiledLinear && !takes_labelled_rows(plan)) {
     texts.emplace_back(
         "batch.labelled has no effect here: logits of every token are made (so of runtimes native "
@@ -120,9 +117,8 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model, cons
                     "dtype.param fp16 is what it has",
                     cluster.gpu.name));
   }
-  if (plan.param_dtype == DType::kFp16) {
+  if (plan.param_dtype == DType::kFp16)
     texts.emplace_back("dtype.param fp16 needs loss scaling, which is not modelled");
-  }
   if (const Operation* experts = find_experts(model)) {
     const std::int64_t rows = plan.batch.micro_batch * plan.batch.sequence * experts->rows / experts->groups;
     texts.push_back(fmt::format("routing is taken as balanced: every one of {} experts gets {} rows of a micro-batch",

@@ -36,7 +36,8 @@ std::vector<Module> read_modules(const ConfigNode& node) {
 }
 
 Json written_modules(const std::vector<Module>& modules) {
-  return json_list(modules, [&](const Module module) -> Json { return to_string(module); });
+  return json_list(
+      modules, [&](const Module module) -> Json { return to_string(module); });
 }
 
 constexpr auto kLibraryKeys = [] {

@@ -32,9 +32,8 @@ Json number_of(const PlanKeyType& type) {
     return integer;
   }
   Json number = {{"type", "number"}, {type.above_least ? "exclusiveMinimum" : "minimum", type.least_number}};
-  if (type.most_number < PlanKeyType{}.most_number) {
+  if (type.most_number < PlanKeyType{}.most_number)
     number[type.below_most ? "exclusiveMaximum" : "maximum"] = type.most_number;
-  }
   return number;
 }
 

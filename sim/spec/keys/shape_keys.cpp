@@ -43,8 +43,8 @@ constexpr PlanKeyType kUnshardPolicy = other(R"({"oneOf": [{"type": "boolean"},
     "examples": [true, [{"units": 0, "value": false}]]})");
 
 std::vector<std::int64_t> read_rows(const ConfigNode& n) {
-  return list_of<std::int64_t>(n.elements(),
-                               [&](const ConfigNode& item) { return item.as_int(0, plan_limits::kSequence); });
+  return list_of<std::int64_t>(
+      n.elements(), [&](const ConfigNode& item) { return item.as_int(0, plan_limits::kSequence); });
 }
 
 std::vector<std::string> read_orders(const ConfigNode& n) {

@@ -68,9 +68,8 @@ FairShares fair_shares(const GroupLoads& loads, std::size_t ends, const std::fun
     heap.pop_back();
     WireState& wire = wires[i];
     double all = 0;
-    for (std::uint32_t u = wire.first; u < wire.first + wire.count; ++u) {
+    for (std::uint32_t u = wire.first; u < wire.first + wire.count; ++u)
       all += shares.rate[users[u]] == kUnbound ? 1 : 0;
-    }
     if (all == 0) continue;
     const double now = level(wire);
     if (now > was * (1 + kRounding)) {

@@ -58,9 +58,8 @@ std::vector<std::int32_t> switches_below_each_other(const Topology& topology) {
       stack.pop_back();
       if (order[at(here)] >= 0) continue;
       order[at(here)] = place++;
-      for (auto n = next[at(here)].rbegin(); n != next[at(here)].rend(); ++n) {
+      for (auto n = next[at(here)].rbegin(); n != next[at(here)].rend(); ++n)
         if (order[at(*n)] < 0 && height[at(*n)] < height[at(here)]) stack.push_back(*n);
-      }
     }
   }
   return order;
@@ -78,9 +77,8 @@ RankGroups tiled_groups(const GroupShape& shape, std::int64_t gpus) {
   const std::int64_t block = shape.size * shape.stride;
   for (std::int64_t start = 0; start + block <= gpus; start += block) {
     for (std::int64_t offset = 0; offset < shape.stride; ++offset) {
-      for (std::int64_t i = 0; i < shape.size; ++i) {
+      for (std::int64_t i = 0; i < shape.size; ++i)
         groups.ranks.push_back(static_cast<std::int32_t>(start + offset + i * shape.stride));
-      }
       groups.begin.push_back(static_cast<std::int32_t>(groups.ranks.size()));
     }
   }
@@ -103,9 +101,8 @@ std::vector<std::int32_t> placed(const Topology& topology, RankPlacement placeme
   gpus.reserve(at(topology.gpus));
   if (placement == RankPlacement::kByRail) {
     for (std::int32_t local = 0; gpus.size() < at(topology.gpus); ++local) {
-      for (const TopologyNode& node : topology.nodes) {
+      for (const TopologyNode& node : topology.nodes)
         if (local < node.gpus) gpus.push_back(node.first_gpu + local);
-      }
     }
     return gpus;
   }

@@ -81,15 +81,13 @@ class Router {
   GroupRoute lay(std::span<const std::int32_t> ranks) {
     sort_by_domain(ranks);
     GroupRoute made = {.nodes = std::ssize(domain_begin_) - 1, .ranks_per_node = std::ssize(ranks)};
-    for (std::size_t d = 0; d + 1 < domain_begin_.size(); ++d) {
+    for (std::size_t d = 0; d + 1 < domain_begin_.size(); ++d)
       made.ranks_per_node = std::min<std::int64_t>(made.ranks_per_node, domain_begin_[d + 1] - domain_begin_[d]);
-    }
     inside_hops_ = outside_hops_ = {};
     const auto channels = made.nodes == 1 ? std::int32_t{1} : static_cast<std::int32_t>(made.ranks_per_node);
     for (std::int32_t c = 0; c < channels; ++c) add_ring(c, channels);
-    if (made.nodes > 1) {
+    if (made.nodes > 1)
       for (std::int32_t c = 0; c < channels; ++c) add_trees(c, channels);
-    }
     made.link_latency = inside_hops_.count > 0 ? inside_hops_.mean() : 2 * latency(t_.link_of[at(ranks[0])]);
     made.network_latency = outside_hops_.mean();
     return made;
@@ -208,19 +206,16 @@ class Router {
     const std::int32_t rank = end.rank;
     if (end.port >= 0) {
       exits.push_back({end.port, -1});
-      for (std::int32_t i = t_.access_begin[at(rank)]; i < t_.access_begin[at(rank) + 1]; ++i) {
+      for (std::int32_t i = t_.access_begin[at(rank)]; i < t_.access_begin[at(rank) + 1]; ++i)
         if (t_.access[at(i)].port == end.port) exits.back().access = i;
-      }
       return;
     }
-    for (std::int32_t i = t_.access_begin[at(rank)]; i < t_.access_begin[at(rank) + 1]; ++i) {
+    for (std::int32_t i = t_.access_begin[at(rank)]; i < t_.access_begin[at(rank) + 1]; ++i)
       exits.push_back({t_.access[at(i)].port, i});
-    }
     if (!exits.empty()) return;
     const TopologyNode& node = t_.nodes[at(t_.node_of[at(rank)])];
-    for (std::int32_t p = node.first_port; p < node.first_port + node.ports; ++p) {
+    for (std::int32_t p = node.first_port; p < node.first_port + node.ports; ++p)
       if (t_.ports[at(p)].wire >= 0 && t_.ports[at(p)].owner >= 0) exits.push_back({p, -1});
-    }
     if (exits.empty()) {
       throw Error(ExitCode::kInvalidInput,
                   fmt::format("rank {} ({}) has no network port", rank, device_name(t_, rank)));
@@ -270,9 +265,8 @@ class Router {
   }
 
   const PortAccess& access_of_owner(const Port& port, std::int32_t index) const {
-    for (std::int32_t i = t_.access_begin[at(port.owner)];; ++i) {
+    for (std::int32_t i = t_.access_begin[at(port.owner)];; ++i)
       if (t_.access[at(i)].port == index) return t_.access[at(i)];
-    }
   }
 
   // Out of the rank's node, or into it.

@@ -71,9 +71,8 @@ std::vector<LinkShares> most_wanted(std::set<Shares> rows, std::size_t shapes) {
   std::ranges::stable_sort(kept, [&](const Shares& a, const Shares& b) { return asked(a) > asked(b); });
   kept.resize(std::min(kept.size(), kSharedLinks));
   std::vector<LinkShares> result(shapes, LinkShares{});
-  for (std::size_t k = 0; k < kept.size(); ++k) {
+  for (std::size_t k = 0; k < kept.size(); ++k)
     for (std::size_t i = 0; i < shapes; ++i) result[i][k] = as_double(kept[k][i]) / kSteps;
-  }
   return result;
 }
 

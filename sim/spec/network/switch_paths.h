@@ -95,9 +95,8 @@ class SwitchPaths {
       for (const auto& [device, share] : front) {
         double rate = 0;
         const auto nearer = [&](const Neighbour& n) { return hops[at(n.device)] == left - 1; };
-        for (const Neighbour& n : next(device)) {
+        for (const Neighbour& n : next(device))
           if (nearer(n)) rate += rate_of(n.end);
-        }
         for (const Neighbour& n : next(device)) {
           if (!nearer(n)) continue;
           const double part = rate > 0 ? share * rate_of(n.end) / rate : share;

@@ -131,9 +131,8 @@ class TopologyBuilder {
     for (std::int32_t p = 0; p < place.ports && count > 0; ++p) {
       const Port& port = topology_.ports[at(place.first_port + p)];
       const auto own = at(p * count / place.ports);
-      if (fraction({node_of(place), kNic, p}) > 0) {
+      if (fraction({node_of(place), kNic, p}) > 0)
         behind[at(p)] = connect(switches[own], port.device, port_rate(kind, place, p), part(kind.nic_latency, 8));
-      }
     }
     const std::int32_t each = place.ports / std::max(1, place.gpus);
     const std::int32_t sharing = place.ports > 0 ? (place.gpus + place.ports - 1) / place.ports : 1;
@@ -217,9 +216,8 @@ Topology build_topology(const Cluster& cluster) { return TopologyBuilder(cluster
 std::string node_name(const Topology& topology, std::int64_t node) {
   std::int64_t first = 0;
   for (const NodeGroup& group : topology.layout.groups) {
-    if (node < first + group.count) {
+    if (node < first + group.count)
       return group.names.empty() ? fmt::format("n{}", node) : group.names[at(node - first)];
-    }
     first += group.count;
   }
   FORESHARD_CHECK(false, "a node that is not there");
