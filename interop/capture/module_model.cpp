@@ -636,6 +636,63 @@ class ModuleWriter {
     return parameter.starts_with(prefix) ? parameter.substr(prefix.size()) : parameter;
   }
 
+  // What an operation reads and makes, by the layer's names.
+  struct Operands {
+    std::vector<std::string> inputs, weights;
+    std::set<std::string> wanted = {};  // inputs that have a gradient
+    std::vector<std::string> outputs = {};
+    bool view = false;
+    bool sums = false;  // its second input's gradient, which is narrower
+  };
+
+  Operands read_operands(const Json& operation) {
+    const Layer& layer = layers_.back();
+    Operands of;
+    of.view = operation.value("view", false);
+    for (const Json& in : operation.at("in")) {
+      if (in.is_string()) {
+        const std::string weight = in.get<std::string>();
+        // Used again in the head it is a constant, but for the table; and where another use has its
+        // gradient.
+        const bool is_table =
+            layers_[0].parameters.contains(weight) && document_.at("parameters").at(weight).at("shape").size() > 1;
+        const bool again = (layer.role == "head" && seen_parameters_.contains(weight) && !is_table) ||
+                           (!is_differentiated(operation) && differentiated_.contains(weight));
+        const bool has = contains(of.weights, weight);
+        if (!again && !has) of.weights.push_back(weight);
+        continue;
+      }
+      std::optional<std::string> name = known_or_position(in.get<std::int64_t>(), operation);
+      if (name && !contains(of.inputs, *name)) of.inputs.push_back(*name);
+      if (name && found_.made_at.contains(in)) of.wanted.insert(*name);
+    }
+    for (const Json& in : operation.at("in")) {
+      if (!of.inputs.empty() || !in.is_number()) continue;
+      if (const auto name = stand_in(in.get<std::int64_t>(), true)) of.inputs.push_back(*name);
+    }
+    return of;
+  }
+
+  std::string operation_of(const Json& operation, const Operands& of) const {
+    std::string op = word_of(operation.at("op").get<std::string>());
+    if (of.inputs.empty() && op != "embedding") op = "scale";  // of parameters alone
+    // (A weight that is computed, as of a normed one, is an input beside its bias.)
+    const bool has_bias_alone = std::ranges::all_of(of.weights, [&](const std::string& weight) {
+      return document_.at("parameters").at(weight).at("shape").size() < 2;
+    });
+    // (Of a part of a weight, as attention's of keys and values, the product is no layer's.)
+    const bool is_of_part = std::ranges::any_of(of.weights, [&](const std::string& weight) {
+      const Json& said = document_.at("parameters").at(weight);
+      const std::int64_t each = operation.value("n", 1) * operation.value("k", std::int64_t{1});
+      return said.at("shape").size() > 1 && numel_of(said) % each != 0;
+    });
+    if (op == "linear" &&
+        (of.weights.empty() || of.inputs.empty() || is_of_part || (has_bias_alone && !operation.contains("n"))))
+      op = "multiply";
+    if (op == "embedding" && of.weights.empty()) op = "gather";
+    return op;
+  }
+
   void add(std::size_t i, const Json& operation) {
     const std::string aten = operation.at("op");
     if (aten == "arange") {
@@ -646,57 +703,19 @@ class ModuleWriter {
     if (i == 0) add_before();
     Layer& layer = layers_.back();
     const OperationPlace stands{layer, i};
-    const bool in_place = operation.value("in_place", false), view = operation.value("view", false);
-    std::vector<std::string> inputs, weights;
-    std::set<std::string> wanted;  // inputs that have a gradient
-    for (const Json& in : operation.at("in")) {
-      if (in.is_string()) {
-        const std::string weight = in.get<std::string>();
-        // Used again in the head it is a constant, but for the table; and where another use has its
-        // gradient.
-        const bool is_table =
-            layers_[0].parameters.contains(weight) && document_.at("parameters").at(weight).at("shape").size() > 1;
-        const bool again = (layer.role == "head" && seen_parameters_.contains(weight) && !is_table) ||
-                           (!is_differentiated(operation) && differentiated_.contains(weight));
-        const bool has = contains(weights, weight);
-        if (!again && !has) weights.push_back(weight);
-        continue;
-      }
-      std::optional<std::string> name = known_or_position(in.get<std::int64_t>(), operation);
-      if (name && !contains(inputs, *name)) inputs.push_back(*name);
-      if (name && found_.made_at.contains(in)) wanted.insert(*name);
-    }
-    for (const Json& in : operation.at("in")) {
-      if (!inputs.empty() || !in.is_number()) continue;
-      if (const auto name = stand_in(in.get<std::int64_t>(), true)) inputs.push_back(*name);
-    }
+    Operands of = read_operands(operation);
+    auto& [inputs, weights, wanted, outputs, view, sums] = of;
     // Before all that is differentiated (a tower under no_grad) gradients go as they would.
     const bool is_frozen = layers_.size() > 1 && i < first_differentiated_;
     const bool counts = is_differentiated(operation) || is_frozen;
     if (inputs.empty() && (weights.empty() || !counts)) return;
-    std::string op = word_of(aten);
-    if (inputs.empty() && op != "embedding") op = "scale";  // of parameters alone
-    // (A weight that is computed, as of a normed one, is an input beside its bias.)
-    const bool has_bias_alone = std::ranges::all_of(weights, [&](const std::string& weight) {
-      return document_.at("parameters").at(weight).at("shape").size() < 2;
-    });
-    // (Of a part of a weight, as attention's of keys and values, the product is no layer's.)
-    const bool is_of_part = std::ranges::any_of(weights, [&](const std::string& weight) {
-      const Json& said = document_.at("parameters").at(weight);
-      const std::int64_t each = operation.value("n", 1) * operation.value("k", std::int64_t{1});
-      return said.at("shape").size() > 1 && numel_of(said) % each != 0;
-    });
-    if (op == "linear" &&
-        (weights.empty() || inputs.empty() || is_of_part || (has_bias_alone && !operation.contains("n"))))
-      op = "multiply";
-    if (op == "embedding" && weights.empty()) op = "gather";
+    const std::string op = operation_of(operation, of);
     // Biases come first in ATen, behind their weights in a model.yaml.
     std::ranges::stable_sort(weights, [](const std::string& a, const std::string& b) {
       return a.ends_with("weight") > b.ends_with("weight");
     });
     std::vector<std::string> parameters;
     for (const std::string& weight : weights) parameters.push_back(add_parameter(weight, operation));
-    std::vector<std::string> outputs;
     for (std::size_t out = 0; out < operation.at("out").size(); ++out)
       outputs.push_back(add_tensor(i, operation, out, view ? "view" : op));
     // The gradient comes to the one of which a loss follows (a determinant's logarithm, not its
@@ -711,12 +730,13 @@ class ModuleWriter {
     const auto is_narrow = [&](const std::string& name) { return size(name) < size(result); };
     // What is broadcast stands last, where its gradient is summed.
     if (inputs.size() == 2 && is_narrow(inputs[0]) && !is_narrow(inputs[1])) std::swap(inputs[0], inputs[1]);
-    const bool sums = !view && aten != "bmm" && inputs.size() == 2 && is_differentiated(operation) &&
-                      is_narrow(inputs[1]) && !is_narrow(inputs[0]) && wanted.contains(inputs[1]);
+    sums = !view && aten != "bmm" && inputs.size() == 2 && is_differentiated(operation) && is_narrow(inputs[1]) &&
+           !is_narrow(inputs[0]) && wanted.contains(inputs[1]);
     if (op == "negative_log_likelihood" || (view && !inputs.empty())) inputs.resize(1);
-    if ((op == "multiply" || op == "add") && inputs.size() < 2) op = "scale";
-    Json made = {{"op", op},
-                 {"name", fmt::format("{}_{}{}", op, layer.operations.size(), of_module(operation))},
+    const bool is_scaled = (op == "multiply" || op == "add") && inputs.size() < 2;
+    const std::string word = is_scaled ? "scale" : op;
+    Json made = {{"op", word},
+                 {"name", fmt::format("{}_{}{}", word, layer.operations.size(), of_module(operation))},
                  {"inputs", inputs},
                  {"outputs", outputs}};
     if (!parameters.empty()) made["parameters"] = parameters;
@@ -726,37 +746,8 @@ class ModuleWriter {
       widen(inputs[0], made.value("k", std::int64_t{1}));
     }
     if (view) made["view"] = true;
-    // One that makes nothing in backward hands on what arrives.
-    const bool is_alias = is_differentiated(operation) && op != "embedding" && op != "cast" && !inputs.empty() &&
-                          (operation.at("backward").empty() || op == "add");
-    if (!is_differentiated(operation)) {
-      if (!is_frozen) made["gradient"] = "none";
-    } else if (view) {
-      const bool is_part = outputs.size() == 1 && size(result) < size(inputs[0]);
-      if (is_part) made["gradient"] = "alias_first";
-    } else if (is_alias) {
-      made["gradient"] = "alias";
-    } else if (op == "scatter_add") {
-      made["gradient"] = "alias_first";
-    } else if (op != "embedding") {
-      made["gradient"] = "own";
-      if (sums) made["sums_last"] = true;
-      if (in_place && layer.owned.contains(inputs[0])) made["in_place"] = true;
-      const bool is_plain = op == "scale" || op == "multiply" || !has_own_kernel(op);
-      if (is_plain) add_temporaries(i, operation, sums, made);
-    }
-    if (is_differentiated(operation) && op != "embedding") {
-      std::vector<std::string> saved;
-      for (const Json& kept : operation.at("saved")) {
-        const auto name = kept_name(kept);
-        if (!name || contains(saved, *name)) continue;
-        saved.push_back(*name);
-        // (The last of a function's operations keeps what earlier ones made.)
-        const bool is_read = contains(inputs, *name) || found_.is_read_from(kept, i + 1);
-        if (!is_read && !contains(outputs, *name)) made["released"].push_back(*name);
-      }
-      made["saved"] = saved;
-    }
+    add_gradient(i, operation, of, is_frozen, made);
+    if (is_differentiated(operation) && word != "embedding") add_saved(i, operation, of, made);
     if (aten == "bmm") add_head_product(made);
     add_workspace(i, "workspace", "forward_workspace", made);
     add_products(i, made);
@@ -773,6 +764,43 @@ class ModuleWriter {
     if (counts || layer.output.empty()) layer.output = result;  // (metrics are none)
     // (The first operation of a loss is known by what it is.)
     if (layer.role == "loss" && layer.operations.size() == 1) hold_over(static_cast<std::int64_t>(i));
+  }
+
+  // Whose gradient it hands on, or makes.
+  void add_gradient(std::size_t i, const Json& operation, const Operands& of, bool is_frozen, Json& made) {
+    const std::string op = made.at("op");
+    const Layer& layer = layers_.back();
+    if (!is_differentiated(operation)) {
+      if (!is_frozen) made["gradient"] = "none";
+    } else if (of.view) {
+      const bool is_part = of.outputs.size() == 1 && layer.sizes.at(of.outputs[0]) < layer.sizes.at(of.inputs[0]);
+      if (is_part) made["gradient"] = "alias_first";
+    } else if (op == "embedding") {
+      return;
+    } else if (op != "cast" && !of.inputs.empty() && (operation.at("backward").empty() || op == "add")) {
+      made["gradient"] = "alias";  // one that makes nothing in backward hands on what arrives
+    } else if (op == "scatter_add") {
+      made["gradient"] = "alias_first";
+    } else {
+      made["gradient"] = "own";
+      if (of.sums) made["sums_last"] = true;
+      if (operation.value("in_place", false) && layer.owned.contains(of.inputs[0])) made["in_place"] = true;
+      const bool is_plain = op == "scale" || op == "multiply" || !has_own_kernel(op);
+      if (is_plain) add_temporaries(i, operation, of.sums, made);
+    }
+  }
+
+  void add_saved(std::size_t i, const Json& operation, const Operands& of, Json& made) const {
+    std::vector<std::string> saved;
+    for (const Json& kept : operation.at("saved")) {
+      const auto name = kept_name(kept);
+      if (!name || contains(saved, *name)) continue;
+      saved.push_back(*name);
+      // (The last of a function's operations keeps what earlier ones made.)
+      const bool is_read = contains(of.inputs, *name) || found_.is_read_from(kept, i + 1);
+      if (!is_read && !contains(of.outputs, *name)) made["released"].push_back(*name);
+    }
+    made["saved"] = saved;
   }
 
   // The batch is the runtime's; what stands beside is kept by the layer that made it.

@@ -355,7 +355,13 @@ class StepBuilder {
   void find_gradients();
   void add_axes();
   void lower_units(const LayerPrograms& programs);
+  struct OpenUnits;
   void assign_layers(const LayerPrograms& programs);
+  std::int32_t new_unit(std::string name);
+  std::int32_t unit_of_block(std::int32_t layer, OpenUnits& open);
+  std::int32_t unit_of_end(std::int32_t layer, OpenUnits& open);
+  void assign_programs(std::int32_t layer, const LayerPrograms& programs);
+  void list_units(const OpenUnits& open);
   std::uint32_t program_of(std::int32_t layer, std::int32_t pass) const;
   // Which of a layer's programs a pass runs.
   enum class PassKind : std::uint8_t { kFirst, kLater, kLast, kSplit, kSplitLater, kEvaluation };

@@ -5,6 +5,7 @@
 // comes first. A module inside a block that is a unit itself follows its block. Units of the same
 // layers share a UnitShape, so that their rows share their Works.
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "sim/graph/step_builder.h"
@@ -42,6 +43,20 @@ void StepBuilder::lower_units(const LayerPrograms& programs) {
   size_units();
 }
 
+// What the walk over layers has opened.
+struct StepBuilder::OpenUnits {
+  std::int32_t block = 0;
+  std::int32_t blocks = -1;  // unit that still takes blocks
+  std::int32_t norm = -1;
+  std::int32_t tied = -1;                                // of embedding, norm and head
+  std::vector<std::pair<std::int32_t, Module>> owned{};  // by units, in forward order
+};
+
+std::int32_t StepBuilder::new_unit(std::string name) {
+  graph_.units.push_back({.name = std::move(name), .shards = plan_.mesh.fsdp()});
+  return unit_count() - 1;
+}
+
 void StepBuilder::assign_layers(const LayerPrograms& programs) {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   unit_of_layer_.assign(model_.order.size(), -1);
@@ -52,121 +67,124 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
   programs_of_layer_.assign(model_.order.size(), none);
   recompute_of_layer_.assign(model_.order.size(), Recompute::kNone);
   graph_.units.reserve(model_.order.size());
-  auto new_unit = [&](std::string name) {
-    graph_.units.push_back({.name = std::move(name), .shards = plan_.mesh.fsdp()});
-    return unit_count() - 1;
-  };
-  std::vector<std::pair<std::int32_t, Module>> owned;  // by units, in forward order
-  owned.reserve(model_.order.size());
+  OpenUnits open;
+  open.owned.reserve(model_.order.size());
   const bool has_root = std::ranges::any_of(model_.order, [&](const LayerInstance& layer) {
     const LayerSpec& spec = model_.kinds[at(layer.kind)];
     return has_parameters(spec) && (in_root(plan_.units, spec.role) || has_table_inside(spec));
   });
   if (has_root) root_ = new_unit("root");
 
-  std::int32_t block = 0;
-  std::int32_t open_blocks = -1;  // unit that still takes blocks
-  std::int32_t norm_unit = -1;
-  std::int32_t tied_unit = -1;  // of embedding, norm and head
   for (std::int32_t l = 0; l < layers; ++l) {
     const auto i = at(l);
     const LayerInstance& layer = model_.order[i];
     const LayerSpec& spec = model_.kinds[at(layer.kind)];
-    std::int32_t unit = root_;
-    block += layer.blocks_before;
+    open.block += layer.blocks_before;
+    std::int32_t& unit = unit_of_layer_[i];
     if (layer.same_as >= 0) {
       const auto first = at(layer.same_as);
       unit = unit_of_layer_[first];
       first_nested_[i] = first_nested_[first];
       block_of_layer_[i] = block_of_layer_[first];
     } else if (spec.role == LayerRole::kBlock) {
-      block_of_layer_[i] = block;
-      if (!in_root(plan_.units, spec.role)) {
-        if (block % plan_.units.layers_per_unit == 0) {
-          open_blocks = new_unit(layer.name);
-        } else {
-          std::string& name = graph_.units[at(open_blocks)].name;
-          name = joined(name, layer.name);
-        }
-        unit = open_blocks;
-      }
-      if (splits_block(plan_.units, block)) {
-        for (std::size_t n = 0; n < spec.nested.size(); ++n) {
-          const std::int32_t nested = new_unit(layer.name + "." + spec.nested[n]);
-          if (n == 0) first_nested_[i] = nested;
-          owned.push_back({nested, {l, static_cast<std::int8_t>(n + 1)}});
-        }
-      }
-      ++block;
-    } else if (spec.role == LayerRole::kLoss) {
-      unit = -1;
-    } else if (!in_root(plan_.units, spec.role)) {
-      const bool tied = plan_.units.embedding == UnitPlacement::kWithHead;
-      if (spec.role == LayerRole::kEmbedding) {
-        if (tied && spec.tower) {
-          unit = new_unit(layer.name);
-        } else {
-          const bool has_norm = plan_.units.head == UnitPlacement::kWithNorm;
-          const std::string tied_name = has_norm ? "embedding+norm+head" : "embedding+head";
-          unit = new_unit(tied ? tied_name : spec.tower ? layer.name : "embedding");
-          if (tied) tied_unit = unit;
-        }
-        if (has_table_inside(spec)) {
-          first_nested_[i] = std::exchange(unit, root_);
-          owned.push_back({first_nested_[i], {l, 1}});
-          for (std::size_t n = 1; n < spec.nested.size(); ++n) {
-            const std::int32_t table = new_unit(spec.nested[n]);
-            owned.push_back({table, {l, static_cast<std::int8_t>(n + 1)}});
-          }
-        }
-      } else if (tied) {
-        unit = tied_unit;
-      } else if (spec.role == LayerRole::kFinalNorm) {
-        const bool alone = plan_.units.head == UnitPlacement::kNorm;
-        unit = norm_unit = new_unit(alone ? "norm" : "norm+head");
-      } else {
-        unit = plan_.units.head == UnitPlacement::kWithNorm ? norm_unit : new_unit("head");
-      }
+      unit = unit_of_block(l, open);
+    } else if (spec.role != LayerRole::kLoss) {
+      unit = in_root(plan_.units, spec.role) ? root_ : unit_of_end(l, open);
     }
     if (block_of_layer_[i] >= 0) recompute_of_layer_[i] = plan_.recompute.at(block_of_layer_[i]);
-    unit_of_layer_[i] = unit;
-    if (unit >= 0 && layer.same_as < 0) owned.push_back({unit, {l, 0}});
-    const auto use = [&](PassKind kind, const std::shared_ptr<const LayerProgram>& program) {
-      if (program == nullptr) return;
-      auto it = std::ranges::find(graph_.programs, program);
-      if (it == graph_.programs.end()) it = graph_.programs.insert(graph_.programs.end(), program);
-      programs_of_layer_[i][at(kind)] = static_cast<std::int32_t>(it - graph_.programs.begin());
-    };
-    const Recompute recompute = recompute_of_layer_[i];
-    use(PassKind::kFirst, programs.at(l, recompute));
-    if (plan_.batch.accumulation > 1) {
-      use(PassKind::kLater, programs.at(l, recompute, StepMicroBatch::kLater));
-      use(PassKind::kLast, programs.at(l, recompute, StepMicroBatch::kLastOfSeveral));
+    if (unit >= 0 && layer.same_as < 0) open.owned.push_back({unit, {l, 0}});
+    assign_programs(l, programs);
+  }
+  list_units(open);
+}
+
+std::int32_t StepBuilder::unit_of_block(std::int32_t l, OpenUnits& open) {
+  const auto i = at(l);
+  const LayerInstance& layer = model_.order[i];
+  const LayerSpec& spec = model_.kinds[at(layer.kind)];
+  const std::int32_t block = block_of_layer_[i] = open.block++;
+  std::int32_t unit = root_;
+  if (!in_root(plan_.units, spec.role)) {
+    if (block % plan_.units.layers_per_unit == 0) {
+      open.blocks = new_unit(layer.name);
+    } else {
+      std::string& name = graph_.units[at(open.blocks)].name;
+      name = joined(name, layer.name);
     }
-    use(PassKind::kSplit, programs.at(l, recompute, StepMicroBatch::kSplit));
-    use(PassKind::kSplitLater, programs.at(l, recompute, StepMicroBatch::kSplitLater));
-    use(PassKind::kEvaluation, programs.evaluation(l));
+    unit = open.blocks;
   }
+  if (splits_block(plan_.units, block)) {
+    for (std::size_t n = 0; n < spec.nested.size(); ++n) {
+      const std::int32_t nested = new_unit(layer.name + "." + spec.nested[n]);
+      if (n == 0) first_nested_[i] = nested;
+      open.owned.push_back({nested, {l, static_cast<std::int8_t>(n + 1)}});
+    }
+  }
+  return unit;
+}
 
+// Of an embedding, a last norm or a head outside of the root.
+std::int32_t StepBuilder::unit_of_end(std::int32_t l, OpenUnits& open) {
+  const LayerInstance& layer = model_.order[at(l)];
+  const LayerSpec& spec = model_.kinds[at(layer.kind)];
+  const UnitPlacement head = plan_.units.head;
+  const bool tied = plan_.units.embedding == UnitPlacement::kWithHead;
+  if (spec.role != LayerRole::kEmbedding) {
+    if (tied) return open.tied;
+    if (spec.role == LayerRole::kFinalNorm)
+      return open.norm = new_unit(head == UnitPlacement::kNorm ? "norm" : "norm+head");
+    return head == UnitPlacement::kWithNorm ? open.norm : new_unit("head");
+  }
+  const char* const tied_name = head == UnitPlacement::kWithNorm ? "embedding+norm+head" : "embedding+head";
+  const std::int32_t unit = new_unit(spec.tower ? layer.name : tied ? tied_name : "embedding");
+  if (tied && !spec.tower) open.tied = unit;
+  if (!has_table_inside(spec)) return unit;
+  first_nested_[at(l)] = unit;
+  for (std::size_t n = 0; n < spec.nested.size(); ++n)
+    open.owned.push_back({n == 0 ? unit : new_unit(spec.nested[n]), {l, static_cast<std::int8_t>(n + 1)}});
+  return root_;
+}
+
+void StepBuilder::assign_programs(std::int32_t l, const LayerPrograms& programs) {
+  const auto use = [&](PassKind kind, const std::shared_ptr<const LayerProgram>& program) {
+    if (program == nullptr) return;
+    auto it = std::ranges::find(graph_.programs, program);
+    if (it == graph_.programs.end()) it = graph_.programs.insert(graph_.programs.end(), program);
+    programs_of_layer_[at(l)][at(kind)] = static_cast<std::int32_t>(it - graph_.programs.begin());
+  };
+  const Recompute recompute = recompute_of_layer_[at(l)];
+  use(PassKind::kFirst, programs.at(l, recompute));
+  if (plan_.batch.accumulation > 1) {
+    use(PassKind::kLater, programs.at(l, recompute, StepMicroBatch::kLater));
+    use(PassKind::kLast, programs.at(l, recompute, StepMicroBatch::kLastOfSeveral));
+  }
+  use(PassKind::kSplit, programs.at(l, recompute, StepMicroBatch::kSplit));
+  use(PassKind::kSplitLater, programs.at(l, recompute, StepMicroBatch::kSplitLater));
+  use(PassKind::kEvaluation, programs.evaluation(l));
+}
+
+// modules_of() and layers_of() of all units, one after the other.
+void StepBuilder::list_units(const OpenUnits& open) {
+  const auto sum_up = [](std::vector<std::int32_t>& first) {
+    std::partial_sum(first.begin(), first.end(), first.begin());
+  };
   first_module_.assign(graph_.units.size() + 1, 0);
-  for (const auto& [unit, module] : owned) ++first_module_[at(unit) + 1];
-  for (std::size_t u = 1; u < first_module_.size(); ++u) first_module_[u] += first_module_[u - 1];
-  modules_.resize(owned.size());
+  for (const auto& [unit, module] : open.owned) ++first_module_[at(unit) + 1];
+  sum_up(first_module_);
+  modules_.resize(open.owned.size());
   std::vector<std::int32_t> place(first_module_.begin(), first_module_.end() - 1);
-  for (const auto& [unit, module] : owned) modules_[at(place[at(unit)]++)] = module;
+  for (const auto& [unit, module] : open.owned) modules_[at(place[at(unit)]++)] = module;
 
+  const auto for_each_layer = [&](const auto& visit) {
+    for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l)
+      if (unit_of_layer(l) >= 0 && model_.order[at(l)].same_as < 0) visit(l, at(unit_of_layer(l)));
+  };
   first_layer_.assign(graph_.units.size() + 1, 0);
-  for (std::int32_t l = 0; l < layers; ++l) {
-    if (unit_of_layer(l) < 0 || model_.order[at(l)].same_as >= 0) continue;
-    ++first_layer_[at(unit_of_layer(l)) + 1];
-  }
-  for (std::size_t u = 1; u < first_layer_.size(); ++u) first_layer_[u] += first_layer_[u - 1];
+  for_each_layer([&](std::int32_t, std::size_t unit) { ++first_layer_[unit + 1]; });
+  sum_up(first_layer_);
   unit_layers_.assign(at(first_layer_.back()), 0);
-  std::vector<std::int32_t> next(first_layer_.begin(), first_layer_.end() - 1);
-  for (std::int32_t l = 0; l < layers; ++l) {
-    if (unit_of_layer(l) < 0 || model_.order[at(l)].same_as >= 0) continue;
-    unit_layers_[at(next[at(unit_of_layer(l))]++)] = l;
-  }
+  place.assign(first_layer_.begin(), first_layer_.end() - 1);
+  for_each_layer([&](std::int32_t l, std::size_t unit) { unit_layers_[at(place[unit]++)] = l; });
 }
 
 std::int32_t StepBuilder::add_part_list(std::vector<Bytes> sizes) {

@@ -356,6 +356,10 @@ class Fsdp2 final : public StepBuilder {
   void keep_unsharded_grads(std::int32_t unit);
   void release_inputs();
   void foreach_reduce(std::int32_t unit);
+  struct Reduction;
+  void pack_gradients(Reduction& reduction);
+  void reduce_scatter(Reduction& reduction);
+  void all_reduce(const Reduction& reduction);
   void rearrange_gradients(const UnitShape& shape, std::vector<std::int32_t>& gradients,
                            std::vector<std::int32_t>& kept_names, DType dtype);
   void note_last_reduction(Stream stream, const DeviceEvent& event);

@@ -148,163 +148,174 @@ DType Fsdp2::gradients_dtype(const Group& g) const {
   return (wide && kept) || narrowed ? plan_.reduce_dtype : plan_.param_dtype;
 }
 
+// One unit's gradients on their way through foreach_reduce.
+struct Fsdp2::Reduction {
+  std::int32_t unit;
+  const UnitShape& shape;
+  Division divide;
+  std::int32_t gradient_pass;
+  bool exchanges;   // by a reduce-scatter; else one rank copies
+  bool rearranges;  // what lies along another dimension
+  bool keeps_last = false;
+  bool is_named = false;  // each gradient is a buffer of its own
+  HeldInput input = {};   // of the reduce-scatter
+  std::int32_t output = kNoBuffer;
+  std::int64_t output_bytes = 0;
+  std::vector<std::int32_t> kept_names = {};  // gradients that local names hold to the end
+};
+
 void Fsdp2::foreach_reduce(std::int32_t unit) {
   Group& g = group(unit);
   const UnitShape& s = shape(unit);
-  const Division divide = division(unit);
-  const std::int64_t shards = s.shards;
-  const bool wide = !g.accumulated.empty() || version_.autograd_accumulates;
-  const bool kept = !g.accumulated.empty() || g.gradient_pass != pass();
-  const DType gradient_dtype = gradients_dtype(g);
   if (version_.partial_waits_before_pack && g.partial != kNoBuffer) {
     Scope scope(*this, "post_backward", unit);
     wait_stream(Stream::kReduceScatter, Stream::kCompute);
   }
   Scope scope(*this, "reduce", unit);
+  const bool exchanges = s.shards > 1 || version_.reduces_alone;
+  Reduction r = {unit, s, division(unit), g.gradient_pass, exchanges, s.trained_cut_numel > 0 && exchanges};
+  r.keeps_last = version_.keeps_last_gradient && exchanges;
+  r.output_bytes = s.trained_shard_numel * reduce_size();
+  pack_gradients(r);
+  reduce_scatter(r);
 
-  // Pack.
+  Stream stream = Stream::kReduceScatter;
+  std::int32_t finished_partial = kNoBuffer;
+  const bool is_partial = replicated() && !all_reduces_;
+  if (replicated() && g.partial != kNoBuffer) {
+    add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kPartial);
+    log_operator("add_", Stream::kReduceScatter, r.output_bytes, plan_.reduce_dtype);
+    if (is_partial)
+      StepBuilder::free(r.output);
+    else
+      finished_partial = std::exchange(g.partial, kNoBuffer);
+  } else if (is_partial) {
+    g.partial = r.output;
+  }
+  if (!is_partial) {
+    if (replicated()) all_reduce(r);
+    if (replicated()) stream = Stream::kAllReduce;
+    if (r.divide.after > 1) {
+      add_unit_row(EventKind::kAccumulate, stream, unit, kDivide);
+      log_operator("div_", stream, r.output_bytes, plan_.reduce_dtype);
+    }
+    store_sharded_grads(unit, r.output, stream);
+  }
+  g.post_reduce = record(stream, "post_reduce", unit);
+  note_last_reduction(stream, g.post_reduce);
+  if (r.is_named)
+    free_from_end(r.kept_names);
+  else if (r.keeps_last)
+    free_last_gradient(unit, r.gradient_pass);
+  if (version_.packs_on_reduce_stream) free_input(r.input);
+  if (logging_) log_here("reduce_end");
+  scope.leave();
+  if (finished_partial != kNoBuffer) {
+    StepBuilder::free(finished_partial);
+    if (logging_) log("free_partial_reduce_output", {.unit = unit, .bytes_in = r.output_bytes, .cause = log_where_});
+  }
+  if (!version_.packs_on_reduce_stream) held_inputs_.push_back(r.input);
+}
+
+void Fsdp2::pack_gradients(Reduction& r) {
+  Group& g = group(r.unit);
+  const bool wide = !g.accumulated.empty() || version_.autograd_accumulates;
+  const bool kept = !g.accumulated.empty() || g.gradient_pass != pass();
+  const DType gradient_dtype = gradients_dtype(g);
   const Stream packs = version_.packs_on_reduce_stream ? Stream::kReduceScatter : Stream::kCompute;
-  const bool keeps_last = version_.keeps_last_gradient && (shards > 1 || version_.reduces_alone);
-  std::vector<std::int32_t> kept_names;  // gradients that local names hold to the end
-  const std::int32_t gradient_pass = g.gradient_pass;
   const bool from_accumulated = !g.accumulated.empty();
-  const bool rearranges = s.trained_cut_numel > 0 && (shards > 1 || version_.reduces_alone);
   std::vector<std::int32_t> one_by_one = std::exchange(g.whole, {});
   const bool completed = !one_by_one.empty();
+  r.is_named = from_accumulated || r.rearranges || completed;
   if (completed)
     g.accumulated.clear();
   else if (from_accumulated)
     one_by_one = std::exchange(g.accumulated, {});
-  else if (rearranges)
-    one_by_one = gradient_buffers(unit, gradient_pass);
-  if (rearranges) rearrange_gradients(s, one_by_one, kept_names, gradient_dtype);
+  else if (r.rearranges)
+    one_by_one = gradient_buffers(r.unit, r.gradient_pass);
+  if (r.rearranges) rearrange_gradients(r.shape, one_by_one, r.kept_names, gradient_dtype);
   if (version_.packs_on_reduce_stream) wait_stream(Stream::kReduceScatter, Stream::kCompute);
   const EventId packed =
-      add_unit_row(EventKind::kReduceScatterCopyIn, packs, unit, kept && wide ? kUnsharded : kWholeGroup);
-  HeldInput held = {.bytes = s.trained_shard_numel * shards * reduce_size()};
-  held.buffer = allocate(MemoryCategory::kReduceScatterInput, packs, unit, Bytes(held.bytes));
+      add_unit_row(EventKind::kReduceScatterCopyIn, packs, r.unit, kept && wide ? kUnsharded : kWholeGroup);
+  r.input.bytes = r.output_bytes * r.shape.shards;
+  r.input.buffer = allocate(MemoryCategory::kReduceScatterInput, packs, r.unit, Bytes(r.input.bytes));
   if (logging_) {
     log_here("reduce_scatter_copy_in", {.stream = name(packs),
-                                        .bytes_in = s.trained_numel * size_of(gradient_dtype),
-                                        .bytes_out = held.bytes,
+                                        .bytes_in = r.shape.trained_numel * size_of(gradient_dtype),
+                                        .bytes_out = r.input.bytes,
                                         .dtype = to_string(gradient_dtype)});
   }
   if (version_.packs_on_reduce_stream) wait_stream(Stream::kCompute, Stream::kReduceScatter);
   if (!one_by_one.empty()) {
     // Of a last parameter that was replaced, the copy goes: its name holds what was there before.
-    const auto last = std::find_if(s.list.rbegin(), s.list.rend(), [](const UnitParameter& p) { return p.trainable; });
-    if (keeps_last && !(rearranges && last->shard_dim > 0)) {
-      kept_names.push_back(one_by_one.back());
+    const auto& list = r.shape.list;
+    const auto last = std::find_if(list.rbegin(), list.rend(), [](const UnitParameter& p) { return p.trainable; });
+    if (r.keeps_last && !(r.rearranges && last->shard_dim > 0)) {
+      r.kept_names.push_back(one_by_one.back());
       one_by_one.pop_back();
     }
     free_from_end(one_by_one);
-    if (!keeps_last) free_all(kept_names);
+    if (!r.keeps_last) free_all(r.kept_names);
   } else {
-    free_gradients(unit, gradient_pass);
-    if (!keeps_last) free_last_gradient(unit, gradient_pass);
+    free_gradients(r.unit, r.gradient_pass);
+    if (!r.keeps_last) free_last_gradient(r.unit, r.gradient_pass);
   }
   if (!version_.packs_on_reduce_stream) {
     wait(Stream::kReduceScatter, packed);
     if (logging_) log_here("wait", {.stream = "RS", .on = "stream D"});
   }
+}
 
-  // Reduce.
-  const std::int64_t output_bytes = s.trained_shard_numel * reduce_size();
-  std::int32_t output =
-      allocate(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, unit, Bytes(output_bytes));
-  if (divide.before > 1) {
-    add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kDivideInput);
-    log_operator("div_", Stream::kReduceScatter, held.bytes, plan_.reduce_dtype);
+void Fsdp2::reduce_scatter(Reduction& r) {
+  r.output = allocate(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, r.unit, Bytes(r.output_bytes));
+  if (r.divide.before > 1) {
+    add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, r.unit, kDivideInput);
+    log_operator("div_", Stream::kReduceScatter, r.input.bytes, plan_.reduce_dtype);
   }
-  if (shards > 1 || version_.reduces_alone) {
-    add_unit_row(EventKind::kReduceScatter, Stream::kReduceScatter, unit);
+  if (r.exchanges) {
+    add_unit_row(EventKind::kReduceScatter, Stream::kReduceScatter, r.unit);
     if (logging_) {
       const bool separate = plan_.communicators == Communicators::kSeparate;
       log_here("reduce_scatter", {.stream = "RS",
-                                  .bytes_in = held.bytes,
-                                  .bytes_out = output_bytes,
+                                  .bytes_in = r.input.bytes,
+                                  .bytes_out = r.output_bytes,
                                   .dtype = to_string(plan_.reduce_dtype),
-                                  .group = separate ? "reduce_scatter" : shard_group(unit),
-                                  .group_size = shards,
-                                  .on = divide.reduce_scatter,
-                                  .communicator = gathers_on(s),
+                                  .group = separate ? "reduce_scatter" : shard_group(r.unit),
+                                  .group_size = r.shape.shards,
+                                  .on = r.divide.reduce_scatter,
+                                  .communicator = gathers_on(r.shape),
                                   .issue = "c10d"});
     }
   } else {
-    add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kCopyAlone);
+    add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, r.unit, kCopyAlone);
     std::int32_t divided = kNoBuffer;
-    if (plan_.gradient_divide_factor && has_factor(unit)) {
-      divided = allocate(MemoryCategory::kShardedGrad, Stream::kReduceScatter, unit, Bytes(held.bytes));
-      log_operator("div", Stream::kReduceScatter, held.bytes, plan_.reduce_dtype);
+    if (plan_.gradient_divide_factor && has_factor(r.unit)) {
+      divided = allocate(MemoryCategory::kShardedGrad, Stream::kReduceScatter, r.unit, Bytes(r.input.bytes));
+      log_operator("div", Stream::kReduceScatter, r.input.bytes, plan_.reduce_dtype);
     }
-    log_operator("copy_", Stream::kReduceScatter, output_bytes, plan_.reduce_dtype);
+    log_operator("copy_", Stream::kReduceScatter, r.output_bytes, plan_.reduce_dtype);
     StepBuilder::free(divided);
   }
-  held.event = record(Stream::kReduceScatter, "reduce_scatter", unit);
-  const auto finish = [&] {
-    if (from_accumulated || rearranges || completed)
-      free_from_end(kept_names);
-    else if (keeps_last)
-      free_last_gradient(unit, gradient_pass);
-  };
+  r.input.event = record(Stream::kReduceScatter, "reduce_scatter", r.unit);
+}
 
-  Stream stream = Stream::kReduceScatter;
-  std::int32_t finished_partial = kNoBuffer;
-  if (replicated()) {
-    if (!all_reduces_) {
-      if (g.partial != kNoBuffer) {
-        add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kPartial);
-        log_operator("add_", Stream::kReduceScatter, output_bytes, plan_.reduce_dtype);
-        StepBuilder::free(output);
-      } else {
-        g.partial = output;
-      }
-      g.post_reduce = record(Stream::kReduceScatter, "post_reduce", unit);
-      finish();
-      if (version_.packs_on_reduce_stream) free_input(held);
-      if (logging_) log_here("reduce_end");
-      if (!version_.packs_on_reduce_stream) held_inputs_.push_back(held);
-      note_last_reduction(stream, g.post_reduce);
-      return;
-    }
-    if (g.partial != kNoBuffer) {
-      add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kPartial);
-      log_operator("add_", Stream::kReduceScatter, output_bytes, plan_.reduce_dtype);
-      finished_partial = std::exchange(g.partial, kNoBuffer);
-    }
-    stream = Stream::kAllReduce;
-    wait_stream(Stream::kAllReduce, Stream::kReduceScatter);
-    add_unit_row(EventKind::kAllReduce, Stream::kAllReduce, unit);
-    if (logging_) {
-      log_here("all_reduce", {.stream = "AR",
-                              .bytes_in = output_bytes,
-                              .bytes_out = output_bytes,
-                              .dtype = to_string(plan_.reduce_dtype),
-                              .group = of_experts(s) ? "expert_replicate" : "replicate",
-                              .group_size = plan_.mesh.replicate,
-                              .on = divide.all_reduce,
-                              .communicator = replicates_on(s),
-                              .issue = "c10d"});
-    }
-    g.all_reduce = record(Stream::kAllReduce, "all_reduce", unit);
-    if (version_.holds_all_reduce_input) g.all_reduce_pending = true;
+void Fsdp2::all_reduce(const Reduction& r) {
+  Group& g = group(r.unit);
+  wait_stream(Stream::kAllReduce, Stream::kReduceScatter);
+  add_unit_row(EventKind::kAllReduce, Stream::kAllReduce, r.unit);
+  if (logging_) {
+    log_here("all_reduce", {.stream = "AR",
+                            .bytes_in = r.output_bytes,
+                            .bytes_out = r.output_bytes,
+                            .dtype = to_string(plan_.reduce_dtype),
+                            .group = of_experts(r.shape) ? "expert_replicate" : "replicate",
+                            .group_size = plan_.mesh.replicate,
+                            .on = r.divide.all_reduce,
+                            .communicator = replicates_on(r.shape),
+                            .issue = "c10d"});
   }
-  if (divide.after > 1) {
-    add_unit_row(EventKind::kAccumulate, stream, unit, kDivide);
-    log_operator("div_", stream, output_bytes, plan_.reduce_dtype);
-  }
-  store_sharded_grads(unit, output, stream);
-  g.post_reduce = record(stream, "post_reduce", unit);
-  note_last_reduction(stream, g.post_reduce);
-  finish();
-  if (version_.packs_on_reduce_stream) free_input(held);
-  if (logging_) log_here("reduce_end");
-  scope.leave();
-  if (finished_partial != kNoBuffer) {
-    StepBuilder::free(finished_partial);
-    if (logging_) log("free_partial_reduce_output", {.unit = unit, .bytes_in = output_bytes, .cause = log_where_});
-  }
-  if (!version_.packs_on_reduce_stream) held_inputs_.push_back(held);
+  g.all_reduce = record(Stream::kAllReduce, "all_reduce", r.unit);
+  if (version_.holds_all_reduce_input) g.all_reduce_pending = true;
 }
 
 // The reduced gradients become the parameters' gradients, or are added to those there are.
