@@ -66,13 +66,17 @@ std::int64_t SizedJobs::sequences_of_step(const Job& job, std::int64_t most_sequ
   const std::vector<std::int64_t> micro_batches = space_of(job).micro_batches;
   const std::int64_t at_once = micro_batches.empty() ? 1 : micro_batches.front();
   std::int64_t ranks = job.cluster.gpus / mesh.sharing();
-  while (!split_axes(vary_).axes.empty() && ranks > 1 && checked_multiply(ranks, at_once) > most_sequences) do
-      --ranks;
-    while (job.cluster.gpus % ranks != 0);
+  const bool may_share = !split_axes(vary_).axes.empty();
+  const auto is_shareable = [&] {
+    return job.cluster.gpus % ranks == 0 && checked_multiply(ranks, at_once) <= most_sequences;
+  };
+  while (may_share && ranks > 1 && !is_shareable()) --ranks;
   const std::int64_t least = checked_multiply(ranks, at_once);
   if (least > most_sequences) {
-    throw Error(ExitCode::kInfeasible, fmt::format("a step of at most {} sequences is less than one for every GPU",
-                                                   format_count(most_sequences)));
+    throw Error(
+        ExitCode::kInfeasible,
+        fmt::format("a step of at most {} sequences is less than one for every GPU (--global-batch, --batch-tokens)",
+                    format_count(most_sequences)));
   }
   return most_sequences / least * least;
 }

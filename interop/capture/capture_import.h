@@ -37,13 +37,20 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
 // The units of a captured program, as fully_shard made them, in a plan's words.
 
 // model.json of a capture: its units are in forward order, the root first where it has parameters.
+// Ranks inside of those that shard: what activations are exchanged over.
+struct InnerAxes {
+  std::int64_t cp = 1, tp = 1;
+  std::string words() const;  // ", cp: 2": behind others of a mesh
+};
 // Keys and values of a plan: mesh, units, reshard_after_forward, dtype and what else units say;
 // behind each, what it was read off, and whether it leaves fp32 parameters under autocast.
 struct UnitWords {
   std::string key, value, source;
   bool widens = false;
 };
-std::vector<UnitWords> words_of_units(const Json& document, std::int64_t sequence_ranks);
+// Whether the root has the table of tokens a second time.
+bool has_second_table(const Json& document);
+std::vector<UnitWords> words_of_units(const Json& document, const InnerAxes& axes);
 
 // The text under a key; empty where there is none.
 std::string text_in(const Json& of, const char* key);

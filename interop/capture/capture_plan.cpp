@@ -36,8 +36,9 @@ struct Steps {
   std::int64_t half_products = 0, products = 0;
   std::string attention;  // the kernel that most calls take
   // Ranks that share each sequence, by whose collectives, and how keys and values come round.
-  std::int64_t sequence_ranks = 1;
+  InnerAxes axes;
   std::string rotate;
+  std::int64_t gathers = 0;  // of activations in forward, over the ranks of tp
   // While the optimizer steps: bytes that it holds beside what is there, that its kernels move.
   std::int64_t held = 0, moved = 0, launches = 0;
   bool scans = false;  // a recurrent mixer's kernel ran
@@ -57,7 +58,7 @@ void read_exchange(const CapturedCall& call, const std::string& name, std::int64
     steps.rotate = "alltoall";
   else if (steps.rotate.empty())
     steps.rotate = "allgather";
-  steps.sequence_ranks = ranks;
+  steps.axes.cp = ranks;
 }
 
 Steps read_steps(const Capture& capture) {
@@ -74,6 +75,7 @@ Steps read_steps(const Capture& capture) {
   }
   bool in_backward = false;
   std::int64_t there = 0, before = -1;  // bytes; in front of the optimizer
+  std::int64_t summed_over = -1;        // communicator
   for (std::size_t i = range.begin; i < range.end; ++i) {
     const CapturedCall& call = capture.calls[i];
     const std::string& name = capture.name_of(call);
@@ -88,15 +90,16 @@ Steps read_steps(const Capture& capture) {
     constexpr std::int64_t kNumbers = 1 << 16;  // bytes: norms and losses have fewer
     const bool is_collective = call.kind == CapturedCall::Kind::kCollective;
     if (is_collective) read_exchange(call, name, ranks[call.values[0]], in_backward || call.thread != main, steps);
-    if (is_collective && call.values[1] > kNumbers && (name == "reduce_scatter" || name == "all_reduce")) {
-      steps.first_reduction = std::min(steps.first_reduction, steps.micro_batches);
-      if (name == "all_reduce" && !in_backward && call.thread == main && before < 0) {
-        throw Error(ExitCode::kMissingCapability,
-                    fmt::format("{}: the forward sums activations over {} ranks (tensor parallel), "
-                                "which no plan is made of; foreshard predict --capture forecasts "
-                                "the step as it is",
-                                capture.path, ranks[call.values[0]]));
+    const bool in_forward = !in_backward && call.thread == main && before < 0;
+    if (is_collective && in_forward && call.values[1] > kNumbers) {
+      if (name == "all_reduce") {
+        summed_over = call.values[0];
+        steps.axes.tp = ranks[summed_over];
       }
+      steps.gathers += name == "all_gather" && call.values[0] == summed_over;
+    } else if (is_collective && call.values[1] > kNumbers && call.values[0] != summed_over &&
+               (name == "reduce_scatter" || name == "all_reduce")) {
+      steps.first_reduction = std::min(steps.first_reduction, steps.micro_batches);
     }
     const auto kernel = captured_kernel(capture, call, Pass::kForward);
     if (!kernel) continue;
@@ -217,7 +220,7 @@ void add_batch(const Json& document, const Steps& steps, const Extents& own, Key
     sequence = own.sequence;
   }
   if (batch < 1) return;
-  sequence *= steps.sequence_ranks;
+  sequence *= steps.axes.cp;
   const std::string length = has_words && sequence > 0 ? fmt::format("sequence: {}, ", sequence) : std::string();
   const char* const padded = document.value("padded", false) ? ", padded: true" : "";
   out.line("batch",
@@ -565,7 +568,7 @@ void add_whole(const Capture& capture, const Json& document, const Steps& steps,
   const bool is_replica = document.contains("ddp");
   // Of one rank nothing is said: a search may take any mesh.
   if (capture.world > 1) {
-    out.line("mesh", fmt::format("{{shard: 1, replicate: {}}}", capture.world),
+    out.line("mesh", fmt::format("{{shard: 1, replicate: {}{}}}", capture.world / steps.axes.tp, steps.axes.words()),
              is_replica ? "DistributedDataParallel" : "no parameter is sharded");
   }
   // DDP's dtype is autocast's; fsdp2 on one rank stands for a model that nothing wraps.
@@ -685,7 +688,16 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   }
   KeyWriter out;
   Steps steps = read_steps(capture);
-  if (!is_known) steps.sequence_ranks = 1;  // a program's own exchanges may be of anything
+  // (Logits alone are gathered of a model whose layers a plan cuts.)
+  if (steps.axes.tp > 1 && (!is_known || steps.gathers > steps.micro_batches)) {
+    throw Error(ExitCode::kMissingCapability,
+                fmt::format("{}: the forward sums activations over {} ranks (tensor parallel){}; foreshard predict "
+                            "--capture forecasts the step as it is",
+                            capture.path, steps.axes.tp,
+                            is_known ? " and gathers what its layers make, which no plan does"
+                                     : ", of which layers are made of models of transformers alone"));
+  }
+  if (!is_known) steps.axes.cp = 1;  // a program's own exchanges may be of anything
   OwnModel own;
   if (is_known)
     own.text = config.dump(1) + "\n";
@@ -710,18 +722,30 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   add_batch(document, steps, own.extents, out);
   const Json units = document.value("units", Json::array());
   if (document.contains("deepspeed")) {
-    add_deepspeed(capture, document.at("deepspeed"), steps.sequence_ranks, out);
+    add_deepspeed(capture, document.at("deepspeed"), steps.axes.cp, out);
   } else if (units.empty()) {
     add_whole(capture, document, steps, out);
   } else {
-    for (const UnitWords& words : words_of_units(document, steps.sequence_ranks)) {
+    std::int64_t held = 0, own_numel = 0;
+    for (const Json& unit : units) held += unit.value("numel", std::int64_t{0});
+    for (const Json& parameter : document.value("parameters", Json::array())) own_numel += numel_of(parameter);
+    if (held > own_numel && !has_second_table(document)) {
+      out.made_.ledger.push_back({Mapping::kUnsupported, fmt::format("{} parameters", held - own_numel), "",
+                                  "units have them beside the model's (a tied head, apart)", "", 0});
+    }
+    for (const UnitWords& words : words_of_units(document, steps.axes)) {
       out.line(words.key, words.value, words.source);
       out.widens |= words.widens;
     }
   }
-  if (steps.sequence_ranks > 1) {
+  if (steps.axes.cp > 1) {
     out.line("context_parallel", fmt::format("{{rotate: {}}}", steps.rotate),
-             fmt::format("exchanges of {} ranks", steps.sequence_ranks));
+             fmt::format("exchanges of {} ranks", steps.axes.cp));
+  }
+  if (steps.axes.tp > 1) {
+    out.line("tensor_parallel",
+             fmt::format("{{sequence: false, loss: false, tables: {}}}", steps.gathers > 0 ? "head" : "whole"),
+             fmt::format("sums of activations over {} ranks", steps.axes.tp));
   }
   if (document.contains("fsdp1")) add_flat(document.at("fsdp1"), out);
   if (steps.micro_batches > 1 && capture.world > 1) {

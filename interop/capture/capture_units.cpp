@@ -84,24 +84,12 @@ Placed place(const Json& document, const Json& units) {
   return placed;
 }
 
-// Stacks that look one table up as a module of their own each have it a second time, in the root,
-// where fully_shard cut the model's own beside the head.
-bool has_second_table(const Json& document) {
-  const std::string table = text_in(document, "input_embeddings") + ".weight";
-  const Json all = document.value("parameters", Json::array());
-  const auto named =
-      std::ranges::find_if(all, [&](const Json& parameter) { return text_in(parameter, "name") == table; });
-  return named != all.end() && std::ranges::any_of(all, [&](const Json& parameter) {
-           const std::string name = text_in(parameter, "name");
-           return name != table && name.ends_with(".embed_tokens.weight") &&
-                  parameter.value("shape", Json()) == named->value("shape", Json());
-         });
-}
-
 std::string words_of(Placed p, bool second_table) {
   if (second_table && p.embedding == p.head) p.embedding = std::nullopt;
   const bool is_one = p.embedding && (p.embedding == p.head || p.embedding == p.norm);
-  const char* const head = p.head && p.norm == p.head ? "with_norm" : p.head ? "own" : p.norm ? "norm_only" : "root";
+  // (A tied head has no unit: its table's is it.)
+  const bool has_norm = p.norm && (p.norm == p.head || (p.norm == p.embedding && !p.head));
+  const char* const head = has_norm ? "with_norm" : p.head ? "own" : p.norm ? "norm_only" : "root";
   return fmt::format("{{embedding: {}, head: {}, blocks: {}, table_alone: {}}}",
                      is_one        ? "with_head"
                      : p.embedding ? "own"
@@ -181,7 +169,25 @@ std::string text_in(const Json& of, const char* key) {
   return it != of.end() && it->is_string() ? it->get<std::string>() : std::string();
 }
 
-std::vector<UnitWords> words_of_units(const Json& document, std::int64_t sequence_ranks) {
+// Stacks that look one table up as a module of their own each have it a second time, in the root,
+// where fully_shard cut the model's own beside the head.
+bool has_second_table(const Json& document) {
+  const std::string table = text_in(document, "input_embeddings") + ".weight";
+  const Json all = document.value("parameters", Json::array());
+  const auto named =
+      std::ranges::find_if(all, [&](const Json& parameter) { return text_in(parameter, "name") == table; });
+  return named != all.end() && std::ranges::any_of(all, [&](const Json& parameter) {
+           const std::string name = text_in(parameter, "name");
+           return name != table && name.ends_with(".embed_tokens.weight") &&
+                  parameter.value("shape", Json()) == named->value("shape", Json());
+         });
+}
+
+std::string InnerAxes::words() const {
+  return (cp > 1 ? fmt::format(", cp: {}", cp) : "") + (tp > 1 ? fmt::format(", tp: {}", tp) : "");
+}
+
+std::vector<UnitWords> words_of_units(const Json& document, const InnerAxes& axes) {
   Json units = document.at("units");
   const bool second_table = has_second_table(document);
   const auto with_table = std::ranges::find_if(units, [&](const Json& unit) {
@@ -196,8 +202,8 @@ std::vector<UnitWords> words_of_units(const Json& document, std::int64_t sequenc
       *std::find_if(units.begin(), units.end() - 1, [](const Json& unit) { return is_block(text_in(unit, "name")); });
   std::vector<UnitWords> words = {
       {"mesh",
-       fmt::format("{{shard: {}, replicate: {}{}}}", mesh.back() / sequence_ranks, mesh.size() > 1 ? mesh.front() : 1,
-                   sequence_ranks > 1 ? fmt::format(", cp: {}", sequence_ranks) : ""),
+       fmt::format("{{shard: {}, replicate: {}{}}}", mesh.back() / axes.cp, mesh.size() > 1 ? mesh.front() : 1,
+                   axes.words()),
        fmt::format("{} parameter groups of fully_shard", units.size())},
       {"units", words_of(place(document, units), second_table), "modules of the parameter groups"},
       {"reshard_after_forward", reshard_words(units), "post_forward_mesh_info of each"},

@@ -30,6 +30,11 @@ struct Looked {
   std::string model;
   std::int64_t parameters = 0;
   std::int64_t sequence = 0;
+  void note(const SizedJob& job) {
+    model = job.model.name;
+    parameters = job.model.parameters();
+    sequence = job.space.base.batch.sequence;
+  }
 };
 
 // With the plan that is fastest of those that fit with the confidence asked for. Where that is
@@ -67,9 +72,7 @@ Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const Ru
   try {
     const JobVariants variants = make(candidate, options.most_sequences);
     const SizedJob& job = variants.front();
-    looked.model = job.model.name;
-    looked.parameters = job.model.parameters();
-    looked.sequence = job.space.base.batch.sequence;
+    looked.note(job);
     if (!candidate.is_largest && terms.deadline && least_seconds(job, terms) > *terms.deadline) {
       looked.reason = "late even at the GPUs' peak";
       return looked;
@@ -234,7 +237,9 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
     looked[i] = look_at(candidate, make, terms, options);
     if (i == 0 || candidates[i].machine != candidates[i - 1].machine) {
       try {
-        smallest[i] = smallest_that_holds(make(candidates[i], kMaxGpus), {terms.confidence}, kMaxGpus);
+        const JobVariants variants = make(candidates[i], kMaxGpus);
+        looked[i].note(variants.front());
+        smallest[i] = smallest_that_holds(variants, {terms.confidence}, kMaxGpus);
       } catch (const Error& error) {
         if (error.exit_code() == ExitCode::kInternal) throw;
       }

@@ -76,8 +76,8 @@ TEST(Captured, AnImportedPlanIsTheCapture) {
   for (const auto& [name, said, count] :
        {std::tuple("llama_fsdp2_8", "head: with_norm", 24U), std::tuple("llama_autocast_8", "residual: fp32", 2U),
         std::tuple("llama_fsdp1_8", "use_orig_params: true", 8U),
-        std::tuple("llama_zero2_8", "runtime: zero2@0.19", 4U),
-        std::tuple("llama_zero3_8", "runtime: zero3@0.19", 10U)}) {
+        std::tuple("llama_zero2_8", "runtime: zero2@0.19", 4U), std::tuple("llama_zero3_8", "runtime: zero3@0.19", 10U),
+        std::tuple("llama_tp_8", "tables: head", 9U)}) {
     const std::string capture = FORESHARD_SOURCE_DIR "/tests/captures/" + std::string(name);
     const Outcome imported = run("import " + capture + " --out mine.yaml --plan plan.yaml");
     ASSERT_EQ(imported.exit_code, 0) << imported.err;

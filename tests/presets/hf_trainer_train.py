@@ -3,7 +3,7 @@
 
     hf_trainer_train.py CASE.json      `run`: arguments of TrainingArguments, `seq`, `padded`, `dtype` and `attn` of the model, `lora` (PEFT's arguments); `model` is a config.json
 (one of images has no `seq`), with `loop`: accelerate also `accelerator`, `plugin`, `policy` (of mixed precision), `deepspeed`, `ddp` (arguments each), and `hold` the outputs; `frozen`: the table of words is; `parallelism`: arguments of ParallelismConfig
-(tp: the model is loaded with its own plan); with `loop`: deepspeed `deepspeed` is the configuration of an engine whose attention is deepspeed.sequence's over `ulysses` ranks
+(tp: the model is loaded with its own plan); with `loop`: plain `distributed`: arguments of DistributedConfig; with `loop`: deepspeed `deepspeed` is the configuration of an engine whose attention is deepspeed.sequence's over `ulysses` ranks
 """
 import contextlib
 import tempfile
@@ -30,10 +30,13 @@ def parallelism():
 def model(tp=1, mesh=None):
     config = transformers.AutoConfig.for_model(**case["model"])
     made = getattr(transformers, case["model"]["architectures"][0])._from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
-    if tp > 1:  # from_pretrained cuts it
+    cuts = {"tp_plan": "auto", "tp_size": tp, "device_mesh": mesh} if tp > 1 else {}
+    if run.get("distributed"):
+        cuts = {"distributed_config": transformers.distributed.DistributedConfig(**run["distributed"])}
+    if cuts:  # from_pretrained does
         with tempfile.TemporaryDirectory() as folder:
             made.save_pretrained(folder)
-            made = type(made).from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention, tp_plan="auto", tp_size=tp, device_mesh=mesh)
+            made = type(made).from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention, **cuts)
     if lora:
         import peft
 
@@ -195,4 +198,19 @@ def deepspeed():
         engine.step()
 
 
-{"trainer": trainer, "accelerate": accelerate, "deepspeed": deepspeed}[loop]()
+def plain():
+    """A loop of one's own around transformers' own fully_shard and tensor parallel."""
+    torch.distributed.init_process_group("nccl")
+    made = model()
+    if run.get("gradient_checkpointing"):
+        made.gradient_checkpointing_enable()
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-4, **run.get("optim_args", {}))
+    ids = torch.zeros(run["batch"], length, dtype=torch.long, device="cuda")
+    for _ in range(3):
+        for _ in range(run.get("accum", 1)):
+            made(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+{"trainer": trainer, "accelerate": accelerate, "deepspeed": deepspeed, "plain": plain}[loop]()

@@ -133,7 +133,7 @@ def start(torch, library):
             if any(type(t) not in plain for t in given):
                 return False, [], [], False
             on_gpu = [t for t in given if t.is_cuda]
-            is_factory = not given and kwargs.get("device") is not None and torch.Tag.nondeterministic_seeded not in func.tags
+            is_factory = not given and kwargs.get("device") is not None and torch.Tag.nondeterministic_seeded not in func.tags and not func._schema.name.startswith("aten::empty")
             return True, on_gpu, [t for t in on_gpu if t.dtype in followed] if not any(t.requires_grad for t in on_gpu) else [], is_factory
 
         def followed(self, begin, func, args, kwargs, known):
