@@ -66,6 +66,21 @@ TEST(KernelPrices, ProductsInFp8RunAtTheirOwnPeak) {
   EXPECT_DOUBLE_EQ(CostModel(cluster(), c).price(kernel).seconds, bf16 / 2);
 }
 
+// Experts' products as TransformerEngine's are plain ones until Blackwell.
+TEST(KernelPrices, GroupsApartAreAsFastAsAPlainProduct) {
+  Kernel grouped = product(4096, 4096, 4096);
+  const Calibration c = calibration();
+  Cluster on = cluster();
+  const auto seconds = [&](bool apart) { return CostModel(on, c, {.group_by_group = apart}).price(grouped).seconds; };
+  const double plain = seconds(true);
+  grouped.groups = 2;
+  on.gpu.architecture = "hopper";
+  EXPECT_DOUBLE_EQ(seconds(true), 2 * plain);
+  EXPECT_DOUBLE_EQ(seconds(false), 2 * plain / 0.75);
+  on.gpu.architecture = "blackwell";
+  EXPECT_DOUBLE_EQ(seconds(true), seconds(false));
+}
+
 TEST(KernelPrices, ClocksFollowThePowerLimit) {
   Calibration c = calibration();
   c.power_limit = 400;
