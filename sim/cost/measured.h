@@ -20,14 +20,8 @@
 
 namespace foreshard {
 
-// Rate of a grouped product over a plain one's, for many rows in each group: 0.68 and 0.75 on H100
-// (525 and 546 TFLOP/s of torch._grouped_mm for 8,192 rows in 16 uneven groups, pytorch/ao#2490,
-// where plain products of these sizes have 775 and 731, gemm_measured.csv), 0.77 and 0.83 on H200
-// (1,024 and 2,048 rows each, pytorch/pytorch#163425). Few rows cost on top what they cost a plain
-// product. TransformerEngine multiplies group by group on several streams, up to Hopper as fast as
-// apart: on A100 PCIe 1.0 of a plain product's rate (SimuMax's configs/system), and faster than
-// CUTLASS on Hopper (NVIDIA/TransformerEngine#1386, NVIDIA/cutlass#1280). On B200 it has 0.7 to 0.75
-// (SimuMax, 1,024 rows and more).
+// Rate of a grouped product over a plain one's, for many rows in each group (sources: docs/axes.md); few
+// cost on top what they cost a plain product.
 inline constexpr double kGroupedFraction = 0.75;
 
 // --- the smooth curves (forms in sim/spec/calibration.h), in seconds ---
