@@ -16,6 +16,7 @@
 #include "sim/cost/host_calls.h"
 #include "sim/cost/nccl_tables.h"
 #include "sim/graph/capture/captured_kernel.h"
+#include "sim/spec/gpu_generation.h"
 #include "sim/spec/network/cluster_layout.h"
 
 namespace foreshard {
@@ -362,7 +363,10 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
         wide.fp8 = false;
         return {curve_seconds(curve, wide, hot_), Factor::kGemm, Evidence::kAssumed};
       }
-      return {curve_seconds(curve, kernel, hot_) * as_double(kernel.kernels), Factor::kGemm,
+      const Generation& generation = generation_of(hot_);
+      const bool is_apart = choices_.group_by_group && !generation.is_amd() && !generation.is_blackwell_or_later();
+      const double seconds = curve_seconds(curve, kernel, hot_, is_apart ? 1 : kGroupedFraction);
+      return {seconds * as_double(kernel.kernels), Factor::kGemm,
               is_grouped || kernel.fp4 ? weaker(curve.evidence, Evidence::kAssumed) : curve.evidence};
     }
     case KernelKind::kAttention: {

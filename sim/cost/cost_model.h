@@ -49,6 +49,7 @@ struct CostChoices {
   std::string attention_kernel;
   ReductionOrder order = ReductionOrder::kLibrary;
   DType compute = DType::kFp32;  // of memory-bound kernels, with measured points
+  bool group_by_group = false;   // products of experts, as TransformerEngine's
   CollectiveSettings collectives;
 };
 

@@ -23,14 +23,6 @@ constexpr std::int64_t kQueryBlock = 128;
 // Attention backward: five products of the size that forward has two of.
 constexpr double kBackwardProducts = 2.5;
 
-// Rate of a grouped product over a plain one's, for many rows in each group: between 0.9 (A100
-// PCIe: 0.65 of the peak forward, 0.67 and 0.56 backward) and 0.6 (B200: 0.44 to 0.50 from 2.5k
-// rows), both as SimuMax's configs/system files list them; H100: 0.68 and 0.75 (525 and 546 TFLOP/s
-// of torch._grouped_mm for 8,192 rows in 16 uneven groups, pytorch/ao#2490, where plain products of
-// these sizes have 775 and 731, gemm_measured.csv). Few rows cost on top what they cost a plain
-// product.
-constexpr double kGroupedFraction = 0.75;
-
 constexpr double kSame = 1e-9;
 constexpr double kReach = 1.3862943611198906;  // log 4
 
@@ -90,8 +82,8 @@ double weight_at(double distance) { return std::pow(distance, -4); }
 
 }
 
-double curve_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu) {
-  const double efficiency = curve.efficiency * (kernel.groups > 1 ? kGroupedFraction : 1);
+double curve_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu, double grouped) {
+  const double efficiency = curve.efficiency * (kernel.groups > 1 ? grouped : 1);
   return gemm_seconds(curve, kernel, gpu, efficiency * curve.sustained);
 }
 

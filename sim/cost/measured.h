@@ -20,9 +20,13 @@
 
 namespace foreshard {
 
+// Rate of a grouped product over a plain one's, for many rows in each group (sources: docs/axes.md); few
+// cost on top what they cost a plain product.
+inline constexpr double kGroupedFraction = 0.75;
+
 // --- the smooth curves (forms in sim/spec/calibration.h), in seconds ---
 
-double curve_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu);
+double curve_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu, double grouped = kGroupedFraction);
 // The same for a single product on a cool chip, as micro-benchmarks time it.
 double burst_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu);
 double curve_seconds(const AttentionCurve& curve, const Kernel& kernel, const Gpu& gpu);

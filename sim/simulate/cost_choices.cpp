@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "sim/memory/outside_allocator.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
 
 namespace foreshard {
@@ -28,6 +29,7 @@ CostChoices cost_choices(const Plan& plan) {
   choices.order = is_microbatch_order(plan.reduction_order) ? ReductionOrder::kMicrobatch : ReductionOrder::kLibrary;
   choices.compute = plan.compute_dtype();
   choices.attention_kernel = attention_kernel(plan);
+  choices.group_by_group = has_engine_modules(plan.runtime);
   choices.collectives.version = nccl_of(plan.runtime);
   choices.collectives.kernels = plan.collectives.kernels;
   choices.collectives.max_ctas = static_cast<int>(plan.collectives.max_ctas);

@@ -66,6 +66,21 @@ TEST(KernelPrices, ProductsInFp8RunAtTheirOwnPeak) {
   EXPECT_DOUBLE_EQ(CostModel(cluster(), c).price(kernel).seconds, bf16 / 2);
 }
 
+TEST(KernelPrices, GroupsApartAreAsFastAsAPlainProductUntilBlackwell) {
+  Kernel grouped = product(4096, 4096, 4096);
+  grouped.groups = 2;
+  Cluster on = cluster();
+  const auto ratio = [&](const char* architecture) {
+    on.gpu.architecture = architecture;
+    const auto seconds = [&](bool apart) {
+      return CostModel(on, calibration(), {.group_by_group = apart}).price(grouped).seconds;
+    };
+    return seconds(true) / seconds(false);
+  };
+  EXPECT_DOUBLE_EQ(ratio("hopper"), 0.75);
+  EXPECT_DOUBLE_EQ(ratio("blackwell"), 1);
+}
+
 TEST(KernelPrices, ClocksFollowThePowerLimit) {
   Calibration c = calibration();
   c.power_limit = 400;
