@@ -261,9 +261,9 @@ def with_functions(torch, state):
     def run(cls, *given, **named):
         trace = state.get("trace")
         if trace is None or trace.nodes is not None:
-            return own.__func__(cls, *given, **named)
+            return own.__get__(None, cls)(*given, **named)
         begin, node = len(trace.operations), torch._C._autograd._get_sequence_nr()
-        result = own.__func__(cls, *given, **named)
+        result = own.__get__(None, cls)(*given, **named)
         for tensor in (result if isinstance(result, tuple) else [result]) if len(trace.operations) > begin else ():
             trace.write(tensor)
         trace.functions.append((cls.__name__, begin, len(trace.operations), node, {trace.number(t) for t in given if isinstance(t, torch.nn.Parameter)}))
@@ -329,7 +329,7 @@ def trace_of(torch, path, given_back):
 
     def extent(tensor):
         """A complex number is two."""
-        return torch.view_as_real(tensor.detach()).shape if tensor.is_complex() else tensor.shape
+        return (*tensor.shape, 2) if tensor.is_complex() else tensor.shape
 
     def real(tensor):
         """Its elements and their type."""
