@@ -359,7 +359,7 @@ def trace_of(torch, path, given_back):
             self.living, self.ended = {}, {}  # numbers by storage; by number, where the storage was given back
             self.parameters, self.named, self.first = {}, {}, {}  # by storage and place in it; a parameter's first name, by each, by its id
             self.roots, self.unread, self.looks = [], {}, 0  # with what stands before their names; views by number
-            self.buffers, self.marks = set(), 0  # storages that are there for good; operations whose kernels are counted
+            self.buffers, self.marks, self.resolved = set(), 0, False  # storages that are there for good; operations whose kernels are counted
 
         def add_root(self, root):
             """One model; others that its optimizer steps, too, stand beside it. Its modules by name."""
@@ -461,6 +461,11 @@ def trace_of(torch, path, given_back):
             if self.node > last:
                 operation["node"] = self.node - 1
             copied = self.operations[-1] if self.operations else {}
+            if self.resolved and self.node == last:  # a conjugate, inside of the operation: whose node there is since
+                operation["node"], source, made_of = self.operations.pop()["node"], copied["in"][0], copied["out"][0]
+                operation["in"] = numbers = [source if n == made_of["tensor"] else n for n in numbers]
+                operation["workspace"] = workspace + 4 * made_of["elements"]
+            self.resolved = name == "clone" and given[0].is_conj() and "node" in operation
             if name.endswith("_") and copied.get("op") == "clone" and copied["in"] == numbers[:1] and "node" in copied and self.node == last:
                 operation["node"] = self.operations.pop()["node"] - 1  # the copy is what it keeps of its input, and was made behind it
                 operation["kept"] = numbers[:1]
