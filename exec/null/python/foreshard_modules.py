@@ -590,7 +590,12 @@ def trace_of(torch, path, given_back):
             stays = {out["tensor"] for o in self.operations if o["module"] is not None and set(o["in"]) == {-1} for out in o["out"]} - set(self.ended)
             seen = {torch.nn.Parameter: own, torch.Tensor: own | {at for at, n in self.tensors.items() if n not in stays and at not in self.buffers}}
             there = [t for t in gc.get_objects() if type(t) in seen and t.is_cuda and address(t) not in seen[type(t)]]
-            return sum({address(t): t.untyped_storage().nbytes() for t in there}.values())
+            alike = {}
+            for t in there:
+                alike.setdefault(address(t), []).append(t)
+            own = {id(there), *map(id, alike.values())}
+            held = {id(r) for o in gc.get_objects() if id(o) not in own for r in gc.get_referents(o)} if len(alike) < len(there) else set()
+            return sum(ts[0].untyped_storage().nbytes() for ts in alike.values() if len(ts) == 1 or any(id(t) in held for t in ts))  # (DDP's buckets no object holds)
 
         def left_alone(self, document):
             """A function: bytes of what the forward made that nobody has given back."""

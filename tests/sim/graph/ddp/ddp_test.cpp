@@ -52,6 +52,22 @@ Parameter floats(std::int64_t numel, DType dtype = DType::kFp32) {
   return {.used = true, .dtype = dtype, .numel = numel};
 }
 
+// Each has a hook, which parts the layer's backward: a U-Net in one layer.
+TEST(DdpState, ALayerMayHaveHundredsOfParameters) {
+  ModelSpec model = tiny_model(1);
+  LayerSpec& block = model.kinds[at(model.order[1].kind)];
+  Indices& of_norm = block.operations.front().parameters;
+  for (int i = 0; i < 300; ++i) {
+    block.parameters.push_back(block.parameters[at(of_norm.front())]);
+    of_norm.push_back(static_cast<Index>(block.parameters.size() - 1));
+  }
+  const EventGraph graph = build_training_step(model, ddp_plan());
+  EXPECT_EQ(replay_allocations(graph).peak, peak_allocated(graph));
+  EXPECT_TRUE(std::ranges::any_of(graph.actions, [](const MemoryAction& action) {
+    return action.segment > 255 && action.segment != MemoryAction::kWhole;
+  }));
+}
+
 // torch.optim.AdamW(foreach=False): a root and a divisor of each parameter, the divisor until the
 // next one's is there; foreach has one root of all.
 TEST(DdpState, AdamwOneByOneHasARootAndADivisor) {
