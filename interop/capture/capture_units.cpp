@@ -44,7 +44,10 @@ enum class Part { kBlock, kEmbedding, kTable, kHead, kNorm, kOther };
 class Names {
  public:
   explicit Names(const Json& document)
-      : input_(text_in(document, "input_embeddings")), output_(text_in(document, "output_embeddings")) {}
+      : input_(text_in(document, "input_embeddings")), output_(text_in(document, "output_embeddings")) {
+    const Json all = document.value("parameters", Json::array());
+    if (!all.empty()) last_ = text_in(all.back(), "name");
+  }
 
   Part part(const std::string& module) const {
     if (is_block(module)) return Part::kBlock;
@@ -54,11 +57,11 @@ class Names {
     if (module == output_ || says("head")) return Part::kHead;
     if (lies_in(input_, module) || says("embed") || word == "wte") return Part::kEmbedding;
     if (says("norm") || word.starts_with("ln")) return Part::kNorm;
-    return Part::kOther;
+    return lies_in(last_, module) ? Part::kHead : Part::kOther;
   }
 
  private:
-  std::string input_, output_;
+  std::string input_, output_, last_;  // the last parameter: whose module ends the model
 };
 
 struct Placed {

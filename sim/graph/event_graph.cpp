@@ -70,8 +70,8 @@ std::string EventGraph::fingerprint() const {
     if (!host.python) hash.add(std::int64_t{detail.other} << 8 ^ static_cast<std::int64_t>(detail.sum));
     for (EventId w : waits_of(static_cast<EventId>(i))) hash.add(std::int64_t{w});
     for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
-      hash.add(static_cast<std::int64_t>(actions[a].segments - 1) << 48 |
-               static_cast<std::int64_t>(actions[a].kind) << 40 | static_cast<std::int64_t>(actions[a].segment) << 32 |
+      hash.add(static_cast<std::int64_t>(actions[a].segments - 1) << 56 |
+               static_cast<std::int64_t>(actions[a].kind) << 48 | static_cast<std::int64_t>(actions[a].segment) << 32 |
                actions[a].target);
     }
   }

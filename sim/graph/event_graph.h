@@ -167,15 +167,15 @@ struct MemoryAction {
     kFreeGradients,  // weight gradients but the last parameter's
     kFreeLastGradient,
   };
-  static constexpr std::uint8_t kWhole = 255;
-  constexpr MemoryAction(Kind k, std::int32_t t, std::uint8_t s = kWhole, std::uint8_t n = 1)
-      : kind(k), segment(s), segments(n), target(t) {}
+  static constexpr std::uint16_t kWhole = 65535;
+  constexpr MemoryAction(Kind k, std::int32_t t, std::uint16_t s = kWhole, std::uint8_t n = 1)
+      : kind(k), segments(n), segment(s), target(t) {}
   Kind kind;
   // kForward, kRecompute, kBackward: the first segment of the phase and how many; kFreeGradients
   // and kFreeLastGradient: whose (the layer's part). kWhole: all of it. kFree: the streams that
   // were recorded (Tensor.record_stream); kWhole: none.
-  std::uint8_t segment;
   std::uint8_t segments;
+  std::uint16_t segment;
   std::int32_t target;
   // kFree: the block is back only once these have done what they were given before it was freed.
   constexpr StreamSet recorded() const { return kind == Kind::kFree && segment != kWhole ? segment : StreamSet{0}; }

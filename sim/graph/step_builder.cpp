@@ -393,7 +393,7 @@ const LayerPhaseProgram& StepBuilder::phase(EventKind kind, std::int32_t layer) 
   return kind == EventKind::kBackward ? program.backward : program.forward;
 }
 
-EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint8_t segment) {
+EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint16_t segment) {
   const std::int32_t execution = first_execution_ + layer;
   const auto program = static_cast<std::int32_t>(graph_.executions[at(execution)].program);
   const bool whole = segment == MemoryAction::kWhole;
@@ -412,7 +412,7 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint
 std::uint16_t StepBuilder::layer_run_work(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count,
                                           std::int32_t hooks) {
   const LayerPhaseProgram& p = phase(kind, layer);
-  FORESHARD_CHECK(count > 0 && first + count <= p.segments.size() && p.segments.size() < 255,
+  FORESHARD_CHECK(count > 0 && first + count <= p.segments.size() && p.segments.size() < 1024,
                   "a run of segments that the phase does not have");
   const LayerExecution& execution = graph_.executions[at(std::int64_t{first_execution_} + layer)];
   std::uint64_t key = execution.program;
@@ -454,8 +454,11 @@ EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size
   const Kind action = kind == EventKind::kRecompute  ? Kind::kRecompute
                       : kind == EventKind::kBackward ? Kind::kBackward
                                                      : Kind::kForward;
-  graph_.actions.push_back(
-      {action, first_execution_ + layer, static_cast<std::uint8_t>(first), static_cast<std::uint8_t>(count)});
+  const bool whole = count > 255;
+  FORESHARD_CHECK(!whole || count == p.segments.size(), "a run of so many segments that is not all of them");
+  graph_.actions.push_back({action, first_execution_ + layer,
+                            whole ? MemoryAction::kWhole : static_cast<std::uint16_t>(first),
+                            whole ? std::uint8_t{1} : static_cast<std::uint8_t>(count)});
   return id;
 }
 
@@ -510,7 +513,7 @@ void StepBuilder::launch_and_wait(EventKind kind, const LayerPhaseProgram& phase
   }
 }
 
-void StepBuilder::add_segment(EventKind kind, std::int32_t layer, std::uint8_t segment) {
+void StepBuilder::add_segment(EventKind kind, std::int32_t layer, std::uint16_t segment) {
   using Kind = MemoryAction::Kind;
   const Kind action = kind == EventKind::kRecompute  ? Kind::kRecompute
                       : kind == EventKind::kBackward ? Kind::kBackward
@@ -521,7 +524,7 @@ void StepBuilder::add_segment(EventKind kind, std::int32_t layer, std::uint8_t s
 void StepBuilder::run_border_segment(EventKind kind, std::int32_t layer, std::size_t segment) {
   const LayerPhaseProgram& p = phase(kind, layer);
   const std::uint32_t kernels_begin = segment == 0 ? 0 : p.segments[segment - 1].kernels_end;
-  const auto s = static_cast<std::uint8_t>(segment);
+  const auto s = static_cast<std::uint16_t>(segment);
   if (p.segments[segment].kernels_end > kernels_begin)
     add_layer_row(kind, layer, s);
   else
@@ -543,7 +546,7 @@ void StepBuilder::add_phase(EventKind kind, std::int32_t layer, Segments segment
   }
   for (std::size_t s = 0; s < p.segments.size(); ++s) {
     const bool is_exit = p.segments[s].part == LayerSegment::kAfter;
-    if (is_exit == (segments == Segments::kExit)) add_segment(kind, layer, static_cast<std::uint8_t>(s));
+    if (is_exit == (segments == Segments::kExit)) add_segment(kind, layer, static_cast<std::uint16_t>(s));
   }
 }
 

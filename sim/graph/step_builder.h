@@ -116,7 +116,7 @@ class StepBuilder {
   // --- rows ---
   // `variant` tells rows of one kind and unit apart that cost different amounts.
   EventId add_unit_row(EventKind kind, Stream stream, std::int32_t unit, std::int32_t variant = 0);
-  EventId add_layer_row(EventKind kind, std::int32_t layer, std::uint8_t segment = MemoryAction::kWhole);
+  EventId add_layer_row(EventKind kind, std::int32_t layer, std::uint16_t segment = MemoryAction::kWhole);
   EventId add_step_row(EventKind kind, Stream stream);
   // A run of `count` segments of a layer's phase, from segment `first` on.
   EventId add_layer_run(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count);
@@ -153,7 +153,7 @@ class StepBuilder {
   // last segment; kInside: all else.
   enum class Segments : std::uint8_t { kInside, kExit };
   void add_phase(EventKind kind, std::int32_t layer, Segments segments);
-  void add_segment(EventKind kind, std::int32_t layer, std::uint8_t segment);
+  void add_segment(EventKind kind, std::int32_t layer, std::uint16_t segment);
   // A segment outside of modules: a row, or nothing but references that end.
   void run_border_segment(EventKind kind, std::int32_t layer, std::size_t segment);
   // Those of `part` (LayerSegment::kBefore, kAfter), if there are any.
@@ -202,7 +202,7 @@ class StepBuilder {
   void free(std::int32_t& buffer, StreamSet recorded) {
     if (buffer == kNoBuffer) return;
     graph_.actions.push_back({MemoryAction::Kind::kFree, buffer,
-                              recorded == 0 ? MemoryAction::kWhole : static_cast<std::uint8_t>(recorded)});
+                              recorded == 0 ? MemoryAction::kWhole : static_cast<std::uint16_t>(recorded)});
     buffer = kNoBuffer;
   }
   // zero_grad's: freed, or (Optimizer::leaves_gradients) left to the next step, which frees it

@@ -261,9 +261,9 @@ def with_functions(torch, state):
     def run(cls, *given, **named):
         trace = state.get("trace")
         if trace is None or trace.nodes is not None:
-            return own.__func__(cls, *given, **named)
+            return own.__get__(None, cls)(*given, **named)
         begin, node = len(trace.operations), torch._C._autograd._get_sequence_nr()
-        result = own.__func__(cls, *given, **named)
+        result = own.__get__(None, cls)(*given, **named)
         for tensor in (result if isinstance(result, tuple) else [result]) if len(trace.operations) > begin else ():
             trace.write(tensor)
         trace.functions.append((cls.__name__, begin, len(trace.operations), node, {trace.number(t) for t in given if isinstance(t, torch.nn.Parameter)}))
@@ -329,7 +329,7 @@ def trace_of(torch, path, given_back):
 
     def extent(tensor):
         """A complex number is two."""
-        return torch.view_as_real(tensor.detach()).shape if tensor.is_complex() else tensor.shape
+        return (*tensor.shape, 2) if tensor.is_complex() else tensor.shape
 
     def real(tensor):
         """Its elements and their type."""
@@ -359,7 +359,7 @@ def trace_of(torch, path, given_back):
             self.living, self.ended = {}, {}  # numbers by storage; by number, where the storage was given back
             self.parameters, self.named, self.first = {}, {}, {}  # by storage and place in it; a parameter's first name, by each, by its id
             self.roots, self.unread, self.looks = [], {}, 0  # with what stands before their names; views by number
-            self.buffers, self.marks = set(), 0  # storages that are there for good; operations whose kernels are counted
+            self.buffers, self.marks, self.resolved = set(), 0, False  # storages that are there for good; operations whose kernels are counted
 
         def add_root(self, root):
             """One model; others that its optimizer steps, too, stand beside it. Its modules by name."""
@@ -461,6 +461,11 @@ def trace_of(torch, path, given_back):
             if self.node > last:
                 operation["node"] = self.node - 1
             copied = self.operations[-1] if self.operations else {}
+            if self.resolved and self.node == last:  # a conjugate, inside of the operation: whose node there is since
+                operation["node"], source, made_of = self.operations.pop()["node"], copied["in"][0], copied["out"][0]
+                operation["in"] = numbers = [source if n == made_of["tensor"] else n for n in numbers]
+                operation["workspace"] = workspace + 4 * made_of["elements"]
+            self.resolved = name == "clone" and given[0].is_conj() and "node" in operation
             if name.endswith("_") and copied.get("op") == "clone" and copied["in"] == numbers[:1] and "node" in copied and self.node == last:
                 operation["node"] = self.operations.pop()["node"] - 1  # the copy is what it keeps of its input, and was made behind it
                 operation["kept"] = numbers[:1]
@@ -585,7 +590,12 @@ def trace_of(torch, path, given_back):
             stays = {out["tensor"] for o in self.operations if o["module"] is not None and set(o["in"]) == {-1} for out in o["out"]} - set(self.ended)
             seen = {torch.nn.Parameter: own, torch.Tensor: own | {at for at, n in self.tensors.items() if n not in stays and at not in self.buffers}}
             there = [t for t in gc.get_objects() if type(t) in seen and t.is_cuda and address(t) not in seen[type(t)]]
-            return sum({address(t): t.untyped_storage().nbytes() for t in there}.values())
+            alike = {}
+            for t in there:
+                alike.setdefault(address(t), []).append(t)
+            own = {id(there), *map(id, alike.values())}
+            held = {id(r) for o in gc.get_objects() if id(o) not in own for r in gc.get_referents(o)} if len(alike) < len(there) else set()
+            return sum(ts[0].untyped_storage().nbytes() for ts in alike.values() if len(ts) == 1 or any(id(t) in held for t in ts))  # (DDP's buckets no object holds)
 
         def left_alone(self, document):
             """A function: bytes of what the forward made that nobody has given back."""

@@ -149,6 +149,8 @@ def main():
     for key in ("pad_token_id", "decoder_start_token_id"):
         if getattr(config, key, None) is None:
             setattr(config, key, 0)
+    for part in (config, config.get_text_config()):
+        part.use_cache = False  # as Trainer has it
     model = made(class_of(config), config).train()
     if said.dtype == "bf16":
         model.bfloat16()

@@ -250,7 +250,7 @@ void GradientHooks::run_segments(EventKind kind, std::int32_t layer, std::size_t
       const EventId row = add_layer_run(kind, layer, begin, next - begin);
       if (p.segments[next - 1].host_waits && !graph().host.captured) host_wait(row);
     } else {
-      for (std::size_t s = begin; s < next; ++s) add_segment(kind, layer, static_cast<std::uint8_t>(s));
+      for (std::size_t s = begin; s < next; ++s) add_segment(kind, layer, static_cast<std::uint16_t>(s));
     }
     begin = next;
   }

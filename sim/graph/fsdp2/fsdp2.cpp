@@ -359,7 +359,7 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
   if (p.calls.empty()) {
     begin_plain_backward();
     permute();
-    add_layer_row(kind, layer, static_cast<std::uint8_t>(segment));
+    add_layer_row(kind, layer, static_cast<std::uint16_t>(segment));
     return;
   }
   const std::uint32_t kernels = segment == 0 ? 0 : p.segments[segment - 1].kernels_end;
@@ -371,7 +371,7 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
     if (p.segments[segment].host_waits) host_wait(row);
     log_splits(layer, p.segments[segment]);
   } else if (p.segments[segment].actions_end > actions) {
-    add_segment(kind, layer, static_cast<std::uint8_t>(segment));
+    add_segment(kind, layer, static_cast<std::uint16_t>(segment));
   }
 }
 

@@ -359,7 +359,7 @@ void Fsdp2::leave_loss(std::size_t part) {
   std::size_t found = 0;
   for (std::size_t s = 0; s < segments.size(); ++s) {
     if (segments[s].part != LayerSegment::kAfter || found++ != part) continue;
-    add_segment(EventKind::kBackward, loss, static_cast<std::uint8_t>(s));
+    add_segment(EventKind::kBackward, loss, static_cast<std::uint16_t>(s));
   }
 }
 

@@ -36,7 +36,7 @@ void Fsdp2::leave_backward(std::int32_t loss) {
   const LayerPhaseProgram& p = phase(EventKind::kBackward, loss);
   for (std::size_t s = 0; s < p.segments.size(); ++s) {
     if (p.segments[s].part != LayerSegment::kAfter) continue;
-    add_segment(EventKind::kBackward, loss, static_cast<std::uint8_t>(s));
+    add_segment(EventKind::kBackward, loss, static_cast<std::uint16_t>(s));
     end_plain_backward("");
   }
 }

@@ -144,8 +144,8 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
   const std::string name = fmt::format("{}@{}", to_string(kind), version);
   const bool is_fsdp2 = kind == RuntimeKind::kFsdp2;
   // FullyShardedDataParallel has issued the same since 2.4: recordings with 2.4.1, 2.5.1, 2.6.0,
-  // 2.8.0, 2.11.0, 2.12.1, 2.13.0 and 2.15.0 are equal row by row.
-  const bool has_minors = is_fsdp2 || kind == RuntimeKind::kFsdp1;
+  // 2.8.0, 2.11.0, 2.12.1, 2.13.0 and 2.15.0 are equal row by row; captures of DDP are, too.
+  const bool has_minors = is_fsdp2 || kind == RuntimeKind::kFsdp1 || kind == RuntimeKind::kDdp;
   const std::string newest = newest_version(kind);
   const bool is_local = kind == RuntimeKind::kMegatron && version == kLocalMegatron;
   const bool is_known = is_local || version == newest;

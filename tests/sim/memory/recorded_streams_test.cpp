@@ -25,7 +25,7 @@ EventGraph three_rows(StreamSet recorded) {
                    {MemoryCategory::kCommTemp, Stream::kCompute, -1, kBlock}};
   using Kind = MemoryAction::Kind;
   graph.actions = {{Kind::kAllocate, 0},
-                   {Kind::kFree, 0, recorded == 0 ? MemoryAction::kWhole : static_cast<std::uint8_t>(recorded)},
+                   {Kind::kFree, 0, recorded == 0 ? MemoryAction::kWhole : std::uint16_t{recorded}},
                    {Kind::kAllocate, 1},
                    {Kind::kFree, 1}};
   graph.works.resize(1);

@@ -52,6 +52,26 @@ Parameter floats(std::int64_t numel, DType dtype = DType::kFp32) {
   return {.used = true, .dtype = dtype, .numel = numel};
 }
 
+// Their hooks part the layer's backward: a U-Net in one layer.
+TEST(DdpState, ALayerMayHaveHundredsOfProducts) {
+  ModelSpec model = tiny_model(1);
+  LayerSpec& block = model.kinds[at(model.order[1].kind)];
+  std::ptrdiff_t last = std::ssize(block.operations) - 1;
+  while (block.operations[at(last)].n != 512 || block.operations[at(last)].k != 512) --last;
+  for (int i = 0; i < 300; ++i) {
+    Operation more = block.operations[at(last)];  // reads what the one before has made
+    block.tensors.push_back(block.tensors[at(more.outputs[0])]);
+    block.parameters.push_back(block.parameters[at(more.parameters[0])]);
+    more.outputs = {static_cast<Index>(block.tensors.size() - 1)};
+    more.parameters = {static_cast<Index>(block.parameters.size() - 1)};
+    more.released = {};
+    block.operations[at(last)].inputs = block.operations[at(last)].saved = more.outputs;
+    block.operations.insert(block.operations.begin() + last++, more);
+  }
+  const EventGraph graph = build_training_step(model, ddp_plan());
+  EXPECT_EQ(replay_allocations(graph).peak, peak_allocated(graph));
+}
+
 // torch.optim.AdamW(foreach=False): a root and a divisor of each parameter, the divisor until the
 // next one's is there; foreach has one root of all.
 TEST(DdpState, AdamwOneByOneHasARootAndADivisor) {
