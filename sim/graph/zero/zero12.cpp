@@ -18,9 +18,10 @@ Zero12::Zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& pr
       rank_(plan.mesh.shard_index(plan.rank)),
       alive_(parameters().size(), false) {
   lay_out_groups();
+  find_embedding_ranks();
   if (plan.mesh.replicate == 1) return;
   world_ = static_cast<std::uint8_t>(graph().communicators.size());
-  graph().communicators.push_back({"world", {plan.mesh.world(), 1}, false});
+  graph().communicators.push_back({"world", {plan.mesh.stage_ranks(), 1}, false});
 }
 
 void Zero12::lay_out_groups() {
@@ -66,8 +67,10 @@ std::int64_t Zero12::own_elements() const {
 
 LibraryStep Zero12::build(bool stepped) {
   persistent_memory(stepped);
+  if (is_pipeline()) sum_losses();
   const auto count = static_cast<std::int32_t>(plan_.batch.accumulation);
-  for (std::int32_t m = 0; m < count; ++m) {
+  if (is_pipeline()) run_pipeline();
+  for (std::int32_t m = 0; m < count && !is_pipeline(); ++m) {
     begin_pass(m, m);
     boundary_ = m + 1 == count;
     run_forward();

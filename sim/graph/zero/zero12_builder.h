@@ -11,6 +11,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <vector>
 
 #include "sim/graph/ddp/gradient_hooks.h"
@@ -36,7 +38,10 @@ class Zero12 final : public GradientHooks {
   // in stage 1 an attribute of each parameter.
   bool sums_in_fp32() const { return options().fp32_gradient_accumulation && plan_.param_dtype != DType::kFp32; }
   bool accumulates_fp32() const { return sums_in_fp32() && !partitions_gradients(); }
-  bool is_bf16_optimizer() const { return accumulates_fp32() && plan_.param_dtype == DType::kBf16 && !offloads(); }
+  bool is_bf16_optimizer() const {
+    const bool sums = accumulates_fp32() || (options().bf16_optimizer && is_pipeline());
+    return sums && plan_.param_dtype == DType::kBf16 && !offloads();
+  }
   bool has_hooks() const { return partitions_gradients() || overlaps() || is_contiguous(); }
   bool reduces_in_hooks() const { return partitions_gradients() || overlaps(); }
   StreamSet recorded() const { return overlaps() ? only(Stream::kReduceScatter) : StreamSet{0}; }
@@ -59,6 +64,17 @@ class Zero12 final : public GradientHooks {
   void reduce_ipg_grads();
   void epilogue();
   void keep_own_gradients();
+
+  // --- zero12_pipeline.cpp ---
+  bool is_pipeline() const { return plan_.mesh.pp > 1; }
+  bool has_loss() const { return spec_of(end_layer() - 1).role == LayerRole::kLoss; }
+  void hold_pipe_buffers();
+  void run_pipeline();
+  void exchange(const PipelineTransfer& transfer);
+  void act(const PipelineAction& action);
+  void loss_begins() override;
+  void reduce_pipeline();
+  void sum_losses();
 
   // --- zero12_reduce.cpp: one bucket ---
   struct Slices {            // of one collective
@@ -114,6 +130,9 @@ class Zero12 final : public GradientHooks {
   std::vector<std::int32_t> kept_;          // ... or gradients that it reads where they are
   bool boundary_ = true;
   std::vector<LibraryBucket> listed_;
+  Bytes boundary_bytes_;                            // of a micro-batch between stages
+  std::map<std::int32_t, std::int32_t> received_;   // copies of what arrived, by micro-batch
+  std::deque<std::vector<std::int32_t>> returned_;  // that pipe_buffers hold
 };
 
 }
