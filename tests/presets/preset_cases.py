@@ -6,7 +6,7 @@
 
 BIN has foreshard-null and foreshard. A case of cases.json says what runs (`run`: the code's own options, read by
 TRAINER_train.py) and what somebody who plans it would type (`set`: keys of a plan). The code runs three steps as
-rank 0 of 8 (or `set`'s) under foreshard-null; compared are the collectives of the last one in order and bytes, the peak of what tensors
+rank 0 of 8 under foreshard-null; compared are the collectives of the last one in order and bytes, the peak of what tensors
 ask for less cuBLAS' workspaces, and what the caching allocator holds. Needs PyTorch 2.11 with the codes: those of --path
 are taken from a folder that pip filled (pip install --no-deps --target FOLDER torchtitan==0.2.2), others are python3's.
 nanotron is GitHub's src (2411b022) and, of nanotron_zero1, PyPI's 0.4 (nanotron-0.4=...), each with the Python of flash-attn 2.8.
@@ -29,12 +29,9 @@ def run(args, case, folder):
     (folder / "case.json").write_text(json.dumps({"run": case["run"], "model": case["config"]}))
     paths = [path for name, path in args.path if name in (case["trainer"], f"{case['trainer']}-{case['version']}")]
     environment = {**os.environ, "PYTHONPATH": ":".join(paths + [os.environ.get("PYTHONPATH", "")]).strip(":")}
-    rank, each, after = case["set"].get("rank", 0), WORLD // case["set"].get("mesh.pp", 1), []
-    for turn in range(rank % each, rank + 1, each):  # stages before it say what it receives
-        capture = folder / f"capture{turn or ''}"
-        ran = captured(args.bin, capture, ["--rank", turn, "--world", WORLD, "--gpu", "h100", *after, *case["null"]],
-                       [HERE / f"{case['program']}_train.py", folder / "case.json"], env=environment)
-        after = ["--after", *([] if turn < each else after[1:]), capture]
+    capture = folder / "capture"
+    ran = captured(args.bin, capture, ["--rank", 0, "--world", WORLD, "--gpu", "h100", *case["null"]],
+                   [HERE / f"{case['program']}_train.py", folder / "case.json"], env=environment)
     said = [line[5:] for line in ran.stdout.splitlines() if line.startswith("STEP")]
     if ran.returncode != 0 or len(said) < 2:
         return None, last_lines(ran)

@@ -31,7 +31,7 @@ class Zero12 final : public GradientHooks {
  private:
   const ZeroOptions& options() const { return plan_.zero; }
   bool partitions_gradients() const { return plan_.runtime.kind == RuntimeKind::kZero2; }
-  bool overlaps() const { return options().overlap_comm.value_or(false); }
+  bool overlaps() const { return options().overlap_comm.value_or(false) && !is_pipeline(); }
   bool offloads() const { return options().offload_optimizer != ZeroOffload::kNone; }
   bool is_contiguous() const { return options().contiguous_gradients || offloads(); }
   // Gradients summed in fp32 beside 16-bit ones: a flat partition that reductions are added to, and
@@ -48,6 +48,7 @@ class Zero12 final : public GradientHooks {
   Stream reducing() const { return overlaps() ? Stream::kReduceScatter : Stream::kCompute; }
   std::int64_t gradient_size() const { return accumulates_fp32() ? 4 : param_size(); }
   DType wire_dtype() const { return plan_.reduce_dtype; }
+  std::vector<std::int32_t> in_order() const;
   void lay_out_groups();
   std::int64_t total(std::int64_t ZeroPartition::*of) const;  // over the groups
   std::int64_t own_numel(std::int32_t parameter) const;       // in this rank's partition
@@ -71,6 +72,7 @@ class Zero12 final : public GradientHooks {
   void hold_pipe_buffers();
   void run_pipeline();
   void exchange(const PipelineTransfer& transfer);
+  void copy_boundary() { add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 2 * boundary_bytes_.count(), 1); }
   void act(const PipelineAction& action);
   void loss_begins() override;
   void reduce_pipeline();

@@ -1,9 +1,6 @@
-// Stages as DeepSpeed's PipelineEngine runs them (0.19.8, runtime/pipe/engine.py).
-//
-// The compute stream waits for each transfer. All arrive in one buffer, and are copied twice: what stays for its
-// gradient until that is sent, and what the stage computes with. What was returned goes with its backward; of the last
-// stage that and what it received when the next but one's logits are there. Gradients are reduced behind the last
-// backward, whose bucket is made a second time beside the one that the first gradient asked for.
+// Stages as DeepSpeed's PipelineEngine runs them (0.19.8, runtime/pipe/engine.py). Compute waits for each transfer. All
+// arrive in one buffer and are copied twice: for the gradient, which is sent back, and to compute with. What was
+// returned goes with its backward; the last stage's, with what it received, when the next but one is there.
 #include "sim/base/error.h"
 #include "sim/graph/zero/zero12_builder.h"
 
@@ -42,7 +39,7 @@ void Zero12::exchange(const PipelineTransfer& transfer) {
     StepBuilder::free(gradient);
     StepBuilder::free(received_.at(transfer.microbatch));
   } else {
-    add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 2 * boundary_bytes_.count(), 1);
+    copy_boundary();
     received_[transfer.microbatch] = allocate(MemoryCategory::kInput, Stream::kCompute, -1, boundary_bytes_);
   }
 }
@@ -50,14 +47,14 @@ void Zero12::exchange(const PipelineTransfer& transfer) {
 void Zero12::act(const PipelineAction& action) {
   if (action.kind == Kind::kReduceGrad) return reduce_pipeline();
   begin_pass(action.microbatch, action.microbatch);
-  const std::int32_t last = end_layer() - 1;
   if (action.kind == Kind::kForward) {
     if (received_.contains(action.microbatch)) {
-      add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 2 * boundary_bytes_.count(), 1);
+      copy_boundary();
       graph().actions.push_back({MemoryAction::Kind::kAllocate, input_buffer(begin_layer())});
     }
     return run_forward();
   }
+  const std::int32_t last = end_layer() - 1;
   run_backward();
   if (is_bf16_optimizer()) add_to_flat_gradient();
   if (has_loss())
@@ -76,10 +73,8 @@ void Zero12::reduce_pipeline() {
   sum_table_gradients(gradient_size());
   boundary_ = true;
   if (is_bf16_optimizer()) return reduce_flat_gradient();
-  if (is_contiguous()) {
-    const Bytes bytes(checked_multiply(options().reduce_bucket_size, gradient_size()));
-    bucket_buffers_.push_back(allocate(MemoryCategory::kReduceScatterInput, Stream::kCompute, -1, bytes));
-  }
+  ready_for_gradients_ = false;  // a second bucket
+  set_up_buckets();
   epilogue();
 }
 
