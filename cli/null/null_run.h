@@ -16,7 +16,7 @@ struct NullOptions {
   std::string events = "done";     // done | pending | paced: how far the GPU is when it is asked
   bool modules = false;            // write what each module computes
   bool check = false;              // look for races between streams
-  std::vector<std::string> after;  // folders of captures whose sent objects are received
+  std::vector<std::string> after;  // folders of captures whose known sends are received
   bool values = false;             // compute integers that follow from what the host gave
   bool ones = false;               // numbers that nobody computed read as ones
   bool padded = false;             // batches have padding: masks are not all ones

@@ -33,9 +33,10 @@ Kind kind_of(const std::string& path) {
   if (path.ends_with(".json")) return Kind::kJson;
   const std::size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   if (first != std::string::npos && text[first] == '{') return Kind::kJson;
-  for (const char* key : {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:",
-                          "per_device_train_batch_size:", "finetuning_type:", "model_name_or_path:", "base_model:",
-                          "_component_:", "micro_batch_size:", "tuner_type:", "rlhf_type:"})
+  for (const char* key :
+       {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:", "per_device_train_batch_size:",
+        "finetuning_type:", "model_name_or_path:", "base_model:", "_component_:", "micro_batch_size:", "tuner_type:",
+        "rlhf_type:", "pipe_parallel_size", "pipe-parallel-size"})
     if (contains(text, key)) return Kind::kYaml;
   return Kind::kNone;
 }

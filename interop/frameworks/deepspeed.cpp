@@ -84,10 +84,15 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
   const std::string stage_path = in_zero("stage");
   const ConfigNode* stage = reader.find(stage_path);
   const std::int64_t number = stage == nullptr ? 0 : stage->as_int(0, 3);
-  if (stage == nullptr)
+  reader.take("pipeline");
+  if (plan.has("mesh.pp") && number == 0 && is_on(reader, "bf16.enabled")) {
+    reader.assume("runtime", "zero1", "stage 0 of a pipeline in bf16 partitions the optimizer's states, too");
+    reader.assume("zero.bf16_optimizer", "true", "runtime/engine.py, _do_optimizer_sanity_check");
+  } else if (stage == nullptr) {
     reader.assume("runtime", "ddp", "no zero_optimization.stage: everything is replicated");
-  else
+  } else {
     reader.map(stage_path, "runtime", number == 0 ? "ddp" : fmt::format("zero{}", number));
+  }
   read_batch_sizes(reader);
   read_half_precision(reader);
   // In DeepSpeed 0 switches clipping off, and is the default.

@@ -134,12 +134,20 @@ constexpr const char* to_string(PipelineSchedule schedule) {
                             "DualPipeV", "custom"});
 }
 
+// kParameters and kUniform are DeepSpeed's partition_method (PipelineModule): of all layers, the embedding, the norm
+// and the head too, as many parameters, or as many of them, in each stage.
+enum class PipelinePartition : std::uint8_t { kBlocks, kParameters, kUniform };
+constexpr const char* to_string(PipelinePartition partition) {
+  return word_at(partition, {"blocks", "parameters", "uniform"});
+}
+
 struct PipelineParallel {
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   std::int64_t stages_per_rank = 1;
   // Blocks are spread evenly; the first and the last stage have so many less, for the embedding and
   // the head (torchtitan's pipeline_parallel_first_stage_less_layers).
   std::int64_t first_less = 1, last_less = 1;
+  PipelinePartition partition = PipelinePartition::kBlocks;
   // Options of the schedule, and of its step(): gradients are divided by the number of
   // micro-batches; the last stage keeps what each returned and hands on all as one.
   bool scale_grads = false, return_outputs = false;
@@ -158,6 +166,7 @@ struct Plan;
 // Of each stage, in their order; what does not divide is the first ones'
 // (torchtitan/distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part).
 std::vector<std::int64_t> blocks_of_stages(std::int64_t blocks, const Plan& plan);
+std::vector<std::int64_t> blocks_of_stages(const ModelSpec& model, const Plan& plan);  // PipelineParallel::partition
 
 // What stands around forward and backward in a step. kPlain: clipping, the optimizer, zero_grad.
 // kTorchtitan: zero_grad first, then the tokens of the step are counted over all samples and read

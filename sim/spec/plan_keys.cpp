@@ -20,10 +20,10 @@ namespace {
 // The last column of the page's row.
 std::string_view page_says(std::string_view name) {
   const std::string_view page = file_named("docs/plan-keys.md", key_page_files()).content;
-  const std::size_t row = page.find(fmt::format("\n| `{}` |", name));
+  const std::size_t row = page.find(fmt::format("\n|`{}`|", name));
   if (row == std::string_view::npos) return "";
-  const std::string_view cells = page.substr(row, page.find(" |\n", row) - row);
-  return cells.substr(cells.rfind("| ") + 2);
+  const std::string_view cells = page.substr(row, page.find("|\n", row) - row);
+  return cells.substr(cells.rfind("|") + 1);
 }
 
 }

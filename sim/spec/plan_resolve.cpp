@@ -168,7 +168,7 @@ void resolve_transposes(const PlanDocument& document, const Cluster& cluster, Pl
   reasons[kKey] = "products in fp8 take any layout from Blackwell on";
 }
 
-// What torchtitan does with the stages of a pipeline, and Megatron-Core's even split.
+// What torchtitan does with the stages of a pipeline, Megatron-Core's even split and DeepSpeed's by parameters.
 void resolve_stages(const PlanDocument& document, Plan& plan, Reasons& reasons) {
   if (plan.mesh.pp == 1) return;
   constexpr std::string_view kReason = "in stages of a pipeline";
@@ -178,10 +178,11 @@ void resolve_stages(const PlanDocument& document, Plan& plan, Reasons& reasons) 
     member = value;
     reasons[key] = kReason;
   };
-  if (plan.runtime.kind == RuntimeKind::kMegatron) {
+  if (is_zero(plan.runtime.kind)) take("pipeline.partition", plan.pipeline.partition, PipelinePartition::kParameters);
+  if (plan.runtime.kind != RuntimeKind::kFsdp2) {
     take("pipeline.first_stage_less_layers", plan.pipeline.first_less, 0);
     take("pipeline.last_stage_less_layers", plan.pipeline.last_less, 0);
-  } else if (plan.runtime.kind == RuntimeKind::kFsdp2) {
+  } else {
     take("units.head", plan.units.head, UnitPlacement::kWithNorm);
     take("reshard_after_forward", plan.reshard_after_forward, RangedPolicy<Reshard>{{Reshard::Kind::kNever, 0}, {}});
   }

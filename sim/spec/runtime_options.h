@@ -97,6 +97,7 @@ struct ZeroOptions {
   bool pin_memory = false;
   // Beside "zero_optimization".
   bool fp32_gradient_accumulation = false;  // data_types.grad_accum_dtype: fp32
+  bool bf16_optimizer = false;              // stage 0 of a pipeline in bf16: states are shared out as in stage 1
   bool operator==(const ZeroOptions&) const = default;
 };
 

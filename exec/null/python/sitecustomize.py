@@ -122,36 +122,54 @@ def hook_rendezvous(module):
         module._rendezvous_handlers[scheme] = played
 
 
-def hook_objects(module):
-    """Objects that ranks send each other, such as shapes of stages: kept beside the capture, read off those made before (--after)."""
-    counts, own = {}, os.environ.get("RANK", "0")
-    send, receive = module.send_object_list, module.recv_object_list
+def hook_transfers(module):
+    """What the host knows of tensors that ranks send each other (shapes, other objects) is kept beside the capture, and read off those
+    made before (--after)."""
+    counts, own, inside = {}, int(os.environ.get("RANK", "0")), []
 
-    def place(folder, *ends):
-        counts[folder, ends] = counts.get((folder, ends), 0) + 1
-        return os.path.join(folder, "objects", "-".join(map(str, (*ends, counts[folder, ends]))))
+    def known(tensor):
+        """Whole, or number by number: where, bytes."""
+        whole, each, found = tensor.numel() * tensor.element_size(), tensor.element_size(), []
+        for size in (whole, each)[:1 + (tensor.numel() <= 1024)]:
+            held = ctypes.create_string_buffer(size)
+            for at in [] if found else range(0, whole, size):
+                if LIBRARY.foreshard_null_known(ctypes.c_void_p(tensor.data_ptr() + at), held, ctypes.c_size_t(size)):
+                    follows = found and found[-1][0] + len(found[-1][1]) == at
+                    found[-1:] = [(found[-1][0], found[-1][1] + held.raw)] if follows else found[-1:] + [(at, held.raw)]
+        return found
 
-    def of(rank, group, group_rank):
-        return rank if group_rank is None else module.get_global_rank(group, group_rank)
+    def hook(name, key):
+        real = getattr(module, name)
 
-    def send_object_list(objects, dst=None, group=None, *rest, **named):
-        path = place(OUT, own, of(dst, group, named.get("group_dst")))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            pickle.dump(list(objects), file)
-        return send(objects, dst, group, *rest, **named)
+        @functools.wraps(real)
+        def run(tensor, *given, **named):
+            if inside:
+                return real(tensor, *given, **named)
+            inside.append(name)
+            try:
+                done = real(tensor, *given, **named)
+            finally:
+                inside.pop()
+            peer, group = (*given, None, None)[:2]
+            peer, group, other = named.get(key, peer), named.get("group", group), named.get("group_" + key)
+            peer = peer if other is None else module.get_global_rank(group or module._get_default_group(), other)
+            ends = (own, peer) if key == "dst" else (peer, own)
+            counts[ends] = counts.get(ends, 0) + 1
+            path = "sent-" + "-".join(map(str, (*ends, counts[ends])))
+            if key == "dst" and tensor.is_cuda and (found := known(tensor)):
+                with open(os.path.join(OUT, path), "wb") as file:
+                    pickle.dump(found, file)
+            for folder in [] if key == "dst" else os.environ["FORESHARD_NULL_AFTER"].split(":"):
+                if tensor.is_cuda and folder and os.path.exists(os.path.join(folder, path)):
+                    with open(os.path.join(folder, path), "rb") as file:
+                        for at, held in pickle.load(file):
+                            LIBRARY.foreshard_null_know(ctypes.c_void_p(tensor.data_ptr() + at), held, ctypes.c_size_t(len(held)))
+            return done
 
-    def recv_object_list(objects, src=None, group=None, *rest, **named):
-        source = of(src, group, named.get("group_src"))
-        for folder in filter(None, os.environ["FORESHARD_NULL_AFTER"].split(":")):
-            path = place(folder, source, own)
-            if os.path.exists(path):
-                with open(path, "rb") as file:
-                    objects[:] = pickle.load(file)
-                return source
-        return receive(objects, src, group, *rest, **named)
+        setattr(module, name, run)
 
-    module.send_object_list, module.recv_object_list = send_object_list, recv_object_list
+    for name in ("send", "isend", "recv", "irecv"):
+        hook(name, "dst" if name.endswith("send") else "src")
 
 
 def hook_groups(module):
@@ -176,7 +194,7 @@ def hook_groups(module):
 
         groups.ProcessGroup.split_group = split_group
 
-    hook_objects(module)
+    hook_transfers(module)
     groups.ProcessGroup.monitored_barrier = lambda *a, **k: None  # gloo's alone, and called of the group by Lightning
     if hasattr(groups, "FakeProcessGroup"):
         groups.FakeProcessGroup._set_sequence_number_for_group = lambda self: None

@@ -72,12 +72,13 @@ std::vector<std::int64_t> numbers_of(const std::string& text) {
   return list;
 }
 
-// Ranks of a process group as a shape: equally spaced, else as far apart as they are on average.
-GroupShape shape_of(const std::vector<std::int64_t>& list, std::int64_t size) {
+// Ranks of a process group as a shape, which tiles the world: equally spaced, else as far apart as they are on average.
+GroupShape shape_of(const std::vector<std::int64_t>& list, std::int64_t size, std::int64_t world) {
   GroupShape shape{std::max<std::int64_t>(1, size), 1};
   if (list.size() < 2) return shape;
   const auto [first, last] = std::ranges::minmax(list);
   shape.stride = std::max<std::int64_t>(1, (last - first + std::ssize(list) - 2) / (std::ssize(list) - 1));
+  shape.stride = std::min(shape.stride, std::max<std::int64_t>(1, world / shape.size));
   return shape;
 }
 
@@ -169,7 +170,7 @@ class Builder {
       if (call.kind != CallKind::kCommunicator) continue;
       Communicator made = {.name = name.empty() ? "world" : name};
       const std::vector<std::int64_t>& ranks = members_[call.values[0]] = groups[name];
-      made.group = shape_of(ranks, call.values[1]);
+      made.group = shape_of(ranks, call.values[1], capture_.world);
       communicators_[call.values[0]] = static_cast<std::uint8_t>(graph().communicators.size());
       if (graph().communicators.size() < kNoCommunicator) graph().communicators.push_back(made);
     }

@@ -105,6 +105,7 @@ void GradientHooks::run_forward() {
   is_given ? give_batch(plan_.batch.sequence / plan_.mesh.cp) : allocate_given_masks();
   for (std::int32_t l = begin_; l < end_; ++l) {
     if (spec_of(l).role == LayerRole::kLoss) {
+      loss_begins();
       // The model's forward; outputs that are made fp32 are, too, and more than the loss before.
       const Function last = spec_of(l).operations.back().function;
       using Kind = Loss::Kind;
@@ -301,6 +302,32 @@ EventId GradientHooks::add_copy(EventKind kind, Stream stream, std::int64_t move
 
 EventId GradientHooks::add_collective(EventKind kind, Stream stream, std::int64_t bytes, std::uint8_t communicator) {
   return add_known(kind, stream, bytes, 0, communicator);
+}
+
+EventId GradientHooks::all_reduce(std::uint8_t communicator, std::int64_t bytes, EventKind kind) {
+  wait(Stream::kAllReduce, tail(Stream::kCompute));
+  const EventId event = StepBuilder::add_collective(kind, Stream::kAllReduce, communicator, Bytes(bytes), -1);
+  wait(Stream::kCompute, event);
+  return event;
+}
+
+// Groups of a shape tile the ranks, so pairs half of the stages apart stand for the first and the last one.
+void GradientHooks::find_embedding_ranks() {
+  const Mesh& mesh = plan_.mesh;
+  const bool has_table = std::ranges::any_of(
+      parameters(), [&](const Parameter& p) { return spec_of(p.layer).parameters[at(p.index)].in_two_stages; });
+  if (!has_table) return;
+  std::vector<Communicator>& list = graph().communicators;
+  embedding_ranks_ = static_cast<std::uint8_t>(list.size());
+  list.push_back({"embedding", {2, mesh.pp / 2 * mesh.stage_ranks(), plan_.placement}, false});
+}
+
+void GradientHooks::sum_table_gradients(std::int64_t size) {
+  if (embedding_ranks_ == kNoCommunicator) return;
+  for (const Parameter& p : parameters()) {
+    if (!p.trained || !spec_of(p.layer).parameters[at(p.index)].in_two_stages) continue;
+    all_reduce(embedding_ranks_, p.numel * size);
+  }
 }
 
 GradientHooks::UnitWork GradientHooks::unit_work(EventKind, const UnitShape&, std::int32_t) const {

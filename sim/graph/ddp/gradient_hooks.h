@@ -64,6 +64,7 @@ class GradientHooks : public StepBuilder {
   virtual void reference_begins() {}  // Plan::reference
   virtual void reference_ended() {}
   virtual void forward_ended() {}  // with the loss
+  virtual void loss_begins() {}
   virtual void recompute_begins(std::int32_t /*layer*/) {}
   virtual void backward_ended(std::int32_t /*layer*/) {}
   void cut();
@@ -77,6 +78,11 @@ class GradientHooks : public StepBuilder {
   // `launches` launches, or a collective of `bytes`.
   EventId add_copy(EventKind kind, Stream stream, std::int64_t moved, std::int64_t launches);
   EventId add_collective(EventKind kind, Stream stream, std::int64_t bytes, std::uint8_t communicator);
+  // Which what follows waits for.
+  EventId all_reduce(std::uint8_t communicator, std::int64_t bytes, EventKind kind = EventKind::kAllReduce);
+  // Of a pipeline: a tied table's gradients, of so many bytes an element, of the first and the last stage.
+  void find_embedding_ranks();
+  void sum_table_gradients(std::int64_t size);
   UnitWork unit_work(EventKind kind, const UnitShape& shape, std::int32_t variant) const override;
 
   // --- the log ---
@@ -106,6 +112,7 @@ class GradientHooks : public StepBuilder {
   std::vector<EventId> flights_;  // of the calls of the phase that runs
   WorkIndex known_;
   std::int32_t begin_ = 0, end_ = 0;
+  std::uint8_t embedding_ranks_ = kNoCommunicator;
   std::int32_t layer_ = -1;  // whose backward runs
   std::size_t next_segment_ = 0, segments_run_ = 0;
   DType stored_;

@@ -270,7 +270,8 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     const bool is_loss = layer.role == LayerRole::kLoss;
     // PyTorch's last stage returns the logits, Megatron-Core's the loss.
     const bool returns_logits = plan.mesh.pp > 1 && plan.runtime.kind != RuntimeKind::kMegatron;
-    variant.input_is_held = instance.begins_stage || (is_loss && returns_logits);
+    const bool holds_input = instance.begins_stage && !is_zero(plan.runtime.kind);  // DeepSpeed's computes with a copy
+    variant.input_is_held = holds_input || (is_loss && returns_logits);
     variant.ends_stage = l + 1 < model.order.size() ? model.order[l + 1].begins_stage : !is_loss;
     if (l > 0 && !instance.begins_stage) {
       const std::int32_t before = model.order[l - 1].kind;
@@ -305,7 +306,8 @@ void LayerPrograms::set_zero(const Plan& plan, Setting& setting) {
   const bool is_stage1 = plan.runtime.kind == RuntimeKind::kZero1;
   setting.existing = is_stage1 && plan.batch.accumulation > 1 ? ExistingGradients::kAll : ExistingGradients::kNone;
   setting.stored = plan.param_dtype;
-  if (is_stage1 && plan.zero.fp32_gradient_accumulation) setting.first_gradient = setting.later_gradient = DType::kFp32;
+  if (is_stage1 && plan.zero.fp32_gradient_accumulation && plan.mesh.pp == 1)
+    setting.first_gradient = setting.later_gradient = DType::kFp32;
 }
 
 namespace {

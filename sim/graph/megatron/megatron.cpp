@@ -16,18 +16,6 @@ Megatron::Megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms
   lay_out();
 }
 
-// The first and the last stage. Groups of a shape tile the ranks, so pairs half of the stages apart
-// stand for them.
-void Megatron::find_embedding_ranks() {
-  const Mesh& mesh = plan_.mesh;
-  const bool has_table = std::ranges::any_of(
-      parameters(), [&](const Parameter& p) { return spec_of(p.layer).parameters[at(p.index)].in_two_stages; });
-  if (!has_table) return;
-  std::vector<Communicator>& list = graph().communicators;
-  embedding_ranks_ = static_cast<std::uint8_t>(list.size());
-  list.push_back({"embedding", {2, mesh.pp / 2 * mesh.stage_ranks(), plan_.placement}, false});
-}
-
 // Each rank has its part of the norm: of its shard, or of its part of the model. (4 bytes: of ranks
 // over tp and pp those of tp stand for all.)
 void Megatron::find_norm_ranks() {
@@ -70,12 +58,6 @@ void Megatron::find_amaxes() {
 bool Megatron::is_block(std::int32_t layer) const {
   return layer >= 0 && layer < static_cast<std::int32_t>(model_.order.size()) &&
          spec_of(layer).role == LayerRole::kBlock;
-}
-
-void Megatron::all_reduce(std::uint8_t communicator, std::int64_t bytes) {
-  wait(Stream::kAllReduce, tail(Stream::kCompute));
-  wait(Stream::kCompute,
-       StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator, Bytes(bytes), -1));
 }
 
 EventGraph Megatron::build() {
@@ -219,17 +201,7 @@ void Megatron::finalize_gradients() {
   }
   wait(Stream::kCompute, tail(Stream::kReduceScatter));
   reduce_replicated_gradients();
-  sum_table_gradients();
-}
-
-// A tied table's gradients of the first and the last stage, whole (_allreduce_word_embedding_grads;
-// the optimizer's shard is as it should be).
-void Megatron::sum_table_gradients() {
-  if (embedding_ranks_ == kNoCommunicator) return;
-  for (const Parameter& p : parameters()) {
-    if (!p.trained || !spec_of(p.layer).parameters[at(p.index)].in_two_stages) continue;
-    all_reduce(embedding_ranks_, p.numel * gradient_size());
-  }
+  sum_table_gradients(gradient_size());  // (_allreduce_word_embedding_grads; the optimizer's shard is as it should be)
 }
 
 // Put side by side, summed over tp, put back.

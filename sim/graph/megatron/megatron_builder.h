@@ -82,10 +82,8 @@ class Megatron final : public GradientHooks {
 
   // --- megatron.cpp ---
   void find_norm_ranks();
-  void find_embedding_ranks();
   void find_amaxes();
   std::uint8_t communicator_of_first(const char* name, std::int64_t ranks);
-  void all_reduce(std::uint8_t communicator, std::int64_t bytes);  // which what follows waits for
   bool is_block(std::int32_t layer) const;
   void cast_weights(std::int32_t layer);
   void forward_begins(std::int32_t layer) override;
@@ -95,7 +93,6 @@ class Megatron final : public GradientHooks {
   void add_gradients();
   void finalize_gradients();
   void reduce_replicated_gradients();
-  void sum_table_gradients();
   void cast_shards();
   EventId gather_copies();
   void step();
@@ -106,9 +103,8 @@ class Megatron final : public GradientHooks {
   std::vector<std::int32_t> ready_;              // gradients of the layer whose backward runs
   std::vector<std::int32_t> kept_, until_step_;  // that stand apart till backward ends
   std::vector<std::int32_t> first_of_layer_;
-  std::uint8_t norm_ranks_ = kNoCommunicator;       // that sum the norm
-  std::uint8_t embedding_ranks_ = kNoCommunicator;  // of a pipeline, that have a tied table
-  std::uint8_t amax_ranks_ = kNoCommunicator;       // of delayed scaling
+  std::uint8_t norm_ranks_ = kNoCommunicator;  // that sum the norm
+  std::uint8_t amax_ranks_ = kNoCommunicator;  // of delayed scaling
   std::int64_t amax_bytes_forward_ = 0, amax_bytes_backward_ = 0;
   bool first_ = true, last_ = true;    // micro-batch
   Bytes boundary_;                     // of a micro-batch between stages

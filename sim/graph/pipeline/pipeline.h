@@ -25,7 +25,9 @@ struct StagePipeline {
   int microbatches = 1;
   int stages_per_rank = 1;
   std::vector<std::string> orders = {};  // of schedule custom
-  bool takes_fewer = false;              // micro-batches than stages under 1F1B: Megatron-Core's
+  // Whose 1F1B it is. All but PyTorch's take fewer micro-batches than stages; DeepSpeed's does one transfer at a time.
+  enum class Host : std::uint8_t { kTorch, kMegatron, kDeepSpeed };
+  Host host = Host::kTorch;
 
   int stages() const { return ranks * stages_per_rank; }
   bool operator==(const StagePipeline&) const = default;

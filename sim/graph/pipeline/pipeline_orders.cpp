@@ -97,7 +97,7 @@ PipelineOrder looped_bfs(const StagePipeline& p, int rank) {
 PipelineOrder in_turn(const StagePipeline& p, int rank) {
   if (p.stages_per_rank != 1) refuse(fmt::format("{} stages on a rank", p.stages_per_rank), "1 under GPipe and 1F1B");
   const bool is_gpipe = p.schedule == PipelineSchedule::kGPipe;
-  if (!is_gpipe && !p.takes_fewer && p.microbatches < p.ranks) {
+  if (!is_gpipe && p.host == StagePipeline::Host::kTorch && p.microbatches < p.ranks) {
     refuse(fmt::format("{} micro-batches under 1F1B", p.microbatches),
            fmt::format("as many as stages, {}, or more", p.ranks));
   }

@@ -248,6 +248,28 @@ PipelineRows one_f_one_b_rows(const StagePipeline& p, int rank) {
   return std::move(host).rows();
 }
 
+// deepspeed/runtime/pipe/schedule.py, TrainSchedule: in every other step a forward, between them backwards; what one
+// made is sent in the next step, around what that one receives.
+PipelineRows deepspeed_rows(const StagePipeline& p, int rank) {
+  Host host(stage_ranks(p));
+  const auto move = [&](bool sends, bool forward, int k) {
+    if (k >= 0 && k < p.microbatches) host.wait(host.post({host.transfer(sends, rank, forward, k)}));
+  };
+  int before = -1;
+  for (int step = 0; step < 2 * (p.microbatches + p.ranks - 1); ++step) {
+    const bool forward = (step + rank) % 2 == 0;
+    const int k = forward ? (step - rank) / 2 : (step + rank + 1) / 2 - p.ranks;
+    const bool is_there = k >= 0 && k < p.microbatches && step >= rank;
+    if (forward) move(true, false, before);
+    if (is_there) move(false, forward, k);
+    if (!forward) move(true, true, before);
+    if (is_there) host.run({rank, forward ? Kind::kForward : Kind::kBackward, k});
+    before = is_there ? k : -1;
+  }
+  host.run({rank, Kind::kReduceGrad});
+  return std::move(host).rows();
+}
+
 }
 
 std::vector<PipelineOrder> lowered(const std::vector<PipelineOrder>& orders, const std::vector<int>& stage_ranks,
@@ -301,6 +323,7 @@ std::vector<PipelineOrder> lowered_orders(const StagePipeline& pipeline) {
 
 PipelineRows rows_of(const StagePipeline& pipeline, const std::vector<PipelineOrder>& lowered, int rank) {
   if (pipeline.schedule == PipelineSchedule::kGPipe) return gpipe_rows(pipeline, rank);
+  if (pipeline.host == StagePipeline::Host::kDeepSpeed) return deepspeed_rows(pipeline, rank);
   if (exchanges_itself(pipeline)) return one_f_one_b_rows(pipeline, rank);
   return pipeline_rows(lowered[at(rank)], stage_ranks(pipeline), rank);
 }

@@ -21,36 +21,46 @@ std::vector<int> stages_of_rank(const Plan& plan) {
 }
 
 // The head's is no longer the embedding's, whose shape tells the table among its parameters.
-void part_table(ModelSpec& model) {
+void part_table(ModelSpec& model, bool copies_module) {
   std::vector<std::int64_t> table;
+  LayerSpec* head = nullptr;
   for (LayerSpec& kind : model.kinds) {
     for (ParameterSpec& p : kind.parameters) {
       if (!std::exchange(p.tied, false)) continue;
       p.in_two_stages = true;
       table = p.shape;
+      head = &kind;
     }
   }
   for (LayerSpec& kind : model.kinds) {
     if (kind.role != LayerRole::kEmbedding) continue;
     const auto found = std::ranges::find(kind.parameters, table, &ParameterSpec::shape);
     if (found != kind.parameters.end()) found->in_two_stages = true;
+    for (const ParameterSpec& p : kind.parameters) {  // TiedLayerSpec's module is whole in both
+      if (!copies_module || p.in_two_stages || head == nullptr) continue;
+      head->parameters.push_back(p);
+      head->parameters.back().unused = true;
+    }
   }
 }
 
 }
 
 StagePipeline stage_pipeline(const Plan& plan) {
+  using Host = StagePipeline::Host;
   const std::int64_t microbatches = plan.pipeline.microbatches;
   return {plan.pipeline.schedule,
           static_cast<int>(plan.mesh.pp),
           static_cast<int>(microbatches > 0 ? microbatches : plan.batch.accumulation),
           static_cast<int>(plan.pipeline.stages_per_rank),
           plan.pipeline.orders,
-          plan.runtime.kind == RuntimeKind::kMegatron};
+          plan.runtime.kind == RuntimeKind::kMegatron ? Host::kMegatron
+          : is_zero(plan.runtime.kind)                ? Host::kDeepSpeed
+                                                      : Host::kTorch};
 }
 
 std::vector<StageLayers> split_into_stages(const ModelSpec& model, const Plan& plan) {
-  const std::vector<std::int64_t> blocks = blocks_of_stages(model.block_count(), plan);
+  const std::vector<std::int64_t> blocks = blocks_of_stages(model, plan);
   std::vector<StageLayers> list;
   std::size_t layer = 0;
   for (std::size_t s = 0; s < blocks.size(); ++s) {
@@ -66,7 +76,7 @@ std::vector<StageLayers> split_into_stages(const ModelSpec& model, const Plan& p
 ModelSpec part_of_pipeline(const ModelSpec& model, const Plan& plan) {
   const std::vector<StageLayers> stages = split_into_stages(model, plan);
   ModelSpec part = model;
-  if (part.tied_embeddings) part_table(part);
+  if (part.tied_embeddings) part_table(part, is_zero(plan.runtime.kind));
   part.order.clear();
   std::size_t done = 0;  // layers of the model
   for (const int s : stages_of_rank(plan)) {

@@ -5,6 +5,7 @@
 // Copies into a bucket are written once a layer, so that gradients go soon after they are made.
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <utility>
 
 #include "sim/graph/optimizer_state.h"
@@ -18,19 +19,30 @@ Zero12::Zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& pr
       rank_(plan.mesh.shard_index(plan.rank)),
       alive_(parameters().size(), false) {
   lay_out_groups();
+  find_embedding_ranks();
   if (plan.mesh.replicate == 1) return;
   world_ = static_cast<std::uint8_t>(graph().communicators.size());
-  graph().communicators.push_back({"world", {plan.mesh.world(), 1}, false});
+  graph().communicators.push_back({"world", {plan.mesh.stage_ranks(), 1}, false});
+}
+
+// Parameters as the model lists them: PipelineModule its tied modules first.
+std::vector<std::int32_t> Zero12::in_order() const {
+  std::vector<std::int32_t> order(parameters().size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_partition(order, [&](std::int32_t p) {
+    return spec_of(parameter(p).layer).parameters[at(parameter(p).index)].in_two_stages;
+  });
+  return order;
 }
 
 void Zero12::lay_out_groups() {
   const bool by_decay = plan_.optimizer.groups == Optimizer::Groups::kDecay;
   std::array<std::vector<std::int32_t>, 2> members;
-  for (std::size_t p = 0; p < parameters().size(); ++p) {
-    const Parameter& each = parameters()[p];
+  for (const std::int32_t p : in_order()) {
+    const Parameter& each = parameter(p);
     if (!each.trained) continue;
     const auto& spec = spec_of(each.layer).parameters[at(each.index)];
-    members[by_decay && !decays(spec) ? 1 : 0].push_back(static_cast<std::int32_t>(p));
+    members[by_decay && !decays(spec) ? 1 : 0].push_back(p);
   }
   for (std::vector<std::int32_t>& order : members) {
     if (order.empty() && !groups_.empty()) continue;
@@ -66,8 +78,10 @@ std::int64_t Zero12::own_elements() const {
 
 LibraryStep Zero12::build(bool stepped) {
   persistent_memory(stepped);
+  if (is_pipeline()) sum_losses();
   const auto count = static_cast<std::int32_t>(plan_.batch.accumulation);
-  for (std::int32_t m = 0; m < count; ++m) {
+  if (is_pipeline()) run_pipeline();
+  for (std::int32_t m = 0; m < count && !is_pipeline(); ++m) {
     begin_pass(m, m);
     boundary_ = m + 1 == count;
     run_forward();
@@ -153,12 +167,9 @@ void Zero12::reduce_ipg_grads() {
 // independent_gradient_partition_epilogue.
 void Zero12::epilogue() {
   if (!reduces_in_hooks()) {
-    for (const ZeroPartition& group : groups_) {
-      for (std::size_t p = 0; p < parameters().size(); ++p) {
-        const auto number = static_cast<std::int32_t>(p);
-        if (group.has(number) && parameter(number).used) add_to_bucket(number);
-      }
-    }
+    for (const ZeroPartition& group : groups_)
+      for (const std::int32_t p : in_order())
+        if (group.has(p) && parameter(p).used) add_to_bucket(p);
   }
   reduce_ipg_grads();
   if (overlaps()) host_wait(tail(reducing()));  // synchronize()

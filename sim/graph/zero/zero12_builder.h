@@ -11,6 +11,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <vector>
 
 #include "sim/graph/ddp/gradient_hooks.h"
@@ -29,20 +31,24 @@ class Zero12 final : public GradientHooks {
  private:
   const ZeroOptions& options() const { return plan_.zero; }
   bool partitions_gradients() const { return plan_.runtime.kind == RuntimeKind::kZero2; }
-  bool overlaps() const { return options().overlap_comm.value_or(false); }
+  bool overlaps() const { return options().overlap_comm.value_or(false) && !is_pipeline(); }
   bool offloads() const { return options().offload_optimizer != ZeroOffload::kNone; }
   bool is_contiguous() const { return options().contiguous_gradients || offloads(); }
   // Gradients summed in fp32 beside 16-bit ones: a flat partition that reductions are added to, and
   // in stage 1 an attribute of each parameter.
   bool sums_in_fp32() const { return options().fp32_gradient_accumulation && plan_.param_dtype != DType::kFp32; }
   bool accumulates_fp32() const { return sums_in_fp32() && !partitions_gradients(); }
-  bool is_bf16_optimizer() const { return accumulates_fp32() && plan_.param_dtype == DType::kBf16 && !offloads(); }
+  bool is_bf16_optimizer() const {
+    const bool sums = accumulates_fp32() || (options().bf16_optimizer && is_pipeline());
+    return sums && plan_.param_dtype == DType::kBf16 && !offloads();
+  }
   bool has_hooks() const { return partitions_gradients() || overlaps() || is_contiguous(); }
   bool reduces_in_hooks() const { return partitions_gradients() || overlaps(); }
   StreamSet recorded() const { return overlaps() ? only(Stream::kReduceScatter) : StreamSet{0}; }
   Stream reducing() const { return overlaps() ? Stream::kReduceScatter : Stream::kCompute; }
   std::int64_t gradient_size() const { return accumulates_fp32() ? 4 : param_size(); }
   DType wire_dtype() const { return plan_.reduce_dtype; }
+  std::vector<std::int32_t> in_order() const;
   void lay_out_groups();
   std::int64_t total(std::int64_t ZeroPartition::*of) const;  // over the groups
   std::int64_t own_numel(std::int32_t parameter) const;       // in this rank's partition
@@ -59,6 +65,18 @@ class Zero12 final : public GradientHooks {
   void reduce_ipg_grads();
   void epilogue();
   void keep_own_gradients();
+
+  // --- zero12_pipeline.cpp ---
+  bool is_pipeline() const { return plan_.mesh.pp > 1; }
+  bool has_loss() const { return spec_of(end_layer() - 1).role == LayerRole::kLoss; }
+  void hold_pipe_buffers();
+  void run_pipeline();
+  void exchange(const PipelineTransfer& transfer);
+  void copy_boundary() { add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 2 * boundary_bytes_.count(), 1); }
+  void act(const PipelineAction& action);
+  void loss_begins() override;
+  void reduce_pipeline();
+  void sum_losses();
 
   // --- zero12_reduce.cpp: one bucket ---
   struct Slices {            // of one collective
@@ -114,6 +132,9 @@ class Zero12 final : public GradientHooks {
   std::vector<std::int32_t> kept_;          // ... or gradients that it reads where they are
   bool boundary_ = true;
   std::vector<LibraryBucket> listed_;
+  Bytes boundary_bytes_;                            // of a micro-batch between stages
+  std::map<std::int32_t, std::int32_t> received_;   // copies of what arrived, by micro-batch
+  std::deque<std::vector<std::int32_t>> returned_;  // that pipe_buffers hold
 };
 
 }

@@ -33,7 +33,8 @@ void Zero12::persistent_memory(bool stepped) {
   for (const ZeroPartition& group : groups_)
     for (int moment = 0; moment < moments() && stepped; ++moment)
       hold(MemoryCategory::kOptimizerState, group.partition_numel * size_of(plan_.optimizer.state), offloads());
-  if (is_bf16_optimizer()) hold(MemoryCategory::kAccumulatedGrad, flat * 4, false);
+  if (is_bf16_optimizer()) hold(MemoryCategory::kAccumulatedGrad, flat * gradient_size(), false);
+  if (is_pipeline()) hold_pipe_buffers();
   if (!offloads()) return;
   hold(MemoryCategory::kShardedGrad, own * 4, true);
   hold(MemoryCategory::kShardedParam, own * param_size(), true);  // what goes back to the device
@@ -57,7 +58,9 @@ std::int64_t Zero12::largest_own_slice(const ZeroPartition& group) const {
 
 // A result that every rank learns and the host reads.
 void Zero12::all_reduce_result(std::int64_t bytes, const char* dtype, const char* note) {
-  host_wait(collective(EventKind::kAllReduce, bytes, Stream::kCompute));
+  EventId known = collective(EventKind::kAllReduce, bytes, Stream::kCompute);
+  if (is_pipeline()) known = all_reduce(communicator_of(MeshDim::kPp), bytes);
+  host_wait(known);
   log_collective("all_reduce", bytes, dtype, note);
 }
 

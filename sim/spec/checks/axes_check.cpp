@@ -46,6 +46,7 @@ RuntimeAxes axes_of(const Runtime& runtime) {
     case RuntimeKind::kMegatron:
       return every;
     case RuntimeKind::kZero1:
+      return {{"mesh.cp", "mesh.pp"}, "replicate, shard, cp and pp"};
     case RuntimeKind::kZero2:
     case RuntimeKind::kZero3:
       return {{"mesh.cp"}, "replicate, shard and cp"};
@@ -323,7 +324,7 @@ Problem problem_of_schedule(const Plan& plan) {
   const std::int64_t only = is_v ? 2 : 1;
   if ((is_v || schedule == kGPipe || schedule == k1F1B) && stages != only)
     return refused("pipeline.stages_per_rank", stages, "stages on a rank", std::to_string(only));
-  const bool fills = schedule == k1F1B && plan.runtime.kind != RuntimeKind::kMegatron;
+  const bool fills = schedule == k1F1B && plan.runtime.kind == RuntimeKind::kFsdp2;
   const std::int64_t least = fills ? ranks : schedule == kDualPipeV ? 2 * ranks : 1;
   if (all < least) {
     return refused(key_of_all, all, "micro-batches",
@@ -343,7 +344,7 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
   const auto refused = [&](const char* what) {
     return missing_capability("mesh.pp", fmt::format("{} {}", model.name, what), "mesh.pp: 1");
   };
-  if (model.tied_embeddings && plan.runtime.kind != RuntimeKind::kMegatron)
+  if (model.tied_embeddings && plan.runtime.kind == RuntimeKind::kFsdp2)
     return refused("shares a table between its first and last stage");
   std::int64_t embeddings = 0;
   for (const LayerInstance& layer : model.order) {
@@ -379,7 +380,7 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
                          fmt::format("{} micro-batches of a step are no calls of {}", plan.batch.accumulation, each),
                          "a divisor of batch.accumulation");
   }
-  const std::vector<std::int64_t> blocks = blocks_of_stages(model.block_count(), plan);
+  const std::vector<std::int64_t> blocks = blocks_of_stages(model, plan);
   // The first and the last one have other layers.
   const bool is_whole = blocks.front() >= 0 && blocks.back() >= 0 &&
                         std::all_of(blocks.begin() + 1, blocks.end() - 1, [](std::int64_t count) { return count > 0; });

@@ -28,10 +28,10 @@ RuntimeSet runtimes_named(std::string_view names) {
   RuntimeSet set = 0;
   while (!names.empty()) {
     const std::string_view name = cut(names, " ");
-    std::size_t kind = 0;
-    while (to_string(static_cast<RuntimeKind>(kind)) != name)
-      FORESHARD_CHECK(++kind < kRuntimes, fmt::format("a capability is of runtime {}", name));
-    set |= runtimes_of(kind);
+    const RuntimeSet before = set;
+    for (std::size_t kind = 0; kind < kRuntimes; ++kind)
+      if (std::string_view(to_string(static_cast<RuntimeKind>(kind))).starts_with(name)) set |= runtimes_of(kind);
+    FORESHARD_CHECK(set != before, fmt::format("a capability is of runtime {}", name));
   }
   return set;
 }

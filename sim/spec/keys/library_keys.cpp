@@ -93,6 +93,7 @@ constexpr auto kLibraryKeys = [] {
       FORESHARD_WORD(zero.offload_param, kUpTo<ZeroOffload::kNvme>),
       FORESHARD_FLAG(zero.pin_memory),
       FORESHARD_FLAG(zero.fp32_gradient_accumulation),
+      FORESHARD_FLAG(zero.bf16_optimizer),
       FORESHARD_FLAG(megatron.distributed_optimizer),
       FORESHARD_FLAG(megatron.overlap_grad_reduce),
       FORESHARD_FLAG(megatron.overlap_param_gather),

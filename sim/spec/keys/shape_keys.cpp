@@ -9,8 +9,8 @@
 namespace foreshard {
 namespace {
 
-// Megatron-Core's stages are even where nothing is said.
-bool cuts_evenly(const Plan& plan) { return plan.mesh.pp > 1 && plan.runtime.kind == RuntimeKind::kMegatron; }
+// Megatron-Core's and DeepSpeed's stages are even where nothing is said.
+bool cuts_evenly(const Plan& plan) { return plan.mesh.pp > 1 && plan.runtime.kind != RuntimeKind::kFsdp2; }
 
 constexpr std::array kEmbeddingPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithHead};
 constexpr std::array kBlockPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot};
@@ -93,6 +93,7 @@ constexpr PlanKey kShapeKeys[] = {
                        .quiet = true, .told = cuts_evenly),
     FORESHARD_COUNT_AT("pipeline.last_stage_less_layers", pipeline.last_less, 0, plan_limits::kLayersPerUnit,
                        .quiet = true, .told = cuts_evenly),
+    FORESHARD_WORD(pipeline.partition, kUpTo<PipelinePartition::kUniform>, .quiet = true),
     FORESHARD_COUNT(pipeline.microbatches, 0, plan_limits::kAccumulation, .quiet = true),
     FORESHARD_KEY("pipeline.orders", kOrders, d.plan.pipeline.orders = read_orders(n), Json(p.pipeline.orders),
                   .quiet = true),

@@ -98,20 +98,19 @@ std::string keys_page() {
     if (dot != std::string_view::npos) {
       const std::string_view of = key.path.substr(0, dot);
       if (groups.insert(of).second && !plan_group_says(of).empty()) {
-        rows += fmt::format("| `{}` | keys |  |  | {} |\n", of, plan_group_says(of));
+        rows += fmt::format("|`{}`|keys|||{}|\n", of, plan_group_says(of));
       }
       node = &(*node)[std::string(key.path.substr(0, dot))]["properties"];
     }
     const Json& entry = (*node)[std::string(key.path.substr(dot == std::string_view::npos ? 0 : dot + 1))];
     const std::string usual = entry.contains("default") ? word(entry["default"]) : "";
-    rows += fmt::format("| `{}` | {} | {} | {} | {} |\n", key.path, cell(taken(entry, schema["definitions"])), usual,
+    rows += fmt::format("|`{}`|{}|{}|{}|{}|\n", key.path, cell(taken(entry, schema["definitions"])), usual,
                         since_text(key), cell(key.says()));
   }
   return "# Keys of a plan\n\nThe table of `sim/spec/keys/`, which reader and `foreshard "
          "schema plan` are made of (the test `PlanPages` writes\nall but the last column, which is "
-         "written here and built in); what the keys mean together is in [plan.md](plan.md).\n\n| "
-         "key | takes | default | runtimes | |\n"
-         "| --- | --- | --- | --- | --- |\n" +
+         "written here and built in); what the keys mean together is in [plan.md](plan.md).\n\n"
+         "|key|takes|default|runtimes||\n|---|---|---|---|---|\n" +
          rows;
 }
 

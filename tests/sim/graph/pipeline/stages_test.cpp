@@ -70,6 +70,10 @@ std::vector<Plan> some_plans() {
   plans.push_back(neighbours_on_a_rank());
   plans.push_back(pipelined_plan(RuntimeKind::kMegatron, PipelineSchedule::k1F1B));
   plans.push_back(pipelined_plan(RuntimeKind::kMegatron, PipelineSchedule::kInterleaved1F1B));
+  for (const bool sums : {false, true}) {
+    plans.push_back(pipelined_plan(RuntimeKind::kZero1, PipelineSchedule::k1F1B));
+    plans.back().zero.fp32_gradient_accumulation = sums;
+  }
   return plans;
 }
 
