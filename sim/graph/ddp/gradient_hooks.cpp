@@ -304,9 +304,10 @@ EventId GradientHooks::add_collective(EventKind kind, Stream stream, std::int64_
   return add_known(kind, stream, bytes, 0, communicator);
 }
 
-EventId GradientHooks::all_reduce(std::uint8_t communicator, std::int64_t bytes, EventKind kind) {
+EventId GradientHooks::all_reduce(std::uint8_t communicator, std::int64_t bytes) {
   wait(Stream::kAllReduce, tail(Stream::kCompute));
-  const EventId event = StepBuilder::add_collective(kind, Stream::kAllReduce, communicator, Bytes(bytes), -1);
+  const EventId event =
+      StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator, Bytes(bytes), -1);
   wait(Stream::kCompute, event);
   return event;
 }

@@ -79,7 +79,7 @@ class GradientHooks : public StepBuilder {
   EventId add_copy(EventKind kind, Stream stream, std::int64_t moved, std::int64_t launches);
   EventId add_collective(EventKind kind, Stream stream, std::int64_t bytes, std::uint8_t communicator);
   // Which what follows waits for.
-  EventId all_reduce(std::uint8_t communicator, std::int64_t bytes, EventKind kind = EventKind::kAllReduce);
+  EventId all_reduce(std::uint8_t communicator, std::int64_t bytes);
   // Of a pipeline: a tied table's gradients, of so many bytes an element, of the first and the last stage.
   void find_embedding_ranks();
   void sum_table_gradients(std::int64_t size);

@@ -78,10 +78,9 @@ void Zero12::reduce_pipeline() {
   epilogue();
 }
 
-// _aggregate_total_loss, of the step before.
+// _aggregate_total_loss, of the step before; what the stages are then told is too small to count.
 void Zero12::sum_losses() {
   if (has_loss() && plan_.mesh.stage_ranks() > 1) collective(EventKind::kAllReduce, 4, Stream::kCompute);
-  all_reduce(communicator_of(MeshDim::kPp), 8, EventKind::kBroadcast);
 }
 
 }
