@@ -178,7 +178,7 @@ Operation& ExpertCutter::route(Index from, Index to, bool waits) {
   if (part_.plan.expert_parallel.dispatcher == ExpertParallel::Dispatcher::kDeepEp)
     op.collective.copies = op.collective_backward.copies = routing_.per_token;
   // torchtitan's per-operation checkpointing keeps them, but for Qwen3's list.
-  op.kept_by_selective = !part_.source.name.starts_with("qwen3");
+  op.kept_by_selective = !is_titan_3(part_.plan) && !part_.source.name.starts_with("qwen3");
   return op;
 }
 

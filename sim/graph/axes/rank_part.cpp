@@ -29,6 +29,7 @@
 #include "sim/base/error.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_cutter.h"
+#include "sim/graph/axes/layer_part.h"
 #include "sim/graph/axes/parameter_order.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -96,7 +97,7 @@ LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
 bool parts_table(const Plan& plan) {
   const Mesh& mesh = plan.mesh;
   return plan.runtime.kind == RuntimeKind::kFsdp2 && plan.units.embedding != UnitPlacement::kRoot &&
-         plan.units.embedding != UnitPlacement::kWithHead && mesh.is_wrapped();
+         (plan.units.embedding != UnitPlacement::kWithHead || is_titan_3(plan)) && mesh.is_wrapped();
 }
 
 // visit(kind, its cut), of each kind once. What a kind hands on follows from what arrives at it.

@@ -208,9 +208,11 @@ void Fsdp2::log_splits(std::int32_t layer, const LayerSegment& segment) {
 
 // Where experts have a mesh of their own, torchtitan's blocks list the next block with its experts
 // (llama4/infra/parallelize.py:436-497); embedding and head list a block alone.
+// (0.3: whoever lists the block lists both groups of its one fully_shard.)
 std::vector<std::int32_t> Fsdp2::experts_listed(std::int32_t by, std::int32_t unit) const {
   std::vector<std::int32_t> units;
-  if (plan_.mesh.ep == 1 || block_of(modules_of(by).front().layer) < 0) return units;
+  const bool alone = !groups_experts() && block_of(modules_of(by).front().layer) < 0;
+  if (plan_.mesh.ep == 1 || alone) return units;
   for (std::int32_t u = unit + 1; u < unit_count(); ++u) {
     const Module& first = modules_of(u).front();
     if (first.part == 0 || unit_of_layer(first.layer) != unit) break;
