@@ -288,8 +288,9 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
   fused_product(head, product);
 }
 
-// Beside the sums of both gradients there is a chunk's logits, of which the name lives on, with either four fp32
-// tensors of its size less one (compiled: its gradient) or the weight's gradient of the chunk, which is cast and added.
+// Beside the sums of both gradients there is a chunk's logits, whose name lives on, with either three fp32 tensors of
+// their size (four where they are cut by vocabulary; compiled: the gradient alone) or the weight's gradient of the
+// chunk, which is cast and added.
 void chunk_head(LayerSpec& head, const Plan& plan) {
   const auto product = std::ranges::find(head.operations, OperationKind::kGemm, &Operation::kind);
   if (product == head.operations.end()) return;
@@ -298,7 +299,11 @@ void chunk_head(LayerSpec& head, const Plan& plan) {
   const std::int64_t weight = checked_multiply(words, product->k), hidden = checked_multiply(tokens, product->k);
   const bool is_compiled = plan.compile != Compile::kNone;
   // In elements of two bytes; the gradients that the layer makes, too, are there at its end alone.
-  const std::int64_t softmax = 2 * weight + (is_compiled ? 2 : 7) * logits, sum = 5 * weight + logits;
+  const std::int64_t softmax = 2 * weight + (is_compiled        ? 2
+                                             : plan.mesh.tp > 1 ? 9
+                                                                : 7) *
+                                                logits,
+                     sum = 5 * weight + logits;
   const std::int64_t copies = plan.batch.micro_batch > 1 ? hidden : 0;
   const std::int64_t beside = std::max(softmax, sum) - weight + 2 * hidden + copies - hidden;
   product->backward_workspace = {add_tensor(head, {.name = "chunk and sums of gradients", .fixed = beside})};

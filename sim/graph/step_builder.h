@@ -29,6 +29,7 @@ struct UnitParameter {
   bool casts = true;  // to the compute dtype, before its gather
   bool trainable = true;
   bool stepped = true;                       // by the optimizer, if it is trainable
+  bool shares_storage = false;               // with another parameter of the unit
   bool replicated = false, partial = false;  // ParameterSpec
   std::int64_t gradient_numel = 0;           // as backward makes it; 0: numel
 };

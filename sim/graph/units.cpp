@@ -229,6 +229,10 @@ UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& para
                         std::ranges::count(model_.order, layer, &LayerInstance::same_as) > 0;
   const bool is_head = spec.role == LayerRole::kHead && !spec.tower && parameter.shape.size() > 1;
   p.stepped = !(is_theirs ? is_table : is_head) || !model_.tied_embeddings || parameter.tied;
+  // torchtitan 0.3 makes it the table again before fully_shard first looks: one storage, gathered for both.
+  p.shares_storage = is_head && !p.stepped && plan_.step_frame != StepFrame::kPlain &&
+                     plan_.units.embedding == UnitPlacement::kWithHead;
+  if (p.shares_storage) p.stored_size = 0;
   p.replicated = parameter.replicated;
   p.partial = parameter.partial;
   p.gradient_numel = parameter.gradient_numel;
@@ -258,7 +262,7 @@ UnitShape StepBuilder::shape_of(std::int32_t unit, Gradients which) {
         shape.trained_numel += p.numel;
         shape.trained_shard_numel += p.shard_numel;
         shape.trained_local_numel += p.local_numel;
-        if (!p.stepped) {
+        if (!p.stepped && !p.shares_storage) {
           ++shape.unstepped;
           shape.unstepped_local_numel += p.local_numel;
         }

@@ -228,8 +228,8 @@ class Cutter {
     // Megatron-Core's router, projections around experts and down projections to latents run on the
     // rank's own positions (core/transformer/moe/router.py, multi_latent_attention.py).
     const bool is_router = op.n == part_.experts && part_.experts > 1 && part_.source.role == LayerRole::kBlock;
-    if (part_.megatron && part_.places[at(read)] == Placement::kSequence &&
-        (is_router || latent_of(result).is_normed || is_beside_rows(op))) {
+    const bool on_own = part_.megatron ? is_router || latent_of(result).is_normed || is_beside_rows(op) : is_router;
+    if (part_.own_rows && part_.places[at(read)] == Placement::kSequence && on_own) {
       op.split = part_.tp;
       weight.partial = true;
       part_.place(op.outputs, Placement::kSequence);

@@ -14,6 +14,8 @@ LayerPart::LayerPart(const LayerSpec& layer, const Plan& plan)
       tp(plan.mesh.tp),
       sequence(plan.tensor_parallel.sequence),
       native(plan.runtime.kind == RuntimeKind::kNative),
+      own_rows(plan.runtime.kind == RuntimeKind::kMegatron ||
+               (is_titan_3(plan) && plan.mesh.ep > 1 && plan.tensor_parallel.sequence)),
       megatron(plan.runtime.kind == RuntimeKind::kMegatron),
       slices(static_cast<std::int16_t>(slices_of_rank(plan))),
       layer(layer),

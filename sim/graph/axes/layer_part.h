@@ -53,6 +53,7 @@ struct LayerPart {
   const std::int64_t tp;
   const bool sequence;
   const bool native;
+  const bool own_rows;        // what routes tokens runs on the rank's own positions
   const bool megatron;        // Megatron-Core's linear layers, with positions as the first dimension
   const std::int16_t slices;  // of the rank
   LayerSpec layer;

@@ -221,6 +221,13 @@ bool Fsdp2::casts_logits(std::int32_t head) const {
   return plan_.output_dtype.value_or(plan_.param_dtype) != plan_.param_dtype && !in_root_unit(head);
 }
 
+// A table's gradients of both ends add up.
+void Fsdp2::take_rest() {
+  take_gradients(Gradients::kOfRest);
+  const auto shares = [](const UnitParameter& p) { return p.shares_storage; };
+  if (std::ranges::any_of(shape(chunked_unit_).list, shares)) group(chunked_unit_).has_gradient = true;
+}
+
 bool Fsdp2::in_chunks(std::int32_t layer) const {
   return plan_.loss.kind == Loss::Kind::kChunkedHead && spec_of(layer).role == LayerRole::kHead;
 }
@@ -437,7 +444,7 @@ void Fsdp2::end_backward(std::int32_t layer, std::int8_t part) {
   const bool inputs = part == 0 || spec_of(layer).role == LayerRole::kEmbedding ? input_needs_gradient_[at(layer)]
                                                                                 : output_needs_gradient_[at(layer)];
   if (u != root() && inputs && modules_of(u).front() == Module{first_call(layer), part}) {
-    if (u == chunked_unit_) take_gradients(Gradients::kOfRest);
+    if (u == chunked_unit_) take_rest();
     for (const std::int32_t of : groups_beside(u)) post_backward(of, "autograd");
     if (is_wrapped()) post_backward(u, "autograd");
     if (u == chunked_unit_) take_gradients(Gradients::kOfAll);
@@ -633,7 +640,7 @@ void Fsdp2::root_post_backward_final_callback() {
   };
   if (version_.leftovers_first) {
     for (std::int32_t u : states) {
-      if (u == chunked_unit_) take_gradients(Gradients::kOfRest);
+      if (u == chunked_unit_) take_rest();
       if (is_left_over(group(u), u)) post_backward(u, "root_post_backward");
       if (u == chunked_unit_) take_gradients(Gradients::kOfAll);
       group(u).module_state = group(u).state = Training::kIdle;

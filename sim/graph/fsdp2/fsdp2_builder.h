@@ -187,6 +187,7 @@ class Fsdp2 final : public StepBuilder {
   bool ends_module(std::int32_t layer) const;
   void end_backward(std::int32_t layer, std::int8_t part);
   void compute_loss(std::int32_t layer);
+  void take_rest();
   bool in_chunks(std::int32_t layer) const;
   void run_in_chunks(std::int32_t head);
   void add_loss_backward(std::int32_t layer);

@@ -36,8 +36,10 @@ void Fsdp2::hold_gradients() {
   if (!is_wrapped()) hold_plain_gradients();
   for (std::int32_t u = 0; u < count() + (chunked_unit_ < 0 ? 0 : 1); ++u) {
     const bool is_apart = u == count();
-    if (is_apart || u == chunked_unit_) take_gradients(is_apart ? Gradients::kOfHead : Gradients::kOfRest);
-    hold_gradients_of(is_apart ? chunked_unit_ : u, is_apart ? apart_ : group(u));
+    if (is_apart) take_gradients(Gradients::kOfHead);
+    if (u == chunked_unit_) take_rest();
+    const bool is_there = u == chunked_unit_ && std::exchange(group(u).has_gradient, false);
+    if (!is_there) hold_gradients_of(is_apart ? chunked_unit_ : u, is_apart ? apart_ : group(u));
     take_gradients(Gradients::kOfAll);
   }
   fetched_labels_ = allocate_persistent(MemoryCategory::kInput, -1, Bytes(whole_labels()));
