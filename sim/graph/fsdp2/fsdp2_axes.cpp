@@ -169,7 +169,7 @@ bool Fsdp2::recomputes_inside(std::int32_t layer) const {
 // In the order of the unit's parameters; sums that were kept, or this pass'.
 std::vector<std::int32_t> Fsdp2::complete_gradients(std::int32_t unit) {
   Group& g = group(unit);
-  const DType dtype = gradients_dtype(g);
+  const DType dtype = version_.autograd_accumulates ? plan_.reduce_dtype : gradients_dtype(g);
   std::vector<std::int32_t> gradients = g.accumulated.empty() ? gradient_buffers(unit, g.gradient_pass) : g.accumulated;
   std::size_t i = 0;
   for (const UnitParameter& p : shape(unit).list) {

@@ -269,10 +269,13 @@ void Fsdp2::balance_routers() {
   graph().buffers.back().on_host = on_host;
   const auto communicator = communicator_of(MeshDim::kLoss);
   const std::int64_t bytes = counts * 4;
-  wait(Stream::kAllReduce, tail(Stream::kCompute));
-  const EventId row =
-      add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator, Bytes(bytes), HostEvent::kNobody);
-  wait(Stream::kCompute, row);
+  const auto sum_over = [&](std::uint8_t ranks) {
+    wait(Stream::kAllReduce, tail(Stream::kCompute));
+    wait(Stream::kCompute,
+         add_collective(EventKind::kAllReduce, Stream::kAllReduce, ranks, Bytes(bytes), HostEvent::kNobody));
+  };
+  if (is_titan_3() && plan_.mesh.ep > 1 && plan_.mesh.tp > 1) sum_over(communicator_of(MeshDim::kTp));
+  sum_over(communicator);
   if (logging_) {
     log("all_reduce", {.bytes_in = bytes,
                        .bytes_out = bytes,
