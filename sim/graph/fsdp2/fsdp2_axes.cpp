@@ -289,6 +289,7 @@ std::vector<Fsdp2::ClipGroup> Fsdp2::clip_groups() const {
   for (const Trained& p : trained_) {
     const bool expert = p.unit >= 0 && of_experts(shape(p.unit));
     ClipGroup& of = expert ? experts : others;
+    if (is_titan_3() && !p.stepped) continue;  // the table's again
     ++of.parameters;
     of.replicated += p.replicated ? 1 : 0;
   }

@@ -267,25 +267,24 @@ void Fsdp2::balance_routers() {
   // A router's buffers are where its parameters are.
   const bool on_host = plan_.offload != Offload::kNone;
   graph().buffers.back().on_host = on_host;
-  const auto communicator = communicator_of(MeshDim::kLoss);
   const std::int64_t bytes = counts * 4;
-  const auto sum_over = [&](std::uint8_t ranks) {
+  const auto sum_over = [&](MeshDim dim) {
+    const std::uint8_t communicator = communicator_of(dim);
     wait(Stream::kAllReduce, tail(Stream::kCompute));
     wait(Stream::kCompute,
-         add_collective(EventKind::kAllReduce, Stream::kAllReduce, ranks, Bytes(bytes), HostEvent::kNobody));
-  };
-  if (is_titan_3() && plan_.mesh.ep > 1 && plan_.mesh.tp > 1) sum_over(communicator_of(MeshDim::kTp));
-  sum_over(communicator);
-  if (logging_) {
+         add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator, Bytes(bytes), HostEvent::kNobody));
+    if (!logging_) return;
     log("all_reduce", {.bytes_in = bytes,
                        .bytes_out = bytes,
                        .dtype = "fp32",
-                       .group = "loss",
-                       .group_size = plan_.mesh.group(MeshDim::kLoss).size,
+                       .group = to_string(dim),
+                       .group_size = plan_.mesh.group(dim).size,
                        .on = "SUM",
                        .communicator = communicator,
                        .issue = "c10d"});
-  }
+  };
+  if (is_titan_3() && plan_.mesh.ep > 1 && plan_.mesh.tp > 1) sum_over(MeshDim::kTp);
+  sum_over(MeshDim::kLoss);
   // Of one layer after the other: the step of its bias, from the mean and the sign.
   std::int32_t change =
       allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
