@@ -17,8 +17,8 @@ namespace foreshard {
 
 using PlanValue = Json (*)(const Plan&);
 
-// Of a key of a plan, or of a fact that follows from the plan alone: head_in_chunks (loss:
-// chunked-head-N), host (device, cpu), ranks, runtime.kind. nullptr: neither.
+// Of a key of a plan, or of a fact that follows from the plan alone: host (device, cpu), ranks,
+// runtime.kind. nullptr: neither.
 PlanValue plan_value_named(std::string_view name);
 
 // Whether encoder and decoder look tokens up in one table.
