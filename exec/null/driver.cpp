@@ -100,6 +100,9 @@ API Status cuGetExportTable(const void** table, const void*) {
   static constexpr std::size_t kEmpty[] = {sizeof(std::size_t), 0};
   return *table = kEmpty, kSuccess;
 }
+// PyTorch 2.15 asks for the driver's messages.
+ANSWERS(cuLogsRegisterCallback, *handle = new_handle(), void*, void*, void** handle)
+DONE(cuLogsUnregisterCallback)
 ANSWERS(cuGetErrorString, *text = "null GPU", Status, const char** text)
 ANSWERS(cuGetErrorName, *text = "CUDA_ERROR", Status, const char** text)
 API Status cuPointerGetAttribute(void* value, int which, std::uint64_t at) {

@@ -211,6 +211,11 @@ API Status cudaGraphLaunch(void* executable, StreamHandle stream) {
 }
 DONE(cudaGraphDestroy)
 DONE(cudaGraphExecDestroy)
+// What NCCL's communicators of a graph are kept by.
+ANSWERS(cudaUserObjectCreate, *object = new_handle(), void** object, void*, void*, unsigned, unsigned)
+DONE(cudaUserObjectRelease)
+DONE(cudaGraphRetainUserObject)
+DONE(cudaGraphReleaseUserObject)
 ANSWERS(cudaGraphGetNodes, *count = 1, void*, void**, std::size_t* count)
 
 // ---- the driver's functions, by name ----

@@ -43,11 +43,13 @@ void read_attention(ForeignReader& reader) {
   const ConfigNode* node = reader.find(kLayers);
   if (node == nullptr || !node->is_sequence() || node->elements().empty()) return;
   node = &node->elements().front();
-  for (const char* key : {"attention", "inner_attention", "kernel_options"}) {
+  for (const char* key : {"attention", "inner_attention"}) {
     node = node->is_mapping() ? node->find(key) : nullptr;
     if (node == nullptr) return;
   }
-  reader.map(kLayers, "attention", "flex");
+  if (!node->is_mapping()) return;
+  if (node->has("kernel_options")) return reader.map(kLayers, "attention", "flex");
+  if (node->has("window_size")) reader.map(kLayers, "attention", "flash");  // over packed documents
 }
 
 std::int64_t stages_of(ForeignReader& reader) {
@@ -244,10 +246,7 @@ void read_groups(ForeignReader& reader) {
 // of the tokens at a time.
 bool read_chunked_loss(ForeignReader& reader) {
   if (reader.find("loss.num_chunks") == nullptr) return false;
-  reader.map("loss.num_chunks", "loss", "fused-linear");
-  reader.unsupported("loss.num_chunks",
-                     "the head and the loss by chunks of tokens; fused-linear, "
-                     "which keeps no logits either, is nearest");
+  reader.map("loss.num_chunks", "loss", fmt::format("chunked-head-{}", reader.find("loss.num_chunks")->as_int(2)));
   return true;
 }
 

@@ -174,6 +174,7 @@ Json parallelism_json(const ExportJob& job, const char* reshard) {
   const PipelineParallel& pipeline = plan.pipeline;
   json["pipeline_parallel_schedule"] = to_string(pipeline.schedule);
   json["num_pp_microbatches"] = microbatches_of(plan);
+  json["pipeline_parallel_microbatch_size"] = plan.batch.micro_batch;
   json["pipeline_parallel_first_stage_less_layers"] = pipeline.first_less;
   json["pipeline_parallel_last_stage_less_layers"] = pipeline.last_less;
   if (pipeline.stages_per_rank > 2) json["pipeline_parallel_layers_per_stage"] = layers_of_stage(job);
@@ -192,7 +193,10 @@ Json settings_json(const ExportJob& job, const char* reshard) {
   if (plan.loss.kind == Loss::Kind::kCompiled) compiled.emplace_back("loss");
   const std::int64_t tokens = plan.batch.micro_batch * plan.batch.sequence;
   Json json = {{"training",
-                {{"num_tokens_per_microbatch_per_dp_rank", tokens},
+                {{"local_batch_size", plan.batch.micro_batch * microbatches_of(plan)},
+                 {"global_batch_size", plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel()},
+                 {"seq_len", plan.batch.sequence},
+                 {"num_tokens_per_microbatch_per_dp_rank", tokens},
                  {"num_tokens_per_train_step", tokens * plan.batch.accumulation * plan.mesh.data_parallel()},
                  {"max_context_length", plan.batch.sequence},
                  {"max_norm", o.clip_norm.value_or(1e9)},
@@ -223,6 +227,7 @@ Json settings_json(const ExportJob& job, const char* reshard) {
   if (const std::optional<Flavor> flavor = flavor_of(plan.model))
     json["model_spec"] = {{"name", flavor->model}, {"flavor", flavor->name}};
   if (plan.loss.kind == Loss::Kind::kFusedLinear) json["loss"] = {{"num_chunks", 8}};
+  if (plan.loss.kind == Loss::Kind::kChunkedHead) json["loss"] = {{"num_chunks", plan.loss.chunks}};
   if (plan.float8 == Float8::kRowwise || plan.float8 == Float8::kRowwiseGwHp)
     json["float8"] = {{"recipe_name", recipe_of(plan)}};
   return json;
@@ -271,7 +276,8 @@ def plan():
             param_groups=[ParamGroupConfig(**group) for group in SETTINGS["optimizer"]["param_groups"]]))
     for section in ("training", "parallelism", "compile", "lr_scheduler", "debug"):
         for key, value in SETTINGS[section].items():
-            setattr(getattr(config, section), key, value)
+            if hasattr(getattr(config, section), key):  # 0.3 counts sequences, later ones tokens
+                setattr(getattr(config, section), key, value)
     return config
 )PY",
       flavor ? flavor->model : "YOURS", kSettings, settings_json(job, reshard).dump(1),

@@ -25,6 +25,10 @@
 //   chunk:
 //              2V + 4V + 4V/N forward, then 4V + 8V/N, then the chunks' gradients and their
 //              concatenation, 2V + 2V (torchtitan#996)
+//   chunked-head-N
+//              head, loss and backward of a part of each sequence at a time: the weight's gradient
+//              is summed in fp32, the hidden states' in one tensor of fp32 (torchtitan 0.3, components/loss.py,
+//              ChunkedLossWrapper)
 #include "models/layers/loss_variants.h"
 
 #include <algorithm>
@@ -284,6 +288,28 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
   fused_product(head, product);
 }
 
+// Beside the sums of both gradients there is a chunk's logits, whose name lives on, with either three fp32 tensors of
+// their size (four where they are cut by vocabulary; compiled: the gradient alone) or the weight's gradient of the
+// chunk, which is cast and added.
+void chunk_head(LayerSpec& head, const Plan& plan) {
+  const auto product = std::ranges::find(head.operations, OperationKind::kGemm, &Operation::kind);
+  if (product == head.operations.end()) return;
+  const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence) / plan.mesh.cp;
+  const std::int64_t words = product->n / plan.mesh.tp, logits = checked_multiply(tokens / plan.loss.chunks, words);
+  const std::int64_t weight = checked_multiply(words, product->k), hidden = checked_multiply(tokens, product->k);
+  const bool is_compiled = plan.compile != Compile::kNone;
+  // In elements of two bytes; the gradients that the layer makes, too, are there at its end alone.
+  const std::int64_t softmax = 2 * weight + (is_compiled        ? 2
+                                             : plan.mesh.tp > 1 ? 9
+                                                                : 7) *
+                                                logits,
+                     sum = 5 * weight + logits;
+  const std::int64_t copies = plan.batch.micro_batch > 1 ? hidden : 0;
+  const std::int64_t beside = std::max(softmax, sum) - weight + 2 * hidden + copies - hidden;
+  product->backward_workspace = {add_tensor(head, {.name = "chunk and sums of gradients", .fixed = beside})};
+  fused_product(head, product);
+}
+
 namespace {
 
 LayerSpec sum_of_losses(LayerSpec layer) {
@@ -527,6 +553,7 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
       return;
     case Loss::Kind::kFusedLinear:
     case Loss::Kind::kTiledLinear:
+    case Loss::Kind::kChunkedHead:
       layer = sum_of_losses(std::move(layer));
       return;
   }

@@ -9,6 +9,7 @@ namespace foreshard {
 
 void score_labelled(ModelSpec& model, const Plan& plan);
 void fuse_loss_into_head(LayerSpec& head, const Plan& plan);
+void chunk_head(LayerSpec& head, const Plan& plan);
 void call_in_parts(LayerSpec& head, const Plan& plan);
 void copy_unread(LayerSpec& head, const Plan& plan);
 void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced);

@@ -531,6 +531,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   for (LayerSpec& layer : model.kinds) {
     apply_attention(layer, plan, model.family);
     if (layer.role == LayerRole::kHead && plan.loss.has_product()) fuse_loss_into_head(layer, of_labels);
+    if (layer.role == LayerRole::kHead && plan.loss.kind == Loss::Kind::kChunkedHead) chunk_head(layer, plan);
     if (layer.role == LayerRole::kHead && plan.units.head_calls > 1) call_in_parts(layer, of_labels);
     if (layer.role == LayerRole::kHead) copy_unread(layer, plan);
     if (layer.role == LayerRole::kLoss) {

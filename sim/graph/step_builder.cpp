@@ -638,6 +638,7 @@ void StepBuilder::visit_gradients(std::int32_t unit, std::int32_t pass, const Vi
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   const std::span<const Module> list = modules_of(unit);
   for (auto module = list.rbegin(); module != list.rend(); ++module) {
+    if (!counts(gradients_, module->layer)) continue;
     const std::int32_t execution = pass * layers + module->layer;
     const LayerProgram& program = graph_.program(graph_.executions[at(execution)]);
     const auto part = at(static_cast<std::uint8_t>(module->part));
@@ -688,6 +689,7 @@ std::vector<std::int32_t> StepBuilder::gradient_buffers(std::int32_t unit, std::
   std::vector<std::int32_t> buffers;
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   for (const Module& owned : modules_of(unit)) {
+    if (!counts(gradients_, owned.layer)) continue;
     const LayerExecution& execution = graph_.executions[at(std::int64_t{pass} * layers + owned.layer)];
     const LayerProgram& program = graph_.program(execution);
     const std::vector<ParameterSpec>& parameters = spec_of(owned.layer).parameters;

@@ -29,6 +29,7 @@ struct UnitParameter {
   bool casts = true;  // to the compute dtype, before its gather
   bool trainable = true;
   bool stepped = true;                       // by the optimizer, if it is trainable
+  bool shares_storage = false;               // with another parameter of the unit
   bool replicated = false, partial = false;  // ParameterSpec
   std::int64_t gradient_numel = 0;           // as backward makes it; 0: numel
 };
@@ -225,6 +226,14 @@ class StepBuilder {
   std::int32_t allocate_persistent_parts(MemoryCategory category, std::int32_t unit, std::int32_t parts);
   // Unsharded gradients of the unit, made in pass `pass`: all but the last one, then that one.
   void free_gradients(std::int32_t unit, std::int32_t pass);
+  // Which of a unit's gradients count: a head that is run in chunks is reduced apart.
+  enum class Gradients : std::uint8_t { kOfAll, kOfHead, kOfRest };
+  bool counts(Gradients which, std::int32_t layer) const {
+    return which == Gradients::kOfAll || (layer == chunked_head_) == (which == Gradients::kOfHead);
+  }
+  void take_gradients(Gradients which);
+  std::int32_t chunked_unit_ = -1;  // that such a head shares with others
+  Gradients gradients_ = Gradients::kOfAll;
   void free_last_gradient(std::int32_t unit, std::int32_t pass);
   // The same gradients as buffers, in the order of the unit's trained parameters.
   std::vector<std::int32_t> gradient_buffers(std::int32_t unit, std::int32_t pass) const;
@@ -371,7 +380,8 @@ class StepBuilder {
   std::int32_t earlier_of(std::int32_t layer, std::int32_t pass) const;
   std::int32_t joined_by(std::int32_t layer, std::int32_t pass) const;
   void size_units();
-  UnitShape shape_of(std::int32_t unit);
+  UnitShape shape_of(std::int32_t unit, Gradients which = Gradients::kOfAll);
+  void size_reductions();
   bool is_in(const ParameterSpec& parameter, const Module& module) const;
   // Calls visit(execution, part, program) for modules of the unit until it returns false.
   template <typename Visit>
@@ -407,7 +417,8 @@ class StepBuilder {
   PipelineRows pipeline_rows_;
   std::vector<UnitShape> shapes_;
   std::vector<std::int32_t> shape_of_unit_;
-  std::vector<std::int32_t> unit_layers_;  // layers_of() of all units, one after the other
+  std::int32_t whole_shape_ = -1, chunked_head_ = -1;  // of chunked_unit_; which layer
+  std::vector<std::int32_t> unit_layers_;              // layers_of() of all units, one after the other
   std::vector<std::int32_t> first_layer_;
   std::vector<std::int32_t> unit_of_layer_;
   std::vector<std::int32_t> first_nested_;  // of each layer: its first unit inside, or -1

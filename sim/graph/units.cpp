@@ -229,18 +229,23 @@ UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& para
                         std::ranges::count(model_.order, layer, &LayerInstance::same_as) > 0;
   const bool is_head = spec.role == LayerRole::kHead && !spec.tower && parameter.shape.size() > 1;
   p.stepped = !(is_theirs ? is_table : is_head) || !model_.tied_embeddings || parameter.tied;
+  // torchtitan 0.3 makes it the table again before fully_shard first looks: one storage, gathered for both.
+  p.shares_storage = is_head && !p.stepped && plan_.step_frame != StepFrame::kPlain &&
+                     plan_.units.embedding == UnitPlacement::kWithHead;
+  if (p.shares_storage) p.stored_size = 0;
   p.replicated = parameter.replicated;
   p.partial = parameter.partial;
   p.gradient_numel = parameter.gradient_numel;
   return p;
 }
 
-UnitShape StepBuilder::shape_of(std::int32_t unit) {
+UnitShape StepBuilder::shape_of(std::int32_t unit, Gradients which) {
   UnitShape shape = {.shards = plan_.mesh.fsdp()};
   for (const Module& owned : modules_of(unit)) {
     for (const ParameterSpec& parameter : spec_of(owned.layer).parameters) {
       if (parameter.tied || !is_in(parameter, owned) || is_ignored(parameter)) continue;
-      const UnitParameter p = sharded(owned.layer, parameter);
+      UnitParameter p = sharded(owned.layer, parameter);
+      p.trainable = p.trainable && counts(which, owned.layer);
       if (is_over_experts(parameter)) {
         shape.sharded_over = MeshDim::kEfsdp;
         shape.shards = plan_.mesh.efsdp();
@@ -257,7 +262,7 @@ UnitShape StepBuilder::shape_of(std::int32_t unit) {
         shape.trained_numel += p.numel;
         shape.trained_shard_numel += p.shard_numel;
         shape.trained_local_numel += p.local_numel;
-        if (!p.stepped) {
+        if (!p.stepped && !p.shares_storage) {
           ++shape.unstepped;
           shape.unstepped_local_numel += p.local_numel;
         }
@@ -345,6 +350,37 @@ void StepBuilder::size_units() {
     unit.shards = plan_.mesh.fsdp();
     unit.numel = dense + (shape.numel - dense) * unit.shards / shape.shards;
   }
+  if (plan_.loss.kind == Loss::Kind::kChunkedHead) size_reductions();
+}
+
+// A head that is run by itself is reduced by itself.
+void StepBuilder::size_reductions() {
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  for (std::int32_t l = 0; l < layers; ++l)
+    if (spec_of(l).role == LayerRole::kHead) chunked_head_ = l;
+  if (chunked_head_ < 0 || unit_of_layer(chunked_head_) < 0) return;
+  const std::int32_t u = unit_of_layer(chunked_head_);
+  if (modules_of(u).size() < 2) return;
+  chunked_unit_ = u;
+  whole_shape_ = shape_of_unit_[at(u)];
+  for (const Gradients which : {Gradients::kOfHead, Gradients::kOfRest}) {
+    UnitShape part = shape_of(u, which);
+    part.reshard_group = shape(u).reshard_group;
+    part.unsharded_parts = shape(u).unsharded_parts;
+    part.sharded_parts = shape(u).sharded_parts;
+    part.state_parts = shape(u).state_parts;
+    shapes_.push_back(std::move(part));
+  }
+}
+
+// In the unit that a head in chunks shares with others.
+void StepBuilder::take_gradients(Gradients which) {
+  if (chunked_unit_ < 0) return;
+  gradients_ = which;
+  const auto last = static_cast<std::int32_t>(shapes_.size()) - 1;
+  shape_of_unit_[at(chunked_unit_)] = which == Gradients::kOfAll    ? whole_shape_
+                                      : which == Gradients::kOfHead ? last - 1
+                                                                    : last;
 }
 
 }

@@ -357,10 +357,11 @@ struct Loss {
     kFusedLinear,
     kTiledLinear,
     kSmoothed,
-    kLogProbabilities
+    kLogProbabilities,
+    kChunkedHead
   };
   Kind kind = Kind::kEager;
-  std::int64_t chunks = 0;  // kChunked: 2 or more
+  std::int64_t chunks = 0;  // kChunked, kChunkedHead: 2 or more
   // The head's product is part of it.
   bool has_product() const { return kind == Kind::kFusedLinear || kind == Kind::kTiledLinear; }
   bool operator==(const Loss&) const = default;

@@ -192,32 +192,34 @@ void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
 }
 
 // In the order of Loss::Kind; of chunked-, the number follows.
-constexpr std::array<std::string_view, 9> kLosses = {"eager",        "eager-compute", "compiled",
-                                                     "chunked-",     "fused",         "fused-linear",
-                                                     "tiled-linear", "smoothed",      "log-probabilities"};
+constexpr std::array<std::string_view, 10> kLosses = {
+    "eager",        "eager-compute", "compiled", "chunked-",          "fused",
+    "fused-linear", "tiled-linear",  "smoothed", "log-probabilities", "chunked-head-"};
 
 constexpr std::string_view kLiger = "liger";  // fused-linear, of one chunk
 
 Loss read_loss(const ConfigNode& node) {
   static constexpr const char* kExpected =
       "eager, eager-compute, compiled, fused, fused-linear, liger, tiled-linear, smoothed, "
-      "log-probabilities or chunked-N, for example chunked-8";
+      "log-probabilities, chunked-N or chunked-head-N, for example chunked-8";
   static constexpr std::string_view kChunked = kLosses[at(Loss::Kind::kChunked)];
+  static constexpr std::string_view kChunkedHead = kLosses[at(Loss::Kind::kChunkedHead)];
   const std::string_view text = node.text();
   if (text == kLiger) return {Loss::Kind::kFusedLinear, 1};
   const auto word = std::ranges::find(kLosses, text);
-  if (word != kLosses.end() && text != kChunked) return {static_cast<Loss::Kind>(word - kLosses.begin()), 0};
+  if (word != kLosses.end() && !text.ends_with('-')) return {static_cast<Loss::Kind>(word - kLosses.begin()), 0};
   if (!text.starts_with(kChunked)) {
     throw wrong_word(node, kExpected,
                      {"eager", "eager-compute", "compiled", "fused", "fused-linear", "liger", "tiled-linear",
-                      "smoothed", "log-probabilities", "chunked-8"});
+                      "smoothed", "log-probabilities", "chunked-8", "chunked-head-8"});
   }
-  const auto chunks = parse_number<std::int64_t>(text.substr(kChunked.size())).value_or(0);
+  const bool of_head = text.starts_with(kChunkedHead);
+  const auto chunks = parse_number<std::int64_t>(text.substr((of_head ? kChunkedHead : kChunked).size())).value_or(0);
   if (chunks < 2 || chunks > plan_limits::kEvery) {
     throw node.error(quote(text) + " names no number of chunks",
                      "chunked-N with N from 2 to " + std::to_string(plan_limits::kEvery));
   }
-  return {Loss::Kind::kChunked, chunks};
+  return {of_head ? Loss::Kind::kChunkedHead : Loss::Kind::kChunked, chunks};
 }
 
 std::int64_t read_forward_prefetch(const ConfigNode& node) {
@@ -337,7 +339,7 @@ Json written(const Runtime& runtime) {
 Json written(const Loss& loss) {
   std::string word(kLosses[at(loss.kind)]);
   if (loss.chunks == 1) return kLiger;
-  return loss.kind == Loss::Kind::kChunked ? word + std::to_string(loss.chunks) : word;
+  return loss.chunks > 0 ? word + std::to_string(loss.chunks) : word;
 }
 
 Json written_experts(UnitPlacement placement) { return placement == UnitPlacement::kOwn ? "own" : "block"; }

@@ -91,12 +91,15 @@ def start(torch, library):
         return torch.arange(places.numel(), device="cpu").remainder(of.numel() if dim is None else of.shape[dim]).reshape(places.shape)
 
     class Values(TorchDispatchMode):
+        supports_higher_order_operators = True  # FlexAttention
         times = 1.0  # as long as its body here takes the host with what calls it
         body_ns = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             begin = time.thread_time_ns()
             kwargs = kwargs or {}
+            if not hasattr(func, "_schema"):
+                return func(*args, **kwargs)
             told, on_gpu, known, is_factory = self.given(func, args, kwargs)
             is_shaped = told and func._schema.name in SHAPED
             if known and not is_shaped:

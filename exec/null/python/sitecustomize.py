@@ -513,12 +513,18 @@ class Finder(importlib.abc.MetaPathFinder):
 # ---- the program's model, for `foreshard import` ----
 
 
-def described_unit(name, module, seen):
-    """One that fully_shard made; nothing where there is none, or modules share one that was described."""
-    state = getattr(module, "_get_fsdp_state", None)
-    group = state()._fsdp_param_group if state is not None else None
-    if group is None or id(group) in seen:
+def groups_of(module):
+    """Of fully_shard; since 2.12 a module may have several, each of a mesh of its own."""
+    state = getattr(module, "_get_fsdp_state", lambda: None)()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return [group for group in (groups if groups is not None else [getattr(state, "_fsdp_param_group", None)]) if group is not None]
+
+
+def described_unit(name, module, group, seen):
+    """One that fully_shard made; nothing where modules share one that was described."""
+    if id(group) in seen:
         return None
+    state = module._get_fsdp_state
     seen.add(id(group))
     policy = getattr(group, "mp_policy", None) or state()._mp_policy  # 2.15: the state's
     after, first = group.post_forward_mesh_info, group.fsdp_params[0]
@@ -628,7 +634,7 @@ def described_model(root):
     document["parameters"] = [
         {"name": n, "shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()
     ]
-    document["units"] = [u for u in (described_unit(n, m, seen) for n, m in root.named_modules()) if u is not None]
+    document["units"] = [u for u in (described_unit(n, m, group, seen) for n, m in root.named_modules() for group in groups_of(m)) if u is not None]
     described_fsdp1(root, document)
     if type(engine).__name__ == "DeepSpeedEngine":
         document["deepspeed"] = plain(engine._config._param_dict)

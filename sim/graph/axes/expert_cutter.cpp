@@ -28,7 +28,7 @@ bool ExpertCutter::cut(Operation& op) {
   }
   const bool routed = routes() && op.part > 0 && part_.source.role == LayerRole::kBlock;
   if (!routed && routing_.open) combine();
-  if (part_.tp > 1 && part_.experts > 1 && !part_.megatron && cut_mixture(op)) return true;
+  if (part_.tp > 1 && part_.experts > 1 && !part_.own_rows && cut_mixture(op)) return true;
   if (routed) cut_expert(std::move(op));
   return routed;
 }
@@ -133,7 +133,9 @@ void ExpertCutter::enter_experts(Operation& op) {
 }
 
 bool ExpertCutter::routes() const {
-  const bool is_titans = part_.plan.step_frame != StepFrame::kPlain && part_.plan.experts == ExpertKernels::kGrouped;
+  // (0.3 pads no rows.)
+  const bool is_titans = part_.plan.step_frame != StepFrame::kPlain && !is_titan_3(part_.plan) &&
+                         part_.plan.experts == ExpertKernels::kGrouped;
   return rows_travel() || (is_titans && counts_rows_);
 }
 
@@ -178,14 +180,14 @@ Operation& ExpertCutter::route(Index from, Index to, bool waits) {
   if (part_.plan.expert_parallel.dispatcher == ExpertParallel::Dispatcher::kDeepEp)
     op.collective.copies = op.collective_backward.copies = routing_.per_token;
   // torchtitan's per-operation checkpointing keeps them, but for Qwen3's list.
-  op.kept_by_selective = !part_.source.name.starts_with("qwen3");
+  op.kept_by_selective = !is_titan_3(part_.plan) && !part_.source.name.starts_with("qwen3");
   return op;
 }
 
 void ExpertCutter::dispatch(const Operation& first) {
   constexpr std::int64_t kAlignment = 8;
   // Megatron-Core's rows are padded for fp8 alone (moe_router_padding_for_fp8).
-  const bool pads = !part_.megatron || part_.plan.float8 != Float8::kNone;
+  const bool pads = (!part_.megatron && !is_titan_3(part_.plan)) || part_.plan.float8 != Float8::kNone;
   // `first` may be a cast of the rows, in front of what the experts multiply.
   const Operation& product =
       *std::ranges::find_if(part_.source.operations, [](const Operation& op) { return op.groups > 1; });
@@ -281,9 +283,10 @@ void ExpertCutter::permute(Index rows, Index counts, Indices ended) {
   Operation& make = part_.move(counts, order, routing_.part);
   make.gradient = GradientRule::kNone;
   make.outputs = {order, routing_.sizes, places};
-  const std::int64_t with_zeros = (routing_.received + 1) * routing_.width;
+  const bool adds_zeros = !part_.megatron && !is_titan_3(part_.plan);
+  const std::int64_t with_zeros = (routing_.received + (adds_zeros ? 1 : 0)) * routing_.width;
   Index whole = rows;
-  if (!part_.megatron) {  // whose permutation reads the rows as they came
+  if (adds_zeros) {  // whose permutation reads the rows as they came
     whole = fixed("rows with zeros", with_zeros);
     part_.move(rows, whole, routing_.part).gradient = GradientRule::kAlias;
   }
@@ -359,7 +362,7 @@ void ExpertCutter::combine() {
   part_.tensor(result) = part_.source.tensors[at(result)];
   if (sends_tokens(part_.plan)) part_.tensor(result).per_token = routing_.width;
   if (has_own_rows()) part_.tensor(result).split *= part_.tp;
-  part_.places[at(result)] = part_.megatron && part_.tp > 1 ? Placement::kSequence : Placement::kWhole;
+  part_.places[at(result)] = part_.own_rows && part_.tp > 1 ? Placement::kSequence : Placement::kWhole;
   if (exchanges()) mixture_.returned.push_back(result);
   const Index unpermuted = fixed("rows unpermuted", (routing_.received + 1) * routing_.width);
   Operation& back = part_.move(own, unpermuted, routing_.part);

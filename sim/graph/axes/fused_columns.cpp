@@ -81,12 +81,17 @@ std::vector<Operation> take_out_like(LayerSpec& layer, std::size_t first) {
 
 }
 
-LayerSpec fuse_columns(LayerSpec layer) {
+LayerSpec fuse_columns(LayerSpec layer, std::ptrdiff_t exactly) {
   Indices gone;
   const Indices latents_of = read_by_latents(layer);
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+    if (exactly > 0 && layer.operations[o].kind == OperationKind::kAttention) break;
     if (!is_plain_product(layer, layer.operations[o])) continue;
     if (layer.operations[o].inputs == latents_of) continue;
+    const auto goes = [&](const Operation& op) {
+      return is_plain_product(layer, op) && go_together(layer.operations[o], op);
+    };
+    if (exactly > 0 && std::ranges::count_if(layer.operations, goes) != exactly) continue;
     const std::vector<Operation> others = take_out_like(layer, o);
     if (others.empty()) continue;
     Operation& product = layer.operations[o];

@@ -30,6 +30,13 @@ class Cutter {
       gather_logits();
       output = Placement::kWhole;
     }
+    // torchtitan 0.3 makes hidden states whole behind the norm, in front of the head's chunks.
+    const bool chunks = part_.plan.loss.kind == Loss::Kind::kChunkedHead && part_.tp > 1;
+    if (chunks && part_.source.role == LayerRole::kFinalNorm) {
+      const Index own = part_.layer.output;
+      part_.layer.output = part_.sequence ? part_.gather(own, 0) : part_.own_input(own, 0);
+      output = Placement::kWhole;
+    }
     for (const Operation& op : part_.layer.operations) {
       if (!op.casts_weight) continue;
       std::int64_t& elements = part_.tensor(op.outputs.back()).fixed = 0;
@@ -221,8 +228,8 @@ class Cutter {
     // Megatron-Core's router, projections around experts and down projections to latents run on the
     // rank's own positions (core/transformer/moe/router.py, multi_latent_attention.py).
     const bool is_router = op.n == part_.experts && part_.experts > 1 && part_.source.role == LayerRole::kBlock;
-    if (part_.megatron && part_.places[at(read)] == Placement::kSequence &&
-        (is_router || latent_of(result).is_normed || is_beside_rows(op))) {
+    const bool on_own = part_.megatron ? is_router || latent_of(result).is_normed || is_beside_rows(op) : is_router;
+    if (part_.own_rows && part_.places[at(read)] == Placement::kSequence && on_own) {
       op.split = part_.tp;
       weight.partial = true;
       part_.place(op.outputs, Placement::kSequence);
@@ -249,6 +256,7 @@ class Cutter {
                     .beside = true};
     } else if (part_.places[at(read)] == Placement::kSequence) {
       input = part_.gather(read, op.part, in_fp8);
+    } else if (sums_in_chunks(op)) {
     } else if (!part_.sequence || (part_.source.role == LayerRole::kBlock && !part_.is_gathered(read))) {
       // Of a latent every rank has all.
       input = part_.own_input(read, op.part);
@@ -264,12 +272,42 @@ class Cutter {
     op.n = columns;
     weight.shape[rows] = columns;
     for (std::size_t i = 1; i < op.parameters.size(); ++i) part_.parameter(op.parameters[i]).shape[0] = columns;
+    if (sums_in_chunks(op)) return sum_statistics(std::move(op));
     part_.known[at(result)] = true;
     part_.places[at(result)] = Placement::kFeature;
     part_.tensor(result).per_token = columns;
     part_.add(std::move(op));
     part_.of_last().columns = part_.slices;
     if (is_split_wider(result)) gather_heads(result, part_.layer.operations.back().part);
+  }
+
+  bool sums_in_chunks(const Operation& product) const {
+    return part_.plan.loss.kind == Loss::Kind::kChunkedHead && product.function == Function::kCrossEntropy;
+  }
+
+  // Of each chunk the greatest logit, the sum of exponentials and the chosen log-probability.
+  void sum_statistics(Operation product) {
+    const Plan& plan = part_.plan;
+    const std::int64_t tokens = plan.batch.micro_batch * plan.batch.sequence / plan.mesh.cp;
+    const auto statistic = [&](const char* suffix) {
+      const TensorSpec of_chunk = {
+          .name = "of a chunk", .fixed = tokens / plan.loss.chunks, .type = ElementType::kFp32};
+      return part_.add_like(of_chunk, suffix, Placement::kWhole);
+    };
+    const Index own = statistic("");
+    product.outputs.push_back(own);
+    const std::int8_t part = product.part;
+    part_.add(std::move(product));
+    Index last = own;
+    for (std::int64_t i = 0; i < 3 * plan.loss.chunks; ++i) {
+      const Index sum = statistic(" of all");
+      Operation& op = part_.move(last, sum, part);
+      op.gradient = GradientRule::kNone;
+      op.collective = {.kind = CollectiveKind::kAllReduce, .waits = true, .maximum = i % 3 == 0};
+      op.released = {last};
+      last = sum;
+    }
+    part_.layer.operations.back().released.push_back(last);
   }
 
   // Into keys and values that are copied for the ranks (copy_keys).

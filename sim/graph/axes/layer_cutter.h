@@ -37,7 +37,8 @@ std::int64_t chunk_of(std::int64_t all, std::int64_t parts, std::int64_t index);
 
 // The products of a layer that read the same tensor become one, whose weight is theirs below each
 // other and whose result is split into theirs (views).
-LayerSpec fuse_columns(LayerSpec layer);
+// `exactly`: in front of attention alone, groups of so many.
+LayerSpec fuse_columns(LayerSpec layer, std::ptrdiff_t exactly = 0);
 
 // An attention that reads its packed projection reads three views of it instead, which ranks of cp
 // send round apart.

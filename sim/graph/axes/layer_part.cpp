@@ -4,6 +4,7 @@
 
 #include "sim/base/integers.h"
 #include "sim/base/lookup.h"
+#include "sim/spec/fsdp2_version.h"
 
 namespace foreshard {
 
@@ -13,6 +14,8 @@ LayerPart::LayerPart(const LayerSpec& layer, const Plan& plan)
       tp(plan.mesh.tp),
       sequence(plan.tensor_parallel.sequence),
       native(plan.runtime.kind == RuntimeKind::kNative),
+      own_rows(plan.runtime.kind == RuntimeKind::kMegatron ||
+               (is_titan_3(plan) && plan.mesh.ep > 1 && plan.tensor_parallel.sequence)),
       megatron(plan.runtime.kind == RuntimeKind::kMegatron),
       slices(static_cast<std::int16_t>(slices_of_rank(plan))),
       layer(layer),
@@ -99,6 +102,10 @@ Index LayerPart::gather(Index t, std::int8_t part, bool in_fp8) {
   return all;
 }
 
+bool is_titan_3(const Plan& plan) {
+  return plan.step_frame != StepFrame::kPlain && fsdp2_minor(plan.runtime.version).value_or(0) >= 13;
+}
+
 Slices& LayerPart::of_last() {
   sliced.resize(layer.operations.size());
   return sliced.back();
@@ -146,7 +153,7 @@ void LayerPart::reduce(Index result, std::int8_t part, bool has_returned, bool w
                               .waits = true,
                               .in_fp8 = in_fp8,
                               .finds_amax = in_fp8 && product.fp8 == Float8::kCurrent};
-    op.kept_by_selective = true;
+    op.kept_by_selective = !is_titan_3(plan);
   } else {
     op.collective = {.kind = CollectiveKind::kAllReduce, .waits = megatron};
   }

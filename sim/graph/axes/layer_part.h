@@ -53,6 +53,7 @@ struct LayerPart {
   const std::int64_t tp;
   const bool sequence;
   const bool native;
+  const bool own_rows;        // what routes tokens runs on the rank's own positions
   const bool megatron;        // Megatron-Core's linear layers, with positions as the first dimension
   const std::int16_t slices;  // of the rank
   LayerSpec layer;
@@ -64,6 +65,10 @@ struct LayerPart {
   Indices held;                                   // by a call that has returned
   std::pair<Index, Index> renamed{kNone, kNone};  // later operations read the second instead
 };
+
+// torchtitan's frame under a PyTorch that 0.3 needs. Its collectives are c10d's, not functional ones, so that
+// per-operation checkpointing does not keep what they make.
+bool is_titan_3(const Plan& plan);
 
 // What the operation reads and saves is another tensor.
 void read_instead(Operation& op, Index from, Index to);

@@ -29,6 +29,7 @@
 #include "sim/base/error.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_cutter.h"
+#include "sim/graph/axes/layer_part.h"
 #include "sim/graph/axes/parameter_order.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -69,10 +70,25 @@ void pad_vocabulary(ModelSpec& model, std::int64_t multiple) {
   }
 }
 
+// torchtitan 0.3's FusedQKVLinear; per-operation checkpointing then keeps every second product without a bias, and all
+// with one (activation_checkpoint.py).
+LayerSpec fuse_projections(LayerSpec layer) {
+  const std::size_t before = layer.operations.size();
+  layer = fuse_columns(std::move(layer), 3);
+  if (layer.role != LayerRole::kBlock || layer.operations.size() == before) return layer;
+  int products = 0;
+  for (Operation& op : layer.operations) {
+    if (op.kind != OperationKind::kGemm || op.groups > 1 || contains(op.name, "router")) continue;
+    op.kept_by_selective = op.parameters.size() > 1 || products++ % 2 == 0;
+  }
+  return layer;
+}
+
 // With the products that Megatron-Core runs as one, and what its mixtures and dispatchers do.
 LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
   const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
   if (is_megatron) layer = fuse_columns(std::move(layer));
+  if (is_titan_3(plan) && plan.compile == Compile::kNone) layer = fuse_projections(std::move(layer));
   if (plan.mesh.cp > 1) layer = unpack_attention(std::move(layer));
   if (is_megatron) layer = copy_keys(std::move(layer), plan.mesh.tp);
   if (has_engine_modules(plan.runtime)) layer = copy_values(std::move(layer));
@@ -96,7 +112,7 @@ LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
 bool parts_table(const Plan& plan) {
   const Mesh& mesh = plan.mesh;
   return plan.runtime.kind == RuntimeKind::kFsdp2 && plan.units.embedding != UnitPlacement::kRoot &&
-         plan.units.embedding != UnitPlacement::kWithHead && mesh.is_wrapped();
+         (plan.units.embedding != UnitPlacement::kWithHead || is_titan_3(plan)) && mesh.is_wrapped();
 }
 
 // visit(kind, its cut), of each kind once. What a kind hands on follows from what arrives at it.

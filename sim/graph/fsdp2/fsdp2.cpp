@@ -35,6 +35,8 @@ Fsdp2::Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& prog
 void Fsdp2::prepare() {
   if (root() >= 0 && !version_.root_may_reshard) graph().units[at(root())].reshard = {Reshard::Kind::kNever, 0};
   const auto layers = static_cast<std::int32_t>(model_.order.size());
+  // The loss in chunks leaves its head resharding (set_reshard_after_forward).
+  if (chunked_unit_ >= 0) graph().units[at(chunked_unit_)].reshard = {};
   std::vector<bool> visited(groups_.size());
   const auto visit = [&](std::int32_t unit) {
     const auto u = at(unit);
@@ -162,7 +164,7 @@ void Fsdp2::run_forward(bool training) {
   loss_is_inside_ = inside;
   repeat_->begin(Repeat::Order::kForward);
   for (std::int32_t l = begin_; l < end_; ++l) {
-    if (spec_of(l).role == LayerRole::kLoss) continue;
+    if (spec_of(l).role == LayerRole::kLoss || in_chunks(l)) continue;
     forward_layer(l);
     l += repeat_->after(l);
   }
@@ -174,7 +176,13 @@ void Fsdp2::run_forward(bool training) {
     post_forward(root(), /*in_backward=*/false);
     group(root()).module_state = Training::kIdle;
   }
+  const bool chunks = has_loss && training && in_chunks(last - 1);
+  // A list of modules of which not all were called.
+  const std::int32_t head_unit = chunks ? unit_of_layer(last - 1) : -1;
+  if (chunks && is_wrapped() && std::exchange(group(head_unit).open_modules, 0) > 0)
+    state_post_forward(head_unit, /*in_backward=*/false);
   end_root_forward(kRootState);
+  if (chunks) return run_in_chunks(last - 1);
   drop_logits();
   if (!has_loss) return;
   if (!training) {
@@ -211,6 +219,52 @@ void Fsdp2::drop_head_inputs() {
 // Whether the head's own unit hands on another dtype.
 bool Fsdp2::casts_logits(std::int32_t head) const {
   return plan_.output_dtype.value_or(plan_.param_dtype) != plan_.param_dtype && !in_root_unit(head);
+}
+
+// A table's gradients of both ends add up.
+void Fsdp2::take_rest() {
+  take_gradients(Gradients::kOfRest);
+  const auto shares = [](const UnitParameter& p) { return p.shares_storage; };
+  if (std::ranges::any_of(shape(chunked_unit_).list, shares)) group(chunked_unit_).has_gradient = true;
+}
+
+bool Fsdp2::in_chunks(std::int32_t layer) const {
+  return plan_.loss.kind == Loss::Kind::kChunkedHead && spec_of(layer).role == LayerRole::kHead;
+}
+
+// torchtitan's ChunkedLossWrapper: behind the model's forward the head's unit is gathered by hand, stays for all
+// chunks, forward and backward, and the last one reduces it, apart from what else the unit has.
+void Fsdp2::run_in_chunks(std::int32_t head) {
+  const std::int32_t u = unit_of_layer(head);
+  const auto swap_group = [&] {
+    if (is_wrapped()) std::swap(group(u), apart_);
+  };
+  apart_.reduces = group(u).reduces;
+  swap_group();
+  take_gradients(Gradients::kOfHead);
+  if (is_wrapped()) {
+    unshards_now_ = true;
+    unshard(u);
+    wait_for_unshard(u);
+    unshards_now_ = false;
+  }
+  run_border(EventKind::kForward, head, LayerSegment::kBefore);
+  run_layer(EventKind::kForward, head);
+  run_border(EventKind::kForward, head, LayerSegment::kAfter);
+  compute_loss(head + 1);
+  add_phase(EventKind::kBackward, head + 1, Segments::kInside);
+  first_forward_ends();
+  log_where_ = "backward";
+  run_border(EventKind::kBackward, head, LayerSegment::kBefore);
+  run_layer(EventKind::kBackward, head);
+  store_gradients(head, 0);
+  if (is_wrapped()) {
+    if (group(u).gradient_pass >= 0 && reduce_size() > param_size()) sum_in_reduce_dtype(u);
+    post_backward(u, "autograd");
+  }
+  run_border(EventKind::kBackward, head, LayerSegment::kAfter);
+  swap_group();
+  take_gradients(Gradients::kOfAll);
 }
 
 void Fsdp2::compute_loss(std::int32_t layer) {
@@ -282,7 +336,7 @@ std::int64_t Fsdp2::calls_of(std::int32_t layer) const {
 // The hooks of a list of modules run with the first to begin and the last to end.
 void Fsdp2::enter_module(std::int32_t layer, std::int8_t part) {
   const std::int32_t u = unit_of_part(layer, part);
-  if (u == root() || group(u).open_modules != 0) return;
+  if (u == root() || group(u).open_modules != 0 || in_group(part)) return;
   if (!is_by_hand(part)) return state_pre_forward(u);
   unshards_now_ = true;
   unshard(u);
@@ -292,7 +346,7 @@ void Fsdp2::enter_module(std::int32_t layer, std::int8_t part) {
 
 void Fsdp2::leave_module(std::int32_t layer, std::int8_t part, bool in_backward) {
   const std::int32_t u = unit_of_part(layer, part);
-  if (u == root() || is_by_hand(part)) return;
+  if (u == root() || is_by_hand(part) || in_group(part)) return;
   if (++group(u).open_modules < static_cast<std::int32_t>(modules_of(u).size())) return;
   group(u).open_modules = 0;
   state_post_forward(u, in_backward);
@@ -377,7 +431,7 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
 
 // A gradient arrives at the outputs of the unit's last module.
 void Fsdp2::begin_backward(std::int32_t layer, std::int8_t part) {
-  if (!ends_module(layer) || is_by_hand(part)) return;
+  if (!ends_module(layer) || is_by_hand(part) || in_group(part)) return;
   const std::int32_t u = unit_of_part(layer, part);
   if (u != root() && modules_of(u).back() == Module{first_call(layer), part}) state_pre_backward(u);
 }
@@ -386,12 +440,22 @@ void Fsdp2::begin_backward(std::int32_t layer, std::int8_t part) {
 void Fsdp2::end_backward(std::int32_t layer, std::int8_t part) {
   const std::int32_t u = unit_of_part(layer, part);
   if (!is_half_) store_gradients(layer, part);
-  if (is_by_hand(part)) return;
+  if (is_by_hand(part) || in_group(part)) return;
   const bool inputs = part == 0 || spec_of(layer).role == LayerRole::kEmbedding ? input_needs_gradient_[at(layer)]
                                                                                 : output_needs_gradient_[at(layer)];
   if (u != root() && inputs && modules_of(u).front() == Module{first_call(layer), part}) {
+    if (u == chunked_unit_) take_rest();
+    for (const std::int32_t of : groups_beside(u)) post_backward(of, "autograd");
     if (is_wrapped()) post_backward(u, "autograd");
+    if (u == chunked_unit_) take_gradients(Gradients::kOfAll);
   }
+}
+
+// torchtitan 0.3 (distributed/fsdp.py): experts of a mesh of their own are a second group of their block's state.
+bool Fsdp2::groups_experts() const { return is_titan_3() && plan_.mesh.ep > 1 && is_wrapped(); }
+
+std::vector<std::int32_t> Fsdp2::groups_beside(std::int32_t unit) const {
+  return groups_experts() ? experts_listed(unit, unit) : std::vector<std::int32_t>();
 }
 
 void Fsdp2::state_pre_forward(std::int32_t unit) {
@@ -402,6 +466,7 @@ void Fsdp2::state_pre_forward(std::int32_t unit) {
   g.module_state = Training::kForward;
   root_pre_forward(unit);
   pre_forward(unit);
+  for (const std::int32_t of : groups_beside(unit)) pre_forward(of);
   prefetch_forward(unit);
 }
 
@@ -422,6 +487,7 @@ void Fsdp2::state_post_forward(std::int32_t unit, bool in_backward) {
   Group& g = group(unit);
   if (g.module_state == Training::kPreBackward) return;
   post_forward(unit, in_backward);
+  for (const std::int32_t of : groups_beside(unit)) post_forward(of, in_backward);
   g.module_state = Training::kIdle;
   end_root_forward(unit);
 }
@@ -474,7 +540,10 @@ void Fsdp2::run_backward() {
   bool root_hook_due = root() >= 0 && !plan_.loss_in_forward;
   repeat_->begin(Repeat::Order::kBackward);
   for (std::int32_t l = end_; l-- > begin_;) {
-    if (spec_of(l).role == LayerRole::kLoss || !output_needs_gradient_[at(l)]) continue;
+    if (spec_of(l).role == LayerRole::kLoss || !output_needs_gradient_[at(l)] || in_chunks(l)) continue;
+    const bool meets_chunks = l + 1 < end_ && in_chunks(l + 1) && is_wrapped();
+    if (meets_chunks && std::exchange(root_hook_due, false)) state_pre_backward(root());
+    if (meets_chunks && unit_of_layer(l) == unit_of_layer(l + 1)) state_pre_backward(unit_of_layer(l));
     // Where the last unit casts its output, the root's hook sits on the cast one.
     if (root_hook_due && plan_.output_dtype && !in_root_unit(l)) {
       state_pre_backward(root());
@@ -549,10 +618,11 @@ void Fsdp2::state_pre_backward(std::int32_t unit) {
     }
   }
   pre_backward(unit, list.empty());
+  for (const std::int32_t of : groups_beside(unit)) pre_backward(of, list.empty());
   for (std::int32_t target : list) {
-    prefetch(target, Training::kPreBackward, "explicit_backward");
-    for (const std::int32_t nested : experts_listed(unit, target))
-      prefetch(nested, Training::kPreBackward, "explicit_backward");
+    std::vector<std::int32_t> groups = experts_listed(unit, target);
+    groups.insert(groups_experts() ? groups.end() : groups.begin(), target);
+    for (const std::int32_t of : groups) prefetch(of, Training::kPreBackward, "explicit_backward");
   }
 }
 
@@ -570,7 +640,9 @@ void Fsdp2::root_post_backward_final_callback() {
   };
   if (version_.leftovers_first) {
     for (std::int32_t u : states) {
+      if (u == chunked_unit_) take_rest();
       if (is_left_over(group(u), u)) post_backward(u, "root_post_backward");
+      if (u == chunked_unit_) take_gradients(Gradients::kOfAll);
       group(u).module_state = group(u).state = Training::kIdle;
     }
     if (is_last_backward_) {

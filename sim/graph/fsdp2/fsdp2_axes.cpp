@@ -169,7 +169,7 @@ bool Fsdp2::recomputes_inside(std::int32_t layer) const {
 // In the order of the unit's parameters; sums that were kept, or this pass'.
 std::vector<std::int32_t> Fsdp2::complete_gradients(std::int32_t unit) {
   Group& g = group(unit);
-  const DType dtype = gradients_dtype(g);
+  const DType dtype = version_.autograd_accumulates ? plan_.reduce_dtype : gradients_dtype(g);
   std::vector<std::int32_t> gradients = g.accumulated.empty() ? gradient_buffers(unit, g.gradient_pass) : g.accumulated;
   std::size_t i = 0;
   for (const UnitParameter& p : shape(unit).list) {
@@ -208,9 +208,11 @@ void Fsdp2::log_splits(std::int32_t layer, const LayerSegment& segment) {
 
 // Where experts have a mesh of their own, torchtitan's blocks list the next block with its experts
 // (llama4/infra/parallelize.py:436-497); embedding and head list a block alone.
+// (0.3: whoever lists the block lists both groups of its one fully_shard.)
 std::vector<std::int32_t> Fsdp2::experts_listed(std::int32_t by, std::int32_t unit) const {
   std::vector<std::int32_t> units;
-  if (plan_.mesh.ep == 1 || block_of(modules_of(by).front().layer) < 0) return units;
+  const bool alone = !groups_experts() && block_of(modules_of(by).front().layer) < 0;
+  if (plan_.mesh.ep == 1 || alone) return units;
   for (std::int32_t u = unit + 1; u < unit_count(); ++u) {
     const Module& first = modules_of(u).front();
     if (first.part == 0 || unit_of_layer(first.layer) != unit) break;
@@ -287,6 +289,7 @@ std::vector<Fsdp2::ClipGroup> Fsdp2::clip_groups() const {
   for (const Trained& p : trained_) {
     const bool expert = p.unit >= 0 && of_experts(shape(p.unit));
     ClipGroup& of = expert ? experts : others;
+    if (is_titan_3() && !p.stepped) continue;  // the table's again
     ++of.parameters;
     of.replicated += p.replicated ? 1 : 0;
   }

@@ -187,6 +187,9 @@ class Fsdp2 final : public StepBuilder {
   bool ends_module(std::int32_t layer) const;
   void end_backward(std::int32_t layer, std::int8_t part);
   void compute_loss(std::int32_t layer);
+  void take_rest();
+  bool in_chunks(std::int32_t layer) const;
+  void run_in_chunks(std::int32_t head);
   void add_loss_backward(std::int32_t layer);
   void drop_head_inputs();
   bool casts_logits(std::int32_t head) const;
@@ -239,6 +242,7 @@ class Fsdp2 final : public StepBuilder {
   void log_splits(std::int32_t layer, const LayerSegment& segment);
   std::vector<std::int32_t> experts_listed(std::int32_t unit, std::int32_t target) const;
   void hold_gradients();
+  void hold_gradients_of(std::int32_t unit, Group& group);
   void hold_unstepped_gradients();
   bool recomputes_inside(std::int32_t layer) const;
   struct Scalar {
@@ -255,6 +259,10 @@ class Fsdp2 final : public StepBuilder {
   std::vector<ClipGroup> clip_groups() const;
   void clip_over_axes();
   bool has_axes() const { return !plan_.mesh.is_plain(); }
+  bool is_titan_3() const { return framed() && version_.minor >= 13; }  // axes/layer_part.h
+  bool groups_experts() const;
+  bool in_group(std::int8_t part) const { return part > 0 && groups_experts(); }
+  std::vector<std::int32_t> groups_beside(std::int32_t unit) const;
   bool framed() const { return plan_.step_frame != StepFrame::kPlain; }
   std::int32_t first_call(std::int32_t layer) const;
   void store_gradients(std::int32_t layer, std::int8_t part);
@@ -354,6 +362,7 @@ class Fsdp2 final : public StepBuilder {
   void accumulate_unsharded_grads(std::int32_t unit);
   void end_unsharded_grads(std::int32_t unit, const std::function<void(const UnitParameter&)>& each);
   void keep_unsharded_grads(std::int32_t unit);
+  void sum_in_reduce_dtype(std::int32_t unit);
   void release_inputs();
   void foreach_reduce(std::int32_t unit);
   struct Reduction;
@@ -381,6 +390,7 @@ class Fsdp2 final : public StepBuilder {
 
   Fsdp2Version version_;
   std::vector<Group> groups_;
+  Group apart_;                       // what a head in chunks has of its unit's
   std::vector<Trained> trained_;      // in the order of Module.parameters()
   std::int32_t begin_ = 0, end_ = 0;  // layers that run: all, or a stage's
   std::vector<Stage> stages_;

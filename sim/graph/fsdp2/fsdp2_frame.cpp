@@ -34,29 +34,37 @@ void Fsdp2::hold_unstepped_gradients() {
 // Gradients and labels of the step before.
 void Fsdp2::hold_gradients() {
   if (!is_wrapped()) hold_plain_gradients();
-  for (std::int32_t u = 0; u < count(); ++u) {
-    const UnitShape& s = shape(u);
-    if (s.trained == 0 || !is_wrapped()) continue;
-    Group& g = group(u);
-    const bool offloaded = plan_.offload != Offload::kNone;
-    std::int64_t bytes = offloaded ? 0 : s.trained_shard_numel * master_size();
-    for (const UnitParameter& p : s.list)  // each comes to the host by itself, without padding
-      if (offloaded && p.trainable) bytes += allocated_size(p.local_numel * master_size()).count();
-    const auto hold = [&] {
-      const std::int32_t gradient = allocate_persistent(MemoryCategory::kShardedGrad, u, Bytes(bytes));
-      graph().buffers.back().pool = replicated() && casts_gradients() ? Stream::kAllReduce : Stream::kReduceScatter;
-      graph().buffers.back().on_host = offloaded;
-      return gradient;
-    };
-    // The first step's stays, of which a gradient is a view that nobody lets go of; a recorded step
-    // is the second.
-    g.keeps_gradient = s.unstepped > 0;
-    const std::int32_t gradient = hold();
-    g.gradient = !g.keeps_gradient ? gradient : logging_ ? kNoBuffer : hold();
+  for (std::int32_t u = 0; u < count() + (chunked_unit_ < 0 ? 0 : 1); ++u) {
+    const bool is_apart = u == count();
+    if (is_apart) take_gradients(Gradients::kOfHead);
+    if (u == chunked_unit_) take_rest();
+    const bool is_there = u == chunked_unit_ && std::exchange(group(u).has_gradient, false);
+    if (!is_there) hold_gradients_of(is_apart ? chunked_unit_ : u, is_apart ? apart_ : group(u));
+    take_gradients(Gradients::kOfAll);
   }
   fetched_labels_ = allocate_persistent(MemoryCategory::kInput, -1, Bytes(whole_labels()));
   hold_row_orders();
   if (notes_mesh()) allocate_persistent(MemoryCategory::kActivation, -1, allocated_size(1));
+}
+
+void Fsdp2::hold_gradients_of(std::int32_t u, Group& g) {
+  const UnitShape& s = shape(u);
+  if (s.trained == 0 || !is_wrapped()) return;
+  const bool offloaded = plan_.offload != Offload::kNone;
+  std::int64_t bytes = offloaded ? 0 : s.trained_shard_numel * master_size();
+  for (const UnitParameter& p : s.list)  // each comes to the host by itself, without padding
+    if (offloaded && p.trainable) bytes += allocated_size(p.local_numel * master_size()).count();
+  const auto hold = [&] {
+    const std::int32_t gradient = allocate_persistent(MemoryCategory::kShardedGrad, u, Bytes(bytes));
+    graph().buffers.back().pool = replicated() && casts_gradients() ? Stream::kAllReduce : Stream::kReduceScatter;
+    graph().buffers.back().on_host = offloaded;
+    return gradient;
+  };
+  // The first step's stays, of which a gradient is a view that nobody lets go of; a recorded step
+  // is the second.
+  g.keeps_gradient = s.unstepped > 0;
+  const std::int32_t gradient = hold();
+  g.gradient = !g.keeps_gradient ? gradient : logging_ ? kNoBuffer : hold();
 }
 
 std::int32_t Fsdp2::slot_called(std::int32_t layer, std::string_view name) const {
@@ -183,7 +191,7 @@ void Fsdp2::sum_and_read(MeshDim dim, const Scalar& scalar) {
   const EventId row = communicate({.kind = CollectiveKind::kAllReduce, .dim = dim}, scalar.bytes, scalar.bytes,
                                   {.dtype = scalar.dtype, .on = scalar.reduction});
   await_collective(row, CollectiveKind::kAllReduce, dim, HostEvent::kNobody);
-  read_on_host(scalar, row);
+  if (!is_titan_3() || dim != MeshDim::kBatch) read_on_host(scalar, row);
   StepBuilder::free(sum);
 }
 
@@ -241,8 +249,11 @@ void Fsdp2::balance_routers() {
   std::int64_t counts = 0, own = 0;
   std::vector<Bytes> parts;
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    const auto is_scores = [&](Index t) { return spec_of(l).tensors[at(t)].name == "router_scores"; };
     for (const Operation& op : spec_of(l).operations) {
-      if (op.name != "correct") continue;
+      // (Its mixtures are balanced whatever the model's own router does.)
+      const bool is_plain = is_titan_3() && op.name == "topk" && is_scores(op.inputs.front());
+      if (op.name != "correct" && !is_plain) continue;
       const auto scores = at(op.inputs.front());
       own = spec_of(l).tensors[scores].per_token;
       if (recompute_of(l) != Recompute::kNone) parts.push_back(allocated_size(4 * own));
@@ -256,22 +267,24 @@ void Fsdp2::balance_routers() {
   // A router's buffers are where its parameters are.
   const bool on_host = plan_.offload != Offload::kNone;
   graph().buffers.back().on_host = on_host;
-  const auto communicator = communicator_of(MeshDim::kLoss);
   const std::int64_t bytes = counts * 4;
-  wait(Stream::kAllReduce, tail(Stream::kCompute));
-  const EventId row =
-      add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator, Bytes(bytes), HostEvent::kNobody);
-  wait(Stream::kCompute, row);
-  if (logging_) {
+  const auto sum_over = [&](MeshDim dim) {
+    const std::uint8_t communicator = communicator_of(dim);
+    wait(Stream::kAllReduce, tail(Stream::kCompute));
+    wait(Stream::kCompute,
+         add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator, Bytes(bytes), HostEvent::kNobody));
+    if (!logging_) return;
     log("all_reduce", {.bytes_in = bytes,
                        .bytes_out = bytes,
                        .dtype = "fp32",
-                       .group = "loss",
-                       .group_size = plan_.mesh.group(MeshDim::kLoss).size,
+                       .group = to_string(dim),
+                       .group_size = plan_.mesh.group(dim).size,
                        .on = "SUM",
                        .communicator = communicator,
                        .issue = "c10d"});
-  }
+  };
+  if (is_titan_3() && plan_.mesh.ep > 1 && plan_.mesh.tp > 1) sum_over(MeshDim::kTp);
+  sum_over(MeshDim::kLoss);
   // Of one layer after the other: the step of its bias, from the mean and the sign.
   std::int32_t change =
       allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,

@@ -281,7 +281,9 @@ void Fsdp2::zero_grad() {
       drop_gradient(g.host_gradients[next[at(unit)]++]);
     left[at(unit)] -= static_cast<std::int64_t>(i - first);
     if (left[at(unit)] == 0) drop_gradient(g.gradient);
+    if (left[at(unit)] == 0 && unit == chunked_unit_) drop_gradient(apart_.gradient);
   }
+  apart_.has_gradient = false;
   for (Group& g : groups_) {
     g.host_gradients.clear();
     g.has_gradient = false;

@@ -101,6 +101,11 @@ void Fsdp2::keep_unsharded_grads(std::int32_t unit) {
       graph().actions.push_back({MemoryAction::Kind::kKeep, buffer});
     return;
   }
+  sum_in_reduce_dtype(unit);
+}
+
+void Fsdp2::sum_in_reduce_dtype(std::int32_t unit) {
+  Group& g = group(unit);
   end_unsharded_grads(unit, [&](const UnitParameter& p) {
     g.accumulated.push_back(
         allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, unit, Bytes(made_numel(p) * reduce_size())));
@@ -423,6 +428,11 @@ void Fsdp2::finalize_backward(std::int32_t unit) {
   g.open_modules = 0;  // of modules that were not all called
   if (version_.end_waits == EndWaits::kLastPerStream) wait_last_reductions();
   wait_for_post_backward(unit);
+  if (unit == chunked_unit_) {
+    std::swap(g, apart_);
+    wait_for_post_backward(unit);
+    std::swap(g, apart_);
+  }
   in_finalize_ = false;
   for (const DeviceEvent& copied : g.host_copies) {
     host_wait(copied.row);

@@ -18,7 +18,7 @@ constexpr PlanKeyType kRecomputePolicy = other(R"({"oneOf": [{"$ref": "#/definit
      "value": {"$ref": "#/definitions/recompute"}}}}],
     "examples": ["none", "full", "every-2", [{"layers": "0-3", "value": "full"}]]})");
 constexpr PlanKeyType kLossName = other(R"({"type": "string",
-    "pattern": "^(eager|eager-compute|compiled|fused|fused-linear|liger|tiled-linear|smoothed|log-probabilities|chunked-0*([2-9]|[1-9][0-9]+))$"})");
+    "pattern": "^(eager|eager-compute|compiled|fused|fused-linear|liger|tiled-linear|smoothed|log-probabilities|chunked-(head-)?0*([2-9]|[1-9][0-9]+))$"})");
 constexpr PlanKeyType kFrozenLayers = other(R"({"oneOf": [{"const": "none"},
     {"type": "array", "minItems": 1, "items": {"oneOf": [
      {"enum": ["embedding", "norm", "head", "tower"]},

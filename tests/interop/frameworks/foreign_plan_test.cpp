@@ -352,7 +352,7 @@ TEST(TorchTitan, ReadsTheSavedJsonOfPolicies) {
   EXPECT_EQ(plan.value("batch.accumulation"), "6");
   EXPECT_EQ(plan.value("tensor_parallel.async"), "true");
   EXPECT_EQ(plan.value("tensor_parallel.sequence"), "false");
-  EXPECT_EQ(plan.value("loss"), "fused-linear");
+  EXPECT_EQ(plan.value("loss"), "chunked-head-8");
   EXPECT_EQ(plan.value("optimizer.learning_rate"), "0.001");
   EXPECT_EQ(plan.value("optimizer.beta2"), "0.99");
   EXPECT_EQ(plan.value("optimizer.weight_decay"), "0.2");

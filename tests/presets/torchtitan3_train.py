@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""torchtitan 0.3's own Trainer on a Llama or Qwen 3 of a few blocks, words of zeros and no tokenizer.
+
+    torchtitan3_train.py CASE.json [SAVED.json]
+
+`run` holds its settings by their names and, of its registry, attn_backend, loss ("whole": no chunks) and activation_checkpoint; SAVED is what
+`debug.save_config_file` writes.
+"""
+import dataclasses
+import importlib
+import json
+import sys
+import tempfile
+
+from watch import said
+
+case = said()
+config, run = case["model"], dict(case["run"])
+
+import torch  # noqa: E402
+from torchtitan.components import dataloader, loss, optimizer, tokenizer  # noqa: E402
+from torchtitan.distributed import activation_checkpoint as policies  # noqa: E402
+from torchtitan.models import common  # noqa: E402
+from torchtitan.models.common import attention, token_dispatcher  # noqa: E402
+from torchtitan.tools import utils  # noqa: E402
+from torchtitan.trainer import Trainer  # noqa: E402
+
+
+class Words(dataloader.BaseDataLoader):
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(dataloader.BaseDataLoader.Config):
+        pass
+
+    def __init__(self, config, *, local_batch_size, seq_len, **_):
+        self.shape = (local_batch_size, seq_len)
+
+    def __iter__(self):
+        while True:
+            zeros = torch.zeros(self.shape, dtype=torch.long)
+            yield {"input": zeros, "positions": torch.arange(self.shape[1]).expand(self.shape).contiguous()}, zeros.clone()
+
+    state_dict = load_state_dict = lambda *_: {}
+
+
+class NoTokenizer(tokenizer.BaseTokenizer):
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(tokenizer.BaseTokenizer.Config):
+        pass
+
+    __init__ = encode = decode = get_vocab_size = lambda *_, **__: None
+
+
+name = "llama3" if config["model_type"] == "llama" else "qwen3"
+module = importlib.import_module(f"torchtitan.models.{name}")
+flavors, vocab, backend = getattr(module, f"{name}_configs"), config["vocab_size"], run.pop("attn_backend", "flex")
+
+
+def model(**_):
+    dim, heads = config["hidden_size"], config["num_attention_heads"]
+    head = config.get("head_dim", dim // heads)
+    sizes = {"n_layers": config["num_hidden_layers"], "dim": dim, "n_heads": heads, "n_kv_heads": config["num_key_value_heads"], "attn_backend": backend}
+    rope = {"dim": head, "max_seq_len": 1 << 17, "theta": 1e6}
+    if name == "llama3":
+        layers = module._build_llama3_layers(**sizes, hidden_dim=config["intermediate_size"], rope=common.ComplexRoPE.Config(**rope, scaling="llama"))
+    else:
+        sizes |= {"head_dim": head, "rope": common.CosSinRoPE.Config(**rope)}
+        if "num_experts" in config:
+            layers = module._build_qwen3_moe_layers(**sizes, moe_hidden_dim=config["moe_intermediate_size"], num_experts=config["num_experts"], top_k=config["num_experts_per_tok"], moe_comm_backend="standard")
+        else:
+            layers = module._build_qwen3_layers(**sizes, hidden_dim=config["intermediate_size"])
+    like, part = flavors["debugmodel"](backend) if name == "qwen3" else flavors["debugmodel"](attn_backend=backend), dataclasses.replace
+    return part(
+        like, dim=dim, vocab_size=vocab, layers=layers, enable_weight_tying=config["tie_word_embeddings"], norm=part(like.norm, normalized_shape=dim),
+        tok_embeddings=part(like.tok_embeddings, num_embeddings=vocab, embedding_dim=dim), lm_head=part(like.lm_head, in_features=dim, out_features=vocab))
+
+
+flavors["case"] = model
+whole, folder = loss.CrossEntropyLoss.Config(global_vocab_size=vocab), tempfile.TemporaryDirectory()
+job = Trainer.Config(
+    model_spec=module.model_registry("case"), optimizer=optimizer.default_adamw(), dataloader=Words.Config(), tokenizer=NoTokenizer.Config(),
+    loss=whole if run.pop("loss", "") == "whole" else loss.ChunkedLossWrapper.Config(loss_fn=whole),
+    activation_checkpoint={"none": None, "full": policies.FullAC.Config(), "selective": policies.SelectiveAC.Config()}[run.pop("activation_checkpoint", "selective")])
+for path, value in {"dump_folder": folder.name, "training.steps": 3, **run}.items():
+    *sections, key = path.split(".")
+    holder = job
+    for section in sections:
+        holder = getattr(holder, section)
+    setattr(holder, key, value)
+if len(sys.argv) > 2:
+    json.dump(job.to_dict(), open(sys.argv[2], "w"))
+
+# Where rows go follows from what no kernel computed: as many to each rank. FlexAttention's blocks are not tried out;
+# FlashAttention 3 is not on PyPI.
+dispatcher = token_dispatcher.AllToAllTokenDispatcher
+exchange = dispatcher._dispatch_token_exchange
+
+
+def exchanged(self, rows, group, received, sent):
+    received[:] = sent[:] = [rows.shape[0] // len(sent)] * len(sent)
+    return exchange(self, rows, group, received, sent)
+
+
+dispatcher._dispatch_token_exchange = exchanged
+attention.FlexAttention._compiled_flex_attn = torch.compile(attention.flex_attention)
+utils.get_cuda_flash_attention_impl = lambda: None
+trainer = job.build()
+trainer.train()
+trainer.close()
