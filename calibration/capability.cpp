@@ -20,16 +20,12 @@ ComputeCapability capability_of(const Gpu& gpu) {
   }
   if (!found) {
     throw Error(ExitCode::kMissingCapability,
-                fmt::format("{} is no CUDA device; expected a GPU of NVIDIA (foreshard machines)", gpu.name));
+        fmt::format("{} is no CUDA device; expected a GPU of NVIDIA (foreshard machines)", gpu.name));
   }
   const auto number = [&](const char* column) { return static_cast<std::int64_t>(table.number(*found, column)); };
-  return {number("major"),
-          number("minor"),
-          number("shared_per_multiprocessor_kb") << 10,
-          number("shared_per_block_kb") << 10,
-          number("threads_per_multiprocessor"),
-          number("blocks_per_multiprocessor"),
-          number("l2_mb") << 20};
+  return {number("major"), number("minor"), number("shared_per_multiprocessor_kb") << 10,
+      number("shared_per_block_kb") << 10, number("threads_per_multiprocessor"), number("blocks_per_multiprocessor"),
+      number("l2_mb") << 20};
 }
 
 std::string chip_of_key(std::string_view key) {

@@ -1,5 +1,4 @@
-// What a CUDA device reports of itself beside what a Cluster knows of it
-// (calibration/machines/capabilities.csv).
+// What a CUDA device reports of itself beside what a Cluster knows of it (calibration/machines/capabilities.csv).
 #pragma once
 
 #include <cstdint>
@@ -19,8 +18,7 @@ struct ComputeCapability {
   std::int64_t l2_bytes = 0;
 };
 
-// By the GPU's key, else by its architecture. Throws Error(kMissingCapability) where neither is
-// CUDA's.
+// By the GPU's key, else by its architecture. Throws Error(kMissingCapability) where neither is CUDA's.
 ComputeCapability capability_of(const Gpu& gpu);
 
 // "a100" of "a100-80gb" and of "a800": cards of one chip share their kernels.

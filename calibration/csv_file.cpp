@@ -45,7 +45,7 @@ CsvFile::CsvFile(std::string_view text, std::string name) : name_(std::move(name
     }
     if (row.size() != header_.size()) {
       throw ConfigError({name_, first_line, 1, ""}, fmt::format("the row has {} cells", row.size()),
-                        fmt::format("{} as in the header", header_.size()));
+          fmt::format("{} as in the header", header_.size()));
     }
     append(cells_, row);
     lines_.push_back(first_line);
@@ -65,8 +65,8 @@ const char* CsvFile::read_row(const char* at, int& line, std::vector<Cell>& cell
       bool escaped = false;
       for (++at;; ++at) {
         if (at == end) {
-          throw ConfigError({name_, first_line, static_cast<int>(begin_column), ""}, "a quoted cell does not end",
-                            "a closing quote");
+          throw ConfigError(
+              {name_, first_line, static_cast<int>(begin_column), ""}, "a quoted cell does not end", "a closing quote");
         }
         if (*at == '\n') ++line;
         if (*at != '"') continue;
@@ -96,7 +96,7 @@ const char* CsvFile::read_row(const char* at, int& line, std::vector<Cell>& cell
     }
     if (*at != ',') {
       throw ConfigError({name_, line, static_cast<int>(column(at)), ""}, "a quote inside a cell",
-                        "cells with quotes as \"...\"\"...\"");
+          "cells with quotes as \"...\"\"...\"");
     }
     ++at;
   }
@@ -122,11 +122,11 @@ std::int64_t CsvFile::integer(std::size_t row, std::size_t column) const {
   return *value;
 }
 
-ConfigError CsvFile::error(std::size_t row, std::size_t column, const std::string& what_is_wrong,
-                           const std::string& expected) const {
+ConfigError CsvFile::error(
+    std::size_t row, std::size_t column, const std::string& what_is_wrong, const std::string& expected) const {
   return ConfigError({name_, lines_[row], static_cast<int>(cells_[row * header_.size() + column].column),
-                      std::string(header_[column])},
-                     what_is_wrong, expected);
+                         std::string(header_[column])},
+      what_is_wrong, expected);
 }
 
 std::filesystem::path csv_path(const std::filesystem::path& folder, std::string_view stem) {

@@ -1,10 +1,8 @@
-// A CSV file as Python's csv module writes it, plain or gzip: a header line, cells quoted with "
-// where they hold a comma, a quote or a line break. Lines end with LF, CR LF or CR; empty ones are
-// skipped, as is a byte order mark. Cells are views into the text, so that megabytes take
-// milliseconds.
+// A CSV file as Python's csv module writes it, plain or gzip: a header line, cells quoted with " where they hold a
+// comma, a quote or a line break. Lines end with LF, CR LF or CR; empty ones are skipped, as is a byte order mark.
+// Cells are views into the text, so that megabytes take milliseconds.
 //
-// Strict: a ragged row, a quote inside a cell, a cell that is no number are ConfigErrors with file,
-// line and column.
+// Strict: a ragged row, a quote inside a cell, a cell that is no number are ConfigErrors with file, line and column.
 #pragma once
 
 #include <cstddef>
@@ -47,8 +45,8 @@ class CsvFile {
   // Throws ConfigError where the cell is not a whole number that fits in 64 bits.
   std::int64_t integer(std::size_t row, std::size_t column) const;
   // The error to throw for a cell that is wrong for a reason that only the caller knows.
-  ConfigError error(std::size_t row, std::size_t column, const std::string& what_is_wrong,
-                    const std::string& expected = "") const;
+  ConfigError error(
+      std::size_t row, std::size_t column, const std::string& what_is_wrong, const std::string& expected = "") const;
 
  private:
   struct Cell {

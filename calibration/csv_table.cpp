@@ -25,13 +25,13 @@ constexpr std::size_t kMostColumns = 1'000;
 CsvTable::CsvTable(std::string_view text, std::string file_name) : file_name_(std::move(file_name)) {
   const auto ends_cell = [](char c) { return c == ',' || c == '\n' || c == '\r'; };
   if (std::ranges::count_if(text, ends_cell) > kMostCells) {
-    throw ConfigError({file_name_, 1, 1, ""}, "the table has too many cells",
-                      fmt::format("at most {} in all", kMostCells));
+    throw ConfigError(
+        {file_name_, 1, 1, ""}, "the table has too many cells", fmt::format("at most {} in all", kMostCells));
   }
   const CsvFile file(text, file_name_);
   if (file.columns() > kMostColumns) {
-    throw ConfigError({file_name_, 1, 1, ""}, "the table has too many columns",
-                      fmt::format("at most {}", kMostColumns));
+    throw ConfigError(
+        {file_name_, 1, 1, ""}, "the table has too many columns", fmt::format("at most {}", kMostColumns));
   }
   for (std::size_t c = 0; c < file.columns(); ++c) columns_.emplace_back(file.header(c));
   for (std::size_t row = 0; row < file.rows(); ++row) {
@@ -61,7 +61,7 @@ double CsvTable::number(std::size_t row, std::string_view name) const {
   const std::optional<double> value = parse_number<double>(cell);
   if (!value || !std::isfinite(*value)) {
     throw ConfigError({file_name_, line(row), 1, std::string(name)}, fmt::format("'{}' is not a number", cell),
-                      "a number such as 69.3");
+        "a number such as 69.3");
   }
   return *value;
 }

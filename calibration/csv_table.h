@@ -1,6 +1,5 @@
-// A table of comma separated values (calibration/csv_file.h) whose cells are asked for by name.
-// Strict: a ragged row, a number that is none, more than 1,000 columns or 2,000,000 cells are a
-// ConfigError.
+// A table of comma separated values (calibration/csv_file.h) whose cells are asked for by name. Strict: a ragged row, a
+// number that is none, more than 1,000 columns or 2,000,000 cells are a ConfigError.
 #pragma once
 
 #include <cstddef>

@@ -83,13 +83,13 @@ CodeFacts code_facts(const Plan& plan, const Cluster& cluster, std::string_view 
   return facts;
 }
 
-double code_shift(const FirstLooks& looks, const std::vector<FirstLookFit>& fits, const CodeFacts& facts,
-                  std::string_view family) {
+double code_shift(
+    const FirstLooks& looks, const std::vector<FirstLookFit>& fits, const CodeFacts& facts, std::string_view family) {
   return slope_of(fit_for(looks, fits, family).shifts, facts);
 }
 
-LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fits, const CodeFacts& facts,
-                    std::string_view family) {
+LogReach code_reach(
+    const FirstLooks& looks, const std::vector<FirstLookFit>& fits, const CodeFacts& facts, std::string_view family) {
   const FirstLookFit& fit = fit_for(looks, fits, family);
   const double scale = std::exp(fit.base + slope_of(fit.slopes, facts));
   const double skew = std::exp(fit.skew);

@@ -57,9 +57,9 @@ FirstLooks read_first_looks(const ConfigNode& root);
 const FirstLooks& first_looks();
 
 // By the fit that no set with this family had a say in; "": by all.
-double code_shift(const FirstLooks& looks, const std::vector<FirstLookFit>& fits, const CodeFacts& facts,
-                  std::string_view family);
-LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fits, const CodeFacts& facts,
-                    std::string_view family);
+double code_shift(
+    const FirstLooks& looks, const std::vector<FirstLookFit>& fits, const CodeFacts& facts, std::string_view family);
+LogReach code_reach(
+    const FirstLooks& looks, const std::vector<FirstLookFit>& fits, const CodeFacts& facts, std::string_view family);
 
 }

@@ -66,14 +66,12 @@ const Machine* best_match(std::string_view text, const std::vector<Machine>& mac
 }
 
 std::vector<std::string> words_of(std::string_view text) {
-  static constexpr std::array<std::string_view, 9> kVendors = {"nvidia",   "amd",    "intel",  "tesla",     "geforce",
-                                                               "instinct", "quadro", "radeon", "generation"};
+  static constexpr std::array<std::string_view, 9> kVendors = {
+      "nvidia", "amd", "intel", "tesla", "geforce", "instinct", "quadro", "radeon", "generation"};
   std::vector<std::string> words(1);
   for (const char c : lower(text))
-    if (is_digit(c) || is_letter(c))
-      words.back().push_back(c);
-    else if (!words.back().empty())
-      words.emplace_back();
+    if (is_digit(c) || is_letter(c)) words.back().push_back(c);
+    else if (!words.back().empty()) words.emplace_back();
   if (words.back().empty()) words.pop_back();
   std::vector<std::string> out;
   for (std::string& word : words) {
@@ -121,10 +119,8 @@ std::string protocol_of(std::string_view source, const std::vector<Machine>& mac
     part.clear();
   };
   for (const char c : source)
-    if (c == ':' || c == '/' || c == ' ')
-      finish();
-    else
-      part.push_back(c);
+    if (c == ':' || c == '/' || c == ' ') finish();
+    else part.push_back(c);
   finish();
   return protocol;
 }

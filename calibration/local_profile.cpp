@@ -20,8 +20,7 @@ namespace {
 constexpr std::string_view kLocalSchema = "foreshard.local_profile/1";
 constexpr double kAnyRate = 1e30;  // of any rate
 
-// Everything takes `factor` times as long. The curves follow from the rates, but for their
-// overheads.
+// Everything takes `factor` times as long. The curves follow from the rates, but for their overheads.
 LocalVariant scaled(LocalVariant v, double factor) {
   v.peak_fp32 = FlopsPerSecond(v.peak_fp32.value() / factor);
   v.peak_bf16 = FlopsPerSecond(v.peak_bf16.value() / factor);
@@ -108,7 +107,7 @@ void fields(Io& io, LocalProfile& profile) {
   io.require(!profile.variants.empty(), "variants", "is empty", "one variant per number of ranks");
   io.require(std::ranges::adjacent_find(profile.variants, std::greater_equal(), &LocalVariant::ranks) ==
                  profile.variants.end(),
-             "variants", "has one that is not above the variant before", "ascending ranks");
+      "variants", "has one that is not above the variant before", "ascending ranks");
 }
 
 Json to_json(const LocalProfile& profile) { return fields_json(profile); }

@@ -1,10 +1,8 @@
-// The profile of a machine of CPU ranks that was measured itself: what `foreshard calibrate` writes
-// and
+// The profile of a machine of CPU ranks that was measured itself: what `foreshard calibrate` writes and
 // `--cluster local` reads.
 //
-// Schema "foreshard.local_profile/1" (calibration/README.md): the machine, and one variant per
-// number of ranks that ran at once, because they share caches and memory bandwidth. Rates are of
-// one rank.
+// Schema "foreshard.local_profile/1" (calibration/README.md): the machine, and one variant per number of ranks that ran
+// at once, because they share caches and memory bandwidth. Rates are of one rank.
 #pragma once
 
 #include <cstdint>

@@ -44,7 +44,7 @@ class FigureReader {
 
   // Calls `read` with the value of figure `key`; `path` is its name in the list of sources.
   void figure(const ConfigNode& section, std::string_view key, std::string path, std::string_view expected,
-              const std::function<void(const ConfigNode&)>& read) {
+      const std::function<void(const ConfigNode&)>& read) {
     const ConfigNode* found = section.is_mapping() ? section.find(key) : nullptr;
     if (found == nullptr) {
       if (keeps(path)) return;
@@ -78,10 +78,9 @@ class FigureReader {
   MissingFigures missing_;
 };
 
-// What a figure may be in a cluster file is a range and what another figure allows (kPairs): lower
-// ends are a thousandth of the slowest machine of the catalogue, upper ends some ten times what is
-// announced (NVIDIA Rubin Ultra NVL576, 2025-03: 1 TB of HBM4e at 32 TB/s, 25 PFLOP/s dense in fp8,
-// 3.6 kW; ConnectX-9: 1.6 Tbit/s).
+// What a figure may be in a cluster file is a range and what another figure allows (kPairs): lower ends are a
+// thousandth of the slowest machine of the catalogue, upper ends some ten times what is announced (NVIDIA Rubin Ultra
+// NVL576, 2025-03: 1 TB of HBM4e at 32 TB/s, 25 PFLOP/s dense in fp8, 3.6 kW; ConnectX-9: 1.6 Tbit/s).
 struct Figure {
   std::string_view section, key;
   bool is_needed;         // else only some prices and answers need it
@@ -125,8 +124,7 @@ Shown shown(std::string_view unit, double n) {
 #define FORESHARD_NAME(section_, key_, ...) \
   FORESHARD_FIGURE(section_, key_, true, "name", c.section_.key_ = read_name(n), __VA_ARGS__)
 #define FORESHARD_COUNT(section_, key_, is_needed_, least_, most_, expected_, says_, ...)                          \
-  FORESHARD_FIGURE(                                                                                                \
-      section_, key_, is_needed_, "count",                                                                         \
+  FORESHARD_FIGURE(section_, key_, is_needed_, "count",                                                            \
       c.section_.key_ = n.as_int(static_cast<std::int64_t>(figure.least), static_cast<std::int64_t>(figure.most)), \
       expected_, says_, .least = least_, .most = most_ __VA_OPT__(, ) __VA_ARGS__)
 #define FORESHARD_VALUE(section_, key_, is_needed_, unit_, least_, most_, ...)                            \
@@ -145,63 +143,61 @@ constexpr Figure kFigures[] = {
     FORESHARD_NAME(gpu, name, "a name such as NVIDIA H100", "Name for people."),
     FORESHARD_COUNT(gpu, multiprocessors, true, 1, 100'000, "a count such as 132", "Streaming multiprocessors."),
     FORESHARD_VALUE(gpu, peak_bf16, true, flop_rate, 1e9, 2e17, "1GFLOP/s to 200PFLOP/s, such as 989TFLOP/s",
-                    "Dense peak of bf16 and fp16 matrix products."),
+        "Dense peak of bf16 and fp16 matrix products."),
     FORESHARD_VALUE(gpu, peak_fp32, true, flop_rate, 1e9, 2e17, "1GFLOP/s to 200PFLOP/s, such as 67TFLOP/s",
-                    "Peak of fp32 without TF32."),
+        "Peak of fp32 without TF32."),
     FORESHARD_VALUE(gpu, memory, true, bytes, 1024.0 * 1024, 10 * kTiB, "1MiB to 10TiB of one GPU, such as 79.1GiB",
-                    "What the driver reports."),
-    FORESHARD_VALUE(gpu, memory_bandwidth, true, bandwidth, 1e8, 3e14, "100MB/s to 300TB/s, such as 3350GB/s",
-                    "Of device memory."),
+        "What the driver reports."),
+    FORESHARD_VALUE(
+        gpu, memory_bandwidth, true, bandwidth, 1e8, 3e14, "100MB/s to 300TB/s, such as 3350GB/s", "Of device memory."),
     FORESHARD_FIGURE(gpu, architecture, false, "architecture",
-                     c.gpu.architecture = gpu_architectures()[n.as_choice(gpu_architectures())],
-                     "a name such as hopper", "Name of the chip generation."),
+        c.gpu.architecture = gpu_architectures()[n.as_choice(gpu_architectures())], "a name such as hopper",
+        "Name of the chip generation."),
     FORESHARD_VALUE(gpu, clock, false, frequency, 1e7, 1e10, "10MHz to 10GHz, such as 1980MHz", "Boost clock."),
     FORESHARD_VALUE(gpu, peak_fp8, false, flop_rate, 0, 2.5e17,
-                    "0TFLOP/s (no fp8 units) to 250PFLOP/s, such as 1979TFLOP/s",
-                    "Dense fp8 rate, accumulated in fp32; 0TFLOP/s where there is none."),
+        "0TFLOP/s (no fp8 units) to 250PFLOP/s, such as 1979TFLOP/s",
+        "Dense fp8 rate, accumulated in fp32; 0TFLOP/s where there is none."),
     FORESHARD_VALUE(gpu, peak_fp4, false, flop_rate, 0, 2.5e17,
-                    "0TFLOP/s (no such units) to 250PFLOP/s, such as 9000TFLOP/s",
-                    "Dense rate in four bits (NVFP4), accumulated in fp32."),
+        "0TFLOP/s (no such units) to 250PFLOP/s, such as 9000TFLOP/s",
+        "Dense rate in four bits (NVFP4), accumulated in fp32."),
     FORESHARD_VALUE(gpu, power_limit, false, power, 5, 3.6e4, "5W to 36kW of one GPU, such as 700W",
-                    "Power limit of one GPU: sustained clocks follow it."),
+        "Power limit of one GPU: sustained clocks follow it."),
     FORESHARD_VALUE(gpu, price_per_hour, false, price, 0, 1e4, "0USD/h to 10000USD/h of one GPU, such as 2.95USD/h",
-                    "Price of one GPU for an hour."),
+        "Price of one GPU for an hour."),
     FORESHARD_NAME(node, key, "a name such as hgx-h100", "Name of the kind of node."),
     FORESHARD_COUNT(node, gpus, true, 1, 4096, "GPUs of a node, such as 8", "GPUs per node."),
     FORESHARD_VALUE(node, gpu_link, true, bandwidth, 1e6, 4e13, "1MB/s to 40TB/s, such as 450GB/s",
-                    "Link of one GPU, one direction."),
+        "Link of one GPU, one direction."),
     FORESHARD_NAME(node, gpu_link_name, "a name such as NVLink4", "Name of the link."),
     FORESHARD_COUNT(node, nics, true, 0, 4096, "network ports of a node, such as 8", "Network ports per node."),
     FORESHARD_VALUE(node, nic_rate, true, bandwidth, 1e5, 2e12, "1Mbit/s to 16Tbit/s of one port, such as 400Gbit/s",
-                    "Rate of one port, one direction."),
+        "Rate of one port, one direction."),
     FORESHARD_NAME(node, nic_name, "a name such as ConnectX-7", "Name of the port."),
-    FORESHARD_VALUE(node, link_latency, true, time, 1e-9, 1e-3, "1ns to 1ms, such as 600ns",
-                    "GPU to GPU inside the node."),
-    FORESHARD_VALUE(node, nic_latency, true, time, 1e-9, 0.1, "1ns to 100ms, such as 2700ns",
-                    "GPU to GPU of the next node."),
+    FORESHARD_VALUE(
+        node, link_latency, true, time, 1e-9, 1e-3, "1ns to 1ms, such as 600ns", "GPU to GPU inside the node."),
+    FORESHARD_VALUE(
+        node, nic_latency, true, time, 1e-9, 0.1, "1ns to 100ms, such as 2700ns", "GPU to GPU of the next node."),
     FORESHARD_VALUE(node, host_link, false, bandwidth, 1e6, 2e13, "1MB/s to 20TB/s, such as 48GB/s",
-                    "PCIe between the host and a GPU, usable, one direction."),
+        "PCIe between the host and a GPU, usable, one direction."),
     FORESHARD_VALUE(node, host_memory_bandwidth, false, bandwidth, 1e8, 2e14, "100MB/s to 200TB/s, such as 614.4GB/s",
-                    "Of the node's host memory."),
+        "Of the node's host memory."),
     FORESHARD_VALUE(node, storage_bandwidth, false, bandwidth, 1e5, 1e13, "100kB/s to 10TB/s, such as 25GB/s",
-                    "Of the node's NVMe drives together."),
+        "Of the node's NVMe drives together."),
     FORESHARD_COUNT(node, link_domain, false, 1, 4096, "a count",
-                    "Consecutive nodes whose GPUs hang on one NVLink switch, 18 in an NVL72 rack; default 1.",
-                    .is_shown = false),
+        "Consecutive nodes whose GPUs hang on one NVLink switch, 18 in an NVL72 rack; default 1.", .is_shown = false),
     FORESHARD_COUNT(node, pcie_switches, false, 0, 4096, "a count",
-                    "PCIe switches of the node that GPUs and ports hang on; default: not stated, 0.",
-                    .is_shown = false),
+        "PCIe switches of the node that GPUs and ports hang on; default: not stated, 0.", .is_shown = false),
     FORESHARD_FIGURE(node, peer_access, false, "flag", c.node.peer_access = n.as_bool(), "true or false",
-                     "Whether GPUs reach each other's memory over PCIe; false: through the host's, "
-                     "as GeForce drivers have it; default: true.",
-                     .is_shown = false),
+        "Whether GPUs reach each other's memory over PCIe; false: through the host's, "
+        "as GeForce drivers have it; default: true.",
+        .is_shown = false),
     FORESHARD_FIGURE(network, kind, true, "kind", n.as_choice({"rail fat tree"});
                      c.network.kind = "rail fat tree", "rail fat tree", "Topology."),
     FORESHARD_COUNT(network, nodes_per_leaf, true, 1, 1'000'000, "nodes on one leaf switch, such as 32",
-                    "Nodes on one leaf switch."),
+        "Nodes on one leaf switch."),
     FORESHARD_FIGURE(network, oversubscription, true, "ratio",
-                     c.network.oversubscription = n.as_double(figure.least, figure.most), "1 or more",
-                     "Of leaf up-links; 1 is non-blocking.", .least = 1, .most = 1000),
+        c.network.oversubscription = n.as_double(figure.least, figure.most), "1 or more",
+        "Of leaf up-links; 1 is non-blocking.", .least = 1, .most = 1000),
 };
 
 #undef FORESHARD_VALUE
@@ -244,21 +240,21 @@ constexpr double kFasterThanSlot = 4;
 
 constexpr Pair kPairs[] = {
     {"node", "nic_rate", [](const Cluster& c) { return c.node.nic_rate.value(); },
-     [](const Cluster& c) {
-       const bool is_told =
-           std::ranges::any_of(c.sources, [](const auto& source) { return source.first == "node.host_link"; });
-       return is_told ? kFasterThanSlot * c.node.host_link.value() : kNoLimit;
-     },
-     "no port is so much faster than the PCIe slot it is in (node.host_link)",
-     "a lower rate of one port, or the host_link of the slot, such as 96GB/s"},
+        [](const Cluster& c) {
+          const bool is_told =
+              std::ranges::any_of(c.sources, [](const auto& source) { return source.first == "node.host_link"; });
+          return is_told ? kFasterThanSlot * c.node.host_link.value() : kNoLimit;
+        },
+        "no port is so much faster than the PCIe slot it is in (node.host_link)",
+        "a lower rate of one port, or the host_link of the slot, such as 96GB/s"},
     {"node", "gpu_link", [](const Cluster& c) { return c.node.gpu_link.value(); },
-     [](const Cluster& c) { return c.gpu.memory_bandwidth.value(); },
-     "GPUs exchange nothing faster than their memory gives it (gpu.memory_bandwidth)",
-     "the rate of one GPU and direction, such as 450GB/s"},
+        [](const Cluster& c) { return c.gpu.memory_bandwidth.value(); },
+        "GPUs exchange nothing faster than their memory gives it (gpu.memory_bandwidth)",
+        "the rate of one GPU and direction, such as 450GB/s"},
     {"gpu", "memory_bandwidth", [](const Cluster& c) { return c.node.gpu_link.value(); },
-     [](const Cluster& c) { return c.gpu.memory_bandwidth.value(); },
-     "GPUs exchange nothing faster than their memory gives it (node.gpu_link)",
-     "a rate above that of the links, such as 3350GB/s"},
+        [](const Cluster& c) { return c.gpu.memory_bandwidth.value(); },
+        "GPUs exchange nothing faster than their memory gives it (node.gpu_link)",
+        "a rate above that of the links, such as 3350GB/s"},
 };
 
 // A value of that schema, plain or with its source.
@@ -275,9 +271,8 @@ Json schema_of(const Figure& figure) {
   if (figure.unit == "kind") return {{"enum", Json::array({"rail fat tree"})}};
   if (figure.unit == "architecture") return {{"enum", gpu_architectures()}};
   if (figure.unit == "count") {
-    return {{"type", "integer"},
-            {"minimum", static_cast<std::int64_t>(figure.least)},
-            {"maximum", static_cast<std::int64_t>(figure.most)}};
+    return {{"type", "integer"}, {"minimum", static_cast<std::int64_t>(figure.least)},
+        {"maximum", static_cast<std::int64_t>(figure.most)}};
   }
   if (figure.unit == "ratio") return {{"type", "number"}, {"minimum", figure.least}, {"maximum", figure.most}};
   return {{"$ref", fmt::format("#/definitions/{}", figure.unit)}};
@@ -285,9 +280,8 @@ Json schema_of(const Figure& figure) {
 
 // "memory_bandwidth_bytes_per_s"
 std::string json_key(const Figure& figure) {
-  constexpr std::pair<std::string_view, std::string_view> kEndings[] = {
-      {"flop_rate", "_flop_per_s"}, {"bytes", "_bytes"}, {"bandwidth", "_bytes_per_s"},
-      {"frequency", "_hz"},         {"power", "_w"},     {"time", "_s"}};
+  constexpr std::pair<std::string_view, std::string_view> kEndings[] = {{"flop_rate", "_flop_per_s"},
+      {"bytes", "_bytes"}, {"bandwidth", "_bytes_per_s"}, {"frequency", "_hz"}, {"power", "_w"}, {"time", "_s"}};
   if (figure.unit == "price") return "price_usd_per_hour";
   const auto* const ending = std::ranges::find(kEndings, figure.unit, [](const auto& each) { return each.first; });
   return std::string(figure.key) + std::string(ending == std::end(kEndings) ? "" : ending->second);
@@ -299,7 +293,7 @@ void check_power(const ConfigNode& root, const Cluster& cluster, const Cluster* 
   const double own = catalogue->gpu.power_limit;
   if (own <= 0 || cluster.gpu.power_limit >= kLeastPower * own) return;
   throw figure->error(fmt::format("{:.4g} W is below every limit of {}", cluster.gpu.power_limit, catalogue->gpu.name),
-                      fmt::format("at least {:.0f}W, usually {:.0f}W", kLeastPower * own, own));
+      fmt::format("at least {:.0f}W, usually {:.0f}W", kLeastPower * own, own));
 }
 
 }
@@ -327,12 +321,11 @@ void read_figures(const ConfigNode& root, MissingFigures missing, Cluster& clust
   }
   if (!root.has("memory_outside_allocator")) return;
   reader.figure(root, "memory_outside_allocator", "memory_outside_allocator", "a size such as 1.5GiB per GPU",
-                [&](const ConfigNode& v) { cluster.memory_outside_allocator = v.as_bytes(); });
+      [&](const ConfigNode& v) { cluster.memory_outside_allocator = v.as_bytes(); });
   if (*cluster.memory_outside_allocator >= cluster.gpu.memory) {
-    throw root.error(fmt::format("memory_outside_allocator ({} bytes) leaves nothing of gpu.memory "
-                                 "({} bytes)",
-                                 cluster.memory_outside_allocator->count(), cluster.gpu.memory.count()),
-                     "less than gpu.memory, such as 1.5GiB");
+    throw root.error(fmt::format("memory_outside_allocator ({} bytes) leaves nothing of gpu.memory ({} bytes)",
+                         cluster.memory_outside_allocator->count(), cluster.gpu.memory.count()),
+        "less than gpu.memory, such as 1.5GiB");
   }
 }
 

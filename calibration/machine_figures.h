@@ -13,18 +13,15 @@
 
 namespace foreshard {
 
-// What to do where a figure is not there: keep what `cluster` holds, of all or of the server (node
-// and network) alone.
+// What to do where a figure is not there: keep what `cluster` holds, of all or of the server (node and network) alone.
 enum class MissingFigures : std::uint8_t { kError, kKeepServer, kKeep };
 
-// All figures of `root` over what `cluster` already holds, each with its source. Throws
-// ConfigError.
+// All figures of `root` over what `cluster` already holds, each with its source. Throws ConfigError.
 void read_figures(const ConfigNode& root, MissingFigures missing, Cluster& cluster);
 
-// What no machine is: figures of a cluster file outside what hardware of this decade can have, or
-// at odds with each other. Throws ConfigError at the figure of `root` (a cluster file, figures
-// plain or {value, source}) that cannot be. `cluster` is the file as read; `catalogue` the machine
-// it names, as it is without the file, or nullptr.
+// What no machine is: figures of a cluster file outside what hardware of this decade can have, or at odds with each
+// other. Throws ConfigError at the figure of `root` (a cluster file, figures plain or {value, source}) that cannot be.
+// `cluster` is the file as read; `catalogue` the machine it names, as it is without the file, or nullptr.
 void check_physics(const ConfigNode& root, const Cluster& cluster, const Cluster* catalogue);
 
 // The one text for each part that Gpu, NodeKind and Network carry, of the sources of its figures.

@@ -60,9 +60,8 @@ Machine read_machine(const EmbeddedFile& file) {
     const auto other = std::ranges::find(files, server->text(), &MachineFile::key);
     if (other == files.end()) throw server->error("is no machine", "the key of another one");
     Cluster whole = read_machine(*other->file).node;
-    std::erase_if(whole.sources, [](const auto& source) {
-      return !source.first.starts_with("node.") && !source.first.starts_with("network.");
-    });
+    std::erase_if(whole.sources,
+        [](const auto& source) { return !source.first.starts_with("node.") && !source.first.starts_with("network."); });
     machine.node.node = std::move(whole.node);
     machine.node.network = std::move(whole.network);
     machine.node.sources = std::move(whole.sources);
@@ -164,8 +163,8 @@ Known known_machines(std::string_view wrong) {
 std::string count_problem(std::int64_t gpus, std::int64_t per_node) {
   if (gpus <= per_node || gpus % per_node == 0) return "";
   const std::int64_t below = gpus / per_node * per_node;
-  return fmt::format("{} GPUs are not whole nodes of {}; the next multiples are {} and {}", gpus, per_node, below,
-                     below + per_node);
+  return fmt::format(
+      "{} GPUs are not whole nodes of {}; the next multiples are {} and {}", gpus, per_node, below, below + per_node);
 }
 
 [[noreturn]] void fail_spec(std::string_view spec, std::string_view why) {
@@ -252,8 +251,7 @@ Cluster machine_at(const ConfigNode& key) {
   throw key.error("unknown machine", "such as " + known.list, known.nearest);
 }
 
-// The nodes of a group: the file's usual ones, or of a machine of their own, with the figures that
-// the group has.
+// The nodes of a group: the file's usual ones, or of a machine of their own, with the figures that the group has.
 Cluster read_kind(const ConfigNode& group, const Cluster& usual) {
   Cluster kind = usual;
   if (const ConfigNode* key = group.find("machine")) kind = machine_at(*key);
@@ -267,7 +265,7 @@ Cluster read_kind(const ConfigNode& group, const Cluster& usual) {
 Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   if (!root.is_mapping()) throw root.error("is not a mapping", "gpus: and machine:");
   root.allow_only({"gpus", "machine", "gpu", "node", "network", "degraded", "memory_outside_allocator", "nodes",
-                   "switches", "links", "ranks", "rings", "background"});
+      "switches", "links", "ranks", "rings", "background"});
   const bool is_listed = root.has("nodes");
   for (const char* key : {"switches", "links", "ranks", "rings", "background"})
     if (!is_listed && root.has(key))
@@ -362,13 +360,12 @@ Cluster load_cluster(std::string_view spec) {
   if (count.starts_with('-') || count.starts_with('+'))
     fail_spec(spec, fmt::format("the count must be 1 to {}", kMaxGpus));
   if (number.empty() || word.empty()) {
-    fail_spec(spec,
-              fmt::format("expected {}{}; such as {}", kSpecExample,
-                          known.nearest.empty() ? "" : fmt::format("; did you mean 8x{}?", known.nearest), known.list));
+    fail_spec(spec, fmt::format("expected {}{}; such as {}", kSpecExample,
+                        known.nearest.empty() ? "" : fmt::format("; did you mean 8x{}?", known.nearest), known.list));
   }
-  fail_spec(spec, fmt::format("unknown machine '{}'{}; such as {}", word,
-                              known.nearest.empty() ? "" : fmt::format("; did you mean {}x{}?", number, known.nearest),
-                              known.list));
+  fail_spec(
+      spec, fmt::format("unknown machine '{}'{}; such as {}", word,
+                known.nearest.empty() ? "" : fmt::format("; did you mean {}x{}?", number, known.nearest), known.list));
 }
 
 Cluster parse_cluster(std::string_view yaml, std::string_view file_name) {

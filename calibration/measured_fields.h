@@ -77,9 +77,9 @@ void size_fields(Io& io, std::vector<SizePoint>& points) {
   io.require(!bytes.empty(), "bytes", "is empty", "at least one size");
   io.require(bytes.size() == seconds.size(), "seconds", "has another length than bytes", "one time per size");
   io.require(std::ranges::adjacent_find(bytes, std::greater_equal()) == bytes.end(), "bytes",
-             "has a size that is not above the size before", "ascending sizes");
-  io.require(std::ranges::is_sorted(seconds), "seconds", "has a time that is below the time before",
-             "times that do not fall");
+      "has a size that is not above the size before", "ascending sizes");
+  io.require(
+      std::ranges::is_sorted(seconds), "seconds", "has a time that is below the time before", "times that do not fall");
   points.clear();
   for (std::size_t i = 0; i < bytes.size(); ++i) points.push_back({bytes[i], seconds[i]});
 }

@@ -37,7 +37,7 @@ void spread_fields(Io& io, MeasuredSeconds& spread, double least = kShortestTime
     part("high", spread.high, least, most);
   });
   io.require(spread.low <= spread.median && spread.median <= spread.high, "seconds", "quartiles are not in order",
-             "low <= median <= high");
+      "low <= median <= high");
 }
 
 template <typename Io>
@@ -54,7 +54,7 @@ void shape_fields(Io& io, FunctionTime& time) {
   io("dtype", time.fp32, kIsFp32Words);
   bytes_field(io, time.bytes);
   io.require(time.function != Function::kMatrixProduct && time.function != Function::kAttention, "function",
-             "is not memory-bound", "kind: gemm or attention for it");
+      "is not memory-bound", "kind: gemm or attention for it");
 }
 
 template <typename Io>
@@ -81,7 +81,7 @@ void read_point(const ConfigNode& node, std::vector<MeasuredRow<Point>>& rows) {
         if constexpr (
             requires { row.point.group; })
           io.require(row.point.group <= std::max<std::int64_t>(2, row.ranks), "group",
-                     "is larger than the ranks that ran", fmt::format("2 to {}", row.ranks));
+              "is larger than the ranks that ran", fmt::format("2 to {}", row.ranks));
       });
   if constexpr (requires { row.point.seconds; }) row.point.seconds = row.spread.median;
 }
@@ -117,23 +117,21 @@ void read_outside(const ConfigNode& node, Measurements& out) {
 
 void read_row(const ConfigNode& row, Measurements& out) {
   using Reader = void (*)(const ConfigNode&, Measurements&);
-  static constexpr std::array<std::string_view, 7> kKinds = {"gemm", "attention",  "memory",        "collective",
-                                                             "host", "contention", "memory_outside"};
+  static constexpr std::array<std::string_view, 7> kKinds = {
+      "gemm", "attention", "memory", "collective", "host", "contention", "memory_outside"};
   static constexpr std::array<Reader, 7> kReaders = {
       [](const ConfigNode& node, Measurements& to) { read_point(node, to.gemm); },
       [](const ConfigNode& node, Measurements& to) { read_point(node, to.attention); },
       [](const ConfigNode& node, Measurements& to) { read_point(node, to.functions); },
-      [](const ConfigNode& node, Measurements& to) { read_point(node, to.collectives); },
-      read_host_work,
-      read_contention,
-      read_outside};
+      [](const ConfigNode& node, Measurements& to) { read_point(node, to.collectives); }, read_host_work,
+      read_contention, read_outside};
   kReaders[row.at("kind", "such as gemm").as_choice(std::span(kKinds))](row, out);
 }
 
 bool is_utc(std::string_view text) {
   constexpr std::string_view kPattern = "0000-00-00T00:00:00Z";
   return std::equal(text.begin(), text.end(), kPattern.begin(), kPattern.end(),
-                    [](char c, char wanted) { return wanted == '0' ? c >= '0' && c <= '9' : c == wanted; });
+      [](char c, char wanted) { return wanted == '0' ? c >= '0' && c <= '9' : c == wanted; });
 }
 
 Measurements read(const ConfigNode& root, std::string_view file_name) {
@@ -180,11 +178,11 @@ Measurements joined(const std::vector<Measurements>& parts) {
     const bool is_same = part.host.cpu == all.host.cpu && part.host.cores == all.host.cores &&
                          part.threads == all.threads && part.device == all.device;
     if (!is_same) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{} and {} are of different machines or threads: {} with {} cores, {} "
-                              "thread(s) per rank, and {} with {} cores, {} thread(s)",
-                              all.files.front(), part.files.front(), all.host.cpu, all.host.cores, all.threads,
-                              part.host.cpu, part.host.cores, part.threads));
+      throw Error(
+          ExitCode::kInvalidInput, fmt::format("{} and {} are of different machines or threads: {} with {} cores, {} "
+                                               "thread(s) per rank, and {} with {} cores, {} thread(s)",
+                                       all.files.front(), part.files.front(), all.host.cpu, all.host.cores, all.threads,
+                                       part.host.cpu, part.host.cores, part.threads));
     }
     all.created = std::max(all.created, part.created);
     append(all.gemm, part.gemm);

@@ -35,8 +35,8 @@ const std::map<std::string, std::string, std::less<>>& keys_by_name() {
 }
 
 void check_columns(std::string_view csv, const CsvTable& table) {
-  static constexpr std::array<std::string_view, 6> kColumns = {"machine", "usd_per_gpu_hour", "low", "high", "date",
-                                                               "source"};
+  static constexpr std::array<std::string_view, 6> kColumns = {
+      "machine", "usd_per_gpu_hour", "low", "high", "date", "source"};
   const Location header{table.file_name(), 1, 1, ""};
   for (std::size_t c = 0; c < 2; ++c)
     if (!table.has(kColumns[c]))
@@ -49,7 +49,7 @@ void check_columns(std::string_view csv, const CsvTable& table) {
     if (!contains(kColumns, name)) {
       const std::vector<std::string> known(kColumns.begin(), kColumns.end());
       throw ConfigError(header, fmt::format("unknown column {}", quote(name)),
-                        fmt::format("{}", fmt::join(kColumns, ", ")), nearest_spelling(name, known));
+          fmt::format("{}", fmt::join(kColumns, ", ")), nearest_spelling(name, known));
     }
     if (comma == std::string_view::npos) break;
     line.remove_prefix(comma + 1);
@@ -62,7 +62,7 @@ double read_usd(const CsvTable& table, std::size_t row, std::string_view column)
   const double usd = table.number(row, column);
   if (!(usd > 0 && usd <= kMostUsdPerHour)) {
     throw ConfigError(where, fmt::format("{} is no price", quote(table.text(row, column))),
-                      "USD of one GPU and hour, above 0, such as 2.95");
+        "USD of one GPU and hour, above 0, such as 2.95");
   }
   return usd;
 }
@@ -81,7 +81,7 @@ PriceList parse_prices(std::string_view csv, const std::string& file_name) {
     if (known == names.end()) {
       auto words = list_of<std::string>(names, [&](const auto& each) { return each.first; });
       throw ConfigError(where, fmt::format("unknown machine {}", quote(name)), "a key of foreshard machines",
-                        nearest_spelling(name, words));
+          nearest_spelling(name, words));
     }
     const auto given = [&](std::string_view column) { return table.has(column) && !table.empty(row, column); };
     Price price;
@@ -91,8 +91,8 @@ PriceList parse_prices(std::string_view csv, const std::string& file_name) {
     if (given("high")) price.high = read_usd(table, row, "high");
     if (price.low > price.usd_per_hour || price.high < price.usd_per_hour) {
       throw ConfigError(where,
-                        fmt::format("{} is not between low {} and high {}", price.usd_per_hour, price.low, price.high),
-                        "low <= usd_per_gpu_hour <= high");
+          fmt::format("{} is not between low {} and high {}", price.usd_per_hour, price.low, price.high),
+          "low <= usd_per_gpu_hour <= high");
     }
     if (given("date")) price.date = table.text(row, "date");
     price.source = given("source") ? table.text(row, "source") : fmt::format("{}:{}", file_name, table.line(row));

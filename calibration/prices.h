@@ -1,5 +1,4 @@
-// What an hour of a GPU costs: the catalogue's dated prices with the range of the market, or the
-// user's list.
+// What an hour of a GPU costs: the catalogue's dated prices with the range of the market, or the user's list.
 //
 // A list is a CSV with a header: machine,usd_per_gpu_hour and, where known, low,high,date,source;
 // `machine` is a catalogue key or alias (h100), the price is in USD for one GPU and hour, low and
@@ -33,9 +32,8 @@ PriceList read_prices(const std::string& path);
 // The same for a text; `file_name` is what errors call it.
 PriceList parse_prices(std::string_view csv, const std::string& file_name);
 
-// What the cluster itself says (gpu.price_per_hour); where that is the catalogue's figure, with the
-// range of the market at its date (calibration/published/price_ranges.csv). usd_per_hour 0: nobody
-// says.
+// What the cluster itself says (gpu.price_per_hour); where that is the catalogue's figure, with the range of the market
+// at its date (calibration/published/price_ranges.csv). usd_per_hour 0: nobody says.
 Price listed_price(const Cluster& cluster);
 
 }

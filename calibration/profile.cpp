@@ -16,19 +16,11 @@ namespace {
 
 constexpr std::string_view kProfileSchema = "foreshard.profile/1";
 
-constexpr std::array<std::string_view, kMemoryClasses> kMemoryClassNames = {"elementwise",
-                                                                            "norm_forward",
-                                                                            "norm_backward",
-                                                                            "eager_norm_forward",
-                                                                            "eager_norm_backward",
-                                                                            "generated_norm",
-                                                                            "loss",
-                                                                            "optimizer",
-                                                                            "copy",
-                                                                            "strided",
-                                                                            "widening"};
-constexpr std::array<std::string_view, 5> kEvidence = {"measured", "interpolated", "extrapolated", "datasheet",
-                                                       "assumed"};
+constexpr std::array<std::string_view, kMemoryClasses> kMemoryClassNames = {"elementwise", "norm_forward",
+    "norm_backward", "eager_norm_forward", "eager_norm_backward", "generated_norm", "loss", "optimizer", "copy",
+    "strided", "widening"};
+constexpr std::array<std::string_view, 5> kEvidence = {
+    "measured", "interpolated", "extrapolated", "datasheet", "assumed"};
 constexpr std::array<std::string_view, 3> kProtocols = {"ll", "ll128", "simple"};
 constexpr std::array<std::string_view, kFactors> kFactorNames = {
     "gemm", "attention", "memory_bound", "intra_node", "inter_node", "host", "overlap"};
@@ -37,12 +29,9 @@ constexpr std::array<std::string_view, kFactors> kFactorNames = {
 MemoryClass older_class(MemoryClass which) {
   using enum MemoryClass;
   return value_of(which,
-                  {{kEagerNormForward, kElementwise},
-                   {kEagerNormBackward, kElementwise},
-                   {kStrided, kElementwise},
-                   {kGeneratedNorm, kNormForward},
-                   {kWidening, kCopy}},
-                  which);
+      {{kEagerNormForward, kElementwise}, {kEagerNormBackward, kElementwise}, {kStrided, kElementwise},
+          {kGeneratedNorm, kNormForward}, {kWidening, kCopy}},
+      which);
 }
 
 constexpr double kLongestCost = 1.0;  // s; no launch, hop or hook takes longer
@@ -160,7 +149,7 @@ void fields(Io& io, CollectiveSweep& s) {
     io.require(pair.size() == 2, "points", "has what is no pair", "[bytes, seconds]");
     const SizePoint point{pair[0], pair[1]};
     io.require(point.bytes >= 1 && (s.points.empty() || point.bytes > s.points.back().bytes), "points",
-               "has a size that does not ascend", "sizes in ascending order");
+        "has a size that does not ascend", "sizes in ascending order");
     io.require(point.seconds >= 1e-9 && point.seconds <= 3600, "points", "has a time that is none", "1e-9 to 3600 s");
     s.points.push_back(point);
   }
@@ -224,10 +213,8 @@ void fabric_fields(Io& io, Calibration& c) {
   }
   for (const auto& [key, curve] : {std::pair{"intra_node", &c.intra_node}, std::pair{"inter_node", &c.inter_node}}) {
     // Older profiles have them beside `fabrics`, which are what is read.
-    if (c.fabrics.empty())
-      io(key, *curve);
-    else
-      io.optional(false, key, *curve);
+    if (c.fabrics.empty()) io(key, *curve);
+    else io.optional(false, key, *curve);
   }
 }
 

@@ -1,7 +1,6 @@
-// Calibration profiles as files (`foreshard.profile/1`); the shipped ones are in
-// calibration/profile_store.h. Schema and units: calibration/README.md. Profiles of machines that
-// were measured themselves hold such a calibration with its `measured` points
-// (calibration/local_profile.h).
+// Calibration profiles as files (`foreshard.profile/1`); the shipped ones are in calibration/profile_store.h. Schema
+// and units: calibration/README.md. Profiles of machines that were measured themselves hold such a calibration with its
+// `measured` points (calibration/local_profile.h).
 #pragma once
 
 #include <string_view>

@@ -71,10 +71,8 @@ Json patched(Json base, const Json& patch) {
   }
   if (!base.is_object()) base = Json::object();
   for (const auto& [key, value] : patch.items())
-    if (value.is_null())
-      base.erase(key);
-    else
-      base[key] = patched(base.contains(key) ? std::move(base[key]) : Json(), value);
+    if (value.is_null()) base.erase(key);
+    else base[key] = patched(base.contains(key) ? std::move(base[key]) : Json(), value);
   return base;
 }
 
@@ -83,10 +81,8 @@ std::optional<Json> difference(const Json& base, const Json& target) {
   Json out = Json::object();
   if (base.is_object() && target.is_object()) {
     for (const auto& [key, value] : target.items())
-      if (!base.contains(key))
-        out[key] = value;
-      else if (std::optional<Json> part = difference(base.at(key), value))
-        out[key] = std::move(*part);
+      if (!base.contains(key)) out[key] = value;
+      else if (std::optional<Json> part = difference(base.at(key), value)) out[key] = std::move(*part);
     for (const auto& [key, value] : base.items())
       if (!target.contains(key)) out[key] = nullptr;
   } else if (base.is_array() && target.is_array() && base.size() == target.size()) {
@@ -156,9 +152,8 @@ Calibration load_profile(std::string_view gpu_key) {
   const Entry* entry = find_entry(gpu_key);
   if (entry == nullptr) {
     throw Error(ExitCode::kMissingCapability,
-                fmt::format("no calibration profile for GPU '{}'; there are profiles for {}; give "
-                            "one with --profile FILE",
-                            gpu_key, fmt::join(profile_keys(), ", ")));
+        fmt::format("no calibration profile for GPU '{}'; there are profiles for {}; give one with --profile FILE",
+            gpu_key, fmt::join(profile_keys(), ", ")));
   }
   return made.emplace(gpu_key, parse_calibration(whole_profile(*entry).dump(), entry->file)).first->second;
 }

@@ -34,8 +34,7 @@ struct Borrowing {
 // Attention and memory-bound work of `calibration`, which are the chip's.
 void borrow_curves(const Borrowing& borrowing, Calibration& calibration);
 
-// `profiles` as the text of a file: the first whole, the others like the one of `whole` that leaves
-// least to say.
+// `profiles` as the text of a file: the first whole, the others like the one of `whole` that leaves least to say.
 struct WholeProfile {
   const Calibration* calibration = nullptr;
   std::string chip;  // as sources name it; empty: its curves are not borrowed

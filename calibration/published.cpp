@@ -114,12 +114,9 @@ std::vector<ReadGemm> read_gemm_rows(const CsvTable& table, const std::vector<Ma
     const double flops = (row.gradients ? 4 : 2) * row.m * row.n * row.k;
     // Rows carry rate, time or both; the rate has more digits than short times.
     row.seconds = rate > 0 ? flops / rate : positive_of(table, i, "latency_us") * 1e-6;
-    if (flops == 0)
-      read.problem = "m, n and k must be numbers above zero";
-    else if (std::max({row.m, row.n, row.k}) > kLargest)
-      read.problem = "m, n or k is absurdly large";
-    else
-      read.problem = problem_of(row, cell_of(table, i, "gpu"));
+    if (flops == 0) read.problem = "m, n and k must be numbers above zero";
+    else if (std::max({row.m, row.n, row.k}) > kLargest) read.problem = "m, n or k is absurdly large";
+    else read.problem = problem_of(row, cell_of(table, i, "gpu"));
     rows.push_back(std::move(read));
   }
   return rows;
@@ -134,8 +131,7 @@ std::vector<GemmRow> gemm_rows(const std::vector<Machine>& machines) {
 
 namespace {
 
-// The kernels that a name may mean, the first that fits: "flashinfer FA2" is fa2, "FA3 in step"
-// fa3.
+// The kernels that a name may mean, the first that fits: "flashinfer FA2" is fa2, "FA3 in step" fa3.
 const char* kernel_named(std::string_view text) {
   const std::string low = squeezed(text);
   const auto has = [&](auto... parts) { return has_any(low, {parts...}); };
@@ -185,17 +181,15 @@ std::vector<ReadAttention> read_attention_rows(const CsvTable& table, const std:
     const double head_dim = positive_of(table, i, "head_dim");
     row.head_dim = static_cast<int>(std::min(head_dim, 1e6));
     row.flops = (row.causal ? 2 : 4) * row.batch * row.heads * row.sequence * row.sequence * head_dim *
-                (row.pass == AttentionPass::kForward    ? 1.0
-                 : row.pass == AttentionPass::kBackward ? kBackward
-                                                        : 1 + kBackward);
+                (row.pass == AttentionPass::kForward       ? 1.0
+                    : row.pass == AttentionPass::kBackward ? kBackward
+                                                           : 1 + kBackward);
     const double rate = positive_of(table, i, "tflops") * 1e12;
     row.seconds = rate > 0 ? row.flops / rate : positive_of(table, i, "latency_us") * 1e-6;
-    if (row.flops == 0)
-      read.problem = "batch, seqlen, heads and head_dim must be numbers above zero";
+    if (row.flops == 0) read.problem = "batch, seqlen, heads and head_dim must be numbers above zero";
     else if (std::max({row.batch, row.sequence, row.heads, head_dim}) > kLargest)
       read.problem = "the shape is absurdly large";
-    else
-      read.problem = problem_of(row, cell_of(table, i, "gpu"));
+    else read.problem = problem_of(row, cell_of(table, i, "gpu"));
     rows.push_back(std::move(read));
   }
   return rows;
@@ -217,7 +211,7 @@ std::vector<MemoryRow> memory_rows(std::string_view chip) {
     if (chip_of(table.text(i, "gpu")) != chip || table.empty(i, "latency_us") || table.empty(i, "bytes_counted"))
       continue;
     rows.push_back({table.text(i, "source"), table.text(i, "op"), table.number(i, "bytes_counted"),
-                    table.number(i, "latency_us") * 1e-6});
+        table.number(i, "latency_us") * 1e-6});
   }
   return rows;
 }

@@ -46,8 +46,8 @@ constexpr EarlyLibrary kEarlyLibraries[] = {
 };
 
 const EarlyLibrary* early_library(std::string_view architecture) {
-  const auto* found = std::ranges::find_if(kEarlyLibraries,
-                                           [&](const EarlyLibrary& each) { return architecture == each.architecture; });
+  const auto* found = std::ranges::find_if(
+      kEarlyLibraries, [&](const EarlyLibrary& each) { return architecture == each.architecture; });
   return found == std::end(kEarlyLibraries) ? nullptr : found;
 }
 
@@ -103,7 +103,7 @@ void fields(Io& io, TrainingEvidence& evidence) {
   io("families", evidence.families);
   for (const FamilyEvidence& family : evidence.families) {
     io.require(family.information.size() == evidence.names.size() && family.precision.size() == evidence.names.size(),
-               "families", "has sums that are not of the names' number");
+        "families", "has sums that are not of the names' number");
   }
 }
 
@@ -138,7 +138,7 @@ Calibration with_kernel_spread(Calibration calibration, std::string_view attenti
 }
 
 Calibration informed(Calibration calibration, const TrainingEvidence& evidence, const FactorCauses& causes,
-                     const std::vector<std::string>& without) {
+    const std::vector<std::string>& without) {
   constexpr auto kOwn = static_cast<Eigen::Index>(kFactors);
   const auto known = static_cast<Eigen::Index>(evidence.names.size());
   // The evidence's causes, then those of the job that it does not know.

@@ -1,15 +1,13 @@
 // What published training steps say about the latent factors of machines, family by family, so that
 // a family is never forecast with what its own steps said.
 //
-// The kernels' curves come from micro-measurements alone. What these leave open (sustained clocks,
-// overlap, kernels that nobody timed by themselves) are latent factors with a prior: mean 1, the
-// spread of the profile. A row of a family adds, for log(measured / forecast) = sum of
-// sensitivity_k * log(factor_k) + noise, sensitivity' * sensitivity / variance to the family's
-// precision matrix and sensitivity * residual / variance to its vector. Posterior precision is the
-// prior's plus the matrices of the families that may be used.
+// The kernels' curves come from micro-measurements alone. What these leave open (sustained clocks, overlap, kernels
+// that nobody timed by themselves) are latent factors with a prior: mean 1, the spread of the profile. A row of a
+// family adds, for log(measured / forecast) = sum of sensitivity_k * log(factor_k) + noise, sensitivity' * sensitivity
+// / variance to the family's precision matrix and sensitivity * residual / variance to its vector. Posterior precision
+// is the prior's plus the matrices of the families that may be used.
 //
-// calibration/evidence/training_steps.json holds the sums, interop/steps/measured_tables.h makes
-// them.
+// calibration/evidence/training_steps.json holds the sums, interop/steps/measured_tables.h makes them.
 #pragma once
 
 #include <array>
@@ -25,9 +23,8 @@
 
 namespace foreshard {
 
-// A cause that a factor may be off by; causes of jobs with the same name are one. "gemm a100",
-// "attention a100 fa1 64", "memory_bound", "intra_node a100", "inter_node LF", "host LF",
-// "overlap".
+// A cause that a factor may be off by; causes of jobs with the same name are one. "gemm a100", "attention a100 fa1 64",
+// "memory_bound", "intra_node a100", "inter_node LF", "host LF", "overlap".
 struct FactorCause {
   std::string name;
   double log_sd = 0;    // of the factor's logarithm by this cause and those before it
@@ -84,6 +81,6 @@ Calibration with_kernel_spread(Calibration calibration, std::string_view attenti
 // `calibration` with the posterior of its job's factors; families in `without` are not used. With
 // no family left it is the prior, with plan_log_sd.
 Calibration informed(Calibration calibration, const TrainingEvidence& evidence, const FactorCauses& causes,
-                     const std::vector<std::string>& without);
+    const std::vector<std::string>& without);
 
 }

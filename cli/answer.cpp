@@ -37,8 +37,8 @@ Answer answer(const JobOptions& options, AnswerRows rows) {
     a.forecast = forecast(a.job.model, a.job.resolved.plan, costs);
     a.report = report_of(a.job, a.forecast, costs);
   }
-  a.report.assumed.insert(a.report.assumed.begin(),
-                          {"stack", stack_sentence(options, a.job, costs, a.report.open_stack)});
+  a.report.assumed.insert(
+      a.report.assumed.begin(), {"stack", stack_sentence(options, a.job, costs, a.report.open_stack)});
   const Fit& fit = a.report.fit;
   const Plan& plan = a.job.resolved.plan;
   const MemoryTerms terms;
@@ -46,9 +46,9 @@ Answer answer(const JobOptions& options, AnswerRows rows) {
     if (a.report.fit_probability >= terms.confidence) return a;
     const auto surer = free_remedy(a.job, plan, terms);
     if (surer) {
-      a.report.warnings.insert(a.report.warnings.begin(),
-                               fmt::format("hardly fits: --set {} makes it sure ({})",
-                                           fmt::join(surer->changes, " --set "), chance_text(surer->fit_probability)));
+      a.report.warnings.insert(
+          a.report.warnings.begin(), fmt::format("hardly fits: --set {} makes it sure ({})",
+                                         fmt::join(surer->changes, " --set "), chance_text(surer->fit_probability)));
     }
     return a;
   }

@@ -1,6 +1,5 @@
-// The tree of verbs, which CLI11 holds; what it says of them is options.txt. The value of an option
-// is described by its type name: FILE completes to files, a|b to these words, MODEL and KEY=VALUE
-// to what the program knows.
+// The tree of verbs, which CLI11 holds; what it says of them is options.txt. The value of an option is described by its
+// type name: FILE completes to files, a|b to these words, MODEL and KEY=VALUE to what the program knows.
 #include "cli/command_line.h"
 
 #include <fmt/format.h>
@@ -112,7 +111,7 @@ class Tree {
       if (contains(known, text)) return std::string();
       const std::string near = nearest_spelling(text, known);
       return fmt::format("{} is not known; expected {}{}", quote(text), fmt::join(known, ", "),
-                         near.empty() ? "" : fmt::format("; did you mean {}?", near));
+          near.empty() ? "" : fmt::format("; did you mean {}?", near));
     };
     return option->check(CLI::Validator(refusal, ""));
   }
@@ -165,14 +164,14 @@ class Tree {
       }
       for (const std::string& plan : o->plans) {
         if (!contains(plan, '=') || std::filesystem::exists(plan)) continue;
-        throw CLI::ValidationError(fmt::format("no plan file '{}'", plan),
-                                   fmt::format("did you mean --with {0} or --set {0}?", plan));
+        throw CLI::ValidationError(
+            fmt::format("no plan file '{}'", plan), fmt::format("did you mean --with {0} or --set {0}?", plan));
       }
       if (o->plans.size() == 1)
         throw CLI::ValidationError("one plan file is there", "expected two, or --with KEY=VALUE");
       if (o->plans.empty() && o->with.empty())
-        throw CLI::ValidationError("nothing to compare",
-                                   "expected two plan files, --with KEY=VALUE or --runtimes LIST");
+        throw CLI::ValidationError(
+            "nothing to compare", "expected two plan files, --with KEY=VALUE or --runtimes LIST");
       if (!o->plans.empty() && (o->job.plan || !o->with.empty()))
         throw CLI::ValidationError(o->job.plan ? "--plan" : "--with", "does not go together with two plan files");
     });
@@ -256,7 +255,7 @@ class Tree {
     option(verb, "--machine", o->machine);
     option(verb, "--nodes", o->nodes)->check(CLI::Range(1, 262144));
     options(verb, "--nodelist", o->nodelist, "--model", o->model, "--stage", o->stage, "--cluster", o->cluster, "--out",
-            o->out, "--plan", o->plan);
+        o->out, "--plan", o->plan);
     add_json(verb, o->output);
   }
 
@@ -354,7 +353,7 @@ class Tree {
     auto [verb, o] = add_verb("diagnose", run_diagnose);
     add_job_flags(verb, o->job);
     options(verb, "--measured", o->measured, "--log", o->log, "--run", o->run, "--snapshot", o->snapshots, "--threads",
-            o->threads);
+        o->threads);
     add_json(verb, o->output);
   }
 
@@ -489,10 +488,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
   Tree tree(command_text(arguments));
   CommandLine result = parse(tree.app(), std::move(arguments));
   if (!result.text.empty() || !result.usage_error.empty()) return result;
-  if (!tree.shell().empty())
-    result.text = completion_script(command_tree(), tree.shell());
-  else
-    result.verb = tree.verb();
+  if (!tree.shell().empty()) result.text = completion_script(command_tree(), tree.shell());
+  else result.verb = tree.verb();
   return result;
 }
 

@@ -21,8 +21,7 @@ namespace foreshard {
 
 // --- of all programs (usage.cpp) ---
 
-// What a command line comes to: text to print at once (help, version, completion), a usage error,
-// or a verb to run.
+// What a command line comes to: text to print at once (help, version, completion), a usage error, or a verb to run.
 struct CommandLine {
   std::string text;         // for standard output
   std::string usage_error;  // for standard error; exit code kUsage
@@ -44,10 +43,8 @@ CLI::Option* add(App* verb, const char* name, Value& value) {
 }
 template <typename App, typename Value>
 CLI::Option* flag(App* verb, const char* name, Value&& value) {
-  if constexpr (std::is_invocable_v<Value>)
-    return described(*verb, verb->add_flag_callback(name, value), name);
-  else
-    return described(*verb, verb->add_flag(name, value), name);
+  if constexpr (std::is_invocable_v<Value>) return described(*verb, verb->add_flag_callback(name, value), name);
+  else return described(*verb, verb->add_flag(name, value), name);
 }
 
 std::vector<CLI::App*> verbs_of(CLI::App& app);

@@ -1,5 +1,4 @@
-// Each script is a table of the tree in the shell's own words, and as little code as the shell
-// needs.
+// Each script is a table of the tree in the shell's own words, and as little code as the shell needs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -76,18 +75,18 @@ std::string bash(const CommandTree& tree) {
     for (const CommandOption& option : options) {
       if (option.value.kind == ValueHint::Kind::kNone) continue;
       cases += fmt::format("    {}:{}){} ;;\n", verb, fmt::join(option.names, fmt::format("|{}:", verb)),
-                           bash_action(option.value, lists));
+          bash_action(option.value, lists));
     }
   };
   for (const Command& command : tree.commands) {
     const std::vector<CommandOption> options = options_of(tree, command);
     value_cases(command.name, options);
     cases += fmt::format("    {}:*) options={}{} ;;\n", command.name, lists.variable(option_names(options)),
-                         bash_action(command.argument, lists));
+        bash_action(command.argument, lists));
   }
   value_cases("", tree.options);
   cases += fmt::format("    :*) options={} words={} ;;\n", lists.variable(option_names(tree.options)),
-                       lists.variable(command_names(tree.commands)));
+      lists.variable(command_names(tree.commands)));
   return fmt::format(
       R"(# bash completion of foreshard; use it with: source <(foreshard completion bash)
 _foreshard() {{
@@ -197,7 +196,7 @@ std::string zsh(const CommandTree& tree) {
 }}
 compdef _foreshard foreshard
 )",
-                     functions.definitions(), verbs, cases);
+      functions.definitions(), verbs, cases);
 }
 
 // fish

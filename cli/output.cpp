@@ -25,8 +25,8 @@ namespace foreshard {
 namespace {
 
 [[noreturn]] void fail(std::string_view what, int error) {
-  throw Error(ExitCode::kInvalidInput,
-              fmt::format("{}: cannot be written: {}", what, std::generic_category().message(error)));
+  throw Error(
+      ExitCode::kInvalidInput, fmt::format("{}: cannot be written: {}", what, std::generic_category().message(error)));
 }
 
 std::string host_name() {
@@ -40,7 +40,7 @@ std::string now() {
   std::tm utc{};
   if (::gmtime_r(&time, &utc) == nullptr) return "";
   return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                     utc.tm_hour, utc.tm_min, utc.tm_sec);
+      utc.tm_hour, utc.tm_min, utc.tm_sec);
 }
 
 // Of standard output in characters; 0 where it is no terminal, or none that says its width.
@@ -61,10 +61,8 @@ thread_local AnswerCapture* capture = nullptr;  // the innermost of this thread
 int write_all(int file, std::string_view text) {
   while (!text.empty()) {
     const ssize_t count = ::write(file, text.data(), text.size());
-    if (count >= 0)
-      text.remove_prefix(at(count));
-    else if (errno != EINTR)
-      return errno;
+    if (count >= 0) text.remove_prefix(at(count));
+    else if (errno != EINTR) return errno;
   }
   return 0;
 }

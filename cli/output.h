@@ -43,9 +43,8 @@ class AnswerCapture {
 // kAuto: colours on a terminal, unless NO_COLOR is set or TERM is "dumb".
 Color color_of(ColorChoice choice);
 
-// The document as text. After its `schema` (`schema` where it has none) come the keys tool, created
-// (UTC; SOURCE_DATE_EPOCH is honoured) and host; apart from these the same inputs give the same
-// bytes.
+// The document as text. After its `schema` (`schema` where it has none) come the keys tool, created (UTC;
+// SOURCE_DATE_EPOCH is honoured) and host; apart from these the same inputs give the same bytes.
 std::string document(std::string_view schema, const Json& body);
 // The same, not yet as text.
 Json document_json(std::string_view schema, const Json& body);

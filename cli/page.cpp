@@ -29,7 +29,7 @@ constexpr std::int64_t kMostScaledGpus = 16384;
 
 std::string plan_label(const Plan& plan) {
   return fmt::format("{}, prefetch {}, reshard {}, recompute {}, {} x {}", words_of(plan.mesh), words_of(plan.prefetch),
-                     reshard_words(plan), recompute_words(plan), plan.batch.micro_batch, plan.batch.accumulation);
+      reshard_words(plan), recompute_words(plan), plan.batch.micro_batch, plan.batch.accumulation);
 }
 
 // Views by plan.
@@ -57,19 +57,18 @@ class Views {
 };
 
 Json candidate_json(const Candidate& c) {
-  return {{"seconds", c.seconds},
-          {"tokens_per_s_per_gpu", c.tokens_per_s_per_gpu},
-          {"peak_allocated_bytes", c.peak_allocated.count()},
-          {"total_bytes",
-           c.peak_reserved.count() > 0 ? Json((c.peak_reserved + c.outside_allocator).count()) : Json(nullptr)},
-          {"plan", plan_label(c.plan)}};
+  return {{"seconds", c.seconds}, {"tokens_per_s_per_gpu", c.tokens_per_s_per_gpu},
+      {"peak_allocated_bytes", c.peak_allocated.count()},
+      {"total_bytes",
+          c.peak_reserved.count() > 0 ? Json((c.peak_reserved + c.outside_allocator).count()) : Json(nullptr)},
+      {"plan", plan_label(c.plan)}};
 }
 
 // What a neighbour of the best plan changes, and what comes of it.
 Json neighbour_json(const Candidate& best, const Candidate& other) {
   Json json = candidate_json(other);
-  Json changes = json_list(plan_differences(best.plan, other.plan),
-                           [&](const PlanDifference& d) -> Json { return d.key + " " + d.b; });
+  Json changes = json_list(
+      plan_differences(best.plan, other.plan), [&](const PlanDifference& d) -> Json { return d.key + " " + d.b; });
   json["changes"] = std::move(changes);
   json["verdict"] = to_string(other.verdict);
   json["step_change"] = other.seconds > 0 ? Json(other.seconds / best.seconds - 1) : Json(nullptr);
@@ -115,11 +114,10 @@ Json price_json(const Gpu& gpu, const Report& report) {
   if (gpu.price_per_hour <= 0 || report.tokens_per_s_per_gpu.value <= 0) return nullptr;
   const auto per_million = [&](double tokens_per_s) { return gpu.price_per_hour / 3600 / tokens_per_s * 1e6; };
   return {{"usd_per_gpu_hour", gpu.price_per_hour},
-          {"usd_per_million_tokens",
-           {{"value", per_million(report.tokens_per_s_per_gpu.value)},
-            {"low", per_million(report.tokens_per_s_per_gpu.high)},
-            {"high", per_million(report.tokens_per_s_per_gpu.low)}}},
-          {"source", gpu.source}};
+      {"usd_per_million_tokens", {{"value", per_million(report.tokens_per_s_per_gpu.value)},
+                                     {"low", per_million(report.tokens_per_s_per_gpu.high)},
+                                     {"high", per_million(report.tokens_per_s_per_gpu.low)}}},
+      {"source", gpu.source}};
 }
 
 Json quantity_of(const Quantity& q) { return {{"value", q.value}, {"low", q.low}, {"high", q.high}}; }
@@ -131,12 +129,12 @@ Json page_json(const PageDocument& page) { return document_json("foreshard.page/
 void write_page(const std::string& path, const PageDocument& page) { write_file(path, html_page(page_json(page))); }
 
 std::string page_title(const Job& job) {
-  return fmt::format("{} on {}", job.model.name,
-                     job.cluster.spec.empty() ? job.resolved.plan.cluster : job.cluster.spec);
+  return fmt::format(
+      "{} on {}", job.model.name, job.cluster.spec.empty() ? job.resolved.plan.cluster : job.cluster.spec);
 }
 
-std::size_t add_forecast(PageDocument& page, const Job& job, const Forecast& made, const Report& report,
-                         const std::string& label) {
+std::size_t add_forecast(
+    PageDocument& page, const Job& job, const Forecast& made, const Report& report, const std::string& label) {
   const bool first = page.json()["views"].empty();
   const std::size_t view = page.add_view(
       {label.empty() ? plan_label(made.plan) : label, plan_file_text(job, made.plan, ""), &made, &report});
@@ -154,8 +152,7 @@ void add_search(PageDocument& page, const Job& job, const JobSearch& found) {
   const SearchResult& result = found.result;
   Views views(page, job);
   Json block = {{"enumerated", result.enumerated}, {"rejected_memory", result.rejected_memory},
-                {"simulated", result.simulated},   {"pruned", result.pruned},
-                {"seconds", found.seconds},        {"best", nullptr}};
+      {"simulated", result.simulated}, {"pruned", result.pruned}, {"seconds", found.seconds}, {"best", nullptr}};
   if (result.best) {
     block["best"] = candidate_json(*result.best);
     block["best"]["view"] = views.of(result.best->plan);
@@ -173,10 +170,8 @@ void add_search(PageDocument& page, const Job& job, const JobSearch& found) {
   for (std::size_t i : cells_by_worth(result.heatmap)) {
     const HeatmapCell& cell = result.heatmap[i];
     Json& json = cells[i];
-    json = {{"shard", cell.shard},
-            {"prefetch", prefetch_and_words(cell.prefetch)},
-            {"seconds", nullptr},
-            {"view", nullptr}};
+    json = {{"shard", cell.shard}, {"prefetch", prefetch_and_words(cell.prefetch)}, {"seconds", nullptr},
+        {"view", nullptr}};
     if (!cell.seconds) continue;
     json["seconds"] = *cell.seconds;
     if (cell.plan && page.has_room()) json["view"] = views.of(*cell.plan);
@@ -184,12 +179,8 @@ void add_search(PageDocument& page, const Job& job, const JobSearch& found) {
   block["heatmap"] = cells;
   if (!found.meshes.empty()) block["meshes"] = Json::array();
   for (const auto& [mesh, seconds] : found.meshes) {
-    block["meshes"].push_back({{"tp", mesh.tp},
-                               {"cp", mesh.cp},
-                               {"ep", mesh.ep},
-                               {"etp", mesh.etp},
-                               {"pp", mesh.pp},
-                               {"seconds", seconds ? Json(*seconds) : Json(nullptr)}});
+    block["meshes"].push_back({{"tp", mesh.tp}, {"cp", mesh.cp}, {"ep", mesh.ep}, {"etp", mesh.etp}, {"pp", mesh.pp},
+        {"seconds", seconds ? Json(*seconds) : Json(nullptr)}});
   }
   Json neighbours = Json::array();
   for (const Candidate& n : result.neighbours)
@@ -251,11 +242,10 @@ Json search_of_answer(const Json& json) {
   const auto in_short = [](const Json& entry) -> Json {
     const Json& report = entry.at("report");
     return {{"seconds", report.at("step").at("seconds").at("value")},
-            {"tokens_per_s_per_gpu", report.at("step").at("tokens_per_s_per_gpu").at("value")},
-            {"peak_allocated_bytes", report.at("memory").at("peak_allocated_bytes").at("value")},
-            {"total_bytes", report.at("memory").value("total_bytes", Json(nullptr))},
-            {"fit_probability", report.at("memory").value("fit_probability", Json(nullptr))},
-            {"plan", entry.at("plan")}};
+        {"tokens_per_s_per_gpu", report.at("step").at("tokens_per_s_per_gpu").at("value")},
+        {"peak_allocated_bytes", report.at("memory").at("peak_allocated_bytes").at("value")},
+        {"total_bytes", report.at("memory").value("total_bytes", Json(nullptr))},
+        {"fit_probability", report.at("memory").value("fit_probability", Json(nullptr))}, {"plan", entry.at("plan")}};
   };
   for (Json& entry : search.at("pareto")) entry = in_short(entry);
   for (const char* key : {"best", "riskier"})
@@ -293,11 +283,8 @@ Json page_of_document(const Json& json, const std::string& file) {
     for (const char* key : {"title", "views", "timelines"}) json.at(key);
     return json;
   }
-  Json page = {{"schema", "foreshard.page/1"},
-               {"title", file},
-               {"selected", 0},
-               {"views", Json::array()},
-               {"timelines", Json::array()}};
+  Json page = {{"schema", "foreshard.page/1"}, {"title", file}, {"selected", 0}, {"views", Json::array()},
+      {"timelines", Json::array()}};
   const auto add_report = [&](const Json& report, const std::string& label) {
     page["views"].push_back({{"label", label}, {"report", report}, {"timeline", nullptr}});
   };
@@ -323,16 +310,14 @@ Json page_of_document(const Json& json, const std::string& file) {
   } else if (schema == "foreshard.scale/1") {
     for (const char* key : {"points", "rejected", "knee_gpus"}) json.at(key);
     const Json& points = json["points"];
-    page["title"] = fmt::format(
-        "{} on {}{}", json.at("model").get<std::string>(),
+    page["title"] = fmt::format("{} on {}{}", json.at("model").get<std::string>(),
         points.empty() ? ""
                        : fmt::format("{} to {} ", points.front().at("gpus").dump(), points.back().at("gpus").dump()),
         json.at("machine").get<std::string>());
     add_answer(page, "scale", json);
   } else {
     throw ConfigError({file, 1, 1, ""}, "is no answer that can be shown",
-                      "one JSON document of predict, explain, search, recommend, scale, validate, "
-                      "accuracy or report, with --json");
+        "one JSON document of predict, explain, search, recommend, scale, validate, accuracy or report, with --json");
   }
   for (const char* key : {"tool", "created", "host"})
     if (json.contains(key)) page[key] = json[key];

@@ -23,8 +23,8 @@ Json page_json(const PageDocument& page);
 std::string page_title(const Job& job);
 
 // The forecast of `plan`, as another view; with operations and sensitivity where it is the first.
-std::size_t add_forecast(PageDocument& page, const Job& job, const Forecast& forecast, const Report& report,
-                         const std::string& label);
+std::size_t add_forecast(
+    PageDocument& page, const Job& job, const Forecast& forecast, const Report& report, const std::string& label);
 
 // Heatmaps, Pareto plans and what else a search around `job` found, with the plans behind them as
 // views, as far as the page has room.
@@ -35,8 +35,8 @@ void add_search(PageDocument& page, const Job& job, const JobSearch& found);
 void add_scaling(PageDocument& page, const JobOptions& options, const Job& job);
 
 // A run of the first view's forecast beside it.
-void add_validation(PageDocument& page, const Forecast& forecast, const Validation& validation,
-                    const RunRecord& record);
+void add_validation(
+    PageDocument& page, const Forecast& forecast, const Validation& validation, const RunRecord& record);
 
 // The page of a document that a verb wrote with --json.
 

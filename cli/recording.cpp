@@ -33,10 +33,10 @@ ListedRun read_listed_run(const std::filesystem::path& path, std::int64_t rank) 
   const bool is_folder = std::filesystem::is_directory(path, ignored);
   const std::filesystem::path file = is_folder ? path / fmt::format("rank-{}.timed.json", rank) : path;
   if (!std::filesystem::is_regular_file(file, ignored)) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: is not there; with tensor, context or expert axes the exported "
-                            "script's --record writes it",
-                            file.string()));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("{}: is not there; with tensor, context or expert axes the exported "
+                                             "script's --record writes it",
+                                     file.string()));
   }
   TimedFile timed = read_timed_file(file);
   if (timed.collectives.empty())
@@ -48,7 +48,7 @@ ListedJoin join_listed(const Forecast& forecast, ListedRun run, double memory_to
   const std::int64_t world = forecast.plan.mesh.world();
   if (run.world != world || run.rank != forecast.plan.rank) {
     throw Error(ExitCode::kInvalidInput, fmt::format("the recording is of rank {} of {}, the plan of rank {} of {}",
-                                                     run.rank, run.world, forecast.plan.rank, world));
+                                             run.rank, run.world, forecast.plan.rank, world));
   }
   ListedJoin join;
   const EventNames names(forecast.graph, forecast.model);
@@ -66,13 +66,12 @@ std::string listed_text(const ListedJoin& join) {
   for (const std::string& sentence : join.differences)
     for (const std::string& line : wrapped("- " + sentence, kTextWidth, 2)) text += line + "\n";
   if (join.differences.empty()) {
-    text += fmt::format("the {} collectives of a step are the plan's, in order, groups and bytes\n",
-                        join.run.collectives.size());
+    text += fmt::format(
+        "the {} collectives of a step are the plan's, in order, groups and bytes\n", join.run.collectives.size());
   }
   if (join.run.peak_allocated > Bytes()) {
-    text +=
-        fmt::format("peak of allocated memory: forecast {}, measured {} ({:+.2f} %)\n",
-                    format_bytes(join.forecast_peak), format_bytes(join.run.peak_allocated), 100 * join.memory_error);
+    text += fmt::format("peak of allocated memory: forecast {}, measured {} ({:+.2f} %)\n",
+        format_bytes(join.forecast_peak), format_bytes(join.run.peak_allocated), 100 * join.memory_error);
   } else {
     text += "memory was not recorded: ranks on a host\n";
   }
@@ -82,14 +81,12 @@ std::string listed_text(const ListedJoin& join) {
 Json to_json(const ListedJoin& join) {
   Json memory;
   if (join.run.peak_allocated > Bytes()) {
-    memory = {{"predicted_bytes", join.forecast_peak.count()},
-              {"measured_bytes", join.run.peak_allocated.count()},
-              {"error", join.memory_error}};
+    memory = {{"predicted_bytes", join.forecast_peak.count()}, {"measured_bytes", join.run.peak_allocated.count()},
+        {"error", join.memory_error}};
   }
-  return {{"passed", join.passed},
-          {"rank", join.run.rank},
-          {"collectives", {{"compared", join.run.collectives.size()}, {"differences", join.differences}}},
-          {"memory", memory}};
+  return {{"passed", join.passed}, {"rank", join.run.rank},
+      {"collectives", {{"compared", join.run.collectives.size()}, {"differences", join.differences}}},
+      {"memory", memory}};
 }
 
 std::string trace_text(const TraceJoin& join) {
@@ -113,11 +110,8 @@ std::string trace_text(const TraceJoin& join) {
 Json to_json(const TraceJoin& join) {
   Json units = Json::array();
   for (const auto& [module, unit] : join.units) units.push_back({{"module", module}, {"unit", unit}});
-  return {{"units", std::move(units)},
-          {"order", join.order},
-          {"missing", join.missing},
-          {"beyond", join.beyond},
-          {"collectives", {{"compared", join.compared}, {"differences", join.collectives}}}};
+  return {{"units", std::move(units)}, {"order", join.order}, {"missing", join.missing}, {"beyond", join.beyond},
+      {"collectives", {{"compared", join.compared}, {"differences", join.collectives}}}};
 }
 
 }

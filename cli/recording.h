@@ -1,5 +1,4 @@
-// What was measured, whoever recorded it: a run folder of foreshard-exec, or traces of an FSDP2
-// job.
+// What was measured, whoever recorded it: a run folder of foreshard-exec, or traces of an FSDP2 job.
 #pragma once
 
 #include <filesystem>

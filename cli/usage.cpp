@@ -87,8 +87,8 @@ std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
   if (verb != nullptr) {
     const bool is_plan = word.ends_with(".yaml") || word.ends_with(".yml");
     const char* flag = is_plan ? "--plan" : contains(word, '=') ? "--set" : nullptr;
-    return fmt::format("unexpected argument {}{}", quote(word),
-                       flag ? fmt::format("; did you mean {} {}?", flag, word) : "");
+    return fmt::format(
+        "unexpected argument {}{}", quote(word), flag ? fmt::format("; did you mean {} {}?", flag, word) : "");
   }
   if (word == "help") return "no verb 'help'; did you mean --help?";
   auto known = list_of<std::string>(verbs_of(app), &CLI::App::get_name);
@@ -118,9 +118,10 @@ std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
 std::string command_text(const std::vector<std::string>& arguments) {
   std::string line = "foreshard";
   for (const std::string& argument : arguments) {
-    const bool plain = !argument.empty() && argument.find_first_not_of(
-                                                "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                                "0123456789-_=./:,@+%") == std::string::npos;
+    const bool plain =
+        !argument.empty() &&
+        argument.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=./:,@+%") ==
+            std::string::npos;
     line += " ";
     if (plain) {
       line += argument;

@@ -104,7 +104,7 @@ void check(const ModelDims& dims) {
     fail(dims, "nothing stands between the last block and the head; expected a norm or a projection");
   if (has_layers(dims, "*a") && dims.heads % dims.kv_heads != 0) {
     fail(dims,
-         std::to_string(dims.kv_heads) + " key/value heads do not divide " + std::to_string(dims.heads) + " heads");
+        std::to_string(dims.kv_heads) + " key/value heads do not divide " + std::to_string(dims.heads) + " heads");
   }
   if (has_layers(dims, "*a"))
     check_size(dims, "the width of all heads (heads x head dimension)", checked_multiply(dims.heads, dims.head_dim));
@@ -141,7 +141,7 @@ void check_native(const ModelDims& dims) {
                          : nullptr;
   if (what == nullptr) return;
   throw Error(ExitCode::kMissingCapability,
-              "model " + dims.name + ": the engine has no kernel for " + what + "; nearest plan: runtime: fsdp2");
+      "model " + dims.name + ": the engine has no kernel for " + what + "; nearest plan: runtime: fsdp2");
 }
 
 }
@@ -175,11 +175,11 @@ BlockKind block_kind(const ModelDims& dims, std::int64_t layer) {
   const std::vector<std::int64_t>& unrotated = dims.unrotated_layers;
   const std::vector<std::int64_t>& windowed = dims.windowed_layers;
   return {.mlp = feed_forward_of(dims, layer),
-          .mixer = dims.pattern.empty() ? MixerKind::kAttention : mixer_of(dims.pattern[at(layer)]),
-          .rotates = !std::ranges::binary_search(unrotated, layer),
-          .windowed = dims.window > 0 && (windowed.empty() || std::ranges::binary_search(windowed, layer)),
-          .norms_input = layer > 0 || !dims.plain_first,
-          .shares_keys = layer >= dims.layers - dims.parts.shared_layers};
+      .mixer = dims.pattern.empty() ? MixerKind::kAttention : mixer_of(dims.pattern[at(layer)]),
+      .rotates = !std::ranges::binary_search(unrotated, layer),
+      .windowed = dims.window > 0 && (windowed.empty() || std::ranges::binary_search(windowed, layer)),
+      .norms_input = layer > 0 || !dims.plain_first,
+      .shares_keys = layer >= dims.layers - dims.parts.shared_layers};
 }
 
 namespace {
@@ -255,7 +255,7 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
   if (dims.parts.transforms) order.add(masked_head_transform(dims, LayerRole::kInner), "transform");
   if (dims.bidirectional && dims.residual != Residual::kPostNorm && !of_tokens && !dims.parts.plain_head) {
     order.add(dims.scores > 0 ? first_token(dims, LayerRole::kInner) : masked_head_transform(dims, LayerRole::kInner),
-              "transform");
+        "transform");
   }
 }
 
@@ -269,8 +269,8 @@ void add_encoder_decoder(const ModelDims& dims, ModelSpec& model) {
   }
   order.add(embedding_layer(tokens), "embedding");
   if (learned) order.add(stack_positions(dims, "encoder"), "encoder.positions");
-  order.add_stack(dims.encoder_layers, "encoder.layers.",
-                  [&](StackPlace place) { return encoding_block(dims, place); });
+  order.add_stack(
+      dims.encoder_layers, "encoder.layers.", [&](StackPlace place) { return encoding_block(dims, place); });
   if (dims.final_norm) order.add(encoding_norm(dims), "encoder.norm");
   model.order.push_back({.kind = 0, .name = "decoder.embedding", .same_as = 0});
   if (learned) order.add(stack_positions(dims, "decoder"), "decoder.positions");
@@ -299,10 +299,8 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
 
   model.kinds.reserve(8);
   model.order.reserve(at(dims.encoder_layers + dims.layers) + 6);
-  if (dims.encoder_layers > 0)
-    add_encoder_decoder(dims, model);
-  else
-    add_decoder(dims, stack, model);
+  if (dims.encoder_layers > 0) add_encoder_decoder(dims, model);
+  else add_decoder(dims, stack, model);
   Order order(model);
   ModelDims head = dims;
   if (dims.scores > 0) {

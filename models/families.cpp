@@ -19,53 +19,38 @@ std::span<const EmbeddedFile> family_files();
 
 namespace {
 
-constexpr std::pair<std::string_view, bool ModelDims::*> kSwitches[] = {
-    {"fused_qkv", &ModelDims::fused_qkv},
-    {"regroups_heads", &ModelDims::regroups_heads},
-    {"qkv_bias", &ModelDims::qkv_bias},
-    {"output_bias", &ModelDims::output_bias},
-    {"mlp_bias", &ModelDims::mlp_bias},
-    {"embedding_norm", &ModelDims::embedding_norm},
-    {"conv1d", &ModelDims::conv1d},
-    {"fused_gate_up", &ModelDims::fused_gate_up},
-    {"embedding_scale", &ModelDims::embedding_scale},
-    {"logit_softcap", &ModelDims::logit_softcap},
-    {"branch_scale", &ModelDims::branch_scale},
-    {"logit_scale", &ModelDims::logit_scale},
-    {"head_bias", &ModelDims::head_bias},
-    {"head_first", &ModelDims::head_first},
-    {"drops_attention_alone", &ModelDims::drops_attention_alone},
-    {"buffered_bias", &ModelDims::buffered_bias},
-    {"wide_loss", &ModelDims::wide_loss},
-    {"plain_first", &ModelDims::plain_first},
-    {"sinks", &ModelDims::sinks},
-    {"bidirectional", &ModelDims::bidirectional},
-    {"dropout", &ModelDims::dropout},
-    {"output_scale", &ModelDims::output_scale},
-    {"drops_mlp_alone", &ModelDims::drops_mlp_alone},
-    {"embedding_dropout", &ModelDims::embedding_dropout},
-    {"attention_dropout", &ModelDims::attention_dropout},
+constexpr std::pair<std::string_view, bool ModelDims::*> kSwitches[] = {{"fused_qkv", &ModelDims::fused_qkv},
+    {"regroups_heads", &ModelDims::regroups_heads}, {"qkv_bias", &ModelDims::qkv_bias},
+    {"output_bias", &ModelDims::output_bias}, {"mlp_bias", &ModelDims::mlp_bias},
+    {"embedding_norm", &ModelDims::embedding_norm}, {"conv1d", &ModelDims::conv1d},
+    {"fused_gate_up", &ModelDims::fused_gate_up}, {"embedding_scale", &ModelDims::embedding_scale},
+    {"logit_softcap", &ModelDims::logit_softcap}, {"branch_scale", &ModelDims::branch_scale},
+    {"logit_scale", &ModelDims::logit_scale}, {"head_bias", &ModelDims::head_bias},
+    {"head_first", &ModelDims::head_first}, {"drops_attention_alone", &ModelDims::drops_attention_alone},
+    {"buffered_bias", &ModelDims::buffered_bias}, {"wide_loss", &ModelDims::wide_loss},
+    {"plain_first", &ModelDims::plain_first}, {"sinks", &ModelDims::sinks},
+    {"bidirectional", &ModelDims::bidirectional}, {"dropout", &ModelDims::dropout},
+    {"output_scale", &ModelDims::output_scale}, {"drops_mlp_alone", &ModelDims::drops_mlp_alone},
+    {"embedding_dropout", &ModelDims::embedding_dropout}, {"attention_dropout", &ModelDims::attention_dropout},
     {"ffn_dropout", &ModelDims::ffn_dropout}};
 
-constexpr std::pair<std::string_view, bool Experts::*> kSwitchesOfExperts[] = {
-    {"shared_gate", &Experts::shared_gate},    {"sigmoid", &Experts::sigmoid},
-    {"normalized", &Experts::normalized},      {"scaled", &Experts::scaled},
-    {"corrected", &Experts::corrected},        {"bias", &Experts::bias},
-    {"fused_gate_up", &Experts::fused_gate_up}};
+constexpr std::pair<std::string_view, bool Experts::*> kSwitchesOfExperts[] = {{"shared_gate", &Experts::shared_gate},
+    {"sigmoid", &Experts::sigmoid}, {"normalized", &Experts::normalized}, {"scaled", &Experts::scaled},
+    {"corrected", &Experts::corrected}, {"bias", &Experts::bias}, {"fused_gate_up", &Experts::fused_gate_up}};
 
 constexpr std::pair<std::string_view, bool BlockParts::*> kSwitchesOfParts[] = {
-    {"gate_of_heads", &BlockParts::gate_of_heads},   {"gate_beside_queries", &BlockParts::gate_beside_queries},
+    {"gate_of_heads", &BlockParts::gate_of_heads}, {"gate_beside_queries", &BlockParts::gate_beside_queries},
     {"attention_norm", &BlockParts::attention_norm}, {"ffn_norm", &BlockParts::ffn_norm},
-    {"mixture_norm", &BlockParts::mixture_norm},     {"experts_beside", &BlockParts::experts_beside},
-    {"value_norm", &BlockParts::value_norm},         {"layer_scale", &BlockParts::layer_scale},
-    {"plain_head", &BlockParts::plain_head},         {"transforms", &BlockParts::transforms},
-    {"every_bias", &BlockParts::every_bias},         {"fixed_positions", &BlockParts::fixed_positions}};
+    {"mixture_norm", &BlockParts::mixture_norm}, {"experts_beside", &BlockParts::experts_beside},
+    {"value_norm", &BlockParts::value_norm}, {"layer_scale", &BlockParts::layer_scale},
+    {"plain_head", &BlockParts::plain_head}, {"transforms", &BlockParts::transforms},
+    {"every_bias", &BlockParts::every_bias}, {"fixed_positions", &BlockParts::fixed_positions}};
 
 // Words of enumerations, in their order.
 constexpr std::string_view kActivations[] = {"swiglu", "geglu", "gelu", "relu", "relu2", "xielu", "reglu2"};
 constexpr std::string_view kPositions[] = {"rotary", "learned", "alibi", "none", "sinusoidal"};
-constexpr std::string_view kResiduals[] = {"pre_norm",  "sandwich", "post_branch",
-                                           "post_norm", "parallel", "parallel_of_one_norm"};
+constexpr std::string_view kResiduals[] = {
+    "pre_norm", "sandwich", "post_branch", "post_norm", "parallel", "parallel_of_one_norm"};
 constexpr std::string_view kProjections[] = {"by_head", "by_use", "apart", "low_rank"};
 constexpr std::string_view kNorms[] = {"rms", "layer", "layer_without_bias", "layer_unweighted", "rms_unweighted"};
 constexpr std::string_view kGates[] = {"none", "sigmoid", "softplus"};
@@ -88,38 +73,24 @@ void set_switch(Part& part, const Switches& switches, std::string_view word) {
 // "naming=gemma2", "moe.normalized", "fused_qkv".
 void apply(std::string_view value, ModelDims& dims) {
   const std::string_view key = cut(value, "=");
-  if (key == "naming")
-    dims.naming = naming_of(value);
-  else if (key == "positions")
-    set_kind(dims.positions, kPositions, value);
-  else if (key == "position_buckets")
-    dims.position_buckets = std::stoll(std::string(value));
-  else if (key == "activation")
-    set_kind(dims.activation, kActivations, value);
-  else if (key == "exact_gelu")
-    dims.numerics.gelu_tanh = false;
-  else if (key == "residual")
-    set_kind(dims.residual, kResiduals, value);
-  else if (key == "delta.projections")
-    set_kind(dims.delta.projections, kProjections, value);
-  else if (key == "delta.pre_norm")
-    dims.delta.pre_norm = true;
-  else if (key == "biases")
-    add_biases(dims);
-  else if (key == "norm")
-    set_kind(dims.norm, kNorms, value);
-  else if (key == "head_norm")
-    set_kind(dims.head_norm, kNorms, value);
-  else if (key == "qk_norm")
-    set_kind(dims.qk_norm, kHeadNorms, value);
-  else if (key == "parts.gate")
-    set_kind(dims.parts.gate, kGates, value);
+  if (key == "naming") dims.naming = naming_of(value);
+  else if (key == "positions") set_kind(dims.positions, kPositions, value);
+  else if (key == "position_buckets") dims.position_buckets = std::stoll(std::string(value));
+  else if (key == "activation") set_kind(dims.activation, kActivations, value);
+  else if (key == "exact_gelu") dims.numerics.gelu_tanh = false;
+  else if (key == "residual") set_kind(dims.residual, kResiduals, value);
+  else if (key == "delta.projections") set_kind(dims.delta.projections, kProjections, value);
+  else if (key == "delta.pre_norm") dims.delta.pre_norm = true;
+  else if (key == "biases") add_biases(dims);
+  else if (key == "norm") set_kind(dims.norm, kNorms, value);
+  else if (key == "head_norm") set_kind(dims.head_norm, kNorms, value);
+  else if (key == "qk_norm") set_kind(dims.qk_norm, kHeadNorms, value);
+  else if (key == "parts.gate") set_kind(dims.parts.gate, kGates, value);
   else if (constexpr std::string_view kParts = "parts."; key.starts_with(kParts))
     set_switch(dims.parts, kSwitchesOfParts, key.substr(kParts.size()));
   else if (constexpr std::string_view kMoe = "moe."; key.starts_with(kMoe))
     set_switch(dims.moe, kSwitchesOfExperts, key.substr(kMoe.size()));
-  else
-    set_switch(dims, kSwitches, key);
+  else set_switch(dims, kSwitches, key);
 }
 
 const std::vector<ModelDims>& families() {

@@ -10,14 +10,12 @@
 
 namespace foreshard {
 
-// Decoders, mixtures of experts and encoders: "llama", "qwen3", "gemma3", "gpt2", "mixtral",
-// "bert".
+// Decoders, mixtures of experts and encoders: "llama", "qwen3", "gemma3", "gpt2", "mixtral", "bert".
 std::span<const std::string_view> family_names();
 
-// Naming, norm, activation, positions and biases of the family; no sizes, untied. nullopt: no such
-// family. "gpt2" has Hugging Face's [in, out] weights, "gpt3" ordinary ones; "mpt" is the released
-// ALiBi model without biases; "falcon" has one norm per block. A family of experts says how it
-// routes, its number of experts is a size.
+// Naming, norm, activation, positions and biases of the family; no sizes, untied. nullopt: no such family. "gpt2" has
+// Hugging Face's [in, out] weights, "gpt3" ordinary ones; "mpt" is the released ALiBi model without biases; "falcon"
+// has one norm per block. A family of experts says how it routes, its number of experts is a size.
 std::optional<ModelDims> family_dims(std::string_view family);
 
 struct DecoderSizes {

@@ -1,9 +1,7 @@
-// The dimensions that tell one transformer from another, and the one function that turns them into
-// a ModelSpec.
+// The dimensions that tell one transformer from another, and the one function that turns them into a ModelSpec.
 //
-// Every family (Llama, Mixtral, DeepSeek, GPT-2, Falcon, BERT, ...) is a point in this space: there
-// is no builder per family, so a Hugging Face config.json and a line of the zoo end in the same
-// place.
+// Every family (Llama, Mixtral, DeepSeek, GPT-2, Falcon, BERT, ...) is a point in this space: there is no builder per
+// family, so a Hugging Face config.json and a line of the zoo end in the same place.
 #pragma once
 
 #include <cstdint>
@@ -59,10 +57,9 @@ enum class Activation : std::uint8_t {
   kReGlu2   // relu(gate)^2 * up: three matrices (BitNet)
 };
 
-// How positions enter the model. A learned table adds `position_rows` rows of parameters. ALiBi is
-// a bias that the attention kernel computes itself, as flash attention's alibi_slopes do: it costs
-// neither memory nor a kernel. Sinusoids are a table in fp32 that nobody trains: what they are
-// added to becomes fp32.
+// How positions enter the model. A learned table adds `position_rows` rows of parameters. ALiBi is a bias that the
+// attention kernel computes itself, as flash attention's alibi_slopes do: it costs neither memory nor a kernel.
+// Sinusoids are a table in fp32 that nobody trains: what they are added to becomes fp32.
 enum class Positions : std::uint8_t { kRotary, kLearned, kAlibi, kNone, kSinusoidal };
 
 // Whose kernels execute the model: PyTorch's eager modules, or the engine of exec/.
@@ -180,9 +177,8 @@ struct ShortConvolution {
 // each token beside logits that nobody reads (TRL's value head).
 enum class ScoreOf : std::uint8_t { kSequence, kToken, kSpan, kValue };
 
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 section 2.1): queries and keys/values
-// come from low-rank latents; a part of each head is rotated, for keys one part shared by all
-// heads.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 section 2.1): queries and keys/values come from low-rank
+// latents; a part of each head is rotated, for keys one part shared by all heads.
 struct Latent {
   std::int64_t q_rank = 0;   // 0: queries come from the hidden state
   std::int64_t kv_rank = 0;  // 0: the attention is an ordinary one
@@ -198,8 +194,7 @@ struct ModelDims {
   std::string source;  // where the numbers come from
 
   std::int64_t layers = 0;
-  // Blocks of multi-token prediction behind them (num_nextn_predict_layers), each with logits and a
-  // loss of its own.
+  // Blocks of multi-token prediction behind them (num_nextn_predict_layers), each with logits and a loss of its own.
   std::int64_t prediction_layers = 0;
   std::int64_t hidden = 0;
   std::int64_t heads = 0;
@@ -210,8 +205,7 @@ struct ModelDims {
   // Of the table's rows and of what the head reads, where projections stand between them and the
   // blocks (opt-350m); 0: `hidden`, without projections.
   std::int64_t embedding_width = 0;
-  // Of what an encoder's head reads, where it is neither (RemBERT); 0: as wide as a row of the
-  // table.
+  // Of what an encoder's head reads, where it is neither (RemBERT); 0: as wide as a row of the table.
   std::int64_t output_width = 0;
   bool final_norm = true;          // a norm behind the last block
   std::int64_t max_positions = 0;  // longest sequence

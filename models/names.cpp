@@ -44,10 +44,8 @@ Words parts_of(std::string_view text) {
   Words parts(1);
   for (const char c : lower(text)) {
     const bool separates = c == '-' || c == '_' || c == ' ' || c == ':';
-    if (!separates)
-      parts.back() += c;
-    else if (!parts.back().empty())
-      parts.emplace_back();
+    if (!separates) parts.back() += c;
+    else if (!parts.back().empty()) parts.emplace_back();
   }
   if (parts.back().empty()) parts.pop_back();
   return parts;
@@ -144,7 +142,7 @@ std::vector<std::string> zoo_names_with(std::string_view filter) {
   for (const std::string& name : zoo_names()) {
     const Words runs = runs_of(name);
     const auto found = std::search(runs.begin(), runs.end(), wanted.begin(), wanted.end(),
-                                   [](const std::string& run, const std::string& part) { return contains(run, part); });
+        [](const std::string& run, const std::string& part) { return contains(run, part); });
     if (found != runs.end()) result.push_back(name);
   }
   return result;
@@ -175,15 +173,11 @@ std::string unknown_model(std::string_view text) {
   const SimilarNames similar = similar_names(text);
   const Words names = zoo_names();
   const std::string meant = nearest_spelling(without_organisation(text), names);
-  if (similar.names.size() == 1)
-    message += fmt::format("; did you mean {}?", similar.names.front());
+  if (similar.names.size() == 1) message += fmt::format("; did you mean {}?", similar.names.front());
   else if (!similar.names.empty())
     message += fmt::format("; {} comes as {}", similar.family, fmt::join(similar.names, ", "));
-  else if (!meant.empty())
-    message += fmt::format("; did you mean {}?", meant);
-  return message + fmt::format(
-                       "; \"foreshard models{}\" lists {}, a path such as ./config.json "
-                       "names any other",
+  else if (!meant.empty()) message += fmt::format("; did you mean {}?", meant);
+  return message + fmt::format("; \"foreshard models{}\" lists {}, a path such as ./config.json names any other",
                        similar.family.empty() ? "" : " " + similar.family,
                        similar.family.empty() ? "those that are known" : "them");
 }

@@ -1,9 +1,8 @@
 // Names of models as people write them: meta-llama/Llama-3.1-8B-Instruct, llama_3.1_8b.
 //
-// Two names are the same if their runs of letters and of digits are, in any letter case, whatever
-// stands between them. The organisation before the last slash does not count, and of the other
-// words those of models/zoo/names.yaml need not be there: they name another training of the same
-// sizes.
+// Two names are the same if their runs of letters and of digits are, in any letter case, whatever stands between them.
+// The organisation before the last slash does not count, and of the other words those of models/zoo/names.yaml need not
+// be there: they name another training of the same sizes.
 #pragma once
 
 #include <optional>

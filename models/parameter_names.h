@@ -1,9 +1,8 @@
 // What Hugging Face's implementations call the modules that hold a model's parameters.
 //
-// Names of a block's modules are relative to "<blocks>.<number>"; the others are whole. A module
-// that an implementation does not have is named as its siblings would be, or empty. Experts are one
-// tensor per matrix ("mlp.experts.gate_proj", [experts, ffn, hidden]), as the grouped product reads
-// them, instead of a module each.
+// Names of a block's modules are relative to "<blocks>.<number>"; the others are whole. A module that an implementation
+// does not have is named as its siblings would be, or empty. Experts are one tensor per matrix
+// ("mlp.experts.gate_proj", [experts, ffn, hidden]), as the grouped product reads them, instead of a module each.
 #pragma once
 
 #include <string_view>

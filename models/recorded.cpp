@@ -1,6 +1,5 @@
-// The operators of the recorded modules in the order in which they run. `released` says where
-// Python's names end: a function's arguments and locals when it returns, temporaries with the call
-// that they are arguments of.
+// The operators of the recorded modules in the order in which they run. `released` says where Python's names end: a
+// function's arguments and locals when it returns, temporaries with the call that they are arguments of.
 #include "models/recorded.h"
 
 #include <algorithm>
@@ -39,8 +38,8 @@ class Recorder : public LayerWriter {
     Indices statistics;
     if (!rms) statistics.push_back(activation(name + " mean", 1, ElementType::kFp32));
     statistics.push_back(activation(name + " rstd", 1, ElementType::kFp32));
-    Operation& op = operation(std::move(name), OperationKind::kNorm, rms ? Function::kRmsNorm : Function::kLayerNorm,
-                              {input}, {output});
+    Operation& op = operation(
+        std::move(name), OperationKind::kNorm, rms ? Function::kRmsNorm : Function::kLayerNorm, {input}, {output});
     op.saved = {input};
     for (Index t : statistics) {
       op.outputs.push_back(t);
@@ -78,13 +77,13 @@ class Recorder : public LayerWriter {
     // flash: random-number state and an unused tensor; efficient: seed and offset, 8 bytes each
     const Index seed = tensor({.name = "rng_state", .fixed = flash ? 16 : 8, .type = ElementType::kByte});
     const Index unused = tensor({.name = "rng_unused", .fixed = 8, .type = ElementType::kByte});
-    Operation& op = operation("attention", OperationKind::kAttention, Function::kAttention, {q, k, v},
-                              {output, logsumexp, seed, unused});
+    Operation& op = operation(
+        "attention", OperationKind::kAttention, Function::kAttention, {q, k, v}, {output, logsumexp, seed, unused});
     op.saved = {k, q, v, logsumexp, output, seed, unused};
     op.attention = {.heads = settings_.heads,
-                    .kv_heads = settings_.model == "gpt2" ? settings_.heads : settings_.kv_heads,
-                    .head_dim = head_dim,
-                    .causal = true};
+        .kv_heads = settings_.model == "gpt2" ? settings_.heads : settings_.kv_heads,
+        .head_dim = head_dim,
+        .causal = true};
     op.released = {unused, seed, logsumexp};
     op.kept_by_selective = true;
     return output;
@@ -200,12 +199,12 @@ LayerSpec llama_block(const RecordedSettings& s) {
   if (moe) {
     gate = r.parameter("feed_forward.gate.weight", {s.experts, s.dim});
     w = {r.parameter("feed_forward.experts.w1", {s.experts, s.dim, s.ffn}, 1),
-         r.parameter("feed_forward.experts.w2", {s.experts, s.ffn, s.dim}, 1),
-         r.parameter("feed_forward.experts.w3", {s.experts, s.dim, s.ffn}, 1)};
+        r.parameter("feed_forward.experts.w2", {s.experts, s.ffn, s.dim}, 1),
+        r.parameter("feed_forward.experts.w3", {s.experts, s.dim, s.ffn}, 1)};
     r.layer().nested = {"feed_forward.experts"};
   } else {
     w = {r.parameter("feed_forward.w1.weight", {s.ffn, s.dim}), r.parameter("feed_forward.w2.weight", {s.dim, s.ffn}),
-         r.parameter("feed_forward.w3.weight", {s.ffn, s.dim})};
+        r.parameter("feed_forward.w3.weight", {s.ffn, s.dim})};
   }
   const Index n1 = r.norm("attention_norm", 0, norm1);
   const Index plain_q = r.linear("wq", n1, {wq}, s.heads * head_dim, s.dim);
@@ -304,8 +303,8 @@ LayerSpec loss(const RecordedSettings& s) {
       probabilities};
   const Index mean = r.tensor({.name = "loss", .fixed = 1, .type = ElementType::kFp32});
   const Index weight = r.tensor({.name = "total weight", .fixed = 1, .type = ElementType::kFp32});
-  Operation& nll = r.operation("nll_loss", OperationKind::kSoftmaxLoss, Function::kNegativeLogLikelihood,
-                               {probabilities}, {mean, weight});
+  Operation& nll = r.operation(
+      "nll_loss", OperationKind::kSoftmaxLoss, Function::kNegativeLogLikelihood, {probabilities}, {mean, weight});
   nll.saved = {probabilities, weight};
   nll.released = {wide, 0};
   return r.finish(mean);
@@ -367,8 +366,8 @@ void nest(LayerSpec& layer, const std::vector<std::string>& names) {
     for (ParameterSpec& parameter : layer.parameters)
       if (parameter.name.starts_with(names[n] + ".")) parameter.part = part;
     const auto reads = [&](const Operation& operation) {
-      return std::ranges::any_of(operation.parameters,
-                                 [&](std::int16_t p) { return layer.parameters[std::size_t(p)].part == part; });
+      return std::ranges::any_of(
+          operation.parameters, [&](std::int16_t p) { return layer.parameters[std::size_t(p)].part == part; });
     };
     const auto first = std::ranges::find_if(layer.operations, reads);
     const auto last = std::find_if(layer.operations.rbegin(), layer.operations.rend(), reads);

@@ -25,8 +25,8 @@ constexpr std::int64_t kMostImageLayers = 10'000;
   throw Error(ExitCode::kInvalidInput, "model " + dims.name + ": " + what);
 }
 
-void check_size(const VisionDims& dims, std::string_view what, std::int64_t value,
-                std::int64_t largest = kLargestImageSize) {
+void check_size(
+    const VisionDims& dims, std::string_view what, std::int64_t value, std::int64_t largest = kLargestImageSize) {
   if (value >= 1 && value <= largest) return;
   fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected 1 to " + std::to_string(largest));
 }
@@ -122,7 +122,7 @@ ModelSpec build_vit(const VisionDims& dims) {
 
   const std::string prefix = dims.family == "vit_msn" ? "vit" : dims.family;
   LayerWriter norm(dims.family + " norm", LayerRole::kFinalNorm, {.name = "input", .per_token = hidden},
-                   {.positions = tower.positions()});
+      {.positions = tower.positions()});
   const TensorSpec normed{.name = "final_norm", .per_token = hidden};
   model.layer("norm", norm.finish(layer_norm(norm, prefix + ".layernorm", normed, hidden, 0)));
 
@@ -186,13 +186,13 @@ LayerSpec contrastive_loss() {
 }
 
 LayerSpec clip_words(const ModelDims& text) {
-  LayerWriter layer("clip embedding", LayerRole::kEmbedding,
-                    {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64});
+  LayerWriter layer(
+      "clip embedding", LayerRole::kEmbedding, {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64});
   const Index tokens = lookup(layer, "text_model.embeddings.token_embedding", {text.vocabulary, text.hidden},
-                              {.name = "token_embedding", .per_token = text.hidden});
+      {.name = "token_embedding", .per_token = text.hidden});
   layer.last().inputs = {0};
   const Index rows = lookup(layer, "text_model.embeddings.position_embedding", {text.max_positions, text.hidden},
-                            {.name = "position_embedding", .per_position = text.hidden});
+      {.name = "position_embedding", .per_position = text.hidden});
   return layer.finish(add(layer, {.name = "embedding_sum", .per_token = text.hidden}, {tokens, rows}));
 }
 
@@ -207,16 +207,16 @@ ModelSpec build_clip(const VisionDims& dims) {
   LayerWriter norm("vision norm", LayerRole::kInner, whole_sequence(tower), {.positions = 1});
   norm.layer().tower = true;
   const TensorSpec pooled{.name = "pooled", .per_token = tower.hidden};
-  model.layer("vision.norm", norm.finish(layer_norm(norm, "vision_model.post_layernorm", pooled, tower.hidden,
-                                                    class_token(norm, tower))));
-  LayerWriter projection("vision projection", LayerRole::kInner, {.name = "pooled", .per_token = tower.hidden},
-                         {.positions = 1});
-  model.layer("vision.projection", projection.finish(linear(projection, "visual_projection", dims.projection,
-                                                            tower.hidden, Bias::kNone, 0)));
+  model.layer("vision.norm",
+      norm.finish(layer_norm(norm, "vision_model.post_layernorm", pooled, tower.hidden, class_token(norm, tower))));
+  LayerWriter projection(
+      "vision projection", LayerRole::kInner, {.name = "pooled", .per_token = tower.hidden}, {.positions = 1});
+  model.layer("vision.projection",
+      projection.finish(linear(projection, "visual_projection", dims.projection, tower.hidden, Bias::kNone, 0)));
 
   model.layer("embedding", clip_words(text));
   model.layers("layers.", text.layers,
-               encoder_block({"text", text.hidden, text.heads, text.ffn, tower.quick_gelu}, "clip", Mask::kCausal));
+      encoder_block({"text", text.hidden, text.heads, text.ffn, tower.quick_gelu}, "clip", Mask::kCausal));
   LayerWriter last("text norm", LayerRole::kFinalNorm, {.name = "input", .per_token = text.hidden});
   const TensorSpec normed{.name = "final_norm", .per_token = text.hidden};
   const Index all = layer_norm(last, "text_model.final_layer_norm", normed, text.hidden, 0);
@@ -256,7 +256,7 @@ LayerSpec unread_block(const VisionDims& dims, const Place& place) {
 LayerSpec projector(const VisionDims& dims) {
   const std::int64_t hidden = dims.text.hidden;
   LayerWriter layer("projector", LayerRole::kInner, {.name = "features", .per_token = dims.tower.hidden},
-                    domain_of({.of_images = true}, dims.tower.patches()));
+      domain_of({.of_images = true}, dims.tower.patches()));
   const std::string module = "multi_modal_projector.linear_";
   const Index up = linear(layer, module + "1", hidden, dims.tower.hidden, Bias::kAdded, 0);
   const Index gelu = layer.tensor({.name = "gelu", .per_token = hidden});
@@ -319,7 +319,7 @@ ModelSpec build_llava(const VisionDims& dims) {
 ModelSpec build_vision_model(const VisionDims& dims, Stack stack) {
   if (stack == Stack::kNative) {
     throw Error(ExitCode::kMissingCapability,
-                "model " + dims.name + ": the engine runs decoders of words; nearest plan: runtime: fsdp2");
+        "model " + dims.name + ": the engine runs decoders of words; nearest plan: runtime: fsdp2");
   }
   check_tower(dims);
   if (dims.labels > 0) return build_vit(dims);

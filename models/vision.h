@@ -1,11 +1,10 @@
 // Models that read images: classifiers (ViT), pairs of an image's and a text's tower (CLIP), and
 // decoders that read images among words (LLaVA).
 //
-// A tower is Hugging Face's ViTModel or CLIPVisionTransformer: a convolution cuts the image into
-// patches, a class token goes in front, learned positions are added, and pre-norm blocks with
-// biases attend both ways. The convolution is counted as the matrix product patches x (channels *
-// patch^2) x hidden that it is; a workspace of cuDNN's is not counted. Dropout is off, as it is in
-// the published configurations.
+// A tower is Hugging Face's ViTModel or CLIPVisionTransformer: a convolution cuts the image into patches, a class token
+// goes in front, learned positions are added, and pre-norm blocks with biases attend both ways. The convolution is
+// counted as the matrix product patches x (channels * patch^2) x hidden that it is; a workspace of cuDNN's is not
+// counted. Dropout is off, as it is in the published configurations.
 //
 // CLIP's loss compares the samples of a rank's own micro-batch, as CLIPModel does; gathering
 // features over ranks is not modelled, nor is the [samples, samples] matrix of their similarities
@@ -45,8 +44,7 @@ struct TowerDims {
   bool operator==(const TowerDims&) const = default;
 };
 
-// "vit" and classifiers like it: tower and labels; "clip": tower, text and projection; "llava":
-// tower and text.
+// "vit" and classifiers like it: tower and labels; "clip": tower, text and projection; "llava": tower and text.
 struct VisionDims {
   std::string name;
   std::string family;

@@ -1,6 +1,5 @@
-// A strict reader of one small CSV file. A model is found by comparing the first cell of each line,
-// so that loading one parses one line; reading all of them also checks names and counts against
-// each other.
+// A strict reader of one small CSV file. A model is found by comparing the first cell of each line, so that loading one
+// parses one line; reading all of them also checks names and counts against each other.
 #include "models/zoo.h"
 
 #include <algorithm>
@@ -21,9 +20,8 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::string_view, 16> kColumns = {
-    "name",       "family",    "layers", "hidden",     "heads",     "kv_heads", "head_dim", "ffn",
-    "vocabulary", "positions", "traits", "parameters", "published", "count",    "source",   "note"};
+constexpr std::array<std::string_view, 16> kColumns = {"name", "family", "layers", "hidden", "heads", "kv_heads",
+    "head_dim", "ffn", "vocabulary", "positions", "traits", "parameters", "published", "count", "source", "note"};
 
 using Cells = std::array<std::string_view, kColumns.size()>;
 
@@ -42,15 +40,15 @@ void for_each_line(std::string_view text, std::string_view file_name, Visit visi
 }
 
 [[noreturn]] void fail(const Line& line, std::size_t column, const std::string& what, const std::string& expected = "",
-                       const std::string& did_you_mean = "") {
+    const std::string& did_you_mean = "") {
   const char* begin = line.text.data();
   std::string_view rest = line.text;
   for (std::size_t i = 0; i < column; ++i) rest.remove_prefix(std::min(rest.find(','), rest.size() - 1) + 1);
   throw ConfigError({.file = std::string(line.file_name),
-                     .line = line.number,
-                     .column = static_cast<int>(rest.data() - begin) + 1,
-                     .key_path = std::string(kColumns[column])},
-                    what, expected, did_you_mean);
+                        .line = line.number,
+                        .column = static_cast<int>(rest.data() - begin) + 1,
+                        .key_path = std::string(kColumns[column])},
+      what, expected, did_you_mean);
 }
 
 Cells split(const Line& line) {
@@ -87,8 +85,8 @@ std::string nearest(std::string_view word, std::span<const std::string_view> wor
 }
 
 constexpr std::size_t kTraits = 10;
-constexpr std::array<std::string_view, 8> kWords = {"tied",    "bias",      "learned", "two_norms",
-                                                    "dropout", "post_norm", "gated",   "scaled"};
+constexpr std::array<std::string_view, 8> kWords = {
+    "tied", "bias", "learned", "two_norms", "dropout", "post_norm", "gated", "scaled"};
 
 struct Size {
   std::string_view word;
@@ -127,13 +125,13 @@ constexpr std::array<Constant, 3> kConstants = {{
     {"rope_theta", [](double value, Numerics& n) { n.rope_theta = value; }},
     {"norm_epsilon", [](double value, Numerics& n) { n.norm_epsilon = value; }},
     {"rope_llama3",
-     [](double value, Numerics& n) {
-       n.rope_scaling = {.kind = RopeScaling::Kind::kLlama3,
-                         .factor = value,
-                         .low_frequency_factor = 1,
-                         .high_frequency_factor = 4,
-                         .original_positions = 8192};
-     }},
+        [](double value, Numerics& n) {
+          n.rope_scaling = {.kind = RopeScaling::Kind::kLlama3,
+              .factor = value,
+              .low_frequency_factor = 1,
+              .high_frequency_factor = 4,
+              .original_positions = 8192};
+        }},
 }};
 
 [[noreturn]] void fail_trait(const Line& line, std::string_view trait) {
@@ -147,11 +145,9 @@ constexpr std::array<Constant, 3> kConstants = {{
   words.push_back("pattern");
   words.push_back("prediction");
   fail(line, kTraits, "unknown trait \"" + std::string(trait) + "\"",
-       "words of tied, bias, learned, two_norms, dropout, post_norm, gated, scaled and sizes such "
-       "as experts=8, "
-       "separated by "
-       "single spaces",
-       nearest(trait.substr(0, trait.find('=')), words));
+      "words of tied, bias, learned, two_norms, dropout, post_norm, gated, scaled and sizes such as experts=8, "
+      "separated by single spaces",
+      nearest(trait.substr(0, trait.find('=')), words));
 }
 
 void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
@@ -224,7 +220,7 @@ ModelDims parse_dims(const Line& line, const Cells& cells) {
   const std::optional<ModelDims> family = family_dims(cells[1]);
   if (!family) {
     fail(line, 1, "unknown family \"" + std::string(cells[1]) + "\"", "a family of models/families.h",
-         nearest(cells[1], family_names()));
+        nearest(cells[1], family_names()));
   }
   ModelDims dims = *family;
   dims.name = cells[0];
@@ -248,8 +244,8 @@ ModelDims parse_dims(const Line& line, const Cells& cells) {
 ZooEntry parse_entry(const Line& line) {
   const Cells cells = split(line);
   ZooEntry entry = {.dims = parse_dims(line, cells),
-                    .parameters = number(line, cells[11], 11),
-                    .published = number(line, cells[12], 12)};
+      .parameters = number(line, cells[11], 11),
+      .published = number(line, cells[12], 12)};
   if (cells[13] != "exact" && cells[13] != "rounded")
     fail(line, 13, "unknown count \"" + std::string(cells[13]) + "\"", "exact or rounded");
   entry.exact = cells[13] == "exact";
@@ -336,11 +332,11 @@ std::int64_t size(const ConfigNode& node, std::string_view key) {
 TowerDims read_tower(const ConfigNode& node) {
   node.allow_only({"image", "patch", "layers", "hidden", "heads", "ffn"});
   return TowerDims{.image = size(node, "image"),
-                   .patch = size(node, "patch"),
-                   .layers = size(node, "layers"),
-                   .hidden = size(node, "hidden"),
-                   .heads = size(node, "heads"),
-                   .ffn = size(node, "ffn")};
+      .patch = size(node, "patch"),
+      .layers = size(node, "layers"),
+      .hidden = size(node, "hidden"),
+      .heads = size(node, "heads"),
+      .ffn = size(node, "ffn")};
 }
 
 ModelDims read_text(const ConfigNode& node) {
@@ -360,7 +356,7 @@ ModelDims read_text(const ConfigNode& node) {
 VisionEntry read_entry(const ConfigNode& node) {
   static constexpr std::array<std::string_view, 3> kFamilies = {"vit", "clip", "llava"};
   node.allow_only({"name", "family", "tower", "text", "labels", "projection", "parameters", "published", "count",
-                   "source", "note"});
+      "source", "note"});
   VisionEntry entry;
   VisionDims& dims = entry.dims;
   dims.name = node.at("name").as_string();
@@ -368,10 +364,8 @@ VisionEntry read_entry(const ConfigNode& node) {
   dims.source = node.at("source").as_string();
   dims.tower = read_tower(node.at("tower"));
   dims.tower.quick_gelu = dims.family != "vit";
-  if (dims.family == "vit")
-    dims.labels = size(node, "labels");
-  else
-    dims.text = read_text(node.at("text"));
+  if (dims.family == "vit") dims.labels = size(node, "labels");
+  else dims.text = read_text(node.at("text"));
   if (dims.family == "clip") dims.projection = size(node, "projection");
   entry.parameters = node.at("parameters").as_int(1);
   entry.published = node.at("published").as_int(1);

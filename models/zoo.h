@@ -3,16 +3,14 @@
 // Columns: the sizes of ModelDims; `traits`, words of tied, bias, learned, two_norms, dropout,
 // sizes as experts=8 (of experts, top_k, expert_ffn, shared_ffn, first_dense, q_rank, kv_rank,
 // nope, rope, value, rotary_dim, token_types, position_rows, mixer_heads,
-// mixer_head_dim, state, groups, chunk, expert_latent; pattern=MEM*E and prediction=*E: ModelDims;
-// attends_every=4: the other layers by the delta rule, of mixer_heads to chunk; switches of
-// families.txt; unrotated_every=4: every fourth layer has no positions) and constants of the
-// arithmetic as its config.json has them (rope_theta, norm_epsilon; rope_llama3=8: rope_scaling of
-// rope_type llama3 and factor 8 with low_freq_factor 1, high_freq_factor 4 and
-// original_max_position_embeddings 8192, which are those of every Llama), separated by single
-// spaces; without a constant: that of Numerics; `parameters`, which the builder must reproduce;
-// `published`, the integer its authors print, equal to `parameters` where `count` is exact and a
-// rounded figure where it is rounded; `source`; `note`. Cells hold no comma and no quote.
-// Constants: config.json at Hugging Face, as tests/interop/configs and Lightning-AI/litgpt
+// mixer_head_dim, state, groups, chunk, expert_latent; pattern=MEM*E and prediction=*E: ModelDims; attends_every=4: the
+// other layers by the delta rule, of mixer_heads to chunk; switches of families.txt; unrotated_every=4: every fourth
+// layer has no positions) and constants of the arithmetic as its config.json has them (rope_theta, norm_epsilon;
+// rope_llama3=8: rope_scaling of rope_type llama3 and factor 8 with low_freq_factor 1, high_freq_factor 4 and
+// original_max_position_embeddings 8192, which are those of every Llama), separated by single spaces; without a
+// constant: that of Numerics; `parameters`, which the builder must reproduce; `published`, the integer its authors
+// print, equal to `parameters` where `count` is exact and a rounded figure where it is rounded; `source`; `note`. Cells
+// hold no comma and no quote. Constants: config.json at Hugging Face, as tests/interop/configs and Lightning-AI/litgpt
 // litgpt/config.py repeat them.
 #pragma once
 

@@ -44,9 +44,7 @@ double parse_amount(const std::string& flag, const std::string& text, const char
   const double value = number * scale;
   if (!(value > 0) || !std::isfinite(value) || value > 1e18) {
     refuse(flag, text,
-           fmt::format("is no amount above zero; expected a number, perhaps with k, M, B or T, such "
-                       "as {}",
-                       example));
+        fmt::format("is no amount above zero; expected a number, perhaps with k, M, B or T, such as {}", example));
   }
   return value;
 }

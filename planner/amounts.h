@@ -10,8 +10,7 @@ namespace foreshard {
 // A number above zero, with k, M, B (or G) or T for thousands, millions, billions, trillions; 1e12
 // too. `flag` and `example` are for the Error(kUsage) of everything else.
 double parse_amount(const std::string& flag, const std::string& text, const char* example);
-// A time above zero with its unit (s, min, h, d, w), in s. `example` is what a number without one
-// is answered with.
+// A time above zero with its unit (s, min, h, d, w), in s. `example` is what a number without one is answered with.
 double parse_duration(const std::string& flag, const std::string& text, const char* example);
 // The same, where a number without a unit can only mean days.
 double parse_days(const std::string& flag, const std::string& text);

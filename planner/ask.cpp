@@ -73,39 +73,36 @@ class Asker {
       said.codes = 0;
       said.code = reach_of_code(job_.open.codes.front().name);
       add({"training code", "which training code runs the job", "foreshard predict ... --set stack=NAME", 1,
-           said.half_width(), Bytes()});
+          said.half_width(), Bytes()});
       for (const MemoryAlternative& each : alternatives_) {
         add({each.name, each.settles, std::string("foreshard predict ... ") + each.set, 2, all_.half_width,
-             Bytes(all_.memory_above.count() - each.bytes.count())});
+            Bytes(all_.memory_above.count() - each.bytes.count())});
       }
     }
     add({"products", "six large matrix products, as a table gpu,m,n,k,dtype,latency_us", "foreshard calibrate TABLE",
-         10, without([](Factor f) { return f == Factor::kGemm; }), all_.memory_above});
+        10, without([](Factor f) { return f == Factor::kGemm; }), all_.memory_above});
     if (job_.resolved.plan.mesh.world() > 1) {
       add({"links", "nccl-tests at two sizes: all_gather_perf and reduce_scatter_perf -b 8M -e 512M -f 64",
-           "foreshard calibrate LOG", 20, without(is_link), all_.memory_above});
+          "foreshard calibrate LOG", 20, without(is_link), all_.memory_above});
     }
     add({"all kernels", "every kernel of the machine", "foreshard-exec measure, then foreshard calibrate", 30,
-         without([](Factor) { return true; }), all_.memory_above});
+        without([](Factor) { return true; }), all_.memory_above});
     if (all_.levels.code > 0) {
       Levels captured = all_.levels;
       captured.codes = captured.code = 0;
       add({"capture", "what a step of your script asks of the GPU; recorded without one",
-           fmt::format("foreshard-null --rank 0 --world {} --gpu {} --out DIR -- COMMAND, then "
-                       "foreshard predict --capture DIR --cluster {}",
-                       job_.resolved.plan.mesh.world(), job_.cluster.gpu.key, job_.cluster.spec),
-           15, captured.half_width(), Bytes()});
+          fmt::format("foreshard-null --rank 0 --world {} --gpu {} --out DIR -- COMMAND, then "
+                      "foreshard predict --capture DIR --cluster {}",
+              job_.resolved.plan.mesh.world(), job_.cluster.gpu.key, job_.cluster.spec),
+          15, captured.half_width(), Bytes()});
       add({"one run", "one step of the job, or of a smaller one of the same code", "foreshard accuracy ROWS --anchor 1",
-           20, kAnchorLeaves * all_.half_width, Bytes()});
+          20, kAnchorLeaves * all_.half_width, Bytes()});
     }
     if (const double longer = longer_by_limit(); longer > 0) {
-      NextFact limit = {"power limit",
-                        "what nvidia-smi says of a node's GPUs",
-                        "nvidia-smi -q > smi.txt; foreshard import smi.txt --nodes N --out "
-                        "cluster.yaml, then foreshard predict ... --cluster cluster.yaml",
-                        1,
-                        all_.half_width,
-                        all_.memory_above};
+      NextFact limit = {"power limit", "what nvidia-smi says of a node's GPUs",
+          "nvidia-smi -q > smi.txt; foreshard import smi.txt --nodes N --out "
+          "cluster.yaml, then foreshard predict ... --cluster cluster.yaml",
+          1, all_.half_width, all_.memory_above};
       limit.moves = longer;
       add(std::move(limit));
     }
@@ -165,19 +162,18 @@ double Levels::half_width() const {
 Questions questions(const Job& job) { return Asker(job).ask(); }
 
 std::string questions_text(const Questions& q) {
-  std::string text =
-      fmt::format("a step of {} +-{}; memory of {}, up to {} more where the code keeps it\n", seconds_text(q.step_s),
-                  percent_text(q.half_width), format_bytes(q.memory), format_bytes(q.memory_above));
+  std::string text = fmt::format("a step of {} +-{}; memory of {}, up to {} more where the code keeps it\n",
+      seconds_text(q.step_s), percent_text(q.half_width), format_bytes(q.memory), format_bytes(q.memory_above));
   for (const NextFact& fact : q.facts) {
     text += fmt::format("  {}: {}\n", fact.name, fact.ask);
     if (fact.moves > 0) {
       text += fmt::format("    the step would be {} longer at {} of the maker's limit; {:g} min: {}\n",
-                          percent_text(fact.moves), percent_text(kLowLimit), fact.minutes, fact.command);
+          percent_text(fact.moves), percent_text(kLowLimit), fact.minutes, fact.command);
       continue;
     }
     text += fmt::format("    narrows the step from +-{} to +-{}, memory from {} above to {}; {:g} min: {}\n",
-                        percent_text(q.half_width), percent_text(fact.half_width), format_bytes(q.memory_above),
-                        format_bytes(fact.memory_above), fact.minutes, fact.command);
+        percent_text(q.half_width), percent_text(fact.half_width), format_bytes(q.memory_above),
+        format_bytes(fact.memory_above), fact.minutes, fact.command);
   }
   if (q.facts.empty()) text += "  nothing that is asked for would narrow it\n";
   return text;
@@ -187,22 +183,14 @@ Json to_json(const Questions& q) {
   Json machine = Json::object();
   for (const auto& [name, share] : q.levels.machine) machine[name] = share;
   Json facts = json_list(q.facts, [&](const NextFact& fact) -> Json {
-    return {{"name", fact.name},
-            {"ask", fact.ask},
-            {"command", fact.command},
-            {"minutes", fact.minutes},
-            {"half_width", fact.half_width},
-            {"memory_above_bytes", fact.memory_above.count()},
-            {"per_minute", fact.per_minute},
-            {"moves", fact.moves}};
+    return {{"name", fact.name}, {"ask", fact.ask}, {"command", fact.command}, {"minutes", fact.minutes},
+        {"half_width", fact.half_width}, {"memory_above_bytes", fact.memory_above.count()},
+        {"per_minute", fact.per_minute}, {"moves", fact.moves}};
   });
-  return {
-      {"step_s", q.step_s},
-      {"half_width", q.half_width},
-      {"memory_bytes", q.memory.count()},
+  return {{"step_s", q.step_s}, {"half_width", q.half_width}, {"memory_bytes", q.memory.count()},
       {"memory_above_bytes", q.memory_above.count()},
       {"levels",
-       {{"machine", std::move(machine)}, {"codes", q.levels.codes}, {"code", q.levels.code}, {"run", q.levels.run}}},
+          {{"machine", std::move(machine)}, {"codes", q.levels.codes}, {"code", q.levels.code}, {"run", q.levels.run}}},
       {"facts", std::move(facts)}};
 }
 

@@ -1,10 +1,9 @@
 // Which fact about a job narrows its forecast most per minute of the user's time.
 //
-// A step's interval is the root of the sum of squares of its levels (DESIGN section 12): each
-// latent factor of the machine, the codes that may run the job, what a code does that its
-// description leaves open, and the run. A fact takes away what it settles. Memory's upper end is
-// the forecast with all that a code may keep besides. What is taken from the catalogue and may be
-// otherwise (the power limit) narrows nothing, but moves the forecast: asked last.
+// A step's interval is the root of the sum of squares of its levels (DESIGN section 12): each latent factor of the
+// machine, the codes that may run the job, what a code does that its description leaves open, and the run. A fact takes
+// away what it settles. Memory's upper end is the forecast with all that a code may keep besides. What is taken from
+// the catalogue and may be otherwise (the power limit) narrows nothing, but moves the forecast: asked last.
 #pragma once
 
 #include <string>

@@ -1,7 +1,6 @@
-// Values are divisors: of a domain of NVLink for tp, of the ranks for cp, of the experts for ep,
-// and powers of two for pp and for the stages of its ranks. What of the mesh they do not go with is
-// asked of the plan check before a job is made, for most combinations are none; what of the other
-// keys, which may follow from the axes, is asked of the job.
+// Values are divisors: of a domain of NVLink for tp, of the ranks for cp, of the experts for ep, and powers of two for
+// pp and for the stages of its ranks. What of the mesh they do not go with is asked of the plan check before a job is
+// made, for most combinations are none; what of the other keys, which may follow from the axes, is asked of the job.
 #include "planner/axes_variants.h"
 
 #include <fmt/format.h>
@@ -177,11 +176,10 @@ class AxesAround {
     if (is_free_pp && (bubble_of(plan) > kMostBubble || !has_room_for_gradients(plan))) return false;
     const auto problem = find_problem(plan, job_.model, job_.cluster);
     return !problem || !(problem->key.starts_with("mesh.") || problem->key.starts_with("pipeline.") ||
-                         problem->key == "batch.sequence" || problem->key == "batch.accumulation");
+                           problem->key == "batch.sequence" || problem->key == "batch.accumulation");
   }
 
-  // At its least: a micro-batch in all stages before the last rank's, of the smallest
-  // micro-batches.
+  // At its least: a micro-batch in all stages before the last rank's, of the smallest micro-batches.
   static double bubble_of(const Plan& plan) {
     return as_double(plan.mesh.pp - 1) / as_double(plan.pipeline.stages_per_rank * plan.batch.accumulation);
   }

@@ -24,11 +24,10 @@ struct VariedKeys {
 };
 VariedKeys split_axes(const std::vector<std::string>& vary);
 
-// The job with every other combination of values of `keys` (of axis_keys(); what the command line
-// sets stays) that its runtime, model and cluster allow and over whose ranks `global_batch`
-// sequences divide, simplest first. Groups of tp stay inside a node or a domain of NVLink; the
-// ranks of a group of cp keep some positions each; a pipeline has a short bubble. Empty: none, or
-// no rank has room for its part of the parameters and their optimizer state.
+// The job with every other combination of values of `keys` (of axis_keys(); what the command line sets stays) that its
+// runtime, model and cluster allow and over whose ranks `global_batch` sequences divide, simplest first. Groups of tp
+// stay inside a node or a domain of NVLink; the ranks of a group of cp keep some positions each; a pipeline has a short
+// bubble. Empty: none, or no rank has room for its part of the parameters and their optimizer state.
 std::vector<Job> jobs_over_axes(const Job& job, const std::vector<std::string>& keys, std::int64_t global_batch);
 
 }

@@ -70,7 +70,7 @@ MemoryKnob shrink_micro_batch(const Job& job) {
   for (std::int64_t size = batch.micro_batch / 2; size >= 1; --size) {
     if (batch.micro_batch % size != 0) continue;
     knob.values.push_back({fmt::format("batch.micro_batch={}", size),
-                           fmt::format("batch.accumulation={}", batch.accumulation * (batch.micro_batch / size))});
+        fmt::format("batch.accumulation={}", batch.accumulation * (batch.micro_batch / size))});
   }
   return knob;
 }
@@ -112,8 +112,7 @@ MemoryKnob reduce_in_bf16(const Job& job) {
   return knob;
 }
 
-// Inside a node's fast links; the ranks that share a sequence make its micro-batches one after the
-// other.
+// Inside a node's fast links; the ranks that share a sequence make its micro-batches one after the other.
 MemoryKnob tensor_parallel(const Job& job) {
   const Plan& plan = job.resolved.plan;
   MemoryKnob knob{"mesh.tp", {}, false};
@@ -121,7 +120,7 @@ MemoryKnob tensor_parallel(const Job& job) {
     const std::int64_t more = tp / plan.mesh.tp;
     if (plan.mesh.shard % more != 0) break;
     Assignments value = {fmt::format("mesh.tp={}", tp), fmt::format("mesh.shard={}", plan.mesh.shard / more),
-                         fmt::format("batch.accumulation={}", plan.batch.accumulation * more)};
+        fmt::format("batch.accumulation={}", plan.batch.accumulation * more)};
     if (changed_job(job, value)) knob.values.push_back(std::move(value));
   }
   return knob;
@@ -186,10 +185,9 @@ std::vector<Assignments> costly_assignments(const Job& job) {
 }
 
 std::vector<MemoryKnob> memory_knobs(const Job& job) {
-  std::vector<MemoryKnob> knobs = {
-      expandable_segments(job), chunked_loss(job),   shard_experts(job),  reshard_always(job), shard_further(job),
-      shrink_micro_batch(job),  recompute_more(job), compile_blocks(job), smaller_states(job), offload(job),
-      reduce_in_bf16(job),      tensor_parallel(job)};
+  std::vector<MemoryKnob> knobs = {expandable_segments(job), chunked_loss(job), shard_experts(job), reshard_always(job),
+      shard_further(job), shrink_micro_batch(job), recompute_more(job), compile_blocks(job), smaller_states(job),
+      offload(job), reduce_in_bf16(job), tensor_parallel(job)};
   std::erase_if(knobs, [](const MemoryKnob& knob) { return knob.values.empty(); });
   return knobs;
 }

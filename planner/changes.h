@@ -1,5 +1,4 @@
-// Changes of a job's plan that its user could make: which there are, what they cost, and the job
-// that each makes.
+// Changes of a job's plan that its user could make: which there are, what they cost, and the job that each makes.
 #pragma once
 
 #include <optional>

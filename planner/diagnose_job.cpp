@@ -1,7 +1,6 @@
-// A cause is a change of the job: factors of its machine (links, clocks, host) times a severity, a
-// key of its plan (attention, norms, dtype, recompute, mesh), or time that the step waits (data,
-// another rank, the allocator) added to the forecast. Severities are evenly spread over what people
-// meet, as logarithms.
+// A cause is a change of the job: factors of its machine (links, clocks, host) times a severity, a key of its plan
+// (attention, norms, dtype, recompute, mesh), or time that the step waits (data, another rank, the allocator) added to
+// the forecast. Severities are evenly spread over what people meet, as logarithms.
 #include "planner/diagnose_job.h"
 
 #include <fmt/format.h>
@@ -140,18 +139,14 @@ struct Key {
   const char* name;
   std::optional<double> Signals::*field;
 };
-constexpr Key kTimes[] = {{"step", &Signals::step},       {"step_time", &Signals::step},
-                          {"compute", &Signals::compute}, {"communication", &Signals::communication},
-                          {"exposed", &Signals::exposed}, {"waiting", &Signals::waiting},
-                          {"idle", &Signals::idle},       {"data", &Signals::data}};
-constexpr Key kBytes[] = {{"memory", &Signals::memory},
-                          {"allocated", &Signals::memory},
-                          {"reserved", &Signals::reserved},
-                          {"in_use", &Signals::in_use}};
+constexpr Key kTimes[] = {{"step", &Signals::step}, {"step_time", &Signals::step}, {"compute", &Signals::compute},
+    {"communication", &Signals::communication}, {"exposed", &Signals::exposed}, {"waiting", &Signals::waiting},
+    {"idle", &Signals::idle}, {"data", &Signals::data}};
+constexpr Key kBytes[] = {{"memory", &Signals::memory}, {"allocated", &Signals::memory},
+    {"reserved", &Signals::reserved}, {"in_use", &Signals::in_use}};
 constexpr const char* kKeys =
-    "step=2.1s, tokens/s=99840, tokens/s/gpu=3120, memory=61GiB, reserved=70GiB, in_use=75GiB, or "
-    "of a trace compute, communication, exposed, waiting, idle, data (each with a unit of time), "
-    "retries=4";
+    "step=2.1s, tokens/s=99840, tokens/s/gpu=3120, memory=61GiB, reserved=70GiB, in_use=75GiB, or of a trace compute, "
+    "communication, exposed, waiting, idle, data (each with a unit of time), retries=4";
 
 constexpr double kLeastRate = 1e-9;
 
@@ -258,12 +253,9 @@ Signals read_measured(const std::vector<std::string>& assignments, const Plan& p
         signals.*size->field = as_double(parse_bytes(text).count());
       else if (key == "tokens/s/gpu" || key == "tps")
         signals.step = tokens / as_double(plan.mesh.world()) / number_of(said, text, kLeastRate);
-      else if (key == "tokens/s")
-        signals.step = tokens / number_of(said, text, kLeastRate);
-      else if (key == "retries")
-        signals.retries = number_of(said, text, 0);
-      else
-        refuse(said, "no such key");
+      else if (key == "tokens/s") signals.step = tokens / number_of(said, text, kLeastRate);
+      else if (key == "retries") signals.retries = number_of(said, text, 0);
+      else refuse(said, "no such key");
     } catch (const std::invalid_argument& error) {
       refuse(said, error.what());
     }
@@ -293,7 +285,7 @@ std::vector<std::string> rate_findings(const Diagnosis& diagnosis, const Plan& p
   return {
       fmt::format("tokens/s counts those of all {} GPUs, tokens/s/gpu those of one: by the "
                   "other the step would take {:.2f} times its forecast",
-                  plan.mesh.world(), as_other)};
+          plan.mesh.world(), as_other)};
 }
 
 bool is_fragmented(const MessageFacts& facts) {
@@ -309,11 +301,8 @@ std::vector<std::string> memory_findings(const Job& job, const Fit& fit, const M
     std::string name;
     double bytes;
   };
-  std::vector<Tensor> tensors = {
-      {"the logits in fp32", 4 * logits},
-      {"the logits in 16 bits", 2 * logits},
-      {"all parameters in fp32", 4 * parameters},
-      {"all parameters in 16 bits", 2 * parameters},
+  std::vector<Tensor> tensors = {{"the logits in fp32", 4 * logits}, {"the logits in 16 bits", 2 * logits},
+      {"all parameters in fp32", 4 * parameters}, {"all parameters in 16 bits", 2 * parameters},
       {"a rank's shard of the parameters in fp32", 4 * parameters / as_double(plan.mesh.shard)}};
   std::vector<std::string> findings;
   if (!fit.fits()) {
@@ -323,22 +312,22 @@ std::vector<std::string> memory_findings(const Job& job, const Fit& fit, const M
   }
   const double capacity = as_double(fit.capacity.count());
   if (facts.capacity > 0 && std::abs(facts.capacity / capacity - 1) > 0.03) {
-    findings.push_back(fmt::format("the GPU that ran out has {:.1f} GiB, the plan's {:.1f} GiB", facts.capacity / kGiB,
-                                   capacity / kGiB));
+    findings.push_back(fmt::format(
+        "the GPU that ran out has {:.1f} GiB, the plan's {:.1f} GiB", facts.capacity / kGiB, capacity / kGiB));
   }
   if (facts.others > 0)
     findings.push_back(fmt::format("other processes hold {:.2f} GiB of the GPU", facts.others / kGiB));
   if (facts.tried > 0) {
     for (const Tensor& tensor : tensors) {
       if (std::abs(facts.tried / tensor.bytes - 1) > 0.03) continue;
-      findings.push_back(fmt::format("what could not be allocated, {:.2f} GiB, is of the size of {}",
-                                     facts.tried / kGiB, tensor.name));
+      findings.push_back(fmt::format(
+          "what could not be allocated, {:.2f} GiB, is of the size of {}", facts.tried / kGiB, tensor.name));
     }
   }
   const auto forecast = as_double(fit.allocated.count());
   if (facts.allocated > 0) {
-    findings.push_back(fmt::format("PyTorch had allocated {:.2f} GiB; the forecast's peak is {:.2f}",
-                                   facts.allocated / kGiB, forecast / kGiB));
+    findings.push_back(fmt::format(
+        "PyTorch had allocated {:.2f} GiB; the forecast's peak is {:.2f}", facts.allocated / kGiB, forecast / kGiB));
   }
   if (is_fragmented(facts))
     findings.push_back(fmt::format("{:.2f} GiB were reserved but unallocated: fragments", facts.unallocated / kGiB));

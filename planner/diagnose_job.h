@@ -55,8 +55,7 @@ Json measured_json(const Signals& signals);
 // The logarithm's standard deviation of what is as forecast, from its 90 % interval.
 double log_sd(const Quantity& forecast, double least);
 
-// A rate that was measured and that nothing explains may be of one GPU where all are meant, or the
-// other way round.
+// A rate that was measured and that nothing explains may be of one GPU where all are meant, or the other way round.
 std::vector<std::string> rate_findings(const Diagnosis& diagnosis, const Plan& plan);
 
 // About the failed allocation, beside the plan's `fit` and the sizes of its tensors.

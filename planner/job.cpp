@@ -31,8 +31,7 @@ namespace {
 // Re-simulations behind the intervals of a report.
 constexpr int kDraws = 64;  // 20 ms for 96 layers
 
-// What a key of the plan names, seen from where it was written: paths in a plan file are relative
-// to that file.
+// What a key of the plan names, seen from where it was written: paths in a plan file are relative to that file.
 std::string as_seen_from_plan(const PlanDocument& document, const char* key, const std::string& text) {
   const auto given = document.given.find(key);
   if (given == document.given.end() || given->second.layer != PlanLayer::kFile) return text;
@@ -40,8 +39,7 @@ std::string as_seen_from_plan(const PlanDocument& document, const char* key, con
   return path.is_absolute() ? text : (std::filesystem::path(document.file).parent_path() / path).string();
 }
 
-// One group of assignments. If it says one side of the mesh, the other side follows, whatever was
-// written before.
+// One group of assignments. If it says one side of the mesh, the other side follows, whatever was written before.
 PlanDocument apply(PlanDocument document, const std::vector<std::string>& assignments) {
   static constexpr const char* kSides[] = {"mesh.shard", "mesh.replicate"};
   GivenKeys before;
@@ -125,10 +123,10 @@ LocalProfile local_profile(const JobOptions& options, Job& job) {
   }
   if (options.profile_need == ProfileNeed::kOptional) return nominal_local_profile(this_machine());
   throw Error(ExitCode::kMissingCapability,
-              "cluster 'local': there is no measured profile of this machine; make one with\n"
-              "  foreshard-exec measure --out raw.json\n"
-              "  foreshard calibrate raw.json\n"
-              "or name one with --profile FILE");
+      "cluster 'local': there is no measured profile of this machine; make one with\n"
+      "  foreshard-exec measure --out raw.json\n"
+      "  foreshard calibrate raw.json\n"
+      "or name one with --profile FILE");
 }
 
 void load_local(const JobOptions& options, Job& job) {
@@ -136,7 +134,7 @@ void load_local(const JobOptions& options, Job& job) {
   const std::int64_t ranks = local_ranks(job.document, options);
   if (ranks < 1 || ranks > kMostRanks) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("cluster 'local': {} ranks on one machine; expected 1 to {}", ranks, kMostRanks));
+        fmt::format("cluster 'local': {} ranks on one machine; expected 1 to {}", ranks, kMostRanks));
   }
   const LocalProfile profile = local_profile(options, job);
   LocalMachine machine = local_machine(profile, ranks);
@@ -152,9 +150,9 @@ void load_local(const JobOptions& options, Job& job) {
 void check_profile(const JobOptions& options, const Job& job) {
   if (options.accept_profile || job.calibration->gpu == job.cluster.gpu.key) return;
   throw Error(ExitCode::kInvalidInput,
-              fmt::format("{}: gpu: the profile is of {}, the cluster's GPU is {}; expected a "
-                          "profile of {}, none for the shipped one, or --accept-profile",
-                          job.profile_file.string(), job.calibration->gpu, job.cluster.gpu.key, job.cluster.gpu.key));
+      fmt::format("{}: gpu: the profile is of {}, the cluster's GPU is {}; expected a "
+                  "profile of {}, none for the shipped one, or --accept-profile",
+          job.profile_file.string(), job.calibration->gpu, job.cluster.gpu.key, job.cluster.gpu.key));
 }
 
 void load_cluster_of(const JobOptions& options, Job& job) {
@@ -263,22 +261,20 @@ StackSet stack_set(const Job& job, const CostModel& costs) {
   if (codes.size() < 2) return set;
   // Not the job itself: who searches may give that away.
   set.case_of = [usual = codes.front().plan.attention, model = job.plain_model,
-                 is_measured = job.calibration.has_value(), costs](const StackAlternative& code) {
+                    is_measured = job.calibration.has_value(), costs](const StackAlternative& code) {
     ModelSpec own = with_variants(model, code.plan);
     // What published steps say of a machine differs by the attention kernel.
     const Cluster& cluster = costs.cluster();
     const bool is_priced_alike = code.plan.attention == usual || is_measured;
     CostModel priced(cluster,
-                     is_priced_alike
-                         ? costs.calibration()
-                         : with_code_term(informed_calibration(own, code.plan, cluster, {}), code.plan, cluster, ""),
-                     cost_choices(code.plan));
+        is_priced_alike ? costs.calibration()
+                        : with_code_term(informed_calibration(own, code.plan, cluster, {}), code.plan, cluster, ""),
+        cost_choices(code.plan));
     return StackCase{code.name, code.weight, std::move(own), code.plan, std::move(priced)};
   };
   for (const StackAlternative& each : codes) set.cases.push_back(set.case_of(each));
-  set.plans_of = [open = job.open, model = job.plain_model, cluster = job.cluster](const Plan& plan) {
-    return open_stacks(open, plan, model, cluster);
-  };
+  set.plans_of = [open = job.open, model = job.plain_model, cluster = job.cluster](
+                     const Plan& plan) { return open_stacks(open, plan, model, cluster); };
   return set;
 }
 
@@ -289,8 +285,8 @@ Report with_words(Report report, const Job& job, const Forecast& forecast) {
   for (const AssumedValue& value : job.resolved.assumed)
     assumed.emplace_back(value.key, fmt::format("{} ({})", value.value, value.why));
   if (job.calibration && !job.cluster.host_computes && job.calibration->gpu != job.cluster.gpu.key) {
-    assumed.emplace_back("profile", fmt::format("{}, measured on {} (--accept-profile)", job.profile_file.string(),
-                                                job.calibration->gpu));
+    assumed.emplace_back("profile",
+        fmt::format("{}, measured on {} (--accept-profile)", job.profile_file.string(), job.calibration->gpu));
   }
   report.assumed.insert(report.assumed.begin(), assumed.begin(), assumed.end());
   const std::vector<std::string> texts = warnings(forecast.plan, job.model, job.cluster);
@@ -317,7 +313,7 @@ Error blamed_on_profile(const NonsenseError& error, const JobOptions& options) {
   if (!options.profile) return error;
   return Error(ExitCode::kInvalidInput, fmt::format("{}: the profile makes {}; expected one that was measured on the "
                                                     "cluster's GPU",
-                                                    *options.profile, error.nonsense()));
+                                            *options.profile, error.nonsense()));
 }
 
 std::string plan_file_text(const Job& job, const Plan& plan, const std::filesystem::path& folder) {
@@ -330,8 +326,8 @@ std::string plan_file_text(const Job& job, const Plan& plan, const std::filesyst
 namespace {
 
 // Codes whose own steps inform the costs (calibration/published/training_steps.csv, column stack).
-constexpr std::array<std::string_view, 5> kInformed = {"composer_2022", "composer_2023_02", "composer_2023_05",
-                                                       "composer_2023_10", "internevo"};
+constexpr std::array<std::string_view, 5> kInformed = {
+    "composer_2022", "composer_2023_02", "composer_2023_05", "composer_2023_10", "internevo"};
 
 // Whether what runs is what was described, or what was fitted.
 bool leaves_nothing_open(const Plan& plan, const Cluster& cluster, std::string_view stack) {

@@ -43,15 +43,13 @@ struct Job {
   std::vector<std::string> warnings;   // of how it was named; report_of has them
 };
 
-// `cluster: local` is this machine: its ranks are mesh.shard x mesh.replicate of the plan (a
-// missing side is 1, or follows from JobOptions::ranks), its costs those of --profile or of the
-// newest profile in the user's data folder; without one, and where none is needed, round figures
-// that are all assumed.
+// `cluster: local` is this machine: its ranks are mesh.shard x mesh.replicate of the plan (a missing side is 1, or
+// follows from JobOptions::ranks), its costs those of --profile or of the newest profile in the user's data folder;
+// without one, and where none is needed, round figures that are all assumed.
 //
 // Throws ConfigError or Error(kInvalidInput) for wrong input (a profile of another GPU is such),
 // Error(kUsage) where model or cluster
-// are not named, Error(kMissingCapability) for `local` without the profile that it needs and for
-// what is not modelled.
+// are not named, Error(kMissingCapability) for `local` without the profile that it needs and for what is not modelled.
 Job load_job(const JobOptions& options);
 
 // The same for a model that has neither name nor file: what `options` name as model is its name.
@@ -60,9 +58,8 @@ Job load_job_of(const JobOptions& options, ModelSpec model);
 // The same for options that name the cluster (and profile) of a job that is loaded already.
 Job load_job_beside(const Job& loaded, const JobOptions& options);
 
-// The nearest job for another runtime ("zero3", "fsdp2@2.11"), which is checked. The same runtime:
-// the job itself. Throws Error(kMissingCapability) where there is none, Error(kUsage) for a text
-// that is no runtime.
+// The nearest job for another runtime ("zero3", "fsdp2@2.11"), which is checked. The same runtime: the job itself.
+// Throws Error(kMissingCapability) where there is none, Error(kUsage) for a text that is no runtime.
 struct TranslatedJob {
   Job job;
   std::vector<LedgerEntry> ledger;
@@ -74,8 +71,7 @@ std::string_view told_stack(const Job& job);
 
 CostModel cost_model(const Job& job);
 
-// The codes that may run the job's plans, priced by `costs` as they are; none where it says its
-// stack.
+// The codes that may run the job's plans, priced by `costs` as they are; none where it says its stack.
 StackSet stack_set(const Job& job, const CostModel& costs);
 
 // summarize() with the job's assumed values and warnings. Throws Error(kInternal) where the report
@@ -108,9 +104,8 @@ ShortSteps short_steps(const Job& job, const Forecast& laid_out, const CostModel
 // `stack`: of the training code, "" where it is not told. `below`: below_half_peak() of the step.
 double code_half_width(const Plan& plan, const Cluster& cluster, std::string_view stack, double below);
 
-// The calibration with that in what no factor explains (FactorKnowledge::code_log_sd), and with
-// what such codes take longer than they are described in every factor of time, where it has these
-// parts.
+// The calibration with that in what no factor explains (FactorKnowledge::code_log_sd), and with what such codes take
+// longer than they are described in every factor of time, where it has these parts.
 Calibration with_code_term(Calibration calibration, const Plan& plan, const Cluster& cluster, std::string_view stack);
 
 }

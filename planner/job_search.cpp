@@ -91,15 +91,14 @@ class Variants {
 
   VariantSearch::Variants calls() {
     VariantSearch::Variants calls = {[this](std::size_t v) -> const SearchSpace& { return all_[v].variant->space; },
-                                     [this](std::size_t v) { return floor(v); },
-                                     [this](std::size_t v, const SearchSpace& space, const SearchOptions& own) {
-                                       SearchResult result = search_of(v, space, own);
-                                       if (result.best) all_[v].seconds = result.best->seconds;
-                                       std::optional<double>& step = step_with(mesh(v));
-                                       if (result.best && (!step || result.best->seconds < *step))
-                                         step = all_[v].seconds;
-                                       return result;
-                                     }};
+        [this](std::size_t v) { return floor(v); },
+        [this](std::size_t v, const SearchSpace& space, const SearchOptions& own) {
+          SearchResult result = search_of(v, space, own);
+          if (result.best) all_[v].seconds = result.best->seconds;
+          std::optional<double>& step = step_with(mesh(v));
+          if (result.best && (!step || result.best->seconds < *step)) step = all_[v].seconds;
+          return result;
+        }};
     if (each_mesh_) calls.own_limit = [this](std::size_t v) { return step_with(mesh(v)).value_or(kAnyStep); };
     return calls;
   }
@@ -158,7 +157,7 @@ class Variants {
 }
 
 JobSearch search_job(const SearchVariants& variants, const SearchOptions& options,
-                     const std::function<SearchMemory(std::size_t)>& memory_after) {
+    const std::function<SearchMemory(std::size_t)>& memory_after) {
   const auto start = std::chrono::steady_clock::now();
   Variants all(options, memory_after, variants.each_mesh);
   std::vector<JobVariant> others, around;
@@ -225,8 +224,8 @@ std::optional<Candidate> best_alone(const SearchVariants& variants, SearchOption
 
 }
 
-std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& request, const SearchResult& found,
-                                           const SearchOptions& search) {
+std::vector<Alternative> find_alternatives(
+    const Job& job, const SpaceRequest& request, const SearchResult& found, const SearchOptions& search) {
   // Less is not worth the change.
   constexpr double kWorthNaming = 0.01;
   std::vector<Alternative> list;
@@ -241,13 +240,13 @@ std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& r
   return list;
 }
 
-std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest& request, const SearchResult& found,
-                                             const SearchOptions& search) {
+std::optional<Alternative> find_without_axes(
+    const Job& job, const SpaceRequest& request, const SearchResult& found, const SearchOptions& search) {
   if (!split_axes(request.vary).axes.empty() || !found.best) return std::nullopt;
   const Mesh& mesh = found.best->plan.mesh;
   std::vector<std::string> without;
   for (const auto& [key, ranks] : {std::pair(kExpertAxis, mesh.ep), std::pair("mesh.etp", mesh.etp),
-                                   std::pair(kContextAxis, mesh.cp), std::pair("mesh.tp", mesh.tp)})
+           std::pair(kContextAxis, mesh.cp), std::pair("mesh.tp", mesh.tp)})
     if (ranks > 1 && !is_fixed(job, key)) without.push_back(fmt::format("{}=1", key));
   auto other = without.empty() ? std::nullopt : changed_job(job, without);
   if (!other) return std::nullopt;

@@ -31,7 +31,7 @@ struct JobSearch {
 // `memory_after`: what an earlier search knows of the places that come after so many of the
 // variants before; may be empty. Throws Error(kInvalidInput) when the global batch fits no mesh.
 JobSearch search_job(const SearchVariants& variants, const SearchOptions& options,
-                     const std::function<SearchMemory(std::size_t)>& memory_after = {});
+    const std::function<SearchMemory(std::size_t)>& memory_after = {});
 
 // search --deep: goes on from what was found, and from the plan as it was written.
 DeepResult search_deep(const JobSearch& found, const SearchOptions& options);
@@ -40,11 +40,11 @@ std::optional<Candidate> search_layers(const JobSearch& found, const SearchOptio
 
 // What could be changed beside the free choices, and what it buys: the best plan with each, where
 // that is faster than the found one or, where none was found, where one holds.
-std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& request, const SearchResult& found,
-                                           const SearchOptions& search);
+std::vector<Alternative> find_alternatives(
+    const Job& job, const SpaceRequest& request, const SearchResult& found, const SearchOptions& search);
 // The best plan without axes inside a step, which ask more of the code, where the found one has
 // them unasked. `request` says the global batch.
-std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest& request, const SearchResult& found,
-                                             const SearchOptions& search);
+std::optional<Alternative> find_without_axes(
+    const Job& job, const SpaceRequest& request, const SearchResult& found, const SearchOptions& search);
 
 }

@@ -19,9 +19,8 @@
 namespace foreshard {
 namespace {
 
-// Beside a plan of one of many jobs: positions that mesh.cp leaves a rank at the least (assumed:
-// from there on activations decide what is recomputed), and domains of NVLink over which experts
-// are spread at the most.
+// Beside a plan of one of many jobs: positions that mesh.cp leaves a rank at the least (assumed: from there on
+// activations decide what is recomputed), and domains of NVLink over which experts are spread at the most.
 constexpr std::int64_t kLongPart = 8192;
 constexpr std::int64_t kDomains = 4;
 
@@ -35,9 +34,9 @@ std::vector<KnobAxis> asked_knobs(const std::vector<std::string>& keys, const Pl
       for (const std::string& more : axis_keys()) known.push_back(more);
       known.emplace_back(kAllAxes);
       const std::string near = nearest_spelling(key, known);
-      throw Error(ExitCode::kUsage,
-                  fmt::format("--vary: {} does not vary; expected {}{}", quote(key), fmt::join(known, ", "),
-                              near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+      throw Error(
+          ExitCode::kUsage, fmt::format("--vary: {} does not vary; expected {}{}", quote(key), fmt::join(known, ", "),
+                                near.empty() ? "" : fmt::format("; did you mean {}?", near)));
     }
     const bool is_there = std::ranges::any_of(axes, [&](const KnobAxis& known) { return known.key == key; });
     if (!is_there) axes.push_back(std::move(*axis));
@@ -62,10 +61,8 @@ std::vector<std::vector<T>> alike(const std::vector<T>& values, const ModelOf& m
   for (const T& value : values) {
     ModelSpec model = model_of(value);
     const auto same = std::ranges::find_if(groups, [&](const auto& group) { return group.first == model; });
-    if (same != groups.end())
-      same->second.push_back(value);
-    else
-      groups.push_back({std::move(model), {value}});
+    if (same != groups.end()) same->second.push_back(value);
+    else groups.push_back({std::move(model), {value}});
   }
   return list_of<std::vector<T>>(groups, [&](auto& group) { return std::move(group.second); });
 }
@@ -75,9 +72,8 @@ void move_into(const std::vector<T>& values, T& value) {
   if (!contains(values, value)) value = values.front();
 }
 
-// A variant for each model, that of the variant's own plan first: transformers' attention by
-// operations copies the heads of several sequences, T5's attends by another kernel where blocks are
-// checkpointed.
+// A variant for each model, that of the variant's own plan first: transformers' attention by operations copies the
+// heads of several sequences, T5's attends by another kernel where blocks are checkpointed.
 void add_by_model(std::vector<JobVariant>& list, JobVariant variant) {
   SearchSpace space;
   try {
@@ -171,8 +167,8 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
     std::vector<JobVariant> mixtures = over_axes({kExpertAxis});
     std::erase_if(mixtures, [&](const JobVariant& variant) { return !is_near(variant); });
     append(variants.list, std::move(mixtures));
-    variants.otherwise = [over_axes, spanned, batch, is_near, mesh, domain,
-                          is_one_of_many = request.is_one_of_many](const JobVariant* best) {
+    variants.otherwise = [over_axes, spanned, batch, is_near, mesh, domain, is_one_of_many = request.is_one_of_many](
+                             const JobVariant* best) {
       if (best == nullptr || !is_one_of_many) {
         std::vector<JobVariant> list = over_axes(inner_axis_keys());
         std::erase_if(list, [&](const JobVariant& variant) {

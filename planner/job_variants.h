@@ -41,11 +41,10 @@ struct SearchVariants {
   bool each_mesh = false;  // none is given up for another's plan: JobSearch::meshes
 };
 
-// The job, its free variants that are possible, and those over the axes that are to vary and over
-// mesh.ep of mixtures inside a domain of NVLink, which takes quarters off their steps. Where the
-// command line says nothing of axes, all that are not set are there `otherwise`; beside the best of
-// one of many jobs mesh.cp alone, and mesh.ep over several domains. Throws Error(kUsage) where a
-// key of `vary` does not vary.
+// The job, its free variants that are possible, and those over the axes that are to vary and over mesh.ep of mixtures
+// inside a domain of NVLink, which takes quarters off their steps. Where the command line says nothing of axes, all
+// that are not set are there `otherwise`; beside the best of one of many jobs mesh.cp alone, and mesh.ep over several
+// domains. Throws Error(kUsage) where a key of `vary` does not vary.
 SearchVariants search_variants(const Job& job, const SpaceRequest& request);
 
 // The job alone: a variant for each model that its plans run, that of its own plan first.

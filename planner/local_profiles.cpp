@@ -59,8 +59,8 @@ std::filesystem::path profile_folder() {
   const std::string home = variable("HOME");
   if (home.empty()) {
     throw Error(ExitCode::kMissingCapability,
-                "there is no folder for profiles: neither XDG_DATA_HOME nor HOME is set; name the "
-                "file with --profile FILE or --out FILE");
+        "there is no folder for profiles: neither XDG_DATA_HOME nor HOME is set; name the "
+        "file with --profile FILE or --out FILE");
   }
   return std::filesystem::path(home) / ".local/share" / own;
 }
@@ -99,15 +99,11 @@ namespace {
 std::string command_for(Factor factor) {
   std::string device = "foreshard-exec measure --device cuda";
   switch (factor) {
-    case Factor::kGemm:
-      return device + ", or a table gpu,m,n,k,dtype,latency_us of six large products";
-    case Factor::kIntraNode:
-      return "all_gather_perf -b 64K -e 4G -f 2 -g 8 (nccl-tests), and reduce_scatter_perf";
+    case Factor::kGemm: return device + ", or a table gpu,m,n,k,dtype,latency_us of six large products";
+    case Factor::kIntraNode: return "all_gather_perf -b 64K -e 4G -f 2 -g 8 (nccl-tests), and reduce_scatter_perf";
     case Factor::kInterNode:
-      return "mpirun -np RANKS -N 8 all_gather_perf -b 64K -e 4G -f 2 -g 1 (nccl-tests), and "
-             "reduce_scatter_perf";
-    default:
-      return device;
+      return "mpirun -np RANKS -N 8 all_gather_perf -b 64K -e 4G -f 2 -g 1 (nccl-tests), and reduce_scatter_perf";
+    default: return device;
   }
 }
 

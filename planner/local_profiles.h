@@ -25,9 +25,8 @@ std::optional<std::filesystem::path> newest_profile();
 // Its name is "this machine" where the system does not tell.
 MeasuredHost this_machine();
 
-// What to measure next on a machine: which of its latent factors leaves the most of a usual job's
-// interval open, and the command that measures it; among them the training code, where a job does
-// not say it.
+// What to measure next on a machine: which of its latent factors leaves the most of a usual job's interval open, and
+// the command that measures it; among them the training code, where a job does not say it.
 
 struct NextMeasurement {
   std::string factor;   // "matrix products", "training code"

@@ -1,7 +1,6 @@
-// What varies is what search varies, offload where the runtime has it, and reshard per unit and
-// recompute per layer. The floor is a search for the least memory. What its plan needs, and what
-// the fastest needs, is bisected: how sure a plan is to fit grows with the memory there is. Between
-// the two the budgets are even.
+// What varies is what search varies, offload where the runtime has it, and reshard per unit and recompute per layer.
+// The floor is a search for the least memory. What its plan needs, and what the fastest needs, is bisected: how sure a
+// plan is to fit grows with the memory there is. Between the two the budgets are even.
 #include "planner/memory_budget.h"
 
 #include <algorithm>

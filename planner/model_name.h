@@ -1,12 +1,10 @@
 // What the text of --model, of a plan's `model` and of `foreshard models` names.
 //
-// In this order: a path (it has a slash and is there, or ends in .json, .yaml or .yml, or begins
-// with ./, ../, / or ~/), which is a file or a folder with a config.json; a name of the zoo, as
-// models/names.h reads it; an id in the machine's cache of the Hugging Face hub; a file or folder
-// of that name in the working directory. So a name of the zoo wins over a file that is called
-// alike. Behind it may stand a head in place of that of words: +scores (of a sequence; +scores3:
-// three), as transformers' AutoModelForSequenceClassification makes it, or +values
-// (ScoreOf::kValue).
+// In this order: a path (it has a slash and is there, or ends in .json, .yaml or .yml, or begins with ./, ../, / or
+// ~/), which is a file or a folder with a config.json; a name of the zoo, as models/names.h reads it; an id in the
+// machine's cache of the Hugging Face hub; a file or folder of that name in the working directory. So a name of the zoo
+// wins over a file that is called alike. Behind it may stand a head in place of that of words: +scores (of a sequence;
+// +scores3: three), as transformers' AutoModelForSequenceClassification makes it, or +values (ScoreOf::kValue).
 #pragma once
 
 #include <filesystem>

@@ -34,16 +34,14 @@ struct JobOptions {
   std::optional<std::string> sequence;
   std::optional<std::string> micro_batch;
   std::optional<std::string> accumulation;
-  // Assignments "key=value" in groups, later ones over earlier ones: --set, then those of a
-  // variant.
+  // Assignments "key=value" in groups, later ones over earlier ones: --set, then those of a variant.
   std::vector<std::vector<std::string>> assignments;
   std::optional<std::string> profile;  // FILE; none: the GPU's shipped one, the newest of `local`
   bool accept_profile = false;         // of another GPU than the cluster's
   ProfileNeed profile_need = ProfileNeed::kRequired;
   // Instead of model and plan: the folder of a captured run (foreshard-null), or of several ranks of it.
   std::vector<std::string> capture;
-  // Ranks of `local` where the plan gives no whole mesh: the launcher's. None: what the mesh says,
-  // or one.
+  // Ranks of `local` where the plan gives no whole mesh: the launcher's. None: what the mesh says, or one.
   std::optional<std::int64_t> ranks;
   // Bytes that a plan may take of each GPU, as if it had no more; 0: all that it has.
   std::int64_t gpu_memory = 0;

@@ -1,7 +1,6 @@
-// A trial is a job with assignments over its own; its memory is asked of what is allocated first,
-// which rules most out, and then of the caching allocator. From the second micro-batch on all are
-// alike: three of them show the peak, but for what a trainer's frame fetches of all before the
-// first, and of a pipeline, whose fullest rank decides.
+// A trial is a job with assignments over its own; its memory is asked of what is allocated first, which rules most out,
+// and then of the caching allocator. From the second micro-batch on all are alike: three of them show the peak, but for
+// what a trainer's frame fetches of all before the first, and of a pipeline, whose fullest rank decides.
 #include "planner/remedy.h"
 
 #include <fmt/format.h>
@@ -83,7 +82,7 @@ class Trials {
     const std::int64_t wanted = set_to(changes, "mesh.replicate", own.replicate);
     const std::int64_t replicate = ranks % wanted == 0 ? wanted : 1;
     return on(bigger, joined(changes, {fmt::format("mesh.shard={}", ranks / replicate),
-                                       fmt::format("mesh.replicate={}", replicate)}));
+                                          fmt::format("mesh.replicate={}", replicate)}));
   }
 
   std::vector<MemoryKnob> knobs() const {
@@ -124,10 +123,8 @@ class Trials {
     for (std::size_t i = changes.size(); best && i-- > 0;) {
       const std::vector<Assignments> before = changes;
       changes.erase(changes.begin() + i);
-      if (auto without = tried())
-        best = std::move(without);
-      else
-        changes = before;
+      if (auto without = tried()) best = std::move(without);
+      else changes = before;
     }
     return best;
   }
@@ -189,8 +186,8 @@ std::optional<Remedy> few_keys(const Trials& trials, const std::vector<MemoryKno
   return remedy ? remedy : two_keys(trials, knobs);
 }
 
-std::optional<Remedy> more_gpus(const Trials& trials, const std::vector<std::vector<Assignments>>& sets,
-                                const Cluster& cluster) {
+std::optional<Remedy> more_gpus(
+    const Trials& trials, const std::vector<std::vector<Assignments>>& sets, const Cluster& cluster) {
   const std::int64_t most = cluster.node.nics > 0 ? kMaxGpus : cluster.node.gpus;
   std::int64_t gpus = cluster.gpus;
   while (gpus <= most / 2) {
@@ -207,8 +204,7 @@ std::optional<Remedy> another_runtime(const Job& job, const Plan& plan, const Me
   const RuntimeKind kind = plan.runtime.kind;
   if (kind != RuntimeKind::kDdp && kind != RuntimeKind::kZero1 && kind != RuntimeKind::kZero2) return std::nullopt;
   const Assignments sharded = {fmt::format("runtime={}", to_string(RuntimeKind::kFsdp2)),
-                               fmt::format("mesh.shard={}", job.cluster.gpus / plan.mesh.sharing()),
-                               "mesh.replicate=1"};
+      fmt::format("mesh.shard={}", job.cluster.gpus / plan.mesh.sharing()), "mesh.replicate=1"};
   const auto other = changed_job(job, sharded);
   if (!other) return std::nullopt;
   const Trials trials(*other, other->resolved.plan, terms);
@@ -244,20 +240,20 @@ std::optional<Remedy> free_remedy(const Job& job, const Plan& plan, const Memory
 
 std::string shortfall_text(const Fit& fit) {
   return fmt::format("does not fit: {} more per GPU than the {} there are", format_bytes(Bytes(-fit.margin().count())),
-                     format_bytes(fit.capacity));
+      format_bytes(fit.capacity));
 }
 
 std::string remedy_text(const RemedySearch& search, const Cluster& cluster) {
   if (!search.found) {
     return fmt::format("no key of the plan ({}) and no number of GPUs makes it fit: shorten batch.sequence",
-                       fmt::join(search.tried, ", "));
+        fmt::join(search.tried, ", "));
   }
   const Remedy& remedy = *search.found;
   std::vector<std::string> changes;
   if (remedy.gpus != cluster.gpus) changes.push_back(format_count(remedy.gpus) + " GPUs");
   for (const std::string& change : remedy.changes) changes.push_back("--set " + change);
   std::string text = fmt::format("it fits with {}: {} to spare, with {}", fmt::join(changes, " "),
-                                 format_bytes(remedy.fit.margin()), chance_text(remedy.fit_probability));
+      format_bytes(remedy.fit.margin()), chance_text(remedy.fit_probability));
   if (remedy.plan.offload != Offload::kNone)
     text += fmt::format("; {} of the host's memory per GPU", format_bytes(remedy.host_peak));
   return text;
@@ -270,13 +266,9 @@ Json remedy_json(const Fit& fit, const RemedySearch& search) {
   json["remedy"] = nullptr;
   if (!search.found) return json;
   const Remedy& remedy = *search.found;
-  json["remedy"] = {{"gpus", remedy.gpus},
-                    {"set", set_json(remedy.changes)},
-                    {"plan", to_json(remedy.plan)},
-                    {"peak_allocated_bytes", remedy.fit.allocated.count()},
-                    {"fit_probability", remedy.fit_probability},
-                    {"margin_bytes", remedy.fit.margin().count()},
-                    {"host_peak_bytes", remedy.host_peak.count()}};
+  json["remedy"] = {{"gpus", remedy.gpus}, {"set", set_json(remedy.changes)}, {"plan", to_json(remedy.plan)},
+      {"peak_allocated_bytes", remedy.fit.allocated.count()}, {"fit_probability", remedy.fit_probability},
+      {"margin_bytes", remedy.fit.margin().count()}, {"host_peak_bytes", remedy.host_peak.count()}};
   return json;
 }
 

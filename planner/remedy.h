@@ -30,9 +30,8 @@ struct RemedySearch {
   std::vector<std::string> tried;  // keys
 };
 
-// Of the job with `plan` in place of its own. First one key (its mildest value that helps), then
-// two, then all that go together without those that are not needed; then more GPUs, with as few of
-// these as they need.
+// Of the job with `plan` in place of its own. First one key (its mildest value that helps), then two, then all that go
+// together without those that are not needed; then more GPUs, with as few of these as they need.
 RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms);
 
 // One key that costs nothing: of a plan that fits, but is not sure to.

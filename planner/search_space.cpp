@@ -29,10 +29,8 @@ SearchSpace space_of(const Job& job) {
   const Plan& base = space.base;
   space.global_batch = global_batch(base);
   if (is_fixed(job, "mesh.shard") || is_fixed(job, "mesh.replicate")) space.shard_groups = {base.mesh.shard};
-  if (is_fixed(job, "reshard_after_forward"))
-    space.reshards = {base.reshard_after_forward.value};
-  else
-    space.base.reshard_after_forward.ranges.clear();
+  if (is_fixed(job, "reshard_after_forward")) space.reshards = {base.reshard_after_forward.value};
+  else space.base.reshard_after_forward.ranges.clear();
   if (is_fixed(job, "recompute")) space.recomputes = {base.recompute};
   if (is_fixed(job, "batch.micro_batch")) {
     space.micro_batches = {base.batch.micro_batch};
@@ -45,7 +43,7 @@ SearchSpace space_of(const Job& job) {
   if (is_forward_fixed || is_backward_fixed) {
     using Depths = std::vector<std::int64_t>;
     for (const std::int64_t forward :
-         is_forward_fixed ? Depths{base.prefetch.forward} : Depths{Prefetch::kImplicit, 1, 2}) {
+        is_forward_fixed ? Depths{base.prefetch.forward} : Depths{Prefetch::kImplicit, 1, 2}) {
       for (const std::int64_t backward : is_backward_fixed ? Depths{base.prefetch.backward} : Depths{1, 2}) {
         space.prefetches.push_back(base.prefetch);
         space.prefetches.back().forward = forward;
@@ -57,9 +55,8 @@ SearchSpace space_of(const Job& job) {
 }
 
 Job without_choices(Job job) {
-  static constexpr std::string_view kChosen[] = {"mesh.shard",        "mesh.replicate",    "reshard_after_forward",
-                                                 "prefetch.forward",  "prefetch.backward", "recompute",
-                                                 "batch.micro_batch", "batch.accumulation"};
+  static constexpr std::string_view kChosen[] = {"mesh.shard", "mesh.replicate", "reshard_after_forward",
+      "prefetch.forward", "prefetch.backward", "recompute", "batch.micro_batch", "batch.accumulation"};
   std::erase_if(job.resolved.assumed, [](const AssumedValue& value) { return contains(kChosen, value.key); });
   return job;
 }

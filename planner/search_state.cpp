@@ -27,7 +27,7 @@ constexpr std::size_t kMaxStateBytes = std::size_t{256} << 20;  // of some 4,000
 
 std::string figures_of(std::size_t number, const JudgedPlan& plan) {
   return fmt::format("{} {} {} {} {}", number, plan.verdict == Verdict::kSimulated ? 0 : 1, plan.step.nanoseconds(),
-                     plan.peak_allocated.count(), plan.outside_allocator.count());
+      plan.peak_allocated.count(), plan.outside_allocator.count());
 }
 
 std::string seal_of(std::string_view figures, std::string_view key) {
@@ -49,12 +49,12 @@ std::int64_t take_number(std::string_view& text) {
 SearchRecord parse_search_state(std::string_view text, const std::string& file, std::string_view key) {
   const std::string_view first = text.substr(0, text.find('\n'));
   if (!first.starts_with(kAnySchema)) {
-    throw ConfigError({file, 1, 1, ""}, "is no state of a search",
-                      fmt::format("a file that --resume wrote, beginning {}", kSchema));
+    throw ConfigError(
+        {file, 1, 1, ""}, "is no state of a search", fmt::format("a file that --resume wrote, beginning {}", kSchema));
   }
   if (!first.starts_with(fmt::format("{} ", kSchema))) {
-    throw ConfigError({file, 1, 1, ""}, "is the state of a search of another version",
-                      fmt::format("{}, or a new file", kSchema));
+    throw ConfigError(
+        {file, 1, 1, ""}, "is the state of a search of another version", fmt::format("{}, or a new file", kSchema));
   }
   if (first != fmt::format("{} {}", kSchema, key))
     throw ConfigError({file, 1, 1, ""}, "is of another search", "the same job, axes and profile, or a new file");
@@ -73,14 +73,14 @@ SearchRecord parse_search_state(std::string_view text, const std::string& file, 
     const std::int64_t step = take_number(rest);
     const std::int64_t peak = take_number(rest);
     const std::int64_t outside = take_number(rest);
-    const JudgedPlan plan{verdict == 0 ? Verdict::kSimulated : Verdict::kDoesNotFit, Time::ns(step), Bytes(peak),
-                          Bytes(outside)};
+    const JudgedPlan plan{
+        verdict == 0 ? Verdict::kSimulated : Verdict::kDoesNotFit, Time::ns(step), Bytes(peak), Bytes(outside)};
     const std::string figures = figures_of(number, plan);
     const bool is_plan =
         std::min({step, peak, outside}) >= 0 && (verdict == 0 || verdict == 1) && content.substr(0, seal) == figures;
     if (!is_plan || seal == std::string_view::npos || content.substr(seal + 1) != seal_of(figures, key)) {
       throw ConfigError({file, line, 1, ""}, is_plan ? "was edited: its hash does not fit" : "is no judged plan",
-                        "a line as --resume wrote it; without it the plan is judged again");
+          "a line as --resume wrote it; without it the plan is judged again");
     }
     record.known.emplace(number, plan);
   }
@@ -92,11 +92,11 @@ std::string search_key(const std::vector<JobVariant>& variants, const MemoryTerm
     const auto& [job, space] = variant;
     const Cluster& c = job.cluster;
     text += fmt::format("{} {} {} {} {} {}\n", job.model.name, job.model.parameters(),
-                        job.model.training_flops_per_sequence(space.base.batch.sequence).count(), c.spec,
-                        terms.max_memory, terms.confidence);
+        job.model.training_flops_per_sequence(space.base.batch.sequence).count(), c.spec, terms.max_memory,
+        terms.confidence);
     text += fmt::format("{} {} {} {} {} {} {} {} {}\n", c.gpu.memory.count(), c.gpu.peak_bf16.value(),
-                        c.gpu.memory_bandwidth.value(), c.node.gpus, c.node.gpu_link.value(), c.node.nics,
-                        c.node.nic_rate.value(), c.network.oversubscription, c.degraded.size());
+        c.gpu.memory_bandwidth.value(), c.node.gpus, c.node.gpu_link.value(), c.node.nics, c.node.nic_rate.value(),
+        c.network.oversubscription, c.degraded.size());
     if (c.routes)
       for (const Wire& wire : c.routes->topology().wires)
         text += fmt::format("{} {} {} {}\n", wire.a, wire.b, wire.rate.value(), wire.latency.nanoseconds());

@@ -1,9 +1,8 @@
 // What a search has judged so far, in a file that grows with every plan: a search that was stopped
 // goes on where it was. A plan has one line, however many passes judge it.
 //
-// The first line names the search by a hash of all its plans and of what prices them, and every
-// other has a hash of itself. A file of another search, or one that was edited, is refused; a last
-// line that was cut off is left out.
+// The first line names the search by a hash of all its plans and of what prices them, and every other has a hash of
+// itself. A file of another search, or one that was edited, is refused; a last line that was cut off is left out.
 #pragma once
 
 #include <cstdio>
@@ -26,8 +25,7 @@ struct SearchRecord {
   std::size_t whole_bytes = 0;  // without a last line that was cut off
 };
 
-// What such a file says. Throws ConfigError, with the line, for what the search of `key` did not
-// write.
+// What such a file says. Throws ConfigError, with the line, for what the search of `key` did not write.
 SearchRecord parse_search_state(std::string_view text, const std::string& file, std::string_view key);
 
 class SearchState {

@@ -32,7 +32,7 @@ std::string NamedMachine::spec(std::int64_t gpus) const {
 }
 
 std::int64_t most_sequences(const std::optional<std::string>& global_batch,
-                            const std::optional<std::string>& batch_tokens, std::int64_t sequence) {
+    const std::optional<std::string>& batch_tokens, std::int64_t sequence) {
   if (global_batch) return read_global_batch(*global_batch);
   const double tokens = batch_tokens ? parse_amount("--batch-tokens", *batch_tokens, "4M") : kDefaultBatchTokens;
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(tokens) / sequence);
@@ -73,10 +73,9 @@ std::int64_t SizedJobs::sequences_of_step(const Job& job, std::int64_t most_sequ
   while (may_share && ranks > 1 && !is_shareable()) --ranks;
   const std::int64_t least = checked_multiply(ranks, at_once);
   if (least > most_sequences) {
-    throw Error(
-        ExitCode::kInfeasible,
+    throw Error(ExitCode::kInfeasible,
         fmt::format("a step of at most {} sequences is less than one for every GPU (--global-batch, --batch-tokens)",
-                    format_count(most_sequences)));
+            format_count(most_sequences)));
   }
   return most_sequences / least * least;
 }
@@ -91,8 +90,8 @@ JobVariants SizedJobs::operator()(const CandidateCluster& candidate, std::int64_
   JobVariants variants{sized_all(searched.list)};
   const auto made = std::make_shared<std::vector<JobVariant>>(searched.list);
   if (searched.otherwise) {
-    variants.otherwise = [sized_all, made, make = searched.otherwise,
-                          count = searched.list.size()](std::optional<std::size_t> best) {
+    variants.otherwise = [sized_all, made, make = searched.otherwise, count = searched.list.size()](
+                             std::optional<std::size_t> best) {
       const std::vector<JobVariant> others = make(best ? &(*made)[*best] : nullptr);
       made->resize(count);
       append(*made, others);
@@ -110,15 +109,15 @@ Price SizedJobs::price_of(const Job& job) const {
   const Cluster& cluster = job.cluster;
   if (const auto found = prices_.find(cluster.gpu.key); found != prices_.end()) return found->second;
   if (!prices_file_.empty()) {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: no price of {}; expected a row {},USD", prices_file_,
-                                                     cluster.gpu.key, cluster.gpu.key));
+    throw Error(ExitCode::kInvalidInput,
+        fmt::format("{}: no price of {}; expected a row {},USD", prices_file_, cluster.gpu.key, cluster.gpu.key));
   }
   Price price = listed_price(cluster);
   if (price.usd_per_hour <= 0) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: no price; expected gpu.price_per_hour in the cluster file, such "
-                            "as 2.95USD/h, or --prices FILE",
-                            cluster.spec));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("{}: no price; expected gpu.price_per_hour in the cluster file, such "
+                                             "as 2.95USD/h, or --prices FILE",
+                                     cluster.spec));
   }
   return price;
 }

@@ -25,7 +25,7 @@ std::optional<NamedMachine> find_machine(const std::string& name);
 // Sequences of a step: --global-batch, or --batch-tokens over `sequence`, or as many as make 4 Mi
 // tokens, which is Llama 2's step (arXiv 2307.09288, section 2.2); at least 1.
 std::int64_t most_sequences(const std::optional<std::string>& global_batch,
-                            const std::optional<std::string>& batch_tokens, std::int64_t sequence);
+    const std::optional<std::string>& batch_tokens, std::int64_t sequence);
 
 // GPUs of a machine that a step of so many sequences can keep busy: one each, or with axes in
 // `vary` one for every node or domain of NVLink.

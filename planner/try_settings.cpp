@@ -50,9 +50,8 @@ std::vector<Setting> settings_of(const Plan& plan) {
   if (plan.accumulation == AccumulationMode::kReduceEach && plan.batch.accumulation > 1)
     settings.push_back({"accumulation", {"accumulation.mode=keep_unsharded"}});
   if (plan.batch.accumulation % 2 == 0) {
-    settings.push_back({"micro-batch",
-                        {fmt::format("batch.micro_batch={}", 2 * plan.batch.micro_batch),
-                         fmt::format("batch.accumulation={}", plan.batch.accumulation / 2)}});
+    settings.push_back({"micro-batch", {fmt::format("batch.micro_batch={}", 2 * plan.batch.micro_batch),
+                                           fmt::format("batch.accumulation={}", plan.batch.accumulation / 2)}});
   }
   const std::int64_t ranks = plan.mesh.data_parallel();  // cp and tp stay as they are
   for (std::int64_t shard = ranks / 2; shard > 1; shard /= 2) {
@@ -126,8 +125,8 @@ TriedSetting as_it_is(const Job& job) {
   return {{}, SettingPrice::kFree, made.seconds(), made.fit, ""};
 }
 
-std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& base,
-                                       const std::function<Job(const JobOptions&)>& load) {
+std::vector<TriedSetting> try_settings(
+    const JobOptions& options, const Job& base, const std::function<Job(const JobOptions&)>& load) {
   // Below a half per cent of the step or the memory it is not worth a setting.
   constexpr double kLeast = 0.005;
   const Made before = make(base);
@@ -156,8 +155,8 @@ std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& bas
     const Made after = make(*job);
     const bool cheap = after.seconds() <= before.seconds() * (1 + kLeast);
     if (fit_probability(after.fit) < odds || !(quicker(after.seconds()) || (cheap && smaller(after.fit)))) continue;
-    TriedSetting tried{setting.changes, setting.price, after.seconds(), after.fit,
-                       what_differs(before.forecast, after.forecast)};
+    TriedSetting tried{
+        setting.changes, setting.price, after.seconds(), after.fit, what_differs(before.forecast, after.forecast)};
     const auto found = best.find(setting.kind);
     if (found == best.end() || better(tried, found->second)) best[setting.kind] = std::move(tried);
   }

@@ -33,11 +33,10 @@ struct TriedSetting {
 // The job without a change.
 TriedSetting as_it_is(const Job& job);
 
-// Those that fit as surely as a choice must (sim/memory/capacity.h) and make the step shorter, what
-// saves most first; behind them those that free memory and cost next to no time, what frees most
-// first. One of each kind of change. Of `base`, whose options are `options`; `load` makes a job of
-// options.
-std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& base,
-                                       const std::function<Job(const JobOptions&)>& load);
+// Those that fit as surely as a choice must (sim/memory/capacity.h) and make the step shorter, what saves most first;
+// behind them those that free memory and cost next to no time, what frees most first. One of each kind of change. Of
+// `base`, whose options are `options`; `load` makes a job of options.
+std::vector<TriedSetting> try_settings(
+    const JobOptions& options, const Job& base, const std::function<Job(const JobOptions&)>& load);
 
 }

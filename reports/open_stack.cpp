@@ -168,19 +168,15 @@ std::string open_stack_text(const OpenStack& open) {
   const auto [least, most] = std::ranges::minmax(open.outcomes, {}, &StackOutcome::seconds);
   auto names = list_of<std::string>(open.outcomes, &StackOutcome::name);
   return fmt::format("training code not told (--set stack=NAME narrows it): {} .. {} over {}{}",
-                     seconds_text(least.seconds), seconds_text(most.seconds), fmt::join(names, ", "),
-                     largest_besides(open));
+      seconds_text(least.seconds), seconds_text(most.seconds), fmt::join(names, ", "), largest_besides(open));
 }
 
 Json open_json(const OpenStack& open) {
   Json list = Json::array();
   if (open.outcomes.empty()) return list;
   Json alternatives = json_list(open.outcomes, [&](const StackOutcome& each) -> Json {
-    return {{"name", each.name},
-            {"weight", each.weight},
-            {"step_s", each.seconds},
-            {"peak_bytes", (each.fit.reserved + each.fit.outside).count()},
-            {"besides", besides_json(each.fit)}};
+    return {{"name", each.name}, {"weight", each.weight}, {"step_s", each.seconds},
+        {"peak_bytes", (each.fit.reserved + each.fit.outside).count()}, {"besides", besides_json(each.fit)}};
   });
   list.push_back(
       {{"key", "stack"}, {"alternatives", std::move(alternatives)}, {"interval_share", open.interval_share}});

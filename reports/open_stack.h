@@ -42,8 +42,7 @@ struct StackSet {
   std::vector<StackCase> of(const Plan& plan) const;
 };
 
-// How sure a plan is to fit, whichever code runs it, for a search that asks it of many plans, from
-// any thread.
+// How sure a plan is to fit, whichever code runs it, for a search that asks it of many plans, from any thread.
 class StackOdds {
  public:
   // `replays`: of the allocator, as FitRule's.
@@ -102,8 +101,7 @@ double fit_probability(const std::vector<StackOutcome>& outcomes);
 // "training code not told (--set stack=NAME narrows it): 950 ms .. 1.07 s over hf_trainer,
 // torchtitan_2025, none, lightning"; "" where it is told.
 std::string open_stack_text(const OpenStack& open);
-// {key, alternatives: [{name, weight, step_s, peak_bytes}], interval_share}; an empty list where it
-// is told.
+// {key, alternatives: [{name, weight, step_s, peak_bytes}], interval_share}; an empty list where it is told.
 Json open_json(const OpenStack& open);
 
 }

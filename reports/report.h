@@ -1,6 +1,5 @@
-// What we say about a step: derived from a graph, a timeline and a memory profile, predicted or
-// measured, by one function. Keys of the JSON form: DESIGN section 11, schema
-// cli/schemas/report.txt.
+// What we say about a step: derived from a graph, a timeline and a memory profile, predicted or measured, by one
+// function. Keys of the JSON form: DESIGN section 11, schema cli/schemas/report.txt.
 #pragma once
 
 #include <optional>
@@ -25,16 +24,14 @@ struct Quantity {
   Evidence evidence = Evidence::kAssumed;
 };
 
-// The 5 % and 95 % quantiles of the draws around `value`, which is always inside; without draws the
-// value alone.
+// The 5 % and 95 % quantiles of the draws around `value`, which is always inside; without draws the value alone.
 Quantity with_interval(double value, std::vector<double> draws, Evidence evidence);
 // A step's seconds with the forecast of every code inside.
 Quantity covering(Quantity seconds, const std::vector<StackOutcome>& outcomes);
 Json to_json(const Quantity& quantity);
 
-// Durations of one timeline. Communication is the union of all [arrive, end] of collectives;
-// exposed is the part of it in which no compute-stream row runs; waiting is the union of [start,
-// arrive].
+// Durations of one timeline. Communication is the union of all [arrive, end] of collectives; exposed is the part of it
+// in which no compute-stream row runs; waiting is the union of [start, arrive].
 struct StepMetrics {
   double seconds = 0;
   double communication = 0;
@@ -114,9 +111,8 @@ double mfu_of(const Forecast& forecast, const Cluster& cluster);
 // Seconds and memory of a forecast; `of`: the case that it is of, nullptr where the stack is said.
 StackOutcome outcome_of(const Forecast& forecast, const Cluster& cluster, const StackCase* of);
 
-// Intervals come from `draws` re-simulations with the latent factors of the machine drawn from
-// their spreads (0: none). `cases`: the codes that may run the job, of which the forecast is the
-// first; none: its stack is said.
+// Intervals come from `draws` re-simulations with the latent factors of the machine drawn from their spreads (0: none).
+// `cases`: the codes that may run the job, of which the forecast is the first; none: its stack is said.
 Report summarize(const Forecast& forecast, const CostModel& costs, int draws, const std::vector<StackCase>& cases = {});
 Json to_json(const Report& report);
 

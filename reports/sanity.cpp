@@ -102,8 +102,8 @@ std::string nonsense_of_figures(const Report& report) {
 std::string beyond_bounds(const Bounded& is) {
   const Bytes states = state_floor(is.plan, is.forecast.model);
   if (is.allocated < states) {
-    return fmt::format("{} of memory, less than the {} of the states between steps", format_bytes(is.allocated),
-                       format_bytes(states));
+    return fmt::format(
+        "{} of memory, less than the {} of the states between steps", format_bytes(is.allocated), format_bytes(states));
   }
   const Cluster& cluster = is.cluster;
   if (cluster.host_computes) return "";
@@ -114,7 +114,7 @@ std::string beyond_bounds(const Bounded& is) {
   const double step = std::min(is.seconds.value, priced(is.forecast));
   if (step < least * (1 - kSpanRounding)) {
     return fmt::format("a step of {}, though its products take {} at the GPU's peaks", format_time(Time::seconds(step)),
-                       format_time(Time::seconds(least)));
+        format_time(Time::seconds(least)));
   }
   return "";
 }
@@ -138,7 +138,7 @@ std::string find_nonsense(const SizedPlan& sized, const Forecast& shown) {
 NonsenseError::NonsenseError(std::string nonsense)
     : Error(ExitCode::kInternal, fmt::format("internal error: the forecast says what cannot be: {}; please report it "
                                              "with the command and its files",
-                                             nonsense)),
+                                     nonsense)),
       nonsense_(std::move(nonsense)) {}
 
 }

@@ -10,10 +10,9 @@
 
 namespace foreshard {
 
-// What of the report cannot be, "" where all can: times and memory that are not finite and
-// positive, intervals that do not hold their value, an MFU above 1, a step shorter than its
-// products at the peaks of their units, less memory than the states between steps. CPU ranks have a
-// measured rate for a peak, which bounds nothing.
+// What of the report cannot be, "" where all can: times and memory that are not finite and positive, intervals that do
+// not hold their value, an MFU above 1, a step shorter than its products at the peaks of their units, less memory than
+// the states between steps. CPU ranks have a measured rate for a peak, which bounds nothing.
 std::string find_nonsense(const Report& report, const Forecast& forecast);
 
 // The same of a plan of recommend and scale. `shown` is its step, or the first micro-batches of it.

@@ -1,8 +1,7 @@
-// One function turns a timeline into durations; summarize() calls it for the central forecast and
-// for every draw of the machine's latent factors, and the quantiles of the draws are the intervals.
-// Throughput and MFU are functions of the step's duration alone, so their intervals are the step's,
-// turned round. Where the stack is not said, draws and memory are mixtures over the codes that may
-// run the job.
+// One function turns a timeline into durations; summarize() calls it for the central forecast and for every draw of the
+// machine's latent factors, and the quantiles of the draws are the intervals. Throughput and MFU are functions of the
+// step's duration alone, so their intervals are the step's, turned round. Where the stack is not said, draws and memory
+// are mixtures over the codes that may run the job.
 #include <fmt/format.h>
 #include <oneapi/tbb/enumerable_thread_specific.h>
 #include <oneapi/tbb/parallel_for.h>
@@ -52,8 +51,7 @@ double recomputed_flops(const EventGraph& graph) {
   return sum.count();
 }
 
-// Of a step of all ranks. Parts that are frozen from the front on have no backward at all, which
-// only the graph knows.
+// Of a step of all ranks. Parts that are frozen from the front on have no backward at all, which only the graph knows.
 double model_flops(const Forecast& forecast) {
   const Plan& plan = forecast.plan;
   const double flops =
@@ -116,15 +114,15 @@ StepMetrics measure(const EventGraph& graph, const Timeline& timeline, const Cut
   const Time communicating = total_length(communication);
   const Time exposed = communicating - overlap(compute, communication);
   return StepMetrics{.seconds = period.seconds(),
-                     .communication = communicating.seconds(),
-                     .exposed_communication = exposed.seconds(),
-                     .waiting = total_length(united(std::move(waiting))).seconds(),
-                     .compute = computing.seconds(),
-                     .idle = (period - computing - exposed).seconds()};
+      .communication = communicating.seconds(),
+      .exposed_communication = exposed.seconds(),
+      .waiting = total_length(united(std::move(waiting))).seconds(),
+      .compute = computing.seconds(),
+      .idle = (period - computing - exposed).seconds()};
 }
 
 void set_times(const StepMetrics& central, Drawn drawn, const StepEvidence& evidence,
-               const std::vector<StackOutcome>& outcomes, Report& report) {
+    const std::vector<StackOutcome>& outcomes, Report& report) {
   report.seconds = covering(with_interval(central.seconds, drawn.seconds, evidence.seconds), outcomes);
   if (outcomes.size() > 1)
     report.open_stack = open_stack(outcomes, drawn.seconds, report.seconds.high - report.seconds.low);
@@ -136,7 +134,7 @@ void set_times(const StepMetrics& central, Drawn drawn, const StepEvidence& evid
 // `outcomes`: of the codes. `fewer`: where it is asked for, the times of the same with `cut`
 // micro-batches less; nothing where the timelines do not show them.
 void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> outcomes, int draws, Report& report,
-                    std::optional<Report>* fewer) {
+    std::optional<Report>* fewer) {
   const Forecast& forecast = codes.front().forecast;
   const CostModel& costs = codes.front().costs;
   const std::vector<double> weights = weights_of(outcomes);
@@ -174,7 +172,7 @@ void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> ou
   }
   if (is_shown) {
     set_times(measure(forecast.graph, forecast.timeline, *less), std::move(drawn_of_fewer), evidence, outcomes,
-              fewer->emplace());
+        fewer->emplace());
   }
 
   const StepRates rates = step_rates(forecast, costs.cluster());
@@ -202,8 +200,8 @@ Quantity over_all(const std::vector<StackOutcome>& outcomes, const std::function
   return all;
 }
 
-void summarize_memory(const Forecast& forecast, const Cluster& cluster, const std::vector<StackOutcome>& outcomes,
-                      Report& report) {
+void summarize_memory(
+    const Forecast& forecast, const Cluster& cluster, const std::vector<StackOutcome>& outcomes, Report& report) {
   const MemoryProfile& memory = forecast.memory;
   report.outside = memory_outside(forecast.graph, cluster, forecast.plan.runtime);
   report.fit = outcomes.front().fit;
@@ -221,7 +219,7 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster, const st
         const auto allocated = as_double(fit.allocated.count());
         const auto kept = as_double(kept_besides(fit, kHighQuantile).count());
         return Quantity{reserved, std::max(allocated, std::round(reserved * std::exp(error.log_mean - spread))),
-                        std::round(reserved * std::exp(error.log_mean + spread) + kept), Evidence::kInterpolated};
+            std::round(reserved * std::exp(error.log_mean + spread) + kept), Evidence::kInterpolated};
       });
   report.outside_allocator = over_all(outcomes, [](const Fit& fit) { return outside_quantity(fit.outside); });
   report.fit_probability = fit_probability(outcomes);
@@ -234,22 +232,22 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster, const st
 }
 
 // Figures of the machine that nobody has measured.
-std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel& costs, const OutsideItems& outside,
-                                                                 const HostCode& host) {
+std::vector<std::pair<std::string, std::string>> assumed_figures(
+    const CostModel& costs, const OutsideItems& outside, const HostCode& host) {
   const Calibration& c = costs.calibration();
   std::vector<std::pair<std::string, std::string>> list;
   const auto why = [](const std::string& source) { return source.empty() ? std::string() : " (" + source + ")"; };
   if (host.python && c.host.calls != HostCurve().calls) {
     list.emplace_back("host", fmt::format("takes {:.3g} times as long as the processor that "
                                           "PyTorch's calls were timed on{}",
-                                          c.host.processor, why(c.host.processor_source)));
+                                  c.host.processor, why(c.host.processor_source)));
   } else if (c.host.evidence == Evidence::kAssumed) {
     list.emplace_back("host", fmt::format("{} per hook, {} per launch{}", format_time(Time::seconds(c.host.per_hook)),
-                                          format_time(Time::seconds(c.host.per_launch)), why(c.host.source)));
+                                  format_time(Time::seconds(c.host.per_launch)), why(c.host.source)));
   }
   if (c.contention.evidence == Evidence::kAssumed) {
     list.emplace_back("overlap", fmt::format("slows compute x{:.3g}, communication x{:.3g}{}", c.contention.compute,
-                                             c.contention.communication, why(c.contention.source)));
+                                     c.contention.communication, why(c.contention.source)));
   }
   for (const OutsideItem& item : outside) {
     if (item.evidence != SizeEvidence::kAssumed && item.evidence != SizeEvidence::kDeclared) continue;
@@ -267,8 +265,8 @@ Quantity rate(double numerator, const Quantity& seconds) {
 
 Quantity outside_quantity(Bytes outside) {
   const auto bytes = as_double(outside.count());
-  return {bytes, std::round(bytes * (1 - kOutsideSpread)), std::round(bytes * (1 + kOutsideSpread)),
-          Evidence::kAssumed};
+  return {
+      bytes, std::round(bytes * (1 - kOutsideSpread)), std::round(bytes * (1 + kOutsideSpread)), Evidence::kAssumed};
 }
 
 Quantity total_memory(const Report& report) {
@@ -276,7 +274,7 @@ Quantity total_memory(const Report& report) {
   const Quantity& b = report.outside_allocator;
   const double value = a.value + b.value;
   return {value, value - std::hypot(a.value - a.low, b.value - b.low),
-          value + std::hypot(a.high - a.value, b.high - b.value), weaker(a.evidence, b.evidence)};
+      value + std::hypot(a.high - a.value, b.high - b.value), weaker(a.evidence, b.evidence)};
 }
 
 std::vector<std::pair<std::string, Bytes>> categories_at_peak(const MemoryProfile& memory) {
@@ -313,9 +311,8 @@ void warn_near_capacity(Report& report) {
   const double used = capacity - as_double(report.fit.margin().count());
   if (!report.fit.fits() || capacity <= 0 || used < kNearCapacity * capacity) return;
   report.warnings.push_back(
-      fmt::format("near capacity ({:.0f} % of the memory): the allocator may have to retry, so time is "
-                  "unreliable",
-                  100 * used / capacity));
+      fmt::format("near capacity ({:.0f} % of the memory): the allocator may have to retry, so time is unreliable",
+          100 * used / capacity));
 }
 
 // A step that waits for its host is not made faster by a faster GPU.
@@ -323,16 +320,15 @@ void warn_of_host(const Forecast& forecast, Report& report) {
   const HostFindings host = host_findings(forecast);
   if (host.remedies.empty()) return;
   report.warnings.push_back(
-      fmt::format("the host binds this step: the GPU waits {} for it. What helps: {} "
-                  "(foreshard explain has the rest)",
-                  format_time(host.held_up), host.remedies.front()));
+      fmt::format("the host binds this step: the GPU waits {} for it. What helps: {} (foreshard explain has the rest)",
+          format_time(host.held_up), host.remedies.front()));
 }
 
 Report describe(const Forecast& forecast, const Cluster& cluster) {
   Report report = {.fingerprint = forecast.graph.fingerprint(),
-                   .plan = forecast.plan,
-                   .cluster = cluster,
-                   .parameters = forecast.model.parameters()};
+      .plan = forecast.plan,
+      .cluster = cluster,
+      .parameters = forecast.model.parameters()};
   report.sharding.dtype = forecast.plan.param_dtype;
   std::int64_t whole = 0, shard = 0, padding = 0;
   for (const Unit& unit : forecast.graph.units) {
@@ -357,8 +353,8 @@ StepRates step_rates(const Forecast& forecast, const Cluster& cluster) {
   const double peak = world * peak_flops(cluster, plan.compute_dtype());
   const auto at_peak = [&](double count) { return peak > 0 ? count / peak : 0; };
   return StepRates{.tokens_per_gpu = sequences * as_double(plan.batch.sequence) / world,
-                   .model_peak_seconds = at_peak(flops),
-                   .hardware_peak_seconds = at_peak(flops + recomputed_flops(forecast.graph) * world)};
+      .model_peak_seconds = at_peak(flops),
+      .hardware_peak_seconds = at_peak(flops + recomputed_flops(forecast.graph) * world)};
 }
 
 double mfu_of(const Forecast& forecast, const Cluster& cluster) {
@@ -368,7 +364,7 @@ double mfu_of(const Forecast& forecast, const Cluster& cluster) {
 
 StackOutcome outcome_of(const Forecast& forecast, const Cluster& cluster, const StackCase* of) {
   Fit fit = fit_in(cluster, forecast.memory.peak, forecast.reserved.peak,
-                   total(memory_outside(forecast.graph, cluster, forecast.plan.runtime)));
+      total(memory_outside(forecast.graph, cluster, forecast.plan.runtime)));
   if (of != nullptr && is_unread(of->name)) fit = with_alternatives(fit, forecast.model, forecast.plan);
   return {of == nullptr ? "" : of->name, of == nullptr ? 1 : of->weight, forecast.timeline.period.seconds(), fit};
 }
@@ -398,14 +394,13 @@ std::vector<Report::PipelineRank> pipeline_ranks(const Forecast& forecast) {
 }
 
 Report summarize(const Forecast& forecast, const CostModel& costs, int draws, const std::vector<StackCase>& cases,
-                 std::optional<Report>* fewer) {
+    std::optional<Report>* fewer) {
   std::vector<Code> codes = {{forecast, costs}};
   std::vector<StackOutcome> outcomes = {
       outcome_of(forecast, costs.cluster(), cases.empty() ? nullptr : &cases.front())};
   std::vector<Forecast> others(cases.size());  // but for the first
-  oneapi::tbb::parallel_for(std::size_t{1}, std::max<std::size_t>(1, cases.size()), [&](auto i) {
-    others[i] = forecast_figures(cases[i].model, cases[i].plan, cases[i].costs);
-  });
+  oneapi::tbb::parallel_for(std::size_t{1}, std::max<std::size_t>(1, cases.size()),
+      [&](auto i) { others[i] = forecast_figures(cases[i].model, cases[i].plan, cases[i].costs); });
   for (std::size_t i = 1; i < cases.size(); ++i) {
     codes.push_back({others[i], cases[i].costs});
     outcomes.push_back(outcome_of(others[i], costs.cluster(), &cases[i]));
@@ -426,8 +421,8 @@ Report summarize(const Forecast& forecast, const CostModel& costs, int draws, co
   return summarize(forecast, costs, draws, cases, nullptr);
 }
 
-ShortSteps summarize_short(const Forecast& laid_out, const CostModel& costs, int draws,
-                           const std::vector<StackCase>& cases) {
+ShortSteps summarize_short(
+    const Forecast& laid_out, const CostModel& costs, int draws, const std::vector<StackCase>& cases) {
   ShortSteps steps;
   steps.laid_out = summarize(laid_out, costs, draws, cases, &steps.fewer);
   return steps;

@@ -1,6 +1,5 @@
-// The text is taken apart at spaces; words that say what is counted are noted, fillers dropped. The
-// count is looked for at the beginning, then at the end, and what is left must be a name: compared
-// by its letters and digits alone.
+// The text is taken apart at spaces; words that say what is counted are noted, fillers dropped. The count is looked for
+// at the beginning, then at the end, and what is left must be a name: compared by its letters and digits alone.
 #include "calibration/clusters/cluster_names.h"
 
 #include <algorithm>
@@ -18,8 +17,8 @@ namespace {
 
 constexpr std::size_t kLongestText = 200;
 
-constexpr std::array<std::string_view, 9> kNodes = {"node",  "nodes",  "instance", "instances", "host",
-                                                    "hosts", "server", "servers",  "vms"};
+constexpr std::array<std::string_view, 9> kNodes = {
+    "node", "nodes", "instance", "instances", "host", "hosts", "server", "servers", "vms"};
 constexpr std::array<std::string_view, 3> kGpus = {"gpu", "gpus", "cards"};
 constexpr std::array<std::string_view, 8> kFillers = {"of", "the", "x", "on", "amd", "instinct", "tesla", "nvidia"};
 
@@ -141,19 +140,19 @@ std::vector<Instance> list_instances() {
   for (std::size_t row = 0; row < table.rows(); ++row) {
     const auto count = [&](std::string_view column) { return static_cast<std::int64_t>(table.number(row, column)); };
     instances.push_back({.name = table.text(row, "name"),
-                         .also = parts_of(table.text(row, "also"), ";"),
-                         .machine = table.text(row, "machine"),
-                         .gpus = count("gpus"),
-                         .nics = count("nics"),
-                         .nic_rate = parse_bandwidth(table.text(row, "nic_rate")),
-                         .nic_name = table.text(row, "nic_name"),
-                         .source = table.text(row, "source")});
+        .also = parts_of(table.text(row, "also"), ";"),
+        .machine = table.text(row, "machine"),
+        .gpus = count("gpus"),
+        .nics = count("nics"),
+        .nic_rate = parse_bandwidth(table.text(row, "nic_rate")),
+        .nic_name = table.text(row, "nic_name"),
+        .source = table.text(row, "source")});
   }
   return instances;
 }
 
-std::optional<ClusterName> read_cluster_name(std::string_view text, std::span<const std::string> machines,
-                                             std::int64_t most) {
+std::optional<ClusterName> read_cluster_name(
+    std::string_view text, std::span<const std::string> machines, std::int64_t most) {
   if (text.empty() || text.size() > kLongestText) return std::nullopt;
   return Reader(machines, most).read(text);
 }

@@ -40,7 +40,7 @@ struct ClusterName {
 
 // `machines`: every word that names a machine of the catalogue. nullopt: no such name in it. A
 // count is at least 1 and at most `most`; what is beyond is given as most + 1.
-std::optional<ClusterName> read_cluster_name(std::string_view text, std::span<const std::string> machines,
-                                             std::int64_t most);
+std::optional<ClusterName> read_cluster_name(
+    std::string_view text, std::span<const std::string> machines, std::int64_t most);
 
 }

@@ -1,7 +1,6 @@
-// Node groups are read first, each with the figures of its kind; then switches and links by name;
-// then the ranks' order, which cuts groups into runs of neighbours. Everything that the graph needs
-// (both ends of every link, a way between any two nodes) is asked here, where a place in the file
-// can be named.
+// Node groups are read first, each with the figures of its kind; then switches and links by name; then the ranks'
+// order, which cuts groups into runs of neighbours. Everything that the graph needs (both ends of every link, a way
+// between any two nodes) is asked here, where a place in the file can be named.
 #include "calibration/clusters/cluster_nodes.h"
 
 #include <fmt/format.h>
@@ -116,8 +115,7 @@ class LayoutReader {
     };
     if (names.is_sequence())
       for (const ConfigNode& element : names.elements()) add(element);
-    else
-      add(names);
+    else add(names);
     if (all.empty()) throw names.error("names no node", "names such as \"n[1-16]\"");
     if (all.size() > kMostHosts) throw names.error("names too many nodes", fmt::format("at most {}", kMostHosts));
     return all;
@@ -186,8 +184,8 @@ class LayoutReader {
     if (node_of_.contains(name))
       throw where.error(fmt::format("{} is a node", name), "a switch; nodes hang on one by leaf:");
     auto known = list_of<std::string>(layout_.switches, &NetworkSwitch::name);
-    throw where.error(fmt::format("names no switch of switches:, '{}'", name), "one of them",
-                      nearest_spelling(name, known));
+    throw where.error(
+        fmt::format("names no switch of switches:, '{}'", name), "one of them", nearest_spelling(name, known));
   }
 
   static Time time_of(const ConfigNode& value) {
@@ -214,15 +212,15 @@ class LayoutReader {
       const auto [first, is_new] = seen.emplace(std::minmax(link.a, link.b), between.location());
       if (!is_new) {
         throw between.error(fmt::format("{} and {} are linked in line {} already", a, b, first->second.line),
-                            "one link, with count: for parallel cables");
+            "one link, with count: for parallel cables");
       }
       const ConfigNode rate = element.at("rate", "of one cable and direction, such as 400Gbit/s");
       const double value = rate.as_bandwidth().value();
       double cables = 1;
       if (const ConfigNode* count = element.find("count")) cables = as_double(count->as_int(1, 100'000));
       if (value < kLeastLink || value * cables > kMostLink) {
-        throw rate.error(fmt::format("is no rate of a link between {} and {}", a, b),
-                         "1Mbit/s to 8000Tbit/s, such as 400Gbit/s");
+        throw rate.error(
+            fmt::format("is no rate of a link between {} and {}", a, b), "1Mbit/s to 8000Tbit/s, such as 400Gbit/s");
       }
       link.rate = BytesPerSecond(value * cables);
       if (const ConfigNode* latency = element.find("latency")) link.latency = time_of(*latency);
@@ -241,8 +239,8 @@ class LayoutReader {
     const std::int64_t per_leaf = std::max<std::int64_t>(1, cluster_.network.nodes_per_leaf);
     std::int64_t rails = 0;
     for (const NodeGroup& group : layout_.groups) rails = std::max(rails, group.kind.nics);
-    const BytesPerSecond uplink(cluster_.node.nic_rate.value() * as_double(per_leaf) /
-                                std::max(1.0, cluster_.network.oversubscription));
+    const BytesPerSecond uplink(
+        cluster_.node.nic_rate.value() * as_double(per_leaf) / std::max(1.0, cluster_.network.oversubscription));
     layout_.switches.push_back({"spine", -1, 0, Time()});
     const std::int64_t pods = (nodes + per_leaf - 1) / per_leaf;
     for (std::int64_t pod = 0; pod < pods; ++pod) {
@@ -298,7 +296,7 @@ class LayoutReader {
       if (found == node_of_.end()) {
         auto known = list_of<std::string>(node_of_, [&](const auto& each) { return each.first; });
         throw ranks->error(fmt::format("names a node that is not there, '{}'", name),
-                           "nodes of nodes:", nearest_spelling(name, known));
+            "nodes of nodes:", nearest_spelling(name, known));
       }
       char& is_taken = taken[at(found->second)];
       if (is_taken != 0) throw ranks->error(fmt::format("has {} twice", name), "each node once");
@@ -388,15 +386,15 @@ class LayoutReader {
     std::optional<std::int32_t> first;
     for (const NodeGroup& group : layout.groups) {
       if (group.leaves.empty()) {
-        throw place_of(group).error(fmt::format("{} hangs on no switch", group.names.front()),
-                                    "leaf: with one of switches:");
+        throw place_of(group).error(
+            fmt::format("{} hangs on no switch", group.names.front()), "leaf: with one of switches:");
       }
       for (const std::int32_t leaf : group.leaves) {
         if (!first) first = leaf;
         if (find(leaf) == find(*first)) continue;
         throw place_of(group).error(
             fmt::format("no links lead from {} ({}) to {} ({})", layout.switches[at(leaf)].name, group.names.front(),
-                        layout.switches[at(*first)].name, layout.groups.front().names.front()),
+                layout.switches[at(*first)].name, layout.groups.front().names.front()),
             "links: that connect all nodes");
       }
     }
@@ -407,8 +405,8 @@ class LayoutReader {
     if (said == nullptr) return;
     const std::int64_t count = said->as_int(1, kMostGpus);
     if (count == cluster_.gpus) return;
-    throw said->error(fmt::format("says {}, the ranks sit on {} GPUs", count, cluster_.gpus),
-                      "no gpus: beside nodes:, or the same");
+    throw said->error(
+        fmt::format("says {}, the ranks sit on {} GPUs", count, cluster_.gpus), "no gpus: beside nodes:, or the same");
   }
 
   const ConfigNode& root_;

@@ -1,5 +1,4 @@
-// A part between commas is plain text with bracketed lists of numbers in between; the last bracket
-// counts fastest.
+// A part between commas is plain text with bracketed lists of numbers in between; the last bracket counts fastest.
 #include "calibration/clusters/host_list.h"
 
 #include <fmt/format.h>

@@ -42,23 +42,22 @@ std::vector<GemmRow> below_peak(const std::vector<Placed>& placed, const Gpu& gp
   for (const auto& [row, place] : placed) {
     if (rate_of(row) > kAbovePeak * gpu.peak_bf16.value()) {
       notes.push_back(fmt::format("{}: {}, above the {} of {}", place, format_flop_rate(FlopsPerSecond(rate_of(row))),
-                                  format_flop_rate(gpu.peak_bf16), gpu.key));
+          format_flop_rate(gpu.peak_bf16), gpu.key));
       continue;
     }
     if (2 * row.m * row.n * row.k >= kLargeFlops) best = std::max(best, rate_of(row));
     rows.push_back(row);
   }
   if (2 * rows.size() < placed.size()) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}; and {} of {} rows in all: is tflops in TFLOP/s, latency_us in us?", notes.back(),
-                            placed.size() - rows.size(), placed.size()));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("{}; and {} of {} rows in all: is tflops in TFLOP/s, latency_us in us?",
+                                     notes.back(), placed.size() - rows.size(), placed.size()));
   }
   if (best > 0 && best < kLeastOfPeak * gpu.peak_bf16.value()) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: the best of the large products reaches {}, {:.2g} % of {}'s peak: is "
-                            "tflops in TFLOP/s, latency_us in us?",
-                            placed.front().place, format_flop_rate(FlopsPerSecond(best)),
-                            100 * best / gpu.peak_bf16.value(), gpu.key));
+        fmt::format("{}: the best of the large products reaches {}, {:.2g} % of {}'s peak: is "
+                    "tflops in TFLOP/s, latency_us in us?",
+            placed.front().place, format_flop_rate(FlopsPerSecond(best)), 100 * best / gpu.peak_bf16.value(), gpu.key));
   }
   return rows;
 }
@@ -105,14 +104,13 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
     }
   }
   if (placed.empty()) {
-    throw ConfigError(
-        {tables.front().file_name(), 1, 0, ""},
+    throw ConfigError({tables.front().file_name(), 1, 0, ""},
         fmt::format("no row is a 16 bit product of a known GPU{}{}",
-                    fit.notes.empty() ? "" : "; the first: ", fit.notes.empty() ? "" : fit.notes.front()));
+            fit.notes.empty() ? "" : "; the first: ", fit.notes.empty() ? "" : fit.notes.front()));
   }
   if (gpus.size() > 1) {
     throw ConfigError({tables.front().file_name(), 1, 0, ""},
-                      fmt::format("rows of several GPUs ({})", fmt::join(gpus, ", ")), "one profile's");
+        fmt::format("rows of several GPUs ({})", fmt::join(gpus, ", ")), "one profile's");
   }
   const auto machine = std::ranges::find_if(machines, [&](const Machine& m) { return m.key == *gpus.begin(); });
   const Gpu& gpu = machine->node.gpu;
@@ -125,11 +123,10 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
   options.relative = &shipped;
   GemmFit found = fit_gemm(rows, gpu, options);
   if (!found.report.errors.empty() && found.report.errors.front().median > kMostMedianError) {
-    throw Error(
-        ExitCode::kInvalidInput,
+    throw Error(ExitCode::kInvalidInput,
         fmt::format("{}: the fit misses half of its {} rows by more than {:.0f} %: they are "
                     "not products of one {}, timed alone",
-                    tables.front().file_name(), rows.size(), 100 * found.report.errors.front().median, gpu.key));
+            tables.front().file_name(), rows.size(), 100 * found.report.errors.front().median, gpu.key));
   }
   found.curve.sustained = shipped.sustained;
   found.curve.misaligned = shipped.misaligned;
@@ -153,9 +150,7 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
   }
   c.gemm_bf16 = found.curve;
   fit.report = found.report;
-  fit.notes.push_back(
-      "attention, memory-bound work, collectives and the rate on a hot chip are the shipped "
-      "profile's");
+  fit.notes.push_back("attention, memory-bound work, collectives and the rate on a hot chip are the shipped profile's");
   return fit;
 }
 

@@ -33,17 +33,15 @@ void check_rates(const Measurements& measurements, const Gpu& gpu) {
     const GemmPoint& p = row.point;
     const double flops = 2 * as_double(p.m) * as_double(p.n) * as_double(p.k);
     if (flops / p.seconds <= kAboveSheet * gpu.peak_bf16.value()) continue;
-    throw ConfigError(
-        {measurements.files.front(), 0, 0, ""},
+    throw ConfigError({measurements.files.front(), 0, 0, ""},
         fmt::format("a product of {} x {} x {} ran at {}, above the {} of {}", p.m, p.n, p.k,
-                    format_flop_rate(FlopsPerSecond(flops / p.seconds)), format_flop_rate(gpu.peak_bf16), gpu.key),
+            format_flop_rate(FlopsPerSecond(flops / p.seconds)), format_flop_rate(gpu.peak_bf16), gpu.key),
         "measurements of the GPU that device.name says");
   }
 }
 
-// A kernel of the device takes the same time again and again: where the quartiles are far apart
-// some repeats hold a wait, for the host or for what a layer's first kernel needs, and the lower
-// one is the kernel's.
+// A kernel of the device takes the same time again and again: where the quartiles are far apart some repeats hold a
+// wait, for the host or for what a layer's first kernel needs, and the lower one is the kernel's.
 std::vector<MeasuredRow<FunctionTime>> without_waits(std::vector<MeasuredRow<FunctionTime>> rows) {
   constexpr double kFarApart = 1.5;
   for (MeasuredRow<FunctionTime>& row : rows)
@@ -103,15 +101,15 @@ DeviceFit fit_device(const Measurements& measurements) {
   const std::vector<Machine> machines = list_machines();
   const Machine* machine = match_gpu(measurements.device->name, machines);
   if (machine == nullptr) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: the catalogue has no GPU '{}' (foreshard machines lists them)",
-                            measurements.files.front(), measurements.device->name));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("{}: the catalogue has no GPU '{}' (foreshard machines lists them)",
+                                     measurements.files.front(), measurements.device->name));
   }
   std::vector<CollectiveSweep> sweeps = sweeps_of(measurements);
   const bool nothing = measurements.gemm.empty() && measurements.functions.empty();
   if (nothing && sweeps.empty()) {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: no product, memory-bound function or collective was measured",
-                                                     measurements.files.front()));
+    throw Error(ExitCode::kInvalidInput,
+        fmt::format("{}: no product, memory-bound function or collective was measured", measurements.files.front()));
   }
   check_rates(measurements, machine->node.gpu);
   DeviceFit fit;
@@ -140,7 +138,7 @@ DeviceFit fit_device(const Measurements& measurements) {
   fit.notes.push_back(c.sweeps.empty() ? std::string("collectives and overlap are the shipped profile's")
                                        : fmt::format("{} curves of collectives were measured; overlap is the "
                                                      "shipped profile's",
-                                                     c.sweeps.size()));
+                                             c.sweeps.size()));
   return fit;
 }
 

@@ -2,11 +2,10 @@
 // table of a source counts the same whatever its number of sizes, and a source with many tables
 // counts as the root of their number. What the rows do not tell apart stays where the curve leans.
 //
-// Kinds with rows of their own: NVLink domains (not Volta's cube mesh, which has no switch) and
-// networks with RDMA. EFA, Slingshot, TCP and its offload lean on the latter's curve: the latency
-// that EFA's plug-in reports (75 us) is an opinion for the choice, and one factor on hops for both
-// kinds would take most of every other network's latency away. PCIe has no published rows and takes
-// NVLink's, as an assumption.
+// Kinds with rows of their own: NVLink domains (not Volta's cube mesh, which has no switch) and networks with RDMA.
+// EFA, Slingshot, TCP and its offload lean on the latter's curve: the latency that EFA's plug-in reports (75 us) is an
+// opinion for the choice, and one factor on hops for both kinds would take most of every other network's latency away.
+// PCIe has no published rows and takes NVLink's, as an assumption.
 #include "calibration/fit/fit_fabric.h"
 
 #include <fmt/format.h>
@@ -35,25 +34,21 @@ struct Leaning {
 // NCCL's table with 10 us of launch and 5 % less than its rates; a rank's own piece is copied at
 // about three times the rate of the ring.
 constexpr std::array<Leaning, kFabricConstants> kLeanings = {{
-    {10e-6, 1.0, {1e-7, 1e-2}},  // fixed
-    {1, 0.2, {0.05, 50}},        // hops: LL, LL128, Simple
-    {1, 0.2, {0.05, 50}},
-    {1, 0.2, {0.05, 50}},
-    {0.4, 0.7, {0.01, 10}},  // pipeline
-    {1, 0.3, {0.02, 3}},     // ring: LL, LL128, Simple
-    {1, 0.3, {0.02, 3}},
-    {0.95, 0.1, {0.02, 1.3}},
-    {1, 0.2, {0.02, 2}},        // nvls
-    {1, 0.3, {0.02, 3}},        // tree
-    {0.3, 0.5, {0.01, 3}},      // own
-    {0.04, 0.7, {0.001, 0.5}},  // per doubling
+    {10e-6, 1.0, {1e-7, 1e-2}},                                          // fixed
+    {1, 0.2, {0.05, 50}},                                                // hops: LL, LL128, Simple
+    {1, 0.2, {0.05, 50}}, {1, 0.2, {0.05, 50}}, {0.4, 0.7, {0.01, 10}},  // pipeline
+    {1, 0.3, {0.02, 3}},                                                 // ring: LL, LL128, Simple
+    {1, 0.3, {0.02, 3}}, {0.95, 0.1, {0.02, 1.3}}, {1, 0.2, {0.02, 2}},  // nvls
+    {1, 0.3, {0.02, 3}},                                                 // tree
+    {0.3, 0.5, {0.01, 3}},                                               // own
+    {0.04, 0.7, {0.001, 0.5}},                                           // per doubling
 }};
 constexpr double kGeneral = 0.15;    // weight of the leaning of a kind on NCCL's table
 constexpr double kParticular = 0.5;  // of a generation on its kind
 
 Constants constants_of(const FabricCurve& c) {
-  return {c.fixed,   c.hops[0], c.hops[1], c.hops[2], c.pipeline, c.ring[0],
-          c.ring[1], c.ring[2], c.nvls,    c.tree,    c.own,      c.per_doubling};
+  return {c.fixed, c.hops[0], c.hops[1], c.hops[2], c.pipeline, c.ring[0], c.ring[1], c.ring[2], c.nvls, c.tree, c.own,
+      c.per_doubling};
 }
 
 FabricCurve curve_of(FabricKind kind, std::span<const double> x) {
@@ -165,8 +160,8 @@ const std::vector<NcclRow>& published_nccl_rows() {
   return kRows;
 }
 
-std::vector<FabricCurve> fit_fabrics(GpuGeneration generation, const std::vector<NcclRow>& rows,
-                                     const std::function<bool(const NcclRow&)>& use) {
+std::vector<FabricCurve> fit_fabrics(
+    GpuGeneration generation, const std::vector<NcclRow>& rows, const std::function<bool(const NcclRow&)>& use) {
   Constants start;
   for (std::size_t i = 0; i < kFabricConstants; ++i) start[i] = kLeanings[i].centre;
   const auto fit = [&](FabricKind kind, const Constants& centre) {

@@ -7,9 +7,8 @@
 // GPUs, shrunk by one GPU that shows none.
 //
 // In a training step every product runs on a hot chip: `sustained` is the rate of a product of
-// 10 ms over a short one's under the protocol that slows long products most, for a step gives no
-// pauses to cool. On Hopper, where it was measured inside steps, it is kHotShare of that: other
-// kernels than products let it cool.
+// 10 ms over a short one's under the protocol that slows long products most, for a step gives no pauses to cool. On
+// Hopper, where it was measured inside steps, it is kHotShare of that: other kernels than products let it cool.
 //
 // Few rows (or none) borrow: every constant is drawn towards that of the nearest relative, as if
 // it had been measured there with the spread below, efficiency only loosely. So six large products
@@ -37,11 +36,10 @@ constexpr double kSustained = 0.01;  // s
 // 0.84 of the time at the hottest protocol's rate, as short ones do; the power limit takes another
 // 2 to 4 % off the clocks of a whole step (1,725 to 1,770 MHz beside 1,755 to 1,785).
 constexpr double kHotShare = 0.3;
-// Of the kernels in front of an fp8 product in a table that times both: TensorRT-LLM scales each
-// tensor by its own amax, a pass that reads two bytes, and a second one reads two and writes one.
-// As reductions they reach the share of the bandwidth that norms do (fit_memory.cpp). Products
-// alone (pytorch/pytorch#143465, five on H100) show that what grows with 1/n is this, not the
-// product's.
+// Of the kernels in front of an fp8 product in a table that times both: TensorRT-LLM scales each tensor by its own
+// amax, a pass that reads two bytes, and a second one reads two and writes one. As reductions they reach the share of
+// the bandwidth that norms do (fit_memory.cpp). Products alone (pytorch/pytorch#143465, five on H100) show that what
+// grows with 1/n is this, not the product's.
 constexpr double kQuantisedBytes = 5;
 constexpr double kQuantiseFraction = 0.57;
 constexpr double kQuantiseOverhead = 2 * 2.5e-6;
@@ -66,9 +64,14 @@ struct PriorSpread {
   bool relative;
 };
 constexpr PriorSpread kPrior[] = {
-    {&GemmCurve::efficiency, 0.5, true}, {&GemmCurve::k_half, 0.5, true}, {&GemmCurve::m_half, 30, false},
-    {&GemmCurve::n_half, 20, false},     {&GemmCurve::wave, 0.03, false}, {&GemmCurve::overhead, 0.4, true},
-    {&GemmCurve::slowdown, 0.02, false}, {&GemmCurve::blend, 0.4, true},
+    {&GemmCurve::efficiency, 0.5, true},
+    {&GemmCurve::k_half, 0.5, true},
+    {&GemmCurve::m_half, 30, false},
+    {&GemmCurve::n_half, 20, false},
+    {&GemmCurve::wave, 0.03, false},
+    {&GemmCurve::overhead, 0.4, true},
+    {&GemmCurve::slowdown, 0.02, false},
+    {&GemmCurve::blend, 0.4, true},
 };
 constexpr std::size_t kConstants = std::size(kPrior);
 // Weight of the prior: of one row that fits to 5 %.
@@ -142,8 +145,8 @@ Prepared prepare(const std::vector<GemmRow>& rows, const GemmProtocols& protocol
   return p;
 }
 
-GemmCurve fit_constants(const Prepared& p, const Gpu& gpu, const GemmCurve& prior,
-                        const std::vector<GemmCurve>& starts) {
+GemmCurve fit_constants(
+    const Prepared& p, const Gpu& gpu, const GemmCurve& prior, const std::vector<GemmCurve>& starts) {
   LeastSquares problem;
   problem.rows = p.rows.size() + kConstants;
   problem.ranges = {{0.05, 1.3}, {1, 1000}, {0, 2000}, {0, 2000}, {0, 1}, {1e-7, 5e-5}, {0, 0.3}, {1, 10}};
@@ -257,8 +260,7 @@ double GemmProtocols::hottest() const {
 
 std::string constants_text(const GemmCurve& c) {
   return fmt::format(
-      "e {:.3f}, k0 {:.0f}, m0 {:.0f}, n0 {:.0f}, wave {:.3f}, blend {:.1f}, t0 {:.1f} us, "
-      "q {:.4f}, sustained {:.3f}",
+      "e {:.3f}, k0 {:.0f}, m0 {:.0f}, n0 {:.0f}, wave {:.3f}, blend {:.1f}, t0 {:.1f} us, q {:.4f}, sustained {:.3f}",
       c.efficiency, c.k_half, c.m_half, c.n_half, c.wave, c.blend, c.overhead * 1e6, c.slowdown, c.sustained);
 }
 

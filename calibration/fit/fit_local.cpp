@@ -1,10 +1,8 @@
-// Rows are sorted by the number of ranks that ran at once; each number becomes a variant of its
-// own.
+// Rows are sorted by the number of ranks that ran at once; each number becomes a variant of its own.
 //
-// The spread of a class is what moves all of it together: the quartiles of the repeats (a busy or
-// throttled machine is slow for everything) and the median signed error on rows left out (a class
-// that lies off the measured shapes and sizes). It is at least kLeastSpread: the machine of a run
-// is never quite the machine of the measurement.
+// The spread of a class is what moves all of it together: the quartiles of the repeats (a busy or throttled machine is
+// slow for everything) and the median signed error on rows left out (a class that lies off the measured shapes and
+// sizes). It is at least kLeastSpread: the machine of a run is never quite the machine of the measurement.
 #include "calibration/fit/fit_local.h"
 
 #include <fmt/format.h>
@@ -57,9 +55,8 @@ FactorSpread spread_of(const std::vector<MeasuredRow<Point>>& rows, const std::v
   const double bias = left_out.empty() ? 0 : std::abs(median(left_out));
   constexpr double kWidest = 1;  // beyond that the machine was too busy to say anything
   return {rounded(std::clamp(std::hypot(repeat, bias), kLeastSpread, kWidest)),
-          fmt::format("quartiles of the repeats ({:.3f}) and the median error on {} rows left out "
-                      "({:.3f}), at least {}",
-                      repeat, left_out.size(), bias, kLeastSpread)};
+      fmt::format("quartiles of the repeats ({:.3f}) and the median error on {} rows left out ({:.3f}), at least {}",
+          repeat, left_out.size(), bias, kLeastSpread)};
 }
 
 struct Rates {
@@ -134,7 +131,7 @@ ContentionFit fit_contention(const std::vector<ContentionTimes>& rows) {
   auto off = list_of<double>(compute, [&](const double ratio) { return std::abs(std::log(ratio / median(compute))); });
   constexpr double kLeast = 0.1;  // the pairs are a few of many
   fit.spread = {rounded(std::max(kLeast, median(off) * 2 / kQuartiles)),
-                fmt::format("scatter of {} pairs, at least {}", rows.size(), kLeast)};
+      fmt::format("scatter of {} pairs, at least {}", rows.size(), kLeast)};
   return fit;
 }
 
@@ -223,10 +220,10 @@ class VariantFitter {
  private:
   void require(bool there, const char* what) const {
     if (there) return;
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: no {} was measured with {} rank(s) at once, so there is no rate to "
-                            "start from; measure again with foreshard-exec measure",
-                            file_names(m_), what, ranks_));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("{}: no {} was measured with {} rank(s) at once, so there is no rate to "
+                                             "start from; measure again with foreshard-exec measure",
+                                     file_names(m_), what, ranks_));
   }
   void gap(bool is_there, std::string what) {
     if (is_there) report_.gaps.push_back(std::move(what));

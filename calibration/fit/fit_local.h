@@ -1,10 +1,9 @@
 // Fits the raw measurements of a machine (calibration/measurements.h) to its profile.
 //
-// Per number of ranks that ran at once: the measured points as they are, and the smooth curves that
-// price what lies far from them. Every curve is judged twice: on its own rows, where it differs
-// from a measurement only if one shape or size was measured several times or noise had to be
-// smoothed, and on rows left out one by one, which is how it does on a shape or size that nobody
-// measured. Whole training steps are never looked at.
+// Per number of ranks that ran at once: the measured points as they are, and the smooth curves that price what lies far
+// from them. Every curve is judged twice: on its own rows, where it differs from a measurement only if one shape or
+// size was measured several times or noise had to be smoothed, and on rows left out one by one, which is how it does on
+// a shape or size that nobody measured. Whole training steps are never looked at.
 #pragma once
 
 #include <cmath>

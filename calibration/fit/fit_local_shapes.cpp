@@ -1,7 +1,6 @@
-// A shape measured several times becomes one point, the geometric mean. The curve is fitted to the
-// points in log time; weak pulls towards round values keep constants that few rows say nothing
-// about where they do no harm. Each point is then left out of curve and corrections alike and
-// predicted.
+// A shape measured several times becomes one point, the geometric mean. The curve is fitted to the points in log time;
+// weak pulls towards round values keep constants that few rows say nothing about where they do no harm. Each point is
+// then left out of curve and corrections alike and predicted.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,7 +50,7 @@ struct Form<GemmCurve> {
   }
   static std::string words(const GemmCurve& c) {
     return fmt::format("e {:.3f}, k0 {:.1f}, c {:.3g}, h {:.2f}, t0 {:.2f} us", c.efficiency, c.k_half, c.tail,
-                       c.hbm_fraction, c.overhead * 1e6);
+        c.hbm_fraction, c.overhead * 1e6);
   }
 };
 
@@ -64,14 +63,14 @@ struct Form<AttentionCurve> {
     return {.kernel = "cpu", .efficiency = x[0], .s_half = x[1], .c_half = x[2], .overhead = x[3]};
   }
   static std::string words(const AttentionCurve& c) {
-    return fmt::format("e {:.3f}, s0 {:.1f}, c0 {:.3g}, t0 {:.2f} us", c.efficiency, c.s_half, c.c_half,
-                       c.overhead * 1e6);
+    return fmt::format(
+        "e {:.3f}, s0 {:.1f}, c0 {:.3g}, t0 {:.2f} us", c.efficiency, c.s_half, c.c_half, c.overhead * 1e6);
   }
 };
 
 template <typename Curve>
-std::vector<double> fit_constants(const ShapeRows& rows, const Gpu& gpu,
-                                  const std::vector<std::vector<double>>& starts) {
+std::vector<double> fit_constants(
+    const ShapeRows& rows, const Gpu& gpu, const std::vector<std::vector<double>>& starts) {
   const std::vector<Constant> constants = Form<Curve>::constants();
   LeastSquares problem;
   problem.rows = rows.size() + constants.size();
@@ -216,7 +215,7 @@ LocalAttention fit_local_attention(const std::vector<AttentionPoint>& rows, cons
       curve.source = "no rows; a fifth of the peak";
     } else {
       const auto fit = fit_shapes<AttentionCurve>(pass == Pass::kForward ? "attention forward" : "attention backward",
-                                                  shape_rows(picked(rows, of_pass)), shape_rows(points), gpu);
+          shape_rows(picked(rows, of_pass)), shape_rows(points), gpu);
       curve = fit.curve;
       result.reports.push_back(fit.report);
       append(result.left_out, fit.left_out);

@@ -20,12 +20,12 @@ namespace {
 
 // Judges the points on the rows they came from, and each inner point on the others.
 CurveReport judge(std::string name, const std::vector<SizePoint>& rows, const std::vector<SizePoint>& points,
-                  std::vector<double>& left_out) {
+    std::vector<double>& left_out) {
   CurveReport report;
   report.curve = std::move(name);
   report.rows = fmt::format("{} sizes", points.size());
   report.constants = fmt::format("{:.3g} .. {:.3g} B, {:.3g} GB/s at the largest", points.front().bytes,
-                                 points.back().bytes, points.back().bytes / points.back().seconds * 1e-9);
+      points.back().bytes, points.back().bytes / points.back().seconds * 1e-9);
   report.errors.push_back(
       fit_error("own rows", rows, [&](const SizePoint& row) { return seconds_at(points, row.bytes).value; }));
   std::vector<double> left, truth;
@@ -113,9 +113,8 @@ LocalFunctions fit_local_functions(const std::vector<FunctionPoints>& rows, cons
   for (const FunctionPoints& curve : rows) {
     FunctionPoints points = curve;
     points.points = smoothed(curve.points);
-    const std::string name =
-        fmt::format("{} {} {}", to_string(curve.function), curve.pass == Pass::kForward ? "forward" : "backward",
-                    curve.fp32 ? "fp32" : "bf16");
+    const std::string name = fmt::format("{} {} {}", to_string(curve.function),
+        curve.pass == Pass::kForward ? "forward" : "backward", curve.fp32 ? "fp32" : "bf16");
     result.reports.push_back(judge(name, curve.points, points.points, result.left_out));
     auto& own = of_class[at(class_of(curve.function, curve.pass))];
     append(own, points.points);
@@ -139,7 +138,7 @@ LocalCollectives fit_local_collectives(const std::vector<CollectivePoints>& rows
     CollectivePoints points = curve;
     points.points = smoothed(curve.points);
     const std::string name = fmt::format("{} of {} ({})", to_string(curve.operation), curve.group,
-                                         curve.order == ReductionOrder::kMicrobatch ? "microbatch" : "library");
+        curve.order == ReductionOrder::kMicrobatch ? "microbatch" : "library");
     result.reports.push_back(judge(name, curve.points, points.points, result.left_out));
     result.points.push_back(std::move(points));
   }

@@ -106,8 +106,7 @@ Found descend(const Search& search, Eigen::VectorXd x) {
     const Eigen::MatrixXd weighted = w.asDiagonal() * j;
     Eigen::MatrixXd normal = j.transpose().lazyProduct(weighted);
     Eigen::VectorXd gradient = weighted.transpose().lazyProduct(r);
-    // A constant at its bound that the gradient pushes outward stays there, or it spoils the
-    // others.
+    // A constant at its bound that the gradient pushes outward stays there, or it spoils the others.
     for (Eigen::Index i = 0; i < x.size(); ++i) {
       Eigen::VectorXd probe = x;
       probe[i] -= gradient[i] > 0 ? 1e-6 : -1e-6;

@@ -37,13 +37,9 @@ Family usual_of(const Machine& machine) {
   constexpr double kFastestSlot = 150e9;  // B/s, twice PCIe 6.0 x16 would do
   const NodeKind& node = machine.node.node;
   const double gpus = as_double(node.gpus);
-  return {inside_of(node),
-          nccl_generation(machine.node.gpu),
-          node.gpu_link.value() / 1e9,
-          as_double(node.nics) * node.nic_rate.value() * 8 / 1e9 / gpus,
-          node.gpus > kHost || node.link_domain > 1,
-          node.host_link.value() > kFastestSlot,
-          node.host_memory_bandwidth};
+  return {inside_of(node), nccl_generation(machine.node.gpu), node.gpu_link.value() / 1e9,
+      as_double(node.nics) * node.nic_rate.value() * 8 / 1e9 / gpus, node.gpus > kHost || node.link_domain > 1,
+      node.host_link.value() > kFastestSlot, node.host_memory_bandwidth};
 }
 
 Family family_of(std::string_view gpu) {
@@ -105,8 +101,8 @@ Ports ports_of(std::string_view network) {
 }
 
 // NVLink domains the ranks lie on.
-std::int64_t domains_of(const NcclPlace& place, const Family& family, const std::string& gpu,
-                        const std::string& network) {
+std::int64_t domains_of(
+    const NcclPlace& place, const Family& family, const std::string& gpu, const std::string& network) {
   const std::string both = gpu + " " + network;
   const bool says_domain = has_any(both, {"nvl72", "nvl36", "nvl144", "mnnvl"});
   if (!family.joins_hosts && !says_domain) return place.nodes;
@@ -145,11 +141,16 @@ std::optional<CollectiveOperation> collective_named(const std::string& text) {
     if (at != std::string::npos && at > 0) name.resize(at);
   }
   static constexpr std::pair<const char*, CollectiveOperation> kNames[] = {
-      {"allgather", CollectiveOperation::kAllGather}, {"reducescatter", CollectiveOperation::kReduceScatter},
-      {"allreduce", CollectiveOperation::kAllReduce}, {"broadcast", CollectiveOperation::kBroadcast},
-      {"bcast", CollectiveOperation::kBroadcast},     {"reduce", CollectiveOperation::kReduce},
-      {"alltoall", CollectiveOperation::kAllToAll},   {"sendrecv", CollectiveOperation::kSendRecv},
-      {"ag", CollectiveOperation::kAllGather},        {"rs", CollectiveOperation::kReduceScatter},
+      {"allgather", CollectiveOperation::kAllGather},
+      {"reducescatter", CollectiveOperation::kReduceScatter},
+      {"allreduce", CollectiveOperation::kAllReduce},
+      {"broadcast", CollectiveOperation::kBroadcast},
+      {"bcast", CollectiveOperation::kBroadcast},
+      {"reduce", CollectiveOperation::kReduce},
+      {"alltoall", CollectiveOperation::kAllToAll},
+      {"sendrecv", CollectiveOperation::kSendRecv},
+      {"ag", CollectiveOperation::kAllGather},
+      {"rs", CollectiveOperation::kReduceScatter},
       {"ar", CollectiveOperation::kAllReduce},
   };
   for (const auto& [known, collective] : kNames)
@@ -241,7 +242,7 @@ std::vector<NcclRow> nccl_rows(const CsvTable& table) {
   for (const char* column : {"bytes", "collective", "n_gpus"}) {
     if (!table.has(column)) {
       throw ConfigError({table.file_name(), 1, 1, ""}, fmt::format("has no column '{}'", column),
-                        "bytes, collective, n_gpus and time_us_oop or busbw_GBps");
+          "bytes, collective, n_gpus and time_us_oop or busbw_GBps");
     }
   }
   std::vector<NcclRow> rows;
@@ -264,8 +265,8 @@ std::vector<NcclRow> nccl_rows(const CsvTable& table) {
     row.problem = problem_of(row, ranks, nodes);
     if (row.problem.empty()) {
       const std::string version = cell(table, i, "nccl_version");
-      const NcclPlace place{row.gpu, row.network, version, static_cast<std::int64_t>(ranks),
-                            static_cast<std::int64_t>(nodes)};
+      const NcclPlace place{
+          row.gpu, row.network, version, static_cast<std::int64_t>(ranks), static_cast<std::int64_t>(nodes)};
       const PlacedSystem placed = place_system(place);
       row.system = placed.system;
       row.kind = placed.kind;

@@ -57,10 +57,10 @@ BenchResult Bench::run(const std::string& name, const std::function<void()>& onc
   const auto iterations = std::clamp<std::int64_t>(static_cast<std::int64_t>(seconds_ / slowest), 1, 100'000);
   benchmark::ClearRegisteredBenchmarks();
   benchmark::RegisterBenchmark(name.c_str(),
-                               [&](benchmark::State& state) {
-                                 meet();
-                                 for (auto _ : state) once();
-                               })
+      [&](benchmark::State& state) {
+        meet();
+        for (auto _ : state) once();
+      })
       ->Iterations(iterations)
       ->Repetitions(kRepeats)
       ->UseRealTime();

@@ -141,13 +141,8 @@ class DeviceMeasuring {
       failed(name, error.what());
     }
     const AcceleratorClocks c = device_.clocks();
-    extra_.push_back({{"kind", "part"},
-                      {"part", name},
-                      {"seconds", seconds_since(begin)},
-                      {"sm_mhz", c.sm_mhz},
-                      {"temperature_c", c.temperature_c},
-                      {"watts", c.watts},
-                      {"throttle_mask", c.throttle_mask}});
+    extra_.push_back({{"kind", "part"}, {"part", name}, {"seconds", seconds_since(begin)}, {"sm_mhz", c.sm_mhz},
+        {"temperature_c", c.temperature_c}, {"watts", c.watts}, {"throttle_mask", c.throttle_mask}});
     device_.enter(lane_);
     if (request_.keep) request_.keep(rows_, extra_);
   }
@@ -219,10 +214,8 @@ class DeviceMeasuring {
     if (attention != AttentionKernel::kFlash) return;
     host.write(rows_, extra_);
     const AcceleratorMemory m = device_.memory();
-    rows_.push_back(
-        {{"kind", "memory_outside"},
-         {"ranks", 1},
-         {"bytes", std::max<std::int64_t>(0, m.total - m.free - m.reserved - engine.units().arena_bytes())}});
+    rows_.push_back({{"kind", "memory_outside"}, {"ranks", 1},
+        {"bytes", std::max<std::int64_t>(0, m.total - m.free - m.reserved - engine.units().arena_bytes())}});
     fixed_memory("engine of " + job.model.name);
   }
 
@@ -233,10 +226,8 @@ class DeviceMeasuring {
     void add(const EventGraph& graph, const MeasuredStep& step) {
       for (std::size_t i = 0; i + 1 < graph.rows.size(); ++i) {
         const double gap = (step.spans[i + 1].issue - step.spans[i].issue).seconds();
-        if (graph.rows[i].stream == Stream::kCompute)
-          compute[graph.works[graph.rows[i].work].launches].push_back(gap);
-        else
-          collective.push_back(gap);
+        if (graph.rows[i].stream == Stream::kCompute) compute[graph.works[graph.rows[i].work].launches].push_back(gap);
+        else collective.push_back(gap);
       }
     }
     void write(Json& rows, Json& extra) const {
@@ -314,14 +305,9 @@ class DeviceMeasuring {
         }
         device_.free_event(from);
         device_.free_event(until);
-        extra_.push_back({{"kind", "contention"},
-                          {"compute", memory_bound ? "elementwise" : "product"},
-                          {"ctas", ctas},
-                          {"bytes", whole.nbytes()},
-                          {"compute_alone_s", alone},
-                          {"compute_beside_s", summary_of(beside).median},
-                          {"collective_asked_s", as_double(lasts) * 1e-9},
-                          {"collective_beside_s", summary_of(gather).median}});
+        extra_.push_back({{"kind", "contention"}, {"compute", memory_bound ? "elementwise" : "product"}, {"ctas", ctas},
+            {"bytes", whole.nbytes()}, {"compute_alone_s", alone}, {"compute_beside_s", summary_of(beside).median},
+            {"collective_asked_s", as_double(lasts) * 1e-9}, {"collective_beside_s", summary_of(gather).median}});
       }
     }
   }
@@ -341,13 +327,9 @@ class DeviceMeasuring {
       });
       const AcceleratorClocks clocks = device_.clocks();
       const double n = as_double(size);
-      extra_.push_back({{"kind", "sustained"},
-                        {"at_s", seconds_since(begin)},
-                        {"m", size},
-                        {"tflops", 2 * n * n * n * kProducts / seconds * 1e-12},
-                        {"sm_mhz", clocks.sm_mhz},
-                        {"watts", clocks.watts},
-                        {"temperature_c", clocks.temperature_c}});
+      extra_.push_back({{"kind", "sustained"}, {"at_s", seconds_since(begin)}, {"m", size},
+          {"tflops", 2 * n * n * n * kProducts / seconds * 1e-12}, {"sm_mhz", clocks.sm_mhz}, {"watts", clocks.watts},
+          {"temperature_c", clocks.temperature_c}});
     }
   }
 
@@ -359,10 +341,8 @@ class DeviceMeasuring {
       const double allocate = seconds_since(begin);
       const auto between = Clock::now();
       device_.release(block, bytes);
-      extra_.push_back({{"kind", "allocator_call"},
-                        {"bytes", bytes},
-                        {"allocate_and_zero_s", allocate},
-                        {"free_s", seconds_since(between)}});
+      extra_.push_back({{"kind", "allocator_call"}, {"bytes", bytes}, {"allocate_and_zero_s", allocate},
+          {"free_s", seconds_since(between)}});
     }
   }
 

@@ -85,9 +85,8 @@ class Curves {
       seconds.push_back(mean_over_ranks(world_, all / calls));
     }
     const BenchResult result = summary_of(std::move(seconds));
-    Json row = {{"kind", "collective"},        {"ranks", world_.size()},   {"operation", operation},
-                {"order", "library"},          {"group", group},           {"bytes", bytes},
-                {"seconds", result.to_json()}, {"repeats", result.repeats}};
+    Json row = {{"kind", "collective"}, {"ranks", world_.size()}, {"operation", operation}, {"order", "library"},
+        {"group", group}, {"bytes", bytes}, {"seconds", result.to_json()}, {"repeats", result.repeats}};
     const auto on_node = at(request_.ranks_per_node);
     if (on_node > 0 && group > on_node) row["nodes"] = (group + on_node - 1) / on_node;
     rows_.push_back(std::move(row));

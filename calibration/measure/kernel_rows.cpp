@@ -10,15 +10,8 @@
 namespace foreshard {
 
 KernelKey key_of(const Kernel& k) {
-  return {static_cast<int>(k.kind),
-          static_cast<int>(k.function),
-          static_cast<int>(k.pass),
-          k.m,
-          k.n,
-          k.k,
-          k.heads,
-          k.kind == KernelKind::kMemory ? k.bytes.count() : 0,
-          k.causal};
+  return {static_cast<int>(k.kind), static_cast<int>(k.function), static_cast<int>(k.pass), k.m, k.n, k.k, k.heads,
+      k.kind == KernelKind::kMemory ? k.bytes.count() : 0, k.causal};
 }
 
 void KernelTimes::add(const Kernel& kernel, double seconds) {
@@ -92,12 +85,8 @@ Json kernel_row(const KernelSamples& samples, int ranks, DType dtype, const Meas
       for (const Operation& op : kind.operations)
         if (op.function == Function::kAttention) kv_heads = op.attention.kv_heads;
     }
-    row.update({{"batch", k.m},
-                {"sequence", k.n},
-                {"heads", k.heads},
-                {"kv_heads", kv_heads},
-                {"head_dim", k.k},
-                {"causal", k.causal}});
+    row.update({{"batch", k.m}, {"sequence", k.n}, {"heads", k.heads}, {"kv_heads", kv_heads}, {"head_dim", k.k},
+        {"causal", k.causal}});
   } else {
     common("memory");
     row["bytes"] = k.bytes.count();

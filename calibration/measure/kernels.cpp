@@ -99,8 +99,8 @@ std::vector<MeasuredJob> over_tp(const MeasuredJob& job, DType dtype, int ranks)
   return parts;
 }
 
-void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Bench& bench, const World& world,
-                     Json& rows) {
+void measure_kernels(
+    const MeasuredJob& job, const MeasureRequest& request, Bench& bench, const World& world, Json& rows) {
   const int ranks = world.size();
   const Turns turns =
       turns_of(ranks, at::get_num_threads(), std::max(1, static_cast<int>(std::thread::hardware_concurrency())));

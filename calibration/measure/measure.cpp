@@ -1,5 +1,4 @@
-// The order of things, the same on every rank: kernels model by model, then collectives, then
-// contention.
+// The order of things, the same on every rank: kernels model by model, then collectives, then contention.
 #include "calibration/measure/measure.h"
 
 #include <ATen/Functions.h>
@@ -25,9 +24,8 @@ namespace foreshard {
 namespace {
 
 // Collectives over all ranks, and what they and computation do to each other.
-// A collective is timed as the step sees it: handed to a stream's thread, done there (for a gather,
-// with the copy of the own shard into place), waited for. Buffers alternate, so that none stays in
-// the cache.
+// A collective is timed as the step sees it: handed to a stream's thread, done there (for a gather, with the copy of
+// the own shard into place), waited for. Buffers alternate, so that none stays in the cache.
 constexpr std::size_t kSmallest = 512;
 constexpr std::size_t kBuffers = 3;
 
@@ -37,8 +35,8 @@ class Bed {
   Bed(World& world, int size, std::size_t largest, DType wire)
       : size_(at(size)),
         wire_(wire),
-        group_(world.connect(fmt::format("measure/{}/{}", size, world.rank() / size),
-                             members(world.rank() / size * size, size))),
+        group_(world.connect(
+            fmt::format("measure/{}/{}", size, world.rank() / size), members(world.rank() / size * size, size))),
         stream_([] {}) {
     for (auto& buffer : buffers_) buffer.assign(largest / sizeof(float), 1e-3F);
     shard_.assign(largest / sizeof(float) / size_ + 1, 0.0F);
@@ -126,12 +124,9 @@ Json contention(World& world, Bed& bed, Bench& bench, std::size_t bytes, DType d
     compute_beside.push_back(all / as_double(std::max<std::int64_t>(1, products)));
     gather_beside.push_back(seconds / as_double(gathers));
   }
-  return {{"kind", "contention"},
-          {"ranks", world.size()},
-          {"compute_alone_s", compute_alone},
-          {"compute_beside_s", summary_of(compute_beside).median},
-          {"collective_alone_s", gather_alone},
-          {"collective_beside_s", summary_of(gather_beside).median}};
+  return {{"kind", "contention"}, {"ranks", world.size()}, {"compute_alone_s", compute_alone},
+      {"compute_beside_s", summary_of(compute_beside).median}, {"collective_alone_s", gather_alone},
+      {"collective_beside_s", summary_of(gather_beside).median}};
 }
 
 // Rows of kinds collective and contention.
@@ -143,14 +138,8 @@ void measure_collectives(World& world, const MeasureRequest& request, std::size_
                          const std::function<void()>& row) {
       const BenchResult result =
           bench.run(fmt::format("{}/{}/{}/{}", operation, order, size, bytes), [&] { bed.on_stream(row); });
-      rows.push_back({{"kind", "collective"},
-                      {"ranks", ranks},
-                      {"operation", operation},
-                      {"order", order},
-                      {"group", size},
-                      {"bytes", bytes},
-                      {"seconds", result.to_json()},
-                      {"repeats", result.repeats}});
+      rows.push_back({{"kind", "collective"}, {"ranks", ranks}, {"operation", operation}, {"order", order},
+          {"group", size}, {"bytes", bytes}, {"seconds", result.to_json()}, {"repeats", result.repeats}});
     };
     const std::size_t step = 32 * sizeof(float) * at(size);
     for (std::size_t wanted = kSmallest;; wanted *= 4) {
@@ -199,14 +188,14 @@ Json measure_machine(World& world, const MeasureRequest& request) {
   };
   for (const MeasuredJob& whole : request.jobs) {
     for (const MeasuredJob& job : over_tp(whole, request.dtype, ranks)) {
-      progress(fmt::format("layers of {} over tp {} at {} x {} tokens", job.model.name, job.tp, job.micro_batch,
-                           job.sequence));
+      progress(fmt::format(
+          "layers of {} over tp {} at {} x {} tokens", job.model.name, job.tp, job.micro_batch, job.sequence));
       measure_kernels(job, request, bench, world, rows);
     }
   }
   if (ranks > 1) progress("collectives, and computation beside them");
-  measure_collectives(world, request, request.largest_bytes > 0 ? request.largest_bytes : largest_unit(request.jobs),
-                      bench, rows);
+  measure_collectives(
+      world, request, request.largest_bytes > 0 ? request.largest_bytes : largest_unit(request.jobs), bench, rows);
   return rows;
 }
 

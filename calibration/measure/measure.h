@@ -46,8 +46,7 @@ struct MeasureRequest {
 // Rows of this number of ranks; the same on all ranks but for the figures.
 Json measure_machine(World& world, const MeasureRequest& request);
 
-// Kernels where they stand: each is timed inside its layer, so that caches hold what they hold in a
-// step.
+// Kernels where they stand: each is timed inside its layer, so that caches hold what they hold in a step.
 
 // How ranks share cores. Ranks that share one have it in turns of some milliseconds, and the median
 // of a kernel that is shorter would be its time on a core of its own. So no more ranks compute at
@@ -63,8 +62,8 @@ Turns turns_of(int ranks, int threads, int cores);
 std::vector<MeasuredJob> over_tp(const MeasuredJob& job, DType dtype, int ranks);
 
 // Rows of kinds gemm, attention, memory and host.
-void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Bench& bench, const World& world,
-                     Json& rows);
+void measure_kernels(
+    const MeasuredJob& job, const MeasureRequest& request, Bench& bench, const World& world, Json& rows);
 
 // What measuring kernels on CPU ranks and on a device has in common: which kernels count as equal,
 // the model they are measured with, and their rows.
@@ -91,8 +90,7 @@ class KernelTimes {
   std::map<KernelKey, KernelSamples> samples_;
 };
 
-// Kernels of rows that are no layer's, each alone in its row: the optimizer's pass, clipping,
-// accumulation.
+// Kernels of rows that are no layer's, each alone in its row: the optimizer's pass, clipping, accumulation.
 void add_row_kernels(const EventGraph& graph, const MeasuredStep& step, KernelTimes& times);
 
 // A micro-batch of random tokens.
@@ -138,14 +136,12 @@ struct DeviceCollectivesRequest {
   std::function<void(const std::string&)> progress;  // rank 0
 };
 
-// Sizes of groups of consecutive ranks: the powers of two below the world's that divide it, and the
-// world itself.
+// Sizes of groups of consecutive ranks: the powers of two below the world's that divide it, and the world itself.
 std::vector<int> measured_groups(int ranks);
 
-// Rows of kind `collective` (calibration/README.md), the same on all ranks: all_gather and
-// reduce_scatter in bf16, all_reduce in fp32, for every group size, each size four times the one
-// before. Seconds are the mean over the ranks, as in nccl-tests. All ranks call it at the same
-// time.
+// Rows of kind `collective` (calibration/README.md), the same on all ranks: all_gather and reduce_scatter in bf16,
+// all_reduce in fp32, for every group size, each size four times the one before. Seconds are the mean over the ranks,
+// as in nccl-tests. All ranks call it at the same time.
 Json measure_device_collectives(Accelerator& accelerator, World& world, const DeviceCollectivesRequest& request);
 
 }

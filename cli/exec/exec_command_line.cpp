@@ -18,17 +18,13 @@ constexpr const char* kFooter =
     "them.\n"
     "Exit codes: 0 ok, 1 internal error, 2 usage, 3 invalid input, 4 does not fit, "
     "6 missing capability, 7 launch or lost rank, 8 no longer finite, 130 interrupted.\n"
-    "Example:\n  foreshard-exec run --model models/examples/llama-5m.json --spawn 2 --data "
-    "README.md "
-    "--steps 20";
+    "Example:\n  foreshard-exec run --model models/examples/llama-5m.json --spawn 2 --data README.md --steps 20";
 
 std::vector<std::string> without_spawn(const std::vector<std::string>& arguments) {
   std::vector<std::string> rest;
   for (std::size_t i = 0; i < arguments.size(); ++i)
-    if (arguments[i] == "--spawn")
-      ++i;
-    else if (!arguments[i].starts_with("--spawn="))
-      rest.push_back(arguments[i]);
+    if (arguments[i] == "--spawn") ++i;
+    else if (!arguments[i].starts_with("--spawn=")) rest.push_back(arguments[i]);
   return rest;
 }
 
@@ -38,8 +34,8 @@ class ExecTree {
       : app_(kDescription, "foreshard-exec"), arguments_(arguments) {
     app_.require_subcommand(1);
     app_.footer(kFooter);
-    app_.set_version_flag("--version", std::string("foreshard-exec ") + FORESHARD_VERSION,
-                          "Print the version and exit");
+    app_.set_version_flag(
+        "--version", std::string("foreshard-exec ") + FORESHARD_VERSION, "Print the version and exit");
     add_run();
     add_measure();
     add_self_check();

@@ -96,12 +96,10 @@ ExitCode measure_as_rank(const MeasureOptions& options, const std::string& rows_
 Json host_json() {
   utsname system = {};
   ::uname(&system);
-  return {{"name", system.nodename},
-          {"cpu", cpu_name()},
-          {"cores", std::thread::hardware_concurrency()},
-          {"memory_bytes",
-           static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::int64_t>(::sysconf(_SC_PAGESIZE))},
-          {"kernel", std::string(system.release)}};
+  return {{"name", system.nodename}, {"cpu", cpu_name()}, {"cores", std::thread::hardware_concurrency()},
+      {"memory_bytes",
+          static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::int64_t>(::sysconf(_SC_PAGESIZE))},
+      {"kernel", std::string(system.release)}};
 }
 
 Json read_rows(const std::filesystem::path& path) {
@@ -118,23 +116,15 @@ void write_measurements(const MeasureOptions& options, const Json& document) {
 }
 
 // Without `extra`.
-Json device_document(const MeasureOptions& options, const AcceleratorInfo& info, const std::string& created,
-                     const Json& rows) {
+Json device_document(
+    const MeasureOptions& options, const AcceleratorInfo& info, const std::string& created, const Json& rows) {
   Json versions;
   for (const auto& [name, version] : engine_versions()) versions[name] = version;
   for (const auto& [name, version] : info.versions) versions[name] = version;
-  return {{"schema", "foreshard.measurements/1"},
-          {"created", created},
-          {"host", host_json()},
-          {"device",
-           {{"name", info.name},
-            {"capability", info.capability},
-            {"multiprocessors", info.multiprocessors},
-            {"memory_bytes", info.memory_bytes}}},
-          {"versions", versions},
-          {"command", options.command},
-          {"threads", set_threads(options.threads)},
-          {"rows", rows}};
+  return {{"schema", "foreshard.measurements/1"}, {"created", created}, {"host", host_json()},
+      {"device", {{"name", info.name}, {"capability", info.capability}, {"multiprocessors", info.multiprocessors},
+                     {"memory_bytes", info.memory_bytes}}},
+      {"versions", versions}, {"command", options.command}, {"threads", set_threads(options.threads)}, {"rows", rows}};
 }
 
 ExitCode measure_gpu(const MeasureOptions& options) {
@@ -222,13 +212,9 @@ ExitCode run_measure(const MeasureOptions& options) {
   }
   Json versions;
   for (const auto& [name, version] : engine_versions()) versions[name] = version;
-  const Json answer = {{"schema", "foreshard.measurements/1"},
-                       {"created", utc_now()},
-                       {"host", host_json()},
-                       {"versions", versions},
-                       {"command", options.command},
-                       {"threads", set_threads(options.threads)},
-                       {"rows", std::move(rows)}};
+  const Json answer = {{"schema", "foreshard.measurements/1"}, {"created", utc_now()}, {"host", host_json()},
+      {"versions", versions}, {"command", options.command}, {"threads", set_threads(options.threads)},
+      {"rows", std::move(rows)}};
   write_measurements(options, answer);
   return ExitCode::kOk;
 }

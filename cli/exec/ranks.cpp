@@ -21,7 +21,7 @@ std::optional<ExitCode> spawn_if_asked(const SpawnRequest& request) {
   if (launch.launcher != "none") {
     throw Error(ExitCode::kUsage, fmt::format("--spawn starts ranks, but this process is a rank of {} already; leave "
                                               "--spawn out",
-                                              launch.launcher));
+                                      launch.launcher));
   }
   SpawnOptions options = {.arguments = {"foreshard-exec"}};
   append(options.arguments, request.arguments);
@@ -50,10 +50,8 @@ std::string cpu_name() {
 }
 
 std::vector<std::pair<std::string, std::string>> engine_versions() {
-  return {{"foreshard", FORESHARD_VERSION},
-          {"torch", TORCH_VERSION},
-          {"blas", at::get_mkl_version()},
-          {"onednn", at::get_mkldnn_version()}};
+  return {{"foreshard", FORESHARD_VERSION}, {"torch", TORCH_VERSION}, {"blas", at::get_mkl_version()},
+      {"onednn", at::get_mkldnn_version()}};
 }
 
 std::string utc_now() {

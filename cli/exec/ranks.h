@@ -1,5 +1,4 @@
-// What every verb of foreshard-exec does before it works: start ranks, or find out which one this
-// is.
+// What every verb of foreshard-exec does before it works: start ranks, or find out which one this is.
 #pragma once
 
 #include <optional>

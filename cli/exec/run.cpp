@@ -50,26 +50,24 @@ std::unique_ptr<Accelerator> open_device(const std::string& choice, const Cluste
   if (cluster.host_computes) {
     if (wanted != DeviceChoice::kCuda) return nullptr;
     throw Error(ExitCode::kMissingCapability,
-                "the plan's cluster is local (CPU ranks); nearest plan: the same with a cluster of "
-                "GPUs, for example cluster: 1xh100");
+        "the plan's cluster is local (CPU ranks); nearest plan: the same with a cluster of "
+        "GPUs, for example cluster: 1xh100");
   }
   if (wanted == DeviceChoice::kCpu) {
-    throw Error(ExitCode::kMissingCapability,
-                fmt::format("the plan is for GPUs ({}), CPU ranks run plans of this machine; "
-                            "nearest plan: the same with cluster: local",
-                            cluster.spec));
+    throw Error(
+        ExitCode::kMissingCapability, fmt::format("the plan is for GPUs ({}), CPU ranks run plans of this machine; "
+                                                  "nearest plan: the same with cluster: local",
+                                          cluster.spec));
   }
   try {
     return load_accelerator(launch.local_rank);
   } catch (const Error& error) {
-    throw Error(error.exit_code(), fmt::format("{}; nearest plan for CPU ranks: the same with "
-                                               "cluster: local",
-                                               error.what()));
+    throw Error(
+        error.exit_code(), fmt::format("{}; nearest plan for CPU ranks: the same with cluster: local", error.what()));
   }
 }
 
-// Of the plan's forecast: how long every collective takes, and the multiprocessors that NCCL's
-// kernel would hold.
+// Of the plan's forecast: how long every collective takes, and the multiprocessors that NCCL's kernel would hold.
 Pacing pacing_of(const Job& job, const EventGraph& graph) {
   const CostModel costs = cost_model(job);
   const Forecast predicted = forecast(job.model, job.resolved.plan, costs);
@@ -105,7 +103,7 @@ class ProgressLine {
     const auto eta = static_cast<std::int64_t>(std::llround(seconds_ / as_double(done) * as_double(left)));
     const std::string line =
         fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  {}:{:02}:{:02} left", report.step, report.last_step,
-                    report.loss, format_count(std::llround(report.tokens_per_s)), eta / 3600, eta / 60 % 60, eta % 60);
+            report.loss, format_count(std::llround(report.tokens_per_s)), eta / 3600, eta / 60 % 60, eta % 60);
     write_error(is_terminal_ ? "\r\x1b[K" + line : line + "\n");
     open_ = is_terminal_;
   }
@@ -128,13 +126,12 @@ void check_world(const Plan& plan, const Launch& launch) {
   const std::string started = launch.launcher == "none"
                                   ? "one was started; start them with --spawn " + std::to_string(ranks)
                                   : fmt::format("{} started {}", launch.launcher, launch.size);
-  throw Error(
-      ExitCode::kLaunchFailure,
+  throw Error(ExitCode::kLaunchFailure,
       fmt::format("the plan has shard {} x replicate {}{} = {} ranks, but {}", plan.mesh.shard, plan.mesh.replicate,
-                  plan.mesh.tp > 1 ? fmt::format(" x tp {}", plan.mesh.tp) : "", ranks, started) +
+          plan.mesh.tp > 1 ? fmt::format(" x tp {}", plan.mesh.tp) : "", ranks, started) +
           (plan.host == HostKind::kFeedsDevice && launch.size == 1
-               ? "; --paced runs rank 0 alone, its collectives as long as forecast"
-               : ""));
+                  ? "; --paced runs rank 0 alone, its collectives as long as forecast"
+                  : ""));
 }
 
 // The host has nothing to do beside the optimizer of a plan that offloads: it takes its share of
@@ -165,8 +162,7 @@ void tell_end(const RunRecord& record, const RunCommandOptions& options) {
   if (record.not_finite.empty())
     return note(fmt::format("interrupted after step {}", record.first_step + std::ssize(record.losses) - 1));
   write_error(fmt::format(
-      "error: {}; {}try a lower optimizer.learning_rate, more optimizer.warmup_steps, or an "
-      "optimizer.clip_norm\n",
+      "error: {}; {}try a lower optimizer.learning_rate, more optimizer.warmup_steps, or an optimizer.clip_norm\n",
       record.not_finite,
       options.checkpoint.empty() ? ""
                                  : "no checkpoint was saved since, those in " + options.checkpoint + " are finite; "));
@@ -229,10 +225,10 @@ std::vector<std::string> accepted_changes(const std::string& text, const Facts& 
     at = end + 1;
     if (contains(keys, accepted.back())) continue;
     const std::string nearest = nearest_spelling(accepted.back(), keys);
-    throw Error(ExitCode::kUsage,
-                fmt::format("--accept-changes: {} is no key that changes the numbers; expected "
-                            "keys with commas between them, for example data,seed{}",
-                            quote(accepted.back()), nearest.empty() ? "" : "; did you mean " + nearest + "?"));
+    throw Error(
+        ExitCode::kUsage, fmt::format("--accept-changes: {} is no key that changes the numbers; expected "
+                                      "keys with commas between them, for example data,seed{}",
+                              quote(accepted.back()), nearest.empty() ? "" : "; did you mean " + nearest + "?"));
   }
   return accepted;
 }
@@ -251,7 +247,7 @@ void try_destinations(const RunCommandOptions& options, const std::string& folde
 
 // The run folder, and the report of what was done.
 void answer(const RunCommandOptions& options, const Job& job, const EventGraph& graph, const RunRecord& record,
-            const std::string& folder) {
+    const std::string& folder) {
   write_run_folder(folder, record);
   tell_end(record, options);
   if (record.losses.empty() || record.ranks.front().timelines.empty()) return;
@@ -262,10 +258,8 @@ void answer(const RunCommandOptions& options, const Job& job, const EventGraph& 
   if (machine.host_computes && job.profile_file.empty())
     machine.gpu.peak_bf16 = machine.gpu.peak_fp32 = FlopsPerSecond();
   const Report report = summarize_run(view, machine, record);
-  if (options.output.form == Form::kJson)
-    write_answer(document("foreshard.report/1", to_json(report)));
-  else
-    write_text(to_text(report, view, color_of(options.output.color)));
+  if (options.output.form == Form::kJson) write_answer(document("foreshard.report/1", to_json(report)));
+  else write_text(to_text(report, view, color_of(options.output.color)));
   note(fmt::format("run folder {}", folder));
 }
 

@@ -24,9 +24,8 @@ ExitCode run_self_check(const SelfCheckOptions& options) {
   const std::string created = utc_now();
   std::string running;  // the check that is
   const auto answer = [&] {
-    return Json{
-        {"schema", "foreshard.self_check/1"}, {"created", created}, {"device", device},   {"versions", versions},
-        {"command", options.command},         {"failed", failed},   {"running", running}, {"checks", rows}};
+    return Json{{"schema", "foreshard.self_check/1"}, {"created", created}, {"device", device}, {"versions", versions},
+        {"command", options.command}, {"failed", failed}, {"running", running}, {"checks", rows}};
   };
   // Written before and after every check: one may end the process.
   const auto add = [&](const CheckResult& r) {
@@ -44,10 +43,10 @@ ExitCode run_self_check(const SelfCheckOptions& options) {
     const auto accelerator = options.device == "standin" ? host_accelerator() : load_accelerator(options.index);
     device = accelerator->info().name;
     add({"load", CheckStatus::kOk,
-         options.device == "standin" ? "the stand-in" : "driver, LibTorch's CUDA half, plugin", 0});
+        options.device == "standin" ? "the stand-in" : "driver, LibTorch's CUDA half, plugin", 0});
     self_check(*accelerator, options.skip, add);
     engine_check([&] { return options.device == "standin" ? host_accelerator() : load_accelerator(options.index); },
-                 options.skip, add);
+        options.skip, add);
   } catch (const DeviceLost& lost) {  // told as one that ended the process
     running = lost.what();
     if (!options.out.empty()) write_file(options.out, to_text(answer()));

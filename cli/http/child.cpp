@@ -48,12 +48,12 @@ void isolate(int output) {
   ::close_range(static_cast<unsigned>(output) + 1, ~0U, 0);
   ::umask(077);
   for (const char* name : {"HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE",
-                           "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE"})
+           "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE"})
     ::unsetenv(name);
 }
 
 [[noreturn]] void run(const ChildBounds& bounds, const std::filesystem::path& folder, int output,
-                      const std::function<std::string()>& work) {
+    const std::function<std::string()>& work) {
   int status = kFailedStatus;
   try {
     isolate(output);
@@ -72,8 +72,8 @@ void isolate(int output) {
 
 }
 
-Child start_child(const ChildBounds& bounds, const std::filesystem::path& folder,
-                  const std::function<std::string()>& work) {
+Child start_child(
+    const ChildBounds& bounds, const std::filesystem::path& folder, const std::function<std::string()>& work) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw Error(ExitCode::kInternal, "serve: the system gives no more pipes");
   const pid_t pid = ::fork();

@@ -24,8 +24,8 @@ struct Child {
 // Runs `work` in a copy of this process, which must have one thread; what it returns is written to
 // `output`. It works in `folder`, sees no descriptor and no standard stream of this process, and
 // ends with it. Throws Error(kInternal) where the system gives no process.
-Child start_child(const ChildBounds& bounds, const std::filesystem::path& folder,
-                  const std::function<std::string()>& work);
+Child start_child(
+    const ChildBounds& bounds, const std::filesystem::path& folder, const std::function<std::string()>& work);
 
 // How a child ended. Waits for it: its output has ended, or it was killed.
 enum class ChildEnd : std::uint8_t { kDone, kOutOfTime, kOutOfMemory, kFailed };

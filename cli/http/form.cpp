@@ -1,5 +1,4 @@
-// Multipart bodies are cut at their boundary (RFC 7578); of a part's headers only the disposition
-// counts.
+// Multipart bodies are cut at their boundary (RFC 7578); of a part's headers only the disposition counts.
 #include "cli/http/form.h"
 
 #include <nlohmann/json.hpp>
@@ -70,10 +69,8 @@ void read_part(std::string_view part, HttpForm& form) {
     if (!starts_with(line, "content-disposition:")) continue;
     const auto field = parameter(line, "name");
     if (!field) break;
-    if (auto name = parameter(line, "filename"))
-      form.files.push_back({*field, std::move(*name), content});
-    else
-      form.words.emplace_back(*field, content);
+    if (auto name = parameter(line, "filename")) form.files.push_back({*field, std::move(*name), content});
+    else form.words.emplace_back(*field, content);
     return;
   }
   refuse("the body: a part without a name");

@@ -56,9 +56,8 @@ bool is_loopback_name(std::string_view host) {
 std::optional<std::string> gate_refusal(const HttpGate& gate, const HttpCaller& caller) {
   const std::string name = name_of(caller.host);
   const bool is_ours = is_loopback_name(caller.host) || (!name.empty() && name == name_of(caller.address)) ||
-                       std::ranges::any_of(gate.own_names, [&](const std::string& own) {
-                         return !name.empty() && name == name_of(own);
-                       });
+                       std::ranges::any_of(gate.own_names,
+                           [&](const std::string& own) { return !name.empty() && name == name_of(own); });
   if (!is_ours) return "this name is not served; ask for localhost, or start serve with --host";
   const bool is_same_origin = caller.origin.empty() || caller.origin == fmt::format("http://{}", caller.host) ||
                               caller.origin == fmt::format("https://{}", caller.host);  // behind a proxy

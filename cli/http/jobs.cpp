@@ -151,8 +151,7 @@ ChildEnd Jobs::finish(HttpJob& job) {
 void Jobs::stop(const std::shared_ptr<HttpJob>& job, HttpAnswer verdict) {
   if (job->verdict) return;
   job->verdict = std::move(verdict);
-  if (job->child.pid >= 0)
-    ::kill(job->child.pid, SIGKILL);  // the pipe's end follows
+  if (job->child.pid >= 0) ::kill(job->child.pid, SIGKILL);  // the pipe's end follows
   else if (std::erase(at(job->lane).queue, job) > 0)
     boost::asio::post(io_, [job] { std::exchange(job->done, nullptr)(*job->verdict); });
 }
@@ -169,7 +168,7 @@ HttpAnswer Jobs::too_much(HttpLane lane) {
   const ChildBounds& bounds = at(lane).bounds;
   return service_.refusal(503, fmt::format("this takes more than {} s of computing or {} MiB, the most that a request "
                                            "may; ask foreshard on the command line",
-                                           bounds.cpu_seconds, bounds.memory_bytes >> 20));
+                                   bounds.cpu_seconds, bounds.memory_bytes >> 20));
 }
 
 }

@@ -1,6 +1,5 @@
-// What may be a word is decided by the type of the option's value: types that are not known, files
-// among them, may not. So an option that is added for the command line is asked for over HTTP only
-// if its value is harmless.
+// What may be a word is decided by the type of the option's value: types that are not known, files among them, may not.
+// So an option that is added for the command line is asked for over HTTP only if its value is harmless.
 #include "cli/http/questions.h"
 
 #include <fcntl.h>
@@ -31,18 +30,18 @@ struct AskedVerb {
   const char* name;
   HttpLane lane;
 };
-constexpr AskedVerb kVerbs[] = {
-    {"predict", HttpLane::kQuick}, {"explain", HttpLane::kQuick}, {"compare", HttpLane::kQuick},
-    {"search", HttpLane::kLong},   {"fit", HttpLane::kLong},      {"recommend", HttpLane::kLong},
-    {"scale", HttpLane::kLong},    {"validate", HttpLane::kLong}, {"report", HttpLane::kLong}};
+constexpr AskedVerb kVerbs[] = {{"predict", HttpLane::kQuick}, {"explain", HttpLane::kQuick},
+    {"compare", HttpLane::kQuick}, {"search", HttpLane::kLong}, {"fit", HttpLane::kLong},
+    {"recommend", HttpLane::kLong}, {"scale", HttpLane::kLong}, {"validate", HttpLane::kLong},
+    {"report", HttpLane::kLong}};
 
 // Values that name nothing on the machine; "": a flag.
-constexpr std::string_view kPlainTypes[] = {"",     "N",     "AMOUNT", "TIME",      "USD", "RATE",    "GPU",
-                                            "LIST", "RATIO", "STEPS",  "KEY=VALUE", "KEY", "RUNTIME", "BYTES"};
+constexpr std::string_view kPlainTypes[] = {
+    "", "N", "AMOUNT", "TIME", "USD", "RATE", "GPU", "LIST", "RATIO", "STEPS", "KEY=VALUE", "KEY", "RUNTIME", "BYTES"};
 constexpr std::string_view kFileTypes[] = {"FILE", "DIR|TRACE"};
 // Of the server, not of who asks.
-constexpr std::string_view kOwnOptions[] = {"--help",  "--json", "--threads", "--html",
-                                            "--trace", "--out",  "--resume",  "--no-history"};
+constexpr std::string_view kOwnOptions[] = {
+    "--help", "--json", "--threads", "--html", "--trace", "--out", "--resume", "--no-history"};
 
 enum class Shape : std::uint8_t { kJsonAnswer, kTextAnswer, kPageDocument, kPage };
 
@@ -114,9 +113,9 @@ void check_name(const std::string& key, const std::string& value) {
   const bool is_file = end == ".json" || end == ".yaml" || end == ".yml";
   if (is_plain && !is_path && !is_file && value != "local") return;
   throw Error(ExitCode::kInvalidInput,
-              fmt::format("{} {}: {}", key, quote(value),
-                          key == "model" ? "expected a name that foreshard models lists, or the file itself"
-                                         : "expected GPUs and their kind, such as 64xh100, or the file itself"));
+      fmt::format("{} {}: {}", key, quote(value),
+          key == "model" ? "expected a name that foreshard models lists, or the file itself"
+                         : "expected GPUs and their kind, such as 64xh100, or the file itself"));
 }
 
 // What a plan names must lie beside it.
@@ -126,8 +125,8 @@ void check_plan(const std::string& file) {
     const std::filesystem::path path = value;
     const bool leaves = path.is_absolute() || value.starts_with('~') || value == "local" || contains(path, "..");
     if (leaves)
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: {} {}: send the file itself along", file, key, quote(value)));
+      throw Error(
+          ExitCode::kInvalidInput, fmt::format("{}: {} {}: send the file itself along", file, key, quote(value)));
   };
   if (plan.has("model")) check("model", model_of(plan));
   if (plan.has("cluster")) check("cluster", cluster_of(plan));
@@ -163,9 +162,9 @@ class Request {
     if (found != options_.end()) return found->second;
     auto known = list_of<std::string>(options_, [&](const auto& each) { return each.first; });
     const std::string near = nearest_spelling(key, known);
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("unknown key {}; expected {}{}", quote(key), fmt::join(known, ", "),
-                            near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("unknown key {}; expected {}{}", quote(key), fmt::join(known, ", "),
+                                     near.empty() ? "" : fmt::format("; did you mean {}?", near)));
   }
 
   void add_word(const std::string& key, const std::string& value) {
@@ -175,7 +174,7 @@ class Request {
     if (takes(known) == Takes::kFile) {
       // As a key that is not known: files are sent, not named.
       throw Error(ExitCode::kInvalidInput,
-                  fmt::format("unknown key {}: send the file itself, as multipart/form-data", quote(key)));
+          fmt::format("unknown key {}: send the file itself, as multipart/form-data", quote(key)));
     }
     if (takes(known) == Takes::kName) check_name(key, value);
     if (key == "set" || key == "fix" || key == "with") {
@@ -254,8 +253,8 @@ std::string own_threads(int threads) {
 bool has_option(const AskedVerb& verb, std::string_view name) {
   for (const Command& command : command_tree().commands) {
     if (command.name != verb.name) continue;
-    return std::ranges::any_of(command.options,
-                               [&](const CommandOption& option) { return option.names.front() == name; });
+    return std::ranges::any_of(
+        command.options, [&](const CommandOption& option) { return option.names.front() == name; });
   }
   return false;
 }
@@ -348,10 +347,8 @@ Json words_json() {
   for (const AskedVerb& verb : kVerbs) {
     Json& words = verbs[verb.name] = Json::object();
     for (const auto& [word, option] : options_of(verb.name)) {
-      words[word] = {{"help", option.help},
-                     {"type", option.type},
-                     {"file", takes(option) == Takes::kFile || takes(option) == Takes::kName},
-                     {"words", option.value.words}};
+      words[word] = {{"help", option.help}, {"type", option.type},
+          {"file", takes(option) == Takes::kFile || takes(option) == Takes::kName}, {"words", option.value.words}};
     }
   }
   return verbs;

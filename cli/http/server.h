@@ -1,8 +1,7 @@
 // An HTTP server that knows nothing of Foreshard, and Foreshard nothing of HTTP.
 //
-// One thread reads and writes for everybody (Boost.Asio), so that a slow client holds a connection
-// and nothing else; what takes time runs in processes of their own (child.h), a few at a time, and
-// ends when its client leaves.
+// One thread reads and writes for everybody (Boost.Asio), so that a slow client holds a connection and nothing else;
+// what takes time runs in processes of their own (child.h), a few at a time, and ends when its client leaves.
 #pragma once
 
 #include <cstddef>

@@ -59,7 +59,7 @@ void Session::read() {
   header_->body_limit(bounds.upload_bytes);
   stream_.expires_after(seconds(bounds.header_seconds));
   http::async_read_header(stream_, buffer_, *header_,
-                          [self = shared_from_this()](Failure failure, std::size_t) { self->on_header(failure); });
+      [self = shared_from_this()](Failure failure, std::size_t) { self->on_header(failure); });
 }
 
 void Session::refuse(int status, const char* what) {
@@ -106,10 +106,9 @@ bool Session::passes_gate() {
   });
   Failure ignored;
   const std::string address = stream_.socket().local_endpoint(ignored).address().to_string();
-  const auto refused =
-      gate_refusal(host_.gate, {view_of(request[http::field::host]), view_of(request[http::field::origin]),
-                                view_of(request["Sec-Fetch-Site"]), view_of(request[http::field::cookie]),
-                                view_of(request[http::field::authorization]), token, address});
+  const auto refused = gate_refusal(host_.gate,
+      {view_of(request[http::field::host]), view_of(request[http::field::origin]), view_of(request["Sec-Fetch-Site"]),
+          view_of(request[http::field::cookie]), view_of(request[http::field::authorization]), token, address});
   if (!refused) {
     if (!token.empty() && token == host_.gate.token)
       set_cookie_ = host_.gate.cookie + "=" + token + "; Path=/; HttpOnly; SameSite=Strict";
@@ -142,9 +141,9 @@ void Session::read_body(std::unique_ptr<Parser> parser, std::size_t most) {
     return http::async_read(stream_, buffer_, body, std::move(on_read));
   static constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
   asio::async_write(stream_, asio::buffer(kContinue, sizeof kContinue - 1),
-                    [this, &body, on_read = std::move(on_read)](Failure failure, std::size_t) mutable {
-                      if (!failure) http::async_read(stream_, buffer_, body, std::move(on_read));
-                    });
+      [this, &body, on_read = std::move(on_read)](Failure failure, std::size_t) mutable {
+        if (!failure) http::async_read(stream_, buffer_, body, std::move(on_read));
+      });
 }
 
 void Session::on_question() {

@@ -42,9 +42,8 @@ fs::path library_folder() {
   fs::path folder = program.parent_path() / "null";
   if (!fs::exists(folder / "libforeshard-null.so")) {
     throw Error(ExitCode::kMissingCapability,
-                fmt::format("{}: is not there; expected the null GPU's library beside the program "
-                            "(./x build makes both)",
-                            (folder / "libforeshard-null.so").string()));
+        fmt::format("{}: is not there; expected the null GPU's library beside the program (./x build makes both)",
+            (folder / "libforeshard-null.so").string()));
   }
   return folder;
 }
@@ -60,9 +59,8 @@ Cluster one_node(const std::string& gpu) {
 std::string gpu_variable(const Cluster& node, std::int64_t devices, Bytes memory) {
   const ComputeCapability c = capability_of(node.gpu);
   return fmt::format(
-      "name={};memory={};major={};minor={};devices={};multiprocessors={};l2={};"
-      "shared_per_multiprocessor={};shared_per_block={};threads_per_multiprocessor={};"
-      "blocks_per_multiprocessor={}",
+      "name={};memory={};major={};minor={};devices={};multiprocessors={};l2={};shared_per_multiprocessor={};shared_per_"
+      "block={};threads_per_multiprocessor={};blocks_per_multiprocessor={}",
       node.gpu.name, memory.count(), c.major, c.minor, devices, node.gpu.multiprocessors, c.l2_bytes,
       c.shared_per_multiprocessor, c.shared_per_block, c.threads_per_multiprocessor, c.blocks_per_multiprocessor);
 }
@@ -109,8 +107,7 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
   set("MASTER_ADDR", "127.0.0.1");
   set("MASTER_PORT", "29500");
   set("TORCHELASTIC_RUN_ID", "foreshard-null");
-  // ProcessGroupNCCL's monitor asks the store, which is Python's here, until after Python has
-  // ended.
+  // ProcessGroupNCCL's monitor asks the store, which is Python's here, until after Python has ended.
   set("TORCH_NCCL_ENABLE_MONITORING", "0");
   set("TORCH_NCCL_DUMP_ON_TIMEOUT", "0");
   ::setenv("OMP_NUM_THREADS", "1", 0);
@@ -171,8 +168,7 @@ bool has_faults(const fs::path& out) {
   return false;
 }
 
-// Where a command that failed read what nobody computed, for lines R and N of calls.txt; "":
-// nowhere.
+// Where a command that failed read what nobody computed, for lines R and N of calls.txt; "": nowhere.
 std::string blind_reads(const fs::path& out) {
   std::map<std::string, std::string> names;
   std::string first, last;
@@ -192,8 +188,7 @@ std::string blind_reads(const fs::path& out) {
     return all.empty() ? std::string("a place that is not Python's") : all.substr(0, all.find(" < "));
   };
   return fmt::format(
-      "before it failed, the command read {} numbers from the GPU that nobody computed: first at "
-      "{}, last at {}; ",
+      "before it failed, the command read {} numbers from the GPU that nobody computed: first at {}, last at {}; ",
       reads, place(first), place(last));
 }
 
@@ -205,7 +200,7 @@ int exit_status(const NullOptions& options, int status) {
   note(
       fmt::format("{} ended by signal {} ({}): a library may read the GPU's memory from the host, "
                   "or call what the null GPU does not answer",
-                  options.command.front(), WTERMSIG(status), strsignal(WTERMSIG(status))));
+          options.command.front(), WTERMSIG(status), strsignal(WTERMSIG(status))));
   return 128 + WTERMSIG(status);
 }
 
@@ -226,36 +221,32 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
       "foreshard-null");
   app.footer(
       "Example:\n  foreshard-null --rank 0 --world 64 --gpu h100 -- python3 train.py\n"
-      "Exit status: the command's; 6 where it made a call that is not answered (it is "
-      "named), or no call at all.");
+      "Exit status: the command's; 6 where it made a call that is not answered (it is named), or no call at all.");
   app.set_version_flag("--version", std::string("foreshard-null ") + FORESHARD_VERSION);
   app.add_option("--rank", o.rank, "Which rank the command is")->check(CLI::NonNegativeNumber);
   app.add_option("--world", o.world, "How many ranks there are")->check(CLI::Range(1, 1 << 20));
   app.add_option("--gpu", o.gpu, "The GPU, such as h100 (foreshard machines)")->required();
   app.add_option("--out", o.out, "Folder of the capture")->capture_default_str();
-  app.add_option("--after", o.after,
-                 "Captures of other ranks, which hold objects that they sent to this one (shapes of stages)");
+  app.add_option(
+      "--after", o.after, "Captures of other ranks, which hold objects that they sent to this one (shapes of stages)");
   app.add_option("--events", o.events, "How far the GPU is when it is asked")
       ->check(CLI::IsMember({"done", "pending", "paced"}))
       ->capture_default_str();
   app.add_flag("--check", o.check,
-               "Look for work of two streams that needs an order and has none, and for memory that "
-               "is handed out while a stream still needs it; each fault is a line on standard "
-               "error, and makes the exit status 5");
+      "Look for work of two streams that needs an order and has none, and for memory that is handed out while a stream "
+      "still needs it; each fault is a line on standard error, and makes the exit status 5");
   app.add_flag("--modules", o.modules,
-               "Write what each module of the model computes, for foreshard import of a model that "
-               "is not transformers'");
+      "Write what each module of the model computes, for foreshard import of a model that is not transformers'");
   app.add_flag("--values", o.values,
-               "Compute on the host what follows from integers and masks that the host copied to "
-               "the GPU: lengths, positions, indices");
+      "Compute on the host what follows from integers and masks that the host copied to "
+      "the GPU: lengths, positions, indices");
   app.add_flag("--padded", o.padded, "Batches are padded: attention masks are not all ones");
   std::int64_t batch = kTellingBatch, sequence = 0;
   std::string dtype = "autocast";
-  CLI::Option* const config =
-      app.add_option("--config", o.config,
-                     "A config.json of transformers: three training steps of its model on one GPU of "
-                     "any size are the command; words behind -- are the Python, as in -- python3.12")
-          ->check(CLI::ExistingFile);
+  CLI::Option* const config = app.add_option("--config", o.config,
+                                     "A config.json of transformers: three training steps of its model on one GPU of "
+                                     "any size are the command; words behind -- are the Python, as in -- python3.12")
+                                  ->check(CLI::ExistingFile);
   app.add_option("--batch", batch, "With --config: samples of a step")
       ->needs(config)
       ->check(CLI::Range(1, 1 << 20))
@@ -311,31 +302,22 @@ int run_on_null_gpu(const NullOptions& told) {
     const auto begin = std::chrono::steady_clock::now();
     status = exit_status(options, run(options, node, library, out));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    const Json head = {{"schema", "foreshard.capture/1"},
-                       {"gpu", node.gpu.key},
-                       {"rank", options.rank},
-                       {"world", options.world},
-                       {"command", fmt::format("{}", fmt::join(options.command, " "))},
-                       {"events", options.events},
-                       {"processor", status == 0 ? processor_of_steps(out) : 1},
-                       {"values", options.values},
-                       {"ones", options.ones},
-                       {"exit_status", status},
-                       {"seconds", seconds.count()}};
+    const Json head = {{"schema", "foreshard.capture/1"}, {"gpu", node.gpu.key}, {"rank", options.rank},
+        {"world", options.world}, {"command", fmt::format("{}", fmt::join(options.command, " "))},
+        {"events", options.events}, {"processor", status == 0 ? processor_of_steps(out) : 1},
+        {"values", options.values}, {"ones", options.ones}, {"exit_status", status}, {"seconds", seconds.count()}};
     write_file((out / "capture.json").string(), head.dump(1) + "\n");
     // What it did with numbers that nobody computed may be why.
     const std::string reads = status == 0 || status == kNotAnswered ? std::string() : blind_reads(out);
     is_last = reads.empty() || options.ones;
     if (reads.empty()) continue;
-    note(reads + (options.ones     ? "give what lengths and branches follow from as tensors on the host"
-                  : options.values ? "again, where they are ones instead of zeros"
-                                   : "again, with --values"));
+    note(reads + (options.ones        ? "give what lengths and branches follow from as tensors on the host"
+                     : options.values ? "again, where they are ones instead of zeros"
+                                      : "again, with --values"));
     (options.values ? options.ones : options.values) = true;
   }
   if (status == 0 && !fs::exists(out / "calls.txt")) {
-    note(
-        "the command made no call to a GPU: is its PyTorch built with CUDA, and does it train on "
-        "`cuda`?");
+    note("the command made no call to a GPU: is its PyTorch built with CUDA, and does it train on `cuda`?");
     return kNotAnswered;
   }
   if (status == 0 && options.check && has_faults(out)) return static_cast<int>(ExitCode::kOutsideTolerance);

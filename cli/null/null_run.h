@@ -31,10 +31,9 @@ struct NullCommandLine {
 };
 NullCommandLine parse_null_command_line(std::vector<std::string> arguments);
 
-// A command that fails after it read what nobody computed is run again, with `values`, then with
-// `ones`. The last run's exit status (128 + signal where one ended it); 6 where it made a call that
-// is not answered, or none at all. Throws Error for a GPU or a rank that cannot be, and where the
-// null GPU's library is not beside the program.
+// A command that fails after it read what nobody computed is run again, with `values`, then with `ones`. The last run's
+// exit status (128 + signal where one ended it); 6 where it made a call that is not answered, or none at all. Throws
+// Error for a GPU or a rank that cannot be, and where the null GPU's library is not beside the program.
 int run_on_null_gpu(const NullOptions& options);
 
 }

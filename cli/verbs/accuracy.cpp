@@ -33,7 +33,7 @@ std::vector<std::string> blanked_columns(const std::vector<std::string>& said) {
       continue;
     }
     for (const char* detail : {"stack", "attention_kernel", "norm_impl", "rope_impl", "residual_dtype", "loss_impl",
-                               "train_metrics", "optimizer_impl"})
+             "train_metrics", "optimizer_impl"})
       columns.emplace_back(detail);
   }
   return columns;
@@ -55,12 +55,10 @@ void write_accuracy_page(const AccuracyOptions& options, const std::vector<Accur
   write_page(options.html, page);
 }
 
-void write(const std::vector<AccuracyRow>& rows, const std::string& title, ShownRows shown,
-           const OutputOptions& output) {
-  if (output.form == Form::kJson)
-    write_answer(document("foreshard.accuracy/1", accuracy_json(rows)));
-  else
-    write_text(accuracy_text(rows, title, shown, color_of(output.color)));
+void write(
+    const std::vector<AccuracyRow>& rows, const std::string& title, ShownRows shown, const OutputOptions& output) {
+  if (output.form == Form::kJson) write_answer(document("foreshard.accuracy/1", accuracy_json(rows)));
+  else write_text(accuracy_text(rows, title, shown, color_of(output.color)));
 }
 
 }
@@ -85,21 +83,21 @@ ExitCode run_accuracy(const AccuracyOptions& options) {
   if (!options.freeze.empty()) {
     const Json frozen = frozen_forecasts(scored.rows);
     write_file(options.freeze, document("foreshard.forecasts/1", frozen));
-    note(fmt::format("{} forecasts in {}, hash {}", scored.rows.size(), options.freeze,
-                     frozen["hash"].get<std::string>()));
+    note(fmt::format(
+        "{} forecasts in {}, hash {}", scored.rows.size(), options.freeze, frozen["hash"].get<std::string>()));
   }
   if (!options.frozen.empty()) {
     try {
       scored.rows = with_frozen(std::move(scored.rows), read_json_document(options.frozen));
     } catch (const Json::exception& error) {
-      throw ConfigError({options.frozen, 0, 0, ""}, fmt::format("is not whole: {}", error.what()),
-                        "the file of accuracy --freeze");
+      throw ConfigError(
+          {options.frozen, 0, 0, ""}, fmt::format("is not whole: {}", error.what()), "the file of accuracy --freeze");
     }
   }
   if (options.anchor > 0) scored.rows = anchored(std::move(scored.rows), options.anchor);
   if (!options.html.empty()) write_accuracy_page(options, scored.rows);
   write(scored.rows, fmt::format("forecasts against {}", fmt::join(options.files, ", ")), ShownRows::kWorst,
-        options.output);
+      options.output);
   for (const std::string& problem : scored.problems) note("error: " + problem);
   if (!scored.problems.empty()) return ExitCode::kInvalidInput;
   const AccuracySummary all = summarize_accuracy(pointers(scored.rows));

@@ -11,10 +11,8 @@ namespace foreshard {
 
 ExitCode run_ask(const AskOptions& options) {
   const Questions asked = questions(load_job(options.job));
-  if (options.output.form == Form::kJson)
-    write_answer(document("foreshard.questions/1", to_json(asked)));
-  else
-    write_text(questions_text(asked));
+  if (options.output.form == Form::kJson) write_answer(document("foreshard.questions/1", to_json(asked)));
+  else write_text(questions_text(asked));
   return ExitCode::kOk;
 }
 

@@ -43,15 +43,14 @@ std::string variant_text(const LocalVariant& variant, const VariantReport& repor
       fmt::format(": best {}; copies {} per rank\n", rates_text(variant), format_bandwidth(variant.memory_bandwidth));
   std::vector<std::vector<std::string>> rows = {{"curve", "points", "median", "90 %", "left out", "90 %"}};
   for (const CurveReport& curve : report.curves) {
-    rows.push_back({curve.curve, curve.rows, error_cell(curve, 0, &FitError::median),
-                    error_cell(curve, 0, &FitError::p90), error_cell(curve, 1, &FitError::median),
-                    error_cell(curve, 1, &FitError::p90)});
+    rows.push_back(
+        {curve.curve, curve.rows, error_cell(curve, 0, &FitError::median), error_cell(curve, 0, &FitError::p90),
+            error_cell(curve, 1, &FitError::median), error_cell(curve, 1, &FitError::p90)});
   }
   for (const std::string& line : aligned(rows)) text += "  " + line + "\n";
   const Calibration& c = variant.calibration;
   text += fmt::format(
-      "  host: {} per row, {} per hook, {} more per collective; overlap slows "
-      "compute x{:.2f}, communication x{:.2f}\n",
+      "  host: {} per row, {} per hook, {} more per collective; overlap slows compute x{:.2f}, communication x{:.2f}\n",
       format_time(Time::seconds(c.host.per_row)), format_time(Time::seconds(c.host.per_hook)),
       format_time(Time::seconds(c.host.per_collective)), c.contention.compute, c.contention.communication);
   for (const std::string& gap : report.gaps) text += "  " + paint.yellow("not measured: " + gap) + "\n";
@@ -74,10 +73,8 @@ std::string answer_text(const LocalFit& fit, const std::string& path, const Pain
 Json error_json(const CurveReport& report, std::size_t index) {
   if (report.errors.size() <= index) return nullptr;
   const FitError& error = report.errors[index];
-  return {{"rows", error.rows},
-          {"median_abs_error", error.median},
-          {"p90_abs_error", error.p90},
-          {"log_bias", error.log_bias}};
+  return {{"rows", error.rows}, {"median_abs_error", error.median}, {"p90_abs_error", error.p90},
+      {"log_bias", error.log_bias}};
 }
 
 Json answer_json(const LocalFit& fit, const std::string& path) {
@@ -85,16 +82,13 @@ Json answer_json(const LocalFit& fit, const std::string& path) {
   for (std::size_t i = 0; i < fit.reports.size(); ++i) {
     const LocalVariant& variant = fit.profile.variants[i];
     Json curves = json_list(fit.reports[i].curves, [&](const CurveReport& curve) -> Json {
-      return {{"curve", curve.curve},         {"points", curve.rows},
-              {"constants", curve.constants}, {"evidence", to_string(curve.evidence)},
-              {"own", error_json(curve, 0)},  {"left_out", error_json(curve, 1)}};
+      return {{"curve", curve.curve}, {"points", curve.rows}, {"constants", curve.constants},
+          {"evidence", to_string(curve.evidence)}, {"own", error_json(curve, 0)}, {"left_out", error_json(curve, 1)}};
     });
-    body["variants"].push_back({{"ranks", variant.ranks},
-                                {"peak_fp32_flop_per_s", variant.peak_fp32.value()},
-                                {"peak_bf16_flop_per_s", variant.peak_bf16.value()},
-                                {"memory_bandwidth_bytes_per_s", variant.memory_bandwidth.value()},
-                                {"curves", std::move(curves)},
-                                {"not_measured", fit.reports[i].gaps}});
+    body["variants"].push_back({{"ranks", variant.ranks}, {"peak_fp32_flop_per_s", variant.peak_fp32.value()},
+        {"peak_bf16_flop_per_s", variant.peak_bf16.value()},
+        {"memory_bandwidth_bytes_per_s", variant.memory_bandwidth.value()}, {"curves", std::move(curves)},
+        {"not_measured", fit.reports[i].gaps}});
   }
   return body;
 }
@@ -114,16 +108,10 @@ bool is_csv(const std::string& file) { return std::filesystem::path(file).extens
 
 Json csv_json(const CsvFit& fit, const std::string& path) {
   Json errors = json_list(fit.report.errors, [&](const FitError& error) -> Json {
-    return {{"what", error.what},
-            {"rows", error.rows},
-            {"median_abs_error", error.median},
-            {"p90_abs_error", error.p90},
-            {"log_bias", error.log_bias}};
+    return {{"what", error.what}, {"rows", error.rows}, {"median_abs_error", error.median},
+        {"p90_abs_error", error.p90}, {"log_bias", error.log_bias}};
   });
-  return {
-      {"profile", path},
-      {"id", fit.calibration.id},
-      {"gpu", fit.calibration.gpu},
+  return {{"profile", path}, {"id", fit.calibration.id}, {"gpu", fit.calibration.gpu},
       {"curves", {{{"curve", fit.report.curve}, {"constants", fit.report.constants}, {"errors", std::move(errors)}}}},
       {"notes", fit.notes}};
 }
@@ -132,7 +120,7 @@ std::string csv_text(const CsvFit& fit, const std::string& path, const Paint& pa
   std::string text = paint.bold(fit.calibration.gpu) + fmt::format(": {}\n", fit.report.constants);
   for (const FitError& error : fit.report.errors) {
     text += fmt::format("  {}: median {}, 90 % {} of {} rows\n", error.what, percent_text(error.median),
-                        percent_text(error.p90), error.rows);
+        percent_text(error.p90), error.rows);
   }
   for (const std::string& line : fit.notes) text += "  " + paint.yellow(line) + "\n";
   return text + fmt::format("\nwritten to {}; use it with --profile {}\n", path, path);
@@ -143,8 +131,8 @@ ExitCode calibrate_products(const CalibrateOptions& options) {
   for (const std::string& file : options.files) {
     tables.push_back(read_table(file));
     if (!is_gemm_table(tables.back())) {
-      throw ConfigError({file, 1, 0, ""}, "no table of products",
-                        "columns gpu, m, n, k, dtype and tflops or latency_us");
+      throw ConfigError(
+          {file, 1, 0, ""}, "no table of products", "columns gpu, m, n, k, dtype and tflops or latency_us");
     }
   }
   const std::string id = std::filesystem::path(options.files.front()).stem().string();
@@ -167,21 +155,16 @@ ExitCode calibrate_device(const CalibrateOptions& options, const DeviceFit& fit)
   const std::string path = place_of(options.out, c.id);
   write_file(path, to_text(to_json(c)));
   if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.calibrate/1", {{"profile", path},
-                                                    {"id", c.id},
-                                                    {"gpu", c.gpu},
-                                                    {"measured",
-                                                     {{"gemm", c.measured.gemm.size()},
-                                                      {"attention", c.measured.attention.size()},
-                                                      {"functions", c.measured.functions.size()}}},
-                                                    {"notes", fit.notes}}));
+    write_answer(document("foreshard.calibrate/1",
+        {{"profile", path}, {"id", c.id}, {"gpu", c.gpu},
+            {"measured", {{"gemm", c.measured.gemm.size()}, {"attention", c.measured.attention.size()},
+                             {"functions", c.measured.functions.size()}}},
+            {"notes", fit.notes}}));
     return ExitCode::kOk;
   }
   const Paint paint(color_of(options.output.color));
   std::string text =
-      paint.bold(c.gpu) + fmt::format(
-                              ": {} products, {} attention shapes, {} memory-bound "
-                              "functions measured\n",
+      paint.bold(c.gpu) + fmt::format(": {} products, {} attention shapes, {} memory-bound functions measured\n",
                               c.measured.gemm.size(), c.measured.attention.size(), c.measured.functions.size());
   for (const std::string& line : fit.notes) text += "  " + paint.yellow(line) + "\n";
   write_text(text + fmt::format("\nwritten to {}; use it with --profile {}\n", path, path));
@@ -199,10 +182,8 @@ ExitCode run_calibrate(const CalibrateOptions& options) {
   const LocalFit fit = fit_local(measured);
   const std::string path = place_of(options.out, fit.profile.id);
   write_file(path, to_text(to_json(fit.profile)));
-  if (options.output.form == Form::kJson)
-    write_answer(document("foreshard.calibrate/1", answer_json(fit, path)));
-  else
-    write_text(answer_text(fit, path, Paint(color_of(options.output.color))));
+  if (options.output.form == Form::kJson) write_answer(document("foreshard.calibrate/1", answer_json(fit, path)));
+  else write_text(answer_text(fit, path, Paint(color_of(options.output.color))));
   return ExitCode::kOk;
 }
 

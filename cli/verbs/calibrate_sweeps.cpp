@@ -85,11 +85,11 @@ void check_sense(const Cluster& machine, const CollectiveSweep& sweep) {
   const double link = machine.node.gpu_link.value();
   const bool is_small = sweep.points.back().bytes < 1e6;  // latencies alone
   if (best <= kAboveLink * link && (is_small || best >= kLeastOfLink * link)) return;
-  throw Error(ExitCode::kInvalidInput,
-              fmt::format("{}: the best bus bandwidth of {} is {}, the link of {} has {}: another "
-                          "unit, or another GPU?",
-                          sweep.source, to_string(sweep.operation), format_bandwidth(BytesPerSecond(best)),
-                          machine.gpu.key, format_bandwidth(machine.node.gpu_link)));
+  throw Error(
+      ExitCode::kInvalidInput, fmt::format("{}: the best bus bandwidth of {} is {}, the link of {} has {}: another "
+                                           "unit, or another GPU?",
+                                   sweep.source, to_string(sweep.operation), format_bandwidth(BytesPerSecond(best)),
+                                   machine.gpu.key, format_bandwidth(machine.node.gpu_link)));
 }
 
 // The catalogue's machine of a device name.
@@ -97,10 +97,10 @@ std::string machine_of(const std::string& device, const std::string& asked) {
   if (!asked.empty()) return asked;
   const std::vector<Machine> machines = list_machines();
   if (const Machine* machine = match_gpu(device, machines)) return machine->key;
-  throw Error(ExitCode::kInvalidInput,
-              fmt::format("the logs do not tell a GPU of the catalogue{}; name it with --machine "
-                          "KEY (foreshard machines)",
-                          device.empty() ? "" : fmt::format(" ('{}')", device)));
+  throw Error(
+      ExitCode::kInvalidInput, fmt::format("the logs do not tell a GPU of the catalogue{}; name it with --machine "
+                                           "KEY (foreshard machines)",
+                                   device.empty() ? "" : fmt::format(" ('{}')", device)));
 }
 
 }
@@ -138,13 +138,10 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
     check_sense(machine, sweep);
     const Quality quality = quality_of(machine, profile, sweep, version);
     rows.push_back({to_string(sweep.operation), std::to_string(sweep.ranks), std::to_string(sweep.nodes),
-                    std::to_string(quality.points), percent_text(quality.form), percent_text(quality.left_out)});
-    return {{"operation", to_string(sweep.operation)},
-            {"ranks", sweep.ranks},
-            {"nodes", sweep.nodes},
-            {"sizes", quality.points},
-            {"profile_median_abs_error", quality.form},
-            {"left_out_median_abs_error", quality.left_out}};
+        std::to_string(quality.points), percent_text(quality.form), percent_text(quality.left_out)});
+    return {{"operation", to_string(sweep.operation)}, {"ranks", sweep.ranks}, {"nodes", sweep.nodes},
+        {"sizes", quality.points}, {"profile_median_abs_error", quality.form},
+        {"left_out_median_abs_error", quality.left_out}};
   });
   profile.id = "nccl-tests";
   profile.sweeps = std::move(sweeps);
@@ -154,11 +151,9 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
   write_file(path, to_text(to_json(profile)));
   if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.calibrate/1", {{"profile", path},
-                                                    {"machine", machine.gpu.key},
-                                                    {"sweeps", list},
-                                                    {"ledger", ledger_json(ledger)},
-                                                    {"next", next_json(next_measurements(path, machine.gpu.key))}}));
+    write_answer(document("foreshard.calibrate/1",
+        {{"profile", path}, {"machine", machine.gpu.key}, {"sweeps", list}, {"ledger", ledger_json(ledger)},
+            {"next", next_json(next_measurements(path, machine.gpu.key))}}));
     return ExitCode::kOk;
   }
   std::string text = fmt::format("{}: median |predicted / measured - 1|\n", machine.gpu.name);

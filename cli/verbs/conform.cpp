@@ -17,7 +17,7 @@ namespace {
 
 // An id that no folder has is a misspelt one.
 void check_only(const std::vector<const RecordingFolder*>& folders, std::vector<std::string> known,
-                const std::vector<std::string>& only) {
+    const std::vector<std::string>& only) {
   for (const RecordingFolder* folder : folders) {
     for (std::size_t row = 0; row < folder->size(); ++row) known.push_back(folder->id(row));
     for (const SkippedRecording& skipped : folder->skipped()) known.push_back(skipped.id);
@@ -26,13 +26,13 @@ void check_only(const std::vector<const RecordingFolder*>& folders, std::vector<
     if (contains(known, id)) continue;
     const std::string near = nearest_spelling(id, known);
     throw Error(ExitCode::kUsage, fmt::format("no recording is called {}{}", quote(id),
-                                              near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+                                      near.empty() ? "" : fmt::format("; did you mean {}?", near)));
   }
 }
 
 // The folders with an index; there need be none where `others` are there.
-std::vector<std::filesystem::path> recordings_of(const std::filesystem::path& path,
-                                                 const std::vector<std::filesystem::path>& others) {
+std::vector<std::filesystem::path> recordings_of(
+    const std::filesystem::path& path, const std::vector<std::filesystem::path>& others) {
   if (others == std::vector<std::filesystem::path>{path}) return {};
   try {
     return find_recordings(path);
@@ -68,10 +68,8 @@ ExitCode run_conform(const ConformOptions& options) {
     results.push_back(conform_folder(library, *folder, options.only));
     if (results.back().rows.empty()) results.pop_back();
   }
-  if (options.output.form == Form::kJson)
-    write_answer(document("foreshard.conformance/1", conformance_json(results)));
-  else
-    write_text(conformance_text(results, options.verbose, color_of(options.output.color)));
+  if (options.output.form == Form::kJson) write_answer(document("foreshard.conformance/1", conformance_json(results)));
+  else write_text(conformance_text(results, options.verbose, color_of(options.output.color)));
   return summarize(results).passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }
 

@@ -59,12 +59,12 @@ ExitCode score(const DiagnoseOptions& options) {
       return {{"source", each.source}, {"cause", each.cause}, {"place", each.place}};
     });
     write_answer(document("foreshard.diagnosis_score/1",
-                          {{"threads", std::move(list)}, {"first", within(1)}, {"among_three", within(3)}}));
+        {{"threads", std::move(list)}, {"first", within(1)}, {"among_three", within(3)}}));
   } else {
     std::string text;
     for (const Thread& each : threads) text += fmt::format("  {:>2}  {}  {}\n", each.place, each.cause, each.source);
     write_text(text + fmt::format("{} threads: the cause is first in {}, among three in {}\n", threads.size(),
-                                  percent_text(within(1)), percent_text(within(3))));
+                          percent_text(within(1)), percent_text(within(3))));
   }
   return within(3) >= kEnough ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }
@@ -98,7 +98,7 @@ void take_log(const TrainingLog& log, const Plan& plan, Measured& measured) {
 
 MessageFacts facts_of(const OutOfMemory& message) {
   return {message.tried, message.allocated.value_or(0), message.reserved_unallocated.value_or(0),
-          message.capacity.value_or(0), message.others};
+      message.capacity.value_or(0), message.others};
 }
 
 // What was there and what was asked for besides was needed at the least, and more than there is.
@@ -116,8 +116,8 @@ void check_same_job(const TrainingLog& log, const Job& job, const std::string& f
   const auto own = as_double(job.model.parameters());
   if (std::abs(*log.parameters / own - 1) < 0.02) return;
   throw ConfigError({file, log.parameters_line, 0, ""},
-                    fmt::format("is of a model of {:.0f} parameters, the plan's has {:.0f}", *log.parameters, own),
-                    "the log of the plan's own job");
+      fmt::format("is of a model of {:.0f} parameters, the plan's has {:.0f}", *log.parameters, own),
+      "the log of the plan's own job");
 }
 
 double first_kernel(const Forecast& made) {
@@ -175,8 +175,8 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   if (!options.threads.empty()) return score(options);
   if (options.measured.empty() && options.log.empty() && options.run.empty() && options.snapshots.empty()) {
     throw Error(ExitCode::kUsage,
-                "nothing was measured; expected --measured step=2.1s, tokens/s=99840 or "
-                "memory=61GiB, --log FILE, --run TRACE or --snapshot FILE");
+        "nothing was measured; expected --measured step=2.1s, tokens/s=99840 or "
+        "memory=61GiB, --log FILE, --run TRACE or --snapshot FILE");
   }
   const Job job = load_job(options.job);
   const Plan& plan = job.resolved.plan;

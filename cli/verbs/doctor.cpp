@@ -43,18 +43,17 @@ Finding own_profile() {
   } catch (const Error&) {  // no folder of the user's
   }
   return {"profile of this machine", false,
-          "none: --cluster local needs one; foreshard-exec measure --out raw.json, then foreshard "
-          "calibrate raw.json"};
+      "none: --cluster local needs one; foreshard-exec measure --out raw.json, then foreshard calibrate raw.json"};
 }
 
 std::vector<Finding> findings() {
   std::vector<Finding> list;
   list.push_back({"planner", true,
-                  fmt::format("foreshard {}, built with {}; {} cores", FORESHARD_VERSION, __VERSION__,
-                              std::thread::hardware_concurrency())});
+      fmt::format("foreshard {}, built with {}; {} cores", FORESHARD_VERSION, __VERSION__,
+          std::thread::hardware_concurrency())});
   list.push_back({"models", true,
-                  fmt::format("{} by name; Hugging Face config.json of {}", zoo_names().size(),
-                              fmt::join(hf_model_types(), ", "))});
+      fmt::format(
+          "{} by name; Hugging Face config.json of {}", zoo_names().size(), fmt::join(hf_model_types(), ", "))});
   list.push_back({"runtimes", true, fmt::format("fsdp2@{}, native", newest_version(RuntimeKind::kFsdp2))});
   list.push_back({"machines", true, fmt::format("{}", fmt::join(machine_keys(), ", "))});
   list.push_back(
@@ -62,9 +61,9 @@ std::vector<Finding> findings() {
   const bool engine = is_engine_built();
   list.push_back(own_profile());
   list.push_back({"engine", engine,
-                  engine ? "foreshard-exec"
-                         : "foreshard-exec is not built (./x build says why): no runs and no "
-                           "measurements; forecasts need none of it"});
+      engine ? "foreshard-exec"
+             : "foreshard-exec is not built (./x build says why): no runs and no "
+               "measurements; forecasts need none of it"});
   return list;
 }
 

@@ -68,10 +68,8 @@ TracedJob trace_job(const ExplainOptions& asked) {
   std::vector<std::string> assignments;
   for (const InferredKey& key : traced.inferred.keys) {
     std::optional<std::string>* flag = flag_of(traced.options, key.key);
-    if (flag == nullptr)
-      assignments.push_back(fmt::format("{}={}", key.key, key.value));
-    else if (!*flag && !is_set(asked.job, key.key))
-      *flag = key.value;
+    if (flag == nullptr) assignments.push_back(fmt::format("{}={}", key.key, key.value));
+    else if (!*flag && !is_set(asked.job, key.key)) *flag = key.value;
   }
   traced.options.assignments.insert(traced.options.assignments.begin(), assignments);
   std::erase_if(traced.inferred.asked, [&](const AskedKey& key) {
@@ -106,14 +104,13 @@ std::string suggestions_text(const std::vector<TriedSetting>& tried, const Tried
   for (std::size_t i = 0; i < std::min(tried.size(), kSuggestions); ++i) {
     const TriedSetting& setting = tried[i];
     const Bytes freed = setting.fit.margin() - now.fit.margin();
-    const std::string line =
-        fmt::format("{}. set {}: {} ({}), {}{}; {}", i + 1, fmt::join(setting.changes, ", "),
-                    signed_seconds(setting.seconds - now.seconds), signed_percent(setting.seconds / now.seconds - 1),
-                    freed == Bytes() ? "the same memory" : "memory " + signed_bytes(-as_double(freed.count())),
-                    setting.price == SettingPrice::kFree   ? ""
-                    : setting.price == SettingPrice::kCode ? "; other kernels"
-                                                           : "; other roundings",
-                    setting.why);
+    const std::string line = fmt::format("{}. set {}: {} ({}), {}{}; {}", i + 1, fmt::join(setting.changes, ", "),
+        signed_seconds(setting.seconds - now.seconds), signed_percent(setting.seconds / now.seconds - 1),
+        freed == Bytes() ? "the same memory" : "memory " + signed_bytes(-as_double(freed.count())),
+        setting.price == SettingPrice::kFree   ? ""
+        : setting.price == SettingPrice::kCode ? "; other kernels"
+                                               : "; other roundings",
+        setting.why);
     text += fmt::format("  {}\n", fmt::join(wrapped(line, kTextWidth - 2, 5), "\n  "));
   }
   return text;
@@ -138,14 +135,10 @@ Json suggestions_json(const std::vector<TriedSetting>& tried, const TriedSetting
   Json list = Json::array();
   for (std::size_t i = 0; i < std::min(tried.size(), kSuggestions); ++i) {
     const TriedSetting& setting = tried[i];
-    list.push_back({{"set", setting.changes},
-                    {"step_s", setting.seconds},
-                    {"gain_s", now.seconds - setting.seconds},
-                    {"margin_bytes", setting.fit.margin().count()},
-                    {"fit_probability", fit_probability(setting.fit)},
-                    {"freed_bytes", (setting.fit.margin() - now.fit.margin()).count()},
-                    {"price", to_string(setting.price)},
-                    {"why", setting.why}});
+    list.push_back({{"set", setting.changes}, {"step_s", setting.seconds}, {"gain_s", now.seconds - setting.seconds},
+        {"margin_bytes", setting.fit.margin().count()}, {"fit_probability", fit_probability(setting.fit)},
+        {"freed_bytes", (setting.fit.margin() - now.fit.margin()).count()}, {"price", to_string(setting.price)},
+        {"why", setting.why}});
   }
   return list;
 }
@@ -160,8 +153,8 @@ struct Compared {
 // The median step of the first rank is what is explained.
 Compared compare(Forecast made, RecordedRun recording, const std::string& run) {
   if (made.graph.fingerprint() != recording.record.fingerprint) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: is of another step; foreshard validate says what differs", run));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("{}: is of another step; foreshard validate says what differs", run));
   }
   const Forecast measured = measured_view(made.model, made.plan, made.graph, recording.record);
   SlowStep step = why_slower(made.graph, made.timeline, measured.timeline);
@@ -188,9 +181,9 @@ void check_machine(const ExplainOptions& options, const FsdpTrace& trace) {
   const auto& cluster = options.job.cluster;
   if (!cluster || *cluster == "local" || trace.of_gpu || !trace.device.empty()) return;
   throw Error(ExitCode::kInvalidInput,
-              fmt::format("{}: is of CPU ranks{}: their times and overlap say nothing of '{}'; "
-                          "record on the GPUs with ProfilerActivity.CUDA, or name --cluster local",
-                          trace.file, trace.facts.backend.empty() ? "" : " over " + trace.facts.backend, *cluster));
+      fmt::format("{}: is of CPU ranks{}: their times and overlap say nothing of '{}'; "
+                  "record on the GPUs with ProfilerActivity.CUDA, or name --cluster local",
+          trace.file, trace.facts.backend.empty() ? "" : " over " + trace.facts.backend, *cluster));
 }
 
 ExitCode explain_trace(const ExplainOptions& options) {
@@ -225,10 +218,8 @@ ExitCode explain_trace(const ExplainOptions& options) {
   const char* schema = "foreshard.inferred/1";
   if (!first.of_gpu && !first.device.empty()) {
     // Only what the host did is in it.
-    note(
-        fmt::format("{}: has no kernels of {}: times are not compared (ProfilerActivity.CUDA "
-                    "records them)",
-                    first.file, first.device));
+    note(fmt::format("{}: has no kernels of {}: times are not compared (ProfilerActivity.CUDA records them)",
+        first.file, first.device));
   } else {
     schema = "foreshard.slower/1";
     RecordedRun recording = joined(made, traced.traces);

@@ -38,9 +38,9 @@ Exported export_script(const Job& job) {
   const std::optional<ModelDims> dims = dims_of(job);
   if (!dims) {
     throw Error(ExitCode::kMissingCapability,
-                fmt::format("export --to fsdp2: unsupported: {} is not a decoder that is built in: "
-                            "the script needs one of foreshard models, or a config.json",
-                            job.model.name));
+        fmt::format("export --to fsdp2: unsupported: {} is not a decoder that is built in: "
+                    "the script needs one of foreshard models, or a config.json",
+            job.model.name));
   }
   return export_fsdp2(job.resolved.plan, job.model, *dims);
 }
@@ -52,7 +52,7 @@ Exported export_nearest(const Job& job, const char* runtime, const std::function
   ImportLedger changed;
   for (const LedgerEntry& entry : other.ledger) {
     changed.push_back({Mapping::kUnsupported, fmt::format("{}: {}", entry.what, entry.from), entry.to,
-                       entry.why.empty() ? "the runtime's nature" : entry.why, "plan", 0});
+        entry.why.empty() ? "the runtime's nature" : entry.why, "plan", 0});
   }
   file.ledger.insert(file.ledger.begin(), changed.begin(), changed.end());
   return file;
@@ -65,10 +65,9 @@ Exported exported(const ExportOptions& options, const Job& job) {
   const bool is_titans = options.to.starts_with("torchtitan");
   if (has_axes && options.to != "fsdp2" && !is_titans) {
     throw Error(ExitCode::kMissingCapability,
-                fmt::format("export --to {}: unsupported: mesh.tp, mesh.cp, mesh.ep and mesh.pp are "
-                            "written for torchtitan, and all but mesh.pp for fsdp2; nearest: --to "
-                            "torchtitan",
-                            options.to));
+        fmt::format("export --to {}: unsupported: mesh.tp, mesh.cp, mesh.ep and mesh.pp are written for torchtitan, "
+                    "and all but mesh.pp for fsdp2; nearest: --to torchtitan",
+            options.to));
   }
   if (options.to == "fsdp2") return export_script(job);
   if (options.to == "launch") return launch_file(plan, job.cluster, launcher_of(options), options.program);
@@ -87,8 +86,7 @@ ExitCode run_export(const ExportOptions& options) {
   if (!options.ledger.empty()) write_file(options.ledger, ledger_text(file.ledger));
   if (!options.out.empty()) write_file(options.out, file.text);
   if (options.output.form == Form::kJson) {
-    write_answer(document(
-        "foreshard.export/1",
+    write_answer(document("foreshard.export/1",
         {{"to", options.to}, {"out", options.out}, {"text", file.text}, {"ledger", ledger_json(file.ledger)}}));
     return ExitCode::kOk;
   }
@@ -101,11 +99,9 @@ ExitCode run_launch(const ExportOptions& options) {
   const Job job = load_job(options.job);
   const LaunchLine launch = launch_of(job.resolved.plan, job.cluster, launcher_of(options), options.program);
   if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.launch/1", {{"launcher", options.launcher},
-                                                 {"nodes", launch.nodes},
-                                                 {"ranks_per_node", launch.ranks_per_node},
-                                                 {"ranks", job.resolved.plan.mesh.world()},
-                                                 {"line", launch.line}}));
+    write_answer(document("foreshard.launch/1",
+        {{"launcher", options.launcher}, {"nodes", launch.nodes}, {"ranks_per_node", launch.ranks_per_node},
+            {"ranks", job.resolved.plan.mesh.world()}, {"line", launch.line}}));
   } else {
     write_answer(launch.line + "\n");
   }

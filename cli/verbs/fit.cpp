@@ -35,18 +35,16 @@ ExitCode run_fit(const FitOptions& options) {
   const FittedBudget fitted = blame_profile(options.job, [&] { return fit_to_budget(options.job, budget, search); });
   const BudgetCurve& curve = fitted.curve;
   if (budget > curve.cluster.gpu.memory) {
-    note(fmt::format("--budget {}: a GPU has {}, all of which is taken", options.budget,
-                     format_bytes(curve.cluster.gpu.memory)));
+    note(fmt::format(
+        "--budget {}: a GPU has {}, all of which is taken", options.budget, format_bytes(curve.cluster.gpu.memory)));
   }
   if (curve.best && !options.out.empty()) {
     const std::filesystem::path folder = std::filesystem::path(options.out).parent_path();
     write_file(options.out, plan_file_text(*fitted.job, curve.best->plan, folder));
   }
   if (!curve.best && !options.out.empty()) note(options.out + " is not written: there is no plan");
-  if (options.output.form == Form::kJson)
-    write_answer(document("foreshard.fit/1", to_json(curve)));
-  else
-    write_text(budget_text(curve, color_of(options.output.color)));
+  if (options.output.form == Form::kJson) write_answer(document("foreshard.fit/1", to_json(curve)));
+  else write_text(budget_text(curve, color_of(options.output.color)));
   return curve.best ? ExitCode::kOk : ExitCode::kInfeasible;
 }
 

@@ -58,8 +58,7 @@ ExitCode import_capture(const CaptureImportOptions& options) {
   if (!options.out.empty()) write_file(options.out, made.model);
   if (!options.plan.empty()) write_file(options.plan, made.plan);
   if (options.output.form == Form::kJson) {
-    write_answer(document(
-        "foreshard.import/1",
+    write_answer(document("foreshard.import/1",
         {{"format", "capture"}, {"model", made.model}, {"plan", made.plan}, {"ledger", ledger_json(made.ledger)}}));
     return ExitCode::kOk;
   }
@@ -79,8 +78,8 @@ TopologyImport read_topology(const std::string& file) {
   const std::string head = read_text_start(file, kNcclTestsHead);
   const TopologyFormat format = topology_format(head);
   if (format == TopologyFormat::kNone && looks_like_nccl_tests(head)) {
-    throw ConfigError({file, 1, 0, ""}, "is a log of nccl-tests",
-                      fmt::format("a machine; of this: foreshard calibrate {}", file));
+    throw ConfigError(
+        {file, 1, 0, ""}, "is a log of nccl-tests", fmt::format("a machine; of this: foreshard calibrate {}", file));
   }
   const bool is_fabric = format == TopologyFormat::kIbnetdiscover || format == TopologyFormat::kNodeLabels;
   const std::string text =

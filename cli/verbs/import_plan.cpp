@@ -33,10 +33,9 @@ Kind kind_of(const std::string& path) {
   if (path.ends_with(".json")) return Kind::kJson;
   const std::size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   if (first != std::string::npos && text[first] == '{') return Kind::kJson;
-  for (const char* key :
-       {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:", "per_device_train_batch_size:",
-        "finetuning_type:", "model_name_or_path:", "base_model:", "_component_:", "micro_batch_size:", "tuner_type:",
-        "rlhf_type:", "pipe_parallel_size", "pipe-parallel-size"})
+  for (const char* key : {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:",
+           "per_device_train_batch_size:", "finetuning_type:", "model_name_or_path:", "base_model:", "_component_:",
+           "micro_batch_size:", "tuner_type:", "rlhf_type:", "pipe_parallel_size", "pipe-parallel-size"})
     if (contains(text, key)) return Kind::kYaml;
   return Kind::kNone;
 }
@@ -52,11 +51,11 @@ ForeignPlan read_settings(const ConfigNode& root, std::int64_t gpus) {
   if (looks_like_accelerate(root)) return read_accelerate(root);
   if (looks_like_megatron(root)) return read_megatron(root);
   for (const char* key : {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu",
-                          "gradient_accumulation_steps", "bf16", "fp16"})
+           "gradient_accumulation_steps", "bf16", "fp16"})
     if (root.is_mapping() && root.has(key)) return read_deepspeed(root);
   throw root.error("is of no known form",
-                   "Hugging Face's config.json, settings of DeepSpeed, Accelerate, TorchTitan, "
-                   "Megatron-Bridge, torchtune, LitGPT or transformers' Trainer");
+      "Hugging Face's config.json, settings of DeepSpeed, Accelerate, TorchTitan, "
+      "Megatron-Bridge, torchtune, LitGPT or transformers' Trainer");
 }
 
 // The keys of config.json with their lines.
@@ -71,13 +70,13 @@ void add_model(const ConfigNode& root, const std::string& path, ForeignPlan& pla
     const Mapping mapping = key.use == KeyUse::kMapped      ? Mapping::kMapped
                             : key.use == KeyUse::kDefaulted ? Mapping::kDefaulted
                                                             : Mapping::kIgnored;
-    plan.ledger.push_back({mapping, key.value.empty() ? key.key : key.key + ": " + key.value,
-                           mapping == Mapping::kMapped ? "model" : "", key.comment, path,
-                           node == nullptr ? 0 : node->key_location().line});
+    plan.ledger.push_back(
+        {mapping, key.value.empty() ? key.key : key.key + ": " + key.value, mapping == Mapping::kMapped ? "model" : "",
+            key.comment, path, node == nullptr ? 0 : node->key_location().line});
   }
   const ModelSpec model = build_hf_model(config);
   plan.ledger.push_back({Mapping::kMapped, "config.json of " + model.family,
-                         fmt::format("model: {} parameters", model.parameters()), "", path, 0});
+      fmt::format("model: {} parameters", model.parameters()), "", path, 0});
 }
 
 struct Import {
@@ -87,8 +86,7 @@ struct Import {
   std::optional<std::string> weights;
 };
 
-// DeepSpeed's file that a trainer's settings name, as their path has it from their folder or one
-// above it.
+// DeepSpeed's file that a trainer's settings name, as their path has it from their folder or one above it.
 ForeignPlan named_deepspeed(const std::string& named, const std::string& settings) {
   namespace fs = std::filesystem;
   for (fs::path folder = fs::absolute(settings).parent_path();; folder = folder.parent_path()) {
@@ -101,7 +99,7 @@ ForeignPlan named_deepspeed(const std::string& named, const std::string& setting
     if (folder == folder.root_path()) break;
   }
   throw ConfigError({settings, 0, 0, "deepspeed"}, fmt::format("there is no {}", named),
-                    "DeepSpeed's file named beside the settings: foreshard import SETTINGS FILE");
+      "DeepSpeed's file named beside the settings: foreshard import SETTINGS FILE");
 }
 
 // Accelerate's file counts the processes of where it was written.
@@ -136,7 +134,7 @@ Import read_all(const ImportOptions& options) {
     if (kind == Kind::kNone) {
       throw Error(ExitCode::kUsage, fmt::format("{} describes a machine, other files a training job: import them in "
                                                 "two calls",
-                                                path));
+                                        path));
     }
     if (kind == Kind::kToml) {
       take_name(import.settings, path);
@@ -191,17 +189,16 @@ ExitCode import_training_files(const ImportOptions& options) {
   }
   if (!options.cluster.empty()) beside.emplace_back("cluster", options.cluster);
   for (const auto& [key, given] : {std::pair("model", !import.model.empty() || plan.has("model")),
-                                   std::pair("cluster", !options.cluster.empty())}) {
+           std::pair("cluster", !options.cluster.empty())}) {
     if (given) continue;
     plan.ledger.push_back({Mapping::kDefaulted, key, "", fmt::format("not in the file: name it with --{}", key),
-                           options.files.front(), 0});
+        options.files.front(), 0});
   }
   const std::string model = import.model.empty() ? plan.value("model") : import.model;
   if (import.weights) {
     if (model.empty()) {
-      throw Error(ExitCode::kUsage, fmt::format("{}: of which model? --model says, or a config.json "
-                                                "beside it",
-                                                *import.weights));
+      throw Error(ExitCode::kUsage,
+          fmt::format("{}: of which model? --model says, or a config.json beside it", *import.weights));
     }
     const ImportLedger found = check_stored(read_safetensors(*import.weights), named_model(model));
     append(plan.ledger, found);
@@ -217,8 +214,8 @@ ExitCode import_training_files(const ImportOptions& options) {
   const std::string text = plan_text(plan, beside);
   if (!options.out.empty()) write_file(options.out, text);
   if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.import/1",
-                          {{"format", plan.format}, {"plan", text}, {"ledger", ledger_json(plan.ledger)}}));
+    write_answer(document(
+        "foreshard.import/1", {{"format", plan.format}, {"plan", text}, {"ledger", ledger_json(plan.ledger)}}));
     return ExitCode::kOk;
   }
   std::string answer = options.out.empty() ? text : fmt::format("# written to {}\n", options.out);

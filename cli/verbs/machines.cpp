@@ -1,5 +1,4 @@
-// machines: the catalogue as a table, or one machine or cluster with the source of every figure, or
-// as a graph.
+// machines: the catalogue as a table, or one machine or cluster with the source of every figure, or as a graph.
 #include "calibration/machines.h"
 
 #include <fmt/format.h>
@@ -38,7 +37,7 @@ Json to_json(const Cluster& cluster) {
 
 std::string cluster_text(const Cluster& cluster) {
   std::string text = fmt::format("{}: {} GPUs in {} nodes; rates are per direction\n\n", cluster.spec,
-                                 format_count(cluster.gpus), format_count(cluster.nodes()));
+      format_count(cluster.gpus), format_count(cluster.nodes()));
   for (const ShownFigure& figure : shown_figures(cluster))
     text += fmt::format("{:<26} {:<22} {}\n", figure.path, figure.text, source_of(cluster, figure.path));
   return text;
@@ -53,15 +52,14 @@ std::string shown_alias(const Machine& machine) {
 std::string machines_text(const std::vector<Machine>& machines) {
   std::string text =
       fmt::format("{:<16} {:<16} {:>9} {:>14} {:>14} {:>10} {:>7} {:>10} {:>5} {:>10} {:>15}\n", "machine", "also",
-                  "memory", "bf16 dense", "fp8 dense", "bandwidth", "power", "USD/hour", "GPUs", "link", "network");
+          "memory", "bf16 dense", "fp8 dense", "bandwidth", "power", "USD/hour", "GPUs", "link", "network");
   for (const Machine& machine : machines) {
     const Cluster& c = machine.node;
     text += fmt::format("{:<16} {:<16} {:>9} {:>14} {:>14} {:>10} {:>7} {:>10} {:>5} {:>10} {:>15}\n", machine.key,
-                        shown_alias(machine), format_bytes(c.gpu.memory), format_flop_rate(c.gpu.peak_bf16),
-                        c.gpu.peak_fp8.value() > 0 ? format_flop_rate(c.gpu.peak_fp8) : "-",
-                        format_bandwidth(c.gpu.memory_bandwidth), fmt::format("{:g} W", c.gpu.power_limit),
-                        fmt::format("{:.2f}", c.gpu.price_per_hour), c.node.gpus, format_bandwidth(c.node.gpu_link),
-                        fmt::format("{} x {}", c.node.nics, format_bandwidth(c.node.nic_rate)));
+        shown_alias(machine), format_bytes(c.gpu.memory), format_flop_rate(c.gpu.peak_bf16),
+        c.gpu.peak_fp8.value() > 0 ? format_flop_rate(c.gpu.peak_fp8) : "-", format_bandwidth(c.gpu.memory_bandwidth),
+        fmt::format("{:g} W", c.gpu.power_limit), fmt::format("{:.2f}", c.gpu.price_per_hour), c.node.gpus,
+        format_bandwidth(c.node.gpu_link), fmt::format("{} x {}", c.node.nics, format_bandwidth(c.node.nic_rate)));
   }
   return text;
 }
@@ -77,23 +75,21 @@ std::string instances_text(const std::vector<Instance>& instances) {
       fmt::format("\n{:<30} {:<14} {:>5} {:>17}  {}\n", "instance type", "machine", "GPUs", "network", "");
   for (const Instance& i : instances) {
     text += fmt::format("{:<30} {:<14} {:>5} {:>17}  {}\n", i.name, i.machine, i.gpus,
-                        fmt::format("{} x {}", i.nics, format_bandwidth(i.nic_rate)), i.nic_name);
+        fmt::format("{} x {}", i.nics, format_bandwidth(i.nic_rate)), i.nic_name);
   }
   return text;
 }
 
 Json to_json(const Instance& instance) {
-  return {{"name", instance.name},         {"also", instance.also},
-          {"machine", instance.machine},   {"gpus", instance.gpus},
-          {"nics", instance.nics},         {"nic_rate_bytes_per_s", instance.nic_rate.value()},
-          {"nic_name", instance.nic_name}, {"source", instance.source}};
+  return {{"name", instance.name}, {"also", instance.also}, {"machine", instance.machine}, {"gpus", instance.gpus},
+      {"nics", instance.nics}, {"nic_rate_bytes_per_s", instance.nic_rate.value()}, {"nic_name", instance.nic_name},
+      {"source", instance.source}};
 }
 
 constexpr const char* kHowToName =
-    "\nGPUs and network per node, rates per direction; prices are lists of a date, yours to "
-    "replace (gpu.price_per_hour).\nA cluster: --cluster 64xh100, --cluster \"8 nodes of "
-    "p5.48xlarge\", or a file (foreshard schema cluster).\nEvery figure with its source: foreshard "
-    "machines h100-sxm\n";
+    "\nGPUs and network per node, rates per direction; prices are lists of a date, yours to replace "
+    "(gpu.price_per_hour).\nA cluster: --cluster 64xh100, --cluster \"8 nodes of p5.48xlarge\", or a file (foreshard "
+    "schema cluster).\nEvery figure with its source: foreshard machines h100-sxm\n";
 
 }
 
@@ -118,10 +114,8 @@ ExitCode run_machines(const MachinesOptions& options) {
     throw Error(ExitCode::kUsage, "--dot needs a machine or a cluster: foreshard machines 16xh100 --dot");
   if (!options.name.empty()) {
     const Cluster cluster = machine_or_cluster(options.name);
-    if (options.dot)
-      write_answer(network_dot(cluster, {}));
-    else
-      is_json ? write_answer(document("foreshard.machine/1", to_json(cluster))) : write_text(cluster_text(cluster));
+    if (options.dot) write_answer(network_dot(cluster, {}));
+    else is_json ? write_answer(document("foreshard.machine/1", to_json(cluster))) : write_text(cluster_text(cluster));
     return ExitCode::kOk;
   }
   const std::vector<Machine> machines = list_machines();

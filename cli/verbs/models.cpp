@@ -26,22 +26,10 @@ namespace {
 
 Json to_json(const ZooEntry& entry) {
   const ModelDims& d = entry.dims;
-  return {{"name", d.name},
-          {"family", d.family},
-          {"parameters", entry.parameters},
-          {"published", entry.published},
-          {"exact", entry.exact},
-          {"layers", d.layers},
-          {"hidden", d.hidden},
-          {"heads", d.heads},
-          {"kv_heads", d.kv_heads},
-          {"head_dim", d.head_dim},
-          {"ffn", d.ffn},
-          {"vocabulary", d.vocabulary},
-          {"max_positions", d.max_positions},
-          {"tied", d.tied},
-          {"source", d.source},
-          {"note", entry.note}};
+  return {{"name", d.name}, {"family", d.family}, {"parameters", entry.parameters}, {"published", entry.published},
+      {"exact", entry.exact}, {"layers", d.layers}, {"hidden", d.hidden}, {"heads", d.heads}, {"kv_heads", d.kv_heads},
+      {"head_dim", d.head_dim}, {"ffn", d.ffn}, {"vocabulary", d.vocabulary}, {"max_positions", d.max_positions},
+      {"tied", d.tied}, {"source", d.source}, {"note", entry.note}};
 }
 
 std::string models_text(const std::vector<ZooEntry>& entries) {
@@ -51,48 +39,39 @@ std::string models_text(const std::vector<ZooEntry>& entries) {
     const ModelDims& d = entry.dims;
     const std::string heads =
         d.heads == d.kv_heads ? std::to_string(d.heads) : fmt::format("{}/{}", d.heads, d.kv_heads);
-    rows.push_back({d.name, d.family, format_count(entry.parameters), std::to_string(d.layers),
-                    std::to_string(d.hidden), heads, std::to_string(d.ffn), std::to_string(d.vocabulary),
-                    std::to_string(d.max_positions)});
+    rows.push_back(
+        {d.name, d.family, format_count(entry.parameters), std::to_string(d.layers), std::to_string(d.hidden), heads,
+            std::to_string(d.ffn), std::to_string(d.vocabulary), std::to_string(d.max_positions)});
   }
   return fmt::format("{}\n\n{} models; heads as query/key-value where they differ.\n",
-                     fmt::join(aligned(rows, 2), "\n"), entries.size());
+      fmt::join(aligned(rows, 2), "\n"), entries.size());
 }
 
 Json to_json(const VisionEntry& entry) {
   const TowerDims& t = entry.dims.tower;
-  Json json = {{"name", entry.dims.name},
-               {"family", entry.dims.family},
-               {"parameters", entry.parameters},
-               {"published", entry.published},
-               {"exact", entry.exact},
-               {"tower",
-                {{"image", t.image},
-                 {"patch", t.patch},
-                 {"layers", t.layers},
-                 {"hidden", t.hidden},
-                 {"heads", t.heads},
-                 {"ffn", t.ffn}}},
-               {"source", entry.dims.source},
-               {"note", entry.note}};
+  Json json = {{"name", entry.dims.name}, {"family", entry.dims.family}, {"parameters", entry.parameters},
+      {"published", entry.published}, {"exact", entry.exact},
+      {"tower", {{"image", t.image}, {"patch", t.patch}, {"layers", t.layers}, {"hidden", t.hidden}, {"heads", t.heads},
+                    {"ffn", t.ffn}}},
+      {"source", entry.dims.source}, {"note", entry.note}};
   if (entry.dims.labels > 0) json["labels"] = entry.dims.labels;
   if (entry.dims.projection > 0) json["projection"] = entry.dims.projection;
   if (const ModelDims& text = entry.dims.text; text.layers > 0) {
-    json["text"] = {{"layers", text.layers}, {"hidden", text.hidden},         {"heads", text.heads},
-                    {"ffn", text.ffn},       {"vocabulary", text.vocabulary}, {"max_positions", text.max_positions}};
+    json["text"] = {{"layers", text.layers}, {"hidden", text.hidden}, {"heads", text.heads}, {"ffn", text.ffn},
+        {"vocabulary", text.vocabulary}, {"max_positions", text.max_positions}};
   }
   return json;
 }
 
 std::string vision_text(const std::vector<VisionEntry>& entries) {
   std::string text = fmt::format("\n{:<28} {:<8} {:>14} {:>7} {:>6} {:>6} {:>7} {:>12}\n", "model of images", "family",
-                                 "parameters", "layers", "hidden", "pixels", "patches", "text layers");
+      "parameters", "layers", "hidden", "pixels", "patches", "text layers");
   for (const VisionEntry& entry : entries) {
     const TowerDims& t = entry.dims.tower;
     const std::int64_t layers = entry.dims.text.layers;
     text += fmt::format("{:<28} {:<8} {:>14} {:>7} {:>6} {:>6} {:>7} {:>12}\n", entry.dims.name, entry.dims.family,
-                        format_count(entry.parameters), t.layers, t.hidden, t.image, t.patches(),
-                        layers > 0 ? std::to_string(layers) : "");
+        format_count(entry.parameters), t.layers, t.hidden, t.image, t.patches(),
+        layers > 0 ? std::to_string(layers) : "");
   }
   return text;
 }
@@ -151,16 +130,10 @@ Json sizes_of(const OneModel& one) {
     json.erase("exact");
     return json;
   }
-  Json json = {{"name", model.name},
-               {"family", model.family},
-               {"parameters", model.parameters()},
-               {"layers", model.block_count()},
-               {"hidden", model.hidden},
-               {"vocabulary", model.vocabulary},
-               {"max_positions", model.max_positions},
-               {"tied", model.tied_embeddings},
-               {"source", model.source},
-               {"note", one.note}};
+  Json json = {{"name", model.name}, {"family", model.family}, {"parameters", model.parameters()},
+      {"layers", model.block_count()}, {"hidden", model.hidden}, {"vocabulary", model.vocabulary},
+      {"max_positions", model.max_positions}, {"tied", model.tied_embeddings}, {"source", model.source},
+      {"note", one.note}};
   if (model.fixed_sequence > 0) json["fixed_sequence"] = model.fixed_sequence;
   if (model.image_tokens > 0) json["image_tokens"] = model.image_tokens;
   return json;
@@ -184,9 +157,7 @@ std::string sizes_text(const OneModel& one) {
   const ModelSpec& model = one.model;
   if (one.dims) {
     const ModelDims& d = *one.dims;
-    return fmt::format(
-        "{} layers, hidden {}, {} heads of {} ({} key/value), ffn {}, vocabulary {}, {} "
-        "positions\n",
+    return fmt::format("{} layers, hidden {}, {} heads of {} ({} key/value), ffn {}, vocabulary {}, {} positions\n",
         d.layers, d.hidden, d.heads, d.head_dim, d.kv_heads, d.ffn, d.vocabulary, d.max_positions);
   }
   std::string text = fmt::format("{} blocks, {} positions", model.block_count(), model.max_positions);
@@ -205,20 +176,20 @@ std::string sizes_text(const OneModel& one) {
 std::string model_text(const OneModel& one) {
   const ModelSpec& model = one.model;
   std::string text = fmt::format("{} ({}): {} parameters{}\n", model.name, model.family,
-                                 format_count(model.parameters()), model.tied_embeddings ? ", tied embeddings" : "");
+      format_count(model.parameters()), model.tied_embeddings ? ", tied embeddings" : "");
   text += sizes_text(one);
   if (one.dims && one.dims->moe.experts > 0) {
     const auto& moe = one.dims->moe;
     text += fmt::format("{} experts of width {}, {} per token{}: {} active parameters\n", moe.experts, moe.ffn,
-                        moe.top_k, moe.shared_ffn > 0 ? fmt::format(", shared ones of width {}", moe.shared_ffn) : "",
-                        format_count(model.active_parameters()));
+        moe.top_k, moe.shared_ffn > 0 ? fmt::format(", shared ones of width {}", moe.shared_ffn) : "",
+        format_count(model.active_parameters()));
   }
   text += fmt::format("source: {}\n", model.source);
   if (!one.note.empty()) text += fmt::format("note: {}\n", one.note);
   if (!one.keys.empty()) text += "\n";
   for (const HfKey& key : one.keys) {
     text += fmt::format("{:<10} {}{}{}\n", to_string(key.use), key.key, key.value.empty() ? "" : " = " + key.value,
-                        key.comment.empty() ? "" : " (" + key.comment + ")");
+        key.comment.empty() ? "" : " (" + key.comment + ")");
   }
   return text;
 }
@@ -239,7 +210,7 @@ ExitCode run_models(const ModelsOptions& options) {
   }
   if (options.as_yaml) {
     throw Error(ExitCode::kUsage, fmt::format("--yaml writes one model; {} is part of {}: {}", quote(options.name),
-                                              meant.size(), fmt::join(meant, ", ")));
+                                      meant.size(), fmt::join(meant, ", ")));
   }
   std::vector<ZooEntry> entries = zoo();
   std::vector<VisionEntry> vision = vision_zoo();
@@ -248,8 +219,8 @@ ExitCode run_models(const ModelsOptions& options) {
     keep(vision, meant);
   }
   if (!is_json) {
-    write_text((entries.empty() ? "" : models_text(entries)) + (vision.empty() ? "" : vision_text(vision)) +
-               kOtherModels);
+    write_text(
+        (entries.empty() ? "" : models_text(entries)) + (vision.empty() ? "" : vision_text(vision)) + kOtherModels);
     return ExitCode::kOk;
   }
   Json models = json_list(

@@ -38,9 +38,8 @@ ExitCode run_predict(const PredictOptions& options) {
   if (!options.memory_snapshot.empty()) {
     // Without a limit: a step that does not fit is shown whole, too.
     const Plan& plan = a.forecast.plan;
-    write_file(options.memory_snapshot,
-               memory_snapshot(a.forecast, plan.allocator, DeviceMemory::unlimited(),
-                               library_buffers(a.forecast.graph, a.job.cluster, plan.runtime)));
+    write_file(options.memory_snapshot, memory_snapshot(a.forecast, plan.allocator, DeviceMemory::unlimited(),
+                                            library_buffers(a.forecast.graph, a.job.cluster, plan.runtime)));
   }
   if (!options.html.empty()) {
     PageDocument page(page_title(a.job), options.output.command);
@@ -57,7 +56,7 @@ ExitCode run_schedule(const ScheduleOptions& options) {
   const Job job = load_job(options.job);
   const Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
   const Fit fit = fit_in(job.cluster, made.memory.peak, made.reserved.peak,
-                         total(memory_outside(made.graph, job.cluster, job.resolved.plan.runtime)));
+      total(memory_outside(made.graph, job.cluster, job.resolved.plan.runtime)));
   // The order is right all the same.
   if (!fit.fits()) note("warning: the plan does not fit; foreshard predict says what would help");
   const std::string csv = schedule_csv(made.graph, made.timeline);
@@ -113,10 +112,8 @@ ExitCode compare_runtimes(const CompareOptions& options) {
       one.refused = error.what();
     }
   }
-  if (options.output.form == Form::kText)
-    write_text(runtimes_text(forecasts, color_of(options.output.color)));
-  else
-    write_answer(document("foreshard.runtimes/1", runtimes_json(forecasts)));
+  if (options.output.form == Form::kText) write_text(runtimes_text(forecasts, color_of(options.output.color)));
+  else write_answer(document("foreshard.runtimes/1", runtimes_json(forecasts)));
   return any ? ExitCode::kOk : ExitCode::kInfeasible;
 }
 
@@ -138,8 +135,7 @@ ExitCode run_compare(const CompareOptions& options) {
     if (!side->shortfall.empty()) note(fmt::format("the {} plan {}", name, side->shortfall));
   if (options.output.form == Form::kText)
     write_answer(compare_text(a.forecast, a.report, b.forecast, b.report, color_of(options.output.color)));
-  else
-    write_answer(document("foreshard.compare/1", compare_json(a.forecast, a.report, b.forecast, b.report)));
+  else write_answer(document("foreshard.compare/1", compare_json(a.forecast, a.report, b.forecast, b.report)));
   return a.exit_code() == ExitCode::kOk ? b.exit_code() : a.exit_code();
 }
 

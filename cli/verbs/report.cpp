@@ -25,16 +25,15 @@ namespace {
 void attach_run(PageDocument& page, const Answer& a, const std::string& run) {
   const RecordedRun recording = read_recording(run, a.forecast);
   if (a.forecast.graph.fingerprint() != recording.record.fingerprint) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: is of another step; foreshard validate says what differs", run));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("{}: is of another step; foreshard validate says what differs", run));
   }
   add_validation(page, a.forecast, validate(a.forecast, a.report, recording.record, {}), recording.record);
 }
 
-// The forecast of `a`, a run of it ("": none), the search around it, and the same plan on fewer and
-// more GPUs.
+// The forecast of `a`, a run of it ("": none), the search around it, and the same plan on fewer and more GPUs.
 void add_full_report(PageDocument& page, const Answer& a, const JobOptions& options, const std::string& run,
-                     const SearchOptions& search_options) {
+    const SearchOptions& search_options) {
   add_forecast(page, a.job, a.forecast, a.report, "the plan asked for");
   if (!run.empty()) attach_run(page, a, run);
   add_scaling(page, options, a.job);
@@ -80,8 +79,8 @@ ExitCode run_report(const ReportOptions& asked) {
     write_text(text);
   } else {
     write_file(options.html, text);
-    write_answer(fmt::format("{}: {:.2f} MB, opens in any browser without a network\n", options.html,
-                             as_double(text.size()) / 1e6));
+    write_answer(fmt::format(
+        "{}: {:.2f} MB, opens in any browser without a network\n", options.html, as_double(text.size()) / 1e6));
   }
   return code;
 }

@@ -36,7 +36,7 @@ ExitCode run_scale(const ScaleOptions& options) {
   if (!machine) {
     throw Error(ExitCode::kInvalidInput, fmt::format("--cluster {}: expected a machine without a count, such as h100 "
                                                      "(foreshard machines); sizes are --gpus 8,64,512",
-                                                     options.cluster));
+                                             options.cluster));
   }
   const PriceList prices = options.prices.empty() ? PriceList() : read_prices(options.prices);
   const SizedJobs jobs(options.job, options.vary, prices, options.prices);
@@ -53,9 +53,9 @@ ExitCode run_scale(const ScaleOptions& options) {
     return CandidateCluster{machine->machine.key, spec(gpus), gpus};
   });
   if (candidates.empty()) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("a step of {} sequences is less than one for every GPU of a node of {}", how.most_sequences,
-                            node.gpus));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("a step of {} sequences is less than one for every GPU of a node of {}",
+                                     how.most_sequences, node.gpus));
   }
   Progress progress("scale");
   how.progress = progress.until_interrupted();
@@ -65,12 +65,9 @@ ExitCode run_scale(const ScaleOptions& options) {
   if (!options.html.empty() || options.output.form == Form::kJson)
     json = document_json("foreshard.scale/1", body_of(curve));
   if (!options.html.empty()) write_answer_page(options.html, json, options.output.command);
-  if (options.csv)
-    write_answer(scale_csv(curve));
-  else if (options.output.form == Form::kJson)
-    write_answer(to_text(json));
-  else
-    write_text(scale_text(curve, color_of(options.output.color)));
+  if (options.csv) write_answer(scale_csv(curve));
+  else if (options.output.form == Form::kJson) write_answer(to_text(json));
+  else write_text(scale_text(curve, color_of(options.output.color)));
   return curve.points.empty() ? ExitCode::kInfeasible : ExitCode::kOk;
 }
 

@@ -50,7 +50,7 @@ SearchOptions search_options(const SearchCommandOptions& asked) {
 std::function<SearchMemory(std::size_t)> memory_after(SearchState& state) {
   return [memory = state.memory()](std::size_t before) {
     return SearchMemory{[=](std::size_t i) { return memory.recall(before + i); },
-                        [=](std::size_t i, const JudgedPlan& plan) { memory.remember(before + i, plan); }};
+        [=](std::size_t i, const JudgedPlan& plan) { memory.remember(before + i, plan); }};
   };
 }
 
@@ -79,8 +79,7 @@ const Plan* chosen_plan(const Timed& timed, const std::optional<RobustChoice>& r
 ExitCode run_search(const SearchCommandOptions& options) {
   if (options.deep && (options.robust || options.objective == "memory")) {
     throw Error(ExitCode::kUsage,
-                "--deep goes on from the fastest plan: it does not go together "
-                "with --robust or --objective memory");
+        "--deep goes on from the fastest plan: it does not go together with --robust or --objective memory");
   }
   JobOptions job_options = options.job;
   job_options.assignments.push_back(options.fix);
@@ -111,12 +110,8 @@ ExitCode run_search(const SearchCommandOptions& options) {
     const std::filesystem::path folder = std::filesystem::path(options.out).parent_path();
     write_file(options.out, plan_file_text(job, best->forecast.plan, folder));
   }
-  SearchStory story{result,
-                    job.model,
-                    job.cluster,
-                    around.resolved.plan,
-                    timed.found.seconds + timed.deep_seconds,
-                    options.confidence};
+  SearchStory story{result, job.model, job.cluster, around.resolved.plan, timed.found.seconds + timed.deep_seconds,
+      options.confidence};
   story.pipelines = timed.found.pipelines;
   story.alternatives = find_alternatives(around, request, result, how);
   if (auto without = find_without_axes(asked, request, result, how)) story.alternatives.push_back(std::move(*without));
@@ -125,15 +120,15 @@ ExitCode run_search(const SearchCommandOptions& options) {
   Json infeasible;
   if (!best && result.smallest) {
     const Fit fit = fit_in(job.cluster, result.smallest->peak_allocated, result.smallest->peak_reserved,
-                           result.smallest->outside_allocator);
+        result.smallest->outside_allocator);
     RemedySearch remedy = find_remedy(job, result.smallest->plan, how.fit.terms);
     if (!remedy.found) {
       // What the smallest plan has already may be what shuts other keys out.
       RemedySearch of_own = find_remedy(around, around.resolved.plan, how.fit.terms);
       if (of_own.found) remedy = std::move(of_own);
     }
-    ending = fmt::format("the smallest plan {}; {}", fit_words(fit, result.smallest->fit_probability),
-                         remedy_text(remedy, job.cluster));
+    ending = fmt::format(
+        "the smallest plan {}; {}", fit_words(fit, result.smallest->fit_probability), remedy_text(remedy, job.cluster));
     infeasible = remedy_json(fit, remedy);
   } else if (!best) {
     ending = "no plan of the grid is possible";
@@ -163,7 +158,7 @@ ExitCode run_search(const SearchCommandOptions& options) {
     if (robust) text += robust_text(*robust, *result.best, color);
     if (best && options.objective == "cost") {
       text += fmt::format("\n{:.3g} USD per million tokens at {:.2f} USD per GPU and hour\n",
-                          dollars_per_million_tokens(job, best->report), listed_price(job.cluster).usd_per_hour);
+          dollars_per_million_tokens(job, best->report), listed_price(job.cluster).usd_per_hour);
     }
     write_text(text + (ending.empty() ? "" : "\n" + ending + "\n"));
   } else {

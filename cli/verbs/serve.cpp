@@ -1,6 +1,5 @@
-// The verb that answers over HTTP: an application for browsers (app/), and the verbs' answers as
-// JSON. What a request says is made a command line by http/questions.h, and answered in a process
-// of its own by http/server.h.
+// The verb that answers over HTTP: an application for browsers (app/), and the verbs' answers as JSON. What a request
+// says is made a command line by http/questions.h, and answered in a process of its own by http/server.h.
 #include <fmt/format.h>
 #include <stdlib.h>
 
@@ -32,7 +31,7 @@ class PrivateFolder {
     std::string name = (std::filesystem::temp_directory_path() / "foreshard-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) {
       throw Error(ExitCode::kInvalidInput, fmt::format("{}: no folder can be made there; TMPDIR names another",
-                                                       std::filesystem::temp_directory_path().string()));
+                                               std::filesystem::temp_directory_path().string()));
     }
     path_ = name;
   }
@@ -54,8 +53,7 @@ const char* type_of(std::string_view file) {
                                   : "text/javascript; charset=utf-8";
 }
 
-// The application's own files and those of the report's page that it draws with, by their names
-// alone.
+// The application's own files and those of the report's page that it draws with, by their names alone.
 std::optional<HttpAnswer> asset(std::string_view name) {
   for (const auto files : {app_files(), page_files()}) {
     for (const EmbeddedFile& file : files) {
@@ -92,7 +90,7 @@ ExitCode run_serve(const ServeOptions& options) {
   if (options.no_token && !is_loopback_name(options.address)) {
     throw Error(ExitCode::kUsage, fmt::format("serve --no-token: {} can be reached from other machines; only "
                                               "127.0.0.1 is served without the token",
-                                              options.address));
+                                      options.address));
   }
   const PrivateFolder folder;
   HttpService service = {.address = options.address, .port = options.port};
@@ -107,8 +105,8 @@ ExitCode run_serve(const ServeOptions& options) {
   };
   service.listening = [&](int port) { write_answer(link(options, service.gate.token, port)); };
   if (serve_http(service)) return ExitCode::kOk;
-  throw Error(ExitCode::kInvalidInput, fmt::format("{}:{}: cannot be listened on; is it in use? --port takes another",
-                                                   options.address, options.port));
+  throw Error(ExitCode::kInvalidInput,
+      fmt::format("{}:{}: cannot be listened on; is it in use? --port takes another", options.address, options.port));
 }
 
 }

@@ -50,7 +50,7 @@ std::string stack_sentence(const JobOptions& options, const Job& job, const Cost
     }
   }
   return fmt::format("{}{}{}{}", own.empty() ? "none" : own, is_assumed ? " (not told; what most people run)" : "",
-                     effects.empty() ? "" : "; with ", effects);
+      effects.empty() ? "" : "; with ", effects);
 }
 
 }

@@ -30,8 +30,7 @@ Plan plan_of(const RunRecord& record, const std::string& folder, const Job& job)
 }
 
 HistoryRow history_row(const Job& job, const Validation& v, const RunRecord& record) {
-  return HistoryRow{
-      .host = record.host,
+  return HistoryRow{.host = record.host,
       .fingerprint = record.fingerprint,
       .plan_yaml = to_yaml(job.resolved.plan),
       .model = job.model.name,
@@ -62,10 +61,8 @@ void remember(const HistoryRow& row) {
 ExitCode validate_listed(const ValidateOptions& options, const Forecast& made) {
   const std::string run = options.run.empty() ? options.trace : options.run;
   const ListedJoin join = join_listed(made, read_listed_run(run, made.plan.rank), options.max_memory_error);
-  if (options.output.form == Form::kJson)
-    write_answer(document("foreshard.collectives/1", to_json(join)));
-  else
-    write_text(listed_text(join));
+  if (options.output.form == Form::kJson) write_answer(document("foreshard.collectives/1", to_json(join)));
+  else write_text(listed_text(join));
   return join.passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }
 
@@ -74,8 +71,7 @@ ExitCode validate_listed(const ValidateOptions& options, const Forecast& made) {
 ExitCode run_validate(const ValidateOptions& options) {
   if (options.run.empty() && options.trace.empty()) {
     throw Error(ExitCode::kUsage,
-                "validate needs --run: a folder of foreshard-exec run, a trace of torch.profiler, or "
-                "a folder of traces");
+        "validate needs --run: a folder of foreshard-exec run, a trace of torch.profiler, or a folder of traces");
   }
   const Job job = load_job(options.job);
   const std::string run = options.run.empty() ? options.trace : options.run;
@@ -85,8 +81,7 @@ ExitCode run_validate(const ValidateOptions& options) {
   const RecordedRun recording = read_recording(run, made);
   const RunRecord& record = recording.record;
   if (made.graph.fingerprint() != record.fingerprint) {
-    throw Error(
-        ExitCode::kInvalidInput,
+    throw Error(ExitCode::kInvalidInput,
         fmt::format("{}: {}", run, mismatch_sentence(made, plan_of(record, run, job), record, FORESHARD_VERSION)));
   }
   const CostModel prices = record.paced ? costs.of_one_gpu() : costs;

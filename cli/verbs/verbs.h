@@ -64,9 +64,8 @@ ExitCode report_capture(const ReportOptions& options);
 
 // `explain --run`: why a run is slower than its forecast, and which settings to change.
 
-// Of a trace without --plan, the job is inferred from the trace; flags and --set are over it. What
-// the trace does not tell and nobody named is asked for: the answer is then the inferred keys alone
-// and the exit code kUsage.
+// Of a trace without --plan, the job is inferred from the trace; flags and --set are over it. What the trace does not
+// tell and nobody named is asked for: the answer is then the inferred keys alone and the exit code kUsage.
 ExitCode explain_run(const ExplainOptions& options);
 
 // calibrate with logs of nccl-tests: the profile of a GPU with the cluster's own sweeps in it.

@@ -114,9 +114,8 @@ std::string Checks::paced_beside_gemm() {
   device_.free_event(begin);
   device_.free_event(end);
   return fmt::format(
-      "4 products {:.0f} us alone, {:.0f} us beside 16 blocks (x{:.2f}); a gather of {} us took "
-      "{:.1f} us; with blocks of {} us everywhere an addition of {:.0f} us took {:.0f} us, a "
-      "product of {:.0f} us {:.0f} us",
+      "4 products {:.0f} us alone, {:.0f} us beside 16 blocks (x{:.2f}); a gather of {} us took {:.1f} us; with blocks "
+      "of {} us everywhere an addition of {:.0f} us took {:.0f} us, a product of {:.0f} us {:.0f} us",
       alone * 1e6, beside[2] * 1e6, beside[2] / alone, kNs / 1000, gathers[2] * 1e6, kNs / 1000, add_alone, add_covered,
       alone * 1e6 / 4, product_covered);
 }
@@ -136,8 +135,8 @@ std::string Checks::nccl() {
   expect(!communicator->failure(), communicator->failure().value_or(""));
   expect(shard.sum().item<double>() == 1024, "a world of one does not give back its values");
   const AcceleratorMemory after = device_.memory();
-  return fmt::format("a communicator of one rank and its part took {:.1f} MiB",
-                     as_double(before.free - after.free) / (1024.0 * 1024));
+  return fmt::format(
+      "a communicator of one rank and its part took {:.1f} MiB", as_double(before.free - after.free) / (1024.0 * 1024));
 }
 
 std::unique_ptr<DeviceCommunicator> Checks::paced(int ctas) {

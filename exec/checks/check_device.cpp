@@ -18,8 +18,8 @@ using Clock = std::chrono::steady_clock;
 std::string Checks::identity() {
   const AcceleratorInfo info = device_.info();
   std::string text = fmt::format("{}, sm_{}, {} multiprocessors, {:.1f} GiB, device clock counts in {:.0f} ns",
-                                 info.name, info.capability, info.multiprocessors,
-                                 as_double(info.memory_bytes) / (1024.0 * 1024 * 1024), info.globaltimer_step_ns);
+      info.name, info.capability, info.multiprocessors, as_double(info.memory_bytes) / (1024.0 * 1024 * 1024),
+      info.globaltimer_step_ns);
   for (const auto& [name, version] : info.versions) text += fmt::format(", {} {}", name, version);
   return text;
 }
@@ -60,7 +60,7 @@ std::string Checks::out_of_memory() {
 std::string Checks::events() {
   const double seconds = device_seconds(device_, [&] { device_.spin(1'000'000, 1); });
   expect(seconds > 0.0009 && seconds < at_most(0.01),
-         fmt::format("1 ms of spinning took {:.1f} us between events", seconds * 1e6));
+      fmt::format("1 ms of spinning took {:.1f} us between events", seconds * 1e6));
   return fmt::format("1000 us of spinning are {:.1f} us between events", seconds * 1e6);
 }
 
@@ -93,7 +93,7 @@ std::string Checks::waits() {
   device_.free_event(first);
   device_.free_event(second);
   expect(apart >= 0 && apart < at_most(0.001),
-         fmt::format("the waiting lane went on {:.1f} us after the event", apart * 1e6));
+      fmt::format("the waiting lane went on {:.1f} us after the event", apart * 1e6));
   return fmt::format("a lane goes on {:.1f} us after the event it waits for", apart * 1e6);
 }
 
@@ -144,7 +144,7 @@ std::string Checks::allocator() {
   const AcceleratorMemory after = device_.memory();
   if (device_.is_gpu()) expect(after.allocated_peak - before.allocated >= 4 << 20, "a peak was not counted");
   return fmt::format("allocated {} MiB, reserved {} MiB, free {} of {} MiB on the device", after.allocated >> 20,
-                     after.reserved >> 20, after.free >> 20, after.total >> 20);
+      after.reserved >> 20, after.free >> 20, after.total >> 20);
 }
 
 // Work on two lanes, recorded with the events around it: nothing is done until it is replayed, and
@@ -183,8 +183,7 @@ std::string Checks::graph_capture() {
   expect(sum == 1024.0 * kReplays, fmt::format("{} replays added up to {}", kReplays, sum));
   expect(seconds > 0.9e-9 * kNs, fmt::format("200 us of spinning took {:.1f} us", seconds * 1e6));
   return fmt::format(
-      "{} replays of two lanes, 200 us of spinning between their events {:.1f} us, "
-      "{:.1f} us of host for the last",
+      "{} replays of two lanes, 200 us of spinning between their events {:.1f} us, {:.1f} us of host for the last",
       kReplays, seconds * 1e6, host * 1e6);
 }
 
@@ -192,7 +191,7 @@ std::string Checks::clocks() {
   const AcceleratorClocks c = device_.clocks();
   if (c.sm_mhz == 0) throw CheckSkipped("NVML tells nothing");
   return fmt::format("{} MHz, memory {} MHz, {} C, {:.0f} W, throttle mask {:#x}", c.sm_mhz, c.memory_mhz,
-                     c.temperature_c, c.watts, c.throttle_mask);
+      c.temperature_c, c.watts, c.throttle_mask);
 }
 
 }

@@ -36,8 +36,8 @@ std::string Checks::gemm_rate() {
   for (int i = 0; i < 3; ++i) at::mm_out(c, a, b);
   const double seconds = median_of(10, [&] { at::mm_out(c, a, b); });
   const double size = as_double(kSize);
-  return fmt::format("8192^3 in bf16: {:.0f} us, {:.0f} TFLOP/s", seconds * 1e6,
-                     2 * size * size * size / seconds * 1e-12);
+  return fmt::format(
+      "8192^3 in bf16: {:.0f} us, {:.0f} TFLOP/s", seconds * 1e6, 2 * size * size * size / seconds * 1e-12);
 }
 
 // Grouped queries, causal, 2 sequences, against plain arithmetic in fp32.
@@ -66,9 +66,8 @@ std::string Checks::attention(DeviceAttention kernel, std::int64_t head_dim) {
     return t.view({kBatch, kKvHeads, kHeads / kKvHeads, kLength, head_dim}).sum(2);
   };
   return fmt::format("head_dim {}: {}, {}, {}, {}", head_dim, near("out", out, wanted, 2e-2),
-                     near("dq", dq, at::matmul(ds, fk), 3e-2),
-                     near("dk", dk, grouped(at::matmul(ds.transpose(2, 3), fq)), 3e-2),
-                     near("dv", dv, grouped(at::matmul(p.transpose(2, 3), fdy)), 3e-2));
+      near("dq", dq, at::matmul(ds, fk), 3e-2), near("dk", dk, grouped(at::matmul(ds.transpose(2, 3), fq)), 3e-2),
+      near("dv", dv, grouped(at::matmul(p.transpose(2, 3), fdy)), 3e-2));
 }
 
 std::string Checks::both_head_dims(DeviceAttention kernel) {
@@ -100,8 +99,7 @@ std::string Checks::rms_norm() {
   const at::Tensor wanted = r * (scaled - normed * (scaled * normed).mean(1, true));
   near("dx and more", sum, wanted + addend, 1e-5);
   return fmt::format("{}, {}, {}, {}", near("y", y, reference(x, w), 1e-5), near("dx", dx, wanted, 1e-5),
-                     near("dw", dw, (dy * normed).sum(0), 1e-5),
-                     near("bf16", y16, reference(rounded(x), rounded(w)), 1e-2));
+      near("dw", dw, (dy * normed).sum(0), 1e-5), near("bf16", y16, reference(rounded(x), rounded(w)), 1e-2));
 }
 
 // As wide as models are: a row in one to eight packs of every thread's registers.
@@ -167,8 +165,7 @@ std::string Checks::bias() {
   at::sum_out(sums, put_bf16(x.narrow(1, 0, 1).expand({128, 96})), 0, false, at::kFloat);
   const at::Tensor column = rounded(x.narrow(1, 0, 1)).expand({128, 96}).sum(0);
   return fmt::format("{}, {}, {}", near("y", out, at::addmm(b, x, w), 1e-5),
-                     near("bf16", out16, at::addmm(rounded(b), rounded(x), rounded(w)), 1e-2),
-                     near("sums", sums, column, 1e-5));
+      near("bf16", out16, at::addmm(rounded(b), rounded(x), rounded(w)), 1e-2), near("sums", sums, column, 1e-5));
 }
 
 std::string Checks::rotate() {
@@ -258,13 +255,8 @@ std::string Checks::fused_adamw(const at::Tensor& p, const at::Tensor& g, const 
   const at::Tensor first = at::zeros_like(parameter), second = at::zeros_like(parameter);
   const at::Tensor shadow = at::empty_like(parameter, at::kBFloat16);
   Optimizer numbers = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8};
-  const AdamWPiece piece{parameter.mutable_data_ptr<float>(),
-                         nullptr,
-                         first.mutable_data_ptr<float>(),
-                         second.mutable_data_ptr<float>(),
-                         shadow.mutable_data_ptr(),
-                         p.numel(),
-                         0.1F};
+  const AdamWPiece piece{parameter.mutable_data_ptr<float>(), nullptr, first.mutable_data_ptr<float>(),
+      second.mutable_data_ptr<float>(), shadow.mutable_data_ptr(), p.numel(), 0.1F};
   const auto fused = device_.fused_adamw({&piece, 1}, numbers);
   if (!fused) return "";
   const float* const place = gradient.const_data_ptr<float>();

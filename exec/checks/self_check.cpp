@@ -21,37 +21,18 @@ Checks::Checks(Accelerator& device) : device_(device), on_(device.device()) {
 }
 
 std::vector<Checks::Named> Checks::all() {
-  return {{"identity", &Checks::identity},
-          {"memory", &Checks::memory},
-          {"out_of_memory_message", &Checks::out_of_memory},
-          {"events", &Checks::events},
-          {"lanes_overlap", &Checks::lanes},
-          {"lane_waits", &Checks::waits},
-          {"gemm_fp32", &Checks::gemm_fp32},
-          {"gemm_bf16", &Checks::gemm_bf16},
-          {"gemm_rate", &Checks::gemm_rate},
-          {"attention_flash", &Checks::flash},
-          {"attention_cudnn", &Checks::cudnn},
-          {"attention_efficient", &Checks::efficient},
-          {"rms_norm", &Checks::rms_norm},
-          {"wide_rms_norm", &Checks::wide_rms_norm},
-          {"layer_norm", &Checks::layer_norm},
-          {"gelu", &Checks::gelu},
-          {"bias", &Checks::bias},
-          {"rotate", &Checks::rotate},
-          {"silu_multiply", &Checks::silu},
-          {"add_rows", &Checks::add_rows},
-          {"cross_entropy", &Checks::cross_entropy},
-          {"adamw", &Checks::adamw},
-          {"swapped_storage", &Checks::swapped_storage},
-          {"paced_bytes", &Checks::paced_bytes},
-          {"paced_duration", &Checks::paced_duration},
-          {"paced_beside_gemm", &Checks::paced_beside_gemm},
-          {"nccl_one_rank", &Checks::nccl},
-          {"host_cost", &Checks::host_cost},
-          {"allocator", &Checks::allocator},
-          {"clocks", &Checks::clocks},
-          {"graph_capture", &Checks::graph_capture}};
+  return {{"identity", &Checks::identity}, {"memory", &Checks::memory},
+      {"out_of_memory_message", &Checks::out_of_memory}, {"events", &Checks::events}, {"lanes_overlap", &Checks::lanes},
+      {"lane_waits", &Checks::waits}, {"gemm_fp32", &Checks::gemm_fp32}, {"gemm_bf16", &Checks::gemm_bf16},
+      {"gemm_rate", &Checks::gemm_rate}, {"attention_flash", &Checks::flash}, {"attention_cudnn", &Checks::cudnn},
+      {"attention_efficient", &Checks::efficient}, {"rms_norm", &Checks::rms_norm},
+      {"wide_rms_norm", &Checks::wide_rms_norm}, {"layer_norm", &Checks::layer_norm}, {"gelu", &Checks::gelu},
+      {"bias", &Checks::bias}, {"rotate", &Checks::rotate}, {"silu_multiply", &Checks::silu},
+      {"add_rows", &Checks::add_rows}, {"cross_entropy", &Checks::cross_entropy}, {"adamw", &Checks::adamw},
+      {"swapped_storage", &Checks::swapped_storage}, {"paced_bytes", &Checks::paced_bytes},
+      {"paced_duration", &Checks::paced_duration}, {"paced_beside_gemm", &Checks::paced_beside_gemm},
+      {"nccl_one_rank", &Checks::nccl}, {"host_cost", &Checks::host_cost}, {"allocator", &Checks::allocator},
+      {"clocks", &Checks::clocks}, {"graph_capture", &Checks::graph_capture}};
 }
 
 void Checks::expect(bool holds, const std::string& what) {
@@ -80,7 +61,7 @@ double largest_error(const at::Tensor& a, const at::Tensor& b) {
 }
 
 CheckStatus run_check(const std::string& name, const std::vector<std::string>& skipped,
-                      const std::function<std::string()>& work, const CheckListener& told) {
+    const std::function<std::string()>& work, const CheckListener& told) {
   if (contains(skipped, name)) {
     told({name, CheckStatus::kSkipped, "left out by --skip", 0});
     return CheckStatus::kSkipped;

@@ -38,7 +38,7 @@ class DeviceLost : public std::runtime_error {
 // Runs `work`, which returns what was seen, throws CheckSkipped, or fails by another exception.
 // A name in `skipped` is left out. The status that was told last.
 CheckStatus run_check(const std::string& name, const std::vector<std::string>& skipped,
-                      const std::function<std::string()>& work, const CheckListener& told);
+    const std::function<std::string()>& work, const CheckListener& told);
 
 // In order, but those named in `skipped`. Of what a check finds, throws DeviceLost only.
 void self_check(Accelerator& accelerator, const std::vector<std::string>& skipped, const CheckListener& told);

@@ -92,13 +92,13 @@ void GroupCommunicator::exchange_shards(const void* whole, DType wire, std::size
   }
 }
 
-void GroupCommunicator::reduce_scatter(const void* whole, DType wire, std::size_t elements, float* shard,
-                                       SumInto into) {
+void GroupCommunicator::reduce_scatter(
+    const void* whole, DType wire, std::size_t elements, float* shard, SumInto into) {
   exchange_shards(
       whole, wire, elements,
       [&](const auto& pieces, std::size_t begin, std::size_t count) {
-        add_in_order(pieces, wire, count, shard + begin,
-                     into == SumInto::kContinue ? FirstPiece::kAdded : FirstPiece::kCopied);
+        add_in_order(
+            pieces, wire, count, shard + begin, into == SumInto::kContinue ? FirstPiece::kAdded : FirstPiece::kCopied);
       });
 }
 

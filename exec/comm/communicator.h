@@ -45,9 +45,8 @@ class GroupCommunicator {
   // Exact, so in any order.
   void all_reduce(std::span<std::int64_t> values);
 
-  // Where pieces of other ranks arrive (sim/graph/cpu_collectives.h), outliving this; without, its
-  // own memory, which grows with the largest collective. A collective that takes more than it was
-  // lent is an error.
+  // Where pieces of other ranks arrive (sim/graph/cpu_collectives.h), outliving this; without, its own memory, which
+  // grows with the largest collective. A collective that takes more than it was lent is an error.
   void lend_scratch(std::span<std::byte> memory);
 
   void abort() { transport_->abort(); }

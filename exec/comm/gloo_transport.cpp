@@ -1,9 +1,8 @@
-// One ProcessGroupGloo per group, of which only send() and recv() are used: bytes move as tensors
-// made over the caller's memory. Receives are posted before sends: with sends first, Gloo
-// serialises the two directions of a pair for messages above the socket buffer. Gloo's headers are
-// Debian's, its code is inside LibTorch: this file must never define, derive from or lay out a Gloo
-// type (the test GlooSymbols holds that). After a failure or a timeout Gloo closes every pair of
-// the group: the group is over.
+// One ProcessGroupGloo per group, of which only send() and recv() are used: bytes move as tensors made over the
+// caller's memory. Receives are posted before sends: with sends first, Gloo serialises the two directions of a pair for
+// messages above the socket buffer. Gloo's headers are Debian's, its code is inside LibTorch: this file must never
+// define, derive from or lay out a Gloo type (the test GlooSymbols holds that). After a failure or a timeout Gloo
+// closes every pair of the group: the group is over.
 #include "exec/comm/gloo_transport.h"
 
 #include <ATen/ops/from_blob.h>
@@ -26,8 +25,8 @@ namespace {
 constexpr int kTag = 0;  // pairs keep the order of their messages
 
 at::Tensor bytes_of(const void* data, std::size_t bytes) {
-  return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(bytes)},
-                       at::TensorOptions().dtype(at::kByte));
+  return at::from_blob(
+      const_cast<void*>(data), {static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte));
 }
 
 class GlooTransport : public Transport {
@@ -131,7 +130,7 @@ std::unique_ptr<Transport> connect_gloo(const std::shared_ptr<JobStore>& store, 
     return std::make_unique<GlooTransport>(group, std::move(gloo));
   } catch (const std::exception& error) {
     throw Error(ExitCode::kLaunchFailure,
-                fmt::format("group {}: no connection through {}: {}", group.key, group.address, first_line(error)));
+        fmt::format("group {}: no connection through {}: {}", group.key, group.address, first_line(error)));
   }
 }
 

@@ -1,6 +1,5 @@
-// A TCPStore behind a PrefixStore. Every exception of c10d becomes an Error that names the store's
-// address. LibTorch's own log lines on standard error are switched off: what a user must know is in
-// the Errors.
+// A TCPStore behind a PrefixStore. Every exception of c10d becomes an Error that names the store's address. LibTorch's
+// own log lines on standard error are switched off: what a user must know is in the Errors.
 #include "exec/comm/job_store.h"
 
 #include <c10/util/Exception.h>
@@ -29,12 +28,12 @@ auto named(const StoreAddress& address, Call call) -> decltype(call()) {
     return call();
   } catch (const std::exception& error) {
     throw Error(ExitCode::kLaunchFailure,
-                fmt::format("the store at {}:{} failed: {}", address.host, address.port, first_line(error)));
+        fmt::format("the store at {}:{} failed: {}", address.host, address.port, first_line(error)));
   }
 }
 
-std::shared_ptr<JobStore::Connection> open(const StoreAddress& address, const std::string& run_id,
-                                           const c10d::TCPStoreOptions& options) {
+std::shared_ptr<JobStore::Connection> open(
+    const StoreAddress& address, const std::string& run_id, const c10d::TCPStoreOptions& options) {
   FLAGS_caffe2_log_level = kOnlyErrors;
   return named(address, [&] {
     auto whole = c10::make_intrusive<c10d::TCPStore>(address.host, options);
@@ -63,8 +62,8 @@ std::string first_line(const std::exception& error) {
 JobStore::JobStore(StoreAddress address, std::string run_id, std::shared_ptr<Connection> connection)
     : address_(std::move(address)), run_id_(std::move(run_id)), connection_(std::move(connection)) {}
 
-std::shared_ptr<JobStore> JobStore::serve(int listening_socket, const StoreAddress& address,
-                                          const std::string& run_id) {
+std::shared_ptr<JobStore> JobStore::serve(
+    int listening_socket, const StoreAddress& address, const std::string& run_id) {
   c10d::TCPStoreOptions options = options_of(address, kServerSide);
   options.isServer = true;
   options.masterListenFd = listening_socket;
@@ -79,8 +78,8 @@ std::string JobStore::owner() {
       [&] { return connection_->whole->check({kOwnerKey}) ? connection_->whole->get_to_str(kOwnerKey) : ""; });
 }
 
-std::shared_ptr<JobStore> JobStore::join(const StoreAddress& address, const std::string& run_id,
-                                         std::chrono::milliseconds timeout) {
+std::shared_ptr<JobStore> JobStore::join(
+    const StoreAddress& address, const std::string& run_id, std::chrono::milliseconds timeout) {
   return std::shared_ptr<JobStore>(new JobStore(address, run_id, open(address, run_id, options_of(address, timeout))));
 }
 

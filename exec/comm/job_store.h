@@ -1,9 +1,8 @@
 // One job's keys in a c10d TCPStore: where ranks leave texts for each other.
 //
-// Keys live under "foreshard/<run id>/", so that jobs that share a store by mistake or by design do
-// not mix. Every member may be called from any thread; calls of one JobStore go one after the
-// other. Failures are Error(kLaunchFailure). A frozen server blocks a call for ever: see
-// bounded_call.h.
+// Keys live under "foreshard/<run id>/", so that jobs that share a store by mistake or by design do not mix. Every
+// member may be called from any thread; calls of one JobStore go one after the other. Failures are
+// Error(kLaunchFailure). A frozen server blocks a call for ever: see bounded_call.h.
 #pragma once
 
 #include <chrono>
@@ -23,12 +22,11 @@ class JobStore {
  public:
   struct Connection;  // c10d's, in c10d_store.h
 
-  // Serves the store on `listening_socket` (bound and listening, owned by the store from now on)
-  // and uses it.
+  // Serves the store on `listening_socket` (bound and listening, owned by the store from now on) and uses it.
   static std::shared_ptr<JobStore> serve(int listening_socket, const StoreAddress& address, const std::string& run_id);
   // Uses the store served there; `address` answers already.
-  static std::shared_ptr<JobStore> join(const StoreAddress& address, const std::string& run_id,
-                                        std::chrono::milliseconds timeout);
+  static std::shared_ptr<JobStore> join(
+      const StoreAddress& address, const std::string& run_id, std::chrono::milliseconds timeout);
 
   // The run id of whom serve() was called for; empty: served by somebody else, or not yet known.
   std::string owner();

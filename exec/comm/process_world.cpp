@@ -99,8 +99,8 @@ class ProcessWorld : public World {
   template <typename Call>
   auto bounded(milliseconds limit, Call call) -> std::optional<decltype(call())> {
     constexpr milliseconds kSpare{1000};  // the call has its own limit while the store answers
-    return call_within(limit + kSpare, std::move(call),
-                       [this] { return board_.announced(milliseconds(0)).has_value(); });
+    return call_within(
+        limit + kSpare, std::move(call), [this] { return board_.announced(milliseconds(0)).has_value(); });
   }
 
   [[noreturn]] void give_up(const std::string& what, milliseconds limit) {
@@ -109,8 +109,8 @@ class ProcessWorld : public World {
   }
 
   // Each of `ranks` leaves its text; all get all of them.
-  std::vector<std::string> collect(const std::string& key, const std::vector<int>& ranks, const std::string& text,
-                                   milliseconds limit) {
+  std::vector<std::string> collect(
+      const std::string& key, const std::vector<int>& ranks, const std::string& text, milliseconds limit) {
     auto keys = list_of<std::string>(ranks, [&](const int other) { return fmt::format("{}/{}", key, other); });
     const std::string own = fmt::format("{}/{}", key, rank());
     auto texts = bounded(limit, [store = meeting_.store, own, keys, text, limit] {
@@ -146,13 +146,10 @@ class ProcessWorld : public World {
     const std::string& host = meeting_.members[position(ranks[0])].host;
     std::string reason;
     std::shared_ptr<SharedMemory> memory;
-    const bool together = !host.empty() && std::ranges::all_of(ranks, [&](int rank) {
-      return meeting_.members[position(rank)].host == host;
-    });
-    if (!together)
-      reason = "its ranks run on several hosts, or this system lacks pidfd_open";
-    else
-      std::tie(memory, reason) = share(key, ranks, index);
+    const bool together = !host.empty() && std::ranges::all_of(ranks,
+                                               [&](int rank) { return meeting_.members[position(rank)].host == host; });
+    if (!together) reason = "its ranks run on several hosts, or this system lacks pidfd_open";
+    else std::tie(memory, reason) = share(key, ranks, index);
     if (!memory) {
       if (options_.transport != TransportChoice::kShared) return nullptr;
       fail_launch(fmt::format("FORESHARD_TRANSPORT=shm: {} cannot share memory: {}", name_ranks(ranks), reason));
@@ -163,8 +160,8 @@ class ProcessWorld : public World {
   }
 
   // The memory that all members hold, or why they do not.
-  std::pair<std::shared_ptr<SharedMemory>, std::string> share(const std::string& key, const std::vector<int>& ranks,
-                                                              int index) {
+  std::pair<std::shared_ptr<SharedMemory>, std::string> share(
+      const std::string& key, const std::vector<int>& ranks, int index) {
     const int members = static_cast<int>(ranks.size());
     std::shared_ptr<SharedMemory> memory;
     std::string trouble;
@@ -198,10 +195,8 @@ class ProcessWorld : public World {
 ConnectOptions connect_options(const Environment& environment) {
   ConnectOptions options;
   if (const auto transport = environment("FORESHARD_TRANSPORT")) {
-    if (*transport == "shm")
-      options.transport = TransportChoice::kShared;
-    else if (*transport == "gloo")
-      options.transport = TransportChoice::kGloo;
+    if (*transport == "shm") options.transport = TransportChoice::kShared;
+    else if (*transport == "gloo") options.transport = TransportChoice::kGloo;
     else if (*transport != "auto")
       fail_launch(fmt::format("FORESHARD_TRANSPORT={}: expected auto, shm or gloo", *transport));
   }

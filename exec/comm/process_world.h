@@ -31,10 +31,9 @@ struct ConnectOptions {
 // processes started together may be apart. Throws Error(kLaunchFailure), naming the variable.
 ConnectOptions connect_options(const Environment& environment);
 
-// Blocks until all ranks are there. Throws Error(kLaunchFailure) when they are not within
-// `rendezvous`, when they disagree about the world's size, when two claim one rank, when the port
-// is taken by another program or another job. One rank alone uses no network. The store listens on
-// the loopback only, when all ranks are on one machine.
+// Blocks until all ranks are there. Throws Error(kLaunchFailure) when they are not within `rendezvous`, when they
+// disagree about the world's size, when two claim one rank, when the port is taken by another program or another job.
+// One rank alone uses no network. The store listens on the loopback only, when all ranks are on one machine.
 std::unique_ptr<World> connect_processes(const Launch& launch, const ConnectOptions& options);
 
 }

@@ -57,7 +57,7 @@ std::shared_ptr<JobStore> join(const StoreAddress& address, const std::string& r
       limit.left(), [address, run_id, left = limit.left()] { return JobStore::join(address, run_id, left); });
   if (!store) {
     fail_launch(fmt::format("what listens at {}:{} is no rendezvous store of LibTorch (no answer within {} s)",
-                            address.host, address.port, seconds(limit.whole)));
+        address.host, address.port, seconds(limit.whole)));
   }
   return *store;
 }
@@ -66,9 +66,8 @@ void check_owner(JobStore& store) {
   const std::string owner = store.owner();
   if (owner.empty() || owner == store.run_id()) return;
   fail_launch(
-      fmt::format("the store at {}:{} belongs to another job ({}; this one is {}); is MASTER_PORT "
-                  "shared by two jobs?",
-                  store.address().host, store.address().port, owner, store.run_id()));
+      fmt::format("the store at {}:{} belongs to another job ({}; this one is {}); is MASTER_PORT shared by two jobs?",
+          store.address().host, store.address().port, owner, store.run_id()));
 }
 
 std::shared_ptr<JobStore> enter(const Launch& launch, const Limit& limit) {
@@ -81,7 +80,7 @@ std::shared_ptr<JobStore> enter(const Launch& launch, const Limit& limit) {
     fail_launch(
         fmt::format("rank {} found nobody at {}:{} within {} s; is rank 0 running, and do "
                     "MASTER_ADDR and MASTER_PORT agree on all ranks?",
-                    launch.rank, address.host, address.port, seconds(limit.whole)));
+            launch.rank, address.host, address.port, seconds(limit.whole)));
   }
   return join(address, launch.run_id, limit);
 }
@@ -104,8 +103,8 @@ RankProcess read(const std::string& text) {
 }
 
 // Returns when `key` is there.
-void await(JobStore& store, const std::string& key, Clock::time_point deadline,
-           const std::function<std::string()>& lateness) {
+void await(
+    JobStore& store, const std::string& key, Clock::time_point deadline, const std::function<std::string()>& lateness) {
   constexpr milliseconds kSlice{50};
   while (!store.wait(key, kSlice)) {
     if (store.has(kCauseKey)) fail_launch(store.get(kCauseKey));
@@ -115,8 +114,8 @@ void await(JobStore& store, const std::string& key, Clock::time_point deadline,
 }
 
 // Runs on a thread of its own (bounded_call.h): takes copies.
-std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, const Launch& launch,
-                                   const RankProcess& own, const Limit& limit) {
+std::vector<RankProcess> introduce(
+    const std::shared_ptr<JobStore>& shared, const Launch& launch, const RankProcess& own, const Limit& limit) {
   JobStore& store = *shared;
   const std::string at = fmt::format("{}:{}", store.address().host, store.address().port);
   const std::string rank = std::to_string(launch.rank);
@@ -125,7 +124,7 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
     fail_launch(
         fmt::format("a process is there already as rank {} at {}: another job uses this port, or two "
                     "processes were started as one rank",
-                    rank, at));
+            rank, at));
   }
   store.set("process/" + rank, write(own));
   store.set("size/" + rank, std::to_string(launch.size));
@@ -135,10 +134,9 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
   });
   const std::string size = store.get("size/0");
   if (size != std::to_string(launch.size)) {
-    const std::string text = fmt::format(
-        "the ranks disagree about the world's size: rank 0 was started for {} ranks, rank {} for "
-        "{}",
-        size, rank, launch.size);
+    const std::string text =
+        fmt::format("the ranks disagree about the world's size: rank 0 was started for {} ranks, rank {} for {}", size,
+            rank, launch.size);
     store.set_once(kFailureKey, text);
     fail_launch(text);
   }
@@ -147,8 +145,8 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
     std::vector<int> ranks;
     for (int other = 0; other < launch.size; ++other)
       if (!store.has(fmt::format("size/{}", other))) ranks.push_back(other);
-    std::string text = fmt::format("{} of {} did not come to {} within {} s", name_ranks(ranks), launch.size, at,
-                                   seconds(limit.whole));
+    std::string text = fmt::format(
+        "{} of {} did not come to {} within {} s", name_ranks(ranks), launch.size, at, seconds(limit.whole));
     store.set_once(kFailureKey, text);
     return text;
   };
@@ -178,9 +176,8 @@ Meeting meet(const Launch& launch, const ConnectOptions& options) {
   const RankProcess own{shared_memory_domain(), ::getpid(), own_address(launch, options)};
   constexpr milliseconds kSpare{500};  // introduce() keeps the deadline while the store answers
   try {
-    auto members = call_within(limit.left() + kSpare, [store = meeting.store, launch, own, limit] {
-      return introduce(store, launch, own, limit);
-    });
+    auto members = call_within(limit.left() + kSpare,
+        [store = meeting.store, launch, own, limit] { return introduce(store, launch, own, limit); });
     if (!members)
       fail_launch(fmt::format("the store at {}:{} stopped answering", launch.master_address, launch.master_port));
     meeting.members = *std::move(members);

@@ -1,11 +1,10 @@
-// Each ordered pair of members has a ring of bytes with one writer and one reader. A message is its
-// length (8 bytes) and its bytes. exchange() goes round its peers: it copies into every ring that
-// has room and out of every ring that has bytes, a quantum at a time so that both directions keep
-// moving while the bytes are still in the cache, until all messages are through. A member that can
-// do nothing looks on for some microseconds, then says so (`sleeping`), looks once more, and sleeps
-// on its bell (a futex). Whoever moves bytes rings the bell of a sleeping peer. The two fences make
-// sure that one of the two sees the other. Every 50 ms a sleeper asks whether its peers live. Bytes
-// that a peer left before it went still count.
+// Each ordered pair of members has a ring of bytes with one writer and one reader. A message is its length (8 bytes)
+// and its bytes. exchange() goes round its peers: it copies into every ring that has room and out of every ring that
+// has bytes, a quantum at a time so that both directions keep moving while the bytes are still in the cache, until all
+// messages are through. A member that can do nothing looks on for some microseconds, then says so (`sleeping`), looks
+// once more, and sleeps on its bell (a futex). Whoever moves bytes rings the bell of a sleeping peer. The two fences
+// make sure that one of the two sees the other. Every 50 ms a sleeper asks whether its peers live. Bytes that a peer
+// left before it went still count.
 #include "exec/comm/shared_transport.h"
 
 #include <fcntl.h>
@@ -34,11 +33,10 @@
 namespace foreshard {
 namespace {
 
-// A group's shared memory: a header, one Member per rank, one Ring per ordered pair, then the
-// rings' bytes. It is a memfd that the others open as /proc/<maker>/fd/<number>: it has no name in
-// any file system, so it ends with the last process that holds it. Processes see each other's /proc
-// when they run under one kernel, one process namespace and one user; the nonce tells whether what
-// was opened is the right one.
+// A group's shared memory: a header, one Member per rank, one Ring per ordered pair, then the rings' bytes. It is a
+// memfd that the others open as /proc/<maker>/fd/<number>: it has no name in any file system, so it ends with the last
+// process that holds it. Processes see each other's /proc when they run under one kernel, one process namespace and one
+// user; the nonce tells whether what was opened is the right one.
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
@@ -302,7 +300,7 @@ class SharedTransport : public Transport {
         take(&sent, sizeof sent);
         messages.done = sizeof sent;
         FORESHARD_CHECK(sent == message.bytes,
-                        fmt::format("rank {} sent {} bytes where {} were awaited", rank_of(peer), sent, message.bytes));
+            fmt::format("rank {} sent {} bytes where {} were awaited", rank_of(peer), sent, message.bytes));
       }
       const std::size_t received = messages.done - sizeof message.bytes;
       const std::size_t count = std::min({message.bytes - received, there - moved, kQuantum});

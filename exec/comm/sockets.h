@@ -8,8 +8,7 @@ namespace foreshard {
 
 enum class ListenOn { kLoopback, kEveryInterface };
 
-// A listening socket, closed on exec; port 0 takes a free one. Throws Error(kLaunchFailure) when
-// the port is taken.
+// A listening socket, closed on exec; port 0 takes a free one. Throws Error(kLaunchFailure) when the port is taken.
 int listen_socket(ListenOn where, int port);
 int port_of(int socket);
 
@@ -19,8 +18,7 @@ bool answers(const std::string& host, int port, std::chrono::milliseconds patien
 bool is_loopback(const std::string& host);  // by its name: localhost, 127.x.x.x, ::1
 bool is_interface(const std::string& name);
 
-// The address of this machine from which `host` is reached. Throws Error(kLaunchFailure) when
-// `host` has no address.
+// The address of this machine from which `host` is reached. Throws Error(kLaunchFailure) when `host` has no address.
 std::string own_address_towards(const std::string& host);
 
 }

@@ -1,7 +1,6 @@
-// The arrays are walked in blocks that stay in the first-level cache: within a block, one piece
-// after the other is added, so that main memory sees each array once. GCC's vector type spells out
-// the loops that -O2 would leave scalar; a lane is one element, so the bits are those of the plain
-// loop.
+// The arrays are walked in blocks that stay in the first-level cache: within a block, one piece after the other is
+// added, so that main memory sees each array once. GCC's vector type spells out the loops that -O2 would leave scalar;
+// a lane is one element, so the bits are those of the plain loop.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -74,10 +73,8 @@ void add_blocks(std::span<const void* const> pieces, std::size_t elements, float
     FirstPiece now = first;
     for (const void* piece : pieces) {
       const auto* at = static_cast<const std::byte*>(piece) + begin * Wire::kBytes;
-      if (now == FirstPiece::kAdded)
-        take<Wire, FirstPiece::kAdded>(at, count, sum + begin);
-      else
-        take<Wire, FirstPiece::kCopied>(at, count, sum + begin);
+      if (now == FirstPiece::kAdded) take<Wire, FirstPiece::kAdded>(at, count, sum + begin);
+      else take<Wire, FirstPiece::kCopied>(at, count, sum + begin);
       now = FirstPiece::kAdded;
     }
   }
@@ -132,10 +129,8 @@ void add_in_pairs(std::span<const void* const> pieces, DType wire, std::size_t e
 
 void add_in_order(std::span<const void* const> pieces, DType wire, std::size_t elements, float* sum, FirstPiece first) {
   FORESHARD_CHECK(wire == DType::kFp32 || wire == DType::kBf16, "sums are of fp32 or bf16");
-  if (wire == DType::kFp32)
-    add_blocks<Fp32Wire>(pieces, elements, sum, first);
-  else
-    add_blocks<Bf16Wire>(pieces, elements, sum, first);
+  if (wire == DType::kFp32) add_blocks<Fp32Wire>(pieces, elements, sum, first);
+  else add_blocks<Bf16Wire>(pieces, elements, sum, first);
 }
 
 }

@@ -1,9 +1,8 @@
-// Ranks that are threads of one process meet in a Hall. A group has a mailbox for each ordered pair
-// of its members: the sender leaves the address of its bytes there, the receiver copies them and
-// marks the letter done, the sender waits for that mark. One mutex and one condition variable per
-// group; bytes are copied outside the mutex. A rank that leaves (its Transport is destroyed) fails
-// whoever waits for it; a sender that fails takes its unread letters back before its buffers die,
-// and waits for those being read.
+// Ranks that are threads of one process meet in a Hall. A group has a mailbox for each ordered pair of its members: the
+// sender leaves the address of its bytes there, the receiver copies them and marks the letter done, the sender waits
+// for that mark. One mutex and one condition variable per group; bytes are copied outside the mutex. A rank that leaves
+// (its Transport is destroyed) fails whoever waits for it; a sender that fails takes its unread letters back before its
+// buffers die, and waits for those being read.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -100,9 +99,8 @@ class ThreadTransport : public Transport {
     wait_for(receive.peer, lock, [&] { return !mailbox.empty(); });
     Letter* letter = mailbox.front();
     mailbox.pop_front();
-    FORESHARD_CHECK(letter->bytes == receive.bytes,
-                    fmt::format("rank {} sent {} bytes where {} were awaited", group_->rank_of(receive.peer),
-                                letter->bytes, receive.bytes));
+    FORESHARD_CHECK(letter->bytes == receive.bytes, fmt::format("rank {} sent {} bytes where {} were awaited",
+                                                        group_->rank_of(receive.peer), letter->bytes, receive.bytes));
     letter->state = Letter::State::kBeingRead;
     lock.unlock();
     std::memcpy(receive.data, letter->data, receive.bytes);
@@ -133,8 +131,8 @@ class ThreadTransport : public Transport {
       });
     }
     group_->changed.wait(lock, [&] {
-      return std::ranges::none_of(letters,
-                                  [](const Letter& letter) { return letter.state == Letter::State::kBeingRead; });
+      return std::ranges::none_of(
+          letters, [](const Letter& letter) { return letter.state == Letter::State::kBeingRead; });
     });
   }
 

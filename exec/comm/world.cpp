@@ -1,6 +1,5 @@
-// A killed rank says nothing, one that failed by itself says why a little after its connections
-// close, and a rank that lost it ends and is lost in turn. So everyone waits for a nearer word
-// before speaking.
+// A killed rank says nothing, one that failed by itself says why a little after its connections close, and a rank that
+// lost it ends and is lost in turn. So everyone waits for a nearer word before speaking.
 #include "exec/comm/world.h"
 
 #include <fmt/format.h>

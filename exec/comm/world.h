@@ -20,9 +20,8 @@ class World {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual bool one_process() const { return false; }  // ranks are threads of this process
-  // One FIFO over `ranks` (of the world, ascending, this one among them). Every member calls it
-  // with the same name, members of several groups in the same order. Throws PeerFailure or
-  // Error(kLaunchFailure).
+  // One FIFO over `ranks` (of the world, ascending, this one among them). Every member calls it with the same name,
+  // members of several groups in the same order. Throws PeerFailure or Error(kLaunchFailure).
   virtual std::unique_ptr<Transport> connect(const std::string& name, const std::vector<int>& ranks) = 0;
   // Every rank's text, by rank. All ranks call it equally often with the same topics in the same
   // order; also serves as a barrier. For small texts, outside the step.
@@ -35,9 +34,8 @@ class World {
   virtual std::optional<std::string> announced_failure(std::chrono::milliseconds patience) = 0;
 };
 
-// What a rank that lost another one says: what was announced first, which is nearer to the cause
-// than what this rank saw; where nothing was within half a second, what it saw, which it then
-// announces.
+// What a rank that lost another one says: what was announced first, which is nearer to the cause than what this rank
+// saw; where nothing was within half a second, what it saw, which it then announces.
 std::string explain(World& world, const PeerFailure& failure);
 
 // The ranks of `size` threads of this process; give each thread one.

@@ -42,52 +42,46 @@ std::tuple<at::Tensor, at::Tensor> device_attention(DeviceAttention kernel, cons
     }
     case DeviceAttention::kCudnn: {
       auto result = at::_scaled_dot_product_cudnn_attention(in.q, in.k, in.v, std::nullopt,
-                                                            /*compute_log_sumexp=*/true, 0.0, causal,
-                                                            /*return_debug_mask=*/false);
+          /*compute_log_sumexp=*/true, 0.0, causal,
+          /*return_debug_mask=*/false);
       return {std::get<0>(result), std::get<1>(result)};
     }
     case DeviceAttention::kFlash: {
       auto result = at::_scaled_dot_product_flash_attention(in.q, in.k, in.v, 0.0, causal,
-                                                            /*return_debug_mask=*/false);
+          /*return_debug_mask=*/false);
       return {std::get<0>(result), std::get<1>(result)};
     }
-    case DeviceAttention::kEfficient:
-      break;
+    case DeviceAttention::kEfficient: break;
   }
-  auto result = at::_scaled_dot_product_efficient_attention(in.q, of_all_heads(in, in.k), of_all_heads(in, in.v),
-                                                            std::nullopt, true, 0.0, causal);
+  auto result = at::_scaled_dot_product_efficient_attention(
+      in.q, of_all_heads(in, in.k), of_all_heads(in, in.v), std::nullopt, true, 0.0, causal);
   return {std::get<0>(result), std::get<1>(result)};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> device_attention_backward(DeviceAttention kernel, const at::Tensor& dy,
-                                                                         const AttentionTensors& in,
-                                                                         const at::Tensor& out,
-                                                                         const at::Tensor& logsumexp, bool causal) {
+    const AttentionTensors& in, const at::Tensor& out, const at::Tensor& logsumexp, bool causal) {
   const std::int64_t q_length = in.q.size(2), k_length = in.k.size(2);
   switch (kernel) {
     case DeviceAttention::kCpu:
-      return at::_scaled_dot_product_flash_attention_for_cpu_backward(dy, in.q, in.k, in.v, out, logsumexp, 0.0,
-                                                                      causal);
+      return at::_scaled_dot_product_flash_attention_for_cpu_backward(
+          dy, in.q, in.k, in.v, out, logsumexp, 0.0, causal);
     case DeviceAttention::kCudnn: {
       const at::Tensor seed = no_seed(in.q);
       return at::_scaled_dot_product_cudnn_attention_backward(dy, in.q, in.k, in.v, out, logsumexp, seed.select(0, 0),
-                                                              seed.select(0, 1), at::Tensor(), at::Tensor(),
-                                                              at::Tensor(), q_length, k_length, 0.0, causal);
+          seed.select(0, 1), at::Tensor(), at::Tensor(), at::Tensor(), q_length, k_length, 0.0, causal);
     }
     case DeviceAttention::kFlash: {
       const at::Tensor seed = no_seed(in.q);
       return at::_scaled_dot_product_flash_attention_backward(dy, in.q, in.k, in.v, out, logsumexp, at::Tensor(),
-                                                              at::Tensor(), q_length, k_length, 0.0, causal, seed,
-                                                              seed);
+          at::Tensor(), q_length, k_length, 0.0, causal, seed, seed);
     }
-    case DeviceAttention::kEfficient:
-      break;
+    case DeviceAttention::kEfficient: break;
   }
   const std::int64_t repeats = in.q.size(1) / in.k.size(1);
   const at::Tensor seed = no_seed(in.q);
-  auto [dq, dk, dv, bias] = at::_scaled_dot_product_efficient_attention_backward(
-      dy, in.q, of_all_heads(in, in.k), of_all_heads(in, in.v), at::Tensor(), out, logsumexp, seed.select(0, 0),
-      seed.select(0, 1), 0.0, {true, true, true, false}, causal);
+  auto [dq, dk, dv, bias] =
+      at::_scaled_dot_product_efficient_attention_backward(dy, in.q, of_all_heads(in, in.k), of_all_heads(in, in.v),
+          at::Tensor(), out, logsumexp, seed.select(0, 0), seed.select(0, 1), 0.0, {true, true, true, false}, causal);
   if (repeats == 1) return {dq, dk, dv};
   const auto fewer = [&](const at::Tensor& t) {
     return t.view({t.size(0), in.k.size(1), repeats, t.size(2), t.size(3)}).sum(2);
@@ -95,8 +89,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> device_attention_backward(DeviceA
   return {dq, fewer(dk), fewer(dv)};
 }
 
-std::tuple<at::Tensor, at::Tensor> device_rms_norm(Accelerator& device, const at::Tensor& x, const at::Tensor& weight,
-                                                   double epsilon) {
+std::tuple<at::Tensor, at::Tensor> device_rms_norm(
+    Accelerator& device, const at::Tensor& x, const at::Tensor& weight, double epsilon) {
   const std::int64_t width = weight.numel();
   if (device.is_gpu()) {
     const at::Tensor y = at::empty_like(x);
@@ -132,7 +126,7 @@ std::tuple<at::Tensor, at::Tensor> device_rms_norm_backward(Accelerator& device,
 }
 
 void device_rotate(Accelerator& device, const at::Tensor& values, const at::Tensor& cos, const at::Tensor& sin,
-                   std::int64_t head_dim, bool inverse) {
+    std::int64_t head_dim, bool inverse) {
   if (device.rotate(values, cos, sin, head_dim, inverse)) return;
   const std::int64_t half = head_dim / 2, positions = cos.size(0);
   const at::Tensor heads = values.view({values.size(0) / positions, positions, -1, head_dim});
@@ -151,8 +145,8 @@ at::Tensor silu_multiply(Accelerator* device, const at::Tensor& gate, const at::
   return out.mul_(up);
 }
 
-std::vector<at::Tensor> silu_multiply_backward(Accelerator* device, const at::Tensor& dy, const at::Tensor& gate,
-                                               const at::Tensor& up) {
+std::vector<at::Tensor> silu_multiply_backward(
+    Accelerator* device, const at::Tensor& dy, const at::Tensor& gate, const at::Tensor& up) {
   at::Tensor d_gate = at::empty_like(gate);
   at::Tensor d_up = at::empty_like(up);
   if (device != nullptr && device->silu_multiply_backward(d_gate, d_up, dy, gate, up)) return {d_gate, d_up};
@@ -168,8 +162,8 @@ void device_add_rows(Accelerator& device, const at::Tensor& table, const at::Ten
   table.index_add_(0, ids, rows.to(table.scalar_type()));
 }
 
-void device_cross_entropy(Accelerator& device, const at::Tensor& logits, const at::Tensor& labels, double scale,
-                          const at::Tensor& loss_sum) {
+void device_cross_entropy(
+    Accelerator& device, const at::Tensor& logits, const at::Tensor& labels, double scale, const at::Tensor& loss_sum) {
   if (device.cross_entropy(logits, labels, scale, loss_sum)) return;
   constexpr std::int64_t kElements = std::int64_t{1} << 26;  // fp32 values held at once
   const std::int64_t rows = logits.size(0);

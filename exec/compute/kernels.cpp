@@ -47,8 +47,8 @@ inline float add_lanes(const std::array<float, kLanes>& lanes) {
 }
 
 template <typename T>
-inline __attribute__((always_inline)) void rms_norm_rows(RowShape rows, const T* x, const T* weight, float epsilon,
-                                                         T* y, float* rstd) {
+inline __attribute__((always_inline)) void rms_norm_rows(
+    RowShape rows, const T* x, const T* weight, float epsilon, T* y, float* rstd) {
   for (std::int64_t r = 0; r < rows.count; ++r) {
     const T* row = x + r * rows.width;
     T* out = y + r * rows.width;
@@ -69,9 +69,8 @@ inline __attribute__((always_inline)) void rms_norm_rows(RowShape rows, const T*
 }
 
 template <typename T>
-inline __attribute__((always_inline)) void rms_norm_backward_rows(RowShape rows, const T* dy, const T* x,
-                                                                  const T* weight, const float* rstd, T* dx,
-                                                                  float* weight_gradient) {
+inline __attribute__((always_inline)) void rms_norm_backward_rows(
+    RowShape rows, const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* weight_gradient) {
   for (std::int64_t i = 0; i < rows.width; ++i) weight_gradient[i] = 0;
   for (std::int64_t r = 0; r < rows.count; ++r) {
     const T* in = x + r * rows.width;
@@ -95,8 +94,8 @@ inline __attribute__((always_inline)) void rms_norm_backward_rows(RowShape rows,
 }
 
 template <typename T>
-inline __attribute__((always_inline)) void rotate_rows(const Rotation& r, const float* cos, const float* sin,
-                                                       T* values) {
+inline __attribute__((always_inline)) void rotate_rows(
+    const Rotation& r, const float* cos, const float* sin, T* values) {
   const std::int64_t half = r.head_dim / 2;
   const float sign = r.inverse ? -1.0F : 1.0F;
   for (std::int64_t t = 0; t < r.tokens; ++t) {
@@ -117,8 +116,8 @@ inline __attribute__((always_inline)) void rotate_rows(const Rotation& r, const 
 }
 
 template <typename T, typename Table>
-inline __attribute__((always_inline)) void add_rows_to(RowShape rows, const T* values, const std::int64_t* ids,
-                                                       Table* table) {
+inline __attribute__((always_inline)) void add_rows_to(
+    RowShape rows, const T* values, const std::int64_t* ids, Table* table) {
   for (std::int64_t r = 0; r < rows.count; ++r) {
     const T* row = values + r * rows.width;
     Table* target = table + ids[r] * rows.width;
@@ -142,12 +141,12 @@ FORESHARD_VECTORISE void rms_norm_fp32(RowShape rows, const float* x, const floa
 FORESHARD_VECTORISE void rms_norm_bf16(RowShape rows, const Bf16* x, const Bf16* w, float e, Bf16* y, float* r) {
   rms_norm_rows(rows, x, w, e, y, r);
 }
-FORESHARD_VECTORISE void rms_backward_fp32(RowShape rows, const float* dy, const float* x, const float* w,
-                                           const float* r, float* dx, float* dw) {
+FORESHARD_VECTORISE void rms_backward_fp32(
+    RowShape rows, const float* dy, const float* x, const float* w, const float* r, float* dx, float* dw) {
   rms_norm_backward_rows(rows, dy, x, w, r, dx, dw);
 }
-FORESHARD_VECTORISE void rms_backward_bf16(RowShape rows, const Bf16* dy, const Bf16* x, const Bf16* w, const float* r,
-                                           Bf16* dx, float* dw) {
+FORESHARD_VECTORISE void rms_backward_bf16(
+    RowShape rows, const Bf16* dy, const Bf16* x, const Bf16* w, const float* r, Bf16* dx, float* dw) {
   rms_norm_backward_rows(rows, dy, x, w, r, dx, dw);
 }
 FORESHARD_VECTORISE void rotate_fp32(const Rotation& r, const float* c, const float* s, float* v) {
@@ -200,7 +199,7 @@ void rms_norm(DType dtype, RowShape rows, const void* x, const void* weight, dou
 }
 
 void rms_norm_backward(DType dtype, RowShape rows, const void* dy, const void* x, const void* weight, const float* rstd,
-                       void* dx, float* weight_gradient) {
+    void* dx, float* weight_gradient) {
   is_fp32(dtype)
       ? rms_backward_fp32(rows, in<float>(dy), in<float>(x), in<float>(weight), rstd, out<float>(dx), weight_gradient)
       : rms_backward_bf16(rows, in<Bf16>(dy), in<Bf16>(x), in<Bf16>(weight), rstd, out<Bf16>(dx), weight_gradient);
@@ -226,10 +225,8 @@ void column_sums(DType dtype, RowShape rows, const void* values, float* sums) {
 }
 
 void copy_to_fp32(DType dtype, std::int64_t count, const void* source, float* target) {
-  if (is_fp32(dtype))
-    std::memcpy(target, source, at(count) * sizeof(float));
-  else
-    widen_all(count, in<Bf16>(source), target);
+  if (is_fp32(dtype)) std::memcpy(target, source, at(count) * sizeof(float));
+  else widen_all(count, in<Bf16>(source), target);
 }
 
 void add_to_fp32(DType dtype, std::int64_t count, const void* source, float* target) {

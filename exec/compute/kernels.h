@@ -1,5 +1,4 @@
-// Loops over CPU memory that ATen has no operator for (or none without a temporary), in fp32 or
-// bf16.
+// Loops over CPU memory that ATen has no operator for (or none without a temporary), in fp32 or bf16.
 //
 // Everything is done in a fixed order that depends on the arguments only. Rows are contiguous.
 // bf16 values are widened to fp32, worked on, and rounded to nearest even.
@@ -16,14 +15,12 @@ struct RowShape {
   std::int64_t width = 0;
 };
 
-// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon) per row. Buffers of `dtype`; rstd
-// fp32.
+// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon) per row. Buffers of `dtype`; rstd fp32.
 void rms_norm(DType dtype, RowShape rows, const void* x, const void* weight, double epsilon, void* y, float* rstd);
 
-// dx, and the gradient of the weight: weight_gradient[i] = sum over rows of dy * x * rstd, in row
-// order.
+// dx, and the gradient of the weight: weight_gradient[i] = sum over rows of dy * x * rstd, in row order.
 void rms_norm_backward(DType dtype, RowShape rows, const void* dy, const void* x, const void* weight, const float* rstd,
-                       void* dx, float* weight_gradient);
+    void* dx, float* weight_gradient);
 
 // Rotates pairs (i, i + head_dim/2) of every head of every token, in place. `cos` and `sin` hold
 // head_dim/2 values per position; token t stands at position t % positions. Negated sines undo it.

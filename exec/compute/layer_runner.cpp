@@ -12,7 +12,7 @@ LayerRunner::LayerRunner(const ModelSpec& model, const EventGraph& graph, Slices
     : model_(model), slices_of_(std::move(slices)), slots_(at(graph.first_own_buffer)) {}
 
 void LayerRunner::run(const LayerExecution& execution, const LayerPhaseProgram& phase, SegmentRun segments,
-                      const OperationContext& context, std::span<const Parameter> parameters) {
+    const OperationContext& context, std::span<const Parameter> parameters) {
   if (phase.segments.empty()) return;
   const std::size_t last = segments.count == SegmentRun::kAll ? phase.segments.size() : segments.first + segments.count;
   const LayerSegment before = segments.first == 0 ? LayerSegment() : phase.segments[segments.first - 1];
@@ -62,7 +62,7 @@ bool LayerRunner::computes(const LayerStep& step, const LayerExecution& executio
 }
 
 void LayerRunner::run_step(const LayerStep& step, const LayerExecution& execution, const OperationContext& context,
-                           std::span<const Parameter> parameters) {
+    std::span<const Parameter> parameters) {
   std::vector<at::Tensor> inputs;
   inputs.reserve(step.inputs.size());
   for (const std::int32_t s : step.inputs)
@@ -73,10 +73,8 @@ void LayerRunner::run_step(const LayerStep& step, const LayerExecution& executio
     outputs = {into_second ? inputs[1].add_(inputs[0]) : inputs[0].add(inputs[1])};
   } else {
     const Operation& operation = operation_of(step, execution);
-    if (step.kind == LayerStep::Kind::kForward)
-      outputs = run_forward(operation, context, parameters, inputs);
-    else
-      outputs = run_backward(operation, context, parameters, inputs[0], std::span(inputs).subspan(1));
+    if (step.kind == LayerStep::Kind::kForward) outputs = run_forward(operation, context, parameters, inputs);
+    else outputs = run_backward(operation, context, parameters, inputs[0], std::span(inputs).subspan(1));
   }
   FORESHARD_CHECK(outputs.size() == step.outputs.size(), "an operation made other tensors than listed");
   for (std::size_t i = 0; i < outputs.size(); ++i)

@@ -37,7 +37,7 @@ class LayerRunner {
 
   // `phase` belongs to the program of `execution`; `parameters` to its layer.
   void run(const LayerExecution& execution, const LayerPhaseProgram& phase, SegmentRun segments,
-           const OperationContext& context, std::span<const Parameter> parameters);
+      const OperationContext& context, std::span<const Parameter> parameters);
 
   // A tensor of a layer by its number in the EventGraph.
   at::Tensor& tensor(std::int32_t buffer) { return slots_[at(buffer)]; }
@@ -47,7 +47,7 @@ class LayerRunner {
 
  private:
   void run_step(const LayerStep& step, const LayerExecution& execution, const OperationContext& context,
-                std::span<const Parameter> parameters);
+      std::span<const Parameter> parameters);
   std::size_t kind_of(const LayerExecution& execution) const;
   const Operation& operation_of(const LayerStep& step, const LayerExecution& execution) const;
   bool computes(const LayerStep& step, const LayerExecution& execution) const;

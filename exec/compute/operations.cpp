@@ -43,8 +43,7 @@ DType dtype_of(const at::Tensor& tensor) { return tensor.scalar_type() == at::kF
 
 // --- gradients of parameters ---
 
-// `make` writes a gradient of the parameter's shape into the tensor it is given; `made_in` is the
-// dtype it can write.
+// `make` writes a gradient of the parameter's shape into the tensor it is given; `made_in` is the dtype it can write.
 template <typename Make>
 void put_gradient(const Call& c, const Parameter& parameter, at::ScalarType made_in, Make make) {
   const at::Tensor& place = parameter.gradient;
@@ -69,8 +68,8 @@ void sum_columns(const Call& c, const at::Tensor& values, at::Tensor sums) {
   if (c.context.device != nullptr) {
     at::sum_out(sums, values, 0, /*keepdim=*/false, at::kFloat);
   } else {
-    column_sums(dtype_of(values), {values.size(0), values.size(1)}, values.const_data_ptr(),
-                sums.mutable_data_ptr<float>());
+    column_sums(
+        dtype_of(values), {values.size(0), values.size(1)}, values.const_data_ptr(), sums.mutable_data_ptr<float>());
   }
 }
 
@@ -154,10 +153,8 @@ Tensors product_in_slices(const Call& c, const at::Tensor& x) {
   for (std::int64_t j = 0; j < columns; ++j) {
     at::Tensor place = slice(out, 1, j, columns);
     const at::Tensor w = right(columns_of(c, weight, j));
-    if (c.operation.parameters.size() > 1)
-      at::addmm_out(place, slice(c.parameter(1).value, 0, j, columns), x, w);
-    else
-      at::mm_out(place, x, w);
+    if (c.operation.parameters.size() > 1) at::addmm_out(place, slice(c.parameter(1).value, 0, j, columns), x, w);
+    else at::mm_out(place, x, w);
   }
   return {out};
 }
@@ -194,9 +191,8 @@ bool is_in_slices(const Call& c) { return c.context.slices.columns > 1 || c.cont
 Tensors sum_of_slices(const Call& c, const at::Tensor& dy) {
   const std::int64_t count = c.context.slices.columns;
   const at::Tensor each = dy.view({count, -1, dy.size(1)});
-  return {sum_in_pairs(0, count / 2, [&](std::int64_t pair) {
-    return at::add(each.select(0, 2 * pair), each.select(0, 2 * pair + 1));
-  })};
+  return {sum_in_pairs(0, count / 2,
+      [&](std::int64_t pair) { return at::add(each.select(0, 2 * pair), each.select(0, 2 * pair + 1)); })};
 }
 
 Tensors matrix_product(const Call& c, Inputs in) {
@@ -204,10 +200,8 @@ Tensors matrix_product(const Call& c, Inputs in) {
   const at::Tensor& weight = c.parameter(0).value;
   at::Tensor out = c.empty(c.operation.n);
   const at::Tensor right = c.operation.transposed_weight ? weight : weight.t();
-  if (c.operation.parameters.size() > 1)
-    at::addmm_out(out, c.parameter(1).value, in[0], right);
-  else
-    at::mm_out(out, in[0], right);
+  if (c.operation.parameters.size() > 1) at::addmm_out(out, c.parameter(1).value, in[0], right);
+  else at::mm_out(out, in[0], right);
   return {out};
 }
 
@@ -269,14 +263,13 @@ Heads heads_of(const Call& c, Inputs in) {
   if (c.operation.inputs.size() == 1) {  // one projection for all three
     const at::Tensor all = view(in[0], shape.heads + 2 * shape.kv_heads);
     return {all.narrow(2, 0, shape.heads).transpose(1, 2), all.narrow(2, shape.heads, shape.kv_heads).transpose(1, 2),
-            all.narrow(2, shape.heads + shape.kv_heads, shape.kv_heads).transpose(1, 2)};
+        all.narrow(2, shape.heads + shape.kv_heads, shape.kv_heads).transpose(1, 2)};
   }
   return {view(in[0], shape.heads).transpose(1, 2), view(in[1], shape.kv_heads).transpose(1, 2),
-          view(in[2], shape.kv_heads).transpose(1, 2)};
+      view(in[2], shape.kv_heads).transpose(1, 2)};
 }
 
-// [sequences, heads, sequence, head_dim] as rows of tokens; the kernels lay it out so that this is
-// a view.
+// [sequences, heads, sequence, head_dim] as rows of tokens; the kernels lay it out so that this is a view.
 at::Tensor token_rows(const Call& c, const at::Tensor& t) {
   return t.transpose(1, 2).reshape({c.context.batch.count(), t.size(1) * t.size(3)});
 }
@@ -298,8 +291,8 @@ Tensors attention_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
   const auto as_heads = [&](const at::Tensor& t) {
     return t.view({c.context.batch.sequences, c.context.batch.sequence, shape.heads, shape.head_dim}).transpose(1, 2);
   };
-  auto [dq, dk, dv] = device_attention_backward(c.context.attention, as_heads(dy), {h.q, h.k, h.v}, as_heads(out),
-                                                logsumexp, shape.causal);
+  auto [dq, dk, dv] = device_attention_backward(
+      c.context.attention, as_heads(dy), {h.q, h.k, h.v}, as_heads(out), logsumexp, shape.causal);
   if (!fused) return {token_rows(c, dq), token_rows(c, dk), token_rows(c, dv)};
   at::Tensor all = at::empty_like(saved[0]);
   const Tensors parts = {token_rows(c, dq), token_rows(c, dk), token_rows(c, dv)};
@@ -322,7 +315,7 @@ Tensors rms_norm_forward(const Call& c, Inputs in) {
   at::Tensor out = at::empty_like(in[0]);
   at::Tensor rstd = at::empty({rows.count}, c.options().dtype(at::kFloat));
   rms_norm(c.context.compute, rows, in[0].const_data_ptr(), c.parameter(0).value.const_data_ptr(),
-           c.context.numerics.norm_epsilon, out.mutable_data_ptr(), rstd.mutable_data_ptr<float>());
+      c.context.numerics.norm_epsilon, out.mutable_data_ptr(), rstd.mutable_data_ptr<float>());
   return {out, rstd};
 }
 
@@ -354,8 +347,8 @@ Tensors rms_norm_of_slice(const Call& c, const at::Tensor& dy, Inputs saved) {
   at::Tensor dx = at::empty_like(dy);
   at::Tensor weight = at::empty({value.numel()}, c.options().dtype(at::kFloat));
   rms_norm_backward(c.context.compute, norm_rows(c, dy), dy.const_data_ptr(), saved[0].const_data_ptr(),
-                    value.const_data_ptr(), saved[1].const_data_ptr<float>(), dx.mutable_data_ptr(),
-                    weight.mutable_data_ptr<float>());
+      value.const_data_ptr(), saved[1].const_data_ptr<float>(), dx.mutable_data_ptr(),
+      weight.mutable_data_ptr<float>());
   return {dx, weight};
 }
 
@@ -374,8 +367,8 @@ Tensors rms_norm_backward_of(const Call& c, const at::Tensor& dy, Inputs saved) 
   at::Tensor dx = at::empty_like(dy);
   put_gradient(c, c.parameter(0), at::kFloat, [&](const at::Tensor& place) {
     rms_norm_backward(c.context.compute, rows, dy.const_data_ptr(), saved[0].const_data_ptr(),
-                      c.parameter(0).value.const_data_ptr(), saved[1].const_data_ptr<float>(), dx.mutable_data_ptr(),
-                      place.mutable_data_ptr<float>());
+        c.parameter(0).value.const_data_ptr(), saved[1].const_data_ptr<float>(), dx.mutable_data_ptr(),
+        place.mutable_data_ptr<float>());
   });
   if (const at::Tensor addend = addend_of(saved); addend.defined()) dx.add_(addend);
   return {dx};
@@ -400,13 +393,13 @@ Tensors layer_norm_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
     return norm_backward_in_slices(
         c, dy, saved,
         [&](const at::Tensor& d, const Tensors& s) {
-          auto [dx, weight, bias] = at::native_layer_norm_backward(d, s[0], {width}, s[1], s[2], c.parameter(0).value,
-                                                                   bias_of(c), {true, true, has_bias});
+          auto [dx, weight, bias] = at::native_layer_norm_backward(
+              d, s[0], {width}, s[1], s[2], c.parameter(0).value, bias_of(c), {true, true, has_bias});
           return Tensors{dx, weight, bias};
         });
   }
-  auto [dx, weight, bias] = at::native_layer_norm_backward(dy, saved[0], {width}, saved[1], saved[2],
-                                                           c.parameter(0).value, bias_of(c), {true, true, has_bias});
+  auto [dx, weight, bias] = at::native_layer_norm_backward(
+      dy, saved[0], {width}, saved[1], saved[2], c.parameter(0).value, bias_of(c), {true, true, has_bias});
   put_made(c.parameter(0), weight);
   if (has_bias) put_made(c.parameter(1), bias);
   return {dx};
@@ -420,12 +413,12 @@ void rotate_in_place(const Call& c, const at::Tensor& values, bool inverse) {
   if (c.context.device != nullptr)
     return device_rotate(*c.context.device, values, c.context.rotary.cos, c.context.rotary.sin, head_dim, inverse);
   const Rotation rotation = {.tokens = batch.count(),
-                             .positions = batch.sequence,
-                             .heads = values.size(1) / head_dim,
-                             .head_dim = head_dim,
-                             .inverse = inverse};
+      .positions = batch.sequence,
+      .heads = values.size(1) / head_dim,
+      .head_dim = head_dim,
+      .inverse = inverse};
   rotate(c.context.compute, rotation, c.context.rotary.cos.const_data_ptr<float>(),
-         c.context.rotary.sin.const_data_ptr<float>(), values.mutable_data_ptr());
+      c.context.rotary.sin.const_data_ptr<float>(), values.mutable_data_ptr());
 }
 
 const char* gelu_kind(const Call& c) { return c.context.numerics.gelu_tanh ? "tanh" : "none"; }
@@ -516,8 +509,8 @@ void embedding_backward(const Call& c, const at::Tensor& dy) {
   const MicroBatch& batch = c.context.batch;
   if (c.context.part.count > 1 || c.context.slices.rows > 1) return embedding_backward_of_part(c, dy);
   put_some_rows(c, c.parameter(0), dy,
-                looks_up_positions(c) ? at::arange(batch.sequence, batch.tokens.options()).repeat({batch.sequences})
-                                      : batch.tokens);
+      looks_up_positions(c) ? at::arange(batch.sequence, batch.tokens.options()).repeat({batch.sequences})
+                            : batch.tokens);
 }
 
 // --- loss ---
@@ -541,7 +534,7 @@ void for_rows_of_slices(const Call& c, const at::Tensor& logits, const Visit& vi
       const std::int64_t count = std::min(chunk, tokens - begin);
       const at::Tensor own = c.context.batch.labels.narrow(0, begin, count).sub(offset);
       visit(SliceRows{j, begin, count, slice(logits, 1, j, slices).narrow(0, begin, count),
-                      own.clamp(0, width - 1).unsqueeze(1), own.lt(0).logical_or_(own.ge(width))});
+          own.clamp(0, width - 1).unsqueeze(1), own.lt(0).logical_or_(own.ge(width))});
     }
   }
 }
@@ -577,10 +570,8 @@ Tensors cross_entropy_of_slices(const Call& c, Inputs in) {
   }
   const at::Tensor norm = sum.log_().add_(greatest);
   const at::Tensor loss = norm.sub(chosen).sum(at::kDouble);
-  if (c.context.device != nullptr)
-    batch.loss_sum.add_(loss);
-  else
-    batch.loss = loss.item<double>() / as_double(tokens);
+  if (c.context.device != nullptr) batch.loss_sum.add_(loss);
+  else batch.loss = loss.item<double>() / as_double(tokens);
   const double scale = batch.loss_scale / as_double(tokens);
   for_rows_of_slices(c, in[0], [&](const SliceRows& rows) {
     at::Tensor values = rows.logits.to(at::kFloat, false, /*copy=*/true);
@@ -623,8 +614,7 @@ Tensors cross_entropy(const Call& c, Inputs in) {
     loss += negative_log_likelihood({count, vocabulary}, values, labels + begin);
     part.exp_();
     for (std::int64_t r = 0; r < count; ++r) values[r * vocabulary + labels[begin + r]] -= 1.0F;
-    if (c.context.compute == DType::kFp32)
-      at::mul_out(source, part, at::scalar_tensor(scale, part.options()));
+    if (c.context.compute == DType::kFp32) at::mul_out(source, part, at::scalar_tensor(scale, part.options()));
     else  // an out of another dtype would cost a copy of the part
       source.copy_(part.mul_(scale));
   }
@@ -635,24 +625,16 @@ Tensors cross_entropy(const Call& c, Inputs in) {
 }
 
 std::vector<at::Tensor> run_forward(const Operation& operation, const OperationContext& context,
-                                    std::span<const Parameter> parameters, std::span<const at::Tensor> inputs) {
+    std::span<const Parameter> parameters, std::span<const at::Tensor> inputs) {
   const Call call{operation, context, parameters};
   switch (operation.function) {
-    case Function::kMatrixProduct:
-      return matrix_product(call, inputs);
-    case Function::kAttention:
-      return attention(call, inputs);
-    case Function::kRmsNorm:
-      return rms_norm_forward(call, inputs);
-    case Function::kLayerNorm:
-      return layer_norm_forward(call, inputs);
-    case Function::kAdd:
-      return add(call, inputs);
-    case Function::kRotary:
-      rotate_in_place(call, inputs[0], false);
-      return {inputs[0]};
-    case Function::kSiluMultiply:
-      return {silu_multiply(context.device, inputs[0], inputs[1])};
+    case Function::kMatrixProduct: return matrix_product(call, inputs);
+    case Function::kAttention: return attention(call, inputs);
+    case Function::kRmsNorm: return rms_norm_forward(call, inputs);
+    case Function::kLayerNorm: return layer_norm_forward(call, inputs);
+    case Function::kAdd: return add(call, inputs);
+    case Function::kRotary: rotate_in_place(call, inputs[0], false); return {inputs[0]};
+    case Function::kSiluMultiply: return {silu_multiply(context.device, inputs[0], inputs[1])};
     case Function::kGelu: {
       at::Tensor out = at::empty_like(inputs[0]);
       return {at::gelu_out(out, inputs[0], gelu_kind(call))};
@@ -661,16 +643,11 @@ std::vector<at::Tensor> run_forward(const Operation& operation, const OperationC
       at::Tensor out = at::empty_like(inputs[0]);
       return {at::relu_out(out, inputs[0])};
     }
-    case Function::kEmbedding:
-      return embedding(call);
-    case Function::kArange:
-      return {at::Tensor()};
-    case Function::kLogSoftmax:
-      return slice_statistics(call, inputs);
-    case Function::kCrossEntropy:
-      return cross_entropy(call, inputs);
-    default:
-      break;
+    case Function::kEmbedding: return embedding(call);
+    case Function::kArange: return {at::Tensor()};
+    case Function::kLogSoftmax: return slice_statistics(call, inputs);
+    case Function::kCrossEntropy: return cross_entropy(call, inputs);
+    default: break;
   }
   FORESHARD_CHECK(
       false, std::string("the engine has no operation ") + to_string(operation.function) + " (" + operation.name + ")");
@@ -678,23 +655,15 @@ std::vector<at::Tensor> run_forward(const Operation& operation, const OperationC
 }
 
 std::vector<at::Tensor> run_backward(const Operation& operation, const OperationContext& context,
-                                     std::span<const Parameter> parameters, const at::Tensor& gradient,
-                                     std::span<const at::Tensor> saved) {
+    std::span<const Parameter> parameters, const at::Tensor& gradient, std::span<const at::Tensor> saved) {
   const Call call{operation, context, parameters};
   switch (operation.function) {
-    case Function::kMatrixProduct:
-      return matrix_product_backward(call, gradient, saved);
-    case Function::kAttention:
-      return attention_backward(call, gradient, saved);
-    case Function::kRmsNorm:
-      return rms_norm_backward_of(call, gradient, saved);
-    case Function::kLayerNorm:
-      return layer_norm_backward(call, gradient, saved);
-    case Function::kRotary:
-      rotate_in_place(call, gradient, true);
-      return {gradient};
-    case Function::kSiluMultiply:
-      return silu_multiply_backward(context.device, gradient, saved[0], saved[1]);
+    case Function::kMatrixProduct: return matrix_product_backward(call, gradient, saved);
+    case Function::kAttention: return attention_backward(call, gradient, saved);
+    case Function::kRmsNorm: return rms_norm_backward_of(call, gradient, saved);
+    case Function::kLayerNorm: return layer_norm_backward(call, gradient, saved);
+    case Function::kRotary: rotate_in_place(call, gradient, true); return {gradient};
+    case Function::kSiluMultiply: return silu_multiply_backward(context.device, gradient, saved[0], saved[1]);
     case Function::kGelu: {
       at::Tensor dx = at::empty_like(gradient);
       return {at::gelu_backward_out(dx, gradient, saved[0], gelu_kind(call))};
@@ -703,23 +672,15 @@ std::vector<at::Tensor> run_backward(const Operation& operation, const Operation
       at::Tensor dx = at::empty_like(gradient);
       return {at::threshold_backward_out(dx, gradient, saved[0], 0)};
     }
-    case Function::kEmbedding:
-      embedding_backward(call, gradient);
-      return {};
-    case Function::kArange:
-      return {};
-    case Function::kCopy:
-      return sum_of_slices(call, gradient);
-    case Function::kAdd:
-      put_bias(call, gradient);
-      return {gradient};
-    case Function::kCrossEntropy:
-      return {saved[0]};  // the gradient stands where the logits were
-    default:
-      break;
+    case Function::kEmbedding: embedding_backward(call, gradient); return {};
+    case Function::kArange: return {};
+    case Function::kCopy: return sum_of_slices(call, gradient);
+    case Function::kAdd: put_bias(call, gradient); return {gradient};
+    case Function::kCrossEntropy: return {saved[0]};  // the gradient stands where the logits were
+    default: break;
   }
-  FORESHARD_CHECK(false, std::string("the engine has no gradient of ") + to_string(operation.function) + " (" +
-                             operation.name + ")");
+  FORESHARD_CHECK(false,
+      std::string("the engine has no gradient of ") + to_string(operation.function) + " (" + operation.name + ")");
   return {};
 }
 

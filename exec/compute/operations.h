@@ -3,9 +3,8 @@
 //
 // Activations are [tokens, width], tokens of a micro-batch sequence by sequence (all, or the
 // rank's run of them). Slices of widths are computed one by one and summed in pairs (Slices of
-// sim/graph/axes/rank_part.h): gradients of what several slices read are [slices * tokens, width].
-// Results are new tensors unless the operation is in place. Gradients of parameters are written
-// where Parameter says.
+// sim/graph/axes/rank_part.h): gradients of what several slices read are [slices * tokens, width]. Results are new
+// tensors unless the operation is in place. Gradients of parameters are written where Parameter says.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -69,11 +68,10 @@ struct OperationContext {
 
 // Tensors as Operation::outputs lists them; undefined where nobody reads one.
 std::vector<at::Tensor> run_forward(const Operation& operation, const OperationContext& context,
-                                    std::span<const Parameter> parameters, std::span<const at::Tensor> inputs);
+    std::span<const Parameter> parameters, std::span<const at::Tensor> inputs);
 
 // Gradients of Operation::inputs, in order (none under GradientRule::kNone).
 std::vector<at::Tensor> run_backward(const Operation& operation, const OperationContext& context,
-                                     std::span<const Parameter> parameters, const at::Tensor& gradient,
-                                     std::span<const at::Tensor> saved);
+    std::span<const Parameter> parameters, const at::Tensor& gradient, std::span<const at::Tensor> saved);
 
 }

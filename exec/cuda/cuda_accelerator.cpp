@@ -150,8 +150,7 @@ class CudaAccelerator final : public Accelerator {
     if (code != cudaSuccess) {
       cudaGetLastError();
       throw std::runtime_error("the plan offloads " + gib(bytes) +
-                               " of this rank's states to pinned memory of the host, which it "
-                               "does not give (" +
+                               " of this rank's states to pinned memory of the host, which it does not give (" +
                                cudaGetErrorString(code) + "); " + gib(free_host_memory()) + " are free");
     }
     std::memset(memory, 0, bytes);
@@ -184,11 +183,9 @@ class CudaAccelerator final : public Accelerator {
     int driver = 0, runtime = 0;
     FORESHARD_CUDA(cudaDriverGetVersion(&driver));
     FORESHARD_CUDA(cudaRuntimeGetVersion(&runtime));
-    info.versions = {{"cuda_driver", dotted(driver)},
-                     {"cuda_runtime", dotted(runtime)},
-                     {"nccl", nccl_version()},
-                     {"cudnn", std::to_string(at::detail::getCUDAHooks().versionRuntimeCuDNN())},
-                     {"paced_block", paced_block_text()}};
+    info.versions = {{"cuda_driver", dotted(driver)}, {"cuda_runtime", dotted(runtime)}, {"nccl", nccl_version()},
+        {"cudnn", std::to_string(at::detail::getCUDAHooks().versionRuntimeCuDNN())},
+        {"paced_block", paced_block_text()}};
     info.globaltimer_step_ns = clock_step_ns();
     return info;
   }
@@ -302,8 +299,7 @@ class CudaAccelerator final : public Accelerator {
     }
     end_capture(graph->captured, origin, false);
     // Kernels keep the priorities of the lanes they were captured on.
-    FORESHARD_CUDA(cudaGraphInstantiateWithFlags(
-        &graph->program, graph->captured.raw_cuda_graph(),
+    FORESHARD_CUDA(cudaGraphInstantiateWithFlags(&graph->program, graph->captured.raw_cuda_graph(),
         cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUseNodePriority));
     return graph.release();
   }
@@ -325,8 +321,8 @@ class CudaAccelerator final : public Accelerator {
             paced_reduce_scatter(launch, type_of(c.dtype), c.whole, c.shard, c.shard_elements, c.ranks, stream()),
             "paced reduce-scatter");
       case PacedCollective::Kind::kAllReduce:
-        return check(paced_all_reduce(launch, static_cast<float*>(c.whole), c.shard_elements, stream()),
-                     "paced all-reduce");
+        return check(
+            paced_all_reduce(launch, static_cast<float*>(c.whole), c.shard_elements, stream()), "paced all-reduce");
     }
   }
   void spin(std::int64_t nanoseconds, int ctas) override {
@@ -334,25 +330,24 @@ class CudaAccelerator final : public Accelerator {
   }
 
   bool rotate(const at::Tensor& values, const at::Tensor& cos, const at::Tensor& sin, std::int64_t head_dim,
-              bool inverse) override {
+      bool inverse) override {
     const std::int64_t pack = 16 / static_cast<std::int64_t>(values.element_size());
     if (!is_packed(values) || head_dim % (2 * pack) != 0) return false;
     const Rotation rotation{values.size(0), cos.size(0), values.size(1) / head_dim, head_dim, inverse};
     check(foreshard::cuda::rotate(type_of(values.scalar_type()), rotation, cos.const_data_ptr<float>(),
-                                  sin.const_data_ptr<float>(), values.mutable_data_ptr(), stream()),
-          "rotate");
+              sin.const_data_ptr<float>(), values.mutable_data_ptr(), stream()),
+        "rotate");
     return true;
   }
   bool rms_norm(const at::Tensor& y, const at::Tensor& rstd, const at::Tensor& x, const at::Tensor& weight,
-                double epsilon) override {
+      double epsilon) override {
     const NormRows rows = rows_of(x, weight);
     for (const at::Tensor* t : {&y, &x, &weight})
       if (!is_packed(*t) || t->scalar_type() != x.scalar_type()) return false;
     if (!takes_norm(type_of(x.scalar_type()), rows)) return false;
     check(foreshard::cuda::rms_norm(type_of(x.scalar_type()), rows, x.const_data_ptr(), weight.const_data_ptr(),
-                                    static_cast<float>(epsilon), y.mutable_data_ptr(), rstd.mutable_data_ptr<float>(),
-                                    stream()),
-          "rms_norm");
+              static_cast<float>(epsilon), y.mutable_data_ptr(), rstd.mutable_data_ptr<float>(), stream()),
+        "rms_norm");
     return true;
   }
   bool rms_norm_backward(const at::Tensor& dx, const at::Tensor& dw, const NormGradient& of) override {
@@ -365,47 +360,45 @@ class CudaAccelerator final : public Accelerator {
     if (!takes_norm(type, rows)) return false;
     const std::int64_t blocks = norm_backward_blocks(type, rows);
     const at::Tensor sums = at::empty({blocks, rows.width}, of.x.options().dtype(at::kFloat));
-    check(foreshard::cuda::rms_norm_backward(
-              type, rows,
+    check(foreshard::cuda::rms_norm_backward(type, rows,
               {of.dy.const_data_ptr(), of.x.const_data_ptr(), of.weight.const_data_ptr(),
-               of.rstd.const_data_ptr<float>(), of.addend.defined() ? of.addend.const_data_ptr() : nullptr},
+                  of.rstd.const_data_ptr<float>(), of.addend.defined() ? of.addend.const_data_ptr() : nullptr},
               dx.mutable_data_ptr(), dw.mutable_data_ptr(), {blocks, sums.mutable_data_ptr<float>()}, stream()),
-          "rms_norm_backward");
+        "rms_norm_backward");
     return true;
   }
   bool silu_multiply(const at::Tensor& out, const at::Tensor& gate, const at::Tensor& up) override {
     for (const at::Tensor* t : {&out, &gate, &up})
       if (!is_packed(*t) || !same_kind(*t, out)) return false;
     check(foreshard::cuda::silu_multiply(type_of(out.scalar_type()), out.numel(), gate.const_data_ptr(),
-                                         up.const_data_ptr(), out.mutable_data_ptr(), stream()),
-          "silu_multiply");
+              up.const_data_ptr(), out.mutable_data_ptr(), stream()),
+        "silu_multiply");
     return true;
   }
   bool silu_multiply_backward(const at::Tensor& d_gate, const at::Tensor& d_up, const at::Tensor& dy,
-                              const at::Tensor& gate, const at::Tensor& up) override {
+      const at::Tensor& gate, const at::Tensor& up) override {
     for (const at::Tensor* t : {&d_gate, &d_up, &dy, &gate, &up})
       if (!is_packed(*t) || !same_kind(*t, dy)) return false;
     check(foreshard::cuda::silu_multiply_backward(type_of(dy.scalar_type()), dy.numel(), dy.const_data_ptr(),
-                                                  gate.const_data_ptr(), up.const_data_ptr(), d_gate.mutable_data_ptr(),
-                                                  d_up.mutable_data_ptr(), stream()),
-          "silu_multiply_backward");
+              gate.const_data_ptr(), up.const_data_ptr(), d_gate.mutable_data_ptr(), d_up.mutable_data_ptr(), stream()),
+        "silu_multiply_backward");
     return true;
   }
   bool add_rows(const at::Tensor& table, const at::Tensor& ids, const at::Tensor& values) override {
     if (!is_plain(table) || !is_plain(values) || !ids.is_contiguous()) return false;
     check(foreshard::cuda::add_rows(type_of(values.scalar_type()), type_of(table.scalar_type()), values.size(0),
-                                    values.size(1), values.const_data_ptr(), ids.const_data_ptr<std::int64_t>(),
-                                    table.mutable_data_ptr(), stream()),
-          "add_rows");
+              values.size(1), values.const_data_ptr(), ids.const_data_ptr<std::int64_t>(), table.mutable_data_ptr(),
+              stream()),
+        "add_rows");
     return true;
   }
-  bool cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double scale,
-                     const at::Tensor& loss) override {
+  bool cross_entropy(
+      const at::Tensor& logits, const at::Tensor& labels, double scale, const at::Tensor& loss) override {
     if (!is_plain(logits) || !labels.is_contiguous()) return false;
     check(foreshard::cuda::cross_entropy(type_of(logits.scalar_type()), logits.size(0), logits.size(1),
-                                         logits.mutable_data_ptr(), labels.const_data_ptr<std::int64_t>(),
-                                         static_cast<float>(scale), loss.mutable_data_ptr<float>(), stream()),
-          "cross_entropy");
+              logits.mutable_data_ptr(), labels.const_data_ptr<std::int64_t>(), static_cast<float>(scale),
+              loss.mutable_data_ptr<float>(), stream()),
+        "cross_entropy");
     return true;
   }
 
@@ -452,9 +445,9 @@ class CudaAccelerator final : public Accelerator {
 
     void step(const at::Tensor& number, const at::Tensor& rate, const at::Tensor& factor) override {
       check(adamw(reinterpret_cast<const AdamWPiece*>(pieces_), reinterpret_cast<const AdamWChunk*>(chunks_), count_,
-                  numbers_, number.const_data_ptr<float>(), rate.const_data_ptr<float>(),
-                  factor.defined() ? factor.const_data_ptr<float>() : nullptr, device_.stream()),
-            "adamw");
+                numbers_, number.const_data_ptr<float>(), rate.const_data_ptr<float>(),
+                factor.defined() ? factor.const_data_ptr<float>() : nullptr, device_.stream()),
+          "adamw");
     }
 
    private:

@@ -37,11 +37,11 @@ struct PacedLaunch {
   unsigned long long* clock = nullptr;
 };
 // whole: `ranks` shards of `bytes`; shard `index` is copied into every other one.
-cudaError_t paced_gather(const PacedLaunch& launch, void* whole, std::size_t bytes, int ranks, int index,
-                         cudaStream_t stream);
+cudaError_t paced_gather(
+    const PacedLaunch& launch, void* whole, std::size_t bytes, int ranks, int index, cudaStream_t stream);
 // shard[i] = sum over p of whole[p * elements + i], added in fp32.
 cudaError_t paced_reduce_scatter(const PacedLaunch& launch, Type type, const void* whole, void* shard,
-                                 std::size_t elements, int ranks, cudaStream_t stream);
+    std::size_t elements, int ranks, cudaStream_t stream);
 // Reads and writes every value once, unchanged.
 cudaError_t paced_all_reduce(const PacedLaunch& launch, float* values, std::size_t count, cudaStream_t stream);
 cudaError_t spin(const PacedLaunch& launch, cudaStream_t stream);
@@ -59,8 +59,8 @@ struct Rotation {
   std::int64_t tokens = 0, positions = 0, heads = 0, head_dim = 0;
   bool inverse = false;
 };
-cudaError_t rotate(Type type, const Rotation& rotation, const float* cos, const float* sin, void* values,
-                   cudaStream_t stream);
+cudaError_t rotate(
+    Type type, const Rotation& rotation, const float* cos, const float* sin, void* values, cudaStream_t stream);
 
 // y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon) per row. Widths that takes_norm()
 // says, pointers of 16 bytes.
@@ -69,7 +69,7 @@ struct NormRows {
 };
 bool takes_norm(Type type, const NormRows& rows);
 cudaError_t rms_norm(Type type, const NormRows& rows, const void* x, const void* weight, float epsilon, void* y,
-                     float* rstd, cudaStream_t stream);
+    float* rstd, cudaStream_t stream);
 // dx and the weight's gradient, the same whenever it is asked for.
 std::int64_t norm_backward_blocks(Type type, const NormRows& rows);
 struct NormParts {
@@ -82,22 +82,21 @@ struct NormInputs {
   const void* addend = nullptr;  // added to dx; null: nothing
 };
 cudaError_t rms_norm_backward(Type type, const NormRows& rows, const NormInputs& in, void* dx, void* dw,
-                              const NormParts& parts, cudaStream_t stream);
+    const NormParts& parts, cudaStream_t stream);
 
 // out = silu(gate) * up
-cudaError_t silu_multiply(Type type, std::int64_t count, const void* gate, const void* up, void* out,
-                          cudaStream_t stream);
+cudaError_t silu_multiply(
+    Type type, std::int64_t count, const void* gate, const void* up, void* out, cudaStream_t stream);
 cudaError_t silu_multiply_backward(Type type, std::int64_t count, const void* dy, const void* gate, const void* up,
-                                   void* d_gate, void* d_up, cudaStream_t stream);
+    void* d_gate, void* d_up, cudaStream_t stream);
 
 // table[ids[r]][i] += values[r][i]; the order of additions to one place is not fixed.
 cudaError_t add_rows(Type values_type, Type table_type, std::int64_t rows, std::int64_t width, const void* values,
-                     const std::int64_t* ids, void* table, cudaStream_t stream);
+    const std::int64_t* ids, void* table, cudaStream_t stream);
 
-// Each row of logits becomes (softmax - [is label]) * scale in place; -log softmax[label] is added
-// to *loss.
+// Each row of logits becomes (softmax - [is label]) * scale in place; -log softmax[label] is added to *loss.
 cudaError_t cross_entropy(Type type, std::int64_t rows, std::int64_t width, void* logits, const std::int64_t* labels,
-                          float scale, float* loss, cudaStream_t stream);
+    float scale, float* loss, cudaStream_t stream);
 
 // --- the end of a step ---
 
@@ -117,9 +116,8 @@ struct GradientPlaces {
   int first = 0, count = 0;
 };
 cudaError_t place_gradients(AdamWPiece* pieces, const GradientPlaces& places, cudaStream_t stream);
-// Step *number (from 1) at *rate, of gradients times *factor (null: 1). Tables and numbers are
-// device memory.
+// Step *number (from 1) at *rate, of gradients times *factor (null: 1). Tables and numbers are device memory.
 cudaError_t adamw(const AdamWPiece* pieces, const AdamWChunk* chunks, unsigned count, const AdamWNumbers& numbers,
-                  const float* number, const float* rate, const float* factor, cudaStream_t stream);
+    const float* number, const float* rate, const float* factor, cudaStream_t stream);
 
 }

@@ -60,8 +60,8 @@ __global__ void silu_kernel(std::int64_t packs, const Pack<T>* gate, const Pack<
 }
 
 template <typename T>
-__global__ void silu_backward_kernel(std::int64_t packs, const Pack<T>* dy, const Pack<T>* gate, const Pack<T>* up,
-                                     Pack<T>* d_gate, Pack<T>* d_up) {
+__global__ void silu_backward_kernel(
+    std::int64_t packs, const Pack<T>* dy, const Pack<T>* gate, const Pack<T>* up, Pack<T>* d_gate, Pack<T>* d_up) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < packs; i += stride) {
     const Pack<T> incoming = dy[i];
@@ -166,24 +166,24 @@ cudaError_t silu(std::int64_t count, const void* gate, const void* up, void* out
 
 template <typename T>
 cudaError_t silu_backward(std::int64_t count, const void* dy, const void* gate, const void* up, void* d_gate,
-                          void* d_up, cudaStream_t stream) {
+    void* d_up, cudaStream_t stream) {
   const std::int64_t packs = count / Pack<T>::kCount;
-  silu_backward_kernel<T><<<blocks_for(packs), kThreads, 0, stream>>>(
-      packs, static_cast<const Pack<T>*>(dy), static_cast<const Pack<T>*>(gate), static_cast<const Pack<T>*>(up),
-      static_cast<Pack<T>*>(d_gate), static_cast<Pack<T>*>(d_up));
+  silu_backward_kernel<T><<<blocks_for(packs), kThreads, 0, stream>>>(packs, static_cast<const Pack<T>*>(dy),
+      static_cast<const Pack<T>*>(gate), static_cast<const Pack<T>*>(up), static_cast<Pack<T>*>(d_gate),
+      static_cast<Pack<T>*>(d_up));
   return cudaGetLastError();
 }
 
 }
 
-cudaError_t rotate(Type type, const Rotation& r, const float* cos, const float* sin, void* values,
-                   cudaStream_t stream) {
+cudaError_t rotate(
+    Type type, const Rotation& r, const float* cos, const float* sin, void* values, cudaStream_t stream) {
   const std::int64_t pairs = r.tokens * r.heads * r.head_dim / 2;
   if (pairs == 0) return cudaSuccess;
   if (pairs > std::int64_t{1} << 31) return cudaErrorInvalidValue;
   if (type == Type::kFp32) {
-    rotate_kernel<<<blocks_for(pairs / Pack<float>::kCount), kThreads, 0, stream>>>(r, cos, sin,
-                                                                                    static_cast<float*>(values));
+    rotate_kernel<<<blocks_for(pairs / Pack<float>::kCount), kThreads, 0, stream>>>(
+        r, cos, sin, static_cast<float*>(values));
   } else {
     rotate_kernel<<<blocks_for(pairs / Pack<__nv_bfloat16>::kCount), kThreads, 0, stream>>>(
         r, cos, sin, static_cast<__nv_bfloat16*>(values));
@@ -192,22 +192,22 @@ cudaError_t rotate(Type type, const Rotation& r, const float* cos, const float* 
 }
 
 // `count` is a multiple of 8, pointers of 16 bytes: the caller checks.
-cudaError_t silu_multiply(Type type, std::int64_t count, const void* gate, const void* up, void* out,
-                          cudaStream_t stream) {
+cudaError_t silu_multiply(
+    Type type, std::int64_t count, const void* gate, const void* up, void* out, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   return type == Type::kFp32 ? silu<float>(count, gate, up, out, stream)
                              : silu<__nv_bfloat16>(count, gate, up, out, stream);
 }
 
 cudaError_t silu_multiply_backward(Type type, std::int64_t count, const void* dy, const void* gate, const void* up,
-                                   void* d_gate, void* d_up, cudaStream_t stream) {
+    void* d_gate, void* d_up, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   return type == Type::kFp32 ? silu_backward<float>(count, dy, gate, up, d_gate, d_up, stream)
                              : silu_backward<__nv_bfloat16>(count, dy, gate, up, d_gate, d_up, stream);
 }
 
 cudaError_t add_rows(Type values_type, Type table_type, std::int64_t rows, std::int64_t width, const void* values,
-                     const std::int64_t* ids, void* table, cudaStream_t stream) {
+    const std::int64_t* ids, void* table, cudaStream_t stream) {
   if (rows * width == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>(rows);
   const auto* fp32 = static_cast<const float*>(values);
@@ -216,24 +216,21 @@ cudaError_t add_rows(Type values_type, Type table_type, std::int64_t rows, std::
   auto* bf16_table = static_cast<__nv_bfloat16*>(table);
   if (values_type == Type::kFp32 && table_type == Type::kFp32)
     add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, fp32, ids, fp32_table);
-  else if (values_type == Type::kFp32)
-    add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, fp32, ids, bf16_table);
-  else if (table_type == Type::kFp32)
-    add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, bf16, ids, fp32_table);
-  else
-    add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, bf16, ids, bf16_table);
+  else if (values_type == Type::kFp32) add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, fp32, ids, bf16_table);
+  else if (table_type == Type::kFp32) add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, bf16, ids, fp32_table);
+  else add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, bf16, ids, bf16_table);
   return cudaGetLastError();
 }
 
 cudaError_t cross_entropy(Type type, std::int64_t rows, std::int64_t width, void* logits, const std::int64_t* labels,
-                          float scale, float* loss, cudaStream_t stream) {
+    float scale, float* loss, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>(rows);
   if (type == Type::kFp32) {
     cross_entropy_kernel<<<blocks, kRowThreads, 0, stream>>>(width, static_cast<float*>(logits), labels, scale, loss);
   } else {
-    cross_entropy_kernel<<<blocks, kRowThreads, 0, stream>>>(width, static_cast<__nv_bfloat16*>(logits), labels, scale,
-                                                             loss);
+    cross_entropy_kernel<<<blocks, kRowThreads, 0, stream>>>(
+        width, static_cast<__nv_bfloat16*>(logits), labels, scale, loss);
   }
   return cudaGetLastError();
 }

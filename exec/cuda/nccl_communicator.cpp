@@ -1,15 +1,12 @@
-// The communicator of the world is made with config.blocking = 0: calls return ncclInProgress and
-// are polled through ncclCommGetAsyncError until they are done or the time is over (NCCL's user
-// guide, "Fault Tolerance"). Its parts are made by ncclCommSplit, whose thread stores the part when
-// it is made: the whole's state says nothing of it (NVIDIA/nccl:src/init.cc@v2.28.9-1,
-// ncclCommInitChildComm; src/group.cc sets the state of the part). They are blocking themselves:
-// every collective of a non-blocking one is launched by a thread made for it
-// (ncclGroupEndInternal), tens of microseconds of host each. The first collective of a part
-// connects it to its peers and waits for them. A peer that died by then closed its sockets, which
-// ends the wait; for one that is stuck, abort() ends it from another thread
-// (exec/device/watched_communicator.h): ncclCommAbort sets the flag that every wait of NCCL looks
-// at before it takes the communicator apart. splitShare stays 0: parts run at the same time on
-// several streams.
+// The communicator of the world is made with config.blocking = 0: calls return ncclInProgress and are polled through
+// ncclCommGetAsyncError until they are done or the time is over (NCCL's user guide, "Fault Tolerance"). Its parts are
+// made by ncclCommSplit, whose thread stores the part when it is made: the whole's state says nothing of it
+// (NVIDIA/nccl:src/init.cc@v2.28.9-1, ncclCommInitChildComm; src/group.cc sets the state of the part). They are
+// blocking themselves: every collective of a non-blocking one is launched by a thread made for it
+// (ncclGroupEndInternal), tens of microseconds of host each. The first collective of a part connects it to its peers
+// and waits for them. A peer that died by then closed its sockets, which ends the wait; for one that is stuck, abort()
+// ends it from another thread (exec/device/watched_communicator.h): ncclCommAbort sets the flag that every wait of NCCL
+// looks at before it takes the communicator apart. splitShare stays 0: parts run at the same time on several streams.
 #include "exec/cuda/nccl_communicator.h"
 
 #include <c10/cuda/CUDAStream.h>
@@ -65,8 +62,7 @@ class NcclCommunicator final : public DeviceCommunicator {
     // A peer that is gone would keep ncclCommFinalize waiting; the watchdog aborts then.
     if (ncclCommFinalize(communicator_) == ncclSuccess || poll(Clock::now() + kFinalize))
       ncclCommDestroy(communicator_);
-    else
-      ncclCommAbort(communicator_);
+    else ncclCommAbort(communicator_);
   }
 
   std::unique_ptr<DeviceCommunicator> split(const CommunicatorPart& part) override {
@@ -96,16 +92,16 @@ class NcclCommunicator final : public DeviceCommunicator {
 
   void reduce_scatter(const void* whole, void* shard, std::size_t elements, DType dtype) override {
     settle(ncclReduceScatter(whole, shard, elements, nccl_type(dtype), ncclSum, communicator_, current_stream()),
-           "ncclReduceScatter");
+        "ncclReduceScatter");
   }
 
   void all_reduce(float* values, std::size_t count) override {
-    settle(ncclAllReduce(values, values, count, ncclFloat32, ncclSum, communicator_, current_stream()),
-           "ncclAllReduce");
+    settle(
+        ncclAllReduce(values, values, count, ncclFloat32, ncclSum, communicator_, current_stream()), "ncclAllReduce");
   }
   void all_reduce(double* values, std::size_t count) override {
-    settle(ncclAllReduce(values, values, count, ncclFloat64, ncclSum, communicator_, current_stream()),
-           "ncclAllReduce");
+    settle(
+        ncclAllReduce(values, values, count, ncclFloat64, ncclSum, communicator_, current_stream()), "ncclAllReduce");
   }
 
   bool has_peers() const override { return place_.size > 1; }
@@ -149,10 +145,8 @@ class NcclCommunicator final : public DeviceCommunicator {
 
   void settle(ncclResult_t result, const char* call) {
     if (aborted_) throw std::runtime_error(std::string(call) + ": " + place_.name + " was aborted");
-    if (result == ncclInProgress)
-      wait_for(call, [&] { return is_settled(communicator_, call); });
-    else
-      check(result, call, communicator_);
+    if (result == ncclInProgress) wait_for(call, [&] { return is_settled(communicator_, call); });
+    else check(result, call, communicator_);
   }
 
   // Throws where it ended with an error.

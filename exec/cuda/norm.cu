@@ -122,13 +122,12 @@ cudaError_t with_packs(int packs, const Run& run) {
 }
 
 template <typename T>
-cudaError_t forward(const NormRows& rows, const void* x, const void* weight, float epsilon, void* y, float* rstd,
-                    cudaStream_t stream) {
+cudaError_t forward(
+    const NormRows& rows, const void* x, const void* weight, float epsilon, void* y, float* rstd, cudaStream_t stream) {
   const int packs = static_cast<int>(rows.width / Pack<T>::kCount);
   return with_packs(packs, [&](auto each) {
-    rms_norm_kernel<T, decltype(each)::value><<<static_cast<unsigned>(rows.count), kThreads, 0, stream>>>(
-        packs, static_cast<const Pack<T>*>(x), static_cast<const Pack<T>*>(weight), epsilon, static_cast<Pack<T>*>(y),
-        rstd);
+    rms_norm_kernel<T, decltype(each)::value><<<static_cast<unsigned>(rows.count), kThreads, 0, stream>>>(packs,
+        static_cast<const Pack<T>*>(x), static_cast<const Pack<T>*>(weight), epsilon, static_cast<Pack<T>*>(y), rstd);
     return cudaGetLastError();
   });
 }
@@ -142,8 +141,8 @@ std::int64_t blocks_at_once(int packs) {
       int device = 0, processors = 0, of_each = 0;
       if (cudaGetDevice(&device) != cudaSuccess ||
           cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_each, rms_norm_backward_kernel<T, decltype(each)::value>,
-                                                        kThreads, 0) != cudaSuccess)
+          cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+              &of_each, rms_norm_backward_kernel<T, decltype(each)::value>, kThreads, 0) != cudaSuccess)
         return 1;
       return processors * of_each;
     }();
@@ -154,8 +153,8 @@ std::int64_t blocks_at_once(int packs) {
 }
 
 template <typename T>
-cudaError_t backward(const NormRows& rows, const NormInputs& in, void* dx, void* dw, const NormParts& parts,
-                     cudaStream_t stream) {
+cudaError_t backward(
+    const NormRows& rows, const NormInputs& in, void* dx, void* dw, const NormParts& parts, cudaStream_t stream) {
   const int packs = static_cast<int>(rows.width / Pack<T>::kCount);
   const auto blocks = static_cast<unsigned>(parts.blocks);
   const cudaError_t code = with_packs(packs, [&](auto each) {
@@ -185,14 +184,14 @@ std::int64_t norm_backward_blocks(Type type, const NormRows& rows) {
 }
 
 cudaError_t rms_norm(Type type, const NormRows& rows, const void* x, const void* weight, float epsilon, void* y,
-                     float* rstd, cudaStream_t stream) {
+    float* rstd, cudaStream_t stream) {
   if (rows.count == 0) return cudaSuccess;
   return type == Type::kFp32 ? forward<float>(rows, x, weight, epsilon, y, rstd, stream)
                              : forward<__nv_bfloat16>(rows, x, weight, epsilon, y, rstd, stream);
 }
 
 cudaError_t rms_norm_backward(Type type, const NormRows& rows, const NormInputs& in, void* dx, void* dw,
-                              const NormParts& parts, cudaStream_t stream) {
+    const NormParts& parts, cudaStream_t stream) {
   if (rows.count == 0) return cudaSuccess;
   return type == Type::kFp32 ? backward<float>(rows, in, dx, dw, parts, stream)
                              : backward<__nv_bfloat16>(rows, in, dx, dw, parts, stream);

@@ -1,9 +1,8 @@
-// A paced kernel begins when its first block runs: that block writes the device's clock into
-// clock[0] (compare-and-swap from 0). Blocks move their part of the bytes in slices spread over the
-// time, as a link would bring them, and wait until clock[0] + nanoseconds. The last block to finish
-// puts the two words back to zero, so the same words serve the next kernel of the stream. Blocks
-// that a busy device admits late end at once when the time is over: what waits for a place is not
-// counted twice.
+// A paced kernel begins when its first block runs: that block writes the device's clock into clock[0] (compare-and-swap
+// from 0). Blocks move their part of the bytes in slices spread over the time, as a link would bring them, and wait
+// until clock[0] + nanoseconds. The last block to finish puts the two words back to zero, so the same words serve the
+// next kernel of the stream. Blocks that a busy device admits late end at once when the time is over: what waits for a
+// place is not counted twice.
 //
 // Blocks hold as many registers as NCCL's: what they need is a third of that, so each thread reads
 // numbers when it begins and would use all of them when it ends.
@@ -75,8 +74,7 @@ __device__ void hold(unsigned long long* clock, unsigned long long start, unsign
   }
 }
 
-// Slices of at least 20 us, so that waiting for each costs nothing that shows, and of work for
-// every thread.
+// Slices of at least 20 us, so that waiting for each costs nothing that shows, and of work for every thread.
 __device__ unsigned slices_of(unsigned long long nanoseconds, std::size_t items, std::size_t threads) {
   unsigned long long slices = nanoseconds / 20000ULL;
   if (slices > items / threads) slices = items / threads;
@@ -97,9 +95,8 @@ struct alignas(16) Word16 {
   unsigned int parts[4];
 };
 
-__global__ void __launch_bounds__(kPacedThreads, 1)
-    gather_kernel(unsigned char* whole, std::size_t bytes, int ranks, int index, unsigned long long nanoseconds,
-                  unsigned long long* clock) {
+__global__ void __launch_bounds__(kPacedThreads, 1) gather_kernel(unsigned char* whole, std::size_t bytes, int ranks,
+    int index, unsigned long long nanoseconds, unsigned long long* clock) {
   const auto held = take_registers<kGatherHolds>();
   const unsigned long long start = begin(clock);
   const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
@@ -134,9 +131,8 @@ __device__ void narrow(float value, __nv_bfloat16* to) { *to = __float2bfloat16(
 
 // Elements of 16 bytes at a time where the layout allows it.
 template <typename T>
-__global__ void __launch_bounds__(kPacedThreads, 1)
-    reduce_scatter_kernel(const T* whole, T* shard, std::size_t elements, int ranks, unsigned long long nanoseconds,
-                          unsigned long long* clock) {
+__global__ void __launch_bounds__(kPacedThreads, 1) reduce_scatter_kernel(const T* whole, T* shard,
+    std::size_t elements, int ranks, unsigned long long nanoseconds, unsigned long long* clock) {
   constexpr int kPack = 16 / sizeof(T);
   const auto held = take_registers<kScatterHolds<T>>();
   const unsigned long long start = begin(clock);
@@ -216,15 +212,15 @@ unsigned long long duration(const PacedLaunch& launch) {
 
 }
 
-cudaError_t paced_gather(const PacedLaunch& launch, void* whole, std::size_t bytes, int ranks, int index,
-                         cudaStream_t stream) {
+cudaError_t paced_gather(
+    const PacedLaunch& launch, void* whole, std::size_t bytes, int ranks, int index, cudaStream_t stream) {
   gather_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(
       static_cast<unsigned char*>(whole), bytes, ranks, index, duration(launch), launch.clock);
   return cudaGetLastError();
 }
 
 cudaError_t paced_reduce_scatter(const PacedLaunch& launch, Type type, const void* whole, void* shard,
-                                 std::size_t elements, int ranks, cudaStream_t stream) {
+    std::size_t elements, int ranks, cudaStream_t stream) {
   if (type == Type::kFp32) {
     reduce_scatter_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(
         static_cast<const float*>(whole), static_cast<float*>(shard), elements, ranks, duration(launch), launch.clock);
@@ -237,8 +233,8 @@ cudaError_t paced_reduce_scatter(const PacedLaunch& launch, Type type, const voi
 }
 
 cudaError_t paced_all_reduce(const PacedLaunch& launch, float* values, std::size_t count, cudaStream_t stream) {
-  all_reduce_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(values, count, duration(launch),
-                                                                                  launch.clock);
+  all_reduce_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(
+      values, count, duration(launch), launch.clock);
   return cudaGetLastError();
 }
 
@@ -248,8 +244,8 @@ cudaError_t spin(const PacedLaunch& launch, cudaStream_t stream) {
 }
 
 cudaError_t allow_paced_shared(int shared_bytes) {
-  const void* kernels[] = {
-      reinterpret_cast<const void*>(gather_kernel), reinterpret_cast<const void*>(reduce_scatter_kernel<float>),
+  const void* kernels[] = {reinterpret_cast<const void*>(gather_kernel),
+      reinterpret_cast<const void*>(reduce_scatter_kernel<float>),
       reinterpret_cast<const void*>(reduce_scatter_kernel<__nv_bfloat16>),
       reinterpret_cast<const void*>(all_reduce_kernel), reinterpret_cast<const void*>(spin_kernel)};
   for (const void* kernel : kernels) {
@@ -267,8 +263,8 @@ cudaError_t paced_block(PacedBlock* block, int shared_bytes) {
   block->registers = attributes.numRegs * kPacedThreads;
   block->shared_bytes = shared_bytes + static_cast<int>(attributes.sharedSizeBytes);
   block->spilled_bytes = static_cast<int>(attributes.localSizeBytes);
-  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&block->per_multiprocessor, kernel, kPacedThreads,
-                                                       static_cast<std::size_t>(shared_bytes));
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+      &block->per_multiprocessor, kernel, kPacedThreads, static_cast<std::size_t>(shared_bytes));
 }
 
 cudaError_t clock_step(unsigned long long* step, cudaStream_t stream) {

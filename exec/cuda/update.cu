@@ -10,9 +10,8 @@ struct alignas(8) Bf16x4 {
   __nv_bfloat16 values[4];
 };
 
-__global__ void __launch_bounds__(kThreads)
-    adamw_kernel(const AdamWPiece* pieces, const AdamWChunk* chunks, AdamWNumbers numbers, const float* number,
-                 const float* rate, const float* factor) {
+__global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWPiece* pieces, const AdamWChunk* chunks,
+    AdamWNumbers numbers, const float* number, const float* rate, const float* factor) {
   const AdamWChunk chunk = chunks[blockIdx.x];
   const AdamWPiece piece = pieces[chunk.piece];
   const std::int64_t begin = chunk.begin;
@@ -57,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
     second[i] = v;
     if (shadow == nullptr) continue;
     shadow[i] = {{narrow<__nv_bfloat16>(p.x), narrow<__nv_bfloat16>(p.y), narrow<__nv_bfloat16>(p.z),
-                  narrow<__nv_bfloat16>(p.w)}};
+        narrow<__nv_bfloat16>(p.w)}};
   }
 }
 
@@ -74,7 +73,7 @@ cudaError_t place_gradients(AdamWPiece* pieces, const GradientPlaces& places, cu
 }
 
 cudaError_t adamw(const AdamWPiece* pieces, const AdamWChunk* chunks, unsigned count, const AdamWNumbers& numbers,
-                  const float* number, const float* rate, const float* factor, cudaStream_t stream) {
+    const float* number, const float* rate, const float* factor, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   adamw_kernel<<<count, kThreads, 0, stream>>>(pieces, chunks, numbers, number, rate, factor);
   return cudaGetLastError();

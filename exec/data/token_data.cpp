@@ -26,10 +26,10 @@ TokenData::TokenData(const std::filesystem::path& path, const TokenDataOptions& 
   split_ = size - held_back;
   if (split_ < sequence_ + 1) {
     const std::string beside = held_back > 0 ? fmt::format(" beside the {} tokens that are held back", held_back) : "";
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("training data {}: {} tokens are too few for one sample of {} + 1{}; "
-                            "use more data or a shorter sequence",
-                            path.string(), size, sequence_, beside));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("training data {}: {} tokens are too few for one sample of {} + 1{}; "
+                                             "use more data or a shorter sequence",
+                                     path.string(), size, sequence_, beside));
   }
   training_samples_ = (split_ - 1) / sequence_;
   held_back_samples_ = held_back > 0 ? (held_back - 1) / sequence_ : 0;
@@ -37,11 +37,11 @@ TokenData::TokenData(const std::filesystem::path& path, const TokenDataOptions& 
 
 void TokenData::check_batch(std::int64_t global_batch) const {
   if (training_samples_ >= global_batch) return;
-  throw Error(ExitCode::kInvalidInput,
-              fmt::format("training data {}: its {} tokens to train on are {} samples of {}, fewer "
-                          "than the {} of one step; use more data, a shorter sequence or a smaller "
-                          "batch",
-                          store_.path().string(), split_, training_samples_, sequence_, global_batch));
+  throw Error(
+      ExitCode::kInvalidInput, fmt::format("training data {}: its {} tokens to train on are {} samples of {}, fewer "
+                                           "than the {} of one step; use more data, a shorter sequence or a smaller "
+                                           "batch",
+                                   store_.path().string(), split_, training_samples_, sequence_, global_batch));
 }
 
 std::int64_t TokenData::window(std::int64_t sample) const {
@@ -50,13 +50,13 @@ std::int64_t TokenData::window(std::int64_t sample) const {
   return shuffled(sample % training_samples_, training_samples_, Fingerprint().add(seed_).add(epoch).value());
 }
 
-void TokenData::read_training(std::int64_t sample, std::span<std::int64_t> tokens,
-                              std::span<std::int64_t> labels) const {
+void TokenData::read_training(
+    std::int64_t sample, std::span<std::int64_t> tokens, std::span<std::int64_t> labels) const {
   read(window(sample) * sequence_, tokens, labels);
 }
 
-void TokenData::read_held_back(std::int64_t sample, std::span<std::int64_t> tokens,
-                               std::span<std::int64_t> labels) const {
+void TokenData::read_held_back(
+    std::int64_t sample, std::span<std::int64_t> tokens, std::span<std::int64_t> labels) const {
   FORESHARD_CHECK(sample >= 0 && sample < held_back_samples_, "no such held-back sample");
   read(split_ + sample * sequence_, tokens, labels);
 }

@@ -27,8 +27,7 @@ struct TokenDataOptions {
 
 class TokenData {
  public:
-  // Throws Error(kInvalidInput) as TokenStore does, and where there are too few tokens for one
-  // sample of each part.
+  // Throws Error(kInvalidInput) as TokenStore does, and where there are too few tokens for one sample of each part.
   TokenData(const std::filesystem::path& path, const TokenDataOptions& options);
 
   // Throws Error(kInvalidInput) where an epoch has fewer samples than a step takes.

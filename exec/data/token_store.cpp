@@ -112,8 +112,7 @@ TokenStore::TokenStore(const fs::path& path, TokenFormat format, std::int64_t vo
   } else if (status.type() == fs::file_type::regular) {
     if (format_ == TokenFormat::kAuto && path_.extension() == ".bin")
       format_ = vocabulary_ <= 65536 ? TokenFormat::kU16 : TokenFormat::kU32;
-    else if (format_ == TokenFormat::kAuto)
-      format_ = TokenFormat::kBytes;
+    else if (format_ == TokenFormat::kAuto) format_ = TokenFormat::kBytes;
     open_file();
   } else {
     fail("is neither a regular file nor a folder");
@@ -133,8 +132,8 @@ void TokenStore::open_file() {
   const auto bytes = static_cast<std::int64_t>(status.st_size);
   if (bytes == 0) fail("is empty: it has no tokens");
   if (bytes % width() != 0) {
-    fail(fmt::format("has {} bytes, which is no multiple of the {} bytes of a {} token", bytes, width(),
-                     to_string(format_)));
+    fail(fmt::format(
+        "has {} bytes, which is no multiple of the {} bytes of a {} token", bytes, width(), to_string(format_)));
   }
   size_ = bytes / width();
   description_ = format_ == TokenFormat::kBytes
@@ -199,7 +198,7 @@ void TokenStore::read(std::int64_t first, std::span<std::int64_t> tokens) const 
   const auto wrong = std::ranges::find_if(tokens, [this](std::int64_t id) { return id >= vocabulary_; });
   if (wrong != tokens.end()) {
     fail(fmt::format("token {} is {}, but the model's vocabulary has only the ids 0 to {}",
-                     first + (wrong - tokens.begin()), *wrong, vocabulary_ - 1));
+        first + (wrong - tokens.begin()), *wrong, vocabulary_ - 1));
   }
 }
 

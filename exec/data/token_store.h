@@ -1,5 +1,4 @@
-// The tokens of a text file, a folder of texts, or a `.bin` file of token ids, read a range at a
-// time.
+// The tokens of a text file, a folder of texts, or a `.bin` file of token ids, read a range at a time.
 //
 // - A text is one token per byte. A folder is all its texts, one after another in the order of
 //   their relative paths (compared byte by byte), and is kept in memory (limit: 4 GiB). Left out
@@ -29,9 +28,8 @@ TokenFormat parse_token_format(std::string_view word);
 
 class TokenStore {
  public:
-  // Looks at the tokens once: at all of them, or at 64 places of 4 MiB where a file has more than
-  // 256 MiB. Refused: no such file, no tokens, a size that is no multiple of the token's, and ids
-  // that the vocabulary does not have.
+  // Looks at the tokens once: at all of them, or at 64 places of 4 MiB where a file has more than 256 MiB. Refused: no
+  // such file, no tokens, a size that is no multiple of the token's, and ids that the vocabulary does not have.
   TokenStore(const std::filesystem::path& path, TokenFormat format, std::int64_t vocabulary);
 
   std::int64_t size() const { return size_; }  // tokens

@@ -87,8 +87,7 @@ struct CommunicatorPart {
   int max_ctas = 0;  // 0: the library's choice
 };
 
-// Collectives over one group on the current lane. Every call returns at once; what fails later is
-// told by failure().
+// Collectives over one group on the current lane. Every call returns at once; what fails later is told by failure().
 class DeviceCommunicator {
  public:
   virtual ~DeviceCommunicator() = default;
@@ -185,12 +184,12 @@ class Accelerator : public RankMemory {
   virtual void spin(std::int64_t nanoseconds, int ctas) = 0;
   // Fused kernels. false: there is none for these arguments; ATen's operators do it then.
   virtual bool rotate(const at::Tensor& /*values*/, const at::Tensor& /*cos*/, const at::Tensor& /*sin*/,
-                      std::int64_t /*head_dim*/, bool /*inverse*/) {
+      std::int64_t /*head_dim*/, bool /*inverse*/) {
     return false;
   }
   // y = x * rstd * weight over rows as wide as the weight, rstd = 1 / sqrt(mean(x^2) + epsilon).
   virtual bool rms_norm(const at::Tensor& /*y*/, const at::Tensor& /*rstd*/, const at::Tensor& /*x*/,
-                        const at::Tensor& /*weight*/, double /*epsilon*/) {
+      const at::Tensor& /*weight*/, double /*epsilon*/) {
     return false;
   }
   virtual bool rms_norm_backward(const at::Tensor& /*dx*/, const at::Tensor& /*dw*/, const NormGradient& /*of*/) {
@@ -200,23 +199,22 @@ class Accelerator : public RankMemory {
     return false;
   }
   virtual bool silu_multiply_backward(const at::Tensor& /*d_gate*/, const at::Tensor& /*d_up*/,
-                                      const at::Tensor& /*dy*/, const at::Tensor& /*gate*/, const at::Tensor& /*up*/) {
+      const at::Tensor& /*dy*/, const at::Tensor& /*gate*/, const at::Tensor& /*up*/) {
     return false;
   }
   // table[ids[r]] += values[r]
   virtual bool add_rows(const at::Tensor& /*table*/, const at::Tensor& /*ids*/, const at::Tensor& /*values*/) {
     return false;
   }
-  // Logits become (probability - [is label]) * scale; the negative log likelihoods are added to
-  // `loss` (one float).
-  virtual bool cross_entropy(const at::Tensor& /*logits*/, const at::Tensor& /*labels*/, double /*scale*/,
-                             const at::Tensor& /*loss*/) {
+  // Logits become (probability - [is label]) * scale; the negative log likelihoods are added to `loss` (one float).
+  virtual bool cross_entropy(
+      const at::Tensor& /*logits*/, const at::Tensor& /*labels*/, double /*scale*/, const at::Tensor& /*loss*/) {
     return false;
   }
 
   // nullptr: ATen's operators do it. The pieces' memory outlives it.
-  virtual std::unique_ptr<FusedAdamW> fused_adamw(std::span<const AdamWPiece> /*pieces*/,
-                                                  const Optimizer& /*numbers*/) {
+  virtual std::unique_ptr<FusedAdamW> fused_adamw(
+      std::span<const AdamWPiece> /*pieces*/, const Optimizer& /*numbers*/) {
     return nullptr;
   }
 
@@ -226,8 +224,7 @@ class Accelerator : public RankMemory {
   virtual std::unique_ptr<DeviceCommunicator> nccl(const NcclGroup& group) = 0;
 };
 
-// What the plugin exports as "foreshard_accelerator". On failure returns nullptr and writes one
-// sentence to `reason`.
+// What the plugin exports as "foreshard_accelerator". On failure returns nullptr and writes one sentence to `reason`.
 using AcceleratorFactory = Accelerator* (*)(int version, int device, char* reason, std::size_t reason_bytes);
 
 }

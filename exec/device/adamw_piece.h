@@ -6,8 +6,7 @@
 
 namespace foreshard {
 
-// All fp32 but the shadow, which is bf16 or null. On a GPU counts are multiples of 4 and pointers
-// of 16 bytes.
+// All fp32 but the shadow, which is bf16 or null. On a GPU counts are multiples of 4 and pointers of 16 bytes.
 struct AdamWPiece {
   float* parameter = nullptr;
   const float* gradient = nullptr;

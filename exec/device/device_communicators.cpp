@@ -112,7 +112,7 @@ class SharedDeviceCommunicator final : public DeviceCommunicator {
       if (p == index()) continue;
       const std::size_t place = at(p) * shard_bytes;
       device_.copy(static_cast<std::byte*>(whole) + place, static_cast<const std::byte*>(views[at(p)].memory) + place,
-                   shard_bytes);
+          shard_bytes);
     }
     finish();
   }
@@ -238,15 +238,14 @@ std::unique_ptr<DeviceCommunicator> make_device_communicator(const DeviceGroup& 
   if (size == 1) return std::make_unique<SoloCommunicator>(group.accelerator);
   if (group.paced) return std::make_unique<PacedCommunicator>(group.accelerator, index, size);
   if (!group.world.one_process()) {
-    throw Error(ExitCode::kMissingCapability,
-                "ranks in several processes need a GPU each: the stand-in's memory is their own");
+    throw Error(
+        ExitCode::kMissingCapability, "ranks in several processes need a GPU each: the stand-in's memory is their own");
   }
   return std::make_unique<SharedDeviceCommunicator>(group.accelerator, group.world.connect(group.name, group.ranks));
 }
 
-std::vector<std::unique_ptr<DeviceCommunicator>> split_world(DeviceCommunicator& whole,
-                                                             const std::vector<DeviceGroup>& groups,
-                                                             double call_timeout_s) {
+std::vector<std::unique_ptr<DeviceCommunicator>> split_world(
+    DeviceCommunicator& whole, const std::vector<DeviceGroup>& groups, double call_timeout_s) {
   std::vector<std::unique_ptr<DeviceCommunicator>> parts;
   for (const DeviceGroup& group : groups) {
     CommunicatorPart part;

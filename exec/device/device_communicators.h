@@ -38,13 +38,11 @@ inline constexpr double kCallTimeout = 600;  // s
 
 // The groups as parts of `whole`, which holds every rank of the world. A part is aborted where a
 // call of it takes longer than `call_timeout_s`, and the call throws.
-std::vector<std::unique_ptr<DeviceCommunicator>> split_world(DeviceCommunicator& whole,
-                                                             const std::vector<DeviceGroup>& groups,
-                                                             double call_timeout_s = kCallTimeout);
+std::vector<std::unique_ptr<DeviceCommunicator>> split_world(
+    DeviceCommunicator& whole, const std::vector<DeviceGroup>& groups, double call_timeout_s = kCallTimeout);
 
-// What a paced collective of no length takes between its events on a lane that the host is ahead
-// of: admission of its blocks and the second event. Requests are shortened by it. Seconds, the
-// least of several.
+// What a paced collective of no length takes between its events on a lane that the host is ahead of: admission of its
+// blocks and the second event. Requests are shortened by it. Seconds, the least of several.
 double paced_overhead(Accelerator& accelerator, int ctas);
 
 }

@@ -66,10 +66,9 @@ void load_cuda_half() {
     const std::string why = linker_error();
     if (is_beside) refuse_gpu(fmt::format("{} could not be loaded: {}", beside.string(), why));
     refuse_gpu(
-        fmt::format("there is no {} in {} and none on the linker's path ({}); run with the "
-                    "torch 2.11 of a Python environment "
-                    "(LD_LIBRARY_PATH=.../site-packages/torch/lib)",
-                    name, torch.string(), why));
+        fmt::format("there is no {} in {} and none on the linker's path ({}); run with the torch 2.11 of a Python "
+                    "environment (LD_LIBRARY_PATH=.../site-packages/torch/lib)",
+            name, torch.string(), why));
   }
 }
 

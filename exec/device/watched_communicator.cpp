@@ -94,7 +94,7 @@ class WatchedCommunicator final : public DeviceCommunicator {
         reduce_scatter_(name + ": reduce_scatter"),
         all_reduce_(name + ": all_reduce"),
         watch_(std::chrono::duration_cast<CallWatch::Clock::duration>(std::chrono::duration<double>(limit_s)),
-               [communicator = part_.get()] { communicator->abort(); }) {}
+            [communicator = part_.get()] { communicator->abort(); }) {}
 
   int index() const override { return part_->index(); }
   int size() const override { return part_->size(); }
@@ -128,8 +128,8 @@ class WatchedCommunicator final : public DeviceCommunicator {
 
 }
 
-std::unique_ptr<DeviceCommunicator> watched(std::unique_ptr<DeviceCommunicator> part, const std::string& name,
-                                            double limit_s) {
+std::unique_ptr<DeviceCommunicator> watched(
+    std::unique_ptr<DeviceCommunicator> part, const std::string& name, double limit_s) {
   return std::make_unique<WatchedCommunicator>(std::move(part), name, limit_s);
 }
 

@@ -32,7 +32,7 @@ class CallWatch {
 };
 
 // `part` with `limit` seconds for every call; it is aborted where one takes longer.
-std::unique_ptr<DeviceCommunicator> watched(std::unique_ptr<DeviceCommunicator> part, const std::string& name,
-                                            double limit_s);
+std::unique_ptr<DeviceCommunicator> watched(
+    std::unique_ptr<DeviceCommunicator> part, const std::string& name, double limit_s);
 
 }

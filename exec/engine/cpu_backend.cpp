@@ -1,6 +1,5 @@
-// A step begins where the last one ended. A row that is not compute is queued on its stream, where
-// it waits, takes its communicator's turn, runs, and is done. After the last row the streams are
-// drained.
+// A step begins where the last one ended. A row that is not compute is queued on its stream, where it waits, takes its
+// communicator's turn, runs, and is done. After the last row the streams are drained.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
@@ -118,8 +117,7 @@ class CpuBackend final : public Backend {
       target = sum.mutable_data_ptr<float>();
     }
     paced(call.event, [&] {
-      communicators_[call.communicator]->reduce_scatter(
-          call.whole, parts_.plan.reduce_dtype, at(call.shard), target,
+      communicators_[call.communicator]->reduce_scatter(call.whole, parts_.plan.reduce_dtype, at(call.shard), target,
           call.mode == SumMode::kAdd ? SumInto::kContinue : SumInto::kOverwrite);
     });
   }
@@ -143,8 +141,8 @@ class CpuBackend final : public Backend {
       if (call.kind == EventKind::kAllGather)
         return communicator.all_gather(call.in.const_data_ptr(), call.out.mutable_data_ptr(), call.in.nbytes());
       communicator.reduce_scatter_in_pairs(call.in.const_data_ptr(),
-                                           call.in.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16,
-                                           at(call.out.numel()), call.out.mutable_data_ptr());
+          call.in.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16, at(call.out.numel()),
+          call.out.mutable_data_ptr());
     });
   }
   void all_reduce_partial(EventId id, std::uint8_t c, std::byte* values, std::int64_t count) override {

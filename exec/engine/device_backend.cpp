@@ -5,12 +5,11 @@
 //   waits for that one's end, then event `arrive`
 //   what the row does; event `end`
 //
-// A step begins at the end of the compute lane's last row of the step before: all other lanes wait
-// for it, for the optimizer writes what gathers read. There are two sets of events (DeviceStep), so
-// that one step can be issued while the one before still runs; they are read when a step is
-// collected, after its last compute row is done (which waits for all else). The host then knows
-// every time relative to the step's begin. Issue times are the host's own clock, put onto the
-// device's by the moments at which the first step began on both.
+// A step begins at the end of the compute lane's last row of the step before: all other lanes wait for it, for the
+// optimizer writes what gathers read. There are two sets of events (DeviceStep), so that one step can be issued while
+// the one before still runs; they are read when a step is collected, after its last compute row is done (which waits
+// for all else). The host then knows every time relative to the step's begin. Issue times are the host's own clock, put
+// onto the device's by the moments at which the first step began on both.
 //
 // A step may be recorded once per set of events and replayed (--graph): its rows, waits and events
 // become one graph that hangs between the compute lane's last row of the step before and the end
@@ -63,7 +62,7 @@ class DeviceBackend final : public Backend {
     for (const auto& c : graph_.communicators) {
       const RankGroup group = rank_group(c, parts.world.rank());
       groups.push_back({accelerator, parts.world, group.name, group.ranks, parts.pacing != nullptr,
-                        static_cast<int>(parts.plan.collectives.max_ctas)});
+          static_cast<int>(parts.plan.collectives.max_ctas)});
     }
     communicators_ = make_device_communicators(groups);
     // Communication goes first where both wait for a place, as c10d's streams do.
@@ -80,8 +79,7 @@ class DeviceBackend final : public Backend {
     last_of_stream_.fill(kNoEvent);
     for (std::size_t i = 0; i < graph_.rows.size(); ++i)
       last_of_stream_[at(graph_.rows[i].stream)] = static_cast<EventId>(i);
-    // Paced communicators measure what their kernels cost beside the request: now, while nothing
-    // else runs.
+    // Paced communicators measure what their kernels cost beside the request: now, while nothing else runs.
     for (std::size_t id = 0; id < graph_.rows.size(); ++id) {
       const std::uint8_t c = graph_.works[graph_.rows[id].work].communicator;
       if (is_collective(graph_.rows[id].kind) && c != kNoCommunicator) pace(static_cast<EventId>(id), c);
@@ -109,7 +107,7 @@ class DeviceBackend final : public Backend {
 
   std::span<MicroBatch> begin_step(std::int64_t number, std::span<MicroBatch> batches) override {
     FORESHARD_CHECK(issued_ - collected_ < static_cast<std::int64_t>(kSteps),
-                    "a step is issued before the last but one was collected");
+        "a step is issued before the last but one was collected");
     DeviceStep& step = next_step();
     device_.enter(copies_);
     step.upload(parts_.plan, number, batches);
@@ -246,8 +244,8 @@ class DeviceBackend final : public Backend {
     at::Tensor gradient = tensor_over(call.target, call.shard, at::kFloat, device_.device());
     at::Tensor source;
     if (call.slot != nullptr) {
-      source = tensor_over(const_cast<std::byte*>(call.slot), call.shard, scalar_type(parts_.plan.reduce_dtype),
-                           device_.device());
+      source = tensor_over(
+          const_cast<std::byte*>(call.slot), call.shard, scalar_type(parts_.plan.reduce_dtype), device_.device());
     } else {
       const auto left = apart_.extract(call.apart);
       FORESHARD_CHECK(!left.empty(), "no reduce-scatter left a sum");
@@ -265,12 +263,12 @@ class DeviceBackend final : public Backend {
     DeviceCommunicator& communicator = *communicators_[call.communicator];
     const DType dtype = call.in.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16;
     if (call.kind != EventKind::kAllGather) {
-      return communicator.reduce_scatter(call.in.const_data_ptr(), call.out.mutable_data_ptr(), at(call.out.numel()),
-                                         dtype);
+      return communicator.reduce_scatter(
+          call.in.const_data_ptr(), call.out.mutable_data_ptr(), at(call.out.numel()), dtype);
     }
     auto* whole = static_cast<std::byte*>(call.out.mutable_data_ptr());
     device_.copy(whole + at(communicator.index()) * call.in.nbytes(),
-                 static_cast<const std::byte*>(call.in.const_data_ptr()), call.in.nbytes());
+        static_cast<const std::byte*>(call.in.const_data_ptr()), call.in.nbytes());
     communicator.all_gather(whole, call.in.nbytes(), dtype);
   }
   void all_reduce_partial(EventId id, std::uint8_t c, std::byte* values, std::int64_t count) override {
@@ -304,8 +302,8 @@ class DeviceBackend final : public Backend {
     const std::int64_t first = parts_.world.rank() / ranks * ranks;
     const auto texts = parts_.world.gather("add over shards", std::to_string(value));
     for (std::int64_t r = first; r < first + ranks; ++r) {
-      sum = static_cast<std::int64_t>(static_cast<std::uint64_t>(sum) +
-                                      static_cast<std::uint64_t>(std::stoll(texts[at(r)])));
+      sum = static_cast<std::int64_t>(
+          static_cast<std::uint64_t>(sum) + static_cast<std::uint64_t>(std::stoll(texts[at(r)])));
     }
     return sum;
   }

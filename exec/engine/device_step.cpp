@@ -50,8 +50,8 @@ void DeviceStep::upload(const Plan& plan, std::int64_t step, std::span<MicroBatc
   device.record(uploaded);
 }
 
-std::vector<Span> DeviceStep::spans(DeviceEvent begin, std::chrono::steady_clock::time_point zero,
-                                    double offset) const {
+std::vector<Span> DeviceStep::spans(
+    DeviceEvent begin, std::chrono::steady_clock::time_point zero, double offset) const {
   std::vector<Span> spans(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const auto after = [&](DeviceEvent event) { return time_of(device.seconds_between(begin, event)); };

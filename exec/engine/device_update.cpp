@@ -24,10 +24,9 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
         lists.first.push_back(floats(unit.moments[0] + offset, piece.count));
         lists.second.push_back(floats(unit.moments[1] + offset, piece.count));
         fused.push_back({lists.parameters.back().mutable_data_ptr<float>(), nullptr,
-                         lists.first.back().mutable_data_ptr<float>(), lists.second.back().mutable_data_ptr<float>(),
-                         unit.shadow == unit.master ? nullptr : unit.shadow + piece.begin * size_of(plan.param_dtype),
-                         piece.count,
-                         decays(model, *piece.parameter) ? static_cast<float>(plan.optimizer.weight_decay) : 0.0F});
+            lists.first.back().mutable_data_ptr<float>(), lists.second.back().mutable_data_ptr<float>(),
+            unit.shadow == unit.master ? nullptr : unit.shadow + piece.begin * size_of(plan.param_dtype), piece.count,
+            decays(model, *piece.parameter) ? static_cast<float>(plan.optimizer.weight_decay) : 0.0F});
       }
       lists.steps.push_back(number_);
     }
@@ -84,7 +83,7 @@ void DeviceUpdate::update(const Lists& lists, double decay) {
   const Optimizer& o = plan_.optimizer;
   if (o.kind == Optimizer::Kind::kAdamW) {
     at::_fused_adamw_(lists.parameters, lists.gradients, lists.first, lists.second, {}, lists.steps, rate_, o.beta1,
-                      o.beta2, decay, o.epsilon, false, false);
+        o.beta2, decay, o.epsilon, false, false);
     return;
   }
   if (decay != 0) at::_foreach_mul_(lists.parameters, rate_.mul(-decay).add_(1.0));

@@ -25,9 +25,8 @@ class DeviceUpdate {
   // norm = sqrt(sum[0]); the step takes gradients times min(1, clip_norm / (norm + 1e-6)), as
   // torch.nn.utils.clip_grad_norm_ leaves them.
   void clip(const at::Tensor& sum, const at::Tensor& norm);
-  // The step, then the compute-dtype shadows. `scalars`: its number (from 1) and learning rate as
-  // step_scalars() gives them, on the device of the states: a step that is replayed finds them
-  // there.
+  // The step, then the compute-dtype shadows. `scalars`: its number (from 1) and learning rate as step_scalars() gives
+  // them, on the device of the states: a step that is replayed finds them there.
   void step(const at::Tensor& scalars);
 
  private:

@@ -55,7 +55,7 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
     FORESHARD_CHECK(!options.debug, "the checks of --debug read the device in every row");
   }
   rotary_ = rotary_table(plan.batch.sequence, head_dim_of(model, Function::kRotary, 2), model.numerics.rope_theta,
-                         model.numerics.rope_scaling);
+      model.numerics.rope_scaling);
   const BackendParts parts{model, plan, graph, world, units_, account_, options.pacing, options.graph};
   if (options.device == nullptr) {
     install_allocator();
@@ -65,16 +65,16 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
     if (const std::string settings = alloc_conf(plan.allocator); !settings.empty())
       options.device->set_allocator(settings);
     rotary_ = {rotary_.cos.to(device), rotary_.sin.to(device)};
-    attention_ = attention_kernel({plan.attention, plan.param_dtype, head_dim_of(model, Function::kAttention, 0)},
-                                  options.device->info());
+    attention_ = attention_kernel(
+        {plan.attention, plan.param_dtype, head_dim_of(model, Function::kAttention, 0)}, options.device->info());
     backend_ = make_device_backend(parts, *options.device);
   }
   rows_ = std::make_unique<Rows>(rank_parts(), graph, Rows::Of::kStep);
 }
 
 RankParts Engine::rank_parts() {
-  return {model_,       part_ ? *part_ : model_, plan_,      rotary_,       units_, *backend_, rank_, part_index_,
-          shard_index_, options_.device,         attention_, options_.debug};
+  return {model_, part_ ? *part_ : model_, plan_, rotary_, units_, *backend_, rank_, part_index_, shard_index_,
+      options_.device, attention_, options_.debug};
 }
 
 Engine::~Engine() = default;
@@ -104,8 +104,8 @@ void Engine::throw_failure() {
         fmt::format("rank {}, {}: the GPU has no memory left: {}", rank_, where, error.what_without_backtrace()),
         ExitCode::kInfeasible);
   } catch (const c10::Error& error) {
-    throw StepFailure(fmt::format("rank {}, {}: {}", rank_, where, error.what_without_backtrace()),
-                      ExitCode::kInternal);
+    throw StepFailure(
+        fmt::format("rank {}, {}: {}", rank_, where, error.what_without_backtrace()), ExitCode::kInternal);
   } catch (const std::exception& error) {
     throw StepFailure(fmt::format("rank {}, {}: {}", rank_, where, error.what()), ExitCode::kInternal);
   }

@@ -1,14 +1,12 @@
 // Runs the steps of a plan for real, on one rank: walks the EventGraph in id order.
 //
-// The thread that calls step() is the host. How a row comes to run is the backend's
-// (exec/engine/backend.h): on a CPU rank the host does compute rows itself and hands every other
-// row to its stream, one thread each; on a device all rows go to its lanes. A row starts when its
-// stream has come to it, its waits are done, and, for a collective, when its communicator's FIFO
-// has. Nothing is decided here; what a plan means is written in sim/graph/native.cpp.
+// The thread that calls step() is the host. How a row comes to run is the backend's (exec/engine/backend.h): on a CPU
+// rank the host does compute rows itself and hands every other row to its stream, one thread each; on a device all rows
+// go to its lanes. A row starts when its stream has come to it, its waits are done, and, for a collective, when its
+// communicator's FIFO has. Nothing is decided here; what a plan means is written in sim/graph/native.cpp.
 //
 // Refused by find_engine_problem (exit 6): everything but runtime native; fp16; tied
-// embeddings outside the root unit; ALiBi and rope scalings but linear and llama3, whose arithmetic
-// is not implemented.
+// embeddings outside the root unit; ALiBi and rope scalings but linear and llama3, whose arithmetic is not implemented.
 #pragma once
 
 #include <memory>
@@ -36,8 +34,7 @@ std::optional<std::string> find_device_problem(const ModelSpec& model, const Pla
 // Further ones of steps that are replayed as a whole.
 std::optional<std::string> find_graph_problem(const Plan& plan, const World& world);
 
-// A row failed. what() names this rank, the row and the cause; for a lost peer `cause` is a
-// PeerFailure.
+// A row failed. what() names this rank, the row and the cause; for a lost peer `cause` is a PeerFailure.
 class StepFailure : public Error {
  public:
   StepFailure(const std::string& what, ExitCode code) : Error(code, what) {}
@@ -79,9 +76,8 @@ class Engine {
   // optimizer's state: "layers.0.mlp.up_proj.weight (exp_avg)"; "" where all are. Reads them all.
   std::string find_not_finite_parameter();
 
-  // Mean loss of a micro-batch of held-back data: walks an EventGraph of its own
-  // (build_evaluation), whose peak is part of activations_peak(). All ranks of a shard group call
-  // it equally often.
+  // Mean loss of a micro-batch of held-back data: walks an EventGraph of its own (build_evaluation), whose peak is part
+  // of activations_peak(). All ranks of a shard group call it equally often.
   double evaluate(MicroBatch& batch);
 
   // Hash of every parameter in the stored dtype, the same on all ranks and for every mesh and

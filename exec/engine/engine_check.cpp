@@ -24,8 +24,7 @@ constexpr int kGraphSteps = 8;  // some of them before a step is recorded
 
 enum class Steps { kIssued, kReplayed };
 
-// "gpt2": LayerNorm and products with biases, GELU, learned positions, and a table that is the
-// head.
+// "gpt2": LayerNorm and products with biases, GELU, learned positions, and a table that is the head.
 ModelSpec small_model(const std::string& family) {
   ModelDims dims = family_dims(family, "self check", {3, 256, 4, 2, 64, 640, 512, 128});
   if (dims.fused_qkv) dims.kv_heads = 4;
@@ -85,7 +84,7 @@ class CheckMeeting {
 };
 
 Run train(Plan plan, const MakeAccelerator& make, int steps = kTrainedSteps, Steps how = Steps::kIssued,
-          const std::string& family = "llama") {
+    const std::string& family = "llama") {
   const ModelSpec model = small_model(family);
   if (model.tied_embeddings) plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
   const EventGraph graph = build_training_step(model, plan);
@@ -132,8 +131,8 @@ std::string compare(const Run& got, const Run& wanted, double tolerance) {
     const double apart = std::abs(got.losses[s] / wanted.losses[s] - 1);
     worst = std::max(worst, std::isnan(apart) ? INFINITY : apart);
   }
-  std::string text = fmt::format("losses {:.4f} against {:.4f}: {:.1e} apart", fmt::join(got.losses, ", "),
-                                 fmt::join(wanted.losses, ", "), worst);
+  std::string text = fmt::format(
+      "losses {:.4f} against {:.4f}: {:.1e} apart", fmt::join(got.losses, ", "), fmt::join(wanted.losses, ", "), worst);
   if (worst > tolerance) throw std::runtime_error(text);
   return text;
 }

@@ -1,5 +1,4 @@
-// What the engine, a device, and a recorded step cannot do, each with the nearest plan that they
-// can.
+// What the engine, a device, and a recorded step cannot do, each with the nearest plan that they can.
 #include <fmt/format.h>
 
 #include "exec/engine/engine.h"
@@ -12,8 +11,8 @@ std::optional<std::string> find_engine_problem(const ModelSpec& model, const Pla
   };
   if (plan.runtime.kind != RuntimeKind::kNative) {
     return refuse(fmt::format("the engine runs native plans, this one is {}@{}", to_string(plan.runtime.kind),
-                              plan.runtime.version),
-                  "the same with runtime: native");
+                      plan.runtime.version),
+        "the same with runtime: native");
   }
   for (const DType dtype : {plan.param_dtype, plan.reduce_dtype, plan.master_dtype, plan.optimizer.state})
     if (dtype == DType::kFp16) return refuse("the engine has no fp16, which needs loss scaling", "dtype.param: bf16");
@@ -24,13 +23,13 @@ std::optional<std::string> find_engine_problem(const ModelSpec& model, const Pla
   if (model.tied_embeddings &&
       (plan.units.embedding != UnitPlacement::kRoot || plan.units.head != UnitPlacement::kRoot)) {
     return refuse("embedding and head are one parameter (tied), which is in one unit only",
-                  "units.embedding: root and units.head: root");
+        "units.embedding: root and units.head: root");
   }
   if (model.numerics.alibi)
     return refuse("the engine's attention has no ALiBi", "a model with rotary or learned positions");
   if (model.numerics.rope_scaling.kind == RopeScaling::Kind::kOther) {
-    return refuse("of rope_scaling the engine knows linear and llama3",
-                  "the model with one of these, or without rope_scaling");
+    return refuse(
+        "of rope_scaling the engine knows linear and llama3", "the model with one of these, or without rope_scaling");
   }
   return std::nullopt;
 }
@@ -59,10 +58,8 @@ std::optional<std::string> find_graph_problem(const Plan& plan, const World& wor
     return "the host does the optimizer of an offloaded plan, which no recording holds; nearest "
            "plan: offload: none, or leave --graph out";
   }
-  if (world.one_process() && world.size() > 1) {
-    return "ranks that share a device meet in every collective, which no recording holds; leave "
-           "--graph out";
-  }
+  if (world.one_process() && world.size() > 1)
+    return "ranks that share a device meet in every collective, which no recording holds; leave --graph out";
   return std::nullopt;
 }
 

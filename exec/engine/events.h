@@ -1,8 +1,6 @@
-// Which rows of the running step are done, and the order in which collectives of one communicator
-// go.
+// Which rows of the running step are done, and the order in which collectives of one communicator go.
 //
-// Threads wait for rows by id. A failure anywhere ends every wait: the first one is kept, and
-// whoever waits gets it.
+// Threads wait for rows by id. A failure anywhere ends every wait: the first one is kept, and whoever waits gets it.
 #pragma once
 
 #include <condition_variable>

@@ -1,7 +1,6 @@
-// What is told of every step (losses, the norm) costs nothing to look at; gradients and parameters
-// are read only where that shows something, and before a checkpoint. Gradients are gone after the
-// step: a CPU rank looks where it makes the norm, on a device the norm's row is the first one that
-// tells.
+// What is told of every step (losses, the norm) costs nothing to look at; gradients and parameters are read only where
+// that shows something, and before a checkpoint. Gradients are gone after the step: a CPU rank looks where it makes the
+// norm, on a device the norm's row is the first one that tells.
 #include <ATen/Functions.h>
 
 #include <algorithm>
@@ -30,7 +29,7 @@ std::vector<EventId> last_gradient_rows(const EventGraph& graph) {
     const EventKind kind = graph.rows[id].kind;
     const std::int32_t unit = graph.details[id].unit;
     if (unit >= 0 && (kind == EventKind::kReduceScatter || kind == EventKind::kAccumulate ||
-                      kind == EventKind::kAllReduce || kind == EventKind::kBackward))
+                         kind == EventKind::kAllReduce || kind == EventKind::kBackward))
       rows[at(unit)] = static_cast<EventId>(id);
   }
   return rows;

@@ -48,8 +48,8 @@ void Rows::make_gradients() {
       made_.erase(action->target);
     } else {
       at::Tensor& memory = made_[action->target];
-      memory = at::empty({buffer.bytes.count()},
-                         at::TensorOptions().dtype(at::kByte).device(parts_.units.memory().device()));
+      memory = at::empty(
+          {buffer.bytes.count()}, at::TensorOptions().dtype(at::kByte).device(parts_.units.memory().device()));
       place = static_cast<std::byte*>(memory.mutable_data_ptr());
       places_[at(action->target - graph_.first_own_buffer)] = place;
     }
@@ -64,36 +64,22 @@ void Rows::run(EventId id) {
   switch (row(id).kind) {
     case EventKind::kForward:
     case EventKind::kRecompute:
-    case EventKind::kLoss:
-      return layer_row(id);
-    case EventKind::kBackward:
-      begin_gradients(d);
-      return layer_row(id);
-    case EventKind::kReshard:
-      return reshard(d);
-    case EventKind::kAllGather:
-      return all_gather(id);
-    case EventKind::kReduceScatter:
-      return reduce_scatter(id);
-    case EventKind::kAccumulate:
-      return accumulate(id);
-    case EventKind::kAllReduce:
-      return all_reduce(id);
-    case EventKind::kGradNorm:
-      return parts_.backend.grad_norm();
-    case EventKind::kGradScale:
-      return parts_.backend.grad_scale();
-    case EventKind::kOptimizer:
-      return parts_.backend.optimizer(number_);
-    case EventKind::kHostToDevice:
-      return host_to_device(d);
+    case EventKind::kLoss: return layer_row(id);
+    case EventKind::kBackward: begin_gradients(d); return layer_row(id);
+    case EventKind::kReshard: return reshard(d);
+    case EventKind::kAllGather: return all_gather(id);
+    case EventKind::kReduceScatter: return reduce_scatter(id);
+    case EventKind::kAccumulate: return accumulate(id);
+    case EventKind::kAllReduce: return all_reduce(id);
+    case EventKind::kGradNorm: return parts_.backend.grad_norm();
+    case EventKind::kGradScale: return parts_.backend.grad_scale();
+    case EventKind::kOptimizer: return parts_.backend.optimizer(number_);
+    case EventKind::kHostToDevice: return host_to_device(d);
     case EventKind::kDeviceToHost:
-      return parts_.units.memory().copy(memory(d.other), memory(d.buffer),
-                                        at(parts_.units.at(d.unit).shard) * sizeof(float));
-    case EventKind::kHostOptimizer:
-      return host_optimizer(graph_.works[row(id).work]);
-    default:
-      break;
+      return parts_.units.memory().copy(
+          memory(d.other), memory(d.buffer), at(parts_.units.at(d.unit).shard) * sizeof(float));
+    case EventKind::kHostOptimizer: return host_optimizer(graph_.works[row(id).work]);
+    default: break;
   }
   FORESHARD_CHECK(false, fmt::format("the engine does no {}", to_string(row(id).kind)));
 }
@@ -116,15 +102,8 @@ void Rows::layer_row(EventId id) {
     if (action.kind == MemoryAction::Kind::kBackward) phase = &LayerProgram::backward;
     if (phase == nullptr) continue;
     const LayerExecution& execution = graph_.executions[at(action.target)];
-    const OperationContext context{parts_.whole.numerics,
-                                   parts_.plan.param_dtype,
-                                   parts_.rotary,
-                                   batches_[at(d.microbatch)],
-                                   {parts_.part, parts_.plan.mesh.tp},
-                                   {},
-                                   nullptr,
-                                   parts_.device,
-                                   parts_.attention};
+    const OperationContext context{parts_.whole.numerics, parts_.plan.param_dtype, parts_.rotary,
+        batches_[at(d.microbatch)], {parts_.part, parts_.plan.mesh.tp}, {}, nullptr, parts_.device, parts_.attention};
     const SegmentRun segments = action.segment == MemoryAction::kWhole ? SegmentRun{0, SegmentRun::kAll}
                                                                        : SegmentRun{action.segment, action.segments};
     layers_.run(execution, graph_.program(execution).*phase, segments, context, parts_.units.of_layer(execution.layer));
@@ -141,10 +120,8 @@ LayerCollectiveCall Rows::layer_collective(EventId id) {
   const RowDetail& d = detail(id);
   LayerCollectiveCall call{told(id), row(id).kind, row(id).communicator, layers_.tensor(d.other), {}};
   std::vector<std::int64_t> shape = call.in.sizes().vec();
-  if (row(id).kind == EventKind::kAllGather)
-    shape[0] *= parts_.plan.mesh.tp;
-  else
-    shape[0] /= parts_.plan.mesh.tp;
+  if (row(id).kind == EventKind::kAllGather) shape[0] *= parts_.plan.mesh.tp;
+  else shape[0] /= parts_.plan.mesh.tp;
   call.out = at::empty(shape, call.in.options());
   layers_.tensor(d.buffer) = call.out;
   return call;
@@ -183,18 +160,11 @@ void Rows::reshard(const RowDetail& d) {
 void Rows::host_optimizer(const Work& work) {
   for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
     switch (graph_.kernels[k].function) {
-      case Function::kSumOfSquares:
-        parts_.backend.grad_norm();
-        break;
-      case Function::kScale:
-        parts_.backend.grad_scale();
-        break;
+      case Function::kSumOfSquares: parts_.backend.grad_norm(); break;
+      case Function::kScale: parts_.backend.grad_scale(); break;
       case Function::kAdamW:
-      case Function::kSgd:
-        parts_.backend.optimizer(number_);
-        break;
-      default:
-        FORESHARD_CHECK(false, "the host's optimizer has no such operation");
+      case Function::kSgd: parts_.backend.optimizer(number_); break;
+      default: FORESHARD_CHECK(false, "the host's optimizer has no such operation");
     }
   }
 }
@@ -220,9 +190,8 @@ void Rows::all_reduce(EventId id) {
   if (d.unit < 0) return parts_.backend.all_reduce_norm(id, communicator);
   const UnitMemory& unit = parts_.units.at(d.unit);
   if (d.buffer >= 0) {
-    return parts_.backend.all_reduce_partial(
-        id, communicator, memory(d.buffer) + unit.layout.partial_offset * size_of(parts_.plan.reduce_dtype),
-        unit.layout.partial_numel);
+    return parts_.backend.all_reduce_partial(id, communicator,
+        memory(d.buffer) + unit.layout.partial_offset * size_of(parts_.plan.reduce_dtype), unit.layout.partial_numel);
   }
   parts_.backend.all_reduce_gradient(id, communicator, {floats(d.other), at(unit.shard)});
 }
@@ -236,10 +205,8 @@ void Rows::reduce_scatter(EventId id) {
   call.shard = parts_.units.at(d.unit).shard;
   call.whole = memory(d.buffer);
   call.mode = d.sum;
-  if (d.sum == SumMode::kApart)
-    call.apart = d.other;
-  else
-    call.target = floats(d.other);
+  if (d.sum == SumMode::kApart) call.apart = d.other;
+  else call.target = floats(d.other);
   parts_.backend.reduce_scatter(call);
 }
 
@@ -248,10 +215,8 @@ void Rows::accumulate(EventId id) {
   const RowDetail& d = detail(id);
   AccumulateCall call;
   call.slot = find_memory(d.buffer);
-  if (call.slot == nullptr)
-    call.apart = d.buffer;
-  else if (parts_.debug)
-    check_gradients(d);
+  if (call.slot == nullptr) call.apart = d.buffer;
+  else if (parts_.debug) check_gradients(d);
   call.shard = parts_.units.at(d.unit).shard;
   call.mode = d.sum;
   call.target = floats(d.other);
@@ -261,8 +226,8 @@ void Rows::accumulate(EventId id) {
 // Where the row reads: the unit's own view may be in the next micro-batch's slot by now.
 void Rows::check_gradients(const RowDetail& d) {
   const UnitMemory& unit = parts_.units.at(d.unit);
-  const at::Tensor gradients = tensor_over(memory(d.buffer), unit.padded(), scalar_type(parts_.plan.reduce_dtype),
-                                           parts_.units.memory().device());
+  const at::Tensor gradients = tensor_over(
+      memory(d.buffer), unit.padded(), scalar_type(parts_.plan.reduce_dtype), parts_.units.memory().device());
   if (!gradients.isnan().any().item<bool>()) return;
   FORESHARD_CHECK(false, "a gradient of unit " + unit.name + " was not written, or came from memory that was free");
 }

@@ -3,8 +3,7 @@
 // Micro-batches of a step are numbered globally in the order in which their gradients are summed
 // (ReductionOrder, sim/spec/plan.h). reduce_each: rank s of replica r has, as its m-th, number
 // (r * accumulation + m) * shard + s. keep_unsharded: every rank sums its own first, so number
-// rank * accumulation + m. Ranks of mesh.tp share their samples: rank and shard are counted without
-// them.
+// rank * accumulation + m. Ranks of mesh.tp share their samples: rank and shard are counted without them.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +27,7 @@ inline std::int64_t global_microbatch(const Plan& plan, std::int64_t world_rank,
   return (replica * plan.batch.accumulation + m) * plan.mesh.shard + rank % plan.mesh.shard;
 }
 
-// Mean over all micro-batches, added in global order: the same bits for every mesh.
-// `losses[rank][m]`.
+// Mean over all micro-batches, added in global order: the same bits for every mesh. `losses[rank][m]`.
 inline double mean_loss(const Plan& plan, const std::vector<std::vector<double>>& losses) {
   const auto count = at(microbatches_of_step(plan));
   std::vector<double> ordered(count);

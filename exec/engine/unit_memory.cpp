@@ -66,15 +66,9 @@ void UnitSet::place_buffers() {
     UnitMemory& unit = at(buffer.unit);
     std::byte* place = this->place(i);
     switch (buffer.role) {
-      case BufferRole::kMaster:
-        unit.master = place;
-        break;
-      case BufferRole::kShadow:
-        unit.shadow = place;
-        break;
-      case BufferRole::kGradient:
-        unit.gradient = reinterpret_cast<float*>(place);
-        break;
+      case BufferRole::kMaster: unit.master = place; break;
+      case BufferRole::kShadow: unit.shadow = place; break;
+      case BufferRole::kGradient: unit.gradient = reinterpret_cast<float*>(place); break;
       case BufferRole::kFirstMoment:
       case BufferRole::kSecondMoment:
         unit.moments.resize(2);
@@ -83,8 +77,7 @@ void UnitSet::place_buffers() {
       case BufferRole::kPostForward:  // rows name it
       case BufferRole::kScratch:
       case BufferRole::kUnitGradient:
-      case BufferRole::kNone:
-        break;
+      case BufferRole::kNone: break;
     }
   }
   for (UnitMemory& unit : units_) {
@@ -107,8 +100,8 @@ void UnitSet::make_views(const ModelSpec& model) {
       const auto layer = static_cast<std::size_t>(flat.layer);
       const auto number = static_cast<std::size_t>(flat.parameter);
       const ParameterSpec& spec = kind_of(layer).parameters[number];
-      layers_[layer][number] = {unit.values.view(flat.offset, spec.shape), unit.gradients.view(flat.offset, spec.shape),
-                                &unit.written[p]};
+      layers_[layer][number] = {
+          unit.values.view(flat.offset, spec.shape), unit.gradients.view(flat.offset, spec.shape), &unit.written[p]};
     }
   }
   for (std::size_t l = 0; l < model.order.size(); ++l)

@@ -1,10 +1,9 @@
 // The memory of the units on one rank: where the arena's buffers are, and every parameter as views.
 //
-// Runtime native, as laid out by sim/graph: flat padded unit buffers (sim/graph/flat_layout.h), one
-// shard of each on every rank. A parameter's value is a view into the unit's storage, which is
-// attached to the shard itself, or its shadow (one rank), to storage of its own, or to a slot; its
-// gradient is a view into the gradient storage likewise. All of it is memory of the rank's device,
-// but shards, states and sums of gradients of a plan that offloads them.
+// Runtime native, as laid out by sim/graph: flat padded unit buffers (sim/graph/flat_layout.h), one shard of each on
+// every rank. A parameter's value is a view into the unit's storage, which is attached to the shard itself, or its
+// shadow (one rank), to storage of its own, or to a slot; its gradient is a view into the gradient storage likewise.
+// All of it is memory of the rank's device, but shards, states and sums of gradients of a plan that offloads them.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +46,7 @@ class UnitSet {
  public:
   // References are kept.
   UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int shard_index,
-          RankMemory& memory = host_memory());
+      RankMemory& memory = host_memory());
 
   std::vector<UnitMemory>& all() { return units_; }
   UnitMemory& at(std::int32_t unit) { return units_[static_cast<std::size_t>(unit)]; }

@@ -31,7 +31,7 @@ const ParameterSpec& spec_of(const ModelSpec& model, const FlatParameter& p) {
 }
 
 at::Tensor part(std::byte* base, DType dtype, std::int64_t begin, std::int64_t count,
-                c10::Device device = c10::Device(c10::DeviceType::CPU)) {
+    c10::Device device = c10::Device(c10::DeviceType::CPU)) {
   return tensor_over(base + begin * size_of(dtype), count, scalar_type(dtype), device);
 }
 
@@ -70,8 +70,8 @@ void fill_normal(std::uint64_t key, std::int64_t first, std::span<float> values,
 }
 
 // Pieces of whole counters: an element's value does not depend on who makes it.
-void fill_normal_in_parallel(std::uint64_t key, std::int64_t first, std::span<float> values, double deviation,
-                             int threads) {
+void fill_normal_in_parallel(
+    std::uint64_t key, std::int64_t first, std::span<float> values, double deviation, int threads) {
   constexpr std::size_t kLeast = std::size_t{1} << 16;  // elements worth a thread
   const std::size_t parts = std::clamp<std::size_t>(values.size() / kLeast, 1, at(threads));
   const std::size_t each = (values.size() + parts - 1) / parts;
@@ -81,7 +81,7 @@ void fill_normal_in_parallel(std::uint64_t key, std::int64_t first, std::span<fl
     if (begin >= values.size()) break;
     helpers.emplace_back([=] {
       fill_normal(key, first + static_cast<std::int64_t>(begin),
-                  values.subspan(begin, std::min(each, values.size() - begin)), deviation);
+          values.subspan(begin, std::min(each, values.size() - begin)), deviation);
     });
   }
   fill_normal(key, first, values.subspan(0, std::min(each, values.size())), deviation);
@@ -98,7 +98,7 @@ void run_update(const UpdateLists& lists, const Optimizer& o, double rate, doubl
   if (lists.parameters.empty()) return;
   if (o.kind == Optimizer::Kind::kAdamW) {
     at::_fused_adamw_(lists.parameters, lists.gradients, lists.first, lists.second, {}, lists.steps, rate, o.beta1,
-                      o.beta2, decay, o.epsilon, false, false);
+        o.beta2, decay, o.epsilon, false, false);
     return;
   }
   for (std::size_t i = 0; i < lists.parameters.size(); ++i) {
@@ -108,16 +108,16 @@ void run_update(const UpdateLists& lists, const Optimizer& o, double rate, doubl
 }
 
 // One piece, a chunk at a time in fp32 where something is stored in another dtype.
-void update_converted(UnitMemory& unit, const Plan& plan, const ShardPiece& piece, double rate, double decay,
-                      const at::Tensor& step) {
+void update_converted(
+    UnitMemory& unit, const Plan& plan, const ShardPiece& piece, double rate, double decay, const at::Tensor& step) {
   constexpr std::int64_t kChunk = 1 << 16;
   const Optimizer& o = plan.optimizer;
   for (std::int64_t done = 0; done < piece.count; done += kChunk) {
     const std::int64_t begin = piece.begin + done;
     const std::int64_t count = std::min(kChunk, piece.count - done);
     at::Tensor stored = part(unit.master, plan.master_dtype, begin, count);
-    UpdateLists lists = {.parameters = {stored.to(at::kFloat)},
-                         .gradients = {tensor_over(unit.gradient + begin, count, at::kFloat)}};
+    UpdateLists lists = {
+        .parameters = {stored.to(at::kFloat)}, .gradients = {tensor_over(unit.gradient + begin, count, at::kFloat)}};
     std::vector<at::Tensor> moments;
     for (std::byte* moment : unit.moments) moments.push_back(part(moment, o.state, begin, count));
     if (!moments.empty()) {

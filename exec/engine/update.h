@@ -46,12 +46,11 @@ std::vector<ShardPiece> pieces_of(const UnitMemory& unit);
 // Weight decay is for parameters with two or more dimensions.
 bool decays(const ModelSpec& model, const FlatParameter& parameter);
 
-// Normal(0, 0.02) for matrices, those that write to the residual stream divided by sqrt(2 blocks)
-// (GPT-2, section 2.3); 1 for norm weights, 0 for biases. Element i of a parameter is a function of
-// seed, name and i alone (Philox 4x32, counter i / 4). `threads` make them. The compute-dtype
-// shadow is refreshed.
-void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan, RankMemory& memory = host_memory(),
-                      int threads = 1);
+// Normal(0, 0.02) for matrices, those that write to the residual stream divided by sqrt(2 blocks) (GPT-2, section 2.3);
+// 1 for norm weights, 0 for biases. Element i of a parameter is a function of seed, name and i alone (Philox 4x32,
+// counter i / 4). `threads` make them. The compute-dtype shadow is refreshed.
+void initialise_shard(
+    UnitMemory& unit, const ModelSpec& model, const Plan& plan, RankMemory& memory = host_memory(), int threads = 1);
 
 // learning rate of step `number` (from 1), by the plan's schedule
 double learning_rate(const Optimizer& optimizer, std::int64_t number);

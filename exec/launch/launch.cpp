@@ -112,9 +112,9 @@ Launch from_torchrun(const Environment& environment) {
   }
   launch.agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   launch.run_id = fmt::format("{}/{}",
-                              reader.text(spawned ? "FORESHARD_RUN_ID" : "TORCHELASTIC_RUN_ID")
-                                  .value_or(reader.text("FORESHARD_RUN_ID").value_or("job")),
-                              reader.text("TORCHELASTIC_RESTART_COUNT").value_or("0"));
+      reader.text(spawned ? "FORESHARD_RUN_ID" : "TORCHELASTIC_RUN_ID")
+          .value_or(reader.text("FORESHARD_RUN_ID").value_or("job")),
+      reader.text("TORCHELASTIC_RESTART_COUNT").value_or("0"));
   return launch;
 }
 
@@ -129,14 +129,14 @@ void choose_master(const Variables& reader, Launch& launch) {
     fail_launch(
         fmt::format("MASTER_ADDR is not set: {} started {} ranks on several machines and names none "
                     "of them; set MASTER_ADDR to the host of rank 0 for all ranks",
-                    launch.launcher, launch.size));
+            launch.launcher, launch.size));
   }
 }
 
 Launch from_open_mpi(const Environment& environment) {
   const Variables reader(environment, "Open MPI");
-  Launch launch = read_ranks(reader, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-                                      "OMPI_COMM_WORLD_LOCAL_SIZE"});
+  Launch launch = read_ranks(reader,
+      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"});
   launch.launcher = "Open MPI";
   launch.run_id = reader.text(reader.first_of({"PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid"})).value_or("job");
   choose_master(reader, launch);
@@ -146,8 +146,8 @@ Launch from_open_mpi(const Environment& environment) {
 Launch from_pmi(const Environment& environment, const std::string& rank) {
   const Variables reader(environment, "PMI");
   Launch launch = read_ranks(reader, {rank, reader.first_of({"PMI_SIZE", "PMIX_SIZE", "MPI_SIZE"}),
-                                      reader.first_of({"MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"}),
-                                      reader.first_of({"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"})});
+                                         reader.first_of({"MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"}),
+                                         reader.first_of({"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"})});
   launch.launcher = "PMI";
   launch.run_id = reader.text(reader.first_of({"PMIX_NAMESPACE", "PMI_JOBID"})).value_or("job");
   choose_master(reader, launch);
@@ -172,16 +172,15 @@ Launch from_slurm(const Environment& environment) {
   if (!reader.has("SLURM_STEP_NODELIST")) {  // the batch script itself is no task of a step
     if (reader.number(size, 1, Variables::kMost).value_or(1) == 1) return lone_process();
     fail_launch(
-        fmt::format("SLURM_STEP_NODELIST is not set, but SLURM_PROCID is, with {}={}: this process is "
-                    "the batch script's, not one that srun started; start the ranks with srun, or "
-                    "with --spawn N on one machine",
-                    size, *reader.text(size)));
+        fmt::format("SLURM_STEP_NODELIST is not set, but SLURM_PROCID is, with {}={}: this process is the batch "
+                    "script's, not one that srun started; start the ranks with srun, or with --spawn N on one machine",
+            size, *reader.text(size)));
   }
   Launch launch = read_ranks(reader, {"SLURM_PROCID", size, "SLURM_LOCALID", ""});
   launch.launcher = "Slurm";
   launch.local_size = slurm_local_size(reader, launch);
   launch.run_id = fmt::format("{}.{}", reader.text(reader.first_of({"SLURM_JOB_ID", "SLURM_JOBID"})).value_or("job"),
-                              reader.text(reader.first_of({"SLURM_STEP_ID", "SLURM_STEPID"})).value_or("0"));
+      reader.text(reader.first_of({"SLURM_STEP_ID", "SLURM_STEPID"})).value_or("0"));
   launch.master_port = master_port(reader).value_or(derived_port(launch.run_id));
   launch.master_address =
       reader.text("MASTER_ADDR")

@@ -6,11 +6,10 @@
 //   SLURM_PROCID SLURM_STEP_NUM_TASKS|SLURM_NTASKS SLURM_LOCALID
 //                                SLURM_STEP_NODELIST
 //   PMI, PMIx                    PMI_RANK|PMIX_RANK PMI_SIZE [MPI_LOCALRANKID MPI_LOCALNRANKS]
-// PMI comes before Slurm where both are there and differ: srun then started a launcher, not a rank.
-// Where a launcher names no address, MASTER_ADDR does; without it, the loopback when all ranks are
-// on one machine, and the first host of the node list under Slurm. Where it names no port,
-// MASTER_PORT does; without it, the port is 20000 + FNV-1a(run id) mod 10000, so that two jobs of
-// one machine seldom meet: a run id is the launcher's job id.
+// PMI comes before Slurm where both are there and differ: srun then started a launcher, not a rank. Where a launcher
+// names no address, MASTER_ADDR does; without it, the loopback when all ranks are on one machine, and the first host of
+// the node list under Slurm. Where it names no port, MASTER_PORT does; without it, the port is 20000 + FNV-1a(run id)
+// mod 10000, so that two jobs of one machine seldom meet: a run id is the launcher's job id.
 #pragma once
 
 #include <string>

@@ -2,10 +2,9 @@
 // started: a fork copies no thread. Each rank is a process group of its own, so that Ctrl-C reaches
 // it once, through us. Signals come through a signalfd into one poll() with the ranks' output.
 //
-// A job is running, failing (a rank failed) or interrupted (we were told to stop). The last two
-// have a deadline after which the ranks left get SIGTERM, and then SIGKILL. A rank that a signal
-// killed before we killed any is the cause of what the others say, so it is written to the store at
-// once.
+// A job is running, failing (a rank failed) or interrupted (we were told to stop). The last two have a deadline after
+// which the ranks left get SIGTERM, and then SIGKILL. A rank that a signal killed before we killed any is the cause of
+// what the others say, so it is written to the store at once.
 #include "exec/launch/spawn.h"
 
 #include <fcntl.h>

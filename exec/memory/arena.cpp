@@ -23,10 +23,8 @@ class HostMemory final : public HostSideMemory {
     const auto physical = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page;
     const auto words = [](std::size_t amount) { return format_bytes(Bytes(static_cast<std::int64_t>(amount))); };
     if (bytes > physical) {
-      refuse(
-          fmt::format("the plan needs {} for parameters and states on this rank; the machine "
-                      "has {} ({} free)",
-                      words(bytes), words(physical), words(available)));
+      refuse(fmt::format("the plan needs {} for parameters and states on this rank; the machine has {} ({} free)",
+          words(bytes), words(physical), words(available)));
     }
     if (bytes == 0) return nullptr;
     void* range = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,6 +1,5 @@
-// One block of memory for everything that lives through the whole run: shards, states, parameter
-// and gradient slots, at the offsets of sim/memory/arena.h. Zeroed, so that every page is there
-// from the start and padding is zero.
+// One block of memory for everything that lives through the whole run: shards, states, parameter and gradient slots, at
+// the offsets of sim/memory/arena.h. Zeroed, so that every page is there from the start and padding is zero.
 #pragma once
 
 #include <cstddef>

@@ -12,9 +12,8 @@ at::ScalarType scalar_type(DType dtype) {
 
 FlatStorage::FlatStorage(std::int64_t numel, at::ScalarType type, c10::Device device) {
   const at::TensorOptions options = at::TensorOptions().dtype(type).device(device);
-  auto storage =
-      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), at(numel) * c10::elementSize(type),
-                                            at::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+      at(numel) * c10::elementSize(type), at::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
   flat_ = at::empty({0}, options).set_(at::Storage(std::move(storage)), 0, {numel}, {1});
 }
 

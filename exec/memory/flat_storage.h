@@ -1,5 +1,4 @@
-// Storage whose memory can be swapped: every tensor that is a view of it sees the new memory at
-// once.
+// Storage whose memory can be swapped: every tensor that is a view of it sees the new memory at once.
 //
 // A unit's parameters are views of one FlatStorage. Attaching it to a slot of the arena before a
 // gather replaces resizing and copying; detached, it points nowhere. (research: exec_engine.md 4.2;
@@ -32,7 +31,7 @@ class FlatStorage {
 };
 
 // A tensor over memory that somebody else owns.
-at::Tensor tensor_over(void* memory, std::int64_t numel, at::ScalarType type,
-                       c10::Device device = c10::Device(c10::DeviceType::CPU));
+at::Tensor tensor_over(
+    void* memory, std::int64_t numel, at::ScalarType type, c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 }

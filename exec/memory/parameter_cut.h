@@ -21,8 +21,8 @@ struct ParameterCut {
 };
 
 // Part `index` of `parts` of a parameter of `shape`, cut along dimension 0 or 1.
-inline ParameterCut cut_of(const std::vector<std::int64_t>& shape, std::int64_t dimension, std::int64_t parts,
-                           std::int64_t index) {
+inline ParameterCut cut_of(
+    const std::vector<std::int64_t>& shape, std::int64_t dimension, std::int64_t parts, std::int64_t index) {
   if (parts == 1) return {};
   std::int64_t width = 1;  // elements of an index of dimension 0
   for (std::size_t d = 1; d < shape.size(); ++d) width *= shape[d];

@@ -16,15 +16,13 @@ class RankMemory {
   // Zeroed. Throws Error(kInfeasible) or std::runtime_error where there is not that much.
   virtual std::byte* allocate(std::size_t bytes) = 0;
   virtual void release(std::byte* memory, std::size_t bytes) noexcept = 0;
-  // In the order of what was given to the device before (its current lane); both sides are its, or
-  // pinned.
+  // In the order of what was given to the device before (its current lane); both sides are its, or pinned.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
   virtual void fill(void* at, int byte, std::size_t bytes) = 0;
   // Done when they return.
   virtual void to_device(void* to, const void* host, std::size_t bytes) = 0;
   virtual void to_host(void* host, const void* from, std::size_t bytes) = 0;
-  // Zeroed memory of the host that copy() moves to and from the device without the host waiting.
-  // Throws as allocate().
+  // Zeroed memory of the host that copy() moves to and from the device without the host waiting. Throws as allocate().
   virtual std::byte* allocate_pinned(std::size_t bytes) = 0;
   virtual void release_pinned(std::byte* memory, std::size_t bytes) noexcept = 0;
 };

@@ -1,7 +1,6 @@
-// CUDA's C interfaces as the null GPU needs them, declared here so that it builds on machines
-// without CUDA: handles are opaque, enumerations are ints, structures have the layout of CUDA 12
-// and 13 on x86-64 Linux (driver_types.h; tests/exec/null/abi_test.cpp compares them with CUDA's
-// headers where these are).
+// CUDA's C interfaces as the null GPU needs them, declared here so that it builds on machines without CUDA: handles are
+// opaque, enumerations are ints, structures have the layout of CUDA 12 and 13 on x86-64 Linux (driver_types.h;
+// tests/exec/null/abi_test.cpp compares them with CUDA's headers where these are).
 #pragma once
 
 #include <cstddef>
@@ -82,8 +81,8 @@ struct PropertyLayout {
       shared_optin, blocks_per_multiprocessor, reserved_shared;
 };
 inline constexpr PropertyLayout kProperties13 = {1008, 288, 296, 304, 308, 312, 320, 324, 336, 352, 360, 364, 368, 384,
-                                                 560,  568, 584, 588, 596, 604, 624, 632, 636, 668, 672, 688, 696};
+    560, 568, 584, 588, 596, 604, 624, 632, 636, 668, 672, 688, 696};
 inline constexpr PropertyLayout kProperties12 = {1032, 288, 296, 304, 308, 312, 320, 324, 336, 352, 360, 364, 368, 388,
-                                                 576,  584, 600, 604, 616, 624, 640, 648, 652, 688, 696, 712, 720};
+    576, 584, 600, 604, 616, 624, 640, 648, 652, 688, 696, 712, 720};
 
 }

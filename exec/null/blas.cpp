@@ -36,8 +36,7 @@ StreamHandle stream_of(Handle handle) {
   return s->streams[handle];
 }
 
-// `operation`: cublasOperation_t, 0 is no transposition. Row and column words are cuBLAS' own,
-// which are column-major.
+// `operation`: cublasOperation_t, 0 is no transposition. Row and column words are cuBLAS' own, which are column-major.
 struct Shape {
   int a_operation, b_operation;
   std::int64_t m, n, k, batch;
@@ -50,7 +49,7 @@ struct Operands {
 
 Status product(const char* name, Handle handle, const Shape& s, int a_type, int c_type, const Operands& o) {
   record_product({name_id(name), stream_of(handle), s.m, s.n, s.k, s.batch, a_type, c_type, s.a_operation != 0,
-                  s.b_operation != 0, o.c, o.a, o.b});
+      s.b_operation != 0, o.c, o.a, o.b});
   return kSuccess;
 }
 
@@ -76,50 +75,47 @@ ANSWERS(cublasGetVersion_v2, *version = 130100, Handle, int* version)
 ANSWERS(cublasGetProperty, *value = which == 0 ? 13 : which == 1 ? 1 : 0, int which, int* value)
 
 API Status cublasGemmEx(Handle h, int ta, int tb, int m, int n, int k, const void*, const void* a, int a_type, int,
-                        const void* b, int, int, const void*, void* c, int c_type, int, int, int) {
+    const void* b, int, int, const void*, void* c, int c_type, int, int, int) {
   return product("cublasGemmEx", h, {ta, tb, m, n, k, 1}, a_type, c_type, {c, a, b});
 }
 API Status cublasGemmStridedBatchedEx(Handle h, int ta, int tb, int m, int n, int k, const void*, const void* a,
-                                      int a_type, int, long long, const void* b, int, int, long long, const void*,
-                                      void* c, int c_type, int, long long, int batch, int, int) {
+    int a_type, int, long long, const void* b, int, int, long long, const void*, void* c, int c_type, int, long long,
+    int batch, int, int) {
   return product("cublasGemmStridedBatchedEx", h, {ta, tb, m, n, k, batch}, a_type, c_type, {c, a, b});
 }
 API Status cublasGemmBatchedEx(Handle h, int ta, int tb, int m, int n, int k, const void*, const void* const*,
-                               int a_type, int, const void* const*, int, int, const void*, void* const*, int c_type,
-                               int, int batch, int, int) {
+    int a_type, int, const void* const*, int, int, const void*, void* const*, int c_type, int, int batch, int, int) {
   return product("cublasGemmBatchedEx", h, {ta, tb, m, n, k, batch}, a_type, c_type, {});
 }
 API Status cublasSgemmEx(Handle h, int ta, int tb, int m, int n, int k, const void*, const void* a, int a_type, int,
-                         const void* b, int, int, const void*, void* c, int c_type, int) {
+    const void* b, int, int, const void*, void* c, int c_type, int) {
   return product("cublasSgemmEx", h, {ta, tb, m, n, k, 1}, a_type, c_type, {c, a, b});
 }
-#define GEMMS(letter, type)                                                                                           \
-  API Status cublas##letter##gemm_v2(Handle h, int ta, int tb, int m, int n, int k, const void*, const void* a, int,  \
-                                     const void* b, int, const void*, void* c, int) {                                 \
-    return product("cublas" #letter "gemm", h, {ta, tb, m, n, k, 1}, type, type, {c, a, b});                          \
-  }                                                                                                                   \
-  API Status cublas##letter##gemmStridedBatched(Handle h, int ta, int tb, int m, int n, int k, const void*,           \
-                                                const void* a, int, long long, const void* b, int, long long,         \
-                                                const void*, void* c, int, long long, int batch) {                    \
-    return product("cublas" #letter "gemmStridedBatched", h, {ta, tb, m, n, k, batch}, type, type, {c, a, b});        \
-  }                                                                                                                   \
-  API Status cublas##letter##gemmBatched(Handle h, int ta, int tb, int m, int n, int k, const void*,                  \
-                                         const void* const*, int, const void* const*, int, const void*, void* const*, \
-                                         int, int batch) {                                                            \
-    return product("cublas" #letter "gemmBatched", h, {ta, tb, m, n, k, batch}, type, type, {});                      \
-  }                                                                                                                   \
-  API Status cublas##letter##gemv_v2(Handle h, int ta, int m, int n, const void*, const void* a, int, const void* x,  \
-                                     int, const void*, void* y, int) {                                                \
-    const std::int64_t rows = ta == 0 ? m : n, inner = ta == 0 ? n : m;                                               \
-    return product("cublas" #letter "gemv", h, {ta, 0, rows, 1, inner, 1}, type, type, {y, a, x});                    \
-  }                                                                                                                   \
-  API Status cublas##letter##trsm_v2(Handle h, int, int, int, int, int m, int n, const void*, const void*, int,       \
-                                     void* b, int) {                                                                  \
-    return product("cublas" #letter "trsm", h, {0, 0, m, n, m, 1}, type, type, {b});                                  \
-  }                                                                                                                   \
-  API Status cublas##letter##trsmBatched(Handle h, int, int, int, int, int m, int n, const void*, const void* const*, \
-                                         int, void* const*, int, int batch) {                                         \
-    return product("cublas" #letter "trsmBatched", h, {0, 0, m, n, m, batch}, type, type, {});                        \
+#define GEMMS(letter, type)                                                                                            \
+  API Status cublas##letter##gemm_v2(Handle h, int ta, int tb, int m, int n, int k, const void*, const void* a, int,   \
+      const void* b, int, const void*, void* c, int) {                                                                 \
+    return product("cublas" #letter "gemm", h, {ta, tb, m, n, k, 1}, type, type, {c, a, b});                           \
+  }                                                                                                                    \
+  API Status cublas##letter##gemmStridedBatched(Handle h, int ta, int tb, int m, int n, int k, const void*,            \
+      const void* a, int, long long, const void* b, int, long long, const void*, void* c, int, long long, int batch) { \
+    return product("cublas" #letter "gemmStridedBatched", h, {ta, tb, m, n, k, batch}, type, type, {c, a, b});         \
+  }                                                                                                                    \
+  API Status cublas##letter##gemmBatched(Handle h, int ta, int tb, int m, int n, int k, const void*,                   \
+      const void* const*, int, const void* const*, int, const void*, void* const*, int, int batch) {                   \
+    return product("cublas" #letter "gemmBatched", h, {ta, tb, m, n, k, batch}, type, type, {});                       \
+  }                                                                                                                    \
+  API Status cublas##letter##gemv_v2(Handle h, int ta, int m, int n, const void*, const void* a, int, const void* x,   \
+      int, const void*, void* y, int) {                                                                                \
+    const std::int64_t rows = ta == 0 ? m : n, inner = ta == 0 ? n : m;                                                \
+    return product("cublas" #letter "gemv", h, {ta, 0, rows, 1, inner, 1}, type, type, {y, a, x});                     \
+  }                                                                                                                    \
+  API Status cublas##letter##trsm_v2(                                                                                  \
+      Handle h, int, int, int, int, int m, int n, const void*, const void*, int, void* b, int) {                       \
+    return product("cublas" #letter "trsm", h, {0, 0, m, n, m, 1}, type, type, {b});                                   \
+  }                                                                                                                    \
+  API Status cublas##letter##trsmBatched(Handle h, int, int, int, int, int m, int n, const void*, const void* const*,  \
+      int, void* const*, int, int batch) {                                                                             \
+    return product("cublas" #letter "trsmBatched", h, {0, 0, m, n, m, batch}, type, type, {});                         \
   }
 GEMMS(S, kF32)
 GEMMS(D, kF64)
@@ -182,16 +178,16 @@ API Status cublasLtMatrixLayoutSetAttribute(void* l, int which, const void* valu
 }
 // One algorithm without workspace. cublasLtMatmulHeuristicResult_t: algorithm of 64 bytes,
 // workspace, status, waves, four ints.
-API Status cublasLtMatmulAlgoGetHeuristic(Handle, void*, void*, void*, void*, void*, void*, int, void* results,
-                                          int* count) {
+API Status cublasLtMatmulAlgoGetHeuristic(
+    Handle, void*, void*, void*, void*, void*, void*, int, void* results, int* count) {
   constexpr std::size_t kResult = 96;
   std::memset(results, 0, kResult);
   *count = 1;
   return kSuccess;
 }
 API Status cublasLtMatmul(Handle, void* description, const void*, const void* a_data, void* a, const void* b_data,
-                          void*, const void*, const void*, void*, void* d, void* d_layout, const void*, void*,
-                          std::size_t, StreamHandle stream) {
+    void*, const void*, const void*, void*, void* d, void* d_layout, const void*, void*, std::size_t,
+    StreamHandle stream) {
   Matrix left, out;
   Description how;
   {
@@ -202,6 +198,6 @@ API Status cublasLtMatmul(Handle, void* description, const void*, const void* a_
   }
   const std::int64_t inner = how.a_transposed ? left.rows : left.columns;
   record_product({name_id("cublasLtMatmul"), stream, out.rows, out.columns, inner, out.batch, left.type, out.type,
-                  how.a_transposed, how.b_transposed, d, a_data, b_data});
+      how.a_transposed, how.b_transposed, d, a_data, b_data});
   return kSuccess;
 }

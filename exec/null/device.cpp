@@ -202,10 +202,8 @@ bool copy_bytes(void* to, const void* from, std::uint64_t bytes) {
   }
   const Held<State> s;
   if (!is_device(from)) {
-    if (bytes <= kKnownBytes)
-      remember(*s, number(to), static_cast<const char*>(from), bytes);
-    else
-      forget_range(*s, number(to), bytes);
+    if (bytes <= kKnownBytes) remember(*s, number(to), static_cast<const char*>(from), bytes);
+    else forget_range(*s, number(to), bytes);
     return false;
   }
   const char* const known = find_known(*s, number(from), bytes);

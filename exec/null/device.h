@@ -12,8 +12,7 @@
 
 namespace foreshard::null {
 
-// Of FORESHARD_NULL_GPU, "key=value;..." as foreshard-null makes it of the catalogue; an H100
-// without it.
+// Of FORESHARD_NULL_GPU, "key=value;..." as foreshard-null makes it of the catalogue; an H100 without it.
 struct Properties {
   std::string name = "NVIDIA H100 80GB HBM3";
   int major = 9, minor = 0;
@@ -52,8 +51,7 @@ inline constexpr std::uint64_t kKnownBytes = std::uint64_t{1} << 20;
 bool copy_bytes(void* to, const void* from, std::uint64_t bytes);
 // False: not known, and nothing is written.
 bool known_bytes(void* to, const void* device, std::uint64_t bytes);
-// Numbers that this thread's next blind reads of up to 8 bytes are told, in order, instead of
-// zeros.
+// Numbers that this thread's next blind reads of up to 8 bytes are told, in order, instead of zeros.
 void answer_next_read(std::int64_t value);
 void set_bytes(void* to, int value, std::uint64_t bytes);
 void forget(const void* pointer, std::uint64_t bytes);  // somebody else wrote there

@@ -173,10 +173,8 @@ void record_convolution(const Convolution& c, StreamHandle stream) {
   const bool forward = c.result == c.y, data = c.result == c.x;
   const std::int64_t seen = c.taps * (c.few() ? kAligned : c.channels);
   std::vector<std::int64_t> shape = {c.out_pixels, c.filters, seen};
-  if (data)
-    shape = {c.in_pixels, c.channels, c.out_pixels * c.filters * c.taps / c.in_pixels};
-  else if (!forward)
-    shape = {c.filters, seen, c.out_pixels};
+  if (data) shape = {c.in_pixels, c.channels, c.out_pixels * c.filters * c.taps / c.in_pixels};
+  else if (!forward) shape = {c.filters, seen, c.out_pixels};
   shape.insert(shape.end(), {c.groups, cuda_type(c.y->data_type())});
   std::string name = forward ? "cudnn convolution_forward"
                      : data  ? "cudnn convolution_backward_data"
@@ -243,10 +241,8 @@ void run_graph(const Descriptor& graph, StreamHandle stream) {
   }
   if (q.size() != 4 || k.size() != 4) return;
   const std::uint64_t bytes = 2 * static_cast<std::uint64_t>(2 * volume(q) + 2 * volume(k));
-  record_library_call({forward ? "cudnn attention_forward" : "cudnn attention_backward",
-                       stream,
-                       forward ? bytes : 2 * bytes,
-                       {q[0], q[1], q[2], k[2], q[3], masked ? 1 : 0, biased ? 1 : 0, drops ? 1 : 0}});
+  record_library_call({forward ? "cudnn attention_forward" : "cudnn attention_backward", stream,
+      forward ? bytes : 2 * bytes, {q[0], q[1], q[2], k[2], q[3], masked ? 1 : 0, biased ? 1 : 0, drops ? 1 : 0}});
 }
 
 struct State {
@@ -308,8 +304,8 @@ API Status cudnnBackendSetAttribute(void* descriptor, int name, int type, std::i
   static_cast<Descriptor*>(descriptor)->attributes[name] = {type, count, {bytes, bytes + size}};
   return kSuccess;
 }
-API Status cudnnBackendGetAttribute(void* descriptor, int name, int type, std::int64_t requested, std::int64_t* count,
-                                    void* values) {
+API Status cudnnBackendGetAttribute(
+    void* descriptor, int name, int type, std::int64_t requested, std::int64_t* count, void* values) {
   auto* const of = static_cast<Descriptor*>(descriptor);
   constexpr int kInt64 = 3, kInt32 = 23;
   if (name == kHeuristicResults) {
@@ -359,8 +355,8 @@ API Status cudnnSetTensorNdDescriptor(void* tensor, int type, int count, const i
   Held<State>()->tensors[tensor] = {type, {dimensions, dimensions + count}, {strides, strides + count}};
   return kSuccess;
 }
-API Status cudnnGetTensorNdDescriptor(const void* tensor, int requested, int* type, int* count, int* dimensions,
-                                      int* strides) {
+API Status cudnnGetTensorNdDescriptor(
+    const void* tensor, int requested, int* type, int* count, int* dimensions, int* strides) {
   const Held<State> s;
   const State::Tensor& t = s->tensors[tensor];
   *type = t.type;
@@ -372,18 +368,17 @@ API Status cudnnGetTensorNdDescriptor(const void* tensor, int requested, int* ty
   return kSuccess;
 }
 ANSWERS(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize, *bytes = 0, void*, int, int, const void*, const void*,
-        const void*, const void*, const void*, std::size_t* bytes)
+    const void*, const void*, const void*, std::size_t* bytes)
 ANSWERS(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, *bytes = 0, void*, int, int, const void*, const void*,
-        std::size_t* bytes)
+    std::size_t* bytes)
 ANSWERS(cudnnGetBatchNormalizationBackwardExWorkspaceSize, *bytes = 0, void*, int, int, const void*, const void*,
-        const void*, const void*, const void*, const void*, const void*, std::size_t* bytes)
-// Training reads the input twice (its moments first) and writes it once; backward reads input and
-// gradient twice.
+    const void*, const void*, const void*, const void*, const void*, std::size_t* bytes)
+// Training reads the input twice (its moments first) and writes it once; backward reads input and gradient twice.
 API Status cudnnBatchNormalizationForwardTrainingEx(void* handle, int, int, const void*, const void*, const void* x) {
   return norm(handle, "cudnn batch_norm_forward", 3 * bytes_of(x));
 }
-API Status cudnnBatchNormalizationBackwardEx(void* handle, int, int, const void*, const void*, const void*, const void*,
-                                             const void* x) {
+API Status cudnnBatchNormalizationBackwardEx(
+    void* handle, int, int, const void*, const void*, const void*, const void*, const void* x) {
   return norm(handle, "cudnn batch_norm_backward", 5 * bytes_of(x));
 }
 API Status cudnnBatchNormalizationForwardInference(void* handle, int, const void*, const void*, const void* x) {

@@ -138,25 +138,25 @@ DONE(cuFuncSetAttribute)
 DONE(cuFuncSetCacheConfig)
 ANSWERS(cuFuncGetName, *name = "", const char** name, void*)
 ANSWERS(cuOccupancyMaxActiveBlocksPerMultiprocessor,
-        *count = threads <= 0 ? 1 : properties().threads_per_multiprocessor / threads, int* count, void*, int threads,
-        std::size_t)
+    *count = threads <= 0 ? 1 : properties().threads_per_multiprocessor / threads, int* count, void*, int threads,
+    std::size_t)
 ANSWERS(cuOccupancyMaxActiveClusters, *count = properties().multiprocessors / 2, int* count, void*, const void*)
 API Status cuTensorMapEncodeTiled(void* map) {
   std::memset(map, 0, 128);
   return kSuccess;
 }
 API Status cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                          unsigned shared, StreamHandle stream, void** arguments, void**) {
+    unsigned shared, StreamHandle stream, void** arguments, void**) {
   record_launch(
       {name_id(function_name(function)), {gx, gy, gz}, {bx, by, bz}, shared, stream, arguments, nullptr, false});
   return kSuccess;
 }
 API Status cuLaunchKernelEx(const DriverLaunchConfig* c, void* function, void** arguments, void**) {
   return cuLaunchKernel(function, c->grid_x, c->grid_y, c->grid_z, c->block_x, c->block_y, c->block_z, c->shared_bytes,
-                        c->stream, arguments, nullptr);
+      c->stream, arguments, nullptr);
 }
 API Status cuLaunchCooperativeKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                                     unsigned bz, unsigned shared, StreamHandle stream, void** arguments) {
+    unsigned bz, unsigned shared, StreamHandle stream, void** arguments) {
   return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, nullptr);
 }
 
@@ -196,7 +196,7 @@ API Status cuMemsetD32Async(std::uint64_t at, unsigned, std::size_t count, Strea
   return kSuccess;
 }
 ANSWERS(cuMemAddressReserve, *at = reinterpret_cast<std::uint64_t>(reserve_addresses(bytes)), std::uint64_t* at,
-        std::size_t bytes, std::size_t, std::uint64_t, unsigned long long)
+    std::size_t bytes, std::size_t, std::uint64_t, unsigned long long)
 DONE(cuMemAddressFree)
 API Status cuMemCreate(std::uint64_t* handle, std::size_t bytes, const void*, unsigned long long) {
   if (!take_memory(bytes)) return kMemoryAllocation;
@@ -239,8 +239,7 @@ API Status cuLinkCreate_v2(unsigned, int*, void**, void**) { return kNotSupporte
 API Status cuLinkAddData_v2() { return kNotSupported; }
 API Status cuLinkComplete(void*, void**, std::size_t*) { return kNotSupported; }
 
-// ---- NVML: how many devices there are and what they are called; clocks and counters are not
-// known.
+// ---- NVML: how many devices there are and what they are called; clocks and counters are not known.
 constexpr Status kNvmlUnknown = 3;  // NVML_ERROR_NOT_SUPPORTED
 DONE(nvmlInit)
 DONE(nvmlInit_v2)
@@ -260,7 +259,7 @@ API Status nvmlDeviceGetName(void*, char* text, unsigned length) {
 }
 API Status nvmlDeviceGetUUID(void* device, char* text, unsigned length) {
   std::snprintf(text, length, "GPU-00000000-0000-0000-0000-%012llx",
-                static_cast<unsigned long long>(reinterpret_cast<std::uint64_t>(device)));
+      static_cast<unsigned long long>(reinterpret_cast<std::uint64_t>(device)));
   return kSuccess;
 }
 API Status nvmlDeviceGetMemoryInfo(void*, std::uint64_t* total_free_used) {

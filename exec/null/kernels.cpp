@@ -1,5 +1,4 @@
-// Kernels: the binaries that hold them, their names, and their launches, as the CUDA runtime is
-// called for them.
+// Kernels: the binaries that hold them, their names, and their launches, as the CUDA runtime is called for them.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -109,10 +108,9 @@ void Counts::write(void** arguments, const std::vector<char>& result) const {
   copy_bytes(*static_cast<void* const*>(arguments[output]), result.data(), result.size());
 }
 
-// The newest architecture (90 is 9.0) of a fat binary that the GPU runs: binaries run on their own
-// and on later minor versions, PTX on all later ones. Places of the fields: CUDA's fatbinary.h is
-// not public; `cuobjdump -lelf` of PyTorch's libraries lists the same. The GPU's own where there is
-// none.
+// The newest architecture (90 is 9.0) of a fat binary that the GPU runs: binaries run on their own and on later minor
+// versions, PTX on all later ones. Places of the fields: CUDA's fatbinary.h is not public; `cuobjdump -lelf` of
+// PyTorch's libraries lists the same. The GPU's own where there is none.
 int runnable_architecture(const void* wrapper) {
   struct Wrapper {
     std::uint32_t magic, version;
@@ -247,8 +245,8 @@ const Kernels::Known& kernel(const void* function) {
   return known;
 }
 
-Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes,
-              StreamHandle stream) {
+Status launch(
+    const void* function, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes, StreamHandle stream) {
   const Recording recording;
   const Kernels::Known& known = kernel(function);
   static thread_local std::optional<Product> grouped;  // of this thread's next product
@@ -296,8 +294,8 @@ API void __cudaUnregisterFatBinary(void**) {}
 API void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int, int) {}
 API void __cudaRegisterManagedVar(void**, void**, char*, const char*, int, std::size_t, int, int) {}
 API char __cudaInitModule(void**) { return 1; }
-API void __cudaRegisterFunction(void** handle, const char* host, char*, const char* name, int, void*, void*, void*,
-                                void*, int*) {
+API void __cudaRegisterFunction(
+    void** handle, const char* host, char*, const char* name, int, void*, void*, void*, void*, int*) {
   const Held<Kernels> all;
   all->names[host] = name;
   if (handle == nullptr) return;
@@ -318,16 +316,16 @@ API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block, std::size_t* shar
   return kSuccess;
 }
 ANSWERS(__cudaGetKernel, *kernel = const_cast<void*>(function), void** kernel, const void* function)
-API Status __cudaLaunchKernel(void* kernel, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes,
-                              StreamHandle stream) {
+API Status __cudaLaunchKernel(
+    void* kernel, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes, StreamHandle stream) {
   return launch(kernel, grid, block, arguments, shared_bytes, stream);
 }
-API Status cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes,
-                            StreamHandle stream) {
+API Status cudaLaunchKernel(
+    const void* function, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes, StreamHandle stream) {
   return launch(function, grid, block, arguments, shared_bytes, stream);
 }
-API Status cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block, void** arguments,
-                                       std::size_t shared_bytes, StreamHandle stream) {
+API Status cudaLaunchCooperativeKernel(
+    const void* function, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes, StreamHandle stream) {
   return launch(function, grid, block, arguments, shared_bytes, stream);
 }
 API Status cudaLaunchKernelExC(const LaunchConfig* c, const void* function, void** arguments) {
@@ -337,8 +335,8 @@ API Status cudaLaunchHostFunc(StreamHandle, void (*function)(void*), void* data)
   function(data);
   return kSuccess;
 }
-API Status cudaStreamAddCallback(StreamHandle stream, void (*function)(StreamHandle, Status, void*), void* data,
-                                 unsigned) {
+API Status cudaStreamAddCallback(
+    StreamHandle stream, void (*function)(StreamHandle, Status, void*), void* data, unsigned) {
   function(stream, kSuccess, data);
   return kSuccess;
 }
@@ -360,11 +358,11 @@ API Status cudaFuncGetAttributes(FunctionAttributes* a, const void* function) {
 DONE(cudaFuncSetAttribute)
 DONE(cudaFuncSetCacheConfig)
 // As many blocks as threads allow; registers and shared memory are not looked at.
-API Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* count, const void*, int threads, std::size_t,
-                                                                  unsigned) {
+API Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    int* count, const void*, int threads, std::size_t, unsigned) {
   return *count = threads <= 0 ? 1 : std::max(1, properties().threads_per_multiprocessor / threads), kSuccess;
 }
-API Status cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count, const void* function, int threads,
-                                                         std::size_t shared) {
+API Status cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+    int* count, const void* function, int threads, std::size_t shared) {
   return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count, function, threads, shared, 0);
 }

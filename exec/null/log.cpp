@@ -1,6 +1,5 @@
-// Lines are appended to a buffer that is written out when it is large, at exit, and before the
-// process is refused anything. A forked child (data loaders, compilers' workers) writes nothing:
-// its calls are not the training process'.
+// Lines are appended to a buffer that is written out when it is large, at exit, and before the process is refused
+// anything. A forked child (data loaders, compilers' workers) writes nothing: its calls are not the training process'.
 #include "exec/null/log.h"
 
 #include <fcntl.h>
@@ -153,10 +152,8 @@ Line& Line::operator<<(std::int64_t number) {
 
 Line::~Line() {
   State& s = state<State>();
-  if (std::exchange(s.line_is_of_graph, false))
-    s.graphs.back().lines.back().numbers = s.line;
-  else
-    s.buffer += '\n';
+  if (std::exchange(s.line_is_of_graph, false)) s.graphs.back().lines.back().numbers = s.line;
+  else s.buffer += '\n';
   if (s.file < 0 || getpid() != s.owner) {
     s.buffer.clear();
   } else if (s.buffer.size() > kWriteAt) {

@@ -1,9 +1,8 @@
 // The capture's log, calls.txt: one line per call in the order in which the process made them.
 //
-// A line is a letter and numbers, separated by spaces; names are interned by lines `N id text`.
-// docs/capture.md has the letters. Every line but those of names has, after its letter, the
-// processor time in nanoseconds that its thread used since its previous line (what the recorder
-// itself takes is left out) and the thread's number in order of appearance.
+// A line is a letter and numbers, separated by spaces; names are interned by lines `N id text`. docs/capture.md has the
+// letters. Every line but those of names has, after its letter, the processor time in nanoseconds that its thread used
+// since its previous line (what the recorder itself takes is left out) and the thread's number in order of appearance.
 //
 // State of the process lies below this folder's functions: CUDA's own interface is global.
 #pragma once
@@ -27,8 +26,7 @@ class Line {
   Line& operator<<(unsigned number) { return *this << std::int64_t{number}; }
 };
 
-// While one lives, its thread's time is the recorder's own: the next line's host time ends where it
-// began.
+// While one lives, its thread's time is the recorder's own: the next line's host time ends where it began.
 class Recording {
  public:
   Recording();
@@ -65,8 +63,7 @@ void flush_log();
 // A line on standard error.
 void say(std::string_view what);
 
-// Says on standard error what cannot be answered, notes it in the capture, and ends the process
-// with exit status 6.
+// Says on standard error what cannot be answered, notes it in the capture, and ends the process with exit status 6.
 [[noreturn]] void refuse(std::string_view what);
 
 }

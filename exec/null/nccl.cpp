@@ -26,8 +26,7 @@ struct Communicator {
 thread_local std::string next_group;
 thread_local int next_size = 0, next_rank = 0;
 
-// ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, bfloat16,
-// float8 (two kinds).
+// ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, bfloat16, float8 (two kinds).
 std::uint64_t size_of(int type) {
   constexpr std::uint64_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
   return type >= 0 && type < 12 ? kSizes[type] : 1;
@@ -55,12 +54,12 @@ struct Buffers {
 };
 
 Status collective(const char* name, const void* communicator, StreamHandle stream, std::uint64_t count, int type,
-                  const Buffers& buffers, int peer = -1) {
+    const Buffers& buffers, int peer = -1) {
   enqueue(stream, 1e-5);
   const std::int64_t id = static_cast<const Communicator*>(communicator)->id;
   const std::int64_t named = name_id(name);
   check_work(stream, named,
-             {reads(buffers.from, buffers.sent * size_of(type)), writes(buffers.to, buffers.received * size_of(type))});
+      {reads(buffers.from, buffers.sent * size_of(type)), writes(buffers.to, buffers.received * size_of(type))});
   Line line('X');
   line << handle_id(stream) << id << named << count * size_of(type) << type;
   if (peer >= 0) line << peer + 1;  // 0 is what files without it read as
@@ -203,18 +202,17 @@ API Status ncclAllGather(const void* from, void* to, std::size_t count, int type
   repeat(from, to, count * size_of(type), static_cast<int>(size));
   return collective("all_gather", c, stream, count * size, type, {from, count, to, count * size});
 }
-API Status ncclReduceScatter(const void* from, void* to, std::size_t count, int type, int, Comm c,
-                             StreamHandle stream) {
+API Status ncclReduceScatter(
+    const void* from, void* to, std::size_t count, int type, int, Comm c, StreamHandle stream) {
   forget(to, count * size_of(type));
   const auto size = static_cast<std::size_t>(static_cast<const Communicator*>(c)->size);
   return collective("reduce_scatter", c, stream, count * size, type, {from, count * size, to, count});
 }
-API Status ncclAllReduce(const void* from, void* to, std::size_t count, int type, int operation, Comm c,
-                         StreamHandle stream) {
+API Status ncclAllReduce(
+    const void* from, void* to, std::size_t count, int type, int operation, Comm c, StreamHandle stream) {
   constexpr int kSum = 0, kMax = 2, kMin = 3, kAverage = 4;          // ncclRedOp_t
   constexpr int kInt32 = 2, kInt64 = 4, kFloat32 = 7, kFloat64 = 8;  // ncclDataType_t
-  if (operation == kMax || operation == kMin || operation == kAverage)
-    repeat(from, to, count * size_of(type), 1);
+  if (operation == kMax || operation == kMin || operation == kAverage) repeat(from, to, count * size_of(type), 1);
   else if (operation == kSum && type == kInt64)
     sum<std::int64_t>(from, to, count, static_cast<const Communicator*>(c)->size);
   else if (operation == kSum && type == kInt32)
@@ -223,12 +221,11 @@ API Status ncclAllReduce(const void* from, void* to, std::size_t count, int type
     sum<float>(from, to, count, static_cast<const Communicator*>(c)->size);
   else if (operation == kSum && type == kFloat64)
     sum<double>(from, to, count, static_cast<const Communicator*>(c)->size);
-  else
-    forget(to, count * size_of(type));
+  else forget(to, count * size_of(type));
   return collective("all_reduce", c, stream, count, type, {from, count, to, count});
 }
-API Status ncclBroadcast(const void* from, void* to, std::size_t count, int type, int root, Comm c,
-                         StreamHandle stream) {
+API Status ncclBroadcast(
+    const void* from, void* to, std::size_t count, int type, int root, Comm c, StreamHandle stream) {
   const bool is_root = static_cast<const Communicator*>(c)->rank == root;
   const std::uint64_t bytes = count * size_of(type);
   if (is_root && from != to) repeat(from, to, bytes, 1);
@@ -260,8 +257,7 @@ API Status ncclAlltoAll(const void* from, void* to, std::size_t count, int type,
   return collective("all_to_all", c, stream, count * size, type, {from, count * size, to, count * size});
 }
 
-// Of NCCL 2.29 and 2.30: PyTorch from 2.15 on links to them, and its own code for training does not
-// call them.
+// Of NCCL 2.29 and 2.30: PyTorch from 2.15 on links to them, and its own code for training does not call them.
 #define FORESHARD_REFUSED(name) \
   API Status name() { refuse("unanswered call " #name ": exec/null/nccl.cpp"); }
 FORESHARD_REFUSED(ncclCommGetUniqueId)

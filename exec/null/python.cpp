@@ -121,8 +121,7 @@ API void foreshard_null_know(void* at, const void* from, std::size_t bytes) {
   foreshard::null::copy_bytes(at, from, bytes);
 }
 API void foreshard_null_forget(const void* at, std::size_t bytes) { foreshard::null::forget(at, bytes); }
-// An operation whose writes are told follows; of the time since the last call so much is not the
-// program's.
+// An operation whose writes are told follows; of the time since the last call so much is not the program's.
 API void foreshard_null_begin_operation(std::int64_t ns) {
   foreshard::null::begin_told_operation();
   foreshard::null::skip_time(ns);
@@ -131,6 +130,5 @@ API void foreshard_null_end_operation(std::int64_t ns) {
   foreshard::null::end_told_operation();
   foreshard::null::skip_time(ns);
 }
-// What this thread's next read of a number that nobody computed is to say, until the operation's
-// end.
+// What this thread's next read of a number that nobody computed is to say, until the operation's end.
 API void foreshard_null_answer(std::int64_t value) { foreshard::null::answer_next_read(value); }

@@ -125,11 +125,11 @@ const Access* conflict(const std::vector<Access>& earlier, const Access& now, co
 // Whoever must be ordered behind `now` is then behind what it makes superfluous.
 void keep(std::vector<Access>& users, const Access& now, const Clock& clock) {
   users.erase(std::remove_if(users.begin(), users.end(),
-                             [&](const Access& old) {
-                               return is_before(old, clock) && old.writes <= now.writes && old.begin >= now.begin &&
-                                      old.end <= now.end;
-                             }),
-              users.end());
+                  [&](const Access& old) {
+                    return is_before(old, clock) && old.writes <= now.writes && old.begin >= now.begin &&
+                           old.end <= now.end;
+                  }),
+      users.end());
   users.push_back(now);
 }
 
@@ -165,8 +165,8 @@ std::string kernel_words(std::int64_t name) {
   std::string text = name_text(name);
   if (text.rfind("_Z", 0) == 0) {
     int status = 0;
-    const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status),
-                                                          std::free);
+    const std::unique_ptr<char, void (*)(void*)> readable(
+        abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status), std::free);
     if (status == 0) text = readable.get();
   }
   return text.size() > kMost ? text.substr(0, kMost) + "..." : text;
@@ -323,7 +323,7 @@ void check_graph(std::int64_t graph, StreamHandle stream) {
       // What was freed within the capture is the graph's own.
       std::vector<Use> held;
       std::copy_if(node.uses.begin(), node.uses.end(), std::back_inserter(held),
-                   [&](const Use& use) { return block_of(s, use.at) != nullptr; });
+          [&](const Use& use) { return block_of(s, use.at) != nullptr; });
       std::vector<Fault> more = faults_of(s, next_work(s, key, node.name, source), held);
       faults.insert(faults.end(), more.begin(), more.end());
     }

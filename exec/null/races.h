@@ -39,8 +39,7 @@ void check_graph(std::int64_t graph, StreamHandle stream);
 void order_stream(StreamHandle stream, unsigned flags);  // as created
 void order_record(EventHandle event, StreamHandle stream);
 void order_wait(StreamHandle stream, EventHandle event);
-// A node of the graph that is captured: an event that others know (cudaEventRecordExternal,
-// cudaEventWaitExternal).
+// A node of the graph that is captured: an event that others know (cudaEventRecordExternal, cudaEventWaitExternal).
 enum class Outside : std::uint8_t { kWaits, kRecords };
 void order_outside(StreamHandle stream, EventHandle event, Outside what);
 // The host knows that it is done: it waited, or asked and was told so.

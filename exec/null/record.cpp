@@ -195,8 +195,7 @@ std::vector<Use> operands(const Launch& launch, Moved& moved) {
 }
 
 // The structures of ATen/native/cuda/MultiTensorApply.cuh by their number of lists, "Metadata<4>":
-// addresses[lists][places], elements[places], of some a scalar or a step for each tensor, then a
-// byte for each block.
+// addresses[lists][places], elements[places], of some a scalar or a step for each tensor, then a byte for each block.
 ArgumentWords list_words(std::string_view type) {
   constexpr std::uint16_t kPlaces[] = {110, 64, 48, 36, 30}, kScalarPlaces[] = {96, 64, 48, 36, 30};
   const std::size_t digit = type.find_last_of("0123456789");
@@ -209,7 +208,7 @@ ArgumentWords list_words(std::string_view type) {
   const bool is_optimizer = type.find("FusedOptimizer") != type.npos;
   if (is_optimizer) owners_at += 8U * kScalarPlaces[lists - 1];
   return {places, is_optimizer ? ArgumentWords::How::kWrites : ArgumentWords::How::kUnknown, lists,
-          static_cast<std::uint16_t>(owners_at)};
+      static_cast<std::uint16_t>(owners_at)};
 }
 
 ArgumentWords words_of_type(std::string_view type) {
@@ -222,7 +221,7 @@ ArgumentWords words_of_type(std::string_view type) {
   if (type.ends_with("const*")) return {1, How::kReads};
   if (type.ends_with('*')) return {1, How::kWrites};
   for (const std::string_view number :
-       {"bool", "char", "short", "int", "long", "float", "double", "c10::Half", "c10::BFloat16"})
+      {"bool", "char", "short", "int", "long", "float", "double", "c10::Half", "c10::BFloat16"})
     if (type.ends_with(number) && type.find('<') == std::string_view::npos) return {0};
   if (type.find("PhiloxCudaState") != std::string_view::npos) return {0};
   if (type.find("OffsetCalculator") != std::string_view::npos) return {0};
@@ -247,8 +246,8 @@ ArgumentWords words_of_type(std::string_view type) {
 
 std::vector<std::string> argument_types(const std::string& mangled) {
   int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status),
-                                                    std::free);
+  const std::unique_ptr<char, void (*)(void*)> text(
+      abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status), std::free);
   std::vector<std::string> types;
   if (status != 0) return types;
   // The arguments are in the last parentheses at the outermost level.
@@ -316,8 +315,8 @@ void record_product(const Product& p) {
   if (p.output != nullptr) {
     forget(p.output, bytes(p.m * p.n, p.c_type));
     check_work(p.stream, p.name,
-               {reads(p.a, bytes(p.m * p.k, p.a_type)), reads(p.b, bytes(p.k * p.n, p.a_type)),
-                writes(p.output, bytes(p.m * p.n, p.c_type))});
+        {reads(p.a, bytes(p.m * p.k, p.a_type)), reads(p.b, bytes(p.k * p.n, p.a_type)),
+            writes(p.output, bytes(p.m * p.n, p.c_type))});
   }
   Line('G') << handle_id(p.stream) << p.name << p.m << p.n << p.k << p.batch << p.a_type << p.c_type
             << (p.a_transposed ? 1 : 0) << (p.b_transposed ? 1 : 0);

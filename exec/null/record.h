@@ -82,8 +82,7 @@ void record_blind_read(std::uint64_t bytes);
 void record_level_counts();
 void record_wait(char what, const void* of);  // 's' stream, 'e' event, 'd' device
 
-// Under --check: a line U where this thread's Python is no longer where its last one said; name_id
-// of the place.
+// Under --check: a line U where this thread's Python is no longer where its last one said; name_id of the place.
 std::int64_t note_place();
 
 // The innermost frames of this thread's Python code, "file:line function < file:line function";

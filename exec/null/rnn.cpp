@@ -1,11 +1,10 @@
 // cuDNN's recurrent layers (RNN, GRU, LSTM; version 8's interface, which PyTorch uses since 2.4).
 //
-// The weight space is laid out as PyTorch demands of cuDNN: of each layer and direction the gates'
-// input matrices, their recurrent ones, both biases of each, then a projection. A pass is written
-// down as the products that it is: all steps with the layer's input at once; with the state step by
-// step under the standard algorithm, in one kernel under persistent ones; and what is done to the
-// gates, by its bytes. Sizes of cuDNN's own spaces are in no documentation: the reserve is taken to
-// hold gates, cell and output of every step, the workspace the gates of one layer.
+// The weight space is laid out as PyTorch demands of cuDNN: of each layer and direction the gates' input matrices,
+// their recurrent ones, both biases of each, then a projection. A pass is written down as the products that it is: all
+// steps with the layer's input at once; with the state step by step under the standard algorithm, in one kernel under
+// persistent ones; and what is done to the gates, by its bytes. Sizes of cuDNN's own spaces are in no documentation:
+// the reserve is taken to hold gates, cell and output of every step, the workspace the gates of one layer.
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -18,8 +17,8 @@
 
 // exec/null/dnn.cpp
 API foreshard::null::Status cudnnGetStream(void* handle, foreshard::null::StreamHandle* stream);
-API foreshard::null::Status cudnnSetTensorNdDescriptor(void* tensor, int type, int count, const int* dimensions,
-                                                       const int* strides);
+API foreshard::null::Status cudnnSetTensorNdDescriptor(
+    void* tensor, int type, int count, const int* dimensions, const int* strides);
 
 namespace foreshard::null {
 namespace {
@@ -94,13 +93,10 @@ void run(const Recurrent& r, const Sequences& s, StreamHandle stream, Part part)
     const bool is_persistent = r.algorithm != kStandard;
     for (std::int64_t at = 0; at < (is_persistent ? 1 : s.longest); ++at)
       product(r, name, stream, step, is_persistent ? s.longest : 1);
-    // Gates are read and written, cell and output written; backward reads these and their
-    // gradients.
+    // Gates are read and written, cell and output written; backward reads these and their gradients.
     const std::int64_t moved = s.tokens * (2 * rows + 2 * r.hidden) * element(r);
-    record_library_call({forward ? "cudnn rnn_cells" : "cudnn rnn_cells_backward",
-                         stream,
-                         static_cast<std::uint64_t>(forward ? moved : 2 * moved),
-                         {is_persistent ? 1 : s.longest}});
+    record_library_call({forward ? "cudnn rnn_cells" : "cudnn rnn_cells_backward", stream,
+        static_cast<std::uint64_t>(forward ? moved : 2 * moved), {is_persistent ? 1 : s.longest}});
   }
 }
 
@@ -126,13 +122,12 @@ ANSWERS(cudnnDestroyRNNDescriptor, Held<State>()->layers.erase(descriptor), void
 CREATED(cudnnCreateRNNDataDescriptor)
 ANSWERS(cudnnDestroyRNNDataDescriptor, Held<State>()->sequences.erase(descriptor), void* descriptor)
 API Status cudnnSetRNNDescriptor_v8(void* descriptor, int algorithm, int cell, int, int direction, int, int type, int,
-                                    int, std::int32_t input, std::int32_t hidden, std::int32_t projection,
-                                    std::int32_t layers, void*, std::uint32_t) {
+    int, std::int32_t input, std::int32_t hidden, std::int32_t projection, std::int32_t layers, void*, std::uint32_t) {
   Held<State>()->layers[descriptor] = {algorithm, cell, direction, type, input, hidden, projection, layers};
   return kSuccess;
 }
-API Status cudnnSetRNNDataDescriptor(void* descriptor, int, int, int longest, int batch, int, const int* lengths,
-                                     void*) {
+API Status cudnnSetRNNDataDescriptor(
+    void* descriptor, int, int, int longest, int batch, int, const int* lengths, void*) {
   Sequences s{longest, batch, 0};
   for (int i = 0; i < batch; ++i) s.tokens += lengths[i];
   Held<State>()->sequences[descriptor] = s;
@@ -143,7 +138,7 @@ API Status cudnnGetRNNWeightSpaceSize(void*, void* descriptor, std::size_t* byte
   return *bytes = static_cast<std::size_t>(weights(r) * element(r)), kSuccess;
 }
 API Status cudnnGetRNNWeightParams(void*, void* descriptor, std::int32_t pseudo_layer, std::size_t, const void* space,
-                                   std::int32_t gate, void* matrix, void** matrix_at, void* bias, void** bias_at) {
+    std::int32_t gate, void* matrix, void** matrix_at, void* bias, void** bias_at) {
   const Recurrent r = layer_of(descriptor);
   const std::int64_t layer = pseudo_layer / r.directions();
   std::int64_t at = pseudo_layer % r.directions() * block_of(r, layer).whole();
@@ -169,8 +164,8 @@ API Status cudnnGetRNNWeightParams(void*, void* descriptor, std::int32_t pseudo_
   }
   return kSuccess;
 }
-API Status cudnnGetRNNTempSpaceSizes(void*, void* descriptor, int, void* sequences, std::size_t* workspace,
-                                     std::size_t* reserve) {
+API Status cudnnGetRNNTempSpaceSizes(
+    void*, void* descriptor, int, void* sequences, std::size_t* workspace, std::size_t* reserve) {
   const Recurrent r = layer_of(descriptor);
   const std::int64_t tokens = sequences_of(sequences).tokens * r.directions() * element(r);
   if (workspace != nullptr) *workspace = static_cast<std::size_t>(tokens * r.gates() * r.hidden);

@@ -126,10 +126,8 @@ API Status cudaStreamSynchronize(StreamHandle stream) {
 }
 constexpr unsigned kExternal = 1;  // cudaEventRecordExternal, cudaEventWaitExternal
 API Status cudaStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned flags) {
-  if (flags == kExternal)
-    order_outside(stream, event, Outside::kWaits);
-  else if (const Status status = capture_wait(stream, event))
-    return noted(status);
+  if (flags == kExternal) order_outside(stream, event, Outside::kWaits);
+  else if (const Status status = capture_wait(stream, event)) return noted(status);
   wait_event(stream, event);
   order_wait(stream, event);
   Line('W') << handle_id(stream) << handle_id(event);
@@ -152,10 +150,8 @@ API Status cudaEventQuery(EventHandle event) {
 }
 API Status cudaEventRecordWithFlags(EventHandle event, StreamHandle stream, unsigned flags) {
   record_event(event, stream);
-  if (flags == kExternal)
-    order_outside(stream, event, Outside::kRecords);
-  else
-    capture_record(event, stream);
+  if (flags == kExternal) order_outside(stream, event, Outside::kRecords);
+  else capture_record(event, stream);
   order_record(event, stream);
   Line('E') << handle_id(stream) << handle_id(event);
   return kSuccess;
@@ -170,8 +166,8 @@ API Status cudaEventSynchronize(EventHandle event) {
   record_wait('e', event);
   return kSuccess;
 }
-ANSWERS(cudaEventElapsedTime, *ms = static_cast<float>(elapsed_ms(from, to)), float* ms, EventHandle from,
-        EventHandle to)
+ANSWERS(
+    cudaEventElapsedTime, *ms = static_cast<float>(elapsed_ms(from, to)), float* ms, EventHandle from, EventHandle to)
 API Status cudaEventElapsedTime_v2(float* ms, EventHandle from, EventHandle to) {
   return cudaEventElapsedTime(ms, from, to);
 }
@@ -182,7 +178,7 @@ API Status cudaStreamEndCapture(StreamHandle stream, void** graph) { return note
 ANSWERS(cudaStreamIsCapturing, *status = is_captured(stream) ? 1 : 0, StreamHandle stream, int* status)
 // CUDA 12 has one argument less; what both have comes first.
 API Status cudaStreamGetCaptureInfo(StreamHandle stream, int* status, unsigned long long* id, void** graph,
-                                    const void** dependencies, const void**, std::size_t*) {
+    const void** dependencies, const void**, std::size_t*) {
   *status = is_captured(stream) ? 1 : 0;
   if (id != nullptr) *id = is_captured(stream) ? 1 : 0;
   if (!is_captured(stream)) return kSuccess;
@@ -190,8 +186,8 @@ API Status cudaStreamGetCaptureInfo(StreamHandle stream, int* status, unsigned l
   if (dependencies != nullptr) *dependencies = nullptr;
   return kSuccess;
 }
-API Status cudaStreamGetCaptureInfo_v2(StreamHandle stream, int* status, unsigned long long* id, void**, const void**,
-                                       std::size_t*) {
+API Status cudaStreamGetCaptureInfo_v2(
+    StreamHandle stream, int* status, unsigned long long* id, void**, const void**, std::size_t*) {
   *status = is_captured(stream) ? 1 : 0;
   if (id != nullptr) *id = is_captured(stream) ? 1 : 0;
   return kSuccess;
@@ -219,8 +215,8 @@ DONE(cudaGraphReleaseUserObject)
 ANSWERS(cudaGraphGetNodes, *count = 1, void*, void**, std::size_t* count)
 
 // ---- the driver's functions, by name ----
-API Status cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
-                                            int* found) {
+API Status cudaGetDriverEntryPointByVersion(
+    const char* name, void** function, unsigned, unsigned long long, int* found) {
   *function = driver_function(name);
   if (found != nullptr) *found = 0;
   return kSuccess;

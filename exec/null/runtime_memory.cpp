@@ -125,7 +125,7 @@ API Status cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t
   return copy(to, from, bytes, stream, false);
 }
 API Status cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
-                             std::size_t width, std::size_t height, int, StreamHandle stream) {
+    std::size_t width, std::size_t height, int, StreamHandle stream) {
   for (std::size_t row = 0; row < height; ++row)
     copy_bytes(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
   record_copy({is_device(to) ? (is_device(from) ? 'D' : 'h') : 'd', stream, width * height, to, from});

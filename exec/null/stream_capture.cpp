@@ -114,10 +114,8 @@ void capture_record(EventHandle event, StreamHandle stream) {
   if (!captures) return;
   const Held<State> s;
   const auto it = s->streams.find(stream_key(stream));
-  if (it == s->streams.end())
-    s->events.erase(event);
-  else
-    s->events[event] = it->second;
+  if (it == s->streams.end()) s->events.erase(event);
+  else s->events[event] = it->second;
 }
 
 Status capture_wait(StreamHandle stream, EventHandle event) {

@@ -1,6 +1,5 @@
-// Which streams are being captured into a CUDA graph, and what CUDA forbids meanwhile
-// (cudaStreamBeginCapture's documentation). A forbidden call gets CUDA's own error, is noted with
-// its place, and makes the capture invalid.
+// Which streams are being captured into a CUDA graph, and what CUDA forbids meanwhile (cudaStreamBeginCapture's
+// documentation). A forbidden call gets CUDA's own error, is noted with its place, and makes the capture invalid.
 #pragma once
 
 #include <string_view>

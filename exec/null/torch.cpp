@@ -1,7 +1,6 @@
 // What PyTorch's caching allocator says, at the border between its libraries: libc10_cuda calls
-// c10::reportMemoryUsageToProfiler (libc10) for every block it hands out or takes back, with the
-// block's size and what is allocated and reserved now; streams become current by
-// c10::cuda::setCurrentCUDAStream. Both are passed on.
+// c10::reportMemoryUsageToProfiler (libc10) for every block it hands out or takes back, with the block's size and what
+// is allocated and reserved now; streams become current by c10::cuda::setCurrentCUDAStream. Both are passed on.
 #include <dlfcn.h>
 #include <link.h>
 
@@ -61,8 +60,8 @@ Function function_of(const char* library, const char* name) {
 
 using namespace foreshard::null;
 
-API void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, std::int64_t size, std::size_t allocated,
-                                                               std::size_t reserved, TorchDevice device) {
+API void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(
+    void* pointer, std::int64_t size, std::size_t allocated, std::size_t reserved, TorchDevice device) {
   constexpr std::int8_t kCuda = 1;
   if (device.type == kCuda) {
     const Recording recording;

@@ -1,7 +1,6 @@
-// Real CUDA libraries may be there and would answer what is not answered here, with handles and
-// addresses that are not theirs: a crash, or a silent wrong capture. So the tables by which loaded
-// libraries call others (.got) are walked, and what leads to an unanswered function of a CUDA
-// library is pointed at a few bytes of code that name it.
+// Real CUDA libraries may be there and would answer what is not answered here, with handles and addresses that are not
+// theirs: a crash, or a silent wrong capture. So the tables by which loaded libraries call others (.got) are walked,
+// and what leads to an unanswered function of a CUDA library is pointed at a few bytes of code that name it.
 #include "exec/null/unanswered.h"
 
 #include <dlfcn.h>
@@ -38,7 +37,7 @@ namespace {
 // cuDNN are answered here, function by function.
 bool is_cuda_symbol(const char* name) {
   for (const char* start : {"cuda", "__cuda", "cublas", "cudnn", "nccl", "cusolver", "cusparse", "cufft", "curand",
-                            "nvrtc", "nvJitLink", "cuFile", "nvshmem"})
+           "nvrtc", "nvJitLink", "cuFile", "nvshmem"})
     if (std::strncmp(name, start, std::strlen(start)) == 0) return true;
   return false;
 }

@@ -58,12 +58,10 @@ void check_space(const ClaimOptions& options, std::int64_t checkpoints) {
   const std::int64_t wanted = checkpoints > 0 ? 1 : 2;
   const std::int64_t bytes = options.checkpoint_bytes * wanted;
   if (space.available >= static_cast<std::uintmax_t>(bytes)) return;
-  fail_checkpoint(
-      fmt::format("{}: the disk has {} free, but {} of {} need {}; free some, or name another "
-                  "folder",
-                  options.folder.string(), format_bytes(Bytes(static_cast<std::int64_t>(space.available))),
-                  wanted == 1 ? "another checkpoint" : "two checkpoints", format_bytes(Bytes(options.checkpoint_bytes)),
-                  format_bytes(Bytes(bytes))));
+  fail_checkpoint(fmt::format("{}: the disk has {} free, but {} of {} need {}; free some, or name another folder",
+      options.folder.string(), format_bytes(Bytes(static_cast<std::int64_t>(space.available))),
+      wanted == 1 ? "another checkpoint" : "two checkpoints", format_bytes(Bytes(options.checkpoint_bytes)),
+      format_bytes(Bytes(bytes))));
 }
 
 }
@@ -87,15 +85,14 @@ CheckpointClaim::CheckpointClaim(const ClaimOptions& options) : lock_(make_and_l
         changes_of(job_identity_of(job->second, newest.string()).values, options.job.values), options.accepted);
     if (!changes.empty()) {
       fail_checkpoint(fmt::format("{} holds checkpoints of another job: {}; give each job a folder of its own",
-                                  options.folder.string(), in_words(changes)));
+          options.folder.string(), in_words(changes)));
     }
   }
   std::int64_t furthest = 0;
   for (const CheckpointEntry& entry : there) furthest = std::max(furthest, entry.step);
   if (furthest >= options.first_step) {
     note_ = fmt::format(
-        "{} holds step {} of this job already, which stays until this run comes to it; --resume {} "
-        "would go on from it",
+        "{} holds step {} of this job already, which stays until this run comes to it; --resume {} would go on from it",
         options.folder.string(), furthest, options.folder.string());
   }
 }

@@ -58,7 +58,7 @@ std::vector<ControlMessage> Control::take() {
   for (std::size_t begin = 0; begin < exchange->values.size(); begin += width) {
     const double* values = exchange->values.data() + begin;
     messages.push_back({std::vector<double>(values, values + losses_), static_cast<EventId>(values[losses_]),
-                        values[losses_ + 1] != 0});
+        values[losses_ + 1] != 0});
   }
   return messages;
 }

@@ -1,6 +1,5 @@
-// What the ranks tell each other between steps: their micro-batches' losses, what is not finite any
-// more, and whether somebody wants to stop. It travels in the background, one step behind, so that
-// no step waits for it.
+// What the ranks tell each other between steps: their micro-batches' losses, what is not finite any more, and whether
+// somebody wants to stop. It travels in the background, one step behind, so that no step waits for it.
 #pragma once
 
 #include <memory>
@@ -26,8 +25,7 @@ class Control {
   ~Control();
 
   void post(const ControlMessage& message);
-  // Everyone's messages of the oldest post that was not taken, by rank. Throws what the exchange
-  // threw.
+  // Everyone's messages of the oldest post that was not taken, by rank. Throws what the exchange threw.
   std::vector<ControlMessage> take();
   std::size_t posted() const { return pending_.size(); }  // and not taken
 

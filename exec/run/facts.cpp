@@ -110,7 +110,7 @@ std::string rope_scaling_text(const RopeScaling& scaling) {
   if (scaling.kind == RopeScaling::Kind::kNone) return "none";
   const char* const kind = scaling.kind == RopeScaling::Kind::kLinear ? "linear" : "llama3";
   return fmt::format("{} {} {} {} {}", kind, scaling.factor, scaling.low_frequency_factor,
-                     scaling.high_frequency_factor, scaling.original_positions);
+      scaling.high_frequency_factor, scaling.original_positions);
 }
 
 // One after the other with their lengths: values may hold anything.
@@ -164,7 +164,7 @@ Facts facts_of(const Plan& plan) {
   facts.push_back({"slices", std::to_string(slices), Changes::kLastBits});
   // It takes its sequences from the end of the training data.
   facts.push_back({std::string(kHeldBack), fmt::format("{}", plan.evaluation.every ? plan.evaluation.held_back : 0.0),
-                   Changes::kNumbers});
+      Changes::kNumbers});
   return facts;
 }
 
@@ -173,16 +173,12 @@ Facts facts_of(const ModelSpec& model) {
   const auto number = [](const char* key, auto value) {
     return Fact{key, fmt::format("{}", value), Changes::kNumbers};
   };
-  return {number("model.norm_epsilon", numerics.norm_epsilon),
-          number("model.rope_theta", numerics.rope_theta),
-          {"model.rope_scaling", rope_scaling_text(numerics.rope_scaling), Changes::kNumbers},
-          number("model.gelu_tanh", numerics.gelu_tanh),
-          number("model.alibi", numerics.alibi),
-          number("model.vocabulary", model.vocabulary),
-          number("model.hidden", model.hidden),
-          number("model.layers", model.block_count()),
-          number("model.parameters", model.parameters()),
-          {"model.operations", operations_hash(model), Changes::kNumbers}};
+  return {number("model.norm_epsilon", numerics.norm_epsilon), number("model.rope_theta", numerics.rope_theta),
+      {"model.rope_scaling", rope_scaling_text(numerics.rope_scaling), Changes::kNumbers},
+      number("model.gelu_tanh", numerics.gelu_tanh), number("model.alibi", numerics.alibi),
+      number("model.vocabulary", model.vocabulary), number("model.hidden", model.hidden),
+      number("model.layers", model.block_count()), number("model.parameters", model.parameters()),
+      {"model.operations", operations_hash(model), Changes::kNumbers}};
 }
 
 Fact fact_of(const TokenStore& data) {
@@ -209,10 +205,9 @@ void agree(World& world, const std::string& topic, const Facts& facts, ExitCode 
     differences.push_back(fmt::format("{} is {} there and {} on rank {}", key, there, value, right));
   }
   if (differences.empty()) differences.emplace_back("it is another version of the program");
-  throw Error(code, fmt::format("the ranks do not run the same: {} of {} {}: {}; start all with "
-                                "the same program, files and options",
-                                name_ranks(ranks), world.size(), ranks.size() == 1 ? "differs" : "differ",
-                                fmt::join(differences, "; ")));
+  throw Error(code,
+      fmt::format("the ranks do not run the same: {} of {} {}: {}; start all with the same program, files and options",
+          name_ranks(ranks), world.size(), ranks.size() == 1 ? "differs" : "differ", fmt::join(differences, "; ")));
 }
 
 JobIdentity identity_of(const Facts& facts) {
@@ -244,8 +239,8 @@ JobIdentity job_identity_of(const std::string& text, const std::string& file) {
   return identity_of(facts);
 }
 
-std::vector<FactChange> changes_of(const std::map<std::string, std::string>& before,
-                                   const std::map<std::string, std::string>& now) {
+std::vector<FactChange> changes_of(
+    const std::map<std::string, std::string>& before, const std::map<std::string, std::string>& now) {
   std::vector<FactChange> changes;
   for (const auto& [key, value] : now) {
     const auto old = before.find(key);
@@ -255,9 +250,8 @@ std::vector<FactChange> changes_of(const std::map<std::string, std::string>& bef
 }
 
 std::string in_words(std::span<const FactChange> changes) {
-  auto texts = list_of<std::string>(changes, [&](const FactChange& change) {
-    return fmt::format("{} is {}, was {}", change.key, change.now, change.before);
-  });
+  auto texts = list_of<std::string>(changes,
+      [&](const FactChange& change) { return fmt::format("{} is {}, was {}", change.key, change.now, change.before); });
   return fmt::format("{}", fmt::join(texts, "; "));
 }
 

@@ -32,9 +32,8 @@ Facts facts_of(const Plan& plan);
 Facts facts_of(const ModelSpec& model);
 Fact fact_of(const TokenStore& data);
 
-// Compares the facts of all ranks, by hash first. Throws Error(`code`) on all ranks, naming the
-// ranks that differ from the most others, the keys, and both values. All ranks call it with the
-// same topic.
+// Compares the facts of all ranks, by hash first. Throws Error(`code`) on all ranks, naming the ranks that differ from
+// the most others, the keys, and both values. All ranks call it with the same topic.
 void agree(World& world, const std::string& topic, const Facts& facts, ExitCode code);
 
 // Those that change numbers, and a hash of them: what is the same for all runs of one job.
@@ -51,10 +50,9 @@ JobIdentity job_identity_of(const std::string& text, const std::string& file);
 struct FactChange {
   std::string key, before, now;
 };
-// What `now` says otherwise than `before`; keys that only one of them has are left out, they are of
-// another version.
-std::vector<FactChange> changes_of(const std::map<std::string, std::string>& before,
-                                   const std::map<std::string, std::string>& now);
+// What `now` says otherwise than `before`; keys that only one of them has are left out, they are of another version.
+std::vector<FactChange> changes_of(
+    const std::map<std::string, std::string>& before, const std::map<std::string, std::string>& now);
 std::string in_words(std::span<const FactChange> changes);  // "seed is 7, was 1; data is ..., was ..."
 
 }

@@ -47,8 +47,7 @@ TrainingState RunState::state() {
       const FlatParameter& p = unit.layout.parameters[i];
       const LayerInstance& layer = model_.order[at(p.layer)];
       described.parameters.push_back({parameter_name(model_, p),
-                                      model_.kinds[at(layer.kind)].parameters[at(p.parameter)].shape, p.offset,
-                                      p.numel});
+          model_.kinds[at(layer.kind)].parameters[at(p.parameter)].shape, p.offset, p.numel});
       if (unit.cuts[i].row == 0) continue;
       described.parameters.back().parts = plan_.mesh.tp;
       described.parameters.back().cut = unit.cuts[i].row == p.numel ? 0 : 1;
@@ -67,10 +66,8 @@ TrainingState RunState::state() {
 void RunState::start(const JobIdentity& job) {
   job_ = job;
   progress_.seed = plan_.seed;
-  if (options_.resume.empty())
-    engine_.initialise();
-  else
-    resume();
+  if (options_.resume.empty()) engine_.initialise();
+  else resume();
   for (const auto& [key, value] : options_.metadata) progress_.metadata[key] = value;
   progress_.metadata[kJobKey] = to_text(job_);
   if (!options_.checkpoint.empty()) claim_folder();
@@ -99,10 +96,10 @@ void RunState::compare_with(const LoadedCheckpoint& loaded) const {
   const std::vector<FactChange> refused = unaccepted(changes, options_.accept_changes);
   if (!refused.empty()) {
     auto keys = list_of<std::string>(refused, &FactChange::key);
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("checkpoint {} is of a run with other numbers: {}; go on with what it "
-                            "had, or say that this may change: --accept-changes {}",
-                            loaded.path.string(), in_words(refused), fmt::join(keys, ",")));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("checkpoint {} is of a run with other numbers: {}; go on with what it "
+                                             "had, or say that this may change: --accept-changes {}",
+                                     loaded.path.string(), in_words(refused), fmt::join(keys, ",")));
   }
   if (!changes.empty()) note("changed since the checkpoint: " + in_words(changes));
   const std::vector<FactChange> last_bits = changes_of(before.last_bits, job_.last_bits);
@@ -110,7 +107,7 @@ void RunState::compare_with(const LoadedCheckpoint& loaded) const {
   note(
       fmt::format("changed since the checkpoint: {}; sums are made in another order, so numbers "
                   "may differ in their last bits",
-                  in_words(last_bits)));
+          in_words(last_bits)));
 }
 
 void RunState::claim_folder() {

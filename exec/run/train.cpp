@@ -71,8 +71,7 @@ void KinetoRecorder::save(const std::filesystem::path& file) {
 }
 
 // A RankRecord as bytes, for rank 0 to collect.
-// The bytes of its parts one after the other; both sides are the same program on the same kind of
-// machine.
+// The bytes of its parts one after the other; both sides are the same program on the same kind of machine.
 template <typename Io, typename Value>
 void each_part(Io& io, Value& value) {
   using Plain = std::remove_const_t<Value>;
@@ -145,7 +144,7 @@ Bytes written_memory() { return process_memory({"RssAnon:", "RssShmem:"}); }
 class Training {
  public:
   Training(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world, const TrainOptions& options,
-           RunRecord& record)
+      RunRecord& record)
       : model_(model),
         plan_(plan),
         graph_(graph),
@@ -153,10 +152,10 @@ class Training {
         options_(options),
         record_(record),
         data_(options.data, {.sequence = plan.batch.sequence,
-                             .vocabulary = model.vocabulary,
-                             .held_back = plan.evaluation.every ? plan.evaluation.held_back : 0,
-                             .seed = plan.seed,
-                             .format = options.format}),
+                                .vocabulary = model.vocabulary,
+                                .held_back = plan.evaluation.every ? plan.evaluation.held_back : 0,
+                                .seed = plan.seed,
+                                .format = options.format}),
         samples_per_step_(microbatches_of_step(plan) * plan.batch.micro_batch) {
     Facts facts = options.facts;
     facts.push_back(fact_of(data_.store()));
@@ -164,8 +163,7 @@ class Training {
     job_ = identity_of(facts);
     data_.check_batch(samples_per_step_);
     RankRecord& own = record_.ranks.emplace_back(RankRecord{.rank = world.rank(), .rss_before_init = written_memory()});
-    engine_.emplace(
-        model, plan, graph, world,
+    engine_.emplace(model, plan, graph, world,
         Engine::Options{
             .debug = options.debug, .device = options.device, .pacing = options.pacing, .graph = options.graph});
     own.arena = Bytes(engine_->units().arena_bytes());
@@ -224,7 +222,7 @@ class Training {
   static std::pair<std::span<std::int64_t>, std::span<std::int64_t>> sequence_of(MicroBatch& batch, std::int64_t i) {
     const auto length = at(batch.sequence);
     return {{batch.tokens.mutable_data_ptr<std::int64_t>() + i * batch.sequence, length},
-            {batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence, length}};
+        {batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence, length}};
   }
 
   // --- steps ---
@@ -271,8 +269,8 @@ class Training {
       return control_->take();
     } catch (const PeerFailure& lost) {
       const auto step = record_.first_step + std::ssize(record_.losses);
-      throw PeerFailure(lost.rank(), fmt::format("rank {} waited in the exchange of losses of step {}: {}",
-                                                 world_.rank(), step, lost.what()));
+      throw PeerFailure(lost.rank(),
+          fmt::format("rank {} waited in the exchange of losses of step {}: {}", world_.rank(), step, lost.what()));
     }
   }
 
@@ -316,8 +314,7 @@ class Training {
     if (rank == first_rows.size()) return;
     const EventId event = first_rows[rank];
     record_.not_finite = fmt::format("step {}, rank {}: {} (event {}) is not finite",
-                                     record_.first_step + std::ssize(record_.losses) - 1, rank,
-                                     EventNames(graph_, model_).of(event), event);
+        record_.first_step + std::ssize(record_.losses) - 1, rank, EventNames(graph_, model_).of(event), event);
   }
 
   void check_parameters() {
@@ -325,8 +322,8 @@ class Training {
     const auto found = world_.gather("finite", engine_->find_not_finite_parameter());
     for (std::size_t rank = 0; rank < found.size() && finite(); ++rank) {
       if (found[rank].empty()) continue;
-      record_.not_finite = fmt::format("step {}, rank {}: parameter {} after the optimizer is not finite",
-                                       progress().step, rank, found[rank]);
+      record_.not_finite = fmt::format(
+          "step {}, rank {}: parameter {} after the optimizer is not finite", progress().step, rank, found[rank]);
     }
   }
 
@@ -352,17 +349,17 @@ class Training {
     double sum = 0;
     for (std::int64_t number = 0; number < count; ++number) {
       double loss = 0;
-      std::memcpy(&loss, all[at(number % ranks * plan_.mesh.tp)].data() + at(number / ranks) * sizeof loss,
-                  sizeof loss);
+      std::memcpy(
+          &loss, all[at(number % ranks * plan_.mesh.tp)].data() + at(number / ranks) * sizeof loss, sizeof loss);
       if (!std::isfinite(loss) && finite() && options_.pacing == nullptr) {
         record_.not_finite = fmt::format("step {}, rank {}: the loss on held-back data is not finite", progress().step,
-                                         number % ranks * plan_.mesh.tp);
+            number % ranks * plan_.mesh.tp);
       }
       sum += loss;
     }
     record_.evaluations.emplace_back(progress().step, sum / as_double(count));
     state_->note(fmt::format("step {}: loss {:.4f} on {} held-back sequences", progress().step,
-                             record_.evaluations.back().second, count * size));
+        record_.evaluations.back().second, count * size));
   }
 
   void finish() {
@@ -400,9 +397,8 @@ class Training {
     if (issue_seconds_.size() < 2) return;
     std::vector<double> later(issue_seconds_.begin() + (issue_seconds_.size() / 2), issue_seconds_.end());
     std::ranges::sort(later);
-    state_->note(
-        fmt::format("the host issued a step in {:.1f} us{}", later[later.size() / 2] * 1e6,
-                    options_.graph ? ", replayed as one graph" : ", with its waits for room in the device's queue"));
+    state_->note(fmt::format("the host issued a step in {:.1f} us{}", later[later.size() / 2] * 1e6,
+        options_.graph ? ", replayed as one graph" : ", with its waits for room in the device's queue"));
   }
 
   static constexpr std::int64_t kKinetoSteps = 2;
@@ -428,7 +424,7 @@ class Training {
 }
 
 RunRecord train(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
-                const TrainOptions& options, RunRecord* partial) {
+    const TrainOptions& options, RunRecord* partial) {
   RunRecord record;
   if (partial != nullptr) record = *partial;
   record.world = world.size();

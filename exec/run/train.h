@@ -65,6 +65,6 @@ struct TrainOptions {
 // ranks (RunRecord::not_finite), and no checkpoint is saved from then on. A lost rank or a failed
 // step is thrown (PeerFailure, StepFailure); *partial then holds what this rank has so far.
 RunRecord train(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
-                const TrainOptions& options, RunRecord* partial);
+    const TrainOptions& options, RunRecord* partial);
 
 }

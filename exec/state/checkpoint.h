@@ -35,8 +35,8 @@ struct SavedCheckpoint {
 // Saves `progress.step`, replacing a checkpoint of that step. All ranks call it. Where any rank
 // cannot write, all throw the same Error(kInvalidInput) naming the file and the reason, nothing of
 // the new checkpoint stays, and the older ones are as they were.
-SavedCheckpoint save_checkpoint(const CheckpointTarget& target, const TrainingState& state, const RunProgress& progress,
-                                World& world);
+SavedCheckpoint save_checkpoint(
+    const CheckpointTarget& target, const TrainingState& state, const RunProgress& progress, World& world);
 
 struct LoadedCheckpoint {
   std::filesystem::path path;

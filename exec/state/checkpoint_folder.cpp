@@ -56,8 +56,7 @@ bool is_there(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, error));
 }
 
-// Takes the checkpoint out of the readers' sight first: a removal that is cut off must not leave
-// half of one.
+// Takes the checkpoint out of the readers' sight first: a removal that is cut off must not leave half of one.
 void remove_checkpoint(const fs::path& path) {
   const fs::path out_of_sight = path.parent_path() / fmt::format("{}removed-{}", kWriting, path.filename().string());
   move_name(path, out_of_sight);
@@ -138,10 +137,10 @@ FolderLock::FolderLock(const fs::path& folder, Held held) {
     if (std::chrono::steady_clock::now() > give_up) {
       const std::string holder = text_of(descriptor_);
       ::close(descriptor_);
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: another run{} is saving its checkpoints here; give each run a "
-                              "folder of its own",
-                              folder.string(), holder.empty() ? "" : " (" + holder + ")"));
+      throw Error(
+          ExitCode::kInvalidInput, fmt::format("{}: another run{} is saving its checkpoints here; give each run a "
+                                               "folder of its own",
+                                       folder.string(), holder.empty() ? "" : " (" + holder + ")"));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
@@ -201,8 +200,8 @@ fs::path put_in_place(const fs::path& working, std::int64_t step) {
 
 std::vector<std::string> remove_oldest(const fs::path& folder, std::int64_t keep, std::int64_t spared_from) {
   std::vector<CheckpointEntry> entries = list_checkpoints(folder);
-  std::erase_if(entries,
-                [spared_from](const CheckpointEntry& entry) { return !entry.saved || entry.step >= spared_from; });
+  std::erase_if(
+      entries, [spared_from](const CheckpointEntry& entry) { return !entry.saved || entry.step >= spared_from; });
   std::vector<std::string> failures;
   const std::int64_t excess = std::ssize(entries) - keep;
   for (std::int64_t i = 0; i < excess; ++i) {

@@ -25,14 +25,12 @@ std::string checkpoint_name(std::int64_t step);  // "step-00000010"
 // The step of such a name; none for any other.
 std::optional<std::int64_t> step_of_name(const std::string& name);
 
-// Held by one rank of one run, while saving or for as long as it trains; goes with the process,
-// however that ends.
+// Held by one rank of one run, while saving or for as long as it trains; goes with the process, however that ends.
 class FolderLock {
  public:
   enum class Held : std::uint8_t { kWhileSaving, kWhileTraining };
-  // Waits for another holder, up to 30 s while saving and 5 s while training (of a run that was
-  // killed just now), then throws Error(kInvalidInput) with what the holder wrote. On a file system
-  // without locks it is no lock.
+  // Waits for another holder, up to 30 s while saving and 5 s while training (of a run that was killed just now), then
+  // throws Error(kInvalidInput) with what the holder wrote. On a file system without locks it is no lock.
   explicit FolderLock(const std::filesystem::path& folder, Held held = Held::kWhileSaving);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
@@ -53,7 +51,7 @@ std::filesystem::path make_working_folder(const std::filesystem::path& folder, s
 std::filesystem::path put_in_place(const std::filesystem::path& working, std::int64_t step);
 // Removes the oldest that can be read until `keep` of those before step `spared_from` are left.
 // Returns what could not be removed.
-std::vector<std::string> remove_oldest(const std::filesystem::path& folder, std::int64_t keep,
-                                       std::int64_t spared_from);
+std::vector<std::string> remove_oldest(
+    const std::filesystem::path& folder, std::int64_t keep, std::int64_t spared_from);
 
 }

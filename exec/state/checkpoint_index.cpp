@@ -46,10 +46,8 @@ Json to_json(const StateUnit& unit, std::int64_t shards) {
   Json parameters = json_list(
       unit.parameters,
       [&](const StateParameter& parameter) -> Json {
-        Json written = {{"name", parameter.name},
-                        {"shape", parameter.shape},
-                        {"offset", parameter.offset},
-                        {"numel", parameter.numel}};
+        Json written = {{"name", parameter.name}, {"shape", parameter.shape}, {"offset", parameter.offset},
+            {"numel", parameter.numel}};
         if (parameter.parts > 1) {
           written["parts"] = parameter.parts;
           written["cut"] = parameter.cut;
@@ -59,11 +57,8 @@ Json to_json(const StateUnit& unit, std::int64_t shards) {
   Json arrays = json_list(unit.arrays, [&](const StateArray& array) -> Json {
     return {{"name", array.name}, {"dtype", to_string(array.dtype)}};
   });
-  return {{"name", unit.name},
-          {"shard_numel", unit.shard_numel},
-          {"padding", padding_of(unit, shards)},
-          {"parameters", std::move(parameters)},
-          {"arrays", std::move(arrays)}};
+  return {{"name", unit.name}, {"shard_numel", unit.shard_numel}, {"padding", padding_of(unit, shards)},
+      {"parameters", std::move(parameters)}, {"arrays", std::move(arrays)}};
 }
 
 Json to_json(const CheckpointFile& file) {
@@ -101,8 +96,8 @@ StateUnit read_unit(const ConfigNode& node) {
   constexpr DType kDTypes[] = {DType::kBf16, DType::kFp16, DType::kFp32};
   for (const ConfigNode& item : arrays.elements()) {
     item.allow_only({"name", "dtype"});
-    StateArray array = {.name = item.at("name").as_string(),
-                        .dtype = kDTypes[item.at("dtype").as_choice({"bf16", "fp16", "fp32"})]};
+    StateArray array = {
+        .name = item.at("name").as_string(), .dtype = kDTypes[item.at("dtype").as_choice({"bf16", "fp16", "fp32"})]};
     unit.arrays.push_back(std::move(array));
   }
   return unit;
@@ -128,8 +123,8 @@ CheckpointFile read_file(const ConfigNode& node) {
 
 RunProgress read_progress(const ConfigNode& root) {
   RunProgress progress = {.step = root.at("step").as_int(0),
-                          .next_sample = root.at("next_sample").as_int(0),
-                          .seed = root.at("seed").as_int()};
+      .next_sample = root.at("next_sample").as_int(0),
+      .seed = root.at("seed").as_int()};
   const ConfigNode metadata = root.at("metadata");
   for (const ConfigItem& item : metadata.items()) progress.metadata[item.key] = item.value.as_string();
   return progress;
@@ -147,17 +142,10 @@ std::string index_text(const CheckpointIndex& index) {
   Json units = json_list(
       index.units, [&](const StateUnit& unit) -> Json { return to_json(unit, index.shards); });
   Json files = json_list(index.files, [&](const CheckpointFile& file) -> Json { return to_json(file); });
-  return seal_index(to_text({{"schema", kSchema},
-                             {"step", index.progress.step},
-                             {"next_sample", index.progress.next_sample},
-                             {"seed", index.progress.seed},
-                             {"saved", index.saved},
-                             {"metadata", Json(index.progress.metadata)},
-                             {"mesh", std::move(mesh)},
-                             {"block_bytes", kChecksumBlock},
-                             {"units", std::move(units)},
-                             {"files", std::move(files)},
-                             {"checksum", std::string(kDigits, '0')}}));
+  return seal_index(to_text({{"schema", kSchema}, {"step", index.progress.step},
+      {"next_sample", index.progress.next_sample}, {"seed", index.progress.seed}, {"saved", index.saved},
+      {"metadata", Json(index.progress.metadata)}, {"mesh", std::move(mesh)}, {"block_bytes", kChecksumBlock},
+      {"units", std::move(units)}, {"files", std::move(files)}, {"checksum", std::string(kDigits, '0')}}));
 }
 
 std::string seal_index(std::string text) {
@@ -175,7 +163,7 @@ CheckpointIndex parse_index(std::string_view text, const std::string& file_name)
     throw Error(ExitCode::kInvalidInput, file_name + ": was altered: its checksum is not the one that was written");
   const ConfigNode root = parse_json(text, file_name);
   root.allow_only({"schema", "step", "next_sample", "seed", "saved", "metadata", "mesh", "block_bytes", "units",
-                   "files", "checksum"});
+      "files", "checksum"});
   root.at("schema").as_choice({kSchema});
   index.progress = read_progress(root);
   index.saved = root.at("saved").as_int(0);
@@ -192,8 +180,8 @@ CheckpointIndex parse_index(std::string_view text, const std::string& file_name)
   for (const StateUnit& unit : index.units) {
     for (const StateParameter& parameter : unit.parameters) {
       if (parameter.parts == 1 || parameter.parts == index.parts) continue;
-      throw units.error(fmt::format("parameter {} has {} parts, but mesh.tp is {}", quote(parameter.name),
-                                    parameter.parts, index.parts));
+      throw units.error(fmt::format(
+          "parameter {} has {} parts, but mesh.tp is {}", quote(parameter.name), parameter.parts, index.parts));
     }
   }
   const std::string fault = find_layout_fault(index.shards, index.units);

@@ -1,7 +1,6 @@
-// A range of a parameter is cut into runs that one part has (tensor parallel), each a range of its
-// unit's buffer, which the shards cut into pieces, one file each. The pieces of a file are sorted
-// by their place in it and read front to back, so that each block is read and verified once and one
-// block per rank is in memory.
+// A range of a parameter is cut into runs that one part has (tensor parallel), each a range of its unit's buffer, which
+// the shards cut into pieces, one file each. The pieces of a file are sorted by their place in it and read front to
+// back, so that each block is read and verified once and one block per rank is in memory.
 
 #include "exec/state/checkpoint_reader.h"
 
@@ -74,8 +73,8 @@ BlockReader::BlockReader(const std::filesystem::path& path, const WrittenFile& e
   } else if (!S_ISREG(status.st_mode)) {
     wrong = fmt::format("{}: is no regular file", path.string());
   } else if (status.st_size != expected.bytes) {
-    wrong = fmt::format("{}: has {} bytes instead of the {} that were written", path.string(), status.st_size,
-                        expected.bytes);
+    wrong = fmt::format(
+        "{}: has {} bytes instead of the {} that were written", path.string(), status.st_size, expected.bytes);
   }
   if (wrong.empty()) return;
   ::close(descriptor_);  // the destructor of a half-made object does not run
@@ -87,7 +86,7 @@ BlockReader::~BlockReader() { ::close(descriptor_); }
 void BlockReader::read(std::int64_t offset, std::span<std::byte> bytes) {
   const auto count = std::ssize(bytes);
   FORESHARD_CHECK(offset >= 0 && count <= expected_->bytes && offset <= expected_->bytes - count,
-                  "a range beyond the end of a checkpoint's file");
+      "a range beyond the end of a checkpoint's file");
   while (!bytes.empty()) {
     const std::int64_t block = offset / kChecksumBlock;
     if (block != loaded_) load_block(block);
@@ -114,9 +113,8 @@ void BlockReader::load_block(std::int64_t block) {
   }
   if (checksum_of(block_) != expected_->checksums.at(at(block))) {
     fail_checkpoint(
-        fmt::format("{}: block {} (bytes {} to {}) was altered: its checksum is not the one that "
-                    "was written",
-                    path_.string(), block, begin, end - 1));
+        fmt::format("{}: block {} (bytes {} to {}) was altered: its checksum is not the one that was written",
+            path_.string(), block, begin, end - 1));
   }
   loaded_ = block;
 }
@@ -137,14 +135,14 @@ SafetensorsHeader read_header(BlockReader& file, std::int64_t file_bytes, const 
 }
 
 // Where the tensor of that array begins in the file.
-std::int64_t tensor_begin(const SafetensorsHeader& header, const StateUnit& unit, const StateArray& array,
-                          const std::string& file_name) {
+std::int64_t tensor_begin(
+    const SafetensorsHeader& header, const StateUnit& unit, const StateArray& array, const std::string& file_name) {
   const std::string name = tensor_name(unit, array);
   const SafetensorsEntry* const entry = header.find(name);
   if (entry == nullptr || entry->dtype != safetensors_dtype(array.dtype) ||
       entry->shape != std::vector{unit.shard_numel}) {
     throw Error(ExitCode::kInvalidInput, fmt::format("{}: has no tensor {} of {} {} elements, which index.json names",
-                                                     file_name, quote(name), unit.shard_numel, to_string(array.dtype)));
+                                             file_name, quote(name), unit.shard_numel, to_string(array.dtype)));
   }
   return entry->begin;
 }
@@ -202,7 +200,7 @@ std::vector<std::vector<CheckpointReader::Piece>> CheckpointReader::cut(std::spa
     const std::int64_t count = std::ssize(rest) / size;
     const std::int64_t numel = parameter.numel * parameter.parts;
     FORESHARD_CHECK(range.first >= 0 && count <= numel && range.first <= numel - count,
-                    "a range beyond the end of parameter " + range.parameter);
+        "a range beyond the end of parameter " + range.parameter);
     const ParameterCut part = cut_of(parameter.shape, parameter.cut, parameter.parts, 0);
     std::int64_t element = range.first;
     while (!rest.empty()) {

@@ -50,12 +50,9 @@ float float_of_fp16(std::uint16_t half) {
   const std::uint32_t exponent = (half >> 10) & 0x1fU;
   const std::uint32_t mantissa = half & 0x3ffU;
   std::uint32_t bits = 0;
-  if (exponent == 0x1f)
-    bits = kInfinity | (mantissa << 13);
-  else if (exponent != 0)
-    bits = ((exponent + 112) << 23) | (mantissa << 13);
-  else
-    bits = std::bit_cast<std::uint32_t>(std::ldexp(static_cast<float>(mantissa), -24));
+  if (exponent == 0x1f) bits = kInfinity | (mantissa << 13);
+  else if (exponent != 0) bits = ((exponent + 112) << 23) | (mantissa << 13);
+  else bits = std::bit_cast<std::uint32_t>(std::ldexp(static_cast<float>(mantissa), -24));
   return std::bit_cast<float>(sign | bits);
 }
 

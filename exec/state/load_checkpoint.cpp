@@ -1,7 +1,6 @@
-// Rank 0 lists the candidates, newest first. For each, the ranks read the index, compare it with
-// their layout, and read what falls into their shards; after each of these they tell each other how
-// it went. Damage found by any rank sends all of them to the next candidate; another model ends the
-// search, since an older checkpoint would not fit either.
+// Rank 0 lists the candidates, newest first. For each, the ranks read the index, compare it with their layout, and read
+// what falls into their shards; after each of these they tell each other how it went. Damage found by any rank sends
+// all of them to the next candidate; another model ends the search, since an older checkpoint would not fit either.
 
 #include <fmt/format.h>
 
@@ -24,8 +23,7 @@ namespace fs = std::filesystem;
 
 std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-// The names of the candidates in the folder, newest first, one per line; "" where `path` is a
-// checkpoint itself.
+// The names of the candidates in the folder, newest first, one per line; "" where `path` is a checkpoint itself.
 std::string list_candidates(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error))
@@ -49,7 +47,7 @@ void check_same_model(const CheckpointReader& reader, const TrainingState& state
       if (stored == nullptr) fail_checkpoint(fmt::format("it has no parameter {}", quote(parameter.name)));
       if (stored->shape != parameter.shape) {
         fail_checkpoint(fmt::format("its parameter {} has the shape {}, but the model's has {}", quote(parameter.name),
-                                    shape_text(stored->shape), shape_text(parameter.shape)));
+            shape_text(stored->shape), shape_text(parameter.shape)));
       }
       for (const StateArray& array : unit.arrays)
         if (!reader.has_array(parameter.name, array.name))
@@ -78,8 +76,7 @@ std::vector<StateRange> ranges_of(const TrainingState& state) {
           const std::int64_t own = at - parameter.offset;
           const std::int64_t run = part.run(own, to - at);
           ranges.push_back({parameter.name, array.name, part.whole(own), array.dtype,
-                            array.data.subspan(static_cast<std::size_t>((at - begin) * size),
-                                               static_cast<std::size_t>(run * size))});
+              array.data.subspan(static_cast<std::size_t>((at - begin) * size), static_cast<std::size_t>(run * size))});
           at += run;
         }
       }
@@ -107,10 +104,8 @@ class Load {
     if (is_damaged(opened)) return std::nullopt;
     succeed_together(world_, "checkpoint.match", [&] {
       if (opened[at(world_.rank())].text != opened[0].text)
-        fail_checkpoint(
-            fmt::format("checkpoint {}: the ranks read different ones; use a folder that all "
-                        "ranks see",
-                        path.string()));
+        fail_checkpoint(fmt::format(
+            "checkpoint {}: the ranks read different ones; use a folder that all ranks see", path.string()));
       try {
         check_same_model(*reader, state_);
       } catch (const Error& error) {

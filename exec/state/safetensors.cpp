@@ -30,21 +30,9 @@ struct StoredType {
   std::string_view name;
   std::int64_t bytes;
 };
-constexpr std::array<StoredType, 15> kStoredTypes = {{{"F64", 8},
-                                                      {"I64", 8},
-                                                      {"U64", 8},
-                                                      {"F32", 4},
-                                                      {"I32", 4},
-                                                      {"U32", 4},
-                                                      {"F16", 2},
-                                                      {"BF16", 2},
-                                                      {"I16", 2},
-                                                      {"U16", 2},
-                                                      {"I8", 1},
-                                                      {"U8", 1},
-                                                      {"BOOL", 1},
-                                                      {"F8_E4M3", 1},
-                                                      {"F8_E5M2", 1}}};
+constexpr std::array<StoredType, 15> kStoredTypes = {
+    {{"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2},
+        {"U16", 2}, {"I8", 1}, {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}}};
 
 std::int64_t bytes_of(const ConfigNode& dtype) {
   const std::string name = dtype.as_string();
@@ -77,15 +65,15 @@ void check_order(const SafetensorsHeader& header, std::int64_t file_bytes, const
   std::int64_t end = header.data_begin;
   for (const SafetensorsEntry& entry : header.tensors) {
     if (entry.begin != end) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: tensor {} begins at byte {}, but the data before it ends at {}", file_name,
-                              quote(entry.name), entry.begin, end));
+      throw Error(
+          ExitCode::kInvalidInput, fmt::format("{}: tensor {} begins at byte {}, but the data before it ends at {}",
+                                       file_name, quote(entry.name), entry.begin, end));
     }
     end = entry.end;
   }
   if (end != file_bytes) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: the tensors end at byte {}, but the file has {} bytes", file_name, end, file_bytes));
+        fmt::format("{}: the tensors end at byte {}, but the file has {} bytes", file_name, end, file_bytes));
   }
 }
 
@@ -98,38 +86,36 @@ const SafetensorsEntry* SafetensorsHeader::find(std::string_view name) const {
 
 const char* safetensors_dtype(DType dtype) { return word_at(dtype, {"BF16", "F16", "F32"}); }
 
-std::int64_t safetensors_header_bytes(std::string_view first_bytes, std::int64_t file_bytes,
-                                      const std::string& file_name) {
+std::int64_t safetensors_header_bytes(
+    std::string_view first_bytes, std::int64_t file_bytes, const std::string& file_name) {
   if (std::ssize(first_bytes) < kLengthBytes || file_bytes < kLengthBytes) {
     throw Error(ExitCode::kInvalidInput, fmt::format("{}: is no safetensors file: it has only {} bytes", file_name,
-                                                     std::min(file_bytes, std::ssize(first_bytes))));
+                                             std::min(file_bytes, std::ssize(first_bytes))));
   }
   std::uint64_t length = 0;
   std::memcpy(&length, first_bytes.data(), sizeof length);
   const auto room = static_cast<std::uint64_t>(std::min(file_bytes - kLengthBytes, kMaxHeaderBytes));
   if (length > room) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: is no safetensors file: its header would have {} bytes, but at "
-                            "most {} are possible",
-                            file_name, length, room));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("{}: is no safetensors file: its header would have {} bytes, but at "
+                                             "most {} are possible",
+                                     file_name, length, room));
   }
   return static_cast<std::int64_t>(length);
 }
 
-SafetensorsHeader parse_safetensors_header(std::string_view json, std::int64_t file_bytes,
-                                           const std::string& file_name) {
+SafetensorsHeader parse_safetensors_header(
+    std::string_view json, std::int64_t file_bytes, const std::string& file_name) {
   const ConfigNode root = parse_json(json, file_name);
   SafetensorsHeader header = {.data_begin = kLengthBytes + std::ssize(json)};
   for (const ConfigItem& item : root.items()) {
     if (item.key == "__metadata__")
       for (const ConfigItem& pair : item.value.items()) header.metadata[pair.key] = pair.value.as_string();
-    else
-      header.tensors.push_back(read_entry(item, header.data_begin));
+    else header.tensors.push_back(read_entry(item, header.data_begin));
   }
   // An empty tensor may share its begin with the one after it.
-  std::ranges::stable_sort(header.tensors, [](const auto& a, const auto& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+  std::ranges::stable_sort(header.tensors,
+      [](const auto& a, const auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   check_order(header, file_bytes, file_name);
   return header;
 }
@@ -140,7 +126,7 @@ SafetensorsHeader read_safetensors_header(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (error || !file) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: cannot be read{}", path.string(), error ? ": " + error.message() : std::string()));
+        fmt::format("{}: cannot be read{}", path.string(), error ? ": " + error.message() : std::string()));
   }
   const auto read = [&file](std::int64_t bytes) {
     std::string text(at(bytes), '\0');
@@ -152,8 +138,8 @@ SafetensorsHeader read_safetensors_header(const std::filesystem::path& path) {
   return parse_safetensors_header(read(length), file_bytes, path.string());
 }
 
-std::string safetensors_front(std::span<const SafetensorsTensor> tensors,
-                              const std::map<std::string, std::string>& metadata) {
+std::string safetensors_front(
+    std::span<const SafetensorsTensor> tensors, const std::map<std::string, std::string>& metadata) {
   Json header = Json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::int64_t begin = 0;

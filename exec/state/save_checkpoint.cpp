@@ -116,8 +116,8 @@ class Save {
 
  private:
   std::string begin() {
-    FORESHARD_CHECK(state_.shards > 0 && state_.shard_index >= 0 && state_.shard_index < state_.shards,
-                    "a shard outside the mesh");
+    FORESHARD_CHECK(
+        state_.shards > 0 && state_.shard_index >= 0 && state_.shard_index < state_.shards, "a shard outside the mesh");
     check_layout(state_);
     FORESHARD_CHECK(progress_.step >= 0 && progress_.next_sample >= 0, "a run begins at 0");
     FORESHARD_CHECK(target_.keep >= 0, "a negative number of checkpoints to keep");
@@ -127,7 +127,7 @@ class Save {
     const bool is_new = fs::create_directories(target_.folder, error);
     if (error || !fs::is_directory(target_.folder, error)) {
       throw Error(ExitCode::kInvalidInput, fmt::format("cannot write checkpoints to {}: {}", target_.folder.string(),
-                                                       error ? error.message() : "it is no folder"));
+                                               error ? error.message() : "it is no folder"));
     }
     if (is_new) sync_folder(fs::absolute(target_.folder).parent_path());
     lock_.emplace(target_.folder);
@@ -184,8 +184,8 @@ class Save {
 
 }
 
-SavedCheckpoint save_checkpoint(const CheckpointTarget& target, const TrainingState& state, const RunProgress& progress,
-                                World& world) {
+SavedCheckpoint save_checkpoint(
+    const CheckpointTarget& target, const TrainingState& state, const RunProgress& progress, World& world) {
   return Save(target, state, progress, world).run();
 }
 

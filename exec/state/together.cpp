@@ -26,7 +26,7 @@ std::vector<RankOutcome> do_together(World& world, const std::string& topic, con
   const RankOutcome own = outcome_of(work);
   std::vector<RankOutcome> outcomes;
   for (const std::string& message :
-       world.gather(topic, std::to_string(static_cast<int>(own.exit_code)) + " " + own.text)) {
+      world.gather(topic, std::to_string(static_cast<int>(own.exit_code)) + " " + own.text)) {
     const std::size_t blank = std::min(message.find(' '), message.size());
     const int code = leading_number({message.data(), blank}, static_cast<int>(ExitCode::kInternal));
     outcomes.push_back({static_cast<ExitCode>(code), message.substr(std::min(blank + 1, message.size()))});
@@ -40,8 +40,8 @@ const RankOutcome* first_failure(const std::vector<RankOutcome>& outcomes) {
   return failed == outcomes.end() ? nullptr : &*failed;
 }
 
-std::vector<RankOutcome> succeed_together(World& world, const std::string& topic,
-                                          const std::function<std::string()>& work) {
+std::vector<RankOutcome> succeed_together(
+    World& world, const std::string& topic, const std::function<std::string()>& work) {
   std::vector<RankOutcome> outcomes = do_together(world, topic, work);
   const RankOutcome* const failure = first_failure(outcomes);
   if (failure != nullptr) throw Error(failure->exit_code, failure->text);

@@ -21,7 +21,7 @@ std::vector<RankOutcome> do_together(World& world, const std::string& topic, con
 // Of the lowest rank that failed; nullptr where all succeeded.
 const RankOutcome* first_failure(const std::vector<RankOutcome>& outcomes);
 // do_together, and the first failure thrown as Error on all ranks.
-std::vector<RankOutcome> succeed_together(World& world, const std::string& topic,
-                                          const std::function<std::string()>& work);
+std::vector<RankOutcome> succeed_together(
+    World& world, const std::string& topic, const std::function<std::string()>& work);
 
 }

@@ -24,15 +24,15 @@ std::string find_unit_fault(std::int64_t shards, const StateUnit& unit) {
     const bool is_cut_evenly =
         parameter.parts == 1 ||
         (parameter.parts > 1 && parameter.cut >= 0 && parameter.cut <= 1 &&
-         at(parameter.cut) < parameter.shape.size() && parameter.shape[at(parameter.cut)] % parameter.parts == 0);
+            at(parameter.cut) < parameter.shape.size() && parameter.shape[at(parameter.cut)] % parameter.parts == 0);
     if (parameter.offset < 0 || !is_cut_evenly ||
         checked_multiply(parameter.numel, parameter.parts) != numel_of(parameter.shape)) {
       return fmt::format("parameter {} has offset {} and {} elements, which its shape denies", quote(parameter.name),
-                         parameter.offset, parameter.numel);
+          parameter.offset, parameter.numel);
     }
     if (checked_add(parameter.offset, parameter.numel) > whole) {
-      return fmt::format("parameter {} ends beyond the {} elements of unit {}", quote(parameter.name), whole,
-                         quote(unit.name));
+      return fmt::format(
+          "parameter {} ends beyond the {} elements of unit {}", quote(parameter.name), whole, quote(unit.name));
     }
     if (parameter.numel > 0) ordered.push_back(&parameter);
   }
@@ -86,8 +86,8 @@ void check_layout(const TrainingState& state) {
   FORESHARD_CHECK(fault.empty(), fault);
   for (const StateUnit& unit : state.units) {
     for (const StateArray& array : unit.arrays) {
-      FORESHARD_CHECK(std::ssize(array.data) == unit.shard_numel * size_of(array.dtype),
-                      "an array has other bytes than its shard");
+      FORESHARD_CHECK(
+          std::ssize(array.data) == unit.shard_numel * size_of(array.dtype), "an array has other bytes than its shard");
     }
   }
 }

@@ -27,12 +27,11 @@ struct CapturedPlan {
   ImportLedger ledger;
 };
 
-// Units, mesh, dtypes and policies as fully_shard made them, micro-batches, recomputation and batch
-// as the calls of the steady step show them. Throws Error(kMissingCapability) where the model is
-// none that a config.json describes.
+// Units, mesh, dtypes and policies as fully_shard made them, micro-batches, recomputation and batch as the calls of the
+// steady step show them. Throws Error(kMissingCapability) where the model is none that a config.json describes.
 // `others`: the same program at other sizes, for a model that modules.json describes.
-CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_name,
-                             const std::vector<Capture>& others = {});
+CapturedPlan plan_of_capture(
+    const Capture& capture, const std::string& model_name, const std::vector<Capture>& others = {});
 
 // The units of a captured program, as fully_shard made them, in a plan's words.
 
@@ -71,13 +70,11 @@ struct CapturedModules {
 };
 
 std::filesystem::path modules_file(const Capture& capture);
-// Throws Error(kInvalidInput) for one of another version, Error(kMissingCapability) for what layers
-// have no words for.
+// Throws Error(kInvalidInput) for one of another version, Error(kMissingCapability) for what layers have no words for.
 CapturedModules read_modules(const Capture& capture);
 
-// `captures`: the same program at different sizes, at least one. Throws Error(kMissingCapability)
-// for an operation that no layer has, naming its module, and Error(kInvalidInput) where the
-// captures are not of one program.
+// `captures`: the same program at different sizes, at least one. Throws Error(kMissingCapability) for an operation that
+// no layer has, naming its module, and Error(kInvalidInput) where the captures are not of one program.
 std::string model_of_modules(const std::vector<CapturedModules>& captures, const std::string& name);
 
 }

@@ -1,6 +1,5 @@
-// Batch and sequence are those of the attention calls; a stretch of launches from autograd's
-// threads behind some of the main thread's is a micro-batch's backward; attention run forward on
-// autograd's threads is recomputation.
+// Batch and sequence are those of the attention calls; a stretch of launches from autograd's threads behind some of the
+// main thread's is a micro-batch's backward; attention run forward on autograd's threads is recomputation.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -46,18 +45,14 @@ struct Steps {
 
 // A collective of activations: DeepSpeed-Ulysses' all-to-alls; the ring's sends, of keys and values
 // in forward (alltoall) or of their gradients alone (allgather).
-void read_exchange(const CapturedCall& call, const std::string& name, std::int64_t ranks, bool in_backward,
-                   Steps& steps) {
+void read_exchange(
+    const CapturedCall& call, const std::string& name, std::int64_t ranks, bool in_backward, Steps& steps) {
   constexpr std::int64_t kNumbers = 1 << 12;  // bytes
   if (call.values[1] < kNumbers) return;
-  if (name == "all_to_all")
-    steps.rotate = "ulysses";
-  else if (name != "send")
-    return;
-  else if (!in_backward)
-    steps.rotate = "alltoall";
-  else if (steps.rotate.empty())
-    steps.rotate = "allgather";
+  if (name == "all_to_all") steps.rotate = "ulysses";
+  else if (name != "send") return;
+  else if (!in_backward) steps.rotate = "alltoall";
+  else if (steps.rotate.empty()) steps.rotate = "allgather";
   steps.axes.cp = ranks;
 }
 
@@ -198,9 +193,8 @@ void add_kernels(const Json& document, const Steps& steps, KeyWriter& out) {
   out.line("kernels", fmt::format("{{{}}}", fmt::join(words, ", ")), fmt::format("{}", fmt::join(sources, "; ")));
 }
 
-// Sequences and their length where the model's forward was watched: of its tensors of words, else
-// (images, sound) of all its tensors the first extent. Of a program of its own, as its model has
-// them.
+// Sequences and their length where the model's forward was watched: of its tensors of words, else (images, sound) of
+// all its tensors the first extent. Of a program of its own, as its model has them.
 void add_batch(const Json& document, const Steps& steps, const Extents& own, KeyWriter& out) {
   std::int64_t batch = steps.batch, sequence = steps.sequence;
   std::string source = fmt::format("{} calls of attention", steps.forward);
@@ -224,9 +218,9 @@ void add_batch(const Json& document, const Steps& steps, const Extents& own, Key
   const std::string length = has_words && sequence > 0 ? fmt::format("sequence: {}, ", sequence) : std::string();
   const char* const padded = document.value("padded", false) ? ", padded: true" : "";
   out.line("batch",
-           fmt::format("{{{}micro_batch: {}, accumulation: {}{}}}", length, batch,
-                       std::max<std::int64_t>(1, steps.micro_batches), padded),
-           fmt::format("{} in {} backward passes", source, steps.micro_batches));
+      fmt::format("{{{}micro_batch: {}, accumulation: {}{}}}", length, batch,
+          std::max<std::int64_t>(1, steps.micro_batches), padded),
+      fmt::format("{} in {} backward passes", source, steps.micro_batches));
 }
 
 // Ranges of blocks that are alike in this.
@@ -244,16 +238,16 @@ void add_recompute(const Json& document, const Steps& steps, const OwnModel& own
   const std::ptrdiff_t some = std::ranges::count(own.checkpointed, true);
   if (some > 0) {
     const bool all = some == std::ssize(own.checkpointed);
-    return out.line("recompute", all ? "full" : recompute_words(own.checkpointed),
-                    "blocks that torch.utils.checkpoint calls");
+    return out.line(
+        "recompute", all ? "full" : recompute_words(own.checkpointed), "blocks that torch.utils.checkpoint calls");
   }
   const Json said = document.value("checkpointing", Json());
   const bool is_said = said.is_object();
   if (!is_said && steps.forward == 0) return;
   const bool again = is_said || 2 * steps.recomputed >= std::max<std::int64_t>(1, steps.forward);
   out.line("recompute", again ? "full" : "none",
-           is_said ? std::string("gradient_checkpointing_enable")
-                   : fmt::format("{} calls of attention run again", steps.recomputed));
+      is_said ? std::string("gradient_checkpointing_enable")
+              : fmt::format("{} calls of attention run again", steps.recomputed));
   if (is_said && said.value("reentrant", false)) out.line("recompute_reentrant", "true", "use_reentrant");
 }
 
@@ -291,13 +285,12 @@ void add_adapters(const Json& document, KeyWriter& out) {
   if (is_packed) base = has_master ? "nf4-master" : "nf4";
   const bool is_doubled = packed_config(document).value("bnb_4bit_use_double_quant", !is_packed);
   out.line("lora",
-           fmt::format("{{rank: {}, targets: {}, dropout: {}, base: {}{}}}", lora.value("rank", 0), names,
-                       lora.value("dropout", 0.0), base, is_doubled ? "" : ", double_quant: false"),
-           "peft_config");
+      fmt::format("{{rank: {}, targets: {}, dropout: {}, base: {}{}}}", lora.value("rank", 0), names,
+          lora.value("dropout", 0.0), base, is_doubled ? "" : ", double_quant: false"),
+      "peft_config");
 }
 
-// How many each parameter has, over all optimizers: those of one's own and Lion's are known by them
-// alone.
+// How many each parameter has, over all optimizers: those of one's own and Lion's are known by them alone.
 std::int64_t states_of(const Json& optimizers) {
   std::int64_t elements = 0, held = 0;
   for (const Json& optimizer : optimizers) {
@@ -312,8 +305,8 @@ std::int64_t states_of(const Json& optimizers) {
 }
 
 // Where a step is another one than PyTorch's AdamW or SGD of this kind: what it was seen to take.
-std::string steps_own(const Json& optimizers, const Steps& steps, std::int64_t states,
-                      const std::string& implementation) {
+std::string steps_own(
+    const Json& optimizers, const Steps& steps, std::int64_t states, const std::string& implementation) {
   std::int64_t bytes = 0, tensors = 0;
   for (const Json& optimizer : optimizers) {
     bytes += optimizer.value("bytes", std::int64_t{0});
@@ -343,16 +336,15 @@ void add_optimizer(const Json& document, const Steps& steps, KeyWriter& out) {
   const bool late = document.value("zeroes_late", false) && !document.contains("deepspeed");
   const std::string implementation = optimizer.value("fused", false) ? "fused" : is_loop ? "loop" : "foreach";
   out.line("optimizer",
-           fmt::format("{{kind: {}, implementation: {}, clip_norm: {}{}{}}}",
-                       name == "Adafactor" ? "adafactor"
-                       : states == 0       ? "sgd"
-                       : states == 1       ? "sgd-momentum"
-                                           : "adamw",
-                       implementation, steps.clip, late ? ", zero_grad: after_forward" : "",
-                       name == "Adafactor" || document.contains("deepspeed")
-                           ? ""
-                           : steps_own(optimizers, steps, states, implementation)),
-           name);
+      fmt::format("{{kind: {}, implementation: {}, clip_norm: {}{}{}}}",
+          name == "Adafactor" ? "adafactor"
+          : states == 0       ? "sgd"
+          : states == 1       ? "sgd-momentum"
+                              : "adamw",
+          implementation, steps.clip, late ? ", zero_grad: after_forward" : "",
+          name == "Adafactor" || document.contains("deepspeed") ? ""
+                                                                : steps_own(optimizers, steps, states, implementation)),
+      name);
 }
 
 // Of what the model hands on: several rows of an input may be one sample's, as a crystal's atoms.
@@ -492,11 +484,10 @@ void check_alone(const CapturedModules& modules, const Json& optimizers) {
   for (const Json& optimizer : optimizers) stepped += optimizer.value("elements", std::int64_t{0});
   if (stepped <= trained) return;
   throw Error(ExitCode::kMissingCapability,
-              fmt::format("{}: {} has {} parameters to train, and the program's optimizers step {}: "
-                          "it trains another model beside it; make them members of one module that "
-                          "is called once, or capture a step of each alone; foreshard predict "
-                          "--capture forecasts the step as it is",
-                          modules.path, modules.document.at("class").get<std::string>(), trained, stepped));
+      fmt::format("{}: {} has {} parameters to train, and the program's optimizers step {}: it trains another model "
+                  "beside it; make them members of one module that is called once, or capture a step of each alone; "
+                  "foreshard predict --capture forecasts the step as it is",
+          modules.path, modules.document.at("class").get<std::string>(), trained, stepped));
 }
 
 // Of the model itself: others that the program runs beside it may have another dtype.
@@ -553,9 +544,9 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
     }
   } catch (const Error& error) {
     throw Error(ExitCode::kMissingCapability,
-                fmt::format("{}: what its modules compute makes no chain of layers: {}; foreshard "
-                            "predict --capture forecasts the step as it is",
-                            all[0].path, error.what()));
+        fmt::format("{}: what its modules compute makes no chain of layers: {}; foreshard "
+                    "predict --capture forecasts the step as it is",
+            all[0].path, error.what()));
   }
   return own;
 }
@@ -569,14 +560,14 @@ void add_whole(const Capture& capture, const Json& document, const Steps& steps,
   // Of one rank nothing is said: a search may take any mesh.
   if (capture.world > 1) {
     out.line("mesh", fmt::format("{{shard: 1, replicate: {}{}}}", capture.world / steps.axes.tp, steps.axes.words()),
-             is_replica ? "DistributedDataParallel" : "no parameter is sharded");
+        is_replica ? "DistributedDataParallel" : "no parameter is sharded");
   }
   // DDP's dtype is autocast's; fsdp2 on one rank stands for a model that nothing wraps.
   const std::string param = casts && is_replica ? "bf16" : stored;
   std::string dtypes = fmt::format("param: {}, master: {}", param, stored);
   if (casts && !is_replica) dtypes += ", autocast: bf16";
   out.line("dtype", fmt::format("{{{}}}", dtypes),
-           fmt::format("{} of {} products in 16 bits, parameters in {}", steps.half_products, steps.products, stored));
+      fmt::format("{} of {} products in 16 bits, parameters in {}", steps.half_products, steps.products, stored));
   out.widens = casts;
   if (!is_replica) return;
   const Json& ddp = document.at("ddp");
@@ -595,13 +586,12 @@ void add_flat(const Json& flat, KeyWriter& out) {
   const std::string prefetch = text_in(flat, "backward_prefetch");
   const bool is_post = prefetch == "BACKWARD_POST";
   out.line("prefetch",
-           fmt::format("{{forward: {}, backward: {}}}", flat.value("forward_prefetch", false) ? "1" : "implicit",
-                       prefetch.empty() ? 0 : 1),
-           "forward_prefetch, backward_prefetch");
-  out.line(
-      "fsdp1",
+      fmt::format("{{forward: {}, backward: {}}}", flat.value("forward_prefetch", false) ? "1" : "implicit",
+          prefetch.empty() ? 0 : 1),
+      "forward_prefetch, backward_prefetch");
+  out.line("fsdp1",
       fmt::format("{{backward_prefetch: {}, limit_all_gathers: {}, use_orig_params: {}}}", is_post ? "post" : "pre",
-                  flat.value("limit_all_gathers", true), flat.value("use_orig_params", false)),
+          flat.value("limit_all_gathers", true), flat.value("use_orig_params", false)),
       "FullyShardedDataParallel");
 }
 
@@ -614,8 +604,8 @@ void add_deepspeed(const Capture& capture, const Json& config, std::int64_t sequ
   const bool is_sharded = said.value("runtime") != "ddp";
   if (!said.has("mesh.shard")) {
     const std::int64_t ranks = capture.world / sequence_ranks;
-    groups["mesh"] = {fmt::format("shard: {}", is_sharded ? ranks : 1),
-                      fmt::format("replicate: {}", is_sharded ? 1 : ranks)};
+    groups["mesh"] = {
+        fmt::format("shard: {}", is_sharded ? ranks : 1), fmt::format("replicate: {}", is_sharded ? 1 : ranks)};
     if (sequence_ranks > 1) groups["mesh"].push_back(fmt::format("cp: {}", sequence_ranks));
   }
   for (const auto& [key, value] : said.keys) {
@@ -644,10 +634,10 @@ std::string runtime_words(const Capture& capture, const Json& document) {
   }
   const bool is_replica = document.contains("ddp") || document.contains("deepspeed");
   return fmt::format("{}@{}",
-                     is_replica                   ? "ddp"
-                     : document.contains("fsdp1") ? "fsdp1"
-                                                  : "fsdp2",
-                     version("torch", Plan().runtime.version));
+      is_replica                   ? "ddp"
+      : document.contains("fsdp1") ? "fsdp1"
+                                   : "fsdp2",
+      version("torch", Plan().runtime.version));
 }
 
 // Why the model's config is none of those that import reads; "" where it is.
@@ -664,14 +654,14 @@ std::string why_unread(const Json& config) {
 
 }
 
-CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_name,
-                             const std::vector<Capture>& others) {
+CapturedPlan plan_of_capture(
+    const Capture& capture, const std::string& model_name, const std::vector<Capture>& others) {
   const std::filesystem::path file = std::filesystem::path(capture.path) / "model.json";
   if (!std::filesystem::exists(file)) {
-    throw Error(ExitCode::kMissingCapability,
-                fmt::format("{}: is not there: no Python described the model; foreshard predict "
-                            "--capture forecasts the step as it is",
-                            file.string()));
+    throw Error(
+        ExitCode::kMissingCapability, fmt::format("{}: is not there: no Python described the model; foreshard predict "
+                                                  "--capture forecasts the step as it is",
+                                          file.string()));
   }
   const Json document = read_json_document(file);
   Json config = document.value("config", Json());
@@ -680,40 +670,37 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   const bool is_known = unread.empty();
   const bool has_modules = std::filesystem::exists(modules_file(capture));
   if (!is_known && !has_modules) {
-    throw Error(ExitCode::kMissingCapability,
-                fmt::format("{}: {} {}, so its layers have no names here; capture it with "
-                            "foreshard-null --modules, or foreshard predict --capture forecasts "
-                            "the step as it is",
-                            file.string(), capture.model, unread));
+    throw Error(
+        ExitCode::kMissingCapability, fmt::format("{}: {} {}, so its layers have no names here; capture it with "
+                                                  "foreshard-null --modules, or foreshard predict --capture forecasts "
+                                                  "the step as it is",
+                                          file.string(), capture.model, unread));
   }
   KeyWriter out;
   Steps steps = read_steps(capture);
   // (Logits alone are gathered of a model whose layers a plan cuts.)
   if (steps.axes.tp > 1 && (!is_known || steps.gathers > steps.micro_batches)) {
     throw Error(ExitCode::kMissingCapability,
-                fmt::format("{}: the forward sums activations over {} ranks (tensor parallel){}; foreshard predict "
-                            "--capture forecasts the step as it is",
-                            capture.path, steps.axes.tp,
-                            is_known ? " and gathers what its layers make, which no plan does"
-                                     : ", of which layers are made of models of transformers alone"));
+        fmt::format("{}: the forward sums activations over {} ranks (tensor parallel){}; foreshard predict "
+                    "--capture forecasts the step as it is",
+            capture.path, steps.axes.tp,
+            is_known ? " and gathers what its layers make, which no plan does"
+                     : ", of which layers are made of models of transformers alone"));
   }
   if (!is_known) steps.axes.cp = 1;  // a program's own exchanges may be of anything
   OwnModel own;
-  if (is_known)
-    own.text = config.dump(1) + "\n";
-  else
-    own = own_model(capture, others, steps);
+  if (is_known) own.text = config.dump(1) + "\n";
+  else own = own_model(capture, others, steps);
   out.made_.model = own.text;
   out.line("model", model_name, is_known ? capture.model + ".config" : fmt::format("modules of {}", capture.model));
   if (own.unread > 0) {
     out.made_.ledger.push_back({Mapping::kUnsupported, fmt::format("{} parameters", own.unread), "",
-                                "no operation was seen to read them", "", 0});
+        "no operation was seen to read them", "", 0});
   }
   if (own.others > 0) {
-    out.made_.ledger.push_back(
-        {Mapping::kUnsupported,
-         fmt::format("{} bytes of other tensors (models that are not trained, averages)", own.others), "",
-         "each rank has them whole; what a forward of theirs keeps and gathers is in no plan", "", 0});
+    out.made_.ledger.push_back({Mapping::kUnsupported,
+        fmt::format("{} bytes of other tensors (models that are not trained, averages)", own.others), "",
+        "each rank has them whole; what a forward of theirs keeps and gathers is in no plan", "", 0});
   }
   out.line("cluster", fmt::format("{}x{}", capture.world, capture.gpu), "--world, --gpu");
   const std::string runtime = runtime_words(capture, document);
@@ -731,7 +718,7 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
     for (const Json& parameter : document.value("parameters", Json::array())) own_numel += numel_of(parameter);
     if (held > own_numel && !has_second_table(document)) {
       out.made_.ledger.push_back({Mapping::kUnsupported, fmt::format("{} parameters", held - own_numel), "",
-                                  "units have them beside the model's (a tied head, apart)", "", 0});
+          "units have them beside the model's (a tied head, apart)", "", 0});
     }
     for (const UnitWords& words : words_of_units(document, steps.axes)) {
       out.line(words.key, words.value, words.source);
@@ -740,18 +727,18 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   }
   if (steps.axes.cp > 1) {
     out.line("context_parallel", fmt::format("{{rotate: {}}}", steps.rotate),
-             fmt::format("exchanges of {} ranks", steps.axes.cp));
+        fmt::format("exchanges of {} ranks", steps.axes.cp));
   }
   if (steps.axes.tp > 1) {
     out.line("tensor_parallel",
-             fmt::format("{{sequence: false, loss: false, tables: {}}}", steps.gathers > 0 ? "head" : "whole"),
-             fmt::format("sums of activations over {} ranks", steps.axes.tp));
+        fmt::format("{{sequence: false, loss: false, tables: {}}}", steps.gathers > 0 ? "head" : "whole"),
+        fmt::format("sums of activations over {} ranks", steps.axes.tp));
   }
   if (document.contains("fsdp1")) add_flat(document.at("fsdp1"), out);
   if (steps.micro_batches > 1 && capture.world > 1) {
     const bool each = steps.first_reduction < steps.micro_batches;
     out.line("accumulation", fmt::format("{{mode: {}}}", each ? "reduce_each" : "keep_unsharded"),
-             each ? "every backward reduces" : "the last backward alone reduces");
+        each ? "every backward reduces" : "the last backward alone reduces");
   }
   add_recompute(document, steps, own, out);
   out.widens &= is_known;  // (modules.json has the types)

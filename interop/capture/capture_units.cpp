@@ -94,10 +94,10 @@ std::string words_of(Placed p, bool second_table) {
   const bool has_norm = p.norm && (p.norm == p.head || (p.norm == p.embedding && !p.head));
   const char* const head = has_norm ? "with_norm" : p.head ? "own" : p.norm ? "norm_only" : "root";
   return fmt::format("{{embedding: {}, head: {}, blocks: {}, table_alone: {}}}",
-                     is_one        ? "with_head"
-                     : p.embedding ? "own"
-                                   : "root",
-                     head, p.has_blocks ? "own" : "root", p.table_alone && (p.embedding.has_value() || second_table));
+      is_one        ? "with_head"
+      : p.embedding ? "own"
+                    : "root",
+      head, p.has_blocks ? "own" : "root", p.table_alone && (p.embedding.has_value() || second_table));
 }
 
 std::string reshard_word(const Json& unit) {
@@ -142,9 +142,8 @@ bool widens(const Json& unit, const Json& document) {
   return !text_in(document, "autocast").empty() && dtype_of_torch(text_in(unit, "param_dtype")) == "fp32";
 }
 
-// Master: what the first trained parameter is stored in. Autocast around the forward of
-// FullyShardedDataParallel is nothing that its units say (Accelerate's, which makes fp32 of the
-// outputs).
+// Master: what the first trained parameter is stored in. Autocast around the forward of FullyShardedDataParallel is
+// nothing that its units say (Accelerate's, which makes fp32 of the outputs).
 std::string dtype_words(const Json& unit, const Json& document) {
   const std::string master = trained_dtype(document);
   const auto word = [&](const char* key) { return dtype_of_torch(text_in(unit, key)); };
@@ -154,8 +153,7 @@ std::string dtype_words(const Json& unit, const Json& document) {
   const bool is_flat = document.contains("fsdp1") && !autocast.empty();
   if (is_flat || widens(unit, document)) words.push_back("autocast: " + dtype_of_torch(autocast));
   const std::string output = text_in(unit, "output_dtype");
-  if (is_flat && text_in(document, "logits_dtype") == "torch.float32")
-    words.push_back("output: fp32");
+  if (is_flat && text_in(document, "logits_dtype") == "torch.float32") words.push_back("output: fp32");
   else if (!output.empty())
     words.push_back("output: " + (output == "None" ? std::string("none") : word("output_dtype")));
   return fmt::format("{{{}}}", fmt::join(words, ", "));
@@ -180,10 +178,10 @@ bool has_second_table(const Json& document) {
   const auto named =
       std::ranges::find_if(all, [&](const Json& parameter) { return text_in(parameter, "name") == table; });
   return named != all.end() && std::ranges::any_of(all, [&](const Json& parameter) {
-           const std::string name = text_in(parameter, "name");
-           return name != table && name.ends_with(".embed_tokens.weight") &&
-                  parameter.value("shape", Json()) == named->value("shape", Json());
-         });
+    const std::string name = text_in(parameter, "name");
+    return name != table && name.ends_with(".embed_tokens.weight") &&
+           parameter.value("shape", Json()) == named->value("shape", Json());
+  });
 }
 
 std::string InnerAxes::words() const {
@@ -193,9 +191,8 @@ std::string InnerAxes::words() const {
 std::vector<UnitWords> words_of_units(const Json& document, const InnerAxes& axes) {
   Json units = document.at("units");
   const bool second_table = has_second_table(document);
-  const auto with_table = std::ranges::find_if(units, [&](const Json& unit) {
-    return second_table && text_in(unit, "name") == text_in(document, "input_embeddings");
-  });
+  const auto with_table = std::ranges::find_if(units,
+      [&](const Json& unit) { return second_table && text_in(unit, "name") == text_in(document, "input_embeddings"); });
   // (Which is the head's then, and stands where the head does.)
   if (with_table != units.end()) std::rotate(with_table, with_table + 1, units.end());
   std::vector<std::int64_t> mesh;
@@ -203,11 +200,10 @@ std::vector<UnitWords> words_of_units(const Json& document, const InnerAxes& axe
   if (mesh.empty()) mesh.push_back(1);
   const Json& block =
       *std::find_if(units.begin(), units.end() - 1, [](const Json& unit) { return is_block(text_in(unit, "name")); });
-  std::vector<UnitWords> words = {
-      {"mesh",
-       fmt::format("{{shard: {}, replicate: {}{}}}", mesh.back() / axes.cp, mesh.size() > 1 ? mesh.front() : 1,
-                   axes.words()),
-       fmt::format("{} parameter groups of fully_shard", units.size())},
+  std::vector<UnitWords> words = {{"mesh",
+                                      fmt::format("{{shard: {}, replicate: {}{}}}", mesh.back() / axes.cp,
+                                          mesh.size() > 1 ? mesh.front() : 1, axes.words()),
+                                      fmt::format("{} parameter groups of fully_shard", units.size())},
       {"units", words_of(place(document, units), second_table), "modules of the parameter groups"},
       {"reshard_after_forward", reshard_words(units), "post_forward_mesh_info of each"},
       {"dtype", dtype_words(block, document), "mp_policy of the blocks", widens(block, document)}};

@@ -88,8 +88,7 @@ class LayerFinder {
     std::vector<std::int64_t> given = found_.crossing(loss);
     std::erase_if(given, [&](std::int64_t t) { return !reads(found_.parts.size() - 1, t); });
     found_.parts.back().handed = largest(given.empty() ? found_.crossing(loss) : given);
-    // What only hands a gradient through (an order of dimensions between lists) is the part's
-    // before.
+    // What only hands a gradient through (an order of dimensions between lists) is the part's before.
     for (std::size_t p = found_.parts.size() - 2; p > 0; --p)
       if (found_.parts[p].block < 0 && is_passage(p)) found_.parts.erase(found_.parts.begin() + p);
     // From behind: what a part hands on, it has made.
@@ -112,10 +111,8 @@ class LayerFinder {
       if (made.empty() && is_fed && found_.parts[p].block >= 0 && found_.parts[p - 1].block >= 0) made = all;
       // Another tower begins: the block before keeps its unit.
       if (made.empty() && found_.parts[p].block < 0 && found_.parts[p - 1].block >= 0) made = all;
-      if (made.empty())
-        join(p);
-      else
-        found_.parts[p].handed = largest(made);
+      if (made.empty()) join(p);
+      else found_.parts[p].handed = largest(made);
     }
     forget_joined();
   }
@@ -208,9 +205,9 @@ std::string list_of(const std::string& block) {
 
 void refuse_operation(const CapturedModules& capture, const Json& operation, const std::string& why) {
   throw Error(ExitCode::kMissingCapability,
-              fmt::format("{}: {}: {}; foreshard predict --capture forecasts the step as it is, and "
-                          "models/examples/ has layers to write by hand",
-                          capture.path, place_of(operation), why));
+      fmt::format("{}: {}: {}; foreshard predict --capture forecasts the step as it is, and "
+                  "models/examples/ has layers to write by hand",
+          capture.path, place_of(operation), why));
 }
 
 std::vector<std::int64_t> ModuleLayers::crossing(std::size_t at) const {

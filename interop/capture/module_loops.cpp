@@ -48,7 +48,7 @@ class Turns {
     }
     const auto cut = [&](auto& of) {
       of.erase(of.begin() + static_cast<std::ptrdiff_t>(begin + period),
-               of.begin() + static_cast<std::ptrdiff_t>(begin + period * turns));
+          of.begin() + static_cast<std::ptrdiff_t>(begin + period * turns));
     };
     cut(operations_);
     cut(origin_);
@@ -133,8 +133,7 @@ class Turns {
       last = word;
     }
     return fmt::format("{} {} {}{}{} {}", operation.at("op").get<std::string>(), operation.at("module").dump(),
-                       in_place(operation) ? 'i' : ' ', is_view(operation) ? 'v' : ' ',
-                       operation.contains("node") ? 'n' : ' ', in);
+        in_place(operation) ? 'i' : ' ', is_view(operation) ? 'v' : ' ', operation.contains("node") ? 'n' : ' ', in);
   }
 
   std::int64_t root(std::int64_t tensor) const { return value_of(root_, tensor, tensor); }
@@ -165,24 +164,20 @@ class Turns {
       unite(number(made), number(one));
       for (const char* key : {"freed", "freed_backward"}) {
         if (grows && !made.contains(key)) continue;
-        if (!one.contains(key))
-          made.erase(key);
-        else
-          made[key] = grows ? std::max(made[key], one[key]) : one[key];
+        if (!one.contains(key)) made.erase(key);
+        else made[key] = grows ? std::max(made[key], one[key]) : one[key];
       }
     }
     made["elements"] = grows ? sum : most;
     if (made.contains("shape")) {
-      if (!is_alike)
-        made["shape"] = {made["elements"]};
-      else if (grows)
-        made["shape"].insert(made["shape"].begin(), each.size());
+      if (!is_alike) made["shape"] = {made["elements"]};
+      else if (grows) made["shape"].insert(made["shape"].begin(), each.size());
     }
     return made;
   }
 
   void fold_operation(const std::vector<std::size_t>& places, std::size_t end, std::size_t period,
-                      std::set<std::int64_t>& made, std::set<std::int64_t>& grown) {
+      std::set<std::int64_t>& made, std::set<std::int64_t>& grown) {
     Json& first = operations_[places[0]];
     bool any = false;
     for (const std::size_t other : places) {
@@ -236,10 +231,10 @@ class Turns {
 };
 
 bool equal(const std::vector<std::size_t>& a, std::size_t i, const std::vector<std::size_t>& b, std::size_t j,
-           std::size_t count) {
+    std::size_t count) {
   return i + count <= a.size() && j + count <= b.size() &&
          std::equal(a.begin() + static_cast<std::ptrdiff_t>(i), a.begin() + static_cast<std::ptrdiff_t>(i + count),
-                    b.begin() + static_cast<std::ptrdiff_t>(j));
+             b.begin() + static_cast<std::ptrdiff_t>(j));
 }
 
 // How often operations run one behind another that begin at `from`.
@@ -277,8 +272,8 @@ bool fold_difference(Turns& one, Turns& two, std::size_t next) {
       const std::size_t rest = std::min(next, few.size() - at);
       if (end == at || !equal(few, at, many, end, rest)) continue;
       if (rest < next && end + rest != many.size()) continue;
-      const std::vector<std::size_t> turn(few.begin() + static_cast<std::ptrdiff_t>(at - period),
-                                          few.begin() + static_cast<std::ptrdiff_t>(at));
+      const std::vector<std::size_t> turn(
+          few.begin() + static_cast<std::ptrdiff_t>(at - period), few.begin() + static_cast<std::ptrdiff_t>(at));
       for (Turns* of : {less, more}) {
         for (std::size_t i = 0; i < of->signs().size(); ++i)
           if (equal(turn, 0, of->signs(), i, period)) of->fold(i, period, turns_of(of->signs(), i, period));
@@ -304,9 +299,8 @@ void fold_loops(const std::vector<Json*>& documents) {
   }
   if (!std::ranges::all_of(all, is_alike)) return;
   const auto differ = [&](std::size_t i, const char* key) {
-    return std::ranges::any_of(all, [&](const Turns& of) {
-      return of.operations()[i].at(key).size() != all[0].operations()[i].at(key).size();
-    });
+    return std::ranges::any_of(all,
+        [&](const Turns& of) { return of.operations()[i].at(key).size() != all[0].operations()[i].at(key).size(); });
   };
   for (std::size_t i = 0; i < all[0].signs().size(); ++i) {
     const bool outs = differ(i, "out"), ins = differ(i, "in");

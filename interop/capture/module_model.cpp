@@ -1,8 +1,7 @@
-// Inside a layer (module_layers.h) tensors get names; one that comes from the layer before is its
-// input, and what only prepares constants (masks, tables of positions) is left out. What an
-// operation keeps for backward is what autograd kept, what backward takes beside the gradients what
-// its node took. Two blocks are alike where all of this is, once their own prefix is taken off the
-// parameters' names.
+// Inside a layer (module_layers.h) tensors get names; one that comes from the layer before is its input, and what only
+// prepares constants (masks, tables of positions) is left out. What an operation keeps for backward is what autograd
+// kept, what backward takes beside the gradients what its node took. Two blocks are alike where all of this is, once
+// their own prefix is taken off the parameters' names.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -78,10 +77,8 @@ class ModuleWriter {
     for (const Json& operation : document_.at("operations")) {
       for (const Json& in : operation.at("in")) {
         if (!is_differentiated(operation)) continue;
-        if (in.is_string())
-          differentiated_.insert(in);
-        else
-          wanted_.insert(in.get<std::int64_t>());
+        if (in.is_string()) differentiated_.insert(in);
+        else wanted_.insert(in.get<std::int64_t>());
       }
     }
     const Json& operations = document_.at("operations");
@@ -135,12 +132,11 @@ class ModuleWriter {
            std::ranges::equal(ours[i].at("in"), theirs[i].at("in"), is_same))
       ++i;
     if (i == both && theirs.size() == ours.size()) return;
-    throw Error(
-        ExitCode::kInvalidInput,
+    throw Error(ExitCode::kInvalidInput,
         fmt::format("{}: computes other operations than {} from {} on; expected captures "
                     "of one program that differ in batch and sequence alone (of one that "
                     "loops over positions: two batches of the sequence that you train at)",
-                    other.path, captures_[0].path, i < ours.size() ? place_of(ours[i]) : std::string("its end")));
+            other.path, captures_[0].path, i < ours.size() ? place_of(ours[i]) : std::string("its end")));
   }
 
   void begin_layer(std::size_t i) {
@@ -264,11 +260,8 @@ class ModuleWriter {
     if (bytes[0] <= 0 || taken.is_null()) return;
     layers_.back().tensors["before"] = {{"fixed", 1}};
     layers_.back().tensors["taken before"] = taken;
-    layers_.back().operations.push_back({{"op", "copy"},
-                                         {"name", "before"},
-                                         {"outputs", {"before"}},
-                                         {"forward_workspace", {"taken before"}},
-                                         {"gradient", "none"}});
+    layers_.back().operations.push_back({{"op", "copy"}, {"name", "before"}, {"outputs", {"before"}},
+        {"forward_workspace", {"taken before"}}, {"gradient", "none"}});
     add_products({}, layers_.back().operations.back());
   }
 
@@ -289,10 +282,9 @@ class ModuleWriter {
     }
     if (unseen * kLittle <= all) return;
     throw Error(ExitCode::kMissingCapability,
-                fmt::format("{} has a gradient, but what reads it was not seen: of no rows, where "
-                            "the host read from the GPU how many there are (a grouped product, "
-                            "experts_implementation of transformers, does not)",
-                            largest));
+        fmt::format("{} has a gradient, but what reads it was not seen: of no rows, where the host read from the GPU "
+                    "how many there are (a grouped product, experts_implementation of transformers, does not)",
+            largest));
   }
 
   // As a model.yaml has it.
@@ -329,8 +321,8 @@ class ModuleWriter {
       const std::string key = is_own ? name.substr(nearest->prefix.size()) : name;
       nearest->parameters[key] = parameter_of(said, false);
       nearest->tensors[result] = {{"fixed", 1}};
-      const Json reads = {{"op", "scale"},       {"name", result},      {"inputs", {input}},
-                          {"outputs", {result}}, {"parameters", {key}}, {"gradient", "none"}};
+      const Json reads = {{"op", "scale"}, {"name", result}, {"inputs", {input}}, {"outputs", {result}},
+          {"parameters", {key}}, {"gradient", "none"}};
       operations.insert(operations.begin() + (input == kInput ? 0 : 1), reads);
     }
   }
@@ -406,8 +398,8 @@ class ModuleWriter {
     for (const Json& operation : layers_.back().operations) {
       const Json in = operation.value("inputs", Json::array());
       const bool is_path = operation.value("gradient", "") != "none" && std::ranges::any_of(in, [&](const Json& each) {
-                             return reached.contains(each.get<std::string>());
-                           });
+        return reached.contains(each.get<std::string>());
+      });
       if (!is_path) continue;
       for (const Json& out : operation.at("outputs")) reached.insert(out.get<std::string>());
     }
@@ -448,13 +440,8 @@ class ModuleWriter {
     const bool is_given = made != found_.made_at.end() && made->second < found_.parts[layers_.size() - 1].begin;
     if (all.size() == 1 && !is_given) return;
     layer.tensors["handed_on"] = described_.at(handed);
-    layer.operations.push_back({{"op", "copy"},
-                                {"name", "handed_on"},
-                                {"inputs", all},
-                                {"outputs", {"handed_on"}},
-                                {"view", !is_given},
-                                {"gradient", is_given ? "own" : "alias"},
-                                {"saved", kept}});
+    layer.operations.push_back({{"op", "copy"}, {"name", "handed_on"}, {"inputs", all}, {"outputs", {"handed_on"}},
+        {"view", !is_given}, {"gradient", is_given ? "own" : "alias"}, {"saved", kept}});
     layer.output = "handed_on";
   }
 
@@ -480,12 +467,8 @@ class ModuleWriter {
     const std::string name = fmt::format("beside_{}", layer.tensors.size());
     layer.tensors[name] = described_.at(tensor);
     layer.sizes[name] = found_.elements.at(tensor);
-    layer.operations.push_back({{"op", "copy"},
-                                {"name", name},
-                                {"inputs", {kInput}},
-                                {"outputs", {name}},
-                                {"view", true},
-                                {"gradient", "alias"}});
+    layer.operations.push_back({{"op", "copy"}, {"name", name}, {"inputs", {kInput}}, {"outputs", {name}},
+        {"view", true}, {"gradient", "alias"}});
     return layer.names[tensor] = name;
   }
 
@@ -499,8 +482,8 @@ class ModuleWriter {
   std::string growth_of(const std::vector<std::int64_t>& counts) const {
     std::vector<std::string> said;
     for (std::size_t c = 0; c < counts.size(); ++c) {
-      said.push_back(fmt::format("{} elements of {} samples of {} positions", counts[c], captures_[c].batch,
-                                 captures_[c].sequence));
+      said.push_back(fmt::format(
+          "{} elements of {} samples of {} positions", counts[c], captures_[c].batch, captures_[c].sequence));
     }
     return fmt::format(
         "its result grows with something else than samples, positions and their pairs ({}): "
@@ -557,8 +540,7 @@ class ModuleWriter {
     return layer.names[tensor] = kInput;
   }
 
-  // What a capture says of a tensor that the program gives its model, or that this has of the host;
-  // else null.
+  // What a capture says of a tensor that the program gives its model, or that this has of the host; else null.
   const Json* there(std::int64_t tensor, std::size_t capture) const {
     const Json& document = captures_[capture].document;
     const std::string number = std::to_string(tensor);
@@ -652,8 +634,7 @@ class ModuleWriter {
     for (const Json& in : operation.at("in")) {
       if (in.is_string()) {
         const std::string weight = in.get<std::string>();
-        // Used again in the head it is a constant, but for the table; and where another use has its
-        // gradient.
+        // Used again in the head it is a constant, but for the table; and where another use has its gradient.
         const bool is_table =
             layers_[0].parameters.contains(weight) && document_.at("parameters").at(weight).at("shape").size() > 1;
         const bool again = (layer.role == "head" && seen_parameters_.contains(weight) && !is_table) ||
@@ -677,9 +658,8 @@ class ModuleWriter {
     std::string op = word_of(operation.at("op").get<std::string>());
     if (of.inputs.empty() && op != "embedding") op = "scale";  // of parameters alone
     // (A weight that is computed, as of a normed one, is an input beside its bias.)
-    const bool has_bias_alone = std::ranges::all_of(of.weights, [&](const std::string& weight) {
-      return document_.at("parameters").at(weight).at("shape").size() < 2;
-    });
+    const bool has_bias_alone = std::ranges::all_of(of.weights,
+        [&](const std::string& weight) { return document_.at("parameters").at(weight).at("shape").size() < 2; });
     // (Of a part of a weight, as attention's of keys and values, the product is no layer's.)
     const bool is_of_part = std::ranges::any_of(of.weights, [&](const std::string& weight) {
       const Json& said = document_.at("parameters").at(weight);
@@ -711,15 +691,13 @@ class ModuleWriter {
     if (inputs.empty() && (weights.empty() || !counts)) return;
     const std::string op = operation_of(operation, of);
     // Biases come first in ATen, behind their weights in a model.yaml.
-    std::ranges::stable_sort(weights, [](const std::string& a, const std::string& b) {
-      return a.ends_with("weight") > b.ends_with("weight");
-    });
+    std::ranges::stable_sort(weights,
+        [](const std::string& a, const std::string& b) { return a.ends_with("weight") > b.ends_with("weight"); });
     std::vector<std::string> parameters;
     for (const std::string& weight : weights) parameters.push_back(add_parameter(weight, operation));
     for (std::size_t out = 0; out < operation.at("out").size(); ++out)
       outputs.push_back(add_tensor(i, operation, out, view ? "view" : op));
-    // The gradient comes to the one of which a loss follows (a determinant's logarithm, not its
-    // sign).
+    // The gradient comes to the one of which a loss follows (a determinant's logarithm, not its sign).
     for (std::size_t out = 0; out < outputs.size() && !view; ++out) {
       if (!wanted_.contains(operation.at("out")[out].at("tensor"))) continue;
       std::swap(outputs[0], outputs[out]);
@@ -735,10 +713,8 @@ class ModuleWriter {
     if (op == "negative_log_likelihood" || (view && !inputs.empty())) inputs.resize(1);
     const bool is_scaled = (op == "multiply" || op == "add") && inputs.size() < 2;
     const std::string word = is_scaled ? "scale" : op;
-    Json made = {{"op", word},
-                 {"name", fmt::format("{}_{}{}", word, layer.operations.size(), of_module(operation))},
-                 {"inputs", inputs},
-                 {"outputs", outputs}};
+    Json made = {{"op", word}, {"name", fmt::format("{}_{}{}", word, layer.operations.size(), of_module(operation))},
+        {"inputs", inputs}, {"outputs", outputs}};
     if (!parameters.empty()) made["parameters"] = parameters;
     if (op == "attention") add_attention(operation, made);
     if (op == "linear") {
@@ -754,8 +730,7 @@ class ModuleWriter {
     // What a bias's gradient takes is known, and grows less than the rows that it is summed over.
     const bool is_biased = aten == "addmm" && parameters.size() == 2;
     const bool is_bias = aten == "add" && parameters.size() == 1;
-    if (is_bias)
-      add_column_sums(i, parameters[0], result, made);
+    if (is_bias) add_column_sums(i, parameters[0], result, made);
     else if (is_differentiated(operation) && !view && !is_biased)
       add_workspace(i, "backward_workspace", "backward_workspace", made);
     if (!view && op != "cast") layer.owned.insert(outputs.begin(), outputs.end());
@@ -989,8 +964,7 @@ class ModuleWriter {
     made[key] = {name};
   }
 
-  // Of a bias that is added by itself: a workspace that model.yaml has by this name
-  // (sim/graph/layers/column_sums.h).
+  // Of a bias that is added by itself: a workspace that model.yaml has by this name (sim/graph/layers/column_sums.h).
   void add_column_sums(std::size_t i, const std::string& bias, const std::string& result, Json& made) {
     Layer& layer = layers_.back();
     const Json& shape = layer.parameters.at(bias).at("shape");
@@ -1078,10 +1052,10 @@ class ModuleWriter {
       if (!layers_[l].same_as.empty()) {
         std::string kind = kind_of.at(layers_[l].same_as);
         if (kinds[kind]["parameters"] != layers_[l].parameters)
-          throw Error(ExitCode::kMissingCapability,
-                      captures_[0].path + ": " + layers_[l].same_as +
-                          " reads other weights when it is called again: foreshard predict "
-                          "--capture forecasts the step as it is");
+          throw Error(
+              ExitCode::kMissingCapability, captures_[0].path + ": " + layers_[l].same_as +
+                                                " reads other weights when it is called again: foreshard predict "
+                                                "--capture forecasts the step as it is");
         if (kinds[kind] != layers_[l].kind())  // for other samples, or longer ones
           kinds[kind = fmt::format("block {}", kinds.size())] = layers_[l].kind();
         order.push_back({{"kind", kind}, {"name", layers_[l].name}, {"same_as", layers_[l].same_as}});
@@ -1103,13 +1077,8 @@ class ModuleWriter {
       order.push_back(entry);
       l = end;
     }
-    Json model = {{"model", name_},
-                  {"family", document_.at("class")},
-                  {"source", "modules.json of a capture"},
-                  {"positions", positions},
-                  {"block_prefix", document_.at("block_list")},
-                  {"layers", kinds},
-                  {"order", order}};
+    Json model = {{"model", name_}, {"family", document_.at("class")}, {"source", "modules.json of a capture"},
+        {"positions", positions}, {"block_prefix", document_.at("block_list")}, {"layers", kinds}, {"order", order}};
     if (is_tied_) model["tied_embeddings"] = true;
     if (const auto calls = document_.value("calls", std::int64_t{1}); calls > 1) model["calls"] = calls;
     if (const auto length = sizes_.fixed_sequence()) model["fixed_sequence"] = length;

@@ -16,8 +16,7 @@ namespace {
 struct Word {
   std::string_view aten, op;
 };
-// ATen's operations as a model.yaml calls them; of others nothing matters but what they read, make
-// and keep.
+// ATen's operations as a model.yaml calls them; of others nothing matters but what they read, make and keep.
 constexpr Word kWords[] = {
     {"embedding", "embedding"},
     {"addmm", "linear"},
@@ -63,8 +62,7 @@ struct Form {
 constexpr std::int64_t kMostPositions = 1 << 12;  // of a row: a patch's pixels
 constexpr std::size_t kFixed = 3;
 constexpr std::int64_t kMostOfOne = std::int64_t{1} << 32;  // models/yaml/model_yaml_layer.h
-constexpr Form kForms[] = {
-    {"per_token", [](const CapturedModules& c) { return c.batch * c.sequence; }, 1, 1},
+constexpr Form kForms[] = {{"per_token", [](const CapturedModules& c) { return c.batch * c.sequence; }, 1, 1},
     {"per_sequence", [](const CapturedModules& c) { return c.batch; }, 1, 0},
     {"per_position", [](const CapturedModules& c) { return c.sequence; }, 0, 1},
     {"fixed", [](const CapturedModules&) { return std::int64_t{1}; }, 0, 0},
@@ -72,7 +70,7 @@ constexpr Form kForms[] = {
     {"per_position", [](const CapturedModules& c) { return c.sequence * c.sequence; }, 0, 2}};
 
 bool fits(const std::vector<CapturedModules>& captures, const std::vector<std::int64_t>& elements, const Form& form,
-          std::int64_t each, const Form& other, std::int64_t more) {
+    std::int64_t each, const Form& other, std::int64_t more) {
   for (std::size_t c = 0; c < captures.size(); ++c)
     if (each * form.unit(captures[c]) + more * other.unit(captures[c]) != elements[c]) return false;
   return true;
@@ -94,8 +92,8 @@ Json typed(const std::vector<CapturedModules>& captures, Json made, const std::s
   return made;
 }
 
-Json typed(const std::vector<CapturedModules>& captures, const Form& form, std::int64_t each,
-           const std::string& dtype) {
+Json typed(
+    const std::vector<CapturedModules>& captures, const Form& form, std::int64_t each, const std::string& dtype) {
   Json made = {{form.key, each}};
   if (form.sequences > 1) made["by_pairs"] = true;
   return typed(captures, std::move(made), dtype);
@@ -153,9 +151,8 @@ Size product(const Size& a, const Size& b) {
   return made;
 }
 
-// A line through what the captures have, of their positions: what a stride leaves, less what its
-// kernel takes, or more by what stands in front. Two captures leave any line open: one that is
-// nearly through the origin is taken.
+// A line through what the captures have, of their positions: what a stride leaves, less what its kernel takes, or more
+// by what stands in front. Two captures leave any line open: one that is nearly through the origin is taken.
 std::optional<Size> line_of(const std::vector<CapturedModules>& captures, const std::vector<std::int64_t>& values) {
   constexpr std::int64_t kLeastShare = 8;
   const std::int64_t run = captures[1].sequence - captures[0].sequence;
@@ -177,8 +174,8 @@ std::optional<Size> line_of(const std::vector<CapturedModules>& captures, const 
 }
 
 // `has_batch`: another extent is the batch itself.
-std::optional<Size> extent_of(const std::vector<CapturedModules>& captures, const std::vector<std::int64_t>& values,
-                              bool has_batch) {
+std::optional<Size> extent_of(
+    const std::vector<CapturedModules>& captures, const std::vector<std::int64_t>& values, bool has_batch) {
   const auto times = [&](int samples, int positions) -> std::optional<Size> {
     Size made;
     made.terms = {{{samples, positions}, 1}};
@@ -234,7 +231,7 @@ std::string word_of(std::string_view aten) {
 }
 
 Json ModuleSizes::shaped(const std::vector<std::vector<std::int64_t>>& shapes,
-                         const std::vector<std::int64_t>& elements, const std::string& dtype) const {
+    const std::vector<std::int64_t>& elements, const std::string& dtype) const {
   if (captures_.size() < 2) return {};
   const std::size_t dims = shapes[0].size();
   std::vector<std::vector<std::int64_t>> extents(dims);  // by dimension, of each capture
@@ -263,8 +260,8 @@ Json ModuleSizes::shaped(const std::vector<std::vector<std::int64_t>>& shapes,
   return made.is_null() ? made : typed(captures_, made, dtype);
 }
 
-Json ModuleSizes::tensor(const std::vector<std::int64_t>& elements, const std::string& dtype,
-                         std::int64_t width) const {
+Json ModuleSizes::tensor(
+    const std::vector<std::int64_t>& elements, const std::string& dtype, std::int64_t width) const {
   for (const Form& form : kForms) {
     const std::int64_t each = elements[0] / form.unit(captures_[0]);
     const bool is_too_much = each > kMostOfOne && &form != &kForms[kFixed];

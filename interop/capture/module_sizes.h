@@ -23,11 +23,10 @@ class ModuleSizes {
   // Of a tensor by its extents, where these tell what grows: batch and sequence may do so alike.
   // Null where they do not.
   Json shaped(const std::vector<std::vector<std::int64_t>>& shapes, const std::vector<std::int64_t>& elements,
-              const std::string& dtype) const;
+      const std::string& dtype) const;
   // Null where nothing fits. `width`: of the rows that they are, where that is known.
   Json tensor(const std::vector<std::int64_t>& elements, const std::string& dtype, std::int64_t width = 1) const;
-  // All captures have it: what grows with its square cannot be told from what grows with it. 0:
-  // they differ.
+  // All captures have it: what grows with its square cannot be told from what grows with it. 0: they differ.
   std::int64_t fixed_sequence() const;
 
  private:

@@ -1,6 +1,5 @@
-// calls.txt line by line: a letter, numbers, and for names the rest of the line. What each letter's
-// numbers are is a table; a letter that is not in it is an error, so that nothing is left out
-// silently.
+// calls.txt line by line: a letter, numbers, and for names the rest of the line. What each letter's numbers are is a
+// table; a letter that is not in it is an error, so that nothing is left out silently.
 #include <cxxabi.h>
 #include <fmt/format.h>
 #include <zlib.h>
@@ -29,23 +28,12 @@ struct Letter {
   bool more = false;  // further values may follow
 };
 constexpr Letter kLetters[] = {
-    {'L', Kind::kLaunch, "snvvvvvvvvvvv", true},
-    {'G', Kind::kProduct, "snvvvvvvvv"},
-    {'A', Kind::kLibrary, "snv", true},
-    {'C', Kind::kCopy, "svvv"},
-    {'X', Kind::kCollective, "svnvv", true},
-    {'E', Kind::kRecordEvent, "sv"},
-    {'W', Kind::kWaitEvent, "sv"},
-    {'Y', Kind::kHostWait, "vv"},
-    {'M', Kind::kMemory, "svvvv"},
-    {'H', Kind::kMark, "n"},
-    {'R', Kind::kBlindRead, "vn"},
-    {'P', Kind::kGraphLaunch, "v", true},
-    {'K', Kind::kCommunicator, "vvvn"},
-    {'D', Kind::kDeviceMemory, "vv"},
-    {'d', Kind::kDeviceMemory, "v"},
-    {'V', Kind::kFault, "n"},
-    {'U', Kind::kMark, "n"},  // where Python is from here on
+    {'L', Kind::kLaunch, "snvvvvvvvvvvv", true}, {'G', Kind::kProduct, "snvvvvvvvv"},
+    {'A', Kind::kLibrary, "snv", true}, {'C', Kind::kCopy, "svvv"}, {'X', Kind::kCollective, "svnvv", true},
+    {'E', Kind::kRecordEvent, "sv"}, {'W', Kind::kWaitEvent, "sv"}, {'Y', Kind::kHostWait, "vv"},
+    {'M', Kind::kMemory, "svvvv"}, {'H', Kind::kMark, "n"}, {'R', Kind::kBlindRead, "vn"},
+    {'P', Kind::kGraphLaunch, "v", true}, {'K', Kind::kCommunicator, "vvvn"}, {'D', Kind::kDeviceMemory, "vv"},
+    {'d', Kind::kDeviceMemory, "v"}, {'V', Kind::kFault, "n"}, {'U', Kind::kMark, "n"},  // where Python is from here on
 };
 
 const Letter* letter_of(char c) {
@@ -65,8 +53,8 @@ std::string read_packed(const std::filesystem::path& path) {
   while ((count = gzread(file.get(), block.data(), static_cast<unsigned>(block.size()))) > 0) {
     text.append(block, 0, at(count));
     if (text.size() > kMost) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: is larger than {} GiB unpacked", path.string(), kMost >> 30));
+      throw Error(
+          ExitCode::kInvalidInput, fmt::format("{}: is larger than {} GiB unpacked", path.string(), kMost >> 30));
     }
   }
   int code = Z_OK;
@@ -133,7 +121,7 @@ class CallReader {
     const Letter* const letter = letter_of(line.front());
     if (letter == nullptr) {
       fail(fmt::format("no call is written '{}'", line.front()),
-           "a letter that docs/capture.md lists: the capture may be of a newer foreshard-null");
+          "a letter that docs/capture.md lists: the capture may be of a newer foreshard-null");
     }
     CapturedCall call;
     call.kind = letter->kind;
@@ -205,11 +193,11 @@ void read_model(const std::filesystem::path& path, Capture& capture) {
 Capture read_capture(const std::filesystem::path& folder) {
   const std::filesystem::path head = folder / "capture.json";
   if (!std::filesystem::exists(head)) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: is no capture: capture.json is not there; expected the folder "
-                            "that foreshard-null wrote (foreshard-null --rank 0 --world 8 --gpu "
-                            "h100 -- python3 train.py)",
-                            folder.string()));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("{}: is no capture: capture.json is not there; expected the folder "
+                                             "that foreshard-null wrote (foreshard-null --rank 0 --world 8 --gpu "
+                                             "h100 -- python3 train.py)",
+                                     folder.string()));
   }
   Capture capture;
   capture.path = folder.string();
@@ -226,7 +214,7 @@ Capture read_capture(const std::filesystem::path& folder) {
   }
   if (capture.world < 1 || capture.rank < 0 || capture.rank >= capture.world || !(capture.processor > 0)) {
     throw ConfigError({head.string(), 0, 0, "world"}, "ranks that cannot be",
-                      "a world of 1 or more, a rank within it, a processor above 0");
+        "a world of 1 or more, a rank within it, a processor above 0");
   }
   const bool packed = !std::filesystem::exists(folder / "calls.txt");
   const std::filesystem::path calls = folder / (packed ? "calls.txt.gz" : "calls.txt");

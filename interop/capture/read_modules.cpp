@@ -57,8 +57,8 @@ CapturedModules read_modules(const Capture& capture) {
   made.path = modules_file(capture).string();
   made.document = read_json_document(modules_file(capture));
   if (made.document.value("schema", "") != "foreshard.capture.modules/2") {
-    throw Error(ExitCode::kInvalidInput,
-                made.path + ": is of an earlier foreshard-null; expected a capture of this one");
+    throw Error(
+        ExitCode::kInvalidInput, made.path + ": is of an earlier foreshard-null; expected a capture of this one");
   }
   Json& parameters = made.document.at("parameters");
   for (auto it = parameters.begin(); it != parameters.end();)  // (of no elements: a module's place for its device)
@@ -73,23 +73,22 @@ CapturedModules read_modules(const Capture& capture) {
   }
   const auto refuse = [&](const std::string& why) {
     throw Error(ExitCode::kMissingCapability,
-                made.path + ": " + why + "; foreshard predict --capture forecasts the step as it is");
+        made.path + ": " + why + "; foreshard predict --capture forecasts the step as it is");
   };
   const std::size_t count = made.document.value("count", std::size_t{0});
   if (count > made.document.at("operations").size()) {
     refuse(
         fmt::format("its first forward has {} operations (a loop over positions?), more than "
                     "layers are made of: capture two batches of a shorter sequence",
-                    count));
+            count));
   }
   if (made.document.value("differentiates_twice", false))
     refuse("the program differentiates a gradient (create_graph), which layers have no words for");
   const Json hidden = made.document.value("hidden", Json::array());
   if (!hidden.empty()) {
     refuse(hidden[0].get<std::string>() +
-           " runs modules inside of a torch.autograd.Function (reversible blocks), whose backward "
-           "is its own: capture the model without it, and say recompute: full where it runs them "
-           "again");
+           " runs modules inside of a torch.autograd.Function (reversible blocks), whose backward is its own: capture "
+           "the model without it, and say recompute: full where it runs them again");
   }
   return made;
 }

@@ -1,6 +1,5 @@
-// The script is interop/scripts/fsdp2.py.in (script_template.h), of which a feature of the plan
-// keeps its lines or none, so that the file calls nothing that the plan does not need; behind it
-// stand the parts that no plan changes.
+// The script is interop/scripts/fsdp2.py.in (script_template.h), of which a feature of the plan keeps its lines or
+// none, so that the file calls nothing that the plan does not need; behind it stand the parts that no plan changes.
 //
 // The units and their order are those of the plan's EventGraph: fully_shard is called for nested
 // modules first and for the root last.
@@ -93,7 +92,7 @@ void add_dims(const ModelDims& dims, Facts& facts) {
       {"qk_norm", dims.qk_norm != HeadNorm::kNone},
       {"activation", word_at(dims.activation, {"swiglu", "geglu", "gelu", "relu", "relu2"})},
       {"residual", word_at(dims.residual,
-                           {"pre_norm", "sandwich", "post_branch", "post_norm", "parallel", "parallel_of_one_norm"})},
+                       {"pre_norm", "sandwich", "post_branch", "post_norm", "parallel", "parallel_of_one_norm"})},
       {"embedding_scale", dims.embedding_scale},
       {"embedding_norm", dims.embedding_norm},
       {"conv1d", dims.conv1d},
@@ -168,16 +167,15 @@ void add_plan(const Plan& plan, const ModelSpec& model, const ParameterNames& na
 void check_kept(const Unit& unit) {
   if (unit.name == "embedding" || unit.reshard.kind == Reshard::Kind::kNever) return;
   refuse_script("unshard_in_backward",
-                fmt::format("backward of {} reads its parameters, which reshard_after_forward freed: "
-                            "PyTorch fails (setStorage)",
-                            unit.name),
-                "unshard_in_backward: true, or reshard_after_forward: never there");
+      fmt::format("backward of {} reads its parameters, which reshard_after_forward freed: PyTorch fails (setStorage)",
+          unit.name),
+      "unshard_in_backward: true, or reshard_after_forward: never there");
 }
 
 // Which modules fully_shard is called with, in the order of the graph, and what of each is
 // resharded, unsharded or recomputed.
-void add_units(const Plan& plan, const ModelDims& dims, const EventGraph& graph, const ParameterNames& names,
-               Facts& facts) {
+void add_units(
+    const Plan& plan, const ModelDims& dims, const EventGraph& graph, const ParameterNames& names, Facts& facts) {
   const bool splits = plan.units.experts == UnitPlacement::kOwn && dims.moe.experts > 0;
   const bool rooted = facts.at("has_root_unit");
   std::vector<std::string> table, reshard, nested, unshards, recompute;
@@ -188,8 +186,8 @@ void add_units(const Plan& plan, const ModelDims& dims, const EventGraph& graph,
     table.push_back(fmt::format("    (\"{}\", {}, {}),", unit.name, unit.numel, unit.parameters));
     has_groups |= unit.reshard.kind == Reshard::Kind::kGroup;
     if (rooted && u == 0) {
-      const bool is_named = std::ranges::any_of(plan.reshard_after_forward.ranges,
-                                                [](const auto& range) { return range.first <= 0 && 0 <= range.last; });
+      const bool is_named = std::ranges::any_of(
+          plan.reshard_after_forward.ranges, [](const auto& range) { return range.first <= 0 && 0 <= range.last; });
       if (is_named) root = word_of(plan.reshard_after_forward.at(0));
       continue;
     }

@@ -1,9 +1,8 @@
 // A plan as a PyTorch program: one Python file that builds the model in plain torch.nn, shards it
 // with fully_shard exactly as the plan says and trains on random tokens.
 //
-// The modules carry the names and shapes of Hugging Face's implementation, so that every unit holds
-// the parameters of the forecast's. The file needs PyTorch 2.4 or later and calls of its interface
-// only what the plan needs.
+// The modules carry the names and shapes of Hugging Face's implementation, so that every unit holds the parameters of
+// the forecast's. The file needs PyTorch 2.4 or later and calls of its interface only what the plan needs.
 #pragma once
 
 #include <string>

@@ -30,7 +30,7 @@ struct Refusal {
 
 void refuse_script(std::string_view key, const std::string& what, const std::string& nearest) {
   throw Error(ExitCode::kMissingCapability,
-              fmt::format("export --to fsdp2: unsupported: {}: {}; nearest plan: {}", key, what, nearest));
+      fmt::format("export --to fsdp2: unsupported: {}: {}; nearest plan: {}", key, what, nearest));
 }
 
 void check_script_can(const Plan& plan, const ModelDims& dims) {
@@ -40,33 +40,33 @@ void check_script_can(const Plan& plan, const ModelDims& dims) {
   const Refusal refusals[] = {
       {has_axes && plan.compile != Compile::kNone, "compile", "layers with axes are eager here", "compile: none"},
       {has_axes && plan.offload != Offload::kNone, "offload", "gradients of axes are clipped on the GPU here",
-       "offload: none"},
+          "offload: none"},
       {cuts && !can_be_cut(dims), "mesh.tp",
-       "layers are cut as Llama's are (RMS norms, rotary, separate projections, an untied head)",
-       "--to torchtitan, or mesh.tp: 1"},
+          "layers are cut as Llama's are (RMS norms, rotary, separate projections, an untied head)",
+          "--to torchtitan, or mesh.tp: 1"},
       {cuts && !plan.tensor_parallel.sequence, "tensor_parallel.sequence", "norms are of a part of the positions",
-       "tensor_parallel.sequence: true"},
+          "tensor_parallel.sequence: true"},
       {cuts && plan.tensor_parallel.async, "tensor_parallel.async", "cut layers are eager here",
-       "tensor_parallel.async: false"},
+          "tensor_parallel.async: false"},
       {shares && plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses, "context_parallel.rotate",
-       "PyTorch's context parallel is a ring", "context_parallel.rotate: allgather"},
+          "PyTorch's context parallel is a ring", "context_parallel.rotate: allgather"},
       {shares && (!rings || dims.positions == Positions::kAlibi), "mesh.cp",
-       "the ring is of flash or cuDNN's attention, without a mask", "attention: flash, or mesh.cp: 1"},
+          "the ring is of flash or cuDNN's attention, without a mask", "attention: flash, or mesh.cp: 1"},
       {plan.runtime.kind != RuntimeKind::kFsdp2, "runtime",
-       fmt::format("{} is not FSDP2", to_string(plan.runtime.kind)), "runtime: fsdp2"},
+          fmt::format("{} is not FSDP2", to_string(plan.runtime.kind)), "runtime: fsdp2"},
       {plan.mesh.pp > 1, "mesh.pp", "its model is in one piece", "mesh.pp: 1, or --to torchtitan"},
       {plan.lora.rank > 0, "lora.rank", "adapters need PEFT", "lora.rank: 0"},
       {plan.float8 != Float8::kNone, "float8", "fp8 needs torchao", "float8: none"},
       {plan.recompute_keeps != SelectivePolicy::kEverySecondMm, "recompute_keeps",
-       "the script's policy is torchtitan's", "recompute_keeps: every_second_mm"},
+          "the script's policy is torchtitan's", "recompute_keeps: every_second_mm"},
       {plan.batch.labelled > 0, "batch.labelled", "every token has a label", "batch.labelled: 0"},
       {plan.batch.images > 0, "batch.images", "the model reads images", "a model of words"},
       {plan.ignored != Ignored::kNone, "ignored", "nobody would average the gradients of ignored parameters",
-       "ignored: none"},
+          "ignored: none"},
       {plan.frozen.tower, "frozen", "there is no vision tower", "frozen: none"},
       {optimizer.state != plan.master_dtype && optimizer.kind == Optimizer::Kind::kAdamW, "optimizer.state",
-       "torch.optim.AdamW keeps its state in the dtype of the parameters",
-       fmt::format("optimizer.state: {}", to_string(plan.master_dtype))},
+          "torch.optim.AdamW keeps its state in the dtype of the parameters",
+          fmt::format("optimizer.state: {}", to_string(plan.master_dtype))},
   };
   for (const Refusal& each : refusals)
     if (each.is_met) refuse_script(each.key, each.what, each.nearest);
@@ -83,7 +83,7 @@ void check_script_model(const ModelDims& dims) {
       {dims.moe.corrected, "a router with correction biases"},
       {dims.residual == Residual::kPostBranch, "norms behind the branches alone"},
       {dims.qk_norm == HeadNorm::kWhole || dims.qk_norm == HeadNorm::kUnweighted,
-       "norms of q and k that are not of each head"},
+          "norms of q and k that are not of each head"},
       {dims.parts != BlockParts{} || dims.activation == Activation::kReGlu2, "gates and norms inside the branches"},
       {dims.norm == NormKind::kLayerUnweighted || dims.norm == NormKind::kRmsUnweighted, "norms without weights"},
       {dims.qk_norm == HeadNorm::kEach && dims.head_norm != NormKind::kRms, "LayerNorms of each head"},
@@ -96,9 +96,9 @@ void check_script_model(const ModelDims& dims) {
   for (const auto& [is_met, what] : refusals) {
     if (!is_met) continue;
     throw Error(ExitCode::kMissingCapability,
-                fmt::format("export --to fsdp2: unsupported: {} ({}): {}; the script is written for "
-                            "decoders such as llama, qwen, gpt2, mpt and mixtral",
-                            dims.name, dims.family, what));
+        fmt::format("export --to fsdp2: unsupported: {} ({}): {}; the script is written for "
+                    "decoders such as llama, qwen, gpt2, mpt and mixtral",
+            dims.name, dims.family, what));
   }
 }
 
@@ -110,43 +110,42 @@ ImportLedger script_ledger(const Plan& plan, const ModelDims& dims) {
     std::string what, why;
   } others[] = {
       {dims.positions == Positions::kAlibi, "attention with ALiBi",
-       "scaled_dot_product_attention takes no slopes: an additive mask, whose time and memory "
-       "differ "
-       "from the forecast's"},
+          "scaled_dot_product_attention takes no slopes: an additive mask, whose time and memory differ from the "
+          "forecast's"},
       {dims.numerics.rope_scaling.kind == RopeScaling::Kind::kOther, "rope_scaling",
-       "only linear and llama3 are written; left out"},
+          "only linear and llama3 are written; left out"},
       {dims.logit_softcap, "attention's soft cap", "scaled_dot_product_attention has none; left out"},
       {plan.attention >= AttentionKernel::kFa1 && plan.attention != AttentionKernel::kFlashAllHeads,
-       fmt::format("attention: {}", to_string(plan.attention)), "PyTorch's own flash kernel stands in"},
+          fmt::format("attention: {}", to_string(plan.attention)), "PyTorch's own flash kernel stands in"},
       {plan.kernels.rope == ModuleKernels::Rope::kFused && dims.positions == Positions::kRotary, "kernels.rope: fused",
-       "PyTorch has none; several kernels stand in"},
+          "PyTorch has none; several kernels stand in"},
       {plan.kernels.residual == ModuleKernels::Residual::kFp32, "kernels.residual: fp32",
-       "the stream between blocks is in dtype.param"},
+          "the stream between blocks is in dtype.param"},
       {plan.units.head_calls > 1, "units.head_calls", "the head is called once"},
       {plan.kernels.unpads, "kernels.unpads", "no token is padded"},
       {plan.kernels.scan, "kernels.scan", "every block has tensors of its own"},
       {plan.kernels.train_metrics > 0, "kernels.train_metrics", "the script computes no metrics"},
       {loss == Loss::Kind::kFused || plan.loss.has_product(),
-       loss == Loss::Kind::kFused         ? "loss: fused"
-       : loss == Loss::Kind::kFusedLinear ? "loss: fused-linear"
-                                          : "loss: tiled-linear",
-       "PyTorch has none; eager cross entropy stands in"},
+          loss == Loss::Kind::kFused         ? "loss: fused"
+          : loss == Loss::Kind::kFusedLinear ? "loss: fused-linear"
+                                             : "loss: tiled-linear",
+          "PyTorch has none; eager cross entropy stands in"},
       {plan.collectives.kernels != CollectiveKernels::kDefault,
-       fmt::format("collectives.kernels: {}", to_string(plan.collectives.kernels)),
-       "NCCL chooses; NCCL_CTA_POLICY and windows are the launcher's"},
+          fmt::format("collectives.kernels: {}", to_string(plan.collectives.kernels)),
+          "NCCL chooses; NCCL_CTA_POLICY and windows are the launcher's"},
       {plan.step_frame != StepFrame::kPlain, fmt::format("step_frame: {}", to_string(plan.step_frame)),
-       "a step counts no tokens and logs nothing"},
+          "a step counts no tokens and logs nothing"},
   };
   ExportLedger ledger;
   ledger.mapped("model, batch, mesh, units, dtype, optimizer", "constants and calls of the script");
   ledger.mapped("reshard_after_forward, unshard_in_backward, prefetch, recompute, accumulation",
-                "fully_shard's arguments and methods, per unit and layer");
+      "fully_shard's arguments and methods, per unit and layer");
   for (const auto& each : others)
     if (each.is_met) ledger.unsupported(each.what, each.why);
   if (plan.evaluation.every) ledger.ignored("evaluation.every", "the script only trains");
   if (!plan.mesh.is_plain()) {
-    ledger.unsupported("times in validate --run",
-                       "over axes it compares collectives and memory (DIR/rank-0.timed.json)");
+    ledger.unsupported(
+        "times in validate --run", "over axes it compares collectives and memory (DIR/rank-0.timed.json)");
   }
   if (!rows.sent.empty() || !rows.counts.empty() || rows.zipf != 0)
     ledger.unsupported("expert_parallel", "routers say where rows go, or --balanced");

@@ -1,5 +1,4 @@
-// A script that is written from a template: a file of its lines, of which those stay whose
-// conditions hold.
+// A script that is written from a template: a file of its lines, of which those stay whose conditions hold.
 //
 //     %if CONDITION   %elif CONDITION   %else   %end
 //     %(CONDITION)line                   a line of one condition
@@ -9,9 +8,8 @@
 //     %# COMMENT
 //     ${NAME}   ${CONDITION ? TEXT : TEXT}   ${CONDITION ? TEXT}
 //
-// A condition is "A and B or C"; a term is NAME (true, not 0, not ""), not NAME, or a comparison of
-// a name (=, !=, >) with words of which one is enough (fa1|fa2). A line of one ${...} that comes
-// out empty is left out.
+// A condition is "A and B or C"; a term is NAME (true, not 0, not ""), not NAME, or a comparison of a name (=, !=, >)
+// with words of which one is enough (fa1|fa2). A line of one ${...} that comes out empty is left out.
 #pragma once
 
 #include <functional>

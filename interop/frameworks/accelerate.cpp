@@ -110,13 +110,11 @@ void read_fsdp2(ForeignReader& reader, const Ranks& ranks) {
 }
 
 void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
-  if (reader.find(fsdp("version")) != nullptr)
-    reader.map(fsdp("version"), "runtime", "fsdp1");
-  else
-    reader.assume("runtime", "fsdp1", "no fsdp_version, which is 1 by default");
+  if (reader.find(fsdp("version")) != nullptr) reader.map(fsdp("version"), "runtime", "fsdp1");
+  else reader.assume("runtime", "fsdp1", "no fsdp_version, which is 1 by default");
   reader.assume("trainer", "accelerate", "the file is Accelerate's");
-  static constexpr std::string_view kWords[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
-                                                "HYBRID_SHARD_ZERO2"};
+  static constexpr std::string_view kWords[] = {
+      "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"};
   const std::string path = fsdp("sharding_strategy");
   std::size_t which = 0;
   std::string used = path;
@@ -125,10 +123,8 @@ void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
     if (node == nullptr) continue;
     used = key;
     const std::string text = node->as_string();
-    if (text.size() == 1 && text[0] >= '1' && text[0] <= '5')
-      which = at(text[0] - '1');
-    else
-      which = node->as_choice(kWords);
+    if (text.size() == 1 && text[0] >= '1' && text[0] <= '5') which = at(text[0] - '1');
+    else which = node->as_choice(kWords);
     break;
   }
   reader.map(used, "reshard_after_forward", which == 1 || which == 4 ? "never" : "always");
@@ -156,10 +152,8 @@ void read_zero(ForeignReader& reader, const Ranks& ranks) {
   const ConfigNode* stage = reader.find(key("zero_stage"));
   const std::int64_t number = stage == nullptr ? 2 : stage->as_int(0, 3);
   const std::string runtime = number == 0 ? "ddp" : fmt::format("zero{}", number);
-  if (stage != nullptr)
-    reader.map(key("zero_stage"), "runtime", runtime);
-  else
-    reader.assume("runtime", runtime, "no zero_stage, which is 2 by default");
+  if (stage != nullptr) reader.map(key("zero_stage"), "runtime", runtime);
+  else reader.assume("runtime", runtime, "no zero_stage, which is 2 by default");
   reader.integer(key("gradient_accumulation_steps"), "batch.accumulation");
   reader.clipping(key("gradient_clipping"));
   if (number > 0) {
@@ -193,10 +187,8 @@ ForeignPlan read_accelerate(const ConfigNode& root) {
   plan.ranks = root.has("parallelism_config") ? 0 : ranks.all;
   if (type == 0) {
     const ConfigNode* version = reader.find(fsdp("version"));
-    if (version != nullptr && version->as_int(1, 2) == 2)
-      read_fsdp2(reader, ranks);
-    else
-      read_fsdp1(reader, ranks);
+    if (version != nullptr && version->as_int(1, 2) == 2) read_fsdp2(reader, ranks);
+    else read_fsdp1(reader, ranks);
     read_wrapping(reader);
     read_recomputation(reader);
   } else if (type == 1) {
@@ -247,8 +239,7 @@ tpu_use_cluster: false
 tpu_use_sudo: false
 use_cpu: {}
 )",
-                                 type, precision, machines, world, machines > 1 ? "c10d" : "static",
-                                 job.cluster.host_computes ? "true" : "false");
+      type, precision, machines, world, machines > 1 ? "c10d" : "static", job.cluster.host_computes ? "true" : "false");
   if (dynamo) text += "dynamo_config:\n  dynamo_backend: INDUCTOR\n";
   return text;
 }
@@ -281,7 +272,7 @@ std::vector<std::string> fsdp2_texts(const ExportJob& job) {
   parallelism_config_dp_shard_size: {}
   parallelism_config_tp_size: 1
 )",
-                          plan.mesh.replicate, plan.mesh.shard);
+          plan.mesh.replicate, plan.mesh.shard);
     }
     texts.push_back(std::move(text));
   }
@@ -306,7 +297,7 @@ std::string fsdp1_text(const ExportJob& job) {
   fsdp_use_orig_params: {}
   fsdp_version: 1
 )",
-                     prefetch, plan.prefetch.forward == 1, strategy, plan.fsdp1.use_orig_params) +
+             prefetch, plan.prefetch.forward == 1, strategy, plan.fsdp1.use_orig_params) +
          common_fsdp(plan);
 }
 
@@ -321,9 +312,8 @@ std::string zero_text(const ExportJob& job) {
   zero3_init_flag: {}
   zero_stage: {}
 )",
-                      plan.batch.accumulation, plan.optimizer.clip_norm.value_or(0.0),
-                      to_string(plan.zero.offload_optimizer), to_string(plan.zero.offload_param),
-                      plan.runtime.kind == RuntimeKind::kZero3, zero_stage(plan.runtime.kind));
+      plan.batch.accumulation, plan.optimizer.clip_norm.value_or(0.0), to_string(plan.zero.offload_optimizer),
+      to_string(plan.zero.offload_param), plan.runtime.kind == RuntimeKind::kZero3, zero_stage(plan.runtime.kind));
   return text;
 }
 
@@ -333,18 +323,14 @@ Exported export_accelerate(const ExportJob& job) {
   const RuntimeKind kind = job.plan.runtime.kind;
   if (kind == RuntimeKind::kNative) {
     throw Error(ExitCode::kMissingCapability,
-                "export --to accelerate: unsupported: Accelerate runs PyTorch's and DeepSpeed's "
-                "runtimes, not native; nearest plan: runtime: fsdp2");
+        "export --to accelerate: unsupported: Accelerate runs PyTorch's and DeepSpeed's "
+        "runtimes, not native; nearest plan: runtime: fsdp2");
   }
   std::vector<std::string> texts;
-  if (kind == RuntimeKind::kFsdp2)
-    texts = fsdp2_texts(job);
-  else if (kind == RuntimeKind::kFsdp1)
-    texts = {fsdp1_text(job)};
-  else if (is_zero(kind))
-    texts = {zero_text(job)};
-  else
-    texts = {head("MULTI_GPU", job, job.plan.compile == Compile::kModel)};
+  if (kind == RuntimeKind::kFsdp2) texts = fsdp2_texts(job);
+  else if (kind == RuntimeKind::kFsdp1) texts = {fsdp1_text(job)};
+  else if (is_zero(kind)) texts = {zero_text(job)};
+  else texts = {head("MULTI_GPU", job, job.plan.compile == Compile::kModel)};
   const auto read = [](const std::string& text) { return read_accelerate(parse_yaml(text, "accelerate.yaml")); };
   return exported_as(job, texts, read);
 }

@@ -34,10 +34,8 @@ std::vector<ShellWord> shell_words(std::string_view script) {
     const char c = script[i];
     if (c == '\n') ++line;
     if (quote != 0) {
-      if (c == quote)
-        quote = 0;
-      else
-        word.text += c;
+      if (c == quote) quote = 0;
+      else word.text += c;
     } else if (nested == 0 && (std::isspace(static_cast<unsigned char>(c)) != 0)) {
       end();
       if (c == '\n') words.push_back({std::string(kEnd), line});
@@ -53,10 +51,8 @@ std::vector<ShellWord> shell_words(std::string_view script) {
     } else {
       if (word.text.empty()) word.line = line;
       nested += c == '(' ? 1 : c == ')' ? -1 : 0;
-      if (c == '"' || c == '\'')
-        quote = c;
-      else
-        word.text += c;
+      if (c == '"' || c == '\'') quote = c;
+      else word.text += c;
     }
   }
   end();

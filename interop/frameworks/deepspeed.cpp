@@ -32,12 +32,8 @@ void read_half_precision(ForeignReader& reader) {
     reader.assume("dtype.param", compute, "neither bf16 nor fp16 is enabled");
   }
   if (!reader.choice("communication_data_type", "dtype.reduce",
-                     {{"fp32", "fp32"},
-                      {"fp16", "fp16"},
-                      {"bfp16", "bf16"},
-                      {"float32", "fp32"},
-                      {"float16", "fp16"},
-                      {"bf16", "bf16"}}) &&
+          {{"fp32", "fp32"}, {"fp16", "fp16"}, {"bfp16", "bf16"}, {"float32", "fp32"}, {"float16", "fp16"},
+              {"bf16", "bf16"}}) &&
       !is_open)
     reader.assume("dtype.reduce", compute, "no communication_data_type: that of the gradients");
 }
@@ -47,10 +43,8 @@ void read_batch_sizes(ForeignReader& reader) {
   const bool steps = reader.find("gradient_accumulation_steps") != nullptr;
   reader.integer("gradient_accumulation_steps", "batch.accumulation");
   if (reader.find("train_batch_size") == nullptr) return;
-  if (steps)
-    reader.ignore("train_batch_size", "follows from the others and the number of ranks");
-  else
-    reader.integer("train_batch_size", "batch.global");
+  if (steps) reader.ignore("train_batch_size", "follows from the others and the number of ranks");
+  else reader.integer("train_batch_size", "batch.global");
 }
 
 void read_optimizer_section(ForeignReader& reader) {
@@ -115,7 +109,7 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
     }
     if (const ConfigNode* dtype = reader.find("data_types.grad_accum_dtype")) {
       reader.map("data_types.grad_accum_dtype", "zero.fp32_gradient_accumulation",
-                 dtype->as_string() == "fp32" ? "true" : "false");
+          dtype->as_string() == "fp32" ? "true" : "false");
     }
   }
   if (number == 0)
@@ -138,8 +132,7 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
 void fill_buckets(std::int64_t hidden, ForeignPlan& plan) {
   const auto square = as_double(hidden) * as_double(hidden);
   const std::pair<const char*, double> kBySize[] = {{"reduce_bucket_size", square},
-                                                    {"stage3_prefetch_bucket_size", 0.9 * square},
-                                                    {"stage3_param_persistence_threshold", 10 * as_double(hidden)}};
+      {"stage3_prefetch_bucket_size", 0.9 * square}, {"stage3_param_persistence_threshold", 10 * as_double(hidden)}};
   for (const auto& [name, elements] : kBySize) {
     const auto entry = std::ranges::find_if(
         plan.ledger, [&, name = name](const ImportEntry& each) { return each.what == in_zero(name) + ": auto"; });
@@ -182,8 +175,8 @@ Exported export_deepspeed(const ExportJob& job) {
   if (plan.runtime.kind == RuntimeKind::kZero3 && plan.mesh.replicate > 1) zero["mics_shard_size"] = plan.mesh.shard;
   root[kZero] = std::move(zero);
   const Optimizer& o = plan.optimizer;
-  root["optimizer"] = {{"type", o.kind == Optimizer::Kind::kAdamW ? "AdamW" : "SGD"},
-                       {"params", {{"lr", o.learning_rate}}}};
+  root["optimizer"] = {
+      {"type", o.kind == Optimizer::Kind::kAdamW ? "AdamW" : "SGD"}, {"params", {{"lr", o.learning_rate}}}};
   if (o.kind == Optimizer::Kind::kAdamW) {
     root["optimizer"]["params"]["betas"] = {o.beta1, o.beta2};
     root["optimizer"]["params"]["eps"] = o.epsilon;

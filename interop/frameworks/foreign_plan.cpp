@@ -39,10 +39,8 @@ bool ForeignPlan::has(std::string_view key) const {
 
 void ForeignPlan::set(std::string_view key, const std::string& value) {
   const auto known = std::ranges::find_if(keys, [&](const auto& k) { return k.first == key; });
-  if (known == keys.end())
-    keys.emplace_back(key, value);
-  else
-    known->second = value;
+  if (known == keys.end()) keys.emplace_back(key, value);
+  else known->second = value;
 }
 
 namespace {
@@ -70,14 +68,10 @@ bool says_something(const ConfigNode& node) {
 
 std::string shown(const ConfigNode& node) {
   switch (node.kind()) {
-    case ConfigNode::Kind::kNull:
-      return "null";
-    case ConfigNode::Kind::kScalar:
-      return std::string(node.text().substr(0, 60));
-    case ConfigNode::Kind::kSequence:
-      return "[...]";
-    case ConfigNode::Kind::kMapping:
-      return "{...}";
+    case ConfigNode::Kind::kNull: return "null";
+    case ConfigNode::Kind::kScalar: return std::string(node.text().substr(0, 60));
+    case ConfigNode::Kind::kSequence: return "[...]";
+    case ConfigNode::Kind::kMapping: return "{...}";
   }
   return "";
 }
@@ -260,11 +254,11 @@ void ForeignReader::finish() {
         walk(item.value, path);
       } else {
         if (++unknown > kMostUnknown)
-          throw item.value.error("the file has too many keys that nobody knows",
-                                 fmt::format("the settings of {}", plan_.format));
+          throw item.value.error(
+              "the file has too many keys that nobody knows", fmt::format("the settings of {}", plan_.format));
         const std::string near = nearest_spelling(path, known);
         note(Mapping::kIgnored, path, "",
-             near.empty() ? "unknown key" : fmt::format("unknown key; did you mean {}?", near));
+            near.empty() ? "unknown key" : fmt::format("unknown key; did you mean {}?", near));
       }
     }
   };
@@ -295,9 +289,8 @@ ForeignPlan joined(ForeignPlan first, ForeignPlan second) {
   append(first.ledger, second.ledger);
   std::erase_if(first.ledger, [&](const ImportEntry& each) {  // assumed, and said by the other
     return each.mapping == Mapping::kDefaulted && std::ranges::any_of(first.keys, [&](const auto& key) {
-             return each.what.starts_with(key.first + ": ") &&
-                    each.what != fmt::format("{}: {}", key.first, key.second);
-           });
+      return each.what.starts_with(key.first + ": ") && each.what != fmt::format("{}: {}", key.first, key.second);
+    });
   });
   return first;
 }
@@ -388,7 +381,7 @@ Reading read_back(const ExportJob& job, ForeignPlan foreign) {
 }
 
 Exported exported_as(const ExportJob& job, const std::vector<std::string>& texts,
-                     const std::function<ForeignPlan(const std::string&)>& read) {
+    const std::function<ForeignPlan(const std::string&)>& read) {
   std::optional<Reading> best;
   std::string text;
   for (const std::string& candidate : texts) {
@@ -405,7 +398,7 @@ Exported exported_as(const ExportJob& job, const std::vector<std::string>& texts
   if (!best->failure.empty()) ledger.unsupported("plan", "the file does not read back as a plan: " + best->failure);
   for (const LostKey& lost : best->lost) {
     ledger.unsupported(fmt::format("{}: {}", lost.key, lost.is),
-                       fmt::format("{} has no key for it here; read back it is {}", best->foreign.format, lost.back));
+        fmt::format("{} has no key for it here; read back it is {}", best->foreign.format, lost.back));
   }
   return {text, ledger.take()};
 }

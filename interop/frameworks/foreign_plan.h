@@ -26,8 +26,7 @@ namespace foreshard {
 
 struct ForeignPlan {
   std::string format;  // "TorchTitan", "DeepSpeed", "Accelerate"
-  // Dotted keys of a plan with their values as YAML on one line, in the order of the file's
-  // reading.
+  // Dotted keys of a plan with their values as YAML on one line, in the order of the file's reading.
   std::vector<std::pair<std::string, std::string>> keys;
   std::set<std::string, std::less<>> assumed;  // of them, those that no line of the file says
   // Processes that the file counts, which its mesh follows from; 0: it counts none.
@@ -125,6 +124,6 @@ struct ExportJob {
 // The first of `texts` that `read` brings back with the fewest differences from the plan, and the
 // ledger: mapped keys, then a line for every key of the plan that it does not hold.
 Exported exported_as(const ExportJob& job, const std::vector<std::string>& texts,
-                     const std::function<ForeignPlan(const std::string&)>& read);
+    const std::function<ForeignPlan(const std::string&)>& read);
 
 }

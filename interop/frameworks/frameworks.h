@@ -13,10 +13,9 @@ namespace foreshard {
 
 // Hugging Face Accelerate's YAML (`accelerate config`): FSDP1, FSDP2, DDP and DeepSpeed.
 //
-// Keys and defaults are Accelerate's (src/accelerate/commands/config/config_args.py,
-// utils/launch.py and FullyShardedDataParallelPlugin in utils/dataclasses.py, 1.14). Its parser
-// refuses a file with any other key at the top, so a file says of a plan what these keys can say
-// and no more: neither model nor batch.
+// Keys and defaults are Accelerate's (src/accelerate/commands/config/config_args.py, utils/launch.py and
+// FullyShardedDataParallelPlugin in utils/dataclasses.py, 1.14). Its parser refuses a file with any other key at the
+// top, so a file says of a plan what these keys can say and no more: neither model nor batch.
 
 bool looks_like_accelerate(const ConfigNode& root);
 // Throws ConfigError.
@@ -68,8 +67,8 @@ std::string deepspeed_file_of(const ConfigNode& root);
 // `sharding`: what DeepSpeed's or Accelerate's file beside it says, nullptr: there is none, so that
 // the settings' own deepspeed, fsdp and fsdp_config stand. `stage`: what is trained, where the
 // settings do not say; "": sft. `gpus`: of the cluster, 0: nobody says. Throws ConfigError.
-ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding, const std::string& stage = "",
-                         std::int64_t gpus = 0);
+ForeignPlan read_trainer(
+    const ConfigNode& root, const ForeignPlan* sharding, const std::string& stage = "", std::int64_t gpus = 0);
 
 // Files of torchtune's recipes and LitGPT's commands (sources: settings.yaml).
 
@@ -81,11 +80,9 @@ ForeignPlan read_recipe(const ConfigNode& root, std::int64_t gpus);
 // TorchTitan's job configuration: TOML (until 2026), and the JSON that debug.save_config_file or
 // --job.save_config_file writes, whose keys are the same but for a few that were renamed.
 //
-// Sources: torchtitan, torchtitan/config/job_config.py at 01e1814a (TOML:
-// training.local_batch_size, training.seq_len, parallelism.*, activation_checkpoint.*, compile.*),
-// torchtitan/config/ and trainer.py at b5bcd76c (JSON:
-// training.num_tokens_per_microbatch_per_dp_rank, training.max_context_length,
-// training.num_tokens_per_train_step).
+// Sources: torchtitan, torchtitan/config/job_config.py at 01e1814a (TOML: training.local_batch_size, training.seq_len,
+// parallelism.*, activation_checkpoint.*, compile.*), torchtitan/config/ and trainer.py at b5bcd76c (JSON:
+// training.num_tokens_per_microbatch_per_dp_rank, training.max_context_length, training.num_tokens_per_train_step).
 
 bool looks_like_torchtitan(const ConfigNode& root);
 // Throws ConfigError.
@@ -94,9 +91,8 @@ ForeignPlan read_torchtitan(const ConfigNode& root);
 // The TOML form. Precondition: runtime fsdp2 (translate() makes one of the others).
 Exported export_torchtitan(const ExportJob& job);
 
-// A Python module for torchtitan's configuration registry, which took the TOML's place in February
-// 2026 (pytorch/torchtitan#2386); keys of August 2026, with the settings as JSON. Precondition as
-// above.
+// A Python module for torchtitan's configuration registry, which took the TOML's place in February 2026
+// (pytorch/torchtitan#2386); keys of August 2026, with the settings as JSON. Precondition as above.
 Exported export_torchtitan_registry(const ExportJob& job);
 
 // How a plan's ranks are started: the line to type, and the file to hand to a scheduler.
@@ -107,10 +103,9 @@ struct LaunchLine {
   std::string line;  // of a shell on the first node (Slurm: of the login node)
 };
 
-// `program`: a Python script ("train.py"), or "" for the default: train.py, and foreshard-exec with
-// plan.yaml for runtime native. Ranks fill the cluster's nodes; a world that they do not divide
-// into has the last node half filled, which only Slurm and Open MPI can start: then
-// Error(kMissingCapability) for torchrun.
+// `program`: a Python script ("train.py"), or "" for the default: train.py, and foreshard-exec with plan.yaml for
+// runtime native. Ranks fill the cluster's nodes; a world that they do not divide into has the last node half filled,
+// which only Slurm and Open MPI can start: then Error(kMissingCapability) for torchrun.
 LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher, const std::string& program);
 
 // torchrun: a shell script to run on every node; slurm: for sbatch; openmpi: a shell script.

@@ -36,12 +36,8 @@ std::string ledger_comments(const ImportLedger& ledger) {
 Json ledger_json(const ImportLedger& ledger) {
   Json entries = Json::array();
   for (const ImportEntry& entry : ledger) {
-    entries.push_back({{"mapping", to_string(entry.mapping)},
-                       {"what", entry.what},
-                       {"to", entry.to},
-                       {"why", entry.why},
-                       {"file", entry.file},
-                       {"line", entry.line}});
+    entries.push_back({{"mapping", to_string(entry.mapping)}, {"what", entry.what}, {"to", entry.to},
+        {"why", entry.why}, {"file", entry.file}, {"line", entry.line}});
   }
   return entries;
 }

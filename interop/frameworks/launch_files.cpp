@@ -29,8 +29,7 @@ std::string torchrun(const Plan& plan, const std::string& program, const LaunchL
   if (launch.nodes == 1)
     return fmt::format("torchrun --standalone --nproc-per-node {} {}{}", launch.ranks_per_node, plain, command);
   return fmt::format(
-      "torchrun --nnodes {} --nproc-per-node {} --rdzv-id foreshard --rdzv-backend c10d "
-      "--rdzv-endpoint {}:29500 {}{}",
+      "torchrun --nnodes {} --nproc-per-node {} --rdzv-id foreshard --rdzv-backend c10d --rdzv-endpoint {}:29500 {}{}",
       launch.nodes, launch.ranks_per_node, head, plain, command);
 }
 
@@ -57,14 +56,12 @@ LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher
   launch.ranks_per_node = std::min(world, per_node);
   if (launcher == Launcher::kTorchrun && launch.nodes * launch.ranks_per_node != world) {
     throw Error(ExitCode::kMissingCapability,
-                fmt::format("launch: {} ranks do not fill nodes of {}: torchrun starts as many on "
-                            "each; nearest: --launcher slurm, or mesh of a multiple of {}",
-                            world, per_node, per_node));
+        fmt::format("launch: {} ranks do not fill nodes of {}: torchrun starts as many on "
+                    "each; nearest: --launcher slurm, or mesh of a multiple of {}",
+            world, per_node, per_node));
   }
   switch (launcher) {
-    case Launcher::kTorchrun:
-      launch.line = torchrun(plan, program, launch, "${HEAD_NODE}");
-      break;
+    case Launcher::kTorchrun: launch.line = torchrun(plan, program, launch, "${HEAD_NODE}"); break;
     case Launcher::kSlurm:
       launch.line = fmt::format(
           "srun --nodes {} --ntasks {} --ntasks-per-node {}{} --export "
@@ -75,7 +72,7 @@ LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher
       break;
     case Launcher::kOpenMpi:
       launch.line = fmt::format("mpirun -np {} -N {} -x MASTER_ADDR=${{HEAD_NODE}} -x MASTER_PORT=29500 {}", world,
-                                launch.ranks_per_node, direct(plan, program));
+          launch.ranks_per_node, direct(plan, program));
       break;
   }
   return launch;
@@ -83,9 +80,8 @@ LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher
 
 Exported launch_file(const Plan& plan, const Cluster& cluster, Launcher launcher, const std::string& program) {
   const LaunchLine launch = launch_of(plan, cluster, launcher, program);
-  const std::string about =
-      fmt::format("# {} ranks of {}: {} nodes of {} (mesh {} x {})\n", plan.mesh.world(), plan.model, launch.nodes,
-                  launch.ranks_per_node, plan.mesh.replicate, plan.mesh.shard);
+  const std::string about = fmt::format("# {} ranks of {}: {} nodes of {} (mesh {} x {})\n", plan.mesh.world(),
+      plan.model, launch.nodes, launch.ranks_per_node, plan.mesh.replicate, plan.mesh.shard);
   std::string text = "#!/usr/bin/env bash\n";
   switch (launcher) {
     case Launcher::kTorchrun:
@@ -116,11 +112,11 @@ HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
   text += environment(plan) + launch.line + "\n";
   ExportLedger ledger;
   ledger.mapped(fmt::format("mesh: {{shard: {}, replicate: {}, inner: {}}}", plan.mesh.shard, plan.mesh.replicate,
-                            to_string(plan.mesh.inner)),
-                fmt::format("{} ranks, {} on each of {} nodes", plan.mesh.world(), launch.ranks_per_node, launch.nodes),
-                plan.mesh.inner == MeshInner::kReplicate
-                    ? "ranks of a node are neighbours; the program has to make the mesh of them transposed"
-                    : "");
+                    to_string(plan.mesh.inner)),
+      fmt::format("{} ranks, {} on each of {} nodes", plan.mesh.world(), launch.ranks_per_node, launch.nodes),
+      plan.mesh.inner == MeshInner::kReplicate
+          ? "ranks of a node are neighbours; the program has to make the mesh of them transposed"
+          : "");
   ledger.defaulted("port of the rendezvous", "29500", "PyTorch's usual one");
   ledger.ignored("everything else", "the program's: foreshard export --to fsdp2");
   return {text, ledger.take()};

@@ -47,8 +47,7 @@ void read_sequence_parallel(ForeignReader& reader) {
   const auto [path, sequence] = find(reader, "sequence_parallel");
   if (sequence != nullptr)
     reader.map(path, "tensor_parallel.sequence", sequence->as_bool() || !cuts ? "true" : "false");
-  else if (cuts)
-    reader.assume("tensor_parallel.sequence", "false", "no sequence_parallel: off");
+  else if (cuts) reader.assume("tensor_parallel.sequence", "false", "no sequence_parallel: off");
 }
 
 // As wide as tensor parallelism unless said (core/model_parallel_config.py, __post_init__).
@@ -91,7 +90,7 @@ void read_context_parallel(ForeignReader& reader) {
   const std::string word = node->as_string();
   if (word == "a2a+p2p") return reader.unsupported("model.cp_comm_type", "rings of groups are not modelled");
   reader.choice("model.cp_comm_type", "context_parallel.rotate",
-                {{"p2p", "alltoall"}, {"all_gather", "allgather"}, {"a2a", "ulysses"}});
+      {{"p2p", "alltoall"}, {"all_gather", "allgather"}, {"a2a", "ulysses"}});
 }
 
 // transformer_config.py: cuda_graph_impl; local captures layers, unless its scope is the iteration.
@@ -131,7 +130,7 @@ void read_dispatcher(ForeignReader& reader) {
       (names_kernels && backend->as_string().ends_with("ep")) || (deepep != nullptr && deepep->as_bool());
   if (which == 0) return reader.unsupported("model.moe_token_dispatcher_type", "rows by all-to-all are modelled");
   reader.map(node != nullptr ? "model.moe_token_dispatcher_type" : "model.moe_flex_dispatcher_backend",
-             "expert_parallel.dispatcher", which == 2 && sends_once ? "deepep" : "alltoall");
+      "expert_parallel.dispatcher", which == 2 && sends_once ? "deepep" : "alltoall");
 }
 
 void read_dtypes(ForeignReader& reader) {
@@ -189,7 +188,7 @@ ForeignPlan read_megatron(const ConfigNode& root) {
   plan.format = "Megatron";
   if (!looks_like_megatron(root)) {
     throw root.error("has no model.tensor_model_parallel_size (NeMo 2.0: of trainer.strategy)",
-                     "settings of Megatron-Bridge or NeMo");
+        "settings of Megatron-Bridge or NeMo");
   }
   ForeignReader reader(root, plan, "megatron");
   reader.assume("runtime", "megatron", "Megatron-Core's DistributedDataParallel");

@@ -21,8 +21,7 @@ void read_targets(ForeignReader& reader, const ConfigNode& rows) {
     if (node == nullptr) continue;
     if (node->is_sequence())
       for (const ConfigNode& word : node->elements()) add(row.value.at(word.as_string()));
-    else if (flag_of(*node))
-      add(row.value);
+    else if (flag_of(*node)) add(row.value);
   }
   if (!targets.empty()) reader.map(rows.items().front().key, "lora.targets", Json(targets).dump());
 }
@@ -86,8 +85,7 @@ ForeignPlan read_recipe(const ConfigNode& root, std::int64_t gpus) {
   }
   if (!plan.has("batch.sequence")) {
     plan.ledger.push_back({Mapping::kDefaulted, "batch.sequence", "",
-                           "not in the file: samples are taken as long as the model's positions", root.location().file,
-                           0});
+        "not in the file: samples are taken as long as the model's positions", root.location().file, 0});
   }
   reader.finish();
   return plan;

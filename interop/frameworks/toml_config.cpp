@@ -47,18 +47,12 @@ void add(ConfigTreeBuilder& builder, const toml::node& node) {
   }
   if (const auto* text = node.as_string()) return builder.scalar(mark, text->get(), Quoting::kQuoted);
   std::ostringstream written;
-  if (const auto* flag = node.as_boolean())
-    written << (flag->get() ? "true" : "false");
-  else if (const auto* whole = node.as_integer())
-    written << whole->get();
-  else if (const auto* real = node.as_floating_point())
-    written << fmt::format("{}", real->get());
-  else if (const auto* date = node.as_date())
-    written << date->get();
-  else if (const auto* time = node.as_time())
-    written << time->get();
-  else if (const auto* both = node.as_date_time())
-    written << both->get();
+  if (const auto* flag = node.as_boolean()) written << (flag->get() ? "true" : "false");
+  else if (const auto* whole = node.as_integer()) written << whole->get();
+  else if (const auto* real = node.as_floating_point()) written << fmt::format("{}", real->get());
+  else if (const auto* date = node.as_date()) written << date->get();
+  else if (const auto* time = node.as_time()) written << time->get();
+  else if (const auto* both = node.as_date_time()) written << both->get();
   builder.scalar(mark, written.str(), Quoting::kPlain);
 }
 
@@ -71,8 +65,8 @@ ConfigNode parse_toml(std::string_view text, std::string_view file_name) {
     add_table(builder, toml::parse(checked, file_name));
   } catch (const toml::parse_error& error) {
     throw ConfigError({std::string(file_name), static_cast<int>(error.source().begin.line),
-                       static_cast<int>(error.source().begin.column), ""},
-                      fmt::format("not TOML: {}", error.description()));
+                          static_cast<int>(error.source().begin.column), ""},
+        fmt::format("not TOML: {}", error.description()));
   }
   return builder.finish();
 }

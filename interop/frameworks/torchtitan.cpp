@@ -27,9 +27,8 @@ void read_model(ForeignReader& reader) {
   const ConfigNode* known = flavors.find(model);
   const ConfigNode* zoo = known == nullptr ? nullptr : known->find(flavor);
   if (zoo != nullptr) return reader.map(path, "model", zoo->as_string());
-  reader.unsupported(path, fmt::format("flavor {} of {} is no model that is known by name: give "
-                                       "--model",
-                                       flavor.empty() ? "?" : flavor, model));
+  reader.unsupported(path, fmt::format("flavor {} of {} is no model that is known by name: give --model",
+                               flavor.empty() ? "?" : flavor, model));
 }
 
 // The saved JSON holds every module's settings; FlexAttention's are the ones with kernel options.
@@ -66,10 +65,8 @@ void read_microbatches(ForeignReader& reader, const char* path, std::int64_t loc
   if (local % size != 0)
     return reader.unsupported(kSize, fmt::format("{} does not divide {} of {}", size, path, local));
   const std::string count = fmt::format("{}", local / size);
-  if (node == nullptr)
-    reader.assume("batch.micro_batch", "1", "as torchtitan cuts the batch for a pipeline");
-  else
-    reader.integer(kSize, "batch.micro_batch");
+  if (node == nullptr) reader.assume("batch.micro_batch", "1", "as torchtitan cuts the batch for a pipeline");
+  else reader.integer(kSize, "batch.micro_batch");
   reader.map(path, "pipeline.microbatches", count);
   const ConfigNode* const global = reader.find("training.global_batch_size");
   if (global == nullptr || global->as_int(-1) < 1)
@@ -84,8 +81,7 @@ void read_stages(ForeignReader& reader) {
   const bool is_single = schedule == nullptr || schedule->as_string() == "1F1B" || schedule->as_string() == "GPipe";
   if (reader.find(key("layers_per_stage")) != nullptr) {
     reader.unsupported(key("layers_per_stage"),
-                       "how many stages that makes depends on the model's layers: give "
-                       "pipeline.stages_per_rank");
+        "how many stages that makes depends on the model's layers: give pipeline.stages_per_rank");
   } else if (!is_single) {
     reader.assume("pipeline.stages_per_rank", "2", "as torchtitan makes of schedules of several");
   }
@@ -118,8 +114,7 @@ void read_batch(ForeignReader& reader) {
   for (const char* key : {"training.local_batch_size", "training.batch_size"})
     if (const ConfigNode* node = reader.find(key); node != nullptr && has_stages)
       read_microbatches(reader, key, node->as_int(1));
-    else
-      reader.integer(key, "batch.micro_batch");
+    else reader.integer(key, "batch.micro_batch");
   const auto tokens = [&](const char* path, const char* key) {
     const ConfigNode* node = reader.find(path);
     if (node == nullptr || node->as_int(-1) < 1) return;
@@ -138,10 +133,8 @@ void read_parallelism(ForeignReader& reader) {
   const auto key = [](const char* name) { return fmt::format("parallelism.{}", name); };
   reader.integer(key("data_parallel_replicate_degree"), "mesh.replicate");
   if (const ConfigNode* node = reader.find(key("data_parallel_shard_degree"))) {
-    if (node->as_int(-1) > 0)
-      reader.integer(key("data_parallel_shard_degree"), "mesh.shard");
-    else
-      reader.ignore(key("data_parallel_shard_degree"), "the rest of the ranks, as by default");
+    if (node->as_int(-1) > 0) reader.integer(key("data_parallel_shard_degree"), "mesh.shard");
+    else reader.ignore(key("data_parallel_shard_degree"), "the rest of the ranks, as by default");
   }
   reader.take("axes");
   if (const ConfigNode* node = reader.find(key("context_parallel_load_balancer"))) {
@@ -180,14 +173,14 @@ void read_checkpointing(ForeignReader& reader, const ConfigNode& root) {
     return reader.map("activation_checkpoint.mode", "recompute", std::string(kWords[which]));
   const auto every = parse_number<std::int64_t>(option->text()).value_or(0);
   if (every < 1) throw option->error(quote(option->text()) + " is neither op nor a number of layers", "op or 2");
-  reader.map("activation_checkpoint.selective_ac_option", "recompute",
-             every == 1 ? "full" : fmt::format("every-{}", every));
+  reader.map(
+      "activation_checkpoint.selective_ac_option", "recompute", every == 1 ? "full" : fmt::format("every-{}", every));
 }
 
 void read_float8(ForeignReader& reader, const std::string& table) {
   const std::string recipe = table + ".recipe_name";
   reader.choice(recipe, "float8",
-                {{"tensorwise", "tensorwise"}, {"rowwise", "rowwise"}, {"rowwise_with_gw_hp", "rowwise_gw_hp"}});
+      {{"tensorwise", "tensorwise"}, {"rowwise", "rowwise"}, {"rowwise_with_gw_hp", "rowwise_gw_hp"}});
   const std::string gather = table + ".enable_fsdp_float8_all_gather";
   const ConfigNode* gathers = reader.find(gather);
   if (gathers == nullptr || !gathers->as_bool()) return;
@@ -212,8 +205,7 @@ void read_optimizer(ForeignReader& reader) {
   if (const ConfigNode* name = reader.find("optimizer.name")) {
     if (name->as_string() == "AdamW" || name->as_string() == "Adam")
       reader.map("optimizer.name", "optimizer.kind", "adamw");
-    else
-      reader.unsupported("optimizer.name", "only AdamW is modelled for this trainer");
+    else reader.unsupported("optimizer.name", "only AdamW is modelled for this trainer");
   }
   reader.take("optimizer");
 }
@@ -233,7 +225,7 @@ void read_groups(ForeignReader& reader) {
   if (!is_adam || settings == nullptr) return;
   reader.map(kGroups, "optimizer.kind", "adamw");
   for (const auto& [theirs, ours] :
-       {std::pair{"lr", "learning_rate"}, {"eps", "epsilon"}, {"weight_decay", "weight_decay"}})
+      {std::pair{"lr", "learning_rate"}, {"eps", "epsilon"}, {"weight_decay", "weight_decay"}})
     if (const ConfigNode* node = settings->find(theirs))
       reader.map(kGroups, fmt::format("optimizer.{}", ours), std::string(node->text()));
   const ConfigNode* const betas = settings->find("betas");
@@ -260,10 +252,8 @@ void read_compile(ForeignReader& reader) {
   if (parts != nullptr && parts->is_sequence())
     for (const ConfigNode& part : parts->elements()) of_loss = of_loss || (node->as_bool() && part.text() == "loss");
   if (chunked) return;
-  if (parts != nullptr)
-    reader.map("compile.components", "loss", of_loss ? "compiled" : "eager");
-  else if (of_loss)
-    reader.assume("loss", "compiled", "compile.components: model and loss by default");
+  if (parts != nullptr) reader.map("compile.components", "loss", of_loss ? "compiled" : "eager");
+  else if (of_loss) reader.assume("loss", "compiled", "compile.components: model and loss by default");
 }
 
 }
@@ -289,10 +279,9 @@ ForeignPlan read_torchtitan(const ConfigNode& root) {
   read_compile(reader);
   if (const ConfigNode* off = reader.find("training.disable_cuda_graphs")) {
     static constexpr const char* kGraphs = "training.disable_cuda_graphs";
-    off->as_bool() ? reader.ignore(kGraphs, "as it is forecast")
-                   : reader.unsupported(kGraphs,
-                                        "a CUDA graph of forward and backward, which the "
-                                        "host launches at once");
+    off->as_bool()
+        ? reader.ignore(kGraphs, "as it is forecast")
+        : reader.unsupported(kGraphs, "a CUDA graph of forward and backward, which the host launches at once");
   }
   read_optimizer(reader);
   read_groups(reader);

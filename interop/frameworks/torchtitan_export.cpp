@@ -78,7 +78,7 @@ pipeline_parallel_microbatch_size = {}
 pipeline_parallel_first_stage_less_layers = {}
 pipeline_parallel_last_stage_less_layers = {}
 )",
-                      to_string(pipeline.schedule), plan.batch.micro_batch, pipeline.first_less, pipeline.last_less);
+      to_string(pipeline.schedule), plan.batch.micro_batch, pipeline.first_less, pipeline.last_less);
   if (pipeline.stages_per_rank > 2)  // else as by default
     text += fmt::format("pipeline_parallel_layers_per_stage = {}\n", layers_of_stage(job));
   return text;
@@ -145,8 +145,8 @@ implementation = "{}"
 [lr_scheduler]
 warmup_steps = {}
 )",
-                      number(o.learning_rate), number(o.beta1), number(o.beta2), number(o.epsilon),
-                      number(o.weight_decay), implementation_of(o), o.warmup_steps);
+      number(o.learning_rate), number(o.beta1), number(o.beta2), number(o.epsilon), number(o.weight_decay),
+      implementation_of(o), o.warmup_steps);
   if (plan.float8 != Float8::kNone && plan.float8 < Float8::kDelayed) {
     text += fmt::format("\n[float8]\nrecipe_name = \"{}\"\n", recipe_of(plan));
     if (plan.float8_all_gather) {
@@ -162,14 +162,10 @@ warmup_steps = {}
 
 Json parallelism_json(const ExportJob& job, const char* reshard) {
   const Plan& plan = job.plan;
-  Json json = {{"data_parallel_replicate_degree", plan.mesh.replicate},
-               {"data_parallel_shard_degree", plan.mesh.shard},
-               {"fsdp_reshard_after_forward", reshard},
-               {"tensor_parallel_degree", plan.mesh.tp},
-               {"enable_sequence_parallel", plan.tensor_parallel.sequence},
-               {"pipeline_parallel_degree", plan.mesh.pp},
-               {"context_parallel_degree", plan.mesh.cp},
-               {"expert_parallel_degree", plan.mesh.ep}};
+  Json json = {{"data_parallel_replicate_degree", plan.mesh.replicate}, {"data_parallel_shard_degree", plan.mesh.shard},
+      {"fsdp_reshard_after_forward", reshard}, {"tensor_parallel_degree", plan.mesh.tp},
+      {"enable_sequence_parallel", plan.tensor_parallel.sequence}, {"pipeline_parallel_degree", plan.mesh.pp},
+      {"context_parallel_degree", plan.mesh.cp}, {"expert_parallel_degree", plan.mesh.ep}};
   if (plan.mesh.pp == 1) return json;
   const PipelineParallel& pipeline = plan.pipeline;
   json["pipeline_parallel_schedule"] = to_string(pipeline.schedule);
@@ -192,37 +188,25 @@ Json settings_json(const ExportJob& job, const char* reshard) {
   std::vector<std::string> compiled = {"model"};
   if (plan.loss.kind == Loss::Kind::kCompiled) compiled.emplace_back("loss");
   const std::int64_t tokens = plan.batch.micro_batch * plan.batch.sequence;
-  Json json = {{"training",
-                {{"local_batch_size", plan.batch.micro_batch * microbatches_of(plan)},
-                 {"global_batch_size", plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel()},
-                 {"seq_len", plan.batch.sequence},
-                 {"num_tokens_per_microbatch_per_dp_rank", tokens},
-                 {"num_tokens_per_train_step", tokens * plan.batch.accumulation * plan.mesh.data_parallel()},
-                 {"max_context_length", plan.batch.sequence},
-                 {"max_norm", o.clip_norm.value_or(1e9)},
-                 {"dtype", torch_name(plan.master_dtype)},
-                 {"mixed_precision_param", torch_name(plan.param_dtype)},
-                 {"mixed_precision_reduce", torch_name(plan.reduce_dtype)},
-                 {"enable_cpu_offload", plan.offload == Offload::kCpu},
-                 {"disable_cuda_graphs", true}}},
-               {"parallelism", parallelism_json(job, reshard)},
-               {"activation_checkpoint", policy},
-               {"compile",
-                {{"enable", plan.compile == Compile::kBlocks},
-                 {"enable_async_tensor_parallel", plan.tensor_parallel.async},
-                 {"components", compiled}}},
-               {"optimizer",
-                {{"implementation", implementation_of(o)},
-                 {"param_groups",
-                  {{{"pattern", ".*"},
-                    {"optimizer_name", "AdamW"},
-                    {"optimizer_kwargs",
-                     {{"lr", o.learning_rate},
-                      {"betas", {o.beta1, o.beta2}},
-                      {"eps", o.epsilon},
-                      {"weight_decay", o.weight_decay}}}}}}}},
-               {"lr_scheduler", {{"warmup_steps", o.warmup_steps}}},
-               {"debug", {{"seed", plan.seed}}}};
+  Json json = {
+      {"training",
+          {{"local_batch_size", plan.batch.micro_batch * microbatches_of(plan)},
+              {"global_batch_size", plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel()},
+              {"seq_len", plan.batch.sequence}, {"num_tokens_per_microbatch_per_dp_rank", tokens},
+              {"num_tokens_per_train_step", tokens * plan.batch.accumulation * plan.mesh.data_parallel()},
+              {"max_context_length", plan.batch.sequence}, {"max_norm", o.clip_norm.value_or(1e9)},
+              {"dtype", torch_name(plan.master_dtype)}, {"mixed_precision_param", torch_name(plan.param_dtype)},
+              {"mixed_precision_reduce", torch_name(plan.reduce_dtype)},
+              {"enable_cpu_offload", plan.offload == Offload::kCpu}, {"disable_cuda_graphs", true}}},
+      {"parallelism", parallelism_json(job, reshard)}, {"activation_checkpoint", policy},
+      {"compile", {{"enable", plan.compile == Compile::kBlocks},
+                      {"enable_async_tensor_parallel", plan.tensor_parallel.async}, {"components", compiled}}},
+      {"optimizer",
+          {{"implementation", implementation_of(o)},
+              {"param_groups", {{{"pattern", ".*"}, {"optimizer_name", "AdamW"},
+                                   {"optimizer_kwargs", {{"lr", o.learning_rate}, {"betas", {o.beta1, o.beta2}},
+                                                            {"eps", o.epsilon}, {"weight_decay", o.weight_decay}}}}}}}},
+      {"lr_scheduler", {{"warmup_steps", o.warmup_steps}}}, {"debug", {{"seed", plan.seed}}}};
   json["attn_backend"] = plan.attention == AttentionKernel::kFlex ? "flex" : "varlen";
   if (const std::optional<Flavor> flavor = flavor_of(plan.model))
     json["model_spec"] = {{"name", flavor->model}, {"flavor", flavor->name}};
@@ -295,9 +279,8 @@ Exported export_torchtitan_registry(const ExportJob& job) {
   FORESHARD_CHECK(job.plan.runtime.kind == RuntimeKind::kFsdp2, "a plan of FSDP2");
   std::vector<std::string> texts;
   for (const char* reshard : {"default", "always", "never"}) texts.push_back(module_of(job, reshard));
-  return exported_as(job, texts, [](const std::string& text) {
-    return read_torchtitan(parse_json(settings_in(text), "torchtitan.json"));
-  });
+  return exported_as(job, texts,
+      [](const std::string& text) { return read_torchtitan(parse_json(settings_in(text), "torchtitan.json")); });
 }
 
 Exported export_torchtitan(const ExportJob& job) {

@@ -23,8 +23,8 @@ namespace {
 ConfigItem code_of(const ConfigNode& root) {
   const ConfigNode codes = settings_of("trainer").at("codes");
   const auto is = [&](const ConfigItem& code) {
-    return std::ranges::any_of(parts_of(code.value.at("tells").as_string(), " "),
-                               [&](const std::string& key) { return root.has(key); });
+    return std::ranges::any_of(
+        parts_of(code.value.at("tells").as_string(), " "), [&](const std::string& key) { return root.has(key); });
   };
   const auto found = std::ranges::find_if(codes.items(), is);
   return found == codes.items().end() ? codes.items().back() : *found;
@@ -64,10 +64,8 @@ ConfigNode accelerate_settings(const ConfigNode& root, const std::string& comput
   };
   if (const ConfigNode* version = root.find("fsdp_version")) set("fsdp_version", version->as_int(1, 2));
   std::vector<std::string> words;
-  if (const ConfigNode* fsdp = root.find("fsdp"); fsdp != nullptr && fsdp->is_sequence())
-    words = texts_of(*fsdp);
-  else if (fsdp != nullptr && fsdp->is_scalar())
-    words = parts_of(fsdp->as_string(), " ");
+  if (const ConfigNode* fsdp = root.find("fsdp"); fsdp != nullptr && fsdp->is_sequence()) words = texts_of(*fsdp);
+  else if (fsdp != nullptr && fsdp->is_scalar()) words = parts_of(fsdp->as_string(), " ");
   static constexpr std::pair<const char*, const char*> kStrategies[] = {
       {"full_shard", "FULL_SHARD"}, {"shard_grad_op", "SHARD_GRAD_OP"}, {"hybrid_shard", "HYBRID_SHARD"}};
   for (const std::string& word : words) {
@@ -89,9 +87,8 @@ ConfigNode accelerate_settings(const ConfigNode& root, const std::string& comput
   if (config.contains("fsdp_version")) config["fsdp_version"] = is_second ? 2 : 1;
   if (is_second && !config.contains("fsdp_auto_wrap_policy"))
     config["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
-  const Json all = {{"distributed_type", "FSDP"},
-                    {"mixed_precision", compute.empty() ? "no" : compute},
-                    {"fsdp_config", std::move(config)}};
+  const Json all = {{"distributed_type", "FSDP"}, {"mixed_precision", compute.empty() ? "no" : compute},
+      {"fsdp_config", std::move(config)}};
   return parse_json(all.dump(), root.location().file);
 }
 
@@ -99,8 +96,8 @@ constexpr const char* kUsual = "the code's default";
 
 class TrainerReader {
  public:
-  TrainerReader(const ConfigNode& root, ForeignPlan& plan, const ForeignPlan* sharding, std::string stage,
-                std::int64_t gpus)
+  TrainerReader(
+      const ConfigNode& root, ForeignPlan& plan, const ForeignPlan* sharding, std::string stage, std::int64_t gpus)
       : root_(root),
         plan_(plan),
         sharding_(sharding),
@@ -177,14 +174,10 @@ class TrainerReader {
     const bool by_sharding =
         sharding_ != nullptr && sharding_->has("dtype.param") && !sharding_->assumed.contains("dtype.param");
     const bool is_late = is_of("Axolotl") && runtime() == "zero3" && !plan_.has("dtype.param") && !by_sharding;
-    if (is_late)
-      reader_.assume("dtype.param", "fp32", "Axolotl makes the model before an \"auto\" is filled in");
-    else if (!key.empty())
-      reader_.map(key, "dtype.param", compute);
-    else if (!compute.empty())
-      reader_.assume("dtype.param", compute, kUsual);
-    else if (!by_sharding)
-      reader_.assume("dtype.param", "fp32", "neither bf16 nor fp16");
+    if (is_late) reader_.assume("dtype.param", "fp32", "Axolotl makes the model before an \"auto\" is filled in");
+    else if (!key.empty()) reader_.map(key, "dtype.param", compute);
+    else if (!compute.empty()) reader_.assume("dtype.param", compute, kUsual);
+    else if (!by_sharding) reader_.assume("dtype.param", "fp32", "neither bf16 nor fp16");
   }
 
   // Parameters stay as they were loaded under DDP, but for adapters, which PEFT makes in fp32;
@@ -201,8 +194,7 @@ class TrainerReader {
       const std::string attention = plan_.value("attention");
       const bool is_narrow = is_sharded || attention.starts_with("fa") || attention == "flex";
       reader_.assume(is_narrow ? "dtype.master" : "ddp.blocks_narrow", is_narrow ? "bf16" : "true",
-                     "Axolotl loads the model in bf16, tables and norms in fp32 but for flash "
-                     "attention and fully_shard");
+          "Axolotl loads the model in bf16, tables and norms in fp32 but for flash attention and fully_shard");
     } else if (is_of("ms-swift") && loaded == nullptr) {
       reader_.assume("dtype.master", plan_.value("dtype.param"), "loaded as config.json says");
     } else if (loaded != nullptr) {
@@ -218,8 +210,8 @@ class TrainerReader {
     return node != nullptr && says_something(*node) ? node : nullptr;
   }
 
-  static constexpr std::initializer_list<const char*> kKernels = {"lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel",
-                                                                  "lora_embedding_kernel"};
+  static constexpr std::initializer_list<const char*> kKernels = {
+      "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"};
 
   const ConfigNode* find_first(std::initializer_list<const char*> paths) {
     for (const char* path : paths)
@@ -250,7 +242,7 @@ class TrainerReader {
       reader_.ignore("fsdp_version", "read as Accelerate's settings");
       const ConfigNode by_name = fsdp == nullptr ? root_ : named(root_, *fsdp);
       take(read_accelerate(accelerate_settings(by_name.is_mapping() ? by_name : root_, dtype().second)),
-           root_.has("fsdp_config") ? "fsdp_config" : "fsdp");
+          root_.has("fsdp_config") ? "fsdp_config" : "fsdp");
       plugin_checkpoints_ = plan_.value("recompute") == "full";
       return;
     }
@@ -317,8 +309,7 @@ class TrainerReader {
   }
 
   void read_checkpoints() {
-    if (plugin_checkpoints_)
-      reader_.assume("recompute", "full", "the plugin's, which the trainer's are off for");
+    if (plugin_checkpoints_) reader_.assume("recompute", "full", "the plugin's, which the trainer's are off for");
     else if (!plan_.has("recompute") || plan_.assumed.contains("recompute"))
       reader_.assume("recompute", code_.value.at("always").at("recompute").as_string(), kUsual);
     if (runtime() == "fsdp2") return;
@@ -350,7 +341,7 @@ class TrainerReader {
     const bool is_fsdp2 = runtime() == "fsdp2", is_factory = is_of("LLaMA-Factory");
     if (runtime() == "fsdp1" || (is_axolotl && is_fsdp2)) {
       reader_.assume("units.adapters_alone", "true",
-                     is_axolotl ? "Axolotl makes a unit of each" : "Trainer takes PEFT's fsdp_auto_wrap_policy");
+          is_axolotl ? "Axolotl makes a unit of each" : "Trainer takes PEFT's fsdp_auto_wrap_policy");
     }
     // Where the feed-forward's three have adapters.
     const ConfigNode* list = find_given("lora_target_modules");
@@ -378,10 +369,8 @@ class TrainerReader {
       std::vector<const char*> saved;
       if (contains(all, "embed_tokens")) saved.push_back("embedding");
       if (contains(all, "lm_head")) saved.push_back("head");
-      if (saved.empty())
-        reader_.unsupported(key, "what is trained whole is embedding or head alone");
-      else
-        reader_.map(key, "lora.modules_to_save", fmt::format("[{}]", fmt::join(saved, ", ")));
+      if (saved.empty()) reader_.unsupported(key, "what is trained whole is embedding or head alone");
+      else reader_.map(key, "lora.modules_to_save", fmt::format("[{}]", fmt::join(saved, ", ")));
     }
     const bool has_wide_base = is_trl && !is_word("dtype", "bfloat16") && !is_word("dtype", "auto");
     if (is_qlora || four_bits || (bits != nullptr && bits->as_int() == 4)) {
@@ -410,8 +399,8 @@ class TrainerReader {
     take_usual("always");
     if (is_of("ms-swift") && !plan_.has("batch.accumulation") && gpus_ > 0) {
       const auto micro = parse_number<std::int64_t>(plan_.value("batch.micro_batch")).value_or(1);
-      reader_.assume("batch.accumulation", fmt::format("{}", (15 + micro * gpus_) / (micro * gpus_)),
-                     "16 sequences a step");
+      reader_.assume(
+          "batch.accumulation", fmt::format("{}", (15 + micro * gpus_) / (micro * gpus_)), "16 sequences a step");
     }
     const bool is_packed =
         is_on("packing") || is_on("sample_packing") || is_on("neat_packing") || is_on("padding_free");
@@ -427,10 +416,8 @@ class TrainerReader {
   void read_loss() {
     reader_.ignore("loss_type", "loss");
     const ConfigNode* smoothing = reader_.find("label_smoothing_factor");
-    if (smoothing != nullptr && smoothing->as_double() > 0)
-      reader_.map("label_smoothing_factor", "loss", "smoothed");
-    else if (is_of("TRL") && !plan_.has("loss"))
-      reader_.assume("loss", "tiled-linear", "TRL's");
+    if (smoothing != nullptr && smoothing->as_double() > 0) reader_.map("label_smoothing_factor", "loss", "smoothed");
+    else if (is_of("TRL") && !plan_.has("loss")) reader_.assume("loss", "tiled-linear", "TRL's");
     if (is_of("TRL")) read_labelled();
   }
 
@@ -514,8 +501,8 @@ std::string deepspeed_file_of(const ConfigNode& root) {
   return file != nullptr && named(root, *file).is_scalar() ? file->as_string() : "";
 }
 
-ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding, const std::string& stage,
-                         std::int64_t gpus) {
+ForeignPlan read_trainer(
+    const ConfigNode& root, const ForeignPlan* sharding, const std::string& stage, std::int64_t gpus) {
   ForeignPlan plan;
   TrainerReader(root, plan, sharding, stage, gpus).read();
   return sharding == nullptr ? plan : joined(std::move(plan), *sharding);

@@ -17,8 +17,7 @@
 namespace foreshard {
 namespace {
 
-// A code that fuses by hand, in fp8, is Megatron-Core's: its FSDP gathers into flat buffers, ahead,
-// in place.
+// A code that fuses by hand, in fp8, is Megatron-Core's: its FSDP gathers into flat buffers, ahead, in place.
 bool is_megatron(const TrainingRow& row) {
   return is_fused_by_hand(row) && row.has("fp8") && row.word("fp8") != "none";
 }
@@ -148,10 +147,8 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
 // DDP's autocast is its own key, and DeepSpeed converts the model: dtype.param is what both compute
 // in. DeepSpeed's partitions are fp32.
 void add_dtypes(const TrainingRow& row, Assignments& plan) {
-  if (is_fsdp(row))
-    plan.map("gather_dtype");
-  else
-    plan.add("dtype={param: bf16, autocast: none}");
+  if (is_fsdp(row)) plan.map("gather_dtype");
+  else plan.add("dtype={param: bf16, autocast: none}");
   plan.map("reduction_dtype");
   const bool is_low = told_runtime(row) == "zero3" && row.word("optimizer_state") == "bf16";
   if (is_fsdp(row) || is_ddp(row) || is_low) plan.map("master_dtype");
@@ -171,7 +168,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   } else if (row.has("shard_group") && (in_groups || !is_zero)) {
     if (in_groups) plan.add("zero.partition_in_groups=true");
     plan.add(fmt::format("mesh={{shard: {}, replicate: {}}}", shard,
-                         row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
+        row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
   }
   if (has_axes(row)) {
     for (const char* axis : {"tp", "cp", "ep", "etp", "pp"})
@@ -201,9 +198,8 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     return;
   }
   const bool is_flat = runtime != "fsdp2" || (is_megatron(row) && !has_axes(row));
-  // FSDP1's flat parameters are of one module each, and so were FSDP2's units until PyTorch 2.5
-  // (not torchtitan's, under axes). A table that is head as well is in one unit with it: there, the
-  // root's.
+  // FSDP1's flat parameters are of one module each, and so were FSDP2's units until PyTorch 2.5 (not torchtitan's,
+  // under axes). A table that is head as well is in one unit with it: there, the root's.
   const std::optional<TorchVersion> torch = torch_version(row);
   const bool is_single = is_flat || (!has_axes(row) && torch && *torch < TorchVersion{2, 5});
   const bool is_tied = row.count("tied_embeddings") == 1;
@@ -211,12 +207,9 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   const bool is_called = !row.word("loss_impl").ends_with("_linear");
   const bool is_root = row.word("embedding_unit") != "own" || (is_single && (is_tied || !is_called));
   const std::string_view head = is_single ? "own" : "with_norm";
-  if (is_root)
-    plan.add("units={embedding: root, head: root}");
-  else if (is_tied)
-    plan.add("units={embedding: with_head, head: with_norm}");
-  else
-    plan.add(fmt::format("units={{embedding: own, head: {}}}", head));
+  if (is_root) plan.add("units={embedding: root, head: root}");
+  else if (is_tied) plan.add("units={embedding: with_head, head: with_norm}");
+  else plan.add(fmt::format("units={{embedding: own, head: {}}}", head));
   const std::string_view reshard = row.word("reshard");
   if (reshard == "always_except_last") {
     // The unit that holds the head; tied, it is the first, for the embedding is in it.
@@ -298,7 +291,7 @@ std::vector<std::string> pipeline_assignments(const TrainingRow& row, const Mode
   // What the last has more of two, the first has less.
   if (last < 0 && stages == 2) first -= std::exchange(last, 0);
   std::vector<std::string> list = {fmt::format("pipeline.first_stage_less_layers={}", first),
-                                   fmt::format("pipeline.last_stage_less_layers={}", last)};
+      fmt::format("pipeline.last_stage_less_layers={}", last)};
   if (chunks > 1) {
     list.push_back("pipeline.schedule=Interleaved1F1B");
     list.push_back(fmt::format("pipeline.stages_per_rank={}", chunks));
@@ -335,8 +328,7 @@ std::vector<std::string> plan_assignments(const TrainingRow& row, const Cluster&
   plan.add("runtime=" + runtime_of(row));
   if (const std::string stack = likely_stack(row); find_stack(stack) != nullptr)
     plan.add(fmt::format("stack={}", stack));
-  else
-    add_era(row, plan);
+  else add_era(row, plan);
   add_kernels(row, cluster, plan);
   add_dtypes(row, plan);
   add_sharding(row, plan);

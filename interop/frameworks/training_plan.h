@@ -1,7 +1,6 @@
 // What the columns of a row say of its plan, its batch apart.
 //
-// A published column decides its plan keys; others are those of the row's stack, or what was likely
-// at its date.
+// A published column decides its plan keys; others are those of the row's stack, or what was likely at its date.
 #pragma once
 
 #include <string>

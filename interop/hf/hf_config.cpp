@@ -36,7 +36,7 @@ void read_dropouts(KeyReader& keys, const Dropouts& usual, ModelDims& dims) {
   };
   dims.dropout =
       drops({"resid_pdrop", "resid_dropout", "hidden_dropout_prob", "hidden_dropout", "residual_dropout", "dropout"},
-            usual.branches);
+          usual.branches);
   dims.attention_dropout = drops({"attn_pdrop", "attention_dropout", "attention_probs_dropout_prob"}, usual.attention);
   dims.embedding_dropout = drops({"embd_pdrop", "embed_dropout", "embedding_dropout"}, usual.embedding);
 }
@@ -51,19 +51,16 @@ bool read_gelu(std::string_view word, ModelDims& dims) {
 void read_gelu_or_relu(KeyReader& keys, std::string_view usual, const std::string& expected, ModelDims& dims) {
   constexpr std::string_view kKey = "activation_function";
   const std::string word = keys.word_or(kKey, usual);
-  if (word == "relu")
-    dims.activation = Activation::kRelu;
-  else if (word == "swish" || word == "silu")
-    dims.activation = Activation::kGelu;  // a pass that keeps its input, too
-  else if (!read_gelu(word, dims))
-    keys.refuse(kKey, "activation \"" + word + "\" is not supported", expected);
+  if (word == "relu") dims.activation = Activation::kRelu;
+  else if (word == "swish" || word == "silu") dims.activation = Activation::kGelu;  // a pass that keeps its input, too
+  else if (!read_gelu(word, dims)) keys.refuse(kKey, "activation \"" + word + "\" is not supported", expected);
 }
 
 std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims) {
   if (dims.hidden % dims.heads != 0) {
     throw keys.node().error("the hidden size " + std::to_string(dims.hidden) + " is not divisible by " +
                                 std::to_string(dims.heads) + " heads",
-                            "a head_dim, or a hidden size that is a multiple of the heads");
+        "a head_dim, or a hidden size that is a multiple of the heads");
   }
   return dims.hidden / dims.heads;
 }
@@ -79,8 +76,8 @@ void check_kv_heads(KeyReader& keys, const ModelDims& dims) {
 void check_layer_count(KeyReader& keys, const ModelDims& dims) {
   constexpr std::int64_t kMostLayers = 100'000;
   if (dims.layers > kMostLayers) {
-    throw keys.node().error(std::to_string(dims.layers) + " layers are too many",
-                            "at most " + std::to_string(kMostLayers));
+    throw keys.node().error(
+        std::to_string(dims.layers) + " layers are too many", "at most " + std::to_string(kMostLayers));
   }
 }
 
@@ -92,7 +89,7 @@ void bound_by_window(KeyReader& keys, ModelDims& dims) {
   } else if (!keys.node().has("sliding_window")) {
     window = 4096;
     keys.assume("sliding_window", std::to_string(window),
-                "full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
+        "full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
   }
   if (window == 0) return;
   dims.window = window;
@@ -107,33 +104,15 @@ ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type, std::ve
   keys.provide(family.defaults);
   if (outer_type != nullptr) keys.provide(family.nested);
   switch (family.reader) {
-    case HfReader::kDecoder:
-      read_decoder(keys, family, dims);
-      break;
-    case HfReader::kGpt2:
-      read_gpt2(keys, dims);
-      break;
-    case HfReader::kOpt:
-      read_opt(keys, dims);
-      break;
-    case HfReader::kBloom:
-      read_bloom(keys, dims);
-      break;
-    case HfReader::kMpt:
-      read_mpt(keys, dims, ledger);
-      break;
-    case HfReader::kParallel:
-      read_parallel(keys, dims);
-      break;
-    case HfReader::kEncoder:
-      read_encoder(keys, dims);
-      break;
-    case HfReader::kEncoderDecoder:
-      read_encoder_decoder(keys, dims);
-      break;
-    case HfReader::kBart:
-      read_bart(keys, dims);
-      break;
+    case HfReader::kDecoder: read_decoder(keys, family, dims); break;
+    case HfReader::kGpt2: read_gpt2(keys, dims); break;
+    case HfReader::kOpt: read_opt(keys, dims); break;
+    case HfReader::kBloom: read_bloom(keys, dims); break;
+    case HfReader::kMpt: read_mpt(keys, dims, ledger); break;
+    case HfReader::kParallel: read_parallel(keys, dims); break;
+    case HfReader::kEncoder: read_encoder(keys, dims); break;
+    case HfReader::kEncoderDecoder: read_encoder_decoder(keys, dims); break;
+    case HfReader::kBart: read_bart(keys, dims); break;
     case HfReader::kLatent:
       read_latent(keys, family, dims);
       if (is_hybrid(family)) read_hybrid(keys, family, dims);

@@ -1,12 +1,10 @@
-// Reads a Hugging Face config.json, as transformers 4 and 5 write it, of the families of
-// interop/hf/hf_families.h; and of models that read images, vit, clip and llava
-// (interop/hf/hf_readers.h).
+// Reads a Hugging Face config.json, as transformers 4 and 5 write it, of the families of interop/hf/hf_families.h; and
+// of models that read images, vit, clip and llava (interop/hf/hf_readers.h).
 //
-// Sizes must be there; what Hugging Face derives or defaults (key/value heads, head dimension,
-// context, biases, tied embeddings, sliding window) is taken from its own configuration classes
-// when the key is absent. Aliases are accepted (hidden_size, n_embd, d_model, ...); two that
-// disagree are an error. A nested `text_config` is read in place of the root. The format is
-// foreign, so unknown keys are no error: every key appears in the ledger.
+// Sizes must be there; what Hugging Face derives or defaults (key/value heads, head dimension, context, biases, tied
+// embeddings, sliding window) is taken from its own configuration classes when the key is absent. Aliases are accepted
+// (hidden_size, n_embd, d_model, ...); two that disagree are an error. A nested `text_config` is read in place of the
+// root. The format is foreign, so unknown keys are no error: every key appears in the ledger.
 //
 // Every failure is a ConfigError (exit code 3): not JSON, not an object, an unsupported model_type
 // or architecture, a size out of range, hidden size not divisible by heads, key/value heads that do

@@ -1,5 +1,4 @@
-// Rotary decoders, dense or of experts: what all have, then the words of the family's row
-// (HfFamily::reads):
+// Rotary decoders, dense or of experts: what all have, then the words of the family's row (HfFamily::reads):
 //
 //   attention_bias    biases of q, k, v and o; qkv_bias: the same key, without o;
 //                     use_qkv_bias, attention_out_bias, mlp_bias, use_bias (all): keys of that name
@@ -66,7 +65,7 @@ void refuse_experts(KeyReader& keys) {
     const ConfigNode* value = keys.find({key});
     if (value != nullptr && value->as_int(0, kLargestHfSize) > 1) {
       throw value->error("mixtures of experts are not supported in a dense model_type",
-                         "mixtral, qwen2_moe, qwen3_moe, deepseek_v2 or deepseek_v3");
+          "mixtral, qwen2_moe, qwen3_moe, deepseek_v2 or deepseek_v3");
     }
   }
 }
@@ -130,19 +129,18 @@ std::vector<std::string> layer_types(KeyReader& keys) {
     const std::string word = type.as_string();
     if (word != kFull && word != kSliding && word != kChunked) {
       throw type.error("layers of type \"" + word + "\" are not supported",
-                       "full_attention, sliding_attention or chunked_attention");
+          "full_attention, sliding_attention or chunked_attention");
     }
     result.push_back(word);
   }
   return result;
 }
 
-// What the class makes of a pattern, "LLLG" or every how many layers one attends to all; empty:
-// there is none.
+// What the class makes of a pattern, "LLLG" or every how many layers one attends to all; empty: there is none.
 std::vector<std::string> types_of_pattern(KeyReader& keys, bool all_first, const ModelDims& dims) {
   std::vector<std::string> types;
-  const KeyReader::Spellings kKeys = {"sliding_window_pattern", "_sliding_window_pattern",
-                                      "global_attn_every_n_layers"};
+  const KeyReader::Spellings kKeys = {
+      "sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"};
   const ConfigNode* value = keys.find(kKeys);
   if (value == nullptr && keys.provides("max_window_layers")) {
     const std::int64_t first = keys.count_or("max_window_layers", dims.layers);
@@ -231,8 +229,8 @@ void read_unrotated(KeyReader& keys, ModelDims& dims) {
   const auto listed = list == nullptr ? std::size_t{0} : list->elements().size();
   // An empty list is stored by Llama 4's configurations for the class's own pattern.
   if (listed > 0 && listed < static_cast<std::size_t>(dims.layers)) {
-    throw list->error("there are " + std::to_string(dims.layers) + " layers",
-                      "a 1 (rotary) or 0 (none) for each layer");
+    throw list->error(
+        "there are " + std::to_string(dims.layers) + " layers", "a 1 (rotary) or 0 (none) for each layer");
   }
   for (std::int64_t i = 0; i < dims.layers; ++i) {
     const bool rotates =
@@ -307,7 +305,7 @@ void read_full_heads(KeyReader& keys, ModelDims& dims) {
 // A multiplier of 1 is multiplied by as well, as transformers does.
 void read_multipliers(KeyReader& keys) {
   for (const std::string_view key :
-       {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"})
+      {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"})
     keys.number_or(key, 1);
 }
 

@@ -1,6 +1,5 @@
-// Which layers have experts is decided as the implementations do: Qwen counts every
-// decoder_sparse_step-th layer that mlp_only_layers does not name, DeepSeek every moe_layer_freq-th
-// from first_k_dense_replace on.
+// Which layers have experts is decided as the implementations do: Qwen counts every decoder_sparse_step-th layer that
+// mlp_only_layers does not name, DeepSeek every moe_layer_freq-th from first_k_dense_replace on.
 #include <algorithm>
 #include <string>
 
@@ -35,7 +34,7 @@ void read_counts(KeyReader& keys, ModelDims& dims) {
     throw(value != nullptr ? *value : keys.node())
         .error("every token goes to " + std::to_string(dims.moe.top_k) + " of " + std::to_string(dims.moe.experts) +
                    " experts",
-               "at most the number of experts");
+            "at most the number of experts");
   }
 }
 
@@ -72,8 +71,7 @@ void read_ranks(KeyReader& keys, ModelDims& dims) {
   Latent& latent = dims.latent;
   if (keys.node().has("q_lora_rank") && keys.node().at("q_lora_rank").is_null())
     keys.assume("q_lora_rank", "none", "queries come from the hidden state");
-  else
-    latent.q_rank = keys.size_or({"q_lora_rank"}, 1536);
+  else latent.q_rank = keys.size_or({"q_lora_rank"}, 1536);
   latent.kv_rank = keys.size_or({"kv_lora_rank"}, 512);
   latent.nope = keys.size_or({"qk_nope_head_dim"}, 128);
   latent.rope = keys.size_or({"qk_rope_head_dim"}, 64);
@@ -186,8 +184,8 @@ void read_latent(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   read_ranks(keys, dims);
   dims.kv_heads = keys.size_or({"num_key_value_heads"}, dims.heads);
   if (dims.kv_heads != dims.heads) {
-    keys.refuse("num_key_value_heads", "latent attention has keys and values of every head",
-                std::to_string(dims.heads));
+    keys.refuse(
+        "num_key_value_heads", "latent attention has keys and values of every head", std::to_string(dims.heads));
   }
   dims.ffn = keys.size({"intermediate_size"});
   dims.max_positions = keys.size_or({"max_position_embeddings", "model_max_length"}, 2048);

@@ -1,5 +1,4 @@
-// Class names follow the model_type in transformers ("qwen2_moe": Qwen2MoeForCausalLM), so there is
-// no table of them.
+// Class names follow the model_type in transformers ("qwen2_moe": Qwen2MoeForCausalLM), so there is no table of them.
 #include "interop/hf/hf_families.h"
 
 #include <fmt/format.h>
@@ -33,11 +32,10 @@ HfFamily family_of(std::vector<std::string_view> cells) {
 }
 
 constexpr std::pair<std::string_view, ScoreOf> kScores[] = {{"ForCausalLMWithValueHead", ScoreOf::kValue},
-                                                            {"ForSequenceClassification", ScoreOf::kSequence},
-                                                            {"ForTokenClassification", ScoreOf::kToken},
-                                                            {"ForQuestionAnswering", ScoreOf::kSpan}};
-constexpr std::string_view kHeads[] = {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM",
-                                       "MTModel"};
+    {"ForSequenceClassification", ScoreOf::kSequence}, {"ForTokenClassification", ScoreOf::kToken},
+    {"ForQuestionAnswering", ScoreOf::kSpan}};
+constexpr std::string_view kHeads[] = {
+    "ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "MTModel"};
 
 // A decoder inside another model says so in its type: "gemma3_text".
 std::string_view without_text(std::string_view model_type) {
@@ -45,8 +43,7 @@ std::string_view without_text(std::string_view model_type) {
   return model_type.ends_with(kText) ? model_type.substr(0, model_type.size() - kText.size()) : model_type;
 }
 
-// Whether a class is the type's: its letters in whatever order ("hunyuan_v1_dense":
-// HunYuanDenseV1ForCausalLM).
+// Whether a class is the type's: its letters in whatever order ("hunyuan_v1_dense": HunYuanDenseV1ForCausalLM).
 bool is_class_of(std::string_view stem, std::string_view model_type) {
   const std::string a = squeezed(without_text(stem)), b = squeezed(without_text(model_type));
   return std::is_permutation(a.begin(), a.end(), b.begin(), b.end());
@@ -75,10 +72,9 @@ std::string_view stem_of(std::string_view architecture) {
 
 // What the keys look like, where the name says nothing.
 std::string_view family_by_keys(const ConfigNode& node) {
-  constexpr std::pair<std::string_view, std::string_view> kSigns[] = {
-      {"kv_lora_rank", "deepseek_v3"}, {"num_local_experts", "mixtral"}, {"n_routed_experts", "glm4_moe"},
-      {"num_experts", "qwen3_moe"},    {"type_vocab_size", "bert"},      {"n_embd", "gpt2"},
-      {"num_key_value_heads", "llama"}};
+  constexpr std::pair<std::string_view, std::string_view> kSigns[] = {{"kv_lora_rank", "deepseek_v3"},
+      {"num_local_experts", "mixtral"}, {"n_routed_experts", "glm4_moe"}, {"num_experts", "qwen3_moe"},
+      {"type_vocab_size", "bert"}, {"n_embd", "gpt2"}, {"num_key_value_heads", "llama"}};
   for (const auto& [key, family] : kSigns)
     if (node.has(key)) return family;
   return "llama";
@@ -99,18 +95,17 @@ std::string missing_of(std::string_view model_type) {
   return "";
 }
 
-[[noreturn]] void refuse(const ConfigNode& where, const std::string& what, std::string_view word,
-                         const ConfigNode& node) {
+[[noreturn]] void refuse(
+    const ConfigNode& where, const std::string& what, std::string_view word, const ConfigNode& node) {
   auto names = list_of<std::string>(hf_families(), &HfFamily::model_type);
   const std::string meant = nearest_spelling(without_text(word), names);
   throw where.error(what,
-                    fmt::format("a family that is read; the nearest is {}: name it as model_type if the blocks are "
-                                "the same; else foreshard-null --gpu h100 --config FILE takes three of its steps where "
-                                "PyTorch and transformers are installed, and foreshard import capture makes its layers "
-                                "of them (docs/capture.md); foreshard models NAME --yaml writes a model.yaml to start "
-                                "from",
-                                meant.empty() ? family_by_keys(node) : std::string_view(meant)),
-                    meant);
+      fmt::format("a family that is read; the nearest is {}: name it as model_type if the blocks are the same; else "
+                  "foreshard-null --gpu h100 --config FILE takes three of its steps where PyTorch and transformers are "
+                  "installed, and foreshard import capture makes its layers of them (docs/capture.md); foreshard "
+                  "models NAME --yaml writes a model.yaml to start from",
+          meant.empty() ? family_by_keys(node) : std::string_view(meant)),
+      meant);
 }
 
 }
@@ -150,8 +145,8 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
   const ConfigNode* type = keys.find({"model_type"});
   if (type == nullptr) type = fallback;
   if (type == nullptr && named == nullptr) {
-    throw keys.node().error("neither model_type nor architectures says which model this is",
-                            "model_type, for example \"llama\"");
+    throw keys.node().error(
+        "neither model_type nor architectures says which model this is", "model_type, for example \"llama\"");
   }
   const std::string word = type != nullptr ? type->as_string() : std::string(stem);
   const HfFamily* family = find_family(word);

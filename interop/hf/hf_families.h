@@ -46,10 +46,9 @@ std::optional<ScoreOf> score_of(std::string_view architecture);
 // Whether the class's head says the next word.
 bool is_causal_head(std::string_view architecture);
 
-// The family of the object: by model_type, else by the name of its architecture, else as
-// `fallback`, the model_type of the enclosing object, says. Throws ConfigError for an unknown one,
-// with the nearest by name or by the keys that are there, and for an architecture without the
-// model's own head or of another model_type.
+// The family of the object: by model_type, else by the name of its architecture, else as `fallback`, the model_type of
+// the enclosing object, says. Throws ConfigError for an unknown one, with the nearest by name or by the keys that are
+// there, and for an architecture without the model's own head or of another model_type.
 const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback);
 
 }

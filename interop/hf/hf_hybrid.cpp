@@ -29,10 +29,8 @@ bool has(std::string_view words, std::string_view word) {
 }
 
 char letter_of(const ConfigNode& type) {
-  constexpr std::pair<std::string_view, char> kTypes[] = {{"mamba", 'M'},     {"linear_attention", 'M'},
-                                                          {"attention", '*'}, {"full_attention", '*'},
-                                                          {"mlp", '-'},       {"moe", 'E'},
-                                                          {"conv", 'c'}};
+  constexpr std::pair<std::string_view, char> kTypes[] = {{"mamba", 'M'}, {"linear_attention", 'M'}, {"attention", '*'},
+      {"full_attention", '*'}, {"mlp", '-'}, {"moe", 'E'}, {"conv", 'c'}};
   const std::string word = type.as_string();
   for (const auto& [name, letter] : kTypes)
     if (word == name) return letter;
@@ -165,9 +163,7 @@ void read_hybrid(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   if (has(family.reads, "layers_of_kinds")) {
     dims.pattern = listed(keys);
     if (dims.pattern.empty()) {
-      throw keys.node().error(
-          "neither layers_block_type nor hybrid_override_pattern says what the "
-          "layers are",
+      throw keys.node().error("neither layers_block_type nor hybrid_override_pattern says what the layers are",
           "hybrid_override_pattern, for example \"M-M*-\"");
     }
     dims.layers = std::ssize(dims.pattern);

@@ -138,7 +138,7 @@ void KeyReader::ignore_rest() {
   for (const ConfigItem& item : node_.items()) {
     if (contains(used_, item.key)) continue;
     note(item.key, KeyUse::kIgnored, item.value.is_scalar() ? std::string(item.value.text()) : "",
-         item.key == "vision_config" ? "the vision tower is left out" : "");
+        item.key == "vision_config" ? "the vision tower is left out" : "");
   }
 }
 

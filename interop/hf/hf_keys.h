@@ -1,5 +1,4 @@
-// Looks keys of a Hugging Face config.json up under all their spellings and records what became of
-// each.
+// Looks keys of a Hugging Face config.json up under all their spellings and records what became of each.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +35,7 @@ class KeyReader {
  public:
   using Spellings = std::initializer_list<std::string_view>;
 
-  // `prefix` is the dotted path of the object, "" or "text_config.". The ledger outlives the
-  // reader.
+  // `prefix` is the dotted path of the object, "" or "text_config.". The ledger outlives the reader.
   KeyReader(ConfigNode node, std::string prefix, std::vector<HfKey>& ledger);
 
   const ConfigNode& node() const { return node_; }
@@ -55,8 +53,7 @@ class KeyReader {
 
   double number_or(std::string_view key, double fallback);  // above 0, at most 1e12
 
-  // What Hugging Face's class fills in where the key is absent: "key=value ...", in place of the
-  // fallbacks above.
+  // What Hugging Face's class fills in where the key is absent: "key=value ...", in place of the fallbacks above.
   void provide(std::string_view defaults);
   bool provides(std::string_view key) const { return provided({key}) != nullptr; }
   // Whether the key has a number, in the file or provided; null is none.

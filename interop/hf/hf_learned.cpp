@@ -48,12 +48,11 @@ void read_opt(KeyReader& keys, ModelDims& dims) {
   if (keys.flag_or("_remove_final_layer_norm", false)) dims.final_norm = false;
   if (!dims.final_norm && dims.embedding_width == 0) {
     keys.refuse("word_embed_proj_dim", "nothing would stand between the last block and the head",
-                "a norm there (do_layer_norm_before), or embeddings narrower than hidden_size");
+        "a norm there (do_layer_norm_before), or embeddings narrower than hidden_size");
   }
   const std::string_view kind = keys.node().has("hidden_act") ? "hidden_act" : "activation_function";
   const std::string activation = keys.word_or(kind, "relu");
-  if (read_gelu(activation, dims))
-    dims.activation = Activation::kGelu;
+  if (read_gelu(activation, dims)) dims.activation = Activation::kGelu;
   else if (activation != "relu")
     keys.refuse(kind, "activation \"" + activation + "\" is not supported", "relu or gelu");
 }
@@ -79,14 +78,14 @@ void read_mpt_attention(KeyReader& keys, KeyReader& attention, ModelDims& dims) 
   attention.refuse_if_set("prefix_lm", "prefix attention is not supported");
   if (!attention.flag_or("alibi", true)) {
     if (!keys.flag_or("learned_pos_emb", true)) {
-      throw keys.node().error("the model has neither ALiBi nor learned positions",
-                              "attn_config.alibi or learned_pos_emb");
+      throw keys.node().error(
+          "the model has neither ALiBi nor learned positions", "attn_config.alibi or learned_pos_emb");
     }
     dims.positions = Positions::kLearned;
     dims.position_rows = dims.max_positions;
   }
   const std::string type = attention.one_of("attn_type", "multihead_attention", "attention",
-                                            {"multihead_attention", "multiquery_attention", "grouped_query_attention"});
+      {"multihead_attention", "multiquery_attention", "grouped_query_attention"});
   dims.kv_heads = type == "multihead_attention"    ? dims.heads
                   : type == "multiquery_attention" ? 1
                                                    : attention.size({"kv_n_heads"});

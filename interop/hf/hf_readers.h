@@ -37,18 +37,16 @@ void check_kv_heads(KeyReader& keys, const ModelDims& dims);
 void check_layer_count(KeyReader& keys, const ModelDims& dims);  // before layers are listed
 // Attention is modelled as full causal: right up to the window, so that bounds the sequence.
 void bound_by_window(KeyReader& keys, ModelDims& dims);
-// Norms' epsilon and rotary frequencies: rope_theta and rope_scaling, or rope_parameters of
-// transformers 5, which may differ by type of layer (that of full attention is taken). A rope_type
-// that is unknown is refused.
+// Norms' epsilon and rotary frequencies: rope_theta and rope_scaling, or rope_parameters of transformers 5, which may
+// differ by type of layer (that of full attention is taken). A rope_type that is unknown is refused.
 struct RopeKeys {
   std::optional<double> partial;   // partial_rotary_factor of rope_parameters
   std::optional<double> windowed;  // ... of layers within a window, where those have their own
 };
 RopeKeys read_numerics(KeyReader& keys, ModelDims& dims);
-// The part of every head that is rotated: partial_rotary_factor (`spelling`), which rope_parameters
-// may hold.
-void read_rotary_part(KeyReader& keys, std::optional<double> given, ModelDims& dims,
-                      std::string_view spelling = "partial_rotary_factor");
+// The part of every head that is rotated: partial_rotary_factor (`spelling`), which rope_parameters may hold.
+void read_rotary_part(
+    KeyReader& keys, std::optional<double> given, ModelDims& dims, std::string_view spelling = "partial_rotary_factor");
 // Rotated elements come in pairs. Throws where their number is odd.
 void check_rotary(KeyReader& keys, const ModelDims& dims);
 // quantization_config of the released weights: training starts from the same parameters in the
@@ -58,8 +56,7 @@ std::string read_quantization(KeyReader& keys);
 
 // --- one per HfReader ---
 void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims);
-// Layers of several kinds (hf_hybrid.cpp), behind what all decoders have; how many there are is
-// known from their list.
+// Layers of several kinds (hf_hybrid.cpp), behind what all decoders have; how many there are is known from their list.
 bool is_hybrid(const HfFamily& family);
 void provide_layers(KeyReader& keys, const HfFamily& family);
 void read_hybrid(KeyReader& keys, const HfFamily& family, ModelDims& dims);
@@ -104,8 +101,7 @@ void read_interleaved_experts(KeyReader& keys, ModelDims& dims);
 
 std::span<const std::string_view> hf_vision_types();
 
-// How a decoder's object is read (interop/hf/hf_config.cpp); `outer_type` is the enclosing
-// object's.
+// How a decoder's object is read (interop/hf/hf_config.cpp); `outer_type` is the enclosing object's.
 using ReadDecoder = ModelDims (*)(KeyReader& keys, const ConfigNode* outer_type, std::vector<HfKey>& ledger);
 
 // Of the object whose model_type is one of hf_vision_types(). Throws ConfigError for what is

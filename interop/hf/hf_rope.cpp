@@ -13,8 +13,8 @@ namespace {
 
 // Types of transformers:src/transformers/modeling_rope_utils.py and older spellings. They change
 // the table that positions are rotated by, so neither time nor memory follows from them.
-constexpr std::array<std::string_view, 9> kRopeTypes = {"default", "linear", "dynamic", "yarn",        "longrope",
-                                                        "llama3",  "su",     "mrope",   "proportional"};
+constexpr std::array<std::string_view, 9> kRopeTypes = {
+    "default", "linear", "dynamic", "yarn", "longrope", "llama3", "su", "mrope", "proportional"};
 
 // {"rope_type": "llama3", "factor": 8.0, ...}; before transformers 4.43 the key was "type". What is
 // not computed, or not whole, is kOther.
@@ -27,7 +27,7 @@ RopeScaling read_scaling(const ConfigNode& node) {
   const std::string name = type == nullptr ? "mrope" : type->as_string();
   if (!contains(kRopeTypes, name)) {
     throw type->error("rope_type \"" + name + "\" is not known",
-                      "default, linear, dynamic, yarn, longrope, llama3, mrope or proportional");
+        "default, linear, dynamic, yarn, longrope, llama3, mrope or proportional");
   }
   if (name == "default") return {};
   const ConfigNode* factor = node.find("factor");
@@ -89,7 +89,7 @@ void read_rotary_part(KeyReader& keys, std::optional<double> given, ModelDims& d
   const auto rotated = static_cast<std::int64_t>(std::floor(fraction * static_cast<double>(dims.head_dim)));
   if (rotated < 1 || fraction > 1) {
     keys.refuse(spelling, "no element of a head of " + std::to_string(dims.head_dim) + " is rotated",
-                "a fraction of the head dimension");
+        "a fraction of the head dimension");
   }
   dims.rotary_dim = std::min(rotated + rotated % 2, dims.head_dim);  // pairs (torch.arange)
 }
@@ -101,7 +101,7 @@ void check_rotary(KeyReader& keys, const ModelDims& dims) {
                                                        : dims.head_dim;
   if (rotated % 2 == 0) return;
   keys.refuse("head_dim", "rotary positions turn pairs of elements, and a head has " + std::to_string(rotated),
-              "an even head dimension");
+      "an even head dimension");
 }
 
 std::string read_quantization(KeyReader& keys) {
@@ -118,8 +118,8 @@ std::string read_quantization(KeyReader& keys) {
   }
   throw(method != nullptr ? *method : *node)
       .error("weights quantised by \"" + name + "\" cannot be trained as they are",
-             "the configuration of the unquantised model (fp8 and mxfp4 releases are read); "
-             "adapters over 4-bit weights: --set lora.base=nf4");
+          "the configuration of the unquantised model (fp8 and mxfp4 releases are read); "
+          "adapters over 4-bit weights: --set lora.base=nf4");
 }
 
 }

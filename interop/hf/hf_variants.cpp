@@ -168,7 +168,7 @@ void read_bart(KeyReader& keys, ModelDims& dims) {
   const bool differ = words != nullptr && words->as_int(1, kLargestHfSize) != dims.vocabulary;
   if (!shares || differ) {
     keys.refuse(shares ? "decoder_vocab_size" : "share_encoder_decoder_embeddings",
-                "a table for each stack is not supported", "one for both");
+        "a table for each stack is not supported", "one for both");
   }
 }
 

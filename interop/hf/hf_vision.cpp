@@ -19,11 +19,8 @@ struct Classifier {
   std::int64_t tokens = 1;
   VisionDims::Reads reads = VisionDims::Reads::kToken;
 };
-constexpr Classifier kClassifiers[] = {
-    {"vit", "ViTForImageClassification"},
-    {"deit", "DeiTForImageClassification", 2},
-    {"vit_msn", "ViTMSNForImageClassification"},
-    {"ijepa", "IJepaForImageClassification", 0, VisionDims::Reads::kMean},
+constexpr Classifier kClassifiers[] = {{"vit", "ViTForImageClassification"}, {"deit", "DeiTForImageClassification", 2},
+    {"vit_msn", "ViTMSNForImageClassification"}, {"ijepa", "IJepaForImageClassification", 0, VisionDims::Reads::kMean},
     {"dinov2", "Dinov2ForImageClassification", 1, VisionDims::Reads::kBoth},
     {"dinov2_with_registers", "Dinov2WithRegistersForImageClassification", 1, VisionDims::Reads::kBoth}};
 
@@ -49,12 +46,12 @@ struct TowerDefaults {
 
 TowerDims read_tower(KeyReader& keys, const TowerDefaults& usual) {
   return TowerDims{.image = keys.size_or({"image_size"}, usual.image),
-                   .patch = keys.size_or({"patch_size"}, usual.patch),
-                   .channels = keys.size_or({"num_channels"}, 3),
-                   .layers = keys.size_or({"num_hidden_layers"}, usual.layers),
-                   .hidden = keys.size_or({"hidden_size"}, usual.hidden),
-                   .heads = keys.size_or({"num_attention_heads"}, usual.heads),
-                   .ffn = keys.size_or({"intermediate_size"}, usual.ffn)};
+      .patch = keys.size_or({"patch_size"}, usual.patch),
+      .channels = keys.size_or({"num_channels"}, 3),
+      .layers = keys.size_or({"num_hidden_layers"}, usual.layers),
+      .hidden = keys.size_or({"hidden_size"}, usual.hidden),
+      .heads = keys.size_or({"num_attention_heads"}, usual.heads),
+      .ffn = keys.size_or({"intermediate_size"}, usual.ffn)};
 }
 
 bool reads_quick_gelu(KeyReader& keys, std::string_view usual) {

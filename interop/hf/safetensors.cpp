@@ -31,19 +31,19 @@ void read_header(const fs::path& path, StoredModel& model) {
   const std::string file = path.string();
   const std::string start = read_text_start(path, kLengthBytes);
   if (start.size() < kLengthBytes) {
-    throw ConfigError({file, 0, 0, ""}, "is cut off before the length of its header",
-                      "a safetensors file, or its first kilobytes");
+    throw ConfigError(
+        {file, 0, 0, ""}, "is cut off before the length of its header", "a safetensors file, or its first kilobytes");
   }
   const std::uint64_t length = header_length(start);
   if (length > kLongestHeader || length < 2) {
     throw ConfigError({file, 0, 0, ""}, fmt::format("says that its header has {} bytes", length),
-                      "2 to 100000000, as safetensors writes");
+        "2 to 100000000, as safetensors writes");
   }
   const std::string bytes = read_text_start(path, kLengthBytes + length);
   if (bytes.size() < kLengthBytes + length) {
     throw ConfigError({file, 0, 0, ""},
-                      fmt::format("is cut off: {} bytes of a header of {}", bytes.size() - kLengthBytes, length),
-                      fmt::format("at least {} bytes: head -c {}", kLengthBytes + length, kLengthBytes + length));
+        fmt::format("is cut off: {} bytes of a header of {}", bytes.size() - kLengthBytes, length),
+        fmt::format("at least {} bytes: head -c {}", kLengthBytes + length, kLengthBytes + length));
   }
   const ConfigNode root = parse_json(std::string_view(bytes).substr(kLengthBytes, length), file);
   if (!root.is_mapping()) throw root.error("the header is no JSON object", "name: {dtype, shape}");
@@ -63,10 +63,8 @@ std::string pattern(const std::string& name) {
   std::string text;
   for (const char c : name) {
     const bool digit = c >= '0' && c <= '9';
-    if (!digit)
-      text.push_back(c);
-    else if (text.empty() || text.back() != '#')
-      text.push_back('#');
+    if (!digit) text.push_back(c);
+    else if (text.empty() || text.back() != '#') text.push_back('#');
   }
   return text;
 }
@@ -97,19 +95,18 @@ class Comparison {
     const double off = std::abs(static_cast<double>(elements) / static_cast<double>(expected) - 1);
     if (off > 0.005) {
       throw ConfigError({stored_.file, 0, 0, ""},
-                        fmt::format("holds {} elements, {} has {} parameters ({:.1f} % off){}", elements, model_.name,
-                                    expected, off * 100, first_trouble()),
-                        "the weights of that model");
+          fmt::format("holds {} elements, {} has {} parameters ({:.1f} % off){}", elements, model_.name, expected,
+              off * 100, first_trouble()),
+          "the weights of that model");
     }
     ledger_.push_back({Mapping::kMapped, fmt::format("{} tensors, {} elements", stored_.tensors.size(), elements),
-                       fmt::format("model: {}, {} parameters", model_.name, expected), "", stored_.file, 0});
+        fmt::format("model: {}, {} parameters", model_.name, expected), "", stored_.file, 0});
     for (const auto& [what, names] : troubles_) {
       for (std::size_t i = 0; i < names.size() && i < kShown; ++i) {
         ledger_.push_back({Mapping::kUnsupported, names[i], "",
-                           i + 1 == kShown && names.size() > kShown
-                               ? fmt::format("{}; and {} more", what, names.size() - kShown)
-                               : what,
-                           stored_.file, 0});
+            i + 1 == kShown && names.size() > kShown ? fmt::format("{}; and {} more", what, names.size() - kShown)
+                                                     : what,
+            stored_.file, 0});
       }
     }
     return std::move(ledger_);
@@ -121,8 +118,7 @@ class Comparison {
     if (const auto found = by_name_.find(name); found != by_name_.end()) {
       used_.insert(name);
       if (found->second->numel() == parameter.numel()) return;
-      return note(
-          "another shape than the model's",
+      return note("another shape than the model's",
           fmt::format("{} {}, the model's {}", name, shape_text(found->second->shape), shape_text(parameter.shape)));
     }
     // A matrix of all experts in one tensor, which checkpoints keep one by one.
@@ -191,7 +187,7 @@ StoredModel read_safetensors(const fs::path& path) {
       read_header(part, model);
     } else {
       throw ConfigError(map.location(), fmt::format("the file {} is not there", part.string()),
-                        "its first kilobytes are enough: head -c 1000000");
+          "its first kilobytes are enough: head -c 1000000");
     }
   }
   return model;

@@ -1,6 +1,5 @@
-// The header of a safetensors file: which tensors it holds, of which shape and type. Weights are
-// not read, so the first kilobytes of a file do (`head -c`); and model.safetensors.index.json,
-// which names the files of a model.
+// The header of a safetensors file: which tensors it holds, of which shape and type. Weights are not read, so the first
+// kilobytes of a file do (`head -c`); and model.safetensors.index.json, which names the files of a model.
 //
 // Format: eight bytes, little-endian, the header's length; the header, a JSON object of name ->
 // {dtype, shape, data_offsets}, and perhaps __metadata__ (github.com/huggingface/safetensors,

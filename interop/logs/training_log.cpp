@@ -24,18 +24,11 @@ std::optional<double> number_in(std::string text) {
   if (text.empty()) return std::nullopt;
   double times = 1;
   switch (text.back()) {
-    case 'K':
-      times = 1e3;
-      break;
-    case 'M':
-      times = 1e6;
-      break;
+    case 'K': times = 1e3; break;
+    case 'M': times = 1e6; break;
     case 'B':
-    case 'G':
-      times = 1e9;
-      break;
-    default:
-      break;
+    case 'G': times = 1e9; break;
+    default: break;
   }
   try {
     return std::stod(text) * times;
@@ -87,23 +80,19 @@ const std::vector<Format>& formats() {
   constexpr const char* kSlow = "[0-9]+/[0-9]+ \\[[^\\]]*?" FORESHARD_NUMBER "s/it";
   constexpr const char* kQuick = "[0-9]+/[0-9]+ \\[[^\\]]*?" FORESHARD_NUMBER "it/s";
   static const std::vector<Format> kFormats = {
-      {"torchtitan",
-       {pattern("step: *" FORESHARD_NUMBER " +loss:")},
-       {{pattern("(?:tps|wps): *" FORESHARD_NUMBER), &Series::per_gpu},
-        {pattern("memory: *" FORESHARD_NUMBER " ?GiB"), &Series::reserved, &TrainingLog::reserved_bytes, kGibi},
-        {pattern("data_loading\\(%\\): *" FORESHARD_NUMBER), &Series::data, nullptr, 0.01}}},
+      {"torchtitan", {pattern("step: *" FORESHARD_NUMBER " +loss:")},
+          {{pattern("(?:tps|wps): *" FORESHARD_NUMBER), &Series::per_gpu},
+              {pattern("memory: *" FORESHARD_NUMBER " ?GiB"), &Series::reserved, &TrainingLog::reserved_bytes, kGibi},
+              {pattern("data_loading\\(%\\): *" FORESHARD_NUMBER), &Series::data, nullptr, 0.01}}},
       {"megatron", {pattern(kElapsed)}, {{pattern(kElapsed), &Series::step_s, nullptr, 1e-3}}},
-      {"nanotron",
-       {pattern(kPerIteration)},
-       {{pattern(kPerIteration), &Series::step_s, nullptr, 1e-3},
-        {pattern("tokens_per_sec_per_gpu: *" FORESHARD_NUMBER), &Series::per_gpu}}},
-      {"trainer",
-       {pattern(kSteps)},
-       {{pattern(kSteps), &Series::step_s, nullptr, 1, true},
-        {pattern("'train_tokens_per_second(?:_per_gpu)?': *'?" FORESHARD_NUMBER), &Series::per_gpu}}},
-      {"tqdm",
-       {pattern(kSlow), pattern(kQuick)},
-       {{pattern(kSlow), &Series::step_s}, {pattern(kQuick), &Series::step_s, nullptr, 1, true}}}};
+      {"nanotron", {pattern(kPerIteration)},
+          {{pattern(kPerIteration), &Series::step_s, nullptr, 1e-3},
+              {pattern("tokens_per_sec_per_gpu: *" FORESHARD_NUMBER), &Series::per_gpu}}},
+      {"trainer", {pattern(kSteps)},
+          {{pattern(kSteps), &Series::step_s, nullptr, 1, true},
+              {pattern("'train_tokens_per_second(?:_per_gpu)?': *'?" FORESHARD_NUMBER), &Series::per_gpu}}},
+      {"tqdm", {pattern(kSlow), pattern(kQuick)},
+          {{pattern(kSlow), &Series::step_s}, {pattern(kQuick), &Series::step_s, nullptr, 1, true}}}};
   return kFormats;
 }
 
@@ -235,10 +224,9 @@ TrainingLog read_training_log_file(const std::filesystem::path& file) {
   TrainingLog log = read_training_log(read_text_file(file, kMostBytes));
   if (log.steps == 0 && !log.out_of_memory && !log.retries) {
     throw ConfigError({file.string(), 1, 0, ""}, "has no line of a step that is known",
-                      "torchtitan's \"step: 10  loss: ... tps: ...\", Trainer's "
-                      "'train_steps_per_second', a bar with s/it, Megatron's \"elapsed time per "
-                      "iteration (ms)\", nanotron's time_per_iteration_ms, or PyTorch's out of "
-                      "memory message");
+        "torchtitan's \"step: 10  loss: ... tps: ...\", Trainer's 'train_steps_per_second', a bar with s/it, "
+        "Megatron's \"elapsed time per iteration (ms)\", nanotron's time_per_iteration_ms, or PyTorch's out of memory "
+        "message");
   }
   return log;
 }

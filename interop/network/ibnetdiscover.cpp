@@ -19,9 +19,8 @@ namespace {
 
 // Gbit/s of data a lane (InfiniBand Architecture Specification, volume 2; NVIDIA's data sheets from
 // EDR on): 8b/10b coding up to QDR, 64b/66b after.
-constexpr std::pair<std::string_view, double> kLanes[] = {{"FDR10", 10},  {"SDR", 2},  {"DDR", 4},  {"QDR", 8},
-                                                          {"FDR", 13.64}, {"EDR", 25}, {"HDR", 50}, {"NDR", 100},
-                                                          {"XDR", 200},   {"GDR", 400}};
+constexpr std::pair<std::string_view, double> kLanes[] = {{"FDR10", 10}, {"SDR", 2}, {"DDR", 4}, {"QDR", 8},
+    {"FDR", 13.64}, {"EDR", 25}, {"HDR", 50}, {"NDR", 100}, {"XDR", 200}, {"GDR", 400}};
 
 // bytes/s of "4xHDR" among the words, 0 where there is none.
 double rate_of(const Words& words) {
@@ -109,7 +108,7 @@ class IbReader {
     const double rate = rate_of(words);
     if (rate <= 0) {
       importer_.fail(number, "does not tell the rate of a cable to " + plain_name(id),
-                     "its width and speed at the end, such as 4xHDR");
+          "its width and speed at the end, such as 4xHDR");
     }
     if (!current_.empty()) {
       if (id[0] != 'S') return;  // adapters tell their own ports
@@ -155,16 +154,16 @@ class IbReader {
     }
     importer_.note(Mapping::kMapped, fmt::format("{} switches", order_.size()), "switches", "", 0);
     if (aggregations_ > 0) {
-      importer_.note(Mapping::kIgnored, fmt::format("{} aggregation nodes", aggregations_), "",
-                     "SHARP's, inside the switches", 0);
+      importer_.note(
+          Mapping::kIgnored, fmt::format("{} aggregation nodes", aggregations_), "", "SHARP's, inside the switches", 0);
     }
   }
 
   const std::string& name_of(const std::string& id, int line) const {
     const auto found = names_.find(id);
     if (found == names_.end()) {
-      importer_.fail(line, "leads to a switch that is not there, " + plain_name(id),
-                     "a paragraph of its own for every switch");
+      importer_.fail(
+          line, "leads to a switch that is not there, " + plain_name(id), "a paragraph of its own for every switch");
     }
     return found->second;
   }
@@ -172,10 +171,10 @@ class IbReader {
   void add_links() {
     for (const auto& [ends, cable] : cables_) {
       importer_.out.network.links.push_back({name_of(ends.first, cable.line), name_of(ends.second, cable.line),
-                                             cable.rate, importer_.file(), cable.line});
+          cable.rate, importer_.file(), cable.line});
     }
-    importer_.note(Mapping::kMapped, fmt::format("cables between {} pairs of switches", cables_.size()), "links", "",
-                   0);
+    importer_.note(
+        Mapping::kMapped, fmt::format("cables between {} pairs of switches", cables_.size()), "links", "", 0);
   }
 
   void add_hosts() {
@@ -200,8 +199,8 @@ class IbReader {
       importer_.fail(1, fmt::format("has nodes with {} ports", common.size()), fmt::format("at most {}", kMostPorts));
     for (const std::string& host : hosts_) add_host(host, common, usual);
     importer_.out.nodes = std::ssize(importer_.out.network.hosts);
-    importer_.figure("node.nics", std::to_string(common.size()), fmt::format("{} to {}", common.front(), common.back()),
-                     0);
+    importer_.figure(
+        "node.nics", std::to_string(common.size()), fmt::format("{} to {}", common.front(), common.back()), 0);
     importer_.figure("node.nic_rate", fmt::format("{:g}Gbit/s", usual * 8 / 1e9), "the rate of most ports", 0);
   }
 

@@ -1,7 +1,6 @@
-// Text: line by line. A launcher's prefix goes first ("[1,0]<stdout>:", "0: ", "node-3: "). Lines
-// with # are headers, devices and footers; lines that begin with a number are rows; all others
-// (NCCL INFO, warnings of MPI) are counted and ignored. A test begins with its "Collective test
-// starting" line or with "nThread", and ends with the next.
+// Text: line by line. A launcher's prefix goes first ("[1,0]<stdout>:", "0: ", "node-3: "). Lines with # are headers,
+// devices and footers; lines that begin with a number are rows; all others (NCCL INFO, warnings of MPI) are counted and
+// ignored. A test begins with its "Collective test starting" line or with "nThread", and ends with the next.
 #include "interop/network/nccl_log.h"
 
 #include <fmt/format.h>
@@ -66,8 +65,7 @@ std::optional<double> number_of(const std::string& word) {
   return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
-// Bytes of the launcher's prefix ("[1,0]<stdout>:", "0: ", "node-3: "): up to two marks, not beyond
-// a '#'.
+// Bytes of the launcher's prefix ("[1,0]<stdout>:", "0: ", "node-3: "): up to two marks, not beyond a '#'.
 std::size_t launcher_prefix(std::string_view line) {
   const std::size_t begin = skip(line, 0, is_space);
   std::size_t at = begin;
@@ -169,7 +167,7 @@ class LogReader : LedgerWriter<NcclTests> {
     }
     if (ignored_ > 0) {
       note(Mapping::kIgnored, fmt::format("{} lines of other programs", ignored_), "", "the first: " + first_ignored_,
-           ignored_line_);
+          ignored_line_);
     }
     return finish();
   }
@@ -197,7 +195,7 @@ class LogReader : LedgerWriter<NcclTests> {
       }
       const ConfigNode time = place->has("time") ? place->at("time") : place->at("cpu_time");
       add_row(test, {result.at("size").as_double(0, 1e15), time.as_double(), place->at("alg_bw").as_double(),
-                     place->at("bus_bw").as_double(), result.location().line});
+                        place->at("bus_bw").as_double(), result.location().line});
     }
     tests_.push_back(std::move(test));
     return finish();
@@ -211,7 +209,7 @@ class LogReader : LedgerWriter<NcclTests> {
       if (const ConfigNode* info = device.find("device_info")) set_gpu(std::string(info->text()));
     }
     note(Mapping::kMapped, fmt::format("{} devices", test.ranks),
-         fmt::format("{} ranks on {} nodes", test.ranks, test.hosts.size()), "", devices.location().line);
+        fmt::format("{} ranks on {} nodes", test.ranks, test.hosts.size()), "", devices.location().line);
   }
 
   void set_gpu(std::string name) {
@@ -322,7 +320,7 @@ class LogReader : LedgerWriter<NcclTests> {
     // Two decimals are printed, and short times with two as well.
     if (std::abs(algbw - row.algbw) > 0.02 + 0.02 * algbw) {
       note(Mapping::kIgnored, fmt::format("{} bytes", row.bytes), "",
-           fmt::format("time and bandwidth disagree: {:.3g} and {:.3g} GB/s", algbw, row.algbw), row.line);
+          fmt::format("time and bandwidth disagree: {:.3g} and {:.3g} GB/s", algbw, row.algbw), row.line);
       return;
     }
     test.rows.push_back(row);
@@ -342,7 +340,7 @@ class LogReader : LedgerWriter<NcclTests> {
       operation = operation_in(file());
       if (!operation) {
         fail(test.line, "says nowhere which collective it measured",
-             "a line '# Collective test starting: all_gather_perf' or a file named after it");
+            "a line '# Collective test starting: all_gather_perf' or a file named after it");
       }
       note(Mapping::kDefaulted, "the operation", to_string(*operation), "from the file's name", line);
     }
@@ -355,7 +353,7 @@ class LogReader : LedgerWriter<NcclTests> {
       sweep.nodes = std::max<std::int64_t>(1, sweep.ranks / 8);
       if (sweep.ranks < 2) fail(line, "does not say how many ranks there were", "its '# Rank' lines");
       note(Mapping::kDefaulted, "ranks and nodes", fmt::format("{} on {}", sweep.ranks, sweep.nodes),
-           "no '# Rank' lines: from busbw over algbw, 8 a node", line);
+          "no '# Rank' lines: from busbw over algbw, 8 a node", line);
     }
     if (sweep.nodes < 1) {
       sweep.nodes = std::max<std::int64_t>(1, sweep.ranks / 8);
@@ -369,9 +367,9 @@ class LogReader : LedgerWriter<NcclTests> {
     }
     sweep.source = fmt::format("{}:{}", file(), line);
     note(Mapping::kMapped, fmt::format("{} rows", test.rows.size()),
-         fmt::format("{} of {} ranks on {} nodes, {} sizes", to_string(*operation), sweep.ranks, sweep.nodes,
-                     sweep.points.size()),
-         "", line);
+        fmt::format("{} of {} ranks on {} nodes, {} sizes", to_string(*operation), sweep.ranks, sweep.nodes,
+            sweep.points.size()),
+        "", line);
     out.sweeps.push_back(std::move(sweep));
   }
 
@@ -389,8 +387,8 @@ bool looks_like_nccl_tests(std::string_view text) {
   if (head.find_first_not_of(" \t\r\n") == std::string::npos) return false;
   if (head[head.find_first_not_of(" \t\r\n")] == '{')
     return contains(head, "\"alg_bw\"") || (contains(head, "\"nccl_version\"") && contains(head, "\"results\""));
-  constexpr const char* kMarks[] = {"nThread", "nccl-tests version", "Collective test starting", "algbw",
-                                    "Using devices"};
+  constexpr const char* kMarks[] = {
+      "nThread", "nccl-tests version", "Collective test starting", "algbw", "Using devices"};
   return std::ranges::any_of(kMarks, [&](const char* mark) { return contains(head, mark); });
 }
 

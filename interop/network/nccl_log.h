@@ -29,8 +29,7 @@ NcclTests parse_nccl_tests(std::string_view text, std::string_view file_name);
 
 inline constexpr std::size_t kMaxNcclTestsBytes = std::size_t{16} << 20;  // a sweep has kilobytes
 
-// Whether a text may be one: told by its first kNcclTestsHead bytes, so that other files get their
-// own errors.
+// Whether a text may be one: told by its first kNcclTestsHead bytes, so that other files get their own errors.
 inline constexpr std::size_t kNcclTestsHead = 1 << 16;
 bool looks_like_nccl_tests(std::string_view text);
 

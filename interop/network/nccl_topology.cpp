@@ -44,14 +44,14 @@ class XmlImport : Importer {
     const pugi::xml_parse_result parsed = document.load_buffer(text_.data(), text_.size());
     if (!parsed) {
       note(Mapping::kIgnored, "the rest of the file", "",
-           std::string("not well-formed from here: ") + parsed.description(), lines_.at(parsed.offset));
+          std::string("not well-formed from here: ") + parsed.description(), lines_.at(parsed.offset));
     }
     collect(document, 0);
     if (gpus_ == 0) fail(parsed ? 1 : lines_.at(parsed.offset), "has no gpu element", "a dump of NCCL_TOPO_DUMP_FILE");
     const std::size_t hosts = std::max<std::size_t>(1, hosts_.size());
     if (gpus_ % static_cast<std::int64_t>(hosts) != 0) {
       note(Mapping::kUnsupported, fmt::format("{} GPUs on {} hosts", gpus_, hosts), "", "hosts of different kinds",
-           first_gpu_);
+          first_gpu_);
     }
     out.gpus_per_node = std::max<std::int64_t>(1, gpus_ / static_cast<std::int64_t>(hosts));
     if (hosts > 1) out.nodes = static_cast<std::int64_t>(hosts);
@@ -67,9 +67,9 @@ class XmlImport : Importer {
     const double value = node.attribute(name).as_double();
     if (value <= most) return std::max(0.0, value);
     fail(line,
-         fmt::format("{} of {} is \"{}\"", name, node.name(),
-                     std::string_view(node.attribute(name).value()).substr(0, 40)),
-         fmt::format("a number of at most {}", most));
+        fmt::format(
+            "{} of {} is \"{}\"", name, node.name(), std::string_view(node.attribute(name).value()).substr(0, 40)),
+        fmt::format("a number of at most {}", most));
   }
 
   void collect(const pugi::xml_node& node, int depth) {
@@ -80,10 +80,8 @@ class XmlImport : Importer {
         fail(line, "the elements are nested too deeply", fmt::format("at most {} levels", kDeepestNode));
       if (name == "cpu" && *child.attribute("host_hash").value() != '\0')
         hosts_.insert(child.attribute("host_hash").value());
-      else if (name == "gpu")
-        add_gpu(child, line);
-      else if (name == "net")
-        add_net(child, line);
+      else if (name == "gpu") add_gpu(child, line);
+      else if (name == "net") add_net(child, line);
       else if (name == "pcilink" || name == "c2c")
         note(Mapping::kIgnored, name, "", "no figure of a cluster file", line);
       collect(child, depth + 1);
@@ -111,8 +109,8 @@ class XmlImport : Importer {
 
   // NVIDIA/nccl:src/graph/xml.cc, topo.cc: units of 100 Mbit/s a lane by GT/s; over 80 for GB/s.
   static double slot_rate(double speed) {
-    static constexpr std::pair<double, double> kLanes[] = {{2.5, 15}, {5, 30},   {8, 60},
-                                                           {16, 120}, {32, 240}, {64, 480}};
+    static constexpr std::pair<double, double> kLanes[] = {
+        {2.5, 15}, {5, 30}, {8, 60}, {16, 120}, {32, 240}, {64, 480}};
     double rate = 60;
     for (const auto& [transfers, units] : kLanes)
       if (speed >= transfers - 0.1) rate = units;
@@ -142,11 +140,11 @@ class XmlImport : Importer {
       if (sm_ != sm) continue;
       out.machine = machine;
       note(Mapping::kDefaulted, fmt::format("sm {}", sm_), std::string("machine: ") + machine,
-           "the usual GPU of this compute capability", first_gpu_);
+          "the usual GPU of this compute capability", first_gpu_);
     }
     if (out.machine.empty()) {
       note(Mapping::kUnsupported, fmt::format("sm {}", sm_), "machine", "a compute capability with no usual machine",
-           first_gpu_);
+          first_gpu_);
     }
     if (most_ == 0) {
       figure("node.gpu_link_name", "PCIe", "no nvlink elements", first_gpu_);
@@ -154,11 +152,11 @@ class XmlImport : Importer {
     } else {
       if (fewest_ != most_) {
         note(Mapping::kUnsupported, fmt::format("{} to {} links", fewest_, most_), "",
-             "GPUs with different links; the fewest are taken", first_gpu_);
+            "GPUs with different links; the fewest are taken", first_gpu_);
       }
       const int links = fewest_ > 0 ? fewest_ : most_;
       figure("node.gpu_link", fmt::format("{}GB/s", links * (is_newer ? 50 : 25)),
-             fmt::format("{} links of sm {}", links, sm_), first_gpu_);
+          fmt::format("{} links of sm {}", links, sm_), first_gpu_);
       figure("node.gpu_link_name", switch_ ? "NVLink + NVSwitch" : "NVLink", "nvlink tclass", first_gpu_);
     }
     if (slot_ > 0) figure("node.host_link", fmt::format("{}GB/s", slot_), "pci", first_gpu_);
@@ -169,22 +167,21 @@ class XmlImport : Importer {
       note(Mapping::kDefaulted, "network ports", "node.nics", "no net element: the machine's", 0);
       return;
     }
-    const auto most = std::ranges::max_element(ports_, [](const auto& a, const auto& b) {
-      return a.first * as_double(a.second) < b.first * as_double(b.second);
-    });
+    const auto most = std::ranges::max_element(ports_,
+        [](const auto& a, const auto& b) { return a.first * as_double(a.second) < b.first * as_double(b.second); });
     for (const auto& [speed, count] : ports_) {
       if (speed == most->first) continue;
       note(Mapping::kIgnored, fmt::format("{} ports of {} Gbit/s", count, speed), "",
-           "a slower network beside the fast one", port_line_);
+          "a slower network beside the fast one", port_line_);
     }
     figure("node.nics", std::to_string(std::max<std::int64_t>(1, most->second / hosts)),
-           fmt::format("{} net elements", most->second), port_line_);
-    figure("node.nic_rate", fmt::format("{}Gbit/s", most->first), fmt::format("speed {}", most->first * 1000),
-           port_line_);
+        fmt::format("{} net elements", most->second), port_line_);
+    figure(
+        "node.nic_rate", fmt::format("{}Gbit/s", most->first), fmt::format("speed {}", most->first * 1000), port_line_);
     figure("node.nic_name", port_name_, "the last net's name", port_line_);
     if (latency_ > 0) {
       note(Mapping::kIgnored, fmt::format("latency {} us", latency_), "",
-           "the network's kind has its own (sim/cost/collective.h)", port_line_);
+          "the network's kind has its own (sim/cost/collective.h)", port_line_);
     }
   }
 
@@ -218,8 +215,8 @@ TopologyImport parse_nccl_graphs(std::string_view xml, std::string_view file_nam
   std::vector<ImportedRing>& rings = importer.out.network.rings;
   for (const pugi::xml_node& graph : document.child("graphs").children("graph")) {
     if (graph.attribute("id").as_int(-1) != kRing) {
-      importer.note(Mapping::kIgnored, fmt::format("graph {}", graph.attribute("id").as_int(-1)), "", "not the ring's",
-                    0);
+      importer.note(
+          Mapping::kIgnored, fmt::format("graph {}", graph.attribute("id").as_int(-1)), "", "not the ring's", 0);
       continue;
     }
     for (const pugi::xml_node& channel : graph.children("channel")) {
@@ -235,15 +232,15 @@ TopologyImport parse_nccl_graphs(std::string_view xml, std::string_view file_nam
       for (std::size_t i = 0; i < sorted.size(); ++i) {
         if (sorted[i] == static_cast<int>(i) && i < kMostGpus) continue;
         importer.fail(1, "has a channel that does not pass every GPU of a node once",
-                      "a dump of NCCL_GRAPH_DUMP_FILE of whole nodes");
+            "a dump of NCCL_GRAPH_DUMP_FILE of whole nodes");
       }
       if (!ring.gpus.empty() && rings.size() < kMostChannels) rings.push_back(std::move(ring));
     }
   }
   if (rings.empty()) importer.fail(1, "has no ring", "a dump of NCCL_GRAPH_DUMP_FILE");
   if (!parsed) {
-    importer.note(Mapping::kIgnored, "the rest of the file", "",
-                  std::string("not well-formed: ") + parsed.description(), 0);
+    importer.note(
+        Mapping::kIgnored, "the rest of the file", "", std::string("not well-formed: ") + parsed.description(), 0);
   }
   importer.note(Mapping::kMapped, fmt::format("{} channels", rings.size()), "rings", "", 1);
   return std::move(importer.out);

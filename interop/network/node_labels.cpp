@@ -21,29 +21,25 @@ struct Family {
   std::vector<std::string_view> levels;  // from the leaf up
 };
 
-// Documentation of NVIDIA topograph (docs/k8s.md), Amazon EKS and EC2 (describe-instance-topology),
-// Google Kubernetes Engine (gce-topology labels), Oracle OKE (RDMA topology), CoreWeave (node
-// labels), Kueue (topology-aware scheduling).
+// Documentation of NVIDIA topograph (docs/k8s.md), Amazon EKS and EC2 (describe-instance-topology), Google Kubernetes
+// Engine (gce-topology labels), Oracle OKE (RDMA topology), CoreWeave (node labels), Kueue (topology-aware scheduling).
 const std::vector<Family>& families() {
   static const std::vector<Family> kFamilies = {
-      {"topograph",
-       {"network.topology.nvidia.com/leaf", "network.topology.nvidia.com/spine", "network.topology.nvidia.com/core"}},
-      {"topograph",
-       {"network.topology.nvidia.com/block", "network.topology.nvidia.com/spine",
-        "network.topology.nvidia.com/datacenter"}},
-      {"Amazon",
-       {"topology.k8s.aws/network-node-layer-3", "topology.k8s.aws/network-node-layer-2",
-        "topology.k8s.aws/network-node-layer-1"}},
+      {"topograph", {"network.topology.nvidia.com/leaf", "network.topology.nvidia.com/spine",
+                        "network.topology.nvidia.com/core"}},
+      {"topograph", {"network.topology.nvidia.com/block", "network.topology.nvidia.com/spine",
+                        "network.topology.nvidia.com/datacenter"}},
+      {"Amazon", {"topology.k8s.aws/network-node-layer-3", "topology.k8s.aws/network-node-layer-2",
+                     "topology.k8s.aws/network-node-layer-1"}},
       {"Google", {"cloud.google.com/gce-topology-subblock", "cloud.google.com/gce-topology-block"}},
       {"Google", {"cloud.google.com/gce-topology-block"}},
-      {"Oracle",
-       {"oci.oraclecloud.com/rdma.local_block_id", "oci.oraclecloud.com/rdma.network_block_id",
-        "oci.oraclecloud.com/rdma.hpc_island_id"}},
+      {"Oracle", {"oci.oraclecloud.com/rdma.local_block_id", "oci.oraclecloud.com/rdma.network_block_id",
+                     "oci.oraclecloud.com/rdma.hpc_island_id"}},
       {"CoreWeave", {"ib.coreweave.cloud/leafgroup", "ib.coreweave.cloud/superpod", "ib.coreweave.cloud/fabric"}},
       {"CoreWeave",
-       {"backend.coreweave.cloud/leafgroup", "backend.coreweave.cloud/superpod", "backend.coreweave.cloud/fabric"}},
-      {"Kueue",
-       {"cloud.provider.com/topology-rack", "cloud.provider.com/topology-block", "cloud.provider.com/topology-zone"}},
+          {"backend.coreweave.cloud/leafgroup", "backend.coreweave.cloud/superpod", "backend.coreweave.cloud/fabric"}},
+      {"Kueue", {"cloud.provider.com/topology-rack", "cloud.provider.com/topology-block",
+                    "cloud.provider.com/topology-zone"}},
   };
   return kFamilies;
 }
@@ -75,10 +71,8 @@ class LabelReader {
 
   TopologyImport run(std::string_view text) {
     const Json document = parse_json_document(text, importer_.file());
-    if (part_of(document, "Instances").is_array())
-      read_instances(part_of(document, "Instances"));
-    else
-      read_nodes(document);
+    if (part_of(document, "Instances").is_array()) read_instances(part_of(document, "Instances"));
+    else read_nodes(document);
     if (nodes_.empty()) importer_.fail(1, "lists no node with GPUs", "kubectl get nodes -o json");
     add_tree();
     tell_machine();
@@ -104,17 +98,15 @@ class LabelReader {
     if (!items.is_array()) importer_.fail(1, "has no items", "a list of nodes: kubectl get nodes -o json");
     const Family* family = family_of(items);
     if (family == nullptr) {
-      importer_.fail(1, "has nodes without labels of a network's topology",
-                     "labels such as network.topology.nvidia.com/leaf");
+      importer_.fail(
+          1, "has nodes without labels of a network's topology", "labels such as network.topology.nvidia.com/leaf");
     }
     importer_.note(Mapping::kMapped, fmt::format("labels of {}", family->who), "switches", "", 1);
     for (const Json& item : items) {
       const Json& metadata = part_of(item, "metadata");
       const Json& labels = part_of(metadata, "labels");
-      LabelledNode node{plain_name(text_of(metadata, "name")),
-                        {},
-                        text_of(labels, "nvidia.com/gpu.product"),
-                        text_of(labels, "nvidia.com/gpu.count")};
+      LabelledNode node{plain_name(text_of(metadata, "name")), {}, text_of(labels, "nvidia.com/gpu.product"),
+          text_of(labels, "nvidia.com/gpu.count")};
       for (const std::string_view level : family->levels) {
         const std::string name = text_of(labels, level);
         if (!name.empty()) node.above.push_back(plain_name(name));
@@ -170,8 +162,8 @@ class LabelReader {
         if (is_new) {
           network.links.push_back({name, up, 0, importer_.file(), 1});
         } else if (found->second != up) {
-          importer_.fail(1, fmt::format("{} lies below {} and below {} ({})", name, found->second, up, node.name),
-                         "a tree");
+          importer_.fail(
+              1, fmt::format("{} lies below {} and below {} ({})", name, found->second, up, node.name), "a tree");
         }
       }
     }
@@ -183,7 +175,7 @@ class LabelReader {
     }
     importer_.out.nodes = std::ssize(nodes_);
     importer_.note(Mapping::kDefaulted, "width of the links", "links: rate",
-                   "labels say nothing of it: as wide as the ports below", 1);
+        "labels say nothing of it: as wide as the ports below", 1);
   }
 
   void tell_machine() {

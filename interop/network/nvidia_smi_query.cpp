@@ -1,7 +1,6 @@
-// What nvidia-smi prints of a node's GPUs in its three forms: `-q` (sections by indentation, "key :
-// value"), `--query-gpu=... --format=csv` (a header), and the table without options. Each becomes
-// the same rows: name, power limit, why clocks are held back. A node is as fast as its slowest GPU:
-// of several limits the lowest counts.
+// What nvidia-smi prints of a node's GPUs in its three forms: `-q` (sections by indentation, "key : value"),
+// `--query-gpu=... --format=csv` (a header), and the table without options. Each becomes the same rows: name, power
+// limit, why clocks are held back. A node is as fast as its slowest GPU: of several limits the lowest counts.
 //
 // Of a superchip `-q` has the module's power beside the GPU's: the latter is in "GPU Power
 // Readings", or in "Power Readings" of drivers before 530. The limit that counts is the enforced
@@ -118,11 +117,8 @@ std::vector<SmiGpu> read_table(const std::vector<std::string>& lines) {
     const std::size_t slash = below.find("W / ");
     std::string name = words[1];
     for (std::size_t w = 2; w + 1 < words.size(); ++w) name += " " + words[w];
-    gpus.push_back({name,
-                    slash == std::string::npos ? std::nullopt : watts(below.substr(slash + 4)),
-                    {},
-                    "",
-                    static_cast<int>(i) + 1});
+    gpus.push_back({name, slash == std::string::npos ? std::nullopt : watts(below.substr(slash + 4)), {}, "",
+        static_cast<int>(i) + 1});
   }
   return gpus;
 }
@@ -143,11 +139,8 @@ void add_limit(const std::vector<SmiGpu>& gpus, Importer& importer) {
     importer.note(Mapping::kDefaulted, "power limit", "gpu.power_limit", "not told: that of the machine", line);
     return;
   }
-  const std::string what = most > *least ? fmt::format(
-                                               "limits of {:g} to {:g} W: the lowest "
-                                               "sets the pace",
-                                               *least, most)
-                                         : "power limit";
+  const std::string what =
+      most > *least ? fmt::format("limits of {:g} to {:g} W: the lowest sets the pace", *least, most) : "power limit";
   importer.figure("gpu.power_limit", fmt::format("{:g}W", *least), what, line);
 }
 
@@ -162,8 +155,7 @@ TopologyImport parse_nvidia_smi_query(std::string_view text, std::string_view fi
   std::erase_if(gpus, [](const SmiGpu& gpu) { return gpu.name.empty(); });
   if (gpus.empty()) {
     importer.fail(1, "names no GPU",
-                  "the output of nvidia-smi, nvidia-smi -q or nvidia-smi "
-                  "--query-gpu=name,power.limit --format=csv");
+        "the output of nvidia-smi, nvidia-smi -q or nvidia-smi --query-gpu=name,power.limit --format=csv");
   }
   const SmiGpu& first = gpus.front();
   for (const SmiGpu& gpu : gpus) {
@@ -183,13 +175,13 @@ TopologyImport parse_nvidia_smi_query(std::string_view text, std::string_view fi
   for (const SmiGpu& gpu : gpus) {
     if (gpu.held_by.empty()) continue;
     importer.note(Mapping::kUnsupported, gpu.held_by, "",
-                  "clocks were held back when this was read: if it was while the job ran, why is a "
-                  "question for foreshard diagnose",
-                  gpu.line);
+        "clocks were held back when this was read: if it was while the job ran, why is a "
+        "question for foreshard diagnose",
+        gpu.line);
     break;
   }
   importer.note(Mapping::kIgnored, "memory, clocks and temperature of the moment", "",
-                "the forecast is of a chip that has run for long", first.line);
+      "the forecast is of a chip that has run for long", first.line);
   return std::move(importer.out);
 }
 

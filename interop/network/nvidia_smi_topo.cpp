@@ -1,7 +1,6 @@
-// The header row names the columns, every row begins with its own name. GPUs see each other over
-// NV# (the links of one GPU, bonded), else over PCIe. A port belongs to the node's network where
-// some GPU reaches it over PIX or PXB; others are the host's. GPUs that share PIX ports hang on one
-// switch.
+// The header row names the columns, every row begins with its own name. GPUs see each other over NV# (the links of one
+// GPU, bonded), else over PCIe. A port belongs to the node's network where some GPU reaches it over PIX or PXB; others
+// are the host's. GPUs that share PIX ports hang on one switch.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -65,8 +64,7 @@ Matrix read_matrix(const std::vector<std::string>& lines, Importer& importer) {
   const auto gpus = std::ranges::count_if(matrix.columns, is_gpu);
   if (gpus != static_cast<std::ptrdiff_t>(matrix.gpus.size())) {
     importer.fail(static_cast<int>(lines.size()),
-                  fmt::format("is cut off: {} GPUs in the header, {} rows", gpus, matrix.gpus.size()),
-                  "a row for every GPU");
+        fmt::format("is cut off: {} GPUs in the header, {} rows", gpus, matrix.gpus.size()), "a row for every GPU");
   }
   return matrix;
 }
@@ -104,7 +102,7 @@ void add_links(const Matrix& matrix, Importer& importer) {
   if (links == 0) {
     importer.figure("node.gpu_link_name", "PCIe", "no NVLink between GPUs", line);
     importer.note(Mapping::kUnsupported, "rate of the slots", "node.gpu_link",
-                  "the matrix does not tell the generation of PCIe: that of the machine stands", line);
+        "the matrix does not tell the generation of PCIe: that of the machine stands", line);
     return;
   }
   const std::string what = fmt::format("NV{}", links);
@@ -122,8 +120,8 @@ void add_links(const Matrix& matrix, Importer& importer) {
   } else {
     importer.note(Mapping::kUnsupported, what, "node.gpu_link", "links of an unknown generation", line);
   }
-  importer.figure("node.gpu_link_name", all_linked(matrix) && matrix.gpus.size() > 4 ? "NVLink + NVSwitch" : "NVLink",
-                  what, line);
+  importer.figure(
+      "node.gpu_link_name", all_linked(matrix) && matrix.gpus.size() > 4 ? "NVLink + NVSwitch" : "NVLink", what, line);
 }
 
 void add_ports(const Matrix& matrix, Importer& importer) {
@@ -138,10 +136,8 @@ void add_ports(const Matrix& matrix, Importer& importer) {
       if (found->second == "PIX" || found->second == "PXB") near.insert(gpu);
     }
     if (near.empty()) {
-      importer.note(Mapping::kIgnored, column, "",
-                    "no GPU reaches it over PCIe switches: a port "
-                    "of the host",
-                    matrix.header_line);
+      importer.note(Mapping::kIgnored, column, "", "no GPU reaches it over PCIe switches: a port of the host",
+          matrix.header_line);
       continue;
     }
     ports.push_back(column);
@@ -149,15 +145,15 @@ void add_ports(const Matrix& matrix, Importer& importer) {
   }
   if (ports.empty()) {
     importer.note(Mapping::kDefaulted, "network ports", "node.nics", "none stands near a GPU: those of the machine",
-                  matrix.header_line);
+        matrix.header_line);
     return;
   }
   importer.figure("node.nics", std::to_string(ports.size()), fmt::format("{} to {}", ports.front(), ports.back()),
-                  matrix.header_line);
-  importer.figure("node.pcie_switches", std::to_string(switches.size()), "groups of GPUs over PIX and PXB",
-                  matrix.header_line);
+      matrix.header_line);
+  importer.figure(
+      "node.pcie_switches", std::to_string(switches.size()), "groups of GPUs over PIX and PXB", matrix.header_line);
   importer.note(Mapping::kDefaulted, "rate of the ports", "node.nic_rate",
-                "the matrix has no rates: that of the machine", matrix.header_line);
+      "the matrix has no rates: that of the machine", matrix.header_line);
 }
 
 }
@@ -167,17 +163,13 @@ TopologyImport parse_nvidia_smi_topo(std::string_view text, std::string_view fil
   const Matrix matrix = read_matrix(text_lines(text), importer);
   importer.out.gpus_per_node = std::ssize(matrix.gpus);
   importer.figure("node.gpus", std::to_string(matrix.gpus.size()),
-                  fmt::format("{} to {}", matrix.gpus.front(), matrix.gpus.back()), matrix.header_line);
+      fmt::format("{} to {}", matrix.gpus.front(), matrix.gpus.back()), matrix.header_line);
   add_links(matrix, importer);
   add_ports(matrix, importer);
   importer.note(Mapping::kIgnored, "CPU and NUMA affinity", "", "ranks run beside their GPU", matrix.header_line);
   // The node that said it, where the file is named after one.
-  importer.out.network.hosts.push_back({plain_name(std::filesystem::path(std::string(file_name)).stem().string()),
-                                        {},
-                                        importer.out.figures,
-                                        {},
-                                        std::string(file_name),
-                                        matrix.header_line});
+  importer.out.network.hosts.push_back({plain_name(std::filesystem::path(std::string(file_name)).stem().string()), {},
+      importer.out.figures, {}, std::string(file_name), matrix.header_line});
   return std::move(importer.out);
 }
 

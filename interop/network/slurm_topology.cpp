@@ -1,6 +1,5 @@
-// topology.conf: "SwitchName=leaf1 Nodes=n[1-16]" is a leaf, "SwitchName=s Switches=leaf[1-4]" is
-// above; "BlockName=b1 Nodes=n[1-18]" is a block of nodes that lie near. A tree: every node and
-// every switch hangs on one other.
+// topology.conf: "SwitchName=leaf1 Nodes=n[1-16]" is a leaf, "SwitchName=s Switches=leaf[1-4]" is above; "BlockName=b1
+// Nodes=n[1-18]" is a block of nodes that lie near. A tree: every node and every switch hangs on one other.
 #include <fmt/format.h>
 
 #include <map>
@@ -34,7 +33,7 @@ class SlurmReader {
     check_cycles();
     add_hosts();
     importer_.note(Mapping::kDefaulted, "width of the up-links", "links: rate",
-                   "the file says nothing of it: as wide as the ports below", 0);
+        "the file says nothing of it: as wide as the ports below", 0);
     return std::move(importer_.out);
   }
 
@@ -50,15 +49,15 @@ class SlurmReader {
     const std::string switches = value_of(words, "Switches");
     if (nodes.empty() == switches.empty()) {
       importer_.fail(line, fmt::format("switch {} has neither nodes nor switches, or both", name),
-                     "Nodes=n[1-16] or Switches=leaf[1-4]");
+          "Nodes=n[1-16] or Switches=leaf[1-4]");
     }
     if (!value_of(words, "LinkSpeed").empty())
       importer_.note(Mapping::kIgnored, "LinkSpeed", "", "Slurm itself reads no unit from it", line);
     SwitchLine made{plain_name(name), {}, {}, line};
     const auto [first, is_new] = line_of_.emplace(made.name, line);
     if (!is_new) {
-      importer_.fail(line, fmt::format("switch {} is there twice, first in line {}", name, first->second),
-                     "each switch once");
+      importer_.fail(
+          line, fmt::format("switch {} is there twice, first in line {}", name, first->second), "each switch once");
     }
     made.nodes = list(nodes, line);
     made.switches = list(switches, line);
@@ -79,12 +78,12 @@ class SlurmReader {
       const auto found = line_of_.find(child);
       if (found == line_of_.end()) {
         importer_.fail(s.line, fmt::format("switch {} has a switch that is not there, {}", s.name, child),
-                       fmt::format("SwitchName={} Nodes=...", child));
+            fmt::format("SwitchName={} Nodes=...", child));
       }
       const auto [parent, is_new] = parent_.emplace(child, s.name);
       if (!is_new) {
         importer_.fail(s.line, fmt::format("switch {} hangs on {} and on {}", child, parent->second, s.name),
-                       "a tree: one switch above each");
+            "a tree: one switch above each");
       }
     }
   }
@@ -104,8 +103,8 @@ class SlurmReader {
           s,
           [&](const std::string& above, std::size_t) {
             if (above != s.name) return;
-            importer_.fail(s.line, fmt::format("switch {} is above itself, by way of {}", s.name, parent_.at(s.name)),
-                           "a tree");
+            importer_.fail(
+                s.line, fmt::format("switch {} is above itself, by way of {}", s.name, parent_.at(s.name)), "a tree");
           });
     }
     for (const SwitchLine& s : switches_) {
@@ -129,7 +128,7 @@ class SlurmReader {
         const auto [known, is_new] = leaf_of.emplace(node, &s);
         if (!is_new) {
           importer_.fail(s.line, fmt::format("node {} hangs on {} and on {}", node, known->second->name, s.name),
-                         "each node on one switch");
+              "each node on one switch");
         }
         network.hosts.push_back({node, {s.name}, {}, {}, importer_.file(), s.line});
       }
@@ -139,13 +138,13 @@ class SlurmReader {
       for (const std::string& block : blocks_)
         network.links.push_back({block, "between_blocks", 0, importer_.file(), line_of_.at(block)});
       importer_.note(Mapping::kDefaulted, "what joins the blocks", "one switch", "the file says nothing of it",
-                     line_of_.at(blocks_.front()));
+          line_of_.at(blocks_.front()));
     }
     importer_.out.nodes = std::ssize(network.hosts);
-    importer_.note(Mapping::kMapped, fmt::format("{} nodes", network.hosts.size()), "nodes", "",
-                   switches_.front().line);
+    importer_.note(
+        Mapping::kMapped, fmt::format("{} nodes", network.hosts.size()), "nodes", "", switches_.front().line);
     importer_.note(Mapping::kMapped, fmt::format("{} switches, {} of them with nodes", switches_.size(), leaves_),
-                   "switches, links", "", switches_.front().line);
+        "switches, links", "", switches_.front().line);
   }
 
   static constexpr std::size_t kDeepest = 64;
@@ -182,8 +181,8 @@ TopologyImport parse_slurm_allocation(std::string_view text, std::string_view fi
       for (std::string& name : network.allocation) name = plain_name(name);
       network.allocation_file = importer.file();
       network.allocation_line = line;
-      importer.note(Mapping::kMapped, std::string(key), fmt::format("{} nodes in use", network.allocation.size()), "",
-                    line);
+      importer.note(
+          Mapping::kMapped, std::string(key), fmt::format("{} nodes in use", network.allocation.size()), "", line);
       return std::move(importer.out);
     }
   }

@@ -54,8 +54,7 @@ TopologyFormat topology_format(std::string_view text) {
     if (words.empty()) continue;
     std::string first = words[0] + (words.size() > 1 && words[1][0] == '=' ? "=" : "");
     if (first == "GPU0") return TopologyFormat::kNvidiaSmi;
-    // "==============NVSMI LOG==============", "| NVIDIA-SMI 550.54.15 ...", "name, power.limit
-    // [W]".
+    // "==============NVSMI LOG==============", "| NVIDIA-SMI 550.54.15 ...", "name, power.limit [W]".
     const bool is_query = contains(line, "NVSMI LOG") || contains(line, "| NVIDIA-SMI ") ||
                           (contains(line, "name,") && contains(line, "power.limit"));
     if (is_query) return TopologyFormat::kNvidiaSmiQuery;
@@ -71,29 +70,20 @@ TopologyFormat topology_format(std::string_view text) {
 
 TopologyImport parse_topology(TopologyFormat format, std::string_view text, std::string_view file_name) {
   switch (format) {
-    case TopologyFormat::kNvidiaSmi:
-      return parse_nvidia_smi_topo(text, file_name);
-    case TopologyFormat::kNvidiaSmiQuery:
-      return parse_nvidia_smi_query(text, file_name);
-    case TopologyFormat::kNcclXml:
-      return parse_nccl_topology(text, file_name);
-    case TopologyFormat::kNcclGraphs:
-      return parse_nccl_graphs(text, file_name);
-    case TopologyFormat::kSlurm:
-      return parse_slurm_topology(text, file_name);
-    case TopologyFormat::kAllocation:
-      return parse_slurm_allocation(text, file_name);
-    case TopologyFormat::kIbnetdiscover:
-      return parse_ibnetdiscover(text, file_name);
-    case TopologyFormat::kNodeLabels:
-      return parse_node_labels(text, file_name);
-    case TopologyFormat::kNone:
-      break;
+    case TopologyFormat::kNvidiaSmi: return parse_nvidia_smi_topo(text, file_name);
+    case TopologyFormat::kNvidiaSmiQuery: return parse_nvidia_smi_query(text, file_name);
+    case TopologyFormat::kNcclXml: return parse_nccl_topology(text, file_name);
+    case TopologyFormat::kNcclGraphs: return parse_nccl_graphs(text, file_name);
+    case TopologyFormat::kSlurm: return parse_slurm_topology(text, file_name);
+    case TopologyFormat::kAllocation: return parse_slurm_allocation(text, file_name);
+    case TopologyFormat::kIbnetdiscover: return parse_ibnetdiscover(text, file_name);
+    case TopologyFormat::kNodeLabels: return parse_node_labels(text, file_name);
+    case TopologyFormat::kNone: break;
   }
   throw ConfigError({std::string(file_name), 1, 0, ""}, "is of no known form",
-                    "nvidia-smi -q, nvidia-smi topo -m, NCCL's topology or graph XML, Slurm's topology.conf, "
-                    "SLURM_JOB_NODELIST=..., ibnetdiscover, a Kubernetes node list, or settings of "
-                    "TorchTitan, Accelerate or DeepSpeed, config.json, safetensors");
+      "nvidia-smi -q, nvidia-smi topo -m, NCCL's topology or graph XML, Slurm's topology.conf, "
+      "SLURM_JOB_NODELIST=..., ibnetdiscover, a Kubernetes node list, or settings of "
+      "TorchTitan, Accelerate or DeepSpeed, config.json, safetensors");
 }
 
 namespace {
@@ -207,7 +197,7 @@ std::vector<ImportedHost> hosts_in_use(const ImportedNetwork& network) {
     if (found == by_name.end()) {
       auto known = list_of<std::string>(network.hosts, &ImportedHost::name);
       throw ConfigError(place, fmt::format("allocates a node that is not there, {}", name),
-                        fmt::format("nodes of {}", network.hosts.front().file), nearest_spelling(name, known));
+          fmt::format("nodes of {}", network.hosts.front().file), nearest_spelling(name, known));
     }
     if (!seen.insert(name).second) throw ConfigError(place, fmt::format("allocates {} twice", name), "each node once");
     used.push_back(*found->second);
@@ -267,9 +257,9 @@ class UsedNetwork {
       for (const std::string& leaf : host.leaves) {
         if (reached.contains(leaf)) continue;
         throw ConfigError({host.file, host.line, 0, ""},
-                          fmt::format("no links lead from {} ({}) to {} ({})", leaf, host.name,
-                                      hosts_.front().leaves.front(), hosts_.front().name),
-                          "switches that join all nodes in use");
+            fmt::format("no links lead from {} ({}) to {} ({})", leaf, host.name, hosts_.front().leaves.front(),
+                hosts_.front().name),
+            "switches that join all nodes in use");
       }
     }
   }
@@ -285,8 +275,8 @@ std::string quoted_list(const std::vector<std::string>& names) {
 }
 
 // One group of like hosts, as a line of nodes:.
-std::string group_line(const std::vector<ImportedHost>& hosts, std::size_t begin, std::size_t end,
-                       const ImportedFigures& usual) {
+std::string group_line(
+    const std::vector<ImportedHost>& hosts, std::size_t begin, std::size_t end, const ImportedFigures& usual) {
   std::vector<std::string> names;
   for (std::size_t i = begin; i < end; ++i) names.push_back(hosts[i].name);
   const ImportedHost& first = hosts[begin];
@@ -334,8 +324,8 @@ Ports ports_of(const std::string& head) {
   return {std::max<std::int64_t>(1, node.node.nics), node.node.nic_rate.value()};
 }
 
-std::string links_section(const ImportedNetwork& network, const std::vector<ImportedHost>& hosts,
-                          const std::string& head) {
+std::string links_section(
+    const ImportedNetwork& network, const std::vector<ImportedHost>& hosts, const std::string& head) {
   const UsedNetwork used(network, hosts);
   if (network.links.empty()) return "";
   const bool is_told = std::ranges::all_of(network.links, [](const ImportedLink& link) { return link.rate > 0; });
@@ -392,7 +382,7 @@ std::string cluster_file(const TopologyImport& import, std::string_view machine,
   if (!network.rings.empty()) return head + fmt::format("nodes: [{{count: {}}}]\n", count);
   if (import.gpus_per_node <= 0) {
     throw ConfigError(place_of(import), "nothing here tells the GPUs of a node",
-                      "the output of nvidia-smi topo -m or NCCL's topology beside it");
+        "the output of nvidia-smi topo -m or NCCL's topology beside it");
   }
   return fmt::format("gpus: {}\n", checked_multiply(count, import.gpus_per_node)) + head;
 }

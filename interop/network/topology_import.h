@@ -73,8 +73,7 @@ struct TopologyImport {
   ImportLedger ledger;
 };
 
-// Of one GPU: Blackwell has 18 (NVIDIA's data sheets); four times as many leave room for what
-// comes.
+// Of one GPU: Blackwell has 18 (NVIDIA's data sheets); four times as many leave room for what comes.
 inline constexpr int kMostLinks = 72;
 inline constexpr std::size_t kMaxTopologyBytes = std::size_t{2} << 20;  // a node has kilobytes
 inline constexpr std::size_t kMaxFabricBytes = std::size_t{16} << 20;   // of ten thousand nodes
@@ -104,9 +103,8 @@ TopologyFormat topology_format(std::string_view text);
 // kNone: ConfigError.
 TopologyImport parse_topology(TopologyFormat format, std::string_view text, std::string_view file_name);
 
-// The parts of several files of one cluster; the first that knows a figure is taken, and a later
-// one that says otherwise is an entry of the ledger. Several nodes' own descriptions are those
-// nodes'.
+// The parts of several files of one cluster; the first that knows a figure is taken, and a later one that says
+// otherwise is an entry of the ledger. Several nodes' own descriptions are those nodes'.
 TopologyImport joined(const std::vector<TopologyImport>& parts);
 
 // The import with the nodes of an allocation, as Slurm writes them. Throws Error(kUsage).

@@ -1,5 +1,4 @@
-// What the readers of machines and networks share: lines, words, and the ledger of what became of
-// them.
+// What the readers of machines and networks share: lines, words, and the ledger of what became of them.
 #pragma once
 
 #include <string>

@@ -96,19 +96,18 @@ ModelDims dims_of(const AxesSettings& s) {
   }
   if (model == "deepseek_v3") {
     dims.latent = {.q_rank = s.number("q_lora_rank"),
-                   .kv_rank = s.number("kv_lora_rank"),
-                   .nope = s.number("qk_nope"),
-                   .rope = s.number("qk_rope"),
-                   .value = s.number("v_head")};
+        .kv_rank = s.number("kv_lora_rank"),
+        .nope = s.number("qk_nope"),
+        .rope = s.number("qk_rope"),
+        .value = s.number("v_head")};
     dims.head_dim = dims.latent.nope + dims.latent.rope;
     for (std::int64_t l = 0; l < s.number("dense_layers") && has_experts; ++l) dims.moe.dense_layers.push_back(l);
   }
   return dims;
 }
 
-// torchtitan 0.2.2 puts what the experts made back in the order of the tokens, k rows each, and
-// adds these up, weighed by a batched product where scores come last (models/moe/moe.py,
-// MoE.forward).
+// torchtitan 0.2.2 puts what the experts made back in the order of the tokens, k rows each, and adds these up, weighed
+// by a batched product where scores come last (models/moe/moe.py, MoE.forward).
 void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
   std::vector<Operation>& ops = layer.operations;
   const auto named = [&](std::string_view name) { return std::ranges::find(ops, name, &Operation::name); };
@@ -260,15 +259,12 @@ std::vector<std::int64_t> numbers_in(const std::string& text) {
 
 void apply_recompute(const AxesSettings& s, Plan& plan) {
   const std::string word = s.text("recompute");
-  if (word == "full")
-    plan.recompute.value = Recompute::kFull;
-  else if (word == "selective")
-    plan.recompute.value = Recompute::kSelective;
+  if (word == "full") plan.recompute.value = Recompute::kFull;
+  else if (word == "selective") plan.recompute.value = Recompute::kSelective;
   else if (word == "every2")
     for (std::int64_t l = 1; l < s.number("layers"); l += 2)  // every second that it counts
       plan.recompute.ranges.push_back({l, l, Recompute::kFull});
-  else if (word != "none")
-    s.unknown("recompute");
+  else if (word != "none") s.unknown("recompute");
   // torchtitan's checkpoint_wrapper passes early_stop=False.
   plan.recompute_early_stop = false;
 }
@@ -346,10 +342,8 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
     s.unknown("attn_type");
   }
   const std::string optimizer = s.text("optimizer");
-  if (optimizer == "adamw_fused")
-    plan.optimizer.implementation = Optimizer::Implementation::kFused;
-  else if (optimizer != "adamw_foreach")
-    s.unknown("optimizer");
+  if (optimizer == "adamw_fused") plan.optimizer.implementation = Optimizer::Implementation::kFused;
+  else if (optimizer != "adamw_foreach") s.unknown("optimizer");
   // Complex numbers of two fp32, a row for each position.
   const std::int64_t rotated = dims.latent.kv_rank > 0 ? dims.latent.rope : dims.head_dim;
   job.constant_bytes = allocated_size(dims.max_positions * rotated * 4).count();

@@ -109,10 +109,9 @@ PlanDocument typed_document(const ConfigNode& set) {
 
 PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
   if (const ConfigNode* set = node.find("set")) return typed_document(*set);
-  static constexpr std::string_view kKnown[] = {
-      "config", "world", "rank", "seq",     "batch",     "accum",        "precision", "attn",  "gc",
-      "loop",   "clip",  "opt",  "mask",    "fsdp",      "hsdp",         "dtype",     "steps", "cudnn",
-      "task",   "hold",  "lora", "history", "use_cache", "gc_reentrant", "runtime",   "mixers"};
+  static constexpr std::string_view kKnown[] = {"config", "world", "rank", "seq", "batch", "accum", "precision", "attn",
+      "gc", "loop", "clip", "opt", "mask", "fsdp", "hsdp", "dtype", "steps", "cudnn", "task", "hold", "lora", "history",
+      "use_cache", "gc_reentrant", "runtime", "mixers"};
   for (const ConfigItem& item : node.items()) {
     if (item.value.is_null() || contains(kKnown, item.key)) continue;
     throw Error(ExitCode::kMissingCapability, item.value.error("no plan has this word of a case").what());
@@ -135,10 +134,8 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
   if (words.word("attn", "sdpa") == "eager") plan.add("attention", "eager");
   if (words.word("opt", "adamw") != "fused") plan.add("optimizer.implementation", "foreach");
   if (!words.flag("clip", true)) plan.add("optimizer.clip_norm", "none");
-  if (words.flag("gc", false))
-    plan.add("recompute", "full");
-  else if (titan)
-    plan.add("recompute", "none");
+  if (words.flag("gc", false)) plan.add("recompute", "full");
+  else if (titan) plan.add("recompute", "none");
   if (words.flag("gc_reentrant", false)) plan.add("recompute_reentrant", "true");
   const bool holds = words.word("loop", "accelerate") == "accelerate" && words.flag("hold", true);
   if (holds) plan.add("logits", "held");
@@ -208,8 +205,7 @@ std::vector<Call> forecast_calls(const RecordedStep& step, const Plan& plan) {
   return calls;
 }
 
-// Of the other runtimes' libraries: kinds and the bytes of the larger side, all that a step's rows
-// say of them.
+// Of the other runtimes' libraries: kinds and the bytes of the larger side, all that a step's rows say of them.
 std::vector<Call> by_size(std::vector<Call> calls) {
   for (Call& call : calls) {
     call.bytes_in = call.bytes_out = std::max(call.bytes_in, call.bytes_out);
@@ -230,8 +226,8 @@ std::vector<Call> row_calls(const EventGraph& graph) {
   return by_size(std::move(calls));
 }
 
-void compare_calls(const std::string& file, const std::vector<Call>& seen, const std::vector<Call>& told,
-                   Conformance& row) {
+void compare_calls(
+    const std::string& file, const std::vector<Call>& seen, const std::vector<Call>& told, Conformance& row) {
   row.rows = std::ssize(seen);
   row.schedule_identical = row.bytes_identical = seen.size() == told.size();
   const auto differ = [&](Difference::What what, std::size_t i) {
@@ -265,7 +261,7 @@ void compare_peaks(const std::string& file, std::int64_t seen, std::int64_t told
   if (row.memory_within_tolerance) return;
   row.differences.push_back(
       {Difference::What::kMemory, fmt::format("{}: peak of {} bytes recorded, {} forecast ({:+.2f} %)", file, seen,
-                                              told, 100.0 * as_double(told - seen) / as_double(seen))});
+                                      told, 100.0 * as_double(told - seen) / as_double(seen))});
 }
 
 Conformance conform_case(const std::filesystem::path& file) {

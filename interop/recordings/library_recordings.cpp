@@ -2,9 +2,8 @@
 // What is left out has the library's default, which Plan's options have too. An option that no plan
 // has is an error, so that nothing is compared that was not understood.
 //
-// Sharding strategies are meshes (sim/spec/runtime_options.h). Without no_sync() every micro-batch
-// reduces; the recorder calls it for DDP always and for FSDP1 unless told otherwise; DeepSpeed has
-// rules of its own.
+// Sharding strategies are meshes (sim/spec/runtime_options.h). Without no_sync() every micro-batch reduces; the
+// recorder calls it for DDP always and for FSDP1 unless told otherwise; DeepSpeed has rules of its own.
 #include "interop/recordings/library_recordings.h"
 
 #include <fmt/format.h>
@@ -100,9 +99,8 @@ LibraryModel model_of(const ConfigNode& node) {
 }
 
 [[noreturn]] void unknown(const std::string& option, const ConfigNode& value) {
-  throw Error(ExitCode::kMissingCapability,
-              fmt::format("{}: no plan has the option {}{}", value.location().file, option,
-                          value.is_scalar() ? " = " + std::string(value.text()) : ""));
+  throw Error(ExitCode::kMissingCapability, fmt::format("{}: no plan has the option {}{}", value.location().file,
+                                                option, value.is_scalar() ? " = " + std::string(value.text()) : ""));
 }
 
 DType dtype_of(const std::string& option, const ConfigNode& value) {
@@ -131,12 +129,10 @@ void apply_ddp(const ConfigNode& options, std::int64_t world, Plan& plan) {
   set_dtypes(plan, DType::kFp32);
   for (const ConfigItem& item : options.items()) {
     const ConfigNode& value = item.value;
-    if (item.key == "model_dtype")
-      set_dtypes(plan, dtype_of(item.key, value));
+    if (item.key == "model_dtype") set_dtypes(plan, dtype_of(item.key, value));
     else if (item.key == "membership" || (item.key == "bucket_cap_mb" && value.is_null()))
       continue;  // membership: of the recorder alone
-    else if (!read_as_key("ddp", item, plan))
-      unknown(item.key, value);
+    else if (!read_as_key("ddp", item, plan)) unknown(item.key, value);
   }
 }
 
@@ -164,8 +160,7 @@ void apply_fsdp1(const ConfigNode& options, std::int64_t world, Plan& plan) {
     if (item.key == "strategy" || item.key == "shard_size" || item.key == "wrap") {
       continue;
     } else if (item.key == "backward_prefetch") {
-      if (value.is_null())
-        plan.prefetch.backward = 0;
+      if (value.is_null()) plan.prefetch.backward = 0;
       else if (value.as_choice({"BACKWARD_PRE", "BACKWARD_POST"}) == 1)
         plan.fsdp1.backward_prefetch = Fsdp1Options::BackwardPrefetch::kPost;
     } else if (item.key == "forward_prefetch") {
@@ -174,7 +169,7 @@ void apply_fsdp1(const ConfigNode& options, std::int64_t world, Plan& plan) {
       plan.offload = value.as_bool() ? Offload::kCpu : Offload::kNone;
     } else if (item.key == "mp") {
       value.allow_only({"param_dtype", "reduce_dtype", "buffer_dtype", "keep_low_precision_grads",
-                        "cast_forward_inputs", "cast_root_forward_inputs"});
+          "cast_forward_inputs", "cast_root_forward_inputs"});
       if (const ConfigNode* param = value.find("param_dtype"))
         plan.param_dtype = plan.reduce_dtype = dtype_of("mp.param_dtype", *param);
       if (const ConfigNode* reduce = value.find("reduce_dtype"))
@@ -197,22 +192,19 @@ ZeroOffload offload_of(const ConfigNode& value, Plan& plan) {
 // _REMOVED_ZERO_CONFIG_KEYS of deepspeed/runtime/config.py (0.19.8), with what comes nearest.
 [[noreturn]] void refuse_removed(const ConfigItem& item) {
   const bool is_mics = item.key.starts_with("mics_");
-  throw Error(ExitCode::kMissingCapability,
-              fmt::format("{}: zero.{}: {} has been removed from DeepSpeed; the nearest is {}",
-                          item.value.location().file, item.key, is_mics ? "MiCS" : "LoCo-Zero++",
-                          is_mics ? "zero_hpz_partition_size (ZeRO++ hpZ), whose gathers stay "
-                                    "inside small groups"
-                                  : "zero_quantized_gradients without error feedback"));
+  throw Error(
+      ExitCode::kMissingCapability, fmt::format("{}: zero.{}: {} has been removed from DeepSpeed; the nearest is {}",
+                                        item.value.location().file, item.key, is_mics ? "MiCS" : "LoCo-Zero++",
+                                        is_mics ? "zero_hpz_partition_size (ZeRO++ hpZ), whose gathers stay "
+                                                  "inside small groups"
+                                                : "zero_quantized_gradients without error feedback"));
 }
 
 void apply_zero_option(const ConfigItem& item, Plan& plan) {
   if (item.key.starts_with("mics_") || item.key == "zeropp_loco_param") refuse_removed(item);
-  if (item.key == "offload_optimizer")
-    plan.zero.offload_optimizer = offload_of(item.value, plan);
-  else if (item.key == "offload_param")
-    plan.zero.offload_param = offload_of(item.value, plan);
-  else if (item.key != "stage" && !read_as_key("zero", item, plan))
-    unknown("zero." + item.key, item.value);
+  if (item.key == "offload_optimizer") plan.zero.offload_optimizer = offload_of(item.value, plan);
+  else if (item.key == "offload_param") plan.zero.offload_param = offload_of(item.value, plan);
+  else if (item.key != "stage" && !read_as_key("zero", item, plan)) unknown("zero." + item.key, item.value);
 }
 
 void apply_zero(const ConfigNode& options, std::int64_t world, Plan& plan) {
@@ -270,10 +262,8 @@ void flatten(const ConfigNode& node, const std::string& path, LibraryRecording& 
   } else if (node.is_scalar()) {
     const std::string_view text = node.text();
     const auto value = parse_number<std::int64_t>(text);
-    if (value && !node.is_quoted())
-      recording.facts[path] = *value;
-    else
-      recording.words[path] = std::string(text);
+    if (value && !node.is_quoted()) recording.facts[path] = *value;
+    else recording.words[path] = std::string(text);
   }
 }
 
@@ -374,32 +364,22 @@ LibraryRecording read_library_recording(const RecordingFolder& folder, std::size
   const CsvFile& events = *table("events");
   recording.events_file = events.name();
   using Event = LibraryRecordedEvent;
-  const CsvMembers<Event> of_event(events, {{"step", &Event::step},
-                                            {"micro", &Event::microbatch},
-                                            {"seq", &Event::seq},
-                                            {"kind", &Event::kind},
-                                            {"unit", &Event::unit},
-                                            {"bytes_in", &Event::bytes_in},
-                                            {"bytes_out", &Event::bytes_out},
-                                            {"dtype", &Event::dtype},
-                                            {"group", &Event::group},
-                                            {"note", &Event::note}});
+  const CsvMembers<Event> of_event(
+      events, {{"step", &Event::step}, {"micro", &Event::microbatch}, {"seq", &Event::seq}, {"kind", &Event::kind},
+                  {"unit", &Event::unit}, {"bytes_in", &Event::bytes_in}, {"bytes_out", &Event::bytes_out},
+                  {"dtype", &Event::dtype}, {"group", &Event::group}, {"note", &Event::note}});
   for (const std::size_t r : folder.rows("events", recording.id)) {
     LibraryRecordedEvent& event = recording.events.emplace_back();
     of_event.read(r, event);
   }
   if (const auto whole = config.find("full_steps"))
     for (const ConfigNode& step : whole->elements()) recording.whole_steps.insert(step.as_int());
-  else
-    recording.whole_steps.insert(folder.index().integer(row, folder.index().at("steps")));
+  else recording.whole_steps.insert(folder.index().integer(row, folder.index().at("steps")));
   const CsvFile& buckets = *table("buckets");
   recording.buckets_file = buckets.name();
-  const CsvMembers<LibraryBucket> of_bucket(buckets, {{"phase", &LibraryBucket::phase},
-                                                      {"index", &LibraryBucket::index},
-                                                      {"kind", &LibraryBucket::kind},
-                                                      {"bytes", &LibraryBucket::bytes},
-                                                      {"dtype", &LibraryBucket::dtype},
-                                                      {"extra", &LibraryBucket::extra}});
+  const CsvMembers<LibraryBucket> of_bucket(buckets,
+      {{"phase", &LibraryBucket::phase}, {"index", &LibraryBucket::index}, {"kind", &LibraryBucket::kind},
+          {"bytes", &LibraryBucket::bytes}, {"dtype", &LibraryBucket::dtype}, {"extra", &LibraryBucket::extra}});
   const std::size_t parameters = buckets.at("params");
   for (const std::size_t r : folder.rows("buckets", recording.id)) {
     LibraryBucket& bucket = recording.buckets.emplace_back();

@@ -25,8 +25,7 @@ struct LibraryJob {
   LibraryWatch watch;
 };
 
-// Throws Error(kMissingCapability) that names the option that no plan expresses, ConfigError for
-// what cannot be read.
+// Throws Error(kMissingCapability) that names the option that no plan expresses, ConfigError for what cannot be read.
 LibraryJob read_library_job(const RecordingFolder& folder, std::size_t row);
 
 // Throws ConfigError.

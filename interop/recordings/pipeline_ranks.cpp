@@ -32,10 +32,8 @@ std::map<std::string, SettingWords> read_settings(const std::filesystem::path& f
   for (const ConfigNode& config : root.elements()) {
     SettingWords& settings = all[config.at("id").as_string()] = defaults;
     for (const ConfigItem& item : config.items())
-      if (item.value.is_null())
-        settings[item.key] = "none";
-      else if (item.value.is_scalar())
-        settings[item.key] = item.value.text();
+      if (item.value.is_null()) settings[item.key] = "none";
+      else if (item.value.is_scalar()) settings[item.key] = item.value.text();
   }
   return all;
 }
@@ -51,15 +49,15 @@ class JobOfRank {
   RecordedJob read() {
     RecordedSettings& m = job_.settings;
     m = {.layers = number("layers"),
-         .dim = number("dim"),
-         .ffn = number("ffn"),
-         .heads = number("heads"),
-         .kv_heads = number("kv_heads"),
-         .vocab = number("vocab"),
-         .seq = number("seq"),
-         .batch = number("microbatch_size"),
-         .attention = text("attention"),
-         .norm = text("norm")};
+        .dim = number("dim"),
+        .ffn = number("ffn"),
+        .heads = number("heads"),
+        .kv_heads = number("kv_heads"),
+        .vocab = number("vocab"),
+        .seq = number("seq"),
+        .batch = number("microbatch_size"),
+        .attention = text("attention"),
+        .norm = text("norm")};
     job_.model = build_recorded_model(m);
     const std::int64_t table = allocated_size(m.seq * (m.dim / m.heads) * 4).count();
     job_.constant_bytes = table * number("stages_per_rank");
@@ -79,8 +77,8 @@ class JobOfRank {
     plan.master_dtype = dtype("orig_dtype", "fp32");
     plan.param_dtype = plan.mesh.is_wrapped() ? dtype("param_dtype", "fp32") : plan.master_dtype;
     plan.reduce_dtype = plan.mesh.is_wrapped() ? dtype("reduce_dtype", text("param_dtype")) : plan.param_dtype;
-    plan.reshard_after_forward.value = {text("reshard") == "always" ? Reshard::Kind::kAlways : Reshard::Kind::kNever,
-                                        0};
+    plan.reshard_after_forward.value = {
+        text("reshard") == "always" ? Reshard::Kind::kAlways : Reshard::Kind::kNever, 0};
     if (text("recompute") == "full") plan.recompute.value = Recompute::kFull;
     if (text("recompute") == "selective") plan.recompute.value = Recompute::kSelective;
     if (text("divide_factor") != "none") plan.gradient_divide_factor = 1;
@@ -93,10 +91,8 @@ class JobOfRank {
     if (*schedule == PipelineSchedule::kCustom) plan.pipeline.orders = orders();
     plan.optimizer.state = plan.master_dtype;
     if (text("clip") != "true") plan.optimizer.clip_norm.reset();
-    if (text("optimizer") == "adamw_fused")
-      plan.optimizer.implementation = Optimizer::Implementation::kFused;
-    else if (text("optimizer") != "adamw_foreach")
-      no_plan("optimizer", text("optimizer"));
+    if (text("optimizer") == "adamw_fused") plan.optimizer.implementation = Optimizer::Implementation::kFused;
+    else if (text("optimizer") != "adamw_foreach") no_plan("optimizer", text("optimizer"));
     return std::move(job_);
   }
 
@@ -116,10 +112,8 @@ class JobOfRank {
   std::vector<std::string> orders() const {
     std::vector<std::string> rows(1);
     for (const char c : text("csv"))
-      if (c == '|')
-        rows.emplace_back();
-      else
-        rows.back() += c == ',' ? ' ' : c;
+      if (c == '|') rows.emplace_back();
+      else rows.back() += c == ',' ? ' ' : c;
     return rows;
   }
   Mesh mesh() const {
@@ -232,10 +226,8 @@ class PipelineRecordings {
       of_event.read(row, event);
       if (event.kind == "send" || event.kind == "recv")
         event.on = fmt::format("peer {} batch {}", text(row, "peer"), text(row, "batch"));
-      else if (event.kind == "p2p_wait")
-        event.on = "batch " + text(row, "batch");
-      else if (event.kind.starts_with("action_"))
-        event.on = text(row, "action");
+      else if (event.kind == "p2p_wait") event.on = "batch " + text(row, "batch");
+      else if (event.kind.starts_with("action_")) event.on = text(row, "action");
     }
   }
 

@@ -59,7 +59,7 @@ std::vector<PipelineOrder> read_orders(const Case& c, const std::vector<std::str
     for (const PipelineAction& action : orders.back()) {
       if (action.stage < c.pipeline.stages() && c.ranks[at(action.stage)] == rank) continue;
       throw Error(ExitCode::kInvalidInput,
-                  fmt::format("stage {} is not of rank {}; expected the rank's own stages", action.stage, rank));
+          fmt::format("stage {} is not of rank {}; expected the rank's own stages", action.stage, rank));
     }
   }
   return orders;
@@ -85,7 +85,7 @@ std::string first_difference(std::string_view recorded, std::string_view forecas
   const auto begin = at(a - recorded.begin());
   const std::size_t from = begin > kShown / 2 ? begin - kShown / 2 : 0;
   return fmt::format("recorded ...{}..., forecast ...{}...", recorded.substr(from, kShown),
-                     from < forecast.size() ? forecast.substr(from, kShown) : "");
+      from < forecast.size() ? forecast.substr(from, kShown) : "");
 }
 
 Conformance compare(const Case& c, const Actions& actions) {
@@ -107,8 +107,8 @@ Conformance compare(const Case& c, const Actions& actions) {
     if (forecast == recorded[rank]) continue;
     row.schedule_identical = false;
     if (row.differences.empty()) {
-      row.differences.push_back({Difference::What::kSchedule, fmt::format("{}: rank {}: {}", actions.name(), rank,
-                                                                          first_difference(recorded[rank], forecast))});
+      row.differences.push_back({Difference::What::kSchedule,
+          fmt::format("{}: rank {}: {}", actions.name(), rank, first_difference(recorded[rank], forecast))});
     }
   }
   return row;
@@ -126,10 +126,8 @@ std::vector<Case> cases_of(const CsvFile& file) {
       if (value < 1 || value > kMost) throw file.error(row, column, "out of range", "1 or more");
       return static_cast<int>(value);
     };
-    Case c{std::string(file.text(row, id)),
-           std::string(file.text(row, schedule)),
-           {PipelineSchedule::k1F1B, number(ranks), number(microbatches), number(stages)},
-           {}};
+    Case c{std::string(file.text(row, id)), std::string(file.text(row, schedule)),
+        {PipelineSchedule::k1F1B, number(ranks), number(microbatches), number(stages)}, {}};
     c.pipeline.schedule = pipeline_schedule_of(c.schedule).value_or(PipelineSchedule::kCustom);
     std::istringstream text{std::string(file.text(row, places))};
     for (int rank = 0; text >> rank;) c.ranks.push_back(rank);

@@ -1,8 +1,7 @@
-// Setting by setting, in the order in which record_fsdp2.py uses them. `reshard_after_forward` is
-// given per unit in forward order: the root first where it holds parameters, the head last. A root
-// that was not told (None) stays unnamed, which leaves PyTorch's own choice; an integer that equals
-// the shard size is True and 1 is False (torch/distributed/fsdp/_fully_shard/_fsdp_init.py,
-// _get_post_forward_mesh_info).
+// Setting by setting, in the order in which record_fsdp2.py uses them. `reshard_after_forward` is given per unit in
+// forward order: the root first where it holds parameters, the head last. A root that was not told (None) stays
+// unnamed, which leaves PyTorch's own choice; an integer that equals the shard size is True and 1 is False
+// (torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _get_post_forward_mesh_info).
 #include "interop/recordings/recorded_job.h"
 
 #include <fmt/format.h>
@@ -88,8 +87,7 @@ std::optional<Reshard> reshard_of(Settings s, const char* name, std::int64_t sha
   return Reshard{Reshard::Kind::kGroup, group};
 }
 
-// Whether the root unit, number 0, holds parameters. GPT-2's table of positions is in no other
-// unit.
+// Whether the root unit, number 0, holds parameters. GPT-2's table of positions is in no other unit.
 bool has_root(const RecordedSettings& model, const Plan& plan) {
   return plan.units.embedding == UnitPlacement::kRoot || plan.units.head == UnitPlacement::kRoot ||
          model.model == "gpt2";
@@ -113,39 +111,29 @@ void apply_accumulation(Settings s, Plan& plan) {
   AccumulationDetails& details = plan.accumulation_details;
   if (mode.starts_with("no_sync")) plan.accumulation = AccumulationMode::kKeepUnsharded;
   if (mode == "reduce" || mode == "no_sync") return;
-  if (mode == "no_sync_no_reshard")
-    details.reshard_after_backward = When::kLast;
-  else if (mode == "no_sync_not_last_backward" || mode == "not_last_backward")
-    details.is_last_backward = When::kLast;
-  else if (mode == "no_all_reduce")
-    details.all_reduce = When::kLast;
-  else
-    s.unknown("accumulate_mode");
+  if (mode == "no_sync_no_reshard") details.reshard_after_backward = When::kLast;
+  else if (mode == "no_sync_not_last_backward" || mode == "not_last_backward") details.is_last_backward = When::kLast;
+  else if (mode == "no_all_reduce") details.all_reduce = When::kLast;
+  else s.unknown("accumulate_mode");
 }
 
-// Blocks are numbered in the order in which they run; those that run again are called by their own
-// number.
+// Blocks are numbered in the order in which they run; those that run again are called by their own number.
 template <typename T, typename Chosen>
 void apply_to_blocks(const RecordedSettings& model, RangedPolicy<T>& policy, T value, Chosen chosen) {
   for (std::int64_t i = 0; i < model.layers * model.repeat; ++i) {
     if (!chosen(i % model.layers)) continue;
-    if (!policy.ranges.empty() && policy.ranges.back().last == i - 1)
-      policy.ranges.back().last = i;
-    else
-      policy.ranges.push_back({i, i, value});
+    if (!policy.ranges.empty() && policy.ranges.back().last == i - 1) policy.ranges.back().last = i;
+    else policy.ranges.push_back({i, i, value});
   }
 }
 
 void apply_recompute(Settings s, const RecordedSettings& model, Plan& plan) {
   const std::string word = s.text("recompute");
-  if (word == "full")
-    plan.recompute.value = Recompute::kFull;
-  else if (word == "selective")
-    plan.recompute.value = Recompute::kSelective;
+  if (word == "full") plan.recompute.value = Recompute::kFull;
+  else if (word == "selective") plan.recompute.value = Recompute::kSelective;
   else if (word == "every2")
     apply_to_blocks(model, plan.recompute, Recompute::kFull, [](std::int64_t block) { return block % 2 == 0; });
-  else if (word != "none")
-    s.unknown("recompute");
+  else if (word != "none") s.unknown("recompute");
   if (s.flag("recompute_outside")) plan.recompute_wraps = CheckpointWraps::kUnit;
 }
 
@@ -168,12 +156,9 @@ void apply_optimizer(Settings s, Plan& plan) {
   const std::string word = s.text("optimizer");
   plan.optimizer.state = plan.master_dtype;  // zeros_like(parameter)
   plan.optimizer.clip_norm = s.flag("clip") ? std::optional<double>(1.0) : std::nullopt;
-  if (word == "adamw_fused")
-    plan.optimizer.implementation = Optimizer::Implementation::kFused;
-  else if (word == "sgd")
-    plan.optimizer.kind = Optimizer::Kind::kSgd;
-  else if (word != "adamw_foreach")
-    s.unknown("optimizer");
+  if (word == "adamw_fused") plan.optimizer.implementation = Optimizer::Implementation::kFused;
+  else if (word == "sgd") plan.optimizer.kind = Optimizer::Kind::kSgd;
+  else if (word != "adamw_foreach") s.unknown("optimizer");
 }
 
 void apply_dtypes(Settings s, Plan& plan) {
@@ -273,7 +258,7 @@ ForecastSteps forecast_steps(const RecordedJob& job) {
   check(job.plan, job.model, recorded_cluster(job.plan));
   const LayerPrograms programs(job.model, job.plan);
   ForecastSteps steps = {.first = record_training_step(job.model, job.plan, programs, StepNumber::kFirst),
-                         .steady = record_training_step(job.model, job.plan, programs, StepNumber::kSteady)};
+      .steady = record_training_step(job.model, job.plan, programs, StepNumber::kSteady)};
   for (const Unit& unit : steps.steady.graph.units)
     steps.unit_names.push_back(recorded_unit_name(unit.name, job.settings));
   steps.constant_bytes = job.constant_bytes;
@@ -316,8 +301,8 @@ Conformance conform_row(RecordingLibrary& library, const RecordingFolder& folder
 
 }
 
-ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolder& folder,
-                                 const std::vector<std::string>& only) {
+ConformanceFolder conform_folder(
+    RecordingLibrary& library, const RecordingFolder& folder, const std::vector<std::string>& only) {
   if (has_library_recordings(folder)) return conform_library_folder(folder, only);
   const auto wanted = [&](const std::string& id) { return only.empty() || contains(only, id); };
   ConformanceFolder result = {.path = folder.path().string()};

@@ -19,9 +19,8 @@ struct RecordedJob {
   std::int64_t constant_bytes = 0;
 };
 
-// Settings that neither the index nor configs.json has are the recorder's defaults. Throws
-// Error(kMissingCapability) that names the setting that no plan expresses, ConfigError for a cell
-// that is no value of its setting.
+// Settings that neither the index nor configs.json has are the recorder's defaults. Throws Error(kMissingCapability)
+// that names the setting that no plan expresses, ConfigError for a cell that is no value of its setting.
 RecordedJob read_recorded_job(const RecordingFolder& folder, std::size_t row);
 
 // GPUs enough for the plan; nothing that is recorded depends on their kind.
@@ -35,8 +34,8 @@ std::string recorded_unit_name(const std::string& unit, const RecordedSettings& 
 
 // Every configuration of the folder in the index's order, then what skipped.csv lists. `only`: ids
 // to look at; empty: all. Throws ConfigError for what cannot be read.
-ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolder& folder,
-                                 const std::vector<std::string>& only);
+ConformanceFolder conform_folder(
+    RecordingLibrary& library, const RecordingFolder& folder, const std::vector<std::string>& only);
 
 // Recordings of torchtitan's own models and parallelize functions over several axes
 // (tests/recordings/nd): what a configuration's settings mean.

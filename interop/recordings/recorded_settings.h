@@ -21,8 +21,7 @@ SettingWords recorder_defaults(std::string_view recorder);
 // value are ConfigErrors at its cell.
 class SettingsReader {
  public:
-  // Throws Error(kMissingCapability) for a setting that the recorder of these words did not have,
-  // unless it is off.
+  // Throws Error(kMissingCapability) for a setting that the recorder of these words did not have, unless it is off.
   SettingsReader(const RecordingFolder& folder, std::size_t row);
 
   std::string text(std::string_view name) const;

@@ -60,26 +60,24 @@ std::string python_word(const ConfigNode& value) {
 std::vector<fs::path> find_recordings(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: {}; expected a folder with index.csv, or one above such folders", path.string(),
-                            fs::exists(path, error) ? "is not a folder" : "no such folder"));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("{}: {}; expected a folder with index.csv, or one above such folders",
+                                     path.string(), fs::exists(path, error) ? "is not a folder" : "no such folder"));
   }
   if (!csv_path(path, "index").empty()) return {path};
   std::vector<fs::path> found;
   fs::recursive_directory_iterator it(path, fs::directory_options::skip_permission_denied, error);
   for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
     if (!it->is_directory()) continue;
-    if (it->path().filename() == "gloo")
-      it.disable_recursion_pending();
-    else if (!csv_path(it->path(), "index").empty())
-      found.push_back(it->path());
+    if (it->path().filename() == "gloo") it.disable_recursion_pending();
+    else if (!csv_path(it->path(), "index").empty()) found.push_back(it->path());
   }
   if (error)
     throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be searched: {}", path.string(), error.message()));
   if (found.empty()) {
     throw Error(ExitCode::kInvalidInput, fmt::format("{}: holds no recording; expected a folder with index.csv or "
                                                      "index.csv.gz, or one above such folders",
-                                                     path.string()));
+                                             path.string()));
   }
   std::ranges::sort(found, [](const fs::path& a, const fs::path& b) { return numbers_count(a.string(), b.string()); });
   return found;
@@ -191,19 +189,18 @@ const RecordingFolder& RecordingLibrary::open(const fs::path& path) {
   return *folder;
 }
 
-const RecordingFolder& RecordingLibrary::sibling(const RecordingFolder& folder, const std::string& version,
-                                                 std::size_t row, std::string_view column) {
+const RecordingFolder& RecordingLibrary::sibling(
+    const RecordingFolder& folder, const std::string& version, std::size_t row, std::string_view column) {
   const fs::path parent = real(folder.path()).parent_path();
   const fs::path above = parent.parent_path();
   for (const fs::path& candidate : {parent / version, above / "fsdp2", parent / "fsdp2", parent / ("fsdp2-" + version),
-                                    above / ("fsdp2-" + version)}) {
+           above / ("fsdp2-" + version)}) {
     if (csv_path(candidate, "index").empty()) continue;
     const RecordingFolder& other = open(candidate);
     const auto found = other.find(folder.id(row));
     if (found && &other != &folder && other.setting(*found, "torch").value_or("") == version) return other;
   }
-  throw folder.index().error(
-      row, folder.index().at(column),
+  throw folder.index().error(row, folder.index().at(column),
       fmt::format("the recording of {} by version {} is nowhere near", quote(folder.id(row)), version),
       fmt::format("{} or {}", (parent / version).string(), (above / "fsdp2").string()));
 }

@@ -20,9 +20,8 @@
 
 namespace foreshard {
 
-// The folder itself where it has an index, else every folder below it that has one, those named
-// `gloo` left out, in the order of their names with numbers counted. Throws Error(kInvalidInput)
-// where there is none.
+// The folder itself where it has an index, else every folder below it that has one, those named `gloo` left out, in the
+// order of their names with numbers counted. Throws Error(kInvalidInput) where there is none.
 std::vector<std::filesystem::path> find_recordings(const std::filesystem::path& path);
 
 // A configuration that was not recorded, with the library's reason.
@@ -82,8 +81,8 @@ class RecordingLibrary {
   Recording read(const RecordingFolder& folder, std::size_t row);
 
  private:
-  const RecordingFolder& sibling(const RecordingFolder& folder, const std::string& version, std::size_t row,
-                                 std::string_view column);
+  const RecordingFolder& sibling(
+      const RecordingFolder& folder, const std::string& version, std::size_t row, std::string_view column);
   std::map<std::filesystem::path, std::unique_ptr<RecordingFolder>> folders_;
   friend class RecordingReader;
 };

@@ -25,27 +25,16 @@ bool is_idle_visit(const RecordedEvent& event) {
 
 CsvMembers<RecordedEvent> event_members(const CsvFile& file) {
   using Event = RecordedEvent;
-  return {file,
-          {{"step", &Event::step},
-           {"seq", &Event::seq},
-           {"kind", &Event::kind},
-           {"unit", &Event::unit},
-           {"stream", &Event::stream},
-           {"bytes_in", &Event::bytes_in},
-           {"bytes_out", &Event::bytes_out},
-           {"dtype", &Event::dtype},
-           {"group", &Event::group},
-           {"cause", &Event::cause},
-           {"state", &Event::state},
-           {"on", &Event::on}}};
+  return {file, {{"step", &Event::step}, {"seq", &Event::seq}, {"kind", &Event::kind}, {"unit", &Event::unit},
+                    {"stream", &Event::stream}, {"bytes_in", &Event::bytes_in}, {"bytes_out", &Event::bytes_out},
+                    {"dtype", &Event::dtype}, {"group", &Event::group}, {"cause", &Event::cause},
+                    {"state", &Event::state}, {"on", &Event::on}}};
 }
 
 std::vector<RecordedUnit> read_units_of(const CsvFile& file, const std::vector<std::size_t>& rows) {
   using Unit = RecordedUnit;
-  const CsvMembers<Unit> of_unit(file, {{"unit", &Unit::unit},
-                                        {"params", &Unit::params},
-                                        {"numel", &Unit::numel},
-                                        {"shard_numel_padded", &Unit::shard_numel_padded}});
+  const CsvMembers<Unit> of_unit(file, {{"unit", &Unit::unit}, {"params", &Unit::params}, {"numel", &Unit::numel},
+                                           {"shard_numel_padded", &Unit::shard_numel_padded}});
   const auto shard = file.find("shard_numel");
   std::vector<RecordedUnit> units;
   for (const std::size_t row : rows) {
@@ -193,8 +182,8 @@ class RecordingReader {
     const std::int64_t expected = folder_.index().integer(row_, *column);
     const auto count = std::ranges::count(recording_.events, 2, &RecordedEvent::step);
     if (count != expected) {
-      throw folder_.index().error(
-          row_, *column, fmt::format("{} of {} has {} rows of step 2", recording_.events_file, quote(id_), count),
+      throw folder_.index().error(row_, *column,
+          fmt::format("{} of {} has {} rows of step 2", recording_.events_file, quote(id_), count),
           fmt::format("{}", expected));
     }
   }
@@ -236,13 +225,9 @@ class RecordingReader {
     file_ = file->name();
     using Row = RecordedMemoryRow;
     constexpr std::string_view kPeak = "peak_since_previous_row";
-    const CsvMembers<Row> of_row(*file, {{"step", &Row::step},
-                                         {"seq", &Row::seq},
-                                         {"microbatch", &Row::microbatch},
-                                         {"kind", &Row::kind},
-                                         {"unit", &Row::unit},
-                                         {"total", &Row::total},
-                                         {kPeak, &Row::peak_since_previous_row}});
+    const CsvMembers<Row> of_row(
+        *file, {{"step", &Row::step}, {"seq", &Row::seq}, {"microbatch", &Row::microbatch}, {"kind", &Row::kind},
+                   {"unit", &Row::unit}, {"total", &Row::total}, {kPeak, &Row::peak_since_previous_row}});
     std::vector<std::size_t> categories;
     recording_.categories.clear();
     for (std::size_t i = file->at(kPeak) + 1; i < file->columns(); ++i) {
@@ -263,8 +248,7 @@ class RecordingReader {
     recording_.peaks_file = file.name();
     for (std::size_t row : source.rows("peaks", id_)) {
       recording_.peaks.push_back({file.integer(row, file.at("step")), std::string(file.text(row, file.at("category"))),
-                                  file.integer(row, file.at("bytes_at_total_peak")),
-                                  file.integer(row, file.at("own_peak"))});
+          file.integer(row, file.at("bytes_at_total_peak")), file.integer(row, file.at("own_peak"))});
     }
   }
 
@@ -276,7 +260,7 @@ class RecordingReader {
 
   void read_allocations(const CsvFile& file) {
     const std::array<std::size_t, 7> c = {file.at("step"), file.at("after_seq"), file.at("sign"), file.at("bytes"),
-                                          file.at("pool"), file.at("category"),  file.at("unit")};
+        file.at("pool"), file.at("category"), file.at("unit")};
     const std::vector<std::size_t>& rows = folder_.rows("allocations", id_);
     if (!rows.empty()) recording_.allocations_file = file.name();
     for (std::size_t row : rows) {
@@ -284,8 +268,7 @@ class RecordingReader {
       if (sign != "+" && sign != "-") throw file.error(row, c[2], "not a sign", "+ or -");
       const std::int64_t bytes = allocated_size(file.integer(row, c[3])).count();
       recording_.allocations.push_back({file.integer(row, c[0]), file.integer(row, c[1]), sign == "-", bytes,
-                                        std::string(file.text(row, c[4])), std::string(file.text(row, c[5])),
-                                        std::string(file.text(row, c[6]))});
+          std::string(file.text(row, c[4])), std::string(file.text(row, c[5])), std::string(file.text(row, c[6]))});
     }
   }
 

@@ -30,7 +30,7 @@ const Recipes& recipes() {
     Recipes made;
     for (std::size_t i = 0; i < table.rows(); ++i) {
       const BridgeRecipe recipe{table.text(i, "dispatcher"), table.text(i, "cuda_graphs"),
-                                table.text(i, "expert_overlap"), table.text(i, "recompute_modules")};
+          table.text(i, "expert_overlap"), table.text(i, "recompute_modules")};
       const std::string& list = table.text(i, "recipes");
       for (std::size_t from = 0; from < list.size();) {
         const std::size_t end = std::min(list.find(' ', from), list.size());
@@ -67,8 +67,8 @@ std::vector<std::string_view> dtypes_of(std::string_view published) {
 
 const BridgeRecipe* find_bridge_recipe(const RecipeOfTable& of) {
   for (const std::string_view dtype : dtypes_of(of.dtype)) {
-    const auto found = recipes().find(fmt::format("{} {} {}/{}/{}/{}/{}/{}", of.release, of.model, gpu_of(of.gpu),
-                                                  dtype, of.micro_batch, of.pp, of.vp, of.ep));
+    const auto found = recipes().find(fmt::format(
+        "{} {} {}/{}/{}/{}/{}/{}", of.release, of.model, gpu_of(of.gpu), dtype, of.micro_batch, of.pp, of.vp, of.ep));
     if (found != recipes().end()) return &found->second;
   }
   return nullptr;

@@ -25,7 +25,7 @@ Calibration profile_calibration(const Plan& plan, const Cluster& cluster) {
 }
 
 Calibration informed_calibration(const ModelSpec& model, const Plan& plan, const Cluster& cluster,
-                                 const std::vector<std::string>& without, GemmLibrary library) {
+    const std::vector<std::string>& without, GemmLibrary library) {
   const CostModel costs(cluster, profile_calibration(plan, cluster), cost_choices(plan));
   return informed(costs.calibration(), training_evidence(), causes_of(model, costs, library), without);
 }

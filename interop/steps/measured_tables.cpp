@@ -21,7 +21,7 @@ MeasuredTable score_table(const std::filesystem::path& path, const std::vector<s
   constexpr std::size_t kMostRows = 20'000;  // each is forecast
   if (table.rows() > kMostRows) {
     throw ConfigError({path.string(), table.line(kMostRows), 1, ""}, "the table has too many rows",
-                      fmt::format("at most {}", kMostRows));
+        fmt::format("at most {}", kMostRows));
   }
   for (const std::string& column : blanked) table.blank(column);
   const auto has = [&](std::initializer_list<std::string_view> columns) {
@@ -33,9 +33,8 @@ MeasuredTable score_table(const std::filesystem::path& path, const std::vector<s
   if (has({"gpu", "m", "n", "k"})) return {score_gemm(table), {}};
   if (has({"gpu", "op"})) return {score_memory_bound(table), {}};
   throw ConfigError({path.string(), 1, 1, ""}, "no table of measurements that is known",
-                    "columns of training steps (n_layers, seq_len, n_gpus, step_time_s, ...), of "
-                    "products (gpu, m, n, k), attention (gpu, seqlen, head_dim), memory-bound "
-                    "operations (gpu, op) or nccl-tests (collective, bytes)");
+      "columns of training steps (n_layers, seq_len, n_gpus, step_time_s, ...), of products (gpu, m, n, k), attention "
+      "(gpu, seqlen, head_dim), memory-bound operations (gpu, op) or nccl-tests (collective, bytes)");
 }
 
 }

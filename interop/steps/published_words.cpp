@@ -28,17 +28,16 @@ std::span<const EmbeddedFile> published_word_files();
 
 namespace {
 
-// What a publisher's own machines are limited to, where its rows do not say: 750 of 1000 W on
-// PyTorch's B200 (nvidia-smi of vllm-project/vllm#32373; "the card's rated power" in
-// facebookexperimental/triton#2023 and, since 2025-09, in pytorch/helion#347). SimuMax's own
-// products, 8,192 wide and more, are 0.45 to 0.51 of the peak, as others' are at 750 W (0.48 and
-// 0.51, facebookexperimental/triton#854 and #1003).
+// What a publisher's own machines are limited to, where its rows do not say: 750 of 1000 W on PyTorch's B200
+// (nvidia-smi of vllm-project/vllm#32373; "the card's rated power" in facebookexperimental/triton#2023 and, since
+// 2025-09, in pytorch/helion#347). SimuMax's own products, 8,192 wide and more, are 0.45 to 0.51 of the peak, as
+// others' are at 750 W (0.48 and 0.51, facebookexperimental/triton#854 and #1003).
 struct PublishersPower {
   std::string_view source, gpu;
   double watts;
 };
-constexpr PublishersPower kPublishersPower[] = {{"pytorch/torchtitan", "b200", 750},
-                                                {"MooreThreads/SimuMax", "b200", 750}};
+constexpr PublishersPower kPublishersPower[] = {
+    {"pytorch/torchtitan", "b200", 750}, {"MooreThreads/SimuMax", "b200", 750}};
 
 struct Rule {
   std::string holds;
@@ -50,10 +49,8 @@ using Rules = std::map<std::string, std::vector<Rule>, std::less<>>;
 void add_words(const ConfigNode& words, const ConfigNode& common, Rule& rule) {
   for (const ConfigItem& item : words.items()) {
     const std::string word = item.value.as_string();
-    if (item.key == "like")
-      add_words(common.at(word), common, rule);
-    else
-      rule.words.emplace_back(item.key, word);
+    if (item.key == "like") add_words(common.at(word), common, rule);
+    else rule.words.emplace_back(item.key, word);
   }
 }
 
@@ -66,10 +63,8 @@ const std::vector<Rule>& rules_of(std::string_view subject) {
     for (const ConfigItem& table : root.items()) {
       for (const ConfigItem& item : table.value.items()) {
         Rule& rule = read[table.key].emplace_back(Rule{item.key, {}, ""});
-        if (item.value.is_mapping())
-          add_words(item.value, common, rule);
-        else
-          rule.refusal = item.value.as_string();
+        if (item.value.is_mapping()) add_words(item.value, common, rule);
+        else rule.refusal = item.value.as_string();
       }
     }
     return read;
@@ -83,8 +78,7 @@ const Rule* rule_of(std::string_view subject, std::string_view text) {
   return found == rules.end() ? nullptr : &*found;
 }
 
-// Without what stands in brackets and, where that is no name, without its last word, a size
-// ("DeepSeek-V3 671B").
+// Without what stands in brackets and, where that is no name, without its last word, a size ("DeepSeek-V3 671B").
 std::optional<std::string> zoo_name(std::string_view text) {
   std::string name(text.substr(0, text.find('(')));
   while (!name.empty() && name.back() == ' ') name.pop_back();
@@ -137,16 +131,11 @@ class RowReader {
     count("micro_batch", "micro_batch_per_gpu");
     count("global_batch", "global_batch_seqs");
     for (const char* degree : {"tp", "cp", "pp", "vp", "ep", "etp"}) count(degree, degree);
-    for (const auto& [said, column] : {std::pair("layers", "n_layers"),
-                                       {"d_model", "d_model"},
-                                       {"heads", "n_heads"},
-                                       {"kv_heads", "n_kv_heads"},
-                                       {"d_ff", "d_ff"},
-                                       {"vocabulary", "vocab"}})
+    for (const auto& [said, column] : {std::pair("layers", "n_layers"), {"d_model", "d_model"}, {"heads", "n_heads"},
+             {"kv_heads", "n_kv_heads"}, {"d_ff", "d_ff"}, {"vocabulary", "vocab"}})
       count(said, column);
     for (const auto& [said, column] : {std::pair("tokens_per_s_per_gpu", "tokens_per_s_per_gpu"),
-                                       {"step_s", "step_time_s"},
-                                       {"memory_gib", "peak_mem_reserved_GiB"}})
+             {"step_s", "step_time_s"}, {"memory_gib", "peak_mem_reserved_GiB"}})
       number(said, column);
     read_column("runtime");
     // torchtitan's stages stay gathered (fsdp_reshard_after_forward: default).
@@ -183,10 +172,8 @@ class RowReader {
     return std::isfinite(value) && value > 0 ? std::optional(value) : std::nullopt;
   }
   void number(const char* said, const char* column) {
-    if (const auto value = read(said))
-      row_.numbers[column] = *value;
-    else if (!cell(said).empty())
-      row_.problem = fmt::format("{}: '{}': expected a number above 0", said, cell(said));
+    if (const auto value = read(said)) row_.numbers[column] = *value;
+    else if (!cell(said).empty()) row_.problem = fmt::format("{}: '{}': expected a number above 0", said, cell(said));
   }
   void count(const char* said, const char* column) {
     number(said, column);
@@ -254,9 +241,8 @@ class RowReader {
   void add_recipe(const std::string& runtime, const std::string& note) {
     for (const char* subject : {"graphs", "exchange", "expert overlap"}) apply(rule_of(subject, note), "note");
     if (runtime.starts_with("megatron-bridge")) apply(rule_of("bridge states", lower(cell("model"))), "model");
-    // Experts of fixed capacity: whole layers are captured (v0.1.0,
-    // scripts/performance/configs/qwen3, cuda_graphs: true where run_script.py drops tokens, on
-    // B200 and GB200), and rows travel by all-to-alls.
+    // Experts of fixed capacity: whole layers are captured (v0.1.0, scripts/performance/configs/qwen3, cuda_graphs:
+    // true where run_script.py drops tokens, on B200 and GB200), and rows travel by all-to-alls.
     const bool drops = contains(lower(cell("model")), "tokendrop");
     // A recipe that is repeated in full without a flex backend has none: all-to-alls.
     const bool has_backend = contains(note, "moe_flex_dispatcher_backend");
@@ -274,11 +260,9 @@ class RowReader {
     const BridgeRecipe* recipe =
         is_told ? nullptr
                 : find_bridge_recipe({release, model, cell("gpu"), cell("dtype"), row_.count("micro_batch_per_gpu", 1),
-                                      row_.count("pp", 1), row_.count("vp", 1), row_.count("ep", 1)});
-    if (recipe != nullptr)
-      add_from_recipe(*recipe, says_dispatcher);
-    else if (drops)
-      row_.words["cuda_graphs"] = "iteration";
+                      row_.count("pp", 1), row_.count("vp", 1), row_.count("ep", 1)});
+    if (recipe != nullptr) add_from_recipe(*recipe, says_dispatcher);
+    else if (drops) row_.words["cuda_graphs"] = "iteration";
     if (row_.has("cuda_graphs")) return;
     if (is_release || is_recipe) row_.words["cuda_graphs"] = "routers";
     if (!is_recipe || is_told || recipe != nullptr || lower(cell("dtype")) != "mxfp8") return;

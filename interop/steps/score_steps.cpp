@@ -57,10 +57,9 @@ void widen(Quantity& quantity, const Reach& reach) {
   quantity.low = quantity.value * std::exp(-down);
 }
 
-// What a training code does that no column says, where nobody read its source for a preset but its
-// family's machines are known; a standard deviation, rounded: median errors of 4.6 % (the first set
-// of reports/unseen, without MI300X) against 2.5 % of families with presets are 5.7 % apart in
-// squares.
+// What a training code does that no column says, where nobody read its source for a preset but its family's machines
+// are known; a standard deviation, rounded: median errors of 4.6 % (the first set of reports/unseen, without MI300X)
+// against 2.5 % of families with presets are 5.7 % apart in squares.
 constexpr double kUnreadCode = 0.05;
 
 // Whether what it may keep besides is open (sim/memory/memory_alternatives.h): nobody has read it,
@@ -225,11 +224,9 @@ std::string size_class(double parameters) {
 void add_groups(const TrainingRow& row, const RowForecast& forecast, AccuracyRow& out) {
   const std::string family = family_of(row.id);
   const std::string gpu(row.word("gpu"));
-  out.groups = {{"family x gpu", family + " " + gpu},
-                {"family", family},
-                {"gpu", gpu},
-                {"runtime", std::string(row.word("runtime"))},
-                {"sight", is_in_evidence(family) ? "family left out" : "first look"}};
+  out.groups = {{"family x gpu", family + " " + gpu}, {"family", family}, {"gpu", gpu},
+      {"runtime", std::string(row.word("runtime"))},
+      {"sight", is_in_evidence(family) ? "family left out" : "first look"}};
   if (forecast.report.parameters > 0) {
     out.groups.emplace_back("size", size_class(as_double(forecast.report.parameters)));
     const std::int64_t nodes = forecast.report.cluster.nodes();

@@ -62,7 +62,7 @@ Report StepForecaster::step(int draws) const {
     const Quantity before = report(batch.micro_batch, few.fewer, draws).seconds;
     result.seconds =
         combined(result.seconds, as_double(batch.accumulation - few.count) / as_double(few.count - few.fewer),
-                 difference(result.seconds, before));
+            difference(result.seconds, before));
   }
   if (job_.remainder > 0) {
     const Quantity one = report(job_.remainder, 1, draws).seconds;

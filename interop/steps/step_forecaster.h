@@ -17,8 +17,7 @@ namespace foreshard {
 // A smaller last micro-batch costs what a further one of its size costs.
 class StepForecaster {
  public:
-  // With what all families' steps say but those in `without`; nullopt: with none's and no
-  // plan_log_sd.
+  // With what all families' steps say but those in `without`; nullopt: with none's and no plan_log_sd.
   StepForecaster(const TrainingJob& job, const std::optional<std::vector<std::string>>& without);
 
   // Memory is that of the largest micro-batches. `draws`: as summarize().

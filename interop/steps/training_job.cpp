@@ -146,7 +146,7 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   job.host = row.word("host");
   std::vector<std::string> assignments = plan_assignments(row, job.cluster);
   assignments.push_back(fmt::format("batch={{sequence: {}, micro_batch: {}, accumulation: {}}}", row.count("seq_len"),
-                                    batches.micro_batch, batches.whole));
+      batches.micro_batch, batches.whole));
   append(assignments, set);
   PlanDocument document;
   for (const std::string& assignment : assignments) document = apply_set(std::move(document), assignment);
@@ -171,9 +171,8 @@ std::vector<OpenChoice> open_choices(const TrainingRow& row) {
   const bool is_xla = row.word("runtime") == "xla_fsdp";
   if (row.word("attention_kernel") == "sdpa" || is_xla) {
     std::vector<std::string> kernels = {"attention=cudnn", "attention=flash"};
-    // Where a batch is padded transformers pass a mask (masking_utils.py,
-    // _ignore_causal_mask_sdpa), which of PyTorch's kernels the flash one does not take
-    // (sdp_utils.cpp, check_for_attn_mask).
+    // Where a batch is padded transformers pass a mask (masking_utils.py, _ignore_causal_mask_sdpa), which of PyTorch's
+    // kernels the flash one does not take (sdp_utils.cpp, check_for_attn_mask).
     if (row.word("stack") == "hf_trainer") kernels.emplace_back("attention=efficient");
     ask("attention_kernel", std::move(kernels));
   } else if (is_before_fa2(row)) {

@@ -32,8 +32,7 @@ struct OpenChoice {
   std::vector<std::string> assignments;  // "attention=fa1", each an alternative
 };
 
-// `set`: assignments over everything the row says. Throws Error with the reason why the row cannot
-// be forecast.
+// `set`: assignments over everything the row says. Throws Error with the reason why the row cannot be forecast.
 TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>& set = {});
 
 std::vector<OpenChoice> open_choices(const TrainingRow& row);

@@ -114,10 +114,8 @@ void read_cells(const CsvTable& table, std::size_t index, TrainingRow& row) {
     if (!table.has(column.name)) continue;
     const std::string_view cell = trimmed(table.text(index, column.name));
     if (is_unpublished(cell)) continue;
-    if (const std::string wrong = wrong_word(column, cell); !wrong.empty())
-      fail(column.name, wrong);
-    else
-      row.words.emplace(column.name, cell);
+    if (const std::string wrong = wrong_word(column, cell); !wrong.empty()) fail(column.name, wrong);
+    else row.words.emplace(column.name, cell);
   }
   for (const NumberColumn& column : grammar().numbers) {
     if (!table.has(column.name)) continue;
@@ -128,7 +126,7 @@ void read_cells(const CsvTable& table, std::size_t index, TrainingRow& row) {
         value && *value >= column.least && *value <= column.most && (!column.whole || *value == std::floor(*value));
     if (!fits) {
       fail(column.name, fmt::format("'{}': expected a {} from {} to {}", cell, column.whole ? "whole number" : "number",
-                                    column.least, column.most));
+                            column.least, column.most));
     } else {
       row.numbers.emplace(column.name, *value);
     }
@@ -189,10 +187,9 @@ struct Release {
   TorchVersion version;
 };
 constexpr Release kReleases[] = {{"2022-03-10", {1, 11}}, {"2022-06-28", {1, 12}}, {"2022-10-28", {1, 13}},
-                                 {"2023-03-15", {2, 0}},  {"2023-10-04", {2, 1}},  {"2024-01-30", {2, 2}},
-                                 {"2024-04-24", {2, 3}},  {"2024-07-24", {2, 4}},  {"2024-10-17", {2, 5}},
-                                 {"2025-01-29", {2, 6}},  {"2025-04-23", {2, 7}},  {"2025-08-06", {2, 8}},
-                                 {"2025-10-15", {2, 9}},  {"2026-01-21", {2, 10}}, {"2026-03-23", {2, 11}}};
+    {"2023-03-15", {2, 0}}, {"2023-10-04", {2, 1}}, {"2024-01-30", {2, 2}}, {"2024-04-24", {2, 3}},
+    {"2024-07-24", {2, 4}}, {"2024-10-17", {2, 5}}, {"2025-01-29", {2, 6}}, {"2025-04-23", {2, 7}},
+    {"2025-08-06", {2, 8}}, {"2025-10-15", {2, 9}}, {"2026-01-21", {2, 10}}, {"2026-03-23", {2, 11}}};
 
 // A date without a day is its month's first.
 std::optional<TorchVersion> release_at(std::string_view date) {
@@ -238,14 +235,11 @@ struct Era {
   TorchVersion from_torch;     // that its images had
 };
 
-// The repositories' own histories, sources in sim/spec/stacks: Triton's kernel came with
-// llm-foundry (first release 2023-05-05), PyTorch 2.1 with its 0.3.0 (2023-10), FlashAttention-2 as
-// the default with 0.7.0 (2024-04).
-constexpr Era kMosaic[] = {{"composer_2022", "", {}},
-                           {"composer_2023_02", "2023-02", {1, 13}},
-                           {"composer_2023_05", "2023-05", {2, 0}},
-                           {"composer_2023_10", "2023-10", {2, 1}},
-                           {"llm_foundry", "2024-04", {2, 3}}};
+// The repositories' own histories, sources in sim/spec/stacks: Triton's kernel came with llm-foundry (first release
+// 2023-05-05), PyTorch 2.1 with its 0.3.0 (2023-10), FlashAttention-2 as the default with 0.7.0 (2024-04).
+constexpr Era kMosaic[] = {{"composer_2022", "", {}}, {"composer_2023_02", "2023-02", {1, 13}},
+    {"composer_2023_05", "2023-05", {2, 0}}, {"composer_2023_10", "2023-10", {2, 1}},
+    {"llm_foundry", "2024-04", {2, 3}}};
 
 std::string_view mosaic_stack(const TrainingRow& row) {
   const std::string_view date = row.word("commit_date");

@@ -42,8 +42,7 @@ struct TrainingRow {
 // Ranks that have samples of their own: GPUs over the degrees of tp, cp and pp.
 std::int64_t ranks_with_samples(const TrainingRow& row);
 
-// Whether the table is one: it has n_layers or zoo_model, seq_len, n_gpus and a measured column, or
-// is a published one.
+// Whether the table is one: it has n_layers or zoo_model, seq_len, n_gpus and a measured column, or is a published one.
 bool is_training_table(const CsvTable& table);
 
 std::vector<TrainingRow> read_training_rows(const CsvTable& table);
@@ -59,8 +58,7 @@ struct TorchVersion {
   int major = 0, minor = 0;
   auto operator<=>(const TorchVersion&) const = default;
 };
-// Of `runtime_version`; where that is not published, the release current at `commit_date`. nullopt:
-// neither, or no x.y.
+// Of `runtime_version`; where that is not published, the release current at `commit_date`. nullopt: neither, or no x.y.
 std::optional<TorchVersion> torch_version(const TrainingRow& row);
 
 // The id up to its first '-': rows of one family share a training code and its machines.
@@ -68,19 +66,17 @@ std::string family_of(const std::string& id);
 
 // The training code of a row that does not name it.
 
-// The row's `stack` where it is published (or "generic"). Else the code that the architecture is
-// of, at the row's date or else PyTorch's version: MPT is llm-foundry's model (mosaicml/examples
-// before May 2023) and trained by FSDP1, InternLM is InternEvo's and trained by ZeRO-1. "": not
-// known.
+// The row's `stack` where it is published (or "generic"). Else the code that the architecture is of, at the row's date
+// or else PyTorch's version: MPT is llm-foundry's model (mosaicml/examples before May 2023) and trained by FSDP1,
+// InternLM is InternEvo's and trained by ZeRO-1. "": not known.
 std::string likely_stack(const TrainingRow& row);
 
 // Tables of training steps as people publish them: a model's and a GPU's name, degrees of the axes
 // and words for the rest, which become rows of the grammar (training_rows.h).
 //
-// Columns: model gpu n_gpus seq micro_batch global_batch dp_replicate dp_shard tp cp pp ep etp
-// recompute dtype compile async_tp sequence_parallel dispatcher overlap runtime; of a part of a
-// model its layers, of one that the zoo has not arch layers d_model heads kv_heads d_ff vocabulary
-// tied; measured: tokens_per_s_per_gpu step_s memory_gib.
+// Columns: model gpu n_gpus seq micro_batch global_batch dp_replicate dp_shard tp cp pp ep etp recompute dtype compile
+// async_tp sequence_parallel dispatcher overlap runtime; of a part of a model its layers, of one that the zoo has not
+// arch layers d_model heads kv_heads d_ff vocabulary tied; measured: tokens_per_s_per_gpu step_s memory_gib.
 
 // Whether the table is one: it has model, gpu, n_gpus, seq, tp and a measured column.
 bool is_published_table(const CsvTable& table);

@@ -1,15 +1,13 @@
 // One walk in host order over begins and ends of ranges and over the work issued between them. The
 // threads of forward and of autograd take turns, so their ranges make one sequence.
 //
-// Work inside a range of FSDP2 is what the range says. Work outside belongs to the unit whose
-// forward (pre_forward .. post_forward, nested: the root's encloses the others) or backward
-// (pre_backward .. post_backward) is open; in backward the deepest counts, and of these the last to
-// open, because the root's hook may fire after that of the unit that runs. After the last forward
-// and before backward it is the loss; after backward and before the optimizer the clipping: norms,
-// their all-reduce, the scaling. What is left is outside work.
+// Work inside a range of FSDP2 is what the range says. Work outside belongs to the unit whose forward (pre_forward ..
+// post_forward, nested: the root's encloses the others) or backward (pre_backward .. post_backward) is open; in
+// backward the deepest counts, and of these the last to open, because the root's hook may fire after that of the unit
+// that runs. After the last forward and before backward it is the loss; after backward and before the optimizer the
+// clipping: norms, their all-reduce, the scaling. What is left is outside work.
 //
-// The first step's begin is not in the trace, unless it is the only one: then it begins with its
-// first piece of work.
+// The first step's begin is not in the trace, unless it is the only one: then it begins with its first piece of work.
 #include "interop/traces/fsdp2_steps.h"
 
 #include <fmt/format.h>
@@ -57,7 +55,7 @@ class Walk {
       refuse(
           fmt::format("{}has no ranges of FSDP2 (FSDP::pre_forward ...): fully_shard of PyTorch 2.4 or later "
                       "writes them while torch.profiler records ProfilerActivity.CPU",
-                      other.empty() ? "" : fmt::format("is of {} and ", other)));
+              other.empty() ? "" : fmt::format("is of {} and ", other)));
     }
     struct Point {
       Time at;
@@ -102,8 +100,7 @@ class Walk {
     if (!read.has_unit()) return {read.label, -1, read.number};
     auto& units = result_.units;
     auto unit = std::ranges::find(units, read.unit);
-    // The trace may begin in the middle of a step: the order is that of whole forwards, found
-    // later.
+    // The trace may begin in the middle of a step: the order is that of whole forwards, found later.
     if (unit == units.end()) unit = units.insert(unit, read.unit);
     return {read.label, static_cast<int>(unit - units.begin()), read.number};
   }
@@ -114,9 +111,7 @@ class Walk {
     const Range& range = ranges_[index];
     active_.push_back({index, false, std::nullopt, Time()});
     switch (range.label) {
-      case Label::kRootPreForward:
-        begin_forward();
-        break;
+      case Label::kRootPreForward: begin_forward(); break;
       case Label::kPreForward:
         if (phase_ != Phase::kForward && open_.empty()) begin_forward();
         if (phase_ == Phase::kForward) {
@@ -144,9 +139,7 @@ class Walk {
         }
         break;
       }
-      case Label::kRootPostBackward:
-        open_.clear();
-        break;
+      case Label::kRootPostBackward: open_.clear(); break;
       case Label::kOptimizer:
         settle_clipping();
         phase_ = Phase::kDone;
@@ -155,8 +148,7 @@ class Walk {
       case Label::kProfilerStep:
         if (range.number >= 0) profiler_step_ = range.number;
         break;
-      default:
-        break;
+      default: break;
     }
   }
 
@@ -214,15 +206,9 @@ class Walk {
         active.reduced = active.reduced || collective;
         step_.add(active.reduced ? EventKind::kAllGather : EventKind::kAllGatherCopyIn, range.unit, item, instance);
         return true;
-      case Label::kCopyOut:
-        step_.add(EventKind::kAllGatherCopyOut, range.unit, item, instance);
-        return true;
-      case Label::kAccumulate:
-        step_.add(EventKind::kAccumulate, range.unit, item, instance);
-        return true;
-      case Label::kPostForward:
-        step_.add(EventKind::kReshard, range.unit, item, instance);
-        return true;
+      case Label::kCopyOut: step_.add(EventKind::kAllGatherCopyOut, range.unit, item, instance); return true;
+      case Label::kAccumulate: step_.add(EventKind::kAccumulate, range.unit, item, instance); return true;
+      case Label::kPostForward: step_.add(EventKind::kReshard, range.unit, item, instance); return true;
       case Label::kReduce: {
         const EventKind kind = kind_in_reduction(active, item);
         if (collective) active.blocked_until = item.end;
@@ -237,13 +223,10 @@ class Walk {
         step_.add_compute(EventKind::kForward, range.unit, item);
         return true;
       case Label::kOptimizer:
-        if (collective)
-          step_.add_outside("in the optimizer", item);
-        else
-          step_.add_compute(EventKind::kOptimizer, -1, item);
+        if (collective) step_.add_outside("in the optimizer", item);
+        else step_.add_compute(EventKind::kOptimizer, -1, item);
         return true;
-      default:
-        return false;
+      default: return false;
     }
   }
 
@@ -291,12 +274,10 @@ class Walk {
 
   int running() const {
     const auto depth = [&](int unit) { return value_of(depth_, unit, 0); };
-    return std::ranges::max_element(open_,
-                                    [&](const Open& a, const Open& b) {
-                                      const int x = depth(a.unit), y = depth(b.unit);
-                                      return x != y ? x < y : a.order < b.order;
-                                    })
-        ->unit;
+    return std::ranges::max_element(open_, [&](const Open& a, const Open& b) {
+      const int x = depth(a.unit), y = depth(b.unit);
+      return x != y ? x < y : a.order < b.order;
+    })->unit;
   }
 
   // --- between backward and optimizer ---

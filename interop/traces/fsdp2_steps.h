@@ -105,8 +105,7 @@ struct FsdpTrace {
   std::vector<std::string> notes;
 };
 
-// Throws Error(kInvalidInput), naming the file, where the trace has no FSDP2 ranges or no whole
-// step.
+// Throws Error(kInvalidInput), naming the file, where the trace has no FSDP2 ranges or no whole step.
 FsdpTrace read_fsdp_steps(const KinetoTrace& trace);
 
 // The record_function ranges that fully_shard, optimizers and torch.profiler write into a trace.

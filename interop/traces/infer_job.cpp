@@ -1,7 +1,6 @@
-// First what can be read without a model (infer_readings.h), then the model and its units by their
-// sizes. With both, steps are built: the one of a plan that reshards always says which units are
-// gathered again, and those of the prefetch depths that the trace suggests are held against its
-// order.
+// First what can be read without a model (infer_readings.h), then the model and its units by their sizes. With both,
+// steps are built: the one of a plan that reshards always says which units are gathered again, and those of the
+// prefetch depths that the trace suggests are held against its order.
 #include "interop/traces/infer_job.h"
 
 #include <fmt/format.h>
@@ -144,8 +143,7 @@ class Inference {
     }
     return counts;
   }
-  // The first gather of backward is issued before any work of backward: that unit's forward is
-  // over.
+  // The first gather of backward is issued before any work of backward: that unit's forward is over.
   static bool seen_before(const std::vector<OrderMark>& order, const OrderMark& gather) {
     const OrderMark forward = {EventKind::kForward, gather.unit, gather.microbatch};
     for (const OrderMark& mark : order) {
@@ -172,7 +170,7 @@ class Inference {
     say("reshard_after_forward",
         count == 0 ? "no all_gather in backward"
                    : fmt::format("{} of {} are gathered again in backward{}", count, plural(units, "unit"),
-                                 reshard.kind == Reshard::Kind::kGroup ? fmt::format(", in groups of {}", group) : ""));
+                         reshard.kind == Reshard::Kind::kGroup ? fmt::format(", in groups of {}", group) : ""));
     ahead_forward_ = units_ahead(order, EventKind::kForward);
     ahead_backward_ = units_ahead(order, EventKind::kBackward);
     if (ahead_forward_ > 0) plan_.prefetch.forward = ahead_forward_;
@@ -192,8 +190,8 @@ class Inference {
       const auto units = find_units(*named_, plan_.mesh.shard, units_);
       if (!units) {
         throw Error(ExitCode::kInvalidInput,
-                    fmt::format("{}: no grouping of the layers of {} has its {} of {} elements", trace_.file,
-                                named_->name, plural(std::ssize(units_.sizes), "unit"), sizes_text()));
+            fmt::format("{}: no grouping of the layers of {} has its {} of {} elements", trace_.file, named_->name,
+                plural(std::ssize(units_.sizes), "unit"), sizes_text()));
       }
       model_ = named_;
       plan_.units = *units;
@@ -212,7 +210,7 @@ class Inference {
     } else {
       ask("model", "--model NAME|config.json",
           fmt::format("no model of the zoo has {} of {} elements{}", plural(std::ssize(units_.sizes), "unit"),
-                      sizes_text(), trace_.facts.has_shapes ? "" : "; shapes would tell (record_shapes=True)"));
+              sizes_text(), trace_.facts.has_shapes ? "" : "; shapes would tell (record_shapes=True)"));
       return;
     }
     const bool told = !contains(units_.sizes, 0);
@@ -268,7 +266,7 @@ class Inference {
                                                       : less(all_again.products, all_forward.products);
     const Recompute mode = selective ? Recompute::kSelective : Recompute::kFull;
     say("recompute", fmt::format("{} of {} run forward again in backward{}", count, plural(std::ssize(again), "unit"),
-                                 selective ? ", but for attention" : ""));
+                         selective ? ", but for attention" : ""));
     set_recompute(mode, [&](std::size_t unit) { return again[unit].pieces > 0; });
   }
 
@@ -290,10 +288,8 @@ class Inference {
     for (std::int64_t block = 0; block < blocks; ++block) {
       if (!chosen[at(block)]) continue;
       auto& ranges = plan_.recompute.ranges;
-      if (!ranges.empty() && ranges.back().last == block - 1)
-        ranges.back().last = block;
-      else
-        ranges.push_back({block, block, mode});
+      if (!ranges.empty() && ranges.back().last == block - 1) ranges.back().last = block;
+      else ranges.push_back({block, block, mode});
     }
   }
 
@@ -397,8 +393,7 @@ class Inference {
     }
   }
 
-  // Units that are gathered again where a plan that reshards always would not, or the other way
-  // round.
+  // Units that are gathered again where a plan that reshards always would not, or the other way round.
   void refine_reshard() {
     const Reshard again = plan_.reshard_after_forward.value;
     if (again.kind == Reshard::Kind::kNever) return;
@@ -422,8 +417,7 @@ class Inference {
       const auto unit = static_cast<std::int64_t>(u);
       if (!ranges.empty() && ranges.back().last == unit - 1 && ranges.back().value == units[u])
         ranges.back().last = unit;
-      else
-        ranges.push_back({unit, unit, units[u]});
+      else ranges.push_back({unit, unit, units[u]});
     }
   }
 

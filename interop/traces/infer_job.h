@@ -1,11 +1,10 @@
 // The job behind a trace: model, cluster and plan, each key with what in the trace says it.
 //
-// Nothing is taken from a trace that it does not show. The mesh is the sizes and ranks of process
-// groups; dtypes are those of the buffers on the wire; the model and its units are those whose
-// padded sizes are what the all_gathers move, unit by unit; reshard, prefetch, recompute and
-// accumulation are the order in which units are gathered, computed and reduced. Where several plans
-// are possible, each one's step is built and the one whose order is nearest to the trace's is
-// taken; PyTorch's default where the order is equal.
+// Nothing is taken from a trace that it does not show. The mesh is the sizes and ranks of process groups; dtypes are
+// those of the buffers on the wire; the model and its units are those whose padded sizes are what the all_gathers move,
+// unit by unit; reshard, prefetch, recompute and accumulation are the order in which units are gathered, computed and
+// reduced. Where several plans are possible, each one's step is built and the one whose order is nearest to the trace's
+// is taken; PyTorch's default where the order is equal.
 #pragma once
 
 #include <optional>
@@ -34,8 +33,7 @@ struct InferredJob {
   std::vector<AskedKey> asked;
   // Where the shapes tell a model that has no name.
   std::optional<ModelSpec> model;
-  // How near the order of the plan's step is to the trace's: 1 where both are equal; 0 without a
-  // model.
+  // How near the order of the plan's step is to the trace's: 1 where both are equal; 0 without a model.
   double order = 0;
 };
 

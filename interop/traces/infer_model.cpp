@@ -39,7 +39,7 @@ bool has_sizes(const ModelSpec& model, const Plan& plan, const TracedUnits& trac
   if (find_problem(plan, model, recorded_cluster(plan))) return false;
   const std::vector<Unit> units = list_units(model, plan);
   return std::equal(units.begin(), units.end(), sizes.begin(), sizes.end(),
-                    [](const Unit& unit, std::int64_t size) { return size == 0 || unit.padded_numel() == size; });
+      [](const Unit& unit, std::int64_t size) { return size == 0 || unit.padded_numel() == size; });
 }
 
 // The shapes of one block; blocks that share a unit repeat theirs.
@@ -89,7 +89,7 @@ std::vector<TensorShape> block_shapes(const ModelSpec& model) {
 // What the families leave open beside sizes.
 using Trait = void (*)(ModelDims&);
 constexpr std::array<Trait, 4> kTraits = {[](ModelDims&) {}, [](ModelDims& dims) { dims.qkv_bias = true; },
-                                          [](ModelDims& dims) { dims.qk_norm = HeadNorm::kEach; }, add_biases};
+    [](ModelDims& dims) { dims.qk_norm = HeadNorm::kEach; }, add_biases};
 
 class FromShapes {
  public:
@@ -184,10 +184,9 @@ bool may_be(const ZooEntry& entry, const TraceFacts& facts, std::int64_t gathere
 
 std::optional<Units> find_units(const ModelSpec& model, std::int64_t shards, const TracedUnits& traced) {
   using Place = UnitPlacement;
-  static constexpr std::pair<Place, Place> kEnds[] = {
-      {Place::kOwn, Place::kWithNorm},     {Place::kOwn, Place::kOwn},  {Place::kRoot, Place::kRoot},
-      {Place::kOwn, Place::kRoot},         {Place::kRoot, Place::kOwn}, {Place::kRoot, Place::kWithNorm},
-      {Place::kWithHead, Place::kWithNorm}};
+  static constexpr std::pair<Place, Place> kEnds[] = {{Place::kOwn, Place::kWithNorm}, {Place::kOwn, Place::kOwn},
+      {Place::kRoot, Place::kRoot}, {Place::kOwn, Place::kRoot}, {Place::kRoot, Place::kOwn},
+      {Place::kRoot, Place::kWithNorm}, {Place::kWithHead, Place::kWithNorm}};
   const std::int64_t blocks = model.block_count();
   for (const auto& [embedding, head] : kEnds) {
     Units units = {.embedding = embedding, .head = head};

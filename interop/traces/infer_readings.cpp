@@ -87,10 +87,9 @@ class StepReading {
                               : "no all_reduce of gradients");
     if (plan_.mesh.world() != world_) {
       throw Error(ExitCode::kMissingCapability,
-                  fmt::format("{}: the job has {} ranks ({}), its shard groups {} x replicas {} are {}: "
-                              "tensor, context or pipeline parallel groups are not inferred; describe one "
-                              "stage with --plan FILE",
-                              trace_.file, world_, whence, shard, plan_.mesh.replicate, plan_.mesh.world()));
+          fmt::format("{}: the job has {} ranks ({}), its shard groups {} x replicas {} are {}: tensor, context or "
+                      "pipeline parallel groups are not inferred; describe one stage with --plan FILE",
+              trace_.file, world_, whence, shard, plan_.mesh.replicate, plan_.mesh.world()));
     }
   }
 
@@ -106,7 +105,7 @@ class StepReading {
       ask("cluster", "--cluster 64xh100",
           trace_.device.empty() ? "the trace does not name its GPU"
                                 : fmt::format("GPU '{}' with {} is not in the catalogue (foreshard machines)",
-                                              trace_.device, format_bytes(facts_.device_memory)));
+                                      trace_.device, format_bytes(facts_.device_memory)));
       return;
     }
     const std::string& key = machine->aliases.empty() ? machine->key : machine->aliases.front();
@@ -150,7 +149,7 @@ class StepReading {
     plan_.batch.accumulation = step_.microbatches();
     say("batch.accumulation",
         fmt::format("{} before the optimizer",
-                    step_.microbatches() == 1 ? "one backward" : plural(step_.microbatches(), "backward")));
+            step_.microbatches() == 1 ? "one backward" : plural(step_.microbatches(), "backward")));
     if (facts_.sequence > 0) {
       plan_.batch.sequence = facts_.sequence;
       plan_.batch.micro_batch = facts_.micro_batch;
@@ -188,12 +187,9 @@ class StepReading {
       say("compile", "kernels of Inductor");
     }
     static constexpr std::pair<const char*, AttentionKernel> kKernels[] = {
-        {"_flash_attention", AttentionKernel::kFlash},
-        {"_cudnn_attention", AttentionKernel::kCudnn},
-        {"_efficient_attention", AttentionKernel::kEfficient},
-        {"_attention_math", AttentionKernel::kMath},
-        {"flash_attn_3", AttentionKernel::kFa3},
-        {"flash_attn", AttentionKernel::kFa2}};
+        {"_flash_attention", AttentionKernel::kFlash}, {"_cudnn_attention", AttentionKernel::kCudnn},
+        {"_efficient_attention", AttentionKernel::kEfficient}, {"_attention_math", AttentionKernel::kMath},
+        {"flash_attn_3", AttentionKernel::kFa3}, {"flash_attn", AttentionKernel::kFa2}};
     for (const auto& [name, kernel] : kKernels) {
       if (!contains(facts_.attention, name)) continue;
       if (plan_.cluster == "local") return;  // it has one of its own

@@ -1,5 +1,4 @@
-// What a trace says of its job before the model is known: machine, groups, dtypes, batch, optimizer
-// and chosen kernels.
+// What a trace says of its job before the model is known: machine, groups, dtypes, batch, optimizer and chosen kernels.
 #pragma once
 
 #include <map>
@@ -46,8 +45,7 @@ JobReadings read_job(const StepOfTrace& step);
 // "1 unit", "3 units".
 std::string plural(std::int64_t count, const char* what);
 
-// Which model a trace is of, and how its layers are grouped into units, by the sizes that are
-// gathered.
+// Which model a trace is of, and how its layers are grouped into units, by the sizes that are gathered.
 
 // The units of a trace, in forward order.
 struct TracedUnits {

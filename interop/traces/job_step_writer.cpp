@@ -29,10 +29,8 @@ TraceRun begun(EventKind kind, int unit, int microbatch, const WorkItem& item) {
 
 void JobStepWriter::add(EventKind kind, int unit, const WorkItem& item, std::int64_t instance) {
   const auto [found, is_new] = instances_.try_emplace({kind, instance}, step_.runs.size());
-  if (is_new)
-    step_.runs.push_back(begun(kind, unit, microbatch_, item));
-  else
-    extend(step_.runs[found->second], item);
+  if (is_new) step_.runs.push_back(begun(kind, unit, microbatch_, item));
+  else extend(step_.runs[found->second], item);
 }
 
 void JobStepWriter::add_compute(EventKind kind, int unit, const WorkItem& item) {
@@ -45,8 +43,8 @@ void JobStepWriter::add_compute(EventKind kind, int unit, const WorkItem& item) 
 }
 
 void JobStepWriter::add_outside(const char* where, const WorkItem& item) {
-  static constexpr std::array<const char*, 5> kCollectives = {"work", "all_gather", "reduce_scatter", "all_reduce",
-                                                              "collective"};
+  static constexpr std::array<const char*, 5> kCollectives = {
+      "work", "all_gather", "reduce_scatter", "all_reduce", "collective"};
   const std::string what = fmt::format("{} {}", kCollectives[at(item.collective)], where);
   add_outside(what, 1, item.end - item.begin);
 }

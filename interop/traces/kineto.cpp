@@ -1,8 +1,7 @@
-// nlohmann's SAX parser calls the handler below for every token. It knows where it is by the depth
-// and the key: depth 1 are the keys of the file, "traceEvents" holds events at depth 3 (depth 2
-// where the file is a bare list), and an event's "args" lie one below. Lists among the args
-// (shapes) are kept as their text, each different one once. Times are read from the text of the
-// number, not from its double: 1.7e15 microseconds leave a double no nanoseconds.
+// nlohmann's SAX parser calls the handler below for every token. It knows where it is by the depth and the key: depth 1
+// are the keys of the file, "traceEvents" holds events at depth 3 (depth 2 where the file is a bare list), and an
+// event's "args" lie one below. Lists among the args (shapes) are kept as their text, each different one once. Times
+// are read from the text of the number, not from its double: 1.7e15 microseconds leave a double no nanoseconds.
 #include "interop/traces/kineto.h"
 
 #include <fmt/format.h>
@@ -139,8 +138,8 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     key_ = name;
     return true;
   }
-  bool parse_error(std::size_t /*position*/, const std::string& /*token*/,
-                   const nlohmann::json::exception& error) override {
+  bool parse_error(
+      std::size_t /*position*/, const std::string& /*token*/, const nlohmann::json::exception& error) override {
     failure = json_failure(error.what());
     return false;
   }
@@ -239,28 +238,17 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   }
   void argument(std::int64_t whole) {
     TraceEvent& event = draft_.event;
-    if (key_ == "correlation")
-      event.correlation = whole;
-    else if (key_ == "External id")
-      event.external = whole;
-    else if (key_ == "Sequence number")
-      event.sequence = whole;
-    else if (key_ == "Fwd thread id")
-      event.forward_thread = whole;
-    else if (key_ == "stream")
-      draft_.stream = whole;
-    else if (key_ == "In msg nelems")
-      draft_.message.in_elements = whole;
-    else if (key_ == "Out msg nelems")
-      draft_.message.out_elements = whole;
-    else if (key_ == "Group size")
-      draft_.message.group_size = whole;
-    else if (key_ == "Total Allocated")
-      event.allocated = Bytes(whole);
-    else if (key_ == "Total Reserved")
-      event.reserved = Bytes(whole);
-    else if (key_ == "Device Type")
-      draft_.of_gpu = whole != 0;  // c10::DeviceType: 0 is the CPU
+    if (key_ == "correlation") event.correlation = whole;
+    else if (key_ == "External id") event.external = whole;
+    else if (key_ == "Sequence number") event.sequence = whole;
+    else if (key_ == "Fwd thread id") event.forward_thread = whole;
+    else if (key_ == "stream") draft_.stream = whole;
+    else if (key_ == "In msg nelems") draft_.message.in_elements = whole;
+    else if (key_ == "Out msg nelems") draft_.message.out_elements = whole;
+    else if (key_ == "Group size") draft_.message.group_size = whole;
+    else if (key_ == "Total Allocated") event.allocated = Bytes(whole);
+    else if (key_ == "Total Reserved") event.reserved = Bytes(whole);
+    else if (key_ == "Device Type") draft_.of_gpu = whole != 0;  // c10::DeviceType: 0 is the CPU
   }
   void event_text(const std::string& text) {
     if (path_.size() == event_depth_) {
@@ -335,10 +323,9 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   }
 
   std::uint32_t message_of(const TracedMessage& message) {
-    const auto [entry, is_new] =
-        message_numbers_.emplace(std::tuple(message.dtype, message.group, message.in_elements, message.out_elements,
-                                            message.group_size, message.stride),
-                                 static_cast<std::uint32_t>(trace_.messages.size()));
+    const auto [entry, is_new] = message_numbers_.emplace(std::tuple(message.dtype, message.group, message.in_elements,
+                                                              message.out_elements, message.group_size, message.stride),
+        static_cast<std::uint32_t>(trace_.messages.size()));
     if (is_new) trace_.messages.push_back(message);
     return entry->second;
   }
@@ -382,7 +369,7 @@ KinetoTrace read_kineto(const std::filesystem::path& path) {
   if (!buffer.failure().empty()) refuse(buffer.failure());
   if (!whole) {
     throw ConfigError({path.string(), handler.failure.line, handler.failure.column, ""},
-                      "is not whole JSON: " + handler.failure.reason);
+        "is not whole JSON: " + handler.failure.reason);
   }
   if (!handler.has_events) refuse("has no traceEvents; torch.profiler's export_chrome_trace writes them");
   if (trace.events.empty()) refuse("has no events of torch.profiler (cpu_op, user_annotation, kernel)");
@@ -398,9 +385,8 @@ using ShapeJson = nlohmann::json;
 
 // caffe2::TypeMeta's names against c10::ScalarType's.
 std::string scalar_type(const std::string& type) {
-  static constexpr std::pair<std::string_view, const char*> kNames[] = {
-      {"float", "Float"},    {"double", "Double"},      {"c10::BFloat16", "BFloat16"},
-      {"c10::Half", "Half"}, {"unsigned char", "Byte"}, {"long int", "Long"}};
+  static constexpr std::pair<std::string_view, const char*> kNames[] = {{"float", "Float"}, {"double", "Double"},
+      {"c10::BFloat16", "BFloat16"}, {"c10::Half", "Half"}, {"unsigned char", "Byte"}, {"long int", "Long"}};
   for (const auto& [name, scalar] : kNames)
     if (type == name) return scalar;
   return type;

@@ -9,10 +9,9 @@
 // from `baseTimeNanoseconds`; `correlation` joins a kernel to the runtime call that launched it;
 // `External id` joins it to the operator; `[memory]` events (profile_memory=True) carry
 // `Total Allocated` and `Total Reserved`. Collectives carry `Collective name`, `dtype`,
-// `In msg nelems`, `Out msg nelems`, `Group size` and `Process Group Ranks`: NCCL's kernels, and
-// the operator record_param_comms that launched them
-// (torch/csrc/distributed/c10d/ParamCommsUtils.hpp). `Input Dims` and `Input type` are there with
-// record_shapes=True.
+// `In msg nelems`, `Out msg nelems`, `Group size` and `Process Group Ranks`: NCCL's kernels, and the operator
+// record_param_comms that launched them (torch/csrc/distributed/c10d/ParamCommsUtils.hpp). `Input Dims` and `Input
+// type` are there with record_shapes=True.
 #pragma once
 
 #include <cstdint>
@@ -90,8 +89,7 @@ struct KinetoTrace {
 // that the profiler writes.
 KinetoTrace read_kineto(const std::filesystem::path& path);
 
-// The tensors that an operator of a trace was called with, where it was recorded with
-// record_shapes=True.
+// The tensors that an operator of a trace was called with, where it was recorded with record_shapes=True.
 
 using TensorShape = std::vector<std::int64_t>;
 
@@ -101,8 +99,7 @@ struct TracedTensor {
   std::int64_t elements() const;
 };
 
-// Its tensors in the order of the arguments, lists of tensors in their place; without scalars. None
-// without shapes.
+// Its tensors in the order of the arguments, lists of tensors in their place; without scalars. None without shapes.
 std::vector<TracedTensor> tensors_of(const KinetoTrace& trace, const TraceEvent& event);
 
 }

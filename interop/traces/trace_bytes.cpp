@@ -36,16 +36,14 @@ std::string group_words(const EventGraph& graph, std::size_t row) {
 }
 
 std::vector<std::string> collective_differences(const EventGraph& graph, const EventNames& names,
-                                                const std::vector<TracedCollectiveCall>& calls,
-                                                ComparedCollectives compared) {
+    const std::vector<TracedCollectiveCall>& calls, ComparedCollectives compared) {
   std::vector<std::string> sentences;
   std::size_t next = 0, different = 0, rows = 0;
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     if (!is_compared(graph, i, compared)) continue;
     ++rows;
-    const std::string planned =
-        fmt::format("{} of {} bytes ({})", to_string(graph.rows[i].kind), graph.works[graph.rows[i].work].bytes.count(),
-                    names.of(static_cast<EventId>(i)));
+    const std::string planned = fmt::format("{} of {} bytes ({})", to_string(graph.rows[i].kind),
+        graph.works[graph.rows[i].work].bytes.count(), names.of(static_cast<EventId>(i)));
     if (next >= calls.size()) continue;
     const TracedCollectiveCall& call = calls[next++];
     const bool same = call.kind == to_string(graph.rows[i].kind) &&
@@ -55,8 +53,8 @@ std::vector<std::string> collective_differences(const EventGraph& graph, const E
     if (++different == 1) {
       const bool grouped = compared == ComparedCollectives::kAll;
       sentences.push_back(fmt::format("collective {} of the step is {} of {} bytes{}, the plan's {}{}", next, call.kind,
-                                      call.bytes, grouped ? fmt::format(" over {} ranks", call.ranks) : "", planned,
-                                      grouped ? fmt::format(" over {}", group_words(graph, i)) : ""));
+          call.bytes, grouped ? fmt::format(" over {} ranks", call.ranks) : "", planned,
+          grouped ? fmt::format(" over {}", group_words(graph, i)) : ""));
     }
   }
   if (different > 1) sentences.push_back(fmt::format("{} collectives differ in all", different));
@@ -89,8 +87,7 @@ TimedFile read_timed_file(const std::filesystem::path& path) {
     for (const ConfigNode& call : calls->elements()) {
       const ConfigNode* stride = call.find("stride");
       file.collectives.push_back({call.at("kind").as_string(), call.at("bytes").as_int(0, kMostMemory),
-                                  call.at("ranks").as_int(1, kMostRanks),
-                                  stride == nullptr ? 0 : stride->as_int(1, kMostRanks)});
+          call.at("ranks").as_int(1, kMostRanks), stride == nullptr ? 0 : stride->as_int(1, kMostRanks)});
     }
   }
   if (const ConfigNode* steps = root.find("steps_s"))

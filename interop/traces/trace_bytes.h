@@ -24,15 +24,13 @@ struct TracedCollectiveCall {
   bool operator==(const TracedCollectiveCall&) const = default;
 };
 
-// kOfUnits: those of fully_shard; collectives of the whole step (the gradient norm's) are not
-// compared, as PyTorch issues them elsewhere. kAll: these and those inside layers, with their
-// groups.
+// kOfUnits: those of fully_shard; collectives of the whole step (the gradient norm's) are not compared, as PyTorch
+// issues them elsewhere. kAll: these and those inside layers, with their groups.
 enum class ComparedCollectives : std::uint8_t { kOfUnits, kAll };
 
 // In sentences, the first difference and how many there are; none where all are equal.
 std::vector<std::string> collective_differences(const EventGraph& graph, const EventNames& names,
-                                                const std::vector<TracedCollectiveCall>& calls,
-                                                ComparedCollectives compared = ComparedCollectives::kOfUnits);
+    const std::vector<TracedCollectiveCall>& calls, ComparedCollectives compared = ComparedCollectives::kOfUnits);
 
 // What a training script writes beside its trace, NAME.timed.json (schema "foreshard.timed/1"; the
 // exported script, interop/record/timed.py).

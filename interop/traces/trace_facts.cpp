@@ -44,17 +44,10 @@ class FactReader {
         facts_.optimizer_step = "fused";
       if (event.shapes != 0) facts_.has_shapes = true;
       switch (interests_[event.name]) {
-        case Interest::kTable:
-          read_table(event);
-          break;
-        case Interest::kAttention:
-          read_attention(event);
-          break;
-        case Interest::kPacking:
-          packings_.push_back(&event);
-          break;
-        default:
-          break;
+        case Interest::kTable: read_table(event); break;
+        case Interest::kAttention: read_attention(event); break;
+        case Interest::kPacking: packings_.push_back(&event); break;
+        default: break;
       }
     }
     read_packings();

@@ -17,10 +17,8 @@ std::vector<fs::path> list_traces(const fs::path& folder) {
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     if (!entry.is_regular_file() || name.ends_with(".timed.json")) continue;
-    if (name.ends_with(".trace.json") || name.ends_with(".trace.json.gz"))
-      named.push_back(entry.path());
-    else if (name.ends_with(".json") || name.ends_with(".json.gz"))
-      others.push_back(entry.path());
+    if (name.ends_with(".trace.json") || name.ends_with(".trace.json.gz")) named.push_back(entry.path());
+    else if (name.ends_with(".json") || name.ends_with(".json.gz")) others.push_back(entry.path());
   }
   std::vector<fs::path>& list = named.empty() ? others : named;
   std::ranges::sort(list);
@@ -66,7 +64,7 @@ std::vector<FsdpTrace> read_job_traces(const fs::path& path) {
     files = list_traces(path);
     if (files.empty()) {
       throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: is neither a run folder nor has it traces (*.trace.json.gz)", path.string()));
+          fmt::format("{}: is neither a run folder nor has it traces (*.trace.json.gz)", path.string()));
     }
   }
   std::vector<FsdpTrace> traces;
@@ -79,7 +77,7 @@ std::vector<FsdpTrace> read_job_traces(const fs::path& path) {
   for (std::size_t i = 1; i < traces.size(); ++i) {
     if (traces[i].rank != traces[i - 1].rank) continue;
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("{} and {} are both of rank {}", traces[i - 1].file, traces[i].file, traces[i].rank));
+        fmt::format("{} and {} are both of rank {}", traces[i - 1].file, traces[i].file, traces[i].rank));
   }
   return traces;
 }

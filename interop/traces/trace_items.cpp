@@ -69,8 +69,8 @@ NameFacts facts_of(const std::string& name) {
   facts.profiler = name.starts_with("profiler::");
   facts.norm = has("norm") && !has("rms_norm") && !has("layer_norm");
   facts.scale = has("clamp") || has("mul_");
-  static constexpr std::string_view kProducts[] = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm",
-                                                   "aten::_scaled_mm"};
+  static constexpr std::string_view kProducts[] = {
+      "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"};
   facts.product = contains(kProducts, name);
   // The operator behind scaled_dot_product_attention, which selective recompute may find done.
   facts.attention =
@@ -132,7 +132,7 @@ class Linker {
         open.push_back(i);
         if (open.size() > kDeepestCall) {
           throw ConfigError({trace_.file, 0, 0, ""}, "the events are nested too deeply",
-                            fmt::format("at most {} calls inside each other", kDeepestCall));
+              fmt::format("at most {} calls inside each other", kDeepestCall));
         }
         fsdp = fsdp || facts(event(i)).fsdp;
         // What an operator has inside that must be told apart from it.
@@ -226,10 +226,8 @@ class Linker {
       }
       WorkItem item = {
           .issue = event(cause->second).begin, .begin = e.begin, .end = e.end, .stream = e.thread, .name = e.name};
-      if (e.collective != 0)
-        item.collective = facts_[e.collective].collective;
-      else if (facts(e).nccl)
-        item.collective = facts(e).collective;
+      if (e.collective != 0) item.collective = facts_[e.collective].collective;
+      else if (facts(e).nccl) item.collective = facts(e).collective;
       item.message = e.message;
       look_around(cause->second, item, work);
       work.items.push_back(item);

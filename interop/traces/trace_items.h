@@ -1,9 +1,8 @@
 // From a Kineto trace to pieces of work with the place in the program that issued them.
 //
-// On GPUs a piece is a kernel or a copy, joined to the runtime call that launched it
-// (`correlation`, else the operator of its `External id`). On CPU ranks, where the host computes,
-// it is an operator: the outermost one that has no FSDP range and no collective inside; a
-// collective of Gloo ends with the `gloo:` range of the thread that moved the bytes.
+// On GPUs a piece is a kernel or a copy, joined to the runtime call that launched it (`correlation`, else the operator
+// of its `External id`). On CPU ranks, where the host computes, it is an operator: the outermost one that has no FSDP
+// range and no collective inside; a collective of Gloo ends with the `gloo:` range of the thread that moved the bytes.
 #pragma once
 
 #include <vector>

@@ -1,7 +1,6 @@
-// Both sides become lists per (kind, unit, micro-batch). Of equal length, they are joined in order.
-// Where the trace has more runs (work between units on CPU ranks, a second visit of a unit), each
-// of the plan's takes the one whose neighbours among the compute runs are those of the plan, else
-// the longest, without crossing.
+// Both sides become lists per (kind, unit, micro-batch). Of equal length, they are joined in order. Where the trace has
+// more runs (work between units on CPU ranks, a second visit of a unit), each of the plan's takes the one whose
+// neighbours among the compute runs are those of the plan, else the longest, without crossing.
 #include "interop/traces/trace_join.h"
 
 #include <fmt/format.h>
@@ -135,19 +134,14 @@ std::vector<int> match_units(const EventGraph& graph, const FsdpTrace& trace) {
   std::vector<int> plan, result;
   int root = -1;
   for (std::size_t u = 0; u < graph.units.size(); ++u)
-    if (graph.units[u].name == "root")
-      root = static_cast<int>(u);
-    else
-      plan.push_back(static_cast<int>(u));
+    if (graph.units[u].name == "root") root = static_cast<int>(u);
+    else plan.push_back(static_cast<int>(u));
   std::vector<std::string> modules, names;
   for (const std::string& module : trace.units) modules.push_back(shown(module));
   for (const Unit& unit : graph.units) names.push_back(unit.name);
-  const std::string both =
-      fmt::format("the job shards {} unit{} ({}), the plan {} ({})", modules.size(), modules.size() == 1 ? "" : "s",
-                  fmt::join(modules, "; "), names.size(), fmt::join(names, "; "));
-  const char* keys =
-      "units.layers_per_unit, units.embedding and units.head say how the plan groups "
-      "layers";
+  const std::string both = fmt::format("the job shards {} unit{} ({}), the plan {} ({})", modules.size(),
+      modules.size() == 1 ? "" : "s", fmt::join(modules, "; "), names.size(), fmt::join(names, "; "));
+  const char* keys = "units.layers_per_unit, units.embedding and units.head say how the plan groups layers";
   std::size_t next = 0;
   for (const std::string& module : trace.units) {
     if (module.empty()) {
@@ -282,8 +276,8 @@ std::string clip_list(const std::vector<std::string>& names) {
   return fmt::format("{} and {} more", fmt::join(names.begin(), names.begin() + kMost, ", "), names.size() - kMost);
 }
 
-std::vector<std::string> missing_sentences(const EventGraph& graph, const EventNames& names,
-                                           const std::vector<bool>& found) {
+std::vector<std::string> missing_sentences(
+    const EventGraph& graph, const EventNames& names, const std::vector<bool>& found) {
   std::map<EventKind, std::pair<int, std::vector<std::string>>> kinds;  // rows, those not found
   for (std::size_t i = 0; i < found.size(); ++i) {
     auto& [rows, lost] = kinds[graph.rows[i].kind];
@@ -294,13 +288,13 @@ std::vector<std::string> missing_sentences(const EventGraph& graph, const EventN
   for (const auto& [kind, entry] : kinds) {
     if (entry.second.empty()) continue;
     sentences.push_back(fmt::format("{} of the plan's {} {} events: {}", entry.second.size(), entry.first,
-                                    to_string(kind), clip_list(entry.second)));
+        to_string(kind), clip_list(entry.second)));
   }
   return sentences;
 }
 
-std::vector<std::string> beyond_sentences(const FsdpTrace& trace, const JobStep& step,
-                                          const std::vector<const Stretch*>& extra) {
+std::vector<std::string> beyond_sentences(
+    const FsdpTrace& trace, const JobStep& step, const std::vector<const Stretch*>& extra) {
   struct Group {
     int runs = 0;
     Time time;
@@ -320,7 +314,7 @@ std::vector<std::string> beyond_sentences(const FsdpTrace& trace, const JobStep&
   std::vector<std::string> sentences;
   for (const auto& [kind, group] : kinds) {
     sentences.push_back(fmt::format("{} {}{}{}, {}", group.runs, to_string(kind), group.where.empty() ? "" : " of ",
-                                    clip_list(group.where), milliseconds(group.time)));
+        clip_list(group.where), milliseconds(group.time)));
   }
   for (const OutsideWork& work : step.outside)
     sentences.push_back(fmt::format("{} ({} pieces), {}", work.what, work.pieces, milliseconds(work.time)));
@@ -330,7 +324,7 @@ std::vector<std::string> beyond_sentences(const FsdpTrace& trace, const JobStep&
 // Events that the host issued before one that the plan puts earlier, one sentence for each pair of
 // kinds. Rows of one range have one issue, so only the first of a stretch counts.
 std::vector<std::string> order_sentences(const EventGraph& graph, const EventNames& names,
-                                         const std::vector<Stretch>& plan, const StepJoin::Result& result) {
+    const std::vector<Stretch>& plan, const StepJoin::Result& result) {
   std::vector<EventId> issued;
   for (const Stretch& stretch : plan)
     if (result.found[at(stretch.rows.front())]) issued.push_back(stretch.rows.front());
@@ -352,8 +346,7 @@ std::vector<std::string> order_sentences(const EventGraph& graph, const EventNam
   std::vector<std::string> sentences;
   for (const auto& [kinds, swap] : swaps) {
     sentences.push_back(fmt::format(
-        "the job issues {} before {}, the plan behind it{}: are the job's prefetch and units those "
-        "of the plan?",
+        "the job issues {} before {}, the plan behind it{}: are the job's prefetch and units those of the plan?",
         names.of(swap.early), names.of(swap.late), swap.count > 1 ? fmt::format(" ({} such pairs)", swap.count) : ""));
   }
   return sentences;
@@ -374,38 +367,35 @@ void check_device(const Forecast& forecast, const FsdpTrace& trace) {
   if (!of_gpus) {
     refuse(trace, fmt::format("is of {}, the cluster is '{}', whose ranks compute on the host: name "
                               "the GPUs with --cluster, for example 8xh100",
-                              trace.device.empty() ? "a GPU" : trace.device, forecast.plan.cluster));
+                      trace.device.empty() ? "a GPU" : trace.device, forecast.plan.cluster));
   }
-  refuse(trace,
-         trace.device.empty()
-             ? fmt::format("is of CPU ranks{}, whose times say nothing of '{}': name --cluster "
-                           "local, or record on the GPUs with ProfilerActivity.CUDA",
-                           trace.facts.backend.empty() ? "" : " over " + trace.facts.backend, forecast.plan.cluster)
-             : fmt::format("has no kernels of {}, so nothing tells how long they ran: record with "
-                           "ProfilerActivity.CUDA",
-                           trace.device));
+  refuse(trace, trace.device.empty()
+                    ? fmt::format("is of CPU ranks{}, whose times say nothing of '{}': name --cluster "
+                                  "local, or record on the GPUs with ProfilerActivity.CUDA",
+                          trace.facts.backend.empty() ? "" : " over " + trace.facts.backend, forecast.plan.cluster)
+                    : fmt::format("has no kernels of {}, so nothing tells how long they ran: record with "
+                                  "ProfilerActivity.CUDA",
+                          trace.device));
 }
 
 void check_job(const Forecast& forecast, const FsdpTrace& trace) {
   check_device(forecast, trace);
   if (!forecast.plan.mesh.is_plain()) {
     refuse(trace,
-           "collectives inside layers are not read from traces: validate compares those that the "
-           "exported script's --record lists (rank-0.timed.json)");
+        "collectives inside layers are not read from traces: validate compares those that the "
+        "exported script's --record lists (rank-0.timed.json)");
   }
   const std::int64_t world = forecast.plan.mesh.world();
   if (trace.world > 0 && trace.world != world) {
-    refuse(trace, fmt::format("the job has {} ranks, the plan {} (mesh.shard {} x mesh.replicate "
-                              "{})",
-                              trace.world, world, forecast.plan.mesh.shard, forecast.plan.mesh.replicate));
+    refuse(trace, fmt::format("the job has {} ranks, the plan {} (mesh.shard {} x mesh.replicate {})", trace.world,
+                      world, forecast.plan.mesh.shard, forecast.plan.mesh.replicate));
   }
   int microbatches = 0;
   for (const TraceRun& run : trace.steps.front().runs)
     if (run.kind == EventKind::kBackward) microbatches = std::max(microbatches, run.microbatch + 1);
   if (microbatches != forecast.plan.batch.accumulation) {
-    refuse(trace, fmt::format("a step of the job has {} micro-batch{}, the plan's {} "
-                              "(batch.accumulation)",
-                              microbatches, microbatches == 1 ? "" : "es", forecast.plan.batch.accumulation));
+    refuse(trace, fmt::format("a step of the job has {} micro-batch{}, the plan's {} (batch.accumulation)",
+                      microbatches, microbatches == 1 ? "" : "es", forecast.plan.batch.accumulation));
   }
 }
 
@@ -448,8 +438,8 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
   record.warm_up = 0;  // the profiler's schedule had its own
   record.world = static_cast<int>(traces.size());
   record.first_step = common.front();
-  record.tokens_per_step = as_double(forecast.plan.batch.micro_batch * forecast.plan.batch.sequence *
-                                     forecast.plan.batch.accumulation * world);
+  record.tokens_per_step = as_double(
+      forecast.plan.batch.micro_batch * forecast.plan.batch.sequence * forecast.plan.batch.accumulation * world);
   for (std::size_t t = 0; t < traces.size(); ++t) {
     const FsdpTrace& trace = traces[t];
     check_job(forecast, trace);
@@ -469,7 +459,7 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
       const auto found = std::ranges::count(result.found, true);
       if (2 * at(found) < result.found.size()) {
         refuse(trace, fmt::format("step {} has {} of the plan's {} events: it is of another plan", step.number, found,
-                                  result.found.size()));
+                          result.found.size()));
       }
       if (rank.timelines.empty() && t == 0) {
         join.missing = missing_sentences(graph, names, result.found);
@@ -494,9 +484,7 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
   }
   if (!all_ranks) {
     record.notes.push_back(
-        fmt::format("traces of {} of the {} ranks: waiting for peers counts as "
-                    "communication",
-                    traces.size(), world));
+        fmt::format("traces of {} of the {} ranks: waiting for peers counts as communication", traces.size(), world));
   }
   limit(join.missing);
   limit(join.beyond);

@@ -32,9 +32,8 @@ struct TraceJoin {
   std::int64_t compared = 0;
 };
 
-// Precondition: at least one trace, each of another rank. Throws Error(kInvalidInput) where the
-// traces are of another job than the plan: other ranks, units or micro-batches, or less than half
-// of the plan's events.
+// Precondition: at least one trace, each of another rank. Throws Error(kInvalidInput) where the traces are of another
+// job than the plan: other ranks, units or micro-batches, or less than half of the plan's events.
 TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& traces);
 
 }

@@ -11,13 +11,13 @@ namespace {
 
 AttentionShape shape_of(const ModelDims& dims) {
   return {.heads = dims.heads,
-          .kv_heads = dims.kv_heads,
-          .head_dim = dims.head_dim,
-          .causal = !dims.bidirectional || dims.parts.causal,
-          .dropout = dims.attention_dropout,
-          .softcap = dims.attention_softcap,
-          .broadcasts = dims.broadcast_kv,
-          .window = dims.window};
+      .kv_heads = dims.kv_heads,
+      .head_dim = dims.head_dim,
+      .causal = !dims.bidirectional || dims.parts.causal,
+      .dropout = dims.attention_dropout,
+      .softcap = dims.attention_softcap,
+      .broadcasts = dims.broadcast_kv,
+      .window = dims.window};
 }
 
 // Rotates the first rotary_dim elements of every head.
@@ -42,8 +42,8 @@ Index rotate(LayerBuilder& layer, const ModelDims& dims, std::string_view of, st
 }
 
 // An RMS norm of every head without weights (Llama4TextL2Norm): fused, its statistics kept.
-Index norm_unweighted(LayerBuilder& layer, const ModelDims& dims, std::string_view of, std::int64_t heads,
-                      Index input) {
+Index norm_unweighted(
+    LayerBuilder& layer, const ModelDims& dims, std::string_view of, std::int64_t heads, Index input) {
   const std::string name = std::string(of) + "_norm";
   const Index output = layer.activation(name, heads * dims.head_dim);
   const Index scale = layer.activation(name + "_rstd", heads, ElementType::kFp32);
@@ -83,8 +83,8 @@ void project_distances(LayerBuilder& layer, const ModelDims& dims, Indices& inpu
     const Index made = layer.tensor({.name = "projected_rows", .fixed = all});
     layer.elementwise(result, Function::kMatrixProduct, {rows}, {}, made);
     if (dims.parts.distance_products)
-      layer.last().parameters = {layer.parameter(own, ".weight", {width, dims.hidden}),
-                                 layer.parameter(own, ".bias", {width})};
+      layer.last().parameters = {
+          layer.parameter(own, ".weight", {width, dims.hidden}), layer.parameter(own, ".bias", {width})};
     inputs.push_back(layer.tensor({.name = std::string(result), .per_sequence = all}));
     layer.elementwise("repeat_rows", Function::kCopy, {made}, {}, inputs.back());
     layer.release({made});
@@ -157,12 +157,11 @@ Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const Attentio
   Indices temporaries;
   Indices saved;
   if (inputs.size() == 1) {
-    // Fused projection: q, k and v are views of one tensor; their gradients are made apart and then
-    // concatenated.
+    // Fused projection: q, k and v are views of one tensor; their gradients are made apart and then concatenated.
     saved = inputs;
     const std::int64_t kv_width = shape.kv_heads * shape.head_dim;
     temporaries = {layer.activation("q_gradient", shape.heads * shape.head_dim),
-                   layer.activation("k_gradient", kv_width), layer.activation("v_gradient", kv_width)};
+        layer.activation("k_gradient", kv_width), layer.activation("v_gradient", kv_width)};
   } else {
     saved = {inputs[1], inputs[0], inputs[2]};  // freed in the order key, query, value
   }
@@ -206,8 +205,8 @@ Index attend(LayerBuilder& layer, const ModelDims& model, const ParameterNames& 
       if (expands) dims.kv_heads = dims.heads;
       const std::int64_t wide = dims.kv_heads * dims.head_dim;
       for (Index* part : {&q, &k, &v}) {
-        *part = layer.elementwise("regroup", Function::kCopy, {*part}, {},
-                                  layer.activation("regrouped", part == &q ? q_width : wide));
+        *part = layer.elementwise(
+            "regroup", Function::kCopy, {*part}, {}, layer.activation("regrouped", part == &q ? q_width : wide));
       }
       layer.release(views);
       layer.release({qkv});

@@ -1,25 +1,21 @@
-// What scaled_dot_product_attention dispatches to (PyTorch 2.11,
-// aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): flash and cuDNN take 16 bits, no mask, and
-// fewer key heads than query heads where they are told of groups (enable_gqa); the memory-efficient
-// kernel takes fp32 and masks whose rows are contiguous, and no groups; the rest is computed by
-// operations. Values narrower than keys, which flash does not take, are cuDNN's, whose result lies
-// as flash's does (the memory-efficient kernel's, where cuDNN is off). transformers repeats keys
-// and values itself where there is a mask (integrations/sdpa_attention.py).
+// What scaled_dot_product_attention dispatches to (PyTorch 2.11, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp):
+// flash and cuDNN take 16 bits, no mask, and fewer key heads than query heads where they are told of groups
+// (enable_gqa); the memory-efficient kernel takes fp32 and masks whose rows are contiguous, and no groups; the rest is
+// computed by operations. Values narrower than keys, which flash does not take, are cuDNN's, whose result lies as
+// flash's does (the memory-efficient kernel's, where cuDNN is off). transformers repeats keys and values itself where
+// there is a mask (integrations/sdpa_attention.py).
 //
-// By operations, math (aten/src/ATen/native/transformers/attention.cpp,
-// _scaled_dot_product_attention_math): in fp32, q and k each times the root of the scale, their
-// product, the causal mask added in place, _safe_softmax (a softmax, where rows are not all
-// masked), the product with v, and casts of both results. Saved: scaled q, scaled k of every head,
-// v of every head, and the softmax.
+// By operations, math (aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math): in fp32, q
+// and k each times the root of the scale, their product, the causal mask added in place, _safe_softmax (a softmax,
+// where rows are not all masked), the product with v, and casts of both results. Saved: scaled q, scaled k of every
+// head, v of every head, and the softmax.
 //
-// By operations, eager (transformers' eager_attention_forward): product, scale, perhaps a cap, the
-// mask, a softmax in fp32 of an fp32 copy and a cast (or of the scores as they are), dropout, the
-// product with v. Saved: q (a copy of rows by heads where there are several sequences), repeated k
-// and v, the softmax, its cast.
+// By operations, eager (transformers' eager_attention_forward): product, scale, perhaps a cap, the mask, a softmax in
+// fp32 of an fp32 copy and a cast (or of the scores as they are), dropout, the product with v. Saved: q (a copy of rows
+// by heads where there are several sequences), repeated k and v, the softmax, its cast.
 //
-// A fused kernel returns heads as its queries lie, the memory-efficient one rows. Queries that were
-// concatenated lie head by head, and so do products of heads: their result is copied to rows for
-// the projection.
+// A fused kernel returns heads as its queries lie, the memory-efficient one rows. Queries that were concatenated lie
+// head by head, and so do products of heads: their result is copied to rows for the projection.
 #include "models/layers/attention_kernels.h"
 
 #include <algorithm>
@@ -79,9 +75,8 @@ constexpr FamilyCode kFamilyCode[] = {
 };
 // (Those that differ in this alone.)
 constexpr std::string_view kSoftmaxAsScores =
-    " "
-    "bert roberta xlm_roberta_xl roberta_prelayernorm biogpt ernie data2vec_text xlm_roberta "
-    "distilbert electra nomic_bert albert bart mbart pegasus marian blenderbot m2m_100 ";
+    " bert roberta xlm_roberta_xl roberta_prelayernorm biogpt ernie data2vec_text xlm_roberta distilbert electra "
+    "nomic_bert albert bart mbart pegasus marian blenderbot m2m_100 ";
 
 FamilyCode code_of(std::string_view family) {
   FamilyCode code = row_of(kFamilyCode, family);
@@ -128,8 +123,8 @@ bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& s
          (is_outside && !takes_windows(plan, code));
 }
 
-AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const AttentionShape& shape, bool masked,
-                           ScoreBias bias) {
+AttentionKernel dispatched(
+    const Plan& plan, const FamilyCode& code, const AttentionShape& shape, bool masked, ScoreBias bias) {
   using enum AttentionKernel;
   constexpr std::int64_t kWidestHead = 256;
   const AttentionKernel asked = plan.attention == kFlashAllHeads ? kFlash : plan.attention;
@@ -229,8 +224,8 @@ class Written : public LayerWriter {
     if (inputs.size() >= 3) return inputs;  // (behind them, perhaps a bias)
     const std::int64_t kv = shape_.kv_heads * shape_.head_dim;
     const ElementType type = spec_of(inputs.front()).type;
-    Indices parts = {activation("q", shape_.heads * shape_.head_dim, type), activation("k", kv, type),
-                     activation("v", kv, type)};
+    Indices parts = {
+        activation("q", shape_.heads * shape_.head_dim, type), activation("k", kv, type), activation("v", kv, type)};
     LayerWriter::pass("split", Function::kCopy, inputs, parts).view = true;
     return parts;
   }
@@ -301,15 +296,15 @@ std::vector<Operation> scaled_softmax(LayerSpec& layer, const Operation& op, con
   out.last().attention = shape;
   out.release({scores});
   probabilities = out.dropout(probabilities);
-  const Index made = out.product({probabilities, v}, shape.values(),
-                                 out.activation("attention_heads", shape.heads * shape.values(), kCompute));
+  const Index made = out.product(
+      {probabilities, v}, shape.values(), out.activation("attention_heads", shape.heads * shape.values(), kCompute));
   out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
   out.release({made, k, v, probabilities});
   return out.take();
 }
 
-std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& plan, const FamilyCode& code,
-                             bool masked) {
+std::vector<Operation> eager(
+    LayerSpec& layer, const Operation& op, const Plan& plan, const FamilyCode& code, bool masked) {
   if (plan.runtime.kind == RuntimeKind::kMegatron) return scaled_softmax(layer, op, plan);
   const AttentionShape& shape = op.attention;
   constexpr ElementType kCompute = ElementType::kCompute;
@@ -387,7 +382,7 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   if (!narrows_first) narrow();
   const Index values = rows("v_heads", v, repeats);
   const Index made = out.product({probabilities, values}, shape.values(),
-                                 out.activation("attention_heads", shape.heads * shape.values(), kCompute));
+      out.activation("attention_heads", shape.heads * shape.values(), kCompute));
   if (holds_cache(layer, plan, shape)) append(out.last().saved, {qkv[1], qkv[2]});
   out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
   out.release({made, k, v, keys, values, q, probabilities});
@@ -463,12 +458,11 @@ void add_bias_mask(LayerSpec& layer, Written& out, Operation& op, const Plan& pl
   op.backward_workspace.push_back(add_tensor(layer, {.name = "bias.grad of all", .per_token = pairs}));
   if (terms.empty())  // (else it is the mask's gradient)
     op.backward_workspace.push_back(add_tensor(layer, {.name = "bias.grad", .per_position = pairs}));
-  else
-    op.inputs.back() = mask;
+  else op.inputs.back() = mask;
 }
 
-std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, bool masked, AttentionKernel kernel,
-                             ScoreBias bias) {
+std::vector<Operation> fused(
+    LayerSpec& layer, Operation op, const Plan& plan, bool masked, AttentionKernel kernel, ScoreBias bias) {
   const bool efficient = kernel == AttentionKernel::kEfficient;
   // (transformers' code; others concatenate rows of heads.)
   const bool by_heads = !efficient && plan.kernels.rope == ModuleKernels::Rope::kReal && op.inputs.size() == 3 &&
@@ -541,9 +535,9 @@ void give_mask(LayerSpec& layer, const Plan& plan, const Operation& op, Attentio
 // The first block of a stack returns what it added to its scores, and the others are given it.
 void give_bias(LayerSpec& layer, const Plan& plan, const Operation& op) {
   const bool crosses = op.name.starts_with("cross");
-  TensorSpec bias = {.name = std::string(kGivenMask) + (crosses               ? ": zeros"
-                                                        : op.attention.causal ? ": decoder's bias"
-                                                                              : ": bias")};
+  TensorSpec bias = {.name = std::string(kGivenMask) + (crosses                  ? ": zeros"
+                                                           : op.attention.causal ? ": decoder's bias"
+                                                                                 : ": bias")};
   if (!crosses && is_under_autocast(plan)) bias.type = ElementType::kFp32;  // as it is looked up
   bias.per_position = checked_multiply(op.attention.heads, layer.domain.length(plan.batch.sequence));
   add_tensor(layer, std::move(bias));
@@ -640,8 +634,8 @@ std::vector<Operation> disentangled(LayerSpec& layer, const Operation& op, const
   // (Ones where nobody gives a mask.)
   const ElementType of_mask = plan.batch.padded ? ElementType::kInt64 : ElementType::kFp32;
   add_tensor(layer, {.name = std::string(kGivenMask), .per_token = sequence, .type = of_mask});
-  add_tensor(layer,
-             {.name = std::string(kGivenMask) + ": distances", .per_position = sequence, .type = ElementType::kInt64});
+  add_tensor(
+      layer, {.name = std::string(kGivenMask) + ": distances", .per_position = sequence, .type = ElementType::kInt64});
   return out.take();
 }
 
@@ -649,9 +643,8 @@ std::vector<Operation> disentangled(LayerSpec& layer, const Operation& op, const
 // its parameter and its output become the operation's own.
 void take_sinks(LayerSpec& layer, std::size_t behind, Operation& attention) {
   const auto first = layer.operations.begin() + behind;
-  const auto last = std::find_if(first, layer.operations.end(), [&](const Operation& op) {
-    return op.saved.size() == 2 && op.saved.front() == attention.outputs.front();
-  });
+  const auto last = std::find_if(first, layer.operations.end(),
+      [&](const Operation& op) { return op.saved.size() == 2 && op.saved.front() == attention.outputs.front(); });
   attention.parameters = first->parameters;
   attention.outputs.front() = last->outputs.front();
   layer.operations.erase(first, last + 1);
@@ -707,8 +700,8 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
       std::vector<Operation> chosen = choose_positions(layer, attends, plan);
       made.insert(made.begin(), std::make_move_iterator(chosen.begin()), std::make_move_iterator(chosen.end()));
     }
-    layer.operations.insert(layer.operations.begin() + o, std::make_move_iterator(made.begin()),
-                            std::make_move_iterator(made.end()));
+    layer.operations.insert(
+        layer.operations.begin() + o, std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
     o += made.size() - 1;
   }
 }

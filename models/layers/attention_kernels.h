@@ -8,9 +8,8 @@
 
 namespace foreshard {
 
-// Replaces every fused attention of the layer by what runs: the same operation with the workspace
-// of its kernel, or the operations that PyTorch or the family's model (ModelSpec::family) computes
-// it by.
+// Replaces every fused attention of the layer by what runs: the same operation with the workspace of its kernel, or the
+// operations that PyTorch or the family's model (ModelSpec::family) computes it by.
 void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family);
 
 // FlexAttention returns its result and the sums of exponentials alone (torch/_higher_order_ops/

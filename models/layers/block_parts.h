@@ -60,8 +60,7 @@ Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const Attentio
 // Mamba-2's mixer, its projections included (mamba.cpp).
 Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);
 
-// A causal convolution of each channel over so many positions, and LFM2's mixer around one
-// (convolution.cpp).
+// A causal convolution of each channel over so many positions, and LFM2's mixer around one (convolution.cpp).
 Index convolve(LayerBuilder& layer, const std::string& name, Indices parameters, std::int64_t positions, Index input);
 Index mix_by_convolution(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);
 
@@ -82,8 +81,8 @@ struct FeedForward {
 Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, Index input);
 
 // Router, experts, shared experts (moe.cpp). -1: the router reads what experts read.
-Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input,
-              Index routed_by = -1);
+Index mixture(
+    LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input, Index routed_by = -1);
 
 // Blocks and norms of an encoder and of the decoder behind it (encoder_decoder.cpp). The first
 // block of a stack makes the bias of positions; a decoder's first joins the encoder's result.

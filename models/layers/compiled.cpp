@@ -1,22 +1,18 @@
-// What is saved (torch/_functorch/partitioners.py, should_ban_recomputation and its cut of least
-// bytes): a tensor of the forward that backward needs is computed again inside a kernel that
-// backward runs anyhow, if what that reads is saved already or is smaller. Not so: results of
-// products and attention ("compute intensive"), of reductions (1/rms) and what a product or
-// attention reads in backward ("materialized in backward": norms' outputs, the product of gate and
-// up). So of a Llama block only silu(gate) goes, of an eager norm the fp32 copies of its input;
-// with float8 the products' inputs go too, because backward reads them through a cast, which fuses.
-// With selective recompute what the policy keeps is saved only where backward needs it: the last
-// product of the MLP is not.
+// What is saved (torch/_functorch/partitioners.py, should_ban_recomputation and its cut of least bytes): a tensor of
+// the forward that backward needs is computed again inside a kernel that backward runs anyhow, if what that reads is
+// saved already or is smaller. Not so: results of products and attention ("compute intensive"), of reductions (1/rms)
+// and what a product or attention reads in backward ("materialized in backward": norms' outputs, the product of gate
+// and up). So of a Llama block only silu(gate) goes, of an eager norm the fp32 copies of its input; with float8 the
+// products' inputs go too, because backward reads them through a cast, which fuses. With selective recompute what the
+// policy keeps is saved only where backward needs it: the last product of the MLP is not.
 //
-// What fuses (torch/_inductor/scheduler.py): pointwise operations and reductions that follow each
-// other and share a tensor, up to the next product, attention or operation that has a kernel of its
-// own (complex numbers, sorts, random numbers). In backward the sums of gradients that meet at a
-// tensor are part of the region that made it. The compiler sees one block at a time: FSDP's hooks
-// between blocks break the graph.
+// What fuses (torch/_inductor/scheduler.py): pointwise operations and reductions that follow each other and share a
+// tensor, up to the next product, attention or operation that has a kernel of its own (complex numbers, sorts, random
+// numbers). In backward the sums of gradients that meet at a tensor are part of the region that made it. The compiler
+// sees one block at a time: FSDP's hooks between blocks break the graph.
 //
-// Products of widths that are no multiple of 16 bytes run padded
-// (torch/_inductor/fx_passes/pad_mm.py, on by default since 2.1; XLA's cublas_pad_for_gemms does
-// the same).
+// Products of widths that are no multiple of 16 bytes run padded (torch/_inductor/fx_passes/pad_mm.py, on by default
+// since 2.1; XLA's cublas_pad_for_gemms does the same).
 //
 // float8: one quantised copy of an input serves all products that read it, and a tensorwise amax
 // is found by the kernel that makes the input, where that is a generated one.

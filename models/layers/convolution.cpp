@@ -33,8 +33,8 @@ Index mix_by_convolution(LayerBuilder& layer, const ModelDims& dims, const Param
   layer.split("chunk", parts, {b, c, x});
   const Index product = layer.elementwise("b_x", Function::kMultiply, {b, x}, {b, x}, layer.activation("b_x", width));
   const Index made = convolve(layer, module + "conv", parameters, dims.convolution.positions, product);
-  const Index gated = layer.elementwise("gated_convolution", Function::kMultiply, {c, made}, {c, made},
-                                        layer.activation("gated_convolution", width));
+  const Index gated = layer.elementwise(
+      "gated_convolution", Function::kMultiply, {c, made}, {c, made}, layer.activation("gated_convolution", width));
   const Index mixed =
       layer.linear({.name = out_name, .result = "mixed", .n = width, .k = width, .bias = dims.convolution.bias}, gated);
   layer.release({made, gated, b, c, x, parts, input});

@@ -34,8 +34,8 @@ class Mixer {
   Index run() {
     // Parameters of the module itself come before those of the modules in it.
     if (by_channel()) {
-      decay_parameters_ = {parameter("forget_gate.dt_bias", {keys_}),
-                           parameter("forget_gate.A_log", {1, 1, heads_, 1})};
+      decay_parameters_ = {
+          parameter("forget_gate.dt_bias", {keys_}), parameter("forget_gate.A_log", {1, 1, heads_, 1})};
     } else {
       decay_parameters_ = {parameter("dt_bias", {heads_}), parameter("A_log", {heads_})};
     }
@@ -45,10 +45,8 @@ class Mixer {
         pass("silu", Function::kSilu, {convolved}, {convolved}, narrow("q_k_v convolved", shape_.convolved()));
     layer_.release({convolved});
     const Index scanned = attend(normal);
-    if (by_channel())
-      gate_ = low_rank("g_a_proj", "g_b_proj", "gate", values_);
-    else if (is_apart())
-      gate_ = product("g_proj", "gate", values_);
+    if (by_channel()) gate_ = low_rank("g_a_proj", "g_b_proj", "gate", values_);
+    else if (is_apart()) gate_ = product("g_proj", "gate", values_);
     const Index made = product(is_apart() ? "o_proj" : "out_proj", "mixed", hidden_, gate(scanned));
     layer_.release(held_);
     layer_.release({input_});
@@ -103,7 +101,7 @@ class Mixer {
       const Index all = product("in_proj_qkvz", "q_k_v_gate", 2 * (keys_ + values_));
       const Index gates = product("in_proj_ba", "correction_decay", 2 * heads_);
       const Indices parts = {narrow("q of heads", keys_), narrow("k of heads", keys_), narrow("v of heads", values_),
-                             narrow("gate of heads", values_)};
+          narrow("gate of heads", values_)};
       const Indices of_gates = {narrow("correction of heads", heads_), narrow("decay of heads", heads_)};
       layer_.split("split", all, parts);
       layer_.split("split_gates", gates, of_gates);
@@ -199,16 +197,12 @@ class Mixer {
     layer_.last().gradient = GradientRule::kAlias;
     layer_.release(parts);
 
-    const Indices kept = {narrow("unit_q", keys),
-                          wide("length_of_q", heads_),
-                          narrow("unit_k", keys),
-                          wide("length_of_k", heads_),
-                          wide("sums_of_decays", layer_.width(decay)),
-                          narrow("inverse", pairs)};
+    const Indices kept = {narrow("unit_q", keys), wide("length_of_q", heads_), narrow("unit_k", keys),
+        wide("length_of_k", heads_), wide("sums_of_decays", layer_.width(decay)), narrow("inverse", pairs)};
     const Index scanned = narrow("attended", values_);
     const std::int64_t states = values_ * shape_.state / shape_.chunk;
-    const Indices again = {narrow("w", keys), narrow("u", values_), narrow("states", states),
-                           narrow("corrected", values_)};
+    const Indices again = {
+        narrow("w", keys), narrow("u", values_), narrow("states", states), narrow("corrected", values_)};
     Indices forward = again, backward = again, saved = kept, outputs = {scanned};
     append(outputs, kept);
     append(saved, {v, beta});
@@ -221,7 +215,7 @@ class Mixer {
       append(released, {of_q_k});
       append(forward, {decayed, wide("diagonals", heads_ * 16)});
       append(backward, {narrow("decayed q", keys), decayed, wide("pairs.grad", pairs), wide("inverse.grad", pairs),
-                        wide("q.grad", keys), wide("k.grad", keys), wide("decay.grad", keys)});
+                           wide("q.grad", keys), wide("k.grad", keys), wide("decay.grad", keys)});
     } else {
       append(backward, {narrow("w.grad", keys), narrow("k.grad of w", keys)});
     }
@@ -241,8 +235,8 @@ class Mixer {
   }
 
   Index gate(Index scanned) {
-    const Index normed = layer_.norm(module_ + (is_apart() ? "o_norm" : "norm"), "delta_norm", NormKind::kRms,
-                                     shape_.head_dim, scanned, heads_);
+    const Index normed = layer_.norm(
+        module_ + (is_apart() ? "o_norm" : "norm"), "delta_norm", NormKind::kRms, shape_.head_dim, scanned, heads_);
     if (by_channel()) layer_.widen(normed);  // (its weight is fp32 there)
     const Index open = pass("gate_fp32", Function::kCast, {gate_}, {}, wide("gate_fp32", values_));
     const Index sigma = wide("opened", values_);

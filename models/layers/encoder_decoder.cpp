@@ -1,8 +1,7 @@
 // A decoder behind an encoder as transformers' modules execute it (models/t5/modeling_t5.py,
-// models/bart/modeling_bart.py, 5.17): T5LayerSelfAttention, T5LayerCrossAttention and T5LayerFF,
-// each a norm, its work, dropout and a sum. The first block of a stack looks the bias of positions
-// up and adds it to its scores, and so do the others (attention_kernels.cpp makes the kernels of
-// that).
+// models/bart/modeling_bart.py, 5.17): T5LayerSelfAttention, T5LayerCrossAttention and T5LayerFF, each a norm, its
+// work, dropout and a sum. The first block of a stack looks the bias of positions up and adds it to its scores, and so
+// do the others (attention_kernels.cpp makes the kernels of that).
 //
 // The decoder's sequences are as long as the encoder's. Every block of the decoder reads the
 // encoder's result: the first joins it and holds it until its own backward, which is the last that
@@ -35,16 +34,16 @@ struct Code {
 };
 constexpr Code t5_code(std::string_view family) {
   return {.family = family,
-          .self = "layer.0.SelfAttention",
-          .cross = "layer.1.EncDecAttention",
-          .self_norm = "layer.0.layer_norm",
-          .cross_norm = "layer.1.layer_norm",
-          .encoder_norm = "layer.1.layer_norm",
-          .decoder_norm = "layer.2.layer_norm",
-          .suffix = "",
-          .output = "o",
-          .last_norm = "{}.final_layer_norm",
-          .drops_last = true};
+      .self = "layer.0.SelfAttention",
+      .cross = "layer.1.EncDecAttention",
+      .self_norm = "layer.0.layer_norm",
+      .cross_norm = "layer.1.layer_norm",
+      .encoder_norm = "layer.1.layer_norm",
+      .decoder_norm = "layer.2.layer_norm",
+      .suffix = "",
+      .output = "o",
+      .last_norm = "{}.final_layer_norm",
+      .drops_last = true};
 }
 constexpr Code kCodes[] = {t5_code("t5"), t5_code("umt5")};
 
@@ -73,37 +72,36 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const Attention& attent
   const std::int64_t width = dims.heads * dims.head_dim;
   const auto project = [&](const char* which, Index from) {
     return layer.linear({.name = fmt::format("{}.{}{}", attention.module, which, code.suffix),
-                         .result = which,
-                         .n = width,
-                         .k = dims.hidden,
-                         .bias = dims.qkv_bias},
-                        from);
+                            .result = which,
+                            .n = width,
+                            .k = dims.hidden,
+                            .bias = dims.qkv_bias},
+        from);
   };
   const Index q = project("q", input);
   const Index k = project("k", attention.states), v = project("v", attention.states);
   Indices inputs = {q, k, v};
   if (attention.has_table) inputs.push_back(position_bias(layer, dims, attention.module));
   const AttentionShape shape = {.heads = dims.heads,
-                                .kv_heads = dims.heads,
-                                .head_dim = dims.head_dim,
-                                .causal = attention.causal,
-                                .dropout = dims.attention_dropout};
+      .kv_heads = dims.heads,
+      .head_dim = dims.head_dim,
+      .causal = attention.causal,
+      .dropout = dims.attention_dropout};
   const Index result = fused_attention(layer, dims, shape, inputs);
   layer.last().name = attention.name;
   const Index projected = layer.linear({.name = fmt::format("{}.{}", attention.module, code.output),
-                                        .result = attention.name + "_projection",
-                                        .n = dims.hidden,
-                                        .k = width,
-                                        .bias = dims.output_bias},
-                                       result);
+                                           .result = attention.name + "_projection",
+                                           .n = dims.hidden,
+                                           .k = width,
+                                           .bias = dims.output_bias},
+      result);
   inputs.push_back(result);
   if (dims.residual == Residual::kPreNorm) inputs.push_back(input);
   layer.release(inputs);
   return projected;
 }
 
-// x + dropout(work(norm(x))), or norm(x + dropout(work(x))); lets go of x where it is not the
-// block's input.
+// x + dropout(work(norm(x))), or norm(x + dropout(work(x))); lets go of x where it is not the block's input.
 template <typename Work>
 Index add_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view norm, Index x, Work work) {
   const std::string module(norm.substr(0, norm.find(".layer_norm")));
@@ -124,12 +122,12 @@ Index attend_to_self(LayerBuilder& layer, const ModelDims& dims, StackPlace plac
   const bool has_table = dims.position_buckets > 0 && (dims.parts.every_bias || place == StackPlace::kFirst);
   return add_branch(layer, dims, code.self_norm, 0, [&](Index normed) {
     return attend(layer, dims,
-                  {.module = std::string(code.self),
-                   .name = "attention",
-                   .states = normed,
-                   .causal = causal,
-                   .has_table = has_table},
-                  normed);
+        {.module = std::string(code.self),
+            .name = "attention",
+            .states = normed,
+            .causal = causal,
+            .has_table = has_table},
+        normed);
   });
 }
 
@@ -209,8 +207,7 @@ LayerSpec decoding_block(const ModelDims& dims, StackPlace place) {
   const Index self = attend_to_self(layer, dims, place, /*causal=*/true);
   const Index crossed = add_branch(layer, dims, code.cross_norm, self, [&](Index normed) {
     return attend(layer, dims,
-                  {.module = std::string(code.cross), .name = "cross_attention", .states = is_first ? joined : normed},
-                  normed);
+        {.module = std::string(code.cross), .name = "cross_attention", .states = is_first ? joined : normed}, normed);
   });
   LayerSpec block = layer.finish(add_feed_forward(layer, dims, code.decoder_norm, crossed));
   block.joins = joined;

@@ -1,7 +1,6 @@
-// Encoders as Hugging Face's BertLayer and BertForMaskedLM compute them: attention over all
-// positions, dropout behind both branches and the embeddings, norms behind the sums. The head's
-// transform (dense, gelu, norm) stands where a decoder has its final norm; the head multiplies by
-// the table of tokens and adds a bias of its own.
+// Encoders as Hugging Face's BertLayer and BertForMaskedLM compute them: attention over all positions, dropout behind
+// both branches and the embeddings, norms behind the sums. The head's transform (dense, gelu, norm) stands where a
+// decoder has its final norm; the head multiplies by the table of tokens and adds a bias of its own.
 //
 // Assumed: logits of all positions are computed, as BertForMaskedLM does; labels that are masked
 // out save nothing. Padding masks are not passed: sequences are full.
@@ -15,11 +14,11 @@ LayerSpec encoder_block(const ModelDims& dims) {
   const Index attention = attend(layer, dims, names, 0);
   Indices held = layer.last().inputs;
   const Index projected = layer.linear({.name = names.o,
-                                        .result = "attention_projection",
-                                        .n = dims.hidden,
-                                        .k = attention_width(dims),
-                                        .bias = dims.output_bias},
-                                       attention);
+                                           .result = "attention_projection",
+                                           .n = dims.hidden,
+                                           .k = attention_width(dims),
+                                           .bias = dims.output_bias},
+      attention);
   held.push_back(attention);
   const Index dropped = layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, projected);
   const Index sum = layer.residual_add("attention_residual", dims.hidden, dropped, 0);
@@ -55,8 +54,8 @@ LayerSpec masked_head(const ModelDims& dims) {
   layer.last_parameter().tied = dims.tied;
   Indices parameters = {weight};
   if (dims.head_bias) parameters.push_back(layer.parameter(names.head_bias, ".bias", {dims.vocabulary}));
-  return layer.finish(layer.matrix_product({.name = names.head, .result = "logits", .n = dims.vocabulary, .k = width},
-                                           0, std::move(parameters)));
+  return layer.finish(layer.matrix_product(
+      {.name = names.head, .result = "logits", .n = dims.vocabulary, .k = width}, 0, std::move(parameters)));
 }
 
 }

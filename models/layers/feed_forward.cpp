@@ -36,22 +36,22 @@ Index gated(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, 
     const Index up = layer.activation("up", mlp.ffn);
     layer.split("chunk", both, {gate, up});
     const Index activated = layer.elementwise(name, function, {gate}, {gate}, layer.activation(name, mlp.ffn));
-    layer.elementwise(product, Function::kMultiply, {up, activated}, {up, activated},
-                      layer.activation(product, mlp.ffn));
+    layer.elementwise(
+        product, Function::kMultiply, {up, activated}, {up, activated}, layer.activation(product, mlp.ffn));
     layer.hold({gate, up, both});
     return layer.last().outputs.front();
   }
   const Index gate = expand(layer, dims, {.name = mlp.gate, .result = "gate", .n = mlp.ffn}, input);
   if (layer.is_native() && !gelu && !squares) {
     const Index up = expand(layer, dims, {.name = mlp.up, .result = "up", .n = mlp.ffn}, input);
-    return layer.elementwise("silu_times_up", Function::kSiluMultiply, {gate, up}, {gate, up},
-                             layer.activation("silu_times_up", mlp.ffn));
+    return layer.elementwise(
+        "silu_times_up", Function::kSiluMultiply, {gate, up}, {gate, up}, layer.activation("silu_times_up", mlp.ffn));
   }
   const Index activated = squares ? relu_squared(layer, mlp, gate)
                                   : layer.elementwise(name, function, {gate}, {gate}, layer.activation(name, mlp.ffn));
   const Index up = expand(layer, dims, {.name = mlp.up, .result = "up", .n = mlp.ffn}, input);
-  return layer.elementwise(product, Function::kMultiply, {activated, up}, {activated, up},
-                           layer.activation(product, mlp.ffn));
+  return layer.elementwise(
+      product, Function::kMultiply, {activated, up}, {activated, up}, layer.activation(product, mlp.ffn));
 }
 
 // transformers' XIELUActivation, _xielu_python: where(x > 0, a x x + b x, (expm1(min(x, e)) - x) c
@@ -117,19 +117,19 @@ Index plain(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, 
 Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, Index input) {
   const bool is_gated = dims.activation == Activation::kSwiGlu || dims.activation == Activation::kGeGlu ||
                         dims.activation == Activation::kReGlu2;
-  Index activated = layer.dropout("ffn_dropout", dims.ffn_dropout,
-                                  is_gated ? gated(layer, dims, mlp, input) : plain(layer, dims, mlp, input));
+  Index activated = layer.dropout(
+      "ffn_dropout", dims.ffn_dropout, is_gated ? gated(layer, dims, mlp, input) : plain(layer, dims, mlp, input));
   if (!mlp.norm.empty()) {
     layer.hold({activated});
     activated = layer.norm(mlp.norm, "ffn_norm", dims.norm, mlp.ffn, activated);
   }
   const Index down = layer.linear({.name = mlp.down,
-                                   .result = "down",
-                                   .n = dims.hidden,
-                                   .k = mlp.ffn,
-                                   .bias = dims.mlp_bias,
-                                   .conv1d = dims.conv1d},
-                                  activated);
+                                      .result = "down",
+                                      .n = dims.hidden,
+                                      .k = mlp.ffn,
+                                      .bias = dims.mlp_bias,
+                                      .conv1d = dims.conv1d},
+      activated);
   layer.release({activated});
   layer.release(layer.held());
   return down;

@@ -33,8 +33,8 @@ Index LayerBuilder::concatenate(std::string_view name, Indices inputs) {
 }
 
 Index LayerBuilder::linear(const Linear& linear, Index input) {
-  Indices parameters = {parameter(linear.name, ".weight",
-                                  linear.conv1d ? std::vector{linear.k, linear.n} : std::vector{linear.n, linear.k})};
+  Indices parameters = {parameter(
+      linear.name, ".weight", linear.conv1d ? std::vector{linear.k, linear.n} : std::vector{linear.n, linear.k})};
   if (linear.bias) parameters.push_back(parameter(linear.name, ".bias", {linear.n}));
   const Index output = matrix_product(linear, input, std::move(parameters));
   last().transposed_weight = linear.conv1d;
@@ -69,7 +69,7 @@ void LayerBuilder::look_up(std::string_view table, Indices ids, Index rows, Inde
 }
 
 Index LayerBuilder::norm(std::string_view name, std::string_view result, NormKind kind, std::int64_t width, Index input,
-                         std::int64_t groups) {
+    std::int64_t groups) {
   const std::string base(result);
   const Index output = activation(base, width * groups);
   Indices outputs = {output};

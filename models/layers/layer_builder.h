@@ -1,12 +1,10 @@
-// Writes a layer down in the order in which PyTorch executes it: numbers tensors and parameters and
-// adds one module at a time. Internal to models/; the dimensions must have passed build_model's
-// checks.
+// Writes a layer down in the order in which PyTorch executes it: numbers tensors and parameters and adds one module at
+// a time. Internal to models/; the dimensions must have passed build_model's checks.
 //
-// Which tensors a gradient needs is stated where the operation is, as derivatives.yaml of PyTorch
-// does: a linear layer keeps its input; silu and gelu their input, relu and softmax their output; a
-// product both factors; a norm its input and statistics; flash attention q, k, v, its output,
-// logsumexp and two random-number seeds; sums, casts, views and the rotary product (whose table
-// needs no gradient) nothing.
+// Which tensors a gradient needs is stated where the operation is, as derivatives.yaml of PyTorch does: a linear layer
+// keeps its input; silu and gelu their input, relu and softmax their output; a product both factors; a norm its input
+// and statistics; flash attention q, k, v, its output, logsumexp and two random-number seeds; sums, casts, views and
+// the rotary product (whose table needs no gradient) nothing.
 #pragma once
 
 #include <cstdint>
@@ -59,16 +57,14 @@ class LayerBuilder : public LayerWriter {
   void leave_off_selective();
   // With the given parameters: the weight, then perhaps a bias.
   Index matrix_product(const Linear& linear, Index input, Indices parameters);
-  // `groups` > 1: each of so many slices of `width` elements is normalised by itself, with the same
-  // weight.
+  // `groups` > 1: each of so many slices of `width` elements is normalised by itself, with the same weight.
   Index norm(std::string_view name, std::string_view result, NormKind kind, std::int64_t width, Index input,
-             std::int64_t groups = 1);
+      std::int64_t groups = 1);
   Index residual_add(std::string_view name, std::int64_t width, Index residual, Index branch);
   // Training-time dropout where the model has it: keeps a mask of one byte per element.
   Index dropout(std::string_view name, bool drops, Index input);
 
-  // Python's names end with the last operation (the engine lets go of everything after its last
-  // use).
+  // Python's names end with the last operation (the engine lets go of everything after its last use).
   void release(const Indices& tensors);
 
   // Local names of a function that ends later; held() hands them to whom it returns to.

@@ -17,8 +17,8 @@ namespace {
 LayerSpec native_loss(LayerBuilder& layer, const ModelDims& dims) {
   const Index loss = layer.tensor({.name = "loss", .fixed = 1, .type = ElementType::kFp32});
   const Index rows = layer.tensor({.name = "log_probability_rows",
-                                   .fixed = loss_rows(dims.vocabulary) * dims.vocabulary,
-                                   .type = ElementType::kFp32});
+      .fixed = loss_rows(dims.vocabulary) * dims.vocabulary,
+      .type = ElementType::kFp32});
   Operation& op = layer.operation("cross_entropy", OperationKind::kSoftmaxLoss, Function::kCrossEntropy);
   op.inputs = op.saved = {0};
   op.outputs = {loss, rows};
@@ -32,8 +32,8 @@ Index add_token_types(LayerBuilder& layer, const ModelDims& dims, const Paramete
   const Index types = layer.tensor({.name = "token_type_ids", .per_token = 1, .type = ElementType::kInt64});
   layer.constant("zeros", Function::kCopy, {}, types);
   const Index rows = layer.activation("token_type_embedding", width);
-  layer.look_up(names.token_types, {types}, rows,
-                layer.parameter(names.token_types, ".weight", {dims.token_types, width}));
+  layer.look_up(
+      names.token_types, {types}, rows, layer.parameter(names.token_types, ".weight", {dims.token_types, width}));
   return layer.residual_add("token_type_sum", width, tokens, rows);
 }
 
@@ -67,10 +67,8 @@ void define_last(LayerSpec& layer, Index parameter) {
   const auto last = static_cast<Index>(layer.parameters.size() - 1);
   for (Operation& op : layer.operations) {
     for (Index& p : op.parameters)
-      if (p == parameter)
-        p = last;
-      else if (p > parameter)
-        --p;
+      if (p == parameter) p = last;
+      else if (p > parameter) --p;
   }
 }
 
@@ -83,12 +81,12 @@ Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& name
     return normed;
   }
   const Index down = feed_forward(layer, dims,
-                                  {.gate = dims.fused_gate_up ? names.gate_up : names.gate,
-                                   .up = names.up,
-                                   .down = names.down,
-                                   .ffn = dims.ffn,
-                                   .norm = dims.parts.ffn_norm ? names.ffn_norm : ""},
-                                  input);
+      {.gate = dims.fused_gate_up ? names.gate_up : names.gate,
+          .up = names.up,
+          .down = names.down,
+          .ffn = dims.ffn,
+          .norm = dims.parts.ffn_norm ? names.ffn_norm : ""},
+      input);
   if (!keeps_input(dims)) layer.release({input});
   return down;
 }
@@ -103,8 +101,8 @@ Index mix_beside(LayerBuilder& layer, const ModelDims& dims, const ParameterName
   const Index first = norm(names.post_mlp_norm, "_1", "post_mlp_norm_1", dense);
   layer.release({dense});
   const Index plain = layer.norm("", "router_norm", NormKind::kRmsUnweighted, dims.hidden, middle);
-  const Index weighed = layer.elementwise("router_scale", Function::kMultiply, {plain}, {plain},
-                                          layer.activation("router_weighed", dims.hidden));
+  const Index weighed = layer.elementwise(
+      "router_scale", Function::kMultiply, {plain}, {plain}, layer.activation("router_weighed", dims.hidden));
   layer.last().parameters = {layer.parameter(names.router_scale, "", {dims.hidden})};
   layer.release({plain});
   const Index scaled =
@@ -141,10 +139,10 @@ Index scale_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view 
 // Wx of each element, or of each head.
 Index project_gate(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
   return layer.linear({.name = names.attention_gate,
-                       .result = "attention_gate",
-                       .n = dims.parts.gate_of_heads ? dims.heads : attention_width(dims),
-                       .k = dims.hidden},
-                      input);
+                          .result = "attention_gate",
+                          .n = dims.parts.gate_of_heads ? dims.heads : attention_width(dims),
+                          .k = dims.hidden},
+      input);
 }
 
 // Attention's output times its gate.
@@ -160,22 +158,21 @@ Index weigh_by_gate(LayerBuilder& layer, const ModelDims& dims, Index attention,
     layer.elementwise("gate_to_fp32", Function::kCast, {gate}, {}, wide);
     layer.release({gate});
     const Index softplus = layer.elementwise("gate_softplus", Function::kSigmoid, {wide}, {wide},
-                                             layer.activation("gate_softplus", width, ElementType::kFp32));
+        layer.activation("gate_softplus", width, ElementType::kFp32));
     layer.release({wide});
     weight = layer.elementwise("gate_cast", Function::kCast, {softplus}, {}, layer.activation("gate_weight", width));
     layer.release({softplus});
   }
-  const Index gated =
-      layer.elementwise("gated_attention", Function::kMultiply, {attention, weight}, {attention, weight},
-                        layer.activation("gated_attention", layer.width(attention)));
+  const Index gated = layer.elementwise("gated_attention", Function::kMultiply, {attention, weight},
+      {attention, weight}, layer.activation("gated_attention", layer.width(attention)));
   layer.last().sums_last = dims.parts.gate_of_heads;
   layer.release({attention, weight});
   return gated;
 }
 
 // Attention with its output projection.
-Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input,
-                         Input use) {
+Index attend_and_project(
+    LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input, Input use) {
   const bool gates = dims.parts.gate != OutputGate::kNone;
   const bool is_beside = dims.parts.gate_beside_queries;
   Index gate = gates && !is_beside ? project_gate(layer, dims, names, input) : Index{0};
@@ -193,12 +190,12 @@ Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const Param
   }
   if (dims.sinks) attention = weigh_by_sinks(layer, dims, names, attention);
   const Index projected = layer.linear({.name = names.o,
-                                        .result = "attention_projection",
-                                        .n = dims.hidden,
-                                        .k = attention_width(dims),
-                                        .bias = dims.output_bias,
-                                        .conv1d = dims.conv1d},
-                                       attention);
+                                           .result = "attention_projection",
+                                           .n = dims.hidden,
+                                           .k = attention_width(dims),
+                                           .bias = dims.output_bias,
+                                           .conv1d = dims.conv1d},
+      attention);
   const Indices locals = layer.held();
   append(held, locals);
   held.push_back(attention);
@@ -268,10 +265,10 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   const ParameterNames& names = parameter_names(dims);
   // The batch's token ids live through the whole step, so that the lookup need not keep them.
   LayerBuilder layer(dims.family + " embedding", LayerRole::kEmbedding,
-                     {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64}, stack);
+      {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64}, stack);
   Index output = layer.activation("token_embedding", token_width(dims));
-  layer.look_up(names.embedding, {0}, output,
-                layer.parameter(names.embedding, ".weight", {dims.vocabulary, token_width(dims)}));
+  layer.look_up(
+      names.embedding, {0}, output, layer.parameter(names.embedding, ".weight", {dims.vocabulary, token_width(dims)}));
   layer.last().saved.clear();
 
   // An encoder's tables are all as narrow, and what they make is projected at the end.
@@ -279,11 +276,11 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   const auto project = [&] {
     if (dims.embedding_width == 0) return;
     output = layer.linear({.name = names.project_in,
-                           .result = "projected_embedding",
-                           .n = dims.hidden,
-                           .k = dims.embedding_width,
-                           .bias = dims.bidirectional},
-                          output);
+                              .result = "projected_embedding",
+                              .n = dims.hidden,
+                              .k = dims.embedding_width,
+                              .bias = dims.bidirectional},
+        output);
   };
   Index positions = 0;
   if (dims.positions == Positions::kLearned)
@@ -299,8 +296,8 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
     output = layer.residual_add("embedding_sum", width, output, rows);
   }
   const auto scale = [&] {
-    output = layer.elementwise("embedding_scale", Function::kScale, {output}, {},
-                               layer.activation("scaled_embedding", dims.hidden));
+    output = layer.elementwise(
+        "embedding_scale", Function::kScale, {output}, {}, layer.activation("scaled_embedding", dims.hidden));
   };
   if (dims.positions == Positions::kSinusoidal) {  // (XGLM's table scales what it looks up)
     if (dims.embedding_scale) scale();
@@ -478,8 +475,8 @@ LayerSpec head_layer(const ModelDims& dims, Stack stack) {
       .name = names.head, .result = "logits", .n = dims.vocabulary, .k = token_width(dims), .bias = dims.head_bias};
   Index input = 0, logits = 0;
   if (dims.output_scale) {
-    input = layer.elementwise("output_scale", Function::kScale, {input}, {},
-                              layer.activation("scaled_output", token_width(dims)));
+    input = layer.elementwise(
+        "output_scale", Function::kScale, {input}, {}, layer.activation("scaled_output", token_width(dims)));
   }
   if (dims.tied) {
     const Index weight = layer.parameter(names.embedding, ".weight", {dims.vocabulary, token_width(dims)});
@@ -491,8 +488,8 @@ LayerSpec head_layer(const ModelDims& dims, Stack stack) {
     logits = layer.linear(head, input);
   }
   if (dims.logit_scale) {
-    const Index scaled = layer.elementwise("logit_scale", Function::kScale, {logits}, {},
-                                           layer.activation("scaled_logits", dims.vocabulary));
+    const Index scaled = layer.elementwise(
+        "logit_scale", Function::kScale, {logits}, {}, layer.activation("scaled_logits", dims.vocabulary));
     layer.release({logits});
     logits = scaled;
   }
@@ -522,8 +519,8 @@ LayerSpec head_layer(const ModelDims& dims, Stack stack) {
 
 LayerSpec loss_layer(const ModelDims& dims, Stack stack) {
   const ElementType given = dims.buffered_bias ? ElementType::kFp32 : ElementType::kCompute;
-  LayerBuilder layer("cross entropy", LayerRole::kLoss, {.name = "logits", .per_token = dims.vocabulary, .type = given},
-                     stack);
+  LayerBuilder layer(
+      "cross entropy", LayerRole::kLoss, {.name = "logits", .per_token = dims.vocabulary, .type = given}, stack);
   if (stack == Stack::kNative) return native_loss(layer, dims);
   // BertForMaskedLM and T5ForConditionalGeneration give CrossEntropyLoss the logits as they are.
   const bool as_they_are = (dims.bidirectional && !dims.wide_loss) || dims.encoder_layers > 0;

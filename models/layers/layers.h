@@ -1,16 +1,13 @@
 // The layers of a transformer, as the operations that PyTorch executes eagerly.
 //
-// Operation order, saved tensors and temporaries follow recordings of PyTorch 2.11 with CUDA's
-// kernels: fused norms with fp32 statistics, flash attention, rotary embedding as complex fp32
-// arithmetic, cross entropy on an fp32 copy of the logits. A linear layer's bias is part of its
-// matrix product in forward (addmm) and a column sum in backward. `kept_by_selective` marks what
-// torchtitan's selective activation checkpointing saves (torchtitan
-// distributed/activation_checkpoint.py): attention, and the first, third, fifth ... matrix product
-// of a block.
+// Operation order, saved tensors and temporaries follow recordings of PyTorch 2.11 with CUDA's kernels: fused norms
+// with fp32 statistics, flash attention, rotary embedding as complex fp32 arithmetic, cross entropy on an fp32 copy of
+// the logits. A linear layer's bias is part of its matrix product in forward (addmm) and a column sum in backward.
+// `kept_by_selective` marks what torchtitan's selective activation checkpointing saves (torchtitan
+// distributed/activation_checkpoint.py): attention, and the first, third, fifth ... matrix product of a block.
 //
-// Stack::kNative writes the engine's own operations instead, for the decoders that it runs: rotary
-// embedding in place, silu and product in one pass, a loss that turns a few rows at a time into
-// their gradient in the logits' place.
+// Stack::kNative writes the engine's own operations instead, for the decoders that it runs: rotary embedding in place,
+// silu and product in one pass, a loss that turns a few rows at a time into their gradient in the logits' place.
 //
 // The dimensions must have passed build_model's checks.
 #pragma once

@@ -31,9 +31,8 @@ bool is_bare(const Plan& plan, const LayerSpec& layer, const Operation& op) {
 // of no linear module of these names (a shared expert's, a dense block's).
 bool adapts_stacks(const Plan& plan, const ModelSpec& model) {
   constexpr std::string_view kFamilies =
-      " mixtral minimax_m2 qwen3_moe qwen3_next afmoe deepseek_v2 deepseek_v3"
-      " deepseek_v32 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm_moe_dsa solar_open mellum"
-      " hunyuan_v1_moe flex_olmo olmoe exaone_moe cohere2_moe ";
+      " mixtral minimax_m2 qwen3_moe qwen3_next afmoe deepseek_v2 deepseek_v3 deepseek_v32 dots1 ernie4_5_moe glm4_moe "
+      "glm4_moe_lite glm_moe_dsa solar_open mellum hunyuan_v1_moe flex_olmo olmoe exaone_moe cohere2_moe ";
   return plan.experts == ExpertKernels::kTransformers && contains(kFamilies, ' ' + model.family + ' ');
 }
 
@@ -106,10 +105,8 @@ class Adapter : LayerWriter {
     }
     if (lora_.dropout > 0) input = lora_.fused ? drop_once(name, read) : drop(name, read);
     const Index low = product(name + ".lora_A", input, lora_.rank);
-    if (input != read && lora_.fused)
-      last().saved.push_back(read);
-    else if (input != read)
-      release({input});
+    if (input != read && lora_.fused) last().saved.push_back(read);
+    else if (input != read) release({input});
     const Index high = product(name + ".lora_B", low, width);
     last().released = {low};
     const Index scaled = activation(name + ".scaled", width);
@@ -280,9 +277,8 @@ ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
   return model;
 }
 
-// peft/tuners/lora/layer.py, ParamWrapper: the weight is made anew of the frozen one and the
-// product of an adapter of all experts, and all of it has a gradient. Gate and up are one stack, of
-// twice the rank.
+// peft/tuners/lora/layer.py, ParamWrapper: the weight is made anew of the frozen one and the product of an adapter of
+// all experts, and all of it has a gradient. Gate and up are one stack, of twice the rank.
 void adapt_experts(LayerSpec& layer, const Plan& plan, const ModelSpec& model) {
   if (!adapts_stacks(plan, model)) return;
   LayerWriter writer(layer);
@@ -298,7 +294,7 @@ void adapt_experts(LayerSpec& layer, const Plan& plan, const ModelSpec& model) {
       Operation& fold = writer.pass(module + ".fold", Function::kAdd, {}, {folded});
       fold.part = op.part;
       fold.parameters = {writer.parameter(module + ".lora_A.default.weight", {rank, op.k}, op.part),
-                         writer.parameter(module + ".lora_B.default.weight", {op.n, rank}, op.part)};
+          writer.parameter(module + ".lora_B.default.weight", {op.n, rank}, op.part)};
       op.inputs.push_back(folded);
       op.saved.push_back(folded);
     }

@@ -63,8 +63,7 @@ LayerSpec one_kernel_loss(LayerSpec layer, bool in_place) {
   return layer;
 }
 
-// The loop's name holds what the model returned till the next forward's is made: all the time, and
-// twice while that is.
+// The loop's name holds what the model returned till the next forward's is made: all the time, and twice while that is.
 void keep_logits(LayerSpec& layer, Operation& copy, const Plan& plan) {
   const std::int64_t words = layer.tensors.front().per_token;
   copy.forward_workspace = {add_tensor(layer, {.name = "next logits", .per_token = words, .type = ElementType::kFp32})};
@@ -95,10 +94,8 @@ LayerSpec chunked_loss(LayerSpec layer, const Plan& plan) {
   op.outputs = {loss, probabilities, fp32("chunk_fp32", part)};
   op.saved = {probabilities};
   op.backward_workspace = {fp32("nll.grad", part), fp32("log_softmax.grad", part)};
-  if (plan.logits == Logits::kKept)
-    keep_logits(layer, split, plan);
-  else
-    op.released = {0};
+  if (plan.logits == Logits::kKept) keep_logits(layer, split, plan);
+  else op.released = {0};
   layer.operations = {std::move(split), std::move(op)};
   layer.output = loss;
   return layer;
@@ -152,11 +149,11 @@ void gather_weight(LayerSpec& head, const Plan& plan, std::int64_t words) {
     product->backward_workspace.push_back(product->forward_workspace.back());
   }
   Operation gather = {.name = "full_tensor",
-                      .function = Function::kCopy,
-                      .inputs = {own},
-                      .outputs = {whole},
-                      .collective = {.kind = CollectiveKind::kAllGather, .dim = MeshDim::kFsdp, .waits = true},
-                      .gradient = GradientRule::kNone};
+      .function = Function::kCopy,
+      .inputs = {own},
+      .outputs = {whole},
+      .collective = {.kind = CollectiveKind::kAllGather, .dim = MeshDim::kFsdp, .waits = true},
+      .gradient = GradientRule::kNone};
   head.operations.insert(product, std::move(gather));
 }
 
@@ -210,8 +207,7 @@ void take_labelled_rows(LayerSpec& layer, const Batch& batch) {
 
 }
 
-// hidden_states[mask] in front of the head, or of an encoder's transform: what follows runs on
-// these positions.
+// hidden_states[mask] in front of the head, or of an encoder's transform: what follows runs on these positions.
 void score_labelled(ModelSpec& model, const Plan& plan) {
   const auto kind = [&](std::size_t l) -> LayerSpec& { return model.kinds[at(model.order[l].kind)]; };
   const std::size_t loss = model.order.size() - 1, head = loss - 1;
@@ -299,9 +295,9 @@ void chunk_head(LayerSpec& head, const Plan& plan) {
   const std::int64_t weight = checked_multiply(words, product->k), hidden = checked_multiply(tokens, product->k);
   const bool is_compiled = plan.compile != Compile::kNone;
   // In elements of two bytes; the gradients that the layer makes, too, are there at its end alone.
-  const std::int64_t softmax = 2 * weight + (is_compiled        ? 2
-                                             : plan.mesh.tp > 1 ? 9
-                                                                : 7) *
+  const std::int64_t softmax = 2 * weight + (is_compiled           ? 2
+                                                : plan.mesh.tp > 1 ? 9
+                                                                   : 7) *
                                                 logits,
                      sum = 5 * weight + logits;
   const std::int64_t copies = plan.batch.micro_batch > 1 ? hidden : 0;
@@ -512,12 +508,8 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
       leave_out_cast(layer);
       loop_over_sequences(layer, plan);
       return;
-    case Loss::Kind::kSmoothed:
-      smooth_labels(layer, plan);
-      return;
-    case Loss::Kind::kLogProbabilities:
-      take_log_probabilities(layer, plan);
-      return;
+    case Loss::Kind::kSmoothed: smooth_labels(layer, plan); return;
+    case Loss::Kind::kLogProbabilities: take_log_probabilities(layer, plan); return;
     case Loss::Kind::kEager:
       if (!is_traced && is_under_autocast(plan) && keeps_compute_dtype(layer)) return widen_losses(layer, plan);
       if (plan.runtime.kind == RuntimeKind::kFsdp2 && plan.loss_in_forward &&
@@ -526,9 +518,8 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
       if (plan.logits != Logits::kReleased) {
         const bool returns_fp32 = plan.runtime.kind == RuntimeKind::kFsdp1 && plan.output_dtype == DType::kFp32;
         if (plan.loss_in_forward && returns_fp32) return return_fp32(layer, plan);
-        // The first operation is the cast; its gradient is the last to be made. (What is held
-        // beyond it, of logits as they are, is the runtime's.) Of fully_shard's and DeepSpeed's
-        // modules the outputs stay as they are.
+        // The first operation is the cast; its gradient is the last to be made. (What is held beyond it, of logits as
+        // they are, is the runtime's.) Of fully_shard's and DeepSpeed's modules the outputs stay as they are.
         // (What a traced loss is given of the host stands before.)
         Operation& first =
             *std::ranges::find_if(layer.operations, [](const Operation& op) { return !op.inputs.empty(); });
@@ -545,17 +536,11 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
       // A model that computes its loss itself, for a loop that wants its outputs.
       if (plan.loss_in_forward && plan.compile == Compile::kModel && is_under_autocast(plan)) return_fp32(layer, plan);
       return;
-    case Loss::Kind::kFused:
-      layer = one_kernel_loss(std::move(layer), true);
-      return;
-    case Loss::Kind::kChunked:
-      layer = chunked_loss(std::move(layer), plan);
-      return;
+    case Loss::Kind::kFused: layer = one_kernel_loss(std::move(layer), true); return;
+    case Loss::Kind::kChunked: layer = chunked_loss(std::move(layer), plan); return;
     case Loss::Kind::kFusedLinear:
     case Loss::Kind::kTiledLinear:
-    case Loss::Kind::kChunkedHead:
-      layer = sum_of_losses(std::move(layer));
-      return;
+    case Loss::Kind::kChunkedHead: layer = sum_of_losses(std::move(layer)); return;
   }
 }
 

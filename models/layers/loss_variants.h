@@ -1,5 +1,4 @@
-// Of the plan's keys loss and logits, what they make of a model's head and loss
-// (models/layers/variants.h).
+// Of the plan's keys loss and logits, what they make of a model's head and loss (models/layers/variants.h).
 #pragma once
 
 #include "sim/spec/model_spec.h"

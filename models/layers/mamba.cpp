@@ -1,10 +1,9 @@
 // Operation order of transformers 5.17's Mamba-2 mixers (models/nemotron_h, bamba, mamba2:
-// in_proj, mamba_split_conv1d_scan_combined) over mamba_ssm's kernels
-// (mamba_ssm/ops/triton/ssd_combined.py of v2.3, MambaSplitConv1dScanCombinedFn): one function of
-// autograd from z, x, B, C and dt to the mixer's result, which keeps what in_proj made, what the
-// scan made and the norm's statistics, and computes the rest again in backward. The norm by groups
-// is of y silu(z), and out_proj's input is made again by the norm's backward, so that out_proj
-// keeps nothing. Without kernels, transformers' own loop over chunks is another computation.
+// in_proj, mamba_split_conv1d_scan_combined) over mamba_ssm's kernels (mamba_ssm/ops/triton/ssd_combined.py of v2.3,
+// MambaSplitConv1dScanCombinedFn): one function of autograd from z, x, B, C and dt to the mixer's result, which keeps
+// what in_proj made, what the scan made and the norm's statistics, and computes the rest again in backward. The norm by
+// groups is of y silu(z), and out_proj's input is made again by the norm's backward, so that out_proj keeps nothing.
+// Without kernels, transformers' own loop over chunks is another computation.
 //
 // Megatron-Core's mixer (core/ssm/mamba_mixer.py) calls the function without norm and projection:
 // the scan itself multiplies by silu(z) and keeps its result before that, too, and norm and
@@ -46,11 +45,11 @@ Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNam
   of_scan.push_back(layer.parameter(module, "conv1d.bias", {convolved}));
   const std::string in_name = module + "in_proj", out_name = module + "out_proj";
   const Index projected = layer.linear({.name = in_name,
-                                        .result = "z_x_b_c_dt",
-                                        .n = inner + convolved + shape.heads,
-                                        .k = dims.hidden,
-                                        .bias = mamba.bias},
-                                       input);
+                                           .result = "z_x_b_c_dt",
+                                           .n = inner + convolved + shape.heads,
+                                           .k = dims.hidden,
+                                           .bias = mamba.bias},
+      input);
   const auto workspace = [&](const char* name, std::int64_t per_token, ElementType type) {
     return layer.activation(name, per_token, type);
   };
@@ -68,14 +67,11 @@ Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNam
   scan.saved = {projected, scanned};
   const Index x = workspace("x_b_c convolved", convolved, kNarrow);
   scan.forward_workspace = {x, workspace("dt", 2 * shape.heads, kWide), workspace("states", states, kWide),
-                            workspace("passed states", states, kNarrow), workspace("pairs", pairs, kWide)};
-  scan.backward_workspace = {x,
-                             workspace("x_b_c.grad", convolved, kNarrow),
-                             workspace("dt (backward)", 5 * shape.heads, kWide),
-                             workspace("states (backward)", 2 * states, kWide),
-                             workspace("passed states (backward)", 2 * states, kNarrow),
-                             workspace("pairs (backward)", 2 * pairs, kWide),
-                             workspace("b_c.grad", 2 * shape.shared(), kWide)};
+      workspace("passed states", states, kNarrow), workspace("pairs", pairs, kWide)};
+  scan.backward_workspace = {x, workspace("x_b_c.grad", convolved, kNarrow),
+      workspace("dt (backward)", 5 * shape.heads, kWide), workspace("states (backward)", 2 * states, kWide),
+      workspace("passed states (backward)", 2 * states, kNarrow), workspace("pairs (backward)", 2 * pairs, kWide),
+      workspace("b_c.grad", 2 * shape.shared(), kWide)};
   const Index normed =
       layer.norm(module + "norm", "scan_norm", NormKind::kRms, inner / shape.groups, scanned, shape.groups);
   layer.last_parameter().shape = {inner};

@@ -1,5 +1,4 @@
-// Mamba-2's mixer as Megatron-Core runs it (mamba.cpp); mixers without their kernels' packages
-// (torch_mixers.cpp).
+// Mamba-2's mixer as Megatron-Core runs it (mamba.cpp); mixers without their kernels' packages (torch_mixers.cpp).
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,9 @@
-// Operation order of torchtitan's models/deepseek_v3 (Attention.forward): queries from a normed
-// latent (or straight from the hidden state), split into a plain and a rotated part and put
-// together again; keys and values from one latent with the shared rotated part of the keys beside
-// it, which is repeated for every head when the keys are put together.
+// Operation order of torchtitan's models/deepseek_v3 (Attention.forward): queries from a normed latent (or straight
+// from the hidden state), split into a plain and a rotated part and put together again; keys and values from one latent
+// with the shared rotated part of the keys beside it, which is repeated for every head when the keys are put together.
 //
-// The attention has keys wider than its values. PyTorch's flash backend takes equal widths only, so
-// cuDNN's or the memory-efficient kernel runs; what they keep is of flash's kind (q, k, v, output,
-// logsumexp).
+// The attention has keys wider than its values. PyTorch's flash backend takes equal widths only, so cuDNN's or the
+// memory-efficient kernel runs; what they keep is of flash's kind (q, k, v, output, logsumexp).
 #include "models/layers/block_parts.h"
 
 namespace foreshard {
@@ -41,8 +39,8 @@ Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterN
   const Latent& latent = dims.latent;
   const std::int64_t heads = dims.heads;
   const auto project = [&](std::string_view module, std::string_view result, std::int64_t n, Index from) {
-    return layer.linear({.name = module, .result = result, .n = n, .k = layer.width(from), .bias = dims.qkv_bias},
-                        from);
+    return layer.linear(
+        {.name = module, .result = result, .n = n, .k = layer.width(from), .bias = dims.qkv_bias}, from);
   };
   const auto plain = [&](std::string_view module, std::string_view result, std::int64_t n, Index from) {
     return layer.linear({.name = module, .result = result, .n = n, .k = layer.width(from)}, from);
@@ -91,10 +89,10 @@ Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterN
   layer.hold({kv, k_turned, k_nope});
   if (dims.parts.index_heads > 0) project_index(layer, dims, names, input, q_latent);
   const AttentionShape shape = {.heads = heads,
-                                .kv_heads = heads,
-                                .head_dim = latent.nope + latent.rope,
-                                .causal = !dims.bidirectional,
-                                .value_dim = latent.value};
+      .kv_heads = heads,
+      .head_dim = latent.nope + latent.rope,
+      .causal = !dims.bidirectional,
+      .value_dim = latent.value};
   return fused_attention(layer, dims, shape, {query, key, v});
 }
 

@@ -50,8 +50,7 @@ namespace {
 using Norm = ModuleKernels::Norm;
 using Rope = ModuleKernels::Rope;
 
-// What a family's norms do where they are operations (transformers 5,
-// models/FAMILY/modeling_FAMILY.py).
+// What a family's norms do where they are operations (transformers 5, models/FAMILY/modeling_FAMILY.py).
 struct EagerNorms {
   std::string_view family;
   bool weighs_in_fp32 = false;    // the cast back is behind the weight
@@ -101,9 +100,8 @@ constexpr WideRope kWideRopes[] = {
     {.family = "ernie4_5_moe", .widens = true, .halves_first = true},
 };
 
-// What comes to a layer in fp32: its input, what waited for it (LayerSpec::joins), and a stream
-// that fully_shard casts on the way, which the block widens again to add to it (Mamba's
-// residual_in_fp32).
+// What comes to a layer in fp32: its input, what waited for it (LayerSpec::joins), and a stream that fully_shard casts
+// on the way, which the block widens again to add to it (Mamba's residual_in_fp32).
 struct Arrives {
   bool input = false, joined = false, narrowed = false;
   bool operator==(const Arrives&) const = default;
@@ -249,15 +247,11 @@ class Rewriter {
       case OperationKind::kNorm:
         if (op.scan.heads > 0) return push(std::move(op));  // a kernel of the mixer's own
         return add_norm(std::move(op));
-      case OperationKind::kGemm:
-        return add_product(std::move(op));
-      case OperationKind::kAttention:
-        return add_attention(std::move(op));
+      case OperationKind::kGemm: return add_product(std::move(op));
+      case OperationKind::kAttention: return add_attention(std::move(op));
       case OperationKind::kScan:
-      case OperationKind::kSoftmaxLoss:
-        return push(std::move(op));
-      default:
-        break;
+      case OperationKind::kSoftmaxLoss: return push(std::move(op));
+      default: break;
     }
     if (is_rotary_cast(o) || skip_rotary(o)) return;
     if (op.function == Function::kRotary && plan_.kernels.rope != Rope::kComplex) return add_rotary(o);
@@ -387,8 +381,8 @@ class Rewriter {
     pow.saved = {squared};
     if (centers) pow.released = {squared};
     // pow_backward: another power, and the exponent times it.
-    pow.backward_workspace = {like(wide, base + "_power", ElementType::kFp32),
-                              like(wide, base + "_times_exponent", ElementType::kFp32)};
+    pow.backward_workspace = {
+        like(wide, base + "_power", ElementType::kFp32), like(wide, base + "_times_exponent", ElementType::kFp32)};
     push(std::move(pow));
     const Index mean = row("_mean_square");
     Operation average = pass(base + "_mean", Function::kColumnSum, {square}, mean);
@@ -597,7 +591,7 @@ class Rewriter {
 bool is_under_autocast(const Plan& plan) {
   return plan.autocast.has_value() ||
          (plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.mixed_precision == DdpOptions::MixedPrecision::kAutocast &&
-          plan.param_dtype != plan.master_dtype && plan.kernels.residual == ModuleKernels::Residual::kFp32);
+             plan.param_dtype != plan.master_dtype && plan.kernels.residual == ModuleKernels::Residual::kFp32);
 }
 
 void add_train_metrics(LayerSpec& loss, const Plan& plan) {

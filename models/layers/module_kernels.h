@@ -2,9 +2,8 @@
 // between blocks, norms in fp32 or of many kernels, other rotary kernels, copies around attention,
 // casts in front of products, metrics over the logits.
 //
-// Operations are written as a training code executes them, so memory and time follow by the same
-// rules as everything else (sim/graph/layers/layer_program.h). Rules and sources:
-// module_kernels.cpp.
+// Operations are written as a training code executes them, so memory and time follow by the same rules as everything
+// else (sim/graph/layers/layer_program.h). Rules and sources: module_kernels.cpp.
 #pragma once
 
 #include "sim/spec/model_spec.h"

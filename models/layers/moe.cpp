@@ -2,12 +2,11 @@
 // TokenReorderer, GroupedExperts with use_grouped_mm, score_before_experts off, which Mixtral, Qwen
 // and DeepSeek compute, unless Experts::score_first).
 //
-// Router: logits, their fp32 copy, softmax or sigmoid, top-k (with a correction bias: of the sum,
-// the scores are gathered then), the scores divided by their sum. Reorder: rows per expert, a
-// stable argsort of the chosen experts, scores and tokens in that order; every token's row is
-// copied top_k times. Experts: three grouped products over all experts, offsets by cumsum, so that
-// the host reads nothing back. Combine: rows times scores in fp32, cast, added into the shared
-// expert's output, which runs after the routed ones, or into zeros.
+// Router: logits, their fp32 copy, softmax or sigmoid, top-k (with a correction bias: of the sum, the scores are
+// gathered then), the scores divided by their sum. Reorder: rows per expert, a stable argsort of the chosen experts,
+// scores and tokens in that order; every token's row is copied top_k times. Experts: three grouped products over all
+// experts, offsets by cumsum, so that the host reads nothing back. Combine: rows times scores in fp32, cast, added into
+// the shared expert's output, which runs after the routed ones, or into zeros.
 //
 // What is kept: softmax its output, top-k and the gathers their indices, products their inputs and
 // the offsets, the weighing its fp32 factors. Where one tensor holds gate and up of all experts
@@ -65,7 +64,7 @@ Choice route(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
   layer.elementwise("router_to_fp32", Function::kCast, {logits}, {}, wide);
   const Index scores = layer.activation("router_scores", moe.experts, ElementType::kFp32);
   layer.elementwise(moe.sigmoid ? "sigmoid" : "softmax", moe.sigmoid ? Function::kSigmoid : Function::kSoftmax, {wide},
-                    {scores}, scores);
+      {scores}, scores);
   layer.release({wide, logits});
   Choice choice = choose(layer, moe, scores);
   if (moe.normalized) {
@@ -147,7 +146,7 @@ Index fused_gate_times_up(LayerBuilder& layer, const ModelDims& dims, std::strin
   const Index silu =
       layer.elementwise("expert_silu", Function::kSilu, {gate}, {gate}, layer.activation("expert_silu", width));
   const Index inner = layer.elementwise("expert_silu_times_up", Function::kMultiply, {silu, up}, {silu, up},
-                                        layer.activation("expert_silu_times_up", width));
+      layer.activation("expert_silu_times_up", width));
   layer.release({silu, up, gate, both});
   return inner;
 }
@@ -168,7 +167,7 @@ Index gate_times_up(LayerBuilder& layer, const ModelDims& dims, const ParameterN
   const Index up =
       grouped_product(layer, moe, {.name = up_name, .result = "expert_up", .n = moe.ffn, .k = dims.hidden}, input);
   const Index inner = layer.elementwise("expert_silu_times_up", Function::kMultiply, {silu, up}, {silu, up},
-                                        layer.activation("expert_silu_times_up", width));
+      layer.activation("expert_silu_times_up", width));
   layer.release({silu, up});
   return inner;
 }
@@ -182,8 +181,8 @@ Index square_of_up(LayerBuilder& layer, const ModelDims& dims, const ParameterNa
   const Index relu = layer.activation("expert_relu", width);
   layer.elementwise("expert_relu", Function::kRelu, {up}, {relu}, relu);
   layer.release({up});
-  const Index inner = layer.elementwise("expert_relu_squared", Function::kMultiply, {relu}, {relu},
-                                        layer.activation("expert_relu_squared", width));
+  const Index inner = layer.elementwise(
+      "expert_relu_squared", Function::kMultiply, {relu}, {relu}, layer.activation("expert_relu_squared", width));
   layer.release({relu});
   return inner;
 }
@@ -195,9 +194,8 @@ Index run_experts(LayerBuilder& layer, const ModelDims& dims, const ParameterNam
   layer.begin_nested(std::string(names.experts));
   const Index inner = dims.activation == Activation::kRelu2 ? square_of_up(layer, dims, names, input)
                                                             : gate_times_up(layer, dims, names, input);
-  const Index made =
-      grouped_product(layer, moe, {.name = down_name, .result = "expert_output", .n = rows_width(dims), .k = moe.ffn},
-                      {inner, input.offsets});
+  const Index made = grouped_product(layer, moe,
+      {.name = down_name, .result = "expert_output", .n = rows_width(dims), .k = moe.ffn}, {inner, input.offsets});
   layer.release({inner});
   layer.end_nested();
   return made;
@@ -205,11 +203,11 @@ Index run_experts(LayerBuilder& layer, const ModelDims& dims, const ParameterNam
 
 Index shared_experts(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
   const Index made = feed_forward(layer, dims,
-                                  {.gate = names.shared_expert_gate,
-                                   .up = names.shared_expert_up,
-                                   .down = names.shared_expert_down,
-                                   .ffn = dims.moe.shared_ffn},
-                                  input);
+      {.gate = names.shared_expert_gate,
+          .up = names.shared_expert_up,
+          .down = names.shared_expert_down,
+          .ffn = dims.moe.shared_ffn},
+      input);
   if (!dims.moe.shared_gate) return made;
   const Index gate =
       layer.linear({.name = names.shared_gate, .result = "shared_gate", .n = 1, .k = dims.hidden}, input);
@@ -218,7 +216,7 @@ Index shared_experts(LayerBuilder& layer, const ModelDims& dims, const Parameter
   layer.last().saved = {weight};
   layer.release({gate});
   const Index weighed = layer.elementwise("weigh_shared", Function::kMultiply, {made, weight}, {weight, made},
-                                          layer.activation("weighed_shared", dims.hidden));
+      layer.activation("weighed_shared", dims.hidden));
   layer.last().sums_last = true;
   layer.release({made, weight});
   return weighed;
@@ -235,8 +233,8 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
   const Choice choice = route(layer, dims, names, routed_by < 0 ? input : routed_by);
   if (routed_by >= 0) layer.hold({routed_by});
   const Routed routed = reorder(layer, moe, choice);
-  Index rows = layer.elementwise("gather_rows", Function::kGather, {tokens, routed.tokens}, {routed.tokens},
-                                 layer.activation("rows", width));
+  Index rows = layer.elementwise(
+      "gather_rows", Function::kGather, {tokens, routed.tokens}, {routed.tokens}, layer.activation("rows", width));
   layer.last().backward_temporaries = {layer.activation("row_zeros", rows_width(dims))};
   const auto weigh = [&](Index plain, const std::string& name) {
     const Index wide = layer.activation(name + "_fp32", width, ElementType::kFp32);
@@ -255,13 +253,11 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
 
   // A shared expert beside latents is added to what is made of their sum.
   Index base = 0;
-  if (moe.shared_ffn > 0 && moe.latent == 0)
-    base = shared_experts(layer, dims, names, input);
-  else
-    base = layer.constant("zeros_like", Function::kCopy, {}, layer.activation("zeros", rows_width(dims)));
+  if (moe.shared_ffn > 0 && moe.latent == 0) base = shared_experts(layer, dims, names, input);
+  else base = layer.constant("zeros_like", Function::kCopy, {}, layer.activation("zeros", rows_width(dims)));
   const Index narrow = moe.score_first ? made : weigh(made, "expert_output");
   Index output = layer.elementwise("scatter_add", Function::kScatterAdd, {base, routed.tokens, narrow}, {routed.tokens},
-                                   layer.activation("experts_output", rows_width(dims)));
+      layer.activation("experts_output", rows_width(dims)));
   layer.last().gradient = GradientRule::kAliasFirst;
   Indices ended = {base, narrow, rows, routed.scores, routed.tokens, routed.offsets};
   append(ended, routed.locals);

@@ -92,11 +92,11 @@ LayerSpec score_head(const ModelDims& dims) {
                                 : dims.bidirectional     ? "classifier"
                                                          : "score";
   LayerSpec head = layer.finish(layer.linear({.name = name,
-                                              .result = "logits",
-                                              .n = dims.scores,
-                                              .k = dims.bidirectional ? dims.hidden : token_width(dims),
-                                              .bias = pools || dims.score_of != kSequence},
-                                             input));
+                                                 .result = "logits",
+                                                 .n = dims.scores,
+                                                 .k = dims.bidirectional ? dims.hidden : token_width(dims),
+                                                 .bias = pools || dims.score_of != kSequence},
+      input));
   if (pools) head.domain.positions = 1;
   return head;
 }

@@ -1,5 +1,4 @@
-// Mixers without the packages that have their kernels: the kernel's operation becomes the rows of
-// torch_mixers.txt.
+// Mixers without the packages that have their kernels: the kernel's operation becomes the rows of torch_mixers.txt.
 #include <algorithm>
 #include <map>
 #include <span>
@@ -38,9 +37,8 @@ class Expansion {
         positions_(layer.domain.length(sequence)) {
     const ScanShape& s = kernel_.scan;
     const std::int64_t chunks = (positions_ + s.chunk - 1) / s.chunk;
-    sizes_ = {{'t', positions_}, {'u', positions_}, {'s', chunks * s.chunk}, {'l', s.chunk},
-              {'c', chunks},     {'d', chunks + 1}, {'h', s.heads},          {'p', s.head_dim},
-              {'n', s.state},    {'g', s.groups},   {'x', s.convolved()}};
+    sizes_ = {{'t', positions_}, {'u', positions_}, {'s', chunks * s.chunk}, {'l', s.chunk}, {'c', chunks},
+        {'d', chunks + 1}, {'h', s.heads}, {'p', s.head_dim}, {'n', s.state}, {'g', s.groups}, {'x', s.convolved()}};
   }
 
   void run() {
@@ -58,14 +56,12 @@ class Expansion {
     tensors_ = {{"out", out}};
     bool is_of_it = false;
     for (const RowCells& row : rows_of_table(torch_mixer_files().front().content))
-      if (row.front().starts_with(": "))
-        is_of_it = row.front().substr(2) == to_string(kernel_.function);
-      else if (is_of_it)
-        add(row);
+      if (row.front().starts_with(": ")) is_of_it = row.front().substr(2) == to_string(kernel_.function);
+      else if (is_of_it) add(row);
     finish(out);
     layer_.operations.erase(after - 1, end);
     layer_.operations.insert(layer_.operations.begin() + static_cast<std::ptrdiff_t>(place_),
-                             std::make_move_iterator(operations_.begin()), std::make_move_iterator(operations_.end()));
+        std::make_move_iterator(operations_.begin()), std::make_move_iterator(operations_.end()));
   }
 
  private:
@@ -82,11 +78,11 @@ class Expansion {
     const bool narrow = size.starts_with('~');
     const std::int64_t all = elements(size.substr(narrow ? 1 : 0));
     return writer_.tensor({.name = std::string(name),
-                           .per_token = all / positions_,
-                           .type = bytes    ? ElementType::kByte
-                                   : narrow ? ElementType::kCompute
-                                            : ElementType::kFp32,
-                           .per_sequence = all % positions_});
+        .per_token = all / positions_,
+        .type = bytes    ? ElementType::kByte
+                : narrow ? ElementType::kCompute
+                         : ElementType::kFp32,
+        .per_sequence = all % positions_});
   }
   Index named(std::string_view name) const {
     if (name.front() == '$') return kernel_.inputs[at(name[1] - '0')];

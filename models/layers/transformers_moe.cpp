@@ -1,13 +1,11 @@
-// transformers 5: the router's softmax in fp32 and its top-k cast back
-// (models/qwen3_moe/modeling_qwen3_moe.py, Qwen3MoeTopKRouter), then integrations/moe.py,
-// grouped_mm_experts_forward: experts sorted, tokens and weights gathered in that order, one
-// grouped product for gate and up, silu(gate) * up on its halves, one for down, times the weights,
-// gathered back and summed over the experts of a token, all in the compute dtype; what goes into a
-// product and comes out has the rows of other ranks' experts set to zero. Kept: softmax its output,
-// top-k and the gathers their indices, products their inputs, the weighing both of its factors.
-// What a shared expert makes is added behind, wherever it is made. Routers whose scores have a
-// factor (DeepseekV3TopkRouter, Glm4MoeTopkRouter) multiply fp32 copies of the rows and of their
-// weight, and the scores stay fp32, so that rows that they weigh are, too.
+// transformers 5: the router's softmax in fp32 and its top-k cast back (models/qwen3_moe/modeling_qwen3_moe.py,
+// Qwen3MoeTopKRouter), then integrations/moe.py, grouped_mm_experts_forward: experts sorted, tokens and weights
+// gathered in that order, one grouped product for gate and up, silu(gate) * up on its halves, one for down, times the
+// weights, gathered back and summed over the experts of a token, all in the compute dtype; what goes into a product and
+// comes out has the rows of other ranks' experts set to zero. Kept: softmax its output, top-k and the gathers their
+// indices, products their inputs, the weighing both of its factors. What a shared expert makes is added behind,
+// wherever it is made. Routers whose scores have a factor (DeepseekV3TopkRouter, Glm4MoeTopkRouter) multiply fp32
+// copies of the rows and of their weight, and the scores stay fp32, so that rows that they weigh are, too.
 //
 // The layer's operations from the router's logits to the sum stand in for each other: those of the
 // shared expert stay, weights of gate and up become one.
@@ -57,10 +55,9 @@ constexpr MixtureCode kMixtureCode[] = {
     {.family = "cohere2_moe", .chooses_logits = true, .scales_sum = true},
 };
 // The router is defined behind the experts.
-constexpr std::string_view kRouterLast[] = {
-    "qwen3_moe",     "mellum",   "deepseek_v2",  "deepseek_v3", "glm4_moe", "glm4_moe_lite",
-    "solar_open",    "dots1",    "exaone_moe",   "kimi_linear", "llama4",   "axk1",
-    "deepseek_ocr2", "mistral4", "deepseek_v32", "glm_moe_dsa", "lfm2_moe"};
+constexpr std::string_view kRouterLast[] = {"qwen3_moe", "mellum", "deepseek_v2", "deepseek_v3", "glm4_moe",
+    "glm4_moe_lite", "solar_open", "dots1", "exaone_moe", "kimi_linear", "llama4", "axk1", "deepseek_ocr2", "mistral4",
+    "deepseek_v32", "glm_moe_dsa", "lfm2_moe"};
 
 class ExpertRewriter : LayerWriter {
  public:
@@ -101,14 +98,10 @@ class ExpertRewriter : LayerWriter {
     top_k_ = width(topk.outputs.front());
     hidden_ = last->n;
     const Index input = named("gather_rows")->inputs.front();
-    if (is_dense_)
-      route_all(logits, input);
-    else if (has_biases_)
-      route_chosen(logits);
-    else if (code_.chooses_logits)
-      route_chosen(logits, old[at(begin - old.begin()) + 1].function, normalizes);
-    else
-      route(logits, old[at(begin - old.begin()) + 1].function, normalizes);
+    if (is_dense_) route_all(logits, input);
+    else if (has_biases_) route_chosen(logits);
+    else if (code_.chooses_logits) route_chosen(logits, old[at(begin - old.begin()) + 1].function, normalizes);
+    else route(logits, old[at(begin - old.begin()) + 1].function, normalizes);
     if (!is_dense_) gather(input);
     compute(*first, *last);
     const bool shares = (last + 1)->name != "zeros_like";
@@ -209,8 +202,7 @@ class ExpertRewriter : LayerWriter {
     return output;
   }
 
-  // gpt-oss' softmax is over the chosen logits alone, in their dtype; Cohere's scores of them are
-  // in fp32, or sigmoids.
+  // gpt-oss' softmax is over the chosen logits alone, in their dtype; Cohere's scores of them are in fp32, or sigmoids.
   void route_chosen(Index logits, Function score = Function::kSoftmax, bool normalizes = false) {
     const Index best = activation("chosen_logits", top_k_);
     expert_ = activation("expert", top_k_, ElementType::kInt64);
@@ -240,8 +232,7 @@ class ExpertRewriter : LayerWriter {
     return divided;
   }
 
-  // Llama 4: every expert is given every token, weighed by its score, which is 0 for all but the
-  // best.
+  // Llama 4: every expert is given every token, weighed by its score, which is 0 for all but the best.
   void route_all(Index logits, Index input) {
     const std::int64_t experts = width(logits);
     const Index best = activation("chosen_logits", top_k_);

@@ -7,8 +7,7 @@
 
 namespace foreshard {
 
-// Rewrites what models/layers/moe.cpp wrote, where the layer has experts
-// (ExpertKernels::kTransformers).
+// Rewrites what models/layers/moe.cpp wrote, where the layer has experts (ExpertKernels::kTransformers).
 void use_transformers_experts(LayerSpec& layer, std::string_view family);
 
 // Parameters of a block as its modules define them, which is not as they are used: attention, what

@@ -1,8 +1,6 @@
-// Each key is one rewriting of the layers' operation lists, in the order lora
-// (models/layers/lora.h), batch.documents, experts, attention, loss
-// (models/layers/loss_variants.h), float8, compile
-// (models/layers/compiled.h). Sizes are per token; T tokens, width d of all heads, h heads, V
-// vocabulary.
+// Each key is one rewriting of the layers' operation lists, in the order lora (models/layers/lora.h), batch.documents,
+// experts, attention, loss (models/layers/loss_variants.h), float8, compile
+// (models/layers/compiled.h). Sizes are per token; T tokens, width d of all heads, h heads, V vocabulary.
 //
 // attention (models/layers/attention_kernels.h; kernel's own memory in backward;
 // aten/src/ATen/native/transformers/cuda of 2.11):
@@ -239,11 +237,10 @@ void cache_parts(LayerSpec& layer) {
   ops.insert(attends, cached.begin(), cached.end());
 }
 
-// What attention reads of keys and values are copies behind those of earlier tokens, of which there
-// are none (transformers, cache_utils.py, DynamicLayer.update). The cache has them until the
-// model's arguments go, with which a checkpointed block holds it. Keys that the tables of an fp32
-// stream have rotated are fp32, and values are cached in the dtype of keys; autocast's attention
-// reads casts of both.
+// What attention reads of keys and values are copies behind those of earlier tokens, of which there are none
+// (transformers, cache_utils.py, DynamicLayer.update). The cache has them until the model's arguments go, with which a
+// checkpointed block holds it. Keys that the tables of an fp32 stream have rotated are fp32, and values are cached in
+// the dtype of keys; autocast's attention reads casts of both.
 void cache_keys(LayerSpec& layer, const Plan& plan) {
   if (plan.attention != AttentionKernel::kEager) cache_parts(layer);
   std::vector<Operation>& ops = layer.operations;
@@ -282,9 +279,8 @@ void cache_keys(LayerSpec& layer, const Plan& plan) {
 
 // --- buffers ---
 
-// Accelerate's FSDP1 (utils/dataclasses.py, set_mixed_precision) and DeepSpeed's engine cast fp32
-// buffers, too: sinusoids, and BART's bias of the logits. A model that is made in 16 bits has them
-// so.
+// Accelerate's FSDP1 (utils/dataclasses.py, set_mixed_precision) and DeepSpeed's engine cast fp32 buffers, too:
+// sinusoids, and BART's bias of the logits. A model that is made in 16 bits has them so.
 void cast_buffers(LayerSpec& layer, const Plan& plan) {
   const bool of_accelerate = plan.runtime.kind == RuntimeKind::kFsdp1 && plan.autocast;
   const bool narrow =
@@ -294,17 +290,14 @@ void cast_buffers(LayerSpec& layer, const Plan& plan) {
   const bool biased =
       layer.role == LayerRole::kLoss && !layer.tensors.empty() && tensor(layer, 0).type == ElementType::kFp32;
   for (TensorSpec& each : layer.tensors) {
-    if (each.name == kSinusoids || each.name == "biased_logits")
-      layer.resident_bytes /= 2;
-    else if (!biased || each.per_token == 0)
-      continue;
+    if (each.name == kSinusoids || each.name == "biased_logits") layer.resident_bytes /= 2;
+    else if (!biased || each.per_token == 0) continue;
     each.type = ElementType::kCompute;
   }
 }
 
 // A causal mask of all positions, a byte for each pair, that a module makes with itself
-// (nn.Buffer; transformers 5.24, models/FAMILY/modeling_FAMILY.py): the attention of each block, or
-// the model.
+// (nn.Buffer; transformers 5.24, models/FAMILY/modeling_FAMILY.py): the attention of each block, or the model.
 struct OwnMask {
   std::string_view family;
   LayerRole role = LayerRole::kLoss;
@@ -421,17 +414,16 @@ void add_column_sums(LayerSpec& layer) {
     const std::int64_t columns = summed.shape.front();
     TensorSpec product = tensor(layer, op.outputs.front());
     TensorSpec rows = {.name = std::string(kColumnSums),
-                       .per_token = product.per_token,
-                       .per_position = product.per_position,
-                       .fixed = columns,
-                       .type = ElementType::kByte,
-                       .per_sequence = product.per_sequence,
-                       .split = product.split,
-                       .by_pairs = product.by_pairs};
+        .per_token = product.per_token,
+        .per_position = product.per_position,
+        .fixed = columns,
+        .type = ElementType::kByte,
+        .per_sequence = product.per_sequence,
+        .split = product.split,
+        .by_pairs = product.by_pairs};
     if (product.per_token % columns == 0 && product.per_sequence % columns == 0 && product.per_position % columns == 0)
       rows.per_token /= columns, rows.per_sequence /= columns, rows.per_position /= columns;
-    else
-      rows.split *= columns;
+    else rows.split *= columns;
     product.name = op.name + " of each row";
     if (is_weight) op.backward_workspace.push_back(add_tensor(layer, std::move(product)));
     op.backward_workspace.push_back(add_tensor(layer, std::move(rows)));

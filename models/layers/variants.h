@@ -1,7 +1,6 @@
-// What the plan's keys lora, batch.documents, batch.images, experts, compile, attention, loss,
-// logits and float8 make of a model: adapters beside its layers, shorter attention, as many images
-// in each sample, and other kernels for the same arithmetic, so other saved tensors, other
-// temporaries and other passes over memory.
+// What the plan's keys lora, batch.documents, batch.images, experts, compile, attention, loss, logits and float8 make
+// of a model: adapters beside its layers, shorter attention, as many images in each sample, and other kernels for the
+// same arithmetic, so other saved tensors, other temporaries and other passes over memory.
 //
 // The model as build_model makes it is eager PyTorch with flash attention whose kernels need
 // nothing but their results. The rules, their sources, and what each costs stand in variants.cpp.

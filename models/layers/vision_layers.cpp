@@ -17,17 +17,11 @@ using Renames = std::vector<std::pair<std::string_view, std::string_view>>;
 // What decoder_block calls them, and what they are called here.
 const Renames& block_names(std::string_view family) {
   static const Renames kVit = {{"self_attn_layer_norm", "layernorm_before"},
-                               {"self_attn.q_proj", "attention.attention.query"},
-                               {"self_attn.k_proj", "attention.attention.key"},
-                               {"self_attn.v_proj", "attention.attention.value"},
-                               {"self_attn.out_proj", "attention.output.dense"},
-                               {"final_layer_norm", "layernorm_after"},
-                               {"fc1", "intermediate.dense"},
-                               {"fc2", "output.dense"}};
-  static const Renames kClip = {{"self_attn_layer_norm", "layer_norm1"},
-                                {"final_layer_norm", "layer_norm2"},
-                                {"fc1", "mlp.fc1"},
-                                {"fc2", "mlp.fc2"}};
+      {"self_attn.q_proj", "attention.attention.query"}, {"self_attn.k_proj", "attention.attention.key"},
+      {"self_attn.v_proj", "attention.attention.value"}, {"self_attn.out_proj", "attention.output.dense"},
+      {"final_layer_norm", "layernorm_after"}, {"fc1", "intermediate.dense"}, {"fc2", "output.dense"}};
+  static const Renames kClip = {{"self_attn_layer_norm", "layer_norm1"}, {"final_layer_norm", "layer_norm2"},
+      {"fc1", "mlp.fc1"}, {"fc2", "mlp.fc2"}};
   return family == "clip" || family == "llava" ? kClip : kVit;
 }
 
@@ -97,8 +91,8 @@ LayerSpec tower_block(const VisionDims& dims, const Place& place) {
   const TowerDims& tower = dims.tower;
   LayerSpec layer =
       encoder_block({place.tower ? "vision" : dims.family, tower.hidden, tower.heads, tower.ffn, tower.quick_gelu,
-                     tower.dropout, tower.attention_dropout, tower.branch_weights, tower.gated},
-                    dims.family, Mask::kNone);
+                        tower.dropout, tower.attention_dropout, tower.branch_weights, tower.gated},
+          dims.family, Mask::kNone);
   layer.domain = domain_of(place, tower.positions());
   layer.tower = place.tower;
   return layer;
@@ -160,8 +154,7 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
   const std::int64_t hidden = tower.hidden;
   const std::int64_t pixels = tower.channels * tower.patch * tower.patch;
   LayerWriter layer(place.tower ? "vision embedding" : dims.family + " embedding", LayerRole::kEmbedding,
-                    {.name = "pixel_values", .per_token = pixels, .type = ElementType::kFp32},
-                    domain_of(place, tower.patches()));
+      {.name = "pixel_values", .per_token = pixels, .type = ElementType::kFp32}, domain_of(place, tower.patches()));
   layer.layer().tower = place.tower;
   const auto cast = layer.tensor({.name = "pixels", .per_token = pixels});
   layer.pass("pixels_to_dtype", Function::kCast, {0}, {cast}).gradient = GradientRule::kNone;
@@ -217,13 +210,12 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
     return layer.finish(output);
   }
   const Index rows = lookup(layer, "vision_model.embeddings.position_embedding", {tower.positions(), hidden},
-                            {.name = "position_embedding", .fixed = tower.positions() * hidden});
+      {.name = "position_embedding", .fixed = tower.positions() * hidden});
   const Index sum = add(layer, sequence("embedding_sum"), {tokens, rows});
   return layer.finish(layer_norm(layer, "vision_model.pre_layrnorm", sequence("pre_norm"), hidden, sum));
 }
 
-// The position that classifies or is compared, as a view: its gradient is the others' zeros and its
-// own.
+// The position that classifies or is compared, as a view: its gradient is the others' zeros and its own.
 Index class_token(LayerWriter& layer, const TowerDims& tower) {
   const Index token = layer.tensor({.name = "class_token", .per_token = tower.hidden});
   const Index rest = layer.tensor({.name = "other_tokens", .per_token = (tower.positions() - 1) * tower.hidden});

@@ -23,8 +23,8 @@ void tensor_fields(Io& io, TensorSpec& t, const std::string& key) {
   io.optional(t.per_token != 0, "per_token", t.per_token, 0, kPerToken);
   io.optional(t.per_position != 0, "per_position", t.per_position, 0, kPerToken);
   io.optional(t.by_pairs, "by_pairs", t.by_pairs);
-  io.optional(t.per_image == 0 && t.per_sequence != 0, "per_sequence", t.per_sequence, below(t.per_token > 0),
-              kElements);
+  io.optional(
+      t.per_image == 0 && t.per_sequence != 0, "per_sequence", t.per_sequence, below(t.per_token > 0), kElements);
   io.optional(t.by_samples, "by_samples", t.by_samples);
   io.optional(t.per_image != 0, "per_image", t.per_image, 0, kPerToken);
   io.optional(t.fixed != 0, "fixed", t.fixed, below(t.per_token > 0 || t.per_position > 0), kElements);
@@ -63,8 +63,8 @@ void fields(Io& io, AttentionShape& s) {
   io.optional(s.broadcasts, "broadcasts", s.broadcasts);
   io.optional(s.window > 0, "window", s.window, 0, std::int64_t{1} << 40);
   io.require(s.heads % s.kv_heads == 0, "kv_heads",
-             fmt::format("{} key/value heads do not divide {} heads", s.kv_heads, s.heads),
-             fmt::format("a divisor of {}", s.heads));
+      fmt::format("{} key/value heads do not divide {} heads", s.kv_heads, s.heads),
+      fmt::format("a divisor of {}", s.heads));
 }
 
 template <typename Io>
@@ -75,7 +75,7 @@ void fields(Io& io, ScanShape& s) {
   io.optional(true, "groups", s.groups, 1, kMostHeads);
   io.optional(true, "chunk", s.chunk, 1, kMostHeads);
   io.require(s.heads % s.groups == 0, "groups", fmt::format("{} groups do not divide {} heads", s.groups, s.heads),
-             fmt::format("a divisor of {}", s.heads));
+      fmt::format("a divisor of {}", s.heads));
 }
 
 // What with_defaults() gives an operation is `usual`.

@@ -1,5 +1,4 @@
-// What an operation usually saves is what derivatives.yaml of PyTorch names: see
-// models/layers/layers.cpp.
+// What an operation usually saves is what derivatives.yaml of PyTorch names: see models/layers/layers.cpp.
 #include "models/yaml/model_yaml_layer.h"
 #include "sim/base/lookup.h"
 
@@ -35,13 +34,10 @@ Indices usually_saved(const Operation& op) {
     case Function::kSilu:
     case Function::kConvolve:
     case Function::kGelu:
-    case Function::kCrossEntropy:
-      return op.inputs;
+    case Function::kCrossEntropy: return op.inputs;
     case Function::kRelu:
-    case Function::kLogSoftmax:
-      return op.outputs;
-    case Function::kAttention:
-      return saved_by_attention(op);
+    case Function::kLogSoftmax: return op.outputs;
+    case Function::kAttention: return saved_by_attention(op);
     case Function::kScan:
     case Function::kDeltaRule:
       saved = op.inputs;
@@ -53,8 +49,7 @@ Indices usually_saved(const Operation& op) {
       saved = op.inputs;
       append(saved, results);
       return saved;
-    default:
-      return saved;
+    default: return saved;
   }
 }
 
@@ -92,17 +87,13 @@ Function function_of(std::string_view word) {
 
 OperationKind usual_kind(Function function) {
   return value_of(function,
-                  {{Function::kMatrixProduct, OperationKind::kGemm},
-                   {Function::kAttention, OperationKind::kAttention},
-                   {Function::kRmsNorm, OperationKind::kNorm},
-                   {Function::kLayerNorm, OperationKind::kNorm},
-                   {Function::kScan, OperationKind::kScan},
-                   {Function::kDeltaRule, OperationKind::kScan},
-                   {Function::kEmbedding, OperationKind::kEmbedding},
-                   {Function::kLogSoftmax, OperationKind::kSoftmaxLoss},
-                   {Function::kNegativeLogLikelihood, OperationKind::kSoftmaxLoss},
-                   {Function::kCrossEntropy, OperationKind::kSoftmaxLoss}},
-                  OperationKind::kElementwise);
+      {{Function::kMatrixProduct, OperationKind::kGemm}, {Function::kAttention, OperationKind::kAttention},
+          {Function::kRmsNorm, OperationKind::kNorm}, {Function::kLayerNorm, OperationKind::kNorm},
+          {Function::kScan, OperationKind::kScan}, {Function::kDeltaRule, OperationKind::kScan},
+          {Function::kEmbedding, OperationKind::kEmbedding}, {Function::kLogSoftmax, OperationKind::kSoftmaxLoss},
+          {Function::kNegativeLogLikelihood, OperationKind::kSoftmaxLoss},
+          {Function::kCrossEntropy, OperationKind::kSoftmaxLoss}},
+      OperationKind::kElementwise);
 }
 
 Operation with_defaults(Operation op, const LayerSpec& layer) {

@@ -17,10 +17,9 @@
 //       - embedding
 //       - {kind: block, name: "layers.{}", repeat: 12}
 //
-// Every field is sim/spec/model_spec.h's; `foreshard schema model` lists them, and
-// models/examples/tinyllama-1.1b.yaml is one with comments. `op` is a function (linear for
-// matrix_product); what it usually saves, releases and is called is filled in and may be said
-// otherwise.
+// Every field is sim/spec/model_spec.h's; `foreshard schema model` lists them, and models/examples/tinyllama-1.1b.yaml
+// is one with comments. `op` is a function (linear for matrix_product); what it usually saves, releases and is called
+// is filled in and may be said otherwise.
 //
 // Every failure is a ConfigError at the wrong place: unknown keys and words; names that are not
 // declared, not written yet, written twice or never used; sizes that are negative, too large or do

@@ -29,7 +29,7 @@ std::map<std::int32_t, int> balance_of(const LayerProgram& program) {
     }
   };
   for (const LayerPhaseProgram* phase :
-       {&program.forward, &program.recompute, &program.backward, &program.free_ignored_gradients})
+      {&program.forward, &program.recompute, &program.backward, &program.free_ignored_gradients})
     visit(*phase);
   for (const LayerPhaseProgram& phase : program.free_gradients) visit(phase);
   for (const LayerPhaseProgram& phase : program.free_last_gradient) visit(phase);
@@ -151,17 +151,17 @@ class Checker {
             if (written == read) continue;
             throw node.error(fmt::format("{} reads {} elements where {} hands on {} ({} samples of {} positions, "
                                          "{} images each)",
-                                         quote(model_.order[to].name), read, quote(model_.order[from].name), written,
-                                         shape.samples, shape.sequence, shape.images),
-                             "tensors of equal size");
+                                 quote(model_.order[to].name), read, quote(model_.order[from].name), written,
+                                 shape.samples, shape.sequence, shape.images),
+                "tensors of equal size");
           }
         });
     const auto type = [](const LayerSpec& layer, std::int16_t t) { return layer.tensors[at(t)].type; };
     if (type(writer, writer.output) == type(reader, tensor)) return;
     throw node.error(fmt::format("{} reads {} where {} hands on {}", quote(model_.order[to].name),
-                                 word_in(kTypeWords, type(reader, tensor)), quote(model_.order[from].name),
-                                 word_in(kTypeWords, type(writer, writer.output))),
-                     "tensors of one type");
+                         word_in(kTypeWords, type(reader, tensor)), quote(model_.order[from].name),
+                         word_in(kTypeWords, type(writer, writer.output))),
+        "tensors of one type");
   }
 
   void check_chains() const {
@@ -175,8 +175,8 @@ class Checker {
       check_fit(l - 1, l, 0);
       if (layer.joins < 0) continue;
       if (open.empty()) {
-        throw places_.layers[l].error("no layer's output waits to be joined",
-                                      "an embedding above, which begins a chain");
+        throw places_.layers[l].error(
+            "no layer's output waits to be joined", "an embedding above, which begins a chain");
       }
       check_fit(open.back() - 1, l, layer.joins);
       open.pop_back();
@@ -184,7 +184,7 @@ class Checker {
     if (open.empty()) return;
     throw places_.layers[open.back()].error(
         fmt::format("{} begins a chain, and no layer joins it with {}", quote(model_.order[open.back()].name),
-                    quote(model_.order[open.back() - 1].name)),
+            quote(model_.order[open.back() - 1].name)),
         "a later layer with joins");
   }
 
@@ -194,8 +194,8 @@ class Checker {
       for (const ParameterSpec& other : layer.parameters)
         if (!other.tied && other.shape == again.shape) return;
     }
-    throw places_.kinds[k].error(fmt::format("{} is no other parameter again", quote(again.name)),
-                                 "one of its shape that is not tied");
+    throw places_.kinds[k].error(
+        fmt::format("{} is no other parameter again", quote(again.name)), "one of its shape that is not tied");
   }
 
   void check_tying() const {
@@ -218,8 +218,7 @@ class Checker {
             layer.role == LayerRole::kHead && p == 0 && table != nullptr && table->shape == layer.parameters[p].shape;
         if (!fits || !model_.tied_embeddings) {
           throw places_.kinds[k].error(fmt::format("{} is tied to no table", quote(layer.parameters[p].name)),
-                                       "the head's first parameter, of the shape of the embedding's first, and "
-                                       "tied_embeddings: true");
+              "the head's first parameter, of the shape of the embedding's first, and tied_embeddings: true");
         }
         ties = true;
       }
@@ -243,15 +242,15 @@ class Checker {
         const LayerProgram program = build_layer_program(layer, options);
         check_balance(layer, program);
         const bool differentiates = layer.role != LayerRole::kEmbedding || layer.has_trainable();
-        FORESHARD_CHECK(!differentiates || !program.backward.actions.empty(),
-                        "no gradient arrives at anything it could go to");
+        FORESHARD_CHECK(
+            !differentiates || !program.backward.actions.empty(), "no gradient arrives at anything it could go to");
         for (std::size_t p = 0; p < layer.parameters.size() && !layer.unread; ++p) {
           FORESHARD_CHECK(program.weight_gradients[p] >= 0 || !layer.parameters[p].trainable,
-                          "no gradient arrives at " + layer.parameters[p].name);
+              "no gradient arrives at " + layer.parameters[p].name);
         }
       } catch (const Error& error) {
         throw node.error(fmt::format("the layer cannot be differentiated: {}", reason_of(error)),
-                         "operations that lead from its input to its output");
+            "operations that lead from its input to its output");
       }
     }
   }

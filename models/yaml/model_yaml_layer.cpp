@@ -25,7 +25,7 @@ std::int16_t DeclaredNames::find(const ConfigNode& node) const {
   const auto at = numbers_.find(name);
   if (at != numbers_.end()) return at->second;
   throw node.error(fmt::format("there is no {} {}", noun_, quote(name)), fmt::format("a {} declared above", noun_),
-                   nearest_spelling(name, names_));
+      nearest_spelling(name, names_));
 }
 
 namespace {
@@ -34,7 +34,7 @@ class LayerReader {
  public:
   LayerReader(const ConfigNode& node, std::string name) : node_(node) {
     node.allow_only({"name", "role", "domain", "tower", "unread", "resident_bytes", "nested", "tensors", "joins",
-                     "parameters", "operations", "output"});
+        "parameters", "operations", "output"});
     layer_.name = read_text(node, "name", std::move(name));
   }
 
@@ -49,8 +49,8 @@ class LayerReader {
     read_parameters();
     const ConfigNode operations = node_.at("operations", "a list of operations");
     if (operations.elements().empty() || operations.elements().size() > model_limits::kNames) {
-      throw operations.error("there are no operations, or too many",
-                             fmt::format("1 to {} operations", model_limits::kNames));
+      throw operations.error(
+          "there are no operations, or too many", fmt::format("1 to {} operations", model_limits::kNames));
     }
     for (const ConfigNode& each : operations.elements()) read_operation(each);
     const ConfigNode output = node_.at("output", "the tensor that the next layer reads");
@@ -67,8 +67,8 @@ class LayerReader {
                              : layer_.role == LayerRole::kEmbedding ? 1
                                                                     : 0;
     if (node->elements().size() > most) {
-      throw node->error("too many modules that may be units",
-                        fmt::format("at most {} in a block, 1 in an embedding", kMostParts));
+      throw node->error(
+          "too many modules that may be units", fmt::format("at most {} in a block, 1 in an embedding", kMostParts));
     }
     for (const ConfigNode& each : node->elements()) {
       const std::string name = each.as_string();
@@ -86,7 +86,7 @@ class LayerReader {
     const auto at = std::ranges::find(layer_.nested, name);
     if (at == layer_.nested.end()) {
       throw value->error(fmt::format("{} is no module inside the layer", quote(name)), "a name of nested",
-                         nearest_spelling(name, layer_.nested));
+          nearest_spelling(name, layer_.nested));
     }
     return static_cast<std::int8_t>(at - layer_.nested.begin() + 1);
   }
@@ -114,7 +114,7 @@ class LayerReader {
       layer_.joins = tensors_.find(*joins);
       if (layer_.joins == 0 || layer_.role == LayerRole::kEmbedding) {
         throw joins->error("a layer joins a second tensor to its input",
-                           "a tensor behind the first one, in a layer that is no embedding");
+            "a tensor behind the first one, in a layer that is no embedding");
       }
       state(layer_.joins).is_written = true;
     }
@@ -152,8 +152,7 @@ class LayerReader {
     Indices numbers;
     if (node.is_sequence())
       for (const ConfigNode& each : node.elements()) numbers.push_back(find(each));
-    else
-      numbers.push_back(find(node));
+    else numbers.push_back(find(node));
     return numbers;
   }
   Indices tensor_list(const ConfigNode& node, std::string_view key, Indices otherwise) const {
@@ -164,8 +163,7 @@ class LayerReader {
 
   void read_operation(const ConfigNode& node) {
     FieldNames names{{"op", "name", "kind", "inputs", "outputs", "parameters", "saved", "released",
-                      "backward_temporaries", "forward_workspace", "backward_workspace", "products",
-                      "backward_products", "part"}};
+        "backward_temporaries", "forward_workspace", "backward_workspace", "products", "backward_products", "part"}};
     Operation op;
     operation_fields(names, op, op);
     node.allow_only(std::span<const std::string_view>(names.names));
@@ -191,10 +189,10 @@ class LayerReader {
       if (products == nullptr) continue;
       for (const ConfigNode& each : products->elements()) {
         each.allow_only({"n", "k", "rows", "steps"});
-        op.products.push_back({read_size(each, "n", 0, model_limits::kWidth, 0),
-                               read_size(each, "k", 0, model_limits::kWidth, 0),
-                               tensors_.find(each.at("rows", "a tensor, whose bytes are the number")),
-                               tensors_.find(each.at("steps", "a tensor, whose bytes are the number")), backward});
+        op.products.push_back(
+            {read_size(each, "n", 0, model_limits::kWidth, 0), read_size(each, "k", 0, model_limits::kWidth, 0),
+                tensors_.find(each.at("rows", "a tensor, whose bytes are the number")),
+                tensors_.find(each.at("steps", "a tensor, whose bytes are the number")), backward});
       }
     }
     FieldReader reader(node);
@@ -211,12 +209,12 @@ class LayerReader {
       const Index t = tensors_.find(each);
       if (!state(t).is_written)
         throw each.error(fmt::format("nothing has written {} yet", quote(tensors_.name(t))),
-                         "the layer's input, what it joins, or an output of an operation above");
+            "the layer's input, what it joins, or an output of an operation above");
       if (state(t).is_taken)
         throw each.error(fmt::format("{} was overwritten by an in_place operation above", quote(tensors_.name(t))));
       if (state(t).is_released)
         throw each.error(fmt::format("{} was released above", quote(tensors_.name(t))),
-                         "released in the last operation that reads it, or later");
+            "released in the last operation that reads it, or later");
       return t;
     });
   }
@@ -227,7 +225,7 @@ class LayerReader {
       const Index t = tensors_.find(each);
       if (state(t).is_written)
         throw each.error(fmt::format("{} is written twice, or is the layer's input", quote(tensors_.name(t))),
-                         "a tensor of its own for each result");
+            "a tensor of its own for each result");
       state(t).is_written = true;
       return t;
     });
@@ -239,7 +237,7 @@ class LayerReader {
     const Index p = parameters_.find(node);
     if (is_used_[at(p)]) {
       throw node.error(fmt::format("two operations of the layer use {}", quote(parameters_.name(p))),
-                       "a parameter of its own for each operation");
+          "a parameter of its own for each operation");
     }
     is_used_[at(p)] = true;
     return p;
@@ -263,7 +261,7 @@ class LayerReader {
       for (const Index t : list) {
         if (state(t).is_written) continue;
         throw place(key).error(fmt::format("{} is not there yet", quote(tensors_.name(t))),
-                               "tensors that this operation or one above has written");
+            "tensors that this operation or one above has written");
       }
     };
     require_written("saved", op.saved);
@@ -301,7 +299,7 @@ class LayerReader {
       throw node.error("n and k do not follow from the weight's shape", "n and k, or [n, k]");
     if (weight % checked_multiply(op.n, op.k) != 0) {
       throw node.error(fmt::format("a weight of {} elements is no matrix of {} x {}, nor several", weight, op.n, op.k),
-                       "n x k = elements of the weight");
+          "n x k = elements of the weight");
     }
     // (A filter reads what lies around a position, too.)
     const bool is_filter = op.groups == 1 && layer_.parameters[at(op.parameters.front())].shape.size() > 2;
@@ -310,8 +308,8 @@ class LayerReader {
     const auto check = [&](Index t, const char* what, std::int64_t features) {
       if (width(t) == 0 || width(t) % features == 0) return;
       throw node.error(fmt::format("{} has {} features per token, the weight's {} is {}", quote(tensors_.name(t)),
-                                   width(t), what, features),
-                       "sizes that the product fits");
+                           width(t), what, features),
+          "sizes that the product fits");
     };
     check(op.inputs.front(), "k", op.k);
     check(op.outputs.front(), "n", op.n);
@@ -319,15 +317,14 @@ class LayerReader {
 
   void check_whole(const ConfigNode& output) const {
     if (layer_.output == 0 || !states_[at(layer_.output)].is_written) {
-      throw output.error(fmt::format("no operation writes {}", quote(tensors_.name(layer_.output))),
-                         "an output of an operation");
+      throw output.error(
+          fmt::format("no operation writes {}", quote(tensors_.name(layer_.output))), "an output of an operation");
     }
     const Index buffer = states_[at(layer_.output)].buffer;
     if (buffer == 0 || buffer == layer_.joins) {
-      throw output.error(fmt::format("{} is a view (or, in one dtype, no cast) of what the layer "
-                                     "reads",
-                                     quote(tensors_.name(layer_.output))),
-                         "a tensor of the layer's own");
+      throw output.error(fmt::format("{} is a view (or, in one dtype, no cast) of what the layer reads",
+                             quote(tensors_.name(layer_.output))),
+          "a tensor of the layer's own");
     }
     std::size_t parts = 1;
     for (std::size_t o = 1; o < layer_.operations.size(); ++o)
@@ -341,7 +338,7 @@ class LayerReader {
       if (s.is_written || s.is_workspace) continue;
       const auto i = static_cast<Index>(t);
       throw tensors_.node(i).error(fmt::format("no operation uses {}", quote(tensors_.name(i))),
-                                   "an operation that writes it, or no such tensor");
+          "an operation that writes it, or no such tensor");
     }
     for (std::size_t t = 0; t < states_.size(); ++t) {
       const State& s = states_[t];
@@ -355,8 +352,8 @@ class LayerReader {
     for (std::size_t p = 0; p < is_used_.size(); ++p) {
       if (is_used_[p]) continue;
       const auto i = static_cast<Index>(p);
-      throw parameters_.node(i).error(fmt::format("no operation uses {}", quote(parameters_.name(i))),
-                                      "an operation with it among its parameters");
+      throw parameters_.node(i).error(
+          fmt::format("no operation uses {}", quote(parameters_.name(i))), "an operation with it among its parameters");
     }
   }
 

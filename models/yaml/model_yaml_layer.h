@@ -40,8 +40,8 @@ inline bool read_flag(const ConfigNode& node, std::string_view key, bool otherwi
   return value == nullptr ? otherwise : value->as_bool();
 }
 
-inline std::int64_t read_size(const ConfigNode& node, std::string_view key, std::int64_t least, std::int64_t most,
-                              std::int64_t otherwise) {
+inline std::int64_t read_size(
+    const ConfigNode& node, std::string_view key, std::int64_t least, std::int64_t most, std::int64_t otherwise) {
   const ConfigNode* value = node.find(key);
   return value == nullptr ? otherwise : value->as_int(least, most);
 }
@@ -98,8 +98,8 @@ void located(const ConfigNode& node, Run run) {
 // In the order of the enumerations.
 inline constexpr std::array<std::string_view, 6> kRoleWords = {"embedding", "block", "norm", "head", "loss", "inner"};
 inline constexpr std::array<std::string_view, 5> kTypeWords = {"compute", "fp32", "bf16", "int64", "byte"};
-inline constexpr std::array<std::string_view, 7> kKindWords = {"gemm",      "attention", "norm", "elementwise",
-                                                               "embedding", "loss",      "scan"};
+inline constexpr std::array<std::string_view, 7> kKindWords = {
+    "gemm", "attention", "norm", "elementwise", "embedding", "loss", "scan"};
 inline constexpr std::array<std::string_view, 4> kGradientWords = {"own", "alias", "alias_first", "none"};
 
 template <std::size_t N, typename E>
@@ -117,9 +117,8 @@ Function function_of(std::string_view word);
 // The kind that operations of the function usually have.
 OperationKind usual_kind(Function function);
 
-// What follows from `start`, whose function, kind, inputs, outputs, parameters and
-// transposed_weight are set: name, saved and released tensors, n and k, gradient rule,
-// kept_by_selective.
+// What follows from `start`, whose function, kind, inputs, outputs, parameters and transposed_weight are set: name,
+// saved and released tensors, n and k, gradient rule, kept_by_selective.
 Operation with_defaults(Operation start, const LayerSpec& layer);
 
 }

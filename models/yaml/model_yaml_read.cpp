@@ -1,7 +1,6 @@
-// A layer is read in the order tensors, parameters, operations: each names what stands before it.
-// Checks that need the whole layer follow, then those of the whole model: that each layer reads
-// what the one before it hands on, that chains are joined, and that every layer can be
-// differentiated, for which sim/graph/layers/layer_program.h is asked.
+// A layer is read in the order tensors, parameters, operations: each names what stands before it. Checks that need the
+// whole layer follow, then those of the whole model: that each layer reads what the one before it hands on, that chains
+// are joined, and that every layer can be differentiated, for which sim/graph/layers/layer_program.h is asked.
 #include <fmt/format.h>
 
 #include <array>
@@ -65,7 +64,7 @@ class OrderReader {
     const std::size_t place = name.find("{}");
     if (place == std::string::npos || node.has("same_as")) {
       throw node.error("layers that are repeated have numbers in their names",
-                       "a name with {}, for example layers.{}, and no same_as");
+          "a name with {}, for example layers.{}, and no same_as");
     }
     for (std::int64_t i = 0; i < repeat; ++i) {
       std::string numbered = name;
@@ -113,7 +112,7 @@ class OrderReader {
 ModelSpec parse_model_yaml(const ConfigNode& root) {
   if (!root.is_mapping()) throw root.error("no model stands here", "'key: value' lines, for example model: my-model");
   root.allow_only({"model", "family", "source", "hidden", "vocabulary", "positions", "fixed_sequence", "image_tokens",
-                   "calls", "tied_embeddings", "head_first", "block_prefix", "numerics", "layers", "order"});
+      "calls", "tied_embeddings", "head_first", "block_prefix", "numerics", "layers", "order"});
   ModelSpec model;
   model.name = root.at("model", "the model's name").as_string();
   model.family = read_text(root, "family", "custom");

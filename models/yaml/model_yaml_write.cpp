@@ -159,7 +159,7 @@ class LayerText {
       for (const SideProduct& p : op.products) {
         if (p.backward != backward) continue;
         products.push_back(fmt::format("{{n: {}, k: {}, rows: {}, steps: {}}}", p.n, p.k, as_yaml(tensors_[at(p.rows)]),
-                                       as_yaml(tensors_[at(p.steps)])));
+            as_yaml(tensors_[at(p.steps)])));
       }
       const std::string list = fmt::format("[{}]", fmt::join(products, ", "));
       if (!products.empty()) say(backward ? "backward_products" : "products", list);

@@ -32,10 +32,8 @@ std::vector<Group> groups_of(const std::vector<AccuracyRow>& rows) {
       const std::string& by = group.first;
       const std::string& value = group.second;
       const auto found = std::ranges::find_if(groups, [&](const Group& g) { return g.by == by && g.value == value; });
-      if (found == groups.end())
-        groups.push_back({by, value, {&row}});
-      else
-        found->rows.push_back(&row);
+      if (found == groups.end()) groups.push_back({by, value, {&row}});
+      else found->rows.push_back(&row);
     }
   }
   std::ranges::stable_sort(groups, {}, &Group::by);
@@ -57,17 +55,9 @@ void add_summary(const AccuracySummary& s, Json& json) {
 }
 
 std::vector<std::string> cells_of(const std::string& name, const AccuracySummary& s) {
-  return {name,
-          std::to_string(s.rows),
-          std::to_string(s.scored),
-          percent_text(s.median_abs_error),
-          percent_text(s.p90_abs_error),
-          signed_percent(s.bias),
-          percent_text(s.coverage_50),
-          percent_text(s.coverage_80),
-          percent_text(s.coverage),
-          percent_text(s.half_width),
-          percent_text(s.crps)};
+  return {name, std::to_string(s.rows), std::to_string(s.scored), percent_text(s.median_abs_error),
+      percent_text(s.p90_abs_error), signed_percent(s.bias), percent_text(s.coverage_50), percent_text(s.coverage_80),
+      percent_text(s.coverage), percent_text(s.half_width), percent_text(s.crps)};
 }
 
 std::string quantity_text(const AccuracyRow& row, double value) {
@@ -95,10 +85,8 @@ void add_unscored(const std::vector<AccuracyRow>& rows, std::vector<std::string>
   for (const AccuracyRow& row : rows) {
     if (row.scored) continue;
     const auto found = std::ranges::find_if(reasons, [&](const auto& each) { return each.first == row.reason; });
-    if (found == reasons.end())
-      reasons.emplace_back(row.reason, 1);
-    else
-      ++found->second;
+    if (found == reasons.end()) reasons.emplace_back(row.reason, 1);
+    else ++found->second;
   }
   std::ranges::stable_sort(reasons, [](const auto& a, const auto& b) { return a.second > b.second; });
   constexpr std::size_t kMostReasons = 12;
@@ -106,8 +94,7 @@ void add_unscored(const std::vector<AccuracyRow>& rows, std::vector<std::string>
     lines.push_back(fmt::format("  not scored: {} x {}", reasons[i].second, reasons[i].first));
 }
 
-// How many measurements lie in central intervals of each level: a forecast of honest intervals is
-// on the diagonal.
+// How many measurements lie in central intervals of each level: a forecast of honest intervals is on the diagonal.
 Json reliability_json(const std::vector<AccuracyRow>& rows) {
   return json_list(
       kReliabilityLevels,
@@ -206,16 +193,9 @@ Json accuracy_json(const std::vector<AccuracyRow>& rows) {
   });
   Json list = Json::array();
   for (const AccuracyRow& row : rows) {
-    list.push_back({{"id", row.id},
-                    {"line", row.line},
-                    {"quantity", row.quantity},
-                    {"measured", row.measured},
-                    {"predicted", row.predicted},
-                    {"low", row.low},
-                    {"high", row.high},
-                    {"error", row.error()},
-                    {"scored", row.scored},
-                    {"reason", row.reason}});
+    list.push_back({{"id", row.id}, {"line", row.line}, {"quantity", row.quantity}, {"measured", row.measured},
+        {"predicted", row.predicted}, {"low", row.low}, {"high", row.high}, {"error", row.error()},
+        {"scored", row.scored}, {"reason", row.reason}});
     if (row.fit_probability) list.back()["fit_probability"] = *row.fit_probability;
     if (row.ran_where_sure) list.back()["ran_where_sure"] = *row.ran_where_sure;
     if (row.facts.empty()) continue;
@@ -226,25 +206,20 @@ Json accuracy_json(const std::vector<AccuracyRow>& rows) {
   const RankCorrelation ranking = rank_correlation(rows, kRankedDifference);
   Json json;
   json["summary"] = std::move(summary);
-  json["balanced"] = {{"by", balanced.by},
-                      {"groups", balanced.groups},
-                      {"median_abs_error", balanced.median_abs_error},
-                      {"p90_abs_error", balanced.p90_abs_error},
-                      {"bias", balanced.bias}};
+  json["balanced"] = {{"by", balanced.by}, {"groups", balanced.groups}, {"median_abs_error", balanced.median_abs_error},
+      {"p90_abs_error", balanced.p90_abs_error}, {"bias", balanced.bias}};
   json["ranking"] = {{"difference", kRankedDifference}, {"pairs", ranking.pairs}, {"tau", ranking.tau}};
   json["reliability"] = reliability_json(rows);
   const FitChecks fits = fit_checks(rows);
-  json["fits"] = {{"ran", fits.ran},
-                  {"said_to_fit", fits.said_to_fit},
-                  {"sure", fits.sure},
-                  {"would_not_have_fitted", fits.would_not_have_fitted}};
+  json["fits"] = {{"ran", fits.ran}, {"said_to_fit", fits.said_to_fit}, {"sure", fits.sure},
+      {"would_not_have_fitted", fits.would_not_have_fitted}};
   json["groups"] = std::move(groups);
   json["rows"] = std::move(list);
   return json;
 }
 
-std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::string& title, ShownRows shown,
-                          Color color) {
+std::string accuracy_text(
+    const std::vector<AccuracyRow>& rows, const std::string& title, ShownRows shown, Color color) {
   const Paint paint(color);
   std::vector<std::string> lines = {paint.bold(title)};
   if (rows.empty()) {
@@ -256,24 +231,23 @@ std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::strin
       cells_of("all", summarize_accuracy(pointers(rows)))};
   if (const BalancedSummary b = summarize_balanced(rows); b.groups > 1) {
     table.push_back({fmt::format("balanced over {} groups", b.groups), "", "", percent_text(b.median_abs_error),
-                     percent_text(b.p90_abs_error), signed_percent(b.bias), "", "", "", "", ""});
+        percent_text(b.p90_abs_error), signed_percent(b.bias), "", "", "", "", ""});
   }
   for (const Group& group : groups_of(rows))
     table.push_back(cells_of(fmt::format("{} {}", group.by, group.value), summarize_accuracy(group.rows)));
   for (const std::string& line : aligned(table)) lines.push_back("  " + line);
   if (const RankCorrelation r = rank_correlation(rows, kRankedDifference); r.pairs > 0) {
     lines.push_back(fmt::format("  order of pairs that differ by more than {}: tau {:.3f} ({} pairs)",
-                                percent_text(kRankedDifference), r.tau, r.pairs));
+        percent_text(kRankedDifference), r.tau, r.pairs));
   }
   if (const FitChecks fits = fit_checks(rows); fits.ran > 0) {
-    lines.push_back(fmt::format("  {} steps that ran: said to fit with a half or more: {}", fits.ran,
-                                percent_text(fits.said_to_fit)));
+    lines.push_back(fmt::format(
+        "  {} steps that ran: said to fit with a half or more: {}", fits.ran, percent_text(fits.said_to_fit)));
     if (fits.sure > 0) {
       lines.push_back(
-          fmt::format("  {} measured peaks, on the smallest GPU that is said to hold them with {}: {} would "
-                      "not "
-                      "have fitted",
-                      fits.sure, percent_text(kConfidence), percent_text(fits.would_not_have_fitted)));
+          fmt::format("  {} measured peaks, on the smallest GPU that is said to hold them with {}: {} would not have "
+                      "fitted",
+              fits.sure, percent_text(kConfidence), percent_text(fits.would_not_have_fitted)));
     }
   }
   add_unscored(rows, lines);
@@ -282,7 +256,7 @@ std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::strin
   table = {{worst ? "worst" : "newest", "forecast", "measured", "error"}};
   for (const AccuracyRow* row : shown_rows(rows, shown)) {
     table.push_back({worst ? row->id + " " + row->quantity : row->id, quantity_text(*row, row->predicted),
-                     quantity_text(*row, row->measured), row->scored ? signed_percent(row->error()) : row->reason});
+        quantity_text(*row, row->measured), row->scored ? signed_percent(row->error()) : row->reason});
   }
   for (const std::string& line : aligned(table)) lines.push_back("  " + line);
   return fmt::format("{}\n", fmt::join(lines, "\n"));

@@ -22,8 +22,7 @@ struct AccuracyRow {
   double measured = 0;
   double predicted = 0, low = 0, high = 0;
   AccuracyGroups groups;  // what it counts in: "host", its value
-  // What its interval rests on beside the machine (calibration/first_looks.h); empty where it has
-  // no such part.
+  // What its interval rests on beside the machine (calibration/first_looks.h); empty where it has no such part.
   std::vector<std::pair<std::string, double>> facts = {};
   bool scored = true;
   std::string reason;  // why it is not
@@ -78,14 +77,12 @@ struct RankCorrelation {
 };
 RankCorrelation rank_correlation(const std::vector<AccuracyRow>& rows, double difference);
 
-// Of each quantity and group of the first kind `count` scored rows become anchors, no longer
-// scored: of equal parts of the group ordered by forecast, those with the narrowest interval, and
-// of these the one in the middle, as somebody chooses a run who has the forecasts and no
-// measurement; of equal forecasts by a hash of the id. The anchor nearest by forecast moves each of
-// its group's other forecasts: four fifths of what it says, for a single run carries an error of
-// its own, and less the less the two forecasts are alike. What lies outside the anchor's own
-// interval is taken as that run's alone: an anchor counts as at most the interval's end. Intervals
-// are half as wide, as logarithms.
+// Of each quantity and group of the first kind `count` scored rows become anchors, no longer scored: of equal parts of
+// the group ordered by forecast, those with the narrowest interval, and of these the one in the middle, as somebody
+// chooses a run who has the forecasts and no measurement; of equal forecasts by a hash of the id. The anchor nearest by
+// forecast moves each of its group's other forecasts: four fifths of what it says, for a single run carries an error of
+// its own, and less the less the two forecasts are alike. What lies outside the anchor's own interval is taken as that
+// run's alone: an anchor counts as at most the interval's end. Intervals are half as wide, as logarithms.
 std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count);
 
 // Forecasts without measurements, and a hash over them, so that a later comparison with new rows is
@@ -95,8 +92,7 @@ Json frozen_forecasts(const std::vector<AccuracyRow>& rows);
 // are not scored. Throws Error(kInvalidInput) where the hash does not fit or no row was frozen.
 std::vector<AccuracyRow> with_frozen(std::vector<AccuracyRow> rows, const Json& frozen);
 
-// One row per validation; `line` is its id. Rows whose times are no positive finite numbers are not
-// scored.
+// One row per validation; `line` is its id. Rows whose times are no positive finite numbers are not scored.
 std::vector<AccuracyRow> accuracy_rows(const std::vector<HistoryRow>& history);
 
 // DESIGN section 11: summary, groups, rows; and balanced, ranking.

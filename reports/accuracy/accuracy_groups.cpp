@@ -39,8 +39,8 @@ double weighted_quantile(std::vector<Weighted> values, double p) {
 std::uint64_t order_of(const AccuracyRow& row) { return Fingerprint().add(row.id).value(); }
 
 Json forecast_json(const AccuracyRow& row) {
-  return {{"id", row.id},   {"line", row.line}, {"quantity", row.quantity}, {"predicted", row.predicted},
-          {"low", row.low}, {"high", row.high}};
+  return {{"id", row.id}, {"line", row.line}, {"quantity", row.quantity}, {"predicted", row.predicted},
+      {"low", row.low}, {"high", row.high}};
 }
 
 // A version 5 UUID (RFC 4122): 122 bits of the SHA-1 of the text.
@@ -72,8 +72,8 @@ Anchor anchor_of(const std::vector<AccuracyRow*>& rows) {
   double narrowest = std::numeric_limits<double>::infinity();
   for (const AccuracyRow* row : rows) narrowest = std::min(narrowest, width_of(*row));
   std::vector<AccuracyRow*> sure;
-  std::ranges::copy_if(rows, std::back_inserter(sure),
-                       [&](const AccuracyRow* row) { return width_of(*row) <= kAsNarrow * narrowest; });
+  std::ranges::copy_if(
+      rows, std::back_inserter(sure), [&](const AccuracyRow* row) { return width_of(*row) <= kAsNarrow * narrowest; });
   AccuracyRow& anchor = *sure[sure.size() / 2];
   anchor.scored = false;
   anchor.reason = "anchor of its group";

@@ -19,8 +19,7 @@ class Weights {
     for (std::size_t level = 0; level < kLevels; ++level) seconds_[level] += shares.seconds_[level] * seconds;
   }
   double total() const { return sum_of<double>(seconds_, std::identity()); }
-  // nullopt where there is no time to weigh. Never measured: a forecast reads a curve, however well
-  // that was measured.
+  // nullopt where there is no time to weigh. Never measured: a forecast reads a curve, however well that was measured.
   std::optional<Evidence> weakest() const {
     const double whole = total();
     if (whole <= 0) return std::nullopt;
@@ -51,10 +50,8 @@ Weights shares_of(const EventGraph& graph, const Work& work, const CostModel& co
   }
   Weights shares;
   const double total = seconds.total();
-  if (total > 0)
-    shares.add(seconds, 1 / total);
-  else
-    shares.add(otherwise, 1);
+  if (total > 0) shares.add(seconds, 1 / total);
+  else shares.add(otherwise, 1);
   return shares;
 }
 

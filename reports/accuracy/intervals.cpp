@@ -13,8 +13,7 @@ std::vector<Interval> united(std::vector<Interval> intervals) {
     if (interval.end <= interval.begin) continue;
     if (count > 0 && interval.begin <= intervals[count - 1].end)
       intervals[count - 1].end = std::max(intervals[count - 1].end, interval.end);
-    else
-      intervals[count++] = interval;
+    else intervals[count++] = interval;
   }
   intervals.resize(count);
   return intervals;
@@ -28,10 +27,8 @@ Time overlap(const std::vector<Interval>& a, const std::vector<Interval>& b) {
     const Time begin = std::max(a[i].begin, b[j].begin);
     const Time end = std::min(a[i].end, b[j].end);
     if (begin < end) sum += end - begin;
-    if (a[i].end < b[j].end)
-      ++i;
-    else
-      ++j;
+    if (a[i].end < b[j].end) ++i;
+    else ++j;
   }
   return sum;
 }

@@ -34,9 +34,8 @@ namespace {
 // Attention as micro-benchmarks time it, serving kernels with their caches included.
 //
 //   t = F/(e*P) * (1 + s0/S) * (1 + c0/C) * (1 + w*(ceil(C)/C - 1)) + r*Q/BW + t0
-// C = B*h*ceil(S/128)/SM as in sim/spec/calibration.h, ceil(C)/C at most 4, Q the bytes of queries,
-// keys, values and outputs, r how often they are moved. All relative to a GPU's figures, so that a
-// fit moves to another GPU.
+// C = B*h*ceil(S/128)/SM as in sim/spec/calibration.h, ceil(C)/C at most 4, Q the bytes of queries, keys, values and
+// outputs, r how often they are moved. All relative to a GPU's figures, so that a fit moves to another GPU.
 // The prior weighs like one row that fits to 5 %, with the spreads below between GPUs and kernels.
 struct MicroAttention {
   double efficiency = 0.5;
@@ -74,11 +73,9 @@ MicroAttention fit_micro_attention(const std::vector<AttentionRow>& rows, const 
     log_errors(
         rows, [&](auto& row) { return attention_seconds(model, row, gpu); }, out);
     const double off[kConstants] = {std::log(model.efficiency / usual.efficiency) / 1.0,
-                                    std::log(model.s_half / usual.s_half) / 1.5,
-                                    (model.c_half - usual.c_half) / 1.0,
-                                    (model.wave - usual.wave) / 0.3,
-                                    (model.moves - usual.moves) / 1.5,
-                                    std::log(model.overhead / usual.overhead) / 0.7};
+        std::log(model.s_half / usual.s_half) / 1.5, (model.c_half - usual.c_half) / 1.0,
+        (model.wave - usual.wave) / 0.3, (model.moves - usual.moves) / 1.5,
+        std::log(model.overhead / usual.overhead) / 0.7};
     for (std::size_t i = 0; i < kConstants; ++i) out[rows.size() + i] = kRowError * off[i];
   };
   return of(solve(problem));
@@ -141,11 +138,11 @@ class AttentionJudge {
     const auto here = [&](const AttentionRow& each) { return each.gpu == row.gpu && same_kind(each, row); };
     const auto key = [&](int rule, std::string_view where) {
       return fmt::format("{} {} {} {} {} {} {} {}", rule, where, row.gpu, row.kernel, row.head_dim, pass_word(row.pass),
-                         row.causal, row.source);
+          row.causal, row.source);
     };
     const auto priced = [&](const Fitted& fit, double spread, const char* rule) {
       return Choice{attention_seconds(fit.model, row, gpu),
-                    std::hypot(kResidualsToForecast * fit.residual, kNinetyPercent * spread), rule};
+          std::hypot(kResidualsToForecast * fit.residual, kNinetyPercent * spread), rule};
     };
     if (const auto fit = fitted(key(1, ""), gpu, kEnough, [&](const AttentionRow& each) {
           return here(each) && each.source != row.source && program_of(each) == program;
@@ -157,8 +154,8 @@ class AttentionJudge {
           }))
         return priced(*fit, 0, "shapes left out");
     }
-    if (const auto fit = fitted(key(3, ""), gpu, kFew,
-                                [&](const AttentionRow& each) { return here(each) && each.source != row.source; }))
+    if (const auto fit = fitted(
+            key(3, ""), gpu, kFew, [&](const AttentionRow& each) { return here(each) && each.source != row.source; }))
       return priced(*fit, kOtherProgram, "another program");
     if (const auto moved = moved_fit(row, gpu, kFew, key(4, program)))
       return priced(*moved, kMovedSpread, "another GPU");
@@ -174,8 +171,8 @@ class AttentionJudge {
     return fold_in(row);
   }
   std::size_t fold_in(const AttentionRow& row) {
-    const std::string kind = fmt::format("{} {} {} {} {} {}", row.source, row.gpu, row.kernel, row.head_dim,
-                                         pass_word(row.pass), row.causal);
+    const std::string kind = fmt::format(
+        "{} {} {} {} {} {}", row.source, row.gpu, row.kernel, row.head_dim, pass_word(row.pass), row.causal);
     auto found = by_heads_.find(kind);
     if (found == by_heads_.end()) {
       bool differ = false;
@@ -196,9 +193,8 @@ class AttentionJudge {
     std::optional<Fitted> result;
     if (rows.size() >= fewest) {
       Fitted fit{fit_micro_attention(rows, gpu), 0};
-      auto logs = list_of<double>(rows, [&](const AttentionRow& each) {
-        return std::log(attention_seconds(fit.model, each, gpu) / each.seconds);
-      });
+      auto logs = list_of<double>(rows,
+          [&](const AttentionRow& each) { return std::log(attention_seconds(fit.model, each, gpu) / each.seconds); });
       // A handful of rows fits better than it forecasts.
       constexpr double kLeast = 0.04;
       fit.residual = std::max(kLeast, log_quantile(logs, 0.9));
@@ -244,12 +240,12 @@ class AttentionJudge {
       found = models_.emplace(name, CostModel(cluster, load_profile(row.gpu), choices)).first;
     }
     Kernel kernel = {.kind = KernelKind::kAttention,
-                     .function = Function::kAttention,
-                     .causal = row.causal,
-                     .m = static_cast<std::int64_t>(row.batch),
-                     .n = static_cast<std::int64_t>(row.sequence),
-                     .k = row.head_dim,
-                     .heads = static_cast<std::int64_t>(row.heads)};
+        .function = Function::kAttention,
+        .causal = row.causal,
+        .m = static_cast<std::int64_t>(row.batch),
+        .n = static_cast<std::int64_t>(row.sequence),
+        .k = row.head_dim,
+        .heads = static_cast<std::int64_t>(row.heads)};
     const bool both = row.pass == AttentionPass::kBoth;
     double seconds = 0;
     constexpr double kBackwardShare = 2.5 / 3.5;

@@ -34,8 +34,7 @@ bool is_gather(CollectiveOperation operation) {
   return operation == CollectiveOperation::kAllGather || operation == CollectiveOperation::kReduceScatter;
 }
 
-// Curves without one source, made when first asked for. Of all sources that nobody published they
-// are the same.
+// Curves without one source, made when first asked for. Of all sources that nobody published they are the same.
 class Curves {
  public:
   Curves() {
@@ -112,8 +111,7 @@ class Residuals {
   double half_width(const NcclRow& row) const {
     constexpr double kUnknown = 1.1;  // a factor of three
     const SizeClass size = size_class(row.bytes);
-    // Meshes of links and PCIe trees differ from machine to machine, and no rows of them were
-    // fitted.
+    // Meshes of links and PCIe trees differ from machine to machine, and no rows of them were fitted.
     const bool is_irregular =
         row.system.generation == GpuGeneration::kVolta || row.kind == FabricKind::kPcie || !row.system.nvswitch;
     if (is_inside(row.kind) && is_irregular) return kUnknown;
@@ -123,9 +121,8 @@ class Residuals {
     };
     const std::vector<double> own = residuals(all_, row.source, is_same);
     if (own.size() >= kFewest) return quantile(own, kLevel);
-    const std::vector<double> any = residuals(all_, row.source, [&](const Residual& r) {
-      return is_inside(r.kind) == is_inside(row.kind) && r.size == size;
-    });
+    const std::vector<double> any = residuals(all_, row.source,
+        [&](const Residual& r) { return is_inside(r.kind) == is_inside(row.kind) && r.size == size; });
     return any.size() >= kFewest ? std::max(kUnknown, quantile(any, kLevel)) : kUnknown;
   }
 
@@ -133,9 +130,8 @@ class Residuals {
   // differ and not the fabrics.
   double swept_half_width(const NcclRow& row) const {
     const SizeClass size = size_class(row.bytes);
-    std::vector<double> found = residuals(swept_, row.source, [&](const Residual& r) {
-      return r.size == size && is_inside(r.kind) == is_inside(row.kind);
-    });
+    std::vector<double> found = residuals(swept_, row.source,
+        [&](const Residual& r) { return r.size == size && is_inside(r.kind) == is_inside(row.kind); });
     if (found.size() < kFewest)
       found = residuals(swept_, row.source, [&](const Residual& r) { return r.size == size; });
     // Run to run on one machine; where protocols change, sizes differ more.
@@ -192,15 +188,12 @@ std::vector<AccuracyRow> score(const CsvTable& table, const std::vector<NcclRow>
     out.low = out.predicted * std::exp(-width);
     out.high = out.predicted * std::exp(width);
     const std::int64_t nodes = row.system.nodes;
-    out.groups = {{"table", row.id.substr(0, row.id.find('_'))},
-                  {"gpu", row.gpu},
-                  {"nodes", std::to_string(row.hosts)},
-                  {"collective", to_string(*row.collective)},
-                  {"size", kSizeNames[at(size_class(row.bytes))]},
-                  {"how", !sweep.empty()                                                      ? "other collective"
-                          : nodes > 1                                                         ? "unseen network"
-                          : row.system.ranks_per_node == 8 && row.kind == FabricKind::kNvlink ? "unseen 8-GPU node"
-                                                                                              : "unseen node"}};
+    out.groups = {{"table", row.id.substr(0, row.id.find('_'))}, {"gpu", row.gpu}, {"nodes", std::to_string(row.hosts)},
+        {"collective", to_string(*row.collective)}, {"size", kSizeNames[at(size_class(row.bytes))]},
+        {"how", !sweep.empty()                                                      ? "other collective"
+                : nodes > 1                                                         ? "unseen network"
+                : row.system.ranks_per_node == 8 && row.kind == FabricKind::kNvlink ? "unseen 8-GPU node"
+                                                                                    : "unseen node"}};
     scored.push_back(std::move(out));
   }
   return scored;

@@ -1,6 +1,5 @@
-// Fits are made when a row first needs them and kept: per GPU and type without a source, or without
-// a fold of (n, k) families of the only source. They start from the shipped curve, which costs a
-// few steps of the search.
+// Fits are made when a row first needs them and kept: per GPU and type without a source, or without a fold of (n, k)
+// families of the only source. They start from the shipped curve, which costs a few steps of the search.
 //
 // Intervals: the 90 % quantile of what the shipped curves leave on the published rows of other
 // sources in the row's size class, times 1.2, for a source that was left out is missed by that
@@ -34,11 +33,8 @@ struct GemmSize {
   double below;
   const char* name;
 };
-constexpr GemmSize kGemmSizes[] = {{1e10, "below 10 GFLOP"},
-                                   {1e11, "10 to 100 GFLOP"},
-                                   {1e12, "0.1 to 1 TFLOP"},
-                                   {1e13, "1 to 10 TFLOP"},
-                                   {1e300, "above 10 TFLOP"}};
+constexpr GemmSize kGemmSizes[] = {{1e10, "below 10 GFLOP"}, {1e11, "10 to 100 GFLOP"}, {1e12, "0.1 to 1 TFLOP"},
+    {1e13, "1 to 10 TFLOP"}, {1e300, "above 10 TFLOP"}};
 
 std::size_t size_of(const GemmRow& row) {
   std::size_t i = 0;

@@ -1,12 +1,11 @@
 // How well single kernels are forecast: rows of published files of products, attention and
 // memory-bound operations, each by constants that its own source had no part in.
 //
-// Every row of the table comes back, in its order. `quantity` is latency_us (from tflops where the
-// cell is empty); groups: gpu, source, dtype (or kernel), size. A row of a source that is among the
-// published ones is forecast by a fit without that source; where the GPU has no other, by one
-// without the row's shape family (products: n and k; attention: heads; memory-bound: size). The
-// "rule" group says which. GPUs and kernels are matched as free text; a kernel that no name fits
-// takes the GPU's usual one. Rows that hold no usable figures are not scored and say why.
+// Every row of the table comes back, in its order. `quantity` is latency_us (from tflops where the cell is empty);
+// groups: gpu, source, dtype (or kernel), size. A row of a source that is among the published ones is forecast by a fit
+// without that source; where the GPU has no other, by one without the row's shape family (products: n and k; attention:
+// heads; memory-bound: size). The "rule" group says which. GPUs and kernels are matched as free text; a kernel that no
+// name fits takes the GPU's usual one. Rows that hold no usable figures are not scored and say why.
 //
 // low .. high are 90 % intervals: from the errors of the fit on its rows, and from how far sources
 // and GPUs are apart where the row is of another.
@@ -33,15 +32,13 @@ std::vector<AccuracyRow> score_memory_bound(const CsvTable& table);
 // Forecasts of published collectives (nccl-tests tables) against what was measured, each from its
 // own columns alone: gpu, n_gpus, n_nodes, network, nccl_version, collective, bytes.
 //
-// Nothing is forecast by what it was fitted on. The curves are refitted without the row's source;
-// where the other of all_gather and reduce_scatter of the same fabric was published, its sweep is
-// the forecast ("other collective"), else the fabric is unseen. Measured columns of the table that
-// is scored reach no forecast, unless it is given as `known`.
+// Nothing is forecast by what it was fitted on. The curves are refitted without the row's source; where the other of
+// all_gather and reduce_scatter of the same fabric was published, its sweep is the forecast ("other collective"), else
+// the fabric is unseen. Measured columns of the table that is scored reach no forecast, unless it is given as `known`.
 
 // One row per row of the table, in its order; quantity time_us_oop, in us. Groups: table, gpu,
 // nodes, collective, size, how. Rows that say nothing are there with the reason.
-// Throws Error(kInvalidInput) where the table is not of nccl-tests' columns, ConfigError where it
-// is no table.
+// Throws Error(kInvalidInput) where the table is not of nccl-tests' columns, ConfigError where it is no table.
 std::vector<AccuracyRow> score_collectives(const CsvTable& table);
 
 enum class CollectiveKnowledge : std::uint8_t {
@@ -50,8 +47,7 @@ enum class CollectiveKnowledge : std::uint8_t {
 };
 std::vector<AccuracyRow> score_collectives(const CsvTable& table, CollectiveKnowledge knowledge);
 
-// With the rows of `known` beside the published ones: sweeps of the other collective on the same
-// fabric.
+// With the rows of `known` beside the published ones: sweeps of the other collective on the same fabric.
 std::vector<AccuracyRow> score_collectives(const CsvTable& table, const CsvTable& known);
 
 // What the scores of kernels share (reports/accuracy/score_kernels.h).
@@ -68,8 +64,8 @@ std::vector<AccuracyRow> judged(const CsvTable& table, Judge judge, const std::v
   for (std::size_t i = 0; i < read.size(); ++i) {
     AccuracyRow row = begin_row(table, i);
     row.groups = groups(read[i]);
-    rows.push_back(read[i].problem.empty() ? judge.score(std::move(row), read[i])
-                                           : set_aside(std::move(row), read[i].problem));
+    rows.push_back(
+        read[i].problem.empty() ? judge.score(std::move(row), read[i]) : set_aside(std::move(row), read[i].problem));
   }
   return rows;
 }

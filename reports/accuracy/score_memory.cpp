@@ -45,14 +45,10 @@ std::vector<MemoryRead> read_rows(const CsvTable& table, const std::vector<Machi
     row.seconds = positive_of(table, i, "latency_us") * 1e-6;
     const double rate = positive_of(table, i, "gbs") * kGiga;
     if (row.seconds == 0 && row.bytes > 0 && rate > 0) row.seconds = row.bytes / rate;
-    if (row.gpu.empty())
-      row.problem = fmt::format("the catalogue has no GPU '{}'", cell_of(table, i, "gpu"));
-    else if (contains(row.operation, "step time"))
-      row.problem = "a whole step, not one operation";
-    else if (row.seconds == 0)
-      row.problem = "no latency_us above zero, and no bytes_counted with a rate";
-    else if (row.bytes == 0 && !is_period(row))
-      row.problem = "bytes_counted is no number above zero";
+    if (row.gpu.empty()) row.problem = fmt::format("the catalogue has no GPU '{}'", cell_of(table, i, "gpu"));
+    else if (contains(row.operation, "step time")) row.problem = "a whole step, not one operation";
+    else if (row.seconds == 0) row.problem = "no latency_us above zero, and no bytes_counted with a rate";
+    else if (row.bytes == 0 && !is_period(row)) row.problem = "bytes_counted is no number above zero";
     rows.push_back(std::move(row));
   }
   return rows;

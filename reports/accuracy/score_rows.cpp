@@ -29,8 +29,8 @@ std::string absurdity(double measured_s, double predicted_s, double flops, Flops
   constexpr double kMostOfPeak = 1.3;
   constexpr double kUnit = 100;
   if (flops > 0 && flops / measured_s > kMostOfPeak * peak.value()) {
-    return fmt::format("{:.0f} TFLOP/s are more than the GPU's peak of {:.0f}", flops / measured_s / 1e12,
-                       peak.value() / 1e12);
+    return fmt::format(
+        "{:.0f} TFLOP/s are more than the GPU's peak of {:.0f}", flops / measured_s / 1e12, peak.value() / 1e12);
   }
   const double ratio = measured_s / predicted_s;
   if (ratio > kUnit || ratio < 1 / kUnit)

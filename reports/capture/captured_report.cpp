@@ -95,8 +95,7 @@ class Pricer {
   std::size_t own_;
 };
 
-// Between 1/kUnknownFactor and kUnknownFactor, spread evenly over the draws in an order of their
-// own.
+// Between 1/kUnknownFactor and kUnknownFactor, spread evenly over the draws in an order of their own.
 double unknown_draw(int k) {
   const double place = (as_double((k * 13) % kDraws) + 0.5) / kDraws;
   return std::pow(kUnknownFactor, 2 * place - 1);
@@ -149,8 +148,8 @@ void add_memory(const Cluster& cluster, CapturedForecast& made) {
   report.at_peak = categories_at_peak(forecast.memory);
 }
 
-std::vector<KernelTime> kernel_times(const Capture& capture, const CapturedGraph& captured, const EventGraph& graph,
-                                     const CostModel& costs) {
+std::vector<KernelTime> kernel_times(
+    const Capture& capture, const CapturedGraph& captured, const EventGraph& graph, const CostModel& costs) {
   std::map<std::int32_t, KernelTime> by_name;
   double all = 0;
   const FactorDraw center = costs.center();
@@ -190,7 +189,7 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
     warnings.push_back(
         fmt::format("captured as on {}: which kernels libraries choose on {} may differ; foreshard-null --gpu "
                     "{} captures them",
-                    capture.gpu, cluster.gpu.key, cluster.gpu.key));
+            capture.gpu, cluster.gpu.key, cluster.gpu.key));
   }
   const std::vector<KernelTime> unknown = unknown_kernels(made);
   double share = sum_of<double>(unknown, &KernelTime::share);
@@ -198,18 +197,17 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
     warnings.push_back(
         fmt::format("{:.0f} % of the kernels' time is of {} kernels that are priced "
                     "by their bytes alone: the interval is wide",
-                    100 * share, unknown.size()));
+            100 * share, unknown.size()));
   }
   if (made.captured.retained > Bytes(1 << 20)) {
     warnings.push_back(
         fmt::format("each step leaves {} of tensors behind: something keeps them "
                     "across steps (outputs or losses in a list?)",
-                    format_bytes(made.captured.retained)));
+            format_bytes(made.captured.retained)));
   }
   if (made.captured.run_peak_reserved > made.captured.peak_reserved) {
     warnings.push_back(fmt::format("before its steady step the program allocated up to {} and reserved up to {}",
-                                   format_bytes(made.captured.run_peak_allocated),
-                                   format_bytes(made.captured.run_peak_reserved)));
+        format_bytes(made.captured.run_peak_allocated), format_bytes(made.captured.run_peak_reserved)));
   }
   append(warnings, made.faults);
   for (const std::int64_t rank : made.missing) {
@@ -259,15 +257,14 @@ namespace {
 // Every send has a receive, in their order.
 void check_transfers(const std::vector<Capture>& captures, const std::vector<CapturedGraph>& all) {
   const auto count = [&](std::size_t of, std::size_t with, Exchange::Side side) {
-    return std::ranges::count_if(all[of].graph.exchanges,
-                                 [&](const Exchange& e) { return at(e.peer) == with && e.side == side; });
+    return std::ranges::count_if(
+        all[of].graph.exchanges, [&](const Exchange& e) { return at(e.peer) == with && e.side == side; });
   };
   for (std::size_t from = 0; from < all.size(); ++from) {
     for (std::size_t to = 0; to < all.size(); ++to) {
       const auto sent = count(from, to, Exchange::Side::kSend), received = count(to, from, Exchange::Side::kReceive);
       if (sent == received) continue;
-      throw Error(
-          ExitCode::kInvalidInput,
+      throw Error(ExitCode::kInvalidInput,
           fmt::format(
               "{}: rank {} sends {} times a step to rank {}, which receives {} times; expected captures of one program",
               captures[from].path, captures[from].rank, sent, captures[to].rank, received));
@@ -280,14 +277,13 @@ std::vector<std::int64_t> ranks_of(const std::vector<Capture>& captures, const C
   for (const Capture& capture : captures) {
     if (cluster.gpus != capture.world) {
       throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: is of rank {} of {}, the cluster has {} GPUs; expected --cluster "
-                              "{}x{}, or a capture with --world {}",
-                              capture.path, capture.rank, capture.world, cluster.gpus, capture.world, cluster.gpu.key,
-                              cluster.gpus));
+          fmt::format("{}: is of rank {} of {}, the cluster has {} GPUs; expected --cluster "
+                      "{}x{}, or a capture with --world {}",
+              capture.path, capture.rank, capture.world, cluster.gpus, capture.world, cluster.gpu.key, cluster.gpus));
     }
     if (contains(ranks, capture.rank)) {
       throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: is another of rank {}; expected one of each", capture.path, capture.rank));
+          fmt::format("{}: is another of rank {}; expected one of each", capture.path, capture.rank));
     }
     ranks.push_back(capture.rank);
   }
@@ -314,8 +310,8 @@ CapturedForecast forecast_captures(const std::vector<Capture>& captures, const P
   if (all.size() > 1) {
     forecast.graph.pipeline_rank = static_cast<std::int32_t>(made.shown);
     for (std::size_t r = 0; r < all.size(); ++r) {
-      forecast.graph.pipeline.push_back(r == made.shown ? nullptr
-                                                        : std::make_shared<const EventGraph>(std::move(all[r].graph)));
+      forecast.graph.pipeline.push_back(
+          r == made.shown ? nullptr : std::make_shared<const EventGraph>(std::move(all[r].graph)));
     }
   }
   forecast.plan = plan;
@@ -325,8 +321,8 @@ CapturedForecast forecast_captures(const std::vector<Capture>& captures, const P
   std::vector<RankPricer> ranks;
   for (std::size_t r = 0; r < all.size(); ++r) {
     const bool own = r == made.shown;
-    ranks.emplace_back(captures[r], own ? made.captured : all[r], own ? forecast.graph : *forecast.graph.pipeline[r],
-                       costs);
+    ranks.emplace_back(
+        captures[r], own ? made.captured : all[r], own ? forecast.graph : *forecast.graph.pipeline[r], costs);
   }
   const Pricer pricer(std::move(ranks), made.shown);
   forecast.costs = pricer.price(costs.center(), 1);
@@ -419,9 +415,7 @@ std::string capture_text(const Capture& capture, const CapturedForecast& made) {
   std::string text;
   if (made.ranks.size() > 1)
     text = fmt::format("\nof the captured ranks {}, the fullest:", fmt::join(made.ranks, ", "));
-  text += fmt::format(
-      "\ncaptured: rank {} of {} of `{}`, {} launches in {} events; its host takes {} "
-      "of a step\n",
+  text += fmt::format("\ncaptured: rank {} of {} of `{}`, {} launches in {} events; its host takes {} of a step\n",
       capture.rank, capture.world, capture.command, made.captured.launches, made.forecast.graph.rows.size(),
       format_time(Time::seconds(made.host_seconds)));
   text += lint_text(made.lint);

@@ -1,6 +1,5 @@
-// One pass over the steady step's calls; findings of a rule at one place are one. A tensor is kept
-// where its block is allocated in the step and lives on at its end, and as much more lives there
-// than at its beginning.
+// One pass over the steady step's calls; findings of a rule at one place are one. A tensor is kept where its block is
+// allocated in the step and lives on at its end, and as much more lives there than at its beginning.
 #include "reports/capture/lint.h"
 
 #include <fmt/format.h>
@@ -25,23 +24,20 @@ struct Rule {
 };
 constexpr Rule kRules[] = {
     {"host_wait", "the host waits for the GPU",
-     "read values once in many steps, or copy them without waiting (non_blocking=True and an "
-     "event)"},
+        "read values once in many steps, or copy them without waiting (non_blocking=True and an event)"},
     {"fp32_product", "a product runs in fp32 while most run in 16 bits",
-     "cast its inputs, or run it under autocast; torch.backends.cuda.matmul.allow_tf32 where fp32 "
-     "is meant"},
+        "cast its inputs, or run it under autocast; torch.backends.cuda.matmul.allow_tf32 where fp32 is meant"},
     {"unfused_attention", "attention runs as products and a softmax of its own",
-     "scaled_dot_product_attention with a head dimension, dtype and mask that a fused kernel takes "
-     "(attn_implementation=\"sdpa\")"},
+        "scaled_dot_product_attention with a head dimension, dtype and mask that a fused kernel takes "
+        "(attn_implementation=\"sdpa\")"},
     {"large_mask", "a mask of all pairs of positions is written out",
-     "is_causal=True, or no mask where batches have no padding"},
+        "is_causal=True, or no mask where batches have no padding"},
     {"kept_tensor", "a tensor made in the step lives on behind it, and more with each step",
-     "keep numbers (loss.item() once in a while, or loss.detach()), not tensors with their graph"},
+        "keep numbers (loss.item() once in a while, or loss.detach()), not tensors with their graph"},
     {"collective_outside_units", "a parameter is gathered or reduced outside of its unit",
-     "use it inside the forward of the module that fully_shard cut, or make that module a unit"},
+        "use it inside the forward of the module that fully_shard cut, or make that module a unit"},
     {"unequal_shards", "ranks hold unequal shards, padded to the largest",
-     "make dimension 0 a multiple of the ranks, or shard along another dimension "
-     "(shard_placement_fn)"},
+        "make dimension 0 a multiple of the ranks, or shard along another dimension (shard_placement_fn)"},
 };
 
 const Rule& rule_named(std::string_view name) { return *std::ranges::find(kRules, name, &Rule::name); }
@@ -137,10 +133,8 @@ class Linter {
     if (i == range_.begin || before_ < 0) before_ = call.values[2] - (i >= range_.begin ? call.values[1] : 0);
     if (i < range_.begin) before_ = call.values[2];
     after_ = call.values[2];
-    if (call.values[1] > 0 && i >= range_.begin)
-      alive_[call.values[0]] = &call;
-    else
-      alive_.erase(call.values[0]);
+    if (call.values[1] > 0 && i >= range_.begin) alive_[call.values[0]] = &call;
+    else alive_.erase(call.values[0]);
   }
 
   // Parameters that a step replaces live on, too, but no more of them with each step.
@@ -192,8 +186,8 @@ Json lint_json(const std::vector<LintFinding>& findings) {
   return json_list(
       findings,
       [&](const LintFinding& f) -> Json {
-        return {{"rule", f.rule},   {"place", f.place}, {"count", f.count},
-                {"bytes", f.bytes}, {"what", f.what},   {"fix", f.fix}};
+        return {{"rule", f.rule}, {"place", f.place}, {"count", f.count}, {"bytes", f.bytes}, {"what", f.what},
+            {"fix", f.fix}};
       });
 }
 
@@ -206,7 +200,7 @@ std::string lint_text(const std::vector<LintFinding>& findings) {
     const LintFinding& f = findings[i];
     if (is_new(i)) text += fmt::format("  {}; fix: {}\n", f.what, f.fix);
     text += fmt::format("    {}: {} x{}\n", f.place.empty() ? "a place not known (--check)" : f.place, f.count,
-                        f.bytes > 0 ? ", " + format_bytes(Bytes(f.bytes)) : "");
+        f.bytes > 0 ? ", " + format_bytes(Bytes(f.bytes)) : "");
   }
   if (findings.size() > kMost) text += fmt::format("    and {} more (--json)\n", findings.size() - kMost);
   return text;

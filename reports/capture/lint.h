@@ -1,7 +1,6 @@
 // What a captured step shows of the program that an engineer would change, with file and line.
 //
-// Places are known of captures made with foreshard-null --check; without it findings that do not
-// need one remain.
+// Places are known of captures made with foreshard-null --check; without it findings that do not need one remain.
 #pragma once
 
 #include <cstdint>

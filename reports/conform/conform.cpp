@@ -1,8 +1,7 @@
-// Schedule: the rows of a step one by one, up to the first that differs. Bytes: the rows that carry
-// bytes, one by one, so that a missing wait does not hide them. Memory: the pools after every row
-// as far as both sides have the same rows, the boundaries of memory.csv in their order, and every
-// peak. Allocations: between two events as a sequence; where a sequence differs, once more with
-// each run of frees sorted.
+// Schedule: the rows of a step one by one, up to the first that differs. Bytes: the rows that carry bytes, one by one,
+// so that a missing wait does not hide them. Memory: the pools after every row as far as both sides have the same rows,
+// the boundaries of memory.csv in their order, and every peak. Allocations: between two events as a sequence; where a
+// sequence differs, once more with each run of frees sorted.
 //
 // Step 1 is held against its own rows where the recording has them; else its order must be step
 // 2's, as the index says.
@@ -24,15 +23,13 @@ using What = Difference::What;
 
 bool is_boundary(const Recording& recording, std::string_view kind) {
   if (!recording.boundaries.empty()) return contains(recording.boundaries, kind);
-  constexpr std::array<std::string_view, 12> kBoundaries = {
-      "step_begin",      "forward_begin",          "forward_end",   "loss",
-      "backward_begin",  "backward_end",           "reduce_end",    "root_post_backward_begin",
-      "optimizer_begin", "root_post_backward_end", "optimizer_end", "step_end"};
+  constexpr std::array<std::string_view, 12> kBoundaries = {"step_begin", "forward_begin", "forward_end", "loss",
+      "backward_begin", "backward_end", "reduce_end", "root_post_backward_begin", "optimizer_begin",
+      "root_post_backward_end", "optimizer_end", "step_end"};
   return contains(kBoundaries, kind);
 }
 
-// What comes before step 1's first micro-batch the recorder numbers 0 or, over axes, leaves blank,
-// as later steps do.
+// What comes before step 1's first micro-batch the recorder numbers 0 or, over axes, leaves blank, as later steps do.
 bool same_microbatch(const RecordedEvent& recorded, const RecordedEvent& predicted) {
   return recorded.microbatch == predicted.microbatch ||
          (recorded.step == 1 && std::max(recorded.microbatch, predicted.microbatch) == 0);
@@ -126,7 +123,7 @@ class StepComparison {
 
   std::string place(const Step& step, std::size_t at) const {
     return fmt::format("{}, {}, step {}{}, seq {}", recording_.events_file, recording_.id, step.number,
-                       step.has_own_rows ? "" : " (which has the order of step 2)", at + 1);
+        step.has_own_rows ? "" : " (which has the order of step 2)", at + 1);
   }
 
   // Names of FIFOs are each side's own: what counts is which rows share one.
@@ -156,11 +153,11 @@ class StepComparison {
     if (at == step.recorded.size() && at == step.predicted.size()) return;
     result_.schedule_identical = false;
     differ(What::kSchedule,
-           fmt::format("{}: the schedule\n{}", place(step, at), rows_around(step, at, [](const RecordedEvent& e) {
-                         RecordedEvent plain = e;
-                         plain.bytes_in = plain.bytes_out = RecordedEvent::kBlank;
-                         return describe(plain);
-                       })));
+        fmt::format("{}: the schedule\n{}", place(step, at), rows_around(step, at, [](const RecordedEvent& e) {
+          RecordedEvent plain = e;
+          plain.bytes_in = plain.bytes_out = RecordedEvent::kBlank;
+          return describe(plain);
+        })));
   }
 
   void compare_bytes(const Step& step) {
@@ -184,7 +181,7 @@ class StepComparison {
     }
     result_.bytes_identical = false;
     differ(What::kBytes, fmt::format("{}: bytes\n{}", place(step, i),
-                                     rows_around(step, i, [](const RecordedEvent& e) { return describe(e); })));
+                             rows_around(step, i, [](const RecordedEvent& e) { return describe(e); })));
   }
 
   void compare_levels(const Step& step) {
@@ -196,12 +193,11 @@ class StepComparison {
       if (step.recorded[i].pools == step.predicted[i].pools) continue;
       result_.memory_identical = false;
       differ(What::kMemory,
-             fmt::format("{}: live bytes by pool\n{}", place(step, i), rows_around(step, i, [](const RecordedEvent& e) {
-                           std::string text = e.kind + " " + e.unit + ":";
-                           for (std::size_t p = 0; p < kPools.size(); ++p)
-                             text += fmt::format(" {} {}", kPools[p], e.pools[p]);
-                           return text;
-                         })));
+          fmt::format("{}: live bytes by pool\n{}", place(step, i), rows_around(step, i, [](const RecordedEvent& e) {
+            std::string text = e.kind + " " + e.unit + ":";
+            for (std::size_t p = 0; p < kPools.size(); ++p) text += fmt::format(" {} {}", kPools[p], e.pools[p]);
+            return text;
+          })));
       return;
     }
     if (common != step.recorded.size() || common != step.predicted.size())
@@ -222,7 +218,7 @@ class StepComparison {
       if (!is_boundary(recording_, event.kind)) continue;
       const auto where = [&](std::size_t row) {
         return fmt::format("{}, {}, step {}, seq {}: {} {}", recording_.memory_file, recording_.id, step.number,
-                           rows[row]->seq, rows[row]->kind, rows[row]->unit);
+            rows[row]->seq, rows[row]->kind, rows[row]->unit);
       };
       if (at == rows.size()) {
         return misplaced(
@@ -236,14 +232,14 @@ class StepComparison {
       std::string text;
       const auto check = [&](std::string_view name, std::int64_t recorded, std::int64_t predicted) {
         if (recorded == predicted) return;
-        text += fmt::format("    ! {:<24} recorded {:>14} predicted {:>14} ({:+})\n", name, recorded, predicted,
-                            predicted - recorded);
+        text += fmt::format(
+            "    ! {:<24} recorded {:>14} predicted {:>14} ({:+})\n", name, recorded, predicted, predicted - recorded);
       };
       check("total", row.total, level.total);
       check("peak_since_previous_row", row.peak_since_previous_row, highest);
       for (std::size_t c = 0; c < row.categories.size(); ++c) {
         check(recording_.categories[c], row.categories[c],
-              category_bytes(level.categories, recording_.categories[c], constant_));
+            category_bytes(level.categories, recording_.categories[c], constant_));
       }
       if (!text.empty()) return misplaced(where(at) + "\n" + text);
       highest = level.total;
@@ -251,7 +247,7 @@ class StepComparison {
     }
     if (at < rows.size()) {
       misplaced(fmt::format("{}, {}, step {}, seq {}: {} {} is not predicted\n", recording_.memory_file, recording_.id,
-                            step.number, rows[at]->seq, rows[at]->kind, rows[at]->unit));
+          step.number, rows[at]->seq, rows[at]->kind, rows[at]->unit));
     }
   }
 
@@ -286,8 +282,8 @@ class StepComparison {
       row = {step.number, a.after, a.freed, a.bytes, std::string(kPools[a.pool]), to_string(a.category), ""};
       if (a.unit >= 0) row.unit = forecast_.unit_names.at(at(a.unit));
     }
-    auto recorded = list_where<RecordedAllocation>(recording_.allocations,
-                                                   [&](const RecordedAllocation& a) { return a.step == step.number; });
+    auto recorded = list_where<RecordedAllocation>(
+        recording_.allocations, [&](const RecordedAllocation& a) { return a.step == step.number; });
     const AllocationComparison found = ::foreshard::compare_allocations(recorded, predicted);
     result_.allocations_identical = result_.allocations_identical.value_or(true) && found.difference.empty();
     result_.free_order_identical = result_.free_order_identical && found.free_order_identical;
@@ -295,10 +291,9 @@ class StepComparison {
     const std::size_t after = found.after;
     const bool known = after > 0 && after <= step.predicted.size();
     differ(What::kAllocations,
-           fmt::format(
-               "{}, {}, step {}, after seq {}{}: {}", recording_.allocations_file, recording_.id, step.number, after,
-               known ? fmt::format(" ({} {})", step.predicted[after - 1].kind, step.predicted[after - 1].unit) : "",
-               found.difference));
+        fmt::format("{}, {}, step {}, after seq {}{}: {}", recording_.allocations_file, recording_.id, step.number,
+            after, known ? fmt::format(" ({} {})", step.predicted[after - 1].kind, step.predicted[after - 1].unit) : "",
+            found.difference));
   }
 
   const Recording& recording_;
@@ -315,12 +310,9 @@ class StepComparison {
 bool Conformance::passed() const {
   switch (state) {
     case State::kCompared:
-    case State::kPartlyStored:
-      return schedule_identical && bytes_identical && memory_within_tolerance;
-    case State::kNotRecorded:
-      return true;
-    case State::kNotForecast:
-      return false;
+    case State::kPartlyStored: return schedule_identical && bytes_identical && memory_within_tolerance;
+    case State::kNotRecorded: return true;
+    case State::kNotForecast: return false;
   }
   return false;
 }

@@ -1,6 +1,5 @@
-// Peaks are told in one block, all that differ. Allocations are compared between two events as a
-// sequence; where it differs, once more with each run of frees sorted: in which order the last
-// references of one moment end means nothing.
+// Peaks are told in one block, all that differ. Allocations are compared between two events as a sequence; where it
+// differs, once more with each run of frees sorted: in which order the last references of one moment end means nothing.
 #include "reports/conform/conform_parts.h"
 
 #include <fmt/format.h>
@@ -15,8 +14,8 @@ namespace {
 
 std::string both_sides(const std::string& name, std::int64_t recorded, std::int64_t predicted) {
   if (recorded == predicted) return "";
-  return fmt::format("    ! {:<44} recorded {:>14} predicted {:>14} ({:+})\n", name, recorded, predicted,
-                     predicted - recorded);
+  return fmt::format(
+      "    ! {:<44} recorded {:>14} predicted {:>14} ({:+})\n", name, recorded, predicted, predicted - recorded);
 }
 
 bool same_allocation(const RecordedAllocation& recorded, const RecordedAllocation& predicted) {
@@ -66,7 +65,7 @@ std::string first_difference(const Rows& recorded, const Rows& predicted) {
   while (at < common && same_allocation(recorded[at], predicted[at])) ++at;
   const auto row = [](const RecordedAllocation& allocation) { return describe(allocation); };
   return fmt::format("allocation {} of the {} there\n{}", at + 1, recorded.size(),
-                     around(recorded, predicted, at, row, [](std::size_t i) { return fmt::format("{}", i + 1); }));
+      around(recorded, predicted, at, row, [](std::size_t i) { return fmt::format("{}", i + 1); }));
 }
 
 }
@@ -82,8 +81,8 @@ std::int64_t category_bytes(const CategoryTotals& totals, std::string_view name,
   return (index ? totals[*index] : 0) + (name == kOtherCategory ? constant : 0);
 }
 
-std::string unit_differences(const Recording& recording, const std::vector<Unit>& units,
-                             const std::vector<std::string>& names) {
+std::string unit_differences(
+    const Recording& recording, const std::vector<Unit>& units, const std::vector<std::string>& names) {
   std::string text;
   for (const RecordedUnit& recorded : recording.units) {
     const auto name = std::ranges::find(names, recorded.unit);
@@ -104,8 +103,8 @@ std::string unit_differences(const Recording& recording, const std::vector<Unit>
   return text;
 }
 
-PeakComparison compare_step_peaks(const Recording& recording, std::int64_t step, const LoggedMemory& memory,
-                                  std::int64_t constant) {
+PeakComparison compare_step_peaks(
+    const Recording& recording, std::int64_t step, const LoggedMemory& memory, std::int64_t constant) {
   const RecordedStepPeaks& index = recording.steps.at(at(step - 1));
   PeakComparison result;
   const auto check = [&](const std::string& name, std::int64_t recorded, std::int64_t predicted) {
@@ -126,8 +125,7 @@ PeakComparison compare_step_peaks(const Recording& recording, std::int64_t step,
     const std::string name = fmt::format("peak_{}", kPools[p]);
     if (p == kHostPool)  // no part of the total
       check(name, *index.pools[p], memory.pool_peaks[p]);
-    else
-      check_peak(name, *index.pools[p], memory.pool_peaks[p]);
+    else check_peak(name, *index.pools[p], memory.pool_peaks[p]);
   }
   std::map<std::string, RecordedPeak> recorded;
   for (const RecordedPeak& peak : recording.peaks)
@@ -142,8 +140,8 @@ PeakComparison compare_step_peaks(const Recording& recording, std::int64_t step,
   return result;
 }
 
-AllocationComparison compare_allocations(const std::vector<RecordedAllocation>& recorded,
-                                         const std::vector<RecordedAllocation>& predicted) {
+AllocationComparison compare_allocations(
+    const std::vector<RecordedAllocation>& recorded, const std::vector<RecordedAllocation>& predicted) {
   AllocationComparison result;
   std::vector<Rows> theirs = by_event(recorded);
   std::vector<Rows> ours = by_event(predicted);

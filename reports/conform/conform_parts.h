@@ -1,5 +1,4 @@
-// Parts of the comparison that need one table each (reports/conform/conform.cpp puts them
-// together).
+// Parts of the comparison that need one table each (reports/conform/conform.cpp puts them together).
 #pragma once
 
 #include <array>
@@ -47,9 +46,8 @@ struct LoggedMemory {
   std::int64_t end = 0;  // after the last event
 };
 
-// `constant` bytes lie in the compute stream's pool from before the step to after it and belong to
-// no category of ours (a rotary table). Throws an internal error where a buffer is allocated twice
-// or freed without being alive.
+// `constant` bytes lie in the compute stream's pool from before the step to after it and belong to no category of ours
+// (a rotary table). Throws an internal error where a buffer is allocated twice or freed without being alive.
 LoggedMemory log_memory(const RecordedStep& step, std::int64_t constant);
 
 // The recorder's category for what the model holds all the time and that is no parameter.
@@ -57,13 +55,12 @@ inline constexpr std::string_view kOtherCategory = "other";
 
 std::optional<std::size_t> category_index(std::string_view name);
 
-// Bytes of a category by its name, 0 for one that we do not have; with `constant` for
-// kOtherCategory.
+// Bytes of a category by its name, 0 for one that we do not have; with `constant` for kOtherCategory.
 std::int64_t category_bytes(const CategoryTotals& totals, std::string_view name, std::int64_t constant);
 
 // Lines that tell what differs; "" where nothing does or no units are stored.
-std::string unit_differences(const Recording& recording, const std::vector<Unit>& units,
-                             const std::vector<std::string>& names);
+std::string unit_differences(
+    const Recording& recording, const std::vector<Unit>& units, const std::vector<std::string>& names);
 
 // Peaks of the index and of peaks.csv.
 struct PeakComparison {
@@ -71,8 +68,8 @@ struct PeakComparison {
   double worst_error = 0;  // of the total peak: every total, pool and category peak counts
   std::string worst;       // "step 2 peak_RS"
 };
-PeakComparison compare_step_peaks(const Recording& recording, std::int64_t step, const LoggedMemory& memory,
-                                  std::int64_t constant);
+PeakComparison compare_step_peaks(
+    const Recording& recording, std::int64_t step, const LoggedMemory& memory, std::int64_t constant);
 
 // The allocations of one step.
 struct AllocationComparison {
@@ -80,8 +77,8 @@ struct AllocationComparison {
   std::size_t after = 0;   // rows of events before it
   bool free_order_identical = true;
 };
-AllocationComparison compare_allocations(const std::vector<RecordedAllocation>& recorded,
-                                         const std::vector<RecordedAllocation>& predicted);
+AllocationComparison compare_allocations(
+    const std::vector<RecordedAllocation>& recorded, const std::vector<RecordedAllocation>& predicted);
 
 // Rows of two sequences side by side, for whoever must see where they part.
 
@@ -105,10 +102,10 @@ std::string around(const SideBySide& sides, std::size_t at);
 // The same of two lists, each row in the words of `row`.
 template <typename Recorded, typename Predicted, typename Row>
 std::string around(const Recorded& recorded, const Predicted& predicted, std::size_t at, Row row,
-                   std::function<std::string(std::size_t)> label) {
+    std::function<std::string(std::size_t)> label) {
   return around({recorded.size(), predicted.size(), [&](std::size_t i) { return row(recorded[i]); },
-                 [&](std::size_t i) { return row(predicted[i]); }, std::move(label)},
-                at);
+                    [&](std::size_t i) { return row(predicted[i]); }, std::move(label)},
+      at);
 }
 
 // The first difference of each kind.

@@ -28,10 +28,8 @@ std::string describe(const RecordedEvent& event) {
   add(text, event.stream);
   if (event.bytes_in != kBlank && event.bytes_out != kBlank)
     add(text, fmt::format("{} -> {}", event.bytes_in, event.bytes_out));
-  else if (event.bytes_in != kBlank)
-    add(text, fmt::format("{} ->", event.bytes_in));
-  else if (event.bytes_out != kBlank)
-    add(text, fmt::format("-> {}", event.bytes_out));
+  else if (event.bytes_in != kBlank) add(text, fmt::format("{} ->", event.bytes_in));
+  else if (event.bytes_out != kBlank) add(text, fmt::format("-> {}", event.bytes_out));
   add(text, event.dtype);
   add(text, event.group);
   add(text, event.cause);
@@ -82,7 +80,7 @@ std::string around(const SideBySide& sides, std::size_t at) {
   std::vector<Line> lines = {{"", "recorded", "predicted"}};
   for (std::size_t i = first; i < last; ++i) {
     lines.push_back({sides.label(i), i < sides.recorded ? sides.recorded_row(i) : "(no row)",
-                     i < sides.predicted ? sides.predicted_row(i) : "(no row)"});
+        i < sides.predicted ? sides.predicted_row(i) : "(no row)"});
   }
   std::size_t label = 0;
   std::size_t recorded = 0;
@@ -95,7 +93,7 @@ std::string around(const SideBySide& sides, std::size_t at) {
     const Line& line = lines[i];
     const bool differs = i > 0 && line.recorded != line.predicted;
     text += fmt::format("    {} {:<{}}  {:<{}} | {}\n", differs ? '!' : ' ', line.label, label, line.recorded, recorded,
-                        line.predicted);
+        line.predicted);
   }
   return text;
 }

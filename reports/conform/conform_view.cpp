@@ -23,8 +23,8 @@ const char* word(Difference::What what) {
 
 std::string counts(const ConformanceSummary& s) {
   std::string text = fmt::format("{} configurations: schedule {}, bytes {}, memory {} identical and {} within {} %",
-                                 s.configurations, s.schedule_identical, s.bytes_identical, s.memory_identical,
-                                 s.memory_within_tolerance, Conformance::kMemoryTolerance * 100);
+      s.configurations, s.schedule_identical, s.bytes_identical, s.memory_identical, s.memory_within_tolerance,
+      Conformance::kMemoryTolerance * 100);
   if (s.allocations_recorded > 0)
     text += fmt::format(", allocations {} of {}", s.allocations_identical, s.allocations_recorded);
   if (s.partly_stored > 0) text += fmt::format("; {} stored in part", s.partly_stored);
@@ -40,8 +40,7 @@ std::string verdict(const Conformance& row) {
   if (!row.bytes_identical) add("bytes differ");
   if (!row.memory_within_tolerance)
     add(fmt::format("memory is off by {:.2f} % of the peak ({})", row.worst_peak_error * 100, row.worst_peak));
-  else if (!row.memory_identical)
-    add("memory within tolerance");
+  else if (!row.memory_identical) add("memory within tolerance");
   if (row.allocations_identical == false) add("allocations differ");
   if (!row.free_order_identical) add("frees in another order");
   if (row.state == State::kPartlyStored) add("stored in part");
@@ -54,7 +53,7 @@ std::string paint(Color color, const char* code, const std::string& text) {
 
 std::string difference_text(const Conformance& row, const std::string& folder, Color color) {
   std::string text = fmt::format("\n{} ({}): {}\n", paint(color, row.passed() ? "33" : "31", row.id),
-                                 row.version.empty() ? folder : row.version, verdict(row));
+      row.version.empty() ? folder : row.version, verdict(row));
   if (!row.differences.empty()) text += "  " + row.differences.front().text;
   return text;
 }
@@ -151,29 +150,23 @@ std::string conformance_text(const std::vector<ConformanceFolder>& folders, std:
   }
   if (differing > shown) {
     text += fmt::format("\n{} more {}; --verbose {} shows them\n", differing - shown,
-                        differing - shown == 1 ? "differs" : "differ", differing);
+        differing - shown == 1 ? "differs" : "differ", differing);
   }
   text += not_recorded_text(folders);
   const ConformanceSummary sum = summarize(folders);
-  text += fmt::format("\n{}: {}\n", paint(color, sum.passed ? "32" : "31", sum.passed ? "conforms" : "differs"),
-                      counts(sum));
+  text += fmt::format(
+      "\n{}: {}\n", paint(color, sum.passed ? "32" : "31", sum.passed ? "conforms" : "differs"), counts(sum));
   return text;
 }
 
 Json conformance_json(const std::vector<ConformanceFolder>& folders) {
   const ConformanceSummary s = summarize(folders);
   Json json;
-  json["summary"] = {{"configurations", s.configurations},
-                     {"schedule_identical", s.schedule_identical},
-                     {"bytes_identical", s.bytes_identical},
-                     {"memory_within_tolerance", s.memory_within_tolerance},
-                     {"memory_identical", s.memory_identical},
-                     {"allocations_recorded", s.allocations_recorded},
-                     {"allocations_identical", s.allocations_identical},
-                     {"partly_stored", s.partly_stored},
-                     {"not_recorded", s.not_recorded},
-                     {"memory_tolerance", Conformance::kMemoryTolerance},
-                     {"passed", s.passed}};
+  json["summary"] = {{"configurations", s.configurations}, {"schedule_identical", s.schedule_identical},
+      {"bytes_identical", s.bytes_identical}, {"memory_within_tolerance", s.memory_within_tolerance},
+      {"memory_identical", s.memory_identical}, {"allocations_recorded", s.allocations_recorded},
+      {"allocations_identical", s.allocations_identical}, {"partly_stored", s.partly_stored},
+      {"not_recorded", s.not_recorded}, {"memory_tolerance", Conformance::kMemoryTolerance}, {"passed", s.passed}};
   json["rows"] = Json::array();
   for (const ConformanceFolder& folder : folders)
     for (const Conformance& row : folder.rows) json["rows"].push_back(to_json(row, folder.path));

@@ -18,9 +18,8 @@ using What = Difference::What;
 
 // What the recorder keeps of every step.
 bool is_always_kept(std::string_view kind) {
-  constexpr std::array<std::string_view, 9> kKept = {"all_gather",  "reduce_scatter", "all_reduce",
-                                                     "reduce",      "broadcast",      "all_to_all",
-                                                     "trace_reset", "release_all",    "optimizer_step"};
+  constexpr std::array<std::string_view, 9> kKept = {"all_gather", "reduce_scatter", "all_reduce", "reduce",
+      "broadcast", "all_to_all", "trace_reset", "release_all", "optimizer_step"};
   return contains(kKept, kind);
 }
 
@@ -105,7 +104,7 @@ class LibraryComparison {
       };
       const std::int64_t seq = at < recorded.size() ? recorded[at].seq : -1;
       add(what, fmt::format("{}, {}, step {}, seq {}: {}\n{}", recording_.events_file, recording_.id, step, seq, name,
-                            around(recorded, forecast, at, describe, label)));
+                    around(recorded, forecast, at, describe, label)));
     };
     std::size_t at = 0;
     while (at < common && same_order(recorded[at], forecast[at])) ++at;
@@ -130,9 +129,9 @@ class LibraryComparison {
     while (at < common && recorded[at] == forecast[at]) ++at;
     if (at == recorded.size() && at == forecast.size()) return;
     result_.bytes_identical = false;
-    add(What::kUnits, fmt::format("{}, {}, row {}\n{}", recording_.buckets_file, recording_.id, at,
-                                  around(recorded, forecast, at, bucket_text,
-                                         [](std::size_t i) { return fmt::format("row {}", i); })));
+    add(What::kUnits,
+        fmt::format("{}, {}, row {}\n{}", recording_.buckets_file, recording_.id, at,
+            around(recorded, forecast, at, bucket_text, [](std::size_t i) { return fmt::format("row {}", i); })));
   }
 
   void compare_facts() {
@@ -142,7 +141,7 @@ class LibraryComparison {
         const auto found = recorded.find(name);
         if (found != recorded.end() && found->second == value) continue;
         text += fmt::format("    ! {:<40} recorded {} predicted {}\n", name,
-                            found == recorded.end() ? "-" : fmt::format("{}", found->second), value);
+            found == recorded.end() ? "-" : fmt::format("{}", found->second), value);
       }
     };
     compare(recording_.facts, run_.facts);

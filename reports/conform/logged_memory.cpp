@@ -1,7 +1,6 @@
-// One walk over the graph's memory actions, halting where the log has an event. Layer phases are
-// walked slot by slot, of a segment or of the whole phase; a store action moves bytes from one
-// category to another. Buffers made of several storages count part by part in the list of
-// allocations.
+// One walk over the graph's memory actions, halting where the log has an event. Layer phases are walked slot by slot,
+// of a segment or of the whole phase; a store action moves bytes from one category to another. Buffers made of several
+// storages count part by part in the list of allocations.
 #include <algorithm>
 #include <string>
 
@@ -16,8 +15,8 @@ namespace {
 // The all-gather's stream allocates nothing of its own.
 std::size_t pool_index(const Buffer& buffer) {
   if (buffer.on_host) return kHostPool;
-  return value_of<Stream, std::size_t>(buffer.pool,
-                                       {{Stream::kCopyIn, 1}, {Stream::kReduceScatter, 2}, {Stream::kAllReduce, 3}}, 0);
+  return value_of<Stream, std::size_t>(
+      buffer.pool, {{Stream::kCopyIn, 1}, {Stream::kReduceScatter, 2}, {Stream::kAllReduce, 3}}, 0);
 }
 
 class Walk {
@@ -40,7 +39,7 @@ class Walk {
     std::uint32_t action = 0;
     for (const HostEvent& event : step_.log) {
       FORESHARD_CHECK(event.actions >= action && event.actions <= graph_.actions.size(),
-                      "the log's events are not in the order of the memory actions");
+          "the log's events are not in the order of the memory actions");
       for (; action < event.actions; ++action) visit_action(graph_, graph_.actions[action], *this);
       memory_.levels.push_back(now_);
       now_.highest = now_.total;
@@ -102,7 +101,7 @@ class Walk {
 
   void mark(std::int32_t id, bool alive) {
     FORESHARD_CHECK(alive_[at(id)] != alive,
-                    "buffer " + std::to_string(id) + (alive ? " is allocated twice" : " is freed but not alive"));
+        "buffer " + std::to_string(id) + (alive ? " is allocated twice" : " is freed but not alive"));
     alive_[at(id)] = alive;
   }
 
@@ -115,7 +114,7 @@ class Walk {
     const auto list = [&](Bytes part) {
       if (part == Bytes()) return;
       memory_.allocations.push_back({static_cast<std::uint32_t>(memory_.levels.size()), sign < 0, part.count(), pool,
-                                     category, id < graph_.first_own_buffer ? -1 : buffer.unit});
+          category, id < graph_.first_own_buffer ? -1 : buffer.unit});
     };
     if (buffer.parts < 0) return list(buffer.bytes);
     for (const Bytes part : graph_.parts[at(buffer.parts)]) list(part);

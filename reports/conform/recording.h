@@ -1,9 +1,8 @@
 // What a real FSDP2 did in one configuration, as its recorder wrote it down: the measured side of
 // reports/conform/conform.h.
 //
-// Words and columns are the recorder's (tests/recordings/README.md). Steps count from 1: optimizer
-// states are made in step 1, step 2 is the steady state. Bytes are storage bytes of one rank, each
-// storage rounded up to 512.
+// Words and columns are the recorder's (tests/recordings/README.md). Steps count from 1: optimizer states are made in
+// step 1, step 2 is the steady state. Bytes are storage bytes of one rank, each storage rounded up to 512.
 #pragma once
 
 #include <array>

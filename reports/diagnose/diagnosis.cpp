@@ -1,11 +1,10 @@
-// The likelihood of a severity is the product over what was measured of Student's t with 4 degrees
-// of freedom: one figure that something else has changed besides does not rule a cause out. A cause
-// is the mean of those of its severities that change what was measured. Two causes at once change
-// what each of them changes: ratios multiply, parts of the step add up; either of them gets half of
-// what the two are worth. Beside the causes stands one that nobody knows, which makes every figure
-// equally likely over a wide range: where it wins, nothing explains what was measured. A job that
-// ran out of memory says what it needed at the least: any forecast above that is as likely. A cause
-// that changes nothing of what was measured is none, unless words speak for it.
+// The likelihood of a severity is the product over what was measured of Student's t with 4 degrees of freedom: one
+// figure that something else has changed besides does not rule a cause out. A cause is the mean of those of its
+// severities that change what was measured. Two causes at once change what each of them changes: ratios multiply, parts
+// of the step add up; either of them gets half of what the two are worth. Beside the causes stands one that nobody
+// knows, which makes every figure equally likely over a wide range: where it wins, nothing explains what was measured.
+// A job that ran out of memory says what it needed at the least: any forecast above that is as likely. A cause that
+// changes nothing of what was measured is none, unless words speak for it.
 #include "reports/diagnose/diagnosis.h"
 
 #include <fmt/format.h>
@@ -88,10 +87,8 @@ std::vector<std::string> lines_of(const std::string& words) {
   constexpr std::size_t kLongest = 600;  // std::regex recurses over what it reads
   std::vector<std::string> lines(1);
   for (const char letter : words)
-    if (letter == '\n' || lines.back().size() >= kLongest)
-      lines.emplace_back();
-    else
-      lines.back() += static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    if (letter == '\n' || lines.back().size() >= kLongest) lines.emplace_back();
+    else lines.back() += static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
   return lines;
 }
 
@@ -107,12 +104,10 @@ struct Part {
 
 std::vector<Part> parts_of(double step_log_sd, double memory_log_sd, bool ran_out) {
   std::vector<Part> parts = {{&Signals::step, step_log_sd, 1.5, false},
-                             {&Signals::memory, memory_log_sd, 1, false, ran_out},
-                             {&Signals::reserved, 2 * memory_log_sd, 1, false, ran_out},
-                             {&Signals::in_use, 2 * memory_log_sd, 1, false, ran_out},
-                             {&Signals::retries, 0.3, 3, false}};
+      {&Signals::memory, memory_log_sd, 1, false, ran_out}, {&Signals::reserved, 2 * memory_log_sd, 1, false, ran_out},
+      {&Signals::in_use, 2 * memory_log_sd, 1, false, ran_out}, {&Signals::retries, 0.3, 3, false}};
   for (std::optional<double> Signals::*field : {&Signals::compute, &Signals::communication, &Signals::exposed,
-                                                &Signals::waiting, &Signals::idle, &Signals::data})
+           &Signals::waiting, &Signals::idle, &Signals::data})
     parts.push_back({field, kPartSd, 1, true});
   return parts;
 }
@@ -192,8 +187,8 @@ void Signals::take(const StepMetrics& measured) {
   idle = measured.idle;
 }
 
-Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& forecasts, double step_log_sd,
-                   double memory_log_sd) {
+Diagnosis diagnose(
+    const Measured& measured, const std::vector<CauseForecast>& forecasts, double step_log_sd, double memory_log_sd) {
   const std::vector<Part> parts = parts_of(step_log_sd, memory_log_sd, measured.ran_out);
   const bool has_figures = !forecasts.empty() && !(measured.signals == Signals());
   std::map<std::string, std::vector<double>> logs;  // by cause, of its severities
@@ -255,8 +250,8 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
   total += nothing + unknown;
   for (DiagnosedCause& cause : diagnosis.causes) cause.probability /= total;
   diagnosis.as_forecast = nothing / total;
-  std::ranges::stable_sort(diagnosis.causes,
-                           [](const auto& a, const auto& b) { return a.probability > b.probability; });
+  std::ranges::stable_sort(
+      diagnosis.causes, [](const auto& a, const auto& b) { return a.probability > b.probability; });
   diagnosis.explained = (has_figures || has_words) && unknown / total < 0.5;
   if (!forecasts.empty()) {
     const Signals& would = forecasts.front().signals;
@@ -279,14 +274,14 @@ std::string diagnosis_text(const Diagnosis& diagnosis, Color color) {
   if (diagnosis.step_ratio) head += fmt::format("the step takes {:.2f} times its forecast", *diagnosis.step_ratio);
   if (diagnosis.memory_ratio) {
     head += fmt::format("{}memory is {}{:.2f} times its forecast", head.empty() ? "" : ", ",
-                        diagnosis.ran_out ? "at least " : "", *diagnosis.memory_ratio);
+        diagnosis.ran_out ? "at least " : "", *diagnosis.memory_ratio);
   }
   if (!head.empty()) lines.push_back(paint.bold(head));
   for (const std::string& finding : diagnosis.findings) lines.push_back("  " + finding);
   if (!diagnosis.explained) lines.push_back("no cause that is known explains what was measured");
   if (diagnosis.causes.empty() || diagnosis.as_forecast > diagnosis.causes.front().probability) {
     lines.push_back(fmt::format("as forecast, with a probability of {}: {}", percent_text(diagnosis.as_forecast),
-                                diagnosis.ran_out ? "so much does not fit" : "nothing is wrong"));
+        diagnosis.ran_out ? "so much does not fit" : "nothing is wrong"));
   }
   constexpr std::size_t kShown = 5;
   constexpr double kLeast = 0.01;
@@ -303,19 +298,12 @@ std::string diagnosis_text(const Diagnosis& diagnosis, Color color) {
 Json to_json(const Diagnosis& diagnosis) {
   const auto number = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
   Json causes = json_list(diagnosis.causes, [&](const DiagnosedCause& cause) -> Json {
-    return {{"name", cause.name},
-            {"text", cause.text},
-            {"probability", cause.probability},
-            {"test", cause.test},
-            {"fix", cause.fix}};
+    return {{"name", cause.name}, {"text", cause.text}, {"probability", cause.probability}, {"test", cause.test},
+        {"fix", cause.fix}};
   });
-  return {{"causes", std::move(causes)},
-          {"explained", diagnosis.explained},
-          {"as_forecast", diagnosis.as_forecast},
-          {"step_ratio", number(diagnosis.step_ratio)},
-          {"memory_ratio", number(diagnosis.memory_ratio)},
-          {"ran_out", diagnosis.ran_out},
-          {"findings", diagnosis.findings}};
+  return {{"causes", std::move(causes)}, {"explained", diagnosis.explained}, {"as_forecast", diagnosis.as_forecast},
+      {"step_ratio", number(diagnosis.step_ratio)}, {"memory_ratio", number(diagnosis.memory_ratio)},
+      {"ran_out", diagnosis.ran_out}, {"findings", diagnosis.findings}};
 }
 
 }

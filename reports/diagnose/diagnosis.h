@@ -62,11 +62,10 @@ struct Diagnosis {
 // `forecasts`: one of "as_forecast" first, then any number of each cause; empty where there is no
 // plan: then the words alone count. `step_log_sd`, `memory_log_sd`: of a forecast that is right.
 Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& forecasts, double step_log_sd,
-                   double memory_log_sd = 0.04);
+    double memory_log_sd = 0.04);
 
 std::string diagnosis_text(const Diagnosis& diagnosis, Color color);
-// {causes: [{name, text, probability, test, fix}], explained, as_forecast, step_ratio,
-// memory_ratio, ran_out, findings}
+// {causes: [{name, text, probability, test, fix}], explained, as_forecast, step_ratio, memory_ratio, ran_out, findings}
 Json to_json(const Diagnosis& diagnosis);
 
 }

@@ -39,7 +39,7 @@ std::string where_of(const PickleValue* frames) {
   const PickleValue* line = (*own)->find("line");
   const PickleValue* name = (*own)->find("name");
   return fmt::format("{}:{} {}", path.substr(path.rfind('/') + 1), line == nullptr ? 0 : line->integer(),
-                     name == nullptr ? std::string_view() : name->text());
+      name == nullptr ? std::string_view() : name->text());
 }
 
 std::int64_t bytes_of(const PickleValue& value, std::string_view key) {
@@ -98,8 +98,8 @@ bool is_much(Bytes growth, const SnapshotMemory& of) {
 }
 
 std::string in_words(const SnapshotTensors& tensors) {
-  return fmt::format("{} of {}{}{}", tensors.count, format_bytes(tensors.each), tensors.where.empty() ? "" : " from ",
-                     tensors.where);
+  return fmt::format(
+      "{} of {}{}{}", tensors.count, format_bytes(tensors.each), tensors.where.empty() ? "" : " from ", tensors.where);
 }
 
 Bytes growth_of(const std::vector<SnapshotMemory>& snapshots) {
@@ -113,9 +113,7 @@ SnapshotMemory read_snapshot(std::string_view bytes, std::string_view file) {
   const PickleValue* segments = document.root->find("segments");
   if (segments == nullptr) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: no 'segments'; expected what torch.cuda.memory._dump_snapshot "
-                            "writes",
-                            file));
+        fmt::format("{}: no 'segments'; expected what torch.cuda.memory._dump_snapshot writes", file));
   }
   const std::int64_t device = busiest(segments->list());
   SnapshotMemory memory;
@@ -156,12 +154,10 @@ std::vector<std::string> snapshot_findings(const std::vector<SnapshotMemory>& sn
   if (snapshots.empty()) return findings;
   const SnapshotMemory& last = snapshots.back();
   findings.push_back(fmt::format("the snapshot has {} allocated, {} at its peak; the forecast's peak is {}",
-                                 format_bytes(last.allocated), format_bytes(last.peak),
-                                 format_bytes(forecast.memory.peak)));
+      format_bytes(last.allocated), format_bytes(last.peak), format_bytes(forecast.memory.peak)));
   if (grows(snapshots)) {
-    findings.push_back(
-        fmt::format("memory grew by {} {}", format_bytes(growth_of(snapshots)),
-                    snapshots.size() > 1 ? "from the first snapshot to the last" : "over the snapshot's trace"));
+    findings.push_back(fmt::format("memory grew by {} {}", format_bytes(growth_of(snapshots)),
+        snapshots.size() > 1 ? "from the first snapshot to the last" : "over the snapshot's trace"));
     std::map<std::pair<std::string, std::int64_t>, std::int64_t> before;
     for (const SnapshotTensors& each : snapshots.front().live) before[{each.where, each.each.count()}] = each.count;
     std::vector<SnapshotTensors> grown;

@@ -1,9 +1,8 @@
 'use strict';
 // What charts are made of: frames, axes, rows of bars, and labels that give way to one another.
 //
-// Charts are drawn as wide as their parent is, and drawn again when that changes. Every text is measured
-// where it stands: a label takes the first of its places where it covers no other text and does not
-// leave the frame.
+// Charts are drawn as wide as their parent is, and drawn again when that changes. Every text is measured where it
+// stands: a label takes the first of its places where it covers no other text and does not leave the frame.
 
 const narrow = 560;  // below, names of rows stand above their bars
 

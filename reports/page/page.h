@@ -22,8 +22,7 @@ namespace foreshard {
 // A page, d3 and its own code included, stays below this; what does not fit is left out and said.
 inline constexpr std::size_t kMostPageBytes = 2'000'000;
 
-// One forecast: its report, where its time goes, who is alive at its memory peak, and its plan as a
-// file.
+// One forecast: its report, where its time goes, who is alive at its memory peak, and its plan as a file.
 struct PageView {
   std::string label;
   std::string plan_yaml;

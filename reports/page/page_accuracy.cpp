@@ -1,6 +1,5 @@
-// Rows in columns, words by their number in a table and figures to six digits, so that 10,000 of
-// them take less than a megabyte. Of more rows every so many are left out, which says `stride`;
-// summary and groups are of all.
+// Rows in columns, words by their number in a table and figures to six digits, so that 10,000 of them take less than a
+// megabyte. Of more rows every so many are left out, which says `stride`; summary and groups are of all.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -69,15 +68,9 @@ Json accuracy_page_json(const std::vector<AccuracyRow>& rows) {
   }
   Json group_columns = Json::object();
   for (std::size_t k = 0; k < kinds.size(); ++k) group_columns[kinds[k]] = groups[k].json();
-  json["columns"] = {{"stride", stride},
-                     {"id", ids},
-                     {"measured", measured},
-                     {"predicted", predicted},
-                     {"low", low},
-                     {"high", high},
-                     {"quantity", quantity.json()},
-                     {"reason", reason.json()},  // "": the row is scored
-                     {"groups", std::move(group_columns)}};
+  json["columns"] = {{"stride", stride}, {"id", ids}, {"measured", measured}, {"predicted", predicted}, {"low", low},
+      {"high", high}, {"quantity", quantity.json()}, {"reason", reason.json()},  // "": the row is scored
+      {"groups", std::move(group_columns)}};
   return json;
 }
 

@@ -21,12 +21,10 @@ namespace {
 
 constexpr double kNormal95 = 1.6448536269514722;  // standard normal's 95 % quantile
 constexpr std::size_t kMostOperations = 40;
-constexpr std::array<Factor, kFactors> kAllFactors = {Factor::kGemm,      Factor::kAttention, Factor::kMemoryBound,
-                                                      Factor::kIntraNode, Factor::kInterNode, Factor::kHost,
-                                                      Factor::kOverlap};
-constexpr std::array<const char*, kFactors> kFactorNames = {
-    "matrix products",           "attention", "memory-bound kernels",    "collectives inside a node",
-    "collectives between nodes", "host",      "slowdown when overlapped"};
+constexpr std::array<Factor, kFactors> kAllFactors = {Factor::kGemm, Factor::kAttention, Factor::kMemoryBound,
+    Factor::kIntraNode, Factor::kInterNode, Factor::kHost, Factor::kOverlap};
+constexpr std::array<const char*, kFactors> kFactorNames = {"matrix products", "attention", "memory-bound kernels",
+    "collectives inside a node", "collectives between nodes", "host", "slowdown when overlapped"};
 
 struct PricedOperation {
   std::int64_t count = 0;
@@ -46,9 +44,8 @@ std::string words_of(const Kernel& kernel) {
     }
     case KernelKind::kAttention:
       return fmt::format("attention {} x {}, {} heads of {}{}, {}", kernel.m, kernel.n, kernel.heads, kernel.k,
-                         kernel.causal ? " causal" : "", pass);
-    case KernelKind::kMemory:
-      break;
+          kernel.causal ? " causal" : "", pass);
+    case KernelKind::kMemory: break;
   }
   return fmt::format("{}, {}, {}", to_string(kernel.function), bytes_text(as_double(kernel.bytes.count())), pass);
 }
@@ -94,23 +91,15 @@ Json operations_json(const Forecast& forecast, const CostModel& costs) {
       rest += o.seconds;
       continue;
     }
-    operations.push_back({{"name", name},
-                          {"class", o.what},
-                          {"count", o.count},
-                          {"seconds", o.seconds / as_double(o.count)},
-                          {"total_s", o.seconds},
-                          {"flops", o.flops},
-                          {"bytes", o.bytes},
-                          {"evidence", to_string(o.evidence)}});
+    operations.push_back(
+        {{"name", name}, {"class", o.what}, {"count", o.count}, {"seconds", o.seconds / as_double(o.count)},
+            {"total_s", o.seconds}, {"flops", o.flops}, {"bytes", o.bytes}, {"evidence", to_string(o.evidence)}});
   }
   const Gpu& gpu = costs.cluster().gpu;
   const bool fp32 = forecast.plan.compute_dtype() == DType::kFp32;
   return {{"peak_flops_per_s", fp32 ? gpu.peak_fp32.value() : gpu.peak_bf16.value()},
-          {"peak_dtype", to_string(forecast.plan.compute_dtype())},
-          {"bandwidth_bytes_per_s", gpu.memory_bandwidth.value()},
-          {"total_s", all},
-          {"others_s", rest},
-          {"operations", std::move(operations)}};
+      {"peak_dtype", to_string(forecast.plan.compute_dtype())}, {"bandwidth_bytes_per_s", gpu.memory_bandwidth.value()},
+      {"total_s", all}, {"others_s", rest}, {"operations", std::move(operations)}};
 }
 
 namespace {
@@ -157,29 +146,21 @@ Json sensitivity_json(const Forecast& forecast, const CostModel& costs) {
   FactorStep drawn(forecast, costs);
   Json factors = Json::array(), halves = Json::array();
   for (const FactorMove& move : factor_moves(forecast, costs)) {
-    factors.push_back({{"factor", factor_words(move.factor)},
-                       {"low_factor", 1 / move.high_factor},
-                       {"high_factor", move.high_factor},
-                       {"low_s", move.low},
-                       {"high_s", move.high},
-                       {"source", calibration.spread[at(move.factor)].source}});
+    factors.push_back(
+        {{"factor", factor_words(move.factor)}, {"low_factor", 1 / move.high_factor}, {"high_factor", move.high_factor},
+            {"low_s", move.low}, {"high_s", move.high}, {"source", calibration.spread[at(move.factor)].source}});
     if (move.factor != Factor::kOverlap)
       halves.push_back({{"factor", factor_words(move.factor)}, {"seconds", drawn.with(move.factor, 0.5)}});
   }
   const double step = drawn.at(costs.center());
   if (const double log_sd = costs.plan_log_sd(mfu_of(forecast, costs.cluster())); log_sd > 0) {
     const double high = std::exp(kNormal95 * log_sd);
-    factors.push_back({{"factor", "this plan's own shape"},
-                       {"low_factor", 1 / high},
-                       {"high_factor", high},
-                       {"low_s", step / high},
-                       {"high_s", step * high},
-                       {"source", "what no factor of the machine explained in published steps"}});
+    factors.push_back(
+        {{"factor", "this plan's own shape"}, {"low_factor", 1 / high}, {"high_factor", high}, {"low_s", step / high},
+            {"high_s", step * high}, {"source", "what no factor of the machine explained in published steps"}});
   }
-  return {{"step_s", step},
-          {"factors", std::move(factors)},
-          {"halved", std::move(halves)},
-          {"changed", changes_json(forecast, costs)}};
+  return {{"step_s", step}, {"factors", std::move(factors)}, {"halved", std::move(halves)},
+      {"changed", changes_json(forecast, costs)}};
 }
 
 }

@@ -37,15 +37,10 @@ Json view_json(const PageView& view) {
   const Forecast& forecast = *view.forecast;
   const Findings findings = find_causes(forecast);
   const EventNames names(forecast.graph, forecast.model);
-  return {{"label", view.label},
-          {"plan_yaml", view.plan_yaml},
-          {"report", to_json(*view.report)},
-          {"waterfall", waterfall_json(findings)},
-          {"communication", communication_json(findings)},
-          {"overlap_slowdown_s", findings.overlap_slowdown.seconds()},
-          {"launch_bound_s", findings.launch_bound.seconds()},
-          {"alive_at_peak", alive_json(findings, names)},
-          {"timeline", nullptr}};
+  return {{"label", view.label}, {"plan_yaml", view.plan_yaml}, {"report", to_json(*view.report)},
+      {"waterfall", waterfall_json(findings)}, {"communication", communication_json(findings)},
+      {"overlap_slowdown_s", findings.overlap_slowdown.seconds()}, {"launch_bound_s", findings.launch_bound.seconds()},
+      {"alive_at_peak", alive_json(findings, names)}, {"timeline", nullptr}};
 }
 
 }
@@ -57,9 +52,8 @@ struct PageDocument::Content {
 };
 
 PageDocument::PageDocument(std::string title, std::string command) : content_(std::make_unique<Content>()) {
-  content_->json = {{"schema", "foreshard.page/1"},  {"title", std::move(title)},
-                    {"command", std::move(command)}, {"selected", 0},
-                    {"views", Json::array()},        {"timelines", Json::array()}};
+  content_->json = {{"schema", "foreshard.page/1"}, {"title", std::move(title)}, {"command", std::move(command)},
+      {"selected", 0}, {"views", Json::array()}, {"timelines", Json::array()}};
 }
 
 PageDocument::~PageDocument() = default;

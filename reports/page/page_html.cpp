@@ -36,28 +36,19 @@ std::string escaped(std::string_view text) {
   std::string safe;
   for (char c : text) {
     switch (c) {
-      case '&':
-        safe += "&amp;";
-        break;
-      case '<':
-        safe += "&lt;";
-        break;
-      case '>':
-        safe += "&gt;";
-        break;
-      case '"':
-        safe += "&quot;";
-        break;
-      default:
-        safe += c;
+      case '&': safe += "&amp;"; break;
+      case '<': safe += "&lt;"; break;
+      case '>': safe += "&gt;"; break;
+      case '"': safe += "&quot;"; break;
+      default: safe += c;
     }
   }
   return safe;
 }
 
 // In the order in which they use each other.
-constexpr const char* kScripts[] = {"base.js",  "charts.js",  "timeline_data.js", "timeline.js", "step.js",
-                                    "plans.js", "machine.js", "checks.js",        "buy.js",      "page.js"};
+constexpr const char* kScripts[] = {"base.js", "charts.js", "timeline_data.js", "timeline.js", "step.js", "plans.js",
+    "machine.js", "checks.js", "buy.js", "page.js"};
 
 std::string code() {
   std::string elements;
@@ -78,13 +69,9 @@ std::string policy() {
 
 std::string html_page(const Json& document) {
   const std::string_view page = part("page.html");
-  const std::pair<std::string_view, std::string> values[] = {
-      {"@POLICY@", policy()},
-      {"@TITLE@", escaped(document.at("title").get<std::string>())},
-      {"@STYLE@", std::string(part("page.css"))},
-      {"@DOCUMENT@", script_safe(document)},
-      {"@D3@", std::string(part("d3.min.js"))},
-      {"@CODE@", code()}};
+  const std::pair<std::string_view, std::string> values[] = {{"@POLICY@", policy()},
+      {"@TITLE@", escaped(document.at("title").get<std::string>())}, {"@STYLE@", std::string(part("page.css"))},
+      {"@DOCUMENT@", script_safe(document)}, {"@D3@", std::string(part("d3.min.js"))}, {"@CODE@", code()}};
   std::string html;
   std::size_t at = 0;
   for (const auto& [mark, value] : values) {

@@ -1,10 +1,9 @@
-// Columns of whole numbers, so that 20,000 events take less than a megabyte as JSON. Times are
-// nanoseconds. Per event: `sort` indexes sorts (kind, stream, communicator, bytes, flops), `place`
-// and `tail` index names, so that its name is kind + " " + place + tail; `issue` is the difference
-// from the issue before; `start` the difference from the end of the event before it on its stream
-// (or from 0); `arrive` counts from start, `length` from arrive; `host` is what the host does while
-// it issues; `cause` indexes causes, `by` is how many events back the predecessor lies that bound
-// the start (0: none).
+// Columns of whole numbers, so that 20,000 events take less than a megabyte as JSON. Times are nanoseconds. Per event:
+// `sort` indexes sorts (kind, stream, communicator, bytes, flops), `place` and `tail` index names, so that its name is
+// kind + " " + place + tail; `issue` is the difference from the issue before; `start` the difference from the end of
+// the event before it on its stream (or from 0); `arrive` counts from start, `length` from arrive; `host` is what the
+// host does while it issues; `cause` indexes causes, `by` is how many events back the predecessor lies that bound the
+// start (0: none).
 //
 // Memory stands in host order, where the allocator acts. Long steps are thinned: of each run of
 // events the one with the highest peak stays, so the step's peak always does.
@@ -49,20 +48,16 @@ NameParts parts_of(const EventNames& names, EventKind kind, EventId id) {
   const std::string name = names.of(id);
   const std::string head = to_string(kind);
   NameParts parts{names.place(id), name.substr(head.size())};
-  if (!parts.place.empty() && parts.tail.starts_with(" " + parts.place))
-    parts.tail.erase(0, parts.place.size() + 1);
-  else
-    parts.place.clear();
+  if (!parts.place.empty() && parts.tail.starts_with(" " + parts.place)) parts.tail.erase(0, parts.place.size() + 1);
+  else parts.place.clear();
   return parts;
 }
 
 Json sort_json(const Sort& sort, const EventGraph& graph) {
   const auto& [work_index, kind, stream, communicator] = sort;
   const Work& work = graph.works[work_index];
-  Json json = {{"kind", to_string(kind)},
-               {"stream", to_string(stream)},
-               {"bytes", work.bytes.count()},
-               {"flops", work.flops.count()}};
+  Json json = {{"kind", to_string(kind)}, {"stream", to_string(stream)}, {"bytes", work.bytes.count()},
+      {"flops", work.flops.count()}};
   if (work.communicator != kNoCommunicator) {
     json["communicator"] = communicator;
     json["group"] = graph.communicators[work.communicator].group.size;
@@ -89,7 +84,7 @@ Json gaps_json(const EventGraph& graph, const Timeline& timeline) {
       compute_gaps(graph, timeline),
       [&](const Gap& gap) -> Json {
         return {gap.begin.nanoseconds(), (gap.end - gap.begin).nanoseconds(), gap.collective,
-                gap.otherwise == Cause::kHost ? 1 : 0, gap.held_up};
+            gap.otherwise == Cause::kHost ? 1 : 0, gap.held_up};
       });
 }
 
@@ -134,13 +129,12 @@ Json memory_json(const Forecast& forecast) {
   for (std::size_t c = 0; c < kMemoryCategories; ++c) {
     if (memory.own_peak[c] == Bytes()) continue;
     auto values = list_of<std::int64_t>(rows, [&](std::size_t row) { return memory.by_category[row][c].count(); });
-    categories.push_back({{"name", to_string(static_cast<MemoryCategory>(c))},
-                          {"peak_bytes", memory.own_peak[c].count()},
-                          {"at_peak_bytes", memory.at_peak[c].count()},
-                          {"now", differences(values, granule)}});
+    categories.push_back(
+        {{"name", to_string(static_cast<MemoryCategory>(c))}, {"peak_bytes", memory.own_peak[c].count()},
+            {"at_peak_bytes", memory.at_peak[c].count()}, {"now", differences(values, granule)}});
   }
-  return {{"granule", granule},          {"peak_event", memory.peak_event},     {"peak_bytes", memory.peak.count()},
-          {"rows", differences(ids, 1)}, {"peak", differences(peaks, granule)}, {"categories", std::move(categories)}};
+  return {{"granule", granule}, {"peak_event", memory.peak_event}, {"peak_bytes", memory.peak.count()},
+      {"rows", differences(ids, 1)}, {"peak", differences(peaks, granule)}, {"categories", std::move(categories)}};
 }
 
 }
@@ -183,29 +177,14 @@ Json timeline_json(const Forecast& forecast) {
     cause_list.push_back(to_string(c));
   Json stream_list = Json::array();
   for (std::size_t s = 0; s < kStreams; ++s) stream_list.push_back(to_string(static_cast<Stream>(s)));
-  return {{"events", graph.rows.size()},
-          {"period_ns", forecast.timeline.period.nanoseconds()},
-          {"streams", std::move(stream_list)},
-          {"sorts", std::move(sort_list)},
-          {"places", places.keys()},
-          {"tails", tails.keys()},
-          {"causes", std::move(cause_list)},
-          {"phases", {"forward", "backward", "optimizer"}},
-          {"columns",
-           {{"sort", sort},
-            {"place", place},
-            {"tail", tail},
-            {"phase", phase},
-            {"issue", issue},
-            {"start", start},
-            {"arrive", arrive},
-            {"length", length},
-            {"host", host},
-            {"cause", cause},
-            {"by", by}}},
-          {"gaps", gaps_json(graph, forecast.timeline)},
-          {"critical_path", critical_path(graph, forecast.timeline)},
-          {"memory", memory_json(forecast)}};
+  return {{"events", graph.rows.size()}, {"period_ns", forecast.timeline.period.nanoseconds()},
+      {"streams", std::move(stream_list)}, {"sorts", std::move(sort_list)}, {"places", places.keys()},
+      {"tails", tails.keys()}, {"causes", std::move(cause_list)}, {"phases", {"forward", "backward", "optimizer"}},
+      {"columns",
+          {{"sort", sort}, {"place", place}, {"tail", tail}, {"phase", phase}, {"issue", issue}, {"start", start},
+              {"arrive", arrive}, {"length", length}, {"host", host}, {"cause", cause}, {"by", by}}},
+      {"gaps", gaps_json(graph, forecast.timeline)}, {"critical_path", critical_path(graph, forecast.timeline)},
+      {"memory", memory_json(forecast)}};
 }
 
 Json scatter_json(const Forecast& forecast, const Forecast& measured) {
@@ -219,10 +198,8 @@ Json scatter_json(const Forecast& forecast, const Forecast& measured) {
     predicted.push_back((p.end - p.arrive).seconds());
     found.push_back((m.end - m.arrive).seconds());
   }
-  return {{"kind", std::move(kinds)},
-          {"name", std::move(labels)},
-          {"predicted_s", std::move(predicted)},
-          {"measured_s", std::move(found)}};
+  return {{"kind", std::move(kinds)}, {"name", std::move(labels)}, {"predicted_s", std::move(predicted)},
+      {"measured_s", std::move(found)}};
 }
 
 }

@@ -73,8 +73,7 @@ function drawAxes(body) {
 
 // --- time against memory ---
 
-// What has to fit: reserved by the allocator, and what is outside it. Where that was not asked, of the
-// view's report.
+// What has to fit: reserved by the allocator, and what is outside it. Where that was not asked, of the view's report.
 function totalOf(point) {
   if (point.total_bytes != null) return point.total_bytes;
   const memory = point.view != null && doc.views[point.view].report.memory;

@@ -16,21 +16,15 @@ namespace {
 
 std::vector<std::string> cells(const BudgetPoint& point) {
   const Plan& plan = point.plan;
-  return {"  " + format_bytes(point.budget),
-          seconds_text(point.report.seconds.value),
-          cardinal(point.report.tokens_per_s_per_gpu.value),
-          std::to_string(plan.mesh.shard),
-          reshard_words(plan),
-          recompute_words(plan),
-          fmt::format("{} x {}", plan.batch.micro_batch, plan.batch.accumulation)};
+  return {"  " + format_bytes(point.budget), seconds_text(point.report.seconds.value),
+      cardinal(point.report.tokens_per_s_per_gpu.value), std::to_string(plan.mesh.shard), reshard_words(plan),
+      recompute_words(plan), fmt::format("{} x {}", plan.batch.micro_batch, plan.batch.accumulation)};
 }
 
 Json to_json(const BudgetPoint& point) {
-  return {{"budget_bytes", point.budget.count()},
-          {"seconds", point.report.seconds.value},
-          {"tokens_per_s_per_gpu", point.report.tokens_per_s_per_gpu.value},
-          {"fit_probability", point.report.fit_probability},
-          {"plan", foreshard::to_json(point.plan)}};
+  return {{"budget_bytes", point.budget.count()}, {"seconds", point.report.seconds.value},
+      {"tokens_per_s_per_gpu", point.report.tokens_per_s_per_gpu.value},
+      {"fit_probability", point.report.fit_probability}, {"plan", foreshard::to_json(point.plan)}};
 }
 
 }
@@ -40,17 +34,16 @@ std::string budget_text(const BudgetCurve& curve, Color color) {
   Lines lines = {paint.bold(curve.model.name), cluster_words(curve.cluster), ""};
   if (curve.best) {
     const BudgetPoint& best = *curve.best;
-    lines.push_back(paint.bold(fmt::format("best plan within {}: fits with {}", format_bytes(curve.budget),
-                                           chance_text(best.report.fit_probability))));
+    lines.push_back(paint.bold(fmt::format(
+        "best plan within {}: fits with {}", format_bytes(curve.budget), chance_text(best.report.fit_probability))));
     append(lines, indented(plan_in_words(curve.base, best.plan)));
-    lines.push_back(paint.green(
-        fmt::format("  {} per step, {} tokens/s per GPU, peak {} allocated, {} to spare",
-                    seconds_text(best.report.seconds.value), cardinal(best.report.tokens_per_s_per_gpu.value),
-                    format_bytes(best.report.fit.allocated), format_bytes(best.report.fit.margin()))));
+    lines.push_back(paint.green(fmt::format("  {} per step, {} tokens/s per GPU, peak {} allocated, {} to spare",
+        seconds_text(best.report.seconds.value), cardinal(best.report.tokens_per_s_per_gpu.value),
+        format_bytes(best.report.fit.allocated), format_bytes(best.report.fit.margin()))));
     if (!best.report.open_stack.outcomes.empty()) append(lines, indented(open_stack_text(best.report.open_stack)));
   } else if (curve.floor) {
     lines.push_back(paint.red(fmt::format("no plan fits {} with {}: the least is {}", format_bytes(curve.budget),
-                                          chance_text(curve.confidence), format_bytes(curve.floor->budget))));
+        chance_text(curve.confidence), format_bytes(curve.floor->budget))));
     append(lines, indented(plan_in_words(curve.base, curve.floor->plan)));
   } else {
     lines.push_back(paint.red("no plan is possible"));
@@ -70,12 +63,9 @@ std::string budget_text(const BudgetCurve& curve, Color color) {
 }
 
 Json to_json(const BudgetCurve& curve) {
-  Json json = {{"budget_bytes", curve.budget.count()},
-               {"gpu_memory_bytes", curve.cluster.gpu.memory.count()},
-               {"confidence", curve.confidence},
-               {"best", nullptr},
-               {"floor", curve.floor ? to_json(*curve.floor) : Json(nullptr)},
-               {"curve", Json::array()}};
+  Json json = {{"budget_bytes", curve.budget.count()}, {"gpu_memory_bytes", curve.cluster.gpu.memory.count()},
+      {"confidence", curve.confidence}, {"best", nullptr},
+      {"floor", curve.floor ? to_json(*curve.floor) : Json(nullptr)}, {"curve", Json::array()}};
   if (curve.best) json["best"] = {{"plan", to_json(curve.best->plan)}, {"report", to_json(curve.best->report)}};
   for (const BudgetPoint& point : curve.points) json["curve"].push_back(to_json(point));
   return json;

@@ -29,8 +29,7 @@ struct BudgetCurve {
   // The least budget within which a plan is known to hold, by steps to the fastest plan of all:
   // none is slower than the one before. Empty: not even the smallest plan holds on these GPUs.
   std::vector<BudgetPoint> points;
-  // Of the plan that needs least: points.front(), or more than these GPUs have. Nothing: there is
-  // no plan.
+  // Of the plan that needs least: points.front(), or more than these GPUs have. Nothing: there is no plan.
   std::optional<BudgetPoint> floor;
 };
 

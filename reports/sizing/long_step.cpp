@@ -44,8 +44,8 @@ Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const P
   const auto extended = [&](const Quantity& a, const Quantity& b) {
     const auto at_least_0 = [&](double x, double y) { return std::max(0.0, of_whole_step(few, x, y, all)); };
     const double value = at_least_0(a.value, b.value);
-    return Quantity{value, std::min(value, at_least_0(a.low, b.low)), std::max(value, at_least_0(a.high, b.high)),
-                    a.evidence};
+    return Quantity{
+        value, std::min(value, at_least_0(a.low, b.low)), std::max(value, at_least_0(a.high, b.high)), a.evidence};
   };
   Report report = laid_out;
   report.plan = whole;
@@ -71,10 +71,10 @@ Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const P
   const double times = as_double(all) / as_double(few.count);
   for (Quantity Report::*rate : {&Report::tokens_per_s_per_gpu, &Report::mfu, &Report::hfu})
     report.*rate = rate_of(laid_out.*rate, laid_out.seconds.value, report.seconds, times);
-  report.assumed.insert(report.assumed.begin(),
-                        {"micro-batches", fmt::format("{} of {} laid out (the others are alike: bars, memory and "
-                                                      "driver calls are of these)",
-                                                      few.count, format_count(all))});
+  report.assumed.insert(
+      report.assumed.begin(), {"micro-batches", fmt::format("{} of {} laid out (the others are alike: bars, memory and "
+                                                            "driver calls are of these)",
+                                                    few.count, format_count(all))});
   return report;
 }
 

@@ -19,8 +19,8 @@ struct ShortSteps {
 
 // summarize() of a step of LaidOut::count micro-batches, and what its timelines tell of the step
 // with LaidOut::fewer, if they do, to the nanosecond (sim/simulate/repeats.h).
-ShortSteps summarize_short(const Forecast& laid_out, const CostModel& costs, int draws,
-                           const std::vector<StackCase>& cases);
+ShortSteps summarize_short(
+    const Forecast& laid_out, const CostModel& costs, int draws, const std::vector<StackCase>& cases);
 
 // From the second micro-batch on all are alike: figures of time grow evenly, those of memory not at
 // all, nor what the first step does besides. The step itself is folded_period's; where every step

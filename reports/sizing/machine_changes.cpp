@@ -50,7 +50,7 @@ const std::vector<MachineChange>& machine_changes() {
       {"node.nic_rate", "x0.5", has_network, [](Cluster& c) { scale<&NodeKind::nic_rate>(c, 0.5); }},
       {"node.nics", "twice the rails", has_network, [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nics *= 2; }); }},
       {"node.nics", "half the rails", has_rails,
-       [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nics = std::max<std::int64_t>(1, n.nics / 2); }); }},
+          [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nics = std::max<std::int64_t>(1, n.nics / 2); }); }},
       {"network.oversubscription", "none", is_tapered, [](Cluster& c) { c.network.oversubscription = 1; }},
       {"network.oversubscription", "x2", has_spine, [](Cluster& c) { c.network.oversubscription *= 2; }},
       {"network.oversubscription", "x4", has_spine, [](Cluster& c) { c.network.oversubscription *= 4; }},
@@ -62,9 +62,9 @@ const std::vector<MachineChange>& machine_changes() {
       {"gpu.memory", "x1.5", always, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 3 / 2; }},
       {"gpu.memory", "x0.75", always, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 3 / 4; }},
       {"gpu.memory_bandwidth", "x1.5", always,
-       [](Cluster& c) { c.gpu.memory_bandwidth = times(c.gpu.memory_bandwidth, 1.5); }},
+          [](Cluster& c) { c.gpu.memory_bandwidth = times(c.gpu.memory_bandwidth, 1.5); }},
       {"gpu.peak_bf16", "x1.25", always,
-       [](Cluster& c) { c.gpu.peak_bf16 = FlopsPerSecond(c.gpu.peak_bf16.value() * 1.25); }},
+          [](Cluster& c) { c.gpu.peak_bf16 = FlopsPerSecond(c.gpu.peak_bf16.value() * 1.25); }},
   };
   return kChanges;
 }
@@ -84,12 +84,10 @@ Json changes_json(const Forecast& made, const CostModel& costs) {
     CostTable table = other.price(made.graph);
     table.delays = made.costs.delays;
     const Fit fit = fit_in(other.cluster(), made.memory.peak, made.reserved.peak,
-                           total(memory_outside(made.graph, other.cluster(), made.plan.runtime)));
-    list.push_back({{"property", change.property},
-                    {"change", change.change},
-                    {"seconds", Simulator().period(made.graph, table).seconds()},
-                    {"fits", fit.fits()},
-                    {"margin_bytes", fit.margin().count()}});
+        total(memory_outside(made.graph, other.cluster(), made.plan.runtime)));
+    list.push_back({{"property", change.property}, {"change", change.change},
+        {"seconds", Simulator().period(made.graph, table).seconds()}, {"fits", fit.fits()},
+        {"margin_bytes", fit.margin().count()}});
   }
   return list;
 }

@@ -29,9 +29,8 @@ CostModel changed_costs(const MachineChange& change, const CostModel& costs, con
 // margin_bytes} of each that matters.
 Json changes_json(const Forecast& forecast, const CostModel& costs);
 
-// The same plan on a cluster whose network is another in one thing: a wire twice as wide, repaired
-// ports, a second rail, ranks placed otherwise, a node moved to another leaf, the nodes that hold
-// the others back left out.
+// The same plan on a cluster whose network is another in one thing: a wire twice as wide, repaired ports, a second
+// rail, ranks placed otherwise, a node moved to another leaf, the nodes that hold the others back left out.
 
 struct NetworkChange {
   std::string what;    // "leaf1 - spine twice as wide"

@@ -1,6 +1,5 @@
-// Where only prices change, the graph of the step is priced anew
-// (reports/sizing/machine_changes.h). Without some nodes the mesh is another and the step is built
-// anew.
+// Where only prices change, the graph of the step is priced anew (reports/sizing/machine_changes.h). Without some nodes
+// the mesh is another and the step is built anew.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,7 +40,7 @@ class Changes {
                  !change.what.starts_with("without ");
         });
     std::stable_sort(found_.begin() + 1, found_.end(),
-                     [](const NetworkChange& a, const NetworkChange& b) { return a.tokens_per_s > b.tokens_per_s; });
+        [](const NetworkChange& a, const NetworkChange& b) { return a.tokens_per_s > b.tokens_per_s; });
     return std::move(found_);
   }
 
@@ -150,8 +149,8 @@ class Changes {
       Cluster cluster = costs_.cluster();
       const std::string leaf = moved.switches[to].name;
       cluster.layout = std::make_shared<const ClusterLayout>(std::move(moved));
-      try_cluster(fmt::format("{} moved to {}", name, leaf.empty() ? "the other leaf" : leaf),
-                  with_routes(std::move(cluster)));
+      try_cluster(
+          fmt::format("{} moved to {}", name, leaf.empty() ? "the other leaf" : leaf), with_routes(std::move(cluster)));
       return;
     }
   }
@@ -163,8 +162,8 @@ class Changes {
     const Cluster& cluster = costs_.cluster();
     std::map<std::vector<std::int32_t>, std::int64_t> by_leaves;
     for (const NodeGroup& group : topology.layout.groups) by_leaves[group.leaves] += group.count;
-    const auto [fewest, most] = std::minmax_element(by_leaves.begin(), by_leaves.end(),
-                                                    [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto [fewest, most] = std::minmax_element(
+        by_leaves.begin(), by_leaves.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
     std::set<std::int64_t> degraded;
     for (const DegradedLink& link : cluster.degraded) degraded.insert(link.node);
     std::vector<std::int64_t> slow;
@@ -225,10 +224,8 @@ Json to_json(const std::vector<NetworkChange>& changes) {
   Json list = Json::array();
   for (const NetworkChange& change : changes) {
     if (change.what.empty()) continue;
-    list.push_back({{"change", change.what},
-                    {"step_s", change.seconds},
-                    {"gpus", change.gpus},
-                    {"tokens_per_s", change.tokens_per_s}});
+    list.push_back({{"change", change.what}, {"step_s", change.seconds}, {"gpus", change.gpus},
+        {"tokens_per_s", change.tokens_per_s}});
   }
   return list;
 }
@@ -239,7 +236,7 @@ std::vector<std::string> network_change_lines(const std::vector<NetworkChange>& 
     if (change.what.empty()) continue;
     const double gain = change.tokens_per_s / changes.front().tokens_per_s - 1;
     lines.push_back(fmt::format("{}: {} a step on {} GPUs, {:+.1f} % tokens/s", change.what,
-                                format_time(Time::seconds(change.seconds)), change.gpus, 100 * gain));
+        format_time(Time::seconds(change.seconds)), change.gpus, 100 * gain));
   }
   return lines;
 }

@@ -40,7 +40,7 @@ struct Looked {
 // With the plan that is fastest of those that fit with the confidence asked for. Where that is
 // enough for memory, but not for memory, time and money at once: with one that spares more.
 std::optional<Choice> choice_of(const CandidateCluster& candidate, const JobVariants& variants, const RunTerms& terms,
-                                const RecommendOptions& options) {
+    const RecommendOptions& options) {
   const auto with = [&](double confidence) -> std::optional<Choice> {
     auto sized = best_plan(variants, {confidence}, options.draws);
     if (!sized) return std::nullopt;
@@ -66,8 +66,8 @@ double least_seconds(const SizedJob& job, const RunTerms& terms) {
   return flops / (as_double(cluster.gpus) * peak);
 }
 
-Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const RunTerms& terms,
-               const RecommendOptions& options) {
+Looked look_at(
+    const CandidateCluster& candidate, const JobMaker& make, const RunTerms& terms, const RecommendOptions& options) {
   Looked looked;
   try {
     const JobVariants variants = make(candidate, options.most_sequences);
@@ -78,12 +78,9 @@ Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const Ru
       return looked;
     }
     auto choice = choice_of(candidate, variants, terms, options);
-    if (!choice)
-      looked.reason = fmt::format("nothing fits with {}", chance_text(terms.confidence));
-    else if (std::isfinite(choice->run.days.high))
-      looked.choice = std::move(choice);
-    else
-      looked.reason = "fails more often than a checkpoint takes";
+    if (!choice) looked.reason = fmt::format("nothing fits with {}", chance_text(terms.confidence));
+    else if (std::isfinite(choice->run.days.high)) looked.choice = std::move(choice);
+    else looked.reason = "fails more often than a checkpoint takes";
   } catch (const Error& error) {
     if (error.exit_code() == ExitCode::kInternal || error.exit_code() == ExitCode::kInterrupted) throw;
     looked.reason = error.what();
@@ -97,13 +94,13 @@ bool comes_first(const Choice& a, const Choice& b, double confidence) {
     const bool holds = c.run.probability >= confidence;
     const double alike = std::floor(std::log(c.run.dollars.value) / std::log1p(kAlike));
     return std::tuple(!holds, holds ? 0.0 : -std::round(100 * c.run.probability), alike, c.assumed(),
-                      c.run.dollars.value, c.sized.cluster.gpus, c.machine);
+        c.run.dollars.value, c.sized.cluster.gpus, c.machine);
   };
   return key(a) < key(b);
 }
 
 std::vector<MachineSizes> sizes_of(const std::vector<CandidateCluster>& candidates, const std::vector<Looked>& looked,
-                                   const std::vector<std::optional<std::int64_t>>& smallest) {
+    const std::vector<std::optional<std::int64_t>>& smallest) {
   std::vector<MachineSizes> machines;
   std::map<std::string, std::vector<const Choice*>> choices;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
@@ -131,8 +128,8 @@ std::string resized(const std::string& spec, std::int64_t gpus) {
   return is_spec ? fmt::format("{}{}", gpus, spec.substr(x)) : "";
 }
 
-std::optional<TermsRemedy> more_gpus(const Choice& fastest, const JobMaker& make, const RunTerms& terms,
-                                     RecommendOptions options) {
+std::optional<TermsRemedy> more_gpus(
+    const Choice& fastest, const JobMaker& make, const RunTerms& terms, RecommendOptions options) {
   const Cluster& cluster = fastest.sized.cluster;
   std::int64_t gpus = cluster.gpus;
   for (int k = 0; k < kMostDoublings && gpus <= kMaxGpus / 2; ++k) {
@@ -145,12 +142,8 @@ std::optional<TermsRemedy> more_gpus(const Choice& fastest, const JobMaker& make
     const Looked looked = look_at({fastest.machine, spec, gpus}, make, terms, options);
     if (!looked.choice || looked.choice->run.probability_in_time < terms.confidence) continue;
     const RunForecast& run = looked.choice->run;
-    return TermsRemedy{TermsRemedy::What::kGpus,
-                       spec,
-                       as_double(gpus),
-                       has_to_grow ? options.most_sequences : 0,
-                       run.days.value * kSecondsPerDay,
-                       run.dollars.value};
+    return TermsRemedy{TermsRemedy::What::kGpus, spec, as_double(gpus), has_to_grow ? options.most_sequences : 0,
+        run.days.value * kSecondsPerDay, run.dollars.value};
   }
   return std::nullopt;
 }
@@ -158,8 +151,8 @@ std::optional<TermsRemedy> more_gpus(const Choice& fastest, const JobMaker& make
 // The value nearest to `fails` with which the choice holds, to a thousandth; nothing where it does
 // not hold with `holds` either. Both above zero.
 template <typename Term>
-std::optional<double> nearest_that_holds(const Choice& choice, const RunTerms& terms, Term&& set,
-                                         std::pair<double, double> fails_holds) {
+std::optional<double> nearest_that_holds(
+    const Choice& choice, const RunTerms& terms, Term&& set, std::pair<double, double> fails_holds) {
   const auto holds = [&](double value) {
     RunTerms other = terms;
     set(other, value);
@@ -227,7 +220,7 @@ std::vector<std::int64_t> likely_sizes(const Cluster& cluster, double flops, con
 }
 
 Recommendation recommend(const std::vector<CandidateCluster>& candidates, const JobMaker& make, const RunTerms& terms,
-                         const RecommendOptions& options) {
+    const RecommendOptions& options) {
   std::vector<Looked> looked(candidates.size());
   std::vector<std::optional<std::int64_t>> smallest(candidates.size());
   const auto judge = [&](std::size_t i) {
@@ -257,12 +250,10 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
       r.parameters = looked[i].parameters;
       r.sequence = looked[i].sequence;
     }
-    if (looked[i].choice)
-      r.choices.push_back(std::move(*looked[i].choice));
+    if (looked[i].choice) r.choices.push_back(std::move(*looked[i].choice));
     else if (candidates.size() == 1 && looked[i].failure != ExitCode::kOk)
       throw Error(looked[i].failure, looked[i].reason);
-    else
-      r.rejected.push_back({candidates[i].spec, candidates[i].gpus, looked[i].reason});
+    else r.rejected.push_back({candidates[i].spec, candidates[i].gpus, looked[i].reason});
   }
   std::ranges::sort(r.choices, [&](const Choice& a, const Choice& b) { return comes_first(a, b, terms.confidence); });
   r.remedies = find_remedies(r, make, options);

@@ -26,8 +26,7 @@ struct CandidateCluster {
   bool is_largest = true;  // of its machine: it is looked at whatever the deadline
 };
 
-// Of a cluster at a step of at most so many sequences. Throws Error where the job is not possible
-// there.
+// Of a cluster at a step of at most so many sequences. Throws Error where the job is not possible there.
 using JobMaker = std::function<JobVariants(const CandidateCluster&, std::int64_t most_sequences)>;
 
 inline constexpr double kAlike = 0.05;  // of the dollars: two choices cost the same
@@ -86,10 +85,9 @@ struct RecommendOptions {
   std::function<bool(std::int64_t, std::int64_t)> progress;  // clusters done and in all
 };
 
-// Throws what `make` throws where that is wrong on every cluster alike: Error(kInvalidInput) of the
-// only candidate.
+// Throws what `make` throws where that is wrong on every cluster alike: Error(kInvalidInput) of the only candidate.
 Recommendation recommend(const std::vector<CandidateCluster>& candidates, const JobMaker& make, const RunTerms& terms,
-                         const RecommendOptions& options);
+    const RecommendOptions& options);
 
 // Eight sizes of a machine kind, doubling, around what the deadline needs at 40 % of the peak
 // (without a deadline: from one node), not beyond `most`.
@@ -107,15 +105,14 @@ struct WhatIf {
   // Nothing: no plan fits, or a cluster without the property.
   std::optional<SizedPlan> sized;
   RunForecast run;
-  // USD per GPU and hour that the change may cost (below 0: must save) for the run to cost the
-  // same.
+  // USD per GPU and hour that the change may cost (below 0: must save) for the run to cost the same.
   double worth_per_gpu_hour = 0;
 };
 
 // Of the machine as bought: faster and slower networks, links, memory and arithmetic. The best plan
 // is searched anew for each. The largest worth first.
-std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants, const RunTerms& terms,
-                             const RecommendOptions& options);
+std::vector<WhatIf> what_ifs(
+    const Choice& choice, const JobVariants& variants, const RunTerms& terms, const RecommendOptions& options);
 
 std::string what_if_text(const std::vector<WhatIf>& list, const Choice& choice, Color color);
 Json to_json(const std::vector<WhatIf>& list);
@@ -139,14 +136,13 @@ struct ScalingCurve {
 };
 
 // Of at most so many sequences a step, weak: for every GPU. Threads as RecommendOptions.
-ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& make, bool weak,
-                   const RecommendOptions& options);
+ScalingCurve scale(
+    const std::vector<CandidateCluster>& sizes, const JobMaker& make, bool weak, const RecommendOptions& options);
 
 std::string scale_text(const ScalingCurve& curve, Color color);
 Json to_json(const ScalingCurve& curve);
 // gpus,global_batch,step_s,step_s_low,step_s_high,tokens_per_s,tokens_per_s_per_gpu,speedup,
-// efficiency,mfu,exposed_communication,shard,replicate,reshard,prefetch,recompute,micro_batch,
-// accumulation
+// efficiency,mfu,exposed_communication,shard,replicate,reshard,prefetch,recompute,micro_batch, accumulation
 std::string scale_csv(const ScalingCurve& curve);
 
 }

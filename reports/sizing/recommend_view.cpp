@@ -30,8 +30,8 @@ std::string days_text(double seconds) {
 std::string range_text(const Quantity& q) { return fmt::format("{} .. {}", short_number(q.low), short_number(q.high)); }
 
 std::string terms_text(const Recommendation& r) {
-  std::string text = fmt::format("{} · {} parameters · {} tokens", r.model, short_number(as_double(r.parameters)),
-                                 short_number(r.terms.tokens));
+  std::string text = fmt::format(
+      "{} · {} parameters · {} tokens", r.model, short_number(as_double(r.parameters)), short_number(r.terms.tokens));
   if (r.terms.deadline) text += " in " + days_text(*r.terms.deadline);
   if (r.terms.budget) text += fmt::format(" for {} USD", short_number(*r.terms.budget));
   return text +
@@ -61,34 +61,30 @@ Lines first_lines_of(const Recommendation& r, const Paint& paint) {
   const RunForecast& run = c.run;
   const SizedPlan& sized = c.sized;
   const Plan& plan = sized.plan;
-  const std::string head = fmt::format("{}: {} d ({}), {} USD ({}), {}", sized.cluster.spec,
-                                       short_number(run.days.value), range_text(run.days),
-                                       short_number(run.dollars.value), range_text(run.dollars), odds_text(r.terms, c));
+  const std::string head =
+      fmt::format("{}: {} d ({}), {} USD ({}), {}", sized.cluster.spec, short_number(run.days.value),
+          range_text(run.days), short_number(run.dollars.value), range_text(run.dollars), odds_text(r.terms, c));
   const Interruptions& x = run.interruptions;
   const std::string open = open_stack_text(sized.open_stack);
   Lines lines;
   for (const std::string& line : wrapped(head, kTextWidth, 2))
     lines.push_back(r.meets_terms() ? paint.green(paint.bold(line)) : paint.yellow(paint.bold(line)));
-  append(lines,
-         indented(fmt::format("plan: {}, reshard {}, prefetch {}, recompute "
-                              "{}, micro-batch {} x {}{}",
-                              words_of(plan.mesh), reshard_words(plan), words_of(plan.prefetch), recompute_words(plan),
-                              plan.batch.micro_batch, plan.batch.accumulation, free_settings(plan))));
+  append(lines, indented(fmt::format("plan: {}, reshard {}, prefetch {}, recompute {}, micro-batch {} x {}{}",
+                    words_of(plan.mesh), reshard_words(plan), words_of(plan.prefetch), recompute_words(plan),
+                    plan.batch.micro_batch, plan.batch.accumulation, free_settings(plan))));
   lines.push_back(
       fmt::format("  step: {} ({} .. {}, {}), MFU {}, {} exposed, {} to spare", seconds_text(sized.step.value),
-                  seconds_text(sized.step.low), seconds_text(sized.step.high), to_string(sized.step.evidence),
-                  percent_text(sized.mfu.value), percent_text(sized.exposed_share), format_bytes(sized.fit.margin())));
+          seconds_text(sized.step.low), seconds_text(sized.step.high), to_string(sized.step.evidence),
+          percent_text(sized.mfu.value), percent_text(sized.exposed_share), format_bytes(sized.fit.margin())));
   if (!open.empty()) append(lines, indented(open));
   append(lines,
-         indented(fmt::format(
-             "goodput {}: a failure every {}, a checkpoint of {} in {} every {}, "
-             "{} to restart{}",
-             percent_text(run.goodput.value), days_text(x.mean_between), format_bytes(sized.state), days_text(x.save),
-             days_text(run.checkpoint_interval), days_text(x.restart),
-             run.evaluation_share > 0 ? fmt::format(", {} for evaluation", percent_text(run.evaluation_share)) : "")));
-  append(lines, indented(fmt::format("price: {:.2f} USD per GPU and hour ({:.2f} .. {:.2f}; {}{})",
-                                     c.price.usd_per_hour, c.price.low, c.price.high,
-                                     c.price.date.empty() ? "" : c.price.date + ", ", c.price.source)));
+      indented(fmt::format("goodput {}: a failure every {}, a checkpoint of {} in {} every {}, {} to restart{}",
+          percent_text(run.goodput.value), days_text(x.mean_between), format_bytes(sized.state), days_text(x.save),
+          days_text(run.checkpoint_interval), days_text(x.restart),
+          run.evaluation_share > 0 ? fmt::format(", {} for evaluation", percent_text(run.evaluation_share)) : "")));
+  append(
+      lines, indented(fmt::format("price: {:.2f} USD per GPU and hour ({:.2f} .. {:.2f}; {}{})", c.price.usd_per_hour,
+                 c.price.low, c.price.high, c.price.date.empty() ? "" : c.price.date + ", ", c.price.source)));
   return lines;
 }
 
@@ -102,10 +98,10 @@ Lines choice_lines(const Recommendation& r, const Paint& paint) {
     if (is_hopeless || table.size() > kMostChoices) continue;
     const std::string mark = c.assumed() > 0 ? "*" : "";
     table.push_back({"  " + c.sized.cluster.spec + mark, short_number(c.run.days.value), range_text(c.run.days),
-                     short_number(c.run.dollars.value), range_text(c.run.dollars),
-                     fmt::format("{:.3g}", c.run.dollars_per_million_tokens.value), percent_text(c.sized.mfu.value),
-                     percent_text(c.run.goodput.value), short_number(c.run.energy_kwh.value / 1000),
-                     format_bytes(c.sized.fit.margin()), chance_text(c.run.probability)});
+        short_number(c.run.dollars.value), range_text(c.run.dollars),
+        fmt::format("{:.3g}", c.run.dollars_per_million_tokens.value), percent_text(c.sized.mfu.value),
+        percent_text(c.run.goodput.value), short_number(c.run.energy_kwh.value / 1000),
+        format_bytes(c.sized.fit.margin()), chance_text(c.run.probability)});
   }
   Lines lines = aligned(table);
   lines.front() = paint.dim(lines.front());
@@ -122,16 +118,15 @@ std::string remedy_words(const TermsRemedy& remedy) {
   switch (remedy.what) {
     case What::kDeadline:
       return fmt::format("--deadline {:.0f}d: {} needs {} and {} USD", std::ceil(remedy.value / kSecondsPerDay),
-                         remedy.cluster, days_text(remedy.seconds), short_number(remedy.dollars));
+          remedy.cluster, days_text(remedy.seconds), short_number(remedy.dollars));
     case What::kBudget:
       return fmt::format("--budget {}: {} needs {} USD and {}", short_number(remedy.value), remedy.cluster,
-                         short_number(remedy.dollars), days_text(remedy.seconds));
+          short_number(remedy.dollars), days_text(remedy.seconds));
     case What::kGpus:
       return fmt::format("--cluster {}{}: {} and {} USD", remedy.cluster,
-                         remedy.most_sequences > 0 ? fmt::format(" --global-batch {}", remedy.most_sequences) : "",
-                         days_text(remedy.seconds), short_number(remedy.dollars));
-    case What::kTokens:
-      return fmt::format("--tokens {}: so many on {}", short_number(remedy.value), remedy.cluster);
+          remedy.most_sequences > 0 ? fmt::format(" --global-batch {}", remedy.most_sequences) : "",
+          days_text(remedy.seconds), short_number(remedy.dollars));
+    case What::kTokens: return fmt::format("--tokens {}: so many on {}", short_number(remedy.value), remedy.cluster);
   }
   return "";
 }
@@ -147,10 +142,9 @@ Lines size_lines(const Recommendation& r) {
   }
   Lines lines = wrapped(fmt::format("smallest that fits: {}", fmt::join(smallest, ", ")), kTextWidth, 2);
   if (!knees.empty()) {
-    append(lines, wrapped(fmt::format("twice as many bring less than 1.6 times the tokens/s beyond: "
-                                      "{}",
-                                      fmt::join(knees, ", ")),
-                          kTextWidth, 2));
+    append(lines,
+        wrapped(fmt::format("twice as many bring less than 1.6 times the tokens/s beyond: {}", fmt::join(knees, ", ")),
+            kTextWidth, 2));
   }
   return lines;
 }
@@ -187,43 +181,25 @@ Json choice_json(const Choice& c) {
   const SizedPlan& sized = c.sized;
   const Interruptions& x = run.interruptions;
   const Quantity price{c.price.usd_per_hour, c.price.low, c.price.high, c.price.evidence};
-  return Json{
-      {"cluster", sized.cluster.spec},
-      {"machine", c.machine},
-      {"gpus", sized.cluster.gpus},
-      {"nodes", sized.cluster.nodes()},
-      {"plan", to_json(sized.plan)},
-      {"step_s", to_json(sized.step)},
-      {"days", to_json(run.days)},
-      {"dollars", to_json(run.dollars)},
-      {"gpu_hours", to_json(run.gpu_hours)},
-      {"dollars_per_million_tokens", to_json(run.dollars_per_million_tokens)},
-      {"energy_kwh", to_json(run.energy_kwh)},
-      {"goodput", to_json(run.goodput)},
-      {"probability", run.probability},
-      {"probability_in_time", run.probability_in_time},
-      {"probability_within_budget", run.probability_within_budget},
-      {"meets_deadline", run.meets_deadline},
-      {"within_budget", run.within_budget},
-      {"mfu", to_json(sized.mfu)},
-      {"tokens_per_s", to_json(sized.tokens_per_s)},
-      {"exposed_communication", sized.exposed_share},
+  return Json{{"cluster", sized.cluster.spec}, {"machine", c.machine}, {"gpus", sized.cluster.gpus},
+      {"nodes", sized.cluster.nodes()}, {"plan", to_json(sized.plan)}, {"step_s", to_json(sized.step)},
+      {"days", to_json(run.days)}, {"dollars", to_json(run.dollars)}, {"gpu_hours", to_json(run.gpu_hours)},
+      {"dollars_per_million_tokens", to_json(run.dollars_per_million_tokens)}, {"energy_kwh", to_json(run.energy_kwh)},
+      {"goodput", to_json(run.goodput)}, {"probability", run.probability},
+      {"probability_in_time", run.probability_in_time}, {"probability_within_budget", run.probability_within_budget},
+      {"meets_deadline", run.meets_deadline}, {"within_budget", run.within_budget}, {"mfu", to_json(sized.mfu)},
+      {"tokens_per_s", to_json(sized.tokens_per_s)}, {"exposed_communication", sized.exposed_share},
       {"steps", run.steps},
-      {"memory",
-       {{"capacity_bytes", sized.fit.capacity.count()},
-        {"peak_allocated_bytes", sized.fit.allocated.count()},
-        {"peak_reserved_bytes", sized.fit.reserved.count()},
-        {"outside_allocator_bytes", sized.fit.outside.count()},
-        {"margin_bytes", sized.fit.margin().count()},
-        {"fit_probability", sized.fit_probability}}},
+      {"memory", {{"capacity_bytes", sized.fit.capacity.count()}, {"peak_allocated_bytes", sized.fit.allocated.count()},
+                     {"peak_reserved_bytes", sized.fit.reserved.count()},
+                     {"outside_allocator_bytes", sized.fit.outside.count()},
+                     {"margin_bytes", sized.fit.margin().count()}, {"fit_probability", sized.fit_probability}}},
       {"price", {{"usd_per_gpu_hour", to_json(price)}, {"date", c.price.date}, {"source", c.price.source}}},
-      {"interruptions",
-       {{"mean_between_s", std::isfinite(x.mean_between) ? Json(x.mean_between) : Json()},
-        {"checkpoint_bytes", sized.state.count()},
-        {"checkpoint_s", x.save},
-        {"checkpoint_interval_s", std::isfinite(run.checkpoint_interval) ? Json(run.checkpoint_interval) : Json()},
-        {"restart_s", x.restart},
-        {"evaluation_share", run.evaluation_share}}},
+      {"interruptions", {{"mean_between_s", std::isfinite(x.mean_between) ? Json(x.mean_between) : Json()},
+                            {"checkpoint_bytes", sized.state.count()}, {"checkpoint_s", x.save},
+                            {"checkpoint_interval_s",
+                                std::isfinite(run.checkpoint_interval) ? Json(run.checkpoint_interval) : Json()},
+                            {"restart_s", x.restart}, {"evaluation_share", run.evaluation_share}}},
       {"open", open_json(sized.open_stack)},
       {"plans", {{"enumerated", sized.enumerated}, {"simulated", sized.simulated}}}};
 }
@@ -262,7 +238,7 @@ std::string recommend_text(const Recommendation& r, Color color) {
     if (!r.meets_terms()) {
       const std::string sure = chance_text(r.terms.confidence);
       lines.push_back(paint.red(fmt::format("no candidate fits{}{} with {}", r.terms.deadline ? " and is in time" : "",
-                                            r.terms.budget ? " and is within the budget" : "", sure)));
+          r.terms.budget ? " and is within the budget" : "", sure)));
       for (const TermsRemedy& remedy : r.remedies) append(lines, indented("it would with " + remedy_words(remedy)));
       lines.emplace_back();
     }
@@ -283,20 +259,12 @@ Json to_json(const Recommendation& r) {
   json["schema"] = "foreshard.recommend/1";
   json["model"] = r.model;
   json["parameters"] = r.parameters;
-  json["terms"] = {{"tokens", r.terms.tokens},
-                   {"deadline_s", maybe(r.terms.deadline)},
-                   {"budget_usd", maybe(r.terms.budget)},
-                   {"sequence", r.sequence},
-                   {"most_sequences", r.most_sequences},
-                   {"failures_per_gpu_day", r.terms.failures.per_gpu_day},
-                   {"failures_source", r.terms.failures.source},
-                   {"checkpoint_bytes_per_s_per_gpu", r.terms.checkpoint_rate.value()},
-                   {"restart_s", r.terms.restart},
-                   {"evaluate_every_steps", r.terms.evaluate_every},
-                   {"evaluate_sequences", r.terms.evaluate_sequences},
-                   {"server_power_over_gpu_limit", r.terms.server_power},
-                   {"pue", r.terms.pue},
-                   {"confidence", r.terms.confidence}};
+  json["terms"] = {{"tokens", r.terms.tokens}, {"deadline_s", maybe(r.terms.deadline)},
+      {"budget_usd", maybe(r.terms.budget)}, {"sequence", r.sequence}, {"most_sequences", r.most_sequences},
+      {"failures_per_gpu_day", r.terms.failures.per_gpu_day}, {"failures_source", r.terms.failures.source},
+      {"checkpoint_bytes_per_s_per_gpu", r.terms.checkpoint_rate.value()}, {"restart_s", r.terms.restart},
+      {"evaluate_every_steps", r.terms.evaluate_every}, {"evaluate_sequences", r.terms.evaluate_sequences},
+      {"server_power_over_gpu_limit", r.terms.server_power}, {"pue", r.terms.pue}, {"confidence", r.terms.confidence}};
   json["meets_terms"] = r.meets_terms();
   json["choices"] = json_list(
       r.choices, [&](const Choice& choice) -> Json { return choice_json(choice); });

@@ -31,9 +31,8 @@ std::string fit_words(const Fit& fit, double probability) {
 }
 
 std::string settings_words(const Plan& base, const Plan& plan) {
-  static constexpr const char* kGrid[] = {"mesh.shard",        "mesh.replicate",    "reshard_after_forward",
-                                          "prefetch.forward",  "prefetch.backward", "recompute",
-                                          "batch.micro_batch", "batch.accumulation"};
+  static constexpr const char* kGrid[] = {"mesh.shard", "mesh.replicate", "reshard_after_forward", "prefetch.forward",
+      "prefetch.backward", "recompute", "batch.micro_batch", "batch.accumulation"};
   std::string words;
   for (const PlanDifference& d : plan_differences(base, plan)) {
     if (contains(kGrid, d.key)) continue;
@@ -44,12 +43,12 @@ std::string settings_words(const Plan& base, const Plan& plan) {
 
 std::string plan_in_words(const Plan& base, const Plan& plan) {
   return fmt::format("{}, reshard {}, prefetch {}, recompute {}, micro-batch {} x {}{}", words_of(plan.mesh),
-                     reshard_words(plan), words_of(plan.prefetch), recompute_words(plan), plan.batch.micro_batch,
-                     plan.batch.accumulation, settings_words(base, plan));
+      reshard_words(plan), words_of(plan.prefetch), recompute_words(plan), plan.batch.micro_batch,
+      plan.batch.accumulation, settings_words(base, plan));
 }
 
-std::vector<std::string> advice_lines(const SearchResult& result, const std::vector<Alternative>& alternatives,
-                                      const Plan& base, const Paint& paint) {
+std::vector<std::string> advice_lines(
+    const SearchResult& result, const std::vector<Alternative>& alternatives, const Plan& base, const Paint& paint) {
   std::vector<std::string> lines;
   const auto add = [&](const std::string& text) {
     for (const std::string& line : indented(text)) lines.push_back(line);
@@ -57,13 +56,13 @@ std::vector<std::string> advice_lines(const SearchResult& result, const std::vec
   if (result.riskier) {
     const Candidate& c = *result.riskier;
     add(paint.yellow(fmt::format("riskier: {}, fits with {}: {}", gain_words(result.best, c),
-                                 chance_text(c.fit_probability), plan_in_words(base, c.plan))));
+        chance_text(c.fit_probability), plan_in_words(base, c.plan))));
   }
   for (const Alternative& a : alternatives) {
     std::string flags;
     for (const std::string& change : a.changes) flags += "--set " + change + " ";
     add(fmt::format("with {}{}: {}, fits with {}", flags, result.best ? "also" : "it holds",
-                    gain_words(result.best, a.candidate), chance_text(a.candidate.fit_probability)));
+        gain_words(result.best, a.candidate), chance_text(a.candidate.fit_probability)));
   }
   return lines;
 }
@@ -81,11 +80,9 @@ Json to_json(const std::vector<Alternative>& alternatives) {
   return json_list(
       alternatives,
       [&](const Alternative& a) -> Json {
-        return {{"set", set_json(a.changes)},
-                {"plan", to_json(a.candidate.plan)},
-                {"seconds", a.candidate.seconds},
-                {"peak_allocated_bytes", a.candidate.peak_allocated.count()},
-                {"fit_probability", a.candidate.fit_probability}};
+        return {{"set", set_json(a.changes)}, {"plan", to_json(a.candidate.plan)}, {"seconds", a.candidate.seconds},
+            {"peak_allocated_bytes", a.candidate.peak_allocated.count()},
+            {"fit_probability", a.candidate.fit_probability}};
       });
 }
 
@@ -94,12 +91,10 @@ std::vector<std::string> pipeline_lines(const std::vector<PipelineStep>& steps) 
   std::vector<std::string> words;
   for (const PipelineStep& step : steps) {
     const std::string of = step.pp == 1 ? "none" : fmt::format("pp {}", step.pp);
-    if (step.seconds)
-      words.push_back(fmt::format("{} {}", of, seconds_text(*step.seconds)));
+    if (step.seconds) words.push_back(fmt::format("{} {}", of, seconds_text(*step.seconds)));
     else if (step.at_least > 0)
       words.push_back(fmt::format("{} no faster (layers and bubble alone {})", of, seconds_text(step.at_least)));
-    else
-      words.push_back(of + " no faster");
+    else words.push_back(of + " no faster");
   }
   return indented(fmt::format("stages of a pipeline: {}", fmt::join(words, ", ")));
 }
@@ -108,9 +103,8 @@ Json to_json(const std::vector<PipelineStep>& steps) {
   return json_list(
       steps,
       [&](const PipelineStep& step) -> Json {
-        return {{"pp", step.pp},
-                {"seconds", step.seconds ? Json(*step.seconds) : Json(nullptr)},
-                {"at_least_seconds", step.at_least}};
+        return {{"pp", step.pp}, {"seconds", step.seconds ? Json(*step.seconds) : Json(nullptr)},
+            {"at_least_seconds", step.at_least}};
       });
 }
 

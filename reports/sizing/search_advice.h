@@ -27,8 +27,7 @@ struct PipelineStep {
   double at_least = 0;            // s; 0: not known
 };
 
-// "fits with 97 %"; of a plan that does not fit by how much: "does not fit: 151 GiB more than there
-// is".
+// "fits with 97 %"; of a plan that does not fit by how much: "does not fit: 151 GiB more than there is".
 std::string fit_words(const Fit& fit, double probability);
 
 // Keys of `plan` other than those of the grid that differ from the base's, as flags:
@@ -40,8 +39,8 @@ std::string plan_in_words(const Plan& base, const Plan& plan);
 
 // The riskier plan and the alternatives, one paragraph each, beside the best plan's step; nothing
 // where there are none. `base`: the plan around which was searched.
-std::vector<std::string> advice_lines(const SearchResult& result, const std::vector<Alternative>& alternatives,
-                                      const Plan& base, const Paint& paint);
+std::vector<std::string> advice_lines(
+    const SearchResult& result, const std::vector<Alternative>& alternatives, const Plan& base, const Paint& paint);
 Json to_json(const std::vector<Alternative>& alternatives);
 // {"mesh.tp": "2"} of "mesh.tp=2".
 Json set_json(const std::vector<std::string>& changes);
@@ -51,8 +50,7 @@ Json set_json(const std::vector<std::string>& changes);
 std::vector<std::string> pipeline_lines(const std::vector<PipelineStep>& steps);
 Json to_json(const std::vector<PipelineStep>& steps);
 
-// Whether no prefetch depth changes the best step of any shard group by what two plans must differ
-// by to be told apart.
+// Whether no prefetch depth changes the best step of any shard group by what two plans must differ by to be told apart.
 bool prefetch_is_idle(const SearchResult& result);
 
 }

@@ -56,9 +56,8 @@ std::string changes_text(const Plan& best, const Plan& other) {
 }
 
 Json plan_and_time(const Candidate& candidate) {
-  return {{"plan", to_json(candidate.plan)},
-          {"seconds", candidate.seconds},
-          {"peak_allocated_bytes", candidate.peak_allocated.count()}};
+  return {{"plan", to_json(candidate.plan)}, {"seconds", candidate.seconds},
+      {"peak_allocated_bytes", candidate.peak_allocated.count()}};
 }
 
 }
@@ -80,8 +79,8 @@ std::vector<WhySlower> why_slower(const Forecast& best, const SearchResult& resu
   return list;
 }
 
-std::optional<RobustChoice> choose_robust(const SearchResult& result, const ModelSpec& model, const CostModel& costs,
-                                          const StackSet& stacks, int draws) {
+std::optional<RobustChoice> choose_robust(
+    const SearchResult& result, const ModelSpec& model, const CostModel& costs, const StackSet& stacks, int draws) {
   ReservedMemory replays;
   std::optional<RobustChoice> choice;
   std::int64_t considered = 0;
@@ -110,7 +109,7 @@ std::string why_text(const std::vector<WhySlower>& list, const Plan& best, Color
     auto reasons = list_of<std::string>(
         why.because, [&](const auto& each) { return fmt::format("{} {}", each.first, signed_seconds(each.second)); });
     lines.push_back(fmt::format("  {}: {}", changes_text(best, why.candidate.plan),
-                                reasons.empty() ? "the same" : fmt::format("{}", fmt::join(reasons, ", "))));
+        reasons.empty() ? "the same" : fmt::format("{}", fmt::join(reasons, ", "))));
   }
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
@@ -132,17 +131,14 @@ std::string robust_text(const RobustChoice& choice, const Candidate& fastest, Co
   const Quantity& step = choice.sized.step;
   const std::string differs = changes_text(fastest.plan, choice.sized.plan);
   return fmt::format("\n{}\n  {}: {} ({} .. {}); the fastest: {} ({} .. {}); {} plans considered\n",
-                     paint.bold("robust over the interval"), differs.empty() ? "the fastest plan is it" : differs,
-                     seconds_text(step.value), seconds_text(step.low), seconds_text(step.high),
-                     seconds_text(choice.fastest.value), seconds_text(choice.fastest.low),
-                     seconds_text(choice.fastest.high), choice.considered);
+      paint.bold("robust over the interval"), differs.empty() ? "the fastest plan is it" : differs,
+      seconds_text(step.value), seconds_text(step.low), seconds_text(step.high), seconds_text(choice.fastest.value),
+      seconds_text(choice.fastest.low), seconds_text(choice.fastest.high), choice.considered);
 }
 
 Json to_json(const RobustChoice& choice) {
-  return {{"plan", to_json(choice.sized.plan)},
-          {"step_s", to_json(choice.sized.step)},
-          {"fastest_step_s", to_json(choice.fastest)},
-          {"considered", choice.considered}};
+  return {{"plan", to_json(choice.sized.plan)}, {"step_s", to_json(choice.sized.step)},
+      {"fastest_step_s", to_json(choice.fastest)}, {"considered", choice.considered}};
 }
 
 std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double seconds, Color color) {
@@ -153,39 +149,31 @@ std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double
   const SearchResult& k = deep.knobs;
   Lines lines = {"", paint.bold(fmt::format("beyond the grid, in {}", seconds_text(seconds)))};
   lines.push_back(fmt::format("  knobs: {} plans, {} pruned by their bound, {} do not fit, {} simulated",
-                              format_count(k.enumerated), format_count(k.pruned), format_count(k.rejected_memory),
-                              format_count(k.simulated)));
+      format_count(k.enumerated), format_count(k.pruned), format_count(k.rejected_memory), format_count(k.simulated)));
   if (k.best) {
     lines.push_back(fmt::format("    {} ({}){}", seconds_text(k.best->seconds), gain(k.best->seconds),
-                                grid_best == nullptr ? "" : ": " + changes_text(grid_best->plan, k.best->plan)));
+        grid_best == nullptr ? "" : ": " + changes_text(grid_best->plan, k.best->plan)));
   }
   if (deep.written) {
-    lines.push_back(fmt::format("  the plan as written: {} ({})", seconds_text(deep.written->seconds),
-                                gain(deep.written->seconds)));
+    lines.push_back(fmt::format(
+        "  the plan as written: {} ({})", seconds_text(deep.written->seconds), gain(deep.written->seconds)));
   }
   if (deep.layers) {
     const Candidate& c = deep.layers->candidate;
     lines.push_back(fmt::format("  per unit and layer: {} plans judged{}", format_count(deep.judged),
-                                deep.layers->is_optimum ? ", all there are on its mesh" : ""));
-    lines.push_back(
-        fmt::format("    {} ({}): {}, micro-batch {} x {}, reshard {}, "
-                    "recompute {}",
-                    seconds_text(c.seconds), gain(c.seconds), words_of(c.plan.mesh), c.plan.batch.micro_batch,
-                    c.plan.batch.accumulation, reshard_words(c.plan), recompute_words(c.plan)));
+        deep.layers->is_optimum ? ", all there are on its mesh" : ""));
+    lines.push_back(fmt::format("    {} ({}): {}, micro-batch {} x {}, reshard {}, recompute {}",
+        seconds_text(c.seconds), gain(c.seconds), words_of(c.plan.mesh), c.plan.batch.micro_batch,
+        c.plan.batch.accumulation, reshard_words(c.plan), recompute_words(c.plan)));
   }
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 
 Json to_json(const DeepResult& deep) {
   const SearchResult& k = deep.knobs;
-  Json json = {{"knobs",
-                {{"enumerated", k.enumerated},
-                 {"pruned", k.pruned},
-                 {"rejected_memory", k.rejected_memory},
-                 {"simulated", k.simulated},
-                 {"best", k.best ? plan_and_time(*k.best) : Json()}}},
-               {"layers", nullptr},
-               {"written", deep.written ? plan_and_time(*deep.written) : Json()}};
+  Json json = {{"knobs", {{"enumerated", k.enumerated}, {"pruned", k.pruned}, {"rejected_memory", k.rejected_memory},
+                             {"simulated", k.simulated}, {"best", k.best ? plan_and_time(*k.best) : Json()}}},
+      {"layers", nullptr}, {"written", deep.written ? plan_and_time(*deep.written) : Json()}};
   if (deep.layers) {
     json["layers"] = plan_and_time(deep.layers->candidate);
     json["layers"]["judged"] = deep.judged;

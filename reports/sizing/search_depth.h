@@ -12,8 +12,7 @@
 
 namespace foreshard {
 
-// A plan that differs from the best in one key, and the bars of the waterfall in which the two
-// timelines differ most.
+// A plan that differs from the best in one key, and the bars of the waterfall in which the two timelines differ most.
 struct WhySlower {
   Candidate candidate;
   std::vector<std::pair<std::string, double>> because;  // bar, s more than the best; largest first
@@ -29,8 +28,8 @@ struct RobustChoice {
   std::int64_t considered = 0;
 };
 // `stacks`: the codes that may run the job.
-std::optional<RobustChoice> choose_robust(const SearchResult& result, const ModelSpec& model, const CostModel& costs,
-                                          const StackSet& stacks, int draws);
+std::optional<RobustChoice> choose_robust(
+    const SearchResult& result, const ModelSpec& model, const CostModel& costs, const StackSet& stacks, int draws);
 
 std::string why_text(const std::vector<WhySlower>& list, const Plan& best, Color color);
 Json to_json(const std::vector<WhySlower>& list);

@@ -48,7 +48,7 @@ class Heatmap {
     const std::size_t columns = is_idle ? 1 : std::min(prefetches_.size(), kMostPrefetches);
     Lines lines = {paint.bold(is_idle ? "best step time by shard group; prefetch depth does not matter here"
                                       : "best step time by shard group and prefetch (forward/backward)"),
-                   "  darker is faster, - does not hold; everything else as it is best"};
+        "  darker is faster, - does not hold; everything else as it is best"};
     std::string head = left("  shard", 10);
     for (std::size_t p = 0; p < columns && !is_idle; ++p) head += right(words_of(prefetches_[p]), kCell);
     lines.push_back(head);
@@ -109,19 +109,19 @@ Lines best_lines(const SearchStory& story, const Report* report, const Paint& pa
     Lines lines = {paint.red(fmt::format("no plan fits {} with {}", cluster_words(story.cluster), sure))};
     if (!result.smallest || result.riskier) return lines;
     const Fit fit = fit_in(story.cluster, result.smallest->peak_allocated, result.smallest->peak_reserved,
-                           result.smallest->outside_allocator);
+        result.smallest->outside_allocator);
     append(lines, wrapped(fmt::format("  the smallest {}: {}", fit_words(fit, result.smallest->fit_probability),
-                                      plan_in_words(result.smallest->plan, result.smallest->plan)),
-                          kTextWidth, 2));
+                              plan_in_words(result.smallest->plan, result.smallest->plan)),
+                      kTextWidth, 2));
     return lines;
   }
   const Candidate& best = *result.best;
   Lines lines = {paint.bold(fmt::format("best plan: fits with {}", chance_text(best.fit_probability))),
-                 "  " + plan_in_words(best.plan, best.plan)};
+      "  " + plan_in_words(best.plan, best.plan)};
   const std::string settings = settings_words(story.base, best.plan);
   if (!settings.empty()) append(lines, indented("with" + settings));
   std::string figures = fmt::format("  {} per step, {} tokens/s per GPU, peak {} allocated", seconds_text(best.seconds),
-                                    cardinal(best.tokens_per_s_per_gpu), format_bytes(best.peak_allocated));
+      cardinal(best.tokens_per_s_per_gpu), format_bytes(best.peak_allocated));
   if (report != nullptr) {
     figures +=
         fmt::format(", MFU {}, {} to spare", percent_text(report->mfu.value), format_bytes(report->fit.margin()));
@@ -138,9 +138,8 @@ Lines pareto_lines(const SearchResult& result, const Paint& paint) {
   for (std::size_t i = 0; i < std::min(result.pareto.size(), kMostPareto); ++i) {
     const Candidate& c = result.pareto[i];
     table.push_back({"  " + seconds_text(c.seconds), cardinal(c.tokens_per_s_per_gpu), format_bytes(c.peak_allocated),
-                     std::to_string(c.plan.mesh.shard), reshard_words(c.plan), words_of(c.plan.prefetch),
-                     recompute_words(c.plan),
-                     fmt::format("{} x {}", c.plan.batch.micro_batch, c.plan.batch.accumulation)});
+        std::to_string(c.plan.mesh.shard), reshard_words(c.plan), words_of(c.plan.prefetch), recompute_words(c.plan),
+        fmt::format("{} x {}", c.plan.batch.micro_batch, c.plan.batch.accumulation)});
   }
   append(lines, aligned(table));
   if (result.pareto.size() > kMostPareto)
@@ -200,11 +199,8 @@ Lines neighbour_lines(const SearchResult& result, double confidence, const Paint
 }
 
 Json candidate_json(const Candidate& c) {
-  return {{"plan", to_json(c.plan)},
-          {"seconds", c.seconds},
-          {"tokens_per_s_per_gpu", c.tokens_per_s_per_gpu},
-          {"peak_allocated_bytes", c.peak_allocated.count()},
-          {"verdict", to_string(c.verdict)}};
+  return {{"plan", to_json(c.plan)}, {"seconds", c.seconds}, {"tokens_per_s_per_gpu", c.tokens_per_s_per_gpu},
+      {"peak_allocated_bytes", c.peak_allocated.count()}, {"verdict", to_string(c.verdict)}};
 }
 
 }
@@ -218,10 +214,10 @@ std::string search_text(const SearchStory& story, const Forecast* best, const Re
   const SearchResult& result = story.result;
   const Paint paint(color);
   std::string counts = fmt::format("{} plans: {} do not fit, {} simulated", format_count(result.enumerated),
-                                   format_count(result.rejected_memory), format_count(result.simulated));
+      format_count(result.rejected_memory), format_count(result.simulated));
   if (result.pruned > 0) counts += fmt::format(", {} slower by their bounds", format_count(result.pruned));
   Lines lines = {paint.bold(story.model.name), cluster_words(story.cluster),
-                 fmt::format("{}, in {}", counts, seconds_text(story.seconds)), ""};
+      fmt::format("{}, in {}", counts, seconds_text(story.seconds)), ""};
   append(lines, best_lines(story, best_report, paint));
   if (best != nullptr) {
     std::vector<WaterfallBar> bars = waterfall(best->graph, best->timeline);
@@ -229,7 +225,7 @@ std::string search_text(const SearchStory& story, const Forecast* best, const Re
     std::string where = "  its step:";
     for (std::size_t i = 0; i < std::min<std::size_t>(bars.size(), 4); ++i) {
       where += fmt::format("{} {} {}", i == 0 ? "" : ",", bars[i].what,
-                           percent_text(bars[i].time.seconds() / best->timeline.period.seconds()));
+          percent_text(bars[i].time.seconds() / best->timeline.period.seconds()));
     }
     lines.push_back(where);
   }
@@ -270,9 +266,8 @@ Json search_json(const SearchStory& story, const std::vector<Report>& pareto_rep
   json["heatmap"] = json_list(
       result.heatmap,
       [&](const HeatmapCell& cell) -> Json {
-        return {{"shard", cell.shard},
-                {"prefetch", prefetch_json(cell.prefetch)},
-                {"seconds", cell.seconds ? Json(*cell.seconds) : Json(nullptr)}};
+        return {{"shard", cell.shard}, {"prefetch", prefetch_json(cell.prefetch)},
+            {"seconds", cell.seconds ? Json(*cell.seconds) : Json(nullptr)}};
       });
   json["neighbours"] = json_list(result.neighbours, [&](const Candidate& c) -> Json { return candidate_json(c); });
   if (story.pipelines.size() > 1) json["pipelines"] = to_json(story.pipelines);

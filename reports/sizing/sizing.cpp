@@ -1,6 +1,5 @@
-// From the second micro-batch of a step on all are alike, so a step of many micro-batches is drawn
-// on two shorter ones and what one more of them takes: the difference of the two. The central value
-// is simulated in full.
+// From the second micro-batch of a step on all are alike, so a step of many micro-batches is drawn on two shorter ones
+// and what one more of them takes: the difference of the two. The central value is simulated in full.
 #include "reports/sizing/sizing.h"
 
 #include <oneapi/tbb/parallel_for.h>
@@ -279,8 +278,8 @@ bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms&
 
 }
 
-std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants, const MemoryTerms& terms,
-                                                std::int64_t most) {
+std::optional<std::int64_t> smallest_that_holds(
+    const JobVariants& variants, const MemoryTerms& terms, std::int64_t most) {
   Cluster cluster = variants.front().costs.cluster();
   const bool is_single = cluster.node.nics == 0;
   if (cluster.routes) most = std::min(most, cluster.gpus);  // of its own nodes, no more

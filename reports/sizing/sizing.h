@@ -64,9 +64,8 @@ struct JobVariants {
   const SizedJob& front() const { return list.front(); }
 };
 
-// Calls `judge` for every i below `count`, on `threads` threads (0: all cores), and tells
-// `progress` how many are done; where that says no, the rest is left out and Error(kInterrupted)
-// thrown: "`who` was stopped".
+// Calls `judge` for every i below `count`, on `threads` threads (0: all cores), and tells `progress` how many are done;
+// where that says no, the rest is left out and Error(kInterrupted) thrown: "`who` was stopped".
 struct Judging {
   int threads = 0;
   std::function<bool(std::int64_t, std::int64_t)> progress;  // done and in all; may be empty
@@ -90,8 +89,8 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
 // The fewest GPUs of the cluster's kind, doubling from one GPU to a node and from there in nodes,
 // on which a plan that asks for least memory holds: everything sharded, one sequence a
 // micro-batch, full recompute (keys that the spaces fix stay). Nothing: not even on `most`.
-std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants, const MemoryTerms& terms,
-                                                std::int64_t most);
+std::optional<std::int64_t> smallest_that_holds(
+    const JobVariants& variants, const MemoryTerms& terms, std::int64_t most);
 
 // Of GPUs and tokens/s, in any order: the last size up to which every doubling brought kKneeGain
 // times the tokens/s or more. Nothing where all doublings did: there is no knee among the sizes.

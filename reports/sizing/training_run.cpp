@@ -1,8 +1,7 @@
-// The run is forecast once for every draw of the step and every slice of the distributions of the
-// failure rate and of the price: slices of equal probability, each by its middle. Whether the plan
-// fits is drawn with the step: who asks for all at once gets all of one draw. Checkpoints are set
-// once, by the central rate. Where failures fall is a normal scatter around each
-// (sim/search/goodput.h): exact in the probabilities, by three points in the interval.
+// The run is forecast once for every draw of the step and every slice of the distributions of the failure rate and of
+// the price: slices of equal probability, each by its middle. Whether the plan fits is drawn with the step: who asks
+// for all at once gets all of one draw. Checkpoints are set once, by the central rate. Where failures fall is a normal
+// scatter around each (sim/search/goodput.h): exact in the probabilities, by three points in the interval.
 #include "reports/sizing/training_run.h"
 
 #include <algorithm>
@@ -13,8 +12,7 @@
 namespace foreshard {
 namespace {
 
-// Middles of nine slices of equal probability of the standard normal: its quantiles at 1/18, 3/18
-// ...
+// Middles of nine slices of equal probability of the standard normal: its quantiles at 1/18, 3/18 ...
 constexpr std::array<double, 9> kSlices = {-1.5932, -0.9674, -0.5895, -0.2822, 0, 0.2822, 0.5895, 0.9674, 1.5932};
 // Three equally likely points of mean 0 and variance 1.
 constexpr std::array<double, 3> kScatter = {-1.224745, 0, 1.224745};
@@ -71,8 +69,8 @@ FailureRate published_failure_rate() {
   // 3.8e-3; BLOOM 3e-3; RSC-1 6.5e-3 and RSC-2 2.3e-3 (arXiv 2410.21680); OPT-175B 1.6e-2.
   constexpr double kLogSd = 0.77;
   return {kLlama3, kLogSd,
-          "Llama 3: 419 unexpected interruptions in 54 days on 16,384 H100 (arXiv 2407.21783); "
-          "scatter of five published clusters"};
+      "Llama 3: 419 unexpected interruptions in 54 days on 16,384 H100 (arXiv 2407.21783); "
+      "scatter of five published clusters"};
 }
 
 RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTerms& terms) {
@@ -130,14 +128,14 @@ RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTe
   const WallTime central = wall_time(work_of(sized.step.value), run.interruptions, run.checkpoint_interval);
   run.days = with_interval(central.mean / kSecondsPerDay, std::move(days), sized.step.evidence);
   run.goodput = with_interval(goodput(run.interruptions, run.checkpoint_interval) / (1 + run.evaluation_share),
-                              std::move(shares), Evidence::kExtrapolated);
+      std::move(shares), Evidence::kExtrapolated);
   run.gpu_hours = scaled(run.days, gpus * 24);
   const Quantity hourly{price.usd_per_hour, price.low, price.high, price.evidence};
   run.dollars = product(run.gpu_hours.value * hourly.value, run.gpu_hours, hourly);
   run.dollars_per_million_tokens = scaled(run.dollars, 1e6 / terms.tokens);
   const double kilowatts = sized.cluster.gpu.power_limit / 1000 * terms.pue;
   const Quantity power{kilowatts * terms.server_power, kilowatts * terms.server_power_low,
-                       kilowatts * terms.server_power_high, Evidence::kExtrapolated};
+      kilowatts * terms.server_power_high, Evidence::kExtrapolated};
   run.energy_kwh = product(run.gpu_hours.value * power.value, run.gpu_hours, power);
   run.meets_deadline = central.mean <= deadline;
   run.within_budget = !terms.budget || run.dollars.value <= *terms.budget;

@@ -11,8 +11,8 @@
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {
-std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants, const RunTerms& terms,
-                             const RecommendOptions& options) {
+std::vector<WhatIf> what_ifs(
+    const Choice& choice, const JobVariants& variants, const RunTerms& terms, const RecommendOptions& options) {
   const std::vector<MachineChange>& changes = machine_changes();
   std::vector<WhatIf> list(changes.size());
   judge_each(
@@ -47,16 +47,15 @@ std::string what_if_text(const std::vector<WhatIf>& list, const Choice& choice, 
   const Paint paint(color);
   std::vector<std::string> lines = {
       "", paint.bold(fmt::format("what if {} were another, at {:.2f} USD per GPU and hour", choice.sized.cluster.spec,
-                                 choice.price.usd_per_hour))};
+              choice.price.usd_per_hour))};
   double largest = 0;
   for (const WhatIf& one : list) largest = std::max(largest, std::abs(one.worth_per_gpu_hour));
   std::vector<std::vector<std::string>> table = {{"  property", "", "days", "", "USD", "worth, USD/h", ""}};
   for (const WhatIf& one : list) {
     const double share = largest > 0 ? std::abs(one.worth_per_gpu_hour) / largest : 0;
     table.push_back({"  " + one.property, one.change, fmt::format("{:.3g}", one.run.days.value),
-                     signed_percent(one.run.days.value / choice.run.days.value - 1),
-                     short_number(one.run.dollars.value), fmt::format("{:+.3f}", one.worth_per_gpu_hour),
-                     left(bar(share, 20), 20)});
+        signed_percent(one.run.days.value / choice.run.days.value - 1), short_number(one.run.dollars.value),
+        fmt::format("{:+.3f}", one.worth_per_gpu_hour), left(bar(share, 20), 20)});
   }
   for (std::string& line : aligned(table, 2)) lines.push_back(std::move(line));
   lines.push_back("  worth: what the change may cost per GPU and hour for the run to cost the same");
@@ -67,13 +66,9 @@ Json to_json(const std::vector<WhatIf>& list) {
   return json_list(
       list,
       [&](const WhatIf& one) -> Json {
-        return {{"property", one.property},
-                {"change", one.change},
-                {"plan", to_json(one.sized->plan)},
-                {"step_s", to_json(one.sized->step)},
-                {"days", to_json(one.run.days)},
-                {"dollars", to_json(one.run.dollars)},
-                {"worth_usd_per_gpu_hour", one.worth_per_gpu_hour}};
+        return {{"property", one.property}, {"change", one.change}, {"plan", to_json(one.sized->plan)},
+            {"step_s", to_json(one.sized->step)}, {"days", to_json(one.run.days)},
+            {"dollars", to_json(one.run.dollars)}, {"worth_usd_per_gpu_hour", one.worth_per_gpu_hour}};
       });
 }
 

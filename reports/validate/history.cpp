@@ -15,13 +15,11 @@ namespace {
 constexpr int kBusyMilliseconds = 5000;
 
 constexpr const char* kCreate =
-    "CREATE TABLE IF NOT EXISTS validations (id INTEGER PRIMARY KEY, created TEXT NOT NULL, "
-    "host TEXT NOT NULL, fingerprint TEXT NOT NULL, plan_yaml TEXT NOT NULL, model TEXT NOT NULL, "
-    "runtime TEXT NOT NULL, ranks INTEGER NOT NULL, predicted_s REAL NOT NULL, low_s REAL NOT "
-    "NULL, "
-    "high_s REAL NOT NULL, measured_s REAL NOT NULL, exposed_communication_error REAL NOT NULL, "
-    "memory_error REAL NOT NULL, passed INTEGER NOT NULL, profile TEXT NOT NULL, "
-    "version TEXT NOT NULL)";
+    "CREATE TABLE IF NOT EXISTS validations (id INTEGER PRIMARY KEY, created TEXT NOT NULL, host TEXT NOT NULL, "
+    "fingerprint TEXT NOT NULL, plan_yaml TEXT NOT NULL, model TEXT NOT NULL, runtime TEXT NOT NULL, ranks INTEGER NOT "
+    "NULL, predicted_s REAL NOT NULL, low_s REAL NOT NULL, high_s REAL NOT NULL, measured_s REAL NOT NULL, "
+    "exposed_communication_error REAL NOT NULL, memory_error REAL NOT NULL, passed INTEGER NOT NULL, profile TEXT NOT "
+    "NULL, version TEXT NOT NULL)";
 
 constexpr const char* kColumns =
     "created, host, fingerprint, plan_yaml, model, runtime, ranks, predicted_s, low_s, high_s, "
@@ -98,21 +96,20 @@ void append_history(const std::filesystem::path& file, const HistoryRow& row) {
   std::error_code error;
   std::filesystem::create_directories(file.parent_path(), error);
   if (error) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: cannot be made: {}", file.parent_path().string(), error.message()));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("{}: cannot be made: {}", file.parent_path().string(), error.message()));
   }
   const Database database(file, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE);
   database.run(kCreate);
-  Statement insert(database,
-                   fmt::format("INSERT INTO validations ({}) VALUES "
-                               "(coalesce(nullif(?, ''), "
-                               "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                               kColumns));
+  Statement insert(
+      database, fmt::format("INSERT INTO validations ({}) VALUES (coalesce(nullif(?, ''), "
+                            "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    kColumns));
   for (const std::string* text : {&row.created, &row.host, &row.fingerprint, &row.plan_yaml, &row.model, &row.runtime})
     insert.bind(*text);
   insert.bind(static_cast<std::int64_t>(row.ranks));
   for (double value :
-       {row.predicted_s, row.low_s, row.high_s, row.measured_s, row.exposed_communication_error, row.memory_error})
+      {row.predicted_s, row.low_s, row.high_s, row.measured_s, row.exposed_communication_error, row.memory_error})
     insert.bind(value);
   insert.bind(static_cast<std::int64_t>(row.passed));
   insert.bind(row.profile);
@@ -132,7 +129,7 @@ std::vector<HistoryRow> read_history(const std::filesystem::path& file) {
       *text = select.text();
     row.ranks = static_cast<int>(select.whole());
     for (double* value : {&row.predicted_s, &row.low_s, &row.high_s, &row.measured_s, &row.exposed_communication_error,
-                          &row.memory_error})
+             &row.memory_error})
       *value = select.real();
     row.passed = select.whole() != 0;
     row.profile = select.text();

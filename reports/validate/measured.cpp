@@ -1,7 +1,6 @@
-// Arrivals: ranks stamp a collective's start on their own count from their own step's begin. Adding
-// the begin puts them on one clock; the latest over the group, and over the ends of what its ranks
-// had before it on the same communicator, is when the collective could move, and goes back into
-// each rank's count.
+// Arrivals: ranks stamp a collective's start on their own count from their own step's begin. Adding the begin puts them
+// on one clock; the latest over the group, and over the ends of what its ranks had before it on the same communicator,
+// is when the collective could move, and goes back into each rank's count.
 #include "reports/validate/measured.h"
 
 #include <fmt/format.h>
@@ -155,7 +154,7 @@ void check_record(const EventGraph& graph, const RunRecord& record) {
       if (step.duration <= Time()) refuse(fmt::format("step {} of rank {} took no time", step.step, rank.rank));
       if (step.spans.size() == graph.rows.size()) continue;
       refuse(fmt::format("step {} of rank {} has {} events, the plan's step has {}", step.step, rank.rank,
-                         step.spans.size(), graph.rows.size()));
+          step.spans.size(), graph.rows.size()));
     }
   }
 }
@@ -238,10 +237,8 @@ Report summarize_run(const Forecast& view, const Cluster& cluster, const RunReco
   report.steady_step = view.timeline.steady_step;
   summarize_memory(cluster, record, report);
   report.run = RunFigures{record.losses, record.parameter_hash, tokens_per_second(record)};
-  if (!record.not_finite.empty())
-    report.warnings.push_back("the run was stopped: " + record.not_finite);
-  else if (!record.complete)
-    report.warnings.emplace_back("the run was interrupted");
+  if (!record.not_finite.empty()) report.warnings.push_back("the run was stopped: " + record.not_finite);
+  else if (!record.complete) report.warnings.emplace_back("the run was interrupted");
   return report;
 }
 

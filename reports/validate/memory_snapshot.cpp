@@ -68,10 +68,8 @@ class SnapshotWriter {
       out_.entry("requested_size", block.active ? block.requested : 0);
       out_.entry("state", block.allocated ? "active_allocated" : block.active ? "active_awaiting_free" : "inactive");
       const auto id = at(block.id);
-      if (block.allocated && id < step_.buffer_of_block.size())
-        write_frames(kNoEvent, step_.buffer_of_block[id]);
-      else
-        write_no_frames();
+      if (block.allocated && id < step_.buffer_of_block.size()) write_frames(kNoEvent, step_.buffer_of_block[id]);
+      else write_no_frames();
       out_.end_dict();
     }
     out_.end_list();
@@ -134,7 +132,7 @@ class SnapshotWriter {
 }
 
 std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings, const DeviceMemory& memory,
-                            const LibraryBuffers& library) {
+    const LibraryBuffers& library) {
   const RowTimes times = row_times(forecast.timeline);
   const ReplayInputs inputs(library, &times, buckets_of(forecast.plan));
   const ReservedProfile profile = replay_reserved(forecast.graph, settings, memory, inputs);
@@ -196,10 +194,8 @@ void PickleWriter::text(std::string_view value) {
     out_ += value;
   }
   const bool is_short = slot < 256;
-  if (is_new)
-    out_ += is_short ? kBinPut : kLongBinPut;
-  else
-    out_ += is_short ? kBinGet : kLongBinGet;
+  if (is_new) out_ += is_short ? kBinPut : kLongBinPut;
+  else out_ += is_short ? kBinGet : kLongBinGet;
   bytes(slot, is_short ? 1 : 4);
 }
 

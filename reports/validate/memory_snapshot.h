@@ -17,11 +17,10 @@
 namespace foreshard {
 
 std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings, const DeviceMemory& memory,
-                            const LibraryBuffers& library = {});
+    const LibraryBuffers& library = {});
 
-// Writes the subset of Python's pickle protocol 2 that data files need: None, booleans, integers,
-// text, pairs, lists and dictionaries (docs.python.org/3/library/pickletools.html lists the
-// opcodes).
+// Writes the subset of Python's pickle protocol 2 that data files need: None, booleans, integers, text, pairs, lists
+// and dictionaries (docs.python.org/3/library/pickletools.html lists the opcodes).
 //
 // Containers are opened and closed like brackets; a dictionary takes keys and values in turn. Equal
 // texts are written once and referred to afterwards.

@@ -34,7 +34,7 @@ class Reader {
   [[noreturn]] void refuse(std::string_view what) const {
     throw Error(ExitCode::kInvalidInput, fmt::format("{}: byte {}: {}; expected a pickle of plain data, as "
                                                      "torch.cuda.memory._dump_snapshot writes it",
-                                                     file_, at_, what));
+                                             file_, at_, what));
   }
 
   std::string_view take(std::uint64_t count) {
@@ -125,67 +125,42 @@ class Reader {
       case 0x95:  // frame
         take(8);
         return;
-      case '(':
-        return marks_.push_back(stack_.size());
-      case 'N':
-        return push(std::monostate());
+      case '(': return marks_.push_back(stack_.size());
+      case 'N': return push(std::monostate());
       case 0x88:
-      case 0x89:
-        return push(op == 0x88);
-      case 'J':
-        return push(std::int64_t{static_cast<std::int32_t>(number(4))});
-      case 'K':
-        return push(static_cast<std::int64_t>(number(1)));
-      case 'M':
-        return push(static_cast<std::int64_t>(number(2)));
-      case 0x8a:
-        return long_integer(number(1));
-      case 'G':
-        return real();
+      case 0x89: return push(op == 0x88);
+      case 'J': return push(std::int64_t{static_cast<std::int32_t>(number(4))});
+      case 'K': return push(static_cast<std::int64_t>(number(1)));
+      case 'M': return push(static_cast<std::int64_t>(number(2)));
+      case 0x8a: return long_integer(number(1));
+      case 'G': return real();
       case 'X':
-      case 'B':
-        return push(std::string(take(number(4))));
+      case 'B': return push(std::string(take(number(4))));
       case 0x8c:
-      case 'C':
-        return push(std::string(take(number(1))));
+      case 'C': return push(std::string(take(number(1))));
       case 0x8d:
-      case 0x8e:
-        return push(std::string(take(number(8))));
+      case 0x8e: return push(std::string(take(number(8))));
       case ']':
-      case ')':
-        return push(PickleValue::List());
-      case '}':
-        return push(PickleValue::Dict());
+      case ')': return push(PickleValue::List());
+      case '}': return push(PickleValue::Dict());
       case 0x85:
       case 0x86:
-      case 0x87:
-        return tuple(op - 0x84U);
-      case 't':
-        return push(above_mark());
-      case 'a':
-        return append({pop()});
-      case 'e':
-        return append(above_mark());
+      case 0x87: return tuple(op - 0x84U);
+      case 't': return push(above_mark());
+      case 'a': return append({pop()});
+      case 'e': return append(above_mark());
       case 's': {
         const PickleValue* value = pop();
         const PickleValue* key = pop();
         return set({key, value});
       }
-      case 'u':
-        return set(above_mark());
-      case 0x94:
-        return remember(memoized_++);
-      case 'q':
-        return remember(number(1));
-      case 'r':
-        return remember(number(4));
-      case 'h':
-        return recall(number(1));
-      case 'j':
-        return recall(number(4));
-      default:
-        --at_;
-        refuse(fmt::format("opcode 0x{:02x} is no data: it would have Python run something", op));
+      case 'u': return set(above_mark());
+      case 0x94: return remember(memoized_++);
+      case 'q': return remember(number(1));
+      case 'r': return remember(number(4));
+      case 'h': return recall(number(1));
+      case 'j': return recall(number(4));
+      default: --at_; refuse(fmt::format("opcode 0x{:02x} is no data: it would have Python run something", op));
     }
   }
 

@@ -1,6 +1,5 @@
-// The data files first, run.json with their lengths and hashes last: a folder whose run.json does
-// not fit its files was torn or altered. Losses are in a CSV file because JSON has no NaN, which is
-// what a diverging run ends with.
+// The data files first, run.json with their lengths and hashes last: a folder whose run.json does not fit its files was
+// torn or altered. Losses are in a CSV file because JSON has no NaN, which is what a diverging run ends with.
 #include "reports/validate/run_folder.h"
 
 #include <fmt/format.h>
@@ -29,8 +28,7 @@ std::string timeline_csv(const RankRecord& rank) {
     for (std::size_t id = 0; id < step.spans.size(); ++id) {
       const Span& span = step.spans[id];
       fmt::format_to(std::back_inserter(out), "\n{},{},{},{},{},{}", step.step, id, exact_seconds(span.issue),
-                     exact_seconds(span.start), rank.clocks_shared ? exact_seconds(span.arrive) : "",
-                     exact_seconds(span.end));
+          exact_seconds(span.start), rank.clocks_shared ? exact_seconds(span.arrive) : "", exact_seconds(span.end));
     }
   }
   add(out, "\n");
@@ -59,10 +57,8 @@ Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nul
 
 Json rank_json(const RankRecord& rank) {
   Json timelines = json_list(rank.timelines, [&](const MeasuredStep& step) -> Json {
-    return {{"step", step.step},
-            {"begin_s", step.begin.seconds()},
-            {"seconds", step.duration.seconds()},
-            {"events", step.spans.size()}};
+    return {{"step", step.step}, {"begin_s", step.begin.seconds()}, {"seconds", step.duration.seconds()},
+        {"events", step.spans.size()}};
   });
   FieldWriter writer;
   rank_fields(writer, rank);

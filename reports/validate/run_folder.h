@@ -1,5 +1,4 @@
-// Names inside a run folder, for its writer and its reader (reports/validate/run_record.h says what
-// is where).
+// Names inside a run folder, for its writer and its reader (reports/validate/run_record.h says what is where).
 #pragma once
 
 #include <cstddef>
@@ -30,8 +29,7 @@ std::string hash_of(std::string_view text);
 // (SIGXFSZ is held back while writing).
 void write_whole_file(const std::filesystem::path& path, std::string_view text);
 
-// Throws Error(kInvalidInput) where the file is missing, not a file, unreadable, or longer than
-// `most_bytes`.
+// Throws Error(kInvalidInput) where the file is missing, not a file, unreadable, or longer than `most_bytes`.
 std::string read_whole_file(const std::filesystem::path& path, std::size_t most_bytes);
 
 inline constexpr std::int64_t kMostRanks = std::int64_t{1} << 20;

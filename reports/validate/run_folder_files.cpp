@@ -16,8 +16,8 @@ namespace foreshard {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* what, int error) {
-  throw Error(ExitCode::kInvalidInput,
-              fmt::format("{}: {}: {}", path.string(), what, std::generic_category().message(error)));
+  throw Error(
+      ExitCode::kInvalidInput, fmt::format("{}: {}: {}", path.string(), what, std::generic_category().message(error)));
 }
 
 // Closes what is open; removes what was not renamed.

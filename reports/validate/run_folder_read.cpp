@@ -91,16 +91,16 @@ class Files {
   std::string text(const std::string& name) const {
     const auto entry = entries_.find(name);
     if (entry == entries_.end()) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: files: {} is not among them", (folder_ / kRunFile).string(), name));
+      throw Error(
+          ExitCode::kInvalidInput, fmt::format("{}: files: {} is not among them", (folder_ / kRunFile).string(), name));
     }
     std::string text = read_whole_file(folder_ / name, kMostBytes);
     const auto bytes = at(entry->second.at("bytes").as_int(0, std::numeric_limits<std::int64_t>::max()));
     const auto refuse = [&](const std::string& what) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: the file is damaged: {}; it was altered, or the run was cut off "
-                              "while writing it",
-                              path(name), what));
+      throw Error(
+          ExitCode::kInvalidInput, fmt::format("{}: the file is damaged: {}; it was altered, or the run was cut off "
+                                               "while writing it",
+                                       path(name), what));
     };
     if (text.size() != bytes) refuse(fmt::format("it has {} bytes, {} says {}", text.size(), kRunFile, bytes));
     if (hash_of(text) != entry->second.at("hash").as_string())
@@ -154,7 +154,7 @@ void read_spans(CsvLines lines, RankHead& head) {
       lines.expect_fields(kEnd + 1);
       if (lines.whole(kStep) != step.step || lines.whole(kId) != id) {
         lines.fail(fmt::format("step {}, event {}", lines.fields()[kStep], lines.fields()[kId]),
-                   fmt::format("step {}, event {}", step.step, id));
+            fmt::format("step {}, event {}", step.step, id));
       }
       Span span{lines.time(kIssue), lines.time(kStart), lines.time(kStart), lines.time(kEnd)};
       if (!lines.fields()[kArrive].empty()) span.arrive = lines.time(kArrive);
@@ -194,7 +194,7 @@ RunRecord read_run_folder(const fs::path& folder) {
   std::error_code ignored;
   if (!fs::is_directory(folder, ignored)) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: is not a run folder; foreshard-exec run --out writes one", folder.string()));
+        fmt::format("{}: is not a run folder; foreshard-exec run --out writes one", folder.string()));
   }
   const ConfigNode root = read_json_file(folder / kRunFile);
   const std::string schema = root.at("schema").as_string();

@@ -11,8 +11,7 @@
 //   run.json              schema "foreshard.run/1": the rest, and length and hash of the other
 //   files
 //
-// Files are written whole and renamed, run.json last; an interrupted run leaves the same files with
-// `complete` false.
+// Files are written whole and renamed, run.json last; an interrupted run leaves the same files with `complete` false.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +34,7 @@ struct MeasuredStep {
   // all of them; of no meaning where clocks are not shared.
   Time begin;
   Time duration;
-  // By event id. `arrive` need not be filled in: derive_arrivals (reports/validate/measured.h)
-  // does.
+  // By event id. `arrive` need not be filled in: derive_arrivals (reports/validate/measured.h) does.
   std::vector<Span> spans;
   // Of a trace alone: within its runs of compute, when no kernel ran; what the plan has no row for.
   Time gaps, beyond;
@@ -50,9 +48,8 @@ struct RankRecord {
   bool clocks_shared = true;            // arrive can be told: all ranks are on this machine
   std::vector<Time> step_durations;     // of every step of this run
   std::vector<MeasuredStep> timelines;  // of the last steps
-  // Resident memory of the process right before the engine's buffers were made and right after
-  // (anonymous and shared pages, none of files), and of all pages at its highest; 0 where it cannot
-  // be told (several ranks in one process).
+  // Resident memory of the process right before the engine's buffers were made and right after (anonymous and shared
+  // pages, none of files), and of all pages at its highest; 0 where it cannot be told (several ranks in one process).
   Bytes rss_before_init, rss_after_init, peak_rss;
   Bytes arena;             // what the engine reserved for the persistent buffers
   Bytes activations_peak;  // highest sum of tensors that lived in the allocator, of any step
@@ -75,8 +72,7 @@ struct RunRecord {
   std::string plan_yaml;
   std::string model_json;  // the model's config.json; "" for a zoo model
   std::string device;      // the GPU's name; "" for CPU ranks
-  // One rank ran, the others' part of every collective took its forecast time. Losses and hash then
-  // mean nothing.
+  // One rank ran, the others' part of every collective took its forecast time. Losses and hash then mean nothing.
   bool paced = false;
   std::string launcher;  // "spawn", "threads", "torchrun", ...
   int world = 1;
@@ -103,8 +99,7 @@ std::vector<Time> steady_durations(const RunRecord& record);
 // The folder is made where it is not there; what an older run left in it is replaced.
 // Throws Error(kInvalidInput) naming the file where it cannot be written (full disk, no rights).
 void write_run_folder(const std::filesystem::path& folder, const RunRecord& record);
-// Throws Error(kInvalidInput) naming the file (and line) where one is missing, damaged or
-// truncated.
+// Throws Error(kInvalidInput) naming the file (and line) where one is missing, damaged or truncated.
 RunRecord read_run_folder(const std::filesystem::path& folder);
 
 }

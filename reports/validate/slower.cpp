@@ -75,16 +75,11 @@ class Cut {
 std::string sentence(const SlowPart& part) {
   std::string what = fmt::format("{}{}{}", to_string(part.kind), part.where.empty() ? "" : " ", part.where);
   switch (part.cause) {
-    case SlowCause::kCompute:
-      return what;
-    case SlowCause::kExposed:
-      return "exposed " + what;
-    case SlowCause::kPeers:
-      return "waiting for peers in " + what;
-    case SlowCause::kHost:
-      return "host late for " + what;
-    case SlowCause::kStream:
-      return what + " waits for another stream";
+    case SlowCause::kCompute: return what;
+    case SlowCause::kExposed: return "exposed " + what;
+    case SlowCause::kPeers: return "waiting for peers in " + what;
+    case SlowCause::kHost: return "host late for " + what;
+    case SlowCause::kStream: return what + " waits for another stream";
   }
   return what;
 }
@@ -92,20 +87,16 @@ std::string sentence(const SlowPart& part) {
 const char* advice(SlowCause cause) {
   switch (cause) {
     case SlowCause::kCompute:
-      return "kernels are slower than priced: look at clocks, power and other jobs; calibrate anew "
-             "on this machine";
+      return "kernels are slower than priced: look at clocks, power and other jobs; calibrate anew on this machine";
     case SlowCause::kExposed:
       return "collectives take longer or hide less: hold nccl-tests against the profile, then try "
              "deeper prefetch or fewer layers per unit";
     case SlowCause::kPeers:
-      return "another rank comes late: compare the ranks' traces, and look at data loading and at "
-             "the slowest GPU";
+      return "another rank comes late: compare the ranks' traces, and look at data loading and at the slowest GPU";
     case SlowCause::kHost:
-      return "the GPU waits for launches: look for host synchronisations (.item(), print), "
-             "Python's "
-             "garbage collector and slow hooks; larger micro-batches or torch.compile launch less";
-    case SlowCause::kStream:
-      return "streams wait for copies: look at copy-in and copy-out, and at the order of issue";
+      return "the GPU waits for launches: look for host synchronisations (.item(), print), Python's garbage collector "
+             "and slow hooks; larger micro-batches or torch.compile launch less";
+    case SlowCause::kStream: return "streams wait for copies: look at copy-in and copy-out, and at the order of issue";
   }
   return "";
 }
@@ -135,9 +126,8 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
   constexpr std::size_t kMost = 12;
   const Paint paint(color);
   const Time difference = step.measured - step.predicted;
-  std::vector<std::string> lines = {
-      paint.bold(fmt::format("{}: {} measured, {} forecast: {}", what, format_time(step.measured),
-                             format_time(step.predicted), signed_seconds(difference.seconds())))};
+  std::vector<std::string> lines = {paint.bold(fmt::format("{}: {} measured, {} forecast: {}", what,
+      format_time(step.measured), format_time(step.predicted), signed_seconds(difference.seconds())))};
   std::map<SlowCause, Time> causes;
   for (const SlowPart& part : step.parts) causes[part.cause] += part.difference();
   std::vector<std::pair<SlowCause, Time>> order(causes.begin(), causes.end());
@@ -162,7 +152,7 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
   for (std::size_t i = 0; i < std::min(kMost, shown.size()); ++i) {
     const SlowPart& part = *shown[i];
     rows.push_back({"  " + sentence(part), signed_seconds(part.difference().seconds()), format_time(part.measured),
-                    "forecast " + format_time(part.predicted)});
+        "forecast " + format_time(part.predicted)});
   }
   if (shown.size() > kMost)
     rows.push_back({fmt::format("  {} more", shown.size() - kMost), signed_seconds(rest.seconds()), "", ""});
@@ -170,7 +160,7 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
   if (!order.empty() && order.front().second > Time()) {
     lines.emplace_back();
     for (std::string& line :
-         wrapped(fmt::format("{}: {}", to_string(order.front().first), advice(order.front().first)), kTextWidth, 2))
+        wrapped(fmt::format("{}: {}", to_string(order.front().first), advice(order.front().first)), kTextWidth, 2))
       lines.push_back(std::move(line));
   }
   return fmt::format("{}\n", fmt::join(lines, "\n"));
@@ -178,21 +168,15 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
 
 Json to_json(const SlowStep& step) {
   Json parts = json_list(step.parts, [&](const SlowPart& part) -> Json {
-    return {{"cause", to_string(part.cause)},
-            {"kind", to_string(part.kind)},
-            {"unit", part.where.empty() ? Json(nullptr) : Json(part.where)},
-            {"predicted_s", part.predicted.seconds()},
-            {"measured_s", part.measured.seconds()},
-            {"difference_s", part.difference().seconds()},
-            {"difference_ns", part.difference().nanoseconds()},
-            {"advice", part.difference() > Time() ? Json(advice(part.cause)) : Json(nullptr)}};
+    return {{"cause", to_string(part.cause)}, {"kind", to_string(part.kind)},
+        {"unit", part.where.empty() ? Json(nullptr) : Json(part.where)}, {"predicted_s", part.predicted.seconds()},
+        {"measured_s", part.measured.seconds()}, {"difference_s", part.difference().seconds()},
+        {"difference_ns", part.difference().nanoseconds()},
+        {"advice", part.difference() > Time() ? Json(advice(part.cause)) : Json(nullptr)}};
   });
   const Time difference = step.measured - step.predicted;
-  return {{"predicted_s", step.predicted.seconds()},
-          {"measured_s", step.measured.seconds()},
-          {"difference_s", difference.seconds()},
-          {"difference_ns", difference.nanoseconds()},
-          {"parts", std::move(parts)}};
+  return {{"predicted_s", step.predicted.seconds()}, {"measured_s", step.measured.seconds()},
+      {"difference_s", difference.seconds()}, {"difference_ns", difference.nanoseconds()}, {"parts", std::move(parts)}};
 }
 
 }

@@ -37,8 +37,8 @@ std::vector<EventParts> measured_parts(const Forecast& forecast, const RunRecord
   return median_parts(samples);
 }
 
-std::vector<KindComparison> compare_kinds(const EventGraph& graph, const std::vector<EventParts>& predicted,
-                                          const std::vector<EventParts>& measured) {
+std::vector<KindComparison> compare_kinds(
+    const EventGraph& graph, const std::vector<EventParts>& predicted, const std::vector<EventParts>& measured) {
   std::array<KindComparison, kEventKinds> kinds{};
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     KindComparison& kind = kinds[at(graph.rows[i].kind)];
@@ -52,8 +52,8 @@ std::vector<KindComparison> compare_kinds(const EventGraph& graph, const std::ve
   return list_where<KindComparison>(kinds, [&](const KindComparison& kind) { return kind.count > 0; });
 }
 
-std::vector<EventComparison> worst_events(const Forecast& forecast, const std::vector<EventParts>& predicted,
-                                          const std::vector<EventParts>& measured) {
+std::vector<EventComparison> worst_events(
+    const Forecast& forecast, const std::vector<EventParts>& predicted, const std::vector<EventParts>& measured) {
   const auto difference = [&](EventId event) {
     const auto i = at(event);
     return std::abs(measured[i].total() - predicted[i].total());
@@ -69,13 +69,8 @@ std::vector<EventComparison> worst_events(const Forecast& forecast, const std::v
     const EventParts& p = predicted[at(event)];
     const EventParts& m = measured[at(event)];
     const EventKind kind = forecast.graph.rows[at(event)].kind;
-    worst.push_back({event,
-                     names.of(event),
-                     {p.total(), m.total()},
-                     {p.host, m.host},
-                     {p.queue + p.peers, m.queue + m.peers},
-                     {p.duration, m.duration},
-                     cause_of_difference(p, m, kind)});
+    worst.push_back({event, names.of(event), {p.total(), m.total()}, {p.host, m.host},
+        {p.queue + p.peers, m.queue + m.peers}, {p.duration, m.duration}, cause_of_difference(p, m, kind)});
   }
   return worst;
 }
@@ -137,7 +132,7 @@ std::vector<std::string> notes_on(const Validation& v, const RunRecord& record) 
     notes.push_back(
         fmt::format("the profiler makes a step {} longer, and single events that wait for the "
                     "host; the step is that of steps without it",
-                    percent_text(traced)));
+            percent_text(traced)));
   }
   if (record.source == RunSource::kEngine && v.steps <= 3)
     notes.push_back(fmt::format("only {} step{}: warm-up counts; run at least 10", v.steps, v.steps == 1 ? "" : "s"));
@@ -160,13 +155,13 @@ double Comparison::error() const {
   return predicted == measured ? 0 : 1;
 }
 
-Validation validate(const Forecast& forecast, const Report& predicted, const RunRecord& record,
-                    const Tolerances& tolerances) {
+Validation validate(
+    const Forecast& forecast, const Report& predicted, const RunRecord& record, const Tolerances& tolerances) {
   const std::string fingerprint = forecast.graph.fingerprint();
   if (record.fingerprint != fingerprint) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("the run is of another step: its fingerprint is {}, the forecast's {}", record.fingerprint,
-                            fingerprint));
+    throw Error(
+        ExitCode::kInvalidInput, fmt::format("the run is of another step: its fingerprint is {}, the forecast's {}",
+                                     record.fingerprint, fingerprint));
   }
   check_record(forecast.graph, record);
   const RunRecord joined = derive_arrivals(forecast.graph, record);
@@ -203,9 +198,8 @@ Validation validate(const Forecast& forecast, const Report& predicted, const Run
   return v;
 }
 
-// Keys that only change numbers (learning rate, seed, evaluation) or only prices (cluster) cannot
-// change a fingerprint. The model is named by path, which may differ for the same model, so it
-// counts only where nothing else does.
+// Keys that only change numbers (learning rate, seed, evaluation) or only prices (cluster) cannot change a fingerprint.
+// The model is named by path, which may differ for the same model, so it counts only where nothing else does.
 namespace {
 
 bool changes_the_step(const std::string& key) {
@@ -224,8 +218,8 @@ std::string version_of(const RunRecord& record) {
 
 }
 
-std::string mismatch_sentence(const Forecast& forecast, const Plan& ran, const RunRecord& record,
-                              std::string_view version) {
+std::string mismatch_sentence(
+    const Forecast& forecast, const Plan& ran, const RunRecord& record, std::string_view version) {
   std::vector<std::string> causes;
   std::string model;
   for (const PlanDifference& d : plan_differences(forecast.plan, ran)) {
@@ -234,19 +228,13 @@ std::string mismatch_sentence(const Forecast& forecast, const Plan& ran, const R
   }
   const std::string other = version_of(record);
   std::string why;
-  if (!causes.empty()) {
-    why = fmt::format("they differ in {}", fmt::join(causes, ", "));
-  } else if (!model.empty()) {
-    why = "they differ in " + model;
-  } else if (!other.empty() && other != version) {
+  if (!causes.empty()) why = fmt::format("they differ in {}", fmt::join(causes, ", "));
+  else if (!model.empty()) why = "they differ in " + model;
+  else if (!other.empty() && other != version)
     why = fmt::format("the plans are equal; the run is of foreshard {}, this is {}", other, version);
-  } else {
-    why =
-        "the plans are equal: the model's file has changed since, or the programs are of different "
-        "builds";
-  }
+  else why = "the plans are equal: the model's file has changed since, or the programs are of different builds";
   return fmt::format("the run is of another step: its fingerprint is {}, the plan's {}; {}", record.fingerprint,
-                     forecast.graph.fingerprint(), why);
+      forecast.graph.fingerprint(), why);
 }
 
 }

@@ -1,10 +1,9 @@
 // A forecast against a run of the same step: joined on event id, judged by stated tolerances.
 //
-// error = predicted / measured - 1. Exposed communication may be zero, so its error is the
-// difference over the measured step. Events are compared by three parts of the time from when
-// everything before an event had ended to its own end: until its stream reached it (host), until
-// its group and communicator were free (waiting), and its own duration; each measured part is the
-// median over the recorded steps of all ranks.
+// error = predicted / measured - 1. Exposed communication may be zero, so its error is the difference over the measured
+// step. Events are compared by three parts of the time from when everything before an event had ended to its own end:
+// until its stream reached it (host), until its group and communicator were free (waiting), and its own duration; each
+// measured part is the median over the recorded steps of all ranks.
 #pragma once
 
 #include <string>
@@ -74,16 +73,16 @@ struct Validation {
 
 // Throws Error(kInvalidInput) where the record is of another step (other fingerprint, or a timeline
 // with other events). `predicted` is the report of `forecast`.
-Validation validate(const Forecast& forecast, const Report& predicted, const RunRecord& record,
-                    const Tolerances& tolerances);
+Validation validate(
+    const Forecast& forecast, const Report& predicted, const RunRecord& record, const Tolerances& tolerances);
 
 std::string validation_text(const Validation& validation, const RunRecord& record, Color color);
 Json to_json(const Validation& validation);
 
 // Why two steps differ, for the refusal: the plan's keys that can change a step, or the versions,
 // or the model. `ran` is the run's plan, `version` that of this program.
-std::string mismatch_sentence(const Forecast& forecast, const Plan& ran, const RunRecord& record,
-                              std::string_view version);
+std::string mismatch_sentence(
+    const Forecast& forecast, const Plan& ran, const RunRecord& record, std::string_view version);
 
 // What an event's time is made of, in one timeline; forecast and measurement are taken apart by the
 // same rules. For reports/validate/validate.cpp only.

@@ -1,7 +1,6 @@
-// An event is ready when the rows it waits for, the row before it on its stream, the host's last
-// issue, what the host waits for, and, where the host itself computes, the last compute row have
-// all ended. Counted from there its time is its own: a slow event does not make those behind it
-// late.
+// An event is ready when the rows it waits for, the row before it on its stream, the host's last issue, what the host
+// waits for, and, where the host itself computes, the last compute row have all ended. Counted from there its time is
+// its own: a slow event does not make those behind it late.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,8 +17,8 @@ namespace {
 
 // Of one interval, in seconds.
 double covered(const Interval& interval, const std::vector<Interval>& disjoint) {
-  auto it = std::partition_point(disjoint.begin(), disjoint.end(),
-                                 [&](const Interval& other) { return other.end <= interval.begin; });
+  auto it = std::partition_point(
+      disjoint.begin(), disjoint.end(), [&](const Interval& other) { return other.end <= interval.begin; });
   Time sum;
   for (; it != disjoint.end() && it->begin < interval.end; ++it)
     sum += std::min(it->end, interval.end) - std::max(it->begin, interval.begin);
@@ -85,10 +84,8 @@ std::vector<EventParts> event_parts(const EventGraph& graph, const Timeline& tim
   std::vector<Interval> compute, communication;
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     const Span& span = timeline.spans[i];
-    if (is_collective(graph.rows[i].kind))
-      communication.push_back({span.arrive, span.end});
-    else if (computes(graph.rows[i]))
-      compute.push_back({span.start, span.end});
+    if (is_collective(graph.rows[i].kind)) communication.push_back({span.arrive, span.end});
+    else if (computes(graph.rows[i])) compute.push_back({span.start, span.end});
   }
   compute = united(std::move(compute));
   communication = united(std::move(communication));
@@ -117,7 +114,7 @@ std::vector<EventParts> median_parts(const std::vector<std::vector<EventParts>>&
   std::vector<double> values(samples.size());
   for (std::size_t i = 0; i < medians.size(); ++i) {
     for (double EventParts::*part :
-         {&EventParts::host, &EventParts::queue, &EventParts::peers, &EventParts::duration, &EventParts::beside}) {
+        {&EventParts::host, &EventParts::queue, &EventParts::peers, &EventParts::duration, &EventParts::beside}) {
       for (std::size_t s = 0; s < samples.size(); ++s) values[s] = samples[s][i].*part;
       medians[i].*part = quartiles(values).median;
     }

@@ -36,7 +36,7 @@ std::string verdict_of(const Validation& v) {
     judge(m.what == "peak" ? "peak memory" : m.what.c_str(), m.bytes.error(), v.tolerances.memory);
   }
   return fmt::format("{}: {}{}", v.passed ? "passed" : "not passed", fmt::join(v.passed ? within : outside, ", "),
-                     v.memory_known ? "" : "; memory not measured");
+      v.memory_known ? "" : "; memory not measured");
 }
 
 Lines heading(const Validation& v, const RunRecord& record, const Paint& paint) {
@@ -46,14 +46,14 @@ Lines heading(const Validation& v, const RunRecord& record, const Paint& paint) 
       record.threads > 0 ? fmt::format(", {} thread{} each", record.threads, record.threads == 1 ? "" : "s") : "";
   return {
       paint.bold(fmt::format("forecast against run · {} · {}@{} · {}", plan.model, to_string(plan.runtime.kind),
-                             plan.runtime.version, words_of(plan.mesh))),
+          plan.runtime.version, words_of(plan.mesh))),
       fmt::format("{}{} rank{} on {} ({}){}, {} step{}{}{}",
-                  traced         ? "trace of "
-                  : record.paced ? "rank 0, paced, of "
-                                 : "",
-                  record.world, record.world == 1 ? "" : "s", record.host,
-                  record.device.empty() ? record.cpu : record.device, record.device.empty() ? threads : "", v.steps,
-                  v.steps == 1 ? "" : "s", record.created.empty() ? "" : ", ", record.created),
+          traced         ? "trace of "
+          : record.paced ? "rank 0, paced, of "
+                         : "",
+          record.world, record.world == 1 ? "" : "s", record.host, record.device.empty() ? record.cpu : record.device,
+          record.device.empty() ? threads : "", v.steps, v.steps == 1 ? "" : "s", record.created.empty() ? "" : ", ",
+          record.created),
   };
 }
 
@@ -72,11 +72,11 @@ Lines figures(const Validation& v) {
       add(name, bytes_text(m.bytes.predicted), bytes_text(m.bytes.measured), m.bytes.error(), v.tolerances.memory);
     } else {
       cells.push_back({name, bytes_text(m.bytes.predicted),
-                       m.bytes.measured > 0 ? bytes_text(m.bytes.measured) : kNotMeasured, "", "", ""});
+          m.bytes.measured > 0 ? bytes_text(m.bytes.measured) : kNotMeasured, "", "", ""});
     }
   }
   cells.push_back({"waiting for peers and communicators", seconds_text(v.waiting.predicted),
-                   seconds_text(v.waiting.measured), "", "", ""});
+      seconds_text(v.waiting.measured), "", "", ""});
   return aligned(cells);
 }
 
@@ -84,10 +84,9 @@ Lines kinds(const Validation& v) {
   Cells cells = {{"by kind", "events", "forecast", "measured", "error", "waiting"}};
   for (const KindComparison& k : v.by_kind) {
     const bool waits = k.waiting.predicted > 0 || k.waiting.measured > 0;
-    cells.push_back(
-        {to_string(k.kind), std::to_string(k.count), seconds_text(k.seconds.predicted),
-         seconds_text(k.seconds.measured), k.seconds.measured > 0 ? signed_percent(k.seconds.error()) : "-",
-         waits ? fmt::format("{} -> {}", seconds_text(k.waiting.predicted), seconds_text(k.waiting.measured)) : ""});
+    cells.push_back({to_string(k.kind), std::to_string(k.count), seconds_text(k.seconds.predicted),
+        seconds_text(k.seconds.measured), k.seconds.measured > 0 ? signed_percent(k.seconds.error()) : "-",
+        waits ? fmt::format("{} -> {}", seconds_text(k.waiting.predicted), seconds_text(k.waiting.measured)) : ""});
   }
   return aligned(cells);
 }
@@ -154,9 +153,7 @@ Json to_json(const Validation& v) {
     return entry;
   });
   Json memory = json_list(v.memory, [&](const MemoryComparison& m) -> Json {
-    Json entry = {
-        {"what", m.what},
-        {"predicted_bytes", static_cast<std::int64_t>(m.bytes.predicted)},
+    Json entry = {{"what", m.what}, {"predicted_bytes", static_cast<std::int64_t>(m.bytes.predicted)},
         {"measured_bytes", m.bytes.measured > 0 ? Json(static_cast<std::int64_t>(m.bytes.measured)) : Json(nullptr)}};
     entry = with_error(std::move(entry), m.bytes);
     entry["judged"] = m.judged;
@@ -171,9 +168,8 @@ Json to_json(const Validation& v) {
   json["memory_error"] = v.memory_known ? Json(v.memory_error) : Json(nullptr);
   json["passed"] = v.passed;
   json["verdict"] = verdict_of(v);
-  json["tolerances"] = {{"step_error", v.tolerances.step},
-                        {"exposed_communication_error", v.tolerances.exposed},
-                        {"memory_error", v.tolerances.memory}};
+  json["tolerances"] = {{"step_error", v.tolerances.step}, {"exposed_communication_error", v.tolerances.exposed},
+      {"memory_error", v.tolerances.memory}};
   json["steps"] = v.steps;
   json["repeat_spread"] = v.spread;
   json["step"] = comparison(v.step);

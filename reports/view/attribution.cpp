@@ -1,7 +1,6 @@
-// A gap ends when its compute row starts. Walking back from that row, every binding predecessor
-// ends when its successor starts or arrives, so the chain covers the gap without holes until it
-// meets the row before the gap or the host; where that had waited for an exchange, it goes on there.
-// The gap is cut wherever a link of the chain or a
+// A gap ends when its compute row starts. Walking back from that row, every binding predecessor ends when its successor
+// starts or arrives, so the chain covers the gap without holes until it meets the row before the gap or the host; where
+// that had waited for an exchange, it goes on there. The gap is cut wherever a link of the chain or a
 // collective begins or ends; each piece then has one reason.
 #include "reports/view/attribution.h"
 
@@ -48,8 +47,7 @@ class Cutter {
       if (pieces.size() > first && pieces.back().collective == piece.collective &&
           pieces.back().otherwise == piece.otherwise)
         pieces.back().end = piece.end;
-      else
-        pieces.push_back(piece);
+      else pieces.push_back(piece);
     }
   }
 

@@ -19,9 +19,8 @@ std::vector<Phase> phases_of(const EventGraph& graph);  // per row
 // A row that computes: on the compute stream and not a collective.
 bool computes(const Row& row);
 
-// The latest of everything an event had to wait for. Among equals a wait wins over the stream, the
-// stream over the host: a row is host-bound only if the host issued it when everything else was
-// ready.
+// The latest of everything an event had to wait for. Among equals a wait wins over the stream, the stream over the
+// host: a row is host-bound only if the host issued it when everything else was ready.
 class Causes {
  public:
   Causes(const EventGraph& graph, const Timeline& timeline);
@@ -38,8 +37,7 @@ class Causes {
   std::vector<EventId> communicator_predecessor_;
 };
 
-// A stretch of [0, period] in which no compute row runs, with one reason. The gaps and the compute
-// rows fill the step.
+// A stretch of [0, period] in which no compute row runs, with one reason. The gaps and the compute rows fill the step.
 struct Gap {
   Time begin;
   Time end;
@@ -52,9 +50,8 @@ struct Gap {
 // counts, else the first issued.
 std::vector<Gap> compute_gaps(const EventGraph& graph, const Timeline& timeline);
 
-// What a row takes beyond its own duration: because others ran beside it, or because the host
-// enqueued its kernels too slowly (it then ends just when the host's clock says that its last
-// kernel has run).
+// What a row takes beyond its own duration: because others ran beside it, or because the host enqueued its kernels too
+// slowly (it then ends just when the host's clock says that its last kernel has run).
 struct Excess {
   Time overlap;
   Time launches;

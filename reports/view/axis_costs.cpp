@@ -36,12 +36,11 @@ std::vector<AxisCost> axis_costs(const Forecast& forecast, const Cluster& cluste
     const Work& work = graph.works[graph.rows[i].work];
     if (!is_collective(work.kind) || work.communicator == kNoCommunicator) continue;
     const Communicator& communicator = graph.communicators[work.communicator];
-    auto cost = std::ranges::find_if(costs, [&](const AxisCost& known) {
-      return known.name == communicator.name && known.group == communicator.group;
-    });
+    auto cost = std::ranges::find_if(costs,
+        [&](const AxisCost& known) { return known.name == communicator.name && known.group == communicator.group; });
     if (cost == costs.end()) {
-      cost = costs.insert(cost, {communicator.name, communicator.group, nodes_of(cluster, communicator.group), 0,
-                                 Bytes(), Time(), Time()});
+      cost = costs.insert(cost,
+          {communicator.name, communicator.group, nodes_of(cluster, communicator.group), 0, Bytes(), Time(), Time()});
     }
     const Span& span = forecast.timeline.spans[i];
     ++cost->rows;
@@ -61,15 +60,9 @@ Json to_json(const std::vector<AxisCost>& costs) {
   return json_list(
       costs,
       [&](const AxisCost& cost) -> Json {
-        return {{"communicator", cost.name},
-                {"size", cost.group.size},
-                {"stride", cost.group.stride},
-                {"nodes", cost.nodes},
-                {"rows", cost.rows},
-                {"bytes", cost.bytes.count()},
-                {"busy_s", cost.busy.seconds()},
-                {"exposed_s", cost.exposed.seconds()},
-                {"hidden_s", cost.hidden().seconds()}};
+        return {{"communicator", cost.name}, {"size", cost.group.size}, {"stride", cost.group.stride},
+            {"nodes", cost.nodes}, {"rows", cost.rows}, {"bytes", cost.bytes.count()}, {"busy_s", cost.busy.seconds()},
+            {"exposed_s", cost.exposed.seconds()}, {"hidden_s", cost.hidden().seconds()}};
       });
 }
 

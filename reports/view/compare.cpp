@@ -1,6 +1,5 @@
-// Two forecasts side by side. Waterfall bars and memory categories are joined by name, in the order
-// of the first forecast; what only the second has follows. Differences are b - a, so a negative
-// time is a gain of the second plan.
+// Two forecasts side by side. Waterfall bars and memory categories are joined by name, in the order of the first
+// forecast; what only the second has follows. Differences are b - a, so a negative time is a gain of the second plan.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -24,21 +24,16 @@ std::string EventNames::of(EventId event) const {
   const EventKind kind = graph_.rows[at(event)].kind;
   std::string name = to_string(kind);
   const std::string where = place(event);
-  if (!where.empty() && where != name)
-    name += " " + where;
-  else if (kind == EventKind::kAllReduce)
-    name += " grad_norm";
+  if (!where.empty() && where != name) name += " " + where;
+  else if (kind == EventKind::kAllReduce) name += " grad_norm";
   // Only gathers happen in both directions.
   const bool gathers =
       kind == EventKind::kAllGatherCopyIn || kind == EventKind::kAllGather || kind == EventKind::kAllGatherCopyOut;
   const bool counted = several_microbatches_ && phase(event) != Phase::kOptimizer;
   const std::int32_t microbatch = graph_.details[at(event)].microbatch;
-  if (gathers && counted)
-    name += fmt::format(" ({}, micro-batch {})", to_string(phase(event)), microbatch);
-  else if (gathers)
-    name += fmt::format(" ({})", to_string(phase(event)));
-  else if (counted)
-    name += fmt::format(" (micro-batch {})", microbatch);
+  if (gathers && counted) name += fmt::format(" ({}, micro-batch {})", to_string(phase(event)), microbatch);
+  else if (gathers) name += fmt::format(" ({})", to_string(phase(event)));
+  else if (counted) name += fmt::format(" (micro-batch {})", microbatch);
   return name;
 }
 

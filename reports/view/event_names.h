@@ -24,8 +24,7 @@ class EventNames {
   bool several_microbatches_ = false;
 };
 
-// "shard"; communicators that a unit has to itself are told apart by its name:
-// "post_forward/layers.3". "" for none.
+// "shard"; communicators that a unit has to itself are told apart by its name: "post_forward/layers.3". "" for none.
 std::string communicator_name(const EventGraph& graph, EventId event);
 
 }

@@ -26,7 +26,7 @@ Lines waterfall_lines(const Findings& findings, Time step, const Paint& paint) {
   for (const WaterfallBar& b : findings.bars) {
     const double share = b.time.seconds() / step.seconds();
     table.push_back({"  " + b.what, fmt::format("{:.6f} ms", b.time.seconds() * 1e3), percent_text(share),
-                     left(bar(share, kNarrowBar), kNarrowBar)});
+        left(bar(share, kNarrowBar), kNarrowBar)});
     sum += b.time;
   }
   table.push_back({"  sum", fmt::format("{:.6f} ms", sum.seconds() * 1e3), percent_text(1)});
@@ -35,23 +35,22 @@ Lines waterfall_lines(const Findings& findings, Time step, const Paint& paint) {
 }
 
 Lines group_lines(const Findings& findings, const Report& report, const Paint& paint) {
-  Lines lines = {
-      paint.bold(fmt::format("communication: {}, of which {} exposed", seconds_text(report.communication.value),
-                             seconds_text(report.exposed_communication.value))),
+  Lines lines = {paint.bold(fmt::format("communication: {}, of which {} exposed",
+                     seconds_text(report.communication.value), seconds_text(report.exposed_communication.value))),
       "  exposed: a collective moves data and no compute row runs"};
   std::vector<std::vector<std::string>> table = {{"  kind", "rows", "busy", "exposed", "in rows"}};
   for (const ExposedGroup& g : findings.groups) {
     table.push_back({"  " + g.what, std::to_string(g.rows), format_time(g.busy), format_time(g.exposed),
-                     std::to_string(g.exposed_rows)});
+        std::to_string(g.exposed_rows)});
   }
   if (table.size() > 1) append(lines, aligned(table));
   if (findings.overlap_slowdown > Time()) {
-    lines.push_back(fmt::format("  compute takes {} longer because collectives run beside it",
-                                format_time(findings.overlap_slowdown)));
+    lines.push_back(fmt::format(
+        "  compute takes {} longer because collectives run beside it", format_time(findings.overlap_slowdown)));
   }
   if (findings.launch_bound > Time()) {
-    lines.push_back(fmt::format("  compute takes {} longer because the host launches too slowly",
-                                format_time(findings.launch_bound)));
+    lines.push_back(fmt::format(
+        "  compute takes {} longer because the host launches too slowly", format_time(findings.launch_bound)));
   }
   return lines;
 }
@@ -63,11 +62,10 @@ Lines axis_lines(const std::vector<AxisCost>& costs, const Paint& paint) {
   std::vector<std::vector<std::string>> table = {
       {"  communicator", "wire", "ranks", "rows", "bytes", "busy", "exposed", "hidden"}};
   for (const AxisCost& c : costs) {
-    table.push_back(
-        {"  " + c.name, wire_words(c),
-         c.group.stride == 1 ? std::to_string(c.group.size) : fmt::format("{} by {}", c.group.size, c.group.stride),
-         std::to_string(c.rows), format_bytes(c.bytes), format_time(c.busy), format_time(c.exposed),
-         format_time(c.hidden())});
+    table.push_back({"  " + c.name, wire_words(c),
+        c.group.stride == 1 ? std::to_string(c.group.size) : fmt::format("{} by {}", c.group.size, c.group.stride),
+        std::to_string(c.rows), format_bytes(c.bytes), format_time(c.busy), format_time(c.exposed),
+        format_time(c.hidden())});
   }
   append(lines, aligned(table, 2));
   return lines;
@@ -93,14 +91,13 @@ Lines chain_lines(const Forecast& forecast, const EventNames& names, const Expos
     const Span& span = span_of(forecast, link.event);
     const Time begin = link.cause == Cause::kCommunicator ? span.arrive : span.start;
     const std::string text = fmt::format("{} at {}: {}", i == 0 ? "it began" : names.of(link.event) + " began",
-                                         format_time(begin), cause_words(forecast.graph, names, link, next));
+        format_time(begin), cause_words(forecast.graph, names, link, next));
     lines.push_back("     " + text);
   }
   if (e.chain.size() > shown) {
     const bool host = e.chain.back().cause == Cause::kHost;
-    lines.push_back(
-        fmt::format("     ... {} events further back: {}", e.chain.size() - shown,
-                    host ? names.of(e.chain.back().event) + " waited for the host" : std::string("the step's begin")));
+    lines.push_back(fmt::format("     ... {} events further back: {}", e.chain.size() - shown,
+        host ? names.of(e.chain.back().event) + " waited for the host" : std::string("the step's begin")));
   }
   return lines;
 }
@@ -112,9 +109,9 @@ Lines event_lines(const Forecast& forecast, const Findings& findings, const Even
   for (std::size_t i = 0; i < std::min(findings.exposed.size(), kMostShown); ++i) {
     const ExposedEvent& e = findings.exposed[i];
     const Span& span = span_of(forecast, e.event);
-    lines.push_back(fmt::format("  {}  {}: {} exposed of {}; held up {}", i + 1, names.of(e.event),
-                                format_time(e.exposed), format_time(span.end - span.arrive),
-                                e.held_up == kNoEvent ? "the step's end" : names.of(e.held_up)));
+    lines.push_back(
+        fmt::format("  {}  {}: {} exposed of {}; held up {}", i + 1, names.of(e.event), format_time(e.exposed),
+            format_time(span.end - span.arrive), e.held_up == kNoEvent ? "the step's end" : names.of(e.held_up)));
     append(lines, chain_lines(forecast, names, e));
   }
   return lines;
@@ -122,14 +119,14 @@ Lines event_lines(const Forecast& forecast, const Findings& findings, const Even
 
 Lines memory_lines(const Forecast& forecast, const Findings& findings, const EventNames& names, const Paint& paint) {
   Lines lines = {"", paint.bold(fmt::format("alive at the memory peak of {}: {}", format_bytes(forecast.memory.peak),
-                                            names.of(forecast.memory.peak_event)))};
+                         names.of(forecast.memory.peak_event)))};
   std::vector<std::vector<std::string>> table = {{"  category", "buffer", "where", "buffers", "bytes", "of the peak"}};
   const auto peak = as_double(forecast.memory.peak.count());
   LiveGroup rest;
   const auto add = [&](const std::string& category, const LiveGroup& g) {
     const auto bytes = as_double(g.bytes.count());
     table.push_back({"  " + category, g.name, g.where, std::to_string(g.buffers), format_bytes(g.bytes),
-                     percent_text(peak > 0 ? bytes / peak : 0)});
+        percent_text(peak > 0 ? bytes / peak : 0)});
   };
   for (std::size_t i = 0; i < findings.alive.size(); ++i) {
     const LiveGroup& g = findings.alive[i];
@@ -184,12 +181,8 @@ Json explain_json(const Forecast& forecast, const Report& report) {
   Json& exposed = json["exposed"] = Json::array();
   for (const ExposedEvent& e : findings.exposed) {
     const Span& span = span_of(forecast, e.event);
-    Json entry = {{"id", e.event},
-                  {"name", names.of(e.event)},
-                  {"exposed_s", e.exposed.seconds()},
-                  {"start_s", span.start.seconds()},
-                  {"arrive_s", span.arrive.seconds()},
-                  {"end_s", span.end.seconds()}};
+    Json entry = {{"id", e.event}, {"name", names.of(e.event)}, {"exposed_s", e.exposed.seconds()},
+        {"start_s", span.start.seconds()}, {"arrive_s", span.arrive.seconds()}, {"end_s", span.end.seconds()}};
     entry["held_up"] = e.held_up == kNoEvent ? Json(nullptr) : Json(names.of(e.held_up));
     entry["chain_length"] = e.chain.size();
     entry["chain_end"] = to_string(e.chain.back().cause);
@@ -197,9 +190,8 @@ Json explain_json(const Forecast& forecast, const Report& report) {
     exposed.push_back(std::move(entry));
   }
   Json alive = json_list(findings.alive, [&](const LiveGroup& g) -> Json { return to_json(g, names); });
-  json["memory_peak"] = {{"event", names.of(forecast.memory.peak_event)},
-                         {"bytes", forecast.memory.peak.count()},
-                         {"alive", std::move(alive)}};
+  json["memory_peak"] = {{"event", names.of(forecast.memory.peak_event)}, {"bytes", forecast.memory.peak.count()},
+      {"alive", std::move(alive)}};
   return json;
 }
 

@@ -37,8 +37,8 @@ std::vector<ExposedEvent> exposed_events(const EventGraph& graph, const Timeline
   return events;
 }
 
-std::vector<ExposedGroup> group(const Forecast& forecast, const std::vector<ExposedEvent>& exposed,
-                                const EventNames& names) {
+std::vector<ExposedGroup> group(
+    const Forecast& forecast, const std::vector<ExposedEvent>& exposed, const EventNames& names) {
   std::vector<ExposedGroup> groups;
   std::vector<Time> of_row(forecast.graph.rows.size());
   for (const ExposedEvent& e : exposed) of_row[at(e.event)] = e.exposed;
@@ -102,7 +102,7 @@ void add_excess(const Forecast& forecast, Findings& findings) {
 Findings find_causes(const Forecast& forecast) {
   const EventNames names(forecast.graph, forecast.model);
   Findings findings = {.bars = waterfall(forecast.graph, forecast.timeline),
-                       .exposed = exposed_events(forecast.graph, forecast.timeline)};
+      .exposed = exposed_events(forecast.graph, forecast.timeline)};
   findings.groups = group(forecast, findings.exposed, names);
   findings.alive = live_groups(forecast);
   add_excess(forecast, findings);
@@ -110,18 +110,14 @@ Findings find_causes(const Forecast& forecast) {
   return findings;
 }
 
-std::string cause_words(const EventGraph& graph, const EventNames& names, const ChainLink& link,
-                        const ChainLink* next) {
+std::string cause_words(
+    const EventGraph& graph, const EventNames& names, const ChainLink& link, const ChainLink* next) {
   const std::string predecessor = next == nullptr ? "" : names.of(next->event);
   switch (link.cause) {
-    case Cause::kStepBegin:
-      return "ready when the step began";
-    case Cause::kHost:
-      return "the host issued it only then";
-    case Cause::kStream:
-      return fmt::format("behind {} on its stream", predecessor);
-    case Cause::kWait:
-      return "waited for " + predecessor;
+    case Cause::kStepBegin: return "ready when the step began";
+    case Cause::kHost: return "the host issued it only then";
+    case Cause::kStream: return fmt::format("behind {} on its stream", predecessor);
+    case Cause::kWait: return "waited for " + predecessor;
     case Cause::kCommunicator:
       return fmt::format("communicator {} was busy with {}", communicator_name(graph, link.event), predecessor);
   }
@@ -140,21 +136,14 @@ Json communication_json(const Findings& findings) {
   return json_list(
       findings.groups,
       [&](const ExposedGroup& g) -> Json {
-        return {{"what", g.what},
-                {"rows", g.rows},
-                {"exposed_rows", g.exposed_rows},
-                {"busy_s", g.busy.seconds()},
-                {"exposed_s", g.exposed.seconds()}};
+        return {{"what", g.what}, {"rows", g.rows}, {"exposed_rows", g.exposed_rows}, {"busy_s", g.busy.seconds()},
+            {"exposed_s", g.exposed.seconds()}};
       });
 }
 
 Json to_json(const LiveGroup& group, const EventNames& names) {
-  return {{"category", to_string(group.category)},
-          {"name", group.name},
-          {"where", group.where},
-          {"buffers", group.buffers},
-          {"bytes", group.bytes.count()},
-          {"since", names.of(group.since)}};
+  return {{"category", to_string(group.category)}, {"name", group.name}, {"where", group.where},
+      {"buffers", group.buffers}, {"bytes", group.bytes.count()}, {"since", names.of(group.since)}};
 }
 
 }

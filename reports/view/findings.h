@@ -57,9 +57,8 @@ struct Findings {
   std::vector<ExposedGroup> groups;   // in the order of their first rows
   std::vector<ExposedEvent> exposed;  // most exposed first
   std::vector<LiveGroup> alive;       // largest first
-  // What compute rows take beyond their own durations: because collectives ran beside them, or
-  // because the host enqueued their kernels too slowly. Part of the bars of those rows. Zero where
-  // the forecast has no costs.
+  // What compute rows take beyond their own durations: because collectives ran beside them, or because the host
+  // enqueued their kernels too slowly. Part of the bars of those rows. Zero where the forecast has no costs.
   Time overlap_slowdown;
   Time launch_bound;
   HostFindings host;

@@ -21,24 +21,24 @@ bool is_megatron(const Plan& plan) { return plan.runtime.kind == RuntimeKind::kM
 
 constexpr Remedy kRemedies[] = {
     {[](const Plan& plan, const HostCounts&) { return plan.compile == Compile::kNone && !is_megatron(plan); },
-     "compile the blocks (compile: blocks): fewer kernels, and no Python between them"},
+        "compile the blocks (compile: blocks): fewer kernels, and no Python between them"},
     {[](const Plan& plan, const HostCounts&) {
        return is_megatron(plan) && plan.megatron.cuda_graphs == MegatronOptions::CudaGraphs::kNone;
      },
-     "CUDA graphs of layers or of the whole iteration (megatron.cuda_graphs)"},
+        "CUDA graphs of layers or of the whole iteration (megatron.cuda_graphs)"},
     {[](const Plan& plan, const HostCounts&) { return plan.batch.accumulation > 1; },
-     "a larger micro-batch with less accumulation: every micro-batch costs the host a whole pass"},
+        "a larger micro-batch with less accumulation: every micro-batch costs the host a whole pass"},
     {[](const Plan& plan, const HostCounts&) { return plan.batch.accumulation <= 1; },
-     "a larger micro-batch or longer sequences: the host's time stays, the GPU's grows"},
+        "a larger micro-batch or longer sequences: the host's time stays, the GPU's grows"},
     {[](const Plan& plan, const HostCounts&) {
        return plan.optimizer.kind == Optimizer::Kind::kAdamW &&
               plan.optimizer.implementation != Optimizer::Implementation::kFused;
      },
-     "a fused optimizer (optimizer.implementation: fused)"},
+        "a fused optimizer (optimizer.implementation: fused)"},
     {[](const Plan&, const HostCounts& backward) { return backward[at(HostCall::kRecomputed)] > 0; },
-     "less recomputation where memory allows: it issues the forward a second time"},
+        "less recomputation where memory allows: it issues the forward a second time"},
     {[](const Plan&, const HostCounts&) { return true; },
-     "fewer and larger parameters (fused projections), CUDA graphs where shapes never change"},
+        "fewer and larger parameters (fused projections), CUDA graphs where shapes never change"},
 };
 
 }
@@ -79,11 +79,8 @@ Json host_json(const HostFindings& host, Time step) {
     phases[to_string(static_cast<Phase>(p))] = {
         {"busy_s", host.busy[p].seconds()}, {"launches", host.launches[p]}, {"calls", std::move(calls)}};
   }
-  return {{"busy_s", host.all().seconds()},
-          {"held_up_s", host.held_up.seconds()},
-          {"binds", host.binds(step)},
-          {"phases", std::move(phases)},
-          {"remedies", host.remedies}};
+  return {{"busy_s", host.all().seconds()}, {"held_up_s", host.held_up.seconds()}, {"binds", host.binds(step)},
+      {"phases", std::move(phases)}, {"remedies", host.remedies}};
 }
 
 }

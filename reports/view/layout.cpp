@@ -46,8 +46,7 @@ std::size_t display_width(std::string_view utf8) {
   for (std::size_t i = 0; i < utf8.size(); ++i) {
     if (utf8[i] == '\x1b')
       while (i < utf8.size() && utf8[i] != 'm') ++i;
-    else if (!continues(utf8[i]))
-      ++width;
+    else if (!continues(utf8[i])) ++width;
   }
   return width;
 }

@@ -1,5 +1,4 @@
-// Small things of terminal text: colours, bars, columns, wrapping. Widths are in characters, not
-// bytes.
+// Small things of terminal text: colours, bars, columns, wrapping. Widths are in characters, not bytes.
 #pragma once
 
 #include <cstddef>

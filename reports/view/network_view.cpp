@@ -30,24 +30,19 @@ std::int32_t narrowest_of(const AxisRoute& axis) {
 Json wire_json(const Topology& topology, std::int32_t index, double used) {
   const Wire& wire = topology.wires[at(index)];
   return {{"from", device_name(topology, wire.a)}, {"to", device_name(topology, wire.b)},
-          {"bytes_per_s", wire.rate.value()},      {"latency_s", wire.latency.seconds()},
-          {"background", wire.background},         {"used", used}};
+      {"bytes_per_s", wire.rate.value()}, {"latency_s", wire.latency.seconds()}, {"background", wire.background},
+      {"used", used}};
 }
 
 Json communicator_json(const Topology& topology, const Communicator& communicator, const AxisRoute& axis) {
   const GroupLink& link = axis.slowest;
   const std::int32_t narrowest = narrowest_of(axis);
-  return {{"name", communicator.name},
-          {"size", communicator.group.size},
-          {"stride", communicator.group.stride},
-          {"placement", to_string(communicator.group.placement)},
-          {"nodes", link.nodes},
-          {"ranks_per_node", link.ranks_per_node},
-          {"link_bytes_per_s", link.link.value()},
-          {"network_bytes_per_s", link.network.value()},
-          {"tree_bytes_per_s", link.tree.value()},
-          {"hop_s", link.nodes > 1 ? link.network_latency.seconds() : link.link_latency.seconds()},
-          {"narrowest", narrowest < 0 ? Json(nullptr) : wire_json(topology, narrowest, share(axis, at(narrowest)))}};
+  return {{"name", communicator.name}, {"size", communicator.group.size}, {"stride", communicator.group.stride},
+      {"placement", to_string(communicator.group.placement)}, {"nodes", link.nodes},
+      {"ranks_per_node", link.ranks_per_node}, {"link_bytes_per_s", link.link.value()},
+      {"network_bytes_per_s", link.network.value()}, {"tree_bytes_per_s", link.tree.value()},
+      {"hop_s", link.nodes > 1 ? link.network_latency.seconds() : link.link_latency.seconds()},
+      {"narrowest", narrowest < 0 ? Json(nullptr) : wire_json(topology, narrowest, share(axis, at(narrowest)))}};
 }
 
 Json nodes_json(const Topology& topology) {
@@ -55,14 +50,10 @@ Json nodes_json(const Topology& topology) {
   for (std::size_t n = 0; n < topology.nodes.size(); ++n) {
     const TopologyNode& node = topology.nodes[n];
     const NodeGroup& group = topology.layout.groups[at(node.group)];
-    Json leaves = json_list(group.leaves, [&](const std::int32_t leaf) -> Json {
-      return device_name(topology, topology.first_switch + leaf);
-    });
-    nodes.push_back({{"name", node_name(topology, static_cast<std::int64_t>(n))},
-                     {"gpus", node.gpus},
-                     {"gpu", group.gpu.key},
-                     {"ports", node.ports},
-                     {"leaves", std::move(leaves)}});
+    Json leaves = json_list(group.leaves,
+        [&](const std::int32_t leaf) -> Json { return device_name(topology, topology.first_switch + leaf); });
+    nodes.push_back({{"name", node_name(topology, static_cast<std::int64_t>(n))}, {"gpus", node.gpus},
+        {"gpu", group.gpu.key}, {"ports", node.ports}, {"leaves", std::move(leaves)}});
   }
   return nodes;
 }
@@ -112,9 +103,8 @@ std::vector<std::string> network_lines(const Cluster& cluster, const std::vector
     if (communicator.group.size < 2) continue;
     const AxisRoute& axis = routes->axis(communicator.group);
     const GroupLink& link = axis.slowest;
-    std::string text =
-        fmt::format("{}: {} ranks, {} apart, {} nodes; {} inside", communicator.name, communicator.group.size,
-                    communicator.group.stride, link.nodes, format_bandwidth(link.link));
+    std::string text = fmt::format("{}: {} ranks, {} apart, {} nodes; {} inside", communicator.name,
+        communicator.group.size, communicator.group.stride, link.nodes, format_bandwidth(link.link));
     if (link.nodes > 1) text += fmt::format(", {} between", format_bandwidth(link.network));
     if (const std::int32_t narrowest = narrowest_of(axis); narrowest >= 0) {
       const Wire& wire = topology.wires[at(narrowest)];

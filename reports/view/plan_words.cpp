@@ -58,12 +58,9 @@ std::string words_of(const Prefetch& prefetch) {
 
 std::string words_of(const Reshard& reshard) {
   switch (reshard.kind) {
-    case Reshard::Kind::kAlways:
-      return "always";
-    case Reshard::Kind::kNever:
-      return "never";
-    case Reshard::Kind::kGroup:
-      return fmt::format("to groups of {}", reshard.group);
+    case Reshard::Kind::kAlways: return "always";
+    case Reshard::Kind::kNever: return "never";
+    case Reshard::Kind::kGroup: return fmt::format("to groups of {}", reshard.group);
   }
   return "?";
 }

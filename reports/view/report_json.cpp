@@ -18,26 +18,17 @@ Json byte_quantity(const Quantity& q) {
 }
 
 Json cluster_json(const Cluster& cluster) {
-  return {{"spec", cluster.spec},
-          {"gpu", cluster.gpu.key},
-          {"gpu_name", cluster.gpu.name},
-          {"gpus", cluster.gpus},
-          {"node", cluster.node.key},
-          {"nodes", cluster.nodes()},
-          {"gpus_per_node", cluster.gpus_per_node()},
-          {"nics_per_node", cluster.node.nics},
-          {"nic", cluster.node.nic_name},
-          {"network", cluster.network.kind}};
+  return {{"spec", cluster.spec}, {"gpu", cluster.gpu.key}, {"gpu_name", cluster.gpu.name}, {"gpus", cluster.gpus},
+      {"node", cluster.node.key}, {"nodes", cluster.nodes()}, {"gpus_per_node", cluster.gpus_per_node()},
+      {"nics_per_node", cluster.node.nics}, {"nic", cluster.node.nic_name}, {"network", cluster.network.kind}};
 }
 
 Json outside_json(const OutsideItems& items) {
   return json_list(
       items,
       [&](const OutsideItem& item) -> Json {
-        return {{"name", item.name},
-                {"bytes", item.bytes.count()},
-                {"evidence", to_string(item.evidence)},
-                {"source", item.source}};
+        return {{"name", item.name}, {"bytes", item.bytes.count()}, {"evidence", to_string(item.evidence)},
+            {"source", item.source}};
       });
 }
 
@@ -46,8 +37,7 @@ const char* memory_note(const Report& report) {
     return "allocated: the engine's persistent buffers and the tensors alive at their highest; "
            "reserved: the resident memory of the process";
   }
-  return "allocated: blocks of 512 bytes; reserved: the caching allocator's segments (CPU ranks: "
-         "what is allocated)";
+  return "allocated: blocks of 512 bytes; reserved: the caching allocator's segments (CPU ranks: what is allocated)";
 }
 
 Json pipeline_json(const Report& report) {
@@ -89,37 +79,26 @@ Json to_json(const Report& report) {
   json["plan"] = to_json(report.plan);
   json["cluster"] = cluster_json(report.cluster);
   json["parameters"] = report.parameters;
-  json["sharding"] = {{"dtype", to_string(report.sharding.dtype)},
-                      {"whole_bytes", report.sharding.whole.count()},
-                      {"per_gpu_bytes", report.sharding.per_gpu.count()},
-                      {"padding_bytes", report.sharding.padding.count()}};
+  json["sharding"] = {{"dtype", to_string(report.sharding.dtype)}, {"whole_bytes", report.sharding.whole.count()},
+      {"per_gpu_bytes", report.sharding.per_gpu.count()}, {"padding_bytes", report.sharding.padding.count()}};
   json["step"] = {{"seconds", quantity(report.seconds)},
-                  {"tokens_per_s_per_gpu", quantity(report.tokens_per_s_per_gpu)},
-                  {"mfu", quantity(report.mfu)},
-                  {"hfu", quantity(report.hfu)},
-                  {"communication_s", quantity(report.communication)},
-                  {"exposed_communication_s", quantity(report.exposed_communication)},
-                  {"first_step_seconds", report.first_step_seconds},
-                  {"steady_step", report.steady_step}};
+      {"tokens_per_s_per_gpu", quantity(report.tokens_per_s_per_gpu)}, {"mfu", quantity(report.mfu)},
+      {"hfu", quantity(report.hfu)}, {"communication_s", quantity(report.communication)},
+      {"exposed_communication_s", quantity(report.exposed_communication)},
+      {"first_step_seconds", report.first_step_seconds}, {"steady_step", report.steady_step}};
   if (!report.pipeline.empty()) json["pipeline"] = pipeline_json(report);
   json["memory"] = {{"capacity_bytes", report.fit.capacity.count()},
-                    {"peak_allocated_bytes", byte_quantity(report.peak_allocated)},
-                    {"peak_reserved_bytes", byte_quantity(report.peak_reserved)},
-                    {"outside_allocator_bytes", byte_quantity(report.outside_allocator)},
-                    {"outside", outside_json(report.outside)},
-                    {"host_peak_bytes", report.host_peak.count()},
-                    {"driver_calls",
-                     {{"first_step", calls_json(report.first_calls)},
-                      {"steady", calls_json(report.steady_calls)},
-                      {"repeats", report.driver_calls_repeat}}},
-                    {"fits", report.fit.fits()},
-                    {"fit_probability", report.fit_probability},
-                    {"margin_bytes", report.fit.margin().count()},
-                    {"peak_total_bytes", byte_quantity(total_memory(report))},
-                    {"total_bytes", (report.fit.outside + report.fit.reserved).count()},
-                    {"peak_event", report.peak_event.empty() ? Json(nullptr) : Json(report.peak_event)},
-                    {"at_peak", std::move(at_peak)},
-                    {"note", memory_note(report)}};
+      {"peak_allocated_bytes", byte_quantity(report.peak_allocated)},
+      {"peak_reserved_bytes", byte_quantity(report.peak_reserved)},
+      {"outside_allocator_bytes", byte_quantity(report.outside_allocator)}, {"outside", outside_json(report.outside)},
+      {"host_peak_bytes", report.host_peak.count()},
+      {"driver_calls", {{"first_step", calls_json(report.first_calls)}, {"steady", calls_json(report.steady_calls)},
+                           {"repeats", report.driver_calls_repeat}}},
+      {"fits", report.fit.fits()}, {"fit_probability", report.fit_probability},
+      {"margin_bytes", report.fit.margin().count()}, {"peak_total_bytes", byte_quantity(total_memory(report))},
+      {"total_bytes", (report.fit.outside + report.fit.reserved).count()},
+      {"peak_event", report.peak_event.empty() ? Json(nullptr) : Json(report.peak_event)},
+      {"at_peak", std::move(at_peak)}, {"note", memory_note(report)}};
   if (report.run) json["run"] = run_json(*report.run);
   json["open"] = open_json(report.open_stack);
   json["assumed"] = std::move(assumed);

@@ -36,7 +36,7 @@ std::vector<NamedSeconds> bars_of(const Forecasts& forecasts) {
 
 // A row with what `cell` says of each forecast, "-" for those that were refused.
 std::vector<std::string> row_of(const std::string& name, const Forecasts& forecasts,
-                                const std::function<std::string(const RuntimeForecast&)>& cell) {
+    const std::function<std::string(const RuntimeForecast&)>& cell) {
   std::vector<std::string> row = {name};
   for (const RuntimeForecast& f : forecasts) row.push_back(f.refused.empty() ? cell(f) : "-");
   return row;
@@ -69,7 +69,7 @@ Cells figures(const Forecasts& forecasts) {
         std::ranges::any_of(forecasts, [&](const auto& f) { return f.refused.empty() && bytes_of(f, collective) > 0; });
     if (!any) continue;
     table.push_back(row_of(fmt::format("  {}", collective), forecasts,
-                           [&](const auto& f) { return bytes_text(bytes_of(f, collective)); }));
+        [&](const auto& f) { return bytes_text(bytes_of(f, collective)); }));
   }
   add(
       "peak allocated", [](const auto& f) { return bytes_text(f.report.peak_allocated.value); });

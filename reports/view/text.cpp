@@ -1,6 +1,5 @@
-// The answer on one screen of 40 lines. Every block has its budget of lines, assumed values get
-// what is left and say how many more there are, and the JSON form has everything; no line is cut,
-// and warnings are given whole.
+// The answer on one screen of 40 lines. Every block has its budget of lines, assumed values get what is left and say
+// how many more there are, and the JSON form has everything; no line is cut, and warnings are given whole.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -45,16 +44,14 @@ Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& pa
   Lines lines;
   lines.push_back(
       paint.bold(fmt::format("{} · {:.3g} B parameters · {}", forecast.model.name, as_double(report.parameters) * 1e-9,
-                             is_captured ? fmt::format("captured, PyTorch {}", plan.runtime.version)
-                                         : fmt::format("{}@{}", to_string(plan.runtime.kind), plan.runtime.version))));
+          is_captured ? fmt::format("captured, PyTorch {}", plan.runtime.version)
+                      : fmt::format("{}@{}", to_string(plan.runtime.kind), plan.runtime.version))));
   lines.push_back(cluster_words(report.cluster));
   if (is_captured) return lines;
   lines.push_back(
-      fmt::format("{} · sequence {}{} · micro-batch {} x {} accumulation = {} "
-                  "tokens per step",
-                  words_of(plan.mesh), plan.batch.sequence,
-                  plan.batch.images > 0 ? fmt::format(", images {}", plan.batch.images) : "", plan.batch.micro_batch,
-                  plan.batch.accumulation, cardinal(sequences * as_double(plan.batch.sequence))));
+      fmt::format("{} · sequence {}{} · micro-batch {} x {} accumulation = {} tokens per step", words_of(plan.mesh),
+          plan.batch.sequence, plan.batch.images > 0 ? fmt::format(", images {}", plan.batch.images) : "",
+          plan.batch.micro_batch, plan.batch.accumulation, cardinal(sequences * as_double(plan.batch.sequence))));
   // Runtimes that hold the model whole gather nothing in a pass.
   const RuntimeKind kind = plan.runtime.kind;
   const bool gathers = kind != RuntimeKind::kDdp && kind != RuntimeKind::kMegatron && kind != RuntimeKind::kZero1 &&
@@ -62,7 +59,7 @@ Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& pa
   const std::string gathering =
       gathers ? fmt::format("prefetch {} · reshard {} · ", words_of(plan.prefetch), reshard_words(plan)) : "";
   lines.push_back(fmt::format("{}recompute {} · {} parameters, {} reduction", gathering, recompute_words(plan),
-                              to_string(plan.param_dtype), to_string(plan.reduce_dtype)));
+      to_string(plan.param_dtype), to_string(plan.reduce_dtype)));
   return lines;
 }
 
@@ -80,10 +77,10 @@ Lines figure_lines(const Report& report, const Paint& paint) {
   };
   const bool has_interval = report.seconds.low != report.seconds.high;
   line("step time", seconds_text(report.seconds.value),
-       (!has_interval ? ""
-        : report.run  ? "quartiles "
-                      : "90 % between ") +
-           spread(report.seconds, seconds_text));
+      (!has_interval   ? ""
+          : report.run ? "quartiles "
+                       : "90 % between ") +
+          spread(report.seconds, seconds_text));
   if (!report.pipeline.empty()) {
     double idle = 0;
     Bytes least = report.pipeline.front().peak;
@@ -92,11 +89,11 @@ Lines figure_lines(const Report& report, const Paint& paint) {
       least = std::min(least, rank.peak);
     }
     line("pipeline", percent_text(idle),
-         fmt::format("idle, of {} ranks with {} stage{} each by {}; below is rank {}, the fullest "
-                     "({} at least on the others)",
-                     report.pipeline.size(), report.pipeline.front().stages.size(),
-                     report.pipeline.front().stages.size() > 1 ? "s" : "", to_string(report.plan.pipeline.schedule),
-                     report.plan.mesh.pp_index(report.plan.rank), format_bytes(least)));
+        fmt::format("idle, of {} ranks with {} stage{} each by {}; below is rank {}, the fullest "
+                    "({} at least on the others)",
+            report.pipeline.size(), report.pipeline.front().stages.size(),
+            report.pipeline.front().stages.size() > 1 ? "s" : "", to_string(report.plan.pipeline.schedule),
+            report.plan.mesh.pp_index(report.plan.rank), format_bytes(least)));
   }
   if (const std::string open = open_stack_text(report.open_stack); !open.empty())
     append(lines, wrapped(open, kTextWidth, 2));
@@ -104,8 +101,8 @@ Lines figure_lines(const Report& report, const Paint& paint) {
     const std::int64_t gpus = report.plan.mesh.world();
     std::string rates = spread(report.tokens_per_s_per_gpu, cardinal);
     if (gpus > 1) {
-      rates += fmt::format("; {} on all {} GPUs", cardinal(report.tokens_per_s_per_gpu.value * as_double(gpus)),
-                           format_count(gpus));
+      rates += fmt::format(
+          "; {} on all {} GPUs", cardinal(report.tokens_per_s_per_gpu.value * as_double(gpus)), format_count(gpus));
     }
     line("tokens/s per GPU", cardinal(report.tokens_per_s_per_gpu.value), rates);
   }
@@ -115,8 +112,8 @@ Lines figure_lines(const Report& report, const Paint& paint) {
   // Where the machine's peak is not known there is none.
   if (report.mfu.value > 0) line("MFU", percent_text(report.mfu.value), spread(report.mfu, percent_text) + hfu);
   line("communication", seconds_text(report.communication.value),
-       fmt::format("of which {} exposed, {}", seconds_text(report.exposed_communication.value),
-                   spread(report.exposed_communication, seconds_text)));
+      fmt::format("of which {} exposed, {}", seconds_text(report.exposed_communication.value),
+          spread(report.exposed_communication, seconds_text)));
   return lines;
 }
 
@@ -125,8 +122,7 @@ struct NamedAmount {
   double amount = 0;
 };
 
-// The largest ones in their order, the rest as one; so small ones that their share would read 0.0 %
-// count as rest.
+// The largest ones in their order, the rest as one; so small ones that their share would read 0.0 % count as rest.
 std::vector<NamedAmount> largest(const std::vector<NamedAmount>& all, std::size_t most) {
   double total = 0;
   std::vector<double> amounts;
@@ -139,10 +135,8 @@ std::vector<NamedAmount> largest(const std::vector<NamedAmount>& all, std::size_
   std::vector<NamedAmount> kept;
   NamedAmount rest{"others", 0};
   for (const NamedAmount& a : all)
-    if (a.amount >= least && (all.size() <= most || kept.size() + 1 < most))
-      kept.push_back(a);
-    else
-      rest.amount += a.amount;
+    if (a.amount >= least && (all.size() <= most || kept.size() + 1 < most)) kept.push_back(a);
+    else rest.amount += a.amount;
   if (rest.amount > 0) kept.push_back(rest);
   return kept;
 }
@@ -212,8 +206,7 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   const std::string cells = bar(capacity > 0 ? used / capacity : 0, kBarWidth);
   line("in all, with cache and context", used, fit.fits() ? paint.green(cells) : paint.red(cells));
   lines.push_back(fmt::format("  {} allocated + {} cached by the allocator + {} outside it",
-                              format_bytes(fit.allocated), format_bytes(fit.reserved - fit.allocated),
-                              format_bytes(fit.outside)));
+      format_bytes(fit.allocated), format_bytes(fit.reserved - fit.allocated), format_bytes(fit.outside)));
   const Quantity total = total_memory(report);
   lines.push_back(fmt::format("  90 % between {} and {} in all", bytes_text(total.low), bytes_text(total.high)));
   if (!report.outside.empty()) {
@@ -225,16 +218,15 @@ Lines memory_lines(const Report& report, const Paint& paint) {
     lines.push_back(fmt::format("  host memory: {} per rank", format_bytes(report.host_peak)));
   if (const Report::DriverCalls& calls = report.steady_calls; calls.retries > 0) {
     lines.push_back(fmt::format("  short of memory: {} retries a step, {} cudaMalloc, {} cudaFree, {} of the host{}",
-                                calls.retries, calls.allocs, calls.frees, format_time(Time::seconds(calls.seconds)),
-                                report.driver_calls_repeat ? "" : "; no two steps alike"));
+        calls.retries, calls.allocs, calls.frees, format_time(Time::seconds(calls.seconds)),
+        report.driver_calls_repeat ? "" : "; no two steps alike"));
   }
   // Decimal, as the claims about sharding are ("280 MB instead of 140 GB").
   constexpr double kMega = 1e6, kGiga = 1e9;
   const Sharding& sharding = report.sharding;
   if (sharding.whole == Bytes(0)) return lines;  // a captured program's
-  lines.push_back(fmt::format(
-      "  parameters in {}: {:.1f} GB whole, {:.1f} MB per GPU ({:.2f} % padding)", to_string(sharding.dtype),
-      as_double(sharding.whole.count()) / kGiga, as_double(sharding.per_gpu.count()) / kMega,
+  lines.push_back(fmt::format("  parameters in {}: {:.1f} GB whole, {:.1f} MB per GPU ({:.2f} % padding)",
+      to_string(sharding.dtype), as_double(sharding.whole.count()) / kGiga, as_double(sharding.per_gpu.count()) / kMega,
       100.0 * as_double(sharding.padding.count()) / as_double(std::max<std::int64_t>(1, sharding.per_gpu.count()))));
   return lines;
 }

@@ -3,9 +3,8 @@
 // that the earliest is zero, because the host runs ahead of the step and viewers do not show
 // negative times. A measured step has no host thread: only issue times are known of it.
 //
-// A collective that waits for its communicator or its peers shows as two slices, one behind the
-// other, so no two slices of a thread overlap. Memory follows host order: its counters stand where
-// the host issues, not where the device runs.
+// A collective that waits for its communicator or its peers shows as two slices, one behind the other, so no two slices
+// of a thread overlap. Memory follows host order: its counters stand where the host issues, not where the device runs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -96,14 +95,14 @@ class ProcessWriter {
 
   void slice(int tid, const std::string& name, const char* category, Interval when, const std::string& args) {
     event(R"("ph":"X","pid":{},"tid":{},"name":{},"cat":"{}","ts":{},"dur":{},"args":{{{}}})", pid_, tid, quoted(name),
-          category, stamp(when.begin), microseconds(when.end - when.begin), args);
+        category, stamp(when.begin), microseconds(when.end - when.begin), args);
   }
 
   void host_slice(std::size_t row) {
     if (!has_host_) return;
     const Time issue = forecast_.timeline.spans[row].issue;
     slice(kHostThread, "issue " + names_.of(static_cast<EventId>(row)), "host",
-          {issue - cost(row).before, issue + cost(row).during}, fmt::format(R"("id":{})", row));
+        {issue - cost(row).before, issue + cost(row).during}, fmt::format(R"("id":{})", row));
   }
 
   void row_slices(std::size_t row) {
@@ -120,11 +119,11 @@ class ProcessWriter {
     if (is_collective(r.kind)) {
       if (work.communicator != kNoCommunicator) {
         args += fmt::format(R"(,"communicator":{},"group_size":{})", quoted(communicator_name(graph_, id)),
-                            graph_.communicators[work.communicator].group.size);
+            graph_.communicators[work.communicator].group.size);
       }
       if (span.arrive > span.start) {
         slice(thread_of(r.stream), "wait for the communicator", "wait", {span.start, span.arrive},
-              fmt::format(R"("id":{})", row));
+            fmt::format(R"("id":{})", row));
       }
     }
     const Time begin = is_collective(r.kind) ? span.arrive : span.start;
@@ -140,9 +139,9 @@ class ProcessWriter {
       const Time leaves = std::max(source.arrive, source.end - Time::ns(1));
       ++sink_.flow;
       event(R"("ph":"s","pid":{},"tid":{},"id":{},"name":"wait","cat":"wait","ts":{})", pid_,
-            thread_of(graph_.rows[from].stream), sink_.flow, stamp(leaves));
+          thread_of(graph_.rows[from].stream), sink_.flow, stamp(leaves));
       event(R"("ph":"f","bp":"e","pid":{},"tid":{},"id":{},"name":"wait","cat":"wait","ts":{})", pid_,
-            thread_of(graph_.rows[row].stream), sink_.flow, stamp(span.start));
+          thread_of(graph_.rows[row].stream), sink_.flow, stamp(span.start));
     }
   }
 
@@ -156,13 +155,13 @@ class ProcessWriter {
       for (std::size_t c = 0; c < kMemoryCategories; ++c) {
         if (memory.own_peak[c] == Bytes()) continue;
         args += fmt::format(R"({}"{}":{})", args.empty() ? "" : ",", to_string(static_cast<MemoryCategory>(c)),
-                            memory.by_category[row][c].count());
+            memory.by_category[row][c].count());
       }
       event(R"("ph":"C","pid":{},"name":"memory_bytes","ts":{},"args":{{{}}})", pid_, when, args);
     }
     if (row == 0 || memory.samples[row].peak != memory.samples[row - 1].peak) {
       event(R"("ph":"C","pid":{},"name":"memory_peak_in_event_bytes","ts":{},"args":{{"bytes":{}}})", pid_, when,
-            memory.samples[row].peak.count());
+          memory.samples[row].peak.count());
     }
   }
 
@@ -175,8 +174,8 @@ class ProcessWriter {
 };
 
 std::string process_name(const Forecast& forecast, const char* who) {
-  return fmt::format("{}{} on {}, one of {} ranks", who, forecast.model.name, forecast.plan.cluster,
-                     forecast.plan.mesh.world());
+  return fmt::format(
+      "{}{} on {}, one of {} ranks", who, forecast.model.name, forecast.plan.cluster, forecast.plan.mesh.world());
 }
 
 struct Process {
@@ -193,9 +192,9 @@ std::string write_trace(const std::vector<Process>& processes) {
   }
   const Forecast& first = *processes.front().forecast;
   fmt::format_to(std::back_inserter(sink.out),
-                 R"({{"displayTimeUnit":"ms","otherData":{{"fingerprint":"{}","step_begin_us":{},)"
-                 R"("step_us":{}}},"traceEvents":[)",
-                 first.graph.fingerprint(), microseconds(Time() - sink.shift), microseconds(first.timeline.period));
+      R"({{"displayTimeUnit":"ms","otherData":{{"fingerprint":"{}","step_begin_us":{},)"
+      R"("step_us":{}}},"traceEvents":[)",
+      first.graph.fingerprint(), microseconds(Time() - sink.shift), microseconds(first.timeline.period));
   for (std::size_t i = 0; i < writers.size(); ++i) writers[i].write(processes[i].name);
   fmt::format_to(std::back_inserter(sink.out), "\n]}}\n");
   return fmt::to_string(sink.out);
@@ -216,8 +215,7 @@ std::string schedule_csv(const EventGraph& graph, const Timeline& timeline) {
     fmt::format_to(std::back_inserter(out), format, values...);
   };
   line(
-      FMT_STRING("id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,"
-                 "issue_s,start_s,arrive_s,end_s\n"));
+      FMT_STRING("id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,issue_s,start_s,arrive_s,end_s\n"));
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     const Row& row = graph.rows[i];
     const RowDetail& detail = graph.details[i];
@@ -225,10 +223,10 @@ std::string schedule_csv(const EventGraph& graph, const Timeline& timeline) {
     const Span& span = timeline.spans[i];
     const bool has_unit = detail.unit >= 0;
     line(FMT_STRING("{},{},{},{},{},{},{},{},{:.0f},{},{},{},{}\n"), i, to_string(row.kind),
-         has_unit ? std::to_string(detail.unit) : "", has_unit ? graph.units[at(detail.unit)].name : "",
-         detail.microbatch, to_string(row.stream), communicator_name(graph, static_cast<EventId>(i)),
-         work.bytes.count(), work.flops.count(), exact_seconds(span.issue), exact_seconds(span.start),
-         exact_seconds(span.arrive), exact_seconds(span.end));
+        has_unit ? std::to_string(detail.unit) : "", has_unit ? graph.units[at(detail.unit)].name : "",
+        detail.microbatch, to_string(row.stream), communicator_name(graph, static_cast<EventId>(i)), work.bytes.count(),
+        work.flops.count(), exact_seconds(span.issue), exact_seconds(span.start), exact_seconds(span.arrive),
+        exact_seconds(span.end));
   }
   return fmt::to_string(out);
 }

@@ -36,25 +36,22 @@ struct ChainLink {
 std::vector<ChainLink> cause_chain(const EventGraph& graph, const Timeline& timeline, EventId event);
 
 std::string event_name(const Forecast& forecast,
-                       EventId event);  // "all_gather layers.3 (backward)"
+    EventId event);  // "all_gather layers.3 (backward)"
 
 // The waterfall, the most exposed collectives with their chains, who is alive at the memory peak.
 std::string explain_text(const Forecast& forecast, const Report& report, Color color);
 Json explain_json(const Forecast& forecast, const Report& report);
 
-// Two plans side by side: what differs in the plan, in time by waterfall bar, in memory by
-// category.
+// Two plans side by side: what differs in the plan, in time by waterfall bar, in memory by category.
 std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b, const Report& rb, Color color);
 Json compare_json(const Forecast& a, const Report& ra, const Forecast& b, const Report& rb);
 
-// Chrome trace for Perfetto: one thread per stream and the host, memory counters by category, flows
-// for waits.
+// Chrome trace for Perfetto: one thread per stream and the host, memory counters by category, flows for waits.
 std::string chrome_trace(const Forecast& forecast);
 // Two timelines of one step, a process each, their steps beginning at the same moment.
 std::string chrome_trace(const Forecast& predicted, const Forecast& measured);
 
-// DESIGN section 11:
-// id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,issue_s,start_s,arrive_s,end_s
+// DESIGN section 11: id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,issue_s,start_s,arrive_s,end_s
 std::string schedule_csv(const EventGraph& graph, const Timeline& timeline);
 
 // A search and what its answer is told with.

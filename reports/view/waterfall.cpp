@@ -1,6 +1,5 @@
-// Compute rows are added up by kind, the gaps between them by what compute_gaps() says. Both are
-// cut to [0, period], and a nanosecond in which two compute rows overlap (a measurement's marker
-// noise) counts once.
+// Compute rows are added up by kind, the gaps between them by what compute_gaps() says. Both are cut to [0, period],
+// and a nanosecond in which two compute rows overlap (a measurement's marker noise) counts once.
 #include <algorithm>
 #include <array>
 
@@ -29,16 +28,11 @@ enum Bar : std::size_t {
 
 Bar bar_of(EventKind kind) {
   return value_of(kind,
-                  {{EventKind::kForward, kForward},
-                   {EventKind::kRecompute, kRecompute},
-                   {EventKind::kBackward, kBackward},
-                   {EventKind::kLoss, kLoss},
-                   {EventKind::kAccumulate, kAccumulation},
-                   {EventKind::kGradNorm, kClipping},
-                   {EventKind::kGradScale, kClipping},
-                   {EventKind::kOptimizer, kOptimizer},
-                   {EventKind::kHostOptimizer, kOptimizer}},
-                  kCopies);
+      {{EventKind::kForward, kForward}, {EventKind::kRecompute, kRecompute}, {EventKind::kBackward, kBackward},
+          {EventKind::kLoss, kLoss}, {EventKind::kAccumulate, kAccumulation}, {EventKind::kGradNorm, kClipping},
+          {EventKind::kGradScale, kClipping}, {EventKind::kOptimizer, kOptimizer},
+          {EventKind::kHostOptimizer, kOptimizer}},
+      kCopies);
 }
 
 std::size_t exposed_bar(EventKind kind, Phase phase) {
@@ -53,8 +47,8 @@ std::size_t exposed_bar(EventKind kind, Phase phase) {
 std::string bar_name(std::size_t bar) {
   static constexpr std::array<const char*, kExposed> kNames = {
       "forward", "recompute", "backward", "loss", "copies", "gradient accumulation", "gradient clipping", "optimizer"};
-  static constexpr std::array<const char*, 5> kCollectives = {"all_gather", "reduce_scatter", "all_reduce",
-                                                              "all_to_all", "send_recv"};
+  static constexpr std::array<const char*, 5> kCollectives = {
+      "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"};
   if (bar < kExposed) return kNames[bar];
   if (bar == kHostWait) return "host";
   if (bar == kStreamWait) return "stream dependency";

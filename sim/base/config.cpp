@@ -31,14 +31,10 @@ std::vector<std::string> to_strings(std::span<const std::string_view> words) { r
 std::string_view kind_name(ConfigNode::Kind kind, ConfigFormat format) {
   const bool is_json = format == ConfigFormat::kJson;
   switch (kind) {
-    case ConfigNode::Kind::kNull:
-      return is_json ? "null" : "an empty value";
-    case ConfigNode::Kind::kScalar:
-      return "a single value";
-    case ConfigNode::Kind::kSequence:
-      return is_json ? "an array" : "a list";
-    case ConfigNode::Kind::kMapping:
-      return is_json ? "an object" : "a mapping";
+    case ConfigNode::Kind::kNull: return is_json ? "null" : "an empty value";
+    case ConfigNode::Kind::kScalar: return "a single value";
+    case ConfigNode::Kind::kSequence: return is_json ? "an array" : "a list";
+    case ConfigNode::Kind::kMapping: return is_json ? "an object" : "a mapping";
   }
   return "a value";
 }
@@ -51,15 +47,15 @@ std::string_view kind_example(ConfigNode::Kind kind, ConfigFormat format) {
 void require_kind(const ConfigNode& node, const ConfigData& data, ConfigNode::Kind kind) {
   if (node.kind() == kind) return;
   throw node.error(fmt::format("{} stands here", kind_name(node.kind(), data.format)),
-                   fmt::format("{}, for example {}", kind_name(kind, data.format), kind_example(kind, data.format)));
+      fmt::format("{}, for example {}", kind_name(kind, data.format), kind_example(kind, data.format)));
 }
 
 // Throws unless the node is a scalar that is not quoted; `expected` is for the error.
 std::string_view unquoted_text(const ConfigNode& node, const ConfigData& data, const std::string& expected) {
   if (!node.is_scalar()) throw node.error(fmt::format("{} stands here", kind_name(node.kind(), data.format)), expected);
   if (node.is_quoted()) {
-    throw node.error(fmt::format("the text {} stands here in quotes", quote(node.text())),
-                     expected + " without quotes");
+    throw node.error(
+        fmt::format("the text {} stands here in quotes", quote(node.text())), expected + " without quotes");
   }
   return node.text();
 }
@@ -68,7 +64,7 @@ const std::string& text_or_error(const ConfigNode& node, const ConfigData& data,
   if (!node.is_scalar() || (data.format == ConfigFormat::kJson && !node.is_quoted())) {
     throw node.error(node.is_scalar() ? fmt::format("{} is not a string", quote(node.text()))
                                       : fmt::format("{} stands here", kind_name(node.kind(), data.format)),
-                     expected);
+        expected);
   }
   return data.text;
 }
@@ -151,12 +147,9 @@ std::string expected_within(std::string_view what, Number min, Number max, Numbe
     return fmt::format("{}", number);
   };
   std::string text(what);
-  if (min != Limits::lowest() && max != Limits::max())
-    text += fmt::format(" from {} to {}", shown(min), shown(max));
-  else if (min != Limits::lowest())
-    text += fmt::format(" of at least {}", shown(min));
-  else if (max != Limits::max())
-    text += fmt::format(" of at most {}", shown(max));
+  if (min != Limits::lowest() && max != Limits::max()) text += fmt::format(" from {} to {}", shown(min), shown(max));
+  else if (min != Limits::lowest()) text += fmt::format(" of at least {}", shown(min));
+  else if (max != Limits::max()) text += fmt::format(" of at most {}", shown(max));
   return fmt::format("{}, for example {}", text, std::clamp(example, min, max));
 }
 
@@ -165,7 +158,7 @@ template <typename Parse>
 auto parse_quantity(const ConfigNode& node, const ConfigData& data, Parse parse) {
   if (!node.is_scalar()) {
     throw node.error(fmt::format("{} stands here", kind_name(node.kind(), data.format)),
-                     R"(a number with its unit, for example 80GiB, 400Gbit/s or 12us)");
+        R"(a number with its unit, for example 80GiB, 400Gbit/s or 12us)");
   }
   try {
     return parse(node.text());
@@ -187,8 +180,8 @@ std::string_view ConfigNode::text() const { return data_->text; }
 bool ConfigNode::is_quoted() const { return data_->quoting == Quoting::kQuoted; }
 
 Location ConfigNode::location() const {
-  return {data_->file == nullptr ? "" : *data_->file, data_->mark.line, data_->mark.column,
-          to_string(data_->path.get())};
+  return {
+      data_->file == nullptr ? "" : *data_->file, data_->mark.line, data_->mark.column, to_string(data_->path.get())};
 }
 
 Location ConfigNode::key_location() const {
@@ -200,8 +193,8 @@ Location ConfigNode::key_location() const {
   return result;
 }
 
-ConfigError ConfigNode::error(const std::string& what_is_wrong, const std::string& expected,
-                              const std::string& did_you_mean) const {
+ConfigError ConfigNode::error(
+    const std::string& what_is_wrong, const std::string& expected, const std::string& did_you_mean) const {
   return {location(), what_is_wrong, expected, did_you_mean};
 }
 
@@ -230,7 +223,7 @@ ConfigNode ConfigNode::at(std::string_view key, std::string_view expected) const
   std::string wanted = fmt::format("the key {}", quote(key));
   if (!present.empty()) wanted += " beside " + join(present);
   throw error(fmt::format("the key {} is missing", quote(key)), expected.empty() ? wanted : std::string(expected),
-              near.empty() ? "" : fmt::format("{} where {} stands", quote(key), quote(near)));
+      near.empty() ? "" : fmt::format("{} where {} stands", quote(key), quote(near)));
 }
 
 std::vector<std::string> ConfigNode::keys() const { return list_of<std::string>(items(), &ConfigItem::key); }
@@ -240,7 +233,7 @@ void ConfigNode::allow_only(std::span<const std::string_view> allowed) const {
     if (contains(allowed, item.key)) continue;
     const std::vector<std::string> words = to_strings(allowed);
     throw ConfigError(item.value.key_location(), fmt::format("unknown key {}", quote(item.key)),
-                      "one of " + join(words), nearest_spelling(item.key, words));
+        "one of " + join(words), nearest_spelling(item.key, words));
   }
 }
 

@@ -1,11 +1,10 @@
 // Strict reading of YAML and JSON files into one immutable tree that knows where everything stands.
 //
-// Every failure is a ConfigError (exit code 3) with file, line, column (both from 1, columns in
-// bytes) and dotted key path, what was expected, and an example. Refused: a missing, empty or
-// unreadable file, a directory, invalid UTF-8, control characters, duplicate keys, keys that are
-// not scalars, YAML tags but !!str, several YAML documents in a file, anything after a JSON value.
-// Limits: JSON 16 MiB and 1,000,000 nodes; YAML 2 MiB and 100,000 nodes after aliases are expanded
-// (yaml-cpp needs 250 times the size of a hostile text in memory); nesting of 64.
+// Every failure is a ConfigError (exit code 3) with file, line, column (both from 1, columns in bytes) and dotted key
+// path, what was expected, and an example. Refused: a missing, empty or unreadable file, a directory, invalid UTF-8,
+// control characters, duplicate keys, keys that are not scalars, YAML tags but !!str, several YAML documents in a file,
+// anything after a JSON value. Limits: JSON 16 MiB and 1,000,000 nodes; YAML 2 MiB and 100,000 nodes after aliases are
+// expanded (yaml-cpp needs 250 times the size of a hostile text in memory); nesting of 64.
 //
 // Numbers and booleans must be unquoted in YAML and not strings in JSON. Quantities with a unit
 // are unit strings (sim/base/unit_strings.h): a bare number is an error. Nothing has a default.
@@ -54,8 +53,8 @@ class ConfigNode {
   // Where the key of this value stands; location() where it has none.
   Location key_location() const;
   // The error to throw when this value is wrong for a reason that only the caller knows.
-  ConfigError error(const std::string& what_is_wrong, const std::string& expected = "",
-                    const std::string& did_you_mean = "") const;
+  ConfigError error(
+      const std::string& what_is_wrong, const std::string& expected = "", const std::string& did_you_mean = "") const;
 
   // Mappings. Each throws where this is not one. `expected` completes the error of a missing key.
   bool has(std::string_view key) const;
@@ -74,9 +73,9 @@ class ConfigNode {
   std::string as_string() const;
   // Also accepts integral values written with a fraction or exponent: 1e9, 8.0.
   std::int64_t as_int(std::int64_t min = std::numeric_limits<std::int64_t>::min(),
-                      std::int64_t max = std::numeric_limits<std::int64_t>::max()) const;
-  double as_double(double min = std::numeric_limits<double>::lowest(),
-                   double max = std::numeric_limits<double>::max()) const;
+      std::int64_t max = std::numeric_limits<std::int64_t>::max()) const;
+  double as_double(
+      double min = std::numeric_limits<double>::lowest(), double max = std::numeric_limits<double>::max()) const;
   bool as_bool() const;
   Bytes as_bytes() const;
   BytesPerSecond as_bandwidth() const;

@@ -96,12 +96,12 @@ class JsonHandler final : public nlohmann::json_sax<nlohmann::json> {
   bool end_object() override { return end(); }
   bool end_array() override { return end(); }
 
-  bool parse_error(std::size_t bytes_read, const std::string& /*token*/,
-                   const nlohmann::detail::exception& error) override {
+  bool parse_error(
+      std::size_t bytes_read, const std::string& /*token*/, const nlohmann::detail::exception& error) override {
     const std::string_view message = error.what();
     if (contains(message, "unexpected end of input")) {
       throw ConfigError(builder_.location(cursor_.mark_of(text_.size())), "the JSON text ends too early",
-                        "a complete file; is it truncated?");
+          "a complete file; is it truncated?");
     }
     const ConfigMark mark = cursor_.mark_of(std::min(bytes_read == 0 ? 0 : bytes_read - 1, text_.size()));
     if (contains(message, "expected end of input"))
@@ -143,10 +143,8 @@ std::string with_numbers_for_infinities(std::string_view text) {
   bool quoted = false;
   for (std::size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '"') quoted = !quoted;
-    if (quoted)
-      i += text[i] == '\\' ? 1 : 0;
-    else if (text.substr(i, kInfinity.size()) == kInfinity)
-      changed.replace(i, kNumber.size(), kNumber);
+    if (quoted) i += text[i] == '\\' ? 1 : 0;
+    else if (text.substr(i, kInfinity.size()) == kInfinity) changed.replace(i, kNumber.size(), kNumber);
   }
   return changed;
 }

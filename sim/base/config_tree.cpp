@@ -16,8 +16,7 @@ constexpr std::size_t kMaxJsonNodes = 1'000'000;
 // A few aliases of a long text must not fill the memory either.
 constexpr std::size_t kMaxTextBytes = std::size_t{64} << 20;
 
-// Bytes of the well-formed UTF-8 character that `text` starts with, 0 if there is none (Unicode
-// 15.0, table 3-7).
+// Bytes of the well-formed UTF-8 character that `text` starts with, 0 if there is none (Unicode 15.0, table 3-7).
 std::size_t utf8_length(std::string_view text) {
   const auto byte = [text](std::size_t i) -> unsigned {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
@@ -66,8 +65,7 @@ ConfigMark ConfigTreeBuilder::innermost() const { return open_.empty() ? ConfigM
 std::shared_ptr<ConfigData> ConfigTreeBuilder::make(ConfigMark mark, ConfigNode::Kind kind) {
   const std::size_t max_nodes = format_ == ConfigFormat::kYaml ? kMaxYamlNodes : kMaxJsonNodes;
   if (++nodes_ > max_nodes) {
-    throw ConfigError(
-        location(mark), "the file has too many values",
+    throw ConfigError(location(mark), "the file has too many values",
         fmt::format("at most {} with aliases expanded", format_count(static_cast<std::int64_t>(max_nodes))));
   }
   auto data = std::make_shared<ConfigData>();
@@ -83,11 +81,11 @@ std::shared_ptr<ConfigData> ConfigTreeBuilder::make(ConfigMark mark, ConfigNode:
 void ConfigTreeBuilder::begin(ConfigMark mark, ConfigNode::Kind kind) {
   if (is_key_due()) {
     throw ConfigError(location(mark), "a list or mapping is not closed, or stands where a key is due",
-                      "a word as key, for example shard: 8");
+        "a word as key, for example shard: 8");
   }
   if (open_.size() >= kMostLevels) {
-    throw ConfigError(location(mark), "the values are nested too deeply",
-                      fmt::format("at most {} levels", kMostLevels));
+    throw ConfigError(
+        location(mark), "the values are nested too deeply", fmt::format("at most {} levels", kMostLevels));
   }
   Open open = {.data = make(mark, kind)};
   open_.push_back(std::move(open));
@@ -128,8 +126,7 @@ void ConfigTreeBuilder::take_key(ConfigMark mark, std::string text) {
   const auto [first, is_new] = top.lines_of_keys.emplace(top.key, mark.line);
   if (!is_new) {
     throw ConfigError(location(mark),
-                      fmt::format("the key {} stands here again, after line {}", quote(top.key), first->second),
-                      "each key once");
+        fmt::format("the key {} stands here again, after line {}", quote(top.key), first->second), "each key once");
   }
 }
 
@@ -188,8 +185,8 @@ std::string_view checked_text(std::string_view text, std::string_view file_name,
     const char c = text[i];
     // yaml-cpp takes 0x04 for the end of the file, so what follows it would be lost.
     if (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t') {
-      throw ConfigError(std::move(location), fmt::format("control character 0x{:02x} in the text", c),
-                        "a text file in UTF-8");
+      throw ConfigError(
+          std::move(location), fmt::format("control character 0x{:02x} in the text", c), "a text file in UTF-8");
     }
     if (c == '\n') {
       ++location.line;

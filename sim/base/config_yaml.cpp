@@ -1,6 +1,5 @@
-// yaml-cpp reports events, not nodes: so nesting is refused as soon as it is met, and keys have
-// places. The events are recorded first; an alias replays the events of its anchor into the
-// builder, which counts what the aliases expand to.
+// yaml-cpp reports events, not nodes: so nesting is refused as soon as it is met, and keys have places. The events are
+// recorded first; an alias replays the events of its anchor into the builder, which counts what the aliases expand to.
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>
@@ -51,8 +50,8 @@ class YamlHandler final : public YAML::EventHandler {
     }
     const bool is_marked = line(mark.line).substr(0, 3) == "---";
     throw ConfigError(builder_.location(to_mark(mark)),
-                      is_marked ? "a second YAML document starts here" : "something follows the end of the value",
-                      "one document per file");
+        is_marked ? "a second YAML document starts here" : "something follows the end of the value",
+        "one document per file");
   }
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
@@ -63,19 +62,19 @@ class YamlHandler final : public YAML::EventHandler {
     event.alias = anchor;
     single(std::move(event), 0);
   }
-  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                const std::string& value) override {
+  void OnScalar(
+      const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, const std::string& value) override {
     const bool is_text = tag == "!" || tag == "tag:yaml.org,2002:str";
     if (!is_text) refuse_tag(mark, tag);
     single({Event::Kind::kScalar, to_mark(mark), value, is_text ? Quoting::kQuoted : Quoting::kPlain}, anchor);
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                       YAML::EmitterStyle::value /*style*/) override {
+      YAML::EmitterStyle::value /*style*/) override {
     refuse_tag(mark, tag);
     open({Event::Kind::kBeginSequence, to_mark(mark)}, anchor);
   }
   void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                  YAML::EmitterStyle::value /*style*/) override {
+      YAML::EmitterStyle::value /*style*/) override {
     refuse_tag(mark, tag);
     open({Event::Kind::kBeginMapping, to_mark(mark)}, anchor);
   }
@@ -88,8 +87,8 @@ class YamlHandler final : public YAML::EventHandler {
  private:
   void refuse_tag(const YAML::Mark& mark, const std::string& tag) const {
     if (tag.empty() || tag == "?" || tag == "!") return;
-    throw ConfigError(builder_.location(to_mark(mark)), "the YAML tag " + quote(tag) + " is unknown",
-                      "a value without a tag");
+    throw ConfigError(
+        builder_.location(to_mark(mark)), "the YAML tag " + quote(tag) + " is unknown", "a value without a tag");
   }
   void single(Event event, YAML::anchor_t anchor) {
     const std::size_t begin = events_.size();
@@ -114,18 +113,12 @@ class YamlHandler final : public YAML::EventHandler {
   // only inside a container.
   void play(const Event& event) {
     switch (event.kind) {
-      case Event::Kind::kNull:
-        return builder_.null(event.mark);
-      case Event::Kind::kScalar:
-        return builder_.scalar(event.mark, event.text, event.quoting);
-      case Event::Kind::kBeginSequence:
-        return builder_.begin_sequence(event.mark);
-      case Event::Kind::kBeginMapping:
-        return builder_.begin_mapping(event.mark);
-      case Event::Kind::kEnd:
-        return builder_.end();
-      case Event::Kind::kAlias:
-        break;
+      case Event::Kind::kNull: return builder_.null(event.mark);
+      case Event::Kind::kScalar: return builder_.scalar(event.mark, event.text, event.quoting);
+      case Event::Kind::kBeginSequence: return builder_.begin_sequence(event.mark);
+      case Event::Kind::kBeginMapping: return builder_.begin_mapping(event.mark);
+      case Event::Kind::kEnd: return builder_.end();
+      case Event::Kind::kAlias: break;
     }
     const Range range = anchors_[event.alias];
     if (range.end == 0) throw ConfigError(builder_.location(event.mark), "the alias stands inside its own anchor");
@@ -155,14 +148,13 @@ struct Rewording {
 void YamlHandler::fail(const YAML::Exception& error) const {
   const Rewording rewordings[] = {
       {YAML::ErrorMsg::MAP_VALUE, "a ':' stands where no key can end",
-       "one 'key: value' per line with the indentation of its neighbours, and quotes round text "
-       "that contains ': '"},
+          "one 'key: value' per line with the indentation of its neighbours, and quotes round text that contains ': '"},
       {YAML::ErrorMsg::MAP_KEY, "a key stands where none can", "'key: value' with the indentation of its neighbours"},
       {YAML::ErrorMsg::BLOCK_ENTRY, "a '-' stands where no list can start", "'- value' on a line of its own"},
       {YAML::ErrorMsg::END_OF_MAP, "this does not continue the mapping above",
-       "'key: value' with the indentation of its neighbours"},
+          "'key: value' with the indentation of its neighbours"},
       {YAML::ErrorMsg::END_OF_SEQ, "this does not continue the list above",
-       "'- value' with the indentation of its neighbours"},
+          "'- value' with the indentation of its neighbours"},
       {YAML::ErrorMsg::FLOW_END, "a ']' or '}' stands here without its opening one", ""},
       {YAML::ErrorMsg::EOF_IN_SCALAR, "the text ends before the closing quote", ""},
       {YAML::ErrorMsg::UNKNOWN_ANCHOR, "the alias names no anchor above it", ""},
@@ -175,7 +167,7 @@ void YamlHandler::fail(const YAML::Exception& error) const {
   if (error.msg == YAML::ErrorMsg::END_OF_SEQ_FLOW || error.msg == YAML::ErrorMsg::END_OF_MAP_FLOW) {
     // yaml-cpp names no place where the file has ended.
     throw ConfigError(builder_.location(builder_.innermost()), "the list or mapping that starts here is not closed",
-                      "values separated by commas, then ']' or '}'");
+        "values separated by commas, then ']' or '}'");
   }
   for (const Rewording& rewording : rewordings)
     if (error.msg == rewording.message)

@@ -46,7 +46,7 @@ class ConfigError : public Error {
  public:
   // `expected` follows the word "expected", `did_you_mean` the words "did you mean".
   ConfigError(Location location, const std::string& what_is_wrong, const std::string& expected = "",
-              const std::string& did_you_mean = "");
+      const std::string& did_you_mean = "");
   const Location& location() const { return location_; }
 
  private:

@@ -1,6 +1,5 @@
-// What a type is in a file: fields(io, value) lists its keys once, each with the member behind it
-// and what may stand there. From the list follow how it is written and read, and that no other key
-// may be there:
+// What a type is in a file: fields(io, value) lists its keys once, each with the member behind it and what may stand
+// there. From the list follow how it is written and read, and that no other key may be there:
 //
 //     template <typename Io>
 //     void fields(Io& io, Machine& machine) {
@@ -39,10 +38,8 @@ struct Such {
 // The list of `value`: of its type, or what it is as a part.
 template <typename Io, typename Value>
 void list_fields(Io& io, Value&& value) {
-  if constexpr (requires { value(io); })
-    value(io);
-  else
-    fields(io, value);
+  if constexpr (requires { value(io); }) value(io);
+  else fields(io, value);
 }
 
 class FieldNames {
@@ -207,20 +204,13 @@ void FieldReader::read(const ConfigNode& node, Value& value, const Limits&... li
       read(item.value, value.emplace_back(item.key, typename Value::value_type::second_type()).second, limits...);
   else if constexpr (kIsList<Value>)
     for (const ConfigNode& each : node.elements()) read(each, value.emplace_back(), limits...);
-  else if constexpr (std::is_same_v<Value, std::string>)
-    value = node.as_string();
-  else if constexpr (std::is_same_v<Value, bool>)
-    value = node.as_bool();
-  else if constexpr (std::is_integral_v<Value>)
-    value = static_cast<Value>(node.as_int(limits...));
-  else if constexpr (std::is_floating_point_v<Value>)
-    value = node.as_double(limits...);
-  else if constexpr (IsCount<Value>)
-    value = Value(node.as_int(limits...));
-  else if constexpr (IsRate<Value>)
-    value = Value(node.as_double(limits...));
-  else
-    read_fields(node, value);
+  else if constexpr (std::is_same_v<Value, std::string>) value = node.as_string();
+  else if constexpr (std::is_same_v<Value, bool>) value = node.as_bool();
+  else if constexpr (std::is_integral_v<Value>) value = static_cast<Value>(node.as_int(limits...));
+  else if constexpr (std::is_floating_point_v<Value>) value = node.as_double(limits...);
+  else if constexpr (IsCount<Value>) value = Value(node.as_int(limits...));
+  else if constexpr (IsRate<Value>) value = Value(node.as_double(limits...));
+  else read_fields(node, value);
 }
 
 }

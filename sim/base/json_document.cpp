@@ -1,5 +1,4 @@
-// nlohmann parses without recursion, but writes and walks a tree with it, so the depth is bounded
-// while the tree grows.
+// nlohmann parses without recursion, but writes and walks a tree with it, so the depth is bounded while the tree grows.
 #include "sim/base/json_document.h"
 
 #include <fmt/format.h>
@@ -49,8 +48,8 @@ Json parse_json_document(std::string_view text, const std::string& file_name) {
   int values = 0;
   const auto bounded = [&](int depth, Json::parse_event_t /*event*/, Json& /*parsed*/) {
     if (depth > kMaxDepth)
-      throw ConfigError({file_name, 0, 0, ""}, "the values are nested too deeply",
-                        fmt::format("at most {} levels", kMaxDepth));
+      throw ConfigError(
+          {file_name, 0, 0, ""}, "the values are nested too deeply", fmt::format("at most {} levels", kMaxDepth));
     if (++values > kMaxValues)
       throw ConfigError({file_name, 0, 0, ""}, "the file has too many values", fmt::format("at most {}", kMaxValues));
     return true;

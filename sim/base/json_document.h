@@ -20,9 +20,8 @@ Json parse_json_document(std::string_view text, const std::string& file_name);
 // The same of a file of at most kMaxDocumentBytes.
 Json read_json_document(const std::filesystem::path& path);
 
-// Line and column (0: not said) in nlohmann's words for what it could not parse, and the reason
-// alone: "... parse error at line 3, column 8: syntax error while parsing value - invalid literal;
-// last read: '...'".
+// Line and column (0: not said) in nlohmann's words for what it could not parse, and the reason alone: "... parse error
+// at line 3, column 8: syntax error while parsing value - invalid literal; last read: '...'".
 struct JsonFailure {
   int line = 0;
   int column = 0;

@@ -40,9 +40,8 @@ typename Map::mapped_type& remembered(Map& map, const typename Map::key_type& ke
 }
 
 template <typename Range, typename Value, typename Projection = std::identity>
-requires(!std::convertible_to<const Range&, std::string_view>) constexpr bool contains(const Range& range,
-                                                                                       const Value& value,
-                                                                                       Projection of = {}) {
+requires(!std::convertible_to<const Range&, std::string_view>) constexpr bool contains(
+    const Range& range, const Value& value, Projection of = {}) {
   return std::ranges::find(range, value, of) != std::ranges::end(range);
 }
 constexpr bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }

@@ -61,14 +61,10 @@ std::string quote(std::string_view text) {
   std::string result = "'";
   for (const char c : text.substr(0, end)) {
     const auto byte = static_cast<unsigned char>(c);
-    if (c == '\n')
-      result += "\\n";
-    else if (c == '\t')
-      result += "\\t";
-    else if (byte < 0x20 || byte == 0x7F)
-      result += fmt::format("\\x{:02x}", byte);
-    else
-      result += c;
+    if (c == '\n') result += "\\n";
+    else if (c == '\t') result += "\\t";
+    else if (byte < 0x20 || byte == 0x7F) result += fmt::format("\\x{:02x}", byte);
+    else result += c;
   }
   if (end < text.size()) result += "...";
   return result + "'";

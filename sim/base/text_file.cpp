@@ -33,7 +33,7 @@ void expect_regular_file(const fs::path& path) {
 
 void refuse_too_large(const fs::path& path, std::size_t most) {
   throw ConfigError({path.string(), 0, 0, ""}, "the file is too large",
-                    most < 1 << 20 ? fmt::format("at most {} bytes", most) : fmt::format("at most {} MiB", most >> 20));
+      most < 1 << 20 ? fmt::format("at most {} bytes", most) : fmt::format("at most {} MiB", most >> 20));
 }
 
 std::string read_text_start(const fs::path& path, std::size_t most) {

@@ -33,17 +33,40 @@ constexpr double kTi = kGi * 1024;
 constexpr double kPi = kTi * 1024;
 
 constexpr std::array kByteUnits = {
-    NamedUnit{"B", 1},     NamedUnit{"kB", 1e3},  NamedUnit{"MB", 1e6},  NamedUnit{"GB", 1e9},
-    NamedUnit{"TB", 1e12}, NamedUnit{"PB", 1e15}, NamedUnit{"KiB", kKi}, NamedUnit{"MiB", kMi},
-    NamedUnit{"GiB", kGi}, NamedUnit{"TiB", kTi}, NamedUnit{"PiB", kPi},
+    NamedUnit{"B", 1},
+    NamedUnit{"kB", 1e3},
+    NamedUnit{"MB", 1e6},
+    NamedUnit{"GB", 1e9},
+    NamedUnit{"TB", 1e12},
+    NamedUnit{"PB", 1e15},
+    NamedUnit{"KiB", kKi},
+    NamedUnit{"MiB", kMi},
+    NamedUnit{"GiB", kGi},
+    NamedUnit{"TiB", kTi},
+    NamedUnit{"PiB", kPi},
 };
 
 constexpr std::array kBandwidthUnits = {
-    NamedUnit{"B/s", 1},      NamedUnit{"kB/s", 1e3},     NamedUnit{"MB/s", 1e6},     NamedUnit{"GB/s", 1e9},
-    NamedUnit{"TB/s", 1e12},  NamedUnit{"PB/s", 1e15},    NamedUnit{"KiB/s", kKi},    NamedUnit{"MiB/s", kMi},
-    NamedUnit{"GiB/s", kGi},  NamedUnit{"TiB/s", kTi},    NamedUnit{"PiB/s", kPi},    NamedUnit{"bit/s", 0.125},
-    NamedUnit{"kbit/s", 125}, NamedUnit{"Mbit/s", 125e3}, NamedUnit{"Gbit/s", 125e6}, NamedUnit{"Tbit/s", 125e9},
-    NamedUnit{"b/s", 0.125},  NamedUnit{"kb/s", 125},     NamedUnit{"Mb/s", 125e3},   NamedUnit{"Gb/s", 125e6},
+    NamedUnit{"B/s", 1},
+    NamedUnit{"kB/s", 1e3},
+    NamedUnit{"MB/s", 1e6},
+    NamedUnit{"GB/s", 1e9},
+    NamedUnit{"TB/s", 1e12},
+    NamedUnit{"PB/s", 1e15},
+    NamedUnit{"KiB/s", kKi},
+    NamedUnit{"MiB/s", kMi},
+    NamedUnit{"GiB/s", kGi},
+    NamedUnit{"TiB/s", kTi},
+    NamedUnit{"PiB/s", kPi},
+    NamedUnit{"bit/s", 0.125},
+    NamedUnit{"kbit/s", 125},
+    NamedUnit{"Mbit/s", 125e3},
+    NamedUnit{"Gbit/s", 125e6},
+    NamedUnit{"Tbit/s", 125e9},
+    NamedUnit{"b/s", 0.125},
+    NamedUnit{"kb/s", 125},
+    NamedUnit{"Mb/s", 125e3},
+    NamedUnit{"Gb/s", 125e6},
     NamedUnit{"Tb/s", 125e9},
 };
 
@@ -54,8 +77,14 @@ constexpr std::array kFlopRateUnits = {
 };
 
 constexpr std::array kTimeUnits = {
-    NamedUnit{"ns", 1},     NamedUnit{"us", 1e3},   NamedUnit{"ms", 1e6},    NamedUnit{"s", 1e9},
-    NamedUnit{"min", 6e10}, NamedUnit{"h", 3.6e12}, NamedUnit{"d", 8.64e13}, NamedUnit{"w", 7 * 8.64e13},
+    NamedUnit{"ns", 1},
+    NamedUnit{"us", 1e3},
+    NamedUnit{"ms", 1e6},
+    NamedUnit{"s", 1e9},
+    NamedUnit{"min", 6e10},
+    NamedUnit{"h", 3.6e12},
+    NamedUnit{"d", 8.64e13},
+    NamedUnit{"w", 7 * 8.64e13},
 };
 
 constexpr std::array kPowerUnits = {NamedUnit{"W", 1}, NamedUnit{"kW", 1e3}};
@@ -209,8 +238,12 @@ double parse_price(std::string_view text) { return to_rate(text, kPrice); }
 
 std::string format_bytes(Bytes bytes) {
   static constexpr std::array kUnits = {
-      NamedUnit{"B", 1},     NamedUnit{"KiB", kKi}, NamedUnit{"MiB", kMi},
-      NamedUnit{"GiB", kGi}, NamedUnit{"TiB", kTi}, NamedUnit{"PiB", kPi},
+      NamedUnit{"B", 1},
+      NamedUnit{"KiB", kKi},
+      NamedUnit{"MiB", kMi},
+      NamedUnit{"GiB", kGi},
+      NamedUnit{"TiB", kTi},
+      NamedUnit{"PiB", kPi},
   };
   return format_in(as_double(bytes.count()), kUnits);
 }
@@ -239,8 +272,13 @@ std::string format_bandwidth(BytesPerSecond rate) {
 
 std::string format_flop_rate(FlopsPerSecond rate) {
   static constexpr std::array kUnits = {
-      NamedUnit{"FLOP/s", 1},     NamedUnit{"kFLOP/s", 1e3},  NamedUnit{"MFLOP/s", 1e6},  NamedUnit{"GFLOP/s", 1e9},
-      NamedUnit{"TFLOP/s", 1e12}, NamedUnit{"PFLOP/s", 1e15}, NamedUnit{"EFLOP/s", 1e18},
+      NamedUnit{"FLOP/s", 1},
+      NamedUnit{"kFLOP/s", 1e3},
+      NamedUnit{"MFLOP/s", 1e6},
+      NamedUnit{"GFLOP/s", 1e9},
+      NamedUnit{"TFLOP/s", 1e12},
+      NamedUnit{"PFLOP/s", 1e15},
+      NamedUnit{"EFLOP/s", 1e18},
   };
   return format_in(rate.value(), kUnits);
 }

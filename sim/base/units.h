@@ -1,9 +1,8 @@
 // Strong types for time, bytes, floating-point operations and their rates.
 //
-// Time is integer nanoseconds and Bytes an integer count, so that sums do not depend on order.
-// Plain + - * are as fast as on the integers inside and, like those, must not overflow; where the
-// operands come from a file, use checked_add and checked_multiply, which throw
-// Error(kInvalidInput).
+// Time is integer nanoseconds and Bytes an integer count, so that sums do not depend on order. Plain + - * are as fast
+// as on the integers inside and, like those, must not overflow; where the operands come from a file, use checked_add
+// and checked_multiply, which throw Error(kInvalidInput).
 #pragma once
 
 #include <compare>
@@ -103,7 +102,7 @@ constexpr std::int64_t checked_add(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;
   if (__builtin_add_overflow(a, b, &result)) {
     throw Error(ExitCode::kInvalidInput,
-                "the sum " + std::to_string(a) + " + " + std::to_string(b) + " overflows 64-bit integers");
+        "the sum " + std::to_string(a) + " + " + std::to_string(b) + " overflows 64-bit integers");
   }
   return result;
 }
@@ -111,7 +110,7 @@ constexpr std::int64_t checked_multiply(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;
   if (__builtin_mul_overflow(a, b, &result)) {
     throw Error(ExitCode::kInvalidInput,
-                "the product " + std::to_string(a) + " x " + std::to_string(b) + " overflows 64-bit integers");
+        "the product " + std::to_string(a) + " x " + std::to_string(b) + " overflows 64-bit integers");
   }
   return result;
 }

@@ -18,10 +18,9 @@
 namespace foreshard {
 namespace {
 
-// What sends and receives to and from all peers reach of the GPU's links and of the ports: 348 and
-// 357 GB/s of 371 on eight and four H100, 0.90 to 0.92 of 50 GB/s per port on ten nodes with one to
-// eight GPUs each (xxrjun/nccl-tests-cluster@56089ca, benchmarks/example-cluster01, alltoall_perf
-// of 64 GiB; NCCL 2.29.2).
+// What sends and receives to and from all peers reach of the GPU's links and of the ports: 348 and 357 GB/s of 371 on
+// eight and four H100, 0.90 to 0.92 of 50 GB/s per port on ten nodes with one to eight GPUs each
+// (xxrjun/nccl-tests-cluster@56089ca, benchmarks/example-cluster01, alltoall_perf of 64 GiB; NCCL 2.29.2).
 constexpr double kPeersInside = 0.95;
 constexpr double kPeersBetween = 0.91;
 
@@ -30,8 +29,7 @@ constexpr double kMicro = 1e-6;
 
 CollectiveOperation twin_of(CollectiveOperation operation) {
   using enum CollectiveOperation;
-  return value_of(
-      operation,
+  return value_of(operation,
       {{kAllGather, kReduceScatter}, {kReduceScatter, kAllGather}, {kBroadcast, kReduce}, {kReduce, kBroadcast}},
       operation);
 }
@@ -55,8 +53,8 @@ const FabricCurve& curve_of(const Calibration& calibration, FabricKind kind) {
 
 // The text of a source is long, and models are made by the thousand.
 FabricCurve constants_of(const FabricCurve& c) {
-  return {c.kind, c.fixed,    c.hops,         c.ring,     c.nvls,       c.tree,
-          c.own,  c.pipeline, c.per_doubling, c.evidence, std::string()};
+  return {
+      c.kind, c.fixed, c.hops, c.ring, c.nvls, c.tree, c.own, c.pipeline, c.per_doubling, c.evidence, std::string()};
 }
 
 NcclSystem reference_of(NcclSystem system) {
@@ -107,8 +105,7 @@ FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclV
   const bool is_slot = inside == Inside::kPcie || inside == Inside::kThroughHost;
   s.nvlink = !is_slot && node.gpu_link.value() > 0;
   s.nvswitch = s.nvlink && inside == Inside::kSwitch;
-  // Ampere nodes are built around AMD's processors (DGX A100, ND A100 v4), later ones around
-  // Intel's.
+  // Ampere nodes are built around AMD's processors (DGX A100, ND A100 v4), later ones around Intel's.
   s.cpu = is_amd || s.generation == GpuGeneration::kAmpere ? CpuKind::kAmd : CpuKind::kIntel;
   const double rate = group.link.value() / kGiga;
   const double ranks = as_double(group.ranks_per_node);
@@ -130,23 +127,20 @@ FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclV
 
 double busbw_factor(CollectiveOperation operation, double ranks) {
   switch (operation) {
-    case CollectiveOperation::kAllReduce:
-      return 2 * (ranks - 1) / ranks;
+    case CollectiveOperation::kAllReduce: return 2 * (ranks - 1) / ranks;
     case CollectiveOperation::kAllGather:
     case CollectiveOperation::kReduceScatter:
-    case CollectiveOperation::kAllToAll:
-      return (ranks - 1) / ranks;
-    default:
-      return 1;
+    case CollectiveOperation::kAllToAll: return (ranks - 1) / ranks;
+    default: return 1;
   }
 }
 
-CollectiveModel::CollectiveModel(const FabricSystem& fabric, const CollectiveSettings& settings,
-                                 const Calibration& calibration)
+CollectiveModel::CollectiveModel(
+    const FabricSystem& fabric, const CollectiveSettings& settings, const Calibration& calibration)
     : CollectiveModel(fabric, settings, curve_of(calibration, fabric.kind), calibration.sweeps) {}
 
 CollectiveModel::CollectiveModel(const FabricSystem& fabric, const CollectiveSettings& settings,
-                                 const FabricCurve& curve, const std::vector<CollectiveSweep>& sweeps)
+    const FabricCurve& curve, const std::vector<CollectiveSweep>& sweeps)
     : fabric_(fabric),
       settings_(settings),
       curve_(constants_of(curve)),
@@ -164,13 +158,8 @@ FabricTerm CollectiveModel::term(CollectiveOperation operation, double bytes) co
     const NcclCost known = reference_->cost(operation, cost.algorithm, cost.protocol, bytes);
     if (known.is_available()) cost = known;
   }
-  FabricTerm term{cost.algorithm,
-                  cost.protocol,
-                  cost.latency * kMicro,
-                  bytes / (cost.bandwidth * kGiga),
-                  ring_steps(operation, ranks_),
-                  doublings_,
-                  choice.channels};
+  FabricTerm term{cost.algorithm, cost.protocol, cost.latency * kMicro, bytes / (cost.bandwidth * kGiga),
+      ring_steps(operation, ranks_), doublings_, choice.channels};
   // NCCL does not know what lies between its ports, so its choice stays.
   if (cost.algorithm == NcclAlgorithm::kTree || cost.algorithm == NcclAlgorithm::kNvlsTree)
     term.transfer /= fabric_.tree;
@@ -188,17 +177,10 @@ double fabric_seconds(const FabricCurve& curve, const FabricTerm& term) {
   double more = 1;
   switch (term.algorithm) {
     case NcclAlgorithm::kNvls:
-    case NcclAlgorithm::kNvlsTree:
-      share = curve.nvls;
-      break;
-    case NcclAlgorithm::kTree:
-      share = curve.tree;
-      break;
-    case NcclAlgorithm::kPointToPoint:
-      share = peers_share(curve);
-      break;
-    default:
-      more = 1 + curve.own / term.steps;
+    case NcclAlgorithm::kNvlsTree: share = curve.nvls; break;
+    case NcclAlgorithm::kTree: share = curve.tree; break;
+    case NcclAlgorithm::kPointToPoint: share = peers_share(curve); break;
+    default: more = 1 + curve.own / term.steps;
   }
   const double l = curve.hops[protocol] * term.latency;
   double s = term.transfer / share * more;
@@ -236,9 +218,9 @@ const CollectiveModel::Sweep* CollectiveModel::sweep_for(CollectiveOperation ope
   const Sweep* best = nullptr;
   int best_rank = -1;
   for (const Sweep& sweep : sweeps_) {
-    const int rank = (sweep.same_group ? 4 : 0) + (sweep.operation == operation            ? 2
-                                                   : sweep.operation == twin_of(operation) ? 1
-                                                                                           : 0);
+    const int rank = (sweep.same_group ? 4 : 0) + (sweep.operation == operation               ? 2
+                                                      : sweep.operation == twin_of(operation) ? 1
+                                                                                              : 0);
     if (rank > best_rank) best = &sweep;
     best_rank = std::max(rank, best_rank);
   }
@@ -300,8 +282,7 @@ CollectivePrice CollectiveModel::price(CollectiveOperation operation, double byt
       sums || operation == CollectiveOperation::kAllGather || operation == CollectiveOperation::kReduceScatter;
   if (settings_.kernels == CollectiveKernels::kSymmetric && one_domain && is_symmetric &&
       s.generation >= GpuGeneration::kHopper && settings_.version >= NcclVersion{2, 27, 0}) {
-    // NVIDIA/nccl:src/sym_kernels.cc@v2.28.9-1: its own estimates of base (us), peak (GB/s),
-    // blocks.
+    // NVIDIA/nccl:src/sym_kernels.cc@v2.28.9-1: its own estimates of base (us), peak (GB/s), blocks.
     const bool newer = s.generation == GpuGeneration::kBlackwell;
     const double base = newer ? (sums ? 19.5 : 13.0) : 7.8;
     const double peak = newer ? (sums ? 1000 : 600) : (sums ? 480 : 320);

@@ -1,20 +1,17 @@
-// What a collective takes on a real fabric: NCCL's own table (sim/cost/nccl.h) corrected by
-// measurements.
+// What a collective takes on a real fabric: NCCL's own table (sim/cost/nccl.h) corrected by measurements.
 //
 //   t = fixed + l + s + pipeline * sqrt(l * s)
 //   l = hops[protocol] * L
 //   s = S / (share * B) * (1 + own / steps) * (1 + per_doubling)^log2(nodes / 2)
 //
-// for the algorithm and protocol that the table of the installed version chooses; L and B are those
-// of 2.28.9, for a version's opinion does not change what the hardware does. share is
-// ring[protocol], nvls or tree. The root is what filling a pipeline costs that is cut into pieces
-// of the best size. `own` is the step each rank makes for its own piece (copied, not sent), in
-// steps of the ring: it makes two GPUs slower than eight.
+// for the algorithm and protocol that the table of the installed version chooses; L and B are those of 2.28.9, for a
+// version's opinion does not change what the hardware does. share is ring[protocol], nvls or tree. The root is what
+// filling a pipeline costs that is cut into pieces of the best size. `own` is the step each rank makes for its own
+// piece (copied, not sent), in steps of the ring: it makes two GPUs slower than eight.
 //
-// Where the cluster itself was swept, a measured size costs what was measured, sizes between are
-// interpolated in bus bandwidth over the logarithms, and an operation that moves the same
-// (reduce_scatter by an all_gather) takes them over. Other sizes, groups and operations cost the
-// form times the ratio at the nearest point.
+// Where the cluster itself was swept, a measured size costs what was measured, sizes between are interpolated in bus
+// bandwidth over the logarithms, and an operation that moves the same (reduce_scatter by an all_gather) takes them
+// over. Other sizes, groups and operations cost the form times the ratio at the nearest point.
 #pragma once
 
 #include <cstdint>
@@ -38,10 +35,9 @@ struct FabricSystem {
   double tree = 1;  // GroupLink::tree over network, which is what the system has
 };
 // What NCCL sees of the group. Precondition: it has more than one rank.
-// GB/s of `ranks` GPUs that exchange through the host's memory, where they do not reach each
-// other's: 0.73 of their slot or of their part of that memory, which each byte is written to and
-// read from (8 RTX 5090 and two Xeon 8480+ with 614 GB/s: 28 of 38, 4 of them 35 of 48;
-// NVIDIA/nccl#1639).
+// GB/s of `ranks` GPUs that exchange through the host's memory, where they do not reach each other's: 0.73 of their
+// slot or of their part of that memory, which each byte is written to and read from (8 RTX 5090 and two Xeon 8480+ with
+// 614 GB/s: 28 of 38, 4 of them 35 of 48; NVIDIA/nccl#1639).
 double through_host(double slot, BytesPerSecond memory, double ranks);
 // There are hosts where it is 2 to 4 (tinygrad/open-gpu-kernel-modules#36).
 inline constexpr double kSlowestThroughHost = 4;
@@ -81,7 +77,7 @@ class CollectiveModel {
   // No curve of the kind: NCCL's table as it is, assumed.
   CollectiveModel(const FabricSystem& fabric, const CollectiveSettings& settings, const Calibration& calibration);
   CollectiveModel(const FabricSystem& fabric, const CollectiveSettings& settings, const FabricCurve& curve,
-                  const std::vector<CollectiveSweep>& sweeps);
+      const std::vector<CollectiveSweep>& sweeps);
 
   CollectivePrice price(CollectiveOperation operation, double bytes) const;
   // What an all-to-all that takes as long moves, where of `copies` rows of one token each node and

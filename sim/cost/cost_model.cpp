@@ -1,7 +1,6 @@
 // Forms of sim/spec/calibration.h, evaluated.
 //
-// Draws come from a Halton sequence through the normal quantile: seeded by nothing, spread evenly,
-// the same everywhere.
+// Draws come from a Halton sequence through the normal quantile: seeded by nothing, spread evenly, the same everywhere.
 #include "sim/cost/cost_model.h"
 
 #include <algorithm>
@@ -31,12 +30,12 @@ Slowdown slowdown_beside_copies(const ContentionCurve& curve) {
 
 // Acklam's rational approximation of the standard normal quantile, relative error below 1.2e-9.
 double normal_quantile(double p) {
-  constexpr double a[] = {-3.969683028665376e+01, 2.209460984245205e+02,  -2.759285104469687e+02,
-                          1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
+  constexpr double a[] = {-3.969683028665376e+01, 2.209460984245205e+02, -2.759285104469687e+02, 1.383577518672690e+02,
+      -3.066479806614716e+01, 2.506628277459239e+00};
   constexpr double b[] = {-5.447609879822406e+01, 1.615858368580409e+02, -1.556989798598866e+02, 6.680131188771972e+01,
-                          -1.328068155288572e+01};
+      -1.328068155288572e+01};
   constexpr double c[] = {-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838e+00,
-                          -2.549732539343734e+00, 4.374664141464968e+00,  2.938163982698783e+00};
+      -2.549732539343734e+00, 4.374664141464968e+00, 2.938163982698783e+00};
   constexpr double d[] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00, 3.754408661907416e+00};
   constexpr double kTail = 0.02425;
   if (p < kTail) {
@@ -53,22 +52,19 @@ double normal_quantile(double p) {
 
 CollectiveOperation operation_of(EventKind collective) {
   return value_of(collective,
-                  {{EventKind::kAllToAll, CollectiveOperation::kAllToAll},
-                   {EventKind::kSendRecv, CollectiveOperation::kSendRecv},
-                   {EventKind::kAllGather, CollectiveOperation::kAllGather},
-                   {EventKind::kReduceScatter, CollectiveOperation::kReduceScatter},
-                   {EventKind::kBroadcast, CollectiveOperation::kBroadcast},
-                   {EventKind::kReduce, CollectiveOperation::kReduce}},
-                  CollectiveOperation::kAllReduce);
+      {{EventKind::kAllToAll, CollectiveOperation::kAllToAll}, {EventKind::kSendRecv, CollectiveOperation::kSendRecv},
+          {EventKind::kAllGather, CollectiveOperation::kAllGather},
+          {EventKind::kReduceScatter, CollectiveOperation::kReduceScatter},
+          {EventKind::kBroadcast, CollectiveOperation::kBroadcast}, {EventKind::kReduce, CollectiveOperation::kReduce}},
+      CollectiveOperation::kAllReduce);
 }
 
 CollectiveOperation operation_of(const Work& work) {
   return work.to_neighbour ? CollectiveOperation::kSendRecv : operation_of(work.kind);
 }
 
-// What a hop of the cluster takes longer than one of NCCL's table, seconds. The catalogue's
-// machines have the table's own (the ring's hop of the LL protocol), a cluster file may say
-// otherwise.
+// What a hop of the cluster takes longer than one of NCCL's table, seconds. The catalogue's machines have the table's
+// own (the ring's hop of the LL protocol), a cluster file may say otherwise.
 struct LatencyGap {
   NcclSystem system;
   double inside = 0;
@@ -139,8 +135,8 @@ double clock_factor(const Calibration& calibration, const Gpu& gpu) {
 // is named or PyTorch chooses; the next older one that the GPU can run where the profile lacks it.
 std::string known_kernel(const Calibration& calibration, const std::string& wanted) {
   const auto has = [&](std::string_view name) {
-    return std::ranges::any_of(calibration.attention,
-                               [&](const AttentionCurve& curve) { return curve.kernel == name; });
+    return std::ranges::any_of(
+        calibration.attention, [&](const AttentionCurve& curve) { return curve.kernel == name; });
   };
   std::vector<std::string> names = {wanted};
   if (wanted == "sdpa_flash") names = {calibration.sdpa_kernel};
@@ -157,8 +153,7 @@ std::string known_kernel(const Calibration& calibration, const std::string& want
 // Of a stream, as steps with Adafactor took on an H100 and an H200.
 constexpr double kQueuedLaunches = 1024;
 
-// What a captured kernel does beside moving bytes, on as many multiprocessors as it starts threads
-// for.
+// What a captured kernel does beside moving bytes, on as many multiprocessors as it starts threads for.
 double busy_seconds(const Kernel& kernel, const Gpu& gpu) {
   const double all = as_double(std::max<std::int64_t>(1, gpu.multiprocessors));
   const double full = kernel.threads > 0 ? std::min(all, as_double(kernel.threads) / kBusyThreads) : all;
@@ -172,17 +167,15 @@ std::size_t hash_of(const Kernel& kernel) {
       std::uint64_t{kernel.dropout} << 12 | std::uint64_t{kernel.in_tiles} << 13 |
       static_cast<std::uint64_t>(kernel.pass) << 16 | static_cast<std::uint64_t>(kernel.memory_class) << 24 |
       static_cast<std::uint64_t>(kernel.function) << 32;
-  for (const std::int64_t value :
-       {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.groups, kernel.kernels, kernel.threads, kernel.bytes.count(),
-        static_cast<std::int64_t>(kernel.flops.count())}) {
+  for (const std::int64_t value : {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.groups, kernel.kernels,
+           kernel.threads, kernel.bytes.count(), static_cast<std::int64_t>(kernel.flops.count())}) {
     h = (h ^ static_cast<std::uint64_t>(value)) * 0x9E3779B97F4A7C15ULL;
     h ^= h >> 29;
   }
   return at(h);
 }
 
-// Where they were not measured, broadcast and reduce are one pass over the ring like a
-// reduce_scatter.
+// Where they were not measured, broadcast and reduce are one pass over the ring like a reduce_scatter.
 CollectiveOperation measured_as(CollectiveOperation operation) {
   const bool one_pass = operation == CollectiveOperation::kBroadcast || operation == CollectiveOperation::kReduce;
   return one_pass ? CollectiveOperation::kReduceScatter : operation;
@@ -276,9 +269,8 @@ CostModel::CostModel(const Cluster& cluster, const Calibration& calibration, Cos
   };
   learn(calibration_.measured.gemm, gemm_);
   std::vector<AttentionPoint> attention = calibration_.measured.attention;
-  std::erase_if(attention, [&](const AttentionPoint& point) {
-    return !point.kernel.empty() && point.kernel != choices_.attention_kernel;
-  });
+  std::erase_if(attention,
+      [&](const AttentionPoint& point) { return !point.kernel.empty() && point.kernel != choices_.attention_kernel; });
   learn(attention, attention_);
 }
 
@@ -332,16 +324,15 @@ AttentionCurve CostModel::attention_curve(std::int64_t head_dim, Pass pass) cons
     if (curve.head_dim <= head_dim && (below == nullptr || curve.head_dim > below->head_dim)) below = &curve;
     if (curve.head_dim >= head_dim && (above == nullptr || curve.head_dim < above->head_dim)) above = &curve;
   }
-  FORESHARD_CHECK(
-      below != nullptr || above != nullptr,
+  FORESHARD_CHECK(below != nullptr || above != nullptr,
       "the calibration has no attention curve for " + std::string(pass == Pass::kForward ? "forward" : "backward"));
   if (below == nullptr || above == nullptr || below == above) return below != nullptr ? *below : *above;
   const double part = std::log(as_double(head_dim) / as_double(below->head_dim)) /
                       std::log(as_double(above->head_dim) / as_double(below->head_dim));
   AttentionCurve curve = *below;
   for (double AttentionCurve::*constant :
-       {&AttentionCurve::efficiency, &AttentionCurve::s_half, &AttentionCurve::c_half, &AttentionCurve::overhead,
-        &AttentionCurve::full_efficiency, &AttentionCurve::full_s_half})
+      {&AttentionCurve::efficiency, &AttentionCurve::s_half, &AttentionCurve::c_half, &AttentionCurve::overhead,
+          &AttentionCurve::full_efficiency, &AttentionCurve::full_s_half})
     curve.*constant += part * (above->*constant - below->*constant);
   curve.evidence = weaker(weaker(below->evidence, above->evidence), Evidence::kInterpolated);
   return curve;
@@ -367,7 +358,7 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
       const bool is_apart = choices_.group_by_group && !generation.is_amd() && !generation.is_blackwell_or_later();
       const double seconds = curve_seconds(curve, kernel, hot_, is_apart ? 1 : kGroupedFraction);
       return {seconds * as_double(kernel.kernels), Factor::kGemm,
-              is_grouped || kernel.fp4 ? weaker(curve.evidence, Evidence::kAssumed) : curve.evidence};
+          is_grouped || kernel.fp4 ? weaker(curve.evidence, Evidence::kAssumed) : curve.evidence};
     }
     case KernelKind::kAttention: {
       const AttentionCurve curve = attention_curve(kernel.k, kernel.pass);
@@ -375,8 +366,8 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
         const MemoryCurve& memory = calibration_.memory_curve(MemoryClass::kElementwise);
         return {tiled_seconds(curve, memory, kernel, hot_), Factor::kAttention, curve.evidence};
       }
-      return {curve_seconds(curve, kernel, hot_), Factor::kAttention,
-              is_substitute_ ? Evidence::kAssumed : curve.evidence};
+      return {
+          curve_seconds(curve, kernel, hot_), Factor::kAttention, is_substitute_ ? Evidence::kAssumed : curve.evidence};
     }
     case KernelKind::kMemory: {
       const MemoryCurve& curve = calibration_.memory_curve(kernel.memory_class);
@@ -385,7 +376,7 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
           std::max(busy_seconds(kernel, hot_) + curve.overhead, row_seconds(kernel, streams, cluster_.gpu));
       return {std::max(curve_seconds(curve, kernel.bytes, cluster_.gpu), least) +
                   as_double(kernel.kernels - 1) * curve.overhead,
-              Factor::kMemoryBound, assumes_class(kernel.function) ? Evidence::kAssumed : curve.evidence};
+          Factor::kMemoryBound, assumes_class(kernel.function) ? Evidence::kAssumed : curve.evidence};
     }
   }
   FORESHARD_CHECK(false, "unknown kernel kind");
@@ -464,8 +455,8 @@ KernelPrice CostModel::curve_price(EventKind collective, Bytes bytes, const Grou
   const CollectiveCurve& curve = link.nodes > 1 ? calibration_.inter_node : calibration_.intra_node;
   const bool copies = cluster_.host_computes && collective != EventKind::kAllReduce;
   if (group.size <= 1) return copies ? copy_price(bytes) : KernelPrice{0, factor, curve.evidence};
-  const CollectiveCall call{measured_as(operation_of(collective)), choices_.order, group.size,
-                            as_double(bytes.count())};
+  const CollectiveCall call{
+      measured_as(operation_of(collective)), choices_.order, group.size, as_double(bytes.count())};
   if (const std::optional<Estimate> found = collective_at(calibration_.measured, call))
     return {found->value, factor, weaker(calibration_.measured.evidence, found->evidence)};
   const double hops = as_double(group.size - 1);
@@ -482,16 +473,14 @@ KernelPrice CostModel::curve_price(EventKind collective, Bytes bytes, const Grou
   return {seconds, factor, curve.evidence};
 }
 
-// What an optimizer on the host gets of its memory's bandwidth by data sheet. Three figures on
-// nodes of two EPYC 7742: Qwen2.5-1.5B over two A100, 1,365 ms a step with DeepSpeedCPUAdam and 240
-// without offload, gives 0.16; Qwen2.5-3B there, 2,497 ms, 0.18
-// (deepspeedai/DeepSpeed:blogs/zenflow-corebinding/README.md); a step of the optimizer of Qwen 72B
-// over 32 A100, about 10 s, 0.19 (deepspeedai/DeepSpeed#6834).
+// What an optimizer on the host gets of its memory's bandwidth by data sheet. Three figures on nodes of two EPYC 7742:
+// Qwen2.5-1.5B over two A100, 1,365 ms a step with DeepSpeedCPUAdam and 240 without offload, gives 0.16; Qwen2.5-3B
+// there, 2,497 ms, 0.18 (deepspeedai/DeepSpeed:blogs/zenflow-corebinding/README.md); a step of the optimizer of Qwen
+// 72B over 32 A100, about 10 s, 0.19 (deepspeedai/DeepSpeed#6834).
 constexpr double kHostOptimizerShare = 0.18;
 
-// Copies between host and device run at the rate of the GPU's own link, and the ranks of a node
-// share its memory and its drives. The host's optimizer is bound by memory: it reads and writes
-// what its kernels say.
+// Copies between host and device run at the rate of the GPU's own link, and the ranks of a node share its memory and
+// its drives. The host's optimizer is bound by memory: it reads and writes what its kernels say.
 std::optional<CostModel::HostPrice> CostModel::price_on_host(const EventGraph& graph, const Work& work) const {
   const NodeKind& node = cluster_.node;
   const double ranks = as_double(std::max<std::int64_t>(1, cluster_.gpus_per_node()));
@@ -507,11 +496,10 @@ std::optional<CostModel::HostPrice> CostModel::price_on_host(const EventGraph& g
     case EventKind::kHostOptimizer: {
       double moved = 0;
       for (const Kernel& kernel : graph.kernels_of(work)) moved += as_double(kernel.bytes.count());
-      return HostPrice{moved * ranks / (kHostOptimizerShare * node.host_memory_bandwidth.value()), true,
-                       Evidence::kAssumed};
+      return HostPrice{
+          moved * ranks / (kHostOptimizerShare * node.host_memory_bandwidth.value()), true, Evidence::kAssumed};
     }
-    default:
-      return std::nullopt;
+    default: return std::nullopt;
   }
 }
 
@@ -524,10 +512,9 @@ LinkUse part_of(const LinkShares& most, double part) {
   return use;
 }
 
-// What a collective of `bytes` fills of the links that a large one fills to `most`: less, where it
-// waits for hops.
-LinkUse used_by(const LinkShares& most, const CollectiveModel& model, CollectiveOperation operation, Bytes bytes,
-                double seconds) {
+// What a collective of `bytes` fills of the links that a large one fills to `most`: less, where it waits for hops.
+LinkUse used_by(
+    const LinkShares& most, const CollectiveModel& model, CollectiveOperation operation, Bytes bytes, double seconds) {
   constexpr double kLarge = 1 << 30;
   const double size = as_double(bytes.count());
   if (size >= kLarge || seconds <= 0) return part_of(most, 1);
@@ -550,10 +537,8 @@ double CostModel::heat(std::span<const Kernel> kernels, std::span<const KernelPr
     const Kernel& kernel = kernels[k];
     const double seconds = prices[k].seconds;
     load.joules += curve.joules_per_byte * as_double(kernel.bytes.count());
-    if (kernel.kind == KernelKind::kGemm)
-      load.products += curve.cool * seconds;
-    else
-      load.others += seconds;
+    if (kernel.kind == KernelKind::kGemm) load.products += curve.cool * seconds;
+    else load.others += seconds;
     // Units of fp32 are others; their clock was never seen.
     if (kernel.kind == KernelKind::kMemory || kernel.fp32) continue;
     load.joules += curve.joules_per_flop * kernel.flops.count() * (kernel.fp8 ? fp8 : 1);
@@ -561,8 +546,8 @@ double CostModel::heat(std::span<const Kernel> kernels, std::span<const KernelPr
   return product_heat(curve, load, cluster_.gpu.power_limit);
 }
 
-void CostModel::price_row(std::span<const Kernel> kernels, const FactorDraw& draw,
-                          std::vector<KernelPrice>& prices) const {
+void CostModel::price_row(
+    std::span<const Kernel> kernels, const FactorDraw& draw, std::vector<KernelPrice>& prices) const {
   prices.clear();
   for (const Kernel& kernel : kernels) prices.push_back(price(kernel));
   const double hot = heat(kernels, prices);

@@ -1,6 +1,5 @@
-// Prices the Work entries of a graph on one machine: kernels by the curves of its Calibration,
-// collectives by their group's place in the cluster, host work by counts. Pure: the same work costs
-// the same, whatever runs beside it.
+// Prices the Work entries of a graph on one machine: kernels by the curves of its Calibration, collectives by their
+// group's place in the cluster, host work by counts. Pure: the same work costs the same, whatever runs beside it.
 //
 // A kernel's price is remembered: a plan has few different ones, and a search asks for them again
 // with every plan. Copies of a model share what they remember; threads may use one model at once.
@@ -27,8 +26,7 @@
 
 namespace foreshard {
 
-// Multipliers on the time of each class of work: the machine's latent factors. All 1 is the central
-// forecast.
+// Multipliers on the time of each class of work: the machine's latent factors. All 1 is the central forecast.
 using FactorDraw = std::array<double, kFactors>;
 FactorDraw central_draw();
 
@@ -69,15 +67,13 @@ class CostModel {
   // fabrics (sim/cost/collective.h), else by its curves of one node and of several.
   KernelPrice price(EventKind collective, Bytes bytes, const GroupShape& group) const;
 
-  // NCCL's choice for it, and what that occupies. Nothing where NCCL is not what runs, or the group
-  // is of one rank.
+  // NCCL's choice for it, and what that occupies. Nothing where NCCL is not what runs, or the group is of one rank.
   std::optional<CollectivePrice> collective(EventKind collective, Bytes bytes, const GroupShape& group) const;
 
   CostTable price(const EventGraph& graph) const { return price(graph, center()); }
   CostTable price(const EventGraph& graph, const FactorDraw& draw) const;
 
-  // Multipliers drawn from the spreads of the calibration: draw k of a fixed sequence, the same on
-  // every machine.
+  // Multipliers drawn from the spreads of the calibration: draw k of a fixed sequence, the same on every machine.
   FactorDraw draw(int k) const;
   // The factors as they are best known: 1 without Calibration::knowledge.
   FactorDraw center() const;

@@ -11,27 +11,24 @@
 namespace foreshard {
 namespace {
 
-// What modules of TransformerEngine and Megatron-Core take the host on the processor of the fit,
-// less launches (docs/host.md): te.Linear, twice that in fp8; each further group of
-// te.GroupedLinear, and what casts it; te.DotProductAttention; of a layer's wrappers, what each
-// product without groups has. Operations between take as many times as long as PyTorch's as a
-// router's do.
+// What modules of TransformerEngine and Megatron-Core take the host on the processor of the fit, less launches
+// (docs/host.md): te.Linear, twice that in fp8; each further group of te.GroupedLinear, and what casts it;
+// te.DotProductAttention; of a layer's wrappers, what each product without groups has. Operations between take as many
+// times as long as PyTorch's as a router's do.
 constexpr double kEngineProduct = 56e-6, kEngineBackwardProduct = 26e-6;
 constexpr double kEngineWrapper = 112e-6, kEngineBackwardWrapper = 12e-6;
 constexpr double kEngineGroup = 13e-6, kEngineCast = 9e-6, kEngineCastLaunch = 4e-6;
 constexpr double kEngineAttention = 100e-6, kEngineBackwardAttention = 30e-6;
 constexpr double kEngineTimes = 2.7;
 
-// What Megatron-Core's checkpoint around a module takes the host besides what runs again, on the
-// processor of the fit: CheckpointFunction 51 us, CheckpointWithoutOutput 79 (0.16.1,
-// core/tensor_parallel/random.py, around one product with a number on the null GPU: docs/host.md).
-// It has none of the hooks that PyTorch's goes through for each operation.
+// What Megatron-Core's checkpoint around a module takes the host besides what runs again, on the processor of the fit:
+// CheckpointFunction 51 us, CheckpointWithoutOutput 79 (0.16.1, core/tensor_parallel/random.py, around one product with
+// a number on the null GPU: docs/host.md). It has none of the hooks that PyTorch's goes through for each operation.
 constexpr double kEngineCheckpoint = 79e-6;
 
-// How many times as long DeepSpeed's hook around a module takes the host as one of fully_shard's,
-// and its collective with the Python around it as that of a unit: 50 us where that takes 256, 52
-// where that takes 172 (ZeRO-3 with and without parameters that persist against ZeRO-2 on the null
-// GPU: docs/host.md).
+// How many times as long DeepSpeed's hook around a module takes the host as one of fully_shard's, and its collective
+// with the Python around it as that of a unit: 50 us where that takes 256, 52 where that takes 172 (ZeRO-3 with and
+// without parameters that persist against ZeRO-2 on the null GPU: docs/host.md).
 constexpr double kModuleTimes = 50 / 256.4, kModuleCollectiveTimes = 52 / 171.7;
 
 // What an operation on DTensors takes the host on top of one on plain tensors, forward or backward,
@@ -73,12 +70,9 @@ class Counter {
 HostCall call_of(const Kernel& kernel) {
   const bool forward = kernel.pass == Pass::kForward;
   switch (kernel.kind) {
-    case KernelKind::kGemm:
-      return forward ? HostCall::kForwardProduct : HostCall::kBackwardProduct;
-    case KernelKind::kAttention:
-      return forward ? HostCall::kForwardAttention : HostCall::kBackwardAttention;
-    default:
-      return forward ? HostCall::kForwardOperation : HostCall::kBackwardOperation;
+    case KernelKind::kGemm: return forward ? HostCall::kForwardProduct : HostCall::kBackwardProduct;
+    case KernelKind::kAttention: return forward ? HostCall::kForwardAttention : HostCall::kBackwardAttention;
+    default: return forward ? HostCall::kForwardOperation : HostCall::kBackwardOperation;
   }
 }
 
@@ -155,14 +149,10 @@ HostCounts host_calls(const EventGraph& graph, const Work& work) {
   const std::int64_t shards = graph.host.dtensors ? tensors : 0;
   counter.add(HostCall::kHook, work.hooks);
   switch (work.kind) {
-    case EventKind::kLoss:
-      counter.add(HostCall::kPass, work.begins ? 1 : 0);
-      [[fallthrough]];
+    case EventKind::kLoss: counter.add(HostCall::kPass, work.begins ? 1 : 0); [[fallthrough]];
     case EventKind::kForward:
     case EventKind::kRecompute:
-    case EventKind::kBackward:
-      add_layer(graph, work, counter);
-      break;
+    case EventKind::kBackward: add_layer(graph, work, counter); break;
     case EventKind::kGradNorm:
       counter.add(HostCall::kClippedTensor, tensors);
       counter.add(HostCall::kClippedShard, shards);
@@ -216,8 +206,8 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
   if (!graph.host.engine || !is_layer(work.kind) || work.captured) return {before, python};
   const double checkpoint = again && work.begins ? curve.processor * kEngineCheckpoint : 0;
   const EngineCalls engine = engine_calls(graph, work, curve);
-  return {before,
-          curve.processor * engine.python + checkpoint + curve.per_driver_launch * (launches + engine.launches)};
+  return {
+      before, curve.processor * engine.python + checkpoint + curve.per_driver_launch * (launches + engine.launches)};
 }
 
 }

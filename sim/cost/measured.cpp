@@ -45,8 +45,7 @@ double wave_waste(const Kernel& kernel, const Gpu& gpu) {
 }
 
 // Halvings below 16 bytes of what the contiguous rows of the operands are multiples of: rows of
-// n and k elements; in backward also of m (the weight's gradient). Without tensor cores any will
-// do.
+// n and k elements; in backward also of m (the weight's gradient). Without tensor cores any will do.
 int halvings(const Kernel& kernel) {
   if (kernel.fp32) return 0;
   constexpr int kAligned = 4;  // 2^4 bytes
@@ -133,11 +132,10 @@ double curve_seconds(const AttentionCurve& curve, const Kernel& kernel, const Gp
 }
 
 // A block of threads for each row of a norm, however short (vectorized_layer_norm_kernel,
-// layer_norm_grad_input_kernel_vectorized): 1.47 and 0.79 ns of an H200 for rows of 64. Then the
-// gradients of its weights: a block for each 32 columns goes down all rows
-// (GammaBetaBackwardCUDAKernelTemplate), 4.8 ns a row of 1,024 columns on an H200, 4.5 of 768 on an
-// H100 (codes of reports/validation); narrow sums of more than 65,536 rows share them
-// (layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel).
+// layer_norm_grad_input_kernel_vectorized): 1.47 and 0.79 ns of an H200 for rows of 64. Then the gradients of its
+// weights: a block for each 32 columns goes down all rows (GammaBetaBackwardCUDAKernelTemplate), 4.8 ns a row of 1,024
+// columns on an H200, 4.5 of 768 on an H100 (codes of reports/validation); narrow sums of more than 65,536 rows share
+// them (layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel).
 double row_seconds(const Kernel& kernel, const MemoryCurve& streams, const Gpu& gpu) {
   const double rows = as_double(kernel.m);
   if (kernel.memory_class == MemoryClass::kNormForward) return cycles(rows * 355, gpu);
@@ -178,8 +176,8 @@ Kernel kernel_of(const GemmPoint& point) {
   kernel.m = point.m;
   kernel.n = point.n;
   kernel.k = point.k;
-  kernel.bytes = Bytes((point.m * point.k + point.n * point.k + point.m * point.n) *
-                       size_of(point.fp32 ? DType::kFp32 : DType::kBf16));
+  kernel.bytes = Bytes(
+      (point.m * point.k + point.n * point.k + point.m * point.n) * size_of(point.fp32 ? DType::kFp32 : DType::kBf16));
   kernel.flops = Flops(2 * as_double(point.m) * as_double(point.n) * as_double(point.k));
   return kernel;
 }
@@ -258,8 +256,8 @@ Estimate ShapeCorrection::at(const Kernel& kernel) const {
 
 Estimate seconds_at(std::span<const SizePoint> points, double bytes) {
   FORESHARD_CHECK(!points.empty(), "a curve without points");
-  const auto above = std::lower_bound(points.begin(), points.end(), bytes,
-                                      [](const SizePoint& point, double value) { return point.bytes < value; });
+  const auto above = std::lower_bound(
+      points.begin(), points.end(), bytes, [](const SizePoint& point, double value) { return point.bytes < value; });
   if (above != points.end() && above->bytes == bytes) return {above->seconds, Evidence::kMeasured};
   if (points.size() == 1) return {points[0].seconds * bytes / points[0].bytes, Evidence::kExtrapolated};
   const bool is_inside = above != points.begin() && above != points.end();
@@ -275,8 +273,8 @@ Estimate seconds_at(std::span<const SizePoint> points, double bytes) {
     if (start < 0) seconds = a.seconds * bytes / a.bytes;
   } else {
     // Noise in the last two points may make the line flat: never faster than all points say.
-    seconds = std::max(seconds,
-                       b.seconds + (bytes - b.bytes) * (b.seconds - points[0].seconds) / (b.bytes - points[0].bytes));
+    seconds = std::max(
+        seconds, b.seconds + (bytes - b.bytes) * (b.seconds - points[0].seconds) / (b.bytes - points[0].bytes));
   }
   return {seconds, Evidence::kExtrapolated};
 }
@@ -320,7 +318,7 @@ std::optional<Estimate> collective_of_order(const MeasuredPoints& measured, cons
     const Estimate high = seconds_at(above->points, call.bytes);
     const double part = as_double(call.group - below->group) / as_double(above->group - below->group);
     return Estimate{low.value + part * (high.value - low.value),
-                    weaker(Evidence::kInterpolated, weaker(low.evidence, high.evidence))};
+        weaker(Evidence::kInterpolated, weaker(low.evidence, high.evidence))};
   }
   const CollectivePoints* nearest = below != nullptr ? below : above;
   if (nearest == nullptr) return std::nullopt;

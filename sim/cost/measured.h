@@ -72,14 +72,12 @@ class ShapeCorrection {
 // Precondition: at least one point, bytes ascending.
 Estimate seconds_at(std::span<const SizePoint> points, double bytes);
 
-// Points of this function and pass, of this dtype if there are any, else of the other. nullptr:
-// none.
+// Points of this function and pass, of this dtype if there are any, else of the other. nullptr: none.
 const FunctionPoints* find_function(const MeasuredPoints& measured, Function function, Pass pass, bool fp32);
 
-// A collective over `group` ranks. Group sizes that were not measured: a straight line between the
-// neighbours, else the nearest one scaled by hops (latency) and by the share of the buffer that
-// travels (the rest). The other reduction order where this one was not measured, extrapolated.
-// Nothing where the operation was not measured at all.
+// A collective over `group` ranks. Group sizes that were not measured: a straight line between the neighbours, else the
+// nearest one scaled by hops (latency) and by the share of the buffer that travels (the rest). The other reduction
+// order where this one was not measured, extrapolated. Nothing where the operation was not measured at all.
 struct CollectiveCall {
   CollectiveOperation operation = CollectiveOperation::kAllGather;
   ReductionOrder order = ReductionOrder::kMicrobatch;

@@ -64,28 +64,22 @@ double latency_of(const NcclSystem& s, CollectiveOperation collective, NcclAlgor
       between = std::min(between, steps);
       return base + (steps - between) * hop.intra + between * hop.inter;
     }
-    case NcclAlgorithm::kTree:
-      return base + 2 * ((local - 1) * hop.intra + floor_log2(s.nodes) * hop.inter);
-    case NcclAlgorithm::kNvls:
-      return base + hop.intra + (s.nodes > 1 ? hop.inter : 0);
-    case NcclAlgorithm::kNvlsTree:
-      return base + hop.intra + 2 * floor_log2(s.nodes) * hop.inter;
-    case NcclAlgorithm::kPat:
-      return base + floor_log2(s.nodes) * hop.inter / 3.5 + 2.8 * as_double(s.ranks());
+    case NcclAlgorithm::kTree: return base + 2 * ((local - 1) * hop.intra + floor_log2(s.nodes) * hop.inter);
+    case NcclAlgorithm::kNvls: return base + hop.intra + (s.nodes > 1 ? hop.inter : 0);
+    case NcclAlgorithm::kNvlsTree: return base + hop.intra + 2 * floor_log2(s.nodes) * hop.inter;
+    case NcclAlgorithm::kPat: return base + floor_log2(s.nodes) * hop.inter / 3.5 + 2.8 * as_double(s.ranks());
     case NcclAlgorithm::kCollNetDirect:
       return base + 2 * (std::min(1.0, local - 1) * hop.intra + 0.4 * (local - 1)) + hop.inter;
-    case NcclAlgorithm::kCollNetChain:
-      return base + 2 * (local - 1) * hop.intra + hop.inter;
-    default:
-      return base;
+    case NcclAlgorithm::kCollNetChain: return base + 2 * (local - 1) * hop.intra + hop.inter;
+    default: return base;
   }
 }
 
 bool has_ll128(const NcclSystem& system) { return system.nvlink || system.ranks_per_node == 1; }
 
 // Bytes of the buffer per second, before corrections that depend on the size. 0: not available.
-double bandwidth_of(const NcclModel& model, CollectiveOperation collective, NcclAlgorithm algorithm,
-                    NcclProtocol protocol) {
+double bandwidth_of(
+    const NcclModel& model, CollectiveOperation collective, NcclAlgorithm algorithm, NcclProtocol protocol) {
   const NcclSystem& s = model.system();
   const bool is_simple = protocol == NcclProtocol::kSimple;
   if (protocol == NcclProtocol::kLL128 && !has_ll128(s)) return 0;
@@ -151,14 +145,12 @@ double bandwidth_of(const NcclModel& model, CollectiveOperation collective, Nccl
     case NcclAlgorithm::kCollNetChain:
       if (!is_simple || !s.collnet || s.nodes < 2 || collective != CollectiveOperation::kAllReduce) return 0;
       return ring.channels * ring.intra * 0.5;
-    default:
-      return 0;
+    default: return 0;
   }
 }
 
-constexpr NcclAlgorithm kTable[] = {NcclAlgorithm::kTree,         NcclAlgorithm::kRing, NcclAlgorithm::kCollNetDirect,
-                                    NcclAlgorithm::kCollNetChain, NcclAlgorithm::kNvls, NcclAlgorithm::kNvlsTree,
-                                    NcclAlgorithm::kPat};
+constexpr NcclAlgorithm kTable[] = {NcclAlgorithm::kTree, NcclAlgorithm::kRing, NcclAlgorithm::kCollNetDirect,
+    NcclAlgorithm::kCollNetChain, NcclAlgorithm::kNvls, NcclAlgorithm::kNvlsTree, NcclAlgorithm::kPat};
 
 // Sends and receives: all peers at once, those inside over the GPU's links, the others through the
 // ports; the slower half decides. Blocks: two a channel, as NCCL's p2p channels.
@@ -189,8 +181,7 @@ NcclModel::NcclModel(const NcclSystem& system) : system_(system), ring_(ring_gra
       const double once = nccl_base(NcclAlgorithm::kRing, system_.version)[2];
       const double post = post_overhead(system_, NcclProtocol::kLL);
       entries_[c].add({NcclAlgorithm::kPointToPoint, NcclProtocol::kSimple,
-                       once + (system_.nodes > 1 ? hop.inter : hop.intra) + post * peers,
-                       point_to_point(*this, collective)});
+          once + (system_.nodes > 1 ? hop.inter : hop.intra) + post * peers, point_to_point(*this, collective)});
       continue;
     }
     const bool sums_all = collective == CollectiveOperation::kAllReduce;
@@ -206,8 +197,8 @@ NcclModel::NcclModel(const NcclSystem& system) : system_(system), ring_(ring_gra
   }
 }
 
-NcclModel::Entry NcclModel::entry(CollectiveOperation collective, NcclAlgorithm algorithm,
-                                  NcclProtocol protocol) const {
+NcclModel::Entry NcclModel::entry(
+    CollectiveOperation collective, NcclAlgorithm algorithm, NcclProtocol protocol) const {
   const double bandwidth = bandwidth_of(*this, collective, algorithm, protocol);
   if (bandwidth <= 0) return {algorithm, protocol, 0, 0};
   return {algorithm, protocol, latency_of(system_, collective, algorithm, protocol), bandwidth};
@@ -223,21 +214,18 @@ NcclCost NcclModel::at_size(CollectiveOperation collective, const Entry& entry, 
   return cost;
 }
 
-NcclCost NcclModel::cost(CollectiveOperation collective, NcclAlgorithm algorithm, NcclProtocol protocol,
-                         double bytes) const {
+NcclCost NcclModel::cost(
+    CollectiveOperation collective, NcclAlgorithm algorithm, NcclProtocol protocol, double bytes) const {
   return at_size(collective, entry(collective, algorithm, protocol), bytes);
 }
 
 int NcclModel::channels_for(const Entry& entry, double bytes) const {
   switch (entry.algorithm) {
     case NcclAlgorithm::kNvls:
-    case NcclAlgorithm::kNvlsTree:
-      return nvls_.ctas;
+    case NcclAlgorithm::kNvlsTree: return nvls_.ctas;
     case NcclAlgorithm::kRing:
-    case NcclAlgorithm::kTree:
-      break;
-    default:
-      return ring_.ctas;
+    case NcclAlgorithm::kTree: break;
+    default: return ring_.ctas;
   }
   const bool is_ring = entry.algorithm == NcclAlgorithm::kRing;
   double threads = 512;

@@ -1,11 +1,10 @@
 // NCCL's own decision: which algorithm and protocol it runs a collective with, on how many
 // channels, and how long its cost model says that takes.
 //
-// Follows NVIDIA/nccl:src/graph/tuning.cc, src/graph/search.cc, src/graph/connect.cc and
-// src/enqueue.cc of v2.18.6-1 to v2.30.7-1; values are those of v2.28.9-1 where versions agree.
-// Units here are NCCL's: microseconds and GB/s (1e9 bytes a second); bytes are those of the whole
-// unsharded buffer, as nccl-tests counts. What a real machine takes is in sim/cost/collective.h,
-// which corrects these numbers by what was measured.
+// Follows NVIDIA/nccl:src/graph/tuning.cc, src/graph/search.cc, src/graph/connect.cc and src/enqueue.cc of v2.18.6-1 to
+// v2.30.7-1; values are those of v2.28.9-1 where versions agree. Units here are NCCL's: microseconds and GB/s (1e9
+// bytes a second); bytes are those of the whole unsharded buffer, as nccl-tests counts. What a real machine takes is in
+// sim/cost/collective.h, which corrects these numbers by what was measured.
 #pragma once
 
 #include <array>
@@ -35,7 +34,7 @@ enum class NcclProtocol : std::uint8_t { kLL, kLL128, kSimple };
 inline constexpr std::size_t kNcclProtocols = 3;
 constexpr const char* to_string(NcclAlgorithm algorithm) {
   return word_at(algorithm, {"tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat",
-                             "point_to_point", "copy_engine", "symmetric"});
+                                "point_to_point", "copy_engine", "symmetric"});
 }
 constexpr const char* to_string(NcclProtocol protocol) { return word_at(protocol, {"ll", "ll128", "simple"}); }
 

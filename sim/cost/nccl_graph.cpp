@@ -1,11 +1,10 @@
 // What NCCL's search over the topology comes to on regular machines, as rules.
 //
-// Inside a node behind an NVSwitch a ring gets the product of channels and speed that fits the
-// GPU's links best, the faster speed winning ties. Between nodes every channel enters and leaves
-// through a port, so a channel is no faster than its port and their number follows the ports.
-// Channels of 25 GB/s and more are split in two (not on Hopper and later, slower than 50 GB/s and
-// more than four), and the kernel runs two blocks a channel; on Hopper between nodes four, while
-// there are fewer than 16 of more than 45 GB/s.
+// Inside a node behind an NVSwitch a ring gets the product of channels and speed that fits the GPU's links best, the
+// faster speed winning ties. Between nodes every channel enters and leaves through a port, so a channel is no faster
+// than its port and their number follows the ports. Channels of 25 GB/s and more are split in two (not on Hopper and
+// later, slower than 50 GB/s and more than four), and the kernel runs two blocks a channel; on Hopper between nodes
+// four, while there are fewer than 16 of more than 45 GB/s.
 //
 // NVLS runs a tree per GPU of the node ("heads"). Every link carries the pieces of all heads and
 // its own once more, so the speed is the link over one more than the GPUs. On Blackwell as on
@@ -98,12 +97,9 @@ GpuGeneration nccl_generation(const Gpu& gpu) {
 double usable_link(GpuGeneration generation, double gigabytes, NcclVersion version) {
   switch (generation) {
     case GpuGeneration::kVolta:
-    case GpuGeneration::kAmpere:
-      return gigabytes / 25 * 20;
-    case GpuGeneration::kHopper:
-      return gigabytes / 25 * (version < NcclVersion{2, 20, 0} ? 20.0 : 20.6);
-    case GpuGeneration::kBlackwell:
-      return gigabytes / 50 * (version < NcclVersion{2, 27, 0} ? 40.0 : 40.1);
+    case GpuGeneration::kAmpere: return gigabytes / 25 * 20;
+    case GpuGeneration::kHopper: return gigabytes / 25 * (version < NcclVersion{2, 20, 0} ? 20.0 : 20.6);
+    case GpuGeneration::kBlackwell: return gigabytes / 50 * (version < NcclVersion{2, 27, 0} ? 40.0 : 40.1);
   }
   return gigabytes;
 }

@@ -1,5 +1,4 @@
-// One function per table. A value that changed between versions stands behind the first version
-// that has it.
+// One function per table. A value that changed between versions stands behind the first version that has it.
 #include "sim/cost/nccl_tables.h"
 
 #include <algorithm>
@@ -22,16 +21,11 @@ constexpr std::array<ByNodes, 4> kLlCaps = {{{39, 39, 20.4}, {87.7, 22.5, 19}, {
 
 ByProtocol nccl_base(NcclAlgorithm algorithm, NcclVersion version) {
   switch (algorithm) {
-    case NcclAlgorithm::kTree:
-      return {6.8, 14, version < k223 ? 0 : 8.4};
-    case NcclAlgorithm::kRing:
-      return {6.6, 14, 8.4};
-    case NcclAlgorithm::kNvls:
-      return {0, 0, version < k219 ? 23.0 : 0.0};
-    case NcclAlgorithm::kPat:
-      return {8, 8, 8};
-    default:
-      return {0, 0, 0};
+    case NcclAlgorithm::kTree: return {6.8, 14, version < k223 ? 0 : 8.4};
+    case NcclAlgorithm::kRing: return {6.6, 14, 8.4};
+    case NcclAlgorithm::kNvls: return {0, 0, version < k219 ? 23.0 : 0.0};
+    case NcclAlgorithm::kPat: return {8, 8, 8};
+    default: return {0, 0, 0};
   }
 }
 
@@ -45,22 +39,16 @@ ByProtocol nccl_hop(NcclAlgorithm algorithm, NcclHop hop, NcclVersion version) {
       const double simple = version < k219 ? pick(4, 6, 14) : is_219_to_222 ? 28 : pick(4, 4, 14);
       return {pick(0.6, 1.0, 5.0), pick(1.25, 1.9, 8.5), simple};
     }
-    case NcclAlgorithm::kRing:
-      return {pick(0.6, 1.0, 2.7), pick(1.9, 2.5, 4.0), pick(3.4, 5.7, 14)};
-    case NcclAlgorithm::kCollNetDirect:
-      return {0, 0, version < k219 ? pick(8, 8, 10.7) : pick(3.7, 3.7, 31)};
-    case NcclAlgorithm::kCollNetChain:
-      return {0, 0, pick(2.8, 2.8, 30)};
-    case NcclAlgorithm::kNvls:
-      return {0, 0, version < k219 ? pick(0, 0, 18) : pick(is_219_to_222 ? 23 : 25, 0, 18)};
+    case NcclAlgorithm::kRing: return {pick(0.6, 1.0, 2.7), pick(1.9, 2.5, 4.0), pick(3.4, 5.7, 14)};
+    case NcclAlgorithm::kCollNetDirect: return {0, 0, version < k219 ? pick(8, 8, 10.7) : pick(3.7, 3.7, 31)};
+    case NcclAlgorithm::kCollNetChain: return {0, 0, pick(2.8, 2.8, 30)};
+    case NcclAlgorithm::kNvls: return {0, 0, version < k219 ? pick(0, 0, 18) : pick(is_219_to_222 ? 23 : 25, 0, 18)};
     case NcclAlgorithm::kNvlsTree: {
       const double network = version < k219 ? 19 : version < k228 ? 14 : 20.9;
       return {0, 0, pick(version < k219 ? 0 : is_219_to_222 ? 23 : 25, 0, network)};
     }
-    case NcclAlgorithm::kPat:
-      return {0, 0, pick(4, 4, 14)};
-    default:
-      return {0, 0, 0};
+    case NcclAlgorithm::kPat: return {0, 0, pick(4, 4, 14)};
+    default: return {0, 0, 0};
   }
 }
 
@@ -88,14 +76,10 @@ double nccl_tree_ll128(const NcclSystem& system) {
 double nccl_tree_simple(const NcclSystem& system) {
   const ByNodes hopper = {38.7, 41.4, 36};
   switch (system.generation) {
-    case GpuGeneration::kVolta:
-      return of_nodes({26.5, 18.5, 10}, system.nodes);
-    case GpuGeneration::kAmpere:
-      return of_nodes({24, 23.6, 17.8}, system.nodes);
-    case GpuGeneration::kHopper:
-      return of_nodes(hopper, system.nodes);
-    case GpuGeneration::kBlackwell:
-      break;
+    case GpuGeneration::kVolta: return of_nodes({26.5, 18.5, 10}, system.nodes);
+    case GpuGeneration::kAmpere: return of_nodes({24, 23.6, 17.8}, system.nodes);
+    case GpuGeneration::kHopper: return of_nodes(hopper, system.nodes);
+    case GpuGeneration::kBlackwell: break;
   }
   return system.version >= k228 ? of_nodes({70, 42.8, 24}, system.nodes) : 2 * of_nodes(hopper, system.nodes);
 }
@@ -114,8 +98,8 @@ double nccl_nvls_efficiency(GpuGeneration generation) {
 double nccl_tree_correction(NcclProtocol protocol, double bytes) {
   static constexpr std::array<std::array<double, 23>, kNcclProtocols> kFactors = {
       {{1, 1, 1, 1, .9, .8, .7, .7, .7, .7, .6, .5, .4, .4, .5, .6, .7, .8, .9, 1, 1, 1, 1},
-       {1, 1, 1, 1, 1, .9, .8, .8, .8, .7, .6, .6, .6, .6, .6, .6, .8, .9, .9, .9, .9, 1, 1},
-       {.9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5, .5, .5, .5, .6, .7, .8, .7, .7, .8, .9, .9}}};
+          {1, 1, 1, 1, 1, .9, .8, .8, .8, .7, .6, .6, .6, .6, .6, .6, .8, .9, .9, .9, .9, 1, 1},
+          {.9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5, .5, .5, .5, .6, .7, .8, .7, .7, .8, .9, .9}}};
   if (bytes < 64) return 1;
   const int index = std::ilogb(bytes / 64);
   if (index > 22) return 1;

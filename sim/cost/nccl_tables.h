@@ -1,5 +1,4 @@
-// The constants of NCCL's cost model, by version (NVIDIA/nccl:src/graph/tuning.cc, search.cc).
-// Microseconds and GB/s.
+// The constants of NCCL's cost model, by version (NVIDIA/nccl:src/graph/tuning.cc, search.cc). Microseconds and GB/s.
 #pragma once
 
 #include <array>

@@ -7,9 +7,8 @@
 
 namespace foreshard {
 
-// A reduce-scatter goes over the shard in chunks that stay in the cache between their arrival and
-// their addition. Smaller ones are no faster through shared memory, and several times slower
-// through Gloo.
+// A reduce-scatter goes over the shard in chunks that stay in the cache between their arrival and their addition.
+// Smaller ones are no faster through shared memory, and several times slower through Gloo.
 inline constexpr std::int64_t kReduceChunkBytes = std::int64_t{4} << 20;
 // An all-reduce of no more than this is one exchange of everything; else a reduce-scatter over
 // ranges that differ by one element at most, then an all-gather of them.

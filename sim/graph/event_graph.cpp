@@ -77,8 +77,8 @@ std::string EventGraph::fingerprint() const {
   }
   hash.add(std::int64_t{final_host_wait});
   for (const Exchange& exchange : exchanges) {
-    hash.add(std::int64_t{exchange.row} << 32 ^ std::int64_t{exchange.peer} << 2 ^
-             static_cast<std::int64_t>(exchange.side));
+    hash.add(
+        std::int64_t{exchange.row} << 32 ^ std::int64_t{exchange.peer} << 2 ^ static_cast<std::int64_t>(exchange.side));
   }
   for (const auto& rank : pipeline)
     if (rank) hash.add(rank->fingerprint());

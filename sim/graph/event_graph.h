@@ -1,9 +1,8 @@
 // One training step in counts, without times: what every rank issues, in host order.
 //
-// A row is what one marker pair can bracket on one stream (DESIGN section 3). Row numbers are event
-// ids and host-issue positions; every dependency points to a smaller id: stream order, communicator
-// order, `waits` (cudaStreamWaitEvent), host order, `host_wait`. So the graph is acyclic by
-// construction and one forward pass can time it.
+// A row is what one marker pair can bracket on one stream (DESIGN section 3). Row numbers are event ids and host-issue
+// positions; every dependency points to a smaller id: stream order, communicator order, `waits` (cudaStreamWaitEvent),
+// host order, `host_wait`. So the graph is acyclic by construction and one forward pass can time it.
 //
 // Rows that cost the same share a Work entry (what is priced), rows that allocate the same share a
 // LayerProgram slice (what memory replay walks); only ids differ. That is what makes building and
@@ -60,10 +59,10 @@ enum class EventKind : std::uint8_t {
 inline constexpr std::size_t kEventKinds = 28;
 constexpr const char* to_string(EventKind kind) {
   return word_at(kind, "all_gather_copy_in", "all_gather", "all_gather_copy_out", "forward", "loss", "recompute",
-                 "backward", "reshard", "reduce_scatter_copy_in", "reduce_scatter", "all_reduce", "accumulate",
-                 "grad_norm", "grad_scale", "optimizer", "host_to_device", "device_to_host", "broadcast", "reduce",
-                 "gradient_copy_in", "gradient_copy_out", "quantize", "dequantize", "storage_read", "storage_write",
-                 "host_optimizer", "all_to_all", "send_recv");
+      "backward", "reshard", "reduce_scatter_copy_in", "reduce_scatter", "all_reduce", "accumulate", "grad_norm",
+      "grad_scale", "optimizer", "host_to_device", "device_to_host", "broadcast", "reduce", "gradient_copy_in",
+      "gradient_copy_out", "quantize", "dequantize", "storage_read", "storage_write", "host_optimizer", "all_to_all",
+      "send_recv");
 }
 constexpr bool is_of_optimizer(EventKind kind) {
   using enum EventKind;
@@ -91,21 +90,19 @@ enum class Stream : std::uint8_t {
 };
 inline constexpr std::size_t kStreams = 10;
 constexpr const char* to_string(Stream stream) {
-  return word_at(stream,
-                 {"compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "tensor_parallel",
+  return word_at(
+      stream, {"compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "tensor_parallel",
                   "context_parallel", "expert_parallel", "pipeline_parallel", "pipeline_send"});
 }
 // Streams as bits.
 using StreamSet = std::uint16_t;
 constexpr StreamSet only(Stream stream) { return static_cast<StreamSet>(1U << static_cast<unsigned>(stream)); }
 
-// A FIFO of collectives: operations on one communicator run one after another in issue order,
-// whatever their streams.
+// A FIFO of collectives: operations on one communicator run one after another in issue order, whatever their streams.
 struct Communicator {
   std::string name;  // "shard", "replicate", "post_forward", "reduce_scatter"
   GroupShape group;
-  // Collectives of different units do not queue on each other (one communicator per unit,
-  // resharding to small groups).
+  // Collectives of different units do not queue on each other (one communicator per unit, resharding to small groups).
   bool per_unit = false;
 };
 inline constexpr std::uint8_t kNoCommunicator = 255;
@@ -152,9 +149,8 @@ struct Row {
 };
 static_assert(sizeof(Row) == 16);
 
-// One step of a row's memory log, in host order. Layer phases replay a slice of the layer's
-// program, so that identical layers share it; `target` is a buffer for kAllocate and kFree, else an
-// index into EventGraph::executions.
+// One step of a row's memory log, in host order. Layer phases replay a slice of the layer's program, so that identical
+// layers share it; `target` is a buffer for kAllocate and kFree, else an index into EventGraph::executions.
 struct MemoryAction {
   enum class Kind : std::uint8_t {
     kAllocate,
@@ -196,11 +192,9 @@ struct RowDetail {
   std::int32_t microbatch = 0;
   std::uint32_t actions_begin = 0;
   std::uint32_t actions_end = 0;
-  // Runtime native: the buffer a gather or copy fills, backward writes gradients to, or a reduction
-  // reads.
+  // Runtime native: the buffer a gather or copy fills, backward writes gradients to, or a reduction reads.
   std::int32_t buffer = -1;
-  // Runtime native, the other operand: this rank's piece that a gather or a copy to the device
-  // reads
+  // Runtime native, the other operand: this rank's piece that a gather or a copy to the device reads
   // (-1: it is in place), the kept slice that a reshard fills, where a reduction's sum goes, the
   // gradient that a copy to the host fills.
   std::int32_t other = -1;
@@ -236,10 +230,9 @@ struct Buffer {
   bool operator==(const Buffer&) const = default;
 };
 
-// A row that is one side of a transfer between two ranks of a pipeline. kBoth: of a batch, which
-// moves when both sides have begun. kSend and kReceive: of one transfer, whose sender does not wait
-// for who receives it (it is buffered, or posted long before). The i-th of this rank with `peer`
-// meets the i-th of that one with this rank; a send, a receive.
+// A row that is one side of a transfer between two ranks of a pipeline. kBoth: of a batch, which moves when both sides
+// have begun. kSend and kReceive: of one transfer, whose sender does not wait for who receives it (it is buffered, or
+// posted long before). The i-th of this rank with `peer` meets the i-th of that one with this rank; a send, a receive.
 struct Exchange {
   enum class Side : std::uint8_t { kBoth, kSend, kReceive };
   EventId row = kNoEvent;
@@ -248,8 +241,7 @@ struct Exchange {
   bool operator==(const Exchange&) const = default;
 };
 
-// One execution of a layer in a micro-batch: its slots are buffers first_buffer .. first_buffer +
-// slots.
+// One execution of a layer in a micro-batch: its slots are buffers first_buffer .. first_buffer + slots.
 struct LayerExecution {
   std::int32_t layer = 0;
   std::int32_t microbatch = 0;
@@ -308,8 +300,7 @@ struct EventGraph {
   std::vector<std::shared_ptr<const EventGraph>> pipeline;
   HostCode host;  // what issues the rows
 
-  // Memory: ids below first_own_buffer belong to the slots of `executions`, the others are
-  // `buffers`.
+  // Memory: ids below first_own_buffer belong to the slots of `executions`, the others are `buffers`.
   std::int32_t first_own_buffer = 0;
   std::vector<Buffer> buffers;
   std::vector<std::vector<Bytes>> parts;  // as allocated; zero: that parameter has no such tensor

@@ -1,10 +1,8 @@
-// Where a unit's parameters lie in its flat buffer (runtime native): one after the other in the
-// order of the layers, each aligned to 128 bytes in the compute dtype, the whole padded to equal
-// shards.
+// Where a unit's parameters lie in its flat buffer (runtime native): one after the other in the order of the layers,
+// each aligned to 128 bytes in the compute dtype, the whole padded to equal shards.
 //
-// 128 bytes keep the operands of matrix products aligned (research: 16 B is the least for vector
-// loads and TMA). Offsets and sizes are elements, the same in every dtype; padding is zero
-// everywhere, always.
+// 128 bytes keep the operands of matrix products aligned (research: 16 B is the least for vector loads and TMA).
+// Offsets and sizes are elements, the same in every dtype; padding is zero everywhere, always.
 #pragma once
 
 #include <cstdint>

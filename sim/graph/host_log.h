@@ -49,9 +49,8 @@ struct HostEvent {
 struct RecordedStep {
   EventGraph graph;
   std::vector<HostEvent> log;
-  // Shards that the library pads once more in its first forward where tensors are fake and have no
-  // address (FSDPParam.reset_sharded_param); a recorder of fake tensors counts them as activations
-  // of the device.
+  // Shards that the library pads once more in its first forward where tensors are fake and have no address
+  // (FSDPParam.reset_sharded_param); a recorder of fake tensors counts them as activations of the device.
   std::vector<std::int32_t> padded_again;
 };
 
@@ -61,8 +60,8 @@ enum class StepNumber : std::uint8_t {
 };
 
 // Preconditions as build_training_step(); runtime fsdp2 only.
-RecordedStep record_training_step(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                                  StepNumber step);
+RecordedStep record_training_step(
+    const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, StepNumber step);
 
 // --- DDP, FSDP1, DeepSpeed ZeRO: the vocabulary of tests/recordings/ddp_zero (its README) ---
 
@@ -116,9 +115,8 @@ struct LibraryRun {
   std::map<std::string, std::string> words;
 };
 
-// Steps 1 to watch.steps of a plan with one of these runtimes. Preconditions as
-// build_training_step().
-LibraryRun record_library_run(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                              const LibraryWatch& watch);
+// Steps 1 to watch.steps of a plan with one of these runtimes. Preconditions as build_training_step().
+LibraryRun record_library_run(
+    const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, const LibraryWatch& watch);
 
 }

@@ -1,16 +1,13 @@
-// Foreshard's own engine: one flat padded buffer per unit that is the parameter storage, no copies,
-// static arenas.
+// Foreshard's own engine: one flat padded buffer per unit that is the parameter storage, no copies, static arenas.
 //
-// The all-gather writes into a slot of a ring of parameter slots; views into the slot are the
-// parameters. The optimizer writes the compute-dtype shadow of the shard, so nothing is cast before
-// a gather. Backward writes weight gradients straight into a flat buffer of the unit in the reduce
-// dtype, and the reduce-scatter reads it from there. One rank has no use for either: its shadow is
-// the parameters, its sums are the gradients.
+// The all-gather writes into a slot of a ring of parameter slots; views into the slot are the parameters. The optimizer
+// writes the compute-dtype shadow of the shard, so nothing is cast before a gather. Backward writes weight gradients
+// straight into a flat buffer of the unit in the reduce dtype, and the reduce-scatter reads it from there. One rank has
+// no use for either: its shadow is the parameters, its sums are the gradients.
 //
-// Slots, not streams, bound how far gathers run ahead. `prefetch.forward: k` gives k + 1 slots and
-// issues the gather of unit i + k before the forward of unit i; `implicit` gives two slots and
-// issues a gather when the host reaches the unit; 0 gives one slot. A gather waits for the last
-// compute row that used its slot.
+// Slots, not streams, bound how far gathers run ahead. `prefetch.forward: k` gives k + 1 slots and issues the gather of
+// unit i + k before the forward of unit i; `implicit` gives two slots and issues a gather when the host reaches the
+// unit; 0 gives one slot. A gather waits for the last compute row that used its slot.
 //
 // Gradients are there from the backward that makes them on: a unit's until it is reduced, of which
 // buffers.reduce_scatter + 1 are there at once besides the root's (a backward waits for the oldest
@@ -19,15 +16,13 @@
 // The root unit, whose layers are spread over the whole step, has storage of its own and stays
 // gathered, whatever reshard_after_forward says of it.
 //
-// With offload, shards, states and gradient sums live on the host. A gather's own segment is copied
-// into its slot on a stream of its own before the gather; a unit's gradients are summed in one of
-// two slots, copied to the host, and brought back for the next micro-batch to add to. The host does
-// the norm and the step.
+// With offload, shards, states and gradient sums live on the host. A gather's own segment is copied into its slot on a
+// stream of its own before the gather; a unit's gradients are summed in one of two slots, copied to the host, and
+// brought back for the next micro-batch to add to. The host does the norm and the step.
 //
-// With replicas, gradients are summed over micro-batches first and all-reduced once, after the last
-// one. Units that are never resharded are gathered once per step: parameters change with the
-// optimizer only. Unlike FSDP2 the embedding's unit is not gathered in backward: its gradient needs
-// no weight.
+// With replicas, gradients are summed over micro-batches first and all-reduced once, after the last one. Units that are
+// never resharded are gathered once per step: parameters change with the optimizer only. Unlike FSDP2 the embedding's
+// unit is not gathered in backward: its gradient needs no weight.
 //
 // With tensor parallelism a layer's collectives are rows between its parts, on a stream and a
 // communicator of their own, and compute waits for each at once. A rank's part of the tokens is a
@@ -117,8 +112,7 @@ class Native final : public StepBuilder {
   // is of the dtype on the wire.
   std::int64_t sum_size() const { return plan_.host == HostKind::kComputes ? size_of(DType::kFp32) : reduce_size(); }
 
-  // Whether parameters have to be gathered at all; else the stored shard, or its shadow, is the
-  // parameter.
+  // Whether parameters have to be gathered at all; else the stored shard, or its shadow, is the parameter.
   bool gathers() const { return plan_.mesh.shard > 1 || offloads(); }
   // Whether backward writes gradients where the optimizer reads them: where nothing is added to
   // them, so that sums of micro-batches are sums of whole gradients everywhere.
@@ -171,8 +165,8 @@ class Native final : public StepBuilder {
         largest = std::max(largest, padded(u));
       }
       if (unit(u).reshard.kind == Reshard::Kind::kGroup && !state(u).kept) {
-        state(u).post_forward = allocate_persistent(MemoryCategory::kPostForwardShard, u,
-                                                    Bytes(padded(u) / unit(u).reshard.group * param_size()));
+        state(u).post_forward = allocate_persistent(
+            MemoryCategory::kPostForwardShard, u, Bytes(padded(u) / unit(u).reshard.group * param_size()));
         graph().buffers.back().role = BufferRole::kPostForward;
       }
     }
@@ -190,8 +184,7 @@ class Native final : public StepBuilder {
 
   // --- gathers ---
 
-  // Takes the slot whose user is done longest. False when every slot holds a unit that is still
-  // needed.
+  // Takes the slot whose user is done longest. False when every slot holds a unit that is still needed.
   bool issue_gather(std::int32_t u) {
     State& s = state(u);
     if (s.present) return true;
@@ -287,10 +280,8 @@ class Native final : public StepBuilder {
         use(u);
       }
       const EventId row = run_layer(EventKind::kForward, l);
-      if (u == root())
-        state(u).last_use = row;
-      else if (l == own.back())
-        after_forward(u, row);
+      if (u == root()) state(u).last_use = row;
+      else if (l == own.back()) after_forward(u, row);
     }
   }
 
@@ -359,10 +350,8 @@ class Native final : public StepBuilder {
       for (std::size_t c = 0; c < p.calls.size(); ++c) {
         const LayerCall& call = p.calls[c];
         if (call.segment != s) continue;
-        if (call.kind == LayerCall::Kind::kLaunch)
-          launched[c] = communicate(call, next_collective(p, l, step));
-        else
-          wait(Stream::kCompute, launched[at(call.launch)]);
+        if (call.kind == LayerCall::Kind::kLaunch) launched[c] = communicate(call, next_collective(p, l, step));
+        else wait(Stream::kCompute, launched[at(call.launch)]);
       }
       const LayerSegment before = s == 0 ? LayerSegment() : p.segments[s - 1];
       if (p.segments[s].kernels_end > before.kernels_end) {
@@ -516,8 +505,7 @@ class Native final : public StepBuilder {
     return row;
   }
 
-  // Free once the copy that reads it is done; holds the sum of earlier micro-batches where this
-  // one's is added to it.
+  // Free once the copy that reads it is done; holds the sum of earlier micro-batches where this one's is added to it.
   void take_staging_slot(std::int32_t u, bool adds) {
     const Staging& staging = staging_[next_staging_];
     if (adds) {
@@ -546,7 +534,7 @@ class Native final : public StepBuilder {
         wait(Stream::kTensor, tail(Stream::kCompute));
         wait(Stream::kTensor, tail(Stream::kAllReduce));
         wait(Stream::kCompute, add_collective(EventKind::kAllReduce, Stream::kTensor, communicator_of(MeshDim::kTp),
-                                              Bytes(kNormBytes), -1));
+                                   Bytes(kNormBytes), -1));
       }
       add_step_row(EventKind::kGradScale, Stream::kCompute);
     }
@@ -559,8 +547,7 @@ class Native final : public StepBuilder {
     if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
   }
 
-  // Once every gradient is there. The host's work is bound by memory: what it reads and writes is
-  // the price.
+  // Once every gradient is there. The host's work is bound by memory: what it reads and writes is the price.
   void host_optimizer() {
     for (State& s : states_) {
       wait(Stream::kCompute, s.reduced);
@@ -656,8 +643,7 @@ class Native final : public StepBuilder {
         work.kernels = {copy_kernel(shard * (reduce_size() + (variant == kAdd ? 8 : 4)))};
         if (variant == kAdd) work.kernels.front().function = Function::kAdd;
         break;
-      default:
-        FORESHARD_CHECK(false, "not a unit's row");
+      default: FORESHARD_CHECK(false, "not a unit's row");
     }
     return work;
   }
@@ -667,9 +653,7 @@ class Native final : public StepBuilder {
     std::int64_t elements = sum_of<std::int64_t>(states_, &State::shard);
     const bool shadow = plan_.param_dtype != plan_.master_dtype;
     switch (kind) {
-      case EventKind::kGradNorm:
-        work.kernels = {optimizer_kernel(Function::kSumOfSquares, elements * 4)};
-        break;
+      case EventKind::kGradNorm: work.kernels = {optimizer_kernel(Function::kSumOfSquares, elements * 4)}; break;
       case EventKind::kGradScale:
         // On a GPU the factor alone: the optimizer reads the gradients anyway.
         work.kernels = {optimizer_kernel(Function::kScale, scales_apart() ? elements * 8 : 8)};
@@ -686,12 +670,11 @@ class Native final : public StepBuilder {
         const std::int64_t bytes = 2 * size_of(plan_.master_dtype) + 4 + state + (shadow ? param_size() : 0);
         work.kernels = {
             optimizer_kernel(plan_.optimizer.kind == Optimizer::Kind::kAdamW ? Function::kAdamW : Function::kSgd,
-                             checked_multiply(elements, bytes))};
+                checked_multiply(elements, bytes))};
         work.launches = count();
         break;
       }
-      default:
-        FORESHARD_CHECK(false, "not a row of the whole step");
+      default: FORESHARD_CHECK(false, "not a row of the whole step");
     }
     return work;
   }

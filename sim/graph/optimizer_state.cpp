@@ -5,9 +5,8 @@
 
 namespace foreshard {
 
-// bitsandbytes (optim/optimizer.py, Optimizer2State.init_state): a byte an element and an fp32
-// number for each 256, but fp32 of small ones and, as transformers' Trainer has it, of tables;
-// paged from 100,000 elements on.
+// bitsandbytes (optim/optimizer.py, Optimizer2State.init_state): a byte an element and an fp32 number for each 256, but
+// fp32 of small ones and, as transformers' Trainer has it, of tables; paged from 100,000 elements on.
 std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParameterSpec& parameter, bool is_table) {
   constexpr std::int64_t kFewest8bit = 4096, kBlock = 256, kFewestPaged = 100'000;
   const std::int64_t numel = parameter.numel();
@@ -20,23 +19,17 @@ std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const Param
   const DType dtype = parameter.stored_as_computed ? DType::kBf16 : optimizer.state;
   const StateTensor moment{numel * size_of(dtype)};  // as the parameter is (zeros_like)
   switch (optimizer.kind) {
-    case Optimizer::Kind::kAdamW:
-      return {moment, moment};
-    case Optimizer::Kind::kSgd:
-      return {};
-    case Optimizer::Kind::kMomentum:
-      return {moment};
+    case Optimizer::Kind::kAdamW: return {moment, moment};
+    case Optimizer::Kind::kSgd: return {};
+    case Optimizer::Kind::kMomentum: return {moment};
     case Optimizer::Kind::kAdafactor: {
       const auto& shape = parameter.shape;
       if (shape.size() < 2) return {{numel * 4}};
       return {{numel / shape.back() * 4}, {numel / shape[shape.size() - 2] * 4}};
     }
-    case Optimizer::Kind::kAdamW8bit:
-      return bitsandbytes(true, false);
-    case Optimizer::Kind::kPagedAdamW:
-      return bitsandbytes(false, true);
-    case Optimizer::Kind::kPagedAdamW8bit:
-      return bitsandbytes(true, true);
+    case Optimizer::Kind::kAdamW8bit: return bitsandbytes(true, false);
+    case Optimizer::Kind::kPagedAdamW: return bitsandbytes(false, true);
+    case Optimizer::Kind::kPagedAdamW8bit: return bitsandbytes(true, true);
     case Optimizer::Kind::kTorchao8bit:  // torchao/optim/adam.py, _new_buffer
       if (numel < kFewest8bit || numel % kBlock != 0) return {moment, moment};
       return {{numel}, {numel}, {numel / kBlock * 4}, {numel / kBlock * 4}};

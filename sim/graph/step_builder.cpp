@@ -1,8 +1,7 @@
 // Units, rows and works are written in the order the builder asks for; nothing is decided here.
 //
-// Waits: the pending waits of a stream are kept per source stream, and only the latest event of
-// each counts, because a stream's earlier events end before its later ones. So a row never waits
-// for more than kStreams - 1 events.
+// Waits: the pending waits of a stream are kept per source stream, and only the latest event of each counts, because a
+// stream's earlier events end before its later ones. So a row never waits for more than kStreams - 1 events.
 #include "sim/graph/step_builder.h"
 
 #include <bit>
@@ -20,16 +19,14 @@
 namespace foreshard {
 namespace {
 
-// AdamW with torch.optim's multi-tensor implementation, fp32 states: passes over memory per element
-// of each kernel of _multi_tensor_adamw (torch/optim/adam.py, 2.11), in tensors read or written:
-// weight decay mul_ (2), lerp_ of exp_avg (3), mul_ (2) and addcmul_ (3) of exp_avg_sq, sqrt into a
-// temporary (2), div_ (2) and add_ (2) of it, addcdiv_ (4).
+// AdamW with torch.optim's multi-tensor implementation, fp32 states: passes over memory per element of each kernel of
+// _multi_tensor_adamw (torch/optim/adam.py, 2.11), in tensors read or written: weight decay mul_ (2), lerp_ of exp_avg
+// (3), mul_ (2) and addcmul_ (3) of exp_avg_sq, sqrt into a temporary (2), div_ (2) and add_ (2) of it, addcdiv_ (4).
 constexpr std::array<std::int64_t, 8> kForeachAdamWPasses = {2, 3, 2, 3, 2, 2, 2, 4};
 
-// transformers' Adafactor, whose update of a parameter is 15 operations of its size
-// (optimization.py, step and _approx_sq_grad): the parameter's norm (1), square of the gradient
-// (2), add (2), two means (2), outer product (1), times the gradient (3), its norm (1), div_ (2),
-// mul_ (2), negation (2), add_ (3).
+// transformers' Adafactor, whose update of a parameter is 15 operations of its size (optimization.py, step and
+// _approx_sq_grad): the parameter's norm (1), square of the gradient (2), add (2), two means (2), outer product (1),
+// times the gradient (3), its norm (1), div_ (2), mul_ (2), negation (2), add_ (3).
 constexpr std::array<std::int64_t, 11> kAdafactorPasses = {1, 2, 2, 2, 1, 3, 1, 2, 2, 2, 3};
 // With those of vectors, numbers and casts (mBART's 515 parameters: 11,390).
 constexpr std::int64_t kAdafactorOperations = 22;
@@ -41,10 +38,9 @@ bool is_layer_kind(EventKind kind) {
 
 bool has_beginning(EventKind kind) { return kind == EventKind::kLoss || kind == EventKind::kRecompute; }
 
-// Kernels that TransformerEngine casts the rows of one group with: one for all groups with scales
-// of earlier steps; else group by group, with a scale for the whole in front of that a zero, the
-// greatest value and what follows from it (2.9, csrc/extensions/cast.cpp,
-// multi_tensor_quantize_impl; common/recipe/current_scaling.cu).
+// Kernels that TransformerEngine casts the rows of one group with: one for all groups with scales of earlier steps;
+// else group by group, with a scale for the whole in front of that a zero, the greatest value and what follows from it
+// (2.9, csrc/extensions/cast.cpp, multi_tensor_quantize_impl; common/recipe/current_scaling.cu).
 std::uint8_t cast_launches(Float8 recipe) {
   if (recipe == Float8::kCurrent) return 4;
   if (recipe == Float8::kNvfp4) return 3;
@@ -96,8 +92,8 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   constexpr std::int64_t kMostBuffers = 20'000'000;  // about 2 GB of graph
   if (checked_multiply(slots, steps) > kMostBuffers) {
     throw Error(ExitCode::kInvalidInput,
-                "the step has too many micro-batches to be laid out one by one: lower "
-                "batch.accumulation or raise batch.micro_batch");
+        "the step has too many micro-batches to be laid out one by one: lower "
+        "batch.accumulation or raise batch.micro_batch");
   }
   graph_.executions.reserve(at(layers) * at(steps));
   std::int64_t next = 0;
@@ -151,10 +147,8 @@ void StepBuilder::find_stage_passes() {
         continue;
       }
       PassKind& pass = stage_passes_[stage][at(first + microbatch)];
-      if (is_split)
-        pass = exists[stage] ? PassKind::kSplitLater : PassKind::kSplit;
-      else if (exists[stage])
-        pass = PassKind::kLater;
+      if (is_split) pass = exists[stage] ? PassKind::kSplitLater : PassKind::kSplit;
+      else if (exists[stage]) pass = PassKind::kLater;
       exists[stage] = is_split || keeps;
     }
   }
@@ -245,8 +239,7 @@ void StepBuilder::add_axes() {
     const bool of_experts =
         dim == MeshDim::kEp || dim == MeshDim::kEfsdp || dim == MeshDim::kEtp || dim == MeshDim::kExpertReplicate;
     const GroupShape group = mesh.group(dim);
-    // Only what torchtitan's frame of a step sums over; a communicator that nobody uses is not
-    // made.
+    // Only what torchtitan's frame of a step sums over; a communicator that nobody uses is not made.
     const bool of_frame = dim == MeshDim::kWorld || dim == MeshDim::kBatch || dim == MeshDim::kLoss;
     const bool framed = plan_.step_frame != StepFrame::kPlain;
     if (of_frame && (dim == MeshDim::kWorld || !framed)) continue;
@@ -283,10 +276,10 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
   const auto bit = static_cast<StreamSet>(1U << s);
   Row* const rows = graph_.rows.data();
   Row row = {.kind = kind,
-             .stream = stream,
-             .waits_begin = static_cast<std::uint32_t>(graph_.waits.size()),
-             .work = work,
-             .wakes = bit};
+      .stream = stream,
+      .waits_begin = static_cast<std::uint32_t>(graph_.waits.size()),
+      .work = work,
+      .wakes = bit};
   for (std::uint32_t sources = pending_sources_[s]; sources != 0; sources &= sources - 1) {
     const EventId event = pending_waits_[s][at(std::countr_zero(sources))];
     graph_.waits.push_back(event);
@@ -310,9 +303,9 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
   graph_.rows.push_back(row);
   // Where the actions end is where the next row's begin: finish() fills it in.
   RowDetail detail = {.unit = unit,
-                      .layer = layer,
-                      .microbatch = microbatch_,
-                      .actions_begin = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size())};
+      .layer = layer,
+      .microbatch = microbatch_,
+      .actions_begin = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size())};
   detail.actions_end = detail.actions_begin;
   graph_.details.push_back(detail);
   tails_[s] = id;
@@ -322,9 +315,9 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
 
 std::int32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops flops) {
   Work work = {.kind = kind,
-               .communicator = cost.communicator,
-               .hooks = static_cast<std::uint16_t>(std::min(pending_hooks_, kHookSteps - 1)),
-               .kernels_begin = static_cast<std::uint32_t>(graph_.kernels.size())};
+      .communicator = cost.communicator,
+      .hooks = static_cast<std::uint16_t>(std::min(pending_hooks_, kHookSteps - 1)),
+      .kernels_begin = static_cast<std::uint32_t>(graph_.kernels.size())};
   append(graph_.kernels, cost.kernels);
   work.kernels_end = static_cast<std::uint32_t>(graph_.kernels.size());
   work.launches =
@@ -398,8 +391,8 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint
   const auto program = static_cast<std::int32_t>(graph_.executions[at(execution)].program);
   const bool whole = segment == MemoryAction::kWhole;
   const std::int8_t part = whole ? std::int8_t{0} : phase(kind, layer).segments[segment].part;
-  const EventId id = push(kind, Stream::kCompute, work_index(kind, program, whole ? 0 : segment + 1),
-                          unit_of_part(layer, part), layer);
+  const EventId id = push(
+      kind, Stream::kCompute, work_index(kind, program, whole ? 0 : segment + 1), unit_of_part(layer, part), layer);
   if (!whole && phase(kind, layer).segments[segment].host_waits) host_reads_ = id;
   using Kind = MemoryAction::Kind;
   if (kind == EventKind::kRecompute) graph_.actions.push_back({Kind::kRecompute, execution, segment});
@@ -409,15 +402,15 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint
   return id;
 }
 
-std::uint16_t StepBuilder::layer_run_work(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count,
-                                          std::int32_t hooks) {
+std::uint16_t StepBuilder::layer_run_work(
+    EventKind kind, std::int32_t layer, std::size_t first, std::size_t count, std::int32_t hooks) {
   const LayerPhaseProgram& p = phase(kind, layer);
   FORESHARD_CHECK(count > 0 && first + count <= p.segments.size() && p.segments.size() < 1024,
-                  "a run of segments that the phase does not have");
+      "a run of segments that the phase does not have");
   const LayerExecution& execution = graph_.executions[at(std::int64_t{first_execution_} + layer)];
   std::uint64_t key = execution.program;
-  for (const std::uint64_t part : {static_cast<std::uint64_t>(kind), std::uint64_t{first}, std::uint64_t{count},
-                                   static_cast<std::uint64_t>(hooks)})
+  for (const std::uint64_t part :
+      {static_cast<std::uint64_t>(kind), std::uint64_t{first}, std::uint64_t{count}, static_cast<std::uint64_t>(hooks)})
     key = key << 10 | part;
   if (const std::uint16_t* known = run_works_.find(key)) return *known;
   UnitWork cost;
@@ -456,14 +449,14 @@ EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size
                                                      : Kind::kForward;
   const bool whole = count > 255;
   FORESHARD_CHECK(!whole || count == p.segments.size(), "a run of so many segments that is not all of them");
-  graph_.actions.push_back({action, first_execution_ + layer,
-                            whole ? MemoryAction::kWhole : static_cast<std::uint16_t>(first),
-                            whole ? std::uint8_t{1} : static_cast<std::uint8_t>(count)});
+  graph_.actions.push_back(
+      {action, first_execution_ + layer, whole ? MemoryAction::kWhole : static_cast<std::uint16_t>(first),
+          whole ? std::uint8_t{1} : static_cast<std::uint8_t>(count)});
   return id;
 }
 
-EventId StepBuilder::add_collective(EventKind kind, Stream stream, std::uint8_t communicator, Bytes bytes,
-                                    std::int32_t unit) {
+EventId StepBuilder::add_collective(
+    EventKind kind, Stream stream, std::uint8_t communicator, Bytes bytes, std::int32_t unit) {
   UnitWork work = {.communicator = communicator, .bytes = bytes};
   return push(kind, stream, collective_work(kind, work), unit, -1);
 }
@@ -472,10 +465,10 @@ EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes byt
   const Stream stream = stream_of(collective.dim);
   wait(stream, tail(Stream::kCompute));
   UnitWork work = {.communicator = communicator_of(collective.dim),
-                   .bytes = bytes,
-                   .to_neighbour = collective.to_neighbour,
-                   .caller = collective.dim == MeshDim::kTp ? Caller::kRedistribution : Caller::kFunctional,
-                   .copies = static_cast<std::uint16_t>(collective.copies)};
+      .bytes = bytes,
+      .to_neighbour = collective.to_neighbour,
+      .caller = collective.dim == MeshDim::kTp ? Caller::kRedistribution : Caller::kFunctional,
+      .copies = static_cast<std::uint16_t>(collective.copies)};
   const EventKind kind = kind_of(collective.kind);
   return push(kind, stream, collective_work(kind, work), unit, -1);
 }
@@ -497,8 +490,8 @@ std::uint16_t StepBuilder::collective_work(EventKind kind, const UnitWork& work)
   return it->second;
 }
 
-void StepBuilder::launch_and_wait(EventKind kind, const LayerPhaseProgram& phase, std::size_t segment,
-                                  std::vector<EventId>& flights) {
+void StepBuilder::launch_and_wait(
+    EventKind kind, const LayerPhaseProgram& phase, std::size_t segment, std::vector<EventId>& flights) {
   flights.resize(phase.calls.size(), kNoEvent);
   // The first forward and the last backward have no other micro-batch beside them.
   const std::int64_t alone = kind == EventKind::kForward ? 0 : plan_.batch.accumulation - 1;
@@ -506,8 +499,7 @@ void StepBuilder::launch_and_wait(EventKind kind, const LayerPhaseProgram& phase
   for (std::size_t c = 0; c < phase.calls.size(); ++c) {
     const LayerCall& call = phase.calls[c];
     if (call.segment != segment) continue;
-    if (call.kind == LayerCall::Kind::kLaunch)
-      flights[c] = launch_call(call, -1);
+    if (call.kind == LayerCall::Kind::kLaunch) flights[c] = launch_call(call, -1);
     else if (call.kind == LayerCall::Kind::kWait && (!is_beside || call.collective.dim != MeshDim::kEp))
       wait(Stream::kCompute, flights[at(call.launch)]);
   }
@@ -525,10 +517,8 @@ void StepBuilder::run_border_segment(EventKind kind, std::int32_t layer, std::si
   const LayerPhaseProgram& p = phase(kind, layer);
   const std::uint32_t kernels_begin = segment == 0 ? 0 : p.segments[segment - 1].kernels_end;
   const auto s = static_cast<std::uint16_t>(segment);
-  if (p.segments[segment].kernels_end > kernels_begin)
-    add_layer_row(kind, layer, s);
-  else
-    add_segment(kind, layer, s);
+  if (p.segments[segment].kernels_end > kernels_begin) add_layer_row(kind, layer, s);
+  else add_segment(kind, layer, s);
 }
 
 void StepBuilder::run_border(EventKind kind, std::int32_t layer, std::int8_t part) {
@@ -595,7 +585,7 @@ std::int64_t StepBuilder::logits_bytes() const {
   const std::int64_t count = elements(logits, plan_.batch.micro_batch, plan_.batch.sequence);
   // Accelerate makes what a model under autocast returns fp32; a program of its own does not.
   const bool is_autocast = plan_.autocast || (plan_.runtime.kind == RuntimeKind::kDdp &&
-                                              plan_.kernels.residual == ModuleKernels::Residual::kFp32);
+                                                 plan_.kernels.residual == ModuleKernels::Residual::kFp32);
   const bool is_fp32 = is_of_modules(model_) ? logits.type == ElementType::kFp32 : is_autocast;
   const DType type = plan_.output_dtype.value_or(is_fp32 ? DType::kFp32 : plan_.compute_dtype());
   return checked_multiply(count, size_of(type));
@@ -631,8 +621,7 @@ std::int32_t StepBuilder::add_parts(MemoryCategory category, Stream pool, std::i
   return id;
 }
 
-// Modules of the unit that made gradients in the pass, last one first: Python drops a list from its
-// end.
+// Modules of the unit that made gradients in the pass, last one first: Python drops a list from its end.
 template <typename Visit>
 void StepBuilder::visit_gradients(std::int32_t unit, std::int32_t pass, const Visit& visit) const {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
@@ -747,8 +736,7 @@ Kernel StepBuilder::copy_kernel(std::int64_t bytes_moved) { return memory_kernel
 
 int StepBuilder::moments() const {
   switch (plan_.optimizer.kind) {
-    case Optimizer::Kind::kAdamW:
-      return 2;
+    case Optimizer::Kind::kAdamW: return 2;
     case Optimizer::Kind::kMomentum:
     case Optimizer::Kind::kAdafactor:  // of vectors, as shards of flat parameters are
       return 1;
@@ -797,8 +785,7 @@ std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const 
     return kernels;
   }
   switch (plan_.optimizer.kind) {
-    case Optimizer::Kind::kAdamW:
-      break;
+    case Optimizer::Kind::kAdamW: break;
     case Optimizer::Kind::kSgd:
       pass(3 * master);  // p -= lr * g
       return kernels;
@@ -813,9 +800,7 @@ std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const 
     case Optimizer::Kind::kTorchao8bit:
       pass(3 * master + 4);  // as fused, states of a byte
       return kernels;
-    case Optimizer::Kind::kPagedAdamW:
-      pass(3 * master + 16);
-      return kernels;
+    case Optimizer::Kind::kPagedAdamW: pass(3 * master + 16); return kernels;
   }
   if (is_fused) {
     // Reads parameter, gradient and both moments, writes all but the gradient.
@@ -830,22 +815,15 @@ StepBuilder::UnitWork StepBuilder::step_work_of(EventKind kind, std::int64_t ele
   const std::int64_t bytes = checked_multiply(elements, size_of(plan_.master_dtype));
   UnitWork work;
   switch (kind) {
-    case EventKind::kGradNorm:
-      work.kernels = {memory_kernel(MemoryClass::kOptimizer, bytes)};
-      break;
-    case EventKind::kGradScale:
-      work.kernels = {memory_kernel(MemoryClass::kOptimizer, 2 * bytes)};
-      break;
+    case EventKind::kGradNorm: work.kernels = {memory_kernel(MemoryClass::kOptimizer, bytes)}; break;
+    case EventKind::kGradScale: work.kernels = {memory_kernel(MemoryClass::kOptimizer, 2 * bytes)}; break;
     case EventKind::kAllReduce:  // the squared norm
       work.bytes = Bytes(4);
       work.communicator = kShard;
       break;
     case EventKind::kOptimizer:
-    case EventKind::kHostOptimizer:
-      work.kernels = optimizer_kernels(elements);
-      break;
-    default:
-      FORESHARD_CHECK(false, "not a row of the whole step");
+    case EventKind::kHostOptimizer: work.kernels = optimizer_kernels(elements); break;
+    default: FORESHARD_CHECK(false, "not a row of the whole step");
   }
   return work;
 }
@@ -853,12 +831,8 @@ StepBuilder::UnitWork StepBuilder::step_work_of(EventKind kind, std::int64_t ele
 StepBuilder::UnitWork StepBuilder::master_step_work(EventKind kind, std::int64_t own) const {
   UnitWork work;
   switch (kind) {
-    case EventKind::kGradScale:
-      work.kernels = {memory_kernel(MemoryClass::kOptimizer, 8 * own)};
-      break;
-    case EventKind::kHostOptimizer:
-      work.bytes = Bytes(own * 4);
-      [[fallthrough]];
+    case EventKind::kGradScale: work.kernels = {memory_kernel(MemoryClass::kOptimizer, 8 * own)}; break;
+    case EventKind::kHostOptimizer: work.bytes = Bytes(own * 4); [[fallthrough]];
     case EventKind::kOptimizer:
       work.kernels = optimizer_kernels(own);
       if (kind == EventKind::kHostOptimizer && work.kernels.size() > 1) {
@@ -867,8 +841,7 @@ StepBuilder::UnitWork StepBuilder::master_step_work(EventKind kind, std::int64_t
       }
       work.kernels.push_back(memory_kernel(MemoryClass::kCopy, own * (4 + size_of(plan_.param_dtype))));
       break;
-    default:
-      FORESHARD_CHECK(false, "not a row of the whole step");
+    default: FORESHARD_CHECK(false, "not a row of the whole step");
   }
   return work;
 }

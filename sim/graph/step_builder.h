@@ -1,6 +1,5 @@
-// Bookkeeping that every builder of sim/graph/ shares: rows, stream waits, host hooks, buffers,
-// layer executions, and the Work table. Builders decide *when* something is issued; this class
-// decides how it is written down.
+// Bookkeeping that every builder of sim/graph/ shares: rows, stream waits, host hooks, buffers, layer executions, and
+// the Work table. Builders decide *when* something is issued; this class decides how it is written down.
 #pragma once
 
 #include <algorithm>
@@ -56,8 +55,7 @@ struct UnitShape {
   std::int64_t shards = 1;                // ranks that it is sharded over
   MeshDim sharded_over = MeshDim::kFsdp;  // or kEfsdp: experts
   bool makes_whole_gradients = false;     // ParameterSpec::partial or gradient_numel of some
-  // Into EventGraph::parts: unsharded parameters in the compute dtype, shards and (trained) moments
-  // in the stored ones.
+  // Into EventGraph::parts: unsharded parameters in the compute dtype, shards and (trained) moments in the stored ones.
   std::int32_t unsharded_parts = -1;
   std::int32_t sharded_parts = -1;
   std::int32_t state_parts = -1;
@@ -92,8 +90,7 @@ class StepBuilder {
   const UnitShape& shape(std::int32_t unit) const { return shapes_[at(shape_of_unit_[at(unit)])]; }
   std::int32_t unit_of_layer(std::int32_t layer) const { return unit_of_layer_[at(layer)]; }
   std::int32_t root() const { return root_; }  // -1: every parameter is in a unit of its own
-  // The unit of a module inside the layer (ParameterSpec::part > 0); the layer's own where that is
-  // none.
+  // The unit of a module inside the layer (ParameterSpec::part > 0); the layer's own where that is none.
   std::int32_t unit_of_part(std::int32_t layer, std::int8_t part) const {
     const std::int32_t first = first_nested_[at(layer)];
     return part <= 0 || first < 0 ? unit_of_layer(layer) : first + part - 1;
@@ -123,8 +120,8 @@ class StepBuilder {
   EventId add_layer_run(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count);
   bool is_captured(EventKind kind, std::int32_t layer, std::size_t begin, std::size_t end) const;
   // What such a run costs behind `hooks` hook calls.
-  std::uint16_t layer_run_work(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count,
-                               std::int32_t hooks);
+  std::uint16_t layer_run_work(
+      EventKind kind, std::int32_t layer, std::size_t first, std::size_t count, std::int32_t hooks);
   struct UnitWork;
   // A row whose cost depends on no unit's shape (a bucket's): priced once by new_work(), then
   // named. The work carries the hooks that are pending when it is made.
@@ -138,18 +135,16 @@ class StepBuilder {
   EventId add_collective(EventKind kind, Stream stream, std::uint8_t communicator, Bytes bytes, std::int32_t unit);
   // A collective between the parts of a layer, on its axis' stream, behind what is computed.
   EventId add_collective(const LayerCollective& collective, Bytes bytes, std::int32_t unit);
-  // A batch of transfers with another rank of the pipeline, behind what is computed. `bytes`: that
-  // move each way.
+  // A batch of transfers with another rank of the pipeline, behind what is computed. `bytes`: that move each way.
   EventId add_exchange(std::int32_t peer, Bytes bytes, Exchange::Side side);
   EventId launch_call(const LayerCall& call, std::int32_t unit) {
     const Bytes whole(std::max(call.bytes_in, call.bytes_out));
     return add_collective(call.collective, whole, unit);
   }
-  // All of the phase at one segment: launches, of no unit, whose rows `flights` has by call, and
-  // compute's waits for them; not those for rows of experts that travel beside another
-  // micro-batch's compute.
-  void launch_and_wait(EventKind kind, const LayerPhaseProgram& phase, std::size_t segment,
-                       std::vector<EventId>& flights);
+  // All of the phase at one segment: launches, of no unit, whose rows `flights` has by call, and compute's waits for
+  // them; not those for rows of experts that travel beside another micro-batch's compute.
+  void launch_and_wait(
+      EventKind kind, const LayerPhaseProgram& phase, std::size_t segment, std::vector<EventId>& flights);
   // Memory of one more phase of a layer, in the row added last. kExit: what ends with the hooks'
   // last segment; kInside: all else.
   enum class Segments : std::uint8_t { kInside, kExit };
@@ -203,7 +198,7 @@ class StepBuilder {
   void free(std::int32_t& buffer, StreamSet recorded) {
     if (buffer == kNoBuffer) return;
     graph_.actions.push_back({MemoryAction::Kind::kFree, buffer,
-                              recorded == 0 ? MemoryAction::kWhole : static_cast<std::uint16_t>(recorded)});
+        recorded == 0 ? MemoryAction::kWhole : static_cast<std::uint16_t>(recorded)});
     buffer = kNoBuffer;
   }
   // zero_grad's: freed, or (Optimizer::leaves_gradients) left to the next step, which frees it
@@ -238,8 +233,7 @@ class StepBuilder {
   // The same gradients as buffers, in the order of the unit's trained parameters.
   std::vector<std::int32_t> gradient_buffers(std::int32_t unit, std::int32_t pass) const;
   void allocate_given_masks();  // what blocks keep of them (sim/graph/layers/given_mask.h)
-  // A micro-batch as the loop gives it (but where it came with the step's first: Batch::prefetched)
-  // and those masks.
+  // A micro-batch as the loop gives it (but where it came with the step's first: Batch::prefetched) and those masks.
   void give_batch(std::int64_t sequence);
   void drop_batch();
   std::int32_t input_tokens_ = kNoBuffer, input_labels_ = kNoBuffer;
@@ -329,8 +323,7 @@ class StepBuilder {
   void hold_temporaries(std::int64_t count, std::int32_t parts, bool on_host);
   // States that the optimizer keeps for each element of a shard.
   int moments() const;
-  // Clipping and the step over so many elements of the stored dtype on each rank of the shard
-  // group.
+  // Clipping and the step over so many elements of the stored dtype on each rank of the shard group.
   UnitWork step_work_of(EventKind kind, std::int64_t elements) const;
   // The same of fp32 copies of so many parameters, which are cast back behind the optimizer.
   UnitWork master_step_work(EventKind kind, std::int64_t own) const;
@@ -347,12 +340,10 @@ class StepBuilder {
     std::array<EventId, kStreams + kStreams * kStreams + 3 + kPlaceCommunicators> ids;
   };
   Place place() const;
-  // Whether every number grows from list to list by an amount of its own. Negative ones are names
-  // of nothing and stay.
-  static bool advances(std::span<const std::int32_t> a, std::span<const std::int32_t> b,
-                       std::span<const std::int32_t> c);
-  // Whether what was written from `a` to `b` and from `b` to `c`, the present place, is one
-  // pattern.
+  // Whether every number grows from list to list by an amount of its own. Negative ones are names of nothing and stay.
+  static bool advances(
+      std::span<const std::int32_t> a, std::span<const std::int32_t> b, std::span<const std::int32_t> c);
+  // Whether what was written from `a` to `b` and from `b` to `c`, the present place, is one pattern.
   bool is_pattern(const Place& a, const Place& b, const Place& c) const;
   // Continues the pattern whose last unit lies between these.
   void write_again(const Place& b, const Place& c, std::int32_t times);
@@ -453,8 +444,7 @@ class StepBuilder {
   std::array<EventId, 256> communicator_tails_;
   std::uint8_t reduce_scatter_communicator_ = kShard;
   std::array<std::uint8_t, kMeshDims> communicator_of_dim_{};
-  // Works of add_collective, by kind, communicator, bytes, hooks, whether to a neighbour, caller,
-  // copies.
+  // Works of add_collective, by kind, communicator, bytes, hooks, whether to a neighbour, caller, copies.
   std::map<std::tuple<EventKind, std::uint8_t, std::int64_t, std::int32_t, bool, Caller, std::uint16_t>, std::uint16_t>
       collective_works_;
   EventId host_reads_ = kNoEvent;         // a row whose results the next row's issue waits for

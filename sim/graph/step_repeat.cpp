@@ -57,8 +57,8 @@ StepBuilder::Place StepBuilder::place() const {
   return p;
 }
 
-bool StepBuilder::advances(std::span<const std::int32_t> a, std::span<const std::int32_t> b,
-                           std::span<const std::int32_t> c) {
+bool StepBuilder::advances(
+    std::span<const std::int32_t> a, std::span<const std::int32_t> b, std::span<const std::int32_t> c) {
   if (a.size() != b.size() || b.size() != c.size()) return false;
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (c[i] - b[i] != b[i] - a[i]) return false;

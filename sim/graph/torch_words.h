@@ -16,8 +16,7 @@ std::string_view torch_word(DType dtype);
 // "h.11.mlp.c_fc.bias..h.10.mlp.c_proj.weight"; the one name of a single one.
 std::string span_of(const std::string& first, const std::string& last, std::size_t count);
 std::string span_of(const std::vector<std::string>& names);
-// A group of `size` ranks from `first` on, each `stride` behind the one before: "0:12:4"; "world"
-// if these are all.
+// A group of `size` ranks from `first` on, each `stride` behind the one before: "0:12:4"; "world" if these are all.
 std::string group_word(std::int64_t first, std::int64_t size, std::int64_t stride, std::int64_t world);
 
 struct PlacedParameter {

@@ -40,8 +40,8 @@ EventGraph build_rank(const ModelSpec& model, const Plan& plan, const LayerProgr
 
 }
 
-EventGraph build_training_step(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                               EventGraph recycled) {
+EventGraph build_training_step(
+    const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled) {
   EventGraph graph = build_rank(model, plan, programs, std::move(recycled));
   if (plan.mesh.pp == 1) return graph;
   graph.pipeline_rank = static_cast<std::int32_t>(plan.mesh.pp_index(plan.rank));
@@ -69,8 +69,8 @@ Plan at_pipeline_rank(Plan plan, std::int64_t pipeline_rank) {
   return plan;
 }
 
-LibraryRun record_library_run(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                              const LibraryWatch& watch) {
+LibraryRun record_library_run(
+    const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, const LibraryWatch& watch) {
   const Builder& builder = builder_of(plan);
   FORESHARD_CHECK(builder.record != nullptr, "the runtime keeps another log");
   return builder.record(model, plan, programs, watch);

@@ -1,8 +1,7 @@
 // Lowering: (model, plan) -> EventGraph. The one place where what a Plan means is written down.
 //
-// One builder per runtime (sim/graph/runtimes.h), which follows its library or Foreshard's own
-// engine. A graph depends on the mesh but not on the machine: the same plan on other GPUs is the
-// same graph.
+// One builder per runtime (sim/graph/runtimes.h), which follows its library or Foreshard's own engine. A graph depends
+// on the mesh but not on the machine: the same plan on other GPUs is the same graph.
 #pragma once
 
 #include <array>
@@ -16,11 +15,10 @@
 
 namespace foreshard {
 
-// Autograd adds to gradients that exist in place, so that later micro-batches of a step can have
-// other programs than the first one. A module that is called twice finds none in the last of
-// several (kLastOfSeveral): its first post-backward has reduced those of the micro-batches before.
-// kSplit: of a pipeline's stage whose backward comes in two halves; kSplitLater: where gradients
-// exist when the second one comes.
+// Autograd adds to gradients that exist in place, so that later micro-batches of a step can have other programs than
+// the first one. A module that is called twice finds none in the last of several (kLastOfSeveral): its first
+// post-backward has reduced those of the micro-batches before. kSplit: of a pipeline's stage whose backward comes in
+// two halves; kSplitLater: where gradients exist when the second one comes.
 enum class StepMicroBatch : std::uint8_t { kFirst, kLater, kLastOfSeveral, kSplit, kSplitLater };
 inline constexpr std::size_t kStepMicroBatches = 5;
 
@@ -30,8 +28,7 @@ struct Zero3Trace;
 // Layers of one kind that are trained, frozen and called alike share theirs.
 class LayerPrograms {
  public:
-  // Derives the programs of every recompute mode that `plan` uses. Of a pipeline, refers to the
-  // model.
+  // Derives the programs of every recompute mode that `plan` uses. Of a pipeline, refers to the model.
   LayerPrograms(const ModelSpec& model, const Plan& plan);
   // Those of another rank of the pipeline (at_pipeline_rank), which share what is alike; made when
   // they are first asked for, from any thread. Of the plan's own rank: these.
@@ -40,13 +37,12 @@ class LayerPrograms {
   // layer (sim/graph/axes.h), else nothing of its own.
   const ModelSpec& model_of(const ModelSpec& whole) const { return local_ ? *local_ : whole; }
   // Of ModelSpec::order[layer]; null where the plan has no such micro-batch.
-  const std::shared_ptr<const LayerProgram>& at(std::int32_t layer, Recompute recompute,
-                                                StepMicroBatch micro_batch = StepMicroBatch::kFirst) const;
+  const std::shared_ptr<const LayerProgram>& at(
+      std::int32_t layer, Recompute recompute, StepMicroBatch micro_batch = StepMicroBatch::kFirst) const;
   // A forward under no_grad, where Evaluation::in_step asks for it; else null. The loss is not
   // computed: its program lets go of the model's output.
   const std::shared_ptr<const LayerProgram>& evaluation(std::int32_t layer) const;
-  // Whether a plan may use them: alike in everything that a program depends on, and no further
-  // recompute mode.
+  // Whether a plan may use them: alike in everything that a program depends on, and no further recompute mode.
   bool serve(const Plan& plan) const;
   // Whether the programs of one plan serve another one that recomputes alike.
   static bool are_alike(const Plan& plan, const Plan& other);
@@ -121,8 +117,8 @@ Plan at_pipeline_rank(Plan plan, std::int64_t pipeline_rank);
 // Preconditions: check(plan, model, cluster) passed and `programs` serve the plan. Of a pipeline
 // with the graphs of its other ranks (EventGraph::pipeline).
 // `recycled` is a graph nobody needs any more: its memory is used again.
-EventGraph build_training_step(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                               EventGraph recycled = {});
+EventGraph build_training_step(
+    const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled = {});
 EventGraph build_training_step(const ModelSpec& model, const Plan& plan);
 // Plan::rank's alone, without its peers.
 EventGraph build_pipeline_rank(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs);

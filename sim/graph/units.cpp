@@ -17,8 +17,7 @@ namespace {
 
 bool has_parameters(const LayerSpec& spec) { return !spec.parameters.empty(); }
 
-// An embedding whose table of tokens is a module inside: what the layer adds to its rows stays in
-// the root.
+// An embedding whose table of tokens is a module inside: what the layer adds to its rows stays in the root.
 bool has_table_inside(const LayerSpec& spec) { return spec.role == LayerRole::kEmbedding && !spec.nested.empty(); }
 
 // "layers.4" and "layers.7" -> "layers.4-7".
@@ -199,9 +198,8 @@ bool StepBuilder::is_in(const ParameterSpec& parameter, const Module& module) co
   return !split || parameter.part == module.part;
 }
 
-// An ignored parameter is whole on every rank. Experts in one tensor that are fewer than the shards
-// are cut along the next dimension (torchtitan's shard_placement_fn for experts; along the first
-// one most ranks would hold padding only).
+// An ignored parameter is whole on every rank. Experts in one tensor that are fewer than the shards are cut along the
+// next dimension (torchtitan's shard_placement_fn for experts; along the first one most ranks would hold padding only).
 UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& parameter) const {
   UnitParameter p;
   const Mesh& mesh = plan_.mesh;
@@ -309,10 +307,9 @@ void StepBuilder::size_units() {
   for (std::int32_t u = 0; u < unit_count(); ++u) {
     Unit& unit = graph_.units[at(u)];
     unit.reshard = plan_.reshard_after_forward.at(u);
-    // PyTorch keeps the root unsharded unless told otherwise for it (reshard_after_forward=None):
-    // its backward is next.
-    const bool named = std::ranges::any_of(plan_.reshard_after_forward.ranges,
-                                           [&](const auto& range) { return range.first <= u && u <= range.last; });
+    // PyTorch keeps the root unsharded unless told otherwise for it (reshard_after_forward=None): its backward is next.
+    const bool named = std::ranges::any_of(
+        plan_.reshard_after_forward.ranges, [&](const auto& range) { return range.first <= u && u <= range.last; });
     if (u == root_ && !named) unit.reshard = {Reshard::Kind::kNever, 0};
     const std::int64_t group = unit.reshard.kind == Reshard::Kind::kGroup ? unit.reshard.group : 0;
     std::int32_t index = -1;

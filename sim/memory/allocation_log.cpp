@@ -1,7 +1,6 @@
-// The graph's log is flattened once (negative: freed), so that each step of a replay is a plain
-// loop over it. Runs are found as those of rows are (sim/simulate/repeats.cpp): the middle
-// micro-batch gives their size, and they go on, both ways, as far as every action has its like one
-// run later.
+// The graph's log is flattened once (negative: freed), so that each step of a replay is a plain loop over it. Runs are
+// found as those of rows are (sim/simulate/repeats.cpp): the middle micro-batch gives their size, and they go on, both
+// ways, as far as every action has its like one run later.
 #include "sim/memory/allocation_log.h"
 
 #include <algorithm>
@@ -99,12 +98,11 @@ AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& libr
     }
   }
   FORESHARD_CHECK(static_cast<std::int32_t>(log.first.size()) == graph.first_own_buffer,
-                  "slots of the executions follow each other");
+      "slots of the executions follow each other");
   for (const Buffer& b : graph.buffers) {
     begin_buffer(log);
     if (b.on_host) continue;
-    if (b.parts < 0)
-      add_tensor(log, b.bytes, b.pool);
+    if (b.parts < 0) add_tensor(log, b.bytes, b.pool);
     else
       for (const Bytes part : graph.parts[static_cast<std::size_t>(b.parts)]) add_tensor(log, part, b.pool);
   }

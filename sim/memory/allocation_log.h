@@ -48,7 +48,7 @@ struct AllocationLog {
 // first iteration, in the order of which they are assigned anew when the second begins. kInArena:
 // what stays is not the allocator's at all (the engine's).
 enum class Buckets : std::uint8_t { kFromTheStart, kRebuilt, kInArena };
-AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& library,
-                             Buckets buckets = Buckets::kFromTheStart);
+AllocationLog allocation_log(
+    const EventGraph& graph, const LibraryBuffers& library, Buckets buckets = Buckets::kFromTheStart);
 
 }

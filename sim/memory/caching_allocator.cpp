@@ -1,8 +1,7 @@
 // Blocks: best fit, splitting, merging, events. Segments and the driver: device_segments.cpp.
 //
-// A block that is split keeps its id for the front part, and of merged blocks the front one's id
-// stays, so that a segment's first block is always the same. Statistics follow PyTorch's order of
-// updates, which decides their peaks.
+// A block that is split keeps its id for the front part, and of merged blocks the front one's id stays, so that a
+// segment's first block is always the same. Statistics follow PyTorch's order of updates, which decides their peaks.
 #include "sim/memory/caching_allocator.h"
 
 #include <algorithm>
@@ -14,8 +13,8 @@ namespace foreshard {
 using Action = AllocatorTraceEntry::Action;
 
 const char* to_string(Action action) {
-  static constexpr const char* kNames[] = {"alloc",        "free_requested", "free_completed", "segment_alloc",
-                                           "segment_free", "segment_map",    "segment_unmap",  "oom"};
+  static constexpr const char* kNames[] = {"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
+      "segment_map", "segment_unmap", "oom"};
   return kNames[static_cast<std::size_t>(action)];
 }
 
@@ -52,8 +51,7 @@ CachingAllocator::BlockId CachingAllocator::take_cached(Bin bin, std::int64_t si
   if (cached.at_end(cursor)) return kNoBlock;
   BlockId id = cached.id(cursor);
   if (settings_.expandable_segments) {
-    // A block that can grow counts as large as it could become, so a longer one that cannot is
-    // preferred.
+    // A block that can grow counts as large as it could become, so a longer one that cannot is preferred.
     const auto expandable_size = [&](BlockId b) {
       const BlockId next = at(b).next;
       return at(b).size + (next != kNoBlock && !at(next).mapped ? at(next).size : 0);
@@ -235,8 +233,8 @@ void CachingAllocator::reset_peak_stats() {
   const auto reset = [](AllocatorStat& stat) { stat.peak = stat.current; };
   for (PoolStats* pool : {&stats_.all, &stats_.small_pool, &stats_.large_pool})
     for (AllocatorStat* stat :
-         {&pool->allocation, &pool->segment, &pool->active, &pool->inactive_split, &pool->allocated_bytes,
-          &pool->reserved_bytes, &pool->active_bytes, &pool->inactive_split_bytes, &pool->requested_bytes})
+        {&pool->allocation, &pool->segment, &pool->active, &pool->inactive_split, &pool->allocated_bytes,
+            &pool->reserved_bytes, &pool->active_bytes, &pool->inactive_split_bytes, &pool->requested_bytes})
       reset(*stat);
   reset(stats_.oversize_allocations);
   reset(stats_.oversize_segments);

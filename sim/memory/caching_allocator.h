@@ -2,11 +2,10 @@
 // splits, gives back and how often it has to ask the driver. Rules:
 // c10/cuda/CUDACachingAllocator.cpp (the native backend; no private pools, no CUDA graphs).
 //
-// Blocks belong to the stream they were allocated on and are reused only there. Requests up to 1
-// MiB come from the small pool, others from the large one. The smallest cached block that is large
-// enough serves a request, of equal ones that with the lowest address; else a new segment is
-// allocated, or with expandable_segments the pool's range grows by pages. Where the device has no
-// memory left, cached segments are freed and the request is tried again (a retry).
+// Blocks belong to the stream they were allocated on and are reused only there. Requests up to 1 MiB come from the
+// small pool, others from the large one. The smallest cached block that is large enough serves a request, of equal ones
+// that with the lowest address; else a new segment is allocated, or with expandable_segments the pool's range grows by
+// pages. Where the device has no memory left, cached segments are freed and the request is tried again (a retry).
 //
 // The driver's choice of addresses is not published; here cudaMalloc returns the lowest range that
 // is free. Only ties between free blocks of equal size depend on it.
@@ -108,9 +107,8 @@ class CachingAllocator {
   // A block of at least `bytes` (> 0) for `stream` (0 .. kMostStreams - 1), or kNoBlock: out of
   // memory, counted in num_ooms. Ids of freed blocks are used again.
   BlockId malloc(std::int64_t bytes, int stream);
-  // A block with recorded streams stays active until their work up to now has ended: one event per
-  // such stream, in its order, that carries `position` (whatever tells process_events how far the
-  // stream was; the replay uses the row).
+  // A block with recorded streams stays active until their work up to now has ended: one event per such stream, in its
+  // order, that carries `position` (whatever tells process_events how far the stream was; the replay uses the row).
   void free(BlockId block, std::int64_t position = 0);
   void record_stream(BlockId block, int stream);
   // Frees what waits for events. is_finished(stream, position) is asked stream by stream, in order,

@@ -30,9 +30,8 @@ inline Fit fit_in(const Cluster& cluster, Bytes peak_allocated, Bytes peak_reser
   return {cluster.gpu.memory, outside, peak_allocated, peak_reserved};
 }
 
-// What forecasts of memory are off by. Reserved: the root mean square of 19 published figures
-// (reports/conformance.md), of the logarithm. Outside the allocator: half of a 90 % interval, of
-// what is forecast; assumed.
+// What forecasts of memory are off by. Reserved: the root mean square of 19 published figures (reports/conformance.md),
+// of the logarithm. Outside the allocator: half of a 90 % interval, of what is forecast; assumed.
 inline constexpr double kReservedLogSd = 0.048;
 inline constexpr double kOutsideSpread = 0.3;
 // Of a normal distribution, from the mean to the 95 % quantile.

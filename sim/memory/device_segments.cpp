@@ -82,8 +82,7 @@ void CachingAllocator::release_segment(BlockId id) {
   drop_segment(id);
 }
 
-// Cached blocks of the stream beyond max_split_size, as many as cover the request. Returns whether
-// they do.
+// Cached blocks of the stream beyond max_split_size, as many as cover the request. Returns whether they do.
 bool CachingAllocator::release_oversize(Bin bin, std::int64_t size) {
   if (settings_.max_split_size == AllocatorSettings::kUnlimited) return false;
   FreeBlocks& cached = free_blocks(bin);
@@ -117,10 +116,8 @@ void CachingAllocator::release_pool(bool large) {
   std::vector<BlockId> to_unmap;
   for (int stream = 0; stream < kMostStreams; ++stream) {
     for (const BlockId id : free_blocks(bin_of(stream, large)).ids())
-      if (at(id).expandable)
-        to_unmap.push_back(id);
-      else if (!is_split(at(id)))
-        release_segment(id);
+      if (at(id).expandable) to_unmap.push_back(id);
+      else if (!is_split(at(id))) release_segment(id);
   }
   for (const BlockId id : to_unmap) {
     const BlockId left = unmap_pages(id);
@@ -249,8 +246,8 @@ CachingAllocator::BlockId CachingAllocator::unmap_pages(BlockId id) {
 
 void CachingAllocator::insert_unmapped(BlockId id) {
   std::vector<BlockId>& list = unmapped_[at(id).bin];
-  list.insert(std::ranges::lower_bound(list, id, [&](BlockId a, BlockId b) { return at(a).address < at(b).address; }),
-              id);
+  list.insert(
+      std::ranges::lower_bound(list, id, [&](BlockId a, BlockId b) { return at(a).address < at(b).address; }), id);
 }
 
 void CachingAllocator::erase_unmapped(BlockId id) {
@@ -269,8 +266,8 @@ std::int64_t CachingAllocator::take_address_range(std::int64_t size) {
 }
 
 void CachingAllocator::give_address_range(Range range) {
-  auto after = std::ranges::lower_bound(address_holes_, range,
-                                        [](const Range& a, const Range& b) { return a.address < b.address; });
+  auto after = std::ranges::lower_bound(
+      address_holes_, range, [](const Range& a, const Range& b) { return a.address < b.address; });
   if (after != address_holes_.end() && range.address + range.size == after->address) {
     range.size += after->size;
     after = address_holes_.erase(after);

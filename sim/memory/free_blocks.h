@@ -1,10 +1,8 @@
-// The cached free blocks of one pool and stream, ordered by size, then address: what best fit
-// searches.
+// The cached free blocks of one pool and stream, ordered by size, then address: what best fit searches.
 //
-// A training step asks for the same few dozen sizes over and over. So the sizes are a small sorted
-// table that is hardly ever extended, with a bit for each that has blocks, and the blocks of one
-// size are a list by descending address: the lowest is taken from its end, and backward, which
-// frees in reverse, puts it back there.
+// A training step asks for the same few dozen sizes over and over. So the sizes are a small sorted table that is hardly
+// ever extended, with a bit for each that has blocks, and the blocks of one size are a list by descending address: the
+// lowest is taken from its end, and backward, which frees in reverse, puts it back there.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +30,7 @@ class FreeBlocks {
     std::size_t index = 0;  // from the end of the list
   };
 
-  // The size's class, under which the block can be erased. `hint` may be the class of any block
-  // that was here before.
+  // The size's class, under which the block can be erased. `hint` may be the class of any block that was here before.
   std::uint32_t insert(std::int64_t size, std::int64_t address, BlockId id, std::uint32_t hint) {
     if (hint >= classes_.size() || classes_[hint].size != size) hint = class_of(size);
     List& list = classes_[hint].list;
@@ -53,10 +50,8 @@ class FreeBlocks {
   void erase(std::uint32_t size_class, std::int64_t address, BlockId id) {
     List& list = classes_[size_class].list;
     const std::uint64_t key = key_of(address, id);
-    if (list.back() == key)
-      list.pop_back();
-    else
-      list.erase(list.begin() + place_in(list, key));
+    if (list.back() == key) list.pop_back();
+    else list.erase(list.begin() + place_in(list, key));
     if (list.empty()) mark(classes_[size_class].position, false);
     --count_;
   }
@@ -92,8 +87,7 @@ class FreeBlocks {
     return static_cast<std::uint64_t>(address) >> kAddressShift << kIdBits | static_cast<std::uint64_t>(id);
   }
 
-  // Of the first key that is not above `key`. Without branches, which would be guessed wrong half
-  // of the time.
+  // Of the first key that is not above `key`. Without branches, which would be guessed wrong half of the time.
   static std::ptrdiff_t place_in(const List& list, std::uint64_t key) {
     const std::uint64_t* base = list.data();
     std::size_t length = list.size();

@@ -14,21 +14,15 @@ namespace foreshard {
 // The program slice that a layer's action replays.
 inline const LayerPhaseProgram& phase_of(const LayerProgram& program, const MemoryAction& action) {
   switch (action.kind) {
-    case MemoryAction::Kind::kForward:
-      return program.forward;
-    case MemoryAction::Kind::kRecompute:
-      return program.recompute;
-    case MemoryAction::Kind::kBackward:
-      return program.backward;
-    case MemoryAction::Kind::kFreeGradients:
-      return program.free_gradients[action.segment];
-    case MemoryAction::Kind::kFreeLastGradient:
-      return program.free_last_gradient[action.segment];
+    case MemoryAction::Kind::kForward: return program.forward;
+    case MemoryAction::Kind::kRecompute: return program.recompute;
+    case MemoryAction::Kind::kBackward: return program.backward;
+    case MemoryAction::Kind::kFreeGradients: return program.free_gradients[action.segment];
+    case MemoryAction::Kind::kFreeLastGradient: return program.free_last_gradient[action.segment];
     case MemoryAction::Kind::kAllocate:
     case MemoryAction::Kind::kFree:
     case MemoryAction::Kind::kStore:
-    case MemoryAction::Kind::kKeep:
-      break;
+    case MemoryAction::Kind::kKeep: break;
   }
   FORESHARD_CHECK(false, "not a layer's action");
   return program.forward;
@@ -48,9 +42,8 @@ inline std::span<const std::int32_t> steps_of(const LayerPhaseProgram& phase, co
   return {phase.actions.data() + begin, phase.segments[last].actions_end - begin};
 }
 
-// Of the phase's first product: the step that allocates what it makes (a tile where the product is
-// made by tiles, which goes with it); cuBLAS' workspace of its thread is taken behind that. The
-// number of steps: there is none.
+// Of the phase's first product: the step that allocates what it makes (a tile where the product is made by tiles, which
+// goes with it); cuBLAS' workspace of its thread is taken behind that. The number of steps: there is none.
 inline std::size_t product_step(const LayerPhaseProgram& phase) {
   std::uint32_t kernel = 0, begin = 0;
   for (const LayerStep& step : phase.steps) {
@@ -114,27 +107,22 @@ inline bool records_streams(const EventGraph& graph) {
       graph.actions, [](const MemoryAction& action) { return action.recorded() != 0; });
 }
 
-// Calls visitor.allocate(buffer id), visitor.free(buffer id) and visitor.store(buffer id,
-// category), which says what the buffer counts as from now on, for one action of the graph. A
-// visitor that has free_recorded(buffer id, streams) is told where streams were recorded, one that
-// has backward() of every phase of a layer's backward, one with awaits_product(kind) of the first
-// product.
+// Calls visitor.allocate(buffer id), visitor.free(buffer id) and visitor.store(buffer id, category), which says what
+// the buffer counts as from now on, for one action of the graph. A visitor that has free_recorded(buffer id, streams)
+// is told where streams were recorded, one that has backward() of every phase of a layer's backward, one with
+// awaits_product(kind) of the first product.
 template <typename Visitor>
 void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& visitor) {
   switch (action.kind) {
-    case MemoryAction::Kind::kAllocate:
-      return visitor.allocate(action.target);
+    case MemoryAction::Kind::kAllocate: return visitor.allocate(action.target);
     case MemoryAction::Kind::kFree:
       if constexpr (requires { visitor.free_recorded(action.target, action.recorded()); }) {
         if (action.recorded() != 0) return visitor.free_recorded(action.target, action.recorded());
       }
       return visitor.free(action.target);
-    case MemoryAction::Kind::kStore:
-      return visitor.store(action.target, stored_category(graph, action.target));
-    case MemoryAction::Kind::kKeep:
-      return visitor.store(action.target, MemoryCategory::kAccumulatedGrad);
-    default:
-      break;
+    case MemoryAction::Kind::kStore: return visitor.store(action.target, stored_category(graph, action.target));
+    case MemoryAction::Kind::kKeep: return visitor.store(action.target, MemoryCategory::kAccumulatedGrad);
+    default: break;
   }
   if constexpr (requires { visitor.backward(); }) {
     using Kind = MemoryAction::Kind;

@@ -41,10 +41,8 @@ bool shards_parameters(const Plan& plan) {
   switch (plan.runtime.kind) {
     case RuntimeKind::kFsdp2:
     case RuntimeKind::kFsdp1:
-    case RuntimeKind::kZero3:
-      return plan.mesh.fsdp() > 1;
-    default:
-      return false;
+    case RuntimeKind::kZero3: return plan.mesh.fsdp() > 1;
+    default: return false;
   }
 }
 
@@ -61,11 +59,11 @@ std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const
     if (bytes > 0) list.push_back({words[0], words[1], words[2], of(bytes), codes / kCodes});
   };
   add({"fp32 logits and their gradient", "which loss runs, and whether the loop keeps the outputs",
-       "--set loss=NAME, --set logits=held or released"},
+          "--set loss=NAME, --set logits=held or released"},
       2 * 4 * tokens * vocabulary, 3);
   if (shards_parameters(plan)) {
     add({"a whole copy of the parameters", "whether parameters stay gathered",
-         "--set reshard_after_forward=always or never"},
+            "--set reshard_after_forward=always or never"},
         bytes_of(plan.compute_dtype()) * parameters, 1);
   }
   const double shards = is_zero(plan.runtime.kind) || shards_parameters(plan) ? as_double(mesh.fsdp()) : 1;

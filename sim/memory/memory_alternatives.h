@@ -18,12 +18,10 @@ struct MemoryAlternative {
   double weight = 0;    // of first looks at codes without a preset, how many did so
 };
 
-// Those that are more than nothing under this plan, the largest expected bytes first; at most as
-// many as a Fit holds.
+// Those that are more than nothing under this plan, the largest expected bytes first; at most as many as a Fit holds.
 std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const Plan& plan);
 
-// The fit of a code that nobody has read; without what the GPU could not hold were there nothing
-// else.
+// The fit of a code that nobody has read; without what the GPU could not hold were there nothing else.
 Fit with_alternatives(Fit fit, const ModelSpec& model, const Plan& plan);
 
 // What a forecast of reserved memory is off by, the mean and the standard deviation of the

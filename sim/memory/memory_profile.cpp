@@ -1,6 +1,5 @@
-// Replay in host order. peak_allocated uses the swing of each layer phase (its highest point and
-// its sum), which is exact for the total because a phase's actions are consecutive;
-// replay_allocations walks every single action.
+// Replay in host order. peak_allocated uses the swing of each layer phase (its highest point and its sum), which is
+// exact for the total because a phase's actions are consecutive; replay_allocations walks every single action.
 #include "sim/memory/memory_profile.h"
 
 #include <algorithm>

@@ -43,8 +43,7 @@ struct MemoryProfile {
 // Everything above; throws an internal error if a buffer is freed twice or never.
 MemoryProfile replay_allocations(const EventGraph& graph);
 
-// The peak alone, from the layers' summaries: what search asks of every plan. Equals
-// replay_allocations(graph).peak.
+// The peak alone, from the layers' summaries: what search asks of every plan. Equals replay_allocations(graph).peak.
 Bytes peak_allocated(const EventGraph& graph);
 
 }

@@ -1,25 +1,21 @@
 // Sizes of NCCL (src/transport/p2p.cc, net.cc, nvls.cc, src/init.cc @ v2.28.9):
 //
-// A connection holds a buffer per protocol: LL 512 KiB, LL128 4,915,200 B, Simple NCCL_BUFFSIZE.
-// Over NVLink the receiving side holds all of them behind a page of flags (with P2P reads the
-// Simple one moves to the sender: the sum is the same), the sending side a page. Over the network
-// both sides hold LL128 and Simple in device memory, LL in host memory. Each is an allocation of
-// its own, rounded up to the 2 MiB of the driver.
+// A connection holds a buffer per protocol: LL 512 KiB, LL128 4,915,200 B, Simple NCCL_BUFFSIZE. Over NVLink the
+// receiving side holds all of them behind a page of flags (with P2P reads the Simple one moves to the sender: the sum
+// is the same), the sending side a page. Over the network both sides hold LL128 and Simple in device memory, LL in host
+// memory. Each is an allocation of its own, rounded up to the 2 MiB of the driver.
 //
-// A ring receives from one neighbour and sends to one, on every channel. In a group of several
-// nodes channel c leaves the node at the rank that serves it, so of each rank's channels channels /
-// ranks_per_node leave through its port. A tree is a chain along the ring inside the node and a
-// double binary tree between nodes. Algorithms share connections: of the chain's neighbours in both
-// directions, a rank in the middle already has half from the ring. Four A100s show it: 544 MiB per
-// communicator of two ranks, 688 of more (NVIDIA/nccl#964), and the 144 MiB between them are 24
+// A ring receives from one neighbour and sends to one, on every channel. In a group of several nodes channel c leaves
+// the node at the rank that serves it, so of each rank's channels channels / ranks_per_node leave through its port. A
+// tree is a chain along the ring inside the node and a double binary tree between nodes. Algorithms share connections:
+// of the chain's neighbours in both directions, a rank in the middle already has half from the ring. Four A100s show
+// it: 544 MiB per communicator of two ranks, 688 of more (NVIDIA/nccl#964), and the 144 MiB between them are 24
 // channels x 6 MiB, the one side that the end of the chain adds (P2P reads split a connection 6 +
-// 6). NVLS keeps for every head (rank of the node) and channel a buffer to gather and one to
-// scatter.
+// 6). NVLS keeps for every head (rank of the node) and channel a buffer to gather and one to scatter.
 //
-// Which algorithms: all-gather and reduce-scatter are ring in every version (src/graph/tuning.cc;
-// others need registered buffers or SHARP). An all-reduce of gradients inside a node of Hopper or
-// later is NVLS, else ring and tree by size. The all-reduce of the clipping norm is 4 bytes: ring
-// inside a node, tree between nodes.
+// Which algorithms: all-gather and reduce-scatter are ring in every version (src/graph/tuning.cc; others need
+// registered buffers or SHARP). An all-reduce of gradients inside a node of Hopper or later is NVLS, else ring and tree
+// by size. The all-reduce of the clipping norm is 4 bytes: ring inside a node, tree between nodes.
 #include "sim/memory/outside_allocator.h"
 
 #include <fmt/format.h>
@@ -45,16 +41,15 @@ constexpr std::int64_t kLL128 = 4'915'200;
 // Kernels are loaded when they are first used (CUDA 11.7 and later).
 OutsideItems context_items(const Gpu& gpu) {
   const bool large = generation_of(gpu).is_hopper_or_later();
-  OutsideItem context{"cuda context", Bytes(400'000'000), SizeEvidence::kPublished,
-                      "about 400 MB with lazy loading (pytorch#109888)"};
+  OutsideItem context{
+      "cuda context", Bytes(400'000'000), SizeEvidence::kPublished, "about 400 MB with lazy loading (pytorch#109888)"};
   if (large) {
     context.bytes = Bytes(616 * kMiB);
     context.source = "616 MiB of a process that only made a context (LMCache/LMCache#4019)";
   }
-  return {context,
-          {"kernels loaded by the step", Bytes(142 * kMiB), SizeEvidence::kPublished,
-           "0.51 GiB of a training process on one A100 (78.93 GiB in use, 76.28 allocated, 2.14 "
-           "reserved; Lightning-AI/litgpt:tutorials/oom.md) less the context"}};
+  return {context, {"kernels loaded by the step", Bytes(142 * kMiB), SizeEvidence::kPublished,
+                       "0.51 GiB of a training process on one A100 (78.93 GiB in use, 76.28 allocated, 2.14 "
+                       "reserved; Lightning-AI/litgpt:tutorials/oom.md) less the context"}};
 }
 
 // --- NCCL ---
@@ -66,10 +61,9 @@ struct Shipped {
 // nvidia-nccl-cu12 / -cu13 among the requirements of the wheels (pytorch/pytorch:
 // .github/scripts/generate_binary_build_matrix.py of each release; 2.1: pytorch#112285, 2.2:
 // pytorch#116977, 2.11: METADATA of its wheel, 2.12 and later: pytorch#187528).
-constexpr std::array kShipped = {Shipped{1, {2, 18}}, Shipped{2, {2, 19}},  Shipped{3, {2, 20}},  Shipped{4, {2, 20}},
-                                 Shipped{5, {2, 21}}, Shipped{6, {2, 21}},  Shipped{7, {2, 26}},  Shipped{8, {2, 27}},
-                                 Shipped{9, {2, 27}}, Shipped{10, {2, 27}}, Shipped{11, {2, 28}}, Shipped{12, {2, 29}},
-                                 Shipped{13, {2, 30}}};
+constexpr std::array kShipped = {Shipped{1, {2, 18}}, Shipped{2, {2, 19}}, Shipped{3, {2, 20}}, Shipped{4, {2, 20}},
+    Shipped{5, {2, 21}}, Shipped{6, {2, 21}}, Shipped{7, {2, 26}}, Shipped{8, {2, 27}}, Shipped{9, {2, 27}},
+    Shipped{10, {2, 27}}, Shipped{11, {2, 28}}, Shipped{12, {2, 29}}, Shipped{13, {2, 30}}};
 
 constexpr const char* kTransport = "NVIDIA/nccl:src/transport v2.28.9: buffers per connection";
 
@@ -115,15 +109,15 @@ class Nccl {
         all_at_once || (uses.reduces_data && (between_nodes || !nvls)) || (uses.reduces_scalar && between_nodes);
     items.push_back(communicator_state(name, all_at_once));
     items.push_back({fmt::format("{}: ring, {} channels", name, channels), Bytes(ring_bytes(link, channels)),
-                     SizeEvidence::kDerived, kTransport});
+        SizeEvidence::kDerived, kTransport});
     if (tree && tree_bytes(link, channels) > 0) {
       items.push_back({fmt::format("{}: tree, {} channels", name, channels), Bytes(tree_bytes(link, channels)),
-                       SizeEvidence::kDerived, kTransport});
+          SizeEvidence::kDerived, kTransport});
     }
     if (nvls && (all_at_once || uses.reduces_data)) {
-      items.push_back({fmt::format("{}: NVLS, {} channels", name, nvls_trees.ctas),
-                       Bytes(nvls_bytes(link, nvls_trees.ctas)), SizeEvidence::kDerived,
-                       "NVIDIA/nccl:src/transport/nvls.cc v2.28.9"});
+      items.push_back(
+          {fmt::format("{}: NVLS, {} channels", name, nvls_trees.ctas), Bytes(nvls_bytes(link, nvls_trees.ctas)),
+              SizeEvidence::kDerived, "NVIDIA/nccl:src/transport/nvls.cc v2.28.9"});
     }
   }
 
@@ -131,7 +125,7 @@ class Nccl {
   // What a communicator holds beside its connections: the rest of two published totals.
   static OutsideItem communicator_state(const std::string& name, bool all_at_once) {
     OutsideItem item{name + ": state", Bytes(256 * kMiB), SizeEvidence::kPublished,
-                     "NVIDIA/nccl#964: 544 MiB for two A100s, less 24 channels x 12 MiB"};
+        "NVIDIA/nccl#964: 544 MiB for two A100s, less 24 channels x 12 MiB"};
     if (!all_at_once) {
       item.bytes = Bytes(228 * kMiB);
       item.source =
@@ -141,10 +135,9 @@ class Nccl {
     return item;
   }
 
-  // Of ncclTopoCompute and its doubling: one node with NVSwitch 24; several nodes two per port of
-  // the node, at least 4 (NVIDIA/nccl:src/graph/search.cc, connect.cc). Blackwell: 2.25 to 2.27
-  // raise the ring to the NVLS channels, since 2.28 at most 16. Over PCIe a ring has what the
-  // search gives it.
+  // Of ncclTopoCompute and its doubling: one node with NVSwitch 24; several nodes two per port of the node, at least 4
+  // (NVIDIA/nccl:src/graph/search.cc, connect.cc). Blackwell: 2.25 to 2.27 raise the ring to the NVLS channels, since
+  // 2.28 at most 16. Over PCIe a ring has what the search gives it.
   std::int64_t ring_channels(const GroupLink& link, const NcclSystem& system) const {
     std::int64_t channels = 0;
     if (!system.nvlink) {
@@ -157,10 +150,8 @@ class Nccl {
       channels = std::clamp<std::int64_t>(2 * ports, 4, 16);
     }
     if (system.generation == GpuGeneration::kBlackwell && system.nvlink) {
-      if (version_ >= NcclVersion{2, 28})
-        channels = std::min<std::int64_t>(channels, 16);
-      else if (version_ >= NcclVersion{2, 25})
-        channels = std::max<std::int64_t>(channels, nvls_graph(system).ctas);
+      if (version_ >= NcclVersion{2, 28}) channels = std::min<std::int64_t>(channels, 16);
+      else if (version_ >= NcclVersion{2, 25}) channels = std::max<std::int64_t>(channels, nvls_graph(system).ctas);
     }
     return settings_.max_channels > 0 ? std::min(channels, settings_.max_channels) : channels;
   }
@@ -218,9 +209,8 @@ std::vector<Nccl::Uses> uses_of(const EventGraph& graph) {
 std::int64_t instances(const Communicator& communicator, const EventGraph& graph) {
   if (!communicator.per_unit) return 1;
   return std::max<std::int64_t>(1, std::ranges::count_if(graph.units, [&](const Unit& unit) {
-                                  return unit.reshard.kind == Reshard::Kind::kGroup &&
-                                         unit.reshard.group == communicator.group.size;
-                                }));
+    return unit.reshard.kind == Reshard::Kind::kGroup && unit.reshard.group == communicator.group.size;
+  }));
 }
 
 int minor_of(const std::string& version) {
@@ -242,8 +232,8 @@ NcclVersion nccl_of(const Runtime& runtime) {
   return nccl;
 }
 
-OutsideItems memory_outside(const EventGraph& graph, const Cluster& cluster, const Runtime& runtime,
-                            const NcclSettings& settings) {
+OutsideItems memory_outside(
+    const EventGraph& graph, const Cluster& cluster, const Runtime& runtime, const NcclSettings& settings) {
   if (cluster.memory_outside_allocator)
     return {{"declared", *cluster.memory_outside_allocator, SizeEvidence::kDeclared, cluster.outside_source}};
   if (cluster.host_computes) return {};
@@ -284,9 +274,9 @@ LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster, 
     const bool is_grouped = std::ranges::any_of(graph.kernels, [](const Kernel& kernel) { return kernel.groups > 1; });
     for (int i = 0; i < (is_grouped ? 1 + kEngineStreams : 1); ++i) {
       list.push_back({"transformer engine workspace", Bytes(large ? kLarge + 1024 : 4 * kMiB), Stream::kCompute,
-                      EventKind::kForward,
-                      "NVIDIA/TransformerEngine:transformer_engine/pytorch/cpp_extensions/gemm.py "
-                      "2.11, get_cublas_workspace: one, and one for each stream of grouped products"});
+          EventKind::kForward,
+          "NVIDIA/TransformerEngine:transformer_engine/pytorch/cpp_extensions/gemm.py "
+          "2.11, get_cublas_workspace: one, and one for each stream of grouped products"});
     }
   }
   return list;

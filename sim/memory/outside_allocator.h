@@ -1,12 +1,10 @@
-// Device memory of one rank that PyTorch's caching allocator never sees, item by item: the CUDA
-// context with the kernels loaded into it, and NCCL's buffers, communicator by communicator. What
-// the libraries allocate *through* the caching allocator is listed apart, because it belongs into
-// the replay of the allocator: cuBLAS workspaces.
+// Device memory of one rank that PyTorch's caching allocator never sees, item by item: the CUDA context with the
+// kernels loaded into it, and NCCL's buffers, communicator by communicator. What the libraries allocate *through* the
+// caching allocator is listed apart, because it belongs into the replay of the allocator: cuBLAS workspaces.
 //
-// NCCL allocates per connection: one per channel and neighbour. Which connections there are follows
-// from the algorithms that the collectives of a communicator use, the channels of its ring, and the
-// version of NCCL (before 2.22 every algorithm it could use is connected when the communicator is
-// made; since then when it is first used).
+// NCCL allocates per connection: one per channel and neighbour. Which connections there are follows from the algorithms
+// that the collectives of a communicator use, the channels of its ring, and the version of NCCL (before 2.22 every
+// algorithm it could use is connected when the communicator is made; since then when it is first used).
 #pragma once
 
 #include <cstdint>
@@ -49,8 +47,8 @@ struct NcclSettings {
 
 // Empty where the host computes and nothing is declared. A cluster that declares a total
 // (memory_outside_allocator of a cluster file, or a measured profile) gets that as its only item.
-OutsideItems memory_outside(const EventGraph& graph, const Cluster& cluster, const Runtime& runtime,
-                            const NcclSettings& settings = {});
+OutsideItems memory_outside(
+    const EventGraph& graph, const Cluster& cluster, const Runtime& runtime, const NcclSettings& settings = {});
 Bytes total(const OutsideItems& items);
 
 // Memory that a library takes from the caching allocator once and keeps.

@@ -1,6 +1,5 @@
-// Each step is a plain loop over the log (allocation_log.h). A step is steady when the next one has
-// the same statistics; then nothing was taken from or given back to the driver that is not taken
-// and given back in every step.
+// Each step is a plain loop over the log (allocation_log.h). A step is steady when the next one has the same
+// statistics; then nothing was taken from or given back to the driver that is not taken and given back in every step.
 #include "sim/memory/reserved.h"
 
 #include <algorithm>
@@ -57,8 +56,7 @@ class StreamClock {
   std::vector<std::array<Time, kStreams>> ends_;  // by row
 };
 
-// What a program took and gave back while its parameters came to where steps find them, in order:
-// the segments stay.
+// What a program took and gave back while its parameters came to where steps find them, in order: the segments stay.
 struct Opening {
   enum class Kind : std::uint8_t { kTake, kGiveBack, kTensor };
   Kind kind = Kind::kTake;
@@ -90,10 +88,9 @@ class OpeningsOf {
   }
   void give_back(std::int32_t id) { found.push_back({Opening::Kind::kGiveBack, id}); }
 
-  // DistributedDataParallel sends its parameters in flat pieces, of which two are there at once and
-  // the last is full from 250 MiB on (torch/nn/parallel/distributed.py, broadcast_bucket_size;
-  // torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size, and its
-  // broadcast_coalesced). A piece of one is that parameter.
+  // DistributedDataParallel sends its parameters in flat pieces, of which two are there at once and the last is full
+  // from 250 MiB on (torch/nn/parallel/distributed.py, broadcast_bucket_size; torch/csrc/distributed/c10d/reducer.cpp,
+  // compute_bucket_assignment_by_size, and its broadcast_coalesced). A piece of one is that parameter.
   void broadcast() {
     constexpr std::int64_t kPiece = std::int64_t{250} << 20;
     constexpr std::size_t kInFlight = 2;
@@ -121,11 +118,10 @@ class OpeningsOf {
     for (const std::int32_t id : in_flight) give_back(id);
   }
 
-  // fully_shard moves a unit's parameters to the device, unless they are there, copies its shard of
-  // each and lets go of them (torch/distributed/fsdp/_fully_shard/_fsdp_init.py,
-  // _move_states_to_device; _fsdp_param.py, _init_sharded_param). Blocks come first, as loops have
-  // it, the root is the last; who gives embedding and head units holds their weights till then
-  // (accelerate, fsdp2_prepare_model).
+  // fully_shard moves a unit's parameters to the device, unless they are there, copies its shard of each and lets go of
+  // them (torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _move_states_to_device; _fsdp_param.py,
+  // _init_sharded_param). Blocks come first, as loops have it, the root is the last; who gives embedding and head units
+  // holds their weights till then (accelerate, fsdp2_prepare_model).
   void shard_units() {
     std::map<std::pair<int, std::int32_t>, std::vector<std::int32_t>> units;
     for (const std::int32_t t : log_.before) {
@@ -149,10 +145,8 @@ class OpeningsOf {
       if (!graph_.host.from_device) std::ranges::for_each(shards, take_whole);
       for (const std::int32_t t : shards) found.push_back({Opening::Kind::kTensor, t});
       for (const std::int32_t t : shards)
-        if (place.first == 1)
-          held.push_back(whole_of[t]);
-        else
-          give_back(whole_of[t]);
+        if (place.first == 1) held.push_back(whole_of[t]);
+        else give_back(whole_of[t]);
     }
     for (const std::int32_t id : held) give_back(id);
   }
@@ -177,9 +171,8 @@ class OpeningsOf {
     for (const std::int32_t id : zeros) give_back(id);
   }
 
-  // Of the partitions of DeepSpeed's stage 3, which are there first, each is cast and then copied;
-  // a gradient of zeros comes and goes (stage3.py, _create_fp32_partitions and
-  // initialize_optimizer_states). Whether there is one.
+  // Of the partitions of DeepSpeed's stage 3, which are there first, each is cast and then copied; a gradient of zeros
+  // comes and goes (stage3.py, _create_fp32_partitions and initialize_optimizer_states). Whether there is one.
   bool widen() {
     const auto is_master = [&](std::int32_t t) {
       return buffer_of(t).role == BufferRole::kMaster && !buffer_of(t).on_host;
@@ -197,10 +190,9 @@ class OpeningsOf {
     return largest > 0;
   }
 
-  // FullyShardedDataParallel moves the parameters of a unit to the device, makes a flat one of them
-  // and keeps a copy of its shard; the root is the last (torch/distributed/fsdp/_init_utils.py,
-  // _init_param_handle_from_module; _flat_param.py, shard). Its shards are the only ones of units
-  // that are a tensor each. Whether there is one.
+  // FullyShardedDataParallel moves the parameters of a unit to the device, makes a flat one of them and keeps a copy of
+  // its shard; the root is the last (torch/distributed/fsdp/_init_utils.py, _init_param_handle_from_module;
+  // _flat_param.py, shard). Its shards are the only ones of units that are a tensor each. Whether there is one.
   bool flatten() {
     std::vector<std::int32_t> shards;
     for (const std::int32_t t : log_.before) {
@@ -214,8 +206,8 @@ class OpeningsOf {
       const Unit& unit = graph_.units[at(buffer_of(t).unit)];
       if (unit.shard_numel == 0) continue;
       const std::int64_t element = log_.bytes[at(t)] / unit.shard_numel;
-      auto whole = list_of<std::int32_t>(numels(buffer_of(t).unit, unit.numel),
-                                         [&](const std::int64_t numel) { return take(numel * element); });
+      auto whole = list_of<std::int32_t>(
+          numels(buffer_of(t).unit, unit.numel), [&](const std::int64_t numel) { return take(numel * element); });
       const std::int32_t flat = take(unit.padded_numel() * element);
       found.push_back({Opening::Kind::kTensor, t});
       give_back(flat);
@@ -258,7 +250,7 @@ constexpr double kDeviceFreeSeconds = 1e-3;
 
 struct ReservedReplay::State {
   State(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
-        const ReplayInputs& inputs)
+      const ReplayInputs& inputs)
       : log(allocation_log(graph, inputs.library, inputs.buckets)),
         openings(OpeningsOf(graph, log).found),
         allocator(settings, memory),
@@ -357,9 +349,7 @@ struct ReservedReplay::State {
           if (traced != nullptr) take_history(-1);
           break;
         }
-        case Opening::Kind::kTensor:
-          allocate(opening.id);
-          break;
+        case Opening::Kind::kTensor: allocate(opening.id); break;
       }
     }
   }
@@ -428,9 +418,8 @@ struct ReservedReplay::State {
     if (traced != nullptr) return false;
     const auto end = std::ranges::lower_bound(log.row_begin, runs.end());
     const auto behind = at(end - log.row_begin.begin());
-    const bool takes = std::ranges::any_of(log.library, [&](const auto& block) {
-      return block.action >= log.row_begin[r] && block.action < log.row_begin[behind];
-    });
+    const bool takes = std::ranges::any_of(log.library,
+        [&](const auto& block) { return block.action >= log.row_begin[r] && block.action < log.row_begin[behind]; });
     if (behind + 1 >= log.row_begin.size() || (step == 1 && (takes || drops_at >= static_cast<EventId>(r))))
       return false;
     std::vector<CachingAllocator::BlockId> blocks;
@@ -580,10 +569,10 @@ struct ReservedReplay::State {
     const auto since = [](std::int64_t after, std::int64_t before) {
       return static_cast<std::int32_t>(after - before);
     };
-    stalls.push_back(
-        {row, since(now.num_device_alloc, seen.num_device_alloc), since(now.num_device_free, seen.num_device_free),
-         since(now.num_alloc_retries, seen.num_alloc_retries), Bytes(now.device_alloc_bytes - seen.device_alloc_bytes),
-         Bytes(now.device_free_bytes - seen.device_free_bytes)});
+    stalls.push_back({row, since(now.num_device_alloc, seen.num_device_alloc),
+        since(now.num_device_free, seen.num_device_free), since(now.num_alloc_retries, seen.num_alloc_retries),
+        Bytes(now.device_alloc_bytes - seen.device_alloc_bytes),
+        Bytes(now.device_free_bytes - seen.device_free_bytes)});
     seen = now;
   }
 
@@ -612,8 +601,8 @@ struct ReservedReplay::State {
   bool is_settled = false;
 };
 
-ReservedReplay::ReservedReplay(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
-                               const ReplayInputs& inputs)
+ReservedReplay::ReservedReplay(
+    const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory, const ReplayInputs& inputs)
     : state_(std::make_unique<State>(graph, settings, memory, inputs)) {}
 ReservedReplay::~ReservedReplay() = default;
 ReservedReplay::ReservedReplay(ReservedReplay&&) noexcept = default;
@@ -679,7 +668,7 @@ Time stall_time(const HostStall& stall) {
 }
 
 ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
-                                const ReplayInputs& inputs) {
+    const ReplayInputs& inputs) {
   ReservedReplay replay(graph, settings, memory, inputs);
   ReservedProfile profile;
   profile.first = profile.steady = replay.run_step();
@@ -707,7 +696,7 @@ ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings
 }
 
 TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
-                      int steps_before, const ReplayInputs& inputs) {
+    int steps_before, const ReplayInputs& inputs) {
   ReservedReplay replay(graph, settings, memory, inputs);
   for (int i = 0; i < steps_before; ++i) replay.run_step();
   ReservedReplay::State& s = *replay.state_;

@@ -1,17 +1,15 @@
 // What the step reserves: its allocations replayed through PyTorch's caching allocator, step after
 // step until nothing changes any more.
 //
-// Segments are cut once and serve until they are given back, so what is reserved depends on the
-// order of the first steps. In step 1 the optimizer has no state yet: it is allocated when the
-// optimizer runs, after the activations have shaped the pools; DDP's gradients have one bucket,
-// which it gives back when it assigns its buckets in step 2. A buffer of the graph is one tensor of
-// its allocation stream, or one per parameter where PyTorch keeps parameters apart (sharded and
-// unsharded parameters, optimizer state and temporaries; gather and reduction buffers are flat).
-// Blocks on which streams were recorded (Tensor.record_stream: FSDP1, DeepSpeed) serve again when
-// the work that those streams had before the free has ended. Every allocation first looks which
-// have (process_events), at the host's time of its row, so that takes the times of a simulation.
-// Without them they serve at once, and what is reserved is a lower bound. What libraries take from
-// the allocator and keep (cuBLAS workspaces: library_buffers) is taken in step 1, when the first
+// Segments are cut once and serve until they are given back, so what is reserved depends on the order of the first
+// steps. In step 1 the optimizer has no state yet: it is allocated when the optimizer runs, after the activations have
+// shaped the pools; DDP's gradients have one bucket, which it gives back when it assigns its buckets in step 2. A
+// buffer of the graph is one tensor of its allocation stream, or one per parameter where PyTorch keeps parameters apart
+// (sharded and unsharded parameters, optimizer state and temporaries; gather and reduction buffers are flat). Blocks on
+// which streams were recorded (Tensor.record_stream: FSDP1, DeepSpeed) serve again when the work that those streams had
+// before the free has ended. Every allocation first looks which have (process_events), at the host's time of its row,
+// so that takes the times of a simulation. Without them they serve at once, and what is reserved is a lower bound. What
+// libraries take from the allocator and keep (cuBLAS workspaces: library_buffers) is taken in step 1, when the first
 // kernel that asks for it is issued.
 #pragma once
 
@@ -31,8 +29,7 @@
 
 namespace foreshard {
 
-// When the rows of the graph's steady step are issued and end: a Timeline's (row_times() of
-// sim/simulate/forecast.h).
+// When the rows of the graph's steady step are issued and end: a Timeline's (row_times() of sim/simulate/forecast.h).
 struct RowTimes {
   std::vector<Time> issues, ends;
   Time period;
@@ -42,8 +39,8 @@ struct RowTimes {
 struct ReplayInputs {
   ReplayInputs() = default;
   // NOLINTNEXTLINE(google-explicit-constructor): most have nothing else
-  ReplayInputs(LibraryBuffers of_libraries, const RowTimes* row_times = nullptr,
-               Buckets of_gradients = Buckets::kFromTheStart)
+  ReplayInputs(
+      LibraryBuffers of_libraries, const RowTimes* row_times = nullptr, Buckets of_gradients = Buckets::kFromTheStart)
       : library(std::move(of_libraries)), times(row_times), buckets(of_gradients) {}
   LibraryBuffers library;
   const RowTimes* times = nullptr;  // null: nothing is waited for
@@ -65,8 +62,7 @@ struct HostStall {
   bool operator==(const HostStall&) const = default;
 };
 
-// How long the host is held up, the wait for the device at a retry not counted (it depends on the
-// schedule).
+// How long the host is held up, the wait for the device at a retry not counted (it depends on the schedule).
 Time stall_time(const HostStall& stall);
 
 struct StepReserved {
@@ -117,13 +113,12 @@ struct TracedStep {
 class ReservedReplay {
  public:
   ReservedReplay(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
-                 const ReplayInputs& inputs = {});
+      const ReplayInputs& inputs = {});
   ~ReservedReplay();
   ReservedReplay(ReservedReplay&&) noexcept;
   ReservedReplay& operator=(ReservedReplay&&) noexcept;
 
-  // The next one; the first also has what is allocated before it. Ends early, and for good, where
-  // memory runs out.
+  // The next one; the first also has what is allocated before it. Ends early, and for good, where memory runs out.
   StepReserved run_step();
   bool out_of_memory() const;
   bool is_settled() const;  // ReplayInputs::stops_when_settled: no step comes after
@@ -141,8 +136,8 @@ class ReservedReplay {
   const CachingAllocator& allocator() const;
 
  private:
-  friend TracedStep trace_step(const EventGraph&, const AllocatorSettings&, const DeviceMemory&, int,
-                               const ReplayInputs&);
+  friend TracedStep trace_step(
+      const EventGraph&, const AllocatorSettings&, const DeviceMemory&, int, const ReplayInputs&);
   struct State;
   std::unique_ptr<State> state_;
 };
@@ -151,11 +146,11 @@ class ReservedReplay {
 inline constexpr int kMostReplayedSteps = 8;
 
 ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
-                                const ReplayInputs& inputs = {});
+    const ReplayInputs& inputs = {});
 
 // What happens in the step after `steps_before` others; with none before, including what is
 // allocated before the first step.
 TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
-                      int steps_before, const ReplayInputs& inputs = {});
+    int steps_before, const ReplayInputs& inputs = {});
 
 }

@@ -45,9 +45,8 @@ Settled settle(ReservedReplay& replay) {
   return result;
 }
 
-// Which series is replayed first. Both are the same steps until the driver runs short, and what an
-// endless memory holds only grows: so a device's own memory, tried first, often is enough to know.
-// kEndless serves other devices, too.
+// Which series is replayed first. Both are the same steps until the driver runs short, and what an endless memory holds
+// only grows: so a device's own memory, tried first, often is enough to know. kEndless serves other devices, too.
 enum class Order : std::uint8_t { kEndless, kDevice };
 
 // Whose rules do not depend on how much memory there is.
@@ -58,8 +57,8 @@ bool is_plain(const AllocatorSettings& settings) {
 
 // `settled(memory)`: what the steps settle to on a device of so much.
 template <typename SettledIn>
-ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster& cluster, Order order,
-                        const SettledIn& settled) {
+ReservedForecast decide(
+    const EventGraph& graph, const Plan& plan, const Cluster& cluster, Order order, const SettledIn& settled) {
   const Bytes allocated = peak_allocated(graph);
   if (cluster.host_computes) return ReservedForecast{.peak = allocated};
   // The engine's, beside which the allocator serves what layers make.
@@ -97,8 +96,8 @@ Buckets buckets_of(const Plan& plan) {
   return plan.runtime.kind == RuntimeKind::kDdp && rebuilds ? Buckets::kRebuilt : Buckets::kFromTheStart;
 }
 
-ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
-                                   const RowTimes* times) {
+ReservedForecast forecast_reserved(
+    const EventGraph& graph, const Plan& plan, const Cluster& cluster, const RowTimes* times) {
   ReplayInputs inputs(library_buffers(graph, cluster, plan.runtime), times, buckets_of(plan));
   inputs.stops_when_settled = true;
   return decide(graph, plan, cluster, Order::kDevice, [&](const DeviceMemory& memory) {

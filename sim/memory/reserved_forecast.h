@@ -31,8 +31,8 @@ struct ReservedForecast {
 //     workspaces among them. Where they would outgrow the GPU, but the allocator gives cached
 //     segments back and gets along: what it holds then, which fits. Else what it would like to
 //     have.
-ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
-                                   const RowTimes* times = nullptr);
+ReservedForecast forecast_reserved(
+    const EventGraph& graph, const Plan& plan, const Cluster& cluster, const RowTimes* times = nullptr);
 
 // DDP's, unless it looks for unused parameters.
 Buckets buckets_of(const Plan& plan);

@@ -81,8 +81,8 @@ bool repeats(const SearchSpace& space, const Place& place, const Plan& plan) {
 
 }
 
-std::vector<Prefetch> prefetches_of(const Plan& base, std::initializer_list<std::int64_t> forward,
-                                    std::initializer_list<std::int64_t> backward) {
+std::vector<Prefetch> prefetches_of(
+    const Plan& base, std::initializer_list<std::int64_t> forward, std::initializer_list<std::int64_t> backward) {
   std::vector<Prefetch> prefetches;
   for (const std::int64_t f : forward) {
     for (const std::int64_t b : backward) {
@@ -105,9 +105,9 @@ SearchSpace complete(SearchSpace space, const Cluster& cluster) {
   if (space.global_batch <= 0 || space.global_batch % ranks != 0) {
     const std::int64_t below = space.global_batch / ranks * ranks;
     throw Error(ExitCode::kInvalidInput,
-                "a global batch of " + std::to_string(space.global_batch) + " sequences does not divide over " +
-                    std::to_string(ranks) + " ranks; the nearest that do are " +
-                    (below > 0 ? std::to_string(below) + " and " : std::string()) + std::to_string(below + ranks));
+        "a global batch of " + std::to_string(space.global_batch) + " sequences does not divide over " +
+            std::to_string(ranks) + " ranks; the nearest that do are " +
+            (below > 0 ? std::to_string(below) + " and " : std::string()) + std::to_string(below + ranks));
   }
   if (space.allocators.empty()) space.allocators = {space.base.allocator};
   if (space.micro_batches.empty()) {
@@ -152,14 +152,10 @@ std::optional<std::int16_t> usual_value(const SearchSpace& space, std::size_t ax
   };
   if (axis >= at(Axis::kKnobs)) return std::int16_t{0};
   switch (static_cast<Axis>(axis)) {
-    case Axis::kShard:
-      return index_of(space.shard_groups, space.base.mesh.shard);
-    case Axis::kReshard:
-      return index_of(space.reshards, space.base.reshard_after_forward.value);
-    case Axis::kPrefetch:
-      return index_of(space.prefetches, space.base.prefetch);
-    default:
-      return std::nullopt;
+    case Axis::kShard: return index_of(space.shard_groups, space.base.mesh.shard);
+    case Axis::kReshard: return index_of(space.reshards, space.base.reshard_after_forward.value);
+    case Axis::kPrefetch: return index_of(space.prefetches, space.base.prefetch);
+    default: return std::nullopt;
   }
 }
 

@@ -17,11 +17,10 @@ inline constexpr std::size_t kAxes = at(Axis::kKnobs) + kMostKnobs;
 using Place = std::array<std::int16_t, kAxes>;  // index on every axis; knobs from kKnobs on
 
 // The base's prefetches with these depths, forward by forward.
-std::vector<Prefetch> prefetches_of(const Plan& base, std::initializer_list<std::int64_t> forward,
-                                    std::initializer_list<std::int64_t> backward);
+std::vector<Prefetch> prefetches_of(
+    const Plan& base, std::initializer_list<std::int64_t> forward, std::initializer_list<std::int64_t> backward);
 
-// The space with every empty list filled. Throws Error(kInvalidInput) when the global batch fits no
-// mesh.
+// The space with every empty list filled. Throws Error(kInvalidInput) when the global batch fits no mesh.
 SearchSpace complete(SearchSpace space, const Cluster& cluster);
 
 // All places whose plans are possible, the last axis first. Of a completed space.

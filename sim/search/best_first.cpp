@@ -2,11 +2,10 @@
 // pruned does not depend on the number of threads. Once no bound is below the fastest that was
 // simulated, that one is assessed in full; where it holds, it is the best.
 //
-// There are two bounds. Families of places whose layers compute the same (one graph for each) are
-// opened in the order of what their layers take, when no place with a lower bound is left; where
-// that is above the best, they stay closed. In an open family, every class of places whose graphs
-// do the same work (they differ in prefetch alone) is weighed and bounded; of classes that hold the
-// same memory, one is weighed first for all.
+// There are two bounds. Families of places whose layers compute the same (one graph for each) are opened in the order
+// of what their layers take, when no place with a lower bound is left; where that is above the best, they stay closed.
+// In an open family, every class of places whose graphs do the same work (they differ in prefetch alone) is weighed and
+// bounded; of classes that hold the same memory, one is weighed first for all.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -168,8 +167,7 @@ class BestFirst {
       for (const std::size_t i : classes.places[c])
         if (!weighed[k].bound && (weighed[k].is_floor_too_much || places_.gathers_earlier(i, classes.members[c])))
           places_.outcome(i).verdict = Verdict::kDoesNotFit;
-        else
-          waiting.push_back({weighed[k].bound.value_or(Time()), i});
+        else waiting.push_back({weighed[k].bound.value_or(Time()), i});
     }
   }
 

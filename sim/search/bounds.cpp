@@ -1,6 +1,5 @@
-// Which collectives are waited for: backwards from the compute stream's last row, a row is needed
-// if a needed row waits for it or comes after it on its stream. Only these count, and what a
-// communicator does before one of them.
+// Which collectives are waited for: backwards from the compute stream's last row, a row is needed if a needed row waits
+// for it or comes after it on its stream. Only these count, and what a communicator does before one of them.
 //
 // What compute loses is summed collective by collective, each rounded down: so it grows evenly with
 // the micro-batches, as extended_bound() needs it.
@@ -95,10 +94,9 @@ bool is_of_layers(EventKind kind) {
          kind == EventKind::kBackward;
 }
 
-// The longest way along the rows of layers on the compute stream and the collectives inside of
-// layers between them; `passed(row, time)` hears by how much each row of the stream lengthens it.
-// What such a collective queues behind is left out, so that every micro-batch adds its own way; and
-// so is one that follows from no row of the stream.
+// The longest way along the rows of layers on the compute stream and the collectives inside of layers between them;
+// `passed(row, time)` hears by how much each row of the stream lengthens it. What such a collective queues behind is
+// left out, so that every micro-batch adds its own way; and so is one that follows from no row of the stream.
 template <typename Passed>
 Time pass_layers(const EventGraph& graph, const CostTable& costs, const Passed& passed) {
   std::vector<Time> ends(graph.rows.size());
@@ -126,8 +124,8 @@ Time layers_bound(const EventGraph& graph, const CostTable& costs) {
       graph, costs, [](std::size_t, Time) {});
 }
 
-std::vector<StageFloor> stage_floors(const EventGraph& rank, const CostTable& costs,
-                                     std::span<const StageRange> stages) {
+std::vector<StageFloor> stage_floors(
+    const EventGraph& rank, const CostTable& costs, std::span<const StageRange> stages) {
   struct Pass {
     Time forward, backward;
   };

@@ -1,8 +1,7 @@
-// Meshes for the per-layer stage: every shard group and micro-batch with the other keys of the best
-// plan so far. Each is bounded as if nothing were recomputed or gathered twice; those whose bound
-// is above the best so far cannot win, of the others the kMeshes with the lowest bounds are
-// optimised, the best plan's own among them. A mesh's units may be resharded to any group that
-// divides its shards; of many, kMostGroups are tried.
+// Meshes for the per-layer stage: every shard group and micro-batch with the other keys of the best plan so far. Each
+// is bounded as if nothing were recomputed or gathered twice; those whose bound is above the best so far cannot win, of
+// the others the kMeshes with the lowest bounds are optimised, the best plan's own among them. A mesh's units may be
+// resharded to any group that divides its shards; of many, kMostGroups are tried.
 #include "sim/search/deep.h"
 
 #include <oneapi/tbb/parallel_for.h>
@@ -124,10 +123,8 @@ class Layers {
         if (choices.reshards.empty()) continue;
         frame.plan.batch.micro_batch = micro_batch;
         frame.plan.batch.accumulation = space_.global_batch / ranks / micro_batch;
-        if (frame.plan.mesh == best.plan.mesh && frame.plan.batch == best.plan.batch)
-          frame.plan = best.plan;
-        else
-          frame.plan.reshard_after_forward = {choices.reshards.front(), {}};
+        if (frame.plan.mesh == best.plan.mesh && frame.plan.batch == best.plan.batch) frame.plan = best.plan;
+        else frame.plan.reshard_after_forward = {choices.reshards.front(), {}};
         const Plan least = least_work(frame.plan, choices_);
         if (find_problem(least, model_, cluster_)) continue;
         frame.bound = judge.bound(least, LayerPrograms(model_, least));
@@ -174,7 +171,7 @@ SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster, const std:
 }
 
 DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const CostModel& costs, const DeepStart& start,
-                       const SearchOptions& options) {
+    const SearchOptions& options) {
   DeepResult result = {.best = start.grid};
   if (start.written) {
     result.written = judge_plan(*start.written, model, costs, options.fit);
@@ -192,7 +189,7 @@ DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const Co
 }
 
 Candidate search_layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs, const Candidate& best,
-                        const SearchOptions& options) {
+    const SearchOptions& options) {
   DeepResult result;
   Layers(space, model, costs, options).run(best, result);
   return result.layers && is_faster(result.layers->candidate, best) ? result.layers->candidate : best;

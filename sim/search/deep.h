@@ -32,13 +32,12 @@ struct DeepStart {
   std::optional<Plan> written;  // passed check(); of the space's global batch
 };
 
-// `deep` is the space to go on with. Layers are optimised where neither reshard nor recompute is
-// fixed to ranges.
+// `deep` is the space to go on with. Layers are optimised where neither reshard nor recompute is fixed to ranges.
 DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const CostModel& costs, const DeepStart& start,
-                       const SearchOptions& options);
+    const SearchOptions& options);
 
 // Its last stage alone: from `best` to what is at least as fast, of layers that differ.
 Candidate search_layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs, const Candidate& best,
-                        const SearchOptions& options);
+    const SearchOptions& options);
 
 }

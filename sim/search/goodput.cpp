@@ -2,9 +2,8 @@
 //   E[T] = mean_between * exp(restart / mean_between) * (exp((interval + save) / mean_between) - 1)
 // until it is through, failures during restarts included.
 //
-// The scatter of the whole run: failures come about wall / mean_between times, each loses a time
-// evenly spread over the segment and a restart, so the variance is that number times E[loss^2]
-// (compound Poisson).
+// The scatter of the whole run: failures come about wall / mean_between times, each loses a time evenly spread over the
+// segment and a restart, so the variance is that number times E[loss^2] (compound Poisson).
 #include "sim/search/goodput.h"
 
 #include <algorithm>

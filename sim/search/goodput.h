@@ -1,10 +1,9 @@
 // How much of a long run is progress: failures, the checkpoints that guard against them, restarts.
 //
-// Failures arrive at random with a constant rate (exponential times between them); each throws away
-// what was done since the last checkpoint and costs a restart. Formulas: J. T. Daly, "A higher
-// order estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006): the
-// complete model (eq. 20) and the optimum (eq. 37), of which Young's sqrt(2 * save * mean_between)
-// is the first term. All times in seconds.
+// Failures arrive at random with a constant rate (exponential times between them); each throws away what was done since
+// the last checkpoint and costs a restart. Formulas: J. T. Daly, "A higher order estimate of the optimum checkpoint
+// interval for restart dumps", FGCS 22 (2006): the complete model (eq. 20) and the optimum (eq. 37), of which Young's
+// sqrt(2 * save * mean_between) is the first term. All times in seconds.
 #pragma once
 
 namespace foreshard {

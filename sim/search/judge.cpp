@@ -18,9 +18,8 @@ namespace {
 // Of the micro-batches that tell its memory.
 Plan told(const Plan& plan) { return shortened(plan, plan.mesh.pp > 1 ? laid_out_of(plan).count : kTelling); }
 
-// With what the caching allocator reserves at the least: every stream has segments of its own, so
-// their peaks add up. Where that is more than there is, it gives some back while the step runs;
-// then no more than the peak is certain.
+// With what the caching allocator reserves at the least: every stream has segments of its own, so their peaks add up.
+// Where that is more than there is, it gives some back while the step runs; then no more than the peak is certain.
 Fit least_fit_of(const EventGraph& graph, const Plan& plan, const Cluster& cluster) {
   const Bytes peak = peak_allocated(graph);
   const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
@@ -209,8 +208,8 @@ void Judge::add_stalls(const Plan& plan, PlanOutcome& outcome) {
   outcome.stalls = false;
 }
 
-std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model, const CostModel& costs,
-                                    const FitRule& rule, double limit) {
+std::optional<Candidate> judge_plan(
+    const Plan& plan, const ModelSpec& model, const CostModel& costs, const FitRule& rule, double limit) {
   Judge judge(model, costs, rule);
   const LayerPrograms programs(model, plan);
   PlanOutcome outcome;

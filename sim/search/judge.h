@@ -17,8 +17,7 @@
 
 namespace foreshard {
 
-// Programs of layers, shared by all plans that they serve: derived when they are first asked for,
-// from any thread.
+// Programs of layers, shared by all plans that they serve: derived when they are first asked for, from any thread.
 class LazyPrograms {
  public:
   LazyPrograms(const ModelSpec& model, Plan plan) : model_(model), plan_(std::move(plan)) {}
@@ -66,8 +65,7 @@ struct PlanOutcome {
   std::size_t allocator = 0;  // of SearchSpace::allocators
 };
 
-// Micro-batches that show a step's peak and what each further one adds. Of a pipeline as many as
-// predict lays out.
+// Micro-batches that show a step's peak and what each further one adds. Of a pipeline as many as predict lays out.
 inline constexpr std::int64_t kTelling = 3;
 
 // Scratch of one thread.
@@ -126,9 +124,8 @@ class Judge {
   std::vector<EventGraph> ranks_;  // of a pipeline
 };
 
-// A plan of no grid, which passed check(): nothing where it does not hold, or is not faster than
-// `limit` (s).
+// A plan of no grid, which passed check(): nothing where it does not hold, or is not faster than `limit` (s).
 std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model, const CostModel& costs,
-                                    const FitRule& rule, double limit = std::numeric_limits<double>::infinity());
+    const FitRule& rule, double limit = std::numeric_limits<double>::infinity());
 
 }

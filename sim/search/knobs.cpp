@@ -1,6 +1,5 @@
-// An axis lists the base's value first. Which knobs a runtime has is the plan check's to say:
-// places whose plans it refuses are none; a knob that another runtime would ignore is left out
-// here.
+// An axis lists the base's value first. Which knobs a runtime has is the plan check's to say: places whose plans it
+// refuses are none; a knob that another runtime would ignore is left out here.
 #include "sim/search/knobs.h"
 
 #include <algorithm>
@@ -36,13 +35,13 @@ std::vector<ParameterSpec> stacks_of_experts(const ModelSpec& model) {
 }
 
 std::vector<std::string> free_knob_keys() {
-  return {"units.shard_dim",         "buffers.reduce_scatter",     "ddp.bucket_cap_mb",
-          "zero.reduce_bucket_size", "zero.allgather_bucket_size", "zero.stage3_prefetch_bucket_size"};
+  return {"units.shard_dim", "buffers.reduce_scatter", "ddp.bucket_cap_mb", "zero.reduce_bucket_size",
+      "zero.allgather_bucket_size", "zero.stage3_prefetch_bucket_size"};
 }
 
 std::vector<std::string> knob_keys() {
-  return {"mesh.inner", "units.layers_per_unit",  "communicators", "optimizer.implementation",
-          "offload",    "accumulation.all_reduce"};
+  return {"mesh.inner", "units.layers_per_unit", "communicators", "optimizer.implementation", "offload",
+      "accumulation.all_reduce"};
 }
 
 std::vector<std::string> requested_knob_keys() { return {"dtype.reduce", "accumulation.mode", "placement"}; }
@@ -120,9 +119,8 @@ SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model, const std
     std::vector<ParameterSpec> stacks = stacks_of_experts(model);
     if (stacks.empty() || space.base.units.shard_dim != 0) continue;
     axis.matters = [stacks = std::move(stacks)](const Plan& p) {
-      return std::ranges::any_of(stacks, [&](const ParameterSpec& parameter) {
-        return shard_dim_of(parameter, Units::kExpertsDim, p.mesh) > 0;
-      });
+      return std::ranges::any_of(stacks,
+          [&](const ParameterSpec& parameter) { return shard_dim_of(parameter, Units::kExpertsDim, p.mesh) > 0; });
     };
     space.knobs.push_back(std::move(axis));
   }

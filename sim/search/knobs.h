@@ -13,8 +13,7 @@ namespace foreshard {
 // Keys whose values cost nothing to change and keep the numbers: buffers, buckets, the dimension
 // that experts are sharded along. Every search tries them.
 std::vector<std::string> free_knob_keys();
-// Further keys that --deep varies, and those that change what is computed and are varied on
-// request.
+// Further keys that --deep varies, and those that change what is computed and are varied on request.
 std::vector<std::string> knob_keys();
 std::vector<std::string> requested_knob_keys();
 

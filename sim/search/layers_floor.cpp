@@ -136,12 +136,9 @@ InFlight in_flight_of(const Plan& plan, std::int64_t rank) {
   const std::int64_t stages = plan.pipeline.stages_per_rank;
   std::vector<std::int64_t> of(at(stages), 0);
   switch (plan.pipeline.schedule) {
-    case PipelineSchedule::k1F1B:
-      return {{std::min(all, ranks - rank)}, {1}};
+    case PipelineSchedule::k1F1B: return {{std::min(all, ranks - rank)}, {1}};
     case PipelineSchedule::kGPipe:
-    case PipelineSchedule::kLoopedBfs:
-      of.assign(at(stages), all);
-      return {of, of};
+    case PipelineSchedule::kLoopedBfs: of.assign(at(stages), all); return {of, of};
     case PipelineSchedule::kInterleaved1F1B: {
       const std::int64_t round = all / std::max<std::int64_t>(1, all / ranks);
       const auto forwards = [&](std::int64_t count) {
@@ -152,8 +149,7 @@ InFlight in_flight_of(const Plan& plan, std::int64_t rank) {
       const std::int64_t first_of_last = (stages - 1) * round + 1;
       return {forwards(first_of_last + 2 * (ranks - 1 - rank)), forwards(first_of_last)};
     }
-    default:
-      return {of, of};
+    default: return {of, of};
   }
 }
 
@@ -211,8 +207,8 @@ std::vector<LayerInstance> blocks_of(const std::vector<Run>& runs) {
   return blocks;
 }
 
-StageSamples::Sample measured(const ModelSpec& whole, Plan sample, const CostModel& costs, std::size_t place,
-                              const std::vector<Run>& runs) {
+StageSamples::Sample measured(
+    const ModelSpec& whole, Plan sample, const CostModel& costs, std::size_t place, const std::vector<Run>& runs) {
   const auto of_model = [&](const LayerInstance& layer) { return is_block(whole, layer); };
   const auto first = std::ranges::find_if(whole.order, of_model);
   const auto last = std::find_if(whole.order.rbegin(), whole.order.rend(), of_model).base();
@@ -234,7 +230,7 @@ StageSamples::Sample measured(const ModelSpec& whole, Plan sample, const CostMod
   // Groups outside of layers are none of the cluster's, and nothing is asked of them.
   for (Communicator& communicator : graph.communicators) {
     const bool is_inside = std::ranges::any_of(std::array{MeshDim::kTp, MeshDim::kCp, MeshDim::kEp, MeshDim::kEtp},
-                                               [&](MeshDim dim) { return communicator.name == to_string(dim); });
+        [&](MeshDim dim) { return communicator.name == to_string(dim); });
     if (!is_inside) communicator.group = {2, 1};
   }
   const auto layers = static_cast<std::int32_t>(programs.model_of(model).order.size());
@@ -309,10 +305,8 @@ std::vector<StageSamples::Sample> StageSamples::of(const ModelSpec& model, const
       const LayerInstance& layer = model.order[at(l)];
       if (!is_block(model, layer)) continue;
       const bool goes_on = !runs.empty() && runs.back().block.kind == layer.kind;
-      if (goes_on)
-        ++runs.back().count;
-      else
-        runs.push_back({layer});
+      if (goes_on) ++runs.back().count;
+      else runs.push_back({layer});
     }
     std::vector<Run> single = runs;
     for (Run& run : single) run.count = 1;
@@ -370,8 +364,8 @@ LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostM
   return floor;
 }
 
-Time stages_bound(std::span<const EventGraph> graphs, std::span<const CostTable> costs, const ModelSpec& model,
-                  const Plan& plan) {
+Time stages_bound(
+    std::span<const EventGraph> graphs, std::span<const CostTable> costs, const ModelSpec& model, const Plan& plan) {
   const std::vector<RankStages> ranks = stages_of_ranks(model, plan);
   std::vector<Time> passes;  // of a micro-batch, by stage
   std::vector<Time> own(ranks.size());
@@ -402,13 +396,12 @@ Bytes memory_floor(const Plan& plan, const ModelSpec& model, const LayersFloor& 
     const bool is_stage = held.parameters > 0;
     const std::int64_t parameters = is_stage ? held.parameters : model.parameters() / plan.mesh.pp;
     Bytes most = held.activations;
-    if (is_stage)
-      most += kept_by_stage(plan, held);
+    if (is_stage) most += kept_by_stage(plan, held);
     else if (has_plain_parameters(plan))
       most = std::max(most, kept_after_forward(plan, parameters) + held.activations_at_loss);
     if (has_simple_state(plan))
-      most = std::max(most,
-                      Bytes(parameters * plan.mesh.replicate / plan.mesh.stage_ranks() * size_of(plan.master_dtype)));
+      most = std::max(
+          most, Bytes(parameters * plan.mesh.replicate / plan.mesh.stage_ranks() * size_of(plan.master_dtype)));
     return state_of(plan, parameters) + most;
   };
   if (floor.ranks.empty()) return of({});

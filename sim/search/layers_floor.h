@@ -12,15 +12,13 @@
 
 namespace foreshard {
 
-// Runtimes whose every row and buffer is told by the plan's own keys, so that bounds may lean on
-// it.
+// Runtimes whose every row and buffer is told by the plan's own keys, so that bounds may lean on it.
 inline bool is_fully_known(RuntimeKind runtime) {
   return runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative;
 }
 
-// Bytes that a rank holds between steps at the least: its part of the stored parameters and their
-// optimizer state. 0 where that is not so simple: parts that are not trained, shards on the host,
-// runtimes that keep other things whole.
+// Bytes that a rank holds between steps at the least: its part of the stored parameters and their optimizer state. 0
+// where that is not so simple: parts that are not trained, shards on the host, runtimes that keep other things whole.
 Bytes state_floor(const Plan& plan, const ModelSpec& model);
 
 // What plans of FSDP2 with the same layer programs and micro-batches share, whatever their mesh,
@@ -77,11 +75,10 @@ class StageSamples {
 // Of a pipeline; nothing but zeros where that is not known.
 LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostModel& costs, StageSamples& samples);
 
-// A lower bound of the step, of the graphs of all ranks of a pipeline in their order: a rank begins
-// when all stages before its first have passed a micro-batch on, and what it has computed last they
-// pass back. The first rank, which neither waits before nor has anything behind, begins its next
-// step no earlier.
-Time stages_bound(std::span<const EventGraph> ranks, std::span<const CostTable> costs, const ModelSpec& model,
-                  const Plan& plan);
+// A lower bound of the step, of the graphs of all ranks of a pipeline in their order: a rank begins when all stages
+// before its first have passed a micro-batch on, and what it has computed last they pass back. The first rank, which
+// neither waits before nor has anything behind, begins its next step no earlier.
+Time stages_bound(
+    std::span<const EventGraph> ranks, std::span<const CostTable> costs, const ModelSpec& model, const Plan& plan);
 
 }

@@ -82,10 +82,8 @@ class LayerSearch {
     std::vector<Reshard> reshards;
     for (std::size_t i = 0; i < size(); ++i) {
       const std::size_t value = static_cast<unsigned char>(c[i]);
-      if (i < blocks_)
-        recomputes.push_back(choices_.recomputes[value]);
-      else
-        reshards.push_back(choices_.reshards[value]);
+      if (i < blocks_) recomputes.push_back(choices_.recomputes[value]);
+      else reshards.push_back(choices_.reshards[value]);
     }
     plan.recompute = ranged(recomputes);
     plan.reshard_after_forward = ranged(reshards);
@@ -275,10 +273,8 @@ class LayerSearch {
     std::size_t low = 0, high = blocks_;
     while (low < high) {
       const std::size_t middle = (low + high) / 2;
-      if (fit_with(middle))
-        high = middle;
-      else
-        low = middle + 1;
+      if (fit_with(middle)) high = middle;
+      else low = middle + 1;
     }
     offer(pattern(values, where, high, tail));
   }
@@ -378,8 +374,8 @@ RangedPolicy<T> ranged_of(const std::vector<T>& values) {
 RangedPolicy<Recompute> ranged(const std::vector<Recompute>& values) { return ranged_of(values); }
 RangedPolicy<Reshard> ranged(const std::vector<Reshard>& values) { return ranged_of(values); }
 
-std::optional<LayerResult> optimise_layers(const Plan& frame, const ModelSpec& model, const CostModel& costs,
-                                           const LayerChoices& choices) {
+std::optional<LayerResult> optimise_layers(
+    const Plan& frame, const ModelSpec& model, const CostModel& costs, const LayerChoices& choices) {
   return LayerSearch(frame, model, costs, choices).run();
 }
 

@@ -34,8 +34,8 @@ struct LayerResult {
 
 // The best reshard and recompute for `frame`, whose other keys stay; it fits with what is
 // reserved. Nothing where no combination fits.
-std::optional<LayerResult> optimise_layers(const Plan& frame, const ModelSpec& model, const CostModel& costs,
-                                           const LayerChoices& choices);
+std::optional<LayerResult> optimise_layers(
+    const Plan& frame, const ModelSpec& model, const CostModel& costs, const LayerChoices& choices);
 
 // The policy with these values, index by index: the most frequent (the first of equals) holds for
 // all, the others are ranges.

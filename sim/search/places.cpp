@@ -11,7 +11,7 @@ Places::Places(const SearchSpace& wanted, const ModelSpec& model, const CostMode
       options_(options),
       cluster_(costs.cluster()),
       memory_(room(cluster_, Bytes(),
-                   {options.fit.keeps_riskier ? 0 : options.fit.terms.confidence, options.fit.terms.max_memory})),
+          {options.fit.keeps_riskier ? 0 : options.fit.terms.confidence, options.fit.terms.max_memory})),
       limit_(options.faster_than ? std::optional(Time::seconds(*options.faster_than)) : std::nullopt),
       space_(complete(wanted, cluster_)),
       places_(list_places(space_, model, cluster_)),
@@ -248,9 +248,9 @@ SearchResult Places::counts() {
 
 void Places::count_verdicts(SearchResult& result) const {
   for (const PlanOutcome& outcome : outcomes_) {
-    ++(outcome.step > Time()                     ? result.simulated
-       : outcome.verdict == Verdict::kDoesNotFit ? result.rejected_memory
-                                                 : result.pruned);
+    ++(outcome.step > Time()                      ? result.simulated
+        : outcome.verdict == Verdict::kDoesNotFit ? result.rejected_memory
+                                                  : result.pruned);
   }
 }
 

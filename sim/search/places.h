@@ -106,8 +106,7 @@ class Places {
   // one more for each that failed to so far (where SearchResult::close shows them, however many
   // threads there are), and takes out what cannot.
   void assess_next(std::set<Rank>& ranked, std::optional<Time> bound);
-  // By the rule's upper bound, of a share of the odds that are asked for; as if it held under every
-  // other code.
+  // By the rule's upper bound, of a share of the odds that are asked for; as if it held under every other code.
   bool may_hold_alone(std::size_t i, double share = 1) const;
   bool may_hold(std::size_t i, double share = 1);
   // Whether what does not hold is of no use: not for tables, which show what fits, too.

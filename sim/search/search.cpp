@@ -14,14 +14,14 @@ namespace foreshard {
 
 std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model, const Cluster& cluster) {
   const SearchSpace whole = complete(space, cluster);
-  return list_of<Plan>(list_places(whole, model, cluster),
-                       [&](const Place& place) { return plan_at(whole, cluster, place); });
+  return list_of<Plan>(
+      list_places(whole, model, cluster), [&](const Place& place) { return plan_at(whole, cluster, place); });
 }
 
 namespace {
 
 Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
-                   const SearchOptions& options) {
+    const SearchOptions& options) {
   if (options.objective != Objective::kTime) return best;
   for (const KnobAxis& knob : space.finish) {
     for (const auto& set : knob.values) {
@@ -56,7 +56,7 @@ SearchSpace settled(SearchSpace space, const Plan& best) {
 }
 
 SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs, const MemoryTerms& terms,
-                    std::shared_ptr<StageSamples> samples) {
+    std::shared_ptr<StageSamples> samples) {
   const SearchSpace whole = complete(space, costs.cluster());
   FitRule rule = {.samples = std::move(samples)};
   Judge judge(model, costs, rule);
@@ -100,8 +100,8 @@ SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const Cost
   return floor;
 }
 
-SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
-                    const SearchOptions& options) {
+SearchResult search(
+    const SearchSpace& space, const ModelSpec& model, const CostModel& costs, const SearchOptions& options) {
   Places places(space, model, costs, options);
   std::optional<std::size_t> best, riskier;
   if (options.objective == Objective::kTime) {

@@ -1,6 +1,5 @@
-// The best plan for a model on a cluster at a given global batch: every combination of shard group
-// x reshard x prefetch x recompute x micro-batch/accumulation, and of further knobs, that the
-// runtime can express.
+// The best plan for a model on a cluster at a given global batch: every combination of shard group x reshard x prefetch
+// x recompute x micro-batch/accumulation, and of further knobs, that the runtime can express.
 //
 // Enumeration order is fixed and results do not depend on the number of threads. Search adds no
 // modelling: it calls build_training_step, peak_allocated, CostModel::price and simulate for every
@@ -40,8 +39,7 @@ struct KnobAxis {
   std::function<bool(const Plan&)> matters = {};
 };
 
-// Which keys vary; the others stay as in `base`. Empty lists mean: what the key's own rule below
-// enumerates.
+// Which keys vary; the others stay as in `base`. Empty lists mean: what the key's own rule below enumerates.
 struct SearchSpace {
   Plan base;                                        // runtime, units, dtypes, optimizer, sequence ...
   std::int64_t global_batch = 0;                    // sequences per step over all ranks
@@ -79,8 +77,7 @@ struct Candidate {
   bool recomputes() const { return plan.recompute != RangedPolicy<Recompute>(); }
 };
 
-// Best step time over everything else for a shard group and a prefetch choice; nullopt: nothing
-// fits.
+// Best step time over everything else for a shard group and a prefetch choice; nullopt: nothing fits.
 struct HeatmapCell {
   std::int64_t shard = 0;
   Prefetch prefetch;
@@ -135,8 +132,7 @@ struct FitRule {
   MemoryTerms terms;
   bool keeps_riskier = true;  // plans that fit, but not surely, are looked at: for the riskier one
   std::function<double(const Plan&, const Fit&, double enough)> probability;
-  // Whether it may be `enough`, of a fit that reserves what is certain: told without replaying the
-  // allocator. Optional.
+  // Whether it may be `enough`, of a fit that reserves what is certain: told without replaying the allocator. Optional.
   std::function<bool(const Plan&, const Fit& least, double enough)> may_be;
   double share = 1;  // of `probability`, what is the search's own forecast's at the least
   std::shared_ptr<ReservedMemory> replays;
@@ -148,8 +144,7 @@ inline constexpr double kAnyStep = 1e8;
 
 struct SearchOptions {
   int threads = 0;  // 0: all cores
-  // Called now and then, from any thread, with plans done and plans in all; returning false stops
-  // the search.
+  // Called now and then, from any thread, with plans done and plans in all; returning false stops the search.
   std::function<bool(std::int64_t, std::int64_t)> progress;
   SearchDetail detail = SearchDetail::kAll;
   Objective objective = Objective::kTime;
@@ -163,15 +158,13 @@ struct SearchOptions {
   SearchMemory memory;  // optional
 };
 
-// All plans of the space in their order. Throws Error(kInvalidInput) when the global batch fits no
-// mesh.
+// All plans of the space in their order. Throws Error(kInvalidInput) when the global batch fits no mesh.
 std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model, const Cluster& cluster);
 
 // Of all plans of a space, before any of them is looked at; 0 where it is not known.
 struct SpaceFloor {
-  // What layers take at the least, with the collectives inside of them: of every micro-batch,
-  // recomputed as the first of the space's policies says (nothing, where it is free). A lower bound
-  // of FSDP2's steps.
+  // What layers take at the least, with the collectives inside of them: of every micro-batch, recomputed as the first
+  // of the space's policies says (nothing, where it is free). A lower bound of FSDP2's steps.
   Time bare;
   // The same of what has room for its activations, beyond every step where nothing has.
   Time layers;
@@ -185,7 +178,7 @@ inline constexpr double kLossInParts = 0.95;
 
 // Throws as enumerate().
 SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs, const MemoryTerms& terms,
-                    std::shared_ptr<StageSamples> samples = nullptr);
+    std::shared_ptr<StageSamples> samples = nullptr);
 
 // The space around the values that `best` was finished with (SearchSpace::finish), which may let
 // another plan win: what tables are of.
@@ -193,8 +186,8 @@ SearchSpace settled(SearchSpace space, const Plan& best);
 // The same, still to be finished: of another variant, whose plans then compare.
 SearchSpace begun_as(SearchSpace space, const Plan& best);
 
-SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
-                    const SearchOptions& options);
+SearchResult search(
+    const SearchSpace& space, const ModelSpec& model, const CostModel& costs, const SearchOptions& options);
 
 // Whether plans over other axes may be faster than the best one without, whose space's layers take
 // `bare`: where it recomputes, or waits for more than a few hundredths.

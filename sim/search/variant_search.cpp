@@ -1,6 +1,5 @@
-// They are taken by what their layers and the collectives inside them take: the first that fits is
-// then near the best, and most of the others are given up after a graph for each of their families
-// (sim/search/best_first.cpp).
+// They are taken by what their layers and the collectives inside them take: the first that fits is then near the best,
+// and most of the others are given up after a graph for each of their families (sim/search/best_first.cpp).
 #include "sim/search/variant_search.h"
 
 #include <oneapi/tbb/parallel_for.h>
@@ -20,8 +19,7 @@ void add_counts(SearchResult& all, const SearchResult& other, std::int64_t sign)
   all.pruned += sign * other.pruned;
 }
 
-// Which of two results without a best plan answers better: one that at least fits, else the
-// smaller.
+// Which of two results without a best plan answers better: one that at least fits, else the smaller.
 bool is_nearer(const SearchResult& a, const SearchResult& b) {
   if (a.riskier || b.riskier) return a.riskier && (!b.riskier || a.riskier->seconds < b.riskier->seconds);
   return a.smallest && (!b.smallest || a.smallest->peak_allocated < b.smallest->peak_allocated);
@@ -52,8 +50,8 @@ std::vector<SpaceFloor> VariantSearch::floors_of(std::size_t count) const {
   if (!has_axes) return floors;
   oneapi::tbb::task_arena arena(options_.threads > 0 ? options_.threads : oneapi::tbb::task_arena::automatic);
   arena.execute([&] {
-    oneapi::tbb::parallel_for(std::size_t{0}, asked.size(),
-                              [&](std::size_t i) { floors[asked[i]] = variants_.floor(first + asked[i]); });
+    oneapi::tbb::parallel_for(
+        std::size_t{0}, asked.size(), [&](std::size_t i) { floors[asked[i]] = variants_.floor(first + asked[i]); });
   });
   return floors;
 }

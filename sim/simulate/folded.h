@@ -13,10 +13,9 @@ namespace foreshard {
 // A step by the number of micro-batches that its graph has; valid until the next call.
 using StepOf = std::function<const EventGraph&(std::int64_t micro_batches)>;
 
-// Simulator::period of the step with `micro_batches`. Exact where a graph of few shows that they
-// repeat, and up to kMostInFull of them; of more that do not (a host that waits in the middle of
-// every micro-batch) to what rounding the last half of kMostInFull of them leaves. Not of a
-// pipeline, whose schedule may refuse few: period_of().
+// Simulator::period of the step with `micro_batches`. Exact where a graph of few shows that they repeat, and up to
+// kMostInFull of them; of more that do not (a host that waits in the middle of every micro-batch) to what rounding the
+// last half of kMostInFull of them leaves. Not of a pipeline, whose schedule may refuse few: period_of().
 inline constexpr std::int64_t kMostInFull = 192;
 Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t micro_batches, const StepOf& step);
 
@@ -49,8 +48,7 @@ inline LaidOut laid_out_of(const Plan& plan) {
     const std::int64_t at_once = few.count - few.fewer;
     using enum PipelineSchedule;
     const PipelineSchedule schedule = plan.pipeline.schedule;
-    // What of every micro-batch stays for long grows with them, and of many the peak may be at
-    // another moment.
+    // What of every micro-batch stays for long grows with them, and of many the peak may be at another moment.
     const bool keeps =
         schedule == kGPipe || schedule == kLoopedBfs || plan.pipeline.return_outputs || plan.pipeline.splits_backward();
     if (keeps && at_once > 0 && plan.pipeline.microbatches == 0) {

@@ -22,7 +22,7 @@ std::vector<HostDelay> delays_of(const std::vector<HostStall>& stalls) {
 // But for what is allocated. `simulate`: the costs' timeline.
 template <typename Simulate>
 Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& costs, ReservedMemory* replays,
-                     const Simulate& simulate) {
+    const Simulate& simulate) {
   Forecast result = {.model = model, .plan = plan, .graph = build_training_step(model, plan)};
   take_fullest_rank(result.graph, result.plan);
   result.costs = costs.price(result.graph);
@@ -86,8 +86,8 @@ RowTimes row_times(const Timeline& timeline) {
 
 Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs, ReservedMemory* replays) {
   Simulator simulator;
-  Forecast result = forecast_by(model, plan, costs, replays,
-                                [&](const auto& graph, const auto& c) { return simulator.simulate(graph, c); });
+  Forecast result = forecast_by(
+      model, plan, costs, replays, [&](const auto& graph, const auto& c) { return simulator.simulate(graph, c); });
   result.memory = replay_allocations(result.graph);
   if (!result.reserved.first_stalls.empty()) {
     CostTable first = result.costs;
@@ -99,9 +99,8 @@ Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& cos
 
 Forecast forecast_figures(const ModelSpec& model, const Plan& plan, const CostModel& costs) {
   Simulator simulator;
-  Forecast result = forecast_by(model, plan, costs, nullptr, [&](const auto& graph, const auto& c) {
-    return simulator.steady_step(graph, c, find_repeats(graph));
-  });
+  Forecast result = forecast_by(model, plan, costs, nullptr,
+      [&](const auto& graph, const auto& c) { return simulator.steady_step(graph, c, find_repeats(graph)); });
   result.memory.peak = peak_allocated(result.graph);
   return result;
 }

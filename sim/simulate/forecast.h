@@ -33,8 +33,7 @@ void take_fullest_rank(EventGraph& graph, Plan& plan);
 // What the replay of reserved memory asks of a timeline.
 RowTimes row_times(const Timeline& timeline);
 
-// forecast() for those who compare codes: of its memory the peaks alone, of its timeline not the
-// first steps.
+// forecast() for those who compare codes: of its memory the peaks alone, of its timeline not the first steps.
 Forecast forecast_figures(const ModelSpec& model, const Plan& plan, const CostModel& costs);
 
 }

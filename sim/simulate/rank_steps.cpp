@@ -1,17 +1,15 @@
 // sweep is the recurrence of simulate.h over flat arrays.
 //
-// simulate keeps, per stream, the row at its head. Rows that neither slow nor are slowed (copies
-// between host and device, what takes nothing of the GPU) get their times as soon as everything
-// they wait for has one, even if that lies in the future. Compute rows, collectives and kernels on
-// streams of their own that say what they take (copies around collectives, additions to gradients)
-// take part in contention: they are started and ended in time order, and between two such moments
-// every running row does work at a rate that depends on who else runs. Work is counted in 1/1024
-// ns, so that a rate of 1 is exact and no rounding accumulates. When a row ends, only the streams
-// in its `wakes` are looked at.
+// simulate keeps, per stream, the row at its head. Rows that neither slow nor are slowed (copies between host and
+// device, what takes nothing of the GPU) get their times as soon as everything they wait for has one, even if that lies
+// in the future. Compute rows, collectives and kernels on streams of their own that say what they take (copies around
+// collectives, additions to gradients) take part in contention: they are started and ended in time order, and between
+// two such moments every running row does work at a rate that depends on who else runs. Work is counted in 1/1024 ns,
+// so that a rate of 1 is exact and no rounding accumulates. When a row ends, only the streams in its `wakes` are looked
+// at.
 //
-// Order never depends on contention: streams and communicators are FIFOs in issue order. So every
-// end is a monotone function of the durations, slower rows can only make a step longer, and sweep
-// is a lower bound.
+// Order never depends on contention: streams and communicators are FIFOs in issue order. So every end is a monotone
+// function of the durations, slower rows can only make a step longer, and sweep is a lower bound.
 //
 // Ranks of a pipeline meet in their exchanges alone. Swept, each is passed by itself up to one that
 // it has begun and its peer has not. Simulated, the rank whose next moment is the earliest goes on,
@@ -36,8 +34,7 @@ constexpr auto kCompute = at(Stream::kCompute);
 constexpr auto kPipeline = at(Stream::kPipeline);
 constexpr auto kPipelineSend = at(Stream::kPipelineSend);
 
-// ceil(work / rate) for work >= 0, rate >= 1: a 64-bit division costs more than everything else at
-// an event.
+// ceil(work / rate) for work >= 0, rate >= 1: a 64-bit division costs more than everything else at an event.
 std::int64_t ceil_divide(std::int64_t work, std::int64_t rate) {
   if (rate == kOne) return (work + kOne - 1) / kOne;
   auto quotient = static_cast<std::int64_t>(as_double(work) / as_double(rate));
@@ -715,7 +712,7 @@ void RankScratch::load(const EventGraph& of, const CostTable& priced) {
   for (std::size_t w = 0; w < costs.size(); ++w) {
     const Cost& c = priced.works[w];
     costs[w] = {c.before.nanoseconds(), c.during.nanoseconds(), c.duration.nanoseconds(), c.last_kernel.nanoseconds(),
-                c.takes.compute,        c.takes.memory,         c.memory_share,           c.uses};
+        c.takes.compute, c.takes.memory, c.memory_share, c.uses};
   }
   timeline.spans.resize(of.rows.size());
   more = 0;
@@ -770,7 +767,7 @@ void sweep_step(Ranks ranks, std::span<Carry> carries) {
   for (const SweptStep& step : steps) {
     FORESHARD_CHECK(std::ranges::all_of(
                         step.exchanges.all, [](const Exchange& each) { return each.side == Exchange::Side::kBoth; }),
-                    "what goes one way is simulated");
+        "what goes one way is simulated");
   }
   for (bool moved = true; moved;) {
     moved = false;

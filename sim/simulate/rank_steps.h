@@ -64,8 +64,7 @@ using Ranks = std::span<const std::unique_ptr<RankScratch>>;
 // wait for each other for ever.
 void sweep_step(Ranks ranks, std::span<Carry> carries);
 
-// kSpans: the host's clock and every span. kDevice: the end of the step alone, with a host that is
-// always ahead.
+// kSpans: the host's clock and every span. kDevice: the end of the step alone, with a host that is always ahead.
 enum class Detail { kSpans, kDevice };
 // Of a rank alone. kRuns: runs that are not laid out are added. kSkips: those that are and pass as
 // the one before them are not played again.

@@ -46,8 +46,8 @@ namespace {
 constexpr std::int32_t kRunsBefore = 2;
 
 // Whether the host, whose work is `host_less` less, holds nothing up behind what is cut.
-bool host_is_ahead(const EventGraph& graph, const CostTable& costs, const Timeline& timeline, const CutRuns& cut,
-                   Time host_less) {
+bool host_is_ahead(
+    const EventGraph& graph, const CostTable& costs, const Timeline& timeline, const CutRuns& cut, Time host_less) {
   const bool waits = std::ranges::any_of(graph.rows, [](const Row& row) { return row.host_wait != kNoEvent; });
   if (waits || !costs.delays.empty()) return false;
   const std::vector<Span>& spans = timeline.spans;
@@ -73,7 +73,7 @@ bool host_is_ahead(const EventGraph& graph, const CostTable& costs, const Timeli
 }
 
 std::optional<CutRuns> cut_runs(const EventGraph& graph, const CostTable& costs, const Timeline& timeline,
-                                const RepeatedRows& repeats, std::int32_t runs) {
+    const RepeatedRows& repeats, std::int32_t runs) {
   const std::vector<Span>& spans = timeline.spans;
   const auto at = [&](EventId row) -> const Span& { return spans[static_cast<std::size_t>(row)]; };
   for (std::int32_t run = 0; run + kRunsBefore + runs < repeats.count; ++run) {
@@ -92,10 +92,9 @@ std::optional<CutRuns> cut_runs(const EventGraph& graph, const CostTable& costs,
       ends = std::max(ends, at(row).end);
     }
     // Nor does anything behind what is cut begin before it does.
-    const bool is_apart =
-        ends - begins <= kRunsBefore * time && std::all_of(spans.begin() + cut.end, spans.end(), [&](const Span& span) {
-          return span.start >= begins + (kRunsBefore + runs) * time;
-        });
+    const bool is_apart = ends - begins <= kRunsBefore * time &&
+                          std::all_of(spans.begin() + cut.end, spans.end(),
+                              [&](const Span& span) { return span.start >= begins + (kRunsBefore + runs) * time; });
     if (!is_apart) continue;
     const Time host_less = at(cut.end).issue - at(cut.begin).issue;
     return host_is_ahead(graph, costs, timeline, cut, host_less) ? std::optional(cut) : std::nullopt;

@@ -39,6 +39,6 @@ struct CutRuns {
 // the rest of it, to the nanosecond. Nothing where the timeline does not show that: the host has
 // its say, or there are not so many runs that pass as the one before them.
 std::optional<CutRuns> cut_runs(const EventGraph& graph, const CostTable& costs, const Timeline& timeline,
-                                const RepeatedRows& repeats, std::int32_t runs);
+    const RepeatedRows& repeats, std::int32_t runs);
 
 }

@@ -1,10 +1,9 @@
 // Steps (rank_steps.h) are played until they repeat.
 //
-// Note [The steady step]. A host whose work for a step, H, takes no longer than the device needs
-// for it gains on the device with every step until nothing waits for it any more. So one step with
-// the host a whole step ahead gives the period P, and it is the steady one if P >= H. Only
-// otherwise (a host-bound plan, or one whose host waits for the device) are steps played one after
-// the other until the period repeats.
+// Note [The steady step]. A host whose work for a step, H, takes no longer than the device needs for it gains on the
+// device with every step until nothing waits for it any more. So one step with the host a whole step ahead gives the
+// period P, and it is the steady one if P >= H. Only otherwise (a host-bound plan, or one whose host waits for the
+// device) are steps played one after the other until the period repeats.
 //
 // A pipeline's step lasts until the last of its ranks has computed. One that is done earlier begins
 // the next step then, at a time before 0: also with hosts ahead, steps are played until all ranks
@@ -47,7 +46,7 @@ struct Simulator::Scratch {
         const auto peer = at(exchange.peer);
         const Stream stream = exchange.side == Exchange::Side::kSend ? Stream::kPipelineSend : Stream::kPipeline;
         FORESHARD_CHECK(exchange.row > last && peer < count && peer != r && of.rows[at(exchange.row)].stream == stream,
-                        "exchanges are rows of their streams, in their order, with other ranks");
+            "exchanges are rows of their streams, in their order, with other ranks");
         last = exchange.row;
       }
     }
@@ -75,8 +74,7 @@ struct Simulator::Scratch {
     return ended;
   }
 
-  // Every rank's period is the end of its own compute stream, but that of the graph's is the whole
-  // pipeline's.
+  // Every rank's period is the end of its own compute stream, but that of the graph's is the whole pipeline's.
   void note(Time Timeline::*figure, std::int64_t period) {
     for (std::size_t r = 0; r < count; ++r)
       all[r]->timeline.*figure = Time::ns(period + (r == own ? 0 : carries[r].device));
@@ -194,8 +192,8 @@ Time Simulator::period(const EventGraph& graph, const CostTable& costs) {
   return Time::ns(scratch_->steady(simulate_step<Detail::kDevice>, simulate_step<Detail::kSpans>));
 }
 
-std::optional<Time> Simulator::period(const EventGraph& graph, const CostTable& costs, const RepeatedRows& repeats,
-                                      std::int64_t more) {
+std::optional<Time> Simulator::period(
+    const EventGraph& graph, const CostTable& costs, const RepeatedRows& repeats, std::int64_t more) {
   Scratch& s = *scratch_;
   const bool waits_inside = std::ranges::any_of(graph.rows, [](const Row& row) { return row.host_wait != kNoEvent; });
   const bool repeated = repeats.count > 0 && graph.pipeline.empty();

@@ -11,8 +11,7 @@
 // while they overlap.
 //            With all slowdowns 1 it equals sweep bit for bit; sweep is its lower bound.
 //
-// Collectives on different communicators that ask more of a link than there is slow each other down
-// in any case.
+// Collectives on different communicators that ask more of a link than there is slow each other down in any case.
 // Both report the steady step (see Note [The steady step] in simulate.cpp): times of a step in
 // which a host that keeps up is one whole step ahead. A Simulator keeps scratch memory, so that
 // timing thousands of plans allocates nothing; it has no other state.
@@ -46,8 +45,8 @@ class Simulator {
   Time period(const EventGraph& graph, const CostTable& costs);
   // The same of the step in which `repeats` (find_repeats) come `more` times more than the graph
   // has them; nothing where its rows do not show that, or where the host has its say.
-  std::optional<Time> period(const EventGraph& graph, const CostTable& costs, const RepeatedRows& repeats,
-                             std::int64_t more);
+  std::optional<Time> period(
+      const EventGraph& graph, const CostTable& costs, const RepeatedRows& repeats, std::int64_t more);
   // One step from an idle machine, no steady state.
   const Timeline& sweep_once(const EventGraph& graph, const CostTable& costs);
   const Timeline& simulate_once(const EventGraph& graph, const CostTable& costs);

@@ -1,11 +1,9 @@
-// When: one span per row of an EventGraph. The simulator predicts it, the engine measures it;
-// reports read either.
+// When: one span per row of an EventGraph. The simulator predicts it, the engine measures it; reports read either.
 //
-// All times are relative to the end of the previous step's optimizer (0 in the first step). A
-// collective spans [arrive, end]: `start` is when its stream reaches it, `arrive` when every rank
-// of its group and the communicator are free; the time in between is waiting for peers. For other
-// rows arrive == start. Issue times can be negative: the host runs ahead; of a rank of a pipeline
-// all can, where it begins a step while others are still at the one before.
+// All times are relative to the end of the previous step's optimizer (0 in the first step). A collective spans [arrive,
+// end]: `start` is when its stream reaches it, `arrive` when every rank of its group and the communicator are free; the
+// time in between is waiting for peers. For other rows arrive == start. Issue times can be negative: the host runs
+// ahead; of a rank of a pipeline all can, where it begins a step while others are still at the one before.
 #pragma once
 
 #include <vector>

@@ -1,7 +1,6 @@
-// The text is cut into words and the four signs , : [ ] as PyTorch does, white space ignored; each
-// key then reads its value from the words. PyTorch's list form of roundup_power2_divisions,
-// [256:1,512:2,>:4], names the lower end of a class in MB; the first entry also holds for all
-// classes below it, ">" for all above the last.
+// The text is cut into words and the four signs , : [ ] as PyTorch does, white space ignored; each key then reads its
+// value from the words. PyTorch's list form of roundup_power2_divisions, [256:1,512:2,>:4], names the lower end of a
+// class in MB; the first entry also holds for all classes below it, ">" for all above the last.
 #include "sim/spec/allocator_settings.h"
 
 #include <fmt/format.h>

@@ -24,8 +24,7 @@ struct AllocatorSettings {
   static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
   static constexpr std::size_t kRoundupClasses = 16;  // powers of two from 1 MiB to 64 GiB
 
-  // Blocks of this size and above are never split, and serve only requests within
-  // max_non_split_rounding of their size.
+  // Blocks of this size and above are never split, and serve only requests within max_non_split_rounding of their size.
   std::int64_t max_split_size = kUnlimited;
   std::int64_t max_non_split_rounding = kLargeBuffer;
   std::int64_t large_segment_size = kLargeBuffer;

@@ -1,9 +1,7 @@
-// What the hardware really does: coefficients of cost curves, each with its evidence, interval and
-// source.
+// What the hardware really does: coefficients of cost curves, each with its evidence, interval and source.
 //
-// Every curve is fitted to published or own micro-measurements, never to whole training steps
-// (validation would be circular). Forms and their leave-one-source-out errors:
-// reports/calibration.md; the fits live in calibration/fit_*.
+// Every curve is fitted to published or own micro-measurements, never to whole training steps (validation would be
+// circular). Forms and their leave-one-source-out errors: reports/calibration.md; the fits live in calibration/fit_*.
 //
 //   GEMM        compute = 2mnk / (efficiency*sustained*clock*P) * (1 + m_half/m) * (1 + n_half/n)
 //                         * (1 + k_half/k) * (1 + tail*SM/(mn/128^2)) * (1 + wave*(W - 1)) * A
@@ -72,9 +70,8 @@ struct GemmCurve {
   std::string source;  // measurement files and their rows
 };
 
-// Products run as fast as the power limit allows: at the greatest clock (1: the top one) at which
-// idle + joules/seconds * clock^energy_exponent is within it. Their rate follows
-// clock^rate_exponent, for memory does not slow down with it.
+// Products run as fast as the power limit allows: at the greatest clock (1: the top one) at which idle + joules/seconds
+// * clock^energy_exponent is within it. Their rate follows clock^rate_exponent, for memory does not slow down with it.
 struct HeatCurve {
   double idle = 0;             // W, of what does not follow the clock; 0: no such curve
   double joules_per_flop = 0;  // of products and attention in 16 bits, at the top clock
@@ -168,9 +165,8 @@ struct FabricCurve {
   std::string source;
 };
 
-// What the host of an eager Python step calls, by what it is called for; counted by
-// sim/cost/host_calls.h. Their seconds are fitted to steps whose kernels take no time
-// (calibration/evidence/host_calls.json).
+// What the host of an eager Python step calls, by what it is called for; counted by sim/cost/host_calls.h. Their
+// seconds are fitted to steps whose kernels take no time (calibration/evidence/host_calls.json).
 enum class HostCall : std::uint8_t {
   kPass,              // once per micro-batch: masks, positions, the loss, the engine's start
   kForwardProduct,    // a module around a matrix product, its views and its autograd node
@@ -200,10 +196,9 @@ enum class HostCall : std::uint8_t {
 inline constexpr std::size_t kHostCalls = 24;
 constexpr const char* to_string(HostCall call) {
   return word_at(call, "pass", "forward_product", "forward_attention", "forward_operation", "backward_product",
-                 "backward_attention", "backward_operation", "recomputed", "compiled", "hook", "unit_row",
-                 "unit_tensor", "reduced_row", "collective", "functional_collective", "redistribution", "bucket_row",
-                 "bucket_tensor", "clipped_tensor", "clipped_shard", "updated_tensor", "updated_shard",
-                 "updated_operation", "step");
+      "backward_attention", "backward_operation", "recomputed", "compiled", "hook", "unit_row", "unit_tensor",
+      "reduced_row", "collective", "functional_collective", "redistribution", "bucket_row", "bucket_tensor",
+      "clipped_tensor", "clipped_shard", "updated_tensor", "updated_shard", "updated_operation", "step");
 }
 
 struct HostCurve {
@@ -223,10 +218,9 @@ struct HostCurve {
   std::string processor_source;
 };
 
-// Slowdown factors (>= 1) while compute and collectives run at the same time. Where `memory` is
-// above zero the factor on compute follows from what the collective's kernel occupies (slowdown_of
-// in sim/cost/collective.h); `compute` is then that of the collective it was set by, on the links
-// of one node.
+// Slowdown factors (>= 1) while compute and collectives run at the same time. Where `memory` is above zero the factor
+// on compute follows from what the collective's kernel occupies (slowdown_of in sim/cost/collective.h); `compute` is
+// then that of the collective it was set by, on the links of one node.
 struct ContentionCurve {
   double compute = 1;
   double communication = 1;
@@ -235,8 +229,7 @@ struct ContentionCurve {
   std::string source;
 };
 
-// Latent factors of one machine: a whole class is off together. log_sd is the standard deviation of
-// the logarithm.
+// Latent factors of one machine: a whole class is off together. log_sd is the standard deviation of the logarithm.
 enum class Factor : std::uint8_t { kGemm, kAttention, kMemoryBound, kIntraNode, kInterNode, kHost, kOverlap };
 inline constexpr std::size_t kFactors = 7;
 struct FactorSpread {
@@ -244,9 +237,8 @@ struct FactorSpread {
   std::string source;
 };
 
-// What is known of the factors beyond their spreads (calibration/training_evidence.h). Their
-// logarithms are center + mixing * z with z independent standard normal; mixing is lower
-// triangular.
+// What is known of the factors beyond their spreads (calibration/training_evidence.h). Their logarithms are center +
+// mixing * z with z independent standard normal; mixing is lower triangular.
 struct FactorKnowledge {
   std::array<double, kFactors> center{};
   std::array<std::array<double, kFactors>, kFactors> mixing{};
@@ -303,8 +295,8 @@ enum class CollectiveOperation : std::uint8_t {
 };
 inline constexpr std::size_t kCollectiveOperations = 7;
 constexpr const char* to_string(CollectiveOperation operation) {
-  return word_at(operation,
-                 {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all", "send_recv"});
+  return word_at(
+      operation, {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all", "send_recv"});
 }
 
 struct CollectivePoints {

@@ -1,10 +1,9 @@
 // Where the step runs: nodes of GPUs, their links, and the network between the nodes.
 //
-// Ranks are numbered node by node. Every rate is per direction and carries its source in the
-// machine catalogue (calibration/machines/*.yaml). The short form is identical nodes behind leaves
-// and a spine; a ClusterLayout lists nodes, switches and links as they are. Either is a graph
-// (sim/spec/network/topology.h) over which the groups of a mesh are laid
-// (sim/spec/network/routes.h).
+// Ranks are numbered node by node. Every rate is per direction and carries its source in the machine catalogue
+// (calibration/machines/*.yaml). The short form is identical nodes behind leaves and a spine; a ClusterLayout lists
+// nodes, switches and links as they are. Either is a graph (sim/spec/network/topology.h) over which the groups of a
+// mesh are laid (sim/spec/network/routes.h).
 #pragma once
 
 #include <cstdint>
@@ -80,14 +79,12 @@ class Routes;          // sim/spec/network/routes.h
 
 struct Cluster {
   std::string spec;  // what the user wrote: "64xh100"
-  // Of mixed nodes the GPU that sets the pace, with the least memory of all, and the kind that has
-  // it.
+  // Of mixed nodes the GPU that sets the pace, with the least memory of all, and the kind that has it.
   Gpu gpu;
   NodeKind node;
   Network network;
   std::vector<DegradedLink> degraded;  // each link once
-  // CPU ranks of one machine: a "GPU" is the cores of one rank, and the host that issues is the one
-  // that computes.
+  // CPU ranks of one machine: a "GPU" is the cores of one rank, and the host that issues is the one that computes.
   bool host_computes = false;
   std::int64_t gpus = 0;  // total; the last node may be partly used
   // Nodes, switches and links as a file lists them; null: the short form, of the fields above.

@@ -1,10 +1,9 @@
 // What fully_shard does otherwise from one PyTorch version to the next, as data; what can be asked
 // of each is checks/capabilities.txt.
 //
-// Source: recordings of twelve versions (tests/recordings/README.md has the table of changes with
-// the files and lines of PyTorch); pg = _fsdp_param_group.py, st = _fsdp_state.py, co =
-// _fsdp_collectives.py, pa = _fsdp_param.py, fs = _fully_shard.py. Versions that were not recorded
-// behave as the newest recorded one below them.
+// Source: recordings of twelve versions (tests/recordings/README.md has the table of changes with the files and lines
+// of PyTorch); pg = _fsdp_param_group.py, st = _fsdp_state.py, co = _fsdp_collectives.py, pa = _fsdp_param.py, fs =
+// _fully_shard.py. Versions that were not recorded behave as the newest recorded one below them.
 #pragma once
 
 #include <cstdint>

@@ -22,9 +22,8 @@ struct Generation {
   double place = 40;
 
   bool is_amd() const { return vendor == GpuVendor::kAmd; }
-  // No bf16 (PyTorch emulates it), and neither FlashAttention nor bf16 in the memory-efficient
-  // kernel of scaled_dot_product_attention
-  // (pytorch:aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+  // No bf16 (PyTorch emulates it), and neither FlashAttention nor bf16 in the memory-efficient kernel of
+  // scaled_dot_product_attention (pytorch:aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
   bool is_before_ampere() const { return vendor == GpuVendor::kNvidia && compute_capability < 8; }
   // A context of 616 MiB, 32 MiB of cuBLAS workspaces, cuDNN's attention preferred.
   bool is_hopper_or_later() const { return compute_capability >= 9; }

@@ -4,11 +4,10 @@
 //   dense   pp, replicate, shard, cp, tp      what tokens and dense weights are spread over
 //   sparse  pp, replicate, efsdp, ep, etp     the same ranks, for the weights of experts
 //
-// Ranks of pp have the layers of other stages of a pipeline; all else is the same for each of them.
-// efsdp = shard * cp * tp / (ep * etp), so that groups of ep are consecutive ranks that run through
-// tp, then cp, then shard (torchtitan 0.2.2 distributed/parallel_dims.py:118-165). Groups that
-// several axes make together have names of their own: fsdp (shard x cp, what parameters are sharded
-// over), batch (replicate x shard), loss (replicate x shard x cp).
+// Ranks of pp have the layers of other stages of a pipeline; all else is the same for each of them. efsdp = shard * cp
+// * tp / (ep * etp), so that groups of ep are consecutive ranks that run through tp, then cp, then shard (torchtitan
+// 0.2.2 distributed/parallel_dims.py:118-165). Groups that several axes make together have names of their own: fsdp
+// (shard x cp, what parameters are sharded over), batch (replicate x shard), loss (replicate x shard x cp).
 #pragma once
 
 #include <cstdint>

@@ -1,25 +1,21 @@
 // What is computed: an ordered list of layers, each with its parameters and its operations.
 //
-// A ModelSpec knows neither batch nor sharding. Sizes are element counts per token, per sequence
-// position or fixed; a micro-batch of B sequences of S positions has T = B*S tokens, so a tensor
-// holds per_token*T + per_position*S + fixed elements. Identical layers share one LayerSpec
-// ("kind"); `order` names the kind of every layer of the step.
+// A ModelSpec knows neither batch nor sharding. Sizes are element counts per token, per sequence position or fixed; a
+// micro-batch of B sequences of S positions has T = B*S tokens, so a tensor holds per_token*T + per_position*S + fixed
+// elements. Identical layers share one LayerSpec ("kind"); `order` names the kind of every layer of the step.
 //
-// A layer may run on another sequence than the plan's (Domain): the patches of an image. The layers
-// are a chain, each reading the one before it, with one exception: an embedding in the middle reads
-// a part of the batch instead and begins a chain of its own. The output of the layer before it
-// waits until a later layer takes it as its second input (LayerSpec::joins): a vision tower's
-// features join the words, two towers meet in their loss. Chains nest.
+// A layer may run on another sequence than the plan's (Domain): the patches of an image. The layers are a chain, each
+// reading the one before it, with one exception: an embedding in the middle reads a part of the batch instead and
+// begins a chain of its own. The output of the layer before it waits until a later layer takes it as its second input
+// (LayerSpec::joins): a vision tower's features join the words, two towers meet in their loss. Chains nest.
 //
-// A layer is written as the list of operations that the forward executes, in order. Which tensors
-// live until backward is not decided here by formula: every operation names what its gradient needs
-// (`saved`), and sim/graph/layers/layer_program.h derives allocations, frees and the backward pass
-// from that, as autograd does.
+// A layer is written as the list of operations that the forward executes, in order. Which tensors live until backward
+// is not decided here by formula: every operation names what its gradient needs (`saved`), and
+// sim/graph/layers/layer_program.h derives allocations, frees and the backward pass from that, as autograd does.
 //
-// Sources: operation order and saved tensors of a Llama block as recorded from PyTorch 2.11
-// (tests/recordings); FLOPs are 2*m*n*k for a matrix product and 2*B*h*S^2*(head_dim + value_dim)
-// for full attention, half of it when causal. Invariant: the number of parameters equals the
-// published count (tests/models/zoo_test.cpp).
+// Sources: operation order and saved tensors of a Llama block as recorded from PyTorch 2.11 (tests/recordings); FLOPs
+// are 2*m*n*k for a matrix product and 2*B*h*S^2*(head_dim + value_dim) for full attention, half of it when causal.
+// Invariant: the number of parameters equals the published count (tests/models/zoo_test.cpp).
 #pragma once
 
 #include <cstdint>
@@ -60,26 +56,22 @@ struct TensorSpec {
 struct ParameterSpec {
   std::string name;                 // within the layer, e.g. "self_attn.q_proj.weight"
   std::vector<std::int64_t> shape;  // dim 0 is the sharded one
-  // The embedding's weight, used again by a tied head: its gradient arises here too, but it is
-  // counted, gathered and reduced in the embedding's layer (LayerSpec::numel and
-  // ModelSpec::parameters leave it out).
+  // The embedding's weight, used again by a tied head: its gradient arises here too, but it is counted, gathered and
+  // reduced in the embedding's layer (LayerSpec::numel and ModelSpec::parameters leave it out).
   bool tied = false;
   // A tied table that the first and the last stage of a pipeline have each (part_of_pipeline).
   bool in_two_stages = false;
   // Normalisation weights, which some plans leave to plain replication (`ignored: norms`).
   bool is_norm = false;
-  // false: frozen whatever the plan says (the base under adapters): no gradient, no optimizer
-  // state.
+  // false: frozen whatever the plan says (the base under adapters): no gradient, no optimizer state.
   bool trainable = true;
-  // Not trainable, for what reads it leads to no loss; requires_grad, so that DDP's buckets have
-  // it.
+  // Not trainable, for what reads it leads to no loss; requires_grad, so that DDP's buckets have it.
   bool unused = false;
   // Stored in the compute dtype, not in the plan's master dtype: no cast precedes its gather.
   bool stored_as_computed = false;
   bool gathered_in_fp8 = false;  // Plan::float8_all_gather
   std::int64_t unpacked = 0;     // elements that packed blocks stand for; 0: not packed
-  // 0: of the layer's own unit; k > 0: of LayerSpec::nested[k - 1] where the plan makes that a
-  // unit.
+  // 0: of the layer's own unit; k > 0: of LayerSpec::nested[k - 1] where the plan makes that a unit.
   std::int8_t part = 0;
   // On the ranks of mesh.tp: each has all of it (replicated), and a part of the sum that its
   // gradient is; backward makes the gradient of so many elements, of which the rank keeps its own
@@ -146,10 +138,9 @@ enum class Function : std::uint8_t {
 inline constexpr std::size_t kFunctions = 35;
 constexpr const char* to_string(Function function) {
   return word_at(function, "matrix_product", "attention", "rms_norm", "layer_norm", "add", "cast", "rotary", "silu",
-                 "multiply", "silu_multiply", "gelu", "relu", "embedding", "arange", "log_softmax",
-                 "negative_log_likelihood", "cross_entropy", "column_sum", "copy", "adamw", "sgd", "sum_of_squares",
-                 "scale", "softmax", "sigmoid", "tanh", "dropout", "top_k", "sort", "gather", "scatter_add",
-                 "dequantize", "scan", "convolve", "delta_rule");
+      "multiply", "silu_multiply", "gelu", "relu", "embedding", "arange", "log_softmax", "negative_log_likelihood",
+      "cross_entropy", "column_sum", "copy", "adamw", "sgd", "sum_of_squares", "scale", "softmax", "sigmoid", "tanh",
+      "dropout", "top_k", "sort", "gather", "scatter_add", "dequantize", "scan", "convolve", "delta_rule");
 }
 
 struct AttentionShape {
@@ -233,8 +224,7 @@ struct LayerCollective {
   bool maximum = false;   // all-reduce: of the greatest value, not of the sum
   // All-to-all: round a ring, all of it to one neighbour.
   bool to_neighbour = false;
-  // All-to-all of rows: how many of one token, of which each rank and each node gets one; 1: all of
-  // them travel.
+  // All-to-all of rows: how many of one token, of which each rank and each node gets one; 1: all of them travel.
   std::int64_t copies = 1;
   bool beside = false;      // of Operation::gathers and reduces: its overlap is written as it is
   bool in_fp8 = false;      // what a product reads was cast before it travels
@@ -431,11 +421,9 @@ struct ModelSpec {
   bool tied_embeddings = false;     // the head's weight is the embedding's: counted, gathered and reduced once
   bool head_first = false;          // the head is defined before all else: order of named_parameters()
   std::int64_t fixed_sequence = 0;  // > 0: no other sequence can be run (patches of an image)
-  // > 0: samples come with batch.images images each, of which each takes so many positions of the
-  // sequence.
+  // > 0: samples come with batch.images images each, of which each takes so many positions of the sequence.
   std::int64_t image_tokens = 0;
-  // Of the layers in one step (two views of a sample): they stand for all of them, and their
-  // tensors are those of all.
+  // Of the layers in one step (two views of a sample): they stand for all of them, and their tensors are those of all.
   std::int64_t calls = 1;
 
   std::int64_t parameters() const;            // tied weights once

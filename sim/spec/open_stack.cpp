@@ -36,9 +36,8 @@ struct StackUsage {
 
 std::vector<StackUsage> read_usage() {
   static constexpr std::string_view kKeys[] = {"trainer", "runtimes", "before", "of_100", "source"};
-  static constexpr std::array kRuntimes = {RuntimeKind::kFsdp2,   RuntimeKind::kFsdp1, RuntimeKind::kDdp,
-                                           RuntimeKind::kZero1,   RuntimeKind::kZero2, RuntimeKind::kZero3,
-                                           RuntimeKind::kMegatron};
+  static constexpr std::array kRuntimes = {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,
+      RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3, RuntimeKind::kMegatron};
   const EmbeddedFile& file = stack_usage_files().front();
   const ConfigNode root = parse_yaml(file.content, file.path);
   std::vector<StackUsage> list;
@@ -113,10 +112,8 @@ OpenStacks codes_of(const PlanDocument& written, const ModelSpec& model, const C
   for (const auto& [name, of_100] : usage->of_100) {
     try {
       Plan plan = resolve(with_name(written, name), model, cluster).plan;
-      if (find_problem(plan, model, cluster))
-        open.refused.push_back(std::move(plan));
-      else
-        open.codes.push_back({name, of_100, std::move(plan)});
+      if (find_problem(plan, model, cluster)) open.refused.push_back(std::move(plan));
+      else open.codes.push_back({name, of_100, std::move(plan)});
     } catch (const Error&) {
       continue;  // what was written goes with none
     }
@@ -163,8 +160,8 @@ OpenStacks open_stacks(const PlanDocument& written, const ModelSpec& model, cons
   return open;
 }
 
-std::vector<StackAlternative> open_stacks(const OpenStacks& of, const Plan& chosen, const ModelSpec& model,
-                                          const Cluster& cluster) {
+std::vector<StackAlternative> open_stacks(
+    const OpenStacks& of, const Plan& chosen, const ModelSpec& model, const Cluster& cluster) {
   if (of.codes.empty() || chosen == of.codes.front().plan) return of.codes;
   return file_of(of, chosen, model, cluster).codes;
 }

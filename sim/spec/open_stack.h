@@ -33,8 +33,8 @@ OpenStacks open_stacks(const PlanDocument& written, const ModelSpec& model, cons
 // The codes that may run another plan of the job, in which a search or a user chose some keys: by
 // construction those of its file, open_yaml(). The first, if there is one, runs `chosen` itself;
 // none where that says all that one of them would fill.
-std::vector<StackAlternative> open_stacks(const OpenStacks& of, const Plan& chosen, const ModelSpec& model,
-                                          const Cluster& cluster);
+std::vector<StackAlternative> open_stacks(
+    const OpenStacks& of, const Plan& chosen, const ModelSpec& model, const Cluster& cluster);
 
 // to_yaml(), less the keys that are still open: read back, they are so again, and the plan of the
 // first code is this one.

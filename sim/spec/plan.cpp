@@ -13,8 +13,8 @@ std::int64_t size_of(DType dtype) { return dtype == DType::kFp32 ? 4 : 2; }
 
 bool PipelineParallel::splits_backward() const {
   if (schedule != PipelineSchedule::kCustom) return schedule >= PipelineSchedule::kInterleavedZeroBubble;
-  return std::ranges::any_of(orders,
-                             [](const std::string& order) { return order.find_first_of("IW") != std::string::npos; });
+  return std::ranges::any_of(
+      orders, [](const std::string& order) { return order.find_first_of("IW") != std::string::npos; });
 }
 
 Plan shortened(Plan plan, std::int64_t most) {

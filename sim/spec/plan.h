@@ -1,8 +1,7 @@
 // How the step runs: mesh, units, prefetch, reshard, recompute, dtypes, accumulation, optimizer.
 //
-// A Plan is data; what it means is written down once, in the builders of sim/graph/. Keys of the
-// YAML form are the dotted paths of DESIGN section 11 (`foreshard schema plan` prints them all).
-// Words are PyTorch's.
+// A Plan is data; what it means is written down once, in the builders of sim/graph/. Keys of the YAML form are the
+// dotted paths of DESIGN section 11 (`foreshard schema plan` prints them all). Words are PyTorch's.
 #pragma once
 
 #include <cstdint>
@@ -78,10 +77,9 @@ constexpr const char* to_string(TensorParallel::Tables tables) { return word_at(
 // Attention over the ranks of mesh.cp (torch.distributed.tensor.experimental context_parallel;
 // Megatron-Core's cp_comm_type).
 struct ContextParallel {
-  // How keys and values come round. kAllGather is what training in torchtitan 0.2.2 does whatever
-  // its option says. kUlysses: none do; each rank attends with a part of the heads over all
-  // positions, and an all-to-all in front and behind changes what is cut (DeepSpeed-Ulysses;
-  // Megatron-Core's a2a).
+  // How keys and values come round. kAllGather is what training in torchtitan 0.2.2 does whatever its option says.
+  // kUlysses: none do; each rank attends with a part of the heads over all positions, and an all-to-all in front and
+  // behind changes what is cut (DeepSpeed-Ulysses; Megatron-Core's a2a).
   enum class Rotate : std::uint8_t { kAllGather, kAllToAll, kUlysses };
   // kHeadTail: each rank has a chunk from the front and one from the back, so that causal attention
   // costs all of them the same.
@@ -99,15 +97,13 @@ constexpr const char* to_string(ContextParallel::Balance balance) { return word_
 // layer, to and from every rank of its group. Empty: as `zipf` and `counts` say.
 struct ExpertParallel {
   std::vector<std::int64_t> sent, received;
-  // How tokens choose: the i-th expert is chosen in proportion to i^-zipf (0: all alike), or to its
-  // count, one for each expert. The plan's forecast is that of the rank whose experts receive most,
-  // for which all others wait.
+  // How tokens choose: the i-th expert is chosen in proportion to i^-zipf (0: all alike), or to its count, one for each
+  // expert. The plan's forecast is that of the rank whose experts receive most, for which all others wait.
   double zipf = 0;
   std::vector<std::int64_t> counts;
-  // kAllToAll: a row for each expert that a token goes to. kDeepEp: a row goes once to each node
-  // and there once to each rank, whatever experts it is for (deepseek-ai/DeepEP; Megatron-Core's
-  // flex dispatcher with deepep or hybridep); what moves is priced so, all else is as with
-  // kAllToAll.
+  // kAllToAll: a row for each expert that a token goes to. kDeepEp: a row goes once to each node and there once to each
+  // rank, whatever experts it is for (deepseek-ai/DeepEP; Megatron-Core's flex dispatcher with deepep or hybridep);
+  // what moves is priced so, all else is as with kAllToAll.
   enum class Dispatcher : std::uint8_t { kAllToAll, kDeepEp };
   Dispatcher dispatcher = Dispatcher::kAllToAll;
   bool operator==(const ExpertParallel&) const = default;
@@ -131,7 +127,7 @@ enum class PipelineSchedule : std::uint8_t {
 };
 constexpr const char* to_string(PipelineSchedule schedule) {
   return word_at(schedule, {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble",
-                            "DualPipeV", "custom"});
+                               "DualPipeV", "custom"});
 }
 
 // kParameters and kUniform are DeepSpeed's partition_method (PipelineModule): of all layers, the embedding, the norm
@@ -168,10 +164,9 @@ struct Plan;
 std::vector<std::int64_t> blocks_of_stages(std::int64_t blocks, const Plan& plan);
 std::vector<std::int64_t> blocks_of_stages(const ModelSpec& model, const Plan& plan);  // PipelineParallel::partition
 
-// What stands around forward and backward in a step. kPlain: clipping, the optimizer, zero_grad.
-// kTorchtitan: zero_grad first, then the tokens of the step are counted over all samples and read
-// by the host, and biases of routers are balanced before the optimizer (train.py, train_step).
-// kTorchtitanLog: such a step that logs its loss.
+// What stands around forward and backward in a step. kPlain: clipping, the optimizer, zero_grad. kTorchtitan: zero_grad
+// first, then the tokens of the step are counted over all samples and read by the host, and biases of routers are
+// balanced before the optimizer (train.py, train_step). kTorchtitanLog: such a step that logs its loss.
 enum class StepFrame : std::uint8_t { kPlain, kTorchtitan, kTorchtitanLog };
 constexpr const char* to_string(StepFrame frame) { return word_at(frame, {"plain", "torchtitan", "torchtitan_log"}); }
 
@@ -209,8 +204,7 @@ struct Units {
   bool operator==(const Units&) const = default;
 };
 
-// A policy with exceptions: `value` holds for all, later ranges win. `first`..`last` inclusive,
-// block or unit numbers.
+// A policy with exceptions: `value` holds for all, later ranges win. `first`..`last` inclusive, block or unit numbers.
 template <typename T>
 struct RangedPolicy {
   struct Range {
@@ -229,9 +223,8 @@ struct RangedPolicy {
   bool operator==(const RangedPolicy&) const = default;
 };
 
-// reshard_after_forward: kAlways frees the unsharded parameters after forward and gathers them
-// again in backward, kNever keeps them, kGroup keeps 1/group of them and gathers inside a group of
-// that many ranks.
+// reshard_after_forward: kAlways frees the unsharded parameters after forward and gathers them again in backward,
+// kNever keeps them, kGroup keeps 1/group of them and gathers inside a group of that many ranks.
 struct Reshard {
   enum class Kind : std::uint8_t { kAlways, kNever, kGroup };
   Kind kind = Kind::kAlways;
@@ -255,11 +248,10 @@ struct Prefetch {
 enum class Recompute : std::uint8_t { kNone, kFull, kSelective };
 constexpr const char* to_string(Recompute recompute) { return word_at(recompute, {"none", "full", "selective"}); }
 
-// What selective recompute keeps. kEverySecondMm: attention and every second matrix product
-// (torchtitan's list). kDots: attention and every matrix product whose result backward needs, so
-// that nothing but kernels bound by memory runs again. kDotsExceptMlp: the products that make
-// attention's inputs and the first that reads its output, not attention itself (MaxText's
-// remat_policy save_dot_except_mlp).
+// What selective recompute keeps. kEverySecondMm: attention and every second matrix product (torchtitan's list). kDots:
+// attention and every matrix product whose result backward needs, so that nothing but kernels bound by memory runs
+// again. kDotsExceptMlp: the products that make attention's inputs and the first that reads its output, not attention
+// itself (MaxText's remat_policy save_dot_except_mlp).
 enum class SelectivePolicy : std::uint8_t { kEverySecondMm, kDots, kDotsExceptMlp };
 constexpr const char* to_string(SelectivePolicy policy) {
   return word_at(policy, {"every_second_mm", "dots", "dots_except_mlp"});
@@ -289,8 +281,8 @@ enum class AttentionKernel : std::uint8_t {
   kFlashAllHeads
 };
 constexpr const char* to_string(AttentionKernel kernel) {
-  return word_at(kernel, {"flash", "cudnn", "efficient", "math", "fa1", "fa2", "fa3", "triton", "eager", "flex",
-                          "flash-all-heads"});
+  return word_at(kernel,
+      {"flash", "cudnn", "efficient", "math", "fa1", "fa2", "fa3", "triton", "eager", "flex", "flash-all-heads"});
 }
 
 // Which kernels the modules of a training code launch around its matrix products; models/kernels.h
@@ -313,9 +305,8 @@ struct ModuleKernels {
   Activation activation = Activation::kFused;
   bool unpads = false;             // tokens are packed before attention and padded behind it
   std::int64_t train_metrics = 0;  // more passes of cross entropy over the logits, without gradient
-  // Blocks are one loop over stacked tensors (jax.lax.scan): what backward needs of a block is
-  // copied into the stack and out of it again, as products take no slices of it (openxla/xla#15265,
-  // NVIDIA/JAX-Toolbox#698).
+  // Blocks are one loop over stacked tensors (jax.lax.scan): what backward needs of a block is copied into the stack
+  // and out of it again, as products take no slices of it (openxla/xla#15265, NVIDIA/JAX-Toolbox#698).
   bool scan = false;
   // Every block's keys and values are kept for later tokens, which never come (transformers'
   // use_cache), until the model's outputs go.
@@ -372,10 +363,9 @@ struct Loss {
 enum class Logits : std::uint8_t { kReleased, kHeld, kKept };
 constexpr const char* to_string(Logits logits) { return word_at(logits, {"released", "held", "kept"}); }
 
-// A frozen second model of the same shape that runs a forward without gradients behind each one of
-// the trained (the reference of DPO, a teacher). kBase: none, the trained one does, its adapters
-// switched off. kWhole: every rank holds all of it. kUnit: fully_shard of it and of nothing inside
-// (TRL, prepare_fsdp). kUnits: wrapped as the trained one.
+// A frozen second model of the same shape that runs a forward without gradients behind each one of the trained (the
+// reference of DPO, a teacher). kBase: none, the trained one does, its adapters switched off. kWhole: every rank holds
+// all of it. kUnit: fully_shard of it and of nothing inside (TRL, prepare_fsdp). kUnits: wrapped as the trained one.
 enum class Reference : std::uint8_t { kNone, kBase, kWhole, kUnit, kUnits };
 constexpr const char* to_string(Reference reference) {
   return word_at(reference, {"none", "base", "whole", "unit", "units"});
@@ -515,16 +505,14 @@ struct Optimizer {
   bool operator==(const Optimizer&) const = default;
 };
 
-// In which order a step's gradients are summed, which is what their last bits depend on.
-// kMicrobatch: one after the other in global micro-batch order, continued across ranks, so that any
-// number of ranks gives the same bits; a reduce-scatter adds to the gradient that is there. With
-// replicas, every replica sums its own share so and the replicas are added in order; with
-// keep_unsharded every rank does. kLibrary: each reduce-scatter makes a sum of its own, as NCCL
-// does, and that is added to the gradient.
-// kMicrobatch2, 4, 8: products, too, and sums over tokens are made in that many slices of features
-// (of tokens), whose sums are added in pairs, ((0 + 1) + (2 + 3)), whatever mesh.tp: plans of one
-// such order have equal bits for every mesh.tp that divides it. Gradients are summed as with
-// kMicrobatch, which has as many slices as mesh.tp.
+// In which order a step's gradients are summed, which is what their last bits depend on. kMicrobatch: one after the
+// other in global micro-batch order, continued across ranks, so that any number of ranks gives the same bits; a
+// reduce-scatter adds to the gradient that is there. With replicas, every replica sums its own share so and the
+// replicas are added in order; with keep_unsharded every rank does. kLibrary: each reduce-scatter makes a sum of its
+// own, as NCCL does, and that is added to the gradient.
+// kMicrobatch2, 4, 8: products, too, and sums over tokens are made in that many slices of features (of tokens), whose
+// sums are added in pairs, ((0 + 1) + (2 + 3)), whatever mesh.tp: plans of one such order have equal bits for every
+// mesh.tp that divides it. Gradients are summed as with kMicrobatch, which has as many slices as mesh.tp.
 enum class ReductionOrder : std::uint8_t { kMicrobatch, kLibrary, kMicrobatch2, kMicrobatch4, kMicrobatch8 };
 constexpr const char* to_string(ReductionOrder order) {
   return word_at(order, {"microbatch", "library", "microbatch_2", "microbatch_4", "microbatch_8"});

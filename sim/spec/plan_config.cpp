@@ -1,5 +1,4 @@
-// Reading walks the tree of a file along the table of keys. An assignment `a.b=value` is read as
-// the file
+// Reading walks the tree of a file along the table of keys. An assignment `a.b=value` is read as the file
 //     a:
 //       b:
 //         value
@@ -48,10 +47,7 @@ void forget_other_spelling(std::string_view path, PlanLayer layer, PlanDocument&
 void read_below(const ConfigNode& node, const std::string& prefix, PlanLayer layer, PlanDocument& document) {
   if (!node.is_mapping()) {
     const std::vector<std::string_view> names = names_below(prefix);
-    if (prefix.empty())
-      throw node.error("no plan stands here",
-                       "'key: value' lines, for example "
-                       "model: llama-3.1-8b");
+    if (prefix.empty()) throw node.error("no plan stands here", "'key: value' lines, for example model: llama-3.1-8b");
     throw node.error("no mapping stands here", fmt::format("{{{}: ...}}", fmt::join(names, ": ..., ")));
   }
   const std::vector<std::string_view> names = names_below(prefix);
@@ -134,8 +130,7 @@ PlanDocument assign(PlanDocument document, const Written& assignment) {
   const NestedYaml yaml = nested(assignment);
   if (assignment.text.find_first_of("\r\n") != std::string_view::npos) {
     throw ConfigError(place(assignment, yaml, {"", 1, 1, std::string(assignment.key)}),
-                      "the value has more than one line",
-                      "YAML on one line, for example [{units: 0-30, value: always}]");
+        "the value has more than one line", "YAML on one line, for example [{units: 0-30, value: always}]");
   }
   try {
     read_below(parse_yaml(yaml.text, assignment.source), "", assignment.layer, document);
@@ -150,12 +145,12 @@ PlanDocument assign(PlanDocument document, const Written& assignment) {
   return document;
 }
 
-const std::string& required(const PlanDocument& document, const char* key, const std::string& value,
-                            const char* example) {
+const std::string& required(
+    const PlanDocument& document, const char* key, const std::string& value, const char* example) {
   if (document.has(key)) return value;
   if (!document.file.empty()) {
     throw ConfigError({document.file, 0, 0, key}, "the key is missing",
-                      fmt::format("{}: {} in the plan or --{} {}", key, example, key, example));
+        fmt::format("{}: {} in the plan or --{} {}", key, example, key, example));
   }
   throw Error(ExitCode::kUsage, fmt::format("no {0}: add --{0} {1}, or --plan FILE", key, example));
 }
@@ -186,12 +181,12 @@ PlanDocument read_plan_file(const std::filesystem::path& path) { return read_pla
 PlanDocument apply_set(PlanDocument document, std::string_view assignment) {
   const std::size_t equals = assignment.find('=');
   if (equals == std::string_view::npos || equals == 0) {
-    throw ConfigError({"--set", 1, 1, ""}, quote(assignment) + " is no assignment",
-                      "key=value, for example mesh.shard=8");
+    throw ConfigError(
+        {"--set", 1, 1, ""}, quote(assignment) + " is no assignment", "key=value, for example mesh.shard=8");
   }
-  return assign(std::move(document),
-                {PlanLayer::kSet, "--set", assignment.substr(0, equals), assignment.substr(equals + 1),
-                 static_cast<int>(std::min<std::size_t>(equals, 1000)) + 2});
+  return assign(
+      std::move(document), {PlanLayer::kSet, "--set", assignment.substr(0, equals), assignment.substr(equals + 1),
+                               static_cast<int>(std::min<std::size_t>(equals, 1000)) + 2});
 }
 
 PlanDocument apply_flag(PlanDocument document, std::string_view flag, std::string_view key, std::string_view text) {
@@ -236,10 +231,8 @@ Json json_of(const Plan& plan, const std::function<Json(const PlanKey&)>& said) 
     const Json value = said(key);
     if (value.is_null()) continue;
     const std::size_t dot = key.path.find('.');
-    if (dot == std::string_view::npos)
-      root[std::string(key.path)] = value;
-    else
-      root[std::string(key.path.substr(0, dot))][std::string(key.path.substr(dot + 1))] = value;
+    if (dot == std::string_view::npos) root[std::string(key.path)] = value;
+    else root[std::string(key.path.substr(0, dot))][std::string(key.path.substr(dot + 1))] = value;
   }
   return root;
 }

@@ -1,5 +1,4 @@
-// The YAML and JSON form of a Plan: what a user wrote, the defaults that complete it, and the way
-// back.
+// The YAML and JSON form of a Plan: what a user wrote, the defaults that complete it, and the way back.
 //
 // Three layers write a plan, later ones over earlier ones: the file, the flags (--sequence 4096)
 // and the assignments (--set mesh.shard=8). Keys are dotted paths, the same in all three:
@@ -11,9 +10,8 @@
 //     const ResolvedPlan resolved = resolve(document, model, cluster);
 //     check(resolved, model, cluster);
 //
-// Every wrong key or value is a ConfigError with its place: the file's line and column, or `--set`
-// or the flag with the column in its text. What is right but not modelled is
-// Error(kMissingCapability).
+// Every wrong key or value is a ConfigError with its place: the file's line and column, or `--set` or the flag with the
+// column in its text. What is right but not modelled is Error(kMissingCapability).
 #pragma once
 
 #include <cstdint>
@@ -87,12 +85,11 @@ struct ResolvedPlan {
   GivenKeys given;
 };
 
-// Completes what was written: the newest version of the runtime, micro-batch 1, accumulation 1 (or
-// what batch.global makes it), sequence = min(the model's positions, 8192), the mesh from the
-// number of GPUs, the stack's keys, the trainer's habits, units of tied embeddings in the root, and
-// for the rest the defaults of Plan. `dtype.reduce: none` becomes what the version makes of it.
-// Throws ConfigError where batch.global or one side of the mesh does not divide, and
-// Error(kMissingCapability) for a trainer that does not train with the runtime.
+// Completes what was written: the newest version of the runtime, micro-batch 1, accumulation 1 (or what batch.global
+// makes it), sequence = min(the model's positions, 8192), the mesh from the number of GPUs, the stack's keys, the
+// trainer's habits, units of tied embeddings in the root, and for the rest the defaults of Plan. `dtype.reduce: none`
+// becomes what the version makes of it. Throws ConfigError where batch.global or one side of the mesh does not divide,
+// and Error(kMissingCapability) for a trainer that does not train with the runtime.
 ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const Cluster& cluster);
 
 // check() of plan.h, whose error says where the wrong key stands.

@@ -1,8 +1,7 @@
-// The keys of a plan file: name, type, range, default and runtimes, with what reads and writes
-// each. The reader (plan_config.h), `foreshard schema plan` (plan_schema()), docs/plan-keys.md,
-// completion, ranges and conditions of capabilities (checks/capabilities.h) are made of these rows;
-// nothing else repeats them. One line of documentation each is the last column of that page, which
-// is built in.
+// The keys of a plan file: name, type, range, default and runtimes, with what reads and writes each. The reader
+// (plan_config.h), `foreshard schema plan` (plan_schema()), docs/plan-keys.md, completion, ranges and conditions of
+// capabilities (checks/capabilities.h) are made of these rows; nothing else repeats them. One line of documentation
+// each is the last column of that page, which is built in.
 #pragma once
 
 #include <cstdint>

@@ -17,18 +17,13 @@ bool splits_table(const Units& units, const LayerSpec& layer) {
 bool in_root(const Units& units, LayerRole role) {
   const bool tied_unit = units.embedding == UnitPlacement::kWithHead;
   switch (role) {
-    case LayerRole::kEmbedding:
-      return units.embedding == UnitPlacement::kRoot;
-    case LayerRole::kBlock:
-      return units.blocks == UnitPlacement::kRoot;
-    case LayerRole::kFinalNorm:
-      return units.head != UnitPlacement::kWithNorm && units.head != UnitPlacement::kNorm;
+    case LayerRole::kEmbedding: return units.embedding == UnitPlacement::kRoot;
+    case LayerRole::kBlock: return units.blocks == UnitPlacement::kRoot;
+    case LayerRole::kFinalNorm: return units.head != UnitPlacement::kWithNorm && units.head != UnitPlacement::kNorm;
     case LayerRole::kHead:
       return (units.head == UnitPlacement::kRoot || units.head == UnitPlacement::kNorm) && !tied_unit;
-    case LayerRole::kInner:
-      return true;
-    case LayerRole::kLoss:
-      break;
+    case LayerRole::kInner: return true;
+    case LayerRole::kLoss: break;
   }
   return false;
 }
@@ -65,17 +60,12 @@ bool is_frozen(const Frozen& frozen, const LayerSpec& layer, std::int64_t block)
   // Of a tower, only the blocks have numbers.
   if (layer.tower && layer.role != LayerRole::kBlock) return false;
   switch (layer.role) {
-    case LayerRole::kEmbedding:
-      return frozen.embedding;
-    case LayerRole::kBlock:
-      return frozen.blocks.at(block);
-    case LayerRole::kFinalNorm:
-      return frozen.norm;
-    case LayerRole::kHead:
-      return frozen.head;
+    case LayerRole::kEmbedding: return frozen.embedding;
+    case LayerRole::kBlock: return frozen.blocks.at(block);
+    case LayerRole::kFinalNorm: return frozen.norm;
+    case LayerRole::kHead: return frozen.head;
     case LayerRole::kInner:
-    case LayerRole::kLoss:
-      break;
+    case LayerRole::kLoss: break;
   }
   return false;
 }
@@ -127,8 +117,7 @@ std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {
     const LayerSpec& spec = model.kinds[at(layer.kind)];
     if (spec.parameters.empty() || layer.same_as >= 0) continue;
     if (in_root(plan.units, spec.role)) continue;
-    if (spec.role == LayerRole::kBlock)
-      ++blocks;
+    if (spec.role == LayerRole::kBlock) ++blocks;
     else if (spec.role == LayerRole::kEmbedding ||
              (spec.role == LayerRole::kFinalNorm && plan.units.head == UnitPlacement::kNorm) ||
              (spec.role == LayerRole::kHead && plan.units.embedding != UnitPlacement::kWithHead))

@@ -51,10 +51,9 @@ void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& pl
   const std::int64_t others = checked_multiply(checked_multiply(plan.mesh.cp, plan.mesh.tp), plan.mesh.pp);
   if (plan.mesh.pp > 1 && cluster.gpus % others != 0) {
     const std::int64_t left = cluster.gpus / std::gcd(cluster.gpus, plan.mesh.cp * plan.mesh.tp);
-    throw ConfigError(
-        location_of(document.given, "mesh.pp"),
+    throw ConfigError(location_of(document.given, "mesh.pp"),
         fmt::format("cp {} x tp {} x pp {} does not divide the {} GPUs of the cluster", plan.mesh.cp, plan.mesh.tp,
-                    plan.mesh.pp, cluster.gpus),
+            plan.mesh.pp, cluster.gpus),
         fmt::format("a divisor of {}, for example {}", left, fmt::join(nearest_divisors(left, plan.mesh.pp), " or ")));
   }
   if (cluster.gpus % others != 0) {
@@ -62,15 +61,15 @@ void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& pl
     const bool cp_divides = cluster.gpus % plan.mesh.cp == 0;
     const std::int64_t left = cp_divides ? cluster.gpus / plan.mesh.cp : cluster.gpus;
     throw ConfigError(location_of(document.given, cp_divides ? "mesh.tp" : "mesh.cp"),
-                      fmt::format("cp {} x tp {} does not divide the {} GPUs of the cluster", plan.mesh.cp,
-                                  plan.mesh.tp, cluster.gpus),
-                      fmt::format("a divisor of {}, for example {}", left,
-                                  fmt::join(nearest_divisors(left, cp_divides ? plan.mesh.tp : plan.mesh.cp), " or ")));
+        fmt::format(
+            "cp {} x tp {} does not divide the {} GPUs of the cluster", plan.mesh.cp, plan.mesh.tp, cluster.gpus),
+        fmt::format("a divisor of {}, for example {}", left,
+            fmt::join(nearest_divisors(left, cp_divides ? plan.mesh.tp : plan.mesh.cp), " or ")));
   }
   const std::int64_t gpus = cluster.gpus / others;
   const std::string left = others == 1 ? ""
                                        : fmt::format(" that cp {} x tp {}{} leave", plan.mesh.cp, plan.mesh.tp,
-                                                     plan.mesh.pp > 1 ? fmt::format(" x pp {}", plan.mesh.pp) : "");
+                                             plan.mesh.pp > 1 ? fmt::format(" x pp {}", plan.mesh.pp) : "");
   const bool has_shard = document.has("mesh.shard");
   const bool has_replicate = document.has("mesh.replicate");
   if (has_shard && has_replicate) return;
@@ -91,8 +90,7 @@ void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& pl
   const char* key = has_shard ? "mesh.shard" : "mesh.replicate";
   const std::int64_t given = has_shard ? plan.mesh.shard : plan.mesh.replicate;
   if (gpus % given != 0) {
-    throw ConfigError(
-        location_of(document.given, key),
+    throw ConfigError(location_of(document.given, key),
         fmt::format("{} does not divide the {} GPUs of the cluster{}", given, gpus, left),
         fmt::format("a divisor of {}, for example {}", gpus, fmt::join(nearest_divisors(gpus, given), " or ")));
   }
@@ -134,12 +132,12 @@ void resolve_batch(const PlanDocument& document, const ModelSpec& model, Plan& p
   const std::int64_t accumulation = global / round;
   if (accumulation > plan_limits::kAccumulation) {
     throw ConfigError(location, fmt::format("{} needs {} micro-batches of {}", global, accumulation, rounds),
-                      fmt::format("at most {} micro-batches", plan_limits::kAccumulation));
+        fmt::format("at most {} micro-batches", plan_limits::kAccumulation));
   }
   if (document.has("batch.accumulation") && plan.batch.accumulation != accumulation) {
     throw ConfigError(location,
-                      fmt::format("{} contradicts batch.accumulation {}: {}", global, plan.batch.accumulation, rounds),
-                      fmt::format("{} or batch.accumulation {}", round * plan.batch.accumulation, accumulation));
+        fmt::format("{} contradicts batch.accumulation {}: {}", global, plan.batch.accumulation, rounds),
+        fmt::format("{} or batch.accumulation {}", round * plan.batch.accumulation, accumulation));
   }
   plan.batch.accumulation = accumulation;
   reasons["batch.accumulation"] = fmt::format("batch.global {} / ({})", global, rounds);
@@ -227,8 +225,7 @@ void resolve_size_units(const ModelSpec& model, Plan& plan, Reasons& reasons) {
   place("units.head", plan.units.head, head);
 }
 
-// MixedPrecisionPolicy(reduce_dtype=None): gradients are reduced as they come, from 2.15 on in the
-// stored dtype.
+// MixedPrecisionPolicy(reduce_dtype=None): gradients are reduced as they come, from 2.15 on in the stored dtype.
 void resolve_reduce_dtype(const PlanDocument& document, Plan& plan, Reasons& reasons) {
   if (!document.reduce_dtype_is_none) return;
   const auto minor = fsdp2_minor(plan.runtime.version);
@@ -256,8 +253,7 @@ void resolve_alone(const PlanDocument& document, const ModelSpec& model, Plan& p
   if (plan.autocast) plan.param_dtype = *std::exchange(plan.autocast, std::nullopt);
 }
 
-// torch.optim.AdamW makes its states like the parameters (zeros_like). DeepSpeed's and the engine's
-// are fp32.
+// torch.optim.AdamW makes its states like the parameters (zeros_like). DeepSpeed's and the engine's are fp32.
 void resolve_states(const PlanDocument& document, Plan& plan, Reasons& reasons) {
   const RuntimeKind kind = plan.runtime.kind;
   const bool is_torch = kind == RuntimeKind::kFsdp2 || kind == RuntimeKind::kFsdp1 || kind == RuntimeKind::kDdp;
@@ -271,10 +267,10 @@ void resolve_trainer(const PlanDocument& document, const ModelSpec& model, Plan&
   if (trainer == nullptr) return;
   const std::vector<RuntimeKind>& runtimes = trainer->runtimes;
   if (!contains(runtimes, plan.runtime.kind)) {
-    const ConfigError error(document.given.at("trainer").location,
-                            fmt::format("{0} trains with {1}; nearest plan: runtime: {1}, or "
-                                        "trainer: none",
-                                        trainer->name, to_string(runtimes.front())));
+    const ConfigError error(
+        document.given.at("trainer").location, fmt::format("{0} trains with {1}; nearest plan: runtime: {1}, or "
+                                                           "trainer: none",
+                                                   trainer->name, to_string(runtimes.front())));
     throw Error(ExitCode::kMissingCapability, error.what());
   }
   PlanDocument filled = document;
@@ -365,7 +361,7 @@ void refuse_foreign_keys(const ResolvedPlan& resolved) {
     const auto given = resolved.given.find(key.path);
     if (key.belongs_to(kind) || given == resolved.given.end()) continue;
     throw ConfigError(given->second.location, fmt::format("the runtime {} has no {}", to_string(kind), key.path),
-                      "no such key, or the runtime that has it");
+        "no such key, or the runtime that has it");
   }
 }
 

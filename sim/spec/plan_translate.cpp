@@ -28,27 +28,26 @@ Nature nature_of(RuntimeKind kind) {
   switch (kind) {
     case RuntimeKind::kFsdp2:
       return {"sharded, each along its first dimension", "sharded", "sharded", "a unit at a time, copied in and out",
-              "reduce-scatter of a unit, copied in"};
+          "reduce-scatter of a unit, copied in"};
     case RuntimeKind::kFsdp1:
       return {"sharded, a flat one for each unit", "sharded", "sharded", "a unit at a time, in place",
-              "reduce-scatter of a unit, divided before and after"};
-    case RuntimeKind::kDdp:
-      return {"whole on every rank", "whole", "whole", "none", "all-reduce of a bucket"};
+          "reduce-scatter of a unit, divided before and after"};
+    case RuntimeKind::kDdp: return {"whole on every rank", "whole", "whole", "none", "all-reduce of a bucket"};
     case RuntimeKind::kMegatron:
       return {"16 bits whole, fp32 sharded", "whole, in one buffer", "sharded",
-              "a bucket at a time, beside the next forward", "reduce-scatter of a bucket"};
+          "a bucket at a time, beside the next forward", "reduce-scatter of a bucket"};
     case RuntimeKind::kZero1:
-      return {"16 bits whole, fp32 sharded", "whole", "sharded", "all at once after the step",
-              "all-reduce of a bucket"};
+      return {
+          "16 bits whole, fp32 sharded", "whole", "sharded", "all at once after the step", "all-reduce of a bucket"};
     case RuntimeKind::kZero2:
-      return {"16 bits whole, fp32 sharded", "sharded", "sharded", "all at once after the step",
-              "all-reduce of a bucket"};
+      return {
+          "16 bits whole, fp32 sharded", "sharded", "sharded", "all at once after the step", "all-reduce of a bucket"};
     case RuntimeKind::kZero3:
       return {"sharded, each in flat pieces", "sharded", "sharded", "by module, prefetched along the recorded trace",
-              "reduce-scatter of a bucket"};
+          "reduce-scatter of a bucket"};
     case RuntimeKind::kNative:
       return {"sharded, a flat one for each unit", "sharded", "sharded", "a unit at a time, in place",
-              "reduce-scatter of a unit, in place"};
+          "reduce-scatter of a unit, in place"};
   }
   return {};
 }
@@ -58,8 +57,7 @@ struct Assignment {
   std::string value;
 };
 
-// "units.embedding: root and units.head: root", "prefetch.forward: implicit"; empty where the text
-// names no values.
+// "units.embedding: root and units.head: root", "prefetch.forward: implicit"; empty where the text names no values.
 std::vector<Assignment> read_nearest(std::string_view text) {
   std::vector<Assignment> list;
   while (!text.empty()) {
@@ -123,10 +121,8 @@ class Translator {
   void set_mesh(RuntimeKind to) {
     const std::int64_t world = from_.mesh.world();
     Mesh mesh = from_.mesh;
-    if (to == RuntimeKind::kDdp)
-      mesh = {1, world};
-    else if (is_zero(to) || from_.runtime.kind == RuntimeKind::kDdp)
-      mesh = {world, 1};
+    if (to == RuntimeKind::kDdp) mesh = {1, world};
+    else if (is_zero(to) || from_.runtime.kind == RuntimeKind::kDdp) mesh = {world, 1};
     const auto text = [](const Mesh& m) { return fmt::format("{{shard: {}, replicate: {}}}", m.shard, m.replicate); };
     if (mesh != from_.mesh)
       enter("mesh", text(from_.mesh), text(mesh), to == RuntimeKind::kDdp ? "DDP replicates" : "all ranks shard");
@@ -138,7 +134,7 @@ class Translator {
       const auto given = document_.given.find(key.path);
       if (given == document_.given.end() || key.belongs_to(to)) continue;
       enter(std::string(key.path), yaml_value(key.write(from_)), "-",
-            fmt::format("{} has no such option", to_string(to)));
+          fmt::format("{} has no such option", to_string(to)));
       document_.given.erase(given);
     }
   }
@@ -152,8 +148,8 @@ class Translator {
 
 }
 
-Translation translate(const PlanDocument& base, const Plan& from, const Runtime& to, const ModelSpec& model,
-                      const Cluster& cluster) {
+Translation translate(
+    const PlanDocument& base, const Plan& from, const Runtime& to, const ModelSpec& model, const Cluster& cluster) {
   return Translator(base, from, model, cluster).run(to);
 }
 

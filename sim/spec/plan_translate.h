@@ -28,7 +28,7 @@ struct Translation {
 
 // `base` is what was written for the plan `from`; to.version "": the newest. Throws
 // Error(kMissingCapability) with the runtime's reason where no nearest plan is named.
-Translation translate(const PlanDocument& base, const Plan& from, const Runtime& to, const ModelSpec& model,
-                      const Cluster& cluster);
+Translation translate(
+    const PlanDocument& base, const Plan& from, const Runtime& to, const ModelSpec& model, const Cluster& cluster);
 
 }

@@ -80,8 +80,8 @@ std::pair<std::int64_t, std::int64_t> read_numbers(const ConfigNode& node) {
 // [{<noun>: 0-30, value: ...}, ...]; the entry of `all`, which comes first, sets what holds
 // elsewhere, in place of `otherwise`.
 template <typename T>
-RangedPolicy<T> read_ranges(const ConfigNode& node, std::string_view noun, T (*read)(const ConfigNode&),
-                            T otherwise = {}) {
+RangedPolicy<T> read_ranges(
+    const ConfigNode& node, std::string_view noun, T (*read)(const ConfigNode&), T otherwise = {}) {
   const std::string expected = fmt::format("a list such as [{{{}: 0-3, value: ...}}]", noun);
   const std::span<const ConfigNode> elements = node.elements();
   if (elements.empty()) throw node.error("the list is empty", expected);
@@ -128,9 +128,8 @@ Json written_ranges(const RangedPolicy<T>& policy, const char* noun, const T& ot
 }
 
 Runtime read_runtime(const ConfigNode& node) {
-  static constexpr RuntimeKind kRuntimes[] = {RuntimeKind::kFsdp2,    RuntimeKind::kFsdp1, RuntimeKind::kDdp,
-                                              RuntimeKind::kZero1,    RuntimeKind::kZero2, RuntimeKind::kZero3,
-                                              RuntimeKind::kMegatron, RuntimeKind::kNative};
+  static constexpr RuntimeKind kRuntimes[] = {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,
+      RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3, RuntimeKind::kMegatron, RuntimeKind::kNative};
   static constexpr std::string_view kExpected =
       "fsdp2, fsdp2@2.11, fsdp1, ddp, zero1, zero2, zero3, megatron or native";
   const std::string text = node.as_string();
@@ -176,7 +175,7 @@ void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
     const auto k = parse_number<std::int64_t>(text.substr(kEvery.size())).value_or(0);
     if (k < 1 || k > plan_limits::kEvery) {
       throw node.error(quote(text) + " names no number of blocks",
-                       "every-K with K from 1 to " + std::to_string(plan_limits::kEvery) + ", for example every-2");
+          "every-K with K from 1 to " + std::to_string(plan_limits::kEvery) + ", for example every-2");
     }
     document.recompute_every = k;
     return;
@@ -188,13 +187,12 @@ void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
     }
   }
   throw wrong_word(node, "none, full, selective, every-K or a list such as [{layers: 0-3, value: full}]",
-                   {"none", "full", "selective", "every-2"});
+      {"none", "full", "selective", "every-2"});
 }
 
 // In the order of Loss::Kind; of chunked-, the number follows.
-constexpr std::array<std::string_view, 10> kLosses = {
-    "eager",        "eager-compute", "compiled", "chunked-",          "fused",
-    "fused-linear", "tiled-linear",  "smoothed", "log-probabilities", "chunked-head-"};
+constexpr std::array<std::string_view, 10> kLosses = {"eager", "eager-compute", "compiled", "chunked-", "fused",
+    "fused-linear", "tiled-linear", "smoothed", "log-probabilities", "chunked-head-"};
 
 constexpr std::string_view kLiger = "liger";  // fused-linear, of one chunk
 
@@ -210,14 +208,14 @@ Loss read_loss(const ConfigNode& node) {
   if (word != kLosses.end() && !text.ends_with('-')) return {static_cast<Loss::Kind>(word - kLosses.begin()), 0};
   if (!text.starts_with(kChunked)) {
     throw wrong_word(node, kExpected,
-                     {"eager", "eager-compute", "compiled", "fused", "fused-linear", "liger", "tiled-linear",
-                      "smoothed", "log-probabilities", "chunked-8", "chunked-head-8"});
+        {"eager", "eager-compute", "compiled", "fused", "fused-linear", "liger", "tiled-linear", "smoothed",
+            "log-probabilities", "chunked-8", "chunked-head-8"});
   }
   const bool of_head = text.starts_with(kChunkedHead);
   const auto chunks = parse_number<std::int64_t>(text.substr((of_head ? kChunkedHead : kChunked).size())).value_or(0);
   if (chunks < 2 || chunks > plan_limits::kEvery) {
     throw node.error(quote(text) + " names no number of chunks",
-                     "chunked-N with N from 2 to " + std::to_string(plan_limits::kEvery));
+        "chunked-N with N from 2 to " + std::to_string(plan_limits::kEvery));
   }
   return {of_head ? Loss::Kind::kChunkedHead : Loss::Kind::kChunked, chunks};
 }
@@ -237,9 +235,7 @@ std::optional<DType> read_optional_dtype(const ConfigNode& node) {
 
 Frozen read_frozen(const ConfigNode& node) {
   static constexpr const char* kExpected =
-      "none or a list of embedding, norm, head, tower and numbers of blocks, for example "
-      "[embedding, "
-      "0-15]";
+      "none or a list of embedding, norm, head, tower and numbers of blocks, for example [embedding, 0-15]";
   Frozen frozen;
   if (node.is_scalar() && node.text() == "none") return frozen;
   if (!node.is_sequence()) throw wrong_word(node, kExpected, {"none"});
@@ -259,7 +255,7 @@ Frozen read_frozen(const ConfigNode& node) {
       frozen.blocks.ranges.push_back({first, last, true});
     } else {
       throw wrong_word(element, "embedding, norm, head, tower or numbers of blocks such as 0-15",
-                       {"embedding", "norm", "head", "tower"});
+          {"embedding", "norm", "head", "tower"});
     }
   }
   return frozen;
@@ -302,8 +298,8 @@ double read_decay(const ConfigNode& node) {
 double read_epsilon(const ConfigNode& node) {
   const double value = node.as_double(0, 1);
   if (value >= std::numeric_limits<float>::min()) return value;  // the update is in fp32
-  throw node.error(quote(node.text()) + " is out of range",
-                   "a number from 1.2e-38, fp32's least, to 1, for example 1e-8");
+  throw node.error(
+      quote(node.text()) + " is out of range", "a number from 1.2e-38, fp32's least, to 1, for example 1e-8");
 }
 
 std::optional<std::int64_t> read_optional_steps(const ConfigNode& node) {

@@ -1,6 +1,5 @@
-// Values of a plan file that have more than one form (a word, a number or a list): their readers
-// and writers, for plan_keys.cpp only. Readers throw ConfigError at the node, or NotModelled for
-// what is right but not modelled.
+// Values of a plan file that have more than one form (a word, a number or a list): their readers and writers, for
+// plan_keys.cpp only. Readers throw ConfigError at the node, or NotModelled for what is right but not modelled.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +26,8 @@ const char* word_of(E value) {
   return to_string(value);
 }
 constexpr const char* word_of(Optimizer::Kind kind) {
-  return word_at(kind, {"adamw", "sgd", "sgd-momentum", "adafactor", "adamw-8bit", "paged-adamw", "paged-adamw-8bit",
-                        "torchao-8bit"});
+  return word_at(kind,
+      {"adamw", "sgd", "sgd-momentum", "adafactor", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "torchao-8bit"});
 }
 constexpr const char* word_of(Optimizer::Implementation implementation) {
   return word_at(implementation, {"foreach", "fused", "loop"});

@@ -55,9 +55,8 @@ std::string_view name_of(const EmbeddedFile& file) {
 }
 
 Preset read_file(const EmbeddedFile& file) {
-  static constexpr std::array kRuntimes = {RuntimeKind::kFsdp2, RuntimeKind::kNative,   RuntimeKind::kFsdp1,
-                                           RuntimeKind::kDdp,   RuntimeKind::kMegatron, RuntimeKind::kZero1,
-                                           RuntimeKind::kZero2, RuntimeKind::kZero3};
+  static constexpr std::array kRuntimes = {RuntimeKind::kFsdp2, RuntimeKind::kNative, RuntimeKind::kFsdp1,
+      RuntimeKind::kDdp, RuntimeKind::kMegatron, RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3};
   const ConfigNode root = parse_yaml(file.content, file.path);
   root.allow_only({"description", "runtimes", "versions", "keys"});
   Preset preset = {.name = std::string(name_of(file)), .description = root.at("description").as_string()};

@@ -1,9 +1,8 @@
 // Presets of a plan's keys, one file each, built into the program, each key with its source.
-// Stacks (sim/spec/stacks/*.yaml): what a training code of one era launches and how it shards;
-// `stack: NAME`. Trainers (sim/spec/trainers/*.yaml): what trainers do with fully_shard and
-// FullyShardedDataParallel where their users say nothing; `trainer: NAME`. Both fill keys that
-// nobody wrote. A runtime's version says what PyTorch does (fsdp2_version.h); these are defaults of
-// the plan's keys, no semantics.
+// Stacks (sim/spec/stacks/*.yaml): what a training code of one era launches and how it shards; `stack: NAME`. Trainers
+// (sim/spec/trainers/*.yaml): what trainers do with fully_shard and FullyShardedDataParallel where their users say
+// nothing; `trainer: NAME`. Both fill keys that nobody wrote. A runtime's version says what PyTorch does
+// (fsdp2_version.h); these are defaults of the plan's keys, no semantics.
 #pragma once
 
 #include <cstdint>

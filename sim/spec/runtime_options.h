@@ -27,8 +27,7 @@ namespace foreshard {
 
 // FullyShardedDataParallel.
 struct Fsdp1Options {
-  // Where a unit's backward gathers the unit that comes next: before its own gradients are computed
-  // or after.
+  // Where a unit's backward gathers the unit that comes next: before its own gradients are computed or after.
   enum class BackwardPrefetch : std::uint8_t { kPre, kPost };
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
   bool limit_all_gathers = true;
@@ -118,10 +117,9 @@ struct MegatronOptions {
   // (scopes moe_router and moe_preprocess), as a fused router does it in few launches.
   enum class CudaGraphs : std::uint8_t { kNone, kModules, kIteration, kRouters };
   CudaGraphs cuda_graphs = CudaGraphs::kNone;
-  // What selective recompute runs again (transformer_config.py, recompute_modules): attention
-  // itself, the activation of experts, norms that are no part of a linear layer, the products that
-  // widen latents with what follows them to attention, the dense feed-forward, all of a mixture,
-  // its shared experts.
+  // What selective recompute runs again (transformer_config.py, recompute_modules): attention itself, the activation of
+  // experts, norms that are no part of a linear layer, the products that widen latents with what follows them to
+  // attention, the dense feed-forward, all of a mixture, its shared experts.
   enum class Module : std::uint8_t {
     kCoreAttn,
     kMoeAct,
@@ -132,8 +130,7 @@ struct MegatronOptions {
     kSharedExperts,
   };
   std::vector<Module> recompute_modules = {Module::kCoreAttn};
-  // What is cast to fp8 with scales of tensors lies there in both layouts, as products before
-  // Blackwell need it.
+  // What is cast to fp8 with scales of tensors lies there in both layouts, as products before Blackwell need it.
   bool fp8_transposes = true;
   // Elements of a bucket; 0: max(40 M, 1 M x ranks that a buffer is sharded over).
   std::int64_t bucket_size = 0;

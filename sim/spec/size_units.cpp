@@ -32,12 +32,9 @@ SizeUnits units_by_size(const LayerSpec& layer, std::int64_t least) {
   // Names of what is inside come behind their module's.
   for (auto each = left.rbegin(); each != left.rend(); ++each) {
     const auto& [module, numel] = *each;
-    if (module.empty())
-      units.whole = numel >= least;
-    else if (numel >= least)
-      units.modules.push_back(module);
-    else if (is_block)
-      left[parent_of(module)] += numel;
+    if (module.empty()) units.whole = numel >= least;
+    else if (numel >= least) units.modules.push_back(module);
+    else if (is_block) left[parent_of(module)] += numel;
   }
   const auto place = [&](const std::string& module) {
     return std::ranges::find_if(

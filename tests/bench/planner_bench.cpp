@@ -1,6 +1,5 @@
-// Throughput of the planner's inner loops on one core: rows per second of sweep and simulate, plans
-// per second from a Plan to its peak memory and step time. The step is GPT-3 175B's: 96 blocks,
-// unfolded, every row walked.
+// Throughput of the planner's inner loops on one core: rows per second of sweep and simulate, plans per second from a
+// Plan to its peak memory and step time. The step is GPT-3 175B's: 96 blocks, unfolded, every row walked.
 #include <benchmark/benchmark.h>
 
 #include <array>
@@ -38,7 +37,7 @@ struct Setting {
 void rows_per_second(benchmark::State& state, const EventGraph& graph, std::int64_t steps) {
   state.counters["rows"] = static_cast<double>(graph.rows.size());
   state.counters["rows/s"] = benchmark::Counter(static_cast<double>(graph.rows.size()) * static_cast<double>(steps),
-                                                benchmark::Counter::kIsIterationInvariantRate);
+      benchmark::Counter::kIsIterationInvariantRate);
 }
 
 void BM_SweepOneStep(benchmark::State& state) {
@@ -79,8 +78,8 @@ BENCHMARK(BM_BuildGraph);
 
 // The same step by each library, with its defaults.
 void BM_BuildOf(benchmark::State& state) {
-  constexpr std::array kRuntimes = {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,
-                                    RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3};
+  constexpr std::array kRuntimes = {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp, RuntimeKind::kZero1,
+      RuntimeKind::kZero2, RuntimeKind::kZero3};
   const RuntimeKind kind = kRuntimes[at(state.range(0))];
   const ModelSpec model = load_zoo_model("gpt3-175b");
   Plan plan = gpt3_plan();
@@ -131,8 +130,7 @@ void BM_Price(benchmark::State& state) {
 }
 BENCHMARK(BM_Price);
 
-// What search does with every plan that fits: build, replay allocations, price, simulate to the
-// steady step.
+// What search does with every plan that fits: build, replay allocations, price, simulate to the steady step.
 void BM_PlanToMemoryAndTime(benchmark::State& state) {
   Setting s;
   Simulator simulator;
@@ -152,8 +150,7 @@ void BM_PlanToMemoryAndTime(benchmark::State& state) {
 }
 BENCHMARK(BM_PlanToMemoryAndTime);
 
-// The same with the libraries that hold the model whole: DDP and ZeRO-1 and 2, from a plan to
-// memory and time.
+// The same with the libraries that hold the model whole: DDP and ZeRO-1 and 2, from a plan to memory and time.
 void BM_DataParallelPlan(benchmark::State& state) {
   constexpr std::array kRuntimes = {RuntimeKind::kDdp, RuntimeKind::kZero1, RuntimeKind::kZero2};
   const RuntimeKind kind = kRuntimes[at(state.range(0))];

@@ -81,9 +81,9 @@ TEST(GpuNames, RelativesAreOfTheSameGeneration) {
 TEST(GpuNames, ProtocolIsTheSourceWithoutGpuAndVersion) {
   const std::vector<Machine> machines = list_machines();
   EXPECT_EQ(protocol_of("aiconfigurator:h100_sxm/gemm/trtllm/1.3.0rc20", machines),
-            protocol_of("aiconfigurator:l40s/gemm/trtllm/1.0.0", machines));
+      protocol_of("aiconfigurator:l40s/gemm/trtllm/1.0.0", machines));
   EXPECT_NE(protocol_of("aiconfigurator:h100_sxm/gemm/sglang/0.5.10", machines),
-            protocol_of("aiconfigurator:h100_sxm/gemm/trtllm/1.3.0rc20", machines));
+      protocol_of("aiconfigurator:h100_sxm/gemm/trtllm/1.3.0rc20", machines));
 }
 
 }

@@ -99,7 +99,7 @@ TEST(LocalMachine, AGatherOfOneIsACopyOrACast) {
   EXPECT_NEAR(CostModel(machine.cluster, machine.calibration, choices)
                   .price(EventKind::kAllGather, Bytes(1'000'000), {1, 1})
                   .seconds,
-              303e-6, 1e-9);
+      303e-6, 1e-9);
 }
 
 TEST(LocalMachine, NominalFiguresAreAllAssumed) {

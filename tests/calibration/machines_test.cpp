@@ -44,7 +44,7 @@ TEST(Machines, CatalogueIsComplete) {
   for (const Machine& machine : list_machines()) keys.push_back(machine.key);
   EXPECT_GE(keys.size(), 30U);
   for (const char* key : {"a100-40gb", "a100-80gb", "h100-sxm", "h100-96gb-500w", "h100-pcie", "h100-nvl", "h200",
-                          "b200", "b300", "gb200", "gb300", "mi300x", "mi325x", "mi355x", "l40s"}) {
+           "b200", "b300", "gb200", "gb300", "mi300x", "mi325x", "mi355x", "l40s"}) {
     EXPECT_NE(std::find(keys.begin(), keys.end(), key), keys.end()) << key;
   }
 }
@@ -195,8 +195,8 @@ TEST(Machines, BadClusterFiles) {
   expect_part(file_message("{gpus: 64, machine: h100, node: {nic_rat: 400Gbit/s}}"), "did you mean nic_rate");
   expect_part(file_message("{gpus: 64, machine: h100, node: {nics: 0}}"), "without a network port");
   expect_part(file_message("{gpus: 64, machine: h100, network: {oversubscription: 0.5}}"), "oversubscription");
-  expect_part(file_message("{gpus: 64, machine: h100, gpu: {memory: 1GiB}, memory_outside_allocator: 2GiB}"),
-              "leaves nothing");
+  expect_part(
+      file_message("{gpus: 64, machine: h100, gpu: {memory: 1GiB}, memory_outside_allocator: 2GiB}"), "leaves nothing");
   expect_part(file_message("{gpus: 64, machine: h100, node: 8}"), "not a mapping");
   expect_part(file_message("{gpus: 64, machine: h100, gpu: {memory: {value: 80GiB}}}"), "source");
   expect_part(file_message("[1]"), "c.yaml");

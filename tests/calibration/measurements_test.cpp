@@ -54,25 +54,25 @@ TEST(Measurements, WrongRowsAreNamedWithTheirPlace) {
   expect_refused(R"({"kind": "memory", "ranks": 1, "function": "copi", "pass": "forward",
       "dtype": "fp32", "bytes": 1, )" +
                      seconds + "}",
-                 "did you mean copy");
+      "did you mean copy");
   expect_refused(R"({"kind": "memory", "ranks": 1, "function": "attention", "pass": "forward",
       "dtype": "fp32", "bytes": 1, )" +
                      seconds + "}",
-                 "is not memory-bound");
+      "is not memory-bound");
   // A group of more ranks than ran.
   expect_refused(R"({"kind": "collective", "ranks": 2, "operation": "all_gather",
       "order": "library", "group": 4, "bytes": 1, )" +
                      seconds + "}",
-                 "group");
+      "group");
   expect_refused(R"({"kind": "host", "ranks": 1, "what": "row",
       "seconds": {"median": 2, "low": 1, "high": 3}})",
-                 "seconds.median");
+      "seconds.median");
   expect_refused(R"({"kind": "host", "ranks": 1, "what": "row",
       "seconds": {"median": 0.1, "low": 0.2, "high": 0.3}})",
-                 "not in order");
+      "not in order");
   expect_refused(R"({"kind": "contention", "ranks": 2, "compute_alone_s": 0,
       "compute_beside_s": 1, "collective_alone_s": 1, "collective_beside_s": 1})",
-                 "compute_alone_s");
+      "compute_alone_s");
 }
 
 TEST(Measurements, WrongDocumentsAreRefused) {

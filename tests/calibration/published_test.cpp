@@ -13,8 +13,8 @@
 namespace foreshard {
 namespace {
 
-constexpr const char* kFiles[] = {"gemm_measured.csv", "attention_measured.csv", "membound_measured.csv",
-                                  "nccl_measured.csv", "nccl_scaling.csv"};
+constexpr const char* kFiles[] = {
+    "gemm_measured.csv", "attention_measured.csv", "membound_measured.csv", "nccl_measured.csv", "nccl_scaling.csv"};
 
 TEST(Published, CsvReadsQuotedFields) {
   const CsvTable table("a,b,c\n1,\"x, \"\"y\"\"\",\n2.5e3,,z\r\n", "t.csv");

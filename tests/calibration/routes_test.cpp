@@ -83,9 +83,9 @@ TEST(RoutesProperty, RegularClustersGetTheClosedForm) {
     ++compared;
     const GroupLink closed = regular_group_link(c, shape);
     const GroupLink found = route(build_topology(c), shape).slowest;
-    const std::string what = fmt::format("{} ranks, {} apart, on {} nodes of {} GPUs and {} ports, {} on a leaf, {}:1",
-                                         shape.size, shape.stride, c.nodes(), c.node.gpus, c.node.nics,
-                                         c.network.nodes_per_leaf, c.network.oversubscription);
+    const std::string what =
+        fmt::format("{} ranks, {} apart, on {} nodes of {} GPUs and {} ports, {} on a leaf, {}:1", shape.size,
+            shape.stride, c.nodes(), c.node.gpus, c.node.nics, c.network.nodes_per_leaf, c.network.oversubscription);
     EXPECT_EQ(found.size, closed.size) << what;
     EXPECT_EQ(found.nodes, closed.nodes) << what;
     EXPECT_EQ(found.ranks_per_node, closed.ranks_per_node) << what;
@@ -119,8 +119,7 @@ std::string uneven(const std::string& rate, const std::string& more = "") {
   return fmt::format(
       "nodes: [{{names: \"a[1-5]\", leaf: leaf1}}, {{names: \"b[1-3]\", leaf: leaf2}}]\n"
       "switches: [leaf1, leaf2, spine]\n"
-      "links: [{{between: [leaf1, spine], rate: {0}}}, {{between: [leaf2, spine], rate: "
-      "{0}}}]\n{1}",
+      "links: [{{between: [leaf1, spine], rate: {0}}}, {{between: [leaf2, spine], rate: {0}}}]\n{1}",
       rate, more);
 }
 
@@ -211,7 +210,7 @@ TEST(RoutesByHand, RingsUseThePortsOfNcclsDump) {
       nodes + "rings: [{" + order + ", enters: 0, leaves: 0}, {" + order + ", enters: 3, leaves: 3}]\n";
   expect_gigabytes(network(two, {16, 1}), 100);
   expect_gigabytes(routed(one, {16, 1}).slowest.link.value() / kGiga,
-                   routed(nodes + "rings: [{" + order + "}]\n", {16, 1}).slowest.link.value() / kGiga);
+      routed(nodes + "rings: [{" + order + "}]\n", {16, 1}).slowest.link.value() / kGiga);
   // Without ports in the dump each channel leaves by that of its first GPU, here always GPU 0.
   expect_gigabytes(network(nodes + "rings: [{" + order + "}]\n", {16, 1}), 50);
 }
@@ -230,8 +229,8 @@ TEST(RoutesByHand, DeadRailsOfNeighboursMeetOnThePortsBetween) {
   // Out of n1 (without port 0) into n2 (without port 5): channel 0 leaves over seven ports with
   // 1/56 each, channel 5 over the rails on which n2 takes it in: six of n1's ports, and its own for
   // rail 0, which n1 has not. The busiest: 1/8 + 1/56 + 1/56 = 9/56 on 50 GB/s.
-  expect_gigabytes(network(rails("{node: 1, nic: 0, fraction: 0}, {node: 2, nic: 5, fraction: 0}"), {32, 1}),
-                   50 * 56 / 9.0);
+  expect_gigabytes(
+      network(rails("{node: 1, nic: 0, fraction: 0}, {node: 2, nic: 5, fraction: 0}"), {32, 1}), 50 * 56 / 9.0);
 }
 
 TEST(RoutesByHand, ADeadRailsGroupTakesFromAllOthers) {
@@ -267,8 +266,7 @@ TEST(RoutesByHand, HalvesOfAShardGroupMeetOverTheSpine) {
   const std::string yaml =
       "nodes: [{count: 2, leaf: leaf1}, {count: 2, leaf: leaf2}]\n"
       "switches: [leaf1, leaf2, spine]\n"
-      "links: [{between: [leaf1, spine], rate: 400GB/s}, {between: [leaf2, spine], rate: "
-      "400GB/s}]\n";
+      "links: [{between: [leaf1, spine], rate: 400GB/s}, {between: [leaf2, spine], rate: 400GB/s}]\n";
   expect_gigabytes(network(yaml, {2, 16}), 25);
   expect_gigabytes(network(yaml, {16, 1}), 400);  // within a leaf
 }
@@ -308,8 +306,7 @@ TEST(RoutesByHand, FlowsSplitByRateOverEqualPaths) {
 }
 
 TEST(RoutesByHand, SwitchesDoNotSeeTheThinLinkBehindTheNext) {
-  // leaf1 splits evenly, so half a flow goes down the 100 GB/s from a: 200. From leaf2 a fifth
-  // does, 0.2 of 100.
+  // leaf1 splits evenly, so half a flow goes down the 100 GB/s from a: 200. From leaf2 a fifth does, 0.2 of 100.
   expect_gigabytes(network(spines("200GB/s", "200GB/s", "100GB/s", "400GB/s"), {16, 1}), 200);
 }
 
@@ -348,8 +345,7 @@ TEST(RoutesByHand, PartsOfNvl72RacksRunAsManyChannelsAsTheSmaller) {
 }
 
 TEST(RoutesByHand, AGroupInsideOneRackNeedsNoNetwork) {
-  // Ranks 0..15 lie in the first rack; 16..31 have one tray there and three in the second: four
-  // channels.
+  // Ranks 0..15 lie in the first rack; 16..31 have one tray there and three in the second: four channels.
   const AxisRoute found = routed(kRacks, {16, 1});
   EXPECT_EQ(found.groups[0].nodes, 1);
   EXPECT_EQ(found.groups[0].network, 0);
@@ -405,10 +401,8 @@ TEST(Layout, WhatIsWrongIsSaidWithItsPlaceAndBothEnds) {
   expect_refused(two + "links: [{between: [l1, l2], rate: 0GB/s}]\n", "5:", "between l1 and l2");
   expect_refused(two + "links: [{between: [l1, l2], rate: 9000TB/s}]\n", "5:", "between l1 and l2");
   expect_refused(two + "links: [{between: [l1, l1], rate: 1GB/s}]\n", "5:", "l1 to itself");
-  expect_refused(two +
-                     "links:\n- {between: [l1, l2], rate: 1GB/s}\n- {between: [l2, l1], rate: "
-                     "1GB/s}\n",
-                 "7:", "l2 and l1 are linked in line 6");
+  expect_refused(two + "links:\n- {between: [l1, l2], rate: 1GB/s}\n- {between: [l2, l1], rate: 1GB/s}\n",
+      "7:", "l2 and l1 are linked in line 6");
   const std::string linked = two + "links: [{between: [l1, l2], rate: 1GB/s}]\n";
   expect_refused(linked + "ranks: [a, c]\n", "6:", "'c'");
   expect_refused(linked + "ranks: [a, a]\n", "6:", "a twice");

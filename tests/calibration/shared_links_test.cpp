@@ -16,8 +16,8 @@ namespace foreshard::shared_links_test {
 namespace {
 
 Cluster cluster_of(const std::string& yaml) {
-  return parse_cluster("machine: h100\nnode: {gpus: 8, gpu_link: 450GB/s, nics: 8, nic_rate: 400Gbit/s}\n" + yaml,
-                       "case");
+  return parse_cluster(
+      "machine: h100\nnode: {gpus: 8, gpu_link: 450GB/s, nics: 8, nic_rate: 400Gbit/s}\n" + yaml, "case");
 }
 
 // Two nodes on either of two leaves.
@@ -25,8 +25,7 @@ std::string leaves(int uplink) {
   return fmt::format(
       "nodes: [{{count: 2, leaf: leaf1}}, {{count: 2, leaf: leaf2}}]\n"
       "switches: [leaf1, leaf2, spine]\n"
-      "links: [{{between: [leaf1, spine], rate: {0}GB/s}}, {{between: [leaf2, spine], rate: "
-      "{0}GB/s}}]\n",
+      "links: [{{between: [leaf1, spine], rate: {0}GB/s}}, {{between: [leaf2, spine], rate: {0}GB/s}}]\n",
       uplink);
 }
 
@@ -72,7 +71,7 @@ TEST(SharedLinks, WhatFitsSideBySideIsLeftOut) {
   // 100 GB/s over the spine are a quarter of the ports for either.
   EXPECT_EQ(shares(leaves(100), {{16, 1}, {2, 16}}), (Shares{{1}, {0.125}}));
   EXPECT_EQ(shares("gpus: 64\nnetwork: {nodes_per_leaf: 4, oversubscription: 4}\n", {{32, 1}, {2, 32}}),
-            (Shares{{1}, {0.25}}));
+      (Shares{{1}, {0.25}}));
 }
 
 // The closed form takes every shape's busiest leaf for the same one: never less than the graph.
@@ -85,7 +84,7 @@ TEST(SharedLinksProperty, TheClosedFormCoversTheGraph) {
   int equal = 0;
   for (int i = 0; i < 300; ++i) {
     Cluster c = cluster_of(fmt::format("gpus: {}\nnetwork: {{nodes_per_leaf: {}, oversubscription: {}}}\n",
-                                       8 * pick({2, 4, 8, 16}), pick({1, 2, 4}), pick({1, 2, 4})));
+        8 * pick({2, 4, 8, 16}), pick({1, 2, 4}), pick({1, 2, 4})));
     const std::int64_t inner = std::min<std::int64_t>(c.gpus / 2, pick({2, 4, 8, 16, 32}));
     const std::vector<GroupShape> shapes = {{inner, 1}, {c.gpus / inner, inner}};
     const Shares closed = shared_links(c, shapes);

@@ -52,8 +52,8 @@ class SyntheticRaw {
   }
 
   static std::string seconds(double median) {
-    return fmt::format(R"("seconds": {{"median": {}, "low": {}, "high": {}}}, "repeats": 9)", median, median * 0.99,
-                       median * 1.01);
+    return fmt::format(
+        R"("seconds": {{"median": {}, "low": {}, "high": {}}}, "repeats": 9)", median, median * 0.99, median * 1.01);
   }
 
  private:
@@ -78,7 +78,7 @@ class SyntheticRaw {
       for (const double factor : {1.0, 2.5}) {  // 4 heads of 64, causal
         add(fmt::format(R"("kind": "attention", "pass": "{}", "dtype": "fp32", "batch": 1,
 "sequence": {}, "heads": 4, "kv_heads": 4, "head_dim": 64, "causal": true)",
-                        factor == 1.0 ? "forward" : "backward", sequence),
+                factor == 1.0 ? "forward" : "backward", sequence),
             factor * 2 * 4 * 64 * sequence * sequence / (25e9 * share(ranks)) + 5e-6);
       }
     }
@@ -86,7 +86,7 @@ class SyntheticRaw {
       for (const double bytes : {1e4, 1e5, 1e6, 1e7}) {
         add(fmt::format(R"("kind": "memory", "function": "{}", "pass": "forward", "dtype": "fp32",
 "bytes": {:.0f})",
-                        name, bytes),
+                name, bytes),
             function(bytes, ranks));
       }
     }

@@ -53,12 +53,12 @@ TEST(Topology, GroupLinkIsTheBottleneckOfTheGraph) {
 
 TEST(Topology, GroupLinkIsTheBottleneckWithOtherPortsAndOversubscription) {
   for (const char* node : {"{nics: 8}", "{nics: 4}", "{nics: 1}", "{nics: 16, nic_rate: 100Gbit/s}",
-                           "{gpus: 4, nics: 2, nic_rate: 200Gbit/s}"}) {
+           "{gpus: 4, nics: 2, nic_rate: 200Gbit/s}"}) {
     for (const char* network : {"{nodes_per_leaf: 4, oversubscription: 2}", "{nodes_per_leaf: 2, oversubscription: 3}",
-                                "{nodes_per_leaf: 5, oversubscription: 1.5}", "{nodes_per_leaf: 3}"}) {
+             "{nodes_per_leaf: 5, oversubscription: 1.5}", "{nodes_per_leaf: 3}"}) {
       const Cluster cluster =
           parse_cluster(fmt::format("gpus: 128\nmachine: h100\nnode: {}\nnetwork: {}\n", node, network),
-                        fmt::format("{} {}", node, network));
+              fmt::format("{} {}", node, network));
       const Topology topology = build_topology(cluster);
       for_each_shape(cluster, [&](const GroupShape& shape) { expect_same(cluster, topology, shape); });
     }

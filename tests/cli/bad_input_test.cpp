@@ -1,5 +1,4 @@
-// What a user may get wrong, and what the program says to it: exit code, the words, and nothing on
-// standard output.
+// What a user may get wrong, and what the program says to it: exit code, the words, and nothing on standard output.
 #include <gtest/gtest.h>
 
 #include <initializer_list>
@@ -33,10 +32,10 @@ TEST(BadInput, Usage) {
   expect_refused("predict --model gpt2", 2, {"no cluster", "--cluster 64xh100"});
   expect_refused("predict --modle gpt2", 2, {"unknown option '--modle'", "did you mean --model?"});
   expect_refused("predict plan.yaml", 2, {"unexpected argument 'plan.yaml'", "--plan plan.yaml"});
-  expect_refused(kJob + "--set mesh.shard=8 recompute=full", 2,
-                 {"unexpected argument 'recompute=full'", "--set recompute=full"});
+  expect_refused(
+      kJob + "--set mesh.shard=8 recompute=full", 2, {"unexpected argument 'recompute=full'", "--set recompute=full"});
   expect_refused(kJob.substr(kJob.find(' ')).insert(0, "compare") + "--with mesh.shard=8 loss=fused", 2,
-                 {"no plan file 'loss=fused'", "--with loss=fused"});
+      {"no plan file 'loss=fused'", "--with loss=fused"});
   expect_refused("predict --model", 2, {"--model"});
   expect_refused(kJob + "--color sometimes", 2, {"--color", "'sometimes'", "auto, always, never"});
   expect_refused("schema plam", 2, {"'plam'", "did you mean plan?"});
@@ -93,7 +92,7 @@ TEST(BadInput, KeysOfAPlan) {
 
 TEST(BadInput, Sizes) {
   for (const char* key : {"batch.sequence", "batch.micro_batch", "batch.accumulation", "mesh.shard", "mesh.replicate",
-                          "units.layers_per_unit"}) {
+           "units.layers_per_unit"}) {
     for (const char* value : {"0", "-1", "99999999999999999999", "4k", "1.5", "nan", "1e30"}) {
       expect_refused(kJob + "--set " + key + "=" + value, 3, {key});
     }
@@ -101,8 +100,8 @@ TEST(BadInput, Sizes) {
   expect_refused(kJob + "--sequence 0", 3, {"--sequence:1:1", "batch.sequence", "out of range"});
   expect_refused(kJob + "--sequence -5", 3, {"-5 is out of range"});
   expect_refused(kJob + "--micro-batch 9223372036854775808", 3, {"overflows"});
-  expect_refused(kJob + "--sequence 16777216 --micro-batch 1048576 --accumulation 1048576", 3,
-                 {"batch", "too many", "overflows"});
+  expect_refused(
+      kJob + "--sequence 16777216 --micro-batch 1048576 --accumulation 1048576", 3, {"batch", "too many", "overflows"});
   expect_refused(kJob + "--set batch.global=12", 3, {"12 is no multiple of", "8 or 16"});
   expect_refused("search --model gpt2 --cluster 8xh100 --global-batch 12", 3, {"8 and 16"});
   expect_refused("search --model gpt2 --cluster 8xh100 --global-batch 0", 3, {"--global-batch"});
@@ -157,15 +156,15 @@ TEST(BadInput, ModelFiles) {
   expect_config_refused("yaml", "model_type: llama\n", {"yaml:1:1", "JSON"});
   expect_config_refused("list.json", "[1, 2]", {"list.json", "not a JSON object"});
   expect_config_refused("deberta.json", "{\"model_type\": \"deberta\"}",
-                        {"deberta.json:1:16", "\"deberta\" is not supported", "nearest is"});
-  expect_config_refused("moe.json", "{\"architectures\": [\"MambaForCausalLM\"]}",
-                        {"MambaForCausalLM", "not supported"});
-  expect_config_refused("zero.json", R"({"model_type": "gpt2", "n_layer": 0, "n_embd": 8, "n_head": 2})",
-                        {"zero.json:1:35", "n_layer"});
+      {"deberta.json:1:16", "\"deberta\" is not supported", "nearest is"});
+  expect_config_refused(
+      "moe.json", "{\"architectures\": [\"MambaForCausalLM\"]}", {"MambaForCausalLM", "not supported"});
+  expect_config_refused(
+      "zero.json", R"({"model_type": "gpt2", "n_layer": 0, "n_embd": 8, "n_head": 2})", {"zero.json:1:35", "n_layer"});
   expect_config_refused("huge.json",
-                        R"({"model_type": "gpt2", "n_layer": 1000000000, "n_embd": 1000000000,
+      R"({"model_type": "gpt2", "n_layer": 1000000000, "n_embd": 1000000000,
                             "n_head": 1, "vocab_size": 1000000000})",
-                        {"huge.json"});
+      {"huge.json"});
 }
 
 TEST(BadInput, MissingCapability) {
@@ -175,7 +174,7 @@ TEST(BadInput, MissingCapability) {
   expect_refused(kJob + "--set prefetch.forward=0", 6, {"prefetch.forward: implicit"});
   expect_refused(kJob + "--runtime native --set offload=cpu_unpinned", 6, {"offload: cpu"});
   expect_refused(kJob + "--runtime fsdp2@2.7 --set reduction.force_sum=true", 6,
-                 {"came with PyTorch 2.8", "reduction.force_sum: false"});
+      {"came with PyTorch 2.8", "reduction.force_sum: false"});
   const std::string stages = kJob + "--set mesh.pp=4 --set units.head=with_norm ";
   expect_refused(stages + "--runtime ddp", 6, {"mesh.pp", "fsdp2@2.11"});
   const std::string halves = stages + "--set pipeline.schedule=ZBVZeroBubble ";
@@ -186,7 +185,7 @@ TEST(BadInput, MissingCapability) {
   expect_refused(stages + "--set pipeline.stages_per_rank=16", 3, {"mesh.pp", "stage"});
   for (const char* to : {"fsdp2", "accelerate"}) {
     expect_refused(std::string("export --model llama-3.1-8b --cluster 8xh100 --set mesh.pp=4 --to ") + to, 6,
-                   {"mesh.pp", "torchtitan"});
+        {"mesh.pp", "torchtitan"});
   }
   expect_refused(kJob + "--set mesh.pp=8", 6, {"mesh.pp without fully_shard", "mesh.shard: 2"});
 }

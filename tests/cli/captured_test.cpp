@@ -74,10 +74,10 @@ std::vector<std::string> collectives(const Outcome& schedule) {
 // ends is the program's matter (ZeRO gathers behind its optimizer).
 TEST(Captured, AnImportedPlanIsTheCapture) {
   for (const auto& [name, said, count] :
-       {std::tuple("llama_fsdp2_8", "head: with_norm", 24U), std::tuple("llama_autocast_8", "residual: fp32", 2U),
-        std::tuple("llama_fsdp1_8", "use_orig_params: true", 8U),
-        std::tuple("llama_zero2_8", "runtime: zero2@0.19", 4U), std::tuple("llama_zero3_8", "runtime: zero3@0.19", 10U),
-        std::tuple("llama_tp_8", "tables: head", 9U)}) {
+      {std::tuple("llama_fsdp2_8", "head: with_norm", 24U), std::tuple("llama_autocast_8", "residual: fp32", 2U),
+          std::tuple("llama_fsdp1_8", "use_orig_params: true", 8U),
+          std::tuple("llama_zero2_8", "runtime: zero2@0.19", 4U),
+          std::tuple("llama_zero3_8", "runtime: zero3@0.19", 10U), std::tuple("llama_tp_8", "tables: head", 9U)}) {
     const std::string capture = FORESHARD_SOURCE_DIR "/tests/captures/" + std::string(name);
     const Outcome imported = run("import " + capture + " --out mine.yaml --plan plan.yaml");
     ASSERT_EQ(imported.exit_code, 0) << imported.err;
@@ -96,8 +96,8 @@ TEST(Captured, AnImportedPlanIsTheCapture) {
     EXPECT_NEAR(report["memory"]["peak_allocated_bytes"]["value"].get<double>() / asked, 1, 0.002) << name;
     // What the allocator holds of models this small is a few segments of 20 MiB.
     const char* const held = "peak_reserved_bytes";
-    EXPECT_NEAR(report["memory"][held]["value"].get<double>(), captured["memory"][held]["value"].get<double>(),
-                32 << 20)
+    EXPECT_NEAR(
+        report["memory"][held]["value"].get<double>(), captured["memory"][held]["value"].get<double>(), 32 << 20)
         << name;
   }
   const Outcome nameless = run("import " + kCapture + " --out mine.yaml");
@@ -230,9 +230,8 @@ TEST(Captured, WrongWordsAreRefused) {
 
 TEST(Captured, AWrongLineIsNamed) {
   write_temporary("capture.json", R"({"gpu": "h100-sxm", "world": 1, "rank": 0})");
-  for (const auto& [text, line] :
-       {std::pair("N 0 kernel\nL 1 0 0 1\n", ":2:"), std::pair("Z 1 2\n", ":1:"), std::pair("H 1 0 5\n", ":1:"),
-        std::pair("N 1 late\n", ":1:"), std::pair("W 1 x 2 3\n", ":1:")}) {
+  for (const auto& [text, line] : {std::pair("N 0 kernel\nL 1 0 0 1\n", ":2:"), std::pair("Z 1 2\n", ":1:"),
+           std::pair("H 1 0 5\n", ":1:"), std::pair("N 1 late\n", ":1:"), std::pair("W 1 x 2 3\n", ":1:")}) {
     write_temporary("calls.txt", text);
     const Outcome outcome = run("predict --capture . --cluster 1xh100");
     EXPECT_EQ(outcome.exit_code, 3) << text;
@@ -249,9 +248,9 @@ void write_rank(const std::string& folder, int rank, const std::string& step) {
   write_temporary(folder + "/capture.json", fmt::format(R"({{"gpu": "h100-sxm", "world": 4, "rank": {}}})", rank));
   const std::string end = "H 1 0 0\n";
   write_temporary(folder + "/calls.txt",
-                  "N 0 step 0 AdamW\nN 1 group 9 1 3\nN 2 9\nN 3 cublasGemmEx\nN 4 send\nN 5 recv\nN 6 all_gather\n"
-                  "H 1 0 1\nK 1 0 7 2 0 2\n" +
-                      end + step + end + step + end);
+      "N 0 step 0 AdamW\nN 1 group 9 1 3\nN 2 9\nN 3 cublasGemmEx\nN 4 send\nN 5 recv\nN 6 all_gather\n"
+      "H 1 0 1\nK 1 0 7 2 0 2\n" +
+          end + step + end + step + end);
 }
 constexpr int kBytes = 64 << 20;
 // A product of 8192 x 8192 x 8192, a transfer with the other rank, and what makes one stream wait for the other.
@@ -414,7 +413,7 @@ TEST(NullGpu, KernelsAreOfAnArchitectureThatTheBinaryHas) {
 
 TEST(NullGpu, AnswersAreThoseOfAGpu) {
   for (const auto& [flags, part] : {std::pair("", "memory"), std::pair("", "done"), std::pair("", "list"),
-                                    std::pair("", "counts"), std::pair("--events pending ", "pending")}) {
+           std::pair("", "counts"), std::pair("--events pending ", "pending")}) {
     const Outcome ran = null(std::string(flags) + "--gpu a10", part);
     EXPECT_EQ(ran.exit_code, 0) << part << ran.out << ran.err;
   }
@@ -422,8 +421,7 @@ TEST(NullGpu, AnswersAreThoseOfAGpu) {
   EXPECT_EQ(null("--gpu h200", "capability").exit_code, 9);
 }
 
-// A build of PyTorch looks for its libraries by these names; what it asks them for is the null
-// GPU's.
+// A build of PyTorch looks for its libraries by these names; what it asks them for is the null GPU's.
 TEST(NullGpu, AbsentLibrariesAreAnswered) {
   write_temporary("load.py", R"(import ctypes, pathlib, sys
 for name in pathlib.Path(sys.argv[1]).read_text().split():
@@ -440,8 +438,7 @@ assert ctypes.CDLL("libnccl.so.2").ncclGroupStart() == 0
   EXPECT_EQ(ran.exit_code, 0) << ran.out << ran.err;
 }
 
-// reports/capture_versions.md has a row for each version of fully_shard, and what is not to the
-// byte would be said.
+// reports/capture_versions.md has a row for each version of fully_shard, and what is not to the byte would be said.
 TEST(NullGpu, EveryVersionOfPyTorchWasRun) {
   const std::string table = shell("cat " FORESHARD_SOURCE_DIR "/reports/capture_versions.md").out;
   for (std::int32_t minor = kOldestFsdp2; minor <= kNewestFsdp2; ++minor) {
@@ -463,8 +460,8 @@ TEST(NullGpu, WhatIsNotAnsweredIsNamed) {
 // Each fault is found, named with its kind, and is not found where the program orders its streams.
 TEST(NullGpu, PlantedFaultsAreFound) {
   const auto checked = [](const std::string& words) {
-    return shell("\"$(dirname \"$F\")/foreshard-null\" --check --gpu h100 --out c -- " +
-                 (FORESHARD_NULL_FAULT + (" " + words)));
+    return shell(
+        "\"$(dirname \"$F\")/foreshard-null\" --check --gpu h100 --out c -- " + (FORESHARD_NULL_FAULT + (" " + words)));
   };
   std::istringstream names(shell(FORESHARD_NULL_FAULT " list").out);
   std::size_t faults = 0;
@@ -520,8 +517,8 @@ for number in range(3):
     found.push_back(finding["rule"].get<std::string>() + place.substr(place.rfind('/') + 1));
     EXPECT_FALSE(finding["fix"].get<std::string>().empty());
   }
-  EXPECT_EQ(found, (std::vector<std::string>{"host_waittrain.py:15 step", "fp32_producttrain.py:8 product",
-                                             "kept_tensortrain.py:14 step"}));
+  EXPECT_EQ(found, (std::vector<std::string>{
+                       "host_waittrain.py:15 step", "fp32_producttrain.py:8 product", "kept_tensortrain.py:14 step"}));
   expect_says(run("predict --capture c --cluster 1xh100").out, "train.py:15 step");
 }
 

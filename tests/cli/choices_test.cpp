@@ -41,9 +41,8 @@ JobOptions random_job(Draws& draw) {
   return options;
 }
 
-// predict of the best, the riskier and the Pareto plans, by their keys and by the file that a
-// search writes: the same step, memory and odds. (Codes refuse some plans by what they would fill:
-// transformers' experts with mesh.ep.)
+// predict of the best, the riskier and the Pareto plans, by their keys and by the file that a search writes: the same
+// step, memory and odds. (Codes refuse some plans by what they would fill: transformers' experts with mesh.ep.)
 TEST(Choices, PredictAgreesWithSearch) {
   const TemporaryFolder folder;
   Draws draw;
@@ -94,8 +93,8 @@ bool any_combination_holds(const Job& job) {
     if (!other) continue;
     const Plan& plan = other->resolved.plan;
     const Forecast f = forecast(other->model, plan, cost_model(*other));
-    const Fit fit = fit_in(other->cluster, f.memory.peak, f.reserved.peak,
-                           total(memory_outside(f.graph, other->cluster, plan.runtime)));
+    const Fit fit = fit_in(
+        other->cluster, f.memory.peak, f.reserved.peak, total(memory_outside(f.graph, other->cluster, plan.runtime)));
     if (holds(fit, MemoryTerms())) return true;
   }
   return false;
@@ -108,7 +107,7 @@ TEST(Choices, ANoIsANo) {
   };
   int helped = 0, in_vain = 0;
   for (const Case& c : {Case{"llama-2-13b", "2xa100-40gb"}, Case{"mixtral-8x7b", "16xh100"},
-                        Case{"llama-3.1-70b", "8xh100"}, Case{"qwen2.5-7b", "2xl40s"}}) {
+           Case{"llama-3.1-70b", "8xh100"}, Case{"qwen2.5-7b", "2xl40s"}}) {
     SCOPED_TRACE(c.model);
     JobOptions options = {.model = c.model, .cluster = c.cluster, .sequence = "2048"};
     options.assignments.push_back({});
@@ -127,9 +126,8 @@ TEST(Choices, ANoIsANo) {
   EXPECT_GT(helped, 0);
 }
 
-// 405B beside 64 GPUs: no sharding alone is sure enough, as its logits and gradients stay whole.
-// Tensor parallelism, which goes with neither a chunked loss nor offload, is a way; the plan that
-// is named holds when it is predicted.
+// 405B beside 64 GPUs: no sharding alone is sure enough, as its logits and gradients stay whole. Tensor parallelism,
+// which goes with neither a chunked loss nor offload, is a way; the plan that is named holds when it is predicted.
 TEST(Choices, KeysThatShutOthersOutAreTriedApart) {
   JobOptions options = {.model = "llama-3.1-405b", .cluster = "64xh100"};
   options.assignments.push_back({});
@@ -153,8 +151,7 @@ TEST(Choices, KeysThatShutOthersOutAreTriedApart) {
 
 TEST(Choices, RiskIsNamedAndConfidenceDecides) {
   const std::string job =
-      "search --model llama-3.1-8b --cluster 64xh100 --global-batch 256 --json --fix "
-      "batch.sequence=8192";
+      "search --model llama-3.1-8b --cluster 64xh100 --global-batch 256 --json --fix batch.sequence=8192";
   const auto sure = json_of(run(job));
   const auto bold = json_of(run(job + " --confidence 0.55"));
   const auto odds = [](const auto& answer) {
@@ -182,9 +179,8 @@ TEST(Choices, NothingHoldsIsExitFourWithTheWay) {
   EXPECT_GE(answer.at("infeasible").at("tried").size(), 3U);
 }
 
-// The engine runs the flash backend's kernel unless it is told; where PyTorch itself prefers
-// another the search names that. reports/gpu.md: on an H100 a step of 8B takes 0.77 s with it, not
-// 0.84.
+// The engine runs the flash backend's kernel unless it is told; where PyTorch itself prefers another the search names
+// that. reports/gpu.md: on an H100 a step of 8B takes 0.77 s with it, not 0.84.
 TEST(Choices, TheEngineIsToldOfTheAttentionThatPytorchPrefers) {
   const auto names_cudnn = [](const char* cluster, const char* runtime, const char* assignment) {
     JobOptions options = {.model = "llama-3.2-1b", .cluster = cluster, .runtime = runtime, .sequence = "2048"};

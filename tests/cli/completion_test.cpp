@@ -42,13 +42,13 @@ TEST(Completion, HelpAndWordsNameEveryRuntime) {
 // What bash offers for a command line, whose last word is being typed.
 std::string offered(const std::string& words) {
   write_temporary("complete.sh",
-                  "source <(\"$F\" completion bash)\n"
-                  "COMP_WORDS=(" +
-                      words +
-                      ")\n"
-                      "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"
-                      "_foreshard\n"
-                      "printf '<%s>' \"${COMPREPLY[@]}\"\n");
+      "source <(\"$F\" completion bash)\n"
+      "COMP_WORDS=(" +
+          words +
+          ")\n"
+          "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"
+          "_foreshard\n"
+          "printf '<%s>' \"${COMPREPLY[@]}\"\n");
   return shell("export F; bash complete.sh").out;
 }
 
@@ -58,7 +58,7 @@ TEST(Completion, Bash) {
   EXPECT_EQ(offered("foreshard predict --model llama-3.1-8"), "<llama-3.1-8b>");
   EXPECT_EQ(offered("foreshard predict --set mesh.sh"), "<mesh.shard=>");
   EXPECT_EQ(offered("foreshard predict --cluster 8xh20"),
-            "<8xh20><8xh20-96gb><8xh20-sxm><8xh200><8xh200-sxm><8xh200-sxm-141gb>");
+      "<8xh20><8xh20-96gb><8xh20-sxm><8xh200><8xh200-sxm><8xh200-sxm-141gb>");
   EXPECT_EQ(offered("foreshard predict --cluster 8xp5.4"), "<8xp5.48xlarge>");
   EXPECT_EQ(offered("foreshard predict --runtime zero3"), "<zero3><zero3@0.19>");
   EXPECT_EQ(offered("foreshard schema pl"), "<plan>");

@@ -40,14 +40,14 @@ TEST(Documents, OfCatalogues) {
     expect_document("model", std::string("models ") + model);
   }
   write_temporary("config.json",
-                  R"({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4,
+      R"({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4,
                       "vocab_size": 100, "n_positions": 128})");
   expect_document("model", "models config.json");
   expect_document("machines", "machines");
   expect_document("machine", "machines 64xh100");
   write_temporary("listed.yaml",
-                  "machine: h100\nnodes: [{names: \"a[1-5]\", leaf: l1}, {count: 3, leaf: l2}]\n"
-                  "switches: [l1, l2]\nlinks: [{between: [l1, l2], rate: 200GB/s}]\n");
+      "machine: h100\nnodes: [{names: \"a[1-5]\", leaf: l1}, {count: 3, leaf: l2}]\n"
+      "switches: [l1, l2]\nlinks: [{between: [l1, l2], rate: 200GB/s}]\n");
   expect_document("topology", "machines --topology listed.yaml");
   expect_document("doctor", "doctor");
 }
@@ -56,8 +56,8 @@ TEST(Documents, OfFiles) {
   expect_document("export", "export --to fsdp2 --out train.py --ledger l.txt" + kJob);
   expect_document("launch", "launch" + kJob);
   write_temporary("accelerate.yaml",
-                  "distributed_type: FSDP\nnum_processes: 8\n"
-                  "fsdp_config: {fsdp_version: 2}\n");
+      "distributed_type: FSDP\nnum_processes: 8\n"
+      "fsdp_config: {fsdp_version: 2}\n");
   expect_document("import", "import accelerate.yaml --out plan.yaml" + kJob);
 }
 

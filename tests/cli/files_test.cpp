@@ -73,8 +73,8 @@ TEST(Files, DevicesWithoutAnEndAreNotRead) {
 }
 
 TEST(Files, FoldersAreNoFiles) {
-  expect_refused("mkdir $P",
-                 {"is a directory", "is neither a run folder", "holds no recording", "plan.yaml: no such file"});
+  expect_refused(
+      "mkdir $P", {"is a directory", "is neither a run folder", "holds no recording", "plan.yaml: no such file"});
 }
 
 // A sparse file takes no room and has no end to speak of. A trace may have gigabytes.

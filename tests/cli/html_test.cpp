@@ -19,9 +19,8 @@ TEST(Html, AFileThatCannotBeWrittenIsNamedAndNothingIsLeft) {
   write_temporary("plain", "a file, no folder");
   const std::string job = " --model gpt2 --cluster 8xa100";
   const std::string sizes = " --gpus 8,16 --batch-tokens 512k";
-  for (const std::string& verb :
-       {"predict" + job, "report" + job, "search" + job, "recommend --model gpt2 --tokens 1B --cluster a100" + sizes,
-        "scale --model gpt2 --cluster a100" + sizes}) {
+  for (const std::string& verb : {"predict" + job, "report" + job, "search" + job,
+           "recommend --model gpt2 --tokens 1B --cluster a100" + sizes, "scale --model gpt2 --cluster a100" + sizes}) {
     for (const char* path : {"nowhere/page.html", "plain/page.html", "."}) {
       const Outcome outcome = run(verb + " --html " + path);
       EXPECT_EQ(outcome.exit_code, 3) << verb << " " << path;
@@ -94,10 +93,8 @@ TEST(Html, OnlyWholeAnswersBecomePages) {
   }
   write_temporary("answer.json", run("search" + kJob + " --json").out);
   EXPECT_EQ(run("report answer.json --html page.html").exit_code, 0);
-  const std::pair<std::string, std::string> bad[] = {
-      {read_temporary("answer.json").substr(0, 3000), "not valid JSON"},
-      {"", "the file is empty"},
-      {"[1, 2]", "no answer that can be shown"},
+  const std::pair<std::string, std::string> bad[] = {{read_temporary("answer.json").substr(0, 3000), "not valid JSON"},
+      {"", "the file is empty"}, {"[1, 2]", "no answer that can be shown"},
       {"{\"schema\": 5}", "no answer that can be shown"},
       {"{\"schema\": \"foreshard.machines/1\"}", "expected one JSON document of predict"},
       {"{\"schema\": \"foreshard.explain/1\"}", "no whole answer"},

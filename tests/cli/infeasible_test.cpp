@@ -32,7 +32,7 @@ nlohmann::ordered_json expect_remedy(const std::string& job) {
   const Outcome loose = run("predict --json " + job + flags_of(remedy));
   EXPECT_EQ(loose.exit_code, 0) << loose.err;
   EXPECT_EQ(json_of(loose).at("memory").at("peak_allocated_bytes").at("value").get<double>(),
-            remedy.at("peak_allocated_bytes").get<double>());
+      remedy.at("peak_allocated_bytes").get<double>());
   return remedy;
 }
 
@@ -51,18 +51,15 @@ TEST(Infeasible, ShardGroupThenFollowsReplicate) {
 }
 
 TEST(Infeasible, MicroBatchKeepsTheSequencesOfAStep) {
-  const auto remedy = expect_remedy(
-      "--model llama-3.1-8b --cluster 64xh100 --micro-batch 12 --accumulation 2 "
-      "--set recompute=full");
+  const auto remedy =
+      expect_remedy("--model llama-3.1-8b --cluster 64xh100 --micro-batch 12 --accumulation 2 --set recompute=full");
   const auto batch = remedy.at("plan").at("batch");
   EXPECT_EQ(batch.at("micro_batch").get<int>() * batch.at("accumulation").get<int>(), 24);
 }
 
 // torchtitan's loop fetches the batches of all micro-batches before the first.
 TEST(Infeasible, ALoopThatFetchesAStepHoldsAllOfIt) {
-  expect_remedy(
-      "--model llama-3.1-8b --cluster 16xh100 --micro-batch 4 --accumulation 9 "
-      "--set stack=torchtitan_2026");
+  expect_remedy("--model llama-3.1-8b --cluster 16xh100 --micro-batch 4 --accumulation 9 --set stack=torchtitan_2026");
 }
 
 TEST(Infeasible, TwoKnobs) {

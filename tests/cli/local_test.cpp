@@ -1,5 +1,4 @@
-// --cluster local: calibrate, which profile is taken, how many ranks there are, and what works
-// without a profile.
+// --cluster local: calibrate, which profile is taken, how many ranks there are, and what works without a profile.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -47,9 +46,8 @@ TEST(Local, CalibrateThenPredict) {
   write_temporary("raw.json", SyntheticRaw().text());
   const Outcome calibrated = at_home("calibrate raw.json");
   ASSERT_EQ(calibrated.exit_code, 0) << calibrated.err;
-  for (const char* part :
-       {"Example CPU @ 3.0GHz, 2 cores", "2 ranks at once", "GEMM fp32", "all_gather of 2 (microbatch)", "left out",
-        "data/foreshard/profiles/box-2026-01-31T12-00-00Z.json"}) {
+  for (const char* part : {"Example CPU @ 3.0GHz, 2 cores", "2 ranks at once", "GEMM fp32",
+           "all_gather of 2 (microbatch)", "left out", "data/foreshard/profiles/box-2026-01-31T12-00-00Z.json"}) {
     expect_says(calibrated.out, part);
   }
   const Outcome predicted = at_home(std::string("predict ") + kJob + "--set mesh.shard=2");

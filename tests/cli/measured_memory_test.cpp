@@ -31,7 +31,7 @@ TEST(MeasuredMemory, OfTheEngineIsWhatAnH100Said) {
     for (const char* category : {"sharded_grad", "unsharded_grad"}) now += memory.at("at_peak").value(category, 0.0);
     const double allocated = row.at("peak_allocated_bytes");
     EXPECT_NEAR(memory.at("peak_allocated_bytes").at("value").get<double>() - now + gradients + kWorkspace, allocated,
-                0.002 * allocated);
+        0.002 * allocated);
   }
   EXPECT_EQ(judged, 4);
 }

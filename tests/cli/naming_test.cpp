@@ -24,8 +24,8 @@ TEST(Naming, Defaults) {
 
 TEST(Naming, FlagsOverrideTheFileAndSetOverridesBoth) {
   write_temporary("p.yaml",
-                  "model: gpt2\ncluster: 8xh100\nruntime: native\n"
-                  "batch: {sequence: 256, micro_batch: 4, accumulation: 2}\n");
+      "model: gpt2\ncluster: 8xh100\nruntime: native\n"
+      "batch: {sequence: 256, micro_batch: 4, accumulation: 2}\n");
   const auto plan =
       plan_of("--plan p.yaml --cluster 16xh100 --runtime fsdp2 --micro-batch 8 --set batch.micro_batch=2");
   EXPECT_EQ(plan.at("model"), "gpt2");
@@ -40,9 +40,9 @@ TEST(Naming, FlagsOverrideTheFileAndSetOverridesBoth) {
 // plans: tests/cli/random_plans.py.)
 TEST(Naming, APrintedPlanIsForecastWithTheSameFigures) {
   for (const char* job : {"--model llama-3.2-1b --cluster 8xh100 --runtime fsdp2 --set stack=torchtitan_2025",
-                          "--model gpt2 --cluster 1xh100 --runtime ddp",
-                          "--model gpt2 --cluster 8xh100 --set compile=model --set kernels.given_mask=false",
-                          "--model bert-base --cluster 8xh100 --set lora.rank=8 --set lora.modules_to_save=none"}) {
+           "--model gpt2 --cluster 1xh100 --runtime ddp",
+           "--model gpt2 --cluster 8xh100 --set compile=model --set kernels.given_mask=false",
+           "--model bert-base --cluster 8xh100 --set lora.rank=8 --set lora.modules_to_save=none"}) {
     SCOPED_TRACE(job);
     const auto first = json_of(run(std::string("predict --json --sequence 512 ") + job));
     write_temporary("printed.yaml", first.at("plan").dump());
@@ -62,7 +62,7 @@ TEST(Naming, OneSideOfTheMeshBringsTheOtherWhateverTheFileSays) {
 
 TEST(Naming, PathsInAPlanAreRelativeToIt) {
   write_temporary("job/model/config.json",
-                  R"({"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4,
+      R"({"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4,
                       "n_positions": 512, "vocab_size": 1000})");
   write_temporary("job/cluster.yaml", "gpus: 16\nmachine: a100-80gb\n");
   write_temporary("job/plan.yaml", "model: model/config.json\ncluster: cluster.yaml\n");

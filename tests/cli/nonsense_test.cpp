@@ -113,9 +113,8 @@ TEST(Nonsense, UnitsOfWhatIsNotCalled) {
 }
 
 TEST(Nonsense, PartsOfConvolutions) {
-  const std::string model =
-      write_temporary("config.json",
-                      R"({"model_type": "lfm2", "vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 2,
+  const std::string model = write_temporary("config.json",
+      R"({"model_type": "lfm2", "vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 2,
           "num_attention_heads": 8, "intermediate_size": 512, "layer_types": ["conv", "conv"]})");
   const std::string job = "predict --cluster 8xh100 --runtime fsdp2 --sequence 512 --set mesh.shard=4 --model " + model;
   expect_refused({job + " --set mesh.tp=2", 6, "mesh.tp: linear attention", "mesh.tp: 1"});
@@ -143,20 +142,20 @@ TEST(Nonsense, ProfilesFasterThanTheGpu) {
   const std::string job = " --model llama-3.1-70b --profile " + file;
   const char* says = "fast.json: the profile makes";
   for (const char* verb :
-       {"recommend --cluster 64xh100 --tokens 1B --deadline 30d", "scale --cluster h100 --gpus 64"}) {
+      {"recommend --cluster 64xh100 --tokens 1B --deadline 30d", "scale --cluster h100 --gpus 64"}) {
     expect_refused({verb + job, 3, says, "measured on"});
   }
 }
 
 TEST(Nonsense, SettingsThatCannotBe) {
   write_temporary("accelerate.yaml",
-                  "distributed_type: FSDP\nnum_machines: 1\nnum_processes: -1\n"
-                  "fsdp_config: {fsdp_version: 2}\n");
+      "distributed_type: FSDP\nnum_machines: 1\nnum_processes: -1\n"
+      "fsdp_config: {fsdp_version: 2}\n");
   const std::string settings = "import accelerate.yaml --model gpt2 --cluster 8xh100";
   expect_refused({settings, 3, "accelerate.yaml:3:16: num_processes", "expected"});
   write_temporary("topo.txt",
-                  "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV1000000000\t0-1\n"
-                  "GPU1\tNV1000000000\t X \t0-1\n");
+      "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV1000000000\t0-1\n"
+      "GPU1\tNV1000000000\t X \t0-1\n");
   expect_refused({"import topo.txt --machine h100-sxm", 3, "1000000000 NVLinks", "NV1 to NV72"});
   const std::vector<Nonsense> jobs = {
       {on("8xh100", "mesh.shard=0"), 3, "mesh.shard", "expected"},
@@ -183,7 +182,7 @@ TEST(Nonsense, ModelsThatCannotBe) {
   };
   const std::vector<Line> lines = {
       {R"("quantization_config": {"quant_method": "gptq", "bits": 4}})", "quantization_config.quant_method",
-       "lora.base=nf4"},
+          "lora.base=nf4"},
       {R"("quantization_config": {"bits": 4}})", "quantization_config", "unquantised model"},
       {R"("quantization_config": "int8"})", "quantization_config", "unquantised model"},
       {R"("rope_scaling": {"rope_type": "banana", "factor": 8}})", "rope_scaling.rope_type", "llama3"},
@@ -207,14 +206,13 @@ TEST(Nonsense, MeasurementsThatCannotBe) {
   write_temporary("slow.csv", "gpu,m,n,k,dtype,tflops\nH100,8192,8192,8192,bf16,0.7\n");
   expect_refused({"calibrate slow.csv --out p.json", 3, "slow.csv:2", "is tflops in TFLOP/s"});
   write_temporary("all_gather_perf.log",
-                  "# Rank 0 Pid 1 on a device 0 [0x1] NVIDIA H100\n"
-                  "# Rank 1 Pid 2 on a device 1 [0x2] NVIDIA H100\n"
-                  "# size count type redop root time algbw busbw\n"
-                  "1073741824 268435456 float none -1 10.0 107374.18 53687.09\n");
+      "# Rank 0 Pid 1 on a device 0 [0x1] NVIDIA H100\n"
+      "# Rank 1 Pid 2 on a device 1 [0x2] NVIDIA H100\n"
+      "# size count type redop root time algbw busbw\n"
+      "1073741824 268435456 float none -1 10.0 107374.18 53687.09\n");
   expect_refused({"calibrate all_gather_perf.log --out p.json", 3, "all_gather_perf.log:4", "another unit"});
   write_temporary("nccl.xml",
-                  "<system><cpu host_hash=\"0x1\"><pci><gpu sm=\"90\"><nvlink "
-                  "count=\"1000000000\"/></gpu></pci></cpu></system>");
+      "<system><cpu host_hash=\"0x1\"><pci><gpu sm=\"90\"><nvlink count=\"1000000000\"/></gpu></pci></cpu></system>");
   expect_refused({"import nccl.xml", 3, "nccl.xml:1: count of nvlink", "at most 72"});
 }
 
@@ -238,8 +236,7 @@ TEST(Nonsense, LatenciesAreNotIgnored) {
 // Every MFU is of work that is done: 107 % before frozen blocks were left out.
 TEST(Nonsense, FrozenBlocksAreNoWork) {
   const nlohmann::ordered_json answer =
-      json_of(run("predict --model llama-3.1-8b --cluster 8xh100 --set 'frozen=[embedding,0-30]' "
-                  "--json"));
+      json_of(run("predict --model llama-3.1-8b --cluster 8xh100 --set 'frozen=[embedding,0-30]' --json"));
   const double mfu = answer.at("step").at("mfu").at("value").get<double>();
   EXPECT_GT(mfu, 0);
   EXPECT_LE(mfu, 1);

@@ -57,9 +57,8 @@ TEST(Output, InterruptStopsASearch) {
   // A space that takes far longer than the test waits. In the foreground timeout signals the
   // program alone; otherwise also its group, and a second Ctrl-C ends the program without a word.
   const Outcome outcome = shell(
-      "timeout --foreground --preserve-status -s INT 1 \"$F\" search --model gpt3-175b --cluster "
-      "1024xh100 "
-      "--sequence 2048 --global-batch 1048576 --threads 1");
+      "timeout --foreground --preserve-status -s INT 1 \"$F\" search --model gpt3-175b --cluster 1024xh100 --sequence "
+      "2048 --global-batch 1048576 --threads 1");
   EXPECT_EQ(outcome.exit_code, 130);
   EXPECT_EQ(outcome.out, "");
   expect_says(outcome.err, "stopped");

@@ -31,9 +31,8 @@ void drop_changing(nlohmann::ordered_json& json) {
 // The kind that foreshard schema calls the documents of this name: some verbs write several, which
 // one schema describes.
 std::string kind_of(const nlohmann::ordered_json& document) {
-  static const std::map<std::string, std::string> kShared = {{"slower", "explain"},   {"inferred", "explain"},
-                                                             {"runtimes", "compare"}, {"model", "models"},
-                                                             {"machine", "machines"}, {"topology", "machines"}};
+  static const std::map<std::string, std::string> kShared = {{"slower", "explain"}, {"inferred", "explain"},
+      {"runtimes", "compare"}, {"model", "models"}, {"machine", "machines"}, {"topology", "machines"}};
   const std::string id = document.at("schema");  // foreshard.NAME/1
   const std::size_t begin = id.find('.') + 1;
   const std::string name = id.substr(begin, id.find('/') - begin);
@@ -64,8 +63,8 @@ Outcome shell(const std::string& command) {
                            "\n} </dev/null >'" + out.string() + "' 2>'" + err.string() + "'";
   const int status = std::system(line.c_str());
   return Outcome{.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-                 .out = content_of(out),
-                 .err = content_of(err)};
+      .out = content_of(out),
+      .err = content_of(err)};
 }
 
 std::string write_temporary(const std::string& name, std::string_view content) {
@@ -114,7 +113,7 @@ void expect_says(std::string_view text, std::string_view part) {
 void expect_no_crash(const Outcome& outcome) {
   EXPECT_LT(outcome.exit_code, 128);
   for (const char* mark :
-       {"terminate called", "what():", "Segmentation", "Aborted", "backtrace", "internal error", "Sanitizer", "#0 "}) {
+      {"terminate called", "what():", "Segmentation", "Aborted", "backtrace", "internal error", "Sanitizer", "#0 "}) {
     EXPECT_EQ(outcome.err.find(mark), std::string::npos) << outcome.err;
   }
 }

@@ -9,8 +9,7 @@ namespace foreshard::topology_test {
 namespace {
 
 const char* const kTree =
-    "SwitchName=leaf1 Nodes=n[1-4]\nSwitchName=leaf2 Nodes=n[5-8]\nSwitchName=s "
-    "Switches=leaf[1-2]\n";
+    "SwitchName=leaf1 Nodes=n[1-4]\nSwitchName=leaf2 Nodes=n[5-8]\nSwitchName=s Switches=leaf[1-2]\n";
 const char* const kAlternating =
     "machine: h100\n"
     "nodes: [{names: \"a[1-2]\", leaf: l1}, {names: \"b[1-2]\", leaf: l2}]\n"
@@ -32,10 +31,9 @@ TEST(TopologyCli, FromSlurmToAForecast) {
 TEST(TopologyCli, ALinksLatencyCosts) {
   const auto seconds = [](const std::string& latency) {
     write_temporary("l.yaml",
-                    "machine: h100\nnodes: [{count: 2, leaf: l1}, {count: 2, leaf: l2}]\n"
-                    "switches: [l1, l2]\nlinks: [{between: [l1, l2], rate: 400GB/s, "
-                    "latency: " +
-                        latency + "}]\n");
+        "machine: h100\nnodes: [{count: 2, leaf: l1}, {count: 2, leaf: l2}]\n"
+        "switches: [l1, l2]\nlinks: [{between: [l1, l2], rate: 400GB/s, latency: " +
+            latency + "}]\n");
     const auto report = json_of(run("predict --json" + kJob + "l.yaml"));
     return report["step"]["seconds"]["value"].get<double>();
   };
@@ -63,8 +61,8 @@ TEST(TopologyCli, SearchVariesThePlacement) {
 
 TEST(TopologyCli, MixedKindsAreSaid) {
   write_temporary("m.yaml",
-                  "machine: h100\nnodes: [{count: 2, leaf: l}, {count: 1, machine: a100, leaf: l}]\n"
-                  "switches: [l]\n");
+      "machine: h100\nnodes: [{count: 2, leaf: l}, {count: 1, machine: a100, leaf: l}]\n"
+      "switches: [l]\n");
   const Outcome text = run("explain" + kJob + "m.yaml");
   ASSERT_EQ(text.exit_code, 0) << text.err;
   expect_says(text.out, "without the 1 node of a100-80gb");

@@ -20,7 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     rest.remove_prefix(std::min(line.size() + 1, rest.size()));
   }
   for (const std::string_view text :
-       {std::string_view(sealed), std::string_view(reinterpret_cast<const char*>(data), size)}) {
+      {std::string_view(sealed), std::string_view(reinterpret_cast<const char*>(data), size)}) {
     expect_answer_or_refusal([&] {
       const SearchRecord record = parse_search_state(text, "state.txt", kKey);
       if (record.whole_bytes > text.size()) std::abort();

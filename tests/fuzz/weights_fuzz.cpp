@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (int i = 0; i < 8; ++i) stored[i] = static_cast<char>(size >> (8 * i) & 0xff);
   stored += text;
   for (const auto& path : {in_scratch("model.safetensors", stored), in_scratch("cut.safetensors", text),
-                           in_scratch("model.safetensors.index.json", text)}) {
+           in_scratch("model.safetensors.index.json", text)}) {
     expect_answer_or_refusal([&] { check_stored(read_safetensors(path), kModel); });
   }
   return 0;

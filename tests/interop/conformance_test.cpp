@@ -92,13 +92,13 @@ TEST(RealLibraryKnown, EveryEntryIsNeeded) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Recordings, RealLibrary, testing::ValuesIn(folders()),
-                         [](const testing::TestParamInfo<std::string>& info) {
-                           std::string name = info.param;
-                           std::replace_if(
-                               name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Recordings, RealLibrary, testing::ValuesIn(folders()), [](const testing::TestParamInfo<std::string>& info) {
+      std::string name = info.param;
+      std::replace_if(
+          name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+      return name;
+    });
 
 }
 }

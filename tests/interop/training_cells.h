@@ -13,29 +13,12 @@ using Cells = std::map<std::string, std::string>;
 
 // A run of a small GPT on 16 A100 that is published in full.
 inline Cells small_run() {
-  return {{"id", "X-1"},
-          {"n_layers", "4"},
-          {"d_model", "1024"},
-          {"n_heads", "16"},
-          {"d_ff", "4096"},
-          {"vocab", "50368"},
-          {"tied_embeddings", "1"},
-          {"seq_len", "2048"},
-          {"micro_batch_per_gpu", "4"},
-          {"grad_accum", "2"},
-          {"global_batch_seqs", "128"},
-          {"n_gpus", "16"},
-          {"gpus_per_node", "8"},
-          {"gpu", "a100-80gb"},
-          {"runtime", "fsdp1"},
-          {"runtime_version", "1.13"},
-          {"stack", "composer_2022"},
-          {"arch", "mpt"},
-          {"shard_group", "16"},
-          {"replicate_group", "1"},
-          {"reshard", "always"},
-          {"recompute", "every_2"},
-          {"step_time_s", "1.5"}};
+  return {{"id", "X-1"}, {"n_layers", "4"}, {"d_model", "1024"}, {"n_heads", "16"}, {"d_ff", "4096"},
+      {"vocab", "50368"}, {"tied_embeddings", "1"}, {"seq_len", "2048"}, {"micro_batch_per_gpu", "4"},
+      {"grad_accum", "2"}, {"global_batch_seqs", "128"}, {"n_gpus", "16"}, {"gpus_per_node", "8"}, {"gpu", "a100-80gb"},
+      {"runtime", "fsdp1"}, {"runtime_version", "1.13"}, {"stack", "composer_2022"}, {"arch", "mpt"},
+      {"shard_group", "16"}, {"replicate_group", "1"}, {"reshard", "always"}, {"recompute", "every_2"},
+      {"step_time_s", "1.5"}};
 }
 
 inline CsvTable table_of(const std::vector<Cells>& rows) {

@@ -28,10 +28,10 @@ TEST(TrainingEvidence, PosteriorOfOneFactorByHand) {
   Calibration calibration = load_profile("a100-80gb");
   for (FactorSpread& spread : calibration.spread) spread.log_sd = 0.1;
   TrainingEvidence evidence = {.plan_log_sd = 0.04,
-                               .names = {"gemm a100"},
-                               .prior_log_sd = {0.1},
-                               .prior_log_mean = {0},
-                               .families = {{"A", 1, {{100}}, {100 * 0.06}}, {"B", 1, {{1e6}}, {1e6}}}};
+      .names = {"gemm a100"},
+      .prior_log_sd = {0.1},
+      .prior_log_mean = {0},
+      .families = {{"A", 1, {{100}}, {100 * 0.06}}, {"B", 1, {{1e6}}, {1e6}}}};
   Cluster cluster;
   cluster.gpu.key = "a100-80gb";
   const FactorCauses names = causes_of(cluster, calibration, {"fa2", 128});

@@ -67,9 +67,8 @@ TEST(NamesTest, PublishedRepositories) {
 
 // Other sizes, other weights and other models are not taken for their neighbours.
 TEST(NamesTest, WhatIsAnotherModelIsNone) {
-  for (const char* text :
-       {"llama-3-9b", "llama", "", "qwen2-57b", "Llama-3.1-8B-bnb-4bit", "nvidia/Llama-3.1-Nemotron-70B-Instruct",
-        "instruct", "8b", "-", "//", "llama-3.1-80b", "mistral-7b"}) {
+  for (const char* text : {"llama-3-9b", "llama", "", "qwen2-57b", "Llama-3.1-8B-bnb-4bit",
+           "nvidia/Llama-3.1-Nemotron-70B-Instruct", "instruct", "8b", "-", "//", "llama-3.1-80b", "mistral-7b"}) {
     EXPECT_EQ(zoo_name(text), "none") << text;
   }
   EXPECT_EQ(zoo_name(std::string(100'000, 'a')), "none");
@@ -89,7 +88,7 @@ TEST(NamesTest, NearMissesNameTheFamily) {
   EXPECT_EQ(similar.names.front(), "llama-3-8b");
   EXPECT_LE(similar.names.size(), 6U);
   for (const char* word : {"llama-3-9b", "lama-3.1-8b", "mamba-2.8b", "qwen9", "\n\x01",
-                           "a-word-that-is-rather-long-for-the-name-of-a-model-but-might-be-typed"}) {
+           "a-word-that-is-rather-long-for-the-name-of-a-model-but-might-be-typed"}) {
     const std::string text = unknown_model(word);
     EXPECT_LE(text.size(), 260U) << text;
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;

@@ -185,20 +185,11 @@ struct Balance {
 };
 
 TEST(VisionTest, EveryBufferIsAllocatedAndFreedInTurn) {
-  const std::vector<std::vector<const char*>> settings = {
-      {},
-      {"recompute=full"},
-      {"recompute=selective", "compile=blocks"},
-      {"frozen=[tower]"},
-      {"frozen=[embedding, norm, head]"},
-      {"batch.accumulation=3", "accumulation.mode=keep_unsharded"},
-      {"dtype.param=fp32"},
-      {"dtype.output=fp32"},
-      {"evaluation.in_step=true"},
-      {"attention=math"},
-      {"loss=compiled"},
-      {"units.embedding=root", "units.head=root", "units.blocks=root"},
-      {"trainer=torchtitan"},
+  const std::vector<std::vector<const char*>> settings = {{}, {"recompute=full"},
+      {"recompute=selective", "compile=blocks"}, {"frozen=[tower]"}, {"frozen=[embedding, norm, head]"},
+      {"batch.accumulation=3", "accumulation.mode=keep_unsharded"}, {"dtype.param=fp32"}, {"dtype.output=fp32"},
+      {"evaluation.in_step=true"}, {"attention=math"}, {"loss=compiled"},
+      {"units.embedding=root", "units.head=root", "units.blocks=root"}, {"trainer=torchtitan"},
       {"runtime=fsdp2@2.4", "frozen=[0-3]"}};
   for (const char* name : {"vit-base-patch32-224", "clip-vit-base-patch32", "llava-1.5-7b"}) {
     for (const auto& each : settings) {
@@ -234,8 +225,7 @@ TEST(VisionTest, AFrozenTowerKeepsNothing) {
   EXPECT_FALSE(programs.at(26, Recompute::kNone)->backward.actions.empty());
 }
 
-// Nothing reads the last block: it keeps nothing and makes no gradient but that of what it hands
-// on.
+// Nothing reads the last block: it keeps nothing and makes no gradient but that of what it hands on.
 TEST(VisionTest, TheUnreadBlockOfLlavaIsNeverTrained) {
   const auto [model, plan] = resolved("llava-1.5-7b");
   const LayerPrograms programs(model, plan);

@@ -11,8 +11,8 @@ namespace foreshard::zoo_test {
 namespace {
 
 constexpr std::string_view kHeader =
-    "name,family,layers,hidden,heads,kv_heads,head_dim,ffn,vocabulary,positions,traits,parameters,"
-    "published,count,source,note\n";
+    "name,family,layers,hidden,heads,kv_heads,head_dim,ffn,vocabulary,positions,traits,parameters,published,count,"
+    "source,note\n";
 
 std::string failure(const std::string& lines) {
   try {
@@ -69,7 +69,7 @@ TEST(ZooTest, EveryModelIsWellFormed) {
     EXPECT_EQ(model.name, entry.dims.name);
     const std::int64_t of_prediction = std::max<std::int64_t>(1, std::ssize(entry.dims.prediction_pattern));
     EXPECT_EQ(model.block_count(),
-              entry.dims.encoder_layers + entry.dims.layers + entry.dims.prediction_layers * of_prediction);
+        entry.dims.encoder_layers + entry.dims.layers + entry.dims.prediction_layers * of_prediction);
     for (const LayerSpec& layer : model.kinds) {
       const auto tensors = static_cast<std::int16_t>(layer.tensors.size());
       for (const Operation& op : layer.operations) {
@@ -92,8 +92,8 @@ TEST(ZooTest, NamesIgnoreCaseAndMistakesNameTheNearest) {
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kInvalidInput);
     EXPECT_EQ(std::string(error.what()),
-              "unknown model 'lama-3.1-8b'; did you mean llama-3.1-8b?; \"foreshard models\" lists "
-              "those that are known, a path such as ./config.json names any other");
+        "unknown model 'lama-3.1-8b'; did you mean llama-3.1-8b?; \"foreshard models\" lists "
+        "those that are known, a path such as ./config.json names any other");
   }
   EXPECT_THROW(load_zoo_model(""), Error);
 }
@@ -117,18 +117,18 @@ TEST(ZooTest, ReaderIsStrict) {
   EXPECT_EQ(failure(good + good).rfind("zoo.csv:3:1: name: the name \"a\" stands twice", 0), 0U);
   EXPECT_NE(failure("a,lama,2,64,4,2,16,128,1000,128,,1,1,exact,somewhere,\n")
                 .find("zoo.csv:2:3: family: unknown family \"lama\""),
-            std::string::npos);
+      std::string::npos);
   EXPECT_NE(failure("a,lama,2,64,4,2,16,128,1000,128,,1,1,exact,somewhere,\n").find("llama"), std::string::npos);
   EXPECT_NE(failure("a,llama,0,64,4,2,16,128,1000,128,,1,1,exact,somewhere,\n").find("layers: \"0\" is not a count"),
-            std::string::npos);
+      std::string::npos);
   EXPECT_NE(failure("a,llama,2,64,4,2,16,128,1000,128,,1,2,exact,somewhere,\n")
                 .find("an exact published count differs from parameters"),
-            std::string::npos);
+      std::string::npos);
   EXPECT_NE(failure("a,llama,2,64,4,2,16,128,1000,128,fat,1,1,exact,somewhere,\n").find("unknown trait \"fat\""),
-            std::string::npos);
+      std::string::npos);
   EXPECT_NE(failure("a,llama,2\n").find("does not have 16 cells"), std::string::npos);
   EXPECT_NE(failure("a,llama,2,64,4,2,16,128,1000,128,,1,1,about,somewhere,\n").find("unknown count \"about\""),
-            std::string::npos);
+      std::string::npos);
   EXPECT_THROW(parse_zoo("name,family\n", "zoo.csv"), ConfigError);
 }
 

@@ -45,12 +45,12 @@ int cudnnBackendGetAttribute(void*, int, int, std::int64_t, std::int64_t*, void*
 int cudnnBackendExecute(void*, void*, void*);
 int cudnnCreateRNNDescriptor(void**);
 int cudnnSetRNNDescriptor_v8(void*, int, int, int, int, int, int, int, int, std::int32_t, std::int32_t, std::int32_t,
-                             std::int32_t, void*, std::uint32_t);
+    std::int32_t, void*, std::uint32_t);
 int cudnnCreateRNNDataDescriptor(void**);
 int cudnnSetRNNDataDescriptor(void*, int, int, int, int, int, const int*, void*);
 int cudnnGetRNNWeightSpaceSize(void*, void*, std::size_t*);
-int cudnnGetRNNWeightParams(void*, void*, std::int32_t, std::size_t, const void*, std::int32_t, void*, void**, void*,
-                            void**);
+int cudnnGetRNNWeightParams(
+    void*, void*, std::int32_t, std::size_t, const void*, std::int32_t, void*, void**, void*, void**);
 int cudnnRNNForward(void*, void*, int, const void*, void*);
 int cudnnRNNBackwardData_v8(void*, void*, const void*, void*);
 int cudnnRNNBackwardWeights_v8(void*, void*, int, const void*, void*);
@@ -67,7 +67,7 @@ void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*,
 int cublasCreate_v2(void**);
 int cublasSetStream_v2(void*, void*);
 int cublasGemmEx(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int, const void*,
-                 void*, int, int, int, int);
+    void*, int, int, int, int);
 int ncclGetUniqueId(UniqueId*);
 int ncclCommInitRank(void**, int, UniqueId, int);
 int ncclAllGather(const void*, void*, std::size_t, int, void*, void*);
@@ -95,9 +95,8 @@ constexpr int kHostToDevice = 1, kDeviceToHost = 2, kBf16 = 14, kNcclBf16 = 9, k
 inline const char kernel_function = 0;
 // at::native's addition of two bf16 tensors.
 constexpr const char* kKernel =
-    "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_"
-    "addIN3c108BFloat16EEESt5array"
-    "IPcLm3EEEEviT0_T1_";
+    "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIN3c108BFloat16EEESt5arrayIPcLm3EEEEviT0_"
+    "T1_";
 inline void register_kernel() {
   __cudaRegisterFunction(nullptr, &kernel_function, nullptr, kKernel, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
 }

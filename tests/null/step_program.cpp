@@ -1,6 +1,5 @@
-// A program as the null GPU's tests run it: it makes the CUDA calls of three small training steps,
-// as PyTorch would, and checks the answers. Its argument says which part. Exit status 0: as
-// expected.
+// A program as the null GPU's tests run it: it makes the CUDA calls of three small training steps, as PyTorch would,
+// and checks the answers. Its argument says which part. Exit status 0: as expected.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -42,8 +41,8 @@ void train() {
     cudaEventRecord(gathered, side);
     void* const out = allocator.take(kBytes);
     cudaStreamWaitEvent(nullptr, gathered, 0);
-    cublasGemmEx(blas, 0, 0, 1024, 512, 2048, nullptr, whole, kBf16, 1024, whole, kBf16, 1024, nullptr, out, kBf16,
-                 1024, 68, 0);
+    cublasGemmEx(
+        blas, 0, 0, 1024, 512, 2048, nullptr, whole, kBf16, 1024, whole, kBf16, 1024, nullptr, out, kBf16, 1024, 68, 0);
     add(out, whole, out, nullptr);
     ncclReduceScatter(out, shard, kElements / 8, kNcclBf16, 0, communicator, nullptr);
     allocator.give(whole, kBytes);
@@ -178,8 +177,8 @@ void graph() {
   void* const whole = allocator.take(2 * kBytes);
   cudaStreamBeginCapture(side, 2);
   allocator.hold(whole, kBytes);  // of memory that was reserved
-  cublasGemmEx(blas, 0, 0, 1024, 512, 2048, nullptr, whole, kBf16, 1024, whole, kBf16, 1024, nullptr, whole, kBf16,
-               1024, 68, 0);
+  cublasGemmEx(
+      blas, 0, 0, 1024, 512, 2048, nullptr, whole, kBf16, 1024, whole, kBf16, 1024, nullptr, whole, kBf16, 1024, 68, 0);
   add(whole, whole, whole, side);
   foreshard_null_mark("step 0 AdamW");
   cudaStreamEndCapture(side, &made);
@@ -240,8 +239,8 @@ void recurrent() {
   cudnnCreateRNNDataDescriptor(&data);
   cudnnCreateTensorDescriptor(&matrix);
   cudnnCreateTensorDescriptor(&bias);
-  cudnnSetRNNDescriptor_v8(layers, kStandard, kLstm, 0, kBoth, 0, kFloat, kFloat, 0, kInput, kHidden, kHidden, 2,
-                           nullptr, 0);
+  cudnnSetRNNDescriptor_v8(
+      layers, kStandard, kLstm, 0, kBoth, 0, kFloat, kFloat, 0, kInput, kHidden, kHidden, 2, nullptr, 0);
   std::size_t bytes = 0;
   cudnnGetRNNWeightSpaceSize(dnn, layers, &bytes);
   const auto weights = [](int input) {  // of a layer in one direction
@@ -254,8 +253,8 @@ void recurrent() {
     for (const bool is_bias : {false, true}) {
       for (int gate = 0; gate < 2 * kGates; ++gate) {
         void* at = nullptr;
-        cudnnGetRNNWeightParams(dnn, layers, layer, bytes, space, gate, is_bias ? nullptr : matrix, &at,
-                                is_bias ? bias : nullptr, &at);
+        cudnnGetRNNWeightParams(
+            dnn, layers, layer, bytes, space, gate, is_bias ? nullptr : matrix, &at, is_bias ? bias : nullptr, &at);
         expect(at == space + next, "weights one behind the other");
         int type = 0, count = 0, extents[3] = {}, strides[3] = {};
         cudnnGetTensorNdDescriptor(is_bias ? bias : matrix, 3, &type, &count, extents, strides);
@@ -285,9 +284,9 @@ void tables() {
     __cudaRegisterFunction(nullptr, function, nullptr, kernel, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
   };
   name(&shapes_function,
-       "_ZN2at4cuda6detail25prepare_grouped_gemm_dataIN7cutlass10bfloat16_tES4_S4_fN4cute5tupleIJii"
-       "iEEENS6_IJlNS5_1CILi1EEENS8_ILi0EEEEEENS6_IJS9_lSA_EEESB_EEvPT_PT0_PT1_PT2_SK_PSE_PSG_PSI_P"
-       "SK_SO_PT3_PT4_PT5_PT6_PKiiiiSt5arrayIlLm3EES10_S10_S10_S10_llbb");
+      "_ZN2at4cuda6detail25prepare_grouped_gemm_dataIN7cutlass10bfloat16_tES4_S4_fN4cute5tupleIJiiiEEENS6_IJlNS5_"
+      "1CILi1EEENS8_ILi0EEEEEENS6_IJS9_lSA_EEESB_EEvPT_PT0_PT1_PT2_SK_PSE_PSG_PSI_PSK_SO_PT3_PT4_PT5_PT6_"
+      "PKiiiiSt5arrayIlLm3EES10_S10_S10_S10_llbb");
   name(&product_function, "_Z13GroupProblemShapePv");
   name(&copy_function, "_ZN2at6native6detail51split_with_sizes_copy_out_contiguous_no_cast_kernelEPPcS3_PlS4_S4_ll");
   Allocator allocator;
@@ -296,9 +295,8 @@ void tables() {
   int m = -1, n = 32, k = 64;
   std::int64_t extents[5][3] = {{}, {}, {}, {96, 64, 0}, {3, 64, 32}}, stride = 0;
   bool flag = false;
-  void* told[] = {&rows,      &weights,   &out,       &none,      &none,      &none,   &none,   &none, &none,
-                  &none,      &none,      &none,      &none,      &none,      &none,   &m,      &n,    &k,
-                  extents[0], extents[1], extents[2], extents[3], extents[4], &stride, &stride, &flag, &flag};
+  void* told[] = {&rows, &weights, &out, &none, &none, &none, &none, &none, &none, &none, &none, &none, &none, &none,
+      &none, &m, &n, &k, extents[0], extents[1], extents[2], extents[3], extents[4], &stride, &stride, &flag, &flag};
   void* buffer[] = {&out};
   void* const places[] = {weights, out, rows};
   void* table = allocator.take(kBytes);
@@ -307,8 +305,8 @@ void tables() {
   // at::native over strided tensors: their addresses lie behind extents and strides.
   static const char strided_function = 0, reduce_function = 0;
   name(&strided_function,
-       "_ZN2at6native18elementwise_kernelILi128ELi4EZNS0_22gpu_kernel_impl_nocastINS0_15CUDAFunctor_"
-       "addIN3c108BFloat16EEEEEvRNS_18TensorIteratorBaseERKT_EUliE_EEviT1_");
+      "_ZN2at6native18elementwise_kernelILi128ELi4EZNS0_22gpu_kernel_impl_nocastINS0_15CUDAFunctor_"
+      "addIN3c108BFloat16EEEEEvRNS_18TensorIteratorBaseERKT_EUliE_EEviT1_");
   name(&reduce_function, "_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfEEEEvT1_");
   struct {
     int dimensions = 2, extents[25][3] = {};
@@ -351,14 +349,12 @@ void counts() {
     __cudaRegisterFunction(nullptr, function, nullptr, mangled, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
   };
   name(&histogram_function,
-       "_ZN2at4cuda17kernelHistogram1DIiilLi1ELi2ELin1ELNS0_23CUDAHistogramMemoryTypeE0EZNS0_21CUDA_"
-       "tensor_histogramIiiLb0EEEbNS_6TensorES4_S4_lNS_14AccumulateTypeIT0_Lb1EE4typeES8_NS0_"
-       "13TensorArgTypeES9_S9_EUllE0_EEvNS0_6detail10TensorInfoIT_T1_EESF_NSC_IKS6_SE_EElS8_S8_SE_"
-       "T6_");
+      "_ZN2at4cuda17kernelHistogram1DIiilLi1ELi2ELin1ELNS0_23CUDAHistogramMemoryTypeE0EZNS0_21CUDA_tensor_"
+      "histogramIiiLb0EEEbNS_6TensorES4_S4_lNS_14AccumulateTypeIT0_Lb1EE4typeES8_NS0_13TensorArgTypeES9_S9_EUllE0_"
+      "EEvNS0_6detail10TensorInfoIT_T1_EESF_NSC_IKS6_SE_EElS8_S8_SE_T6_");
   name(&scan_function,
-       "_ZN14at_cuda_detail3cub6detail4scan16DeviceScanKernelINS2_10policy_hubIiiijSt4plusIiEE"
-       "10Policy1000EPKiPiNS0_13ScanTileStateIiLb1EEES6_NS0_8NullTypeEjiLb0ESE_EEvT0_T1_T2_iT3_T4_"
-       "T5_");
+      "_ZN14at_cuda_detail3cub6detail4scan16DeviceScanKernelINS2_10policy_hubIiiijSt4plusIiEE10Policy1000EPKiPiNS0_"
+      "13ScanTileStateIiLb1EEES6_NS0_8NullTypeEjiLb0ESE_EEvT0_T1_T2_iT3_T4_T5_");
   Allocator allocator;
   void *numbers = allocator.take(kBytes), *counted = allocator.take(kBytes), *sums = allocator.take(kBytes);
   std::int64_t bins = 4, all = 10;
@@ -397,7 +393,7 @@ int architecture() {
   } wrapper;
   wrapper.data = &binary;
   __cudaRegisterFunction(__cudaRegisterFatBinary(&wrapper), &kernel_function, nullptr, kKernel, -1, nullptr, nullptr,
-                         nullptr, nullptr, nullptr);
+      nullptr, nullptr, nullptr);
   struct {
     std::size_t bytes[3];
     int threads, registers, ptx, binary, rest[32];

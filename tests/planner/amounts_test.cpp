@@ -27,9 +27,9 @@ TEST(Amounts, TimesHaveUnitsAndDeadlinesAreDays) {
   EXPECT_EQ(parse_days("--deadline", "12h"), kDay / 2);
   EXPECT_EQ(parse_duration("--restart", "10min", "10min"), 600);
   EXPECT_EQ(refusal([] { parse_duration("--restart", "10", "10min"); }),
-            "--restart: '10' has no unit; expected s, min, h, d or w, such as 10min");
+      "--restart: '10' has no unit; expected s, min, h, d or w, such as 10min");
   EXPECT_EQ(refusal([] { parse_days("--deadline", "1T"); }),
-            "--deadline: '1T' is no time; expected a number with s, min, h, d or w, such as 30d");
+      "--deadline: '1T' is no time; expected a number with s, min, h, d or w, such as 30d");
   for (const char* text : {"0", "-3", "-3d", "", "d", "30 days ago", "nan", "inf", "1e400d"}) {
     EXPECT_NE(refusal([&] { parse_days("--deadline", text); }).find("such as 30d"), std::string::npos) << text;
   }
@@ -40,8 +40,7 @@ TEST(Amounts, CountsHaveSuffixes) {
   EXPECT_EQ(parse_amount("--tokens", "4M", "1T"), 4e6);
   EXPECT_EQ(parse_amount("--tokens", "1e12", "1T"), 1e12);
   EXPECT_EQ(refusal([] { parse_amount("--tokens", "30d", "1T"); }),
-            "--tokens: '30d' is no amount above zero; expected a number, perhaps with k, M, B or T, "
-            "such as 1T");
+      "--tokens: '30d' is no amount above zero; expected a number, perhaps with k, M, B or T, such as 1T");
 }
 
 TEST(Amounts, SequencesAreNamedInPowersOfTwo) {

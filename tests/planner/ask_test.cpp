@@ -72,8 +72,7 @@ TEST(Ask, WhatIsFarFromThePeakIsLessSure) {
   EXPECT_EQ(below_half_peak(0), 0);  // no peak is known
 }
 
-// The catalogue's limit may not be theirs; with a cluster file that says it the question is
-// settled.
+// The catalogue's limit may not be theirs; with a cluster file that says it the question is settled.
 TEST(Ask, ThePowerLimitIsAskedUntilItIsTold) {
   const Questions open = asked({});
   const NextFact* limit = find(open, "power limit");

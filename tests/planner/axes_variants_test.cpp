@@ -23,7 +23,7 @@ namespace foreshard::axes_variants_test {
 namespace {
 
 Job job_of(const std::string& model, const std::string& cluster, const std::string& sequence,
-           const std::vector<std::string>& set = {}) {
+    const std::vector<std::string>& set = {}) {
   JobOptions options = {.model = model, .cluster = cluster, .sequence = sequence};
   options.assignments.push_back(set);
   return load_job(options);
@@ -39,9 +39,8 @@ std::int64_t best_ranks(const JobSearch& found) { return found.result.best->plan
 
 SearchOptions one_thread() { return SearchOptions{.threads = 1, .detail = SearchDetail::kBest}; }
 
-// Attention with a bias of its heads is of heads, and what an encoder hands over is gathered as
-// what the block itself has: each sum of a block is scattered, and each norm's output gathered,
-// once.
+// Attention with a bias of its heads is of heads, and what an encoder hands over is gathered as what the block itself
+// has: each sum of a block is scattered, and each norm's output gathered, once.
 TEST(TensorParallel, BlocksOfAnEncoderAndADecoderAreCutAlike) {
   const Job job = job_of("t5-small", "8xh100", "512", {"mesh.tp=2"});
   std::vector<std::pair<int, int>> found;  // all-gathers and reduce-scatters of each kind of block
@@ -58,9 +57,8 @@ TEST(TensorParallel, BlocksOfAnEncoderAndADecoderAreCutAlike) {
 }
 
 TEST(AxesVariants, AreLegalAndDifferAndShareTheBatch) {
-  for (const auto& [model, cluster, batch] :
-       {std::tuple("llama-3.1-8b", "32xh100", 16), std::tuple("qwen3-30b-a3b", "16xh100", 32),
-        std::tuple("deepseek-v2-lite", "24xa100", 24)}) {
+  for (const auto& [model, cluster, batch] : {std::tuple("llama-3.1-8b", "32xh100", 16),
+           std::tuple("qwen3-30b-a3b", "16xh100", 32), std::tuple("deepseek-v2-lite", "24xa100", 24)}) {
     SCOPED_TRACE(model);
     const Job job = job_of(model, cluster, "8192");
     const std::vector<Job> jobs = jobs_over_axes(job, axis_keys(), batch);
@@ -121,7 +119,7 @@ TEST(AxesVariants, WhatIsSetStaysAndOtherRuntimesHaveNone) {
 // Stages are for who asks, and for models whose ends share no table.
 TEST(AxesVariants, StagesAreForWhereTheyMatter) {
   const auto of = [](const char* model, const char* cluster, const std::vector<std::string>& keys,
-                     const std::vector<std::string>& set = {}) {
+                      const std::vector<std::string>& set = {}) {
     return jobs_over_axes(job_of(model, cluster, "2048", set), keys, 32);
   };
   EXPECT_EQ(largest(of("llama-3.1-8b", "16xh100", inner_axis_keys()), &Mesh::pp), 1);
@@ -135,11 +133,10 @@ TEST(AxesVariants, StagesAreForWhereTheyMatter) {
 
 // Of stages as of other axes; which number of them won is told beside.
 TEST(AxesVariants, StagesAreSearchedAndPredictedAlike) {
-  for (const std::vector<std::string>& set :
-       {std::vector<std::string>{"mesh.pp=2"},
-        std::vector<std::string>{"mesh.pp=2", "pipeline.schedule=Interleaved1F1B", "pipeline.stages_per_rank=2",
-                                 "mesh.tp=2"},
-        std::vector<std::string>{"mesh.pp=4", "runtime=megatron", "recompute=none"}}) {
+  for (const std::vector<std::string>& set : {std::vector<std::string>{"mesh.pp=2"},
+           std::vector<std::string>{
+               "mesh.pp=2", "pipeline.schedule=Interleaved1F1B", "pipeline.stages_per_rank=2", "mesh.tp=2"},
+           std::vector<std::string>{"mesh.pp=4", "runtime=megatron", "recompute=none"}}) {
     const Job job = job_of("llama-3.1-8b", "16xh100", "2048", set);
     const JobSearch found = search_job(search_variants(job, {"16", {}}), one_thread());
     ASSERT_TRUE(found.result.best);

@@ -31,8 +31,8 @@ CauseCase beside(CauseCase one) {
 Signals measured(Signals signals, std::mt19937& random) {
   std::normal_distribution<double> noise(0, 0.01);
   for (std::optional<double> Signals::*field :
-       {&Signals::step, &Signals::compute, &Signals::communication, &Signals::exposed, &Signals::waiting,
-        &Signals::idle, &Signals::data, &Signals::memory, &Signals::reserved}) {
+      {&Signals::step, &Signals::compute, &Signals::communication, &Signals::exposed, &Signals::waiting, &Signals::idle,
+          &Signals::data, &Signals::memory, &Signals::reserved}) {
     *(signals.*field) *= std::exp(noise(random));
   }
   return signals;
@@ -63,7 +63,7 @@ TEST(DiagnoseJobProperty, WhatWasPutInIsFoundFirst) {
   std::mt19937 random(20261123);
   Score alone, pairs;
   for (const Job& job : {job_of("llama-3.1-8b", "16xh100", ""), job_of("llama-2-7b", "8xa100", "batch.micro_batch=2"),
-                         job_of("gpt2-xl", "32xa100", "mesh.shard=8")}) {
+           job_of("gpt2-xl", "32xa100", "mesh.shard=8")}) {
     const SignalsOf signals_under(job);
     const std::vector<CauseForecast> forecasts = cause_forecasts(job);
     const Signals right = forecasts.front().signals;
@@ -143,7 +143,7 @@ TEST(DiagnoseJob, MeasuredFiguresNeedTheirUnits) {
   EXPECT_NEAR(*signals.memory, 61.0 * 1024 * 1024 * 1024, 1);
   EXPECT_NEAR(*read_measured({"tokens/s=65536"}, plan).step, 2, 1e-9);
   for (const char* wrong :
-       {"step=2", "memory=61", "tokens/s=fast", "tokens/s=3000s", "speed=3", "step", "tokens/s=-1"}) {
+      {"step=2", "memory=61", "tokens/s=fast", "tokens/s=3000s", "speed=3", "step", "tokens/s=-1"}) {
     EXPECT_THROW(read_measured({wrong}, plan), Error) << wrong;
   }
 }

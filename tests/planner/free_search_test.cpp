@@ -26,7 +26,7 @@ TEST(FreeSearch, IsNotBeatenByAxesThatAreSet) {
   const auto draw = [&](const auto& values) { return values[random() % values.size()]; };
   for (int i = 0; i < 2; ++i) {
     const std::string model = draw(Words{"llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b", "qwen2.5-7b", "gpt-oss-20b",
-                                         "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b"});
+        "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b"});
     const std::int64_t gpus = draw(std::vector<std::int64_t>{8, 16, 64, 128});
     const std::string cluster = std::to_string(gpus) + "x" + draw(Words{"h100", "h200", "a100", "a100-40gb", "mi300x"});
     const std::string sequence = draw(Words{"2048", "4096", "8192", "32768", "65536"});
@@ -44,9 +44,9 @@ TEST(FreeSearch, IsNotBeatenByAxesThatAreSet) {
     const Mesh mesh = draw(meshes).resolved.plan.mesh;
     JobOptions with = options;
     with.assignments.push_back({fmt::format("mesh.tp={}", mesh.tp), fmt::format("mesh.cp={}", mesh.cp),
-                                fmt::format("mesh.ep={}", mesh.ep), fmt::format("mesh.etp={}", mesh.etp)});
-    SCOPED_TRACE(fmt::format("{} on {}, {} x {}, {}", model, cluster, batch, sequence,
-                             fmt::join(with.assignments.front(), " ")));
+        fmt::format("mesh.ep={}", mesh.ep), fmt::format("mesh.etp={}", mesh.etp)});
+    SCOPED_TRACE(fmt::format(
+        "{} on {}, {} x {}, {}", model, cluster, batch, sequence, fmt::join(with.assignments.front(), " ")));
     const auto set = best_of(load_job(with), std::to_string(batch));
     if (!set) continue;
     const auto found = best_of(job, std::to_string(batch));

@@ -30,7 +30,7 @@ TEST(JobSearch, EveryPlanOfAVariantRunsItsModel) {
   EXPECT_EQ(expect_own_model(variants_of("t5-small", {"loss=eager"})), 2U);
   EXPECT_EQ(expect_own_model(variants_of("gpt2", {"loss=eager", "attention=eager"})), 2U);
   EXPECT_EQ(expect_own_model(variants_of("gpt2", {"attention=eager", "batch.micro_batch=2"})),
-            expect_own_model(variants_of("gpt2", {})));
+      expect_own_model(variants_of("gpt2", {})));
 }
 
 }

@@ -16,7 +16,7 @@ constexpr Bytes kMiB(std::int64_t{1} << 20);
 JobOptions small_job() {
   JobOptions options = {.model = "gpt2", .cluster = "4xh100", .sequence = "1024", .micro_batch = "8"};
   options.assignments.push_back({"stack=hf_trainer", "prefetch.forward=implicit", "prefetch.backward=1", "loss=eager",
-                                 "batch.micro_batch=8", "allocator=expandable_segments:False"});
+      "batch.micro_batch=8", "allocator=expandable_segments:False"});
   return options;
 }
 

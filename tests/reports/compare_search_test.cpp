@@ -45,16 +45,16 @@ TEST(Compare, NamesWhatDiffersAndByHowMuch) {
 
 TEST(Compare, SaysThatEqualPlansAreEqual) {
   const Told a = tell(tiny_plan());
-  EXPECT_EQ(compare_text(a.forecast, a.report, a.forecast, a.report, Color::kNever).rfind("the plans are equal", 0),
-            0U);
+  EXPECT_EQ(
+      compare_text(a.forecast, a.report, a.forecast, a.report, Color::kNever).rfind("the plans are equal", 0), 0U);
 }
 
 SearchResult found() {
   SearchResult result = {.enumerated = 12, .rejected_memory = 2, .simulated = 10};
   Candidate best = {.plan = tiny_plan(),
-                    .seconds = 0.010,
-                    .tokens_per_s_per_gpu = 1000,
-                    .peak_allocated = Bytes(std::int64_t{4} << 30)};
+      .seconds = 0.010,
+      .tokens_per_s_per_gpu = 1000,
+      .peak_allocated = Bytes(std::int64_t{4} << 30)};
   Candidate slower = best;
   slower.plan = with_recompute();
   slower.seconds = 0.012;
@@ -81,9 +81,9 @@ TEST(SearchView, ShowsTheMapTheBestPlanAndWhyItWon) {
   const SearchStory story{result, model, cluster, base, 0.5, 0.95, {{{"compile=blocks"}, *result.riskier}}};
   const std::string text = search_text(story, nullptr, nullptr, Color::kNever);
   for (const char* says : {"best plan: fits with 97 %", "riskier: 9.00 ms (-10.0 %), fits with 62 %",
-                           "with --set compile=blocks also: 9.00 ms (-10.0 %), fits with 62 %",
-                           "prefetch depth does not matter here", "12 plans: 2 do not fit, 10 simulated",
-                           "recompute full", "+2.00 ms", "+20.0 %", "-1.00 GiB  fits with 71 %", "10.0 ms", "██"}) {
+           "with --set compile=blocks also: 9.00 ms (-10.0 %), fits with 62 %", "prefetch depth does not matter here",
+           "12 plans: 2 do not fit, 10 simulated", "recompute full", "+2.00 ms", "+20.0 %", "-1.00 GiB  fits with 71 %",
+           "10.0 ms", "██"}) {
     EXPECT_NE(text.find(says), std::string::npos) << says << "\n" << text;
   }
 }

@@ -28,17 +28,12 @@ Json predict(const Json& job) {
   const CostModel costs(cluster, load_profile(cluster.gpu.key));
   const Forecast f = forecast(model, plan, costs);
   const StepMetrics metrics = measure_step(f.graph, f.timeline);
-  return {{"model", name},
-          {"cluster", job.at("cluster")},
-          {"settings", job.at("settings")},
-          {"fingerprint", f.graph.fingerprint()},
-          {"rows", f.graph.rows.size()},
-          {"step_ns", f.timeline.period.nanoseconds()},
-          {"first_step_ns", f.timeline.first_step.nanoseconds()},
-          {"exposed_communication_ns", std::llround(metrics.exposed_communication * 1e9)},
-          {"peak_allocated_bytes", f.memory.peak.count()},
-          {"peak_reserved_bytes", f.reserved.peak.count()},
-          {"peak_event", f.memory.peak_event}};
+  return {{"model", name}, {"cluster", job.at("cluster")}, {"settings", job.at("settings")},
+      {"fingerprint", f.graph.fingerprint()}, {"rows", f.graph.rows.size()},
+      {"step_ns", f.timeline.period.nanoseconds()}, {"first_step_ns", f.timeline.first_step.nanoseconds()},
+      {"exposed_communication_ns", std::llround(metrics.exposed_communication * 1e9)},
+      {"peak_allocated_bytes", f.memory.peak.count()}, {"peak_reserved_bytes", f.reserved.peak.count()},
+      {"peak_event", f.memory.peak_event}};
 }
 
 TEST(Golden, PredictionsAreThoseThatWerePinned) {

@@ -26,7 +26,7 @@ class HandMade {
   }
 
   EventId add(EventKind kind, Stream stream, HandMadeSpan span, std::initializer_list<EventId> waits = {},
-              std::int32_t unit = 0) {
+      std::int32_t unit = 0) {
     Row row;
     row.kind = kind;
     row.stream = stream;

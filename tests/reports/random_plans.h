@@ -1,5 +1,4 @@
-// Plans that differ in everything a plan can say, on the tiny model; the same ones on every
-// machine.
+// Plans that differ in everything a plan can say, on the tiny model; the same ones on every machine.
 #pragma once
 
 #include <random>
@@ -39,8 +38,8 @@ class RandomPlans {
     Plan plan = tiny_plan();
     plan.cluster = "16xround";
     plan.runtime = one_of({Runtime{RuntimeKind::kFsdp2, "2.11"}, Runtime{RuntimeKind::kNative, "1"}});
-    plan.batch = {one_of<std::int64_t>({16, 128, 1024}), one_of<std::int64_t>({1, 4}),
-                  one_of<std::int64_t>({1, 1, 2, 3})};
+    plan.batch = {
+        one_of<std::int64_t>({16, 128, 1024}), one_of<std::int64_t>({1, 4}), one_of<std::int64_t>({1, 1, 2, 3})};
     plan.mesh.shard = one_of<std::int64_t>({1, 2, 8, 16});
     plan.mesh.replicate = 16 / plan.mesh.shard;
     plan.units.layers_per_unit = one_of<std::int64_t>({1, 2});

@@ -18,16 +18,16 @@ inline MeasuredStep measured_step(std::int64_t number, const Timeline& timeline)
 // Every rank does what the timeline says, in `steps` steps one behind the other.
 inline RunRecord steady_run(int world, int steps, const EventGraph& graph, const Timeline& timeline) {
   RunRecord record = {.created = "2026-01-02T03:04:05Z",
-                      .host = "here",
-                      .cpu = "a CPU",
-                      .versions = {{"foreshard", "0.1.0"}, {"torch", "2.11.0"}},
-                      .command = "foreshard-exec run --plan plan.yaml",
-                      .fingerprint = graph.fingerprint(),
-                      .plan_yaml = "model: tiny\n",
-                      .launcher = "spawn",
-                      .world = world,
-                      .parameter_hash = "0123456789abcdef",
-                      .tokens_per_step = 1000};
+      .host = "here",
+      .cpu = "a CPU",
+      .versions = {{"foreshard", "0.1.0"}, {"torch", "2.11.0"}},
+      .command = "foreshard-exec run --plan plan.yaml",
+      .fingerprint = graph.fingerprint(),
+      .plan_yaml = "model: tiny\n",
+      .launcher = "spawn",
+      .world = world,
+      .parameter_hash = "0123456789abcdef",
+      .tokens_per_step = 1000};
   for (int s = 0; s < steps; ++s) record.losses.push_back(5.0 / (s + 1));
   for (int r = 0; r < world; ++r) {
     RankRecord rank = {.rank = r};

@@ -54,13 +54,13 @@ TEST(Sanity, ADoctoredReportIsFound) {
       {"a step of 0 s", [](Report& r) { r.seconds = {}; }},
       {"tokens_per_s", [](Report& r) { r.tokens_per_s_per_gpu.low = -1; }},
       {"MFU 179.0 %, above 100 %",
-       [](Report& r) {
-         r.mfu = {1.79, 1.79, 1.79};
-       }},
+          [](Report& r) {
+            r.mfu = {1.79, 1.79, 1.79};
+          }},
       {"though its products take",
-       [](Report& r) {
-         r.seconds = {1e-9, 1e-9, 1e-9};
-       }},
+          [](Report& r) {
+            r.seconds = {1e-9, 1e-9, 1e-9};
+          }},
       {"less than", [](Report& r) { r.fit.allocated = Bytes(1); }},
       {"without memory", [](Report& r) { r.peak_allocated = {}; }},
       {"probability", [](Report& r) { r.fit_probability = 1.5; }},

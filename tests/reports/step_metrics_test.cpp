@@ -14,7 +14,7 @@ Interval from_to(std::int64_t begin, std::int64_t end) { return {Time::ns(begin)
 
 TEST(Intervals, UnitesWhatTouchesAndDropsWhatIsEmpty) {
   EXPECT_EQ(united({from_to(5, 9), from_to(0, 2), from_to(2, 4), from_to(7, 7), from_to(6, 8)}),
-            (std::vector<Interval>{from_to(0, 4), from_to(5, 9)}));
+      (std::vector<Interval>{from_to(0, 4), from_to(5, 9)}));
 }
 
 TEST(Intervals, OverlapCountsWhatLiesInBoth) {

@@ -89,8 +89,8 @@ TEST(Summarize, NearCapacity) {
     return summarize(f, CostModel(cluster, round_calibration()), 0);
   };
   const auto doubted = [](const Report& r) {
-    return std::ranges::any_of(r.warnings,
-                               [](const std::string& warning) { return contains(warning, "time is unreliable"); });
+    return std::ranges::any_of(
+        r.warnings, [](const std::string& warning) { return contains(warning, "time is unreliable"); });
   };
   EXPECT_NEAR(with_memory(1).fit_probability, 0.5, 1e-3);
   EXPECT_TRUE(doubted(with_memory(1.05)));
@@ -116,8 +116,7 @@ TEST(Summarize, OneTinyAssumedKernelDoesNotTaintTheStep) {
     plan.batch = {1024, 16, 1};  // enough work per row for the host not to be the bottleneck
     return weigh_evidence(forecast(tiny_model(2), plan, costs), costs).seconds;
   };
-  // The norms' share of the step is below a tenth; all elementwise work is above it. A forecast is
-  // never measured.
+  // The norms' share of the step is below a tenth; all elementwise work is above it. A forecast is never measured.
   EXPECT_EQ(evidence_with(MemoryClass::kNormForward), Evidence::kInterpolated);
   EXPECT_EQ(evidence_with(MemoryClass::kElementwise), Evidence::kAssumed);
 }
@@ -192,11 +191,11 @@ TEST(ReportJson, HasTheKeysThatScriptsCountOn) {
   EXPECT_EQ(json["schema"], "foreshard.report/1");
   EXPECT_EQ(json["origin"], "predicted");
   for (const char* key :
-       {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s", "exposed_communication_s"}) {
+      {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s", "exposed_communication_s"}) {
     for (const char* part : {"value", "low", "high", "evidence"}) EXPECT_TRUE(json["step"][key].contains(part)) << key;
   }
   for (const char* key : {"capacity_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "outside_allocator_bytes",
-                          "fits", "margin_bytes", "peak_event", "at_peak"}) {
+           "fits", "margin_bytes", "peak_event", "at_peak"}) {
     EXPECT_TRUE(json["memory"].contains(key)) << key;
   }
   EXPECT_EQ(json["plan"]["mesh"]["shard"], 8);

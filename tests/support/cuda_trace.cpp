@@ -23,16 +23,10 @@ class Writer {
     for (std::int64_t s = 0; s <= options_.steps; ++s) step(s);
     const std::int64_t world = forecast_.plan.mesh.world();
     json document = {{"schemaVersion", 1},
-                     {"deviceProperties", {{{"id", 0}, {"name", options_.device}, {"totalGlobalMem", 84942979072}}}},
-                     {"distributedInfo",
-                      {{"backend", "nccl"},
-                       {"rank", options_.rank},
-                       {"world_size", world},
-                       {"pg_count", 1},
-                       {"pg_config", {{{"pg_name", "0"}, {"pg_desc", "default_pg"}, {"pg_size", world}}}}}},
-                     {"displayTimeUnit", "ms"},
-                     {"baseTimeNanoseconds", options_.base_nanoseconds},
-                     {"traceEvents", events_}};
+        {"deviceProperties", {{{"id", 0}, {"name", options_.device}, {"totalGlobalMem", 84942979072}}}},
+        {"distributedInfo", {{"backend", "nccl"}, {"rank", options_.rank}, {"world_size", world}, {"pg_count", 1},
+                                {"pg_config", {{{"pg_name", "0"}, {"pg_desc", "default_pg"}, {"pg_size", world}}}}}},
+        {"displayTimeUnit", "ms"}, {"baseTimeNanoseconds", options_.base_nanoseconds}, {"traceEvents", events_}};
     if (options_.shapes) document["record_shapes"] = 1;
     return document.dump();
   }
@@ -40,16 +34,10 @@ class Writer {
  private:
   static double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1000; }
 
-  json& event(const char* category, const std::string& name, std::int64_t thread, std::int64_t begin,
-              std::int64_t duration) {
-    events_.push_back({{"ph", "X"},
-                       {"cat", category},
-                       {"name", name},
-                       {"pid", 7},
-                       {"tid", thread},
-                       {"ts", microseconds(begin)},
-                       {"dur", microseconds(duration)},
-                       {"args", {{"External id", ++external_}}}});
+  json& event(
+      const char* category, const std::string& name, std::int64_t thread, std::int64_t begin, std::int64_t duration) {
+    events_.push_back({{"ph", "X"}, {"cat", category}, {"name", name}, {"pid", 7}, {"tid", thread},
+        {"ts", microseconds(begin)}, {"dur", microseconds(duration)}, {"args", {{"External id", ++external_}}}});
     return events_.back();
   }
   void range(const std::string& label, int unit, std::int64_t begin, std::int64_t duration) {
@@ -98,15 +86,10 @@ class Writer {
     return {{"Collective name", gathers                             ? "_allgather_base"
                                 : kind == EventKind::kReduceScatter ? "_reduce_scatter_base"
                                                                     : "allreduce"},
-            {"dtype", scalar_type(dtype)},
-            {"In msg nelems", gathers ? part : whole},
-            {"Out msg nelems", gathers ? whole : part},
-            {"In split size", "[]"},
-            {"Out split size", "[]"},
-            {"Group size", group.size},
-            {"Process Group Name", "1"},
-            {"Process Group Description", "mesh"},
-            {"Process Group Ranks", "[" + ranks + "]"}};
+        {"dtype", scalar_type(dtype)}, {"In msg nelems", gathers ? part : whole},
+        {"Out msg nelems", gathers ? whole : part}, {"In split size", "[]"}, {"Out split size", "[]"},
+        {"Group size", group.size}, {"Process Group Name", "1"}, {"Process Group Description", "mesh"},
+        {"Process Group Ranks", "[" + ranks + "]"}};
   }
 
   // --- record_shapes=True ---
@@ -178,7 +161,7 @@ class Writer {
         operation("aten::_scaled_dot_product_flash_attention", at, room - 10, {heads, heads, heads});
       }
       kernel("void at::native::vectorized_elementwise_kernel<4, bf16>", row, at + 1, begin + (end - begin) * k / count,
-             begin + (end - begin) * (k + 1) / count);
+          begin + (end - begin) * (k + 1) / count);
     }
   }
 
@@ -208,19 +191,12 @@ class Writer {
         name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)";
         op = "c10d::allreduce_";
         break;
-      case EventKind::kGradNorm:
-        op = "aten::_foreach_norm";
-        break;
-      case EventKind::kGradScale:
-        op = "aten::_foreach_mul_";
-        break;
+      case EventKind::kGradNorm: op = "aten::_foreach_norm"; break;
+      case EventKind::kGradScale: op = "aten::_foreach_mul_"; break;
       case EventKind::kForward:
       case EventKind::kBackward:
-      case EventKind::kRecompute:
-        op = options_.shapes ? "aten::linear" : "aten::mm";
-        break;
-      default:
-        break;
+      case EventKind::kRecompute: op = options_.shapes ? "aten::linear" : "aten::mm"; break;
+      default: break;
     }
     if (is_collective(graph_.rows[i].kind)) {
       event("cpu_op", op, thread_, host, 1500);
@@ -257,7 +233,7 @@ class Writer {
     const std::int64_t host = 500'000 + number * (rows + 20) * kTick;
     thread_ = kForwardThread;
     event("user_annotation", "ProfilerStep#" + std::to_string(options_.first_step - 1 + number), kForwardThread,
-          host - 2 * kTick, (rows + 18) * kTick);
+        host - 2 * kTick, (rows + 18) * kTick);
     std::int32_t microbatch = -1;
     bool callback = false;
     std::set<int> open, opened_backward;
@@ -289,9 +265,7 @@ class Writer {
       if (row.kind == EventKind::kLoss) backward = true;
       if (backward && !of_update) thread_ = kAutogradThread;
       switch (row.kind) {
-        case EventKind::kAllGatherCopyIn:
-          range("FSDP::all_gather", detail.unit, now, 2 * kTick - 1000);
-          break;
+        case EventKind::kAllGatherCopyIn: range("FSDP::all_gather", detail.unit, now, 2 * kTick - 1000); break;
         case EventKind::kAllGatherCopyOut:
           if (!backward && open.insert(detail.unit).second) {
             range("FSDP::pre_forward", detail.unit, now - 300, kTick - 1000);
@@ -321,11 +295,8 @@ class Writer {
           range("FSDP::post_backward_reduce", detail.unit, now, (end - i + 1) * kTick - 1000);
           break;
         }
-        case EventKind::kOptimizer:
-          optimizer = now;
-          break;
-        default:
-          break;
+        case EventKind::kOptimizer: optimizer = now; break;
+        default: break;
       }
       work(id, now, offset);
       if (row.kind == EventKind::kForward && last_of_unit(at)) {
@@ -334,20 +305,10 @@ class Writer {
     }
     if (options_.optimizer_range) range("Optimizer.step#AdamW.step", -1, optimizer - 100, kTick);
     if (options_.peak_allocated > 0) {
-      events_.push_back({{"ph", "i"},
-                         {"cat", "cpu_instant_event"},
-                         {"s", "t"},
-                         {"name", "[memory]"},
-                         {"pid", 7},
-                         {"tid", kForwardThread},
-                         {"ts", microseconds(offset + period / 2)},
-                         {"args",
-                          {{"Total Reserved", options_.peak_allocated * 2},
-                           {"Total Allocated", options_.peak_allocated},
-                           {"Bytes", 512},
-                           {"Device Id", 0},
-                           {"Device Type", 1},
-                           {"Addr", 18446744073709551000U}}}});
+      events_.push_back({{"ph", "i"}, {"cat", "cpu_instant_event"}, {"s", "t"}, {"name", "[memory]"}, {"pid", 7},
+          {"tid", kForwardThread}, {"ts", microseconds(offset + period / 2)},
+          {"args", {{"Total Reserved", options_.peak_allocated * 2}, {"Total Allocated", options_.peak_allocated},
+                       {"Bytes", 512}, {"Device Id", 0}, {"Device Type", 1}, {"Addr", 18446744073709551000U}}}});
     }
   }
 

@@ -9,16 +9,16 @@ namespace foreshard {
 
 ModelSpec tiny_model(int blocks) {
   ModelDims dims = {.name = "tiny",
-                    .family = "llama",
-                    .source = "tests/support",
-                    .layers = blocks,
-                    .hidden = 512,
-                    .heads = 8,
-                    .kv_heads = 4,
-                    .head_dim = 64,
-                    .ffn = 1536,
-                    .vocabulary = 4096,
-                    .max_positions = 1024};
+      .family = "llama",
+      .source = "tests/support",
+      .layers = blocks,
+      .hidden = 512,
+      .heads = 8,
+      .kv_heads = 4,
+      .head_dim = 64,
+      .ffn = 1536,
+      .vocabulary = 4096,
+      .max_positions = 1024};
   return build_model(dims);
 }
 

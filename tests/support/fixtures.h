@@ -1,5 +1,4 @@
-// Three small readable fixtures: a tiny model, a plan for it, a machine that can be worked out by
-// hand.
+// Three small readable fixtures: a tiny model, a plan for it, a machine that can be worked out by hand.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +14,10 @@
 
 namespace foreshard {
 
-// A Llama of `blocks` layers: hidden 512, 8 heads, 4 of keys, FFN 1536, vocabulary 4096. The model
-// of tests/recordings.
+// A Llama of `blocks` layers: hidden 512, 8 heads, 4 of keys, FFN 1536, vocabulary 4096. The model of tests/recordings.
 ModelSpec tiny_model(int blocks);
 
-// Sequence 128, micro-batch 2, 8 ranks in one shard group, AdamW without clipping, norm and head in
-// one unit.
+// Sequence 128, micro-batch 2, 8 ranks in one shard group, AdamW without clipping, norm and head in one unit.
 Plan tiny_plan();
 
 // Costs by row kind and unit, everything else free.

@@ -1,5 +1,4 @@
-// Random small models, plans and cost tables for property tests. Every value is valid by
-// construction.
+// Random small models, plans and cost tables for property tests. Every value is valid by construction.
 #pragma once
 
 #include <rapidcheck.h>
@@ -22,10 +21,10 @@ struct RandomStep {
 inline RandomStep random_step() {
   RandomStep r;
   ModelDims d = {.name = "random",
-                 .family = "llama",
-                 .source = "tests/support",
-                 .layers = *rc::gen::inRange(1, 7),
-                 .heads = *rc::gen::element(1, 2, 4)};
+      .family = "llama",
+      .source = "tests/support",
+      .layers = *rc::gen::inRange(1, 7),
+      .heads = *rc::gen::element(1, 2, 4)};
   d.kv_heads = *rc::gen::elementOf(std::vector<std::int64_t>{1, d.heads});
   d.head_dim = *rc::gen::element(8, 16);
   d.hidden = d.heads * d.head_dim;
@@ -44,7 +43,7 @@ inline RandomStep random_step() {
   p.model = d.name;
   p.runtime.kind = *rc::gen::element(RuntimeKind::kFsdp2, RuntimeKind::kNative);
   p.batch = {*rc::gen::element<std::int64_t>(8, 16, 33), *rc::gen::inRange<std::int64_t>(1, 4),
-             *rc::gen::inRange<std::int64_t>(1, 4)};
+      *rc::gen::inRange<std::int64_t>(1, 4)};
   p.mesh = {*rc::gen::element<std::int64_t>(1, 2, 4, 6, 8), *rc::gen::element<std::int64_t>(1, 2, 3)};
   if (p.runtime.kind == RuntimeKind::kFsdp2) p.mesh.inner = *rc::gen::element(MeshInner::kShard, MeshInner::kReplicate);
   p.units.layers_per_unit = *rc::gen::inRange<std::int64_t>(1, d.layers + 1);
@@ -80,12 +79,11 @@ inline RandomStep random_step() {
   p.host_sync = *rc::gen::element(HostSync::kNone, HostSync::kStep);
 
   r.graph = build_training_step(r.model, p);
-  // Durations up to 1 ms, host work up to 100 us: host-bound, compute-bound and communication-bound
-  // steps all occur.
+  // Durations up to 1 ms, host work up to 100 us: host-bound, compute-bound and communication-bound steps all occur.
   r.costs = table_costs(r.graph, [](const Work&, int) {
     Cost cost = {.before = Time::ns(*rc::gen::inRange(0, 100'000)),
-                 .during = Time::ns(*rc::gen::inRange(0, 100'000)),
-                 .duration = Time::ns(*rc::gen::inRange(0, 1'000'000))};
+        .during = Time::ns(*rc::gen::inRange(0, 100'000)),
+        .duration = Time::ns(*rc::gen::inRange(0, 1'000'000))};
     cost.last_kernel = Time::ns(*rc::gen::inRange<std::int64_t>(0, cost.duration.nanoseconds() + 1));
     return cost;
   });
@@ -96,7 +94,7 @@ inline RandomStep random_step() {
 
 inline Contention random_contention() {
   return Contention{.compute = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne),
-                    .communication = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne)};
+      .communication = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne)};
 }
 
 }

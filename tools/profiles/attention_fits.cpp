@@ -24,8 +24,8 @@ Rows pick(const Rows& rows, std::string_view source_part, std::string_view kerne
   return picked;
 }
 
-double both_seconds(const AttentionCurve& forward, const AttentionCurve& backward, const AttentionRow& row,
-                    const Gpu& gpu) {
+double both_seconds(
+    const AttentionCurve& forward, const AttentionCurve& backward, const AttentionRow& row, const Gpu& gpu) {
   const double flops = row.flops / (1 + kBackwardFlops);
   return attention_seconds(forward, row, flops, gpu) + attention_seconds(backward, row, kBackwardFlops * flops, gpu);
 }
@@ -81,8 +81,8 @@ FitError error_on(std::string what, const AttentionCurve& curve, const Rows& row
       std::move(what), rows, [&](const AttentionRow& row) { return attention_seconds(curve, row, row.flops, gpu); });
 }
 
-FitError error_on_both(std::string what, const AttentionCurve& forward, const AttentionCurve& backward,
-                       const Rows& rows, const Gpu& gpu) {
+FitError error_on_both(
+    std::string what, const AttentionCurve& forward, const AttentionCurve& backward, const Rows& rows, const Gpu& gpu) {
   return fit_error(
       std::move(what), rows, [&](const AttentionRow& row) { return both_seconds(forward, backward, row, gpu); });
 }
@@ -117,10 +117,10 @@ AttentionCurve fit_attention(const std::vector<AttentionRow>& rows, const Gpu& g
   }
   const auto with = [&](std::span<const double> x) {
     return AttentionCurve{.pass = rows.front().pass == AttentionPass::kBackward ? Pass::kBackward : Pass::kForward,
-                          .efficiency = x[0],
-                          .s_half = x[1],
-                          .c_half = fit_c ? x[2] : fixed.c_half,
-                          .overhead = fit_overhead ? x.back() : fixed.overhead};
+        .efficiency = x[0],
+        .s_half = x[1],
+        .c_half = fit_c ? x[2] : fixed.c_half,
+        .overhead = fit_overhead ? x.back() : fixed.overhead};
   };
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const AttentionCurve curve = with(x);

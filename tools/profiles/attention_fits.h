@@ -24,22 +24,22 @@ struct PassRatio {
 };
 
 Rows pick(const Rows& rows, std::string_view source_part, std::string_view kernel, int head_dim, AttentionPass pass);
-double both_seconds(const AttentionCurve& forward, const AttentionCurve& backward, const AttentionRow& row,
-                    const Gpu& gpu);
+double both_seconds(
+    const AttentionCurve& forward, const AttentionCurve& backward, const AttentionRow& row, const Gpu& gpu);
 AttentionCurve fit_backward(const Rows& rows, const AttentionCurve& forward, const Gpu& gpu);
 PassRatio ratio_of(const AttentionCurve& forward, const AttentionCurve& backward);
 AttentionCurve backward_of(const AttentionCurve& forward, const PassRatio& ratio);
 AttentionCurve fit_split(const Rows& rows, const PassRatio& ratio, const AttentionFixed& fixed, const Gpu& gpu);
 FitError error_on(std::string what, const AttentionCurve& curve, const Rows& rows, const Gpu& gpu);
-FitError error_on_both(std::string what, const AttentionCurve& forward, const AttentionCurve& backward,
-                       const Rows& rows, const Gpu& gpu);
+FitError error_on_both(
+    std::string what, const AttentionCurve& forward, const AttentionCurve& backward, const Rows& rows, const Gpu& gpu);
 Rows training_like(const Rows& rows, const Gpu& gpu);
 
 // Collects curves and their reports.
 class Collector {
  public:
   void add(AttentionCurve curve, std::string kernel, int head_dim, Evidence evidence, std::string source,
-           std::vector<FitError> errors = {}) {
+      std::vector<FitError> errors = {}) {
     curve.kernel = std::move(kernel);
     curve.head_dim = head_dim;
     curve.evidence = evidence;
@@ -50,11 +50,11 @@ class Collector {
     curve.overhead = rounded(curve.overhead);
     curve.full_efficiency = rounded(curve.full_efficiency);
     CurveReport report = {.curve = fmt::format("attention {} {} {}", curve.kernel, curve.head_dim,
-                                               curve.pass == Pass::kForward ? "forward" : "backward"),
-                          .rows = curve.source,
-                          .constants = fmt::format("e {:.3f}, s0 {:.0f}, c0 {:.2f}, t0 {:.1f} us", curve.efficiency,
-                                                   curve.s_half, curve.c_half, curve.overhead * 1e6),
-                          .evidence = evidence};
+                              curve.pass == Pass::kForward ? "forward" : "backward"),
+        .rows = curve.source,
+        .constants = fmt::format("e {:.3f}, s0 {:.0f}, c0 {:.2f}, t0 {:.1f} us", curve.efficiency, curve.s_half,
+            curve.c_half, curve.overhead * 1e6),
+        .evidence = evidence};
     for (const FitError& error : errors)
       if (&error != &errors.front()) result_.log_biases.push_back(error.log_bias);
     report.errors = std::move(errors);

@@ -1,9 +1,8 @@
 // t = F/(e*P) * (1 + s0/S) * (1 + c0/C) + t0, F of the pass, C = B*h*ceil(S/128)/SM
 //
-// Which rows: the FlashAttention charts for what training runs (dense, both passes); the serving
-// sweeps only for what the charts cannot show (the fill c0, for the charts keep B*S constant, and
-// with it the fixed time), for the ratio of two GPUs with the same sweep, and where there is
-// nothing else.
+// Which rows: the FlashAttention charts for what training runs (dense, both passes); the serving sweeps only for what
+// the charts cannot show (the fill c0, for the charts keep B*S constant, and with it the fixed time), for the ratio of
+// two GPUs with the same sweep, and where there is nothing else.
 //
 //   fa1, triton (of 2022 and 2023), sdpa_efficient   the GPU's fa2 over published ratios
 //   math            by the bytes of its scores
@@ -64,15 +63,15 @@ Base fit_base(const std::vector<Chip>& chips) {
   base.fa2_c_half = sweep_curve(pick(a, kSweep, "fa2", 128, AttentionPass::kForward), a100).c_half;
   base.fa3_c_half = sweep_curve(pick(h, kSweep, "fa3", 128, AttentionPass::kForward), h100).c_half;
   for (const int d : kHeadDims) {
-    base.forward[d] = fit_attention(pick(h, kForwardChart, "fa2", d, AttentionPass::kForward), h100,
-                                    {base.fa2_c_half, kChartOverhead});
+    base.forward[d] = fit_attention(
+        pick(h, kForwardChart, "fa2", d, AttentionPass::kForward), h100, {base.fa2_c_half, kChartOverhead});
     const Rows both = pick(h, kBothChart, "fa2", d, AttentionPass::kBoth);
     if (!both.empty()) base.backward[d] = fit_backward(both, base.forward[d], h100);
   }
   base.fa2_ratio = ratio_of(base.forward.at(128), base.backward.at(128));
   base.backward[256] = backward_of(base.forward.at(256), base.fa2_ratio);
-  const AttentionCurve fa3 = fit_attention(pick(h, kForwardChart, "fa3", 128, AttentionPass::kForward), h100,
-                                           {base.fa3_c_half, kChartOverhead});
+  const AttentionCurve fa3 = fit_attention(
+      pick(h, kForwardChart, "fa3", 128, AttentionPass::kForward), h100, {base.fa3_c_half, kChartOverhead});
   const AttentionCurve fa3_backward =
       fit_attention(pick(h, kKittens, "fa3", 128, AttentionPass::kBackward), h100, {base.fa3_c_half, kChartOverhead});
   base.fa3_ratio = ratio_of(fa3, fa3_backward);
@@ -110,27 +109,27 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
     const Rows chart = pick(rows, kForwardChart, "fa2", d, AttentionPass::kForward);
     const Rows both = pick(rows, kBothChart, "fa2", d, AttentionPass::kBoth);
     out.add(base.forward.at(d), "fa2", d, Evidence::kMeasured, "flash3_fp16_fwd.png; c0 from the A100 sweep",
-            {error_on("own rows", base.forward.at(d), chart, gpu)});
+        {error_on("own rows", base.forward.at(d), chart, gpu)});
     if (both.empty()) {
-      out.add(base.backward.at(d), "fa2", d, Evidence::kExtrapolated,
-              "no rows; backward over forward as for head_dim 128");
+      out.add(
+          base.backward.at(d), "fa2", d, Evidence::kExtrapolated, "no rows; backward over forward as for head_dim 128");
       continue;
     }
     const Rows own = pick(rows, kOwn, "fa2", d, AttentionPass::kBackward);
     if (own.size() >= kFewest) {
       const AttentionCurve backward = fit_attention(own, gpu, {base.fa2_c_half, -1});
       out.add(backward, "fa2", d, Evidence::kMeasured, "PyTorch 2.11's, timed (torch_rows.py)",
-              {error_on("own rows", backward, own, gpu),
-               error_on_both("chart of both passes", base.forward.at(d), backward, both, gpu)});
+          {error_on("own rows", backward, own, gpu),
+              error_on_both("chart of both passes", base.forward.at(d), backward, both, gpu)});
       continue;
     }
     std::vector<FitError> errors = {
         error_on_both("own rows, both passes", base.forward.at(d), base.backward.at(d), both, gpu)};
     errors.push_back(error_on_both("from forward and head_dim 128's ratio", base.forward.at(d),
-                                   backward_of(base.forward.at(d), base.fa2_ratio), both, gpu));
+        backward_of(base.forward.at(d), base.fa2_ratio), both, gpu));
     if (d == 128) errors.pop_back();
-    out.add(base.backward.at(d), "fa2", d, Evidence::kMeasured, "flash2_h100_fwd_bwd_benchmark.png less forward",
-            errors);
+    out.add(
+        base.backward.at(d), "fa2", d, Evidence::kMeasured, "flash2_h100_fwd_bwd_benchmark.png less forward", errors);
   }
   for (const char* kernel : {"fa3", "cudnn", "triton"}) {
     for (const int d : kHeadDims) {
@@ -142,7 +141,7 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
         const AttentionCurve backward = fit_attention(back, gpu, {base.fa3_c_half, -1});
         const std::string source = "PyTorch 2.11's, timed (torch_rows.py)";
         out.add(ahead, kernel, d, Evidence::kMeasured, source,
-                {error_on("own rows", ahead, own, gpu), error_on("flash3_fp16_fwd.png", ahead, chart, gpu)});
+            {error_on("own rows", ahead, own, gpu), error_on("flash3_fp16_fwd.png", ahead, chart, gpu)});
         out.add(backward, kernel, d, Evidence::kMeasured, source, {error_on("own rows", backward, back, gpu)});
         continue;
       }
@@ -159,12 +158,12 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
       if (!back.empty()) {
         const AttentionCurve backward = backward_of(forward, base.fa3_ratio);
         out.add(backward, name, d, Evidence::kMeasured, "ThunderKittens:assets/attn.png",
-                {error_on("own rows", backward, back, gpu)});
+            {error_on("own rows", backward, back, gpu)});
         continue;
       }
       const bool triton = kernel == std::string_view("triton");
       out.add(backward_of(forward, triton ? base.fa2_ratio : base.fa3_ratio), name, d, Evidence::kExtrapolated,
-              fmt::format("no rows; backward over forward as {} head_dim 128", triton ? "fa2" : "fa3"));
+          fmt::format("no rows; backward over forward as {} head_dim 128", triton ? "fa2" : "fa3"));
     }
   }
 }
@@ -174,7 +173,7 @@ double sweep_ratio(int head_dim, const Gpu& h100) {
   using Key = std::tuple<double, double, double>;
   std::map<Key, double> old;
   for (const AttentionRow& row :
-       training_like(pick(attention_rows("h100"), kSweep, "fa3", head_dim, AttentionPass::kForward), h100))
+      training_like(pick(attention_rows("h100"), kSweep, "fa3", head_dim, AttentionPass::kForward), h100))
     old[{row.batch, row.sequence, row.heads}] = row.seconds;
   std::vector<double> ratios;
   for (const AttentionRow& row : pick(attention_rows("h200"), kSweep, "fa3", head_dim, AttentionPass::kForward)) {
@@ -198,7 +197,7 @@ void add_h200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
       const double c_half = curve.kernel == "fa2" ? base.fa2_c_half : base.fa3_c_half;
       const AttentionCurve fitted = fit_attention(own, gpu, {c_half, -1});
       out.add(fitted, curve.kernel, d, Evidence::kMeasured, "PyTorch 2.11's, timed (torch_rows.py)",
-              {error_on("own rows", fitted, own, gpu)});
+          {error_on("own rows", fitted, own, gpu)});
       continue;
     }
     const double ratio = sweep_ratio(d, h100);
@@ -206,10 +205,10 @@ void add_h200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
     std::vector<FitError> errors;
     if (curve.kernel == "fa3" && curve.pass == Pass::kForward) {
       errors.push_back(error_on("serving sweep, S >= 2k, 2 waves", curve,
-                                training_like(pick(rows, kSweep, "fa3", d, AttentionPass::kForward), gpu), gpu));
+          training_like(pick(rows, kSweep, "fa3", d, AttentionPass::kForward), gpu), gpu));
     }
     out.add(curve, curve.kernel, d, Evidence::kExtrapolated,
-            fmt::format("H100's curve, times {:.3f} (H200 over H100 in the fa3 sweeps)", ratio), errors);
+        fmt::format("H100's curve, times {:.3f} (H200 over H100 in the fa3 sweeps)", ratio), errors);
   }
 }
 
@@ -227,7 +226,7 @@ void add_b200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
     const Rows sweep = pick(rows, kSweep, "trtllm", d, AttentionPass::kForward);
     const AttentionCurve forward = sweep_curve(sweep, gpu);
     out.add(forward, "cudnn", d, Evidence::kExtrapolated, "sweep of trtllm-gen, another kernel of the same speed class",
-            {error_on("own rows", forward, sweep, gpu)});
+        {error_on("own rows", forward, sweep, gpu)});
     AttentionCurve backward = forward;
     backward.pass = Pass::kBackward;
     backward.efficiency *= kB200Backward;
@@ -239,7 +238,7 @@ void add_b200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
     for (AttentionCurve curve : {base.forward.at(d), base.backward.at(d)}) {
       curve.efficiency *= per_sm;
       out.add(curve, "fa2", d, Evidence::kAssumed,
-              "no rows; H100's rate per multiprocessor (the kernel uses Ampere's instructions)");
+          "no rows; H100's rate per multiprocessor (the kernel uses Ampere's instructions)");
     }
   }
 }
@@ -250,12 +249,11 @@ void add_b200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
 // is 1.7 to 3.0 times slower over both passes, the Triton one 1.3 to 2.5 times, forward 1.3 to 1.5;
 // its introduction: FlashAttention reaches 30 to 50 % of the peak forward, 25 to 35 % backward).
 //
-// fa1, head_dim 64: measured (arXiv 2205.14135, tables 18 and 19: A100, 16 x 8 heads, no mask):
-// from 8192 tokens on 65.6 TFLOP/s forward and 64.9 backward, by 128 blocks, one for each head,
-// that take two rounds of 108 multiprocessors: 110.7 and 109.5 with all of them busy, 0.355 and
-// 0.351 of the peak, where fa2 reaches 0.668 and 0.622: 1.8 times slower, the lower end of the
-// range. So 128, whose blocks are smaller (its appendix E.5), lies between that and the other end:
-// both passes 2.4 times, which is 0.385 of the peak forward and 0.276 backward.
+// fa1, head_dim 64: measured (arXiv 2205.14135, tables 18 and 19: A100, 16 x 8 heads, no mask): from 8192 tokens on
+// 65.6 TFLOP/s forward and 64.9 backward, by 128 blocks, one for each head, that take two rounds of 108
+// multiprocessors: 110.7 and 109.5 with all of them busy, 0.355 and 0.351 of the peak, where fa2 reaches 0.668 and
+// 0.622: 1.8 times slower, the lower end of the range. So 128, whose blocks are smaller (its appendix E.5), lies
+// between that and the other end: both passes 2.4 times, which is 0.385 of the peak forward and 0.276 backward.
 //
 // triton (flash_attn_triton.py, which MPT ran): "forward is generally faster than CUDA forward,
 // backward generally slower, overall slightly slower" (its own header); at head_dim 128, between
@@ -267,15 +265,9 @@ struct OldKernel {
   int head_dim;
   double forward, backward;  // times slower than fa2 on A100
 };
-constexpr OldKernel kOldKernels[] = {{"fa1", 64, 1.9, 1.8},
-                                     {"fa1", 128, 2.0, 2.6},
-                                     {"fa1", 256, 2.0, 2.6},
-                                     {"triton", 64, 1.4, 2.05},
-                                     {"triton", 128, 1.4, 2.4},
-                                     {"triton", 256, 1.4, 2.4},
-                                     {"sdpa_efficient", 64, 1.9, 1.8},
-                                     {"sdpa_efficient", 128, 2.0, 2.6},
-                                     {"sdpa_efficient", 256, 2.0, 2.6}};
+constexpr OldKernel kOldKernels[] = {{"fa1", 64, 1.9, 1.8}, {"fa1", 128, 2.0, 2.6}, {"fa1", 256, 2.0, 2.6},
+    {"triton", 64, 1.4, 2.05}, {"triton", 128, 1.4, 2.4}, {"triton", 256, 1.4, 2.4}, {"sdpa_efficient", 64, 1.9, 1.8},
+    {"sdpa_efficient", 128, 2.0, 2.6}, {"sdpa_efficient", 256, 2.0, 2.6}};
 constexpr const char* kOldSource = "times slower than fa2, within the ranges of arXiv 2307.08691 and 2205.14135";
 
 // Of the same instructions as fa2, so as many times slower on other GPUs as on A100.
@@ -291,10 +283,9 @@ void add_old_kernels(Collector& out) {
   }
 }
 
-// Products and softmax one after the other, in fp32 since 2.5: every score passes the memory, the
-// masked ones too (aten/src/ATen/native/transformers/attention.cpp). Forward writes the scores,
-// scales, masks and normalises them, each reading and writing 4 B, and reads them; backward half as
-// much again.
+// Products and softmax one after the other, in fp32 since 2.5: every score passes the memory, the masked ones too
+// (aten/src/ATen/native/transformers/attention.cpp). Forward writes the scores, scales, masks and normalises them, each
+// reading and writing 4 B, and reads them; backward half as much again.
 void add_math(const Gpu& gpu, Collector& out) {
   constexpr double kForwardBytes = 32, kBackwardBytes = 48;
   constexpr double kFraction = 0.85;
@@ -357,8 +348,7 @@ void add_full(std::vector<AttentionCurve>& curves, const std::vector<Chip>& chip
 
 constexpr const char* kH20Rows = "Dao-AILab/flash-attention#1310";
 
-// How many times as fast as `curve` the kernel ran at the curve's head size with a mask and
-// without; none without rows.
+// How many times as fast as `curve` the kernel ran at the curve's head size with a mask and without; none without rows.
 struct Faster {
   double causal = 0, full = 0;
 };

@@ -1,5 +1,4 @@
-// AMD's GPUs borrow H100's shares of the peaks; where figures of MI300X and MI355X are public, they
-// take their place:
+// AMD's GPUs borrow H100's shares of the peaks; where figures of MI300X and MI355X are public, they take their place:
 //
 //   fa2            ROCm/flash-attention#142: both passes at 16,384 positions, head_dim 128, without
 //                  a mask. Other head sizes, the mask and older kernels of that generation keep
@@ -29,9 +28,8 @@ namespace {
 constexpr double kCopy = 4177.285 / 5300;
 constexpr const char* kCopySource = "AMD's acceptance of MI300X: BabelStream copy 4,177,285 MB/s";
 
-// Backward over forward of PyTorch's on MI355X, head_dim 128, causal: 143/422, 224/630 and 259/762
-// TFLOP/s at 4, 8 and 16 thousand positions (HipKittens' comparison, wangye805/HipKittens:
-// analysis/attn@33b50f64).
+// Backward over forward of PyTorch's on MI355X, head_dim 128, causal: 143/422, 224/630 and 259/762 TFLOP/s at 4, 8 and
+// 16 thousand positions (HipKittens' comparison, wangye805/HipKittens: analysis/attn@33b50f64).
 constexpr double kTritonBackward = 0.345;
 // Forward on MI210 without a mask, 4 x 64 heads of 64, 8,192 positions: 94.61 of 181 TFLOP/s
 // (ROCm/aotriton#10, 2024-03; MI300X, whose matrix units are the wider, 220.86 of 1,307).
@@ -61,8 +59,8 @@ Rows pick(const Rows& rows, Pass pass, bool causal) {
   return picked;
 }
 
-const AttentionCurve& curve_named(const std::vector<AttentionCurve>& curves, std::string_view kernel, Pass pass,
-                                  std::int64_t head_dim = 128) {
+const AttentionCurve& curve_named(
+    const std::vector<AttentionCurve>& curves, std::string_view kernel, Pass pass, std::int64_t head_dim = 128) {
   return *std::ranges::find_if(
       curves,
       [&](const AttentionCurve& curve) {
@@ -119,8 +117,8 @@ void add_aotriton(Calibration& calibration, const std::vector<ReadAttention>& al
     curve.s_half = rounded(curve.s_half);
     curve.kernel = "aotriton";
     curve.evidence = Evidence::kExtrapolated;
-    curve.source = fmt::format("AOTriton 0.11 on {} (attn-dsl-bench){}", mi300x.name,
-                               rows.empty() ? ", in fa2's proportions" : "");
+    curve.source = fmt::format(
+        "AOTriton 0.11 on {} (attn-dsl-bench){}", mi300x.name, rows.empty() ? ", in fa2's proportions" : "");
     forward.push_back(curve);
   }
   if (is_mi200) {

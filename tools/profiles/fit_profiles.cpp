@@ -1,5 +1,4 @@
-// fit_profiles FOLDER [PAGE]: writes the shipped profiles into FOLDER, and what they are made of to
-// PAGE.
+// fit_profiles FOLDER [PAGE]: writes the shipped profiles into FOLDER, and what they are made of to PAGE.
 #include <exception>
 #include <filesystem>
 #include <fstream>

@@ -1,12 +1,10 @@
-// Order: GPUs with surfaces are fitted by themselves; those with few rows, and those of which only
-// a rate of large products is known, are drawn towards the nearest of them; the rest borrow all
-// from the nearest that has something.
+// Order: GPUs with surfaces are fitted by themselves; those with few rows, and those of which only a rate of large
+// products is known, are drawn towards the nearest of them; the rest borrow all from the nearest that has something.
 //
-// A borrowed efficiency follows the power that the board gives each FLOP/s of its peak, by the
-// exponent that same chips on several boards show: 0.27 from A100 SXM (400 W) to A100 PCIe (300 W;
-// SimuMax lists 0.70 to 0.75 of the peak), 0.46 and 0.8 from H100 SXM (700 W, 795 TFLOP/s) to PCIe
-// (350 W, 499) and NVL (400 W, 488), 0.61 from MI300X (750 W, 708) to MI325X (1000 W, 843). No
-// board keeps more than 0.9 of its peak.
+// A borrowed efficiency follows the power that the board gives each FLOP/s of its peak, by the exponent that same chips
+// on several boards show: 0.27 from A100 SXM (400 W) to A100 PCIe (300 W; SimuMax lists 0.70 to 0.75 of the peak), 0.46
+// and 0.8 from H100 SXM (700 W, 795 TFLOP/s) to PCIe (350 W, 499) and NVL (400 W, 488), 0.61 from MI300X (750 W, 708)
+// to MI325X (1000 W, 843). No board keeps more than 0.9 of its peak.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,10 +32,9 @@ bool is_up_to_ampere(const Gpu& gpu) {
 // not aligned falls to kernels older than the chip. Before cuBLAS 12.8 aligned products ran on such
 // kernels, too: a SwiGLU of inner width 10922 (rows of 4-byte multiples) at 273 TFLOP/s, one of
 // 10944 at 398; so on other chips since Ampere, with each halving twice as bad.
-// Before: nanoGPT's step of GPT-2 on A100 (12 x 1,024 tokens, 135 ms: its README of 2022-12-29) was
-// a quarter faster with a vocabulary of 50304 instead of 50257 (Karpathy, 2023-02-03,
-// x.com/karpathy/status/1621578354024677377: "goes down a different kernel path"): 27 ms more than
-// the 13 ms of the head's three products when aligned.
+// Before: nanoGPT's step of GPT-2 on A100 (12 x 1,024 tokens, 135 ms: its README of 2022-12-29) was a quarter faster
+// with a vocabulary of 50304 instead of 50257 (Karpathy, 2023-02-03, x.com/karpathy/status/1621578354024677377: "goes
+// down a different kernel path"): 27 ms more than the 13 ms of the head's three products when aligned.
 struct Misaligned {
   std::array<double, 3> times{};
   const char* source = "";
@@ -47,17 +44,16 @@ Misaligned misaligned(const Gpu& gpu) {
   if (is_up_to_ampere(gpu))
     return {{2.0 / 7, 6.0 / 7, 2.0}, "; odd widths: nanoGPT with a vocabulary of 50257 against 50304 on A100"};
   if (gpu.architecture != "hopper" && gpu.architecture != "blackwell") {
-    return {{1.1 / 7, 3.3 / 7, 1.1},
-            "; odd widths: SwiGLU of width 10922 against 10944 on H100, 273 against 398 TFLOP/s"};
+    return {
+        {1.1 / 7, 3.3 / 7, 1.1}, "; odd widths: SwiGLU of width 10922 against 10944 on H100, 273 against 398 TFLOP/s"};
   }
   return {{1.8, 1.7, 4.6},
-          "; widths 50260, 50258 and 50257 against 50304 on H100 with cuBLAS 13.0: 233 to 281, 248 "
-          "to 281 and 97 to 149 against 666 to 753 TFLOP/s (calibration/measure/torch_rows.py)"};
+      "; widths 50260, 50258 and 50257 against 50304 on H100 with cuBLAS 13.0: 233 to 281, 248 "
+      "to 281 and 97 to 149 against 666 to 753 TFLOP/s (calibration/measure/torch_rows.py)"};
 }
 
-// Rates of large products (calibration/published/large_products.csv): of GPUs without shapes, of
-// two cards of one chip by their maker (`relative`), of fp8 where the rows are another
-// generation's.
+// Rates of large products (calibration/published/large_products.csv): of GPUs without shapes, of two cards of one chip
+// by their maker (`relative`), of fp8 where the rows are another generation's.
 struct LargeProducts {
   std::string gpu;
   std::string relative;  // empty: a rate of this GPU alone
@@ -74,7 +70,7 @@ const std::vector<LargeProducts>& large_products() {
     for (std::size_t i = 0; i < table.rows(); ++i) {
       const auto number = [&](const char* column) { return table.empty(i, column) ? 0 : table.number(i, column); };
       rows.push_back({table.text(i, "gpu"), table.text(i, "relative"), table.text(i, "dtype") == "fp8", number("size"),
-                      number("tflops"), number("relative_tflops"), table.text(i, "source")});
+          number("tflops"), number("relative_tflops"), table.text(i, "source")});
     }
     return rows;
   }();
@@ -135,8 +131,8 @@ double hot_share(double sustained, const Gpu& gpu, const Gpu& relative) {
 using Catalogue = std::map<std::string, CatalogueGemm, std::less<>>;
 
 // The nearest that is done already; nullptr where none is.
-const Machine* nearest(const Machine& machine, const std::vector<Machine>& machines,
-                       const std::function<bool(const Machine&)>& has) {
+const Machine* nearest(
+    const Machine& machine, const std::vector<Machine>& machines, const std::function<bool(const Machine&)>& has) {
   const Machine* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const Machine& other : machines) {
@@ -272,8 +268,8 @@ class Builder {
     GemmCurve& curve = gemm.bf16.curve;
     curve.sustained = hot_share(done_.at(from->key).bf16.curve.sustained, machine.node.gpu, from->node.gpu);
     curve.evidence = Evidence::kExtrapolated;
-    curve.source = fmt::format("no shapes; {} TFLOP/s of large products ({}), the shape of {}", anchor.tflops,
-                               anchor.source, from->key);
+    curve.source = fmt::format(
+        "no shapes; {} TFLOP/s of large products ({}), the shape of {}", anchor.tflops, anchor.source, from->key);
     gemm.bf16.report.rows = curve.source;
     gemm.bf16.report.errors.clear();
     gemm.is_anchored = true;
@@ -303,7 +299,7 @@ class Builder {
     if (ratio == nullptr && !is_cool) curve.sustained = hot_share(curve.sustained, machine.node.gpu, from->node.gpu);
     curve.evidence = Evidence::kExtrapolated;
     curve.source = fmt::format("no rows; the shape and share of the peak of {}, times {:.3f} {}", from->key, factor,
-                               ratio != nullptr ? ratio->source : "for the power of each FLOP/s");
+        ratio != nullptr ? ratio->source : "for the power of each FLOP/s");
     gemm.bf16.report.rows = curve.source;
     gemm.bf16.report.errors.clear();
     gemm.is_anchored = ratio != nullptr;

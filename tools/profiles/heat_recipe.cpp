@@ -1,7 +1,6 @@
-// Clocks and power that the driver told of an H100 and an H200 (700 W) while plans of our engine
-// and one product ran for seconds (calibration/measured/clocks.csv): median clock and power, what
-// the forecast's kernels of the plan compute and move in the time it took. Step times have no part
-// in it.
+// Clocks and power that the driver told of an H100 and an H200 (700 W) while plans of our engine and one product ran
+// for seconds (calibration/measured/clocks.csv): median clock and power, what the forecast's kernels of the plan
+// compute and move in the time it took. Step times have no part in it.
 //
 // Of a Blackwell's training steps nobody published clocks. Attention that holds a B200 at its limit
 // says what a FLOP takes, less than Hopper's: five products on hot B200, GB200 and GB300 are then
@@ -22,10 +21,9 @@ namespace {
 constexpr double kTopClock = 1980;  // MHz, of both
 // Hardly in the clocks: 120 to 180 W fit them to 11 to 12 W.
 constexpr double kIdle = 150;
-// Of the curve's time, 18 large products of a 1B model's layers take 0.915 at 1,980 MHz
-// (h100-sxm/20261123T101920Z, where the chip had cooled); at 1,620 MHz 1.00 (h200), of an 8B model
-// 0.96 at 1,770 (h100-sxm/20261123T092043Z): exponents of 0.45 and 0.43. One product of 8192 cubed
-// (both files), from the first 0.1 s to the last: 0.32 and 0.60.
+// Of the curve's time, 18 large products of a 1B model's layers take 0.915 at 1,980 MHz (h100-sxm/20261123T101920Z,
+// where the chip had cooled); at 1,620 MHz 1.00 (h200), of an 8B model 0.96 at 1,770 (h100-sxm/20261123T092043Z):
+// exponents of 0.45 and 0.43. One product of 8192 cubed (both files), from the first 0.1 s to the last: 0.32 and 0.60.
 constexpr double kCool = 0.915;
 constexpr double kRateExponent = 0.45;
 // Of eight B200 that hold a model and wait (NVIDIA/TensorRT-LLM#10278): 192 to 196 W.
@@ -54,13 +52,13 @@ HeatCurve fit_heat(const CsvTable& clocks) {
   };
   const std::vector<double> found = solve(problem);
   return HeatCurve{.idle = kIdle,
-                   .joules_per_flop = rounded(found[0] * 1e-12),
-                   .joules_per_byte = rounded(found[1] * 1e-9),
-                   .energy_exponent = rounded(found[2]),
-                   .rate_exponent = kRateExponent,
-                   .cool = kCool,
-                   .evidence = Evidence::kMeasured,
-                   .source = "clocks.csv: 25 runs on an H100 and an H200"};
+      .joules_per_flop = rounded(found[0] * 1e-12),
+      .joules_per_byte = rounded(found[1] * 1e-9),
+      .energy_exponent = rounded(found[2]),
+      .rate_exponent = kRateExponent,
+      .cool = kCool,
+      .evidence = Evidence::kMeasured,
+      .source = "clocks.csv: 25 runs on an H100 and an H200"};
 }
 
 HeatCurve blackwell_heat(const HeatCurve& hopper, double sustained) {

@@ -38,8 +38,7 @@ namespace foreshard {
 namespace {
 
 constexpr double kLossBytesOverCounted = 32.0 / 12.0;
-// Bytes per element: of the rows, and as tests/models/layers/module_kernels_test.cpp counts the
-// graph's.
+// Bytes per element: of the rows, and as tests/models/layers/module_kernels_test.cpp counts the graph's.
 constexpr double kEagerForwardOverCounted = 36.0 / 4;
 constexpr double kEagerBackwardOverCounted = 62.0 / 6;
 // Smaller tensors are partly served by the L2 cache (40 MB on A100, 50 MB on H100).
@@ -112,21 +111,12 @@ class Collector {
     // What was timed by itself holds a launch that a stream of kernels hides.
     curve.timed_overhead = rounded(std::max(curve.overhead, curve.timed_overhead));
     curve.overhead = std::min(curve.timed_overhead, kBackToBack);
-    static constexpr const char* kNames[] = {"elementwise",
-                                             "norm forward",
-                                             "norm backward",
-                                             "eager norm forward",
-                                             "eager norm backward",
-                                             "generated norm",
-                                             "loss",
-                                             "optimizer",
-                                             "copy",
-                                             "strided",
-                                             "widening"};
+    static constexpr const char* kNames[] = {"elementwise", "norm forward", "norm backward", "eager norm forward",
+        "eager norm backward", "generated norm", "loss", "optimizer", "copy", "strided", "widening"};
     CurveReport report = {.curve = fmt::format("memory-bound: {}", kNames[at(which)]),
-                          .rows = curve.source,
-                          .constants = fmt::format("f {:.3f}, t0 {:.1f} us", curve.fraction, curve.overhead * 1e6),
-                          .evidence = evidence};
+        .rows = curve.source,
+        .constants = fmt::format("f {:.3f}, t0 {:.1f} us", curve.fraction, curve.overhead * 1e6),
+        .evidence = evidence};
     if (!own.empty()) report.errors.push_back(error_on("own rows", curve, own, gpu_));
     result_.reports.push_back(std::move(report));
     result_.curves[at(which)] = std::move(curve);
@@ -159,9 +149,8 @@ const std::vector<StreamClass>& stream_classes() {
   static const std::vector<StreamClass> kClasses = {
       {MemoryClass::kOptimizer, {"AdamW (fused)", "foreach multiply (torch)"}, "fused AdamW and foreach products"},
       {MemoryClass::kCopy, {"all_gather copy-out (fsdp)", "reduce_scatter copy-in (fsdp)"}, "FSDP2's copies"},
-      {MemoryClass::kStrided,
-       {"rotate half (torch)", "multiply broadcast strided (torch)"},
-       "rotate_half and products over transposed tensors"},
+      {MemoryClass::kStrided, {"rotate half (torch)", "multiply broadcast strided (torch)"},
+          "rotate_half and products over transposed tensors"},
       {MemoryClass::kWidening, {"cast bf16 to fp32 (torch)"}, "casts of 16 bits to fp32"}};
   return kClasses;
 }
@@ -188,13 +177,13 @@ void add_norms_and_loss(const MemoryRows& rows, const Gpu& gpu, Collector& out) 
   add_generated_norm(rows, gpu, out);
   const MemoryRows loss = eager_loss(rows);
   out.add(MemoryClass::kLoss, fit_memory(loss, gpu), Evidence::kMeasured,
-          "cross entropy fwd+bwd (huggingface), 32 B per logit", loss);
+      "cross entropy fwd+bwd (huggingface), 32 B per logit", loss);
 }
 
 void add_elementwise(const MemoryRows& rows, const Gpu& gpu, Collector& out) {
   const MemoryRows own = elementwise_rows(rows);
   out.add(MemoryClass::kElementwise, fit_memory(own, gpu), Evidence::kMeasured,
-          "residual add (vidur), SwiGLU forward (Liger), PyTorch's elementwise kernels", own);
+      "residual add (vidur), SwiGLU forward (Liger), PyTorch's elementwise kernels", own);
   // Each operation from the others'.
   for (const char* operation : {"residual add", "SwiGLU forward (liger)"}) {
     const MemoryRows held = pick(own, operation);
@@ -215,12 +204,12 @@ MemoryFits fit_h100(const std::vector<Chip>& chips) {
   add_elementwise(rows, gpu, out);
   const MemoryRows forward = joined(pick(rows, "RMSNorm forward (torch)"), pick(rows, "LayerNorm forward (torch)"));
   out.add(MemoryClass::kNormForward, fit_memory(forward, gpu), Evidence::kMeasured,
-          "RMSNorm and LayerNorm forward (torch)", forward);
+      "RMSNorm and LayerNorm forward (torch)", forward);
   out.compare(error_on("another kernel: RMSNorm forward (liger)", out.curve(MemoryClass::kNormForward),
-                       pick(rows, "RMSNorm forward (liger)"), gpu));
+      pick(rows, "RMSNorm forward (liger)"), gpu));
   const MemoryRows backward = pick(rows, "Norm backward alone (torch)");
   out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured,
-          "RMSNorm and LayerNorm backward (torch)", backward);
+      "RMSNorm and LayerNorm backward (torch)", backward);
   add_norms_and_loss(rows, gpu, out);
   for (const StreamClass& stream : stream_classes()) {
     const MemoryRows own = rows_of(stream, rows);
@@ -240,15 +229,15 @@ MemoryFits fit_a100(const std::vector<Chip>& chips) {
                                   fit_memory(pick(h, "RMSNorm forward (liger)"), h100).fraction;
   const MemoryRows forward = pick(rows, "RMSNorm forward (liger)");
   out.add(MemoryClass::kNormForward, scaled(fit_memory(forward, gpu), torch_over_liger), Evidence::kExtrapolated,
-          "RMSNorm forward (liger) times H100's torch over Liger");
+      "RMSNorm forward (liger) times H100's torch over Liger");
   const MemoryRows backward = pick(rows, "RMSNorm backward (liger)");
-  out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured, "RMSNorm backward (liger)",
-          backward);
+  out.add(
+      MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured, "RMSNorm backward (liger)", backward);
   add_norms_and_loss(rows, gpu, out);
   for (const StreamClass& stream : stream_classes()) {
     const double share = fit_memory(rows_of(stream, h), h100).fraction / fit_memory(elementwise_rows(h), h100).fraction;
     out.add(stream.which, scaled(out.curve(MemoryClass::kElementwise), share), Evidence::kExtrapolated,
-            fmt::format("{} on H100, times A100's elementwise kernels over H100's", stream.source));
+        fmt::format("{} on H100, times A100's elementwise kernels over H100's", stream.source));
   }
   return out.take();
 }
@@ -280,18 +269,17 @@ void use_own_rows_of_h200(MemoryFits& fits, const Gpu& gpu) {
 
 // What a byte costs beside the memory's time is the multiprocessors'.
 //
-// More bandwidth for each cycle: seconds on an H200 over those on an H100 of what five codes
-// launched on both (reports/validation, 20261123T092043Z and 103019Z), where memory alone says
-// 0.70; a norm by operations has the mean of its kernels. B200's compiled norm streams
-// (pytorch/pytorch#159682: 6.4 TB/s), so a compiler's is the memory's.
+// More bandwidth for each cycle: seconds on an H200 over those on an H100 of what five codes launched on both
+// (reports/validation, 20261123T092043Z and 103019Z), where memory alone says 0.70; a norm by operations has the mean
+// of its kernels. B200's compiled norm streams (pytorch/pytorch#159682: 6.4 TB/s), so a compiler's is the memory's.
 // Less: a byte of a reduction takes the memory's time, as one of an elementwise kernel does, and
 // the multiprocessors' for what it is slower. An A10G (600 GB/s) runs a Triton RMSNorm at 0.91 of
 // its memory's rate by the profiler and at 0.72, launch included (resume-site-4js.pages.dev,
 // kernel-normalization-fusion, 2026-05); this says 0.85, where A100's Triton norms reach 0.74.
 void give_bandwidth(std::array<MemoryCurve, kMemoryClasses>& curves, const Gpu& own, const Gpu& measured) {
   constexpr double kMemory = 3.35 / 4.8;
-  constexpr std::array<double, kMemoryClasses> kOfH200 = {0.734, 0.964, 0.913, 0.878, 0.810, kMemory,
-                                                          0.733, 0.764, 0.791, 0.980, 0.953};
+  constexpr std::array<double, kMemoryClasses> kOfH200 = {
+      0.734, 0.964, 0.913, 0.878, 0.810, kMemory, 0.733, 0.764, 0.791, 0.980, 0.953};
   const auto per_cycle = [](const Gpu& gpu) {
     return gpu.memory_bandwidth.value() / (as_double(gpu.multiprocessors) * gpu.clock);
   };
@@ -301,12 +289,10 @@ void give_bandwidth(std::array<MemoryCurve, kMemoryClasses>& curves, const Gpu& 
   for (std::size_t i = 0; i < kMemoryClasses; ++i) {
     MemoryCurve& curve = curves[i];
     const double memory = (1 - kOfH200[i]) / (1 - kMemory);
-    if (ratio > 1)
-      curve.fraction = rounded(curve.fraction / (memory + (1 - memory) * ratio));
+    if (ratio > 1) curve.fraction = rounded(curve.fraction / (memory + (1 - memory) * ratio));
     else if (curve.fraction < streams)
       curve.fraction = rounded(1 / (1 / streams + ratio * (1 / curve.fraction - 1 / streams)));
-    else
-      continue;
+    else continue;
     curve.source = fmt::format("with {:.2f} of the bandwidth for each cycle: {}", ratio, curve.source);
   }
 }

@@ -41,8 +41,7 @@ double root_mean_square(const std::vector<double>& values) {
   return std::sqrt(sum / as_double(values.size()));
 }
 
-// Attention, memory-bound work and collectives are fitted for four chips; which one a machine
-// takes.
+// Attention, memory-bound work and collectives are fitted for four chips; which one a machine takes.
 std::string chip_name(const Machine& machine) {
   const Gpu& gpu = machine.node.gpu;
   if (gpu.key == "h200") return "h200";
@@ -54,7 +53,7 @@ std::string chip_name(const Machine& machine) {
 std::vector<Chip> chips_of(const std::vector<Machine>& machines) {
   std::vector<Chip> chips;
   for (const auto& [key, name] : {std::pair{"a100-80gb", "a100"}, std::pair{"b200", "b200"},
-                                  std::pair{"h100-sxm", "h100"}, std::pair{"h200", "h200"}}) {
+           std::pair{"h100-sxm", "h100"}, std::pair{"h200", "h200"}}) {
     const auto found = std::ranges::find(machines, key, &Machine::key);
     FORESHARD_CHECK(found != machines.end(), std::string("the catalogue lacks ") + key);
     chips.push_back({name, found->node.gpu, found->node.node});
@@ -153,10 +152,9 @@ FactorSpread fabric_spread(const std::vector<double>& biases) {
   auto sizes = list_of<double>(biases, [&](const double bias) { return std::abs(bias); });
   FactorSpread spread;
   spread.log_sd = rounded(kNormal * sorted_quantile(std::move(sizes), 0.5));
-  spread.source = fmt::format(
-      "1.48 times the median size of the biases of {} published tables, each by a fit without its "
-      "source",
-      biases.size());
+  spread.source =
+      fmt::format("1.48 times the median size of the biases of {} published tables, each by a fit without its source",
+          biases.size());
   return spread;
 }
 
@@ -167,7 +165,7 @@ struct Biases {
 };
 
 Biases all_biases(const std::vector<ChipFits>& chips, const std::vector<Machine>& machines,
-                  const std::map<std::string, CatalogueGemm, std::less<>>& gemm) {
+    const std::map<std::string, CatalogueGemm, std::less<>>& gemm) {
   Biases all;
   for (const Machine& machine : machines)
     append(is_amd(machine.node.gpu) ? all.gemm_amd : all.gemm, gemm_biases(gemm.at(machine.key).bf16));
@@ -178,8 +176,8 @@ Biases all_biases(const std::vector<ChipFits>& chips, const std::vector<Machine>
   return all;
 }
 
-std::array<FactorSpread, kFactors> spreads_of(const Machine& machine, const ChipFits& own,
-                                              const CatalogueGemm& own_gemm, const Biases& all) {
+std::array<FactorSpread, kFactors> spreads_of(
+    const Machine& machine, const ChipFits& own, const CatalogueGemm& own_gemm, const Biases& all) {
   const auto& [gemm, gemm_amd, attention, memory] = all;
   const bool has_other_vendor = is_amd(machine.node.gpu);
   const bool new_chip = own.chip.name == "h200" || own.chip.name == "b200";
@@ -192,15 +190,14 @@ std::array<FactorSpread, kFactors> spreads_of(const Machine& machine, const Chip
     // out of six products by 4 to 8 %; moved to L40S by 26 to 36 %.
     constexpr double kMoved = 0.18, kAnchored = 0.10;
     at(Factor::kGemm) = own_gemm.is_anchored ? FactorSpread{std::max(kAnchored, at(Factor::kGemm).log_sd),
-                                                            "a borrowed shape with a published rate of large products"}
+                                                   "a borrowed shape with a published rate of large products"}
                                              : FactorSpread{kMoved, "a curve borrowed from another GPU"};
   }
   at(Factor::kAttention) = measured_spread(own.attention.log_biases, attention, new_chip);
   if (has_other_vendor) {
     constexpr double kOtherVendor = 0.25;
     at(Factor::kAttention) = {kOtherVendor,
-                              "shapes of another vendor's GPU, to the scale of a few figures: "
-                              "curves moved to L40S were off by 26 to 36 %"};
+        "shapes of another vendor's GPU, to the scale of a few figures: curves moved to L40S were off by 26 to 36 %"};
   }
   at(Factor::kMemoryBound) =
       measured_spread(new_chip ? std::vector<double>{} : own.memory.log_biases, memory, new_chip);
@@ -211,8 +208,7 @@ std::array<FactorSpread, kFactors> spreads_of(const Machine& machine, const Chip
   at(Factor::kInterNode) = fabric_spread(kBetween);
   at(Factor::kHost) = {rounded(std::log(5.0) / 2 / kNinetyPercent), "5 to 25 us per operation as a 90 % interval"};
   at(Factor::kOverlap) = {rounded(std::log(0.40 / 0.189) / kNinetyPercent),
-                          "mean slowdown 18.9 %, largest 40 % (arXiv 2507.03114): half of a 90 % interval of what is "
-                          "above one"};
+      "mean slowdown 18.9 %, largest 40 % (arXiv 2507.03114): half of a 90 % interval of what is above one"};
   return spread;
 }
 
@@ -222,7 +218,7 @@ bool is_own_chip(const Machine& machine, const Chip& chip) {
 }
 
 PublishedFit assemble(const Machine& machine, const ChipFits& own, const CatalogueGemm& gemm,
-                      const CatalogueGemm& chip_gemm, const Gpu& h100, const std::vector<Machine>& machines) {
+    const CatalogueGemm& chip_gemm, const Gpu& h100, const std::vector<Machine>& machines) {
   PublishedFit fit;
   Calibration& c = fit.calibration;
   c.gpu = machine.key;
@@ -242,10 +238,9 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
   c.sdpa_kernel = "fa2";
   c.sdpa_preferred = own.chip.name == "a100" || is_amd(machine.node.gpu) ? "fa2" : "cudnn";
   c.sdpa_source =
-      "PyTorch's flash backend is FlashAttention-2; on Hopper and Blackwell it prefers cuDNN above "
-      "9.15 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), which its packages hold from "
-      "2.11 "
-      "on (huggingface/transformers#48163, sgl-project/sglang#33655)";
+      "PyTorch's flash backend is FlashAttention-2; on Hopper and Blackwell it prefers cuDNN above 9.15 "
+      "(aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), which its packages hold from 2.11 on "
+      "(huggingface/transformers#48163, sgl-project/sglang#33655)";
   c.memory = own.memory.curves;
   c.fabrics =
       fit_fabrics(nccl_generation(machine.node.gpu), published_nccl_rows(), [](const NcclRow&) { return true; });
@@ -297,8 +292,8 @@ namespace {
 // A profile a line: they are written by this program and read by another.
 std::string lines_of(const Json& store) {
   auto lines = list_of<std::string>(store.at("profiles"), [](const Json& profile) { return profile.dump(); });
-  return fmt::format("{{\"schema\": {}, \"profiles\": [\n{}\n]}}\n", store.at("schema").dump(),
-                     fmt::join(lines, ",\n"));
+  return fmt::format(
+      "{{\"schema\": {}, \"profiles\": [\n{}\n]}}\n", store.at("schema").dump(), fmt::join(lines, ",\n"));
 }
 
 }
@@ -307,10 +302,8 @@ std::map<std::string, std::string> profile_files(const std::vector<PublishedFit>
   struct File {
     std::string name, whole, chip;  // `whole`: the GPU whose profile stands in full
   };
-  static const std::vector<File> kFiles = {{"a100.json", "a100-80gb", "a100"},
-                                           {"b200.json", "b200", "b200"},
-                                           {"cdna.json", "mi300x", ""},
-                                           {"h100.json", "h100-sxm", "h100"}};
+  static const std::vector<File> kFiles = {{"a100.json", "a100-80gb", "a100"}, {"b200.json", "b200", "b200"},
+      {"cdna.json", "mi300x", ""}, {"h100.json", "h100-sxm", "h100"}};
   const std::vector<Machine> machines = list_machines();
   std::map<std::string, std::string> texts;
   for (const File& file : kFiles) {
@@ -321,10 +314,8 @@ std::map<std::string, std::string> profile_files(const std::vector<PublishedFit>
       const bool is_here = chip == file.chip || (chip == "h200" && file.chip == "h100");
       if (!is_here) continue;
       const Calibration& calibration = fits[i].calibration;
-      if (calibration.gpu == file.whole)
-        whole.push_back({&calibration, file.chip});
-      else
-        others.push_back(calibration);
+      if (calibration.gpu == file.whole) whole.push_back({&calibration, file.chip});
+      else others.push_back(calibration);
     }
     texts[file.name] = lines_of(profile_store(whole, others));
   }

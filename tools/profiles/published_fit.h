@@ -25,8 +25,8 @@ struct CatalogueGemm {
   double power_exponent = 0;
 };
 // By key of the catalogue. `rows` may hold more than the published ones.
-std::map<std::string, CatalogueGemm, std::less<>> fit_gemm_catalogue(const std::vector<GemmRow>& rows,
-                                                                     const std::vector<Machine>& machines);
+std::map<std::string, CatalogueGemm, std::less<>> fit_gemm_catalogue(
+    const std::vector<GemmRow>& rows, const std::vector<Machine>& machines);
 
 // --- attention (attention_recipes.cpp) ---
 
@@ -57,8 +57,7 @@ void use_h20_rows(Calibration& calibration, const Gpu& h20, const std::vector<Ma
 
 // --- AMD (cdna_figures.cpp) ---
 
-// Curves that are H100's shares of an AMD GPU's peaks, corrected by what is public of MI300X and
-// MI355X.
+// Curves that are H100's shares of an AMD GPU's peaks, corrected by what is public of MI300X and MI355X.
 void use_cdna_figures(Calibration& calibration, const Gpu& own, const std::vector<Machine>& machines);
 
 // --- memory-bound operations (memory_recipes.cpp) ---

@@ -1,8 +1,7 @@
-// The libraries of CUDA 12 and 13 that PyTorch's builds are linked to, where they are not
-// installed: one library under all their names (libraries.txt), found after those that are there.
-// What the null GPU answers is found in its own library, which is loaded before; here is what it
-// leaves to the real ones, because they need no GPU, and what a loader looks for before anything is
-// called. Any other function of theirs is named and ends the program when it is called
+// The libraries of CUDA 12 and 13 that PyTorch's builds are linked to, where they are not installed: one library under
+// all their names (libraries.txt), found after those that are there. What the null GPU answers is found in its own
+// library, which is loaded before; here is what it leaves to the real ones, because they need no GPU, and what a loader
+// looks for before anything is called. Any other function of theirs is named and ends the program when it is called
 // (exec/null/unanswered.cpp).
 #include <cstddef>
 
@@ -28,8 +27,7 @@ ABSENT(nvrtcGetProgramLogSize)
 ABSENT(nvrtcGetNumSupportedArchs)
 ABSENT(nvrtcGetSupportedArchs)
 API const char* nvrtcGetErrorString(int) {
-  return "NVRTC is not installed here, and the null GPU has no compiler (pip install "
-         "nvidia-cuda-nvrtc)";
+  return "NVRTC is not installed here, and the null GPU has no compiler (pip install nvidia-cuda-nvrtc)";
 }
 API int nvrtcVersion(int* major, int* minor) {
   *major = 12;

@@ -41,14 +41,13 @@ void AttentionCutter::ring() {
   const Mesh& mesh = part_.plan.mesh;
   const ContextParallel& how = part_.plan.context_parallel;
   RingAttention ring{.ranks = mesh.cp,
-                     .rank = mesh.cp_index(part_.plan.rank),
-                     .exchanges = how.rotate == ContextParallel::Rotate::kAllToAll,
-                     .balanced = how.balance == ContextParallel::Balance::kHeadTail,
-                     .narrow = part_.megatron};
+      .rank = mesh.cp_index(part_.plan.rank),
+      .exchanges = how.rotate == ContextParallel::Rotate::kAllToAll,
+      .balanced = how.balance == ContextParallel::Balance::kHeadTail,
+      .narrow = part_.megatron};
   Operation& op = part_.layer.operations.back();
   op.ring = ring;
-  // One head's result is in order whatever the order of dimensions; TransformerEngine merges in
-  // place.
+  // One head's result is in order whatever the order of dimensions; TransformerEngine merges in place.
   if (ring.halves(mesh.cp - 1) && op.attention.heads > 1 && !part_.megatron) put_in_order();
 }
 

@@ -4,16 +4,15 @@
 //             log-probabilities 4V (kept)
 //   backward  all of it in the node of the choice: its gradient 4V, exponentials 4V, their sum with
 //             it 4V, times its weight 4V; log-softmax hands it on
-// torch.compile fuses them up to each collective (2.11 on the null GPU, F.cross_entropy of a
-// DTensor under loss_parallel, two ranks): casts are in the reductions, log-probabilities are made
-// twice, 4V each, of which one is kept, and one kernel makes the gradient of the logits from them.
-// Megatron-Core's (core/tensor_parallel/cross_entropy.py of 0.20) works on one fp32 copy in place,
-// which becomes the softmax that it keeps and then the gradient. Compiled (jit_fuser,
-// core/fusions/fused_cross_entropy.py) the exponentials are a second one and two sums travel in
-// one; the model's frame holds the logits till it returns. TransformerEngine's works on the logits
-// themselves (pytorch/triton/cross_entropy.py): each rank's greatest, sum and chosen are gathered.
-// 0.16 on the null GPU: 6, 10 and 2 bytes a logit. Of logits that the model returns in fp32
-// (dtype.output; nanotron, parallel/tensor_parallel/functional.py) it copies first: 8.
+// torch.compile fuses them up to each collective (2.11 on the null GPU, F.cross_entropy of a DTensor under
+// loss_parallel, two ranks): casts are in the reductions, log-probabilities are made twice, 4V each, of which one is
+// kept, and one kernel makes the gradient of the logits from them. Megatron-Core's
+// (core/tensor_parallel/cross_entropy.py of 0.20) works on one fp32 copy in place, which becomes the softmax that it
+// keeps and then the gradient. Compiled (jit_fuser, core/fusions/fused_cross_entropy.py) the exponentials are a second
+// one and two sums travel in one; the model's frame holds the logits till it returns. TransformerEngine's works on the
+// logits themselves (pytorch/triton/cross_entropy.py): each rank's greatest, sum and chosen are gathered. 0.16 on the
+// null GPU: 6, 10 and 2 bytes a logit. Of logits that the model returns in fp32 (dtype.output; nanotron,
+// parallel/tensor_parallel/functional.py) it copies first: 8.
 
 #include <algorithm>
 #include <string>
@@ -146,14 +145,10 @@ class LossCutter : LayerWriter {
     nll.gradient = GradientRule::kOwn;
     nll.saved = {probabilities, weight};
     nll.backward_temporaries = {fp32("choice (backward)", width_), fp32("exponentials (backward)", width_)};
-    // Targets as they are, kept safe and shifted to the rank's part, their mask, the mask as
-    // numbers, and weights.
+    // Targets as they are, kept safe and shifted to the rank's part, their mask, the mask as numbers, and weights.
     nll.backward_workspace = {activation("safe targets", 1, ElementType::kInt64),
-                              activation("targets of the rank", 1, ElementType::kInt64),
-                              activation("rows", 1, ElementType::kInt64),
-                              activation("mask", 1, ElementType::kByte),
-                              fp32("kept targets", 1),
-                              fp32("weights of targets", 1)};
+        activation("targets of the rank", 1, ElementType::kInt64), activation("rows", 1, ElementType::kInt64),
+        activation("mask", 1, ElementType::kByte), fp32("kept targets", 1), fp32("weights of targets", 1)};
     nll.released = {targets, own, chosen, chosen_of_all, wide, 0};
     return finish(loss);
   }
@@ -163,14 +158,14 @@ class LossCutter : LayerWriter {
   Index scalar(std::string name) { return tensor({.name = std::move(name), .fixed = 1, .type = ElementType::kFp32}); }
   // Nothing to differentiate unless the caller says so.
   Operation& operation(std::string name, Function function, Indices inputs, Indices outputs) {
-    Operation& op = LayerWriter::operation(std::move(name), OperationKind::kSoftmaxLoss, function, std::move(inputs),
-                                           std::move(outputs));
+    Operation& op = LayerWriter::operation(
+        std::move(name), OperationKind::kSoftmaxLoss, function, std::move(inputs), std::move(outputs));
     op.gradient = GradientRule::kNone;
     return op;
   }
   // One that makes fp32 of its own.
   Index fp32_of(std::string name, Indices inputs, std::string_view output, std::int64_t per_token,
-                Function function = Function::kLogSoftmax) {
+      Function function = Function::kLogSoftmax) {
     const Index result = fp32(output, per_token);
     operation(std::move(name), function, std::move(inputs), {result});
     return result;
@@ -210,8 +205,8 @@ LayerSpec cut_native_loss(const LayerSpec& whole, const Plan& plan) {
   Index all = own;
   if (plan.mesh.tp > 1) {
     all = statistics("statistics_of_all_slices", slices * plan.mesh.tp);
-    out.constant("all_gather", Function::kCopy, {own}, {all}).collective = {.kind = CollectiveKind::kAllGather,
-                                                                            .waits = true};
+    out.constant("all_gather", Function::kCopy, {own}, {all}).collective = {
+        .kind = CollectiveKind::kAllGather, .waits = true};
   }
   entropy.inputs.push_back(all);
   layer.operations.push_back(std::move(entropy));

@@ -50,8 +50,8 @@ bool sends_tokens(const Plan& plan) {
 
 LayerSpec weigh_in_activation(LayerSpec layer, bool adds_bias) {
   const auto end = layer.operations.end();
-  const auto last = std::find_if(layer.operations.rbegin(), layer.operations.rend(),
-                                 [](const Operation& op) { return op.groups > 1; });
+  const auto last = std::find_if(
+      layer.operations.rbegin(), layer.operations.rend(), [](const Operation& op) { return op.groups > 1; });
   if (last == layer.operations.rend()) return layer;
   const Index made = last->outputs.front(), inner = last->inputs.front();
   const auto widens = find_op(layer, reads(made));
@@ -71,8 +71,7 @@ LayerSpec weigh_in_activation(LayerSpec layer, bool adds_bias) {
   const auto factors = static_cast<Index>(layer.tensors.size() - 1);
   activation->inputs.push_back(factors);
   activation->saved.push_back(factors);
-  // rows + bias * score, expert by expert in fp32, put side by side and cast (experts.py of 0.15 to
-  // 0.20, _apply_bias).
+  // rows + bias * score, expert by expert in fp32, put side by side and cast (experts.py of 0.15 to 0.20, _apply_bias).
   Operations bias;
   if (adds_bias && last->parameters.size() > 1) {
     for (const Index t : {wide, weighed}) layer.tensors[at(t)].in_registers = false;
@@ -94,7 +93,7 @@ LayerSpec weigh_in_activation(LayerSpec layer, bool adds_bias) {
     }
   }
   std::erase_if(layer.operations,
-                [&](const Operation& op) { return makes(wide)(op) || makes(weighed)(op) || makes(narrow)(op); });
+      [&](const Operation& op) { return makes(wide)(op) || makes(weighed)(op) || makes(narrow)(op); });
   if (bias.empty()) {
     for (const Index gone : {wide, weighed}) forget(layer, gone);
     for (Operation& op : layer.operations)
@@ -146,9 +145,8 @@ LayerSpec route_by_maps(LayerSpec layer, const Plan& plan) {
   const auto top = find_op(layer, is(Function::kTopK));
   if (top == layer.operations.end()) return layer;
   const Index scores = top->inputs.front();
-  const auto router = std::find_if(std::make_reverse_iterator(top), layer.operations.rend(), [](const Operation& op) {
-    return op.function == Function::kSoftmax || op.function == Function::kSigmoid;
-  });
+  const auto router = std::find_if(std::make_reverse_iterator(top), layer.operations.rend(),
+      [](const Operation& op) { return op.function == Function::kSoftmax || op.function == Function::kSigmoid; });
   const bool sends = sends_tokens(plan);
   const std::size_t forward = kRouter.forward + (sends ? 0 : kDispatcher.forward);
   const std::size_t backward = kRouter.backward + (sends ? 0 : kDispatcher.backward);
@@ -169,8 +167,7 @@ LayerSpec route_by_maps(LayerSpec layer, const Plan& plan) {
     op.in_place = i > 0;
     op.part = top->part;
   }
-  // Tokens of each expert, which the ranks that share a sequence add up (router.py,
-  // _apply_aux_loss).
+  // Tokens of each expert, which the ranks that share a sequence add up (router.py, _apply_aux_loss).
   const Mesh& mesh = plan.mesh;
   if (mesh.tp > 1 || mesh.cp > 1) {
     const std::int64_t experts = layer.tensors[at(scores)].per_token;

@@ -235,7 +235,7 @@ Index ExpertCutter::receive(Index rows, Index counts, std::int64_t groups, Indic
   const Index came = fixed("rows_per_expert received", groups * told, ElementType::kInt64);
   if (tells_all) {
     share_rows(counts, came, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter,
-               exchanges() ? MeshDim::kEp : MeshDim::kEtp);
+        exchanges() ? MeshDim::kEp : MeshDim::kEtp);
   } else {
     route(counts, came, true).collective.copies = 1;
   }
@@ -300,10 +300,8 @@ void ExpertCutter::permute(Index rows, Index counts, Indices ended) {
   append(permute.released, ended);
   routing_.order = order;
   // The module holds it until its next forward, which torchtitan's frame follows.
-  if (exchanges() && part_.plan.step_frame != StepFrame::kPlain)
-    part_.tensor(order).held = true;
-  else if (exchanges())
-    permute.released.push_back(order);
+  if (exchanges() && part_.plan.step_frame != StepFrame::kPlain) part_.tensor(order).held = true;
+  else if (exchanges()) permute.released.push_back(order);
   permute.backward_temporaries = {fixed("row zeros", with_zeros)};
 }
 
@@ -334,7 +332,7 @@ void ExpertCutter::cut_expert(Operation op) {
   }
   const Placement placement = expert_placement(op);
   for (Indices* list :
-       {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace, &op.backward_workspace})
+      {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace, &op.backward_workspace})
     widen(*list, placement);
   for (Index p : op.parameters) {
     ParameterSpec& weight = part_.parameter(p);

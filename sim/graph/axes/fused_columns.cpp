@@ -127,10 +127,9 @@ LayerSpec keep_narrow_inputs(LayerSpec layer) {
     const Index input = op.inputs.front();
     std::erase(op.saved, input);
     const bool stays = op.fp8 != Float8::kDelayed && std::ranges::any_of(layer.operations, [&](const Operation& other) {
-                         const bool reads =
-                             &other != &op && other.kind == OperationKind::kGemm && other.inputs.front() == input;
-                         return reads || (other.kind == OperationKind::kAttention && contains(other.saved, input));
-                       });
+      const bool reads = &other != &op && other.kind == OperationKind::kGemm && other.inputs.front() == input;
+      return reads || (other.kind == OperationKind::kAttention && contains(other.saved, input));
+    });
     if (stays) {
       op.saved.push_back(input);
       continue;
@@ -250,8 +249,8 @@ LayerSpec copy_keys(LayerSpec layer, std::int64_t ranks) {
     for (std::size_t o = a; o-- > 0;) {
       const Operation& op = layer.operations[o];
       if (!is_copied[at(op.outputs.front())]) continue;
-      for (const Indices* list : {&op.inputs, &op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace,
-                                  &op.backward_workspace})
+      for (const Indices* list :
+          {&op.inputs, &op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace, &op.backward_workspace})
         copy(*list);
     }
   }

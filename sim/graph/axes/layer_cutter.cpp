@@ -116,12 +116,9 @@ class Cutter {
     add_gathered_names(op);
     if (experts_.cut(op)) return;
     switch (op.kind) {
-      case OperationKind::kGemm:
-        return cut_product(std::move(op));
-      case OperationKind::kEmbedding:
-        return cut_lookup(std::move(op));
-      default:
-        return cut_other(std::move(op));
+      case OperationKind::kGemm: return cut_product(std::move(op));
+      case OperationKind::kEmbedding: return cut_lookup(std::move(op));
+      default: return cut_other(std::move(op));
     }
   }
 
@@ -248,12 +245,12 @@ class Cutter {
     } else if (part_.megatron && !(part_.sequence && part_.plan.tensor_parallel.keeps_gathered)) {
       if (part_.sequence) {
         op.gathers = {.kind = CollectiveKind::kAllGather,
-                      .beside = true,
-                      .in_fp8 = in_fp8,
-                      .finds_amax = in_fp8 && op.fp8 == Float8::kCurrent};
+            .beside = true,
+            .in_fp8 = in_fp8,
+            .finds_amax = in_fp8 && op.fp8 == Float8::kCurrent};
       }
-      op.reduces = {.kind = part_.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce,
-                    .beside = true};
+      op.reduces = {
+          .kind = part_.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, .beside = true};
     } else if (part_.places[at(read)] == Placement::kSequence) {
       input = part_.gather(read, op.part, in_fp8);
     } else if (sums_in_chunks(op)) {
@@ -357,10 +354,8 @@ class Cutter {
       const bool reads_part = std::ranges::any_of(op.inputs, reads);
       if (reads_part && op.view)
         for (Index t : op.outputs) is_part[at(t)] = true;
-      else if (reads_part && op.kind == OperationKind::kNorm)
-        normed = op.outputs.front();
-      else if (reads_part)
-        latent.is_split = true;
+      else if (reads_part && op.kind == OperationKind::kNorm) normed = op.outputs.front();
+      else if (reads_part) latent.is_split = true;
       const bool reads_normed = normed != kNone && contains(op.inputs, normed);
       if (reads_normed && op.kind == OperationKind::kGemm) latent.is_normed = true;
     }
@@ -451,7 +446,7 @@ class Cutter {
     }
     if (op.view && op.inputs.front() == heads_) placement = Placement::kFeature;
     for (Indices* list :
-         {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace, &op.backward_workspace})
+        {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace, &op.backward_workspace})
       part_.place(*list, placement);
     if (placement == Placement::kFeature) {
       op.attention.heads /= part_.tp;

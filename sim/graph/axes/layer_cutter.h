@@ -1,5 +1,4 @@
-// One layer of a model as a rank of mesh.tp, mesh.cp and mesh.ep computes it (rank_part.cpp has the
-// rules).
+// One layer of a model as a rank of mesh.tp, mesh.cp and mesh.ep computes it (rank_part.cpp has the rules).
 #pragma once
 
 #include <cstdint>
@@ -40,8 +39,7 @@ std::int64_t chunk_of(std::int64_t all, std::int64_t parts, std::int64_t index);
 // `exactly`: in front of attention alone, groups of so many.
 LayerSpec fuse_columns(LayerSpec layer, std::ptrdiff_t exactly = 0);
 
-// An attention that reads its packed projection reads three views of it instead, which ranks of cp
-// send round apart.
+// An attention that reads its packed projection reads three views of it instead, which ranks of cp send round apart.
 LayerSpec unpack_attention(LayerSpec layer);
 
 // Values that lie between keys in what one product made are copied where queries do not:
@@ -56,9 +54,8 @@ LayerSpec copy_around_attention(LayerSpec layer, bool values, bool result);
 // others project and pick theirs (core/transformer/attention.py, get_query_key_value_tensors).
 LayerSpec copy_keys(LayerSpec layer, std::int64_t ranks);
 
-// Of a layer as a rank executes it: products keep their inputs in fp8, of one layout
-// (TransformerEngine). But for delayed scaling what attention keeps, or two products of latents
-// read, is kept as it is (set_save_original_input).
+// Of a layer as a rank executes it: products keep their inputs in fp8, of one layout (TransformerEngine). But for
+// delayed scaling what attention keeps, or two products of latents read, is kept as it is (set_save_original_input).
 LayerSpec keep_narrow_inputs(LayerSpec layer);
 
 // Selective recompute as Megatron-Core has it: of named modules.
@@ -72,15 +69,13 @@ void recompute_modules(LayerSpec& block, std::span<const MegatronOptions::Module
 // exponentials, and one of the chosen log-probabilities, which only one rank has.
 LayerSpec cut_loss(const LayerSpec& layer, const Plan& plan);
 
-// The engine's: each slice of the vocabulary (TensorParallel::slices) has, of every token, its
-// greatest logit, the sum of exponentials from there, and the label's logit if it is one of its
-// own. They are gathered; from them every rank computes the loss, and the gradient of its own
-// logits in their place.
+// The engine's: each slice of the vocabulary (TensorParallel::slices) has, of every token, its greatest logit, the sum
+// of exponentials from there, and the label's logit if it is one of its own. They are gathered; from them every rank
+// computes the loss, and the gradient of its own logits in their place.
 inline constexpr std::int64_t kSliceStatistics = 3;  // fp32, of a token
 LayerSpec cut_native_loss(const LayerSpec& layer, const Plan& plan);
 
-// What other codes of mixtures than torchtitan's do around their experts, whose layers
-// models/layers/moe.cpp writes.
+// What other codes of mixtures than torchtitan's do around their experts, whose layers models/layers/moe.cpp writes.
 
 // Whether the plan's dispatcher takes tokens. (torchtitan's tensor parallel cuts rows before them.)
 bool sends_tokens(const Plan& plan);
@@ -101,8 +96,7 @@ LayerSpec send_tokens(LayerSpec layer);
 // scores of the auxiliary loss and its sums, rows of each expert for the host, selections by mask.
 LayerSpec route_by_maps(LayerSpec layer, const Plan& plan);
 
-// Rows (tokens times experts each goes to) that reach the rank of mesh.ep whose experts receive
-// most.
+// Rows (tokens times experts each goes to) that reach the rank of mesh.ep whose experts receive most.
 
 struct ExpertGroup {
   std::int64_t ranks = 1, experts = 1;

@@ -34,8 +34,7 @@ void LayerPart::place(Index t, Placement placement) {
   if (placement == Placement::kWhole || spec.per_token == 0) return;
   if (placement == Placement::kFeature && spec.per_token % tp != 0)
     spec.per_token = chunk_of(spec.per_token, tp, plan.mesh.tp_index(plan.rank));
-  else
-    spec.split *= tp;
+  else spec.split *= tp;
 }
 
 void LayerPart::place(const Indices& tensors, Placement placement) {
@@ -149,10 +148,10 @@ void LayerPart::reduce(Index result, std::int8_t part, bool has_returned, bool w
     const bool by_rows = native || megatron;
     op.collective = {.kind = CollectiveKind::kReduceScatter, .packs = !by_rows, .waits = by_rows};
     op.collective_backward = {.kind = CollectiveKind::kAllGather,
-                              .unpacks = !by_rows,
-                              .waits = true,
-                              .in_fp8 = in_fp8,
-                              .finds_amax = in_fp8 && product.fp8 == Float8::kCurrent};
+        .unpacks = !by_rows,
+        .waits = true,
+        .in_fp8 = in_fp8,
+        .finds_amax = in_fp8 && product.fp8 == Float8::kCurrent};
     op.kept_by_selective = !is_titan_3(plan);
   } else {
     op.collective = {.kind = CollectiveKind::kAllReduce, .waits = megatron};

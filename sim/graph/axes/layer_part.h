@@ -120,11 +120,10 @@ class ExpertCutter {
   // Rows of each local expert are padded to what a grouped product can read: where they arrive from
   // other ranks and, by torchtitan 0.2.2 (moe/utils.py, indices_padding_wrapper), without that too.
   bool routes() const;
-  // Router and experts read all positions, gathered once where the mixture begins; its gradient is
-  // taken as it is (torchtitan 0.2.2; PR 2416 adds a reduction). What the router makes is whole,
-  // shared experts are cut as a feed-forward layer but leave a summand, and so do the experts, by
-  // columns and rows (etp, or without ep) or each for a part of the rows (etp 1); the sum is
-  // scattered. Returns whether the operation was one that is cut otherwise.
+  // Router and experts read all positions, gathered once where the mixture begins; its gradient is taken as it is
+  // (torchtitan 0.2.2; PR 2416 adds a reduction). What the router makes is whole, shared experts are cut as a
+  // feed-forward layer but leave a summand, and so do the experts, by columns and rows (etp, or without ep) or each for
+  // a part of the rows (etp 1); the sum is scattered. Returns whether the operation was one that is cut otherwise.
   bool cut_mixture(Operation& op);
   void cut_expert(Operation op);
   // Back in the order in which rows came, and back to the ranks that they came from; nobody waits

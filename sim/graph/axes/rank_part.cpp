@@ -5,12 +5,11 @@
 //   sequence  a part of the positions each (SequenceParallel): inputs of layers, norms, residuals
 //   feature   a part of the features or heads each
 //
-// A product reads whole rows: what it reads of a sequence-parallel tensor is gathered once, where
-// the module begins. A product of whole rows is cut by columns (ColwiseParallel) and makes a
-// feature tensor; one of a feature tensor is cut by rows (RowwiseParallel) and makes a sum of which
-// each rank has a part, which is reduce-scattered back to the positions, or all-reduced without
-// sequence parallel; then every colwise product owns its input and all-reduces that one's gradient.
-// Norms on a part have a part of their weight's gradient.
+// A product reads whole rows: what it reads of a sequence-parallel tensor is gathered once, where the module begins. A
+// product of whole rows is cut by columns (ColwiseParallel) and makes a feature tensor; one of a feature tensor is cut
+// by rows (RowwiseParallel) and makes a sum of which each rank has a part, which is reduce-scattered back to the
+// positions, or all-reduced without sequence parallel; then every colwise product owns its input and all-reduces that
+// one's gradient. Norms on a part have a part of their weight's gradient.
 //
 // Megatron-Core's linear layers gather what they read themselves, once more in backward, and keep
 // the part (Operation::gathers; core/tensor_parallel/layers.py of 0.20,

@@ -36,20 +36,13 @@ class Modules {
 
   Marks of(Module module) const {
     switch (module) {
-      case Module::kCoreAttn:
-        return core_attention();
-      case Module::kMoeAct:
-        return without(both(behind(experts_), before(experts_)), experts_);
-      case Module::kLayernorm:
-        return layer_norms();
-      case Module::kMlaUpProj:
-        return up_projections();
-      case Module::kMlp:
-        return is_mixture() ? none() : feed_forward();
-      case Module::kMoe:
-        return is_mixture() ? feed_forward() : none();
-      case Module::kSharedExperts:
-        return is_mixture() ? shared_experts() : none();
+      case Module::kCoreAttn: return core_attention();
+      case Module::kMoeAct: return without(both(behind(experts_), before(experts_)), experts_);
+      case Module::kLayernorm: return layer_norms();
+      case Module::kMlaUpProj: return up_projections();
+      case Module::kMlp: return is_mixture() ? none() : feed_forward();
+      case Module::kMoe: return is_mixture() ? feed_forward() : none();
+      case Module::kSharedExperts: return is_mixture() ? shared_experts() : none();
     }
     return none();
   }

@@ -1,6 +1,5 @@
-// What a program asked of a GPU: every call in the order in which its process made them, as the
-// null GPU writes it down (exec/null/, docs/capture.md). Counts and host times; what the GPU needs
-// for it is not known.
+// What a program asked of a GPU: every call in the order in which its process made them, as the null GPU writes it down
+// (exec/null/, docs/capture.md). Counts and host times; what the GPU needs for it is not known.
 #pragma once
 
 #include <array>
@@ -16,9 +15,8 @@ namespace foreshard {
 struct CapturedCall {
   enum class Kind : std::uint8_t {
     kLaunch,       // values: grid x, y, z, block x, y, z, shared bytes, elements (-1: not known),
-                   // bytes of the blocks that it is given, of the largest, their number; of strided
-                   // tensors the bytes that they hold, those that warps ask for, dimensions (0: not
-                   // said)
+                   // bytes of the blocks that it is given, of the largest, their number; of strided tensors the bytes
+                   // that they hold, those that warps ask for, dimensions (0: not said)
     kProduct,      // m, n, k (column-major), batch, type of the operands, of the result, transposed
     kLibrary,      // bytes, then the shape
     kCopy,         // kind ('h', 'd', 'D', 's'), bytes, whether the host waits
@@ -61,8 +59,7 @@ struct Capture {
   std::int64_t parameters = 0;  // of the whole model, 0: not said
   std::vector<CapturedParameter> parameter_list;
   std::vector<std::pair<std::string, std::string>> versions;  // of libraries
-  // Peaks that the allocator told the last optimizer step: of blocks, and of what tensors asked
-  // for.
+  // Peaks that the allocator told the last optimizer step: of blocks, and of what tensors asked for.
   std::int64_t told_allocated = 0, told_requested = 0;
   double processor = 1;            // how many times as long as the reference this host takes
   std::vector<std::string> names;  // of kernels (readable), marks, groups, places

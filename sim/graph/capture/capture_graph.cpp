@@ -1,10 +1,9 @@
 // One pass over the step's calls, in host order.
 //
-// Rows. Launches go into the row that is open as long as they are on its stream, at most
-// kMostKernels of them; whatever orders streams closes it: an event, a wait, a collective, the host
-// waiting, a launch on another stream. A row's kind is its phase: work of the thread that made the
-// first launch is forward until backward begins, whose launches come from autograd's threads, and
-// the optimizer's after the last of these.
+// Rows. Launches go into the row that is open as long as they are on its stream, at most kMostKernels of them; whatever
+// orders streams closes it: an event, a wait, a collective, the host waiting, a launch on another stream. A row's kind
+// is its phase: work of the thread that made the first launch is forward until backward begins, whose launches come
+// from autograd's threads, and the optimizer's after the last of these.
 //
 // Streams. The one with most launches is the compute stream; another one is named after its first
 // collective, or, where that name is taken, as a stream of the mesh's axes; or is a copy-in stream.
@@ -85,7 +84,7 @@ GroupShape shape_of(const std::vector<std::int64_t>& list, std::int64_t size, st
 class Builder {
  public:
   Builder(const Capture& capture, const StepRange& range, const std::vector<std::int64_t>& captured,
-          std::size_t most_kernels)
+      std::size_t most_kernels)
       : capture_(capture), range_(range), captured_(captured), most_kernels_(most_kernels) {
     const std::size_t length = std::min(range.begin, range.end - range.begin);
     if (length > 0) longest_ns_ = 0;
@@ -192,10 +191,8 @@ class Builder {
       // A step that allocates nothing, as of a CUDA graph, has what lived before it.
       made_.peak_allocated = Bytes(call.values[2]);
       made_.peak_reserved = Bytes(call.values[3]);
-      if (call.values[1] > 0)
-        alive[call.values[0]] = {call.values[1], i};
-      else
-        alive.erase(call.values[0]);
+      if (call.values[1] > 0) alive[call.values[0]] = {call.values[1], i};
+      else alive.erase(call.values[0]);
     }
     for (const auto& [address, block] : alive) {
       const auto& [bytes, when] = block;
@@ -242,12 +239,8 @@ class Builder {
         add_kernel(phase(i, call), call, kernel->kernel, {call.name, kernel->known});
         break;
       }
-      case CallKind::kCopy:
-        copy(i, call);
-        break;
-      case CallKind::kCollective:
-        collective(i, call);
-        break;
+      case CallKind::kCopy: copy(i, call); break;
+      case CallKind::kCollective: collective(i, call); break;
       case CallKind::kRecordEvent:
         close();
         events_[call.values[0]] = {latest_of(call.stream), pending_[call.stream]};
@@ -261,18 +254,13 @@ class Builder {
         append(waits, event->second.second);
         break;
       }
-      case CallKind::kHostWait:
-        host_wait(call);
-        break;
-      case CallKind::kMemory:
-        memory(i, call);
-        break;
+      case CallKind::kHostWait: host_wait(call); break;
+      case CallKind::kMemory: memory(i, call); break;
       case CallKind::kGraphLaunch:
         graph_calls_ = call.values[1];
         graph_launches_ = 1;
         break;
-      default:
-        break;
+      default: break;
     }
   }
 
@@ -299,8 +287,7 @@ class Builder {
     graph().kernels.push_back(kernel);
     made_.kernels.push_back(launch);
     work.kernels_end = static_cast<std::uint32_t>(graph().kernels.size());
-    // Attention's kernels are launched one by one; those of a recurrent layer in a tight loop, all
-    // as one of PyTorch's.
+    // Attention's kernels are launched one by one; those of a recurrent layer in a tight loop, all as one of PyTorch's.
     const bool is_several = kernel.kind == KernelKind::kAttention && graph_calls_ == 0;
     const auto launched = static_cast<std::uint16_t>(launches() + (is_several ? kernel.kernels - 1 : 0));
     if (work.launches < std::numeric_limits<std::uint16_t>::max()) work.launches += launched;
@@ -316,13 +303,13 @@ class Builder {
     if (crosses && bytes >= kSmallCopy) {
       close();
       new_row(kind == 'h' ? EventKind::kHostToDevice : EventKind::kDeviceToHost, of(call.stream), call.stream,
-              kNoCommunicator);
+          kNoCommunicator);
       graph().works.back().bytes = Bytes(bytes);
       graph().works.back().launches = launches();
     } else {
       Kernel kernel = {.function = Function::kCopy,
-                       .memory_class = MemoryClass::kCopy,
-                       .bytes = Bytes(kind == 'D' ? 2 * bytes : bytes)};
+          .memory_class = MemoryClass::kCopy,
+          .bytes = Bytes(kind == 'D' ? 2 * bytes : bytes)};
       add_kernel(phase(i, call), call, kernel, {});
     }
     if (call.values[2] != 0) {
@@ -357,8 +344,7 @@ class Builder {
     work.communicator = communicator->second;
   }
 
-  // Sends and receives on one communicator with nothing between them: PyTorch records an event
-  // behind each group.
+  // Sends and receives on one communicator with nothing between them: PyTorch records an event behind each group.
   struct Group {
     std::size_t end = 0;
     std::vector<const CapturedCall*> sends, receives;
@@ -405,9 +391,8 @@ class Builder {
     close();
     for (const Side side : {Side::kSend, Side::kReceive}) {
       for (const CapturedCall* call : side == Side::kSend ? all.sends : all.receives) {
-        const EventId id =
-            new_row(EventKind::kSendRecv, side == Side::kSend ? Stream::kPipelineSend : Stream::kPipeline, call->stream,
-                    kNoCommunicator);
+        const EventId id = new_row(EventKind::kSendRecv,
+            side == Side::kSend ? Stream::kPipelineSend : Stream::kPipeline, call->stream, kNoCommunicator);
         Work& work = graph().works.back();
         work.bytes = Bytes(call->values[1]);
         work.launches = launches();

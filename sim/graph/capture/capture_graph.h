@@ -1,6 +1,5 @@
-// The steady step of a capture as an EventGraph, so that the same simulator, replay and reports
-// serve it. Rows are runs of launches on one stream between events, waits and collectives; memory
-// is the allocator's own log.
+// The steady step of a capture as an EventGraph, so that the same simulator, replay and reports serve it. Rows are runs
+// of launches on one stream between events, waits and collectives; memory is the allocator's own log.
 #pragma once
 
 #include <cstdint>

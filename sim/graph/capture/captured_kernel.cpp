@@ -3,8 +3,7 @@
 // types that the name holds are theirs, in equal parts. A broadcast one is as large as its block.
 //
 // Attention: head size and tile are in the name (Flash_fwd_kernel_traits<64, 128, 128, ...>,
-// fmha_cutlassF_bf16_aligned_64x128), the grid is tiles of queries by batch by heads, or the other
-// way round.
+// fmha_cutlassF_bf16_aligned_64x128), the grid is tiles of queries by batch by heads, or the other way round.
 #include "sim/graph/capture/captured_kernel.h"
 
 #include <algorithm>
@@ -41,13 +40,9 @@ struct KernelClass {
 
 MemoryClass memory_class_of(std::string_view word) {
   constexpr std::pair<std::string_view, MemoryClass> kWords[] = {{"elementwise", MemoryClass::kElementwise},
-                                                                 {"norm_forward", MemoryClass::kNormForward},
-                                                                 {"norm_backward", MemoryClass::kNormBackward},
-                                                                 {"generated_norm", MemoryClass::kGeneratedNorm},
-                                                                 {"loss", MemoryClass::kLoss},
-                                                                 {"optimizer", MemoryClass::kOptimizer},
-                                                                 {"copy", MemoryClass::kCopy},
-                                                                 {"strided", MemoryClass::kStrided}};
+      {"norm_forward", MemoryClass::kNormForward}, {"norm_backward", MemoryClass::kNormBackward},
+      {"generated_norm", MemoryClass::kGeneratedNorm}, {"loss", MemoryClass::kLoss},
+      {"optimizer", MemoryClass::kOptimizer}, {"copy", MemoryClass::kCopy}, {"strided", MemoryClass::kStrided}};
   for (const auto& [known, value] : kWords)
     if (known == word) return value;
   FORESHARD_CHECK(false, "kernel_classes.csv: class " + std::string(word));
@@ -137,8 +132,8 @@ std::vector<std::int64_t> numbers_after(std::string_view name, std::string_view 
   return numbers;
 }
 
-constexpr std::pair<std::string_view, double> kTypes[] = {{"BFloat16", 2}, {"bfloat16", 2}, {"Half", 2},  {"float", 4},
-                                                          {"double", 8},   {"<long", 8},    {"(long", 8}, {"bool", 1}};
+constexpr std::pair<std::string_view, double> kTypes[] = {{"BFloat16", 2}, {"bfloat16", 2}, {"Half", 2}, {"float", 4},
+    {"double", 8}, {"<long", 8}, {"(long", 8}, {"bool", 1}};
 
 // Bytes of an element of the type that a name holds first: its input's.
 double first_element_bytes(std::string_view name) {
@@ -184,11 +179,8 @@ std::int64_t functor_arrays(std::string_view name) {
   // One copy of the functor's type; others follow.
   std::string_view functor = name.substr(begin);
   functor = functor.substr(0, functor.find("(at::TensorIteratorBase&, ", kFunctor.size()));
-  constexpr std::pair<std::string_view, std::int64_t> kKnown[] = {{"UnaryFunctor<", 2},
-                                                                  {"BinaryFunctor<", 3},
-                                                                  {"CUDAFunctor_add<", 3},
-                                                                  {"CompareFunctor<", 3},
-                                                                  {"FillFunctor<", 1}};
+  constexpr std::pair<std::string_view, std::int64_t> kKnown[] = {{"UnaryFunctor<", 2}, {"BinaryFunctor<", 3},
+      {"CUDAFunctor_add<", 3}, {"CompareFunctor<", 3}, {"FillFunctor<", 1}};
   for (const auto& [part, arrays] : kKnown)
     if (contains(functor, part)) return arrays;
   constexpr std::string_view kLambda = "{lambda(";
@@ -203,8 +195,7 @@ std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const Ca
   const std::int64_t elements = call.values[7], operands = call.values[8];
   const std::int64_t largest = call.values[9], blocks = call.values[10];
   switch (row.rule) {
-    case BytesRule::kRows:
-      return blocks > 1 ? 2 * (operands - largest) : operands;
+    case BytesRule::kRows: return blocks > 1 ? 2 * (operands - largest) : operands;
     case BytesRule::kChunks:
     case BytesRule::kLists: {
       const std::int64_t lists = std::max<std::int64_t>(1, number_after(name, "Metadata<"));
@@ -228,10 +219,8 @@ std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const Ca
       const auto all = static_cast<std::int64_t>(as_double(elements * arrays) * (size > 0 ? size : 4));
       return blocks >= arrays ? std::min(all, operands) : all;
     }
-    case BytesRule::kLargest:
-      return largest;
-    case BytesRule::kOperands:
-      break;
+    case BytesRule::kLargest: return largest;
+    case BytesRule::kOperands: break;
   }
   return operands;
 }
@@ -313,9 +302,8 @@ Kernel convolution(const KernelClass& row, std::string_view name, const Captured
     k.flops = Flops(row.factor * as_double(v[1] * v[2] * v[3] * v[4]));
     return k;
   }
-  // Groups of few channels are one kernel, which each output keeps busy once for each tap of its
-  // filter (ps on all of an H200's multiprocessors); wider ones run one behind another, each a
-  // product of its own.
+  // Groups of few channels are one kernel, which each output keeps busy once for each tap of its filter (ps on all of
+  // an H200's multiprocessors); wider ones run one behind another, each a product of its own.
   constexpr std::int64_t kWideGroup = 64;
   constexpr double kTap = 0.42;
   const bool is_filter = contains(name, "filter");
@@ -342,19 +330,18 @@ Kernel convolution(const KernelClass& row, std::string_view name, const Captured
   return k;
 }
 
-// cuDNN's attention: 128 queries to a block, 64 in backward, which walk over 128 keys at a time; a
-// causal mask leaves tiles out as a whole. Head sizes are filled up to 64, 80 or 128. Backward adds
-// up what output and gradient have in common first, keeps the queries' gradient in fp32 and rounds
-// it behind: its two small kernels reach 0.6 of the bandwidth (H200). A mask or bias of all pairs
-// is read for each head, which takes as long as 2 bytes for each pair forward and 6 backward where
-// heads are 128 wide (H200, seven shapes by themselves); dropout makes random numbers for each
-// pair, as long as 3.5 and 2.5 bytes (H200: GPT-2, torch.nn.TransformerEncoder).
+// cuDNN's attention: 128 queries to a block, 64 in backward, which walk over 128 keys at a time; a causal mask leaves
+// tiles out as a whole. Head sizes are filled up to 64, 80 or 128. Backward adds up what output and gradient have in
+// common first, keeps the queries' gradient in fp32 and rounds it behind: its two small kernels reach 0.6 of the
+// bandwidth (H200). A mask or bias of all pairs is read for each head, which takes as long as 2 bytes for each pair
+// forward and 6 backward where heads are 128 wide (H200, seven shapes by themselves); dropout makes random numbers for
+// each pair, as long as 3.5 and 2.5 bytes (H200: GPT-2, torch.nn.TransformerEncoder).
 Kernel cudnn_attention(std::string_view name, const CapturedCall& call) {
   constexpr std::int64_t kKeys = 128, kElement = 2;
   const auto& v = call.values;
   Kernel k = {.kind = KernelKind::kAttention,
-              .function = Function::kAttention,
-              .pass = name.ends_with("backward") ? Pass::kBackward : Pass::kForward};
+      .function = Function::kAttention,
+      .pass = name.ends_with("backward") ? Pass::kBackward : Pass::kForward};
   const bool forward = k.pass == Pass::kForward;
   k.m = v[1];
   k.heads = v[2];
@@ -397,12 +384,11 @@ Kernel library_call(std::string_view name, const CapturedCall& call) {
   return k;
 }
 
-// Kernels that spend more on finding their elements than on moving them: picoseconds for an element
-// on all of an H200's multiprocessors, as its programs took (docs/capture.md). What no warp shares
-// moves through the second-level cache in sectors, at 5.5 TB/s there. A reduction also waits for
-// each wave of its blocks, and in columns needs two of them to a multiprocessor; blocks that share
-// columns meet in memory, where the last one adds up what they left, each row of its threads a
-// part.
+// Kernels that spend more on finding their elements than on moving them: picoseconds for an element on all of an H200's
+// multiprocessors, as its programs took (docs/capture.md). What no warp shares moves through the second-level cache in
+// sectors, at 5.5 TB/s there. A reduction also waits for each wave of its blocks, and in columns needs two of them to a
+// multiprocessor; blocks that share columns meet in memory, where the last one adds up what they left, each row of its
+// threads a part.
 void set_strided(std::string_view name, const CapturedCall& call, Kernel& k) {
   constexpr double kElement = 1.95, kIndex = 0.14, kCast = 0.52, kSector = 1 / 5.5, kByFour = 0.93;
   const auto& v = call.values;
@@ -445,8 +431,7 @@ void set_layer_norm(std::string_view name, const CapturedCall& call, Kernel& k) 
     k.flops = operations_of((half ? 800 : 1200) * as_double(v[0]) + (half ? 1.44 : 1.95) * elements);
   else if (contains(name, "layer_norm_grad_input_kernel_v"))
     k.flops = operations_of(595 * as_double(v[0]) + (half ? 1.16 : 1.84) * elements);
-  else if (contains(name, "GammaBeta") && v[1] == 1)
-    k.flops = operations_of(4400 * elements / as_double(32 * v[0]));
+  else if (contains(name, "GammaBeta") && v[1] == 1) k.flops = operations_of(4400 * elements / as_double(32 * v[0]));
 }
 
 void set_busy(std::string_view name, const CapturedCall& call, Kernel& k) {

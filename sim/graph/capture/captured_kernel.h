@@ -9,9 +9,8 @@
 
 namespace foreshard {
 
-// Where a captured kernel's bytes do not bind, its flops do: what its threads are busy with, at the
-// fp32 rate of a multiprocessor of an H200, on which it was timed, full of threads (CUDA C++
-// Programming Guide).
+// Where a captured kernel's bytes do not bind, its flops do: what its threads are busy with, at the fp32 rate of a
+// multiprocessor of an H200, on which it was timed, full of threads (CUDA C++ Programming Guide).
 inline constexpr double kBusyMultiprocessors = 132;
 inline constexpr double kBusyRate = 67e12 / kBusyMultiprocessors;
 inline constexpr double kBusyThreads = 2048;

@@ -1,6 +1,5 @@
-// One step. Copies into buckets are written where a bucket closes, behind what backward has run
-// until then; gradients that become views of a bucket are freed there or with their layer's end, a
-// little later than in PyTorch.
+// One step. Copies into buckets are written where a bucket closes, behind what backward has run until then; gradients
+// that become views of a bucket are freed there or with their layer's end, a little later than in PyTorch.
 //
 // The first iteration has one bucket per dtype, so that nothing overlaps; buckets are assigned anew
 // at the next forward, in the order in which gradients were ready. static_graph counts hooks in the
@@ -119,10 +118,9 @@ bool Ddp::is_cast(std::int32_t layer, std::size_t p) const {
   });
 }
 
-// Autocast casts the weights of matrix products once a forward. It lets go of them at its end,
-// which is that of the forward; backward keeps those of blocks that are not checkpointed, a
-// checkpointed one makes them again. Of what is not trained nothing is kept for a second use, only
-// what a product of backward reads.
+// Autocast casts the weights of matrix products once a forward. It lets go of them at its end, which is that of the
+// forward; backward keeps those of blocks that are not checkpointed, a checkpointed one makes them again. Of what is
+// not trained nothing is kept for a second use, only what a product of backward reads.
 std::int64_t Ddp::cast_elements(std::int32_t layer) const {
   const LayerSpec& spec = spec_of(layer);
   // A loss that takes the head's product by parts casts them itself.
@@ -255,8 +253,7 @@ std::int64_t Ddp::buffer_bytes(const DdpBucket& bucket) const {
   return bucket.bytes / size_of(bucket.dtype) * size_of(bucket_dtype(bucket));
 }
 
-// With another dtype on the wire a hook casts before, and back: bf16_compress_hook, or that of
-// _MixedPrecision.
+// With another dtype on the wire a hook casts before, and back: bf16_compress_hook, or that of _MixedPrecision.
 void Ddp::all_reduce(std::size_t b) {
   copy_in();
   const DdpBucket& bucket = buckets_[b];

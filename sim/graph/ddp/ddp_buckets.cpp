@@ -8,7 +8,7 @@
 namespace foreshard {
 
 std::vector<DdpBucket> assign_buckets(std::span<const GradientHooks::Parameter> parameters,
-                                      std::span<const std::int32_t> order, std::span<const std::int64_t> limits) {
+    std::span<const std::int32_t> order, std::span<const std::int64_t> limits) {
   struct Open {
     DType dtype = DType::kFp32;
     DdpBucket bucket;
@@ -34,16 +34,15 @@ std::vector<DdpBucket> assign_buckets(std::span<const GradientHooks::Parameter> 
 }
 
 std::vector<DdpBucket> assign_initial_buckets(std::span<const GradientHooks::Parameter> parameters,
-                                              std::span<const std::int32_t> order,
-                                              std::span<const std::int64_t> limits) {
+    std::span<const std::int32_t> order, std::span<const std::int64_t> limits) {
   std::vector<DdpBucket> buckets = assign_buckets(parameters, order, limits);
-  std::ranges::sort(buckets,
-                    [](const DdpBucket& a, const DdpBucket& b) { return a.parameters.front() > b.parameters.front(); });
+  std::ranges::sort(
+      buckets, [](const DdpBucket& a, const DdpBucket& b) { return a.parameters.front() > b.parameters.front(); });
   return buckets;
 }
 
-std::vector<std::vector<std::int32_t>> partition_by_size(std::span<const GradientHooks::Parameter> parameters,
-                                                         std::int64_t ranks) {
+std::vector<std::vector<std::int32_t>> partition_by_size(
+    std::span<const GradientHooks::Parameter> parameters, std::int64_t ranks) {
   std::vector<std::int32_t> sorted;
   for (std::size_t p = 0; p < parameters.size(); ++p)
     if (parameters[p].trained) sorted.push_back(static_cast<std::int32_t>(p));

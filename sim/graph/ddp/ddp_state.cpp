@@ -69,8 +69,8 @@ void Ddp::allocate_buckets(bool persistent) {
   bucket_buffers_.clear();
   for (const DdpBucket& bucket : buckets_) {
     const Bytes bytes(buffer_bytes(bucket));
-    bucket_buffers_.push_back(persistent ? allocate_persistent(category, -1, bytes)
-                                         : allocate(category, Stream::kCompute, -1, bytes));
+    bucket_buffers_.push_back(
+        persistent ? allocate_persistent(category, -1, bytes) : allocate(category, Stream::kCompute, -1, bytes));
   }
 }
 
@@ -98,7 +98,7 @@ std::vector<std::int32_t> Ddp::state_parts() {
     const LayerSpec& layer = spec_of(p.layer);
     std::size_t k = 0;
     for (const StateTensor& state :
-         optimizer_state(plan_.optimizer, layer.parameters[at(p.index)], layer.role == LayerRole::kEmbedding)) {
+        optimizer_state(plan_.optimizer, layer.parameters[at(p.index)], layer.role == LayerRole::kEmbedding)) {
       if (state.is_paged) continue;
       if (k == lists.size()) lists.emplace_back(own.size());
       // (torch.optim's are like the parameter, of one that is stored in 16 bits by itself.)
@@ -121,7 +121,7 @@ void Ddp::persistent_memory(bool stepped) {
   if (plan_.optimizer.kind != Optimizer::Kind::kAdamW) return;
   // Unless it is fused, AdamW keeps the number of steps on the host.
   allocate_persistent_parts(MemoryCategory::kOptimizerState, -1,
-                            add_part_list(std::vector<Bytes>(this->stepped().size(), allocated_size(4))));
+      add_part_list(std::vector<Bytes>(this->stepped().size(), allocated_size(4))));
   graph().buffers.back().on_host = plan_.optimizer.implementation != Optimizer::Implementation::kFused;
 }
 
@@ -154,16 +154,15 @@ void Ddp::optimizer(bool stepped) {
   // torchao's states of eight bits are fp32 while a compiled step of their parameter runs.
   const bool widens = plan_.optimizer.kind == Optimizer::Kind::kTorchao8bit;
   if (widens || (plan_.optimizer.kind == Optimizer::Kind::kAdamW &&
-                 plan_.optimizer.implementation == Optimizer::Implementation::kLoop)) {
+                    plan_.optimizer.implementation == Optimizer::Implementation::kLoop)) {
     std::vector<Bytes> moments;
     const std::int64_t size = size_of(widens ? DType::kFp32 : plan_.optimizer.state);
     for (const std::int32_t p : Ddp::stepped()) moments.emplace_back(parameter(p).numel * size);
     step_one_by_one(moments, false);
   }
   if (const std::int64_t count = listed_temporaries(); count > 0) {
-    auto sizes = list_of<Bytes>(Ddp::stepped(), [&](const std::int32_t p) {
-      return allocated_size(parameter(p).numel * size_of(plan_.optimizer.state));
-    });
+    auto sizes = list_of<Bytes>(Ddp::stepped(),
+        [&](const std::int32_t p) { return allocated_size(parameter(p).numel * size_of(plan_.optimizer.state)); });
     hold_temporaries(count, states.empty() ? add_part_list(std::move(sizes)) : states.front(), false);
   }
   // _sync_params of ZeroRedundancyOptimizer: every parameter by itself from its owner.
@@ -240,11 +239,11 @@ std::vector<LibraryEvent> Ddp::construction() {
   }
   // _verify_params_across_processes: how many, then sizes and strides of each.
   log({.kind = "all_gather",
-       .bytes_in = 8,
-       .bytes_out = 8 * world,
-       .dtype = "int64",
-       .group = "world",
-       .note = "list"});
+      .bytes_in = 8,
+      .bytes_out = 8 * world,
+      .dtype = "int64",
+      .group = "world",
+      .note = "list"});
   log_collective("broadcast", dimensions * 2 * 8, "int64", "root=0");
   // _sync_module_states: parameters, then buffers, in pieces of a dtype.
   std::vector<Parameter> states = parameters();
@@ -297,8 +296,8 @@ std::int64_t Ddp::unused_bytes() const {
 }
 
 // The second instance that a recording lists buckets of runs three steps of one micro-batch.
-LibraryRun record_ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                      const LibraryWatch& watch) {
+LibraryRun record_ddp(
+    const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, const LibraryWatch& watch) {
   LibraryRun run;
   DdpState state{0, false, false, true};
   for (std::int32_t step = 1; step <= watch.steps; ++step) {
@@ -313,8 +312,8 @@ LibraryRun record_ddp(const ModelSpec& model, const Plan& plan, const LayerProgr
           bucket.phase = "step" + std::to_string(listed);
           // delay_all_reduce does not count the buckets it reduces.
           if (plan.ddp.static_graph && listed == 1) {
-            bucket.extra.replace(bucket.extra.find("is_last="), std::string::npos,
-                                 buckets.size() == 1 ? "is_last=1" : "is_last=0");
+            bucket.extra.replace(
+                bucket.extra.find("is_last="), std::string::npos, buckets.size() == 1 ? "is_last=1" : "is_last=0");
             bucket.index = 0;
           }
           run.buckets.push_back(std::move(bucket));

@@ -10,8 +10,8 @@
 
 namespace foreshard {
 
-GradientHooks::GradientHooks(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                             EventGraph recycled, Settings settings)
+GradientHooks::GradientHooks(
+    const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled, Settings settings)
     : StepBuilder(model, plan, programs, std::move(recycled)),
       stored_(settings.stored),
       logging_(settings.log == Log::kKept) {
@@ -117,8 +117,7 @@ void GradientHooks::run_forward() {
       drop_logits();
       run_reference();
       first_forward_ends();
-      // A loss that casts its logits, or whose operations are known, holds them through its own
-      // backward.
+      // A loss that casts its logits, or whose operations are known, holds them through its own backward.
       const bool casts_logits =
           spec_of(l).operations.front().kind != OperationKind::kSoftmaxLoss || is_of_modules(model_);
       if (!casts_logits) hold_logits();
@@ -196,16 +195,14 @@ void GradientHooks::run_backward(std::int32_t layer) {
       const std::int32_t at = first_parameter_[i] + number[hook.index];
       if (logging_) {
         log({.kind = "grad_ready",
-             .unit = name_of(at),
-             .bytes_in = parameter(at).bytes(),
-             .dtype = torch_word(parameter(at).dtype)});
+            .unit = name_of(at),
+            .bytes_in = parameter(at).bytes(),
+            .dtype = torch_word(parameter(at).dtype)});
       }
       gradient_ready(at);
     } else if (logging_ && !is_block(layer)) {
-      if (hook.kind == LayerHook::Kind::kEnter)
-        log_backward_begin(layer, hook.index);
-      else if (spec_of(layer).role != LayerRole::kEmbedding)
-        left_ = {layer, hook.index};
+      if (hook.kind == LayerHook::Kind::kEnter) log_backward_begin(layer, hook.index);
+      else if (spec_of(layer).role != LayerRole::kEmbedding) left_ = {layer, hook.index};
     }
   }
   segments_run_ = p.segments.size();
@@ -264,7 +261,7 @@ void GradientHooks::compute_loss(std::int32_t layer) {
   }
   run_layer(EventKind::kLoss, layer);
   add_row(EventKind::kLoss, Stream::kCompute,
-          layer_run_work(EventKind::kBackward, layer, 0, phase(EventKind::kBackward, layer).segments.size(), 0), -1);
+      layer_run_work(EventKind::kBackward, layer, 0, phase(EventKind::kBackward, layer).segments.size(), 0), -1);
 }
 
 std::int32_t GradientHooks::gradient_buffer(std::int32_t p, std::int32_t pass) const {
@@ -277,8 +274,8 @@ std::int32_t GradientHooks::gradient_buffer(std::int32_t p, std::int32_t pass) c
 
 // --- rows ---
 
-EventId GradientHooks::add_known(EventKind kind, Stream stream, std::int64_t bytes, std::int64_t launches,
-                                 std::uint8_t communicator) {
+EventId GradientHooks::add_known(
+    EventKind kind, Stream stream, std::int64_t bytes, std::int64_t launches, std::uint8_t communicator) {
   const auto key = (static_cast<std::uint64_t>(bytes) << 12 | static_cast<std::uint64_t>(launches)) *
                        static_cast<std::uint64_t>(kEventKinds) +
                    static_cast<std::uint64_t>(kind);
@@ -345,8 +342,8 @@ void GradientHooks::log(LibraryEvent event) {
   events_.push_back(std::move(event));
 }
 
-void GradientHooks::log_collective(std::string_view kind, std::int64_t bytes, std::string_view dtype,
-                                   std::string note) {
+void GradientHooks::log_collective(
+    std::string_view kind, std::int64_t bytes, std::string_view dtype, std::string note) {
   if (!logging_) return;
   log({.kind = kind, .bytes_in = bytes, .bytes_out = bytes, .dtype = dtype, .group = "world", .note = std::move(note)});
 }

@@ -1,9 +1,8 @@
 // What DDP and ZeRO-1 and 2 have in common: a model that runs as if there were no library, cut
 // where autograd has stored the gradients at which the library acts.
 //
-// A derived builder is told of every gradient in autograd's order. Where it issues something it
-// calls cut(), which writes the row of what backward has run so far; what is not cut stays one row
-// a layer.
+// A derived builder is told of every gradient in autograd's order. Where it issues something it calls cut(), which
+// writes the row of what backward has run so far; what is not cut stays one row a layer.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +37,8 @@ class GradientHooks : public StepBuilder {
     DType stored = DType::kFp32;  // of the parameters that the model holds
     Log log = Log::kNone;
   };
-  GradientHooks(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled,
-                Settings settings);
+  GradientHooks(
+      const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled, Settings settings);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const Parameter& parameter(std::int32_t p) const { return parameters_[at(p)]; }
@@ -101,8 +100,8 @@ class GradientHooks : public StepBuilder {
   void log_backward_begin(std::int32_t layer, std::int16_t module);
   void log_module(std::string_view kind, std::int32_t layer, std::int16_t module);
   bool is_block(std::int32_t layer) const { return block_of(layer) >= 0; }
-  EventId add_known(EventKind kind, Stream stream, std::int64_t bytes, std::int64_t launches,
-                    std::uint8_t communicator);
+  EventId add_known(
+      EventKind kind, Stream stream, std::int64_t bytes, std::int64_t launches, std::uint8_t communicator);
 
   std::vector<Parameter> parameters_;
   std::vector<std::int32_t> first_parameter_;  // of each layer; a repeated call's is its module's

@@ -1,10 +1,9 @@
 // The training loop, the model and autograd around FullyShardedDataParallel.
 //
-// Backward runs autograd's nodes in the reverse of the order of their creation: an engine takes the
-// ready node that was made last, and where one loss depends on all, that one is ready. So the
-// forward writes a tape: parts of layers, and the views that unshard makes of a flat parameter. The
-// gradient of a flat parameter is there when backward has met its views; a unit that was gathered
-// ahead made them before the unit in front of it ran, and is reduced one unit later.
+// Backward runs autograd's nodes in the reverse of the order of their creation: an engine takes the ready node that was
+// made last, and where one loss depends on all, that one is ready. So the forward writes a tape: parts of layers, and
+// the views that unshard makes of a flat parameter. The gradient of a flat parameter is there when backward has met its
+// views; a unit that was gathered ahead made them before the unit in front of it ran, and is reduced one unit later.
 //
 // FSDP's hook before a unit's backward sits on the unit's output, the root's on the model's.
 //
@@ -376,8 +375,8 @@ EventGraph build_fsdp1(const ModelSpec& model, const Plan& plan, const LayerProg
   return Fsdp1(model, plan, programs, std::move(recycled)).build();
 }
 
-LibraryRun record_fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                        const LibraryWatch& watch) {
+LibraryRun record_fsdp1(
+    const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, const LibraryWatch& watch) {
   LibraryRun run;
   Fsdp1::Carried carried;
   for (std::int32_t s = 0; s < watch.steps; ++s)

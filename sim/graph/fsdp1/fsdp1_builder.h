@@ -1,18 +1,16 @@
 // The builder of runtime fsdp1: PyTorch 2.11's FullyShardedDataParallel, function by function.
 //
-// Functions carry the names of torch/distributed/fsdp/ and do what those do: fsdp1.cpp runs the
-// model, its hooks and autograd, fsdp1_runtime.cpp unshards, reshards and prefetches
-// (_runtime_utils.py, _flat_param.py), fsdp1_reduce.cpp reduces (_post_backward_hook to the final
-// callback), fsdp1_optimizer.cpp holds what lives between steps and ends one, fsdp1_work.cpp says
-// what rows cost, fsdp1_log.cpp writes the log of tests/recordings/ddp_zero.
+// Functions carry the names of torch/distributed/fsdp/ and do what those do: fsdp1.cpp runs the model, its hooks and
+// autograd, fsdp1_runtime.cpp unshards, reshards and prefetches (_runtime_utils.py, _flat_param.py), fsdp1_reduce.cpp
+// reduces (_post_backward_hook to the final callback), fsdp1_optimizer.cpp holds what lives between steps and ends one,
+// fsdp1_work.cpp says what rows cost, fsdp1_log.cpp writes the log of tests/recordings/ddp_zero.
 //
 // Strategies: mesh.shard 1 is NO_SHARD; replicas make HYBRID_SHARD; reshard_after_forward says
 // FULL_SHARD (always) or SHARD_GRAD_OP (never).
 //
-// Tensors whose streams were recorded (record_stream) count as free from the host's free on, but
-// the allocator gives them out again only when these streams are done with them: what is reserved
-// depends on times (sim/memory/reserved.h), above all where the host runs far ahead
-// (limit_all_gathers: false).
+// Tensors whose streams were recorded (record_stream) count as free from the host's free on, but the allocator gives
+// them out again only when these streams are done with them: what is reserved depends on times (sim/memory/reserved.h),
+// above all where the host runs far ahead (limit_all_gathers: false).
 #pragma once
 
 #include <cstdint>
@@ -30,10 +28,9 @@ namespace foreshard {
 
 // Sizes of a flat parameter of FullyShardedDataParallel, in elements.
 //
-// Sources: torch/distributed/fsdp/_flat_param.py (2.11): _init_flat_param_and_metadata (with
-// use_orig_params every parameter begins at a multiple of 16 bytes of the compute dtype, and the
-// whole is padded to a multiple of the ranks), _get_unpadded_shard (torch.chunk: ceil(numel / N)
-// for each rank, the last ones less or nothing).
+// Sources: torch/distributed/fsdp/_flat_param.py (2.11): _init_flat_param_and_metadata (with use_orig_params every
+// parameter begins at a multiple of 16 bytes of the compute dtype, and the whole is padded to a multiple of the ranks),
+// _get_unpadded_shard (torch.chunk: ceil(numel / N) for each rank, the last ones less or nothing).
 struct FlatSize {
   std::int64_t numel = 0;      // of the parameters
   std::int64_t flat = 0;       // with what pads between and behind them

@@ -11,8 +11,8 @@ constexpr std::int64_t kAlignmentBytes = 16;  // _get_aligned_numel
 std::int64_t rounded_up(std::int64_t numel, std::int64_t step) { return checked_add(numel, step - 1) / step * step; }
 
 // Elements of trained parameters in [begin, end) of the flat parameter.
-std::vector<std::int64_t> trained_between(const std::vector<UnitParameter>& parameters, const Plan& plan,
-                                          std::int64_t begin, std::int64_t end) {
+std::vector<std::int64_t> trained_between(
+    const std::vector<UnitParameter>& parameters, const Plan& plan, std::int64_t begin, std::int64_t end) {
   const std::int64_t align = kAlignmentBytes / size_of(plan.param_dtype);
   std::int64_t at = 0;
   std::vector<std::int64_t> pieces;
@@ -45,10 +45,8 @@ FlatSize flat_size(const std::vector<UnitParameter>& parameters, const Plan& pla
   }
   if (plan.fsdp1.use_orig_params) size.flat = rounded_up(size.flat, ranks);
   const auto step = [&](std::int64_t begin) {
-    if (all_trained && !plan.fsdp1.use_orig_params)
-      size.stepped = {size.shard};
-    else
-      size.stepped = trained_between(parameters, plan, begin, begin + size.shard);
+    if (all_trained && !plan.fsdp1.use_orig_params) size.stepped = {size.shard};
+    else size.stepped = trained_between(parameters, plan, begin, begin + size.shard);
     size.trained_shard =
         all_trained ? size.shard : std::accumulate(size.stepped.begin(), size.stepped.end(), std::int64_t{0});
   };

@@ -68,10 +68,8 @@ std::string Fsdp1Log::name_of(std::int32_t unit) const {
   const StepBuilder::Module& module = builder_.modules_of(unit).front();
   const LayerSpec& spec = builder_.spec_of(module.layer);
   LayerModule named;
-  if (module.part > 0)
-    named.name = spec.nested[at(module.part - 1)];
-  else if (spec.role != LayerRole::kBlock)
-    named.name = kind_of(module.layer).modules.front().name;
+  if (module.part > 0) named.name = spec.nested[at(module.part - 1)];
+  else if (spec.role != LayerRole::kBlock) named.name = kind_of(module.layer).modules.front().name;
   return module_name(builder_.model_, module.layer, named);
 }
 
@@ -87,9 +85,9 @@ std::vector<LibraryBucket> Fsdp1Log::buckets() const {
     bucket.dtype = torch_word(builder_.plan_.master_dtype);
     // Without shards the recorder multiplies all the same.
     const std::int64_t ranks = flat_group(builder_.plan_);
-    bucket.extra = fmt::format(
-        "unit={} numel={} align_pad={} flat_numel={} shard_numel={} padded_numel={} shard_pad={}", name_of(u),
-        size.numel, size.flat - size.numel, size.flat, size.shard, size.shard * ranks, size.shard_pad);
+    bucket.extra =
+        fmt::format("unit={} numel={} align_pad={} flat_numel={} shard_numel={} padded_numel={} shard_pad={}",
+            name_of(u), size.numel, size.flat - size.numel, size.flat, size.shard, size.shard * ranks, size.shard_pad);
     const std::string prefix = u == builder_.root() ? "" : name_of(u) + ".";
     for (const StepBuilder::Module& module : builder_.modules_of(u)) {
       const std::vector<ParameterSpec>& parameters = builder_.spec_of(module.layer).parameters;

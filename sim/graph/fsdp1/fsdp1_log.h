@@ -1,10 +1,9 @@
 // The log of runtime fsdp1 in the vocabulary of tests/recordings/ddp_zero: FSDP's own events, and
 // the module boundaries that hooks on modules and tensors see.
 //
-// Boundaries are those of the blocks, or of the modules inside them that own parameters. A module's
-// backward begins when the gradient of its output is there and ends when that of its first input
-// is: hooks on tensors, which run in the order of registration before the operation that made the
-// tensor.
+// Boundaries are those of the blocks, or of the modules inside them that own parameters. A module's backward begins
+// when the gradient of its output is there and ends when that of its first input is: hooks on tensors, which run in the
+// order of registration before the operation that made the tensor.
 #pragma once
 
 #include <cstdint>

@@ -1,13 +1,11 @@
 // _post_backward_hook and _post_backward_final_callback of _runtime_utils.py.
 //
-// Autograd concatenates the gradients of the views to the flat gradient. Behind it, on the
-// post-backward stream: cast to the reduce dtype, padding where the flat parameter is not padded
-// itself, division by about the root of the ranks, reduce-scatter, with replicas all-reduce on a
-// stream of its own, division by the rest, cast to the stored dtype, addition to the shard of
-// earlier micro-batches. NO_SHARD all-reduces the flat gradient in place.
+// Autograd concatenates the gradients of the views to the flat gradient. Behind it, on the post-backward stream: cast
+// to the reduce dtype, padding where the flat parameter is not padded itself, division by about the root of the ranks,
+// reduce-scatter, with replicas all-reduce on a stream of its own, division by the rest, cast to the stored dtype,
+// addition to the shard of earlier micro-batches. NO_SHARD all-reduces the flat gradient in place.
 //
-// The gradient as autograd made it is a local name of the hook: it lives until all of that was
-// issued.
+// The gradient as autograd made it is a local name of the hook: it lives until all of that was issued.
 #include <utility>
 
 #include "sim/graph/fsdp1/fsdp1_builder.h"
@@ -96,10 +94,10 @@ void Fsdp1::reduce_grad(std::int32_t unit) {
     output = hold(MemoryCategory::kReduceScatterOutput, kPost, unit, size.shard * reduce_size());
     if (log_) {
       log_->add_unit("reduce_scatter", unit,
-                     {.bytes_in = size.padded * reduce_size(),
-                      .bytes_out = size.shard * reduce_size(),
-                      .dtype = dtype,
-                      .group = log_->shard_group()});
+          {.bytes_in = size.padded * reduce_size(),
+              .bytes_out = size.shard * reduce_size(),
+              .dtype = dtype,
+              .group = log_->shard_group()});
     }
   } else {
     output = std::exchange(casts ? cast : computed, kNoBuffer);
@@ -112,11 +110,11 @@ void Fsdp1::reduce_grad(std::int32_t unit) {
     row(EventKind::kAllReduce, stream, unit);
     if (log_) {
       log_->add_unit("all_reduce", unit,
-                     {.bytes_in = size.shard * reduce_size(),
-                      .bytes_out = size.shard * reduce_size(),
-                      .dtype = dtype,
-                      .group = hybrid() ? log_->replicate_group() : log_->shard_group(),
-                      .note = "op=SUM"});
+          {.bytes_in = size.shard * reduce_size(),
+              .bytes_out = size.shard * reduce_size(),
+              .dtype = dtype,
+              .group = hybrid() ? log_->replicate_group() : log_->shard_group(),
+              .note = "op=SUM"});
     }
   }
   const bool keeps_dtype = !sharded() && plan_.fsdp1.keep_low_precision_grads;

@@ -1,11 +1,10 @@
 // torch/distributed/fsdp/_runtime_utils.py and FlatParamHandle of _flat_param.py: unshard, reshard,
 // prefetch, and the hooks that call them.
 //
-// An unshard writes the low precision copy of the shard, or its copy from the host, on the
-// pre-unshard stream, and gathers behind it on the unshard stream, in whose pool the unsharded flat
-// parameter lies. The compute stream waits for all that the unshard stream was given so far. Every
-// call of unshard takes one event off the limiter's queue once two are queued, whether it gathers
-// or not; every free puts one on.
+// An unshard writes the low precision copy of the shard, or its copy from the host, on the pre-unshard stream, and
+// gathers behind it on the unshard stream, in whose pool the unsharded flat parameter lies. The compute stream waits
+// for all that the unshard stream was given so far. Every call of unshard takes one event off the limiter's queue once
+// two are queued, whether it gathers or not; every free puts one on.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -106,9 +105,8 @@ void Fsdp1::unshard(std::int32_t unit) {
   if (sharded()) drop(h.shard_copy, only(Stream::kAllGather));
 }
 
-// What a forward computes with; a recomputed one takes them up again, but for a reentrant one's,
-// which makes its own and runs their gradient's hook inside of its backward, wherever a forward
-// prefetch had made the first.
+// What a forward computes with; a recomputed one takes them up again, but for a reentrant one's, which makes its own
+// and runs their gradient's hook inside of its backward, wherever a forward prefetch had made the first.
 void Fsdp1::make_views(std::int32_t unit) {
   tape_.push_back({.unit = unit});
   ++handle(unit).open_views;
@@ -150,11 +148,11 @@ void Fsdp1::all_gather(std::int32_t unit) {
   const std::int64_t bytes = h.size.padded * param_size();
   log_->add_unit("unshard_alloc", unit, {.bytes_out = bytes, .dtype = dtype});
   log_->add_unit("all_gather", unit,
-                 {.bytes_in = h.size.shard * param_size(),
-                  .bytes_out = bytes,
-                  .dtype = dtype,
-                  .group = log_->shard_group(),
-                  .note = "list"});
+      {.bytes_in = h.size.shard * param_size(),
+          .bytes_out = bytes,
+          .dtype = dtype,
+          .group = log_->shard_group(),
+          .note = "list"});
 }
 
 // The unshard stream may have nothing of its own behind what it waits for.
@@ -169,8 +167,7 @@ void Fsdp1::reshard(std::int32_t unit, bool frees) {
   h.in_use = false;
   if (frees) {
     if (log_) {
-      log_->add_unit(
-          "unshard_free", unit,
+      log_->add_unit("unshard_free", unit,
           {.bytes_in = h.unsharded ? h.size.padded * param_size() : 0, .dtype = torch_word(plan_.param_dtype)});
     }
     drop(h.parameters, only(Stream::kCompute));  // _free_unsharded_flat_param
@@ -189,16 +186,13 @@ void Fsdp1::dequeue_if_needed() {
   constexpr std::size_t kMostInFlight = 2;
   if (carried_.free_events.size() - queue_head_ < kMostInFlight) return;
   const FreeEvent& event = carried_.free_events[queue_head_];
-  if (queue_head_ < inherited_)
-    late_free_ = static_cast<std::int32_t>(queue_head_);
-  else if (!dry_)
-    host_wait(event.row);
+  if (queue_head_ < inherited_) late_free_ = static_cast<std::int32_t>(queue_head_);
+  else if (!dry_) host_wait(event.row);
   ++queue_head_;
   if (!log_) return;
   log_->add({.kind = "rate_limiter_wait",
-             .note = fmt::format("for_free={}@{}{}.{} left_in_queue={}", log_->name_of(event.unit),
-                                 event.in_forward ? "fwd" : "bwd", event.step, event.microbatch,
-                                 carried_.free_events.size() - queue_head_)});
+      .note = fmt::format("for_free={}@{}{}.{} left_in_queue={}", log_->name_of(event.unit),
+          event.in_forward ? "fwd" : "bwd", event.step, event.microbatch, carried_.free_events.size() - queue_head_)});
 }
 
 // --- prefetch ---

@@ -76,8 +76,7 @@ Fsdp1::UnitWork Fsdp1::unit_work(EventKind kind, const UnitShape& shape, std::in
         copy(size.shard * (r + o));
       if (variant == kFinishAdd) copy(3 * size.shard * o);
       break;
-    default:
-      FORESHARD_CHECK(false, "not a unit's row");
+    default: FORESHARD_CHECK(false, "not a unit's row");
   }
   return work;
 }

@@ -1,8 +1,7 @@
 // fully_shard's FSDPState, and the training loop, model and autograd around it.
 //
-// Forward: each unit's pre-forward (gather, copy-out, wrap of its inputs), its layers, its
-// post-forward (reshard, order, hooks on its outputs). A unit of several modules begins with the
-// first that runs and ends with the last.
+// Forward: each unit's pre-forward (gather, copy-out, wrap of its inputs), its layers, its post-forward (reshard,
+// order, hooks on its outputs). A unit of several modules begins with the first that runs and ends with the last.
 //
 // Backward: autograd meets a unit's hooks at its outputs (pre_backward), and a node at those of its
 // inputs that need a gradient (post_backward). Units that have none, like that of the embedding,
@@ -105,7 +104,7 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
   begin_step_frame();
   if (plan_.evaluation.in_step) {
     input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                             Bytes(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence)));
+        Bytes(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence)));
     begin_pass(evaluation_pass(), 0);
     run_forward(false);
     StepBuilder::free(input_tokens_);
@@ -363,10 +362,8 @@ void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
   std::vector<EventId> outer = std::exchange(flights_, {});
   flights_.assign(p.calls.size(), kNoEvent);
   for (std::size_t s = 0; s < p.segments.size(); ++s)
-    if (p.segments[s].part >= 0)
-      run_part(kind, layer, s);
-    else
-      run_calls(kind, layer, s);
+    if (p.segments[s].part >= 0) run_part(kind, layer, s);
+    else run_calls(kind, layer, s);
   note_open(kind, layer);
   flights_ = std::move(outer);
 }
@@ -387,10 +384,8 @@ void Fsdp2::run_part(EventKind kind, std::int32_t layer, std::size_t segment) {
   run_calls(kind, layer, segment);
   run_segment(kind, layer, segment);
   if (!ends_part(kind, layer, segment)) return;
-  if (backward)
-    end_backward(layer, part);
-  else
-    leave_module(layer, part, kind == EventKind::kRecompute);
+  if (backward) end_backward(layer, part);
+  else leave_module(layer, part, kind == EventKind::kRecompute);
 }
 
 // Collectives cut a module's run into several segments.
@@ -577,10 +572,8 @@ void Fsdp2::run_backward() {
   }
   root_post_backward_final_callback();
   if (is_pipelined()) return;
-  if (framed())
-    drop_batch_parts();
-  else
-    drop_batch();
+  if (framed()) drop_batch_parts();
+  else drop_batch();
   const std::int32_t last = end_ - 1;
   if (spec_of(last).role == LayerRole::kLoss) {
     leave_backward(last);
@@ -694,8 +687,8 @@ EventGraph build_fsdp2(const ModelSpec& model, const Plan& plan, const LayerProg
       .graph;
 }
 
-RecordedStep record_training_step(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                                  StepNumber step) {
+RecordedStep record_training_step(
+    const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, StepNumber step) {
   FORESHARD_CHECK(plan.runtime.kind == RuntimeKind::kFsdp2, "only fsdp2 keeps a host log");
   std::vector<std::int32_t> stale;
   if (step == StepNumber::kSteady) stale = stale_units(model, plan, programs);

@@ -1,9 +1,8 @@
 // Collectives inside layers (tensor, context and expert parallel), and what they add around FSDP2.
 //
-// Functional collectives run on their communicator's own stream, which first waits for what is
-// computed; compute waits for them once, where the layer's program says. FSDP's post-backward
-// completes gradients of which each rank of an axis has a part (an all-reduce that is awaited at
-// once) or of which the rank keeps a slice (a copy), before it reshards
+// Functional collectives run on their communicator's own stream, which first waits for what is computed; compute waits
+// for them once, where the layer's program says. FSDP's post-backward completes gradients of which each rank of an axis
+// has a part (an all-reduce that is awaited at once) or of which the rank keeps a slice (a copy), before it reshards
 // (_fsdp_param.py, unsharded_grad_data; torch 2.11). Clipping sums the row of norms over every axis
 // that parameters are cut by, one after the other (torchtitan 0.2.2, clip_grad_norm_).
 #include <algorithm>
@@ -43,8 +42,8 @@ std::string_view reduction_word(const LayerCollective& collective) {
 
 // --- inside layers ---
 
-EventId Fsdp2::communicate(const LayerCollective& collective, std::int64_t bytes_in, std::int64_t bytes_out,
-                           HostEvent event) {
+EventId Fsdp2::communicate(
+    const LayerCollective& collective, std::int64_t bytes_in, std::int64_t bytes_out, HostEvent event) {
   const MeshDim dim = collective.dim;
   const EventId row = add_collective(collective, Bytes(std::max(bytes_in, bytes_out)), event.unit);
   if (!logging_) return row;
@@ -62,10 +61,10 @@ void Fsdp2::await_collective(EventId row, CollectiveKind kind, MeshDim dim, std:
   wait(Stream::kCompute, row);
   if (!logging_) return;
   log("wait", {.unit = unit,
-               .on = awaited_word(kind),
-               .on_group = group_word(dim),
-               .on_group_size = plan_.mesh.group(dim).size,
-               .communicator = communicator_of(dim)});
+                  .on = awaited_word(kind),
+                  .on_group = group_word(dim),
+                  .on_group_size = plan_.mesh.group(dim).size,
+                  .communicator = communicator_of(dim)});
 }
 
 bool Fsdp2::brings_rows(const LayerCall& call) {
@@ -81,16 +80,12 @@ void Fsdp2::run_calls(EventKind kind, std::int32_t layer, std::size_t segment) {
     if (call.segment != segment) continue;
     const std::int32_t unit = unit_of_part(layer, part);
     switch (call.kind) {
-      case LayerCall::Kind::kLaunch:
-        flights_[c] = launch(call, unit);
-        break;
+      case LayerCall::Kind::kLaunch: flights_[c] = launch(call, unit); break;
       case LayerCall::Kind::kWait:
         await(call, unit);
         permutes_rows_ = framed() && part > 0 && brings_rows(call);
         break;
-      case LayerCall::Kind::kRecompute:
-        run_layer(EventKind::kRecompute, layer);
-        break;
+      case LayerCall::Kind::kRecompute: run_layer(EventKind::kRecompute, layer); break;
     }
   }
 }
@@ -180,7 +175,7 @@ std::vector<std::int32_t> Fsdp2::complete_gradients(std::int32_t unit) {
     const std::int32_t own = allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, unit, Bytes(bytes));
     if (p.partial) {
       const EventId row = communicate({.kind = CollectiveKind::kAllReduce, .dim = MeshDim::kTp}, bytes, bytes,
-                                      {.unit = unit, .dtype = to_string(dtype), .on = "SUM"});
+          {.unit = unit, .dtype = to_string(dtype), .on = "SUM"});
       await_collective(row, CollectiveKind::kAllReduce, MeshDim::kTp, unit);
     } else {
       add_unit_row(EventKind::kGradientCopyIn, Stream::kCompute, unit, kSlice);
@@ -200,9 +195,9 @@ void Fsdp2::log_splits(std::int32_t layer, const LayerSegment& segment) {
   if (!segment.host_waits && !segment.host_copies) return;
   const std::int32_t unit = unit_of_part(layer, segment.part);
   log("device_to_host", {.unit = unit,
-                         .bytes_in = plan_.mesh.ep * 8,
-                         .dtype = "int64",
-                         .on = segment.host_waits ? "blocking" : "non_blocking"});
+                            .bytes_in = plan_.mesh.ep * 8,
+                            .dtype = "int64",
+                            .on = segment.host_waits ? "blocking" : "non_blocking"});
   if (segment.host_waits) log("host_wait", {.unit = unit, .on = "device_to_host"});
 }
 
@@ -251,7 +246,7 @@ void Fsdp2::clip_over_axes() {
       std::int32_t powers = temporary(row);
       std::int32_t reduced = temporary(row);
       const EventId done = communicate({.kind = CollectiveKind::kAllReduce, .dim = dim}, row, row,
-                                       {.dtype = to_string(plan_.master_dtype), .on = "SUM"});
+          {.dtype = to_string(plan_.master_dtype), .on = "SUM"});
       await_collective(done, CollectiveKind::kAllReduce, dim, HostEvent::kNobody);
       std::int32_t root = temporary(row);
       StepBuilder::free(powers);
@@ -275,11 +270,9 @@ void Fsdp2::clip_over_axes() {
   free_all(sums);
   add_step_row(EventKind::kGradScale, Stream::kCompute);
   StepBuilder::free(clamped);
-  StepBuilder::free(factor);  // a name of the function's
-  if (framed())
-    gradient_norm_ = total;  // which is logged
-  else
-    StepBuilder::free(total);
+  StepBuilder::free(factor);             // a name of the function's
+  if (framed()) gradient_norm_ = total;  // which is logged
+  else StepBuilder::free(total);
   if (logging_) log("clip_end");
 }
 

@@ -1,10 +1,9 @@
 // The builder of runtime fsdp2: PyTorch's fully_shard, method by method.
 //
-// Functions carry the names of torch/distributed/fsdp/_fully_shard/ and do what those do in the
-// plan's version (fsdp2_version.h): fsdp2.cpp drives modules and autograd (FSDPState),
-// fsdp2_unshard.cpp gathers (FSDPParamGroup.unshard to reshard), fsdp2_reduce.cpp reduces
-// (post_backward, foreach_reduce, finalize_backward), fsdp2_optimizer.cpp ends the step,
-// fsdp2_work.cpp says what rows cost.
+// Functions carry the names of torch/distributed/fsdp/_fully_shard/ and do what those do in the plan's version
+// (fsdp2_version.h): fsdp2.cpp drives modules and autograd (FSDPState), fsdp2_unshard.cpp gathers
+// (FSDPParamGroup.unshard to reshard), fsdp2_reduce.cpp reduces (post_backward, foreach_reduce, finalize_backward),
+// fsdp2_optimizer.cpp ends the step, fsdp2_work.cpp says what rows cost.
 #pragma once
 
 #include <deque>
@@ -207,8 +206,8 @@ class Fsdp2 final : public StepBuilder {
   void await(const LayerCall& call, std::int32_t unit);
   std::string splits_of(const LayerCall& call) const;
   void note_open(EventKind kind, std::int32_t layer);
-  EventId communicate(const LayerCollective& collective, std::int64_t bytes_in, std::int64_t bytes_out,
-                      HostEvent event);
+  EventId communicate(
+      const LayerCollective& collective, std::int64_t bytes_in, std::int64_t bytes_out, HostEvent event);
   void await_collective(EventId row, CollectiveKind kind, MeshDim dim, std::int32_t unit);
   std::vector<std::int32_t> complete_gradients(std::int32_t unit);
   DType gradients_dtype(const Group& g) const;
@@ -369,8 +368,8 @@ class Fsdp2 final : public StepBuilder {
   void pack_gradients(Reduction& reduction);
   void reduce_scatter(Reduction& reduction);
   void all_reduce(const Reduction& reduction);
-  void rearrange_gradients(const UnitShape& shape, std::vector<std::int32_t>& gradients,
-                           std::vector<std::int32_t>& kept_names, DType dtype);
+  void rearrange_gradients(
+      const UnitShape& shape, std::vector<std::int32_t>& gradients, std::vector<std::int32_t>& kept_names, DType dtype);
   void note_last_reduction(Stream stream, const DeviceEvent& event);
   void store_sharded_grads(std::int32_t unit, std::int32_t output, Stream stream);
   void wait_for_post_backward(std::int32_t unit);
@@ -399,8 +398,7 @@ class Fsdp2 final : public StepBuilder {
   std::vector<std::int32_t> sent_gradients_;             // that names of the schedule hold
   std::vector<std::int32_t> kept_;                       // of the call before: gradients of inputs, outputs
   std::int32_t first_microbatch_ = 0, first_batch_ = 0;  // of the call
-  // What stages of this rank were given by each other in the call before, by stage, forward and
-  // micro-batch.
+  // What stages of this rank were given by each other in the call before, by stage, forward and micro-batch.
   std::map<std::tuple<std::int32_t, bool, std::int32_t>, std::int32_t> given_;
   bool overlaps_ = false;                     // the action before is the first one of a pair
   bool is_half_ = false;                      // backward runs for gradients of inputs

@@ -1,10 +1,9 @@
 // What torchtitan's train_step puts around forward and backward (torchtitan 0.2.2 train.py).
 //
-// zero_grad drops the gradients of the step before. The batches of all micro-batches are fetched
-// and their tokens counted, summed over all samples and read by the host; batches stay until the
-// step ends, the last labels until the next fetch. Context parallel makes each rank's part of a
-// batch, and of the positions, in front of its forward. The loss is divided by the tokens
-// (scale_loss) and kept for the mean that is logged.
+// zero_grad drops the gradients of the step before. The batches of all micro-batches are fetched and their tokens
+// counted, summed over all samples and read by the host; batches stay until the step ends, the last labels until the
+// next fetch. Context parallel makes each rank's part of a batch, and of the positions, in front of its forward. The
+// loss is divided by the tokens (scale_loss) and kept for the mean that is logged.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -60,8 +59,7 @@ void Fsdp2::hold_gradients_of(std::int32_t u, Group& g) {
     graph().buffers.back().on_host = offloaded;
     return gradient;
   };
-  // The first step's stays, of which a gradient is a view that nobody lets go of; a recorded step
-  // is the second.
+  // The first step's stays, of which a gradient is a view that nobody lets go of; a recorded step is the second.
   g.keeps_gradient = s.unstepped > 0;
   const std::int32_t gradient = hold();
   g.gradient = !g.keeps_gradient ? gradient : logging_ ? kNoBuffer : hold();
@@ -134,15 +132,12 @@ void Fsdp2::begin_step_frame() {
     StepBuilder::free(valid);
     StepBuilder::free(sum);
   }
-  if (plan_.mesh.data_parallel() == 1)
-    loss_weight_ = counted(4);
-  else
-    sum_and_read(MeshDim::kBatch, {8, "int64", "SUM"});
+  if (plan_.mesh.data_parallel() == 1) loss_weight_ = counted(4);
+  else sum_and_read(MeshDim::kBatch, {8, "int64", "SUM"});
 }
 
-// FlexAttention's BlockMask, of one sequence for all: of partial and of full blocks, how many and
-// which, for each block of queries and for each of keys (torch/nn/attention/flex_attention.py,
-// from_kv_blocks).
+// FlexAttention's BlockMask, of one sequence for all: of partial and of full blocks, how many and which, for each block
+// of queries and for each of keys (torch/nn/attention/flex_attention.py, from_kv_blocks).
 std::vector<std::int32_t> Fsdp2::block_mask(std::int64_t queries) {
   constexpr std::int64_t kBlock = 128, kInt32 = 4;
   std::vector<std::int32_t> mask;
@@ -189,7 +184,7 @@ void Fsdp2::drop_batch_parts() { free_all(batch_parts_); }
 void Fsdp2::sum_and_read(MeshDim dim, const Scalar& scalar) {
   std::int32_t sum = counted(scalar.bytes);
   const EventId row = communicate({.kind = CollectiveKind::kAllReduce, .dim = dim}, scalar.bytes, scalar.bytes,
-                                  {.dtype = scalar.dtype, .on = scalar.reduction});
+      {.dtype = scalar.dtype, .on = scalar.reduction});
   await_collective(row, CollectiveKind::kAllReduce, dim, HostEvent::kNobody);
   if (!is_titan_3() || dim != MeshDim::kBatch) read_on_host(scalar, row);
   StepBuilder::free(sum);
@@ -272,23 +267,22 @@ void Fsdp2::balance_routers() {
     const std::uint8_t communicator = communicator_of(dim);
     wait(Stream::kAllReduce, tail(Stream::kCompute));
     wait(Stream::kCompute,
-         add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator, Bytes(bytes), HostEvent::kNobody));
+        add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator, Bytes(bytes), HostEvent::kNobody));
     if (!logging_) return;
     log("all_reduce", {.bytes_in = bytes,
-                       .bytes_out = bytes,
-                       .dtype = "fp32",
-                       .group = to_string(dim),
-                       .group_size = plan_.mesh.group(dim).size,
-                       .on = "SUM",
-                       .communicator = communicator,
-                       .issue = "c10d"});
+                          .bytes_out = bytes,
+                          .dtype = "fp32",
+                          .group = to_string(dim),
+                          .group_size = plan_.mesh.group(dim).size,
+                          .on = "SUM",
+                          .communicator = communicator,
+                          .issue = "c10d"});
   };
   if (is_titan_3() && plan_.mesh.ep > 1 && plan_.mesh.tp > 1) sum_over(MeshDim::kTp);
   sum_over(MeshDim::kLoss);
   // Of one layer after the other: the step of its bias, from the mean and the sign.
-  std::int32_t change =
-      allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                     add_part_list({allocated_size(4 * own), allocated_size(4), allocated_size(4 * own)}));
+  std::int32_t change = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+      add_part_list({allocated_size(4 * own), allocated_size(4), allocated_size(4 * own)}));
   graph().buffers.back().on_host = on_host;
   StepBuilder::free(change);
   StepBuilder::free(read);

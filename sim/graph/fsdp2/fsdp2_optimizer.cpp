@@ -43,8 +43,7 @@ void Fsdp2::list_trained() {
       trained.stepped = p.stepped;
       if (is_ignored(parameters[i]))
         trained.ignored_gradient = first.first_buffer + graph().program(first).weight_gradients[i];
-      else
-        trained.unit = unit_of_part(l, parameters[i].part);
+      else trained.unit = unit_of_part(l, parameters[i].part);
     }
   }
 }
@@ -116,10 +115,10 @@ void Fsdp2::reduce_found_infinite() {
 void Fsdp2::log_norm(std::int64_t bytes) {
   if (!logging_) return;
   log("all_reduce", {.bytes_in = bytes,
-                     .bytes_out = bytes,
-                     .dtype = to_string(plan_.master_dtype),
-                     .group = "clip",
-                     .cause = "clip"});
+                        .bytes_out = bytes,
+                        .dtype = to_string(plan_.master_dtype),
+                        .group = "clip",
+                        .cause = "clip"});
 }
 
 // clip_grad_norm_: a norm for each gradient, stacked; what the shard group sums is the row of them
@@ -137,7 +136,7 @@ void Fsdp2::clip() {
   };
   add_step_row(EventKind::kGradNorm, Stream::kCompute);
   std::int32_t norms = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                                      add_part_list(std::vector<Bytes>(at(parameters), allocated_size(master_size()))));
+      add_part_list(std::vector<Bytes>(at(parameters), allocated_size(master_size()))));
   std::int32_t stacked = temporary(row);
   std::int32_t total = kNoBuffer, sum = kNoBuffer;
   if (version_.clips_one_norm) {
@@ -184,14 +183,14 @@ void Fsdp2::sum_over_stages() {
   const std::int64_t bytes = master_size();
   wait(Stream::kAllReduce, tail(Stream::kCompute));
   wait(Stream::kCompute,
-       add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator_of(MeshDim::kPp), Bytes(bytes), -1));
+      add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator_of(MeshDim::kPp), Bytes(bytes), -1));
   if (!logging_) return;
   log("all_reduce", {.bytes_in = bytes,
-                     .bytes_out = bytes,
-                     .dtype = to_string(plan_.master_dtype),
-                     .group = "pp",
-                     .group_size = plan_.mesh.pp,
-                     .on = "SUM"});
+                        .bytes_out = bytes,
+                        .dtype = to_string(plan_.master_dtype),
+                        .group = "pp",
+                        .group_size = plan_.mesh.pp,
+                        .on = "SUM"});
 }
 
 void Fsdp2::optimizer(StepNumber step) {

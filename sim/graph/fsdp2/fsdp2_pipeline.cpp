@@ -1,15 +1,13 @@
 // Stages of a pipeline as torch.distributed.pipelining (2.11) drives FSDP2.
 //
-// Each stage is a root of its own. Backward only accumulates, unsharded: every backward first
-// switches reductions off (stage.py, backward_maybe_with_nosync), and a row of its own reduces when
-// the stage's last micro-batch is done: unit by unit in forward order, then waits for all
-// (perform_reduce_grad). Schedules of several stages also gather by an action of its own, all units
-// of a stage at once, whose copies out wait for the stage's first forward.
+// Each stage is a root of its own. Backward only accumulates, unsharded: every backward first switches reductions off
+// (stage.py, backward_maybe_with_nosync), and a row of its own reduces when the stage's last micro-batch is done: unit
+// by unit in forward order, then waits for all (perform_reduce_grad). Schedules of several stages also gather by an
+// action of its own, all units of a stage at once, whose copies out wait for the stage's first forward.
 //
-// A backward in two halves runs the hooks with the first one, which finds the gradients that second
-// ones before it left; the second one is autograd's alone. The first stage makes all of its
-// backward where others make weights' gradients (stage.py, backward_one_chunk,
-// backward_weight_one_chunk).
+// A backward in two halves runs the hooks with the first one, which finds the gradients that second ones before it
+// left; the second one is autograd's alone. The first stage makes all of its backward where others make weights'
+// gradients (stage.py, backward_one_chunk, backward_weight_one_chunk).
 //
 // A transfer joins the one stream of the pipeline's communicator behind everything that was issued
 // on the compute stream. What arrives is received into buffers that are made once.
@@ -133,12 +131,12 @@ void Fsdp2::run_call() {
   const bool is_fetched = !framed();
   const std::int64_t samples = plan_.batch.micro_batch * given_microbatches();
   if (is_fetched && has(LayerRole::kEmbedding)) {
-    input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                             Bytes(input_bytes(model_, samples, plan_.batch.sequence)));
+    input_tokens_ = allocate(
+        MemoryCategory::kInput, Stream::kCompute, -1, Bytes(input_bytes(model_, samples, plan_.batch.sequence)));
   }
   if (is_fetched && has(LayerRole::kLoss)) {
-    input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                             Bytes(label_bytes(model_, samples, plan_.batch.sequence)));
+    input_labels_ = allocate(
+        MemoryCategory::kInput, Stream::kCompute, -1, Bytes(label_bytes(model_, samples, plan_.batch.sequence)));
   }
   if (framed()) cut_batch();
   free_all(kept_);
@@ -175,21 +173,16 @@ void Fsdp2::run_rows() {
     const PipelineRow* const next = i + 1 < rows.size() ? &rows[i + 1] : nullptr;
     const auto is_next = [&](PipelineRow::Kind kind) { return next != nullptr && next->kind == kind; };
     switch (row.kind) {
-      case PipelineRow::Kind::kBatch:
-        exchange(row);
-        break;
+      case PipelineRow::Kind::kBatch: exchange(row); break;
       case PipelineRow::Kind::kWait:
         // Schedules that gather by actions wait inside the one behind, when its units are there.
-        if (unshards_ahead_ && is_next(PipelineRow::Kind::kAction))
-          awaited_.push_back(row.batch);
-        else
-          await_batch(row.batch);
+        if (unshards_ahead_ && is_next(PipelineRow::Kind::kAction)) awaited_.push_back(row.batch);
+        else await_batch(row.batch);
         break;
       case PipelineRow::Kind::kAction:
         act(row.action, is_next(PipelineRow::Kind::kLocal) ? &next->action : nullptr);
         break;
-      case PipelineRow::Kind::kLocal:
-        break;  // with the action
+      case PipelineRow::Kind::kLocal: break;  // with the action
     }
   }
 }
@@ -208,11 +201,11 @@ void Fsdp2::exchange(const PipelineRow& row) {
     const std::int64_t bytes = boundary_.count();
     log(transfer.sends ? "send" : "recv",
         {.bytes_in = transfer.sends ? bytes : HostEvent::kBlank,
-         .bytes_out = transfer.sends ? HostEvent::kBlank : bytes,
-         .dtype = to_string(plan_.param_dtype),
-         .group = "pp",
-         .group_size = plan_.mesh.pp,
-         .splits = fmt::format("peer {} batch {}", transfer.peer, batches_sent_.size())});
+            .bytes_out = transfer.sends ? HostEvent::kBlank : bytes,
+            .dtype = to_string(plan_.param_dtype),
+            .group = "pp",
+            .group_size = plan_.mesh.pp,
+            .splits = fmt::format("peer {} batch {}", transfer.peer, batches_sent_.size())});
   }
   if (returns_gradient && unshards_ahead_) free_all(sent_gradients_);
 }
@@ -244,18 +237,10 @@ void Fsdp2::act(const PipelineAction& action, const PipelineAction* given) {
   if (is_paired) await_inputs();
   log_action("action_begin", action);
   switch (action.kind) {
-    case Kind::kForward:
-      forward_stage(microbatch);
-      break;
-    case Kind::kBackward:
-      backward_stage(microbatch);
-      break;
-    case Kind::kInputGrad:
-      action.stage > 0 ? backward_stage(microbatch, /*is_half=*/true) : await_inputs();
-      break;
-    case Kind::kWeightGrad:
-      action.stage > 0 ? weights_of_stage(microbatch) : backward_stage(microbatch);
-      break;
+    case Kind::kForward: forward_stage(microbatch); break;
+    case Kind::kBackward: backward_stage(microbatch); break;
+    case Kind::kInputGrad: action.stage > 0 ? backward_stage(microbatch, /*is_half=*/true) : await_inputs(); break;
+    case Kind::kWeightGrad: action.stage > 0 ? weights_of_stage(microbatch) : backward_stage(microbatch); break;
     case Kind::kUnshard:
       unshards_now_ = true;
       for (const std::int32_t unit : units) unshard(unit);
@@ -269,8 +254,7 @@ void Fsdp2::act(const PipelineAction& action, const PipelineAction* given) {
       reduce_stage();
       if (plan_.pipeline.scale_grads) scale_gradients();
       break;
-    default:
-      FORESHARD_CHECK(false, "an action that no plan has");
+    default: FORESHARD_CHECK(false, "an action that no plan has");
   }
   const bool has_loss = action.kind == Kind::kForward && spec_of(end_ - 1).role == LayerRole::kLoss;
   // Schedules of one stage a rank compute it themselves (_maybe_compute_loss).
@@ -333,10 +317,8 @@ void Fsdp2::leave_output() {
   if (is_local(stages_[stage_].stage + 1)) return;
   if (returns_outputs()) return kept_.push_back(returned_output());
   std::int32_t output = returned_output();
-  if (output == returned_)
-    is_returned_done_ = true;
-  else
-    StepBuilder::free(output);
+  if (output == returned_) is_returned_done_ = true;
+  else StepBuilder::free(output);
 }
 
 // What a stage returned: its logits, or what it sends.
@@ -393,7 +375,7 @@ std::int64_t Fsdp2::returned_bytes() const {
   const auto loss = static_cast<std::int32_t>(model_.order.size()) - 1;
   const Batch& batch = plan_.batch;
   return checked_multiply(elements(spec_of(loss).tensors.front(), batch.micro_batch, batch.sequence / plan_.mesh.cp),
-                          size_of(plan_.param_dtype));
+      size_of(plan_.param_dtype));
 }
 
 // Whether what the stage's forwards returned stays: the model's outputs, which step() returns.

@@ -58,10 +58,8 @@ void Fsdp2::release_inputs() {
     HeldInput held = held_inputs_.front();
     held_inputs_.pop_front();
     wait_event(Stream::kCompute, held.event);
-    if (version_.input_release == InputRelease::kAfterPostBackward)
-      late_inputs_.push_back(held);
-    else
-      free_input(held);
+    if (version_.input_release == InputRelease::kAfterPostBackward) late_inputs_.push_back(held);
+    else free_input(held);
   }
 }
 
@@ -113,12 +111,11 @@ void Fsdp2::sum_in_reduce_dtype(std::int32_t unit) {
   });
 }
 
-// Gradients of parameters sharded along another dimension are replaced by copies in the order of
-// ranks, one after the other. What was replaced dies when its last name lets go of it: the chunks
-// of the next one replaced, and the tuples of the loop over enumerate(zip(...)), of which zip keeps
-// every second for one round more.
-void Fsdp2::rearrange_gradients(const UnitShape& shape, std::vector<std::int32_t>& gradients,
-                                std::vector<std::int32_t>& kept_names, DType dtype) {
+// Gradients of parameters sharded along another dimension are replaced by copies in the order of ranks, one after the
+// other. What was replaced dies when its last name lets go of it: the chunks of the next one replaced, and the tuples
+// of the loop over enumerate(zip(...)), of which zip keeps every second for one round more.
+void Fsdp2::rearrange_gradients(
+    const UnitShape& shape, std::vector<std::int32_t>& gradients, std::vector<std::int32_t>& kept_names, DType dtype) {
   struct Replaced {
     std::int32_t buffer = kNoBuffer;
     std::size_t tuple_until = 0;  // round of the loop
@@ -139,10 +136,8 @@ void Fsdp2::rearrange_gradients(const UnitShape& shape, std::vector<std::int32_t
     ++round;
   }
   for (std::size_t r = 0; r + 1 < replaced.size(); ++r) StepBuilder::free(replaced[r].buffer);
-  if (version_.keeps_last_gradient)
-    kept_names.push_back(replaced.back().buffer);
-  else
-    StepBuilder::free(replaced.back().buffer);
+  if (version_.keeps_last_gradient) kept_names.push_back(replaced.back().buffer);
+  else StepBuilder::free(replaced.back().buffer);
 }
 
 // As they are when they are reduced.
@@ -190,10 +185,8 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   if (replicated() && g.partial != kNoBuffer) {
     add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kPartial);
     log_operator("add_", Stream::kReduceScatter, r.output_bytes, plan_.reduce_dtype);
-    if (is_partial)
-      StepBuilder::free(r.output);
-    else
-      finished_partial = std::exchange(g.partial, kNoBuffer);
+    if (is_partial) StepBuilder::free(r.output);
+    else finished_partial = std::exchange(g.partial, kNoBuffer);
   } else if (is_partial) {
     g.partial = r.output;
   }
@@ -208,10 +201,8 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   }
   g.post_reduce = record(stream, "post_reduce", unit);
   note_last_reduction(stream, g.post_reduce);
-  if (r.is_named)
-    free_from_end(r.kept_names);
-  else if (r.keeps_last)
-    free_last_gradient(unit, r.gradient_pass);
+  if (r.is_named) free_from_end(r.kept_names);
+  else if (r.keeps_last) free_last_gradient(unit, r.gradient_pass);
   if (version_.packs_on_reduce_stream) free_input(r.input);
   if (logging_) log_here("reduce_end");
   scope.leave();
@@ -232,12 +223,9 @@ void Fsdp2::pack_gradients(Reduction& r) {
   std::vector<std::int32_t> one_by_one = std::exchange(g.whole, {});
   const bool completed = !one_by_one.empty();
   r.is_named = from_accumulated || r.rearranges || completed;
-  if (completed)
-    g.accumulated.clear();
-  else if (from_accumulated)
-    one_by_one = std::exchange(g.accumulated, {});
-  else if (r.rearranges)
-    one_by_one = gradient_buffers(r.unit, r.gradient_pass);
+  if (completed) g.accumulated.clear();
+  else if (from_accumulated) one_by_one = std::exchange(g.accumulated, {});
+  else if (r.rearranges) one_by_one = gradient_buffers(r.unit, r.gradient_pass);
   if (r.rearranges) rearrange_gradients(r.shape, one_by_one, r.kept_names, gradient_dtype);
   if (version_.packs_on_reduce_stream) wait_stream(Stream::kReduceScatter, Stream::kCompute);
   const EventId packed =
@@ -246,9 +234,9 @@ void Fsdp2::pack_gradients(Reduction& r) {
   r.input.buffer = allocate(MemoryCategory::kReduceScatterInput, packs, r.unit, Bytes(r.input.bytes));
   if (logging_) {
     log_here("reduce_scatter_copy_in", {.stream = name(packs),
-                                        .bytes_in = r.shape.trained_numel * size_of(gradient_dtype),
-                                        .bytes_out = r.input.bytes,
-                                        .dtype = to_string(gradient_dtype)});
+                                           .bytes_in = r.shape.trained_numel * size_of(gradient_dtype),
+                                           .bytes_out = r.input.bytes,
+                                           .dtype = to_string(gradient_dtype)});
   }
   if (version_.packs_on_reduce_stream) wait_stream(Stream::kCompute, Stream::kReduceScatter);
   if (!one_by_one.empty()) {
@@ -282,14 +270,14 @@ void Fsdp2::reduce_scatter(Reduction& r) {
     if (logging_) {
       const bool separate = plan_.communicators == Communicators::kSeparate;
       log_here("reduce_scatter", {.stream = "RS",
-                                  .bytes_in = r.input.bytes,
-                                  .bytes_out = r.output_bytes,
-                                  .dtype = to_string(plan_.reduce_dtype),
-                                  .group = separate ? "reduce_scatter" : shard_group(r.unit),
-                                  .group_size = r.shape.shards,
-                                  .on = r.divide.reduce_scatter,
-                                  .communicator = gathers_on(r.shape),
-                                  .issue = "c10d"});
+                                     .bytes_in = r.input.bytes,
+                                     .bytes_out = r.output_bytes,
+                                     .dtype = to_string(plan_.reduce_dtype),
+                                     .group = separate ? "reduce_scatter" : shard_group(r.unit),
+                                     .group_size = r.shape.shards,
+                                     .on = r.divide.reduce_scatter,
+                                     .communicator = gathers_on(r.shape),
+                                     .issue = "c10d"});
     }
   } else {
     add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, r.unit, kCopyAlone);
@@ -310,14 +298,14 @@ void Fsdp2::all_reduce(const Reduction& r) {
   add_unit_row(EventKind::kAllReduce, Stream::kAllReduce, r.unit);
   if (logging_) {
     log_here("all_reduce", {.stream = "AR",
-                            .bytes_in = r.output_bytes,
-                            .bytes_out = r.output_bytes,
-                            .dtype = to_string(plan_.reduce_dtype),
-                            .group = of_experts(r.shape) ? "expert_replicate" : "replicate",
-                            .group_size = plan_.mesh.replicate,
-                            .on = r.divide.all_reduce,
-                            .communicator = replicates_on(r.shape),
-                            .issue = "c10d"});
+                               .bytes_in = r.output_bytes,
+                               .bytes_out = r.output_bytes,
+                               .dtype = to_string(plan_.reduce_dtype),
+                               .group = of_experts(r.shape) ? "expert_replicate" : "replicate",
+                               .group_size = plan_.mesh.replicate,
+                               .on = r.divide.all_reduce,
+                               .communicator = replicates_on(r.shape),
+                               .issue = "c10d"});
   }
   g.all_reduce = record(Stream::kAllReduce, "all_reduce", r.unit);
   if (version_.holds_all_reduce_input) g.all_reduce_pending = true;
@@ -354,17 +342,15 @@ void Fsdp2::store_sharded_grads(std::int32_t unit, std::int32_t output, Stream s
       const bool blocking = plan_.offload == Offload::kCpuUnpinned || adds;
       if (logging_) {
         log_here("device_to_host", {.stream = name(stream),
-                                    .bytes_in = local,
-                                    .dtype = to_string(plan_.master_dtype),
-                                    .on = blocking ? "blocking" : "non_blocking"});
+                                       .bytes_in = local,
+                                       .dtype = to_string(plan_.master_dtype),
+                                       .on = blocking ? "blocking" : "non_blocking"});
       }
       arrived = allocate(MemoryCategory::kShardedGrad, stream, unit, Bytes(local));
       graph().buffers.back().on_host = true;
       log_operator("clone", stream, local, plan_.master_dtype);
-      if (blocking)
-        host_wait(tail(stream));
-      else
-        g.host_copies.push_back(record(stream, "post_reduce", unit));
+      if (blocking) host_wait(tail(stream));
+      else g.host_copies.push_back(record(stream, "post_reduce", unit));
     }
     if (adds) {
       log_operator("add_", stream, local, plan_.master_dtype);

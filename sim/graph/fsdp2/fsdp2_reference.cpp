@@ -82,14 +82,14 @@ std::int32_t Fsdp2::gather_reference(std::vector<std::int32_t>& parameters) {
   const EventId arrived = add_row(EventKind::kAllGather, Stream::kAllGather, work_of_all(EventKind::kAllGather), -1);
   if (logging_) {
     log("all_gather", {.stream = name(Stream::kAllGather),
-                       .bytes_in = own,
-                       .bytes_out = whole,
-                       .dtype = to_string(plan_.param_dtype),
-                       .group = "shard",
-                       .group_size = whole / own,
-                       .cause = "demand",
-                       .communicator = kShard,
-                       .issue = "c10d"});
+                          .bytes_in = own,
+                          .bytes_out = whole,
+                          .dtype = to_string(plan_.param_dtype),
+                          .group = "shard",
+                          .group_size = whole / own,
+                          .cause = "demand",
+                          .communicator = kShard,
+                          .issue = "c10d"});
   }
   StepBuilder::free(cast);
   wait(Stream::kCompute, arrived);

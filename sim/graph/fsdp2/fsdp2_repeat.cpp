@@ -10,8 +10,7 @@ namespace {
 constexpr std::int32_t kFew = 4;
 constexpr std::int32_t kMostTries = 4;
 
-// Calls id() for every number of a row, buffer or unit, fact() for everything else that decides
-// what is done next.
+// Calls id() for every number of a row, buffer or unit, fact() for everything else that decides what is done next.
 template <typename Event, typename Id, typename Fact>
 void visit_event(Event& event, const Id& id, const Fact& fact) {
   id(event.row);
@@ -168,8 +167,7 @@ bool Fsdp2::Repeat::is_steady() const {
          builder_.is_pattern(a.place, b.place, c.place);
 }
 
-// After how many more units, at most `most`, the groups ahead still continue the series of those
-// nearby.
+// After how many more units, at most `most`, the groups ahead still continue the series of those nearby.
 std::int32_t Fsdp2::Repeat::reached(std::int32_t unit, std::int32_t most) const {
   if (series_.has(group_at(unit, reach_ - 1)) && series_.has(group_at(unit, reach_ + 1))) {
     const std::int32_t end = step_ > 0 ? series_.last : series_.first;

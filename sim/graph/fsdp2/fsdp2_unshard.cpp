@@ -1,10 +1,9 @@
 // FSDPParamGroup from unshard to reshard, and foreach_all_gather.
 //
-// unshard: copy-in on its own stream (cast to the compute dtype, copy into the rank's slot of the
-// gather buffer), all-gather on the all-gather stream behind it. wait_for_unshard: copy-out on the
-// compute stream. In forward the gather buffer of the unit before is held until then, because its
-// copy-out must have ended before another copy-in may reuse it; a local name keeps it a little
-// longer (until 2.14). In backward the buffer is freed at once.
+// unshard: copy-in on its own stream (cast to the compute dtype, copy into the rank's slot of the gather buffer),
+// all-gather on the all-gather stream behind it. wait_for_unshard: copy-out on the compute stream. In forward the
+// gather buffer of the unit before is held until then, because its copy-out must have ended before another copy-in may
+// reuse it; a local name keeps it a little longer (until 2.14). In backward the buffer is freed at once.
 #include <algorithm>
 #include <utility>
 
@@ -46,9 +45,9 @@ void Fsdp2::all_gather(std::int32_t unit) {
     for (const UnitParameter& p : s.list) {
       if (logging_) {
         log_here("host_to_device", {.stream = name(copies),
-                                    .bytes_in = p.shard_numel * p.stored_size,
-                                    .dtype = to_string(plan_.master_dtype),
-                                    .on = "non_blocking"});
+                                       .bytes_in = p.shard_numel * p.stored_size,
+                                       .dtype = to_string(plan_.master_dtype),
+                                       .on = "non_blocking"});
       }
       std::int32_t arrived = allocate(MemoryCategory::kCastTemp, copies, unit, Bytes(p.shard_numel * p.stored_size));
       log_operator("clone", copies, p.shard_numel * p.stored_size, plan_.master_dtype);
@@ -75,8 +74,8 @@ void Fsdp2::all_gather(std::int32_t unit) {
   g.gather.buffer = allocate(MemoryCategory::kAllGatherOutput, copies, unit, Bytes(bytes * ranks));
   const std::string_view dtype = s.fp8_shard_numel > 0 ? "uint8" : to_string(plan_.param_dtype);
   if (logging_) {
-    log_here("all_gather_copy_in",
-             {.stream = name(copies), .bytes_in = bytes, .bytes_out = bytes * ranks, .dtype = dtype});
+    log_here(
+        "all_gather_copy_in", {.stream = name(copies), .bytes_in = bytes, .bytes_out = bytes * ranks, .dtype = dtype});
   }
   const Stream shown = async ? Stream::kCompute : Stream::kAllGather;
   wait(Stream::kAllGather, copy_in);
@@ -84,14 +83,14 @@ void Fsdp2::all_gather(std::int32_t unit) {
   add_unit_row(EventKind::kAllGather, Stream::kAllGather, unit, small ? kSmallGroup : kWholeGroup);
   if (logging_) {
     log_here("all_gather", {.stream = name(shown),
-                            .bytes_in = bytes,
-                            .bytes_out = bytes * ranks,
-                            .dtype = dtype,
-                            .group = small ? "post_forward" : shard_group(unit),
-                            .group_size = ranks,
-                            .cause = log_cause_.empty() ? "demand" : log_cause_,
-                            .communicator = gathers_on(s),
-                            .issue = "c10d"});
+                               .bytes_in = bytes,
+                               .bytes_out = bytes * ranks,
+                               .dtype = dtype,
+                               .group = small ? "post_forward" : shard_group(unit),
+                               .group_size = ranks,
+                               .cause = log_cause_.empty() ? "demand" : log_cause_,
+                               .communicator = gathers_on(s),
+                               .issue = "c10d"});
   }
   g.gather.event = record(Stream::kAllGather, "all_gather", unit);
   g.gather.async = async;
@@ -112,10 +111,8 @@ void Fsdp2::wait_for_unshard(std::int32_t unit) {
   }
   const bool gathered = !alone(unit) || version_.gathers_alone;
   std::int32_t temporary = kNoBuffer;
-  if (gathered)
-    copy_out(unit);
-  else
-    temporary = copy_out_alone(unit);
+  if (gathered) copy_out(unit);
+  else temporary = copy_out_alone(unit);
   free_all(g.slices);
   g.unsharded = true;
   const DeviceEvent copied = record(Stream::kCompute, "all_gather_copy_out", unit);
@@ -153,8 +150,7 @@ void Fsdp2::copy_out(std::int32_t unit) {
     for (std::int32_t& temporary : temporaries) StepBuilder::free(temporary);
   }
   if (logging_) {
-    log_here(
-        "all_gather_copy_out",
+    log_here("all_gather_copy_out",
         {.bytes_in = g.gather.bytes, .bytes_out = s.gather_bytes * s.shards, .dtype = to_string(plan_.param_dtype)});
   }
 }

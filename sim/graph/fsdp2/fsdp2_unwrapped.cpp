@@ -76,7 +76,7 @@ std::vector<std::int32_t> Fsdp2::sum_plain_gradients() {
       const std::int64_t bytes = p.numel * master_size();
       sums.push_back(allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(bytes)));
       const EventId row = communicate({.kind = CollectiveKind::kAllReduce, .dim = MeshDim::kTp}, bytes, bytes,
-                                      {.dtype = to_string(plan_.master_dtype), .on = "SUM"});
+          {.dtype = to_string(plan_.master_dtype), .on = "SUM"});
       await_collective(row, CollectiveKind::kAllReduce, MeshDim::kTp, HostEvent::kNobody);
     }
   }

@@ -128,8 +128,7 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
           }
       }
       break;
-    default:
-      FORESHARD_CHECK(false, "not a unit's row");
+    default: FORESHARD_CHECK(false, "not a unit's row");
   }
   return work;
 }

@@ -1,8 +1,7 @@
-// aten/src/ATen/native/cuda/Reduce.cuh of PyTorch 2.11, setReduceConfig, for a sum over the slow
-// dimension of rows: threads of a block side by side over columns, four (or two) of which each
-// thread reads at once; then over rows; then, where a thread would still sum 256 values or more and
-// the columns' blocks do not fill the device, several blocks share a column and meet in a buffer of
-// fp32 partial sums of all of their columns' threads (global_memory_size).
+// aten/src/ATen/native/cuda/Reduce.cuh of PyTorch 2.11, setReduceConfig, for a sum over the slow dimension of rows:
+// threads of a block side by side over columns, four (or two) of which each thread reads at once; then over rows; then,
+// where a thread would still sum 256 values or more and the columns' blocks do not fill the device, several blocks
+// share a column and meet in a buffer of fp32 partial sums of all of their columns' threads (global_memory_size).
 //
 // How many blocks fill the device is the device's matter; here a Hopper's 132 multiprocessors of
 // 2048 threads, whatever the plan runs on: memory follows from the plan alone.

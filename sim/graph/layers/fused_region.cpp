@@ -1,8 +1,7 @@
 // A region with a reduction (a norm, fused or in single operations) is a generated norm, one
 // without an elementwise kernel. Backward has no kernel of PyTorch's slow kind, but two generated
 // ones: reductions along rows and along columns do not fuse (MixOrderReduction, torch/_inductor
-// of 2.10, was the first to), so that the weight's gradient reads the arriving gradient and the
-// input again.
+// of 2.10, was the first to), so that the weight's gradient reads the arriving gradient and the input again.
 #include "sim/graph/layers/fused_region.h"
 
 #include <algorithm>
@@ -57,8 +56,8 @@ void FusedRegion::forward(const Operation& op, const Sizes& bytes, LayerPhasePro
   add(op, Pass::kForward, moved, phase);
 }
 
-void FusedRegion::backward(const Operation& op, const Derivative& derivative, const Sizes& bytes,
-                           LayerPhaseProgram& phase) {
+void FusedRegion::backward(
+    const Operation& op, const Derivative& derivative, const Sizes& bytes, LayerPhaseProgram& phase) {
   enter(op);
   std::int64_t moved = 0;
   const std::int16_t output = op.outputs.front();

@@ -1,8 +1,7 @@
-// An operation has a node in autograd's graph, and saves, only where one of its inputs or weights
-// needs a gradient and a gradient of the layer's output reaches it; a matrix product, a lookup and
-// the product of an eager norm with its weight save their input only for the weight's gradient (a
-// weight that adapters are folded into is the second input). A name ends where Operation::released
-// says, else after the last use.
+// An operation has a node in autograd's graph, and saves, only where one of its inputs or weights needs a gradient and
+// a gradient of the layer's output reaches it; a matrix product, a lookup and the product of an eager norm with its
+// weight save their input only for the weight's gradient (a weight that adapters are folded into is the second input).
+// A name ends where Operation::released says, else after the last use.
 #include "sim/graph/layers/layer_autograd.h"
 
 #include <algorithm>
@@ -78,8 +77,7 @@ void LayerAutograd::find_border() {
   }
 }
 
-// Operations that a gradient of the layer's output reaches: autograd forgets what nothing refers
-// to.
+// Operations that a gradient of the layer's output reaches: autograd forgets what nothing refers to.
 std::vector<bool> LayerAutograd::find_reached() const {
   std::vector<bool> reached(operations(), false);
   std::vector<bool> wanted(tensors(), false);
@@ -111,12 +109,11 @@ void LayerAutograd::find_nodes() {
     trains_[o] = options_.grad_mode && std::ranges::any_of(
                                            op.parameters, [&](Index p) { return !is_frozen(p); });
     node_[o] = trains_[o] || (op.gradient != GradientRule::kNone &&
-                              std::ranges::any_of(op.inputs, [&](Index t) { return needs_gradient(t); }));
+                                 std::ranges::any_of(op.inputs, [&](Index t) { return needs_gradient(t); }));
     if (!node_[o]) continue;
     if (op.view)
       for (Index t : op.outputs) needs_[at(t)] = true;
-    else if (!op.outputs.empty())
-      needs_[at(op.outputs.front())] = true;
+    else if (!op.outputs.empty()) needs_[at(op.outputs.front())] = true;
     for (Index t : saves(o)) is_saved_[at(t)] = true;
     if (inside(o) && (!saves(o).empty() || op.kind == OperationKind::kGemm)) {
       first_saver_ = std::min(first_saver_, o);

@@ -27,10 +27,9 @@ struct CastedLayer {
 
 CastedLayer with_casts(const LayerSpec& layer, const ProgramOptions& options);
 
-// Of every tensor: what arrives keeps its dtype until it is cast; sums and products of two dtypes
-// are in the wider one.
-std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLayer& casts,
-                                         const ProgramOptions& options);
+// Of every tensor: what arrives keeps its dtype until it is cast; sums and products of two dtypes are in the wider one.
+std::vector<TensorElement> element_types(
+    const LayerSpec& layer, const CastedLayer& casts, const ProgramOptions& options);
 
 // Products make it.
 inline bool has_product_gradient(const LayerSpec& layer, const ParameterSpec& parameter) {

@@ -1,13 +1,11 @@
-// Backward walks the nodes in reverse, as autograd's engine does for a chain. A node allocates the
-// gradients of its weights and inputs; sums and casts that give a gradient its tensor's shape and
-// dtype follow (validate_outputs); it drops the gradient of its output, then what it had saved
-// (recomputed tensors go before, with the node's local names). Gradients that meet at a tensor are
-// added into a new buffer. Then weight gradients are stored, which is when they become the
-// parameter's: added to an earlier call's, or to the one that exists. What checkpointing holds goes
-// when the first operation's node is done.
+// Backward walks the nodes in reverse, as autograd's engine does for a chain. A node allocates the gradients of its
+// weights and inputs; sums and casts that give a gradient its tensor's shape and dtype follow (validate_outputs); it
+// drops the gradient of its output, then what it had saved (recomputed tensors go before, with the node's local names).
+// Gradients that meet at a tensor are added into a new buffer. Then weight gradients are stored, which is when they
+// become the parameter's: added to an earlier call's, or to the one that exists. What checkpointing holds goes when the
+// first operation's node is done.
 //
-// The native engine (GradientStorage::kFlat) lets go of everything after its last use and adds in
-// place.
+// The native engine (GradientStorage::kFlat) lets go of everything after its last use and adds in place.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -187,9 +185,8 @@ class Backward {
         op.inputs, [&](Index t) { return casts(op, t); });
   }
 
-  // Checkpointing runs the layer again when the first node unpacks what it saved (a fused region's
-  // nodes are one). Where nothing was computed or communicated before, that is where backward
-  // begins.
+  // Checkpointing runs the layer again when the first node unpacks what it saved (a fused region's nodes are one).
+  // Where nothing was computed or communicated before, that is where backward begins.
   void recompute_before(std::size_t o) {
     if (recomputed_ || !graph_.is_checkpointed() || !graph_.inside(o) || !unpacks(o)) return;
     recomputed_ = true;
@@ -266,8 +263,7 @@ class Backward {
     return incoming;
   }
 
-  // The gradient of an expanded view; that of a part of the first input (kAliasFirst), which is put
-  // into zeros.
+  // The gradient of an expanded view; that of a part of the first input (kAliasFirst), which is put into zeros.
   std::int32_t summed_over_copies(std::size_t o, std::int32_t incoming) {
     const Operation& op = graph_.operation(o);
     const Index input = op.inputs.front();
@@ -288,8 +284,7 @@ class Backward {
   // retain_graph; but what a checkpoint's hooks unpack, they hand out.
   bool retains(std::size_t o) const { return splits_ && !(graph_.is_checkpointed() && graph_.inside(o)); }
 
-  // A sum hands its output's gradient on, reduced for an input that is broadcast or of another
-  // dtype.
+  // A sum hands its output's gradient on, reduced for an input that is broadcast or of another dtype.
   Contributions hand_through(std::size_t o, std::int32_t incoming) {
     const Operation& op = graph_.operation(o);
     Contributions contributions;
@@ -360,10 +355,8 @@ class Backward {
     Contributions contributions;
     if (needed) {
       const bool scatters = op.reduces.kind == CollectiveKind::kReduceScatter;
-      if (scatters)
-        partial = writer_.make_temporary(whole, graph_.tensor(input).name + ".grad summand");
-      else
-        contributions.push_back({input, make_gradient_of(input, part)});
+      if (scatters) partial = writer_.make_temporary(whole, graph_.tensor(input).name + ".grad summand");
+      else contributions.push_back({input, make_gradient_of(input, part)});
       add_backward_kernels(graph_.counts(), op, {false, true}, writer_.phase());
       if (gathers) writer_.await(gathered);
       if (scatters) contributions.push_back({input, make_gradient_of(input, part)});
@@ -425,16 +418,15 @@ class Backward {
           writer_.make_temporary(graph_.gradient_bytes(p, graph_.dtype_of(p)), graph_.parameter(p).name + ".grad"));
     }
     const bool folded = op.kind == OperationKind::kGemm && contributions.size() > 1;
-    add_backward_kernels(graph_.counts(), op, {trains(o) || makes_unasked || folded, !contributions.empty()},
-                         writer_.phase());
+    add_backward_kernels(
+        graph_.counts(), op, {trains(o) || makes_unasked || folded, !contributions.empty()}, writer_.phase());
     if (addend != kNoGradient && !adds_in_place(op))
       writer_.phase().kernels.back().bytes += Bytes(graph_.bytes(op.inputs.front()));
     return contributions;
   }
 
-  // What a product's gradients take; or what the sum over rows takes that makes its bias's:
-  // autograd leaves that to the validation of what the node made, by when a checkpointed block's
-  // tensors that it unpacked are gone.
+  // What a product's gradients take; or what the sum over rows takes that makes its bias's: autograd leaves that to the
+  // validation of what the node made, by when a checkpointed block's tensors that it unpacked are gone.
   Indices workspace(const Operation& op, bool sums) const {
     Indices list;
     for (const Index t : op.backward_workspace) {
@@ -493,8 +485,7 @@ class Backward {
     return slots;
   }
 
-  // Pointwise and indexing kernels make gradients in the dtype of the one that arrives, a softmax
-  // in its input's.
+  // Pointwise and indexing kernels make gradients in the dtype of the one that arrives, a softmax in its input's.
   TensorElement made_element(const Operation& op, Index input) const {
     const bool follows = op.kind == OperationKind::kElementwise && op.function != Function::kCast &&
                          op.function != Function::kSoftmax && !graph_.is_flat() && !op.outputs.empty();
@@ -526,8 +517,7 @@ class Backward {
     for (Index t : op.inputs) {
       if (!graph_.needs_gradient(t)) continue;
       derivative.gradients.push_back({t, gradient_of_[at(t)] != kNoGradient,
-                                      op.gradient == GradientRule::kAlias && !casts(op, t),
-                                      regions_.made_by[at(t)] == op.region});
+          op.gradient == GradientRule::kAlias && !casts(op, t), regions_.made_by[at(t)] == op.region});
     }
     region_.backward(op, derivative, graph_.bytes(), writer_.phase());
   }
@@ -548,10 +538,8 @@ class Backward {
   void drop_saved(const Indices& saved) {
     bool input = false;  // the native engine drops it last
     for (Index t : saved)
-      if (t == 0 && graph_.is_flat())
-        input = graph_.has_input_buffer();
-      else
-        writer_.unrefer(t);
+      if (t == 0 && graph_.is_flat()) input = graph_.has_input_buffer();
+      else writer_.unrefer(t);
     if (input) writer_.unrefer(0);
   }
 
@@ -567,10 +555,8 @@ class Backward {
 
   void hand_on(const Operation& op, const Contributions& contributions) {
     for (const Contribution& each : contributions)
-      if (graph_.needs_gradient(each.tensor) || graph_.is_flat())
-        accumulate(each);
-      else if (gradient(each.gradient).references == 1)
-        dying_.push_back(gradient(each.gradient).slot);
+      if (graph_.needs_gradient(each.tensor) || graph_.is_flat()) accumulate(each);
+      else if (gradient(each.gradient).references == 1) dying_.push_back(gradient(each.gradient).slot);
     if (!splits_)
       for (std::int32_t slot : weights_.settle(op)) dying_.push_back(slot);
     free_dying();
@@ -595,10 +581,8 @@ class Backward {
     settle(added.gradient);
     LayerStep step = {.kind = LayerStep::Kind::kSum, .inputs = {gradient(place).slot, gradient(added.gradient).slot}};
     if (!regions_.runs) {
-      if (regions_.made_by[at(added.tensor)] >= 0)
-        ++regions_.parts[at(added.tensor)];
-      else
-        add_kernel(Function::kAdd, 3 * bytes);
+      if (regions_.made_by[at(added.tensor)] >= 0) ++regions_.parts[at(added.tensor)];
+      else add_kernel(Function::kAdd, 3 * bytes);
     }
     // autograd adds to what it alone has (can_accumulate_inplace): of a loss, where it shows.
     const Gradient& first = gradient(place);
@@ -611,10 +595,8 @@ class Backward {
     } else {
       const std::int32_t sum = make_gradient(bytes, graph_.tensor(added.tensor).name + ".grad sum");
       drop(std::exchange(place, sum));
-      if (graph_.is_flat())
-        drop(added.gradient);
-      else if (--gradient(added.gradient).references == 0)
-        dying_.push_back(gradient(added.gradient).slot);
+      if (graph_.is_flat()) drop(added.gradient);
+      else if (--gradient(added.gradient).references == 0) dying_.push_back(gradient(added.gradient).slot);
     }
     step.outputs = {gradient(place).slot};
     writer_.end_step(std::move(step));
@@ -693,7 +675,7 @@ class Backward {
     FORESHARD_CHECK(last != kNoGradient, "no gradient reaches the layer's input");
     const Gradient& g = gradient(last);
     FORESHARD_CHECK(g.slot != LayerProgramWriter::kOutputGradSlot && g.references == 1,
-                    "the gradient of the layer's input is not its own buffer");
+        "the gradient of the layer's input is not its own buffer");
     if (g.flight >= 0) {
       phase.open_launch = g.flight;
       phase.open_slot = g.kept;

@@ -75,14 +75,11 @@ bool is_float(const TensorElement& element) { return element.type == ElementType
 
 std::int64_t TensorElement::size() const {
   switch (type) {
-    case ElementType::kInt64:
-      return 8;
-    case ElementType::kByte:
-      return 1;
+    case ElementType::kInt64: return 8;
+    case ElementType::kByte: return 1;
     case ElementType::kCompute:
     case ElementType::kFp32:
-    case ElementType::kBf16:
-      break;
+    case ElementType::kBf16: break;
   }
   return size_of(dtype);
 }
@@ -92,8 +89,8 @@ CastedLayer with_casts(const LayerSpec& layer, const ProgramOptions& options) {
   return Inserter(layer, options).run();
 }
 
-std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLayer& casts,
-                                         const ProgramOptions& options) {
+std::vector<TensorElement> element_types(
+    const LayerSpec& layer, const CastedLayer& casts, const ProgramOptions& options) {
   std::vector<TensorElement> result(layer.tensors.size());
   const DType arrives = options.arrives.value_or(options.compute);
   // (An fp32 stream between blocks arrives as it is, and what the layer narrows is of `compute`.)

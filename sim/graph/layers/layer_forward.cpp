@@ -1,10 +1,9 @@
 // Forward walks the operations in order. Under recompute nothing that they save is kept but the
 // layer's input, and under selective recompute the outputs of the kept operations.
 //
-// Recompute walks them again with fresh storages, without the kept operations, and stops early like
-// PyTorch's non-reentrant checkpoint: as soon as everything that backward needs has been saved
-// again. An operation that saves only its inputs is not executed for that (the hook raises before
-// its kernel is issued).
+// Recompute walks them again with fresh storages, without the kept operations, and stops early like PyTorch's
+// non-reentrant checkpoint: as soon as everything that backward needs has been saved again. An operation that saves
+// only its inputs is not executed for that (the hook raises before its kernel is issued).
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -147,8 +146,7 @@ class Forward {
     return op.kept_by_selective || (op.in_place && writer_.is_kept(op.inputs.front()));
   }
 
-  // What a kept operation made; one that is not under checkpointing leaves what backward or what
-  // runs again reads.
+  // What a kept operation made; one that is not under checkpointing leaves what backward or what runs again reads.
   bool is_wanted(Index t) const {
     if (!graph_.options().keeps_read || graph_.is_saved(t)) return true;
     for (std::size_t o = 0; o < graph_.operations(); ++o) {
@@ -184,10 +182,8 @@ class Forward {
     }
     const bool unpacks = collective.reorders || (collective.unpacks && graph_.options().batch > 1);
     const std::int32_t slot = output_slot(output, category);
-    if (unpacks)
-      raw = temporary(out, " as it arrives");
-    else
-      writer_.allocate(slot);
+    if (unpacks) raw = temporary(out, " as it arrives");
+    else writer_.allocate(slot);
     // A functional all-reduce is one in place of a copy.
     if (collective.kind == CollectiveKind::kAllReduce) copy(out);
     const std::int16_t launch = writer_.launch(collective, in, out, graph_.element(output));
@@ -210,8 +206,8 @@ class Forward {
   std::int32_t pack_again(const Operation& op) {
     if (!op.collective.packs) return LayerProgramWriter::kNoSlot;
     const std::int64_t bytes = graph_.bytes(op.inputs.front());
-    const std::int32_t slot = writer_.add_slot(MemoryCategory::kRecomputedActivation, bytes,
-                                               graph_.tensor(op.outputs.front()).name + " packed");
+    const std::int32_t slot = writer_.add_slot(
+        MemoryCategory::kRecomputedActivation, bytes, graph_.tensor(op.outputs.front()).name + " packed");
     writer_.allocate(slot);
     add_memory_kernel(writer_.phase(), Function::kCopy, Pass::kForward, 2 * bytes);
     return slot;
@@ -239,10 +235,8 @@ class Forward {
     writer_.use_workspace(op.forward_workspace);
     if (graph_.is_alias(op) || op.ring.ranks > 1) return;
     const std::int16_t launched = gather_input(op, category);
-    if (op.region >= 0)
-      region_.forward(op, graph_.bytes(), writer_.phase());
-    else
-      add_forward_kernels(graph_.counts(), op, writer_.phase());
+    if (op.region >= 0) region_.forward(op, graph_.bytes(), writer_.phase());
+    else add_forward_kernels(graph_.counts(), op, writer_.phase());
     if (launched < 0) return;
     if (graph_.options().pipelines_products) writer_.await(launched);
     writer_.free(std::exchange(whole_input_, LayerProgramWriter::kNoSlot));

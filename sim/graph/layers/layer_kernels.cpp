@@ -31,12 +31,10 @@ namespace {
 MemoryClass class_of(Function function, Pass pass) {
   switch (function) {
     case Function::kRmsNorm:
-    case Function::kLayerNorm:
-      return pass == Pass::kForward ? MemoryClass::kNormForward : MemoryClass::kNormBackward;
+    case Function::kLayerNorm: return pass == Pass::kForward ? MemoryClass::kNormForward : MemoryClass::kNormBackward;
     case Function::kLogSoftmax:
     case Function::kNegativeLogLikelihood:
-    case Function::kCrossEntropy:
-      return MemoryClass::kLoss;
+    case Function::kCrossEntropy: return MemoryClass::kLoss;
     case Function::kRotary:
     case Function::kConvolve:  // of channels that lie behind one another
       return MemoryClass::kStrided;
@@ -44,8 +42,7 @@ MemoryClass class_of(Function function, Pass pass) {
       return pass == Pass::kForward ? MemoryClass::kElementwise : MemoryClass::kStrided;
     case Function::kColumnSum:  // 2.0 of the 2.9 TB/s of an H100's elementwise kernels
       return MemoryClass::kCopy;
-    default:
-      return MemoryClass::kElementwise;
+    default: return MemoryClass::kElementwise;
   }
 }
 
@@ -80,8 +77,8 @@ std::int64_t width(const KernelCounts& counts, const Operation& op, std::int64_t
 }
 void add_padding(const KernelCounts& counts, const Operation& op, Pass pass, LayerPhaseProgram& phase) {
   if (width(counts, op, op.n) == op.n && width(counts, op, op.k) == op.k) return;
-  add_memory_kernel(phase, Function::kCopy, pass,
-                    checked_multiply(2 * weight_elements(counts, op), size_of(counts.options.compute)));
+  add_memory_kernel(
+      phase, Function::kCopy, pass, checked_multiply(2 * weight_elements(counts, op), size_of(counts.options.compute)));
 }
 
 // TransformerEngine casts and transposes at once and keeps both.
@@ -100,13 +97,13 @@ bool is_narrow(const KernelCounts& counts, const Operation& op) {
 
 // Of an operand of `elements`, two bytes each, read once or twice and written once or twice. Where
 // each of `ranks` casts its part before it is gathered, the transpose is made of what has arrived.
-void add_quantisation(const Operation& op, Pass pass, std::int64_t elements, LayerPhaseProgram& phase,
-                      std::int64_t ranks = 1) {
+void add_quantisation(
+    const Operation& op, Pass pass, std::int64_t elements, LayerPhaseProgram& phase, std::int64_t ranks = 1) {
   constexpr std::int64_t kRead = 2, kWritten = 1;
   if (op.fp8 == Float8::kNvfp4) {
     for (int layout = 0; layout < 2; ++layout) {
-      add_memory_kernel(phase, Function::kCast, pass,
-                        (checked_multiply(elements, kRead) + narrow_bytes(op.fp8, elements)) / ranks);
+      add_memory_kernel(
+          phase, Function::kCast, pass, (checked_multiply(elements, kRead) + narrow_bytes(op.fp8, elements)) / ranks);
     }
     return;
   }
@@ -118,8 +115,8 @@ void add_quantisation(const Operation& op, Pass pass, std::int64_t elements, Lay
 }
 
 // In the other layout, for backward: of the two-byte operand, or of what arrived in fp8.
-void add_transposed(const Operation& op, std::int64_t elements, LayerPhaseProgram& phase, std::int64_t ranks,
-                    std::int64_t copied = 4) {
+void add_transposed(
+    const Operation& op, std::int64_t elements, LayerPhaseProgram& phase, std::int64_t ranks, std::int64_t copied = 4) {
   const bool copies = op.fp8 == Float8::kRowwise;
   if (copies || ranks > 1) {
     add_memory_kernel(phase, Function::kCopy, Pass::kBackward, checked_multiply(elements, copies ? copied : 2));
@@ -135,7 +132,7 @@ void add_amax(const Operation& op, Pass pass, std::int64_t elements, LayerPhaseP
 }
 
 void add_gemm(const KernelCounts& counts, Pass pass, const Product& product, LayerPhaseProgram& phase,
-              Float8 recipe = Float8::kNone) {
+    Float8 recipe = Float8::kNone) {
   const bool fp8 = recipe != Float8::kNone, fp4 = recipe == Float8::kNvfp4;
   const auto& [m, n, k, elements, groups, narrow] = product;
   const DType dtype = narrow ? DType::kBf16 : counts.options.compute;
@@ -211,8 +208,7 @@ void add_attention(const KernelCounts& counts, const Operation& op, Pass pass, L
 void add_dequantize(const KernelCounts& counts, const Operation& op, Pass pass, LayerPhaseProgram& phase) {
   if (!op.packed) return;
   const std::int64_t blocks = counts.layer.parameters[at(op.parameters.front())].numel();
-  add_memory_kernel(
-      phase, Function::kDequantize, pass,
+  add_memory_kernel(phase, Function::kDequantize, pass,
       checked_multiply(checked_add(blocks, weight_elements(counts, op)), size_of(counts.options.compute)));
 }
 
@@ -236,23 +232,21 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
       if (!op.shares_fp8_input) add_transposed(op, rows * op.k, phase, op.fp8_inputs);
     }
     add_gemm(counts, Pass::kBackward,
-             {width(counts, op, op.k), width(counts, op, op.n), group, elements, op.groups, is_narrow(counts, op)},
-             phase, fp8_weights ? op.fp8 : Float8::kNone);
+        {width(counts, op, op.k), width(counts, op, op.n), group, elements, op.groups, is_narrow(counts, op)}, phase,
+        fp8_weights ? op.fp8 : Float8::kNone);
     if (options.gradients == GradientStorage::kFlat && options.flat_gradient != options.compute) {
       add_memory_kernel(phase, Function::kCast, Pass::kBackward,
-                        checked_multiply(weights, size_of(options.compute) + size_of(options.flat_gradient)));
+          checked_multiply(weights, size_of(options.compute) + size_of(options.flat_gradient)));
     }
   }
   if (parts.inputs) {
     add_dequantize(counts, op, Pass::kBackward, phase);
-    if (fp8 && !keeps && op.fp8_weight)
-      add_memory_kernel(phase, Function::kCopy, Pass::kBackward, 2 * weights);
-    else if (fp8 && !keeps)
-      add_transposed(op, weights, phase, 1);
+    if (fp8 && !keeps && op.fp8_weight) add_memory_kernel(phase, Function::kCopy, Pass::kBackward, 2 * weights);
+    else if (fp8 && !keeps) add_transposed(op, weights, phase, 1);
     add_padding(counts, op, Pass::kBackward, phase);
     add_gemm(counts, Pass::kBackward,
-             {group, width(counts, op, op.k), width(counts, op, op.n), elements, op.groups, is_narrow(counts, op)},
-             phase, op.fp8);
+        {group, width(counts, op, op.k), width(counts, op, op.n), elements, op.groups, is_narrow(counts, op)}, phase,
+        op.fp8);
   }
   if (parts.weights && op.parameters.size() > 1) {
     // The bias: a column sum over the output's gradient.
@@ -268,8 +262,8 @@ void add_copy(LayerPhaseProgram& phase, Pass pass, std::int64_t bytes) {
 }
 
 // A norm keeps a figure in fp32 of each row.
-void add_norm(const KernelCounts& counts, const Operation& op, Pass pass, std::int64_t bytes,
-              LayerPhaseProgram& phase) {
+void add_norm(
+    const KernelCounts& counts, const Operation& op, Pass pass, std::int64_t bytes, LayerPhaseProgram& phase) {
   add_memory_kernel(phase, op.function, pass, bytes);
   if (op.outputs.size() > 1) phase.kernels.back().m = counts.bytes[at(op.outputs.back())] / size_of(DType::kFp32);
 }
@@ -307,7 +301,7 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
       add_dequantize(counts, op, Pass::kForward, phase);
       if (op.casts_weight) {
         add_memory_kernel(phase, Function::kCast, Pass::kForward,
-                          weight_elements(counts, op) * size_of(DType::kFp32) + counts.bytes[at(op.outputs.back())]);
+            weight_elements(counts, op) * size_of(DType::kFp32) + counts.bytes[at(op.outputs.back())]);
       }
       if (op.fp8 != Float8::kNone) {
         if (!op.shares_fp8_input) {
@@ -321,24 +315,18 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
       }
       add_padding(counts, op, Pass::kForward, phase);
       add_gemm(counts, Pass::kForward,
-               {rows_of_group(counts, op), width(counts, op, op.n), width(counts, op, op.k),
-                rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups, is_narrow(counts, op)},
-               phase, op.fp8);
+          {rows_of_group(counts, op), width(counts, op, op.n), width(counts, op, op.k),
+              rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups, is_narrow(counts, op)},
+          phase, op.fp8);
       if (op.function == Function::kCrossEntropy) {  // of its result, in place
-        add_memory_kernel(phase, op.function, Pass::kForward,
-                          checked_multiply(2 * rows * op.n, size_of(counts.options.compute)));
+        add_memory_kernel(
+            phase, op.function, Pass::kForward, checked_multiply(2 * rows * op.n, size_of(counts.options.compute)));
       }
       return;
     }
-    case OperationKind::kAttention:
-      add_attention(counts, op, Pass::kForward, phase);
-      return;
-    case OperationKind::kNorm:
-      add_norm(counts, op, Pass::kForward, moved + bytes_of_gate(counts, op), phase);
-      return;
-    case OperationKind::kScan:
-      add_scan_forward(counts, op, phase);
-      return;
+    case OperationKind::kAttention: add_attention(counts, op, Pass::kForward, phase); return;
+    case OperationKind::kNorm: add_norm(counts, op, Pass::kForward, moved + bytes_of_gate(counts, op), phase); return;
+    case OperationKind::kScan: add_scan_forward(counts, op, phase); return;
     case OperationKind::kElementwise:
       add_memory_kernel(phase, op.function, Pass::kForward, moved);
       if (op.function == Function::kSoftmax && !op.forward_workspace.empty()) {
@@ -358,9 +346,8 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
   }
 }
 
-// Kernels of PyTorch's derivatives (tools/autograd/derivatives.yaml, FunctionsManual.cpp) before
-// the one that reads the gradient and what is saved and writes the inputs'. `output`: bytes of the
-// gradient.
+// Kernels of PyTorch's derivatives (tools/autograd/derivatives.yaml, FunctionsManual.cpp) before the one that reads the
+// gradient and what is saved and writes the inputs'. `output`: bytes of the gradient.
 void add_eager_backward(const Operation& op, std::int64_t output, LayerPhaseProgram& phase) {
   constexpr Pass kPass = Pass::kBackward;
   switch (op.function) {
@@ -380,8 +367,7 @@ void add_eager_backward(const Operation& op, std::int64_t output, LayerPhaseProg
         add_memory_kernel(phase, Function::kScale, kPass, 2 * output);
       }
       return;
-    default:
-      return;
+    default: return;
   }
 }
 
@@ -390,29 +376,22 @@ void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts
   const std::int64_t output = op.outputs.empty() ? 0 : counts.bytes[at(op.outputs.front())];
   const std::int64_t moved = output + total_bytes(counts, op.saved) + total_bytes(counts, op.inputs);
   switch (op.kind) {
-    case OperationKind::kGemm:
-      add_gemm_backward(counts, op, parts, phase);
-      return;
-    case OperationKind::kAttention:
-      add_attention(counts, op, Pass::kBackward, phase);
-      return;
+    case OperationKind::kGemm: add_gemm_backward(counts, op, parts, phase); return;
+    case OperationKind::kAttention: add_attention(counts, op, Pass::kBackward, phase); return;
     case OperationKind::kNorm:
       // Reads the output's gradient and the saved input, writes the input's gradient.
       add_norm(counts, op, Pass::kBackward, output + 2 * total_bytes(counts, op.inputs) + 3 * bytes_of_gate(counts, op),
-               phase);
+          phase);
       return;
-    case OperationKind::kScan:
-      add_scan_backward(counts, op, phase);
-      return;
+    case OperationKind::kScan: add_scan_backward(counts, op, phase); return;
     case OperationKind::kElementwise:
       add_eager_backward(op, output, phase);
       add_memory_kernel(phase, op.function, Pass::kBackward, moved);
       return;
     case OperationKind::kEmbedding: {
       // Zero-fills the dense gradient, then scatter-adds one row per token.
-      std::int64_t table = sum_of<std::int64_t>(op.parameters, [&](std::int16_t p) {
-        return counts.layer.parameters[at(p)].numel() * size_of(counts.options.compute);
-      });
+      std::int64_t table = sum_of<std::int64_t>(op.parameters,
+          [&](std::int16_t p) { return counts.layer.parameters[at(p)].numel() * size_of(counts.options.compute); });
       add_memory_kernel(phase, op.function, Pass::kBackward, table + 3 * output);
       return;
     }
@@ -446,9 +425,8 @@ bool reads_parts_of_rows(const KernelCounts& counts, const Operation& op) {
   if (op.function == Function::kAdd && op.inputs.size() == 1 && bytes(op.inputs.front()) == bytes(op.outputs.front()))
     return true;
   return std::ranges::any_of(op.inputs, [&](std::int16_t t) {
-    return std::ranges::any_of(counts.layer.operations, [&](const Operation& other) {
-      return other.view && other.outputs.size() > 1 && contains(other.outputs, t);
-    });
+    return std::ranges::any_of(counts.layer.operations,
+        [&](const Operation& other) { return other.view && other.outputs.size() > 1 && contains(other.outputs, t); });
   });
 }
 
@@ -534,8 +512,8 @@ void launch(const KernelCounts& counts, const Operation& op, std::size_t begin, 
 
 // A loop's weights are views of one tensor of all experts: autograd puts the gradient of each into
 // zeros of that size (select_backward) and adds them up, in place.
-void add_gradients_of_views(const KernelCounts& counts, const Operation& op, BackwardParts parts,
-                            LayerPhaseProgram& phase) {
+void add_gradients_of_views(
+    const KernelCounts& counts, const Operation& op, BackwardParts parts, LayerPhaseProgram& phase) {
   if (op.kind != OperationKind::kGemm || !op.one_by_one || !parts.weights) return;
   const std::int64_t all = weight_elements(counts, op) * size_of(counts.options.compute);
   for (std::int64_t group = 0; group < op.groups; ++group) {
@@ -564,8 +542,8 @@ void add_forward_kernels(const KernelCounts& counts, const Operation& op, LayerP
   launch(counts, op, begin, phase);
 }
 
-void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
-                          LayerPhaseProgram& phase) {
+void add_backward_kernels(
+    const KernelCounts& counts, const Operation& op, BackwardParts parts, LayerPhaseProgram& phase) {
   const std::size_t begin = phase.kernels.size();
   add_backward(counts, op, parts, phase);
   launch(counts, op, begin, phase);

@@ -18,8 +18,7 @@ struct KernelCounts {
   const std::vector<std::int64_t>& bytes;
 };
 
-// What backward computes of an operation: frozen weights and inputs without gradient leave their
-// kernels out.
+// What backward computes of an operation: frozen weights and inputs without gradient leave their kernels out.
 struct BackwardParts {
   bool weights = true;
   bool inputs = true;
@@ -27,8 +26,8 @@ struct BackwardParts {
 
 void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, std::int64_t bytes);
 void add_forward_kernels(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase);
-void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
-                          LayerPhaseProgram& phase);
+void add_backward_kernels(
+    const KernelCounts& counts, const Operation& op, BackwardParts parts, LayerPhaseProgram& phase);
 // Kernels from `begin` on are those of a norm written as several operations, if `op` is one of
 // them: broadcast products, reductions along rows and changes of dtype, one after the other, stream
 // slower than what one kernel does (calibration/fit/fit_memory.cpp).

@@ -20,13 +20,11 @@ struct LayerModule {
   Indices parameters;        // its own, not those of modules inside
 };
 
-// In the order of registration: the first parameter's first, outer modules before inner ones. For
-// layers other than blocks only the modules that own parameters: what is around them also holds
-// other layers.
+// In the order of registration: the first parameter's first, outer modules before inner ones. For layers other than
+// blocks only the modules that own parameters: what is around them also holds other layers.
 std::vector<LayerModule> modules_of(const LayerSpec& layer);
 
-// From which operation of a layer to which each of its modules runs: those that read the weights in
-// it or below it.
+// From which operation of a layer to which each of its modules runs: those that read the weights in it or below it.
 class ModuleSpans {
  public:
   ModuleSpans() = default;  // of a layer without modules

@@ -32,8 +32,8 @@ void write_backward(LayerProgramWriter& writer);
 
 // The second half of a backward in two. `captured`: of each operation, the slot of its output's
 // gradient, which was kept for its weights; kNoSlot: it has none.
-void write_weight_backward(LayerProgramWriter& writer, WeightGradients& weights,
-                           const std::vector<std::int32_t>& captured);
+void write_weight_backward(
+    LayerProgramWriter& writer, WeightGradients& weights, const std::vector<std::int32_t>& captured);
 
 // Ring attention in a layer's program: collectives, kernels and temporaries of one attention over
 // the ranks of mesh.cp (Operation::ring).

@@ -1,12 +1,11 @@
 // How a layer's allocations follow from its operations.
 //
-// Tensors name storages; a storage dies with its last reference. References are Python's names
-// (they end where Operation::released says, else after the last use), what autograd saved, what
-// checkpointing keeps, and outside of the layer the names of its input and output. What autograd
-// makes of the layer is settled first (layer_autograd.h); then forward, recompute
-// (layer_forward.cpp) and backward (layer_backward.cpp) are written in the order in which they run,
-// by a writer that counts the references (layer_program_writer.h). The end is here: slots of the
-// layer's neighbours get their numbers, and how memory swings is summed up.
+// Tensors name storages; a storage dies with its last reference. References are Python's names (they end where
+// Operation::released says, else after the last use), what autograd saved, what checkpointing keeps, and outside of the
+// layer the names of its input and output. What autograd makes of the layer is settled first (layer_autograd.h); then
+// forward, recompute (layer_forward.cpp) and backward (layer_backward.cpp) are written in the order in which they run,
+// by a writer that counts the references (layer_program_writer.h). The end is here: slots of the layer's neighbours get
+// their numbers, and how memory swings is summed up.
 //
 // Held against the allocation log of PyTorch 2.11 in tests/sim/graph/layers/layer_program_test.cpp.
 #include "sim/graph/layers/layer_program.h"
@@ -43,7 +42,7 @@ class Finisher {
     }
     list_stored_gradients();
     for (LayerPhaseProgram* phase :
-         {&program_.forward, &program_.recompute, &program_.backward, &program_.free_ignored_gradients})
+        {&program_.forward, &program_.recompute, &program_.backward, &program_.free_ignored_gradients})
       finish(*phase);
     for (LayerPhaseProgram& phase : program_.free_gradients) finish(phase);
     for (LayerPhaseProgram& phase : program_.free_last_gradient) finish(phase);

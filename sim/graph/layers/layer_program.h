@@ -42,14 +42,13 @@ enum class MemoryCategory : std::uint8_t {
 };
 inline constexpr std::size_t kMemoryCategories = 18;
 constexpr const char* to_string(MemoryCategory category) {
-  return word_at(category, {"sharded_param", "unsharded_param", "post_forward_shard", "sharded_grad", "unsharded_grad",
-                            "accumulated_grad", "activation", "recomputed_activation", "backward_temp",
-                            "optimizer_state", "optimizer_temp", "cast_temp", "all_gather_output",
-                            "reduce_scatter_input", "reduce_scatter_output", "comm_temp", "input", "other"});
+  return word_at(category,
+      {"sharded_param", "unsharded_param", "post_forward_shard", "sharded_grad", "unsharded_grad", "accumulated_grad",
+          "activation", "recomputed_activation", "backward_temp", "optimizer_state", "optimizer_temp", "cast_temp",
+          "all_gather_output", "reduce_scatter_input", "reduce_scatter_output", "comm_temp", "input", "other"});
 }
 
-// The caching allocator hands out multiples of 512 bytes (c10/cuda/CUDACachingAllocator.cpp,
-// kMinBlockSize).
+// The caching allocator hands out multiples of 512 bytes (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 inline constexpr std::int64_t kAllocationGranularity = 512;
 inline Bytes allocated_size(std::int64_t bytes) {
   constexpr std::int64_t kMask = kAllocationGranularity - 1;
@@ -66,9 +65,8 @@ struct TensorElement {
 
 enum class KernelKind : std::uint8_t { kGemm, kAttention, kMemory };
 
-// One kernel in counts. GEMM: m x k times k x n, `groups` times in one launch. Attention: m =
-// batch, n = sequence (of packed documents: m = documents, n = their length), k = head_dim, heads
-// in `heads`.
+// One kernel in counts. GEMM: m x k times k x n, `groups` times in one launch. Attention: m = batch, n = sequence (of
+// packed documents: m = documents, n = their length), k = head_dim, heads in `heads`.
 struct Kernel {
   KernelKind kind = KernelKind::kMemory;
   Function function = Function::kCopy;
@@ -111,8 +109,7 @@ struct LayerStep {
   enum class Kind : std::uint8_t {
     kForward,   // inputs and outputs as the operation lists them
     kBackward,  // inputs: the output's gradient, then the saved tensors as listed, then what the
-                // gradient is added to (ProgramOptions::adds_gradients); outputs: the gradient of
-                // each input, in order
+                // gradient is added to (ProgramOptions::adds_gradients); outputs: the gradient of each input, in order
     kSum,       // outputs[0] = inputs[0] + inputs[1]; in place where outputs[0] is one of them
   };
   static constexpr std::int32_t kNothing = -1;  // no such tensor: token ids, a dead output
@@ -126,11 +123,10 @@ struct LayerStep {
 // A run of a phase between two borders of units: `part` is whose module runs (Operation::part). A
 // phase without nested units and without casts is one segment.
 struct LayerSegment {
-  // Outside of the hooks of the layer's unit: before its pre-forward (pre-backward) hook or after
-  // its post-forward (post-backward) one. Where a unit begins or ends, its module's inputs and
-  // outputs are cast there; and only there does the caller let go of the layer's input. The loss'
-  // backward ends with kAfter once the root's final callback is done. (A final norm's input is let
-  // go of with the head's: both are names in one function.)
+  // Outside of the hooks of the layer's unit: before its pre-forward (pre-backward) hook or after its post-forward
+  // (post-backward) one. Where a unit begins or ends, its module's inputs and outputs are cast there; and only there
+  // does the caller let go of the layer's input. The loss' backward ends with kAfter once the root's final callback is
+  // done. (A final norm's input is let go of with the head's: both are names in one function.)
   static constexpr std::int8_t kBefore = -1;
   static constexpr std::int8_t kAfter = -2;
   // Of a backward in two halves (ProgramOptions::splits_backward), which go behind the first one's
@@ -218,9 +214,8 @@ struct LayerProgram {
 // of into a new buffer: autograd must not assume that it owns them, the engine knows.
 enum class GradientStorage : std::uint8_t { kPerParameter, kFlat };
 
-// kTokenTable: parameter 0 of this layer also is the head's, whose gradient arrived first; from a
-// function of Python's, which holds it (kHeld: nothing is added to it in place) or not (kOwned:
-// DeepSpeed's F.linear of stage 3).
+// kTokenTable: parameter 0 of this layer also is the head's, whose gradient arrived first; from a function of Python's,
+// which holds it (kHeld: nothing is added to it in place) or not (kOwned: DeepSpeed's F.linear of stage 3).
 enum class Tying : std::uint8_t { kNone, kTokenTable, kHeld, kOwned };
 
 // A layer whose weights run several times in one forward: autograd sums the gradients of its calls
@@ -293,9 +288,8 @@ struct ProgramOptions {
   // Under selective recompute only what is read of kept operations' outputs is kept: they are
   // outside of what is checkpointed (Megatron-Core's modules), not in its cache.
   bool keeps_read = false;
-  // Of a pipeline's stage: somebody else holds the layer's input (the first layer's, and the
-  // loss'); its output and that one's gradient are slots of its own, behind all others, and
-  // somebody else's, too (the last layer).
+  // Of a pipeline's stage: somebody else holds the layer's input (the first layer's, and the loss'); its output and
+  // that one's gradient are slots of its own, behind all others, and somebody else's, too (the last layer).
   bool input_is_held = false, ends_stage = false;
   // Backward in two halves: of inputs, which keeps what it read and the gradients of what products
   // and norms made, and of weights (torch/distributed/pipelining/_backward.py).

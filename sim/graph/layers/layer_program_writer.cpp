@@ -122,8 +122,8 @@ std::int16_t LayerProgramWriter::add_call(LayerCall call) {
   return static_cast<std::int16_t>(phase_->calls.size() - 1);
 }
 
-std::int16_t LayerProgramWriter::launch(const LayerCollective& collective, std::int64_t bytes_in,
-                                        std::int64_t bytes_out, TensorElement element) {
+std::int16_t LayerProgramWriter::launch(
+    const LayerCollective& collective, std::int64_t bytes_in, std::int64_t bytes_out, TensorElement element) {
   LayerCall call = {.collective = collective, .bytes_in = bytes_in, .bytes_out = bytes_out, .element = element};
   if (collective.finds_amax) {
     LayerCall amax = {.collective = collective, .bytes_in = 4, .bytes_out = 4, .element = element};
@@ -212,8 +212,7 @@ void LayerProgramWriter::release(std::int32_t storage) {
   Storage& s = storages_[at(storage)];
   if (s.slot == kNoSlot || s.references == 0 || --s.references > 0 || s.slot == kOutputSlot) return;
   free(s.slot);
-  // Of a tensor that nobody waited for (a recomputation stopped before), what was sent goes with
-  // it.
+  // Of a tensor that nobody waited for (a recomputation stopped before), what was sent goes with it.
   s.flight = kLanded;
   release(std::exchange(s.sent, kNoStorage));
 }

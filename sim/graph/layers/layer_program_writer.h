@@ -57,8 +57,8 @@ class LayerProgramWriter {
   // --- collectives ---
 
   // Closes the segment that is open and returns the call's number.
-  std::int16_t launch(const LayerCollective& collective, std::int64_t bytes_in, std::int64_t bytes_out,
-                      TensorElement element);
+  std::int16_t launch(
+      const LayerCollective& collective, std::int64_t bytes_in, std::int64_t bytes_out, TensorElement element);
   void await(std::int16_t launch);
   void recompute_here();
   // The tensor is on its way: whoever reads its storage next waits, and then `sent` is let go of.

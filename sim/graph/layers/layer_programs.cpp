@@ -96,9 +96,7 @@ struct Variant {
 void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int64_t blocks, Variant& variant) {
   const Units& units = plan.units;
   switch (role) {
-    case LayerRole::kEmbedding:
-      variant.ends_unit = units.embedding == UnitPlacement::kOwn;
-      return;
+    case LayerRole::kEmbedding: variant.ends_unit = units.embedding == UnitPlacement::kOwn; return;
     case LayerRole::kBlock:
       if (units.blocks == UnitPlacement::kRoot) return;
       variant.begins_unit = block % units.layers_per_unit == 0;
@@ -115,8 +113,7 @@ void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int
       variant.ends_unit = !plan.loss_in_forward || !in_root(units, role);
       return;
     case LayerRole::kLoss:
-    case LayerRole::kInner:
-      return;
+    case LayerRole::kInner: return;
   }
 }
 
@@ -160,9 +157,8 @@ DType handed_on(const LayerSpec& layer, const Variant& variant, const Plan& plan
 }
 
 std::int64_t output_bytes(const LayerSpec& layer, const Plan& plan, DType dtype) {
-  const std::int64_t count =
-      elements(layer.tensors[static_cast<std::size_t>(layer.output)], layer.domain.sequences(plan.batch.micro_batch),
-               layer.domain.length(plan.batch.sequence));
+  const std::int64_t count = elements(layer.tensors[static_cast<std::size_t>(layer.output)],
+      layer.domain.sequences(plan.batch.micro_batch), layer.domain.length(plan.batch.sequence));
   return checked_multiply(count, size_of(dtype));
 }
 
@@ -203,7 +199,7 @@ std::int64_t narrowed_elements(const LayerSpec& layer, const Plan& plan) {
   if (reader == nullptr || !reader->view || reader->outputs.size() != 1) return 0;
   const auto count = [&](Index t) {
     return elements(layer.tensors[static_cast<std::size_t>(t)], layer.domain.sequences(plan.batch.micro_batch),
-                    layer.domain.length(plan.batch.sequence / plan.mesh.cp));
+        layer.domain.length(plan.batch.sequence / plan.mesh.cp));
   };
   const std::int64_t narrowed = count(reader->outputs.front());
   return narrowed < count(0) ? narrowed : 0;
@@ -312,8 +308,7 @@ void LayerPrograms::set_zero(const Plan& plan, Setting& setting) {
 
 namespace {
 
-// Layers are cut over the axes inside of shard: how the ranks outside of them share parameters is
-// the same to them.
+// Layers are cut over the axes inside of shard: how the ranks outside of them share parameters is the same to them.
 Mesh joined_data_ranks(Mesh mesh) {
   mesh.shard = mesh.data_parallel();
   mesh.replicate = 1;
@@ -441,10 +436,9 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     local_ = std::make_shared<const ModelSpec>(std::move(divided));
   }
   const ModelSpec& model = model_of(whole);
-  const bool has_one_embedding =
-      std::ranges::count_if(whole.order, [&](const LayerInstance& each) {
-        return whole.kinds[static_cast<std::size_t>(each.kind)].role == LayerRole::kEmbedding;
-      }) == 1;
+  const bool has_one_embedding = std::ranges::count_if(whole.order, [&](const LayerInstance& each) {
+    return whole.kinds[static_cast<std::size_t>(each.kind)].role == LayerRole::kEmbedding;
+  }) == 1;
   const bool at_borders = casts_at_borders(plan) || casts_sinusoids(model, plan);
   if (at_borders) setting_.units = plan.units;
   modes_[static_cast<std::size_t>(Recompute::kNone)] = true;
@@ -564,14 +558,13 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options, Progr
   LayerSpec evaluated = layer;
   const bool has_loss = setting_.runtime == RuntimeKind::kNative || setting_.refers;
   if (layer.role == LayerRole::kLoss && has_loss)
-    evaluated.operations.back().released.push_back(layer.output);  // nobody comes behind it
-  else if (layer.role == LayerRole::kLoss)
-    evaluated.operations.clear();  // a library's is the model's forward alone
+    evaluated.operations.back().released.push_back(layer.output);         // nobody comes behind it
+  else if (layer.role == LayerRole::kLoss) evaluated.operations.clear();  // a library's is the model's forward alone
   programs.evaluation = std::make_shared<const LayerProgram>(build_layer_program(evaluated, options));
 }
 
-const std::shared_ptr<const LayerProgram>& LayerPrograms::at(std::int32_t layer, Recompute recompute,
-                                                             StepMicroBatch micro_batch) const {
+const std::shared_ptr<const LayerProgram>& LayerPrograms::at(
+    std::int32_t layer, Recompute recompute, StepMicroBatch micro_batch) const {
   const auto kind = static_cast<std::size_t>(micro_batch);
   return of(layer).of[kind][static_cast<std::size_t>(recompute)];
 }
@@ -589,8 +582,8 @@ bool LayerPrograms::serve(const Plan& plan) const {
   if (setting_.units != Units()) asked.units = plan.units;  // (casts_sinusoids)
   if (asked != setting_) return false;
   if (!modes_[static_cast<std::size_t>(plan.recompute.value)]) return false;
-  return std::ranges::all_of(plan.recompute.ranges,
-                             [&](const auto& range) { return modes_[static_cast<std::size_t>(range.value)]; });
+  return std::ranges::all_of(
+      plan.recompute.ranges, [&](const auto& range) { return modes_[static_cast<std::size_t>(range.value)]; });
 }
 
 }

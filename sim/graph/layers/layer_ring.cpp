@@ -1,12 +1,10 @@
-// torch 2.11 distributed/tensor/experimental/_context_parallel/_attention.py,
-// _templated_ring_attention, its backward and _SDPAMerger, variable by variable: a buffer lives as
-// long as a name or an open collective refers to it.
+// torch 2.11 distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention, its backward
+// and _SDPAMerger, variable by variable: a buffer lives as long as a name or an open collective refers to it.
 //
-// Forward: keys and values flat in one buffer; gathered at once, or exchanged with the neighbour
-// before each step and awaited behind it. A step is one call of the attention kernel; outputs are
-// merged in fp32. Backward: keys and values come round again, and gradients of both go round in
-// fp32, always from neighbour to neighbour: a step's are added to what arrived and sent on; the
-// last exchange is awaited at once. A step that the rank skips makes zeros in fp32.
+// Forward: keys and values flat in one buffer; gathered at once, or exchanged with the neighbour before each step and
+// awaited behind it. A step is one call of the attention kernel; outputs are merged in fp32. Backward: keys and values
+// come round again, and gradients of both go round in fp32, always from neighbour to neighbour: a step's are added to
+// what arrived and sent on; the last exchange is awaited at once. A step that the rank skips makes zeros in fp32.
 #include <algorithm>
 #include <utility>
 
@@ -54,10 +52,8 @@ class Ring {
     free(lse_);
     // The results in the compute dtype are the operation's.
     Slots ended;
-    if (widens())
-      ended.push_back(sum);
-    else
-      free(sum);
+    if (widens()) ended.push_back(sum);
+    else free(sum);
     for (const Slots& rest : {received_keys(), packing_, step_out_}) append(ended, rest);
     return ended;
   }
@@ -201,10 +197,8 @@ class Ring {
   // step is not causal, which is twice as many.
   void attend(std::int64_t step) {
     const std::size_t begin = writer_.phase().kernels.size();
-    if (pass_ == Pass::kForward)
-      add_forward_kernels(graph_.counts(), op_, writer_.phase());
-    else
-      add_backward_kernels(graph_.counts(), op_, {false, true}, writer_.phase());
+    if (pass_ == Pass::kForward) add_forward_kernels(graph_.counts(), op_, writer_.phase());
+    else add_backward_kernels(graph_.counts(), op_, {false, true}, writer_.phase());
     if (op_.ring.balanced || step == 0) return;
     for (std::size_t k = begin; k < writer_.phase().kernels.size(); ++k) {
       Kernel& kernel = writer_.phase().kernels[k];
@@ -273,7 +267,7 @@ class Ring {
     const std::int64_t part = op_.ring.halves(step) ? 2 : 1;
     const std::int64_t keys = step > 0 && op_.ring.balanced && step <= op_.ring.rank ? 2 : 1;
     Slots made = {temporary(q_ / part, "q.grad of step"), temporary(k_ / keys, "k.grad of step"),
-                  temporary(v_ / keys, "v.grad of step")};
+        temporary(v_ / keys, "v.grad of step")};
     attend(step);
     return made;
   }

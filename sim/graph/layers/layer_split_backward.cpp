@@ -76,10 +76,8 @@ class WeightBackward {
     for (std::size_t i = 0; op.makes_all && i < op.inputs.size(); ++i)
       unasked.push_back(writer_.make_temporary(graph_.bytes(op.inputs[i]), graph_.tensor(op.inputs[i]).name + ".grad"));
     weights_.make(op);
-    if (op.gradient == GradientRule::kAlias)
-      add_memory_kernel(phase, Function::kColumnSum, Pass::kBackward, bytes);
-    else
-      add_backward_kernels(graph_.counts(), op, {true, op.makes_all}, phase);
+    if (op.gradient == GradientRule::kAlias) add_memory_kernel(phase, Function::kColumnSum, Pass::kBackward, bytes);
+    else add_backward_kernels(graph_.counts(), op, {true, op.makes_all}, phase);
     weights_.validate(op);
     end_node(o);
     free_all(unasked);
@@ -150,8 +148,8 @@ class WeightBackward {
 
 }
 
-void write_weight_backward(LayerProgramWriter& writer, WeightGradients& weights,
-                           const std::vector<std::int32_t>& captured) {
+void write_weight_backward(
+    LayerProgramWriter& writer, WeightGradients& weights, const std::vector<std::int32_t>& captured) {
   WeightBackward(writer, weights, captured).run();
 }
 

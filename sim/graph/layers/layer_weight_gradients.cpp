@@ -1,8 +1,7 @@
-// A kernel makes a norm's gradients in its weight's dtype, as does a loss with the head's product
-// in it, other ones in the incoming gradient's; a bias is a sum over the incoming gradient.
-// validate_outputs casts them where the parameter's gradient has another dtype. A linear layer's
-// weight is used transposed, which is a node more: its gradient is cast and stored once that one is
-// done.
+// A kernel makes a norm's gradients in its weight's dtype, as does a loss with the head's product in it, other ones in
+// the incoming gradient's; a bias is a sum over the incoming gradient. validate_outputs casts them where the
+// parameter's gradient has another dtype. A linear layer's weight is used transposed, which is a node more: its
+// gradient is cast and stored once that one is done.
 //
 // The native engine (GradientStorage::kFlat) writes them into the unit's flat buffer.
 #include "sim/graph/layers/layer_weight_gradients.h"
@@ -66,7 +65,7 @@ void WeightGradients::validate(const Operation& op) {
     if (wanted == made) continue;
     const std::int32_t cast = make_slot(p, wanted, ".grad");
     add_memory_kernel(writer_.phase(), Function::kCast, Pass::kBackward,
-                      graph_.parameter(p).numel() * (size_of(made) + size_of(wanted)));
+        graph_.parameter(p).numel() * (size_of(made) + size_of(wanted)));
     writer_.free(std::exchange(each.slot, cast));
   }
 }
@@ -109,9 +108,8 @@ void WeightGradients::store(const Operation& op) {
     return;
   }
   std::vector<Fresh> fresh = std::exchange(fresh_, {});
-  // Of what a node hands on, the latest made goes first: a bias, for the weight is transposed
-  // before the product. Autocast, though, casts the last of its arguments first and the input at
-  // last.
+  // Of what a node hands on, the latest made goes first: a bias, for the weight is transposed before the product.
+  // Autocast, though, casts the last of its arguments first and the input at last.
   const DType stored = graph_.options().stored;
   const bool is_cast = !fresh.empty() && stored != graph_.dtype_of(fresh.front().parameter) &&
                        stored == graph_.gradient_dtype_of(fresh.front().parameter);

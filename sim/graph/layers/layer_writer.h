@@ -1,5 +1,4 @@
-// Writes a layer down, or what takes an operation's place in one: each operation behind the tensors
-// that it makes.
+// Writes a layer down, or what takes an operation's place in one: each operation behind the tensors that it makes.
 #pragma once
 
 #include "sim/base/lookup.h"
@@ -23,7 +22,7 @@ inline const TensorSpec& tensor(const LayerSpec& layer, Index index) { return la
 template <typename To>
 void renumber(Operation& op, const To& to) {
   for (Indices* list : {&op.inputs, &op.outputs, &op.saved, &op.released, &op.backward_temporaries,
-                        &op.forward_workspace, &op.backward_workspace})
+           &op.forward_workspace, &op.backward_workspace})
     for (Index& t : *list) t = to(t);
   for (SideProduct& p : op.products) p.rows = to(p.rows), p.steps = to(p.steps);
 }
@@ -62,14 +61,14 @@ class LayerWriter {
     return static_cast<Index>(layer_.parameters.size() - 1);
   }
 
-  Operation& operation(std::string name, OperationKind kind, Function function, Indices inputs = {},
-                       Indices outputs = {}) {
+  Operation& operation(
+      std::string name, OperationKind kind, Function function, Indices inputs = {}, Indices outputs = {}) {
     return operations_.emplace_back(Operation{.name = std::move(name),
-                                              .kind = kind,
-                                              .function = function,
-                                              .inputs = std::move(inputs),
-                                              .outputs = std::move(outputs),
-                                              .part = part_});
+        .kind = kind,
+        .function = function,
+        .inputs = std::move(inputs),
+        .outputs = std::move(outputs),
+        .part = part_});
   }
   Operation& pass(std::string name, Function function, Indices inputs, Indices outputs) {
     return operation(std::move(name), OperationKind::kElementwise, function, std::move(inputs), std::move(outputs));

@@ -1,8 +1,7 @@
-// A gather and the products that read it run chunk by chunk, the own chunk first; a product and its
-// reduce-scatter, the own chunk last. Either pair takes as long as the longer of the two: here both
-// begin together and what follows waits for both. A sum of several products is not taken apart, nor
-// is a product behind anything but the gather (torch/_inductor/fx_passes/micro_pipeline_tp.py;
-// Megatron-Core's tp_comm_overlap is the same with user buffers).
+// A gather and the products that read it run chunk by chunk, the own chunk first; a product and its reduce-scatter, the
+// own chunk last. Either pair takes as long as the longer of the two: here both begin together and what follows waits
+// for both. A sum of several products is not taken apart, nor is a product behind anything but the gather
+// (torch/_inductor/fx_passes/micro_pipeline_tp.py; Megatron-Core's tp_comm_overlap is the same with user buffers).
 #include "sim/graph/layers/pipelined_products.h"
 
 #include <algorithm>

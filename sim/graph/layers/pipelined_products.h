@@ -6,9 +6,8 @@
 
 namespace foreshard {
 
-// `phase` of `layer` with its waits for gathers behind the products that read what is gathered, and
-// its reduce-scatters launched with the product whose summands they add. What is allocated and when
-// stays as it is.
+// `phase` of `layer` with its waits for gathers behind the products that read what is gathered, and its reduce-scatters
+// launched with the product whose summands they add. What is allocated and when stays as it is.
 void pipeline_products(const LayerSpec& layer, LayerPhaseProgram& phase);
 
 }

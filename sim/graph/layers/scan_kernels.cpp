@@ -1,10 +1,9 @@
 // Launches of mamba_split_conv1d_scan_combined (mamba_ssm/ops/triton/ssd_combined.py of v2.3,
-// _mamba_chunk_scan_combined_fwd and _bwd), each by what it reads and writes once; what heads of a
-// group share comes from the cache again. They are Triton's, products of a chunk's positions with
-// exponentials between, and reach neither tensor cores' rate nor the memory's: 8,192 positions of
-// 128 heads of 64 with a state of 128 took 0.65 ms forward on an H100 (vllm-project/vllm#27299:
-// 0.39 of its bandwidth by these bytes), kernels over strided rows reach 0.35 there. So all are
-// taken, backward too.
+// _mamba_chunk_scan_combined_fwd and _bwd), each by what it reads and writes once; what heads of a group share comes
+// from the cache again. They are Triton's, products of a chunk's positions with exponentials between, and reach neither
+// tensor cores' rate nor the memory's: 8,192 positions of 128 heads of 64 with a state of 128 took 0.65 ms forward on
+// an H100 (vllm-project/vllm#27299: 0.39 of its bandwidth by these bytes), kernels over strided rows reach 0.35 there.
+// So all are taken, backward too.
 #include "sim/base/integers.h"
 #include "sim/graph/layers/layer_kernels.h"
 
@@ -82,9 +81,8 @@ class Scan : ScanPhase {
   std::int64_t x_ = 0, shared_ = 0, convolved_ = 0, steps_ = 0, states_ = 0, narrow_ = 0, pairs_ = 0;
 };
 
-// Launches of chunk_gated_delta_rule and chunk_kda (fla/ops/gated_delta_rule/chunk.py and
-// fla/ops/kda/ of flash-linear-attention 0.6), each by what it reads and writes once. Its small
-// products reach no rate of tensor cores.
+// Launches of chunk_gated_delta_rule and chunk_kda (fla/ops/gated_delta_rule/chunk.py and fla/ops/kda/ of
+// flash-linear-attention 0.6), each by what it reads and writes once. Its small products reach no rate of tensor cores.
 class DeltaRuleKernels : ScanPhase {
  public:
   DeltaRuleKernels(const KernelCounts& counts, const Operation& op, Pass pass, LayerPhaseProgram& phase)
@@ -115,10 +113,8 @@ class DeltaRuleKernels : ScanPhase {
   }
   void backward() {
     states();
-    if (by_channel_)
-      backward_of_channels();
-    else
-      backward_of_heads();
+    if (by_channel_) backward_of_channels();
+    else backward_of_heads();
     add(2 * decays_);  // of the sums
     for (int of = 0; of < 2; ++of) add(3 * keys_ + row_, MemoryClass::kElementwise);
   }

@@ -182,10 +182,8 @@ void Megatron::add_gradients() {
   for (const std::int32_t p : kept_) {
     std::int32_t gradient = gradient_buffer(p, pass());
     if (gradient == kNoBuffer) continue;
-    if (is_flat())
-      StepBuilder::free(gradient);
-    else
-      until_step_.push_back(gradient);
+    if (is_flat()) StepBuilder::free(gradient);
+    else until_step_.push_back(gradient);
   }
   kept_.clear();
 }
@@ -222,8 +220,8 @@ void Megatron::reduce_replicated_gradients() {
     flat = allocate(MemoryCategory::kCommTemp, Stream::kCompute, -1, Bytes(bytes));
   }
   wait(Stream::kTensor, tail(Stream::kCompute));
-  wait(Stream::kCompute, StepBuilder::add_collective(EventKind::kAllReduce, Stream::kTensor,
-                                                     communicator_of(MeshDim::kTp), Bytes(bytes), -1));
+  wait(Stream::kCompute, StepBuilder::add_collective(
+                             EventKind::kAllReduce, Stream::kTensor, communicator_of(MeshDim::kTp), Bytes(bytes), -1));
   if (fuses()) add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 2 * bytes, count);
   StepBuilder::free(flat);
 }
@@ -294,7 +292,7 @@ EventId Megatron::gather_copies() {
     add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * (bytes + buffer.own * param_size()), 1);
     wait(Stream::kAllGather, tail(Stream::kCompute));
     wait(Stream::kCompute,
-         StepBuilder::add_collective(EventKind::kAllGather, Stream::kAllGather, buffer.shards, Bytes(bytes), -1));
+        StepBuilder::add_collective(EventKind::kAllGather, Stream::kAllGather, buffer.shards, Bytes(bytes), -1));
     add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 4 * bytes, 2 * std::ssize(parameters()));
     for (std::int32_t* each : {&own, &list, &all}) StepBuilder::free(*each);
   }
@@ -303,8 +301,8 @@ EventId Megatron::gather_copies() {
 
 Megatron::UnitWork Megatron::step_work(EventKind kind) const { return master_step_work(kind, shard_numel()); }
 
-EventGraph build_megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                          EventGraph recycled) {
+EventGraph build_megatron(
+    const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled) {
   return Megatron(model, plan, programs, std::move(recycled)).build();
 }
 

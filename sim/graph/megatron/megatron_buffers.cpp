@@ -1,8 +1,7 @@
-// Flat buffers and their buckets. A parameter begins at a multiple of 64 elements, a bucket ends at
-// one of lcm(ranks, 128), so that every rank's shard is aligned; where there are no shards nothing
-// is (param_and_grad_buffer.py, _ParamAndGradBuffer.__init__ of 0.20). Weights in fp8 have buckets
-// of their own, whose last goes with everything else (partition_buckets). Without
-// overlap_grad_reduce a buffer is one bucket (distributed_data_parallel.py).
+// Flat buffers and their buckets. A parameter begins at a multiple of 64 elements, a bucket ends at one of lcm(ranks,
+// 128), so that every rank's shard is aligned; where there are no shards nothing is (param_and_grad_buffer.py,
+// _ParamAndGradBuffer.__init__ of 0.20). Weights in fp8 have buckets of their own, whose last goes with everything else
+// (partition_buckets). Without overlap_grad_reduce a buffer is one bucket (distributed_data_parallel.py).
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -51,8 +50,7 @@ void Megatron::lay_out() {
 }
 
 void Megatron::lay_out(FlatBuffer buffer, const StageLayers& stage, bool of_experts) {
-  // Those of other stages than the first are not cut (DistributedDataParallel's pp_rank,
-  // disable_bucketing).
+  // Those of other stages than the first are not cut (DistributedDataParallel's pp_rank, disable_bucketing).
   const bool is_cut = options().gradients == MegatronOptions::Gradients::kBucketed ||
                       (fuses() && options().overlap_grad_reduce && stage.stage == 0);
   const auto number = static_cast<std::int32_t>(buffers_.size());
@@ -162,12 +160,11 @@ void Megatron::gather(FlatBuffer& buffer, Bucket& bucket) {
   bucket.dispatched = true;
   if (buffer.parts == 1) return;
   wait(Stream::kAllGather, tail(Stream::kCompute));
-  bucket.gathered = StepBuilder::add_collective(EventKind::kAllGather, Stream::kAllGather, buffer.shards,
-                                                Bytes(param_bytes(bucket.numel, bucket.narrow)), -1);
+  bucket.gathered = StepBuilder::add_collective(
+      EventKind::kAllGather, Stream::kAllGather, buffer.shards, Bytes(param_bytes(bucket.numel, bucket.narrow)), -1);
 }
 
-// Waits for the bucket's gather and sends the next one's, that of the bucket before it in the
-// buffer, on its way.
+// Waits for the bucket's gather and sends the next one's, that of the bucket before it in the buffer, on its way.
 void Megatron::finish_param_sync(const Place& place) {
   FlatBuffer& buffer = buffers_[at(place.buffer)];
   for (std::int32_t b = place.last_bucket; b >= place.bucket; --b) {
@@ -189,11 +186,11 @@ void Megatron::reduce(FlatBuffer& buffer, Bucket& bucket) {
   if (buffer.ranks > 1) {
     const bool scatters = options().distributed_optimizer && fuses();
     StepBuilder::add_collective(scatters ? EventKind::kReduceScatter : EventKind::kAllReduce, Stream::kReduceScatter,
-                                buffer.shards, Bytes(bytes), -1);
+        buffer.shards, Bytes(bytes), -1);
   }
   if (buffer.replicas == kNoCommunicator) return;
-  StepBuilder::add_collective(EventKind::kAllReduce, Stream::kReduceScatter, buffer.replicas,
-                              Bytes(bytes / buffer.ranks), -1);
+  StepBuilder::add_collective(
+      EventKind::kAllReduce, Stream::kReduceScatter, buffer.replicas, Bytes(bytes / buffer.ranks), -1);
 }
 
 }

@@ -3,13 +3,12 @@
 // or without it (optimizer.py, Float16OptimizerWithFloat16Params): gradients are then all-reduced,
 // every rank steps all of its parameters, and nothing is gathered.
 //
-// Every rank holds its part of the model (tp, ep) in the compute dtype and one flat gradient of it
-// in the dtype of the reduction, in a buffer each: of the dense parameters, which are sharded over
-// shard x cp, and of experts, sharded over efsdp. Parameters lie in a buffer in the reverse of
-// their order, cut into buckets. Backward's products add to the buffer themselves
-// (gradient_accumulation_fusion); in the last micro-batch a bucket is scaled and reduce-scattered
-// when all of it is there. Each rank steps its shard from fp32 copies; the next forward gathers
-// parameters bucket by bucket, each while the one before it computes.
+// Every rank holds its part of the model (tp, ep) in the compute dtype and one flat gradient of it in the dtype of the
+// reduction, in a buffer each: of the dense parameters, which are sharded over shard x cp, and of experts, sharded over
+// efsdp. Parameters lie in a buffer in the reverse of their order, cut into buckets. Backward's products add to the
+// buffer themselves (gradient_accumulation_fusion); in the last micro-batch a bucket is scaled and reduce-scattered
+// when all of it is there. Each rank steps its shard from fp32 copies; the next forward gathers parameters bucket by
+// bucket, each while the one before it computes.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,9 @@
 // Stages of a pipeline as Megatron-Core runs them (0.20, core/pipeline_parallel/schedules.py).
 //
-// With one stage a rank: forward_backward_pipelining_without_interleaving, which exchanges like
-// PyTorch's 1F1B, a batch with one neighbour at a time, awaited at once. With several
-// (interleaving, overlap_p2p_comm): what the next action reads is asked for before this one
-// computes, and who sends does not wait. Tensors are made when they arrive and freed with their
-// backward; an output goes when it has been sent (deallocate_pipeline_outputs).
+// With one stage a rank: forward_backward_pipelining_without_interleaving, which exchanges like PyTorch's 1F1B, a batch
+// with one neighbour at a time, awaited at once. With several (interleaving, overlap_p2p_comm): what the next action
+// reads is asked for before this one computes, and who sends does not wait. Tensors are made when they arrive and freed
+// with their backward; an output goes when it has been sent (deallocate_pipeline_outputs).
 #include <utility>
 
 #include "sim/base/error.h"
@@ -20,17 +19,10 @@ void Megatron::run_pipeline() {
   if (pipeline.stages_per_rank > 1) return run_interleaved(pipeline);
   for (const PipelineRow& row : pipeline_rows()) {
     switch (row.kind) {
-      case PipelineRow::Kind::kBatch:
-        exchange(row);
-        break;
-      case PipelineRow::Kind::kWait:
-        wait(Stream::kCompute, batches_sent_[at(row.batch)]);
-        break;
-      case PipelineRow::Kind::kAction:
-        act(row.action);
-        break;
-      case PipelineRow::Kind::kLocal:
-        break;
+      case PipelineRow::Kind::kBatch: exchange(row); break;
+      case PipelineRow::Kind::kWait: wait(Stream::kCompute, batches_sent_[at(row.batch)]); break;
+      case PipelineRow::Kind::kAction: act(row.action); break;
+      case PipelineRow::Kind::kLocal: break;
     }
   }
 }
@@ -46,8 +38,8 @@ void Megatron::run_interleaved(const StagePipeline& pipeline) {
     return stage < 0 || stage >= pipeline.stages() ? -1 : ranks[at(stage)];
   };
   const auto transfer_of = [&](const PipelineAction& action, bool result) {
-    return PipelineTransfer{result, action.stage, action.kind == Kind::kForward, action.microbatch,
-                            other_rank(action, result)};
+    return PipelineTransfer{
+        result, action.stage, action.kind == Kind::kForward, action.microbatch, other_rank(action, result)};
   };
   const auto ask_for = [&](const PipelineAction& action) {
     const PipelineTransfer transfer = transfer_of(action, false);

@@ -67,11 +67,10 @@ std::vector<int> stage_ranks(const StagePipeline& pipeline);
 // What every rank computes, in its order. Throws Error(kInvalidInput) for what the library refuses.
 std::vector<PipelineOrder> pipeline_orders(const StagePipeline& pipeline);
 
-// With gathers, reductions and exchanges, as the library puts them between: of all schedules but
-// GPipe and 1F1B, whose hosts do both by themselves. Throws Error(kInvalidInput) where an action
-// waits for what no rank computes.
-std::vector<PipelineOrder> lowered(const std::vector<PipelineOrder>& orders, const std::vector<int>& stage_ranks,
-                                   int microbatches);
+// With gathers, reductions and exchanges, as the library puts them between: of all schedules but GPipe and 1F1B, whose
+// hosts do both by themselves. Throws Error(kInvalidInput) where an action waits for what no rank computes.
+std::vector<PipelineOrder> lowered(
+    const std::vector<PipelineOrder>& orders, const std::vector<int>& stage_ranks, int microbatches);
 
 // One of the operations of a batch of sends and receives.
 struct PipelineTransfer {

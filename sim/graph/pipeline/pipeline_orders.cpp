@@ -65,7 +65,7 @@ PipelineOrder interleaved(const StagePipeline& p, int rank, bool splits) {
   const int rounds = std::max(1, p.microbatches / p.ranks);
   if (p.microbatches % rounds != 0) {
     refuse(fmt::format("{} micro-batches over {} ranks", p.microbatches, p.ranks),
-           fmt::format("a multiple of the {} rounds", rounds));
+        fmt::format("a multiple of the {} rounds", rounds));
   }
   const int per_round = p.microbatches / rounds;
   const int all = p.microbatches * p.stages_per_rank;
@@ -99,7 +99,7 @@ PipelineOrder in_turn(const StagePipeline& p, int rank) {
   const bool is_gpipe = p.schedule == PipelineSchedule::kGPipe;
   if (!is_gpipe && p.host == StagePipeline::Host::kTorch && p.microbatches < p.ranks) {
     refuse(fmt::format("{} micro-batches under 1F1B", p.microbatches),
-           fmt::format("as many as stages, {}, or more", p.ranks));
+        fmt::format("as many as stages, {}, or more", p.ranks));
   }
   const int warmup = is_gpipe ? p.microbatches : std::min(p.microbatches, p.ranks - rank);
   Writer writer;
@@ -119,8 +119,7 @@ void check_v(const StagePipeline& p, std::string_view name) {
 PipelineOrder zbv_zero_bubble(const StagePipeline& p, int rank) {
   check_v(p, "ZBVZeroBubble");
   const int down = rank, up = 2 * p.ranks - 1 - rank;
-  // The rules are of as many micro-batches as fill the pipeline; of fewer, what is more is left
-  // out.
+  // The rules are of as many micro-batches as fill the pipeline; of fewer, what is more is left out.
   const int all = std::max(2 * p.ranks - 1, p.microbatches);
   Writer writer;
   const auto whole = [&](int stage) {
@@ -165,7 +164,7 @@ PipelineOrder dual_pipe_v(const StagePipeline& p, int rank) {
   check_v(p, "DualPipeV");
   if (p.microbatches < p.stages()) {
     refuse(fmt::format("{} micro-batches under DualPipeV", p.microbatches),
-           fmt::format("as many as stages, {}, or more", p.stages()));
+        fmt::format("as many as stages, {}, or more", p.stages()));
   }
   const int down = rank, up = 2 * p.ranks - 1 - rank, behind = p.ranks - rank - 1;
   Writer writer;
@@ -220,14 +219,14 @@ std::vector<PipelineOrder> written_orders(const StagePipeline& p) {
     for (const PipelineAction& a : order) {
       if (a.stage >= p.stages() || a.microbatch < 0 || a.microbatch >= p.microbatches || a.kind > Kind::kWeightGrad) {
         refuse(fmt::format("{} on rank {}", text_of(PipelineOrder{a}), rank),
-               fmt::format("F, B, I and W of {} stages and {} micro-batches", p.stages(), p.microbatches));
+            fmt::format("F, B, I and W of {} stages and {} micro-batches", p.stages(), p.microbatches));
       }
       stages.insert(a.stage);
       ++counts[{a.stage, a.microbatch, a.kind}];
     }
     if (std::ssize(stages) != p.stages_per_rank) {
       refuse(fmt::format("rank {} has {} stages", rank, stages.size()),
-             fmt::format("pipeline.stages_per_rank, {}", p.stages_per_rank));
+          fmt::format("pipeline.stages_per_rank, {}", p.stages_per_rank));
     }
   }
   for (int stage = 0; stage < p.stages(); ++stage) {
@@ -237,7 +236,7 @@ std::vector<PipelineOrder> written_orders(const StagePipeline& p) {
                            count(Kind::kInputGrad) == count(Kind::kWeightGrad);
       if (!is_once) {
         refuse(fmt::format("micro-batch {} of stage {} is left unfinished, or done twice", k, stage),
-               "F and then B, or I and W, of each");
+            "F and then B, or I and W, of each");
       }
     }
   }
@@ -246,20 +245,14 @@ std::vector<PipelineOrder> written_orders(const StagePipeline& p) {
 
 PipelineOrder order_of(const StagePipeline& p, int rank) {
   switch (p.schedule) {
-    case PipelineSchedule::kInterleaved1F1B:
-      return interleaved(p, rank, false);
-    case PipelineSchedule::kInterleavedZeroBubble:
-      return interleaved(p, rank, true);
-    case PipelineSchedule::kLoopedBfs:
-      return looped_bfs(p, rank);
-    case PipelineSchedule::kZbvZeroBubble:
-      return zbv_zero_bubble(p, rank);
-    case PipelineSchedule::kDualPipeV:
-      return dual_pipe_v(p, rank);
+    case PipelineSchedule::kInterleaved1F1B: return interleaved(p, rank, false);
+    case PipelineSchedule::kInterleavedZeroBubble: return interleaved(p, rank, true);
+    case PipelineSchedule::kLoopedBfs: return looped_bfs(p, rank);
+    case PipelineSchedule::kZbvZeroBubble: return zbv_zero_bubble(p, rank);
+    case PipelineSchedule::kDualPipeV: return dual_pipe_v(p, rank);
     case PipelineSchedule::kCustom:  // written_orders()
     case PipelineSchedule::kGPipe:
-    case PipelineSchedule::k1F1B:
-      break;
+    case PipelineSchedule::k1F1B: break;
   }
   return in_turn(p, rank);
 }

@@ -39,10 +39,8 @@ PipelineOrder with_unshards(const PipelineOrder& order) {
       }
       std::vector<int> kept;
       for (const int stage : active)
-        if (contains(next, stage))
-          kept.push_back(stage);
-        else
-          all.push_back({stage, Kind::kReshard});
+        if (contains(next, stage)) kept.push_back(stage);
+        else all.push_back({stage, Kind::kReshard});
       active = std::move(kept);
       for (const int stage : next) {
         if (contains(active, stage)) continue;
@@ -272,8 +270,8 @@ PipelineRows deepspeed_rows(const StagePipeline& p, int rank) {
 
 }
 
-std::vector<PipelineOrder> lowered(const std::vector<PipelineOrder>& orders, const std::vector<int>& stage_ranks,
-                                   int microbatches) {
+std::vector<PipelineOrder> lowered(
+    const std::vector<PipelineOrder>& orders, const std::vector<int>& stage_ranks, int microbatches) {
   auto whole = list_of<PipelineOrder>(
       orders, [&](const PipelineOrder& order) { return with_reductions(with_unshards(order), microbatches); });
   return Exchanges(whole, stage_ranks).run();

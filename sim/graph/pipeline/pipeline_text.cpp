@@ -16,15 +16,15 @@ using Kind = PipelineAction::Kind;
 // In the order of the enums.
 constexpr std::array<std::string_view, 8> kSchedules = {
     "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "custom"};
-constexpr std::array<std::string_view, 11> kKinds = {"F",           "B",      "I",      "W",      "UNSHARD", "RESHARD",
-                                                     "REDUCE_GRAD", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
+constexpr std::array<std::string_view, 11> kKinds = {
+    "F", "B", "I", "W", "UNSHARD", "RESHARD", "REDUCE_GRAD", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
 constexpr std::string_view kOverlap = ")OVERLAP_F_B";
 
 [[noreturn]] void refuse(std::string_view word) {
-  throw Error(ExitCode::kInvalidInput,
-              fmt::format("'{}' is no action of a pipeline; expected such as 3F0, 0REDUCE_GRAD or "
-                          "(0F4;3B1)OVERLAP_F_B",
-                          word));
+  throw Error(
+      ExitCode::kInvalidInput, fmt::format("'{}' is no action of a pipeline; expected such as 3F0, 0REDUCE_GRAD or "
+                                           "(0F4;3B1)OVERLAP_F_B",
+                                   word));
 }
 
 int read_number(std::string_view& word, std::string_view whole) {
@@ -55,20 +55,17 @@ std::string text_of(const PipelineAction& action) {
 }
 
 std::string text_of(const PipelineTransfer& t) {
-  return fmt::format("{}{}{}{}{}{}", t.sends ? 's' : 'r', t.stage, t.forward ? 'F' : 'B', t.microbatch,
-                     t.sends ? '>' : '<', t.peer);
+  return fmt::format(
+      "{}{}{}{}{}{}", t.sends ? 's' : 'r', t.stage, t.forward ? 'F' : 'B', t.microbatch, t.sends ? '>' : '<', t.peer);
 }
 
 std::string text_of(const PipelineRow& row) {
   switch (row.kind) {
-    case PipelineRow::Kind::kWait:
-      return fmt::format("w{}", row.batch);
+    case PipelineRow::Kind::kWait: return fmt::format("w{}", row.batch);
     case PipelineRow::Kind::kLocal:
       return fmt::format("{}LOCAL_{}{}", row.action.stage, kKinds[at(row.action.kind)], row.action.microbatch);
-    case PipelineRow::Kind::kAction:
-      return text_of(row.action);
-    case PipelineRow::Kind::kBatch:
-      break;
+    case PipelineRow::Kind::kAction: return text_of(row.action);
+    case PipelineRow::Kind::kBatch: break;
   }
   std::string transfers;
   for (const PipelineTransfer& transfer : row.transfers)

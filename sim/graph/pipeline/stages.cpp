@@ -49,14 +49,12 @@ void part_table(ModelSpec& model, bool copies_module) {
 StagePipeline stage_pipeline(const Plan& plan) {
   using Host = StagePipeline::Host;
   const std::int64_t microbatches = plan.pipeline.microbatches;
-  return {plan.pipeline.schedule,
-          static_cast<int>(plan.mesh.pp),
-          static_cast<int>(microbatches > 0 ? microbatches : plan.batch.accumulation),
-          static_cast<int>(plan.pipeline.stages_per_rank),
-          plan.pipeline.orders,
-          plan.runtime.kind == RuntimeKind::kMegatron ? Host::kMegatron
-          : is_zero(plan.runtime.kind)                ? Host::kDeepSpeed
-                                                      : Host::kTorch};
+  return {plan.pipeline.schedule, static_cast<int>(plan.mesh.pp),
+      static_cast<int>(microbatches > 0 ? microbatches : plan.batch.accumulation),
+      static_cast<int>(plan.pipeline.stages_per_rank), plan.pipeline.orders,
+      plan.runtime.kind == RuntimeKind::kMegatron ? Host::kMegatron
+      : is_zero(plan.runtime.kind)                ? Host::kDeepSpeed
+                                                  : Host::kTorch};
 }
 
 std::vector<StageLayers> split_into_stages(const ModelSpec& model, const Plan& plan) {

@@ -18,8 +18,7 @@ struct StageLayers {
   std::int32_t begin = 0, end = 0;
 };
 
-// Of all stages: what is in front of the blocks is the first one's, what is behind them the last
-// one's.
+// Of all stages: what is in front of the blocks is the first one's, what is behind them the last one's.
 std::vector<StageLayers> split_into_stages(const ModelSpec& model, const Plan& plan);
 
 // The layers of the stages of Plan::rank, in their order: LayerInstance::begins_stage.

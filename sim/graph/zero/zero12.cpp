@@ -29,9 +29,8 @@ Zero12::Zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& pr
 std::vector<std::int32_t> Zero12::in_order() const {
   std::vector<std::int32_t> order(parameters().size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_partition(order, [&](std::int32_t p) {
-    return spec_of(parameter(p).layer).parameters[at(parameter(p).index)].in_two_stages;
-  });
+  std::ranges::stable_partition(order,
+      [&](std::int32_t p) { return spec_of(parameter(p).layer).parameters[at(parameter(p).index)].in_two_stages; });
   return order;
 }
 
@@ -204,8 +203,8 @@ EventGraph build_zero12(const ModelSpec& model, const Plan& plan, const LayerPro
   return std::move(zero.build(/*stepped=*/true).graph);
 }
 
-LibraryRun record_zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                         const LibraryWatch& watch) {
+LibraryRun record_zero12(
+    const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, const LibraryWatch& watch) {
   LibraryRun run;
   for (std::int32_t step = 1; step <= watch.steps; ++step) {
     Zero12 zero(model, plan, programs, {}, GradientHooks::Log::kKept);

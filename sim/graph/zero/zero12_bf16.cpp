@@ -1,10 +1,9 @@
 // BF16_Optimizer (deepspeed/runtime/bf16_optimizer.py): what stage 1 becomes with parameters in
 // bf16 and gradients accumulated in fp32.
 //
-// Every rank holds a flat fp32 gradient of the whole model. Each micro-batch's gradients are added
-// to it when backward is done; at the boundary it is all-reduced as one tensor, in the
-// communication dtype, before the step. Nothing is bucketed and nothing overlaps; the norm is of
-// the whole gradient, so that no rank asks another.
+// Every rank holds a flat fp32 gradient of the whole model. Each micro-batch's gradients are added to it when backward
+// is done; at the boundary it is all-reduced as one tensor, in the communication dtype, before the step. Nothing is
+// bucketed and nothing overlaps; the norm is of the whole gradient, so that no rank asks another.
 #include <algorithm>
 
 #include "sim/graph/zero/zero12_builder.h"
@@ -13,8 +12,8 @@ namespace foreshard {
 
 void Zero12::add_to_flat_gradient() {
   add_copy(EventKind::kAccumulate, Stream::kCompute,
-           total(&ZeroPartition::numel) * (param_size() + 2 * gradient_size()),
-           static_cast<std::int64_t>(ready_order().size()));
+      total(&ZeroPartition::numel) * (param_size() + 2 * gradient_size()),
+      static_cast<std::int64_t>(ready_order().size()));
   if (gradient_size() != param_size() && is_pipeline()) {  // of one after the other, wide
     std::int64_t largest = 0;
     for (const Parameter& p : parameters()) largest = std::max(largest, p.numel);

@@ -1,10 +1,9 @@
 // The builder of runtimes zero1 and zero2: DeepSpeed's stage_1_and_2.py (0.19.8).
 //
-// Every rank holds the whole model in the compute dtype, flat by groups of parameters (mostly one),
-// and of the fp32 copy and the optimizer's states its partitions. Gradients are copied into a
-// bucket, which is reduced before the parameter that would overflow it: whole, by an all-reduce,
-// whatever reduce_scatter says, or by a reduce per owner. Each rank then copies its part; the step
-// updates the partition and gathers each flat group in place.
+// Every rank holds the whole model in the compute dtype, flat by groups of parameters (mostly one), and of the fp32
+// copy and the optimizer's states its partitions. Gradients are copied into a bucket, which is reduced before the
+// parameter that would overflow it: whole, by an all-reduce, whatever reduce_scatter says, or by a reduce per owner.
+// Each rank then copies its part; the step updates the partition and gathers each flat group in place.
 //
 // With overlap_comm buckets and the gradients that are reduced where they are, are recorded on the
 // reduction stream (record_stream), so that their blocks come back only when that stream is done.

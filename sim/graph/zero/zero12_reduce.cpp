@@ -99,12 +99,12 @@ void Zero12::reduce(const Slices& slices) {
     std::string note = untold ? "" : "n=" + std::to_string(names.size()) + " ";
     if (!is_contiguous() && !untold) note += "noncontiguous ";
     log({.kind = is_reduce ? "reduce" : "all_reduce",
-         .unit = untold ? "" : span_of(names),
-         .bytes_in = bytes,
-         .bytes_out = is_reduce && slices.rank != rank_ ? 0 : bytes,
-         .dtype = torch_word(wire_dtype()),
-         .group = "world",
-         .note = note + (is_reduce ? "dst=" + std::to_string(slices.rank) : "op=SUM")});
+        .unit = untold ? "" : span_of(names),
+        .bytes_in = bytes,
+        .bytes_out = is_reduce && slices.rank != rank_ ? 0 : bytes,
+        .dtype = torch_word(wire_dtype()),
+        .group = "world",
+        .note = note + (is_reduce ? "dst=" + std::to_string(slices.rank) : "op=SUM")});
   }
   std::int64_t copied = is_contiguous() && options().reduce_scatter ? slices.own : 0;
   if (!is_contiguous()) copied = slices.numel;

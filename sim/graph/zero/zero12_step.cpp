@@ -87,10 +87,8 @@ void Zero12::step(bool stepped) {
     all_reduce_result(4, "float32", "scaled_global_norm op=SUM");
   }
   for (std::size_t g = 0; g < groups_.size(); ++g)
-    if (offloads())
-      step_on_host(groups_[g]);
-    else
-      step_on_device(g, stepped);
+    if (offloads()) step_on_host(groups_[g]);
+    else step_on_device(g, stepped);
   gather();
 }
 
@@ -100,11 +98,11 @@ void Zero12::gather() {
     const std::int64_t bytes = group.flat_numel * param_size();
     const EventId gathered = collective(EventKind::kAllGather, bytes, Stream::kCompute);
     log({.kind = "all_gather",
-         .bytes_in = bytes / group.ranks,
-         .bytes_out = bytes,
-         .dtype = torch_word(plan_.param_dtype),
-         .group = group_word(plan_.rank - rank_, group.ranks, 1, plan_.mesh.world()),
-         .note = is_bf16_optimizer() ? "in_place" : "all_gather_dp_groups in_place"});
+        .bytes_in = bytes / group.ranks,
+        .bytes_out = bytes,
+        .dtype = torch_word(plan_.param_dtype),
+        .group = group_word(plan_.rank - rank_, group.ranks, 1, plan_.mesh.world()),
+        .note = is_bf16_optimizer() ? "in_place" : "all_gather_dp_groups in_place"});
     if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = gathered;
   }
 }
@@ -163,8 +161,7 @@ void Zero12::step_partition(const ZeroPartition& group, bool stepped) {
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
 }
 
-// The host has its gradients (_wait_for_offload_copies): it scales, steps and casts, and copies the
-// result over.
+// The host has its gradients (_wait_for_offload_copies): it scales, steps and casts, and copies the result over.
 void Zero12::step_on_host(const ZeroPartition& group) {
   step_row(EventKind::kHostOptimizer, group);
   add_copy(EventKind::kHostToDevice, Stream::kCompute, 2 * group.partition_numel * param_size(), 1);

@@ -89,8 +89,8 @@ std::int64_t Zero3::partition_bytes() const {
 }
 
 void Zero3::hold_gathered(std::int32_t p) {
-  at(gathered_, p) = allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
-                                         Bytes(partition_of(p) * plan_.mesh.fsdp() * element_size(p)));
+  at(gathered_, p) = allocate_persistent(
+      MemoryCategory::kUnshardedParam, unit_of(p), Bytes(partition_of(p) * plan_.mesh.fsdp() * element_size(p)));
 }
 
 void Zero3::hold_reference() {
@@ -149,10 +149,8 @@ void Zero3::run_step() {
   for (std::int32_t m = 0; m < static_cast<std::int32_t>(plan_.batch.accumulation); ++m) {
     begin_pass(m, m);
     give_batch(plan_.batch.sequence / plan_.mesh.cp);
-    if (trace_ != nullptr)
-      follow(trace_->pass(m));
-    else
-      ask();
+    if (trace_ != nullptr) follow(trace_->pass(m));
+    else ask();
     if (logs()) {
       const bool last = m + 1 == static_cast<std::int32_t>(plan_.batch.accumulation);
       log("engine_step", "", last ? "boundary=1" : "boundary=0");
@@ -218,12 +216,9 @@ void Zero3::walk(const std::vector<Zero3Place>& places) {
   using Kind = Zero3Place::Kind;
   for (const Zero3Place& place : places) {
     move_to(place);
-    if (place.kind == Kind::kEnter)
-      enter(place);
-    else if (place.kind == Kind::kExit)
-      leave(place);
-    else
-      visit(place);
+    if (place.kind == Kind::kEnter) enter(place);
+    else if (place.kind == Kind::kExit) leave(place);
+    else visit(place);
     if (&place - places.data() == script_->last_gradient && &places == &script_->backward) end_gradients();
   }
 }
@@ -231,9 +226,7 @@ void Zero3::walk(const std::vector<Zero3Place>& places) {
 void Zero3::visit(const Zero3Place& place) {
   using Kind = Zero3Place::Kind;
   switch (place.kind) {
-    case Kind::kGradient:
-      gradient(place);
-      break;
+    case Kind::kGradient: gradient(place); break;
     case Kind::kLeafGradients:
       for (const std::int32_t p : script_->owned_of(place.id))
         if (parameter(p).trained) reduce(p);
@@ -255,8 +248,7 @@ void Zero3::visit(const Zero3Place& place) {
       hold_logits();
       break;
     case Kind::kEnter:
-    case Kind::kExit:
-      break;
+    case Kind::kExit: break;
   }
 }
 
@@ -408,8 +400,8 @@ EventGraph build_zero3(const ModelSpec& model, const Plan& plan, const LayerProg
   return Zero3(model, plan, programs, std::move(recycled)).build(programs);
 }
 
-LibraryRun record_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                        const LibraryWatch& watch) {
+LibraryRun record_zero3(
+    const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, const LibraryWatch& watch) {
   LibraryRun record;
   Zero3Run run = {.record = &record, .steps = watch.steps};
   Zero3 first(model, plan, programs, {});

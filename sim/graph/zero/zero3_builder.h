@@ -154,8 +154,8 @@ class Zero3 final : public StepBuilder {
   void log_gather(Parameters list, Cause cause, std::int32_t module, Pass pass);
   void log_reduction(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out, std::string note);
   void log_bucket(std::span<const std::int32_t> bucket);
-  void add_bucket(std::span<const std::int32_t> list, std::string_view kind, DType dtype, std::int64_t element,
-                  std::string extra);
+  void add_bucket(
+      std::span<const std::int32_t> list, std::string_view kind, DType dtype, std::int64_t element, std::string extra);
   std::string span_of(Parameters list) const;
   std::string group_of(bool small_group) const;
 

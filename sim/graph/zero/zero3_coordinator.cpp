@@ -1,6 +1,5 @@
-// Status in flight means registered: a coalesced gather makes all of its parameters available when
-// the first of them is waited for, but only what its own module waited for is ever let go of, so
-// the difference decides nothing.
+// Status in flight means registered: a coalesced gather makes all of its parameters available when the first of them is
+// waited for, but only what its own module waited for is ever let go of, so the difference decides nothing.
 //
 // A module releases a parameter unless it persists, or the prefetch queue has passed a later use of
 // it (then nobody would fetch it again), or it is used again within max_reuse_distance elements of

@@ -40,8 +40,7 @@ class Zero3Coordinator {
   bool use(std::int32_t module, std::int32_t parameter, bool recomputes = false);
   // What the entry asks for ahead of time, by ascending id; now in flight.
   std::span<const std::int32_t> prefetch(std::int32_t module);
-  // Partitions that are read from NVMe behind it, for later entries
-  // (__prefetch_nvme_param_partitions).
+  // Partitions that are read from NVMe behind it, for later entries (__prefetch_nvme_param_partitions).
   std::span<const std::int32_t> read_ahead();
   enum class Pass : std::uint8_t { kForward, kBackward };
   // Entered in backward: let go of at its end, unless release() comes first.
@@ -111,8 +110,7 @@ class Zero3Coordinator {
   std::vector<bool> secondary_;
   std::vector<std::int32_t> open_;  // modules in backward
   std::vector<std::int32_t> recomputed_;
-  // What each call of release() decided the first time (functools.lru_cache), one per owned
-  // parameter.
+  // What each call of release() decided the first time (functools.lru_cache), one per owned parameter.
   std::vector<std::uint8_t> decided_;
   std::size_t decision_ = 0;
   bool has_decided_ = false;

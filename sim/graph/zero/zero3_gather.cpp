@@ -5,9 +5,8 @@
 // are copied out, and the flat buffer goes when the last one was waited for. With
 // use_all_reduce_for_fetch_params shards are put into zeros that are summed; parameters are views.
 //
-// The host lets three gathers be outstanding: before it waits for a further one, it blocks on the
-// event of the third last (__max_ongoing_fetch_events; query() first drops those that are done,
-// which never lets it block less).
+// The host lets three gathers be outstanding: before it waits for a further one, it blocks on the event of the third
+// last (__max_ongoing_fetch_events; query() first drops those that are done, which never lets it block less).
 //
 // A released parameter is freed by the host at once, with compute recorded (free_param), which
 // keeps its memory from the next gather until compute has passed.
@@ -43,8 +42,7 @@ void Zero3::gather(Parameters list) {
   note_.clear();
 }
 
-// Partitions that rest on the host are copied one by one, and the host waits for each
-// (Tensor.to()).
+// Partitions that rest on the host are copied one by one, and the host waits for each (Tensor.to()).
 void Zero3::fetch_from_host(Parameters group) {
   if (plan_.zero.offload_param == ZeroOffload::kNone) return;
   if (plan_.zero.offload_param == ZeroOffload::kNvme) read_from_drive(group);
@@ -110,7 +108,7 @@ void Zero3::gather_group(Parameters group, bool small_group, bool coalesced) {
   }
   if (handle.coalesced || quantized) {
     handle.flat = allocate(handle.by_all_reduce ? MemoryCategory::kUnshardedParam : MemoryCategory::kAllGatherOutput,
-                           gather_copies_, unit, Bytes(whole));
+        gather_copies_, unit, Bytes(whole));
   }
   const EventKind kind = handle.by_all_reduce ? EventKind::kAllReduce : EventKind::kAllGather;
   wait(Stream::kAllGather, tail(gather_copies_));
@@ -161,14 +159,14 @@ void Zero3::copy_out(Handle& handle) {
   for (const std::int32_t p : group) elements += parameter(p).numel;
   if (quantized) {
     // fp16, cast to the parameters' dtype.
-    add_bytes(EventKind::kDequantize, gather_copies_, elements * (1 + 2 + (handle.coalesced ? 0 : 2 + param_size())),
-              unit);
+    add_bytes(
+        EventKind::kDequantize, gather_copies_, elements * (1 + 2 + (handle.coalesced ? 0 : 2 + param_size())), unit);
   }
   if (handle.coalesced)
     add_bytes(EventKind::kAllGatherCopyOut, gather_copies_, 2 * elements * element_size(group.front()), unit);
   for (const std::int32_t p : group) {
-    at(gathered_, p) = allocate(MemoryCategory::kUnshardedParam, gather_copies_, unit_of(p),
-                                Bytes(parameter(p).numel * element_size(p)));
+    at(gathered_, p) = allocate(
+        MemoryCategory::kUnshardedParam, gather_copies_, unit_of(p), Bytes(parameter(p).numel * element_size(p)));
   }
 }
 
@@ -203,8 +201,7 @@ void Zero3::keep_secondary(std::int32_t p) {
   graph().buffers.back().on_host = plan_.zero.offload_param != ZeroOffload::kNone;
 }
 
-// After the step: one gather each, all waited for, then the device. What the step began with is
-// there again.
+// After the step: one gather each, all waited for, then the device. What the step began with is there again.
 void Zero3::gather_persistent() {
   if (logs()) note_ = "_post_step";
   for (const std::int32_t p : script_->as_defined()) {
@@ -216,10 +213,8 @@ void Zero3::gather_persistent() {
         add(EventKind::kAllGather, Stream::kAllGather, work_of(EventKind::kAllGather, whole, kShard), unit_of(p));
     if (logs()) log_collective("all_gather", whole / plan_.mesh.fsdp(), whole, "");
     graph().final_host_wait = gathered;
-    if (persistent_.empty())
-      allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit_of(p), Bytes(whole));
-    else
-      graph().actions.push_back({MemoryAction::Kind::kAllocate, at(persistent_, p)});
+    if (persistent_.empty()) allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit_of(p), Bytes(whole));
+    else graph().actions.push_back({MemoryAction::Kind::kAllocate, at(persistent_, p)});
   }
   if (coordinator_ != nullptr) coordinator_->after_step();
   note_.clear();

@@ -1,8 +1,7 @@
 // What DeepSpeed does in host order, in the words of the recordings (host_log.h).
 //
-// `live` is elements that are gathered or in flight; `gather_buffers` bytes of flat buffers beside
-// them; both are told of the moment before the event. `release` counts 2 bytes per element whatever
-// the dtype, as the recorder does.
+// `live` is elements that are gathered or in flight; `gather_buffers` bytes of flat buffers beside them; both are told
+// of the moment before the event. `release` counts 2 bytes per element whatever the dtype, as the recorder does.
 #include <fmt/format.h>
 
 #include <utility>
@@ -31,8 +30,8 @@ LibraryEvent& Zero3::log(std::string_view kind, std::string unit, std::string no
   return event;
 }
 
-void Zero3::log_collective(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out,
-                           const std::string& note) {
+void Zero3::log_collective(
+    std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out, const std::string& note) {
   std::string whole = note_;
   append(whole, note);
   LibraryEvent& event = log(kind, unit_, std::move(whole));
@@ -92,8 +91,8 @@ void Zero3::log_trace_reset() {
 
 std::string Zero3::span_of(Parameters list) const {
   const auto& names = run_->parameters;
-  return foreshard::span_of(names[static_cast<std::size_t>(list.front())], names[static_cast<std::size_t>(list.back())],
-                            list.size());
+  return foreshard::span_of(
+      names[static_cast<std::size_t>(list.front())], names[static_cast<std::size_t>(list.back())], list.size());
 }
 
 std::string Zero3::group_of(bool small_group) const {
@@ -107,11 +106,11 @@ void Zero3::log_gather(Parameters list, Cause cause, std::int32_t module, Pass p
   unit_ = span_of(list);
   note_ = fmt::format("{} n={} at={}", word, list.size(), at_module);
   add_bucket(list, cause == Cause::kFetch ? "zero3_fetch" : "zero3_prefetch", plan_.param_dtype, 2,
-             fmt::format("at={} pass={} micro={}", at_module, pass == Pass::kForward ? "fwd" : "bwd", microbatch()));
+      fmt::format("at={} pass={} micro={}", at_module, pass == Pass::kForward ? "fwd" : "bwd", microbatch()));
 }
 
-void Zero3::add_bucket(std::span<const std::int32_t> list, std::string_view kind, DType dtype, std::int64_t element,
-                       std::string extra) {
+void Zero3::add_bucket(
+    std::span<const std::int32_t> list, std::string_view kind, DType dtype, std::int64_t element, std::string extra) {
   if (step_ != run_->steps) return;
   LibraryBucket& bucket = run_->record->buckets.emplace_back();
   bucket.phase = fmt::format("step{}", step_);
@@ -169,7 +168,7 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
     bucket.bytes = partition * size;
     bucket.dtype = torch_word(plan.param_dtype);
     bucket.extra = fmt::format("numel={} partition_numel={} padded_numel={} persist={}", each.numel, partition,
-                               partition * plan.mesh.fsdp(), each.persists ? 1 : 0);
+        partition * plan.mesh.fsdp(), each.persists ? 1 : 0);
     bucket.parameters = {run.parameters[static_cast<std::size_t>(p)]};
     partitions += partition;
     persistent += each.persists ? each.numel : 0;

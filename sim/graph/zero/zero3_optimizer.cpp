@@ -38,9 +38,8 @@ void Zero3::persistent_memory() {
     graph().buffers.back().on_host = on_host;
   };
   const auto is_in_memory = [](ZeroOffload offload) { return offload != ZeroOffload::kNvme; };
-  // What is on NVMe passes through pinned buffers of the host: OffloadParam's buffer_count of
-  // buffer_size elements, OffloadOptimizer's buffer_count of the largest state
-  // (deepspeed/runtime/zero/offload_config.py).
+  // What is on NVMe passes through pinned buffers of the host: OffloadParam's buffer_count of buffer_size elements,
+  // OffloadOptimizer's buffer_count of the largest state (deepspeed/runtime/zero/offload_config.py).
   constexpr std::int64_t kParameterBuffers = 5, kParameterBuffer = 100'000'000;
   constexpr std::int64_t kOptimizerBuffers = 4;
   const ZeroOffload parameters = plan_.zero.offload_param;
@@ -113,10 +112,8 @@ void Zero3::optimizer() {
   if (plan_.param_dtype == DType::kFp16) check_overflow();
   gradient_norm();
   for (std::size_t s = 0; s < sub_groups_.size(); ++s)
-    if (optimizes_on_host())
-      update_on_host(s);
-    else
-      update(s);
+    if (optimizes_on_host()) update_on_host(s);
+    else update(s);
   // invalidate_secondary_tensor: of what is trained.
   for (std::int32_t p = 0; small_group_ > 1 && p < script_->parameter_count(); ++p)
     if (parameter(p).trained) StepBuilder::free(at(secondary_, p));
@@ -166,8 +163,8 @@ void Zero3::update(std::size_t sub_group) {
   };
   const std::int64_t master = size_of(plan_.master_dtype);  // of gradients, too
   const bool casts = kept != master;
-  add_bytes(EventKind::kGradScale, Stream::kCompute, elements * (2 * kept + (casts ? kept + master : 0) + 2 * master),
-            -1);
+  add_bytes(
+      EventKind::kGradScale, Stream::kCompute, elements * (2 * kept + (casts ? kept + master : 0) + 2 * master), -1);
   std::int32_t flat = temporary(elements * kept);
   std::int32_t gradients = flat;
   if (casts) {

@@ -1,9 +1,8 @@
 // The places of one forward and one backward, in the order in which they are met.
 //
-// A module is entered in backward when the gradient of its output is there and left when that of
-// its input is; where no input has one (token ids, a frozen front), it is never left. With
-// activation checkpointing the recomputation starts inside the first node that unpacks a saved
-// tensor: after the block and its last modules were entered.
+// A module is entered in backward when the gradient of its output is there and left when that of its input is; where no
+// input has one (token ids, a frozen front), it is never left. With activation checkpointing the recomputation starts
+// inside the first node that unpacks a saved tensor: after the block and its last modules were entered.
 #include <algorithm>
 #include <utility>
 
@@ -32,8 +31,8 @@ void Zero3Script::go_to(std::vector<Zero3Place>& places, EventKind phase, std::i
   }
 }
 
-void Zero3Script::write_hook(std::vector<Zero3Place>& places, EventKind phase, std::int32_t layer,
-                             const LayerHook& hook) {
+void Zero3Script::write_hook(
+    std::vector<Zero3Place>& places, EventKind phase, std::int32_t layer, const LayerHook& hook) {
   if (hook.kind == LayerHook::Kind::kGradient) {
     const std::int32_t p = parameter_of(layer, hook.index);
     places.push_back({PlaceKind::kGradient, phase, hook.segment, layer, p});
@@ -69,8 +68,8 @@ bool Zero3Script::repeats(std::int32_t layer, std::int32_t like) const {
 }
 
 // The places of `like`, which are the last ones, once more for `layer`.
-void Zero3Script::copy_places(std::vector<Zero3Place>& places, std::size_t begin, std::int32_t layer,
-                              std::int32_t like) {
+void Zero3Script::copy_places(
+    std::vector<Zero3Place>& places, std::size_t begin, std::int32_t layer, std::int32_t like) {
   const std::int32_t modules_apart = module_of(layer, -1) - module_of(like, -1);
   const std::int32_t parameters_apart =
       spec_of(layer).parameters.empty() ? 0 : parameter_of(layer, 0) - parameter_of(like, 0);
@@ -97,10 +96,8 @@ void Zero3Script::write_forward() {
     if (spec_of(l).role == LayerRole::kLoss) continue;
     if (is_block(l)) go_to(forward, EventKind::kForward, block_container_);
     const std::size_t start = forward.size();
-    if (repeats(l, like))
-      copy_places(forward, begin, l, like);
-    else
-      write_phase(forward, EventKind::kForward, l);
+    if (repeats(l, like)) copy_places(forward, begin, l, like);
+    else write_phase(forward, EventKind::kForward, l);
     like = l;
     begin = start;
   }
@@ -125,8 +122,7 @@ std::vector<Zero3Place> Zero3Script::base() const {
 void Zero3Script::write_backward_layer(std::int32_t layer) {
   const LayerPhaseProgram& program = builder_->phase(EventKind::kBackward, layer);
   if (program.segments.empty()) {  // nothing before it is trained
-    // Checkpoints of adapters want a gradient of the embedding's output
-    // (enable_input_require_grads).
+    // Checkpoints of adapters want a gradient of the embedding's output (enable_input_require_grads).
     if (spec_of(layer).role == LayerRole::kEmbedding && plan_->lora.rank > 0 &&
         plan_->recompute.value != Recompute::kNone) {
       const std::int32_t module = module_of(layer, 0);
@@ -188,10 +184,8 @@ void Zero3Script::write_backward() {
     if (is_block(l)) go_to(backward, EventKind::kBackward, block_container_);
     const std::size_t start = backward.size();
     const bool copies = repeats(l, like) && builder_->recompute_of(l) == builder_->recompute_of(like);
-    if (copies)
-      copy_places(backward, begin, l, like);
-    else
-      write_backward_layer(l);
+    if (copies) copy_places(backward, begin, l, like);
+    else write_backward_layer(l);
     like = l;
     begin = start;
   }

@@ -1,7 +1,6 @@
-// Gradients (deepspeed/runtime/zero/stage3.py): each is copied into the permanent bucket as soon as
-// autograd has stored it, and let go of. The bucket is reduced before a gradient that would
-// overflow it, in every micro-batch, and at the end of backward. A gradient larger than the bucket
-// is reduced from where it is.
+// Gradients (deepspeed/runtime/zero/stage3.py): each is copied into the permanent bucket as soon as autograd has stored
+// it, and let go of. The bucket is reduced before a gradient that would overflow it, in every micro-batch, and at the
+// end of backward. A gradient larger than the bucket is reduced from where it is.
 //
 // A reduction divides by the number of ranks first and sums. Gradients are concatenated rank by
 // rank with padding, in the order of ds_id, except for a single one whose elements the ranks
@@ -94,10 +93,9 @@ void Zero3::flush() {
   note_.clear();
 }
 
-// partition_grads: into this rank's gradient partitions, added from the second micro-batch on.
-// Those on the host come back one by one, to be added to and, at the boundary, for their norms,
-// which are taken in fp64 (get_norm_dtype), and their fp32 copies, which leave. A copy that came
-// back goes when the next has.
+// partition_grads: into this rank's gradient partitions, added from the second micro-batch on. Those on the host come
+// back one by one, to be added to and, at the boundary, for their norms, which are taken in fp64 (get_norm_dtype), and
+// their fp32 copies, which leave. A copy that came back goes when the next has.
 void Zero3::store_partitions(std::int64_t elements) {
   const std::int32_t unit = unit_of(bucket_.front());
   const std::int64_t kept = size_of(accumulation_dtype());
@@ -136,10 +134,9 @@ void Zero3::store_partitions(std::int64_t elements) {
     add_bytes(EventKind::kStorageWrite, reduces_, elements * 4, unit);
 }
 
-// qgZ (all_to_all_quant_reduce): matrices that twice the ranks divide go as int4 through an
-// all-to-all inside the node and one across nodes, a scale in fp32 for each group; the others are
-// reduced as usual, one by one. The two hops are priced as reduce-scatters of their payloads:
-// assumed, an all-to-all moves the same bytes over the same links.
+// qgZ (all_to_all_quant_reduce): matrices that twice the ranks divide go as int4 through an all-to-all inside the node
+// and one across nodes, a scale in fp32 for each group; the others are reduced as usual, one by one. The two hops are
+// priced as reduce-scatters of their payloads: assumed, an all-to-all moves the same bytes over the same links.
 void Zero3::quantized_reduce(std::span<const std::int32_t> bucket) {
   const std::int64_t world = plan_.mesh.fsdp();
   for (const std::int32_t p : bucket) {

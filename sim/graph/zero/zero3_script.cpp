@@ -118,8 +118,7 @@ void Zero3Script::add_modules() {
   for (std::int32_t l = 0; l < layers; ++l) {
     std::vector<std::int32_t> inside;
     if (l > 0 && is_block(l) && is_block(l - 1)) continue;
-    if (is_block(l))
-      inside.push_back(block_container_ = container(parent_name(model_.block_prefix)));
+    if (is_block(l)) inside.push_back(block_container_ = container(parent_name(model_.block_prefix)));
     else
       for (const LayerModule& module : layer_modules(l)) inside.push_back(container(parent_name(module.name)));
     has_first.resize(containers_.size(), false);
@@ -176,17 +175,17 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
   first_module_.push_back(static_cast<std::int32_t>(modules.size()) - (block ? 0 : 1));
   if (block) {
     modules.push_back({.layer = layer,
-                       .is_leaf = leaf,
-                       .is_container = true,
-                       .has_input_gradient = input_needs_gradient_[at(layer)]});
+        .is_leaf = leaf,
+        .is_container = true,
+        .has_input_gradient = input_needs_gradient_[at(layer)]});
     parents_.push_back(block_container_);
   }
   const std::vector<LayerModule> list = layer_modules(layer);
   for (std::size_t i = 0; i < list.size(); ++i) {
     modules.push_back({.layer = layer,
-                       .local = static_cast<std::int16_t>(i),
-                       .is_container = list[i].parameters.empty(),
-                       .has_input_gradient = is_fed_with_gradient(layer, list[i])});
+        .local = static_cast<std::int16_t>(i),
+        .is_container = list[i].parameters.empty(),
+        .has_input_gradient = is_fed_with_gradient(layer, list[i])});
     parents_.push_back(block ? module_of(layer, list[i].parent) : container(parent_name(list[i].name)));
   }
   // Parameters of one module have to stand together in `owned`.
@@ -196,7 +195,7 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
     const std::int32_t module = block ? module_of(layer, -1) : 0;
     FORESHARD_CHECK(block || modules[0].owned == 0 ||
                         modules[0].first_owned + modules[0].owned == static_cast<std::int32_t>(owned.size()),
-                    "parameters of the root in several layers");
+        "parameters of the root in several layers");
     own(module, layer, static_cast<std::int16_t>(i));
     if (!leaf) modules[at(module)].is_container = false;
   }

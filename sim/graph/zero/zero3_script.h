@@ -48,8 +48,7 @@ constexpr std::int64_t partition_of(std::int64_t numel, std::int64_t ranks) { re
 // MIN_AIO_BYTES, and aio's default block_size).
 constexpr bool goes_to_nvme(std::int64_t partition_bytes) { return partition_bytes >= std::int64_t{1} << 20; }
 
-// What happens at one point of host order. `segment`: the first segment of the layer's phase that
-// runs after it.
+// What happens at one point of host order. `segment`: the first segment of the layer's phase that runs after it.
 struct Zero3Place {
   enum class Kind : std::uint8_t { kEnter, kExit, kGradient, kLeafGradients, kPhaseEnd, kLoss };
   Kind kind = Kind::kEnter;

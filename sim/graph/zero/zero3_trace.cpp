@@ -110,7 +110,7 @@ class TracedBuilder final : public StepBuilder {
 }
 
 Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan, bool forward_alone,
-                       const std::vector<Zero3Place>& base)
+    const std::vector<Zero3Place>& base)
     : script(builder, model, plan),
       zero_(plan.zero),
       recompute_(plan.recompute),

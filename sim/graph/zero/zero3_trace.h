@@ -2,8 +2,7 @@
 // fetched, waited for, prefetched and let go of at each place of the script. It depends on the
 // model and on thresholds in elements, not on the ranks, so the plans of a search share one.
 //
-// Places at which nothing happens are left out; the hook calls they cost are counted at the next
-// one.
+// Places at which nothing happens are left out; the hook calls they cost are counted at the next one.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +40,7 @@ struct Zero3Trace {
   // forward_alone: of an engine that trains nothing. base: the places of a second forward, whose
   // trace ends where it differs from the first's.
   Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan, bool forward_alone = false,
-             const std::vector<Zero3Place>& base = {});
+      const std::vector<Zero3Place>& base = {});
   // Whether another plan of the same model and programs has the same one.
   bool serves(const Plan& plan) const;
 

@@ -8,7 +8,7 @@ std::int64_t ZeroPartition::padding(std::int64_t rank) const {
 }
 
 ZeroPartition lay_out(std::span<const GradientHooks::Parameter> parameters, std::vector<std::int32_t> order,
-                      std::int64_t ranks, bool round_robin) {
+    std::int64_t ranks, bool round_robin) {
   if (round_robin) {
     std::vector<std::int32_t> dealt;
     const auto step = at(ranks);

@@ -22,10 +22,9 @@ struct ZeroPartition {
   std::int64_t padding(std::int64_t rank) const;
 };
 
-// Of the parameters of `order`. `round_robin`: _round_robin_reorder, parameters dealt out to ranks
-// like cards.
+// Of the parameters of `order`. `round_robin`: _round_robin_reorder, parameters dealt out to ranks like cards.
 ZeroPartition lay_out(std::span<const GradientHooks::Parameter> parameters, std::vector<std::int32_t> order,
-                      std::int64_t ranks, bool round_robin);
+    std::int64_t ranks, bool round_robin);
 
 // A run of a bucket's elements that one rank owns.
 struct ZeroSlice {
@@ -33,12 +32,11 @@ struct ZeroSlice {
   std::int64_t numel = 0;
 };
 
-// Calls `take(slice)` for the slices of `bucket` in its order; neighbours of one owner are one,
-// whatever their groups, but those of `apart`, which are copied parameter by parameter (-1:
-// nobody's).
+// Calls `take(slice)` for the slices of `bucket` in its order; neighbours of one owner are one, whatever their groups,
+// but those of `apart`, which are copied parameter by parameter (-1: nobody's).
 template <typename Take>
 void for_each_slice(std::span<const ZeroPartition> groups, std::span<const GradientHooks::Parameter> parameters,
-                    std::span<const std::int32_t> bucket, std::int64_t apart, Take take) {
+    std::span<const std::int32_t> bucket, std::int64_t apart, Take take) {
   ZeroSlice slice{-1, 0};
   for (const std::int32_t p : bucket) {
     const ZeroPartition& partition = *std::ranges::find_if(groups, [&](const auto& group) { return group.has(p); });

@@ -41,19 +41,14 @@ struct RuntimeAxes {
 RuntimeAxes axes_of(const Runtime& runtime) {
   const RuntimeAxes every{{"mesh.tp", "mesh.cp", "mesh.ep", "mesh.etp", "mesh.pp"}, ""};
   switch (runtime.kind) {
-    case RuntimeKind::kNative:
-      return {{"mesh.tp"}, "replicate, shard and tp"};
-    case RuntimeKind::kMegatron:
-      return every;
-    case RuntimeKind::kZero1:
-      return {{"mesh.cp", "mesh.pp"}, "replicate, shard, cp and pp"};
+    case RuntimeKind::kNative: return {{"mesh.tp"}, "replicate, shard and tp"};
+    case RuntimeKind::kMegatron: return every;
+    case RuntimeKind::kZero1: return {{"mesh.cp", "mesh.pp"}, "replicate, shard, cp and pp"};
     case RuntimeKind::kZero2:
-    case RuntimeKind::kZero3:
-      return {{"mesh.cp"}, "replicate, shard and cp"};
+    case RuntimeKind::kZero3: return {{"mesh.cp"}, "replicate, shard and cp"};
     case RuntimeKind::kFsdp2:
       return fsdp2_minor(runtime.version).value_or(0) >= kOldestFsdp2WithAxes ? every : RuntimeAxes();
-    default:
-      return {};
+    default: return {};
   }
 }
 
@@ -64,8 +59,8 @@ Problem problem_of_company(const Plan& plan, const char* key) {
   const bool is_fsdp2 = plan.runtime.kind == RuntimeKind::kFsdp2;
   if (!is_fsdp2 || plan.mesh.is_wrapped()) return std::nullopt;
   return problem_of_capability(plan, Capability::Of::kPlainTensors,
-                               fmt::format("{} without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1)",
-                                           plan.mesh.tp > 1 ? "mesh.tp" : "mesh.pp"));
+      fmt::format("{} without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1)",
+          plan.mesh.tp > 1 ? "mesh.tp" : "mesh.pp"));
 }
 
 // The greatest power of two below `parts` that cuts `width` into parts of whole blocks; at least 1.
@@ -88,7 +83,7 @@ Problem problem_of_native(const Plan& plan, const ModelSpec& model) {
     std::int64_t below = 1;
     while (below * 2 < parts) below *= 2;
     return contradiction(kKey, fmt::format("{} is no power of two: the engine adds the ranks' sums in pairs", parts),
-                         fmt::format("{} or {}", below, 2 * below));
+        fmt::format("{} or {}", below, 2 * below));
   }
   const auto nearest_word = [&](std::int64_t count) {
     if (!by_order) return std::to_string(count);
@@ -96,31 +91,31 @@ Problem problem_of_native(const Plan& plan, const ModelSpec& model) {
   };
   if (named > 1 && plan.mesh.tp > named) {
     return contradiction("reduction_order", fmt::format("{} slices are fewer than mesh.tp {}", named, plan.mesh.tp),
-                         "microbatch, or one of as many slices");
+        "microbatch, or one of as many slices");
   }
   const std::int64_t tokens = checked_multiply(plan.batch.sequence, plan.batch.micro_batch);
   if (tokens % parts != 0) {
     return contradiction(kKey, fmt::format("{} tokens of a micro-batch are not cut into {} parts", tokens, parts),
-                         nearest_word(nearest_parts(tokens, parts, 1)));
+        nearest_word(nearest_parts(tokens, parts, 1)));
   }
   for (const LayerSpec& layer : model.kinds) {
     for (const Operation& op : layer.operations) {
       if (op.kind == OperationKind::kAttention && op.inputs.size() == 1) {
         return missing_capability(kKey, "the engine does not cut one projection for queries, keys and values",
-                                  "a model with a projection each, or mesh.tp: 1");
+            "a model with a projection each, or mesh.tp: 1");
       }
       if (op.kind == OperationKind::kNorm && layer.tensors[at(op.outputs.front())].per_token != model.hidden) {
-        return missing_capability(kKey, "the engine does not cut norms of heads",
-                                  "a model without them, or mesh.tp: 1");
+        return missing_capability(
+            kKey, "the engine does not cut norms of heads", "a model without them, or mesh.tp: 1");
       }
       if (op.groups > 1) return missing_capability(kKey, "the engine has no experts", "mesh.tp: 1");
       if (op.kind != OperationKind::kGemm) continue;
       for (const auto& [what, width] : {std::pair("columns", op.n), std::pair("features", op.k)}) {
         if (width % checked_multiply(parts, kBlock) == 0) continue;
         return contradiction(kKey,
-                             fmt::format("the {} {} of {} of {} are not cut into {} parts of whole blocks of {}", width,
-                                         what, op.name, model.name, parts, kBlock),
-                             nearest_word(nearest_parts(width, parts, kBlock)));
+            fmt::format("the {} {} of {} of {} are not cut into {} parts of whole blocks of {}", width, what, op.name,
+                model.name, parts, kBlock),
+            nearest_word(nearest_parts(width, parts, kBlock)));
       }
     }
   }
@@ -139,22 +134,18 @@ Problem problem_of_scans(const Plan& plan, const ModelSpec& model) {
       if (whole && (plan.mesh.tp > 1 || plan.mesh.cp > 1)) {
         const char* key = plan.mesh.tp > 1 ? "mesh.tp" : "mesh.cp";
         return missing_capability(key,
-                                  "linear attention and short convolutions are not modelled over "
-                                  "parts of their channels or of a sequence",
-                                  fmt::format("{}: 1", key));
+            "linear attention and short convolutions are not modelled over parts of their channels or of a sequence",
+            fmt::format("{}: 1", key));
       }
       if (op.scan.heads == 0) continue;
       if (plan.mesh.cp > 1)
         return missing_capability("mesh.cp", "Mamba-2's scan is not modelled over parts of a sequence", "mesh.cp: 1");
       if (plan.kernels.torch_mixers && plan.mesh.tp > 1) {
         return missing_capability("kernels.torch_mixers",
-                                  "transformers' own operations are not modelled over parts of "
-                                  "the heads",
-                                  "kernels.torch_mixers: false");
+            "transformers' own operations are not modelled over parts of the heads", "kernels.torch_mixers: false");
       }
       if (op.scan.groups % plan.mesh.tp == 0) continue;
-      return contradiction(
-          "mesh.tp",
+      return contradiction("mesh.tp",
           fmt::format("{} does not divide the {} groups of {}'s mixers", plan.mesh.tp, op.scan.groups, model.name),
           nearest(op.scan.groups, plan.mesh.tp));
     }
@@ -177,13 +168,11 @@ Problem problem_of_heads(const Plan& plan, const ModelSpec& model) {
       if (shape.kv_heads % plan.mesh.tp == 0) {
         const std::int64_t left = shape.kv_heads / plan.mesh.tp;
         return contradiction("mesh.cp",
-                             fmt::format("{} does not divide the {} key/value heads of {} that tp "
-                                         "{} leaves, which ulysses shares",
-                                         plan.mesh.cp, left, model.name, plan.mesh.tp),
-                             nearest(left, plan.mesh.cp));
+            fmt::format("{} does not divide the {} key/value heads of {} that tp {} leaves, which ulysses shares",
+                plan.mesh.cp, left, model.name, plan.mesh.tp),
+            nearest(left, plan.mesh.cp));
       }
-      return contradiction(
-          "mesh.tp",
+      return contradiction("mesh.tp",
           fmt::format("{} does not divide the {} key/value heads of {}", plan.mesh.tp, shape.kv_heads, model.name),
           nearest(shape.kv_heads, plan.mesh.tp));
     }
@@ -208,10 +197,9 @@ Problem problem_of_attention(const Plan& plan, const ModelSpec& model) {
         (layer.role != LayerRole::kBlock || std::ranges::any_of(operations, is_cut)))
       continue;
     return missing_capability("mesh.cp",
-                              fmt::format("attention of {} is no kernel that reads queries, keys "
-                                          "and values apart and leaves its logsumexp",
-                                          model.name),
-                              "mesh.cp: 1");
+        fmt::format("attention of {} is no kernel that reads queries, keys and values apart and leaves its logsumexp",
+            model.name),
+        "mesh.cp: 1");
   }
   return std::nullopt;
 }
@@ -223,8 +211,8 @@ Problem problem_of_norms(const Plan& plan, const ModelSpec& model) {
     const auto is_product = [](const Operation& op) { return op.kind == OperationKind::kGemm; };
     const bool transforms = layer.role == LayerRole::kFinalNorm || (layer.role == LayerRole::kInner && !layer.tower);
     if (!transforms || std::ranges::none_of(layer.operations, is_product)) continue;
-    return missing_capability("mesh.tp", fmt::format("{} multiplies in front of its head's norm", model.name),
-                              "mesh.tp: 1");
+    return missing_capability(
+        "mesh.tp", fmt::format("{} multiplies in front of its head's norm", model.name), "mesh.tp: 1");
   }
   return std::nullopt;
 }
@@ -237,9 +225,9 @@ Problem problem_of_positions(const Plan& plan) {
   if (sequence % parts == 0) return std::nullopt;
   const std::int64_t below = sequence / parts * parts;
   return contradiction("batch.sequence",
-                       fmt::format("{} positions are not cut evenly into {} parts ({}cp {} x tp {})", sequence, parts,
-                                   balances ? "2 x " : "", plan.mesh.cp, plan.mesh.tp),
-                       below == 0 ? std::to_string(parts) : fmt::format("{} or {}", below, below + parts));
+      fmt::format("{} positions are not cut evenly into {} parts ({}cp {} x tp {})", sequence, parts,
+          balances ? "2 x " : "", plan.mesh.cp, plan.mesh.tp),
+      below == 0 ? std::to_string(parts) : fmt::format("{} or {}", below, below + parts));
 }
 
 Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
@@ -249,23 +237,22 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
     for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
   const bool latent = std::ranges::any_of(model.kinds, has_latents);
   if (mesh.tp > 1 && !plan.tensor_parallel.sequence && (latent || experts > 1)) {
-    return missing_capability(
-        "tensor_parallel.sequence",
+    return missing_capability("tensor_parallel.sequence",
         latent ? "latent attention is modelled with sequence parallel" : "experts are modelled with sequence parallel",
         "tensor_parallel.sequence: true");
   }
   const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
   if (is_megatron && mesh.tp > 1 && experts > 1 && mesh.ep == 1 && mesh.etp == 1) {
     return missing_capability("mesh.ep",
-                              fmt::format("{}@{} is modelled with experts spread over ranks",
-                                          to_string(plan.runtime.kind), plan.runtime.version),
-                              fmt::format("mesh.ep: 2, or mesh.etp: {}", mesh.tp));
+        fmt::format(
+            "{}@{} is modelled with experts spread over ranks", to_string(plan.runtime.kind), plan.runtime.version),
+        fmt::format("mesh.ep: 2, or mesh.etp: {}", mesh.tp));
   }
   // Flex dispatchers send a token to each of the ranks that share its expert.
   const bool is_flex = plan.expert_parallel.dispatcher != ExpertParallel::Dispatcher::kAllToAll;
   if (is_megatron && mesh.etp > 1 && is_flex) {
     return missing_capability("expert_parallel.dispatcher",
-                              "with mesh.etp rows are modelled as MoEAlltoAllTokenDispatcher sends them", "alltoall");
+        "with mesh.etp rows are modelled as MoEAlltoAllTokenDispatcher sends them", "alltoall");
   }
   if (mesh.ep == 1 && mesh.etp == 1) return std::nullopt;
   if (experts <= 1) return contradiction("mesh.ep", fmt::format("{} has no experts", model.name), "1");
@@ -273,27 +260,24 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
     return contradiction("units.experts", "experts that ranks share are units of their own", "own");
   if (mesh.etp != 1 && mesh.etp != mesh.tp) {
     return contradiction("mesh.etp", fmt::format("{} is neither 1 nor mesh.tp", mesh.etp),
-                         mesh.tp == 1 ? "1" : fmt::format("1 or {}", mesh.tp));
+        mesh.tp == 1 ? "1" : fmt::format("1 or {}", mesh.tp));
   }
   if (experts % mesh.ep != 0) {
     return contradiction("mesh.ep",
-                         fmt::format("{} does not divide the {} experts of {}", mesh.ep, experts, model.name),
-                         nearest(experts, mesh.ep));
+        fmt::format("{} does not divide the {} experts of {}", mesh.ep, experts, model.name),
+        nearest(experts, mesh.ep));
   }
   const std::int64_t ranks = mesh.fsdp() * mesh.tp;
   if (ranks % (mesh.ep * mesh.etp) != 0) {
     return contradiction("mesh.ep",
-                         fmt::format("ep {} x etp {} does not divide the {} ranks of shard, cp and "
-                                     "tp",
-                                     mesh.ep, mesh.etp, ranks),
-                         nearest(ranks / mesh.etp, mesh.ep));
+        fmt::format("ep {} x etp {} does not divide the {} ranks of shard, cp and tp", mesh.ep, mesh.etp, ranks),
+        nearest(ranks / mesh.etp, mesh.ep));
   }
   const std::vector<std::int64_t>& sent = plan.expert_parallel.sent;
   const std::vector<std::int64_t>& received = plan.expert_parallel.received;
   const std::vector<std::int64_t>& counts = plan.expert_parallel.counts;
   if (!counts.empty() && std::ssize(counts) != experts) {
-    return contradiction(
-        "expert_parallel.counts",
+    return contradiction("expert_parallel.counts",
         fmt::format("{} counts are not those of the {} experts of {}", counts.size(), experts, model.name),
         fmt::format("{} numbers", experts));
   }
@@ -301,8 +285,7 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
     return rows.empty() || std::ssize(rows) == mesh.ep;
   };
   if (!ranks_of(sent) || !ranks_of(received) || sent.empty() != received.empty()) {
-    return contradiction(
-        "expert_parallel",
+    return contradiction("expert_parallel",
         fmt::format("{} rows sent and {} received are not those of ep {}", sent.size(), received.size(), mesh.ep),
         fmt::format("{} numbers each", mesh.ep));
   }
@@ -328,13 +311,12 @@ Problem problem_of_schedule(const Plan& plan) {
   const std::int64_t least = fills ? ranks : schedule == kDualPipeV ? 2 * ranks : 1;
   if (all < least) {
     return refused(key_of_all, all, "micro-batches",
-                   fmt::format("as many as {}, {}, or more", fills ? "mesh.pp" : "stages", least));
+        fmt::format("as many as {}, {}, or more", fills ? "mesh.pp" : "stages", least));
   }
   const bool has_rounds = schedule == kInterleaved1F1B || schedule == kInterleavedZeroBubble;
   const std::int64_t rounds = has_rounds ? std::max<std::int64_t>(1, all / ranks) : 1;
   if (all % rounds == 0) return std::nullopt;
-  return refused(
-      key_of_all, all, "micro-batches",
+  return refused(key_of_all, all, "micro-batches",
       fmt::format("a multiple of mesh.pp, such as {} or {}", all / ranks * ranks, (all / ranks + 1) * ranks));
 }
 
@@ -355,17 +337,15 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
   }
   if (embeddings != 1) return refused("is no chain of blocks");
   if (!plan.reshard_after_forward.ranges.empty() || !plan.unshard_in_backward.ranges.empty()) {
-    return missing_capability("reshard_after_forward", "ranks of a pipeline have units of their own",
-                              "one value for all units");
+    return missing_capability(
+        "reshard_after_forward", "ranks of a pipeline have units of their own", "one value for all units");
   }
   if (plan.pipeline.splits_backward()) {
     const std::string schedule = fmt::format("pipeline.schedule {}", to_string(plan.pipeline.schedule));
     if (plan.reshard_after_forward.value.kind != Reshard::Kind::kNever) {
       return contradiction("reshard_after_forward",
-                           schedule +
-                               " makes gradients of weights when these are sharded again, "
-                               "and loses them (PyTorch 2.11)",
-                           "never");
+          schedule + " makes gradients of weights when these are sharded again, and loses them (PyTorch 2.11)",
+          "never");
     }
     // "Trying to backward an extra time" (torch.utils.checkpoint).
     const auto repeats = [](Recompute mode) { return mode == Recompute::kSelective; };
@@ -377,8 +357,8 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
   }
   if (const std::int64_t each = plan.pipeline.microbatches; each > 0 && plan.batch.accumulation % each != 0) {
     return contradiction("pipeline.microbatches",
-                         fmt::format("{} micro-batches of a step are no calls of {}", plan.batch.accumulation, each),
-                         "a divisor of batch.accumulation");
+        fmt::format("{} micro-batches of a step are no calls of {}", plan.batch.accumulation, each),
+        "a divisor of batch.accumulation");
   }
   const std::vector<std::int64_t> blocks = blocks_of_stages(model, plan);
   // The first and the last one have other layers.
@@ -386,9 +366,9 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
                         std::all_of(blocks.begin() + 1, blocks.end() - 1, [](std::int64_t count) { return count > 0; });
   if (is_whole) return problem_of_schedule(plan);
   return contradiction("mesh.pp",
-                       fmt::format("the {} blocks of {} leave a stage of {} without one", model.block_count(),
-                                   model.name, blocks.size()),
-                       fmt::format("at most {} stages", std::max<std::int64_t>(1, model.block_count() / 2)));
+      fmt::format(
+          "the {} blocks of {} leave a stage of {} without one", model.block_count(), model.name, blocks.size()),
+      fmt::format("at most {} stages", std::max<std::int64_t>(1, model.block_count() / 2)));
 }
 
 }
@@ -398,15 +378,14 @@ std::optional<PlanProblem> problem_of_runtime_axes(const Plan& plan) {
   for (const AskedAxis& asked : asked_axes(plan)) {
     if (contains(axes.keys, asked.key)) continue;
     return missing_capability(asked.key,
-                              fmt::format("{}@{} is modelled with the axes {} alone", to_string(plan.runtime.kind),
-                                          plan.runtime.version, axes.words),
-                              fmt::format("{}: 1, or runtime: fsdp2@2.{}", asked.key, kOldestFsdp2WithAxes));
+        fmt::format(
+            "{}@{} is modelled with the axes {} alone", to_string(plan.runtime.kind), plan.runtime.version, axes.words),
+        fmt::format("{}: 1, or runtime: fsdp2@2.{}", asked.key, kOldestFsdp2WithAxes));
   }
   if (!is_zero(plan.runtime.kind) || plan.mesh.cp == 1 ||
       plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses)
     return std::nullopt;
-  return missing_capability(
-      "context_parallel.rotate",
+  return missing_capability("context_parallel.rotate",
       fmt::format("{}@{} has DeepSpeed-Ulysses", to_string(plan.runtime.kind), plan.runtime.version),
       "context_parallel.rotate: ulysses");
 }

@@ -92,8 +92,8 @@ std::int32_t minor_of(const Runtime& runtime) { return fsdp2_minor(runtime.versi
 
 std::span<const Capability> capability_table() {
   static const std::vector<Capability> table = [] {
-    return list_of<Capability>(rows_of_table(capability_files().front().content),
-                               [&](const auto& cells) { return capability_of(cells); });
+    return list_of<Capability>(
+        rows_of_table(capability_files().front().content), [&](const auto& cells) { return capability_of(cells); });
   }();
   return table;
 }
@@ -114,7 +114,7 @@ std::optional<PlanProblem> problem_of_capability(const Plan& plan, Capability::O
 bool has_capability(const Runtime& runtime, std::string_view asked) {
   const std::span<const Capability> table = capability_table();
   FORESHARD_CHECK(std::ranges::any_of(table, [&](const Capability& each) { return each.asked == asked; }),
-                  fmt::format("no capability is called {}", asked));
+      fmt::format("no capability is called {}", asked));
   const std::vector<AskedRow>& rows = rows_of(runtime.kind);
   return std::ranges::none_of(rows, [&](const AskedRow& row) {
     return row.capability->of == Capability::Of::kRuntime && row.capability->asked == asked &&

@@ -20,8 +20,7 @@ struct Capability {
   enum class Of : std::uint8_t { kRuntime, kAxes, kPlainTensors };
 
   RuntimeSet runtimes;  // that lack it
-  // What a plan asks for (condition.h): "prefetch.backward > 1"; the problem's key is the first
-  // term's.
+  // What a plan asks for (condition.h): "prefetch.backward > 1"; the problem's key is the first term's.
   std::string_view asked;
   std::string_view says;     // after the runtime's name; {key} stands for the key's value
   std::string_view nearest;  // "units.embedding: root and units.head: root"

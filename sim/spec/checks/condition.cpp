@@ -32,9 +32,8 @@ bool any_layer(const ModelSpec& model, Holds holds) {
   return std::ranges::any_of(model.kinds, holds);
 }
 
-// "model.norm.weight" is one, "model.decoder.final_layer_norm.weight" and, of a model that is its
-// own base, "decoder.final_layer_norm.weight" are not, nor is a head's transform
-// ("lm_head.dense.weight").
+// "model.norm.weight" is one, "model.decoder.final_layer_norm.weight" and, of a model that is its own base,
+// "decoder.final_layer_norm.weight" are not, nor is a head's transform ("lm_head.dense.weight").
 bool is_norm_of_base(const LayerSpec& layer) {
   if (layer.role != LayerRole::kFinalNorm || layer.parameters.empty()) return false;
   const bool transforms = !layer.operations.empty() && layer.operations.front().kind == OperationKind::kGemm;
@@ -73,21 +72,21 @@ constexpr std::pair<std::string_view, JobValue> kJobFacts[] = {
     {"model.images", [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, reads_images)); }},
     {"model.unused", [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, waits_in_vain)); }},
     {"model.words",  // that its head tells: a classifier has none
-     [](const PlanDocument&, const ModelSpec& m) {
-       return Json(m.image_tokens > 0 || (!any_layer(m, reads_images) && !any_layer(m, tells_classes(m))));
-     }},
+        [](const PlanDocument&, const ModelSpec& m) {
+          return Json(m.image_tokens > 0 || (!any_layer(m, reads_images) && !any_layer(m, tells_classes(m))));
+        }},
     {"model.family", [](const PlanDocument&, const ModelSpec& m) { return Json(m.family); }},
     {"model.norm_of_base",
-     [](const PlanDocument& d, const ModelSpec& m) {
-       return Json(any_layer(m, [&](const LayerSpec& layer) {
-         const bool is_wrapped = d.plan.lora.rank > 0;  // PEFT's wrapper has a "model" of its own
-         return is_norm_of_base(layer) && !(is_wrapped && layer.parameters.front().name.starts_with("model."));
-       }));
-     }},
+        [](const PlanDocument& d, const ModelSpec& m) {
+          return Json(any_layer(m, [&](const LayerSpec& layer) {
+            const bool is_wrapped = d.plan.lora.rank > 0;  // PEFT's wrapper has a "model" of its own
+            return is_norm_of_base(layer) && !(is_wrapped && layer.parameters.front().name.starts_with("model."));
+          }));
+        }},
     {"model.stacks_share_table", [](const PlanDocument&, const ModelSpec& m) { return Json(stacks_share_table(m)); }},
     {"root_unit", [](const PlanDocument& d, const ModelSpec& m) { return Json(has_root_unit(d.plan, m)); }},
     {"ends_written",
-     [](const PlanDocument& d, const ModelSpec&) { return Json(d.has("units.embedding") || d.has("units.head")); }},
+        [](const PlanDocument& d, const ModelSpec&) { return Json(d.has("units.embedding") || d.has("units.head")); }},
     {"trainer.minor", [](const PlanDocument& d, const ModelSpec&) { return Json(trainer_minor(d)); }},
 };
 
@@ -133,15 +132,14 @@ struct Condition::Term {
 
   bool holds(const Json& left, const Plan& plan) const {
     const auto holds_of = [&](const Json& value) {
-      const bool any =
-          right_key != nullptr
-              ? compares(value, comparison, right_key(plan))
-              : std::ranges::any_of(right, [&](const Json& with) { return compares(value, comparison, with); });
+      const bool any = right_key != nullptr ? compares(value, comparison, right_key(plan))
+                                            : std::ranges::any_of(right,
+                                                  [&](const Json& with) { return compares(value, comparison, with); });
       return any == (comparison != '!');
     };
     if (!left.is_array()) return holds_of(left);
-    return std::ranges::any_of(left,
-                               [&](const Json& each) { return holds_of(each.is_object() ? each.at("value") : each); });
+    return std::ranges::any_of(
+        left, [&](const Json& each) { return holds_of(each.is_object() ? each.at("value") : each); });
   }
 };
 
@@ -174,8 +172,8 @@ bool Condition::holds(const PlanDocument& document, const ModelSpec& model) cons
   return !terms_ || std::ranges::all_of(
                         *terms_,
                         [&](const Term& term) {
-                          return term.holds(term.of_plan ? term.of_plan(document.plan) : term.of_job(document, model),
-                                            document.plan);
+                          return term.holds(
+                              term.of_plan ? term.of_plan(document.plan) : term.of_job(document, model), document.plan);
                         });
 }
 

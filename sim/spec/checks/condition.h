@@ -1,7 +1,6 @@
-// What a row of a table asks of a plan or a job, as text: terms such as "prefetch.backward > 1",
-// joined by ", ", all of which hold. A term compares (=, !=, >, <) a key of a plan or a fact with a
-// number, a word, words of which one is enough (fa1|fa2), or another key. Of a policy with ranges
-// one range is enough.
+// What a row of a table asks of a plan or a job, as text: terms such as "prefetch.backward > 1", joined by ", ", all of
+// which hold. A term compares (=, !=, >, <) a key of a plan or a fact with a number, a word, words of which one is
+// enough (fa1|fa2), or another key. Of a policy with ranges one range is enough.
 #pragma once
 
 #include <memory>

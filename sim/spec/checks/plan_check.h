@@ -1,6 +1,5 @@
-// What a plan may not be, without exceptions: for search, which rejects most plans, and for
-// readers, which know where in a file the wrong key stands. check() of plan.h throws what
-// find_problem finds.
+// What a plan may not be, without exceptions: for search, which rejects most plans, and for readers, which know where
+// in a file the wrong key stands. check() of plan.h throws what find_problem finds.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +57,7 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
 // ConfigError, or Error(kMissingCapability), at `location`, whose key path becomes the problem's.
 [[noreturn]] void throw_problem(const PlanProblem& problem, Location location);
 
-// What the plan may be but hardly means, and known defects of its runtime that it meets, one
-// sentence each.
+// What the plan may be but hardly means, and known defects of its runtime that it meets, one sentence each.
 std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model, const Cluster& cluster);
 
 // Whether the layer is an embedding whose table of tokens is a unit while the rest of it stays in
@@ -95,9 +93,8 @@ bool splits_block(const Units& units, std::int64_t block);
 // Whether parameters are left to the unit of the whole model, which is unit 0 then.
 bool has_root_unit(const Plan& plan, const ModelSpec& model);
 
-// How many units the plan has, numbered in forward order: the root unit first if parameters are
-// left to it, then the embedding if it is its own unit, the blocks, and the head if it is its own
-// unit.
+// How many units the plan has, numbered in forward order: the root unit first if parameters are left to it, then the
+// embedding if it is its own unit, the blocks, and the head if it is its own unit.
 std::int64_t unit_count(const Plan& plan, const ModelSpec& model);
 
 // Whether the operation is a linear layer, which adapters can stand beside (not one weight of each
@@ -106,9 +103,8 @@ bool takes_adapter(const LayerSpec& layer, const Operation& operation);
 // Whether a target names the module: "q_proj" names "self_attn.q_proj" (PEFT's suffix match).
 bool is_module(std::string_view module, std::string_view target);
 
-// The dimension that fully_shard cuts a parameter along among `shards` ranks: `wanted` for
-// matrices, 0 for vectors. Units::kExpertsDim: 1 for stacks of fewer matrices than shards, where
-// that divides, else 0.
+// The dimension that fully_shard cuts a parameter along among `shards` ranks: `wanted` for matrices, 0 for vectors.
+// Units::kExpertsDim: 1 for stacks of fewer matrices than shards, where that divides, else 0.
 std::int64_t shard_dim_of(const ParameterSpec& parameter, std::int64_t wanted, std::int64_t shards);
 // The same of a parameter that the mesh's axes did not cut yet: experts are spread over ep first.
 std::int64_t shard_dim_of(const ParameterSpec& parameter, std::int64_t wanted, const Mesh& mesh);
@@ -125,8 +121,7 @@ std::optional<std::int64_t> every_k(const RangedPolicy<Recompute>& policy);
 // where they are the same or x lies outside 1..n). Ascending.
 std::vector<std::int64_t> nearest_divisors(std::int64_t n, std::int64_t x);
 
-// What a GPU cannot run of a plan, whatever the runtime; for the checks of plans and the readers of
-// cluster files only.
+// What a GPU cannot run of a plan, whatever the runtime; for the checks of plans and the readers of cluster files only.
 
 // float8 without fp8 units or over an fp32 computation, and attention kernels that were not built
 // for the GPU's architecture. A GPU whose architecture nobody said is taken to run every kernel.

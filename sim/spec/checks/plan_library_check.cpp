@@ -26,9 +26,9 @@ Problem problem_of_frozen_units(const Plan& plan, const ModelSpec& model) {
   }
   if (!trains || !freezes) return std::nullopt;
   return contradiction("fsdp1.use_orig_params",
-                       "FSDP must flatten tensors with uniform `requires_grad` when "
-                       "`use_orig_params=False`, and the root has frozen ones beside others",
-                       "true, or units that are frozen or trained as a whole");
+      "FSDP must flatten tensors with uniform `requires_grad` when "
+      "`use_orig_params=False`, and the root has frozen ones beside others",
+      "true, or units that are frozen or trained as a whole");
 }
 
 // A parameter that no operation of its layer reads gets no gradient.
@@ -52,10 +52,10 @@ Problem problem_of_unused_parameters(const Plan& plan, const ModelSpec& model) {
   const ParameterSpec* unused = unused_parameter(plan, model);
   if (unused == nullptr) return std::nullopt;
   return contradiction("ddp.find_unused_parameters",
-                       fmt::format("{} takes no part in the loss, and DDP fails in the second step (\"Expected to "
-                                   "have finished reduction in the prior iteration before starting a new one\")",
-                                   unused->name),
-                       "true, or ddp.static_graph: true");
+      fmt::format("{} takes no part in the loss, and DDP fails in the second step (\"Expected to "
+                  "have finished reduction in the prior iteration before starting a new one\")",
+          unused->name),
+      "true, or ddp.static_graph: true");
 }
 
 }
@@ -65,16 +65,15 @@ std::optional<PlanProblem> problem_of_divisions(const Plan& plan) {
   const int stage = zero_stage(plan.runtime.kind);
   if ((stage == 1 || stage == 2) && zero.allgather_bucket_size % 2 != 0) {
     return contradiction("zero.allgather_bucket_size",
-                         "DeepSpeed refuses it: \"allgather_bucket_size must be a multiple of "
-                         "nccl_start_alignment_factor, 2\"",
-                         "an even number");
+        "DeepSpeed refuses it: \"allgather_bucket_size must be a multiple of nccl_start_alignment_factor, 2\"",
+        "an even number");
   }
   // deepspeed/utils/groups.py, _ensure_divisibility.
   const std::int64_t secondary = zero.zero_hpz_partition_size;
   if (stage == 3 && secondary > 1 && secondary < plan.mesh.shard && plan.mesh.shard % secondary != 0) {
     return contradiction("zero.zero_hpz_partition_size",
-                         fmt::format("DeepSpeed refuses it: \"{} is not divisible by {}\"", plan.mesh.shard, secondary),
-                         "a divisor of mesh.shard");
+        fmt::format("DeepSpeed refuses it: \"{} is not divisible by {}\"", plan.mesh.shard, secondary),
+        "a divisor of mesh.shard");
   }
   return std::nullopt;
 }

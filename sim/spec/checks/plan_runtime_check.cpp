@@ -1,6 +1,5 @@
-// Whether a version is modelled and has what is asked of it (capabilities.txt), then what fails
-// once a model is there: values that PyTorch takes and fails on, layers that the engine does not
-// execute.
+// Whether a version is modelled and has what is asked of it (capabilities.txt), then what fails once a model is there:
+// values that PyTorch takes and fails on, layers that the engine does not execute.
 #include "sim/spec/checks/plan_runtime_check.h"
 
 #include <fmt/format.h>
@@ -45,11 +44,9 @@ Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
     for (const ParameterSpec& parameter : model.kinds[at(layer.kind)].parameters) {
       if (plan.units.shard_dim <= 0 || parameter.tied || parameter.shape.size() <= dimension) continue;
       if (parameter.shape[dimension] % plan.mesh.shard == 0) continue;
-      return contradiction(
-          "units.shard_dim",
-          fmt::format("fully_shard does not shard unevenly on dimension {}: {} of {} is [{}], and "
-                      "mesh.shard is {}",
-                      dimension, parameter.name, layer.name, fmt::join(parameter.shape, ", "), plan.mesh.shard),
+      return contradiction("units.shard_dim",
+          fmt::format("fully_shard does not shard unevenly on dimension {}: {} of {} is [{}], and mesh.shard is {}",
+              dimension, parameter.name, layer.name, fmt::join(parameter.shape, ", "), plan.mesh.shard),
           "0, or a mesh.shard that divides it");
     }
   }
@@ -59,10 +56,9 @@ Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
       is_group(reshard.value) || std::ranges::any_of(reshard.ranges, [&](const auto& r) { return is_group(r.value); });
   if (!has_group) return std::nullopt;
   return contradiction("reshard_after_forward",
-                       "fully_shard fails on groups of ranks with parameters sharded along "
-                       "dimension 1 (IndexError in the copy-out), as units.shard_dim 1 and experts "
-                       "fewer than the shards are",
-                       "always or never");
+      "fully_shard fails on groups of ranks with parameters sharded along dimension 1 (IndexError in the copy-out), as "
+      "units.shard_dim 1 and experts fewer than the shards are",
+      "always or never");
 }
 
 // The engine executes the decoders of models/families.h: one chain of layers on words.
@@ -70,16 +66,15 @@ Problem problem_of_native_model(const ModelSpec& model) {
   const auto other = [](const LayerSpec& layer) {
     const bool images = layer.domain != Domain{} || layer.joins >= 0 || layer.tower;
     return images || layer.role == LayerRole::kInner || std::ranges::any_of(layer.operations, [](const Operation& op) {
-             return op.kind == OperationKind::kAttention && !op.attention.causal;
-           });
+      return op.kind == OperationKind::kAttention && !op.attention.causal;
+    });
   };
   const bool reads_images = model.fixed_sequence > 0 || std::ranges::any_of(model.kinds, other);
   if (!reads_images) return std::nullopt;
   return missing_capability("model",
-                            fmt::format("the engine runs decoders of words; {} ({}) has layers "
-                                        "that it does not execute",
-                                        model.name, model.family),
-                            "runtime: fsdp2");
+      fmt::format(
+          "the engine runs decoders of words; {} ({}) has layers that it does not execute", model.name, model.family),
+      "runtime: fsdp2");
 }
 
 // The engine attends to all positions before; up to a window's length that is the same.
@@ -88,10 +83,9 @@ Problem problem_of_windows(const Plan& plan, const ModelSpec& model) {
     for (const Operation& op : layer.operations) {
       const std::int64_t window = op.attention.window;
       if (window == 0 || window >= plan.batch.sequence) continue;
-      return missing_capability(
-          "batch.sequence",
+      return missing_capability("batch.sequence",
           fmt::format("the engine attends to all positions before, {} of {} within a window of {}", layer.name,
-                      model.name, window),
+              model.name, window),
           fmt::format("batch.sequence: {}, or runtime: fsdp2", window));
     }
   }
@@ -101,18 +95,17 @@ Problem problem_of_windows(const Plan& plan, const ModelSpec& model) {
 // What the engine has no kernels for (exec/compute/operations.h): the first such operation.
 Problem problem_of_engine_operations(const ModelSpec& model) {
   using enum Function;
-  constexpr std::array kMissing = {kScale, kSoftmax, kSigmoid, kTanh,       kDropout,
-                                   kTopK,  kSort,    kGather,  kScatterAdd, kDequantize};
+  constexpr std::array kMissing = {
+      kScale, kSoftmax, kSigmoid, kTanh, kDropout, kTopK, kSort, kGather, kScatterAdd, kDequantize};
   for (const LayerSpec& layer : model.kinds) {
     for (const Operation& op : layer.operations) {
       const AttentionShape& shape = op.attention;
       const bool attends = op.kind == OperationKind::kAttention && (!shape.causal || shape.values() != shape.head_dim);
       const bool missing = contains(kMissing, op.function) || op.view || op.groups > 1 || op.rows > 1;
       if (!missing && !attends) continue;
-      return missing_capability(
-          "runtime",
+      return missing_capability("runtime",
           fmt::format("the engine has no {} as {} of {} needs it ({})",
-                      op.view ? "views of a tensor" : to_string(op.function), layer.name, model.name, op.name),
+              op.view ? "views of a tensor" : to_string(op.function), layer.name, model.name, op.name),
           "runtime: fsdp2");
     }
   }
@@ -131,8 +124,8 @@ bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, const M
 }
 
 PlanProblem contradiction(std::string key, std::string what_is_wrong, std::string expected, std::string did_you_mean) {
-  return {ExitCode::kInvalidInput, std::move(key), std::move(what_is_wrong), std::move(expected),
-          std::move(did_you_mean)};
+  return {
+      ExitCode::kInvalidInput, std::move(key), std::move(what_is_wrong), std::move(expected), std::move(did_you_mean)};
 }
 
 PlanProblem missing_capability(std::string key, std::string what_is_wrong, std::string nearest) {
@@ -151,8 +144,8 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
   const bool is_known = is_local || version == newest;
   if (has_minors ? !fsdp2_minor(version) && (is_fsdp2 || version != newest) : !is_known) {
     return missing_capability("runtime",
-                              fmt::format("version {} of {} is not modelled", quote(version), to_string(kind)),
-                              is_fsdp2 ? nearest_fsdp2(version) : fmt::format("{}@{}", to_string(kind), newest));
+        fmt::format("version {} of {} is not modelled", quote(version), to_string(kind)),
+        is_fsdp2 ? nearest_fsdp2(version) : fmt::format("{}@{}", to_string(kind), newest));
   }
   if (Problem problem = problem_of_runtime_axes(plan)) return problem;
   if (Problem problem = problem_of_capability(plan, Capability::Of::kRuntime, name)) return problem;

@@ -11,8 +11,8 @@
 
 namespace foreshard {
 
-PlanProblem contradiction(std::string key, std::string what_is_wrong, std::string expected = "",
-                          std::string did_you_mean = "");
+PlanProblem contradiction(
+    std::string key, std::string what_is_wrong, std::string expected = "", std::string did_you_mean = "");
 PlanProblem missing_capability(std::string key, std::string what_is_wrong, std::string nearest = "");
 
 // Whether the version is modelled, and then what it lacks (capabilities.h).

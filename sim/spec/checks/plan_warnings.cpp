@@ -37,30 +37,29 @@ void add_known_defects(const Plan& plan, const Fsdp2Version& version, std::vecto
   // Row 7: nobody waits for such a gather, so the unit's next unshard takes it.
   if (!version.drops_stray_gathers && (plan.evaluation.in_step || is_last_marked)) {
     texts.push_back(
-        fmt::format("{} keeps a prefetch that backward did not use ({}) and gives it to the next step, with "
-                    "the "
+        fmt::format("{} keeps a prefetch that backward did not use ({}) and gives it to the next step, with the "
                     "weights from before the optimizer step; PyTorch 2.6 drops it",
-                    name, plan.evaluation.in_step ? "evaluation.in_step" : "accumulation.is_last_backward last"));
+            name, plan.evaluation.in_step ? "evaluation.in_step" : "accumulation.is_last_backward last"));
   }
   if (!version.drops_stray_gathers && plan.frozen.any()) {
     texts.push_back(
         fmt::format("{} keeps the prefetched parameters of a frozen unit from one step to the next "
                     "(memory); PyTorch 2.6 drops them",
-                    name));
+            name));
   }
   // Row 7 from 2.6 on: gathered, waited for and dropped.
   if (version.drops_stray_gathers && plan.evaluation.in_step) {
     texts.push_back(
         fmt::format("evaluation.in_step: the order of its forward stays on record, so that {} prefetches one "
                     "unit in each backward that nobody uses",
-                    name));
+            name));
   }
   // Row 10b.
   if (version.input_release == InputRelease::kAfterPostBackward) {
     texts.push_back(
         fmt::format("{} keeps a second reduce-scatter input alive during every reduction (memory); "
                     "PyTorch 2.13 frees it",
-                    name));
+            name));
   }
   if (plan.mesh.replicate == 1) return;
   // Row 5.
@@ -68,13 +67,13 @@ void add_known_defects(const Plan& plan, const Fsdp2Version& version, std::vecto
     texts.push_back(
         fmt::format("dtype.reduce {} is not dtype.master {}: with replicas {} keeps every unit's all-reduce "
                     "input until the end of backward (memory)",
-                    to_string(plan.reduce_dtype), to_string(plan.master_dtype), name));
+            to_string(plan.reduce_dtype), to_string(plan.master_dtype), name));
   }
   if (accumulates && plan.accumulation == AccumulationMode::kReduceEach && details.all_reduce == When::kEach) {
     texts.push_back(
         fmt::format("every one of the {} micro-batches is all-reduced over the {} replicas; "
                     "accumulation.all_reduce last does it once",
-                    plan.batch.accumulation, plan.mesh.replicate));
+            plan.batch.accumulation, plan.mesh.replicate));
   }
 }
 
@@ -90,7 +89,7 @@ void add_mixed_nodes(const Cluster& cluster, std::vector<std::string>& texts) {
   texts.push_back(
       fmt::format("nodes of several kinds: {} of {} have {}, which sets the pace of all, and every GPU counts "
                   "with the least memory of all, {}; foreshard explain says what leaving them out gives",
-                  slow, cluster.nodes(), cluster.gpu.key, format_bytes(cluster.gpu.memory)));
+          slow, cluster.nodes(), cluster.gpu.key, format_bytes(cluster.gpu.memory)));
 }
 
 }
@@ -102,7 +101,7 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model, cons
     texts.push_back(fmt::format("placement {} has no effect: all nodes are alike", to_string(plan.placement)));
   if (model.max_positions > 0 && plan.batch.sequence > model.max_positions) {
     texts.push_back(fmt::format("batch.sequence {} exceeds the {} positions {} was made for", plan.batch.sequence,
-                                model.max_positions, model.name));
+        model.max_positions, model.name));
   }
   if (plan.accumulation == AccumulationMode::kKeepUnsharded && plan.batch.accumulation == 1)
     texts.emplace_back("accumulation.mode keep_unsharded has no effect while batch.accumulation is 1");
@@ -115,28 +114,25 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model, cons
     texts.push_back(
         fmt::format("{} has no bf16: PyTorch emulates it far slower than the fp16 that is forecast; "
                     "dtype.param fp16 is what it has",
-                    cluster.gpu.name));
+            cluster.gpu.name));
   }
   if (plan.param_dtype == DType::kFp16)
     texts.emplace_back("dtype.param fp16 needs loss scaling, which is not modelled");
   if (const Operation* experts = find_experts(model)) {
     const std::int64_t rows = plan.batch.micro_batch * plan.batch.sequence * experts->rows / experts->groups;
-    texts.push_back(fmt::format("routing is taken as balanced: every one of {} experts gets {} rows of a micro-batch",
-                                experts->groups, rows));
+    texts.push_back(fmt::format(
+        "routing is taken as balanced: every one of {} experts gets {} rows of a micro-batch", experts->groups, rows));
     if (plan.units.shard_dim == 0 && cuts_another_dimension(model, Units::kExpertsDim, plan.mesh)) {
       texts.push_back(
-          fmt::format("{} experts are fewer than the {} ranks that hold them, so that most hold padding and "
-                      "gathers grow; units.shard_dim: experts shards them along dimension 1, as torchtitan "
-                      "does",
-                      experts->groups, plan.mesh.efsdp() * plan.mesh.ep));
+          fmt::format("{} experts are fewer than the {} ranks that hold them, so that most hold padding and gathers "
+                      "grow; units.shard_dim: experts shards them along dimension 1, as torchtitan does",
+              experts->groups, plan.mesh.efsdp() * plan.mesh.ep));
     }
   }
   const std::int64_t blocks = model.block_count();
   if (const std::int64_t rest = blocks % plan.units.layers_per_unit; rest != 0) {
-    texts.push_back(
-        fmt::format("units.layers_per_unit {} does not divide {} blocks: the last unit "
-                    "has {}",
-                    plan.units.layers_per_unit, blocks, rest));
+    texts.push_back(fmt::format("units.layers_per_unit {} does not divide {} blocks: the last unit has {}",
+        plan.units.layers_per_unit, blocks, rest));
   }
   // FullyShardedDataParallel's notes on CPU offload: the newly reduced gradient replaces the other.
   if (plan.runtime.kind == RuntimeKind::kFsdp1 && plan.offload != Offload::kNone && plan.batch.accumulation > 1 &&
@@ -149,9 +145,7 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model, cons
   if (const auto minor = fsdp2_minor(plan.runtime.version)) add_known_defects(plan, fsdp2_version(*minor), texts);
   if (plan.units.experts == UnitPlacement::kOwn && !has_modules_in_blocks(model)) {
     texts.push_back(
-        fmt::format("units.experts own has no effect: the blocks of {} have no modules that may be "
-                    "units",
-                    model.name));
+        fmt::format("units.experts own has no effect: the blocks of {} have no modules that may be units", model.name));
   }
   return texts;
 }

@@ -64,12 +64,12 @@ constexpr PlanKeyType other(const char* schema) { return {.kind = PlanKeyType::K
 // A member of the plan and nothing else, whose path is its name there, or (_AT) another.
 #define FORESHARD_FLAG_AT(path_, member, ...) \
   FORESHARD_KEY(path_, kFlag, d.plan.member = n.as_bool(), p.member, __VA_ARGS__)
-#define FORESHARD_COUNT_AT(path_, member, least_, most_, ...)                                                   \
-  FORESHARD_KEY(path_, count(least_, most_), d.plan.member = n.as_int(key.type.least, key.type.most), p.member, \
-                __VA_ARGS__)
-#define FORESHARD_NUMBER(member, type_, ...)                                                                        \
-  FORESHARD_KEY(#member, type_, d.plan.member = n.as_double(key.type.least_number, key.type.most_number), p.member, \
-                __VA_ARGS__)
+#define FORESHARD_COUNT_AT(path_, member, least_, most_, ...) \
+  FORESHARD_KEY(                                              \
+      path_, count(least_, most_), d.plan.member = n.as_int(key.type.least, key.type.most), p.member, __VA_ARGS__)
+#define FORESHARD_NUMBER(member, type_, ...) \
+  FORESHARD_KEY(                             \
+      #member, type_, d.plan.member = n.as_double(key.type.least_number, key.type.most_number), p.member, __VA_ARGS__)
 #define FORESHARD_WORD_AT(path_, member, values, ...) \
   FORESHARD_KEY(path_, words<values>(), d.plan.member = read_word(n, values), word_of(p.member), __VA_ARGS__)
 #define FORESHARD_FLAG(member, ...) FORESHARD_FLAG_AT(#member, member, __VA_ARGS__)

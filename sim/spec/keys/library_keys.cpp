@@ -43,9 +43,9 @@ Json written_modules(const std::vector<Module>& modules) {
 constexpr auto kLibraryKeys = [] {
   auto keys = std::to_array<PlanKey>({
       FORESHARD_KEY("fsdp1.backward_prefetch", words<kPreOrPost>(),
-                    d.plan.fsdp1.backward_prefetch =
-                        n.as_choice({"pre", "post"}) == 0 ? BackwardPrefetch::kPre : BackwardPrefetch::kPost,
-                    Json(p.fsdp1.backward_prefetch == BackwardPrefetch::kPre ? "pre" : "post")),
+          d.plan.fsdp1.backward_prefetch =
+              n.as_choice({"pre", "post"}) == 0 ? BackwardPrefetch::kPre : BackwardPrefetch::kPost,
+          Json(p.fsdp1.backward_prefetch == BackwardPrefetch::kPre ? "pre" : "post")),
       FORESHARD_FLAG(fsdp1.limit_all_gathers),
       FORESHARD_FLAG(fsdp1.use_orig_params),
       FORESHARD_FLAG(fsdp1.keep_low_precision_grads),
@@ -54,9 +54,9 @@ constexpr auto kLibraryKeys = [] {
       FORESHARD_COUNT(units.min_parameters, 0, plan_limits::kParameters, .quiet = true),
       FORESHARD_FLAG(units.adapters_alone, .quiet = true),
       {.path = "ddp.bucket_cap_mb",
-       .type = kBucketOrNone,
-       .read = read_bucket,
-       .value = [](const Plan& p) { return written(p.ddp.bucket_cap_mb); }},
+          .type = kBucketOrNone,
+          .read = read_bucket,
+          .value = [](const Plan& p) { return written(p.ddp.bucket_cap_mb); }},
       FORESHARD_FLAG(ddp.static_graph),
       FORESHARD_FLAG(ddp.find_unused_parameters),
       FORESHARD_FLAG(ddp.gradient_as_bucket_view),
@@ -65,12 +65,11 @@ constexpr auto kLibraryKeys = [] {
       FORESHARD_FLAG(ddp.norms_fp32),
       FORESHARD_FLAG(ddp.blocks_narrow, .quiet = true),
       FORESHARD_KEY("ddp.mixed_precision", words<kMixedPrecisions>(),
-                    d.plan.ddp.mixed_precision = n.as_choice({"autocast", "parameters"}) == 0
-                                                     ? MixedPrecision::kAutocast
-                                                     : MixedPrecision::kParameters,
-                    Json(p.ddp.mixed_precision == MixedPrecision::kAutocast ? "autocast" : "parameters")),
+          d.plan.ddp.mixed_precision =
+              n.as_choice({"autocast", "parameters"}) == 0 ? MixedPrecision::kAutocast : MixedPrecision::kParameters,
+          Json(p.ddp.mixed_precision == MixedPrecision::kAutocast ? "autocast" : "parameters")),
       FORESHARD_KEY("zero.overlap_comm", kFlag, d.plan.zero.overlap_comm = n.as_bool(),
-                    Json(p.zero.overlap_comm.value_or(p.runtime.kind == RuntimeKind::kZero3))),
+          Json(p.zero.overlap_comm.value_or(p.runtime.kind == RuntimeKind::kZero3))),
       FORESHARD_FLAG(zero.contiguous_gradients),
       FORESHARD_FLAG(zero.reduce_scatter),
       FORESHARD_FLAG(zero.round_robin_gradients),
@@ -104,7 +103,7 @@ constexpr auto kLibraryKeys = [] {
       FORESHARD_FLAG(megatron.fp8_transposes),
       FORESHARD_WORD(megatron.cuda_graphs, kUpTo<MegatronOptions::CudaGraphs::kRouters>),
       FORESHARD_KEY("megatron.recompute_modules", kModuleList, d.plan.megatron.recompute_modules = read_modules(n),
-                    written_modules(p.megatron.recompute_modules), .quiet = true),
+          written_modules(p.megatron.recompute_modules), .quiet = true),
   });
   for (PlanKey& key : keys) key.runtimes = runtimes_of_group(key.path);
   return keys;

@@ -39,16 +39,13 @@ Json number_of(const PlanKeyType& type) {
 
 Json schema_of(const PlanKeyType& type) {
   switch (type.kind) {
-    case PlanKeyType::Kind::kFlag:
-      return {{"type", "boolean"}};
-    case PlanKeyType::Kind::kWords:
-      return {{"enum", words_of(type)}};
+    case PlanKeyType::Kind::kFlag: return {{"type", "boolean"}};
+    case PlanKeyType::Kind::kWords: return {{"enum", words_of(type)}};
     case PlanKeyType::Kind::kInteger:
     case PlanKeyType::Kind::kNumber:
       if (type.words == 0) return number_of(type);
       return {{"oneOf", {{{"enum", words_of(type)}}, number_of(type)}}};
-    case PlanKeyType::Kind::kOther:
-      return Json::parse(type.schema);
+    case PlanKeyType::Kind::kOther: return Json::parse(type.schema);
   }
   return {};
 }
@@ -93,9 +90,7 @@ Json mapping(std::string_view says) {
 
 Json plan_schema() {
   Json root = {{"$schema", "http://json-schema.org/draft-07/schema#"}, {"title", "Foreshard plan"}};
-  root.update(
-      mapping("How a training step runs. Every key may be left out: what is missing is assumed and "
-              "printed."));
+  root.update(mapping("How a training step runs. Every key may be left out: what is missing is assumed and printed."));
   for (const PlanKey& key : plan_key_table()) {
     const std::size_t dot = key.path.find('.');
     const std::string group(key.path.substr(0, dot == std::string_view::npos ? 0 : dot));

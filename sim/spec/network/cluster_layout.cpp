@@ -100,8 +100,8 @@ ClusterLayout layout_of(const Cluster& cluster) {
   const std::int64_t per_leaf = std::max<std::int64_t>(1, cluster.network.nodes_per_leaf);
   const auto pods = static_cast<std::int32_t>((nodes + per_leaf - 1) / per_leaf);
   const auto rails = static_cast<std::int32_t>(kind.nics);
-  const BytesPerSecond uplink(kind.nic_rate.value() * as_double(per_leaf) /
-                              std::max(1.0, cluster.network.oversubscription));
+  const BytesPerSecond uplink(
+      kind.nic_rate.value() * as_double(per_leaf) / std::max(1.0, cluster.network.oversubscription));
   layout.switches.push_back({"spine", -1, 0, Time()});
   for (std::int32_t pod = 0; pod < pods; ++pod) {
     const std::int64_t first = pod * per_leaf;

@@ -62,13 +62,11 @@ struct ClusterLayout {
 Cluster with_nodes(Cluster cluster, const std::function<void(NodeKind&)>& change);
 Cluster with_links(Cluster cluster, const std::function<void(SwitchLink&)>& change);
 
-// The cluster whose ranks sit on these nodes alone, in this order: distinct indices of its nodes,
-// at least one. The slowest GPU among them sets the pace, the smallest memory counts; ports keep
-// what they lack.
+// The cluster whose ranks sit on these nodes alone, in this order: distinct indices of its nodes, at least one. The
+// slowest GPU among them sets the pace, the smallest memory counts; ports keep what they lack.
 Cluster on_nodes(Cluster cluster, std::span<const std::int64_t> nodes);
 
-// The layout of the file, else that of the short form. Throws Error(kInvalidInput) for several
-// nodes without ports.
+// The layout of the file, else that of the short form. Throws Error(kInvalidInput) for several nodes without ports.
 ClusterLayout layout_of(const Cluster& cluster);
 
 }

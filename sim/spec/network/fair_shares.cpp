@@ -1,6 +1,5 @@
-// All groups speed up together until a wire is full; its groups stop there, the others go on. Wires
-// wait in a heap by the speed at which they fill; that only grows when groups stop, so the first
-// whose figure is up to date is the next.
+// All groups speed up together until a wire is full; its groups stop there, the others go on. Wires wait in a heap by
+// the speed at which they fill; that only grows when groups stop, so the first whose figure is up to date is the next.
 #include "sim/spec/network/fair_shares.h"
 
 #include <algorithm>

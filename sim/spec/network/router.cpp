@@ -195,8 +195,7 @@ class Router {
     std::int32_t rank = 0;
     std::int32_t port = -1;  // that it must use; -1: as NCCL chooses
   };
-  // The ports of a rank: the one it must use, else its own; where all of them are missing, the
-  // node's others.
+  // The ports of a rank: the one it must use, else its own; where all of them are missing, the node's others.
   struct Exit {
     std::int32_t port = 0;
     std::int32_t access = -1;  // of whom the port is; -1: through its owner
@@ -217,8 +216,8 @@ class Router {
     for (std::int32_t p = node.first_port; p < node.first_port + node.ports; ++p)
       if (t_.ports[at(p)].wire >= 0 && t_.ports[at(p)].owner >= 0) exits.push_back({p, -1});
     if (exits.empty()) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("rank {} ({}) has no network port", rank, device_name(t_, rank)));
+      throw Error(
+          ExitCode::kInvalidInput, fmt::format("rank {} ({}) has no network port", rank, device_name(t_, rank)));
     }
   }
 
@@ -250,8 +249,7 @@ class Router {
     return hop / as_double(parts);
   }
 
-  // Where a port of another rail takes the flow in, the sender goes there over NVLink (PXN) rather
-  // than over switches.
+  // Where a port of another rail takes the flow in, the sender goes there over NVLink (PXN) rather than over switches.
   Exit on_the_rail_of(const Exit& receiver, std::int32_t from, const Exit& usual) const {
     if (receiver.access >= 0) return usual;
     const std::int32_t rail = t_.ports[at(receiver.port)].on;

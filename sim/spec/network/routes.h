@@ -1,11 +1,10 @@
 // The groups of a mesh axis laid over the cluster's graph as NCCL lays them, and what every one of
 // them gets of the wires while all of them run.
 //
-// Rings: a group with p ranks in each of several nodes runs p channels, each with 1/p of the bytes.
-// Channel c enters a node at its c-th rank, passes the others in order (or as NCCL's own graph
-// says), returns to the c-th rank over the NVSwitch and leaves through that rank's ports on their
-// rail. Nodes follow one another in the order of their first rank. Trees: NCCL's two binary trees
-// over the nodes, with half of the bytes each, on every rail.
+// Rings: a group with p ranks in each of several nodes runs p channels, each with 1/p of the bytes. Channel c enters a
+// node at its c-th rank, passes the others in order (or as NCCL's own graph says), returns to the c-th rank over the
+// NVSwitch and leaves through that rank's ports on their rail. Nodes follow one another in the order of their first
+// rank. Trees: NCCL's two binary trees over the nodes, with half of the bytes each, on every rail.
 //
 // Between switches a flow takes all paths with the fewest hops, in proportion to their rates. What
 // groups get is max-min fair; a group's channels carry even shares, so its slowest wire sets its
@@ -33,8 +32,7 @@ struct RankGroups {
   }
 };
 
-// All groups {first + i * stride} that tile `gpus` ranks. Throws Error(kInvalidInput) if one does
-// not fit.
+// All groups {first + i * stride} that tile `gpus` ranks. Throws Error(kInvalidInput) if one does not fit.
 RankGroups tiled_groups(const GroupShape& shape, std::int64_t gpus);
 
 // The GPU of every rank.
@@ -89,8 +87,7 @@ class Routes {
   std::unique_ptr<Memo> memo_;
 };
 
-// The cluster with the routes that its layout and its degraded links need; to be called after every
-// change of them.
+// The cluster with the routes that its layout and its degraded links need; to be called after every change of them.
 Cluster with_routes(Cluster cluster);
 
 }

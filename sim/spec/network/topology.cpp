@@ -84,8 +84,8 @@ class TopologyBuilder {
     for (const NodeGroup& group : topology_.layout.groups) {
       for (std::int64_t i = 0; i < group.count; ++i, ++node) {
         TopologyNode place = {.first_gpu = static_cast<std::int32_t>(topology_.devices.size()),
-                              .gpus = static_cast<std::int32_t>(group.kind.gpus),
-                              .group = group_index};
+            .gpus = static_cast<std::int32_t>(group.kind.gpus),
+            .group = group_index};
         topology_.nodes.push_back(place);
         for (std::int32_t g = 0; g < place.gpus; ++g) {
           add(DeviceKind::kGpu, node, g);
@@ -109,8 +109,8 @@ class TopologyBuilder {
     for (std::int64_t i = 0; i < switch_count; ++i) switches.push_back(add(DeviceKind::kPcieSwitch, node, i));
     for (std::int64_t i = 0; i < place.gpus && switch_count > 0; ++i) {
       const auto near = at(i * switch_count / place.gpus);
-      slots.push_back(connect(place.first_gpu + static_cast<std::int32_t>(i), switches[near], kind.host_link,
-                              part(kind.nic_latency, 8)));
+      slots.push_back(connect(
+          place.first_gpu + static_cast<std::int32_t>(i), switches[near], kind.host_link, part(kind.nic_latency, 8)));
     }
     place.first_port = static_cast<std::int32_t>(topology_.ports.size());
     place.ports = has_network_ ? static_cast<std::int32_t>(kind.nics) : 0;
@@ -125,7 +125,7 @@ class TopologyBuilder {
 
   // Ports are evenly near to the GPUs: each GPU has its own, or several share one.
   void add_access(const NodeKind& kind, const TopologyNode& place, const std::vector<std::int32_t>& slots,
-                  const std::vector<std::int32_t>& switches) {
+      const std::vector<std::int32_t>& switches) {
     std::vector<std::int32_t> behind(at(place.ports), -1);
     const auto count = std::ssize(switches);
     for (std::int32_t p = 0; p < place.ports && count > 0; ++p) {
@@ -148,9 +148,8 @@ class TopologyBuilder {
         if (count > 0) {
           topology_.access.push_back({port_index, slots[at(g)], behind[at(p)]});
         } else {
-          topology_.access.push_back(
-              {port_index,
-               connect(place.first_gpu + g, port.device, port_rate(kind, place, p), part(kind.nic_latency, 4)), -1});
+          topology_.access.push_back({port_index,
+              connect(place.first_gpu + g, port.device, port_rate(kind, place, p), part(kind.nic_latency, 4)), -1});
         }
       }
     }
@@ -167,14 +166,13 @@ class TopologyBuilder {
         Port& port = topology_.ports[at(place.first_port + p)];
         const Time at_switch = part(layout.switches[at(port.on)].latency, 2);
         port.wire = connect(port.device, topology_.first_switch + port.on, port_rate(kind, place, p),
-                            part(kind.nic_latency, 4) + at_switch);
+            part(kind.nic_latency, 4) + at_switch);
       }
     }
     for (const SwitchLink& link : layout.links) {
       const auto half = [&](std::int32_t end) { return part(layout.switches[at(end)].latency, 2); };
       const std::int32_t wire = connect(topology_.first_switch + link.a, topology_.first_switch + link.b,
-                                        BytesPerSecond(link.rate.value() * (1 - link.background)),
-                                        link.latency + half(link.a) + half(link.b));
+          BytesPerSecond(link.rate.value() * (1 - link.background)), link.latency + half(link.a) + half(link.b));
       topology_.wires[at(wire)].background = link.background;
     }
   }

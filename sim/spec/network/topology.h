@@ -2,10 +2,9 @@
 // NodeKind::link_domain joins), PCIe switches where they are stated, network ports, and the
 // network's switches. Degraded links have their own rate, missing ports no wire.
 //
-// In the short form every node's i-th port hangs on the i-th leaf of its pod (rails), and all
-// leaves hang on one logical spine by an up-link as wide as their ports together over the
-// oversubscription. Links are full duplex; rate and latency are those of one direction. Without
-// PCIe switches a port is never wider than its slot.
+// In the short form every node's i-th port hangs on the i-th leaf of its pod (rails), and all leaves hang on one
+// logical spine by an up-link as wide as their ports together over the oversubscription. Links are full duplex; rate
+// and latency are those of one direction. Without PCIe switches a port is never wider than its slot.
 #pragma once
 
 #include <cstdint>
@@ -77,17 +76,16 @@ struct Topology {
 Topology build_topology(const Cluster& cluster);
 
 std::string node_name(const Topology& topology,
-                      std::int64_t node);  // "n0", or the file's
+    std::int64_t node);  // "n0", or the file's
 std::string device_name(const Topology& topology,
-                        std::int64_t device);  // "n0.gpu3"
+    std::int64_t device);  // "n0.gpu3"
 std::string wire_name(const Topology& topology,
-                      std::int64_t wire);  // "n0.nic3 - pod0.leaf3"
+    std::int64_t wire);  // "n0.nic3 - pod0.leaf3"
 
 // The graph of a cluster for Graphviz.
 
-// One undirected graph without sub-graphs; rates and latencies as edge labels. `used`
-// (AxisRoute::used) colours a wire by the share of it that is used in the busier direction: grey
-// for none, then green to red; empty: no colours.
+// One undirected graph without sub-graphs; rates and latencies as edge labels. `used` (AxisRoute::used) colours a wire
+// by the share of it that is used in the busier direction: grey for none, then green to red; empty: no colours.
 std::string to_dot(const Topology& topology, std::span<const float> used = {});
 
 }

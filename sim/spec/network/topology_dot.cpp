@@ -43,7 +43,7 @@ std::string to_dot(const Topology& topology, std::span<const float> used) {
     if (!used.empty()) {
       const double share = std::max(used[2 * i], used[2 * i + 1]);
       more = fmt::format(" color=\"{}\" penwidth={:.1f} tooltip=\"{:.0f} % used\"", colour_of(share),
-                         1 + 3 * std::min(1.0, share), 100 * share);
+          1 + 3 * std::min(1.0, share), 100 * share);
     }
     out << fmt::format("[label=\"{}, {}\"{}]", format_bandwidth(wire.rate), format_time(wire.latency), more);
   };

@@ -21,8 +21,8 @@ std::string spec_of(const std::string& text) {
 
 TEST(ClusterNamesTest, CountAndNameAsPeopleWriteThem) {
   for (const char* text : {"64xh100", "64xH100", "64XH100", "h100x64", "H100 x 64", "64 h100", "64 x h100", "64x h100",
-                           "64h100", "h100 64", "64 NVIDIA H100 GPUs", "8 nodes of h100", "8 H100 nodes", "64*h100",
-                           "64\xC3\x97h100", "  64   h100  ", "64-h100"}) {
+           "64h100", "h100 64", "64 NVIDIA H100 GPUs", "8 nodes of h100", "8 H100 nodes", "64*h100", "64\xC3\x97h100",
+           "  64   h100  ", "64-h100"}) {
     EXPECT_EQ(spec_of(text), "64xh100") << text;
   }
   EXPECT_EQ(spec_of("16 A100 80GB"), "16xa100-80gb");
@@ -35,7 +35,7 @@ TEST(ClusterNamesTest, CountAndNameAsPeopleWriteThem) {
 
 TEST(ClusterNamesTest, InstanceTypesAreCountedWhole) {
   for (const char* text : {"8xp5.48xlarge", "8 nodes of p5.48xlarge", "p5.48xlarge x 8", "8 P5.48xlarge instances",
-                           "64 gpus of p5.48xlarge", "8xp5"}) {
+           "64 gpus of p5.48xlarge", "8xp5"}) {
     const Cluster cluster = load_cluster(text);
     EXPECT_EQ(cluster.gpus, 64) << text;
     EXPECT_EQ(cluster.spec, "8xp5.48xlarge") << text;
@@ -53,8 +53,7 @@ TEST(ClusterNamesTest, InstanceTypesAreCountedWhole) {
   EXPECT_EQ(cluster.node.nic_rate.value(), 12.5e9);
   EXPECT_NE(cluster.node.source.find("AWS EC2"), std::string::npos);
   EXPECT_EQ(spec_of("12 gpus of p5.48xlarge"),
-            "cluster '12 gpus of p5.48xlarge': 12 GPUs are not whole nodes of 8; the next multiples "
-            "are 8 and 16");
+      "cluster '12 gpus of p5.48xlarge': 12 GPUs are not whole nodes of 8; the next multiples are 8 and 16");
 }
 
 TEST(ClusterNamesTest, TheTableNamesMachinesOfTheCatalogue) {

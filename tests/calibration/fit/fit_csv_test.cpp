@@ -22,8 +22,8 @@ std::string rows_of(double factor, int count) {
     row.m = 4096 << (i % 3);
     row.n = i % 2 == 0 ? 4096 : 12288;
     row.k = 8192;
-    text += fmt::format("NVIDIA H20,{},{},{},bf16,{}\n", row.m, row.n, row.k,
-                        gemm_seconds(shipped.gemm_bf16, row, gpu) / factor * 1e6);
+    text += fmt::format(
+        "NVIDIA H20,{},{},{},bf16,{}\n", row.m, row.n, row.k, gemm_seconds(shipped.gemm_bf16, row, gpu) / factor * 1e6);
   }
   return text;
 }
@@ -39,8 +39,8 @@ TEST(FitCsv, SixLargeProductsSetTheScale) {
   row.m = 2048;
   row.n = 5120;
   row.k = 5120;
-  EXPECT_NEAR(gemm_seconds(fit.calibration.gemm_bf16, row, gpu) / gemm_seconds(shipped.gemm_bf16, row, gpu), 1 / 0.8,
-              0.03);
+  EXPECT_NEAR(
+      gemm_seconds(fit.calibration.gemm_bf16, row, gpu) / gemm_seconds(shipped.gemm_bf16, row, gpu), 1 / 0.8, 0.03);
   EXPECT_LT(fit.calibration.factor(Factor::kGemm).log_sd, shipped.factor(Factor::kGemm).log_sd);
 }
 

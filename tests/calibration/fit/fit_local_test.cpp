@@ -115,8 +115,7 @@ TEST(LocalFit, ErrorsOnOwnAndOnLeftOutRows) {
     }
   }
   EXPECT_EQ(fit().reports[0].gaps.size(), 0U);
-  // A shape that is 50 % slower than its neighbours say is exact on its own row, and not when left
-  // out.
+  // A shape that is 50 % slower than its neighbours say is exact on its own row, and not when left out.
   const LocalFit odd = fit_of(SyntheticRaw().row(
       R"({"kind": "gemm", "ranks": 1, "pass": "forward", "dtype": "fp32", "m": 300, "n": 700,
           "k": 600, )" +

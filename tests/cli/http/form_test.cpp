@@ -13,15 +13,15 @@ namespace {
 using Words = HttpWords;
 
 TEST(HttpForm, QueriesAreDecoded) {
-  EXPECT_EQ(read_query("a=1&b=x%20y+z&a=%3D&&c&=d"),
-            (Words{{"a", "1"}, {"b", "x y z"}, {"a", "="}, {"c", ""}, {"", "d"}}));
+  EXPECT_EQ(
+      read_query("a=1&b=x%20y+z&a=%3D&&c&=d"), (Words{{"a", "1"}, {"b", "x y z"}, {"a", "="}, {"c", ""}, {"", "d"}}));
   EXPECT_EQ(read_query("a=%&b=%4&c=%zz&d=100%25"), (Words{{"a", "%"}, {"b", "%4"}, {"c", "%zz"}, {"d", "100%"}}));
   EXPECT_TRUE(read_query("").empty());
 }
 
 TEST(HttpForm, ListsOfAnObjectRepeatTheirWord) {
   EXPECT_EQ(read_body("application/json", R"({"set": ["a=1", "b=2"], "n": 3})").words,
-            (Words{{"set", "a=1"}, {"set", "b=2"}, {"n", "3"}}));
+      (Words{{"set", "a=1"}, {"set", "b=2"}, {"n", "3"}}));
   EXPECT_THROW(read_body("", "[1"), Error);
   EXPECT_THROW(read_body("application/json", "[1]"), Error);
   EXPECT_EQ(read_body("application/x-www-form-urlencoded; charset=utf-8", "a=b%20c").words, (Words{{"a", "b c"}}));

@@ -17,11 +17,11 @@ bool is_let_in(const HttpCaller& asks) { return !gate_refusal(kGate, asks); }
 
 TEST(HttpGate, KnowsItsNamesWithAndWithoutPort) {
   for (const char* host :
-       {"localhost", "LOCALHOST:8080", "127.0.0.1:1", "[::1]:1", "[::1]", "planner.example:80", "10.0.0.7:8080"}) {
+      {"localhost", "LOCALHOST:8080", "127.0.0.1:1", "[::1]:1", "[::1]", "planner.example:80", "10.0.0.7:8080"}) {
     EXPECT_TRUE(is_let_in(caller(host))) << host;
   }
   for (const char* host : {"", "evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example",
-                           "10.0.0.8", "planner.example.evil", ":80", "["}) {
+           "10.0.0.8", "planner.example.evil", ":80", "["}) {
     EXPECT_FALSE(is_let_in(caller(host))) << host;
   }
 }
@@ -30,7 +30,7 @@ TEST(HttpGate, ForeignPagesAreRefusedWhateverTheyHold) {
   HttpCaller asks = caller("localhost:8080");
   asks.token = "secret";
   for (const char* origin : {"http://evil.example", "null", "http://localhost", "http://localhost:80",
-                             "http://localhost:8080.evil", "file://"}) {
+           "http://localhost:8080.evil", "file://"}) {
     asks.origin = origin;
     EXPECT_FALSE(is_let_in(asks)) << origin;
   }
@@ -49,7 +49,7 @@ TEST(HttpGate, ForeignPagesAreRefusedWhateverTheyHold) {
 TEST(HttpGate, TheTokenComesAsCookieWordOrHeader) {
   EXPECT_TRUE(is_let_in(caller("localhost", "a=b; foreshard_80=secret; c=d")));
   for (const char* cookies : {"", "foreshard_80=", "foreshard_80=secre", "foreshard_80=secrets", "foreshard_81=secret",
-                              "xforeshard_80=secret", "foreshard_80", ";;="}) {
+           "xforeshard_80=secret", "foreshard_80", ";;="}) {
     EXPECT_FALSE(is_let_in(caller("localhost", cookies))) << cookies;
   }
   HttpCaller asks = caller("localhost", "");

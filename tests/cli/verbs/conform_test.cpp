@@ -71,7 +71,7 @@ TEST(ConformVerb, ListsWhatCannotBeCompared) {
                   "/fsdp2/events.csv | sed -n '1p; s/^base,2,1,/x,2,1,/p' > r/events.csv && "
                   "printf 'config,reason\\ny,no such knob\\n' > r/skipped.csv")
                 .exit_code,
-            0);
+      0);
   const Outcome outcome = run("conform r");
   EXPECT_EQ(outcome.exit_code, 5);
   expect_says(outcome.out, "no plan expresses frozen = 'last_half'");

@@ -37,8 +37,8 @@ TEST(DiagnoseVerb, ASnapshotIsHeldAgainstTheForecast) {
   const auto other = json_of(run("diagnose --json --snapshot own.pickle --sequence 512 --micro-batch 3" + kJob));
   EXPECT_NE(other.at("findings").dump().find("the snapshot has"), std::string::npos);
   write_temporary("code.pickle",
-                  "\x80\x02"
-                  "cos\nsystem\n.");
+      "\x80\x02"
+      "cos\nsystem\n.");
   const Outcome code = run("diagnose --snapshot code.pickle" + kJob);
   EXPECT_EQ(code.exit_code, 3) << code.err;
   EXPECT_NE(code.err.find("code.pickle: byte 2"), std::string::npos) << code.err;
@@ -60,9 +60,9 @@ TEST(AskVerb, TakesAPlanByItsName) {
 
 TEST(DiagnoseVerb, ALogNamesTheLink) {
   write_temporary("train.log",
-                  "NCCL INFO Channel 00/0 : 1[0] -> 8[0] [receive] via NET/Socket/0\n"
-                  "step: 10  loss: 10.2  grad_norm: 3.2  memory: 65.02GiB(82.1%)  tps: 3,120\n"
-                  "step: 20  loss:  9.2  grad_norm: 3.2  memory: 65.02GiB(82.1%)  tps: 3,110\n");
+      "NCCL INFO Channel 00/0 : 1[0] -> 8[0] [receive] via NET/Socket/0\n"
+      "step: 10  loss: 10.2  grad_norm: 3.2  memory: 65.02GiB(82.1%)  tps: 3,120\n"
+      "step: 20  loss:  9.2  grad_norm: 3.2  memory: 65.02GiB(82.1%)  tps: 3,110\n");
   const auto diagnosis =
       json_of(run("diagnose --json --log train.log --model llama-3.1-8b --cluster 64xh100 "
                   "--set stack=torchtitan_2025"));
@@ -85,8 +85,7 @@ std::string traced(Factor factor, double times) {
 
 nlohmann::ordered_json diagnosis_of_trace(const std::string& trace) {
   return json_of(
-      run("diagnose --json --model llama-3.2-1b --cluster 16xh100 --sequence 8192 "
-          "--set stack=torchtitan_2025 --run " +
+      run("diagnose --json --model llama-3.2-1b --cluster 16xh100 --sequence 8192 --set stack=torchtitan_2025 --run " +
           trace));
 }
 
@@ -117,10 +116,9 @@ TEST(DiagnoseVerb, ATraceOfAnotherJobIsRefused) {
 TEST(DiagnoseVerb, AMessageOfMissingMemoryIsHeldAgainstThePlansTensors) {
   // 16 x 1024 x 50257 logits of 4 bytes are 3.07 GiB.
   write_temporary("oom.log",
-                  "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.07 GiB. GPU 0 has "
-                  "a total capacity of 79.11 GiB of which 1.20 GiB is free. Of the allocated memory "
-                  "70.10 GiB is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch but "
-                  "unallocated.\n");
+      "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.07 GiB. GPU 0 has a total capacity of 79.11 GiB "
+      "of which 1.20 GiB is free. Of the allocated memory 70.10 GiB is allocated by PyTorch, and 1.10 GiB is reserved "
+      "by PyTorch but unallocated.\n");
   const auto diagnosis = json_of(run("diagnose --json --log oom.log --micro-batch 16 --sequence 1024" + kJob));
   EXPECT_NE(diagnosis.at("findings").dump().find("the logits in fp32"), std::string::npos)
       << diagnosis.at("findings").dump();
@@ -129,11 +127,8 @@ TEST(DiagnoseVerb, AMessageOfMissingMemoryIsHeldAgainstThePlansTensors) {
 std::string out_of_memory(const std::string& tried, const std::string& allocated, const std::string& others) {
   return "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate " + tried +
          ". GPU 0 has a total capacity of 79.11 GiB of which 100.00 MiB is free. " + others +
-         "Including non-PyTorch memory, this process has 70.00 GiB memory in use. Of the allocated "
-         "memory " +
-         allocated +
-         " is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch but "
-         "unallocated.\n";
+         "Including non-PyTorch memory, this process has 70.00 GiB memory in use. Of the allocated memory " +
+         allocated + " is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch but unallocated.\n";
 }
 
 // What a job that ran out had allocated is no peak: a plan that does not fit runs out wherever it
@@ -178,8 +173,8 @@ TEST(DiagnoseVerb, SaysWhatIsWrongWithItsInput) {
   EXPECT_EQ(none.exit_code, 3);
   EXPECT_NE(none.err.find("none.txt:1"), std::string::npos) << none.err;
   write_temporary("other.log",
-                  "INFO - Model llama3 8B size: 8,030,261,248 total parameters\n"
-                  "step: 10  loss: 10.2  memory: 6.02GiB(7.66%)  tps: 3,120\n");
+      "INFO - Model llama3 8B size: 8,030,261,248 total parameters\n"
+      "step: 10  loss: 10.2  memory: 6.02GiB(7.66%)  tps: 3,120\n");
   const Outcome other = run("diagnose --log other.log" + kJob);
   EXPECT_EQ(other.exit_code, 3);
   EXPECT_NE(other.err.find("other.log:1"), std::string::npos) << other.err;

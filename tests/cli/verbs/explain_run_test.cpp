@@ -53,8 +53,8 @@ TEST(ExplainTrace, FindsTheJobAndItsForecastInATraceAlone) {
   ASSERT_NE(found, list.end());
   const auto& best = *found;
   EXPECT_GT(best.at("gain_s"), 0);
-  EXPECT_NEAR(best.at("step_s").get<double>() + best.at("gain_s").get<double>(), json.at("predicted_s").get<double>(),
-              1e-9);
+  EXPECT_NEAR(
+      best.at("step_s").get<double>() + best.at("gain_s").get<double>(), json.at("predicted_s").get<double>(), 1e-9);
 }
 
 TEST(ExplainTrace, EndsWithTheSettingsToChange) {

@@ -1,5 +1,4 @@
-// export, launch, import of trainers' files: what the program writes, and what it leaves when it
-// cannot.
+// export, launch, import of trainers' files: what the program writes, and what it leaves when it cannot.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -19,9 +18,9 @@ TEST(Export, TheScriptIsPythonOfThisPlan) {
                               "accumulation.mode=keep_unsharded --accumulation 2");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   for (const char* part : {"SHARD = 8\n", "REPLICATE = 2\n", "RECOMPUTE = [\"full\"] + [\"none\"]",
-                           "set_modules_to_forward_prefetch(order[i + 1 : i + 1 + 2])", "set_requires_gradient_sync",
-                           "PARAMETERS = 8030261248", "self.self_attn.q_proj = nn.Linear", "ROPE_THETA = 500000",
-                           "ROPE_FACTOR = 8", "ROPE_POSITIONS = 8192", "frequencies *= kept"}) {
+           "set_modules_to_forward_prefetch(order[i + 1 : i + 1 + 2])", "set_requires_gradient_sync",
+           "PARAMETERS = 8030261248", "self.self_attn.q_proj = nn.Linear", "ROPE_THETA = 500000", "ROPE_FACTOR = 8",
+           "ROPE_POSITIONS = 8192", "frequencies *= kept"}) {
     expect_says(outcome.out, part);
   }
   // Only what the plan needs.
@@ -29,16 +28,14 @@ TEST(Export, TheScriptIsPythonOfThisPlan) {
     EXPECT_EQ(outcome.out.find(part), std::string::npos) << part;
   }
   expect_says(outcome.err, "mapped");
-  const Outcome compiled = shell("\"$F\" export --to fsdp2 " + kJob +
-                                 "2>/dev/null | python3 -c 'import ast,sys; "
-                                 "ast.parse(sys.stdin.read())'");
+  const Outcome compiled = shell(
+      "\"$F\" export --to fsdp2 " + kJob + "2>/dev/null | python3 -c 'import ast,sys; ast.parse(sys.stdin.read())'");
   EXPECT_EQ(compiled.exit_code, 0) << compiled.err;
 }
 
 TEST(Export, WhatNoScriptCanDoIsMissingCapability) {
-  for (const std::string& set :
-       {std::string("--set lora.rank=8"), std::string("--set float8=rowwise"), std::string("--runtime zero3"),
-        std::string("--set 'unshard_in_backward=[{units: 2, value: false}]'")}) {
+  for (const std::string& set : {std::string("--set lora.rank=8"), std::string("--set float8=rowwise"),
+           std::string("--runtime zero3"), std::string("--set 'unshard_in_backward=[{units: 2, value: false}]'")}) {
     const Outcome outcome = run("export --to fsdp2 --model llama-3.1-8b --cluster 16xh100 " + set);
     EXPECT_EQ(outcome.exit_code, 6) << set << outcome.out.substr(0, 100);
     expect_says(outcome.err, "unsupported");
@@ -47,9 +44,8 @@ TEST(Export, WhatNoScriptCanDoIsMissingCapability) {
 }
 
 void expect_python(const std::string& words) {
-  const Outcome parsed = shell("\"$F\" export --to fsdp2 " + words +
-                               " 2>/dev/null | python3 -c 'import ast,sys; "
-                               "ast.parse(sys.stdin.read())'");
+  const Outcome parsed = shell(
+      "\"$F\" export --to fsdp2 " + words + " 2>/dev/null | python3 -c 'import ast,sys; ast.parse(sys.stdin.read())'");
   EXPECT_EQ(parsed.exit_code, 0) << words << parsed.err;
 }
 
@@ -60,8 +56,8 @@ TEST(Export, RanksThatShareSequencesAttendInARing) {
   const Outcome ring = run("export --to fsdp2 " + job);
   ASSERT_EQ(ring.exit_code, 0) << ring.err;
   for (const char* part : {"CP = 4 ", "set_rotate_method(\"alltoall\")", "_enable_context_parallel_dispatcher()",
-                           "DTensor.from_local(t, CP_MESH, [Shard(2)])", "model(inputs, positions)",
-                           "_HeadTailLoadBalancer(SEQUENCE, CP, DEVICE)"}) {
+           "DTensor.from_local(t, CP_MESH, [Shard(2)])", "model(inputs, positions)",
+           "_HeadTailLoadBalancer(SEQUENCE, CP, DEVICE)"}) {
     expect_says(ring.out, part);
   }
   EXPECT_EQ(ring.out.find("parallelize_module"), std::string::npos);
@@ -76,7 +72,7 @@ TEST(Export, RanksThatShareExpertsSendRows) {
   const Outcome spread = run("export --to fsdp2 " + job);
   ASSERT_EQ(spread.exit_code, 0) << spread.err;
   for (const char* part : {"EP = 4 ", "functional.all_to_all_single", "spread_experts(model, mesh)",
-                           "with_experts(unit, order[i + 1 : i + 1 + 1], blocks)", "--balanced", "clip(model, 1)"}) {
+           "with_experts(unit, order[i + 1 : i + 1 + 1], blocks)", "--balanced", "clip(model, 1)"}) {
     expect_says(spread.out, part);
   }
   expect_python(job + "--set mesh.cp=2");
@@ -123,7 +119,7 @@ TEST(Export, TheTransposedMeshIsMadeOrSaidToBeLost) {
 
 TEST(Export, EveryFormatIsOneDocumentWithItsLedger) {
   for (const std::string& format : {std::string("fsdp2"), std::string("accelerate"), std::string("deepspeed"),
-                                    std::string("torchtitan"), std::string("launch")}) {
+           std::string("torchtitan"), std::string("launch")}) {
     const Outcome outcome = run(fmt::format("export --json --to {} {}", format, kJob));
     ASSERT_EQ(outcome.exit_code, 0) << format << outcome.err;
     const auto json = json_of(outcome);
@@ -181,8 +177,8 @@ TEST(Launch, RanksFillTheNodes) {
   ASSERT_EQ(torchrun.exit_code, 0) << torchrun.err;
   expect_says(torchrun.out, "torchrun --nnodes 2 --nproc-per-node 8 ");
   expect_says(torchrun.out, " train.py\n");
-  expect_says(run("launch --launcher slurm " + kJob).out,
-              "srun --nodes 2 --ntasks 16 --ntasks-per-node 8 --gpus-per-node 8 ");
+  expect_says(
+      run("launch --launcher slurm " + kJob).out, "srun --nodes 2 --ntasks 16 --ntasks-per-node 8 --gpus-per-node 8 ");
   expect_says(run("launch --launcher openmpi " + kJob).out, "mpirun -np 16 -N 8 ");
   // 12 ranks do not fill nodes of 8 evenly.
   const Outcome uneven = run("launch --model gpt2 --cluster 12xh100");

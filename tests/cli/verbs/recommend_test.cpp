@@ -15,8 +15,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 const std::string kRecommend =
-    "recommend --model gpt2 --tokens 10B --cluster a100 --gpus 8,16 --cluster 8xh100 "
-    "--batch-tokens 512k ";
+    "recommend --model gpt2 --tokens 10B --cluster a100 --gpus 8,16 --cluster 8xh100 --batch-tokens 512k ";
 
 void expect_quantity(const Json& q) {
   EXPECT_LE(q["low"].get<double>(), q["value"].get<double>());
@@ -31,7 +30,7 @@ TEST(Recommend, AnswersWithTheKeysThatScriptsCountOn) {
   double dollars = 0;
   for (const Json& choice : answer["choices"]) {
     for (const char* key :
-         {"step_s", "days", "dollars", "goodput", "gpu_hours", "energy_kwh", "dollars_per_million_tokens", "mfu"}) {
+        {"step_s", "days", "dollars", "goodput", "gpu_hours", "energy_kwh", "dollars_per_million_tokens", "mfu"}) {
       SCOPED_TRACE(key);
       expect_quantity(choice[key]);
     }

@@ -39,13 +39,13 @@ RunRecord run_of(const std::string& plan_file, double stretch, const std::string
     step.spans.push_back({stretched(s.issue), stretched(s.start), stretched(s.arrive), stretched(s.end)});
   }
   RunRecord record = {.created = "2026-01-02T03:04:05Z",
-                      .host = "node-7",
-                      .cpu = "a CPU",
-                      .versions = {{"foreshard", FORESHARD_VERSION}},
-                      .fingerprint = made.graph.fingerprint(),
-                      .plan_yaml = to_yaml(job.resolved.plan),
-                      .launcher = "spawn",
-                      .world = static_cast<int>(job.resolved.plan.mesh.world())};
+      .host = "node-7",
+      .cpu = "a CPU",
+      .versions = {{"foreshard", FORESHARD_VERSION}},
+      .fingerprint = made.graph.fingerprint(),
+      .plan_yaml = to_yaml(job.resolved.plan),
+      .launcher = "spawn",
+      .world = static_cast<int>(job.resolved.plan.mesh.world())};
   record.losses.assign(8, 5.0);
   record.parameter_hash = "ab";
   record.tokens_per_step = 256;
@@ -154,8 +154,7 @@ TEST(ValidateVerb, RefusesWhatIsNoRun) {
   expect_no_crash(torn);
 }
 
-// A real FSDP2 job on CPU ranks (tests/interop/traces) against a made-up profile of another
-// machine.
+// A real FSDP2 job on CPU ranks (tests/interop/traces) against a made-up profile of another machine.
 std::string traced_job() {
   const std::string tests = std::string(FORESHARD_SOURCE_DIR) + "/tests/";
   return " --plan " + tests + "interop/traces/plan.yaml --profile " + tests +
@@ -218,9 +217,8 @@ TEST(AccuracyVerb, TellsWhatValidateRemembered) {
 TEST(AccuracyVerb, AHistoryThatCannotBeWrittenIsANote) {
   const Place place;
   write_run_folder(place.folder / "good", run_of(place.plan, 1.0));
-  const Outcome noted = shell(
-      "touch file; export XDG_DATA_HOME=\"$PWD/file\"; \"$F\" validate "
-      "--plan plan.yaml --run good");
+  const Outcome noted =
+      shell("touch file; export XDG_DATA_HOME=\"$PWD/file\"; \"$F\" validate --plan plan.yaml --run good");
   EXPECT_EQ(noted.exit_code, 0);
   expect_says(noted.err, "not added to the history");
   const Outcome homeless = shell("unset XDG_DATA_HOME HOME; \"$F\" validate --plan plan.yaml --run good");
@@ -243,25 +241,16 @@ Json listed_as_planned(const std::string& job) {
         kind == "all_gather" || kind == "reduce_scatter" || kind == "all_reduce" || kind == "all_to_all";
     if (!is_collective) continue;
     const bool of_tp = fields.at(6) == "tp", of_cp = fields.at(6) == "cp";
-    calls.push_back({{"kind", kind},
-                     {"bytes", std::stoll(fields.at(7))},
-                     {"ranks", of_tp || of_cp ? 2 : 4},
-                     {"stride", of_tp ? 1 : 2}});
+    calls.push_back({{"kind", kind}, {"bytes", std::stoll(fields.at(7))}, {"ranks", of_tp || of_cp ? 2 : 4},
+        {"stride", of_tp ? 1 : 2}});
   }
-  return {{"schema", "foreshard.timed/1"},
-          {"created", ""},
-          {"host", ""},
-          {"rank", 0},
-          {"world", 8},
-          {"versions", Json::object()},
-          {"collectives", calls},
-          {"memory", Json(nullptr)}};
+  return {{"schema", "foreshard.timed/1"}, {"created", ""}, {"host", ""}, {"rank", 0}, {"world", 8},
+      {"versions", Json::object()}, {"collectives", calls}, {"memory", Json(nullptr)}};
 }
 
 TEST(ValidateVerb, ComparesCollectivesAndMemoryOverAxes) {
   const std::string job =
-      "--model llama-3.1-8b --cluster 8xh100 --runtime fsdp2@2.11 --sequence 2048 "
-      "--set mesh.tp=2 --set mesh.cp=2 ";
+      "--model llama-3.1-8b --cluster 8xh100 --runtime fsdp2@2.11 --sequence 2048 --set mesh.tp=2 --set mesh.cp=2 ";
   Json listed = listed_as_planned(job);
   std::filesystem::create_directory("axes");
   write_temporary("axes/rank-0.timed.json", listed.dump());

@@ -1,5 +1,4 @@
-// Every verb answers: text, one JSON document, the keys that scripts count on, the same bytes
-// twice.
+// Every verb answers: text, one JSON document, the keys that scripts count on, the same bytes twice.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,9 +36,9 @@ TEST(Verbs, PredictJson) {
   EXPECT_EQ(json.at("schema"), "foreshard.report/1");
   expect_keys(json, {"tool", "created", "host", "origin", "fingerprint", "plan", "step", "memory", "assumed"});
   expect_keys(json.at("memory"), {"capacity_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
-                                  "outside_allocator_bytes", "fits", "margin_bytes", "peak_event", "at_peak"});
+                                     "outside_allocator_bytes", "fits", "margin_bytes", "peak_event", "at_peak"});
   for (const char* name :
-       {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s", "exposed_communication_s"}) {
+      {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s", "exposed_communication_s"}) {
     SCOPED_TRACE(name);
     ASSERT_TRUE(json.at("step").contains(name));
     const auto& quantity = json.at("step").at(name);
@@ -76,8 +75,7 @@ TEST(Verbs, PredictFiles) {
 TEST(Verbs, Schedule) {
   const std::string csv = ok("schedule --csv" + kJob);
   EXPECT_EQ(csv.substr(0, csv.find('\n')),
-            "id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,issue_s,start_s,"
-            "arrive_s,end_s");
+      "id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,issue_s,start_s,arrive_s,end_s");
   EXPECT_GT(lines_of(csv), 200U);
   EXPECT_EQ(ok("schedule" + kJob), csv);
   EXPECT_EQ(ok("schedule --out s.csv" + kJob), "");
@@ -107,7 +105,7 @@ TEST(Verbs, SearchJson) {
   expect_keys(json, {"enumerated", "rejected_memory", "simulated", "seconds", "best", "pareto"});
   expect_keys(json.at("best"), {"plan", "report"});
   EXPECT_EQ(json.at("enumerated").get<int>(),
-            json.at("rejected_memory").get<int>() + json.at("simulated").get<int>() + json.at("pruned").get<int>());
+      json.at("rejected_memory").get<int>() + json.at("simulated").get<int>() + json.at("pruned").get<int>());
   EXPECT_FALSE(json.at("pareto").empty());
   for (const auto& entry : json.at("pareto")) expect_keys(entry, {"plan", "report"});
 }
@@ -159,7 +157,7 @@ TEST(Verbs, SearchKeepsWhatIsFixed) {
 
 TEST(Verbs, SearchWritesAPlanThatPredictsTheSame) {
   write_temporary("models/tiny.json",
-                  R"({"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4,
+      R"({"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4,
                       "n_positions": 512, "vocab_size": 1000})");
   // Also where a training code is told, of which more is known than its keys.
   for (const char* told : {"", " --set stack=lightning"}) {
@@ -223,8 +221,8 @@ TEST(Verbs, DoctorSaysWhatIsThere) {
 TEST(Verbs, VersionAndHelp) {
   expect_says(ok("--version"), "foreshard 0.");
   const std::string help = ok("--help");
-  for (const char* verb : {"predict", "schedule", "explain", "compare", "search", "models", "machines", "schema",
-                           "doctor", "completion"}) {
+  for (const char* verb :
+      {"predict", "schedule", "explain", "compare", "search", "models", "machines", "schema", "doctor", "completion"}) {
     expect_says(help, verb);
     const std::string own = ok(std::string(verb) + " --help");
     expect_says(own, "Example:\n");

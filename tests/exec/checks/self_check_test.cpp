@@ -17,20 +17,19 @@ TEST(RunCheck, TellsHowItEnded) {
   const auto listen = [&](const CheckResult& result) { told.push_back(result.status); };
   EXPECT_EQ(run_check(
                 "a", {}, [] { return std::string("seen"); }, listen),
-            CheckStatus::kOk);
+      CheckStatus::kOk);
   EXPECT_EQ(run_check(
                 "a", {"a"}, [] { return std::string("seen"); }, listen),
-            CheckStatus::kSkipped);
+      CheckStatus::kSkipped);
   const auto fails = []() -> std::string { throw std::runtime_error("no"); };
   EXPECT_EQ(run_check("a", {}, fails, listen), CheckStatus::kFailed);
   EXPECT_EQ(told, (std::vector<CheckStatus>{CheckStatus::kRunning, CheckStatus::kOk, CheckStatus::kSkipped,
-                                            CheckStatus::kRunning, CheckStatus::kFailed}));
+                      CheckStatus::kRunning, CheckStatus::kFailed}));
 }
 
 TEST(EngineCheck, WhatHasNothingToBeComparedWithIsNotOk) {
   std::map<std::string, CheckResult> results;
-  engine_check(
-      host_accelerator,
+  engine_check(host_accelerator,
       {"engine_fp32", "engine_bf16", "engine_two_ranks_one_device", "engine_graph", "engine_recompute_prefetch"},
       [&](const CheckResult& result) { results[result.name] = result; });
   EXPECT_EQ(results["engine_fp32"].status, CheckStatus::kSkipped);

@@ -1,5 +1,4 @@
-// Ranks that were started with different things: each difference is named, with the rank, before
-// the first step.
+// Ranks that were started with different things: each difference is named, with the rank, before the first step.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -70,7 +70,7 @@ TEST_F(ExecRunTest, AnOffloadedPlanTrainsAsOneOnTheDevice) {
 // Events of a step for Perfetto, and what LibTorch's profiler saw, in ranges of the same names.
 TEST_F(ExecRunTest, TracesAreWrittenOnDemand) {
   record("traced",
-         gpu_plan(1) + Words{"--device", "standin", "--trace", path("events.json"), "--kineto", path("kineto.json")});
+      gpu_plan(1) + Words{"--device", "standin", "--trace", path("events.json"), "--kineto", path("kineto.json")});
   const auto names = [&](const char* file) {
     std::set<std::string> found;
     std::ifstream in(path(file));

@@ -43,7 +43,7 @@ TEST_F(ExecFaults, BadData) {
   expect_refused(kOneStep + Words{"--data", write("empty.txt", "")}, 3, {"empty.txt", "no tokens"});
   // 4 sequences of 16 tokens and a last label need 65 tokens.
   expect_refused(kOneStep + Words{"--data", write("short.txt", std::string(40, 'a')), "--set", "batch.global=4"}, 3,
-                 {"short.txt"});
+      {"short.txt"});
   expect_refused(kOneStep + Words{"--data", path("nothing.txt")}, 3, {"nothing.txt"});
   // 600 ids of 16 bits, one of them 256, which the vocabulary of 256 does not have.
   std::string ids(1200, '\0');
@@ -70,7 +70,7 @@ class LostRank : public ExecFaults {
   // A run that would go on for minutes, some steps in.
   ChildProcess endless(const std::string& transport, int ranks, const Words& more = {}) const {
     ChildProcess job = start(Words{"--steps", "1000000"} + mesh(ranks) + more,
-                             {{"FORESHARD_TRANSPORT", transport}, {"FORESHARD_TIMEOUT_S", "2"}});
+        {{"FORESHARD_TRANSPORT", transport}, {"FORESHARD_TIMEOUT_S", "2"}});
     EXPECT_NE(job.wait_for("step 1/"), "");
     return job;
   }
@@ -192,8 +192,7 @@ TEST_F(ExecFaults, TwoRunsDoNotShareAFolderOfCheckpoints) {
 
 TEST_F(ExecFaults, DestinationsAreTriedBeforeTheFirstStep) {
   write("file", "");
-  const std::vector<std::pair<std::string, Words>> cases = {
-      {"file/run", {"--out", path("file/run")}},
+  const std::vector<std::pair<std::string, Words>> cases = {{"file/run", {"--out", path("file/run")}},
       {"file/saved", {"--checkpoint", path("file/saved")}},
       {"nowhere/trace.json", {"--trace", path("nowhere/trace.json")}},
       {"nowhere/kineto.json", {"--kineto", path("nowhere/kineto.json")}}};
@@ -218,8 +217,8 @@ TEST_F(ExecFaults, DestinationsAreTriedBeforeTheFirstStep) {
 // --- numbers that are none ---
 
 // Weight decay beyond 1 / learning rate multiplies every matrix by the same large factor per step.
-const Words kDiverges = {"--set", "optimizer.kind=sgd",          "--set", "optimizer.clip_norm=none",
-                         "--set", "optimizer.learning_rate=100", "--set", "optimizer.weight_decay=1000"};
+const Words kDiverges = {"--set", "optimizer.kind=sgd", "--set", "optimizer.clip_norm=none", "--set",
+    "optimizer.learning_rate=100", "--set", "optimizer.weight_decay=1000"};
 
 // Of all tensors of a checkpoint, which are fp32.
 std::int64_t not_finite_values(const fs::path& checkpoint) {
@@ -262,7 +261,7 @@ TEST_F(ExecFaults, ANotFiniteRunStopsAndItsCheckpointsStayFinite) {
 
 TEST_F(ExecFaults, SettingsThatCannotWorkAreRefusedWithTheirKey) {
   for (const char* setting : {"optimizer.beta1=1", "optimizer.beta2=1", "optimizer.epsilon=0",
-                              "optimizer.epsilon=1e-60", "optimizer.learning_rate=-1", "optimizer.clip_norm=0"}) {
+           "optimizer.epsilon=1e-60", "optimizer.learning_rate=-1", "optimizer.clip_norm=0"}) {
     const std::string key = std::string(setting).substr(0, std::string(setting).find('='));
     expect_refused(kOneStep + Words{"--set", setting}, 3, {key, "out of range", "expected"});
   }
@@ -282,10 +281,8 @@ TEST_F(ExecFaults, AFullDiskUnderTheRunFolder) {
 TEST_F(ExecFaults, AFullDiskUnderACheckpoint) {
   const std::string steps = " --steps 4 --checkpoint saved --checkpoint-every 2 --spawn 2";
   ASSERT_EQ(shell("$E --data text.txt --out first --steps 2 --checkpoint saved --spawn 2").code, 0);
-  const ChildOutcome outcome = shell(
-      "trap '' XFSZ; ulimit -f 128; $E --data text.txt --resume saved "
-      "--out run" +
-      steps);
+  const ChildOutcome outcome =
+      shell("trap '' XFSZ; ulimit -f 128; $E --data text.txt --resume saved --out run" + steps);
   EXPECT_EQ(outcome.code, 3) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "saved")) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "File too large")) << outcome.output;

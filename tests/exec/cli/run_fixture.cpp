@@ -57,15 +57,16 @@ RunRecord ExecRunTest::record(const std::string& name, const Words& words, const
 }
 
 ChildOutcome ExecRunTest::shell(const std::string& commands) const {
-  return ChildProcess({"/bin/sh", "-c",
-                       "cd '" + folder_.path().string() +
-                           "' && E='" FORESHARD_EXEC_PROGRAM " run --model model.json --sequence 16' && " + commands})
+  return ChildProcess(
+      {"/bin/sh", "-c",
+          "cd '" + folder_.path().string() +
+              "' && E='" FORESHARD_EXEC_PROGRAM " run --model model.json --sequence 16' && " + commands})
       .finish();
 }
 
 Words mesh(int shard, int replicate) {
-  Words words = {"--set", "mesh.shard=" + std::to_string(shard), "--set",
-                 "mesh.replicate=" + std::to_string(replicate)};
+  Words words = {
+      "--set", "mesh.shard=" + std::to_string(shard), "--set", "mesh.replicate=" + std::to_string(replicate)};
   if (shard * replicate > 1) words = words + Words{"--spawn", std::to_string(shard * replicate)};
   return words;
 }

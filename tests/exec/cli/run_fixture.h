@@ -24,8 +24,7 @@ class ExecRunTest : public testing::Test {
   std::string write(const std::string& name, const std::string& content) const;
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
-  // "foreshard-exec run" with the small model, sequence 16, and `words`; the text unless they name
-  // data.
+  // "foreshard-exec run" with the small model, sequence 16, and `words`; the text unless they name data.
   Words command(const Words& words) const;
   ChildProcess start(const Words& words, const Variables& variables = {}) const;
   ChildOutcome run(const Words& words, const Variables& variables = {}) const;

@@ -75,7 +75,7 @@ TEST_F(ExecRunTest, TheAnswerIsOneJsonDocument) {
 // Step k of a run of 3 and of a run of 6 is the same step.
 TEST_F(ExecRunTest, LengthOfTheRunChangesNoStep) {
   for (const Words& schedule :
-       {Words{}, Words{"--set", "optimizer.warmup_steps=2", "--set", "optimizer.decay_steps=3"}}) {
+      {Words{}, Words{"--set", "optimizer.warmup_steps=2", "--set", "optimizer.decay_steps=3"}}) {
     const RunRecord three = record("three", schedule + Words{"--steps", "3"});
     const RunRecord six = record("six", schedule + Words{"--steps", "6"});
     ASSERT_EQ(six.losses.size(), 6U);
@@ -92,11 +92,11 @@ TEST_F(ExecRunTest, WarmUpAndDecayAreThePlans) {
   };
   const Words rate = {"--set", "optimizer.learning_rate=0.002"};
   EXPECT_EQ(one("a", rate + Words{"--set", "optimizer.warmup_steps=2"}),
-            one("b", {"--set", "optimizer.learning_rate=0.001"}));
+      one("b", {"--set", "optimizer.learning_rate=0.001"}));
   EXPECT_NE(one("c", rate), one("b", {"--set", "optimizer.learning_rate=0.001"}));
   // One step of decay: the rate is the least one at once.
   EXPECT_EQ(one("d", rate + Words{"--set", "optimizer.decay_steps=1", "--set", "optimizer.min_learning_rate=0.001"}),
-            one("b", {"--set", "optimizer.learning_rate=0.001"}));
+      one("b", {"--set", "optimizer.learning_rate=0.001"}));
 }
 
 TEST_F(ExecRunTest, EvaluationIsTheSameForAnyNumberOfRanks) {
@@ -124,8 +124,8 @@ TEST_F(ExecRunTest, ResumesOnAnyNumberOfRanks) {
   const Words resume = kFourPerStep + Words{"--resume", path("saved"), "--steps", "6"};
   const std::vector<double> second_half(whole.losses.begin() + 3, whole.losses.end());
   for (const Words& ranks : {mesh(1), mesh(4),
-                             mesh(2) + Words{"--set", "units.layers_per_unit=2", "--set", "recompute=full", "--set",
-                                             "prefetch.forward=2"}}) {
+           mesh(2) +
+               Words{"--set", "units.layers_per_unit=2", "--set", "recompute=full", "--set", "prefetch.forward=2"}}) {
     const RunRecord rest = record("rest", resume + ranks);
     EXPECT_EQ(rest.first_step, 4);
     EXPECT_EQ(rest.parameter_hash, whole.parameter_hash);
@@ -148,14 +148,12 @@ TEST_F(ExecRunTest, RanksOfTensorParallelismHaveTheSameBitsAndCheckpoints) {
     "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
     "tie_word_embeddings": false
   })");
-  const Words words = kFourPerStep + Words{"--model",    model,
-                                           "--sequence", "16",
-                                           "--set",      "reduction_order=microbatch_4",
-                                           "--set",      "optimizer.clip_norm=1",
-                                           "--set",      "evaluation.every=2"};
+  const Words words =
+      kFourPerStep + Words{"--model", model, "--sequence", "16", "--set", "reduction_order=microbatch_4", "--set",
+                         "optimizer.clip_norm=1", "--set", "evaluation.every=2"};
   const auto cut = [](int tp, int shard) {
-    return Words{"--set",   "mesh.tp=" + std::to_string(tp), "--set", "mesh.shard=" + std::to_string(shard),
-                 "--spawn", std::to_string(tp * shard)};
+    return Words{"--set", "mesh.tp=" + std::to_string(tp), "--set", "mesh.shard=" + std::to_string(shard), "--spawn",
+        std::to_string(tp * shard)};
   };
   const RunRecord whole = record("whole", words + Words{"--steps", "4"});
   ASSERT_EQ(whole.losses.size(), 4U);
@@ -234,7 +232,7 @@ TEST_F(ExecRunTest, WhatChangesTheNumbersIsNotResumedUnlessItIsAccepted) {
       {"optimizer.kind", {"--set", "optimizer.kind=sgd", "--set", "batch.global=4"}},
       {"reduction_order", {"--set", "reduction_order=library", "--set", "batch.global=4"}},
       {"model.norm_epsilon,model.rope_theta",
-       {"--model", write("other.json", text), "--sequence", "16", "--set", "batch.global=4"}}};
+          {"--model", write("other.json", text), "--sequence", "16", "--set", "batch.global=4"}}};
   for (const auto& [keys, words] : changes) {
     SCOPED_TRACE(keys);
     const ChildOutcome refused = run(resume + words);

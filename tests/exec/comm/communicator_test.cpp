@@ -192,23 +192,23 @@ TEST(Communicator, TakesTheScratchThatIsForecast) {
   };
   const std::vector<Taken> all = {
       {reduce_scatter_scratch(kRanks, kMany * 4),
-       [](GroupCommunicator& c, std::vector<float>& values) {
-         std::vector<float> shard(kMany);
-         c.reduce_scatter(values.data(), DType::kFp32, kMany, shard.data(), SumInto::kOverwrite);
-       }},
+          [](GroupCommunicator& c, std::vector<float>& values) {
+            std::vector<float> shard(kMany);
+            c.reduce_scatter(values.data(), DType::kFp32, kMany, shard.data(), SumInto::kOverwrite);
+          }},
       {reduce_scatter_scratch(kRanks, kMany * 2),
-       [](GroupCommunicator& c, std::vector<float>& values) {
-         std::vector<float> shard(kMany);
-         c.reduce_scatter_in_pairs(values.data(), DType::kBf16, kMany, shard.data());
-       }},
+          [](GroupCommunicator& c, std::vector<float>& values) {
+            std::vector<float> shard(kMany);
+            c.reduce_scatter_in_pairs(values.data(), DType::kBf16, kMany, shard.data());
+          }},
       {all_reduce_scratch(kRanks, kMany * 4),
-       [](GroupCommunicator& c, std::vector<float>& values) { c.all_reduce(std::span(values).first(kMany)); }},
+          [](GroupCommunicator& c, std::vector<float>& values) { c.all_reduce(std::span(values).first(kMany)); }},
       {all_reduce_scratch(kRanks, 10 * 4),
-       [](GroupCommunicator& c, std::vector<float>& values) { c.all_reduce(std::span(values).first(10)); }},
+          [](GroupCommunicator& c, std::vector<float>& values) { c.all_reduce(std::span(values).first(10)); }},
       {exchange_scratch(kRanks, 10 * 4),
-       [](GroupCommunicator& c, std::vector<float>& values) {
-         c.all_reduce_in_pairs(values.data(), DType::kFp32, 10);
-       }},
+          [](GroupCommunicator& c, std::vector<float>& values) {
+            c.all_reduce_in_pairs(values.data(), DType::kFp32, 10);
+          }},
   };
   for_each_rank(kRanks, [&](World& world) {
     for (std::size_t i = 0; i < all.size(); ++i) {

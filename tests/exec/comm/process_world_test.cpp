@@ -86,8 +86,7 @@ TEST(ProcessWorld, TwoJobsOnOnePort) {
   EXPECT_NE(rank0.output.find("another program listens there"), std::string::npos) << rank0.output;
   EXPECT_EQ(rank1.code, 7);
   EXPECT_EQ(rank1.output, "error: a process is there already as rank 1 at " + at +
-                              ": another job uses this port, or two processes were started as one "
-                              "rank\n");
+                              ": another job uses this port, or two processes were started as one rank\n");
   EXPECT_EQ(named.code, 7);
   EXPECT_EQ(named.output, "error: the store at " + at +
                               " belongs to another job (job/0; this one is other/0); is MASTER_PORT "
@@ -105,8 +104,7 @@ TEST(ProcessWorld, RanksThatDisagreeAboutTheSize) {
   for (const ChildOutcome& outcome : finish(std::move(children))) {
     EXPECT_EQ(outcome.code, 7);
     EXPECT_EQ(outcome.output,
-              "error: the ranks disagree about the world's size: rank 0 was started for 2 ranks, rank "
-              "1 for 3\n");
+        "error: the ranks disagree about the world's size: rank 0 was started for 2 ranks, rank 1 for 3\n");
   }
 }
 
@@ -118,7 +116,7 @@ TEST(ProcessWorld, MissingRanksAreNamed) {
   for (const ChildOutcome& outcome : finish(std::move(children))) {
     EXPECT_EQ(outcome.code, 7);
     EXPECT_EQ(outcome.output,
-              "error: ranks 1, 3, 4 of 5 did not come to 127.0.0.1:" + std::to_string(port) + " within 1.5 s\n");
+        "error: ranks 1, 3, 4 of 5 did not come to 127.0.0.1:" + std::to_string(port) + " within 1.5 s\n");
   }
 }
 

@@ -51,8 +51,8 @@ TEST(ThreadWorld, TheFirstAnnouncementStays) {
 
 TEST(ThreadWorld, WhoeverLearnsNothingSaysWhatItSaw) {
   const auto worlds = thread_worlds(2);
-  EXPECT_EQ(explain(*worlds[0], PeerFailure(1, "rank 1 closed its connection")),
-            "rank 0: rank 1 closed its connection");
+  EXPECT_EQ(
+      explain(*worlds[0], PeerFailure(1, "rank 1 closed its connection")), "rank 0: rank 1 closed its connection");
   EXPECT_EQ(worlds[1]->announced_failure(milliseconds(1)), "rank 0: rank 1 closed its connection");
 }
 

@@ -27,8 +27,8 @@ Transports of_shared_memory(int size) {
   const auto made = SharedMemory::create(size);
   Transports transports;
   for (int index = 0; index < size; ++index) {
-    const SharedGroup group{first_ranks(size), std::vector<int>(static_cast<std::size_t>(size), ::getpid()), index,
-                            milliseconds(300)};
+    const SharedGroup group{
+        first_ranks(size), std::vector<int>(static_cast<std::size_t>(size), ::getpid()), index, milliseconds(300)};
     transports.push_back(shared_transport(SharedMemory::open(made->ticket(), size), group));
   }
   return transports;
@@ -161,8 +161,8 @@ TEST_P(EveryTransport, SizesThatDifferAreAnError) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, EveryTransport,
-                         testing::Values(Kind{"Threads", of_threads}, Kind{"SharedMemory", of_shared_memory}),
-                         [](const auto& info) { return std::string(info.param.name); });
+    testing::Values(Kind{"Threads", of_threads}, Kind{"SharedMemory", of_shared_memory}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST(SharedTransport, APeerThatDoesNotAnswerIsNamed) {
   if (shared_memory_domain().empty()) {

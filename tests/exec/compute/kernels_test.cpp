@@ -1,5 +1,4 @@
-// Each loop against the formula in double, and each gradient against finite differences of that
-// formula.
+// Each loop against the formula in double, and each gradient against finite differences of that formula.
 #include "exec/compute/kernels.h"
 
 #include <ATen/Functions.h>
@@ -97,11 +96,9 @@ TEST(RmsNorm, IsItsFormula) {
     expect_near(y, rms_norm_formula(wide(x), wide(weight)), 1e-6);
     rms_norm_backward(DType::kFp32, rows, dy.data(), x.data(), weight.data(), rstd.data(), dx.data(), dw.data());
     expect_near(dx,
-                finite_differences([&](const Doubles& at) { return rms_norm_formula(at, wide(weight)); }, wide(x), dy),
-                1e-5);
+        finite_differences([&](const Doubles& at) { return rms_norm_formula(at, wide(weight)); }, wide(x), dy), 1e-5);
     expect_near(dw,
-                finite_differences([&](const Doubles& at) { return rms_norm_formula(wide(x), at); }, wide(weight), dy),
-                1e-5);
+        finite_differences([&](const Doubles& at) { return rms_norm_formula(wide(x), at); }, wide(weight), dy), 1e-5);
   }
 }
 
@@ -182,8 +179,7 @@ TEST(NegativeLogLikelihood, TakesTheLabels) {
   EXPECT_EQ(negative_log_likelihood({2, 3}, logs.data(), labels.data()), 7.0);
 }
 
-// The loss and, where the logits were, its gradient: softmax minus the label, over the tokens,
-// times the scale.
+// The loss and, where the logits were, its gradient: softmax minus the label, over the tokens, times the scale.
 TEST(CrossEntropy, IsItsFormulaAndItsGradient) {
   constexpr std::int64_t kTokens = 6, kVocabulary = 11;
   const Floats logits = random_floats(kTokens * kVocabulary, 8);

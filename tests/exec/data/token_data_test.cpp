@@ -99,8 +99,7 @@ TEST_F(TokenDataTest, AnEpochHasEveryWindowOnceInAnOrderOfItsOwn) {
   EXPECT_NE(order, epochs[0]);
 }
 
-// A sample is named by its number alone: however the numbers are dealt to ranks, a step has the
-// same samples.
+// A sample is named by its number alone: however the numbers are dealt to ranks, a step has the same samples.
 TEST_F(TokenDataTest, RanksTogetherReadWhatOneRankReads) {
   const fs::path path = write("a.txt", text_of(2000));
   const TokenDataOptions options{.sequence = 8, .vocabulary = 256, .seed = 5};
@@ -197,21 +196,20 @@ TEST_F(TokenDataTest, NamesWhatIsWrong) {
   EXPECT_PRED2(says, open(write("short.txt", "abcd"), bytes), "4 tokens are too few for one sample of 4 + 1");
   EXPECT_PRED2(says, open(write("odd.bin", "abc"), bytes), "3 bytes, which is no mult");
   EXPECT_PRED2(says,
-               open(write("x.txt",
-                          "ab\xC8"
-                          "ab"),
-                    {.sequence = 4, .vocabulary = 128}),
-               "token 2 is 200, but the model's vocabulary has only the ids 0 to "
-               "127");
+      open(write("x.txt",
+               "ab\xC8"
+               "ab"),
+          {.sequence = 4, .vocabulary = 128}),
+      "token 2 is 200, but the model's vocabulary has only the ids 0 to 127");
   EXPECT_PRED2(says, open(write_ids<std::uint16_t>("x.bin", {1, 2, 50, 4, 5}), {.sequence = 4, .vocabulary = 50}),
-               "token 2 is 50");
+      "token 2 is 50");
   EXPECT_PRED2(says, open(write("six.txt", "abcdef"), {.sequence = 4, .vocabulary = 256, .held_back = 0.1}),
-               "beside the 5 tokens that are held back");
+      "beside the 5 tokens that are held back");
   EXPECT_PRED2(says, open(folder_.path(), {.sequence = 4, .vocabulary = 256, .format = TokenFormat::kU16}),
-               "is a folder, which is read as bytes, not as u16");
+      "is a folder, which is read as bytes, not as u16");
   const TokenData data(write("many.txt", text_of(41)), bytes);
-  EXPECT_PRED2(says, error_of([&] { data.check_batch(11); }),
-               "41 tokens to train on are 10 samples of 4, fewer than the 11");
+  EXPECT_PRED2(
+      says, error_of([&] { data.check_batch(11); }), "41 tokens to train on are 10 samples of 4, fewer than the 11");
   data.check_batch(10);
   EXPECT_THROW(parse_token_format("u8"), Error);
   EXPECT_EQ(parse_token_format("u32"), TokenFormat::kU32);
@@ -222,9 +220,9 @@ TEST_F(TokenDataTest, AFileThatShrinksIsAnErrorAndNoSignal) {
   const TokenData data(path, {.sequence = 9, .vocabulary = 256});
   fs::resize_file(path, 5);
   EXPECT_PRED2(says, error_of([&] {
-                 for (std::int64_t i = 0; i < 10; ++i) training(data, i, 9);
-               }),
-               "it was longer when it was opened");
+    for (std::int64_t i = 0; i < 10; ++i) training(data, i, 9);
+  }),
+      "it was longer when it was opened");
 }
 
 TEST(Shuffled, IsPinnedSinceRunsResumeByIt) {

@@ -16,8 +16,8 @@ void AccessLog::split(const std::byte* at) {
   spans_.emplace(at, std::move(rest));
 }
 
-std::optional<std::string> AccessLog::add(int lane, const VectorClock& clock, const std::string& name,
-                                          const Extent& extent) {
+std::optional<std::string> AccessLog::add(
+    int lane, const VectorClock& clock, const std::string& name, const Extent& extent) {
   if (extent.bytes == 0) return std::nullopt;
   const std::byte* const end = extent.begin + extent.bytes;
   split(extent.begin);

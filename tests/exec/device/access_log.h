@@ -1,8 +1,7 @@
 // Who read and wrote which bytes last, and whether what comes now is ordered after it.
 //
-// Lanes count their work; a vector clock says how much of every lane's work is done before what
-// comes next. Two pieces of work that touch the same bytes, one of them writing, must be so ordered
-// (Flanagan, Freund: FastTrack, PLDI 2009).
+// Lanes count their work; a vector clock says how much of every lane's work is done before what comes next. Two pieces
+// of work that touch the same bytes, one of them writing, must be so ordered (Flanagan, Freund: FastTrack, PLDI 2009).
 #pragma once
 
 #include <algorithm>

@@ -45,38 +45,24 @@ TEST(DeviceCollectives, EveryGroupOperationAndSizeIsARow) {
     ++sizes[{row["operation"], group, row.value("nodes", 1)}];
   }
   // 1000, 4000 and 16,000 bytes, rounded down to whole lines per rank.
-  const std::map<std::tuple<std::string, int, int>, int> wanted = {
-      {{"all_gather", 2, 1}, 3}, {{"reduce_scatter", 2, 1}, 3}, {{"all_reduce", 2, 1}, 3},
-      {{"all_gather", 4, 2}, 3}, {{"reduce_scatter", 4, 2}, 3}, {{"all_reduce", 4, 2}, 3}};
+  const std::map<std::tuple<std::string, int, int>, int> wanted = {{{"all_gather", 2, 1}, 3},
+      {{"reduce_scatter", 2, 1}, 3}, {{"all_reduce", 2, 1}, 3}, {{"all_gather", 4, 2}, 3},
+      {{"reduce_scatter", 4, 2}, 3}, {{"all_reduce", 4, 2}, 3}};
   EXPECT_EQ(sizes, wanted);
 }
 
 TEST(DeviceCollectives, CalibrateMakesSweepsOfThem) {
   const auto row = [](const char* operation, int group, int bytes, double seconds) {
-    return Json{{"kind", "collective"},
-                {"ranks", 8},
-                {"operation", operation},
-                {"order", "library"},
-                {"group", group},
-                {"bytes", bytes},
-                {"seconds", {{"median", seconds}, {"low", seconds}, {"high", seconds}}},
-                {"repeats", 7}};
+    return Json{{"kind", "collective"}, {"ranks", 8}, {"operation", operation}, {"order", "library"}, {"group", group},
+        {"bytes", bytes}, {"seconds", {{"median", seconds}, {"low", seconds}, {"high", seconds}}}, {"repeats", 7}};
   };
-  const Json document = {
-      {"schema", "foreshard.measurements/1"},
-      {"created", "2030-01-02T03:04:05Z"},
+  const Json document = {{"schema", "foreshard.measurements/1"}, {"created", "2030-01-02T03:04:05Z"},
       {"host", {{"name", "box"}, {"cpu", "x"}, {"cores", 8}, {"memory_bytes", 1000}, {"kernel", "6"}}},
-      {"device",
-       {{"name", "NVIDIA H100 80GB HBM3"},
-        {"capability", 90},
-        {"multiprocessors", 132},
-        {"memory_bytes", 85'000'000'000}}},
-      {"versions", {{"nccl", "2.28.9"}}},
-      {"command", "measure"},
-      {"threads", 1},
-      {"rows",
-       {row("all_gather", 8, 65'536, 20e-6), row("all_gather", 8, 1 << 20, 40e-6),
-        row("reduce_scatter", 4, 65'536, 15e-6)}}};
+      {"device", {{"name", "NVIDIA H100 80GB HBM3"}, {"capability", 90}, {"multiprocessors", 132},
+                     {"memory_bytes", 85'000'000'000}}},
+      {"versions", {{"nccl", "2.28.9"}}}, {"command", "measure"}, {"threads", 1},
+      {"rows", {row("all_gather", 8, 65'536, 20e-6), row("all_gather", 8, 1 << 20, 40e-6),
+                   row("reduce_scatter", 4, 65'536, 15e-6)}}};
   const DeviceFit fit = fit_device(parse_measurements(to_text(document), "raw.json"));
   ASSERT_EQ(fit.calibration.sweeps.size(), 2U);
   const CollectiveSweep& gather = fit.calibration.sweeps.front();

@@ -1,7 +1,6 @@
-// The engine's device half on the stand-in for a GPU: lanes, events, communicators between threads,
-// paced collectives, steps issued ahead. Its arithmetic (ATen's operators) is another than that of
-// CPU ranks (loops in a fixed order), so the two agree by tolerance; on one side, a plan that only
-// says when things are done gives equal bits.
+// The engine's device half on the stand-in for a GPU: lanes, events, communicators between threads, paced collectives,
+// steps issued ahead. Its arithmetic (ATen's operators) is another than that of CPU ranks (loops in a fixed order), so
+// the two agree by tolerance; on one side, a plan that only says when things are done gives equal bits.
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
@@ -252,8 +251,7 @@ TEST(PacedEngine, CollectivesLastAsLongAsAsked) {
     EXPECT_LE(span.arrive.nanoseconds(), span.end.nanoseconds());
     if (!is_collective(graph.rows[i].kind)) continue;
     ++collectives;
-    // Never shorter by more than what a request is shortened by for the launch; a busy machine
-    // wakes a sleeper late.
+    // Never shorter by more than what a request is shortened by for the launch; a busy machine wakes a sleeper late.
     EXPECT_GT((span.end - span.arrive).seconds(), 0.7 * asked.seconds());
   }
   EXPECT_GT(collectives, 5);

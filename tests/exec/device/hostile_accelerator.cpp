@@ -87,15 +87,11 @@ class HostileAccelerator final : public Accelerator {
     const std::size_t whole = static_cast<std::size_t>(asked.ranks) * shard;
     std::vector<Extent> extents;
     switch (asked.kind) {
-      case PacedCollective::Kind::kAllGather:
-        extents = {{bytes_at(asked.whole), whole, true}};
-        break;
+      case PacedCollective::Kind::kAllGather: extents = {{bytes_at(asked.whole), whole, true}}; break;
       case PacedCollective::Kind::kReduceScatter:
         extents = {{bytes_at(asked.whole), whole, false}, {bytes_at(asked.shard), shard, true}};
         break;
-      case PacedCollective::Kind::kAllReduce:
-        extents = {{bytes_at(asked.whole), shard, true}};
-        break;
+      case PacedCollective::Kind::kAllReduce: extents = {{bytes_at(asked.whole), shard, true}}; break;
     }
     PacedCollective c = asked;
     c.whole = gpu_->body(asked.whole);

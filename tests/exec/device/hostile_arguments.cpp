@@ -68,8 +68,8 @@ Argument argument_of(const c10::OperatorHandle& op, const c10::IValue& value, bo
   return argument;
 }
 
-std::vector<c10::IValue> stack_of(const std::vector<Argument>& arguments,
-                                  const std::function<at::Tensor(const Shape&)>& tensor_of) {
+std::vector<c10::IValue> stack_of(
+    const std::vector<Argument>& arguments, const std::function<at::Tensor(const Shape&)>& tensor_of) {
   std::map<Shape, at::Tensor> made;
   const auto get = [&](const std::optional<Shape>& shape) {
     if (!shape) return at::Tensor();

@@ -32,8 +32,7 @@ struct Shape {
   Extent extent(bool writes) const;
 };
 
-// An argument without the tensors it holds: those of the device as shapes, copies of the host's
-// scalars.
+// An argument without the tensors it holds: those of the device as shapes, copies of the host's scalars.
 struct Argument {
   c10::IValue value;                         // where it holds no tensor of the device
   std::vector<std::optional<Shape>> shapes;  // else, nullopt: undefined
@@ -47,8 +46,8 @@ std::vector<Extent> extents_of(const std::vector<Argument>& arguments);
 
 // Arguments for a call on the host; the same shape is the same tensor, as it was: kernels look for
 // arguments that are one.
-std::vector<c10::IValue> stack_of(const std::vector<Argument>& arguments,
-                                  const std::function<at::Tensor(const Shape&)>& tensor_of);
+std::vector<c10::IValue> stack_of(
+    const std::vector<Argument>& arguments, const std::function<at::Tensor(const Shape&)>& tensor_of);
 
 // Results take the place of arguments.
 void call_on_host(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack);

@@ -1,7 +1,6 @@
-// Every lane is a queue of work, marks and waits. A host that has to wait takes heads of queues
-// off, one after another, in the order that the seed says, until what it waits for is done; nothing
-// else runs them. Orders are held twice: by the queues, for what is computed, and by vector clocks,
-// for what is refused.
+// Every lane is a queue of work, marks and waits. A host that has to wait takes heads of queues off, one after another,
+// in the order that the seed says, until what it waits for is done; nothing else runs them. Orders are held twice: by
+// the queues, for what is computed, and by vector clocks, for what is refused.
 #include "tests/exec/device/hostile_gpu.h"
 
 #include <cstring>
@@ -140,8 +139,8 @@ void HostileGpu::push(HostileLane lane, Task task) {
   issued_.notify_all();
 }
 
-void HostileGpu::push_work(HostileLane lane, const std::string& name, const std::vector<Extent>& extents,
-                           std::function<void()> work) {
+void HostileGpu::push_work(
+    HostileLane lane, const std::string& name, const std::vector<Extent>& extents, std::function<void()> work) {
   VectorClock& clock = lanes_[index(lane)].clock;
   clock.join(host_);
   clock.count(lane);
@@ -175,8 +174,8 @@ void HostileGpu::check_alive(HostileLane lane, const std::string& name, const st
   }
 }
 
-void HostileGpu::issue(HostileLane lane, const std::string& name, std::vector<Extent> extents,
-                       std::function<void()> work) {
+void HostileGpu::issue(
+    HostileLane lane, const std::string& name, std::vector<Extent> extents, std::function<void()> work) {
   const std::lock_guard lock(mutex_);
   check_alive(lane, name, extents);
   if (is_captured(lane)) {
@@ -189,8 +188,8 @@ void HostileGpu::issue(HostileLane lane, const std::string& name, std::vector<Ex
   some_progress();
 }
 
-void HostileGpu::issue_and_wait(HostileLane lane, const std::string& name, std::vector<Extent> extents,
-                                std::function<void()> work) {
+void HostileGpu::issue_and_wait(
+    HostileLane lane, const std::string& name, std::vector<Extent> extents, std::function<void()> work) {
   not_in_capture(("a host that waits (" + name + ")").c_str());
   std::unique_lock lock(mutex_);
   check_alive(lane, name, extents);
@@ -293,8 +292,8 @@ HostileLane HostileGpu::next_lane() {
   }
   if (able.empty()) return -1;
   if (draws_anew_) return able[draw_() % able.size()];
-  return *std::ranges::min_element(able,
-                                   [&](HostileLane a, HostileLane b) { return rank_[index(a)] < rank_[index(b)]; });
+  return *std::ranges::min_element(
+      able, [&](HostileLane a, HostileLane b) { return rank_[index(a)] < rank_[index(b)]; });
 }
 
 void HostileGpu::run_one(HostileLane lane) {

@@ -1,17 +1,15 @@
 // A GPU as unkind as one may be, in the host's memory: what the host gives to its lanes is done as
 // late, and in as bad an order, as lanes and events allow. It computes: work is closures.
 //
-// A thread per lane would find a missing wait only where the machine happens to be slow at the
-// right moment. Here a seed says which lane goes on whenever the host has to wait: each seed holds
-// some lane back as long as anything else can run, or draws anew every time. So what is found is
-// found on every machine, and again with the same seed. Besides, every read and write is held
-// against all earlier ones by vector clocks: what no wait orders is refused where it is issued,
-// even where this seed's order would have hidden it.
+// A thread per lane would find a missing wait only where the machine happens to be slow at the right moment. Here a
+// seed says which lane goes on whenever the host has to wait: each seed holds some lane back as long as anything else
+// can run, or draws anew every time. So what is found is found on every machine, and again with the same seed. Besides,
+// every read and write is held against all earlier ones by vector clocks: what no wait orders is refused where it is
+// issued, even where this seed's order would have hidden it.
 //
-// Device memory is mapped twice: the addresses that the host gets cannot be touched (a host that
-// reads them ends by SIGSEGV, as it would with a GPU's), work is given those that can (body()).
-// Memory that a tensor gave back may be written by the lane it came from as soon as that lane is
-// given memory again: it is, with NaN.
+// Device memory is mapped twice: the addresses that the host gets cannot be touched (a host that reads them ends by
+// SIGSEGV, as it would with a GPU's), work is given those that can (body()). Memory that a tensor gave back may be
+// written by the lane it came from as soon as that lane is given memory again: it is, with NaN.
 //
 // Shared by the ranks of a process; its calls may come from any thread, and work is done one piece
 // at a time. Failures are std::runtime_error with one sentence.
@@ -63,8 +61,8 @@ class HostileGpu {
   HostileLane open_lane();
   void issue(HostileLane lane, const std::string& name, std::vector<Extent> extents, std::function<void()> work);
   // issue(), and the host waits until it is done; illegal in a capture.
-  void issue_and_wait(HostileLane lane, const std::string& name, std::vector<Extent> extents,
-                      std::function<void()> work);
+  void issue_and_wait(
+      HostileLane lane, const std::string& name, std::vector<Extent> extents, std::function<void()> work);
   Event* new_event();
   void free_event(Event* event) noexcept;
   void record(HostileLane lane, Event* event);
@@ -107,8 +105,8 @@ class HostileGpu {
 
   bool is_captured(HostileLane lane) const;
   void push(HostileLane lane, Task task);
-  void push_work(HostileLane lane, const std::string& name, const std::vector<Extent>& extents,
-                 std::function<void()> work);
+  void push_work(
+      HostileLane lane, const std::string& name, const std::vector<Extent>& extents, std::function<void()> work);
   std::shared_ptr<Mark> push_mark(HostileLane lane);
   void push_wait(HostileLane lane, const std::shared_ptr<Mark>& mark);
   void check_alive(HostileLane lane, const std::string& name, const std::vector<Extent>& extents) const;

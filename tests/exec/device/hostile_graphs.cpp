@@ -48,15 +48,9 @@ void HostileGpu::replay(HostileLane lane, Graph* graph) {
   push_wait(graph->first, push_mark(lane));
   for (const HostileCall& call : graph->calls) {
     switch (call.kind) {
-      case HostileCall::Kind::kWork:
-        push_work(call.lane, call.name, call.extents, call.work);
-        break;
-      case HostileCall::Kind::kRecord:
-        call.event->mark = push_mark(call.lane);
-        break;
-      case HostileCall::Kind::kWait:
-        push_wait(call.lane, call.event->mark);
-        break;
+      case HostileCall::Kind::kWork: push_work(call.lane, call.name, call.extents, call.work); break;
+      case HostileCall::Kind::kRecord: call.event->mark = push_mark(call.lane); break;
+      case HostileCall::Kind::kWait: push_wait(call.lane, call.event->mark); break;
     }
   }
   push_wait(lane, push_mark(graph->first));

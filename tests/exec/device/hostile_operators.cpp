@@ -1,6 +1,5 @@
-// A fallback for every operator that ATen has no kernel of for this device. What it composes itself
-// (zeros, clone, `to`, whatever makes its result and calls its own `out=` form) arrives as its
-// parts.
+// A fallback for every operator that ATen has no kernel of for this device. What it composes itself (zeros, clone,
+// `to`, whatever makes its result and calls its own `out=` form) arrives as its parts.
 //
 //   views          a tensor of the same storage at once
 //   item, equal    the host waits for the lane, then reads
@@ -59,11 +58,10 @@ at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType t
   lent->block = lent->gpu->lend(bytes, place().lane);
   void* const memory = lent->gpu->memory_of(lent->block);
   at::DataPtr data(memory, lent.release(), &give_back, kHostileDevice);
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
-                                                       nullptr, false);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), nullptr, false);
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
-                                                               c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                                               c10::scalarTypeToTypeMeta(type));
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(type));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return tensor;
 }
@@ -75,19 +73,17 @@ std::vector<std::int64_t> packed(at::IntArrayRef sizes) {
 }
 
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> type, std::optional<at::Layout> /*layout*/,
-                 std::optional<at::Device> /*device*/, std::optional<bool> /*pinned*/,
-                 std::optional<at::MemoryFormat> /*format*/) {
+    std::optional<at::Device> /*device*/, std::optional<bool> /*pinned*/, std::optional<at::MemoryFormat> /*format*/) {
   return make(sizes, packed(sizes), type.value_or(at::kFloat));
 }
 
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> type,
-                         std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/,
-                         std::optional<bool> /*pinned*/) {
+    std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/, std::optional<bool> /*pinned*/) {
   return make(sizes, strides, type.value_or(at::kFloat));
 }
 
-at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offset, at::IntArrayRef sizes,
-                        at::IntArrayRef strides) {
+at::Tensor& set_storage(
+    at::Tensor& self, at::Storage storage, std::int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) {
   c10::TensorImpl* const impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(storage));
   impl->set_storage_offset(offset);
@@ -98,8 +94,8 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offs
 // --- operators ---
 
 at::Tensor view_like(const at::Tensor& self, const at::Tensor& shape) {
-  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(self.storage()),
-                                                             self.key_set(), self.dtype());
+  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(self.storage()), self.key_set(), self.dtype());
   view.unsafeGetTensorImpl()->set_storage_offset(shape.storage_offset());
   view.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides());
   return view;
@@ -110,7 +106,7 @@ void view(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::size_t c
   const at::Tensor self = (*stack)[stack->size() - count].toTensor();
   at::Tensor likeness = at::empty({0}, at::TensorOptions().dtype(self.dtype()));
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), self.storage().nbytes(),
-                                                       at::DataPtr(nullptr, c10::DeviceType::CPU), nullptr, false);
+      at::DataPtr(nullptr, c10::DeviceType::CPU), nullptr, false);
   likeness.set_(c10::Storage(std::move(storage)), self.storage_offset(), self.sizes(), self.strides());
   (*stack)[stack->size() - count] = likeness;
   op.callBoxed(stack);

@@ -53,21 +53,21 @@ const Case kCases[] = {
     {"bf16", "llama", 8, 1, false, [](Plan& p) { p.param_dtype = DType::kBf16; }},
     {"reduced_in_bf16", "llama", 8, 1, false, [](Plan& p) { p.param_dtype = p.reduce_dtype = DType::kBf16; }},
     {"prefetch_none", "llama", 8, 1, false,
-     [](Plan& p) {
-       p.prefetch = {0, 0};
-     }},
+        [](Plan& p) {
+          p.prefetch = {0, 0};
+        }},
     {"prefetch_two", "llama", 8, 1, false,
-     [](Plan& p) {
-       p.prefetch = {2, 2};
-     }},
+        [](Plan& p) {
+          p.prefetch = {2, 2};
+        }},
     {"never", "llama", 8, 1, false,
-     [](Plan& p) {
-       p.reshard_after_forward.value = {Reshard::Kind::kNever, 0};
-     }},
+        [](Plan& p) {
+          p.reshard_after_forward.value = {Reshard::Kind::kNever, 0};
+        }},
     {"group", "llama", 8, 1, false,
-     [](Plan& p) {
-       p.reshard_after_forward.value = {Reshard::Kind::kGroup, 2};
-     }},
+        [](Plan& p) {
+          p.reshard_after_forward.value = {Reshard::Kind::kGroup, 2};
+        }},
     {"recompute", "llama", 8, 1, false, [](Plan& p) { p.recompute.value = Recompute::kFull; }},
     {"host_sync", "llama", 8, 1, false, [](Plan& p) { p.host_sync = HostSync::kStep; }},
     {"kept", "llama", 8, 1, false, [](Plan& p) { p.accumulation = AccumulationMode::kKeepUnsharded; }},
@@ -96,8 +96,7 @@ TEST(HostileEngine, RanksThatShareADeviceTrainWithTheSameBits) {
       for (int s = 0; s < 2; ++s) {
         std::vector<MicroBatch> batches(at(plan.batch.accumulation));
         for (std::size_t m = 0; m < batches.size(); ++m) {
-          batches[m] = batch_of(
-              model, plan,
+          batches[m] = batch_of(model, plan,
               s * microbatches_of_step(plan) + global_microbatch(plan, world.rank(), static_cast<std::int64_t>(m)),
               1.0 / static_cast<double>(microbatches_of_step(plan)));
         }

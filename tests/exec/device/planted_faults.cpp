@@ -52,8 +52,8 @@ void PrintTo(const Trained& t, std::ostream* out) {
   for (const double norm : t.norms) *out << ' ' << norm;
 }
 
-Trained train_alone(Accelerator& device, const Plan& plan, const EventGraph& graph, const ModelSpec& model,
-                    const DeviceSteps& steps) {
+Trained train_alone(
+    Accelerator& device, const Plan& plan, const EventGraph& graph, const ModelSpec& model, const DeviceSteps& steps) {
   at::set_num_threads(1);
   Pacing pacing;
   pacing.durations.resize(graph.rows.size());
@@ -61,7 +61,7 @@ Trained train_alone(Accelerator& device, const Plan& plan, const EventGraph& gra
   const auto world =
       plan.mesh.world() > 1 ? paced_world(static_cast<int>(plan.mesh.world())) : std::move(thread_worlds(1).front());
   Engine engine(model, plan, graph, *world,
-                {.device = &device, .pacing = plan.mesh.world() > 1 ? &pacing : nullptr, .graph = steps.replays});
+      {.device = &device, .pacing = plan.mesh.world() > 1 ? &pacing : nullptr, .graph = steps.replays});
   engine.initialise();
   Trained outcome;
   int pending = 0;
@@ -107,34 +107,25 @@ std::vector<MissingWait> missing_waits(const ModelSpec& model) {
     std::vector<Pair> pairs;
   };
   const Faulty cases[] = {
-      {[](Plan&) {},
-       {{kAllGather, kForward},  // into the slot of a unit that is still used
-        {kForward, kAllGather},
-        {kBackward, kAllGather},
-        {kReduceScatter, kBackward},
-        {kGradNorm, kAccumulate},
-        {kAllReduce, kGradNorm},
-        {kGradScale, kAllReduce}}},
+      {[](Plan&) {}, {{kAllGather, kForward},  // into the slot of a unit that is still used
+                         {kForward, kAllGather}, {kBackward, kAllGather}, {kReduceScatter, kBackward},
+                         {kGradNorm, kAccumulate}, {kAllReduce, kGradNorm}, {kGradScale, kAllReduce}}},
       {[](Plan& p) {  // the next block's gradients lie where the last one's are still sent
          p.reduce_scatter_buffers = 0;
        },
-       {{kBackward, kReduceScatter}}},
+          {{kBackward, kReduceScatter}}},
       {[](Plan& p) {
          p.mesh = {4, 2};
        },
-       {{kAllReduce, kAccumulate}, {kGradNorm, kAllReduce}}},
+          {{kAllReduce, kAccumulate}, {kGradNorm, kAllReduce}}},
       {[](Plan& p) {
          p.reshard_after_forward.value = {Reshard::Kind::kGroup, 2};
        },
-       {{kAllGather, kReshard}}},
+          {{kAllGather, kReshard}}},
       {[](Plan& p) { p.offload = Offload::kCpu; },
-       {{kAllGather, kHostToDevice},
-        {kHostToDevice, kForward},
-        {kHostToDevice, kDeviceToHost},
-        {kReduceScatter, kHostToDevice},
-        {kReduceScatter, kDeviceToHost},
-        {kDeviceToHost, kReduceScatter},
-        {kDeviceToHost, kAccumulate}}},
+          {{kAllGather, kHostToDevice}, {kHostToDevice, kForward}, {kHostToDevice, kDeviceToHost},
+              {kReduceScatter, kHostToDevice}, {kReduceScatter, kDeviceToHost}, {kDeviceToHost, kReduceScatter},
+              {kDeviceToHost, kAccumulate}}},
   };
   std::vector<MissingWait> found;
   for (const Faulty& c : cases) {
@@ -143,7 +134,7 @@ std::vector<MissingWait> missing_waits(const ModelSpec& model) {
     const EventGraph whole = build_training_step(model, plan);
     for (const Pair& pair : c.pairs) {
       found.push_back({fmt::format("{} without waiting for {}", to_string(pair.first), to_string(pair.second)), plan,
-                       whole, without(whole, pair)});
+          whole, without(whole, pair)});
     }
   }
   return found;
@@ -152,70 +143,70 @@ std::vector<MissingWait> missing_waits(const ModelSpec& model) {
 std::vector<EarlyFree> early_frees() {
   return {
       {"an activation that another lane reads",
-       [](const Lanes& l, bool waits) {
-         at::Tensor kept;
-         {
-           const at::Tensor x = l.tensor();
-           l.hand_over(l.a, l.b);
-           kept = x.mul(2);
-         }
-         waits ? l.hand_over(l.b, l.a) : l.device->enter(l.a);
-         l.tensor();
-       }},
+          [](const Lanes& l, bool waits) {
+            at::Tensor kept;
+            {
+              const at::Tensor x = l.tensor();
+              l.hand_over(l.a, l.b);
+              kept = x.mul(2);
+            }
+            waits ? l.hand_over(l.b, l.a) : l.device->enter(l.a);
+            l.tensor();
+          }},
       {"the sum of a reduce-scatter that another lane accumulates",
-       [](const Lanes& l, bool waits) {
-         const at::Tensor whole = l.tensor(), gradient = l.tensor(128);
-         {
-           const at::Tensor sum = at::empty({128}, gradient.options());
-           l.device->paced({.kind = PacedCollective::Kind::kReduceScatter,
-                            .whole = whole.mutable_data_ptr(),
-                            .shard = sum.mutable_data_ptr(),
-                            .shard_elements = 128,
-                            .dtype = DType::kFp32,
-                            .ranks = 8});
-           l.hand_over(l.a, l.b);
-           gradient.add_(sum);
-         }
-         waits ? l.hand_over(l.b, l.a) : l.device->enter(l.a);
-         l.tensor();
-       }},
+          [](const Lanes& l, bool waits) {
+            const at::Tensor whole = l.tensor(), gradient = l.tensor(128);
+            {
+              const at::Tensor sum = at::empty({128}, gradient.options());
+              l.device->paced({.kind = PacedCollective::Kind::kReduceScatter,
+                  .whole = whole.mutable_data_ptr(),
+                  .shard = sum.mutable_data_ptr(),
+                  .shard_elements = 128,
+                  .dtype = DType::kFp32,
+                  .ranks = 8});
+              l.hand_over(l.a, l.b);
+              gradient.add_(sum);
+            }
+            waits ? l.hand_over(l.b, l.a) : l.device->enter(l.a);
+            l.tensor();
+          }},
       {"a tensor that is gone when its address is used",
-       [](const Lanes& l, bool waits) {
-         const at::Tensor to = l.tensor();
-         at::Tensor from = l.tensor();
-         const void* const address = from.const_data_ptr();
-         if (!waits) from = at::Tensor();
-         l.device->copy(to.mutable_data_ptr(), address, 4096);
-       }},
+          [](const Lanes& l, bool waits) {
+            const at::Tensor to = l.tensor();
+            at::Tensor from = l.tensor();
+            const void* const address = from.const_data_ptr();
+            if (!waits) from = at::Tensor();
+            l.device->copy(to.mutable_data_ptr(), address, 4096);
+          }},
       {"an arena that is released before what is given to it",
-       [](const Lanes& l, bool waits) {
-         std::byte* const arena = l.device->allocate(4096);
-         if (!waits) l.device->release(arena, 4096);
-         l.device->fill(arena, 0, 4096);
-         if (waits) l.device->release(arena, 4096);
-       }},
+          [](const Lanes& l, bool waits) {
+            std::byte* const arena = l.device->allocate(4096);
+            if (!waits) l.device->release(arena, 4096);
+            l.device->fill(arena, 0, 4096);
+            if (waits) l.device->release(arena, 4096);
+          }},
       {"a tensor of a recorded step that another lane reads",
-       [](const Lanes& l, bool waits) {
-         const at::Tensor kept = l.tensor();
-         const DeviceGraph graph = l.device->capture([&] {
-           {
-             const at::Tensor x = l.tensor();
-             l.hand_over(l.a, l.b);
-             kept.add_(x);
-           }
-           if (waits) l.hand_over(l.b, l.a);
-           l.device->enter(l.a);
-           l.tensor();
-           l.hand_over(l.b, l.a);
-         });
-         try {
-           l.device->replay(graph);
-         } catch (...) {
-           l.device->free_graph(graph);
-           throw;
-         }
-         l.device->free_graph(graph);
-       }},
+          [](const Lanes& l, bool waits) {
+            const at::Tensor kept = l.tensor();
+            const DeviceGraph graph = l.device->capture([&] {
+              {
+                const at::Tensor x = l.tensor();
+                l.hand_over(l.a, l.b);
+                kept.add_(x);
+              }
+              if (waits) l.hand_over(l.b, l.a);
+              l.device->enter(l.a);
+              l.tensor();
+              l.hand_over(l.b, l.a);
+            });
+            try {
+              l.device->replay(graph);
+            } catch (...) {
+              l.device->free_graph(graph);
+              throw;
+            }
+            l.device->free_graph(graph);
+          }},
   };
 }
 
@@ -226,19 +217,19 @@ std::vector<ForbiddenCall> forbidden_calls() {
       {"ask for an event", [](const Lanes& l, auto&) { l.device->done(l.event); }},
       {"read a number", [](const Lanes&, auto& x) { x.sum().template item<float>(); }},
       {"read memory",
-       [](const Lanes& l, auto& x) {
-         float value = 0;
-         l.device->to_host(&value, x.const_data_ptr(), sizeof value);
-       }},
+          [](const Lanes& l, auto& x) {
+            float value = 0;
+            l.device->to_host(&value, x.const_data_ptr(), sizeof value);
+          }},
       {"copy from the host", [](const Lanes&, auto& x) { x.copy_(at::ones({1024})); }},
       {"allocate", [](const Lanes& l, auto&) { l.device->allocate(4096); }},
       {"pin", [](const Lanes& l, auto&) { l.device->allocate_pinned(4096); }},
       {"capture", [](const Lanes& l, auto&) { l.device->capture([] {}); }},
       {"leave a lane behind",
-       [](const Lanes& l, auto& x) {
-         l.hand_over(l.a, l.b);
-         x.add_(1);
-       }},
+          [](const Lanes& l, auto& x) {
+            l.hand_over(l.a, l.b);
+            x.add_(1);
+          }},
   };
 }
 

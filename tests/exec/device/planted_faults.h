@@ -33,8 +33,8 @@ struct DeviceSteps {
   bool replays = false;
 };
 // Rank 0 of the plan alone, its collectives paced.
-Trained train_alone(Accelerator& device, const Plan& plan, const EventGraph& graph, const ModelSpec& model,
-                    const DeviceSteps& steps);
+Trained train_alone(
+    Accelerator& device, const Plan& plan, const EventGraph& graph, const ModelSpec& model, const DeviceSteps& steps);
 
 // Two lanes that use one device, as a step's do.
 struct Lanes {

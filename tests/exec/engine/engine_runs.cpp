@@ -25,11 +25,11 @@ ModelSpec small_model(const std::string& family, bool tied) {
 
 Plan small_plan(std::int64_t shard, std::int64_t replicate) {
   Plan plan = {.runtime = {RuntimeKind::kNative, "1"},
-               .batch = {32, 2, 4 / (shard * replicate)},
-               .mesh = {shard, replicate},
-               .param_dtype = DType::kFp32,
-               .reduction_order = ReductionOrder::kMicrobatch,
-               .host = HostKind::kComputes};
+      .batch = {32, 2, 4 / (shard * replicate)},
+      .mesh = {shard, replicate},
+      .param_dtype = DType::kFp32,
+      .reduction_order = ReductionOrder::kMicrobatch,
+      .host = HostKind::kComputes};
   plan.optimizer.learning_rate = 1e-2;
   return plan;
 }
@@ -81,7 +81,7 @@ Pieces pieces_of(Engine& engine, const ModelSpec& model, const Plan& plan) {
       for (std::int64_t i = 0; i < count;) {
         const std::int64_t run = piece.cut.run(piece.first + i, count - i);
         pieces.emplace(parameter_name(model, *piece.parameter),
-                       Piece{piece.cut.whole(piece.first + i), {values + i, values + i + run}});
+            Piece{piece.cut.whole(piece.first + i), {values + i, values + i + run}});
         i += run;
       }
     }
@@ -127,14 +127,13 @@ EngineRun run_graph(const ModelSpec& model, const Plan& plan, const EventGraph& 
   at::set_num_threads(1);
   const auto ranks = static_cast<std::size_t>(plan.mesh.world());
   std::vector<EngineRun> runs(ranks);
-  std::vector<std::vector<std::vector<double>>> losses(static_cast<std::size_t>(steps),
-                                                       std::vector<std::vector<double>>(ranks));
+  std::vector<std::vector<std::vector<double>>> losses(
+      static_cast<std::size_t>(steps), std::vector<std::vector<double>>(ranks));
   std::vector<Pieces> first(ranks), last(ranks);
   for_each_rank(static_cast<int>(ranks), [&](World& world) {
     const auto rank = static_cast<std::size_t>(world.rank());
     const auto device = how.feeds == Feeds::kCpu ? nullptr : host_accelerator();
-    Engine engine(
-        model, plan, graph, world,
+    Engine engine(model, plan, graph, world,
         {.debug = how.debug, .device = device.get(), .pacing = how.pacing, .graph = how.feeds == Feeds::kReplayed});
     engine.initialise();
     first[rank] = pieces_of(engine, model, plan);
@@ -142,9 +141,9 @@ EngineRun run_graph(const ModelSpec& model, const Plan& plan, const EventGraph& 
     for (int s = 0; s < steps; ++s) {
       std::vector<MicroBatch> batches;
       for (std::int64_t m = 0; m < plan.batch.accumulation; ++m) {
-        batches.push_back(batch_of(model, plan,
-                                   s * microbatches_of_step(plan) + global_microbatch(plan, world.rank(), m),
-                                   1.0 / static_cast<double>(microbatches_of_step(plan))));
+        batches.push_back(
+            batch_of(model, plan, s * microbatches_of_step(plan) + global_microbatch(plan, world.rank(), m),
+                1.0 / static_cast<double>(microbatches_of_step(plan))));
       }
       const StepOutcome outcome = engine.step(s + 1, batches, nullptr);
       losses[static_cast<std::size_t>(s)][rank] = outcome.losses;

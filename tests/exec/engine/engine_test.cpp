@@ -143,8 +143,8 @@ TEST_P(EngineFamilies, GiveTheSameBits) {
     expect_training(reference);
     for (const auto& [ranks, knob] : std::vector<std::pair<std::int64_t, std::size_t>>{
              {1, 7}, {1, 17}, {2, 0}, {2, 8}, {2, 13}, {4, 4}, {4, 5}, {4, 14}, {4, 17}}) {
-      SCOPED_TRACE(std::to_string(ranks) + " ranks, " + knobs[knob].name +
-                   (numbers == Numbers::kFp32 ? ", fp32" : ", bf16"));
+      SCOPED_TRACE(
+          std::to_string(ranks) + " ranks, " + knobs[knob].name + (numbers == Numbers::kFp32 ? ", fp32" : ", bf16"));
       Plan plan = small_plan(ranks);
       set_numbers(plan, numbers);
       knobs[knob].set(plan);
@@ -154,11 +154,9 @@ TEST_P(EngineFamilies, GiveTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EngineFamilies,
-                         testing::Values(Family{"llama", true}, Family{"gpt2", true}, Family{"gpt3", false},
-                                         Family{"opt", true}, Family{"qwen3", true}, Family{"qwen3", false}),
-                         [](const auto& param) {
-                           return std::string(param.param.name) + (param.param.tied ? "Tied" : "");
-                         });
+    testing::Values(Family{"llama", true}, Family{"gpt2", true}, Family{"gpt3", false}, Family{"opt", true},
+        Family{"qwen3", true}, Family{"qwen3", false}),
+    [](const auto& param) { return std::string(param.param.name) + (param.param.tied ? "Tied" : ""); });
 
 TEST(Engine, OtherOptimizersGiveTheSameBits) {
   const ModelSpec model = small_model("llama");
@@ -188,9 +186,8 @@ TEST(Engine, DebugModeChangesNothing) {
   expect_same(run_in_threads(model, small_plan(2), kSteps, false), run_in_threads(model, small_plan(2), kSteps, true));
 }
 
-// Four slots for three units: the second micro-batch's gradients of layers 0 and 1 begin in a slot
-// of their own when the reduction of layer 2 ends, which is when the first's are checked and
-// reduced.
+// Four slots for three units: the second micro-batch's gradients of layers 0 and 1 begin in a slot of their own when
+// the reduction of layer 2 ends, which is when the first's are checked and reduced.
 TEST(Engine, SlotsOfEarlierMicroBatchesStayWhileTheyAreReduced) {
   const ModelSpec model = small_model("llama");
   Plan plan = small_plan(2);
@@ -239,7 +236,7 @@ Plan random_plan() {
   Plan plan = small_plan(ranks);
   plan.prefetch = {one_of<std::int64_t>({Prefetch::kImplicit, 0, 1, 2, 3}), one_of<std::int64_t>({0, 1, 2, 3})};
   plan.units = {one_of<std::int64_t>({1, 2, 3}), one_of<UnitPlacement>({UnitPlacement::kOwn, UnitPlacement::kRoot}),
-                one_of<UnitPlacement>({UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm})};
+      one_of<UnitPlacement>({UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm})};
   plan.reduce_scatter_buffers = one_of<std::int64_t>({1, 2, 3});
   plan.communicators = one_of<Communicators>({Communicators::kShared, Communicators::kSeparate});
   const auto reshard = [&]() -> Reshard {

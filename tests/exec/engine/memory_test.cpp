@@ -81,7 +81,7 @@ TEST_P(EngineMemory, OfSumsLeftApartIsTheForecast) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EngineMemory, testing::Values("llama", "gpt2", "qwen3"),
-                         [](const auto& param) { return std::string(param.param); });
+    [](const auto& param) { return std::string(param.param); });
 
 }
 }

@@ -124,7 +124,7 @@ TEST(ReductionOrder, KeepUnshardedTablesThatAreTied) {
   expect_near(kept, run_in_threads(model, fitted(plan_of(1, 1), model), kSteps));
   // One micro-batch per rank: nothing is kept.
   expect_same(run_in_threads(model, keep_unsharded(fitted(plan_of(4, 1), model)), kSteps),
-              run_in_threads(model, fitted(plan_of(1, 1), model), kSteps));
+      run_in_threads(model, fitted(plan_of(1, 1), model), kSteps));
 }
 
 TEST(ReductionOrder, KeepUnshardedGivesTheSameBitsInBf16) {
@@ -134,8 +134,7 @@ TEST(ReductionOrder, KeepUnshardedGivesTheSameBitsInBf16) {
   expect_same_over_variants(model, plan, reference);
 }
 
-// library: every reduce-scatter makes a sum of its own, so the number of ranks shows, and nothing
-// else does.
+// library: every reduce-scatter makes a sum of its own, so the number of ranks shows, and nothing else does.
 TEST(ReductionOrder, LibraryDependsOnTheNumberOfRanksAlone) {
   const ModelSpec model = small_model("llama");
   const EngineRun usual = run_in_threads(model, plan_of(1, 1), kSteps);

@@ -1,6 +1,5 @@
-// The engine against plain LibTorch: a forward of ordinary at:: operations that autograd records,
-// torch's clipping, and AdamW written out. Same initial parameters, same data, 20 steps on one
-// rank.
+// The engine against plain LibTorch: a forward of ordinary at:: operations that autograd records, torch's clipping, and
+// AdamW written out. Same initial parameters, same data, 20 steps on one rank.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
@@ -197,13 +196,12 @@ Reference train_plainly(const ModelSpec& model, const Plan& plan, const EngineRu
 
 class EngineReference : public testing::TestWithParam<std::pair<const char*, bool>> {};
 
-// One forward in fp32: every value is off by some 2^-24 = 6e-8 relative, products of up to 160
-// terms by a few of it, with random signs, so that the mean loss of 256 tokens is off by about 6e-8
-// (its own last bit is 2.4e-7 of it at 4 nats, but it is summed in double). 20 steps at this rate
-// do not amplify that: measured, the worst step is at 5e-8 (llama) and 2.3e-7 (gpt2, whose key
-// biases walk on rounding noise). A few times that is allowed. Parameters move by rate * m /
-// sqrt(v): where a gradient is far below the norm, its relative error is larger, so single matrices
-// are off by up to 2e-5 (measured).
+// One forward in fp32: every value is off by some 2^-24 = 6e-8 relative, products of up to 160 terms by a few of it,
+// with random signs, so that the mean loss of 256 tokens is off by about 6e-8 (its own last bit is 2.4e-7 of it at 4
+// nats, but it is summed in double). 20 steps at this rate do not amplify that: measured, the worst step is at 5e-8
+// (llama) and 2.3e-7 (gpt2, whose key biases walk on rounding noise). A few times that is allowed. Parameters move by
+// rate * m / sqrt(v): where a gradient is far below the norm, its relative error is larger, so single matrices are off
+// by up to 2e-5 (measured).
 TEST_P(EngineReference, LossesAreThoseOfPlainAutograd) {
   const auto [family, tied] = GetParam();
   const ModelSpec model = small_model(family, tied);
@@ -239,10 +237,8 @@ TEST_P(EngineReference, LossesAreThoseOfPlainAutograd) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EngineReference,
-                         testing::Values(std::pair{"llama", false}, std::pair{"llama", true}, std::pair{"gpt2", true}),
-                         [](const auto& param) {
-                           return std::string(param.param.first) + (param.param.second ? "Tied" : "");
-                         });
+    testing::Values(std::pair{"llama", false}, std::pair{"llama", true}, std::pair{"gpt2", true}),
+    [](const auto& param) { return std::string(param.param.first) + (param.param.second ? "Tied" : ""); });
 
 }
 }

@@ -41,23 +41,23 @@ std::vector<Break> breaks() {
   using enum EventKind;
   std::vector<Break> all = {
       {"a gather reads another unit's piece",
-       [](EventGraph& g) { detail_of(g, kAllGather, 1).other = detail_of(g, kAllGather, 2).other; }},
+          [](EventGraph& g) { detail_of(g, kAllGather, 1).other = detail_of(g, kAllGather, 2).other; }},
       {"a gather's piece is not put into place", [](EventGraph& g) { detail_of(g, kAllGather, 1).other = -1; }},
       {"a later sum begins anew",
-       [](EventGraph& g) {
-         detail_of(g, kReduceScatter, rows_of(g, kReduceScatter).size() - 2).sum = SumMode::kBegin;
-       }},
+          [](EventGraph& g) {
+            detail_of(g, kReduceScatter, rows_of(g, kReduceScatter).size() - 2).sum = SumMode::kBegin;
+          }},
       {"a sum goes to another unit",
-       [](EventGraph& g) { detail_of(g, kReduceScatter, 2).other = detail_of(g, kReduceScatter, 1).other; }},
+          [](EventGraph& g) { detail_of(g, kReduceScatter, 2).other = detail_of(g, kReduceScatter, 1).other; }},
       {"a sum stays apart and nobody takes it",
-       [](EventGraph& g) { detail_of(g, kReduceScatter, 2).sum = SumMode::kApart; }},
+          [](EventGraph& g) { detail_of(g, kReduceScatter, 2).sum = SumMode::kApart; }},
       {"a unit's gradients never begin", [](EventGraph& g) { detail_of(g, kBackward, 2).sum = SumMode::kAdd; }},
       {"a shard has no gradient",
-       [](EventGraph& g) {
-         for (Buffer& buffer : g.buffers) {
-           if (buffer.role == BufferRole::kGradient) buffer.role = BufferRole::kNone;
-         }
-       }},
+          [](EventGraph& g) {
+            for (Buffer& buffer : g.buffers) {
+              if (buffer.role == BufferRole::kGradient) buffer.role = BufferRole::kNone;
+            }
+          }},
       {"a row does something else", [](EventGraph& g) { g.rows[rows_of(g, kGradScale).at(0)].kind = kGradNorm; }},
   };
   return all;
@@ -85,8 +85,7 @@ TEST(Rows, AChangedFieldChangesTheBitsOrIsRefused) {
 // holds what the forecast of its own graph says.
 TEST(Rows, AnEvaluationIsTheForwardOfTheStep) {
   const ModelSpec model = small_model("llama");
-  const std::vector<std::function<void(Plan&)>> knobs = {
-      [](Plan&) {},
+  const std::vector<std::function<void(Plan&)>> knobs = {[](Plan&) {},
       [](Plan& plan) {
         plan.prefetch = {2, 2};
       },

@@ -103,17 +103,17 @@ TEST(TensorParallel, NoOtherKnobChangesABit) {
       {"recompute full", [](Plan& plan) { plan.recompute.value = Recompute::kFull; }},
       {"recompute selective", [](Plan& plan) { plan.recompute.value = Recompute::kSelective; }},
       {"reshard never",
-       [](Plan& plan) {
-         plan = plan_of(2, 2);
-         plan.reshard_after_forward.value = {Reshard::Kind::kNever, 0};
-       }},
+          [](Plan& plan) {
+            plan = plan_of(2, 2);
+            plan.reshard_after_forward.value = {Reshard::Kind::kNever, 0};
+          }},
       {"shard 2, recompute, prefetch 2",
-       [](Plan& plan) {
-         plan = plan_of(2, 2);
-         plan.recompute.value = Recompute::kFull;
-         plan.prefetch = {2, 2};
-         plan.communicators = Communicators::kSeparate;
-       }},
+          [](Plan& plan) {
+            plan = plan_of(2, 2);
+            plan.recompute.value = Recompute::kFull;
+            plan.prefetch = {2, 2};
+            plan.communicators = Communicators::kSeparate;
+          }},
       {"both in the root", [](Plan& plan) { plan.units.embedding = plan.units.head = UnitPlacement::kRoot; }},
   };
   for (const auto& [name, set] : knobs) {

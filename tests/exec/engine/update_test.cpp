@@ -83,9 +83,8 @@ TEST(LearningRate, IsConstantUnlessThePlanSaysOtherwise) {
   for (const std::int64_t step : {1, 2, 1000, 1000000}) EXPECT_EQ(learning_rate(optimizer, step), 0.5);
 }
 
-// 4 steps up: 1/4, 2/4, 3/4, 4/4 of the rate. Then cos over 8 steps from 1.0 to 0.2: half way at
-// 0.6, a third of half (cos 60 degrees = 1/2 is at 8/3) not on a step; quarter: 0.2 + 0.4 (1 +
-// sqrt(1/2)).
+// 4 steps up: 1/4, 2/4, 3/4, 4/4 of the rate. Then cos over 8 steps from 1.0 to 0.2: half way at 0.6, a third of half
+// (cos 60 degrees = 1/2 is at 8/3) not on a step; quarter: 0.2 + 0.4 (1 + sqrt(1/2)).
 TEST(LearningRate, WarmsUpAndDecays) {
   Optimizer optimizer = {.learning_rate = 1, .warmup_steps = 4, .min_learning_rate = 0.2};
   EXPECT_EQ(learning_rate(optimizer, 1), 0.25);

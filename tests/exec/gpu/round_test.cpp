@@ -1,6 +1,5 @@
-// The round on a GPU as far as a machine without one goes: its stages on the stand-in, a stage that
-// fails, the carried build in a folder of its own, what is kept, and that the plugin needs nothing
-// but what a GPU machine brings.
+// The round on a GPU as far as a machine without one goes: its stages on the stand-in, a stage that fails, the carried
+// build in a folder of its own, what is kept, and that the plugin needs nothing but what a GPU machine brings.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -30,8 +29,8 @@ class GpuRoundTest : public testing::Test {
 
   ChildOutcome round(const Words& words, const fs::path& bin = kBin) const {
     return ChildProcess(
-               Words{"python3", (kScripts / "round.py").string(), "--bin", bin.string(), "--out", path("out")} + words,
-               {{"PYTHONDONTWRITEBYTECODE", "1"}})
+        Words{"python3", (kScripts / "round.py").string(), "--bin", bin.string(), "--out", path("out")} + words,
+        {{"PYTHONDONTWRITEBYTECODE", "1"}})
         .finish();
   }
   Json record() const { return Json::parse(content_of(folder_ / "out/round.json")); }
@@ -47,9 +46,8 @@ std::string status_of(const Json& record, const std::string& stage) {
 }
 
 TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
-  const ChildOutcome outcome =
-      round({"--device", "standin", "--minutes", "20", "--ranks", "2", "--stages",
-             "environment,self_check,measure,collectives,plans,ranks", "--bundle", path("results.tar.gz")});
+  const ChildOutcome outcome = round({"--device", "standin", "--minutes", "20", "--ranks", "2", "--stages",
+      "environment,self_check,measure,collectives,plans,ranks", "--bundle", path("results.tar.gz")});
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   const Json round = record();
   EXPECT_EQ(round["schema"], "foreshard.gpu_round/1");
@@ -149,8 +147,7 @@ exit $code
   EXPECT_EQ(checks[2]["detail"], "the process ended with 9");
 }
 
-// A stage alone knows what machine it is on, and an earlier round's results in the folder are not
-// taken for its own.
+// A stage alone knows what machine it is on, and an earlier round's results in the folder are not taken for its own.
 TEST_F(GpuRoundTest, AStageAloneStandsForItself) {
   fs::create_directories(folder_ / "out");
   for (const char* file : {"out/self_check.json", "out/raw.json", "out/plans.jsonl"}) {
@@ -189,8 +186,8 @@ for _, ours, theirs in BESIDE:
         print("unknown:", name)
 )";
   const ChildOutcome outcome = ChildProcess({"python3", "-c", script, (kBin / "foreshard").string(), kScripts.string()},
-                                            {{"PYTHONDONTWRITEBYTECODE", "1"}})
-                                   .finish();
+      {{"PYTHONDONTWRITEBYTECODE",
+          "1"}}).finish();
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_EQ(outcome.output, "");
 }
@@ -228,12 +225,11 @@ TEST_F(GpuRoundTest, TheCarriedBuildRunsInAFolderOfItsOwn) {
   // LibTorch is that machine's: here the one the tests run with.
   const ChildOutcome run =
       ChildProcess({"bash", "-c",
-                    "set -e; cd \"$0\"; tar xzf carried.tar.gz; "
-                    "torch=$(ldd \"$1\" | sed -n 's/.*=> \\(.*\\)\\/libtorch_cpu.so .*/\\1/p'); "
-                    "export LD_LIBRARY_PATH=$torch; "
-                    "foreshard-gpu/run.sh --device standin --minutes 0.5 --stages self_check --out out; "
-                    "readelf -d foreshard-gpu/bin/foreshard-exec | grep -i path",
-                    folder_.path().string(), FORESHARD_EXEC_PROGRAM})
+                       "set -e; cd \"$0\"; tar xzf carried.tar.gz; torch=$(ldd \"$1\" | sed -n 's/.*=> "
+                       "\\(.*\\)\\/libtorch_cpu.so .*/\\1/p'); export LD_LIBRARY_PATH=$torch; foreshard-gpu/run.sh "
+                       "--device standin --minutes 0.5 --stages self_check --out out; readelf -d "
+                       "foreshard-gpu/bin/foreshard-exec | grep -i path",
+                       folder_.path().string(), FORESHARD_EXEC_PROGRAM})
           .finish();
   ASSERT_EQ(run.code, 0) << run.output;
   EXPECT_EQ(status_of(record(), "self_check"), "ok") << run.output;

@@ -25,8 +25,8 @@ int occurrences(const std::string& text, const std::string& part) {
 
 }
 
-ChildProcess::ChildProcess(const std::vector<std::string>& program,
-                           const std::map<std::string, std::string>& environment) {
+ChildProcess::ChildProcess(
+    const std::vector<std::string>& program, const std::map<std::string, std::string>& environment) {
   std::vector<std::string> variables;
   for (const char* name : {"PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "ASAN_OPTIONS"}) {
     const char* value = std::getenv(name);
@@ -107,10 +107,8 @@ int free_port() {
 }
 
 std::map<std::string, std::string> by_hand(int rank, int size, int port) {
-  return {{"RANK", std::to_string(rank)},
-          {"WORLD_SIZE", std::to_string(size)},
-          {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", std::to_string(port)}};
+  return {{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(size)}, {"MASTER_ADDR", "127.0.0.1"},
+      {"MASTER_PORT", std::to_string(port)}};
 }
 
 int process_in(const std::string& output, const std::string& prefix) {

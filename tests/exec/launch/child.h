@@ -17,8 +17,8 @@ class ChildProcess {
  public:
   // `program` with PATH, LD_LIBRARY_PATH, HOME, TMPDIR of the test and nothing else but
   // `environment`; it starts with no signal blocked or ignored.
-  explicit ChildProcess(const std::vector<std::string>& program,
-                        const std::map<std::string, std::string>& environment = {});
+  explicit ChildProcess(
+      const std::vector<std::string>& program, const std::map<std::string, std::string>& environment = {});
   ~ChildProcess();  // kills it
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&&) = delete;

@@ -30,15 +30,9 @@ std::string error_of(const Variables& variables) {
   return "no error";
 }
 
-const Variables kTorchrun = {{"RANK", "5"},
-                             {"WORLD_SIZE", "8"},
-                             {"LOCAL_RANK", "1"},
-                             {"LOCAL_WORLD_SIZE", "4"},
-                             {"MASTER_ADDR", "node0"},
-                             {"MASTER_PORT", "29500"},
-                             {"TORCHELASTIC_RUN_ID", "abc"},
-                             {"TORCHELASTIC_RESTART_COUNT", "2"},
-                             {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+const Variables kTorchrun = {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"},
+    {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "abc"},
+    {"TORCHELASTIC_RESTART_COUNT", "2"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
 
 Variables with(Variables variables, const std::string& name, const std::string& value) {
   variables[name] = value;
@@ -93,22 +87,19 @@ TEST(Launch, NumbersAreReadStrictly) {
   EXPECT_EQ(error_of(with(kTorchrun, "RANK", "8")), "RANK=8 is not below WORLD_SIZE=8");
   EXPECT_EQ(error_of(with(kTorchrun, "RANK", "-1")), "RANK=-1: expected a whole number from 0 to 1000000 (torchrun)");
   EXPECT_EQ(error_of(with(kTorchrun, "WORLD_SIZE", "8x")),
-            "WORLD_SIZE=8x: expected a whole number from 1 to 1000000 (torchrun)");
+      "WORLD_SIZE=8x: expected a whole number from 1 to 1000000 (torchrun)");
   EXPECT_EQ(error_of(with(kTorchrun, "WORLD_SIZE", "0")),
-            "WORLD_SIZE=0: expected a whole number from 1 to 1000000 (torchrun)");
+      "WORLD_SIZE=0: expected a whole number from 1 to 1000000 (torchrun)");
   EXPECT_EQ(error_of(with(kTorchrun, "MASTER_PORT", "70000")),
-            "MASTER_PORT=70000: expected a whole number from 1 to 65535 (torchrun)");
+      "MASTER_PORT=70000: expected a whole number from 1 to 65535 (torchrun)");
   EXPECT_EQ(error_of(with(kTorchrun, "LOCAL_RANK", "4")), "LOCAL_RANK=4 is not below LOCAL_WORLD_SIZE=4");
   EXPECT_EQ(error_of(with(kTorchrun, "LOCAL_WORLD_SIZE", "9")),
-            "LOCAL_WORLD_SIZE=9: expected a whole number from 1 to 8 (torchrun)");
+      "LOCAL_WORLD_SIZE=9: expected a whole number from 1 to 8 (torchrun)");
 }
 
-const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},
-                            {"OMPI_COMM_WORLD_SIZE", "2"},
-                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-                            {"PMIX_RANK", "1"},
-                            {"PMIX_NAMESPACE", "241238017"}};
+const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_RANK", "1"},
+    {"PMIX_NAMESPACE", "241238017"}};
 
 TEST(Launch, OpenMpiOnOneMachine) {
   const Launch launch = resolve(kOpenMpi);
@@ -128,17 +119,16 @@ TEST(Launch, OpenMpiOnSeveralMachinesNeedsAnAddress) {
   const Variables two_nodes =
       with(with(kOpenMpi, "OMPI_COMM_WORLD_LOCAL_SIZE", "1"), "OMPI_COMM_WORLD_LOCAL_RANK", "0");
   EXPECT_EQ(error_of(two_nodes),
-            "MASTER_ADDR is not set: Open MPI started 2 ranks on several machines and names none of "
-            "them; set MASTER_ADDR to the host of rank 0 for all ranks");
+      "MASTER_ADDR is not set: Open MPI started 2 ranks on several machines and names none of "
+      "them; set MASTER_ADDR to the host of rank 0 for all ranks");
   EXPECT_EQ(resolve(with(two_nodes, "MASTER_ADDR", "node7")).master_address, "node7");
   EXPECT_EQ(error_of(without(kOpenMpi, "OMPI_COMM_WORLD_SIZE")),
-            "OMPI_COMM_WORLD_SIZE is not set, but OMPI_COMM_WORLD_RANK is (Open MPI)");
+      "OMPI_COMM_WORLD_SIZE is not set, but OMPI_COMM_WORLD_RANK is (Open MPI)");
 }
 
-const Variables kSlurm = {{"SLURM_PROCID", "9"},         {"SLURM_NTASKS", "16"},
-                          {"SLURM_LOCALID", "1"},        {"SLURM_STEP_NODELIST", "gpu[07-08]"},
-                          {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_JOB_ID", "4711"},
-                          {"SLURM_STEP_ID", "3"},        {"SLURM_LAUNCH_NODE_IPADDR", "10.9.9.9"}};
+const Variables kSlurm = {{"SLURM_PROCID", "9"}, {"SLURM_NTASKS", "16"}, {"SLURM_LOCALID", "1"},
+    {"SLURM_STEP_NODELIST", "gpu[07-08]"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_JOB_ID", "4711"},
+    {"SLURM_STEP_ID", "3"}, {"SLURM_LAUNCH_NODE_IPADDR", "10.9.9.9"}};
 
 TEST(Launch, SlurmStep) {
   const Launch launch = resolve(kSlurm);
@@ -177,8 +167,8 @@ TEST(Launch, SlurmNodeLists) {
 }
 
 TEST(Launch, Pmi) {
-  const Variables variables = {{"PMI_RANK", "3"},        {"PMI_SIZE", "4"},        {"MPI_LOCALRANKID", "1"},
-                               {"MPI_LOCALNRANKS", "2"}, {"MASTER_ADDR", "node3"}, {"MASTER_PORT", "4000"}};
+  const Variables variables = {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"},
+      {"MASTER_ADDR", "node3"}, {"MASTER_PORT", "4000"}};
   const Launch launch = resolve(variables);
   EXPECT_EQ(launch.rank, 3);
   EXPECT_EQ(launch.size, 4);
@@ -189,8 +179,7 @@ TEST(Launch, Pmi) {
   EXPECT_EQ(error_of(without(variables, "PMI_SIZE")), "PMI_SIZE is not set, but PMI_RANK is (PMI)");
 }
 
-// srun with PMI sets both with one number; a launcher's helpers under srun have numbers of their
-// own.
+// srun with PMI sets both with one number; a launcher's helpers under srun have numbers of their own.
 TEST(Launch, PmiUnderSlurm) {
   const Variables same = with(with(kSlurm, "PMI_RANK", "9"), "PMI_SIZE", "16");
   EXPECT_EQ(resolve(same).launcher, "Slurm");

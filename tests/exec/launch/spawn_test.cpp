@@ -16,8 +16,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-ChildProcess spawn(int ranks, const std::vector<std::string>& words,
-                   const std::map<std::string, std::string>& environment = {}) {
+ChildProcess spawn(
+    int ranks, const std::vector<std::string>& words, const std::map<std::string, std::string>& environment = {}) {
   std::vector<std::string> program = {spawn_program(), std::to_string(ranks), rank_program()};
   append(program, words);
   return ChildProcess(program, environment);

@@ -86,7 +86,7 @@ TEST_F(AllocatorTest, ARepeatedStepTouchesTheSameAddresses) {
 TEST_F(AllocatorTest, FreeNeighboursBecomeOne) {
   constexpr std::int64_t kPiece = 65'536;
   for (const auto& order :
-       std::vector<std::vector<std::size_t>>{{0, 1, 2}, {2, 1, 0}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}}) {
+      std::vector<std::vector<std::size_t>>{{0, 1, 2}, {2, 1, 0}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}}) {
     at::Tensor whole = bytes(3 * kPiece);
     const auto* place = static_cast<const char*>(whole.const_data_ptr());
     whole.reset();

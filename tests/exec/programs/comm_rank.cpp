@@ -45,8 +45,8 @@ void meet(World& world) {
   GroupCommunicator all(world.connect("world", everyone(world)));
   std::vector<float> values = {1.0F, static_cast<float>(world.rank())};
   all.all_reduce(values);
-  print(fmt::format("rank {} of {}: {}; {} {}", world.rank(), world.size(), fmt::join(texts, ", "), values[0],
-                    values[1]));
+  print(fmt::format(
+      "rank {} of {}: {}; {} {}", world.rank(), world.size(), fmt::join(texts, ", "), values[0], values[1]));
 }
 
 std::uint64_t mix(std::uint64_t hash, const void* data, std::size_t bytes) {

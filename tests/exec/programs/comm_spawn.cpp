@@ -6,10 +6,10 @@
 
 int main(int argc, char** argv) {
   foreshard::SpawnOptions options = {.program = argv[2],
-                                     .arguments = {argv + 2, argv + argc},
-                                     .grace = std::chrono::milliseconds(2000),
-                                     .last = std::chrono::milliseconds(1000),
-                                     .interrupt_grace = std::chrono::milliseconds(3000)};
+      .arguments = {argv + 2, argv + argc},
+      .grace = std::chrono::milliseconds(2000),
+      .last = std::chrono::milliseconds(1000),
+      .interrupt_grace = std::chrono::milliseconds(3000)};
   try {
     return foreshard::spawn_ranks(std::stoi(argv[1]), options);
   } catch (const foreshard::Error& error) {

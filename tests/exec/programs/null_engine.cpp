@@ -49,7 +49,7 @@ int main(int count, char** words) {
   const ModelSpec model = small_model("llama");
   for (const MissingWait& c : missing_waits(model)) {
     apart("wait: " + c.name,
-          [&] { train_alone(*load_accelerator(0), c.plan, is_right ? c.whole : c.faulty, model, {2}); });
+        [&] { train_alone(*load_accelerator(0), c.plan, is_right ? c.whole : c.faulty, model, {2}); });
   }
   for (const EarlyFree& f : early_frees()) {
     apart(std::string("free: ") + f.name, [&] { f.run(Lanes(load_accelerator(0)), is_right); });

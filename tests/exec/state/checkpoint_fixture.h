@@ -99,8 +99,8 @@ struct TestLayout {
 };
 
 inline std::vector<TestParameter> test_parameters() {
-  return {{"embedding", {11, 7}}, {"scale", {}},      {"block.0.w", {13, 5}}, {"block.0.b", {5}},
-          {"block.1.w", {13, 5}}, {"block.1.b", {5}}, {"none", {0, 4}},       {"head", {17, 3}}};
+  return {{"embedding", {11, 7}}, {"scale", {}}, {"block.0.w", {13, 5}}, {"block.0.b", {5}}, {"block.1.w", {13, 5}},
+      {"block.1.b", {5}}, {"none", {0, 4}}, {"head", {17, 3}}};
 }
 
 inline TestLayout layout_of(const std::vector<std::size_t>& unit_sizes, std::int64_t shards) {
@@ -138,7 +138,7 @@ inline TestRank make_rank(const TestLayout& layout, std::int64_t world_rank) {
     }
     unit.shard_numel = (offset + layout.shards - 1) / layout.shards;
     for (const auto& [name, dtype] : {std::pair("master", DType::kFp32), std::pair("exp_avg", layout.moments),
-                                      std::pair("exp_avg_sq", layout.moments)}) {
+             std::pair("exp_avg_sq", layout.moments)}) {
       rank.memory.emplace_back(static_cast<std::size_t>(unit.shard_numel * size_of(dtype)));
       unit.arrays.push_back({name, dtype, rank.memory.back()});
     }
@@ -155,7 +155,7 @@ inline float value_of(const std::string& parameter, const std::string& array, st
 // Calls visit(array, bytes of the element, its value at that step; 0 for padding) for every element
 // of the rank's shards.
 inline void for_each_element(const TestRank& rank, std::int64_t step,
-                             const std::function<void(const StateArray&, std::span<std::byte>, float)>& visit) {
+    const std::function<void(const StateArray&, std::span<std::byte>, float)>& visit) {
   for (const StateUnit& unit : rank.state.units) {
     const std::int64_t begin = rank.state.shard_index * unit.shard_numel;
     for (const StateArray& array : unit.arrays) {
@@ -199,14 +199,14 @@ inline std::int64_t count_differences(const TestRank& rank, std::int64_t step, D
 
 inline RunProgress progress_at(std::int64_t step) {
   return RunProgress{.step = step,
-                     .next_sample = step * 8,
-                     .seed = -7,
-                     .metadata = {{"plan", "model: x\n\tbatch: \"1\" # \xC3\xA4\n"}, {"version", "0.1.0"}}};
+      .next_sample = step * 8,
+      .seed = -7,
+      .metadata = {{"plan", "model: x\n\tbatch: \"1\" # \xC3\xA4\n"}, {"version", "0.1.0"}}};
 }
 
 // Saves that step with the layout; returns what each rank threw.
-inline std::vector<std::string> save(const std::filesystem::path& folder, const TestLayout& layout, std::int64_t step,
-                                     std::int64_t keep = 0) {
+inline std::vector<std::string> save(
+    const std::filesystem::path& folder, const TestLayout& layout, std::int64_t step, std::int64_t keep = 0) {
   return on_ranks(static_cast<int>(layout.shards * layout.replicas), [&](int rank, World& world) {
     const TestRank state = make_rank(layout, rank);
     fill(state, step);
@@ -220,8 +220,8 @@ struct LoadResult {
   std::int64_t differences = 0;  // of all ranks, from the step that was loaded
 };
 
-inline LoadResult load(const std::filesystem::path& path, const TestLayout& layout,
-                       DType stored_moments = DType::kFp32) {
+inline LoadResult load(
+    const std::filesystem::path& path, const TestLayout& layout, DType stored_moments = DType::kFp32) {
   const std::int64_t world_size = layout.shards * layout.replicas;
   LoadResult result;
   result.loaded.resize(static_cast<std::size_t>(world_size));

@@ -136,7 +136,7 @@ TEST_F(CheckpointTest, ReadsOnlyTheBlocksOfItsRanges) {
   EXPECT_EQ(result.differences, 0);
   EXPECT_EQ(result.loaded[0].bytes_read, 3 * kChecksumBlock);
   EXPECT_EQ(load(folder_, one).loaded[0].bytes_read,
-            static_cast<std::int64_t>(fs::file_size(folder_ / "step-00000001" / "rank-00000-of-00001.safetensors")));
+      static_cast<std::int64_t>(fs::file_size(folder_ / "step-00000001" / "rank-00000-of-00001.safetensors")));
 }
 
 TEST_F(CheckpointTest, ReadsPartsOfParameters) {
@@ -171,8 +171,7 @@ TEST_F(CheckpointTest, RefusesAnotherModel) {
   TestLayout other = layout;
   other.units[1][3].shape = {3, 17};
   EXPECT_PRED2(says, load(folder_, other).errors[1],
-               "is of another model: its parameter 'head' has the shape [17, 3], but the model's "
-               "has [3, 17]");
+      "is of another model: its parameter 'head' has the shape [17, 3], but the model's has [3, 17]");
   other.units[1][3] = {"tail", {17, 3}};
   EXPECT_PRED2(says, load(folder_, other).errors[0], "it has no parameter 'tail'");
   other.units[1].pop_back();

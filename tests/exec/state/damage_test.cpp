@@ -140,16 +140,8 @@ std::string with_flips(std::string text, std::size_t flips) {
 // One number of the text replaced by one that hurts.
 std::string with_hostile_number(const std::string& text) {
   static const std::regex kNumber("-?[0-9]+");
-  static const std::array<std::string, 10> kHostile = {"-1",
-                                                       "0",
-                                                       "1",
-                                                       "9223372036854775807",
-                                                       "-9223372036854775808",
-                                                       "18446744073709551616",
-                                                       "4611686018427387904",
-                                                       "1e300",
-                                                       "1.5",
-                                                       "null"};
+  static const std::array<std::string, 10> kHostile = {"-1", "0", "1", "9223372036854775807", "-9223372036854775808",
+      "18446744073709551616", "4611686018427387904", "1e300", "1.5", "null"};
   const auto count = std::distance(std::sregex_iterator(text.begin(), text.end(), kNumber), {});
   auto match = std::sregex_iterator(text.begin(), text.end(), kNumber);
   std::advance(match, *rc::gen::inRange<std::ptrdiff_t>(0, count));
@@ -171,8 +163,7 @@ RC_GTEST_PROP(DamageProperty, AnAlteredIndexIsRefused, ()) {
   }
 }
 
-// The tail with the checksum stays, and the checksum is made to fit: all other checks are on their
-// own.
+// The tail with the checksum stays, and the checksum is made to fit: all other checks are on their own.
 RC_GTEST_PROP(DamageProperty, AHostileIndexIsRefusedOrRead, ()) {
   static const SmallRun kRun;
   static const std::string kText = content_of(kRun.checkpoint() / kIndexName);

@@ -1,6 +1,5 @@
-// Programs that call their blocks, or use their weights, several times in a step, and what else of
-// a program its layers have to say: towers under no_grad, parameters that nothing reads, names that
-// outlast their last reader.
+// Programs that call their blocks, or use their weights, several times in a step, and what else of a program its layers
+// have to say: towers under no_grad, parameters that nothing reads, names that outlast their last reader.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,13 +28,9 @@ Json called_document(std::int64_t samples, int views, bool recurs = false) {
   Json operations = Json::array(), given = Json::object();
   int next = 100;
   const auto add = [&](const char* op, Json module, Json in, std::int64_t count, bool is_product) {
-    Json made = {{"op", op},
-                 {"module", module},
-                 {"in", in},
-                 {"node", next},
-                 {"saved", Json::array()},
-                 {"backward", {{{"elements", count}, {"dtype", "torch.float32"}}}},
-                 {"out", {{{"tensor", next}, {"elements", count}, {"dtype", "torch.float32"}}}}};
+    Json made = {{"op", op}, {"module", module}, {"in", in}, {"node", next}, {"saved", Json::array()},
+        {"backward", {{{"elements", count}, {"dtype", "torch.float32"}}}},
+        {"out", {{{"tensor", next}, {"elements", count}, {"dtype", "torch.float32"}}}}};
     if (in[0].is_number()) made["saved"].push_back(in[0]);
     if (is_product) made["n"] = made["k"] = kFeatures;
     operations.push_back(made);
@@ -56,8 +51,8 @@ Json called_document(std::int64_t samples, int views, bool recurs = false) {
   Json parameters;
   for (const char* name : {"stem.weight", "blocks.0.weight", "blocks.1.weight", "head.weight"})
     parameters[name] = {{"shape", {kFeatures, kFeatures}}};
-  return {{"class", "Net"},           {"block_list", "blocks"}, {"blocks", {"blocks.0", "blocks.1"}},
-          {"parameters", parameters}, {"given", given},         {"operations", operations}};
+  return {{"class", "Net"}, {"block_list", "blocks"}, {"blocks", {"blocks.0", "blocks.1"}}, {"parameters", parameters},
+      {"given", given}, {"operations", operations}};
 }
 
 std::string layers_of(std::int64_t samples, Json of) {
@@ -124,7 +119,7 @@ TEST(ModuleCalls, NamesHoldOfTheStepBeforeUntilTheyAreBoundAgain) {
   const ModelSpec model = model_of(3, document);
   const auto held = [&](const char* layer) {
     return std::ranges::count_if(layer_named(model, layer).tensors,
-                                 [](const TensorSpec& tensor) { return tensor.name.starts_with("step before"); });
+        [](const TensorSpec& tensor) { return tensor.name.starts_with("step before"); });
   };
   EXPECT_EQ(held("blocks.0"), 2);
   EXPECT_EQ(held("head"), 1);
@@ -180,7 +175,7 @@ TEST(ModuleCalls, AnotherTowerLeavesTheBlockBeforeItAlone) {
   std::vector<std::string> names;
   for (const LayerInstance& layer : model.order) names.push_back(layer.name);
   EXPECT_EQ(names, (std::vector<std::string>{"embedding", "blocks.0", "blocks.1", "inner3", "other blocks.0",
-                                             "other blocks.1", "head", "loss"}));
+                       "other blocks.1", "head", "loss"}));
   const LayerSpec& head = layer_named(model, "head");
   EXPECT_FALSE(head.operations.back().view);
   const auto beside = [](const Operation& op) { return op.name.starts_with("beside"); };
@@ -441,10 +436,8 @@ TEST(ModuleCalls, WhatANameHoldsIsThereWhileTheNextBlockRuns) {
 TEST(ModuleCalls, ABatchOfTheHostIsTheInput) {
   const std::string text = called_document(3, 1).dump();
   Json document = Json::parse(std::regex_replace(text, std::regex("blocks\\.(.)"), "blocks.b_$1"));
-  const Json copied = {{"op", "_to_copy"},
-                       {"module", "stem"},
-                       {"in", {-1}},
-                       {"out", {{{"tensor", 0}, {"elements", 24}, {"dtype", "torch.float32"}}}}};
+  const Json copied = {{"op", "_to_copy"}, {"module", "stem"}, {"in", {-1}},
+      {"out", {{{"tensor", 0}, {"elements", 24}, {"dtype", "torch.float32"}}}}};
   document["given"] = Json::object();
   document["operations"].insert(document["operations"].begin(), copied);
   const ModelSpec model = model_of(3, document);

@@ -20,13 +20,8 @@ CapturedModules looping(std::int64_t samples, std::int64_t targets, bool is_othe
   Json operations = Json::array();
   std::int64_t next = 0;
   const auto add = [&](const char* op, Json module, Json in, Json shapes, Json more = {}) {
-    Json made = {{"op", op},
-                 {"module", module},
-                 {"in", in},
-                 {"node", next},
-                 {"saved", Json::array()},
-                 {"backward", Json::array()},
-                 {"out", Json::array()}};
+    Json made = {{"op", op}, {"module", module}, {"in", in}, {"node", next}, {"saved", Json::array()},
+        {"backward", Json::array()}, {"out", Json::array()}};
     for (const Json& shape : shapes) {
       std::int64_t elements = 1;
       for (const Json& extent : shape) elements *= extent.get<std::int64_t>();
@@ -52,15 +47,11 @@ CapturedModules looping(std::int64_t samples, std::int64_t targets, bool is_othe
   }
   add("stack", nullptr, kept, {{samples, kRow}});
   add("mean", nullptr, {next}, {{1}});
-  return {
-      .path = "modules.json",
-      .document = {{"class", "Net"},
-                   {"block_list", ""},
-                   {"blocks", Json::array()},
-                   {"parameters", {{"fc.weight", {{"shape", {kRow, kRow}}}}}},
-                   {"given",
-                    {{"0", {{"elements", samples * kRow}, {"shape", {samples, kRow}}, {"dtype", "torch.float32"}}}}},
-                   {"operations", operations}},
+  return {.path = "modules.json",
+      .document = {{"class", "Net"}, {"block_list", ""}, {"blocks", Json::array()},
+          {"parameters", {{"fc.weight", {{"shape", {kRow, kRow}}}}}},
+          {"given", {{"0", {{"elements", samples * kRow}, {"shape", {samples, kRow}}, {"dtype", "torch.float32"}}}}},
+          {"operations", operations}},
       .batch = samples};
 }
 

@@ -23,13 +23,9 @@ CapturedModules program(std::int64_t batch, std::int64_t sequence, bool again = 
   Json operations = Json::array();
   int next = 1;  // 0: the batch
   const auto add = [&](const char* op, const char* module, Json in, std::int64_t count, Json more) {
-    Json made = {{"op", op},
-                 {"module", module},
-                 {"in", in},
-                 {"node", next},
-                 {"saved", Json::array()},
-                 {"backward", {{{"elements", 1}, {"dtype", "torch.float32"}}}},
-                 {"out", {{{"tensor", next}, {"elements", count}, {"dtype", "torch.float32"}}}}};
+    Json made = {{"op", op}, {"module", module}, {"in", in}, {"node", next}, {"saved", Json::array()},
+        {"backward", {{{"elements", 1}, {"dtype", "torch.float32"}}}},
+        {"out", {{{"tensor", next}, {"elements", count}, {"dtype", "torch.float32"}}}}};
     for (const Json& each : in) {
       if (each.is_number()) made["saved"].push_back(each);
     }
@@ -41,10 +37,8 @@ CapturedModules program(std::int64_t batch, std::int64_t sequence, bool again = 
   int x = add("embedding", "pos", {"pos.weight", 0}, tokens * kWidth, {});
   x = add("add", "", {x, add("embedding", "emb", {"emb.weight", 0}, tokens * kWidth, {})}, tokens * kWidth, {});
   const int c = add("mm", "cond", {x, "cond.weight"}, batch * kWidth, product);
-  Json parameters = {{"emb.weight", {{"shape", {kWords, kWidth}}}},
-                     {"pos.weight", {{"shape", {1, kWidth}}}},
-                     {"cond.weight", {{"shape", {kWidth, kWidth}}}},
-                     {"norm.weight", {{"shape", {kWidth}}}}};
+  Json parameters = {{"emb.weight", {{"shape", {kWords, kWidth}}}}, {"pos.weight", {{"shape", {1, kWidth}}}},
+      {"cond.weight", {{"shape", {kWidth, kWidth}}}}, {"norm.weight", {{"shape", {kWidth}}}}};
   std::vector<std::string> blocks;
   int first = c, beside = 0;
   for (const std::string list : {"a", "b"}) {
@@ -71,12 +65,8 @@ CapturedModules program(std::int64_t batch, std::int64_t sequence, bool again = 
   operations.back()["saved"] = operations.back()["backward"] = Json::array();
   operations.back()["out"] = {{{"tensor", next}, {"elements", 1}, {"dtype", "torch.float32"}}};
   CapturedModules made = {.path = "modules.json", .document = {}, .batch = batch, .sequence = sequence};
-  made.document = {{"class", "Net"},
-                   {"block_list", "a"},
-                   {"blocks", blocks},
-                   {"parameters", parameters},
-                   {"given", {{"0", {{"elements", tokens}, {"dtype", "torch.int64"}}}}},
-                   {"operations", operations}};
+  made.document = {{"class", "Net"}, {"block_list", "a"}, {"blocks", blocks}, {"parameters", parameters},
+      {"given", {{"0", {{"elements", tokens}, {"dtype", "torch.int64"}}}}}, {"operations", operations}};
   return made;
 }
 
@@ -156,9 +146,8 @@ TEST(ModuleModel, WhatTheAllocatorAndTheParametersSay) {
   EXPECT_NE(std::ranges::find(made.saved, made.outputs[0]), made.saved.end());
 }
 
-// A result that nothing reads has no gradient, nor have its weights; labels may be of any integers;
-// a product's workspace is what it took at its peak, though its bias' gradient was made behind
-// that.
+// A result that nothing reads has no gradient, nor have its weights; labels may be of any integers; a product's
+// workspace is what it took at its peak, though its bias' gradient was made behind that.
 TEST(ModuleModel, WhatHasNoGradient) {
   std::vector<CapturedModules> captures = {program(64, 16), program(128, 16)};
   constexpr std::int64_t kEach = 8192, kBias = 4 * kWidth;

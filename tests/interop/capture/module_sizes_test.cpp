@@ -15,7 +15,7 @@ using ShapesOfEach = std::vector<std::vector<std::int64_t>>;
 // Two captures: 2 samples of 256 positions, 4 of 512.
 Json said_of(const ShapesOfEach& shapes) {
   const std::vector<CapturedModules> captures = {{.path = "", .document = {}, .batch = 2, .sequence = 256},
-                                                 {.path = "", .document = {}, .batch = 4, .sequence = 512}};
+      {.path = "", .document = {}, .batch = 4, .sequence = 512}};
   std::vector<std::int64_t> counts;
   for (const auto& shape : shapes) {
     counts.push_back(1);
@@ -37,8 +37,7 @@ std::int64_t elements_said(const Json& said, std::int64_t batch, std::int64_t se
 }
 
 TEST(ModuleSizes, WhatAStrideLeavesIsALine) {
-  // Patches of eight, all but the last; rows of all words but the last; a kernel of ten, every
-  // fifth.
+  // Patches of eight, all but the last; rows of all words but the last; a kernel of ten, every fifth.
   EXPECT_EQ(elements_said(said_of({{2, 31, 64}, {4, 63, 64}}), 3, 1024), 3 * (1024 / 8 - 1) * 64);
   EXPECT_EQ(elements_said(said_of({{2 * 255, 9}, {4 * 511, 9}}), 3, 1024), 3 * 1023 * 9);
   EXPECT_EQ(elements_said(said_of({{2, 256 + 49, 9}, {4, 512 + 49, 9}}), 3, 1024), 3 * (1024 + 49) * 9);

@@ -29,8 +29,8 @@ Cluster cluster_of(const Plan& plan) {
 }
 
 bool is_listed(const ImportLedger& ledger, Mapping mapping, const std::string& what) {
-  return std::ranges::any_of(ledger,
-                             [&](const ImportEntry& e) { return e.mapping == mapping && e.what.starts_with(what); });
+  return std::ranges::any_of(
+      ledger, [&](const ImportEntry& e) { return e.mapping == mapping && e.what.starts_with(what); });
 }
 
 const ImportEntry& entry(const ImportLedger& ledger, const std::string& what) {
@@ -55,8 +55,8 @@ ForeignPlan deepspeed(const std::string& text) { return read_deepspeed(parse_jso
 
 // import(export(plan)) is the plan, or the ledger says which key is not. `holds`: keys (or
 // prefixes) that the format must bring back.
-void expect_round_trip(const Plan& plan, const ModelSpec& model, const Exported& file, Read read,
-                       const Strings& holds) {
+void expect_round_trip(
+    const Plan& plan, const ModelSpec& model, const Exported& file, Read read, const Strings& holds) {
   PlanDocument base;
   base.plan.model = plan.model;
   base.given["model"] = {PlanLayer::kSet, {}};
@@ -92,23 +92,9 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackWhatItHolds, ()) {
   const Plan plan = fsdp2_of(step);
   const Cluster cluster = cluster_of(plan);
   const Exported file = export_torchtitan({plan, step.model, cluster});
-  Strings holds = {"runtime",
-                   "batch.sequence",
-                   "batch.micro_batch",
-                   "batch.accumulation",
-                   "mesh.shard",
-                   "mesh.replicate",
-                   "dtype.param",
-                   "dtype.reduce",
-                   "dtype.master",
-                   "offload",
-                   "optimizer.learning_rate",
-                   "optimizer.beta",
-                   "optimizer.warmup_steps",
-                   "optimizer.implementation",
-                   "compile",
-                   "float8",
-                   "float8_all_gather"};
+  Strings holds = {"runtime", "batch.sequence", "batch.micro_batch", "batch.accumulation", "mesh.shard",
+      "mesh.replicate", "dtype.param", "dtype.reduce", "dtype.master", "offload", "optimizer.learning_rate",
+      "optimizer.beta", "optimizer.warmup_steps", "optimizer.implementation", "compile", "float8", "float8_all_gather"};
   if (plan.optimizer.clip_norm) holds.push_back("optimizer.clip_norm");
   expect_round_trip(plan, step.model, file, titan, holds);
   std::erase_if(holds, [](const auto& key) { return std::string_view(key).starts_with("float8"); });
@@ -142,7 +128,7 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackEveryDegree, ()) {
   Strings holds = {"mesh.shard", "mesh.replicate", "batch.micro_batch", "tensor_parallel.loss"};
   if (plan.mesh.pp > 1) {
     for (const char* key : {"mesh.pp", "batch.accumulation", "pipeline.schedule", "pipeline.stages_per_rank",
-                            "pipeline.microbatches", "pipeline.first_stage_less_layers"}) {
+             "pipeline.microbatches", "pipeline.first_stage_less_layers"}) {
       holds.push_back(key);
     }
   }
@@ -155,8 +141,8 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackEveryDegree, ()) {
   std::erase_if(holds, [](const auto& key) {  // gone since April and June 2026
     return key == std::string_view("mesh.etp") || key == std::string_view("tensor_parallel.loss");
   });
-  expect_round_trip(plan, step.model, export_torchtitan_registry({plan, step.model, cluster_of(plan)}), registry,
-                    holds);
+  expect_round_trip(
+      plan, step.model, export_torchtitan_registry({plan, step.model, cluster_of(plan)}), registry, holds);
 }
 
 RC_GTEST_PROP(ForeignPlanProperty, AccelerateBringsBackWhatItHolds, ()) {
@@ -198,9 +184,9 @@ RC_GTEST_PROP(ForeignPlanProperty, DeepSpeedBringsBackWhatItHolds, ()) {
   const Cluster cluster = cluster_of(plan);
   const Exported file = export_deepspeed({plan, step.model, cluster});
   expect_round_trip(plan, step.model, file, deepspeed,
-                    {"runtime", "batch.micro_batch", "batch.accumulation", "dtype.param", "dtype.reduce",
-                     "optimizer.clip_norm", "zero.overlap_comm", "zero.reduce_bucket_size",
-                     "zero.stage3_prefetch_bucket_size", "zero.offload", "optimizer.learning_rate"});
+      {"runtime", "batch.micro_batch", "batch.accumulation", "dtype.param", "dtype.reduce", "optimizer.clip_norm",
+          "zero.overlap_comm", "zero.reduce_bucket_size", "zero.stage3_prefetch_bucket_size", "zero.offload",
+          "optimizer.learning_rate"});
 }
 
 // --- reading ---
@@ -417,7 +403,7 @@ TEST(DeepSpeed, TakesFloatsAndLeavesAutoToTheTrainer) {
   EXPECT_FALSE(plan.has("batch.micro_batch"));
   EXPECT_EQ(entry(plan.ledger, "train_micro_batch_size_per_gpu").mapping, Mapping::kDefaulted);
   EXPECT_EQ(entry(plan.ledger, "zero_optimization.overlap_com").why,
-            "unknown key; did you mean zero_optimization.overlap_comm?");
+      "unknown key; did you mean zero_optimization.overlap_comm?");
   EXPECT_EQ(entry(plan.ledger, "gradient_clipping").line, 7);
 }
 

@@ -65,9 +65,9 @@ TEST(ReadMegatron, ExpertsGraphsAndDispatchers) {
   EXPECT_EQ(whole.value("expert_parallel.dispatcher"), "deepep");
   EXPECT_NO_THROW(document_of(PlanDocument{}, whole));
   for (const auto& [words, loss] :
-       {std::pair{"cross_entropy_loss_fusion: false, cross_entropy_fusion_impl: te", "eager"},
-        {"cross_entropy_loss_fusion: true, cross_entropy_fusion_impl: native", "compiled"},
-        {"cross_entropy_fusion_impl: te", "fused"}}) {
+      {std::pair{"cross_entropy_loss_fusion: false, cross_entropy_fusion_impl: te", "eager"},
+          {"cross_entropy_loss_fusion: true, cross_entropy_fusion_impl: native", "compiled"},
+          {"cross_entropy_fusion_impl: te", "fused"}}) {
     EXPECT_EQ(job(words).value("loss"), loss);
   }
   EXPECT_EQ(job("cuda_graph_impl: transformer_engine").value("megatron.cuda_graphs"), "modules");
@@ -149,8 +149,8 @@ model: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 8,
   EXPECT_EQ(plan.value("pipeline.schedule"), "Interleaved1F1B");
   EXPECT_EQ(plan.value("pipeline.last_stage_less_layers"), "1");
   EXPECT_FALSE(plan.has("pipeline.first_stage_less_layers"));  // 0, as by default
-  EXPECT_EQ(read("model: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 8}").value("pipeline.schedule"),
-            "");
+  EXPECT_EQ(
+      read("model: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 8}").value("pipeline.schedule"), "");
 }
 
 TEST(ReadMegatron, BadInputIsNamed) {

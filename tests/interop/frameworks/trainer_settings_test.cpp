@@ -44,10 +44,9 @@ TEST(TrainerSettings, LlamaFactoryCheckpointsByItselfAndRunsUnderDdp) {
   const ForeignPlan plan = trainer(kFactory);
   EXPECT_EQ(plan.format, "LLaMA-Factory");
   expect(plan,
-         "model Qwen/Qwen3-8B; stack hf_trainer; trainer transformers; runtime ddp; "
-         "dtype.param bf16; dtype.master; batch.sequence 4096; batch.micro_batch 2; "
-         "batch.accumulation 8; batch.padded true; recompute full; recompute_reentrant "
-         "true; lora.rank");
+      "model Qwen/Qwen3-8B; stack hf_trainer; trainer transformers; runtime ddp; dtype.param bf16; dtype.master; "
+      "batch.sequence 4096; batch.micro_batch 2; batch.accumulation 8; batch.padded true; recompute full; "
+      "recompute_reentrant true; lora.rank");
   document_of(PlanDocument{}, plan);
 
   const ForeignPlan pure = trainer(std::string(kFactory) +
@@ -71,8 +70,8 @@ TEST(TrainerSettings, WhatDeepSpeedLeavesToTheTrainerIsTheTrainers) {
   EXPECT_EQ(why(plan, "gradient_accumulation_steps: 4"), "LLaMA-Factory's settings say 8");
   fill_buckets(1000, plan);
   expect(plan,
-         "zero.reduce_bucket_size 1000000; zero.stage3_prefetch_bucket_size 900000; "
-         "zero.stage3_param_persistence_threshold");
+      "zero.reduce_bucket_size 1000000; zero.stage3_prefetch_bucket_size 900000; "
+      "zero.stage3_param_persistence_threshold");
   document_of(PlanDocument{}, plan);
 }
 
@@ -88,14 +87,12 @@ TEST(TrainerSettings, AccelerateSaysTheRuntimeBesideThem) {
       read_accelerate(parse_yaml("distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\n"
                                  "fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP,\n"
                                  "  fsdp_reshard_after_forward: true}\n",
-                                 "accelerate.yaml"));
+          "accelerate.yaml"));
   // Accelerate keeps the head whole, which "always" would not.
   EXPECT_FALSE(sharding.has("reshard_after_forward"));
   const ForeignPlan plan = trainer(kFactory, &sharding);
   // which LLaMA-Factory asks for; LLaMA-Factory switches it off under FSDP2.
-  expect(plan,
-         "runtime fsdp2; trainer accelerate@1.13; recompute full; recompute_reentrant; "
-         "dtype.reduce bf16");
+  expect(plan, "runtime fsdp2; trainer accelerate@1.13; recompute full; recompute_reentrant; dtype.reduce bf16");
   document_of(PlanDocument{}, plan);
 }
 
@@ -117,8 +114,8 @@ sample_packing: true
   EXPECT_EQ(plan.format, "Axolotl");
   // adapters are fp32.
   expect(plan,
-         "batch.sequence 8192; dtype.master; attention fa2; optimizer.kind adamw-8bit; "
-         "lora.rank 32; lora.targets all-linear; lora.base nf4; recompute_reentrant true");
+      "batch.sequence 8192; dtype.master; attention fa2; optimizer.kind adamw-8bit; "
+      "lora.rank 32; lora.targets all-linear; lora.base nf4; recompute_reentrant true");
   document_of(PlanDocument{}, plan);
 
   // Tables and norms are fp32, unless flash attention needs them cast.
@@ -140,8 +137,8 @@ dp_replicate_size: 2
 optimizer: muon
 )");
   expect(fsdp,
-         "runtime fsdp2; reshard_after_forward never; units.blocks own; mesh.shard 4; "
-         "mesh.replicate 2; dtype.master bf16");
+      "runtime fsdp2; reshard_after_forward never; units.blocks own; mesh.shard 4; "
+      "mesh.replicate 2; dtype.master bf16");
   EXPECT_EQ(why(fsdp, "optimizer: muon"), "another optimizer, taken as AdamW");
   document_of(PlanDocument{}, fsdp);
 }
@@ -151,9 +148,7 @@ TEST(TrainerSettings, TrlsDefaultsAreNotTransformers) {
       "model_name_or_path: Qwen/Qwen2.5-0.5B\nlearning_rate: 0.0001\nuse_peft: true\n"
       "max_length: 2048\nlora_target_modules: [q_proj, v_proj]\n");
   EXPECT_EQ(trl.format, "TRL");
-  expect(trl,
-         "dtype.param bf16; recompute full; loss tiled-linear; batch.micro_batch 8; "
-         "lora.rank 16");
+  expect(trl, "dtype.param bf16; recompute full; loss tiled-linear; batch.micro_batch 8; lora.rank 16");
   EXPECT_EQ(trl.value("lora.targets"), R"(["q_proj","v_proj"])");
   // PEFT's adapters are fp32, whatever was loaded.
   expect(trl, "lora.base master; dtype.master");
@@ -180,7 +175,7 @@ TEST(TrainerSettings, ThePluginsCheckpointsAreOthers) {
         parse_yaml("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2,\n"
                    "  fsdp_activation_checkpointing: " +
                        std::string(checkpoints) + "}\n",
-                   "accelerate.yaml"));
+            "accelerate.yaml"));
   };
   const ForeignPlan off = plugin("false"), on = plugin("true");
   EXPECT_EQ(trainer(kFactory, &off).value("recompute"), "full");
@@ -201,15 +196,15 @@ TEST(TrainerSettings, AdaptersUnderFullyShardAreEachCodesOwn) {
       read_accelerate(parse_yaml("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n"
                                  "parallelism_config: {parallelism_config_dp_shard_size: 4,\n"
                                  "  parallelism_config_cp_size: 2, parallelism_config_tp_size: 2}\n",
-                                 "accelerate.yaml"));
+          "accelerate.yaml"));
   const std::string trl =
       "model_name_or_path: a/b\nlearning_rate: 0.1\nmax_length: 512\n"
       "use_peft: true\nload_in_4bit: true\n";
   expect(trainer(trl, &sharding),
-         "lora.base nf4-master; ignored packed; units.adapters_alone; mesh.shard 4; "
-         "mesh.cp 2; mesh.replicate 2; batch.sequence 512");
+      "lora.base nf4-master; ignored packed; units.adapters_alone; mesh.shard 4; "
+      "mesh.cp 2; mesh.replicate 2; batch.sequence 512");
   expect(trainer(trl + "dtype: bfloat16\nbnb_4bit_quant_storage: bfloat16\n", &sharding),
-         "lora.base nf4; ignored; dtype.master bf16");
+      "lora.base nf4; ignored; dtype.master bf16");
   const std::string axolotl = "base_model: a/b\nmicro_batch_size: 1\nadapter: lora\n";
   expect(trainer(axolotl, &sharding), "lora.fused true; units.adapters_alone true; lora.base");
   expect(trainer(axolotl + "lora_mlp_kernel: false\n", &sharding), "lora.fused false");
@@ -235,8 +230,7 @@ TEST(TrainerSettings, PreferencesAreTwoAnswersBesideAReference) {
   const ForeignPlan full = trainer(std::string(kFactory) + "stage: dpo\n");
   // 2 prompts.
   expect(full,
-         "batch.micro_batch 4; reference whole; dtype.reference bf16; loss "
-         "log-probabilities; loss_in_forward false");
+      "batch.micro_batch 4; reference whole; dtype.reference bf16; loss log-probabilities; loss_in_forward false");
   document_of(PlanDocument{}, full);
 
   std::string adapters(kFactory);
@@ -263,7 +257,7 @@ TEST(TrainerSettings, PreferencesAreTwoAnswersBesideAReference) {
   // Of rewards the head is another; beside TRL's of values that of words has no gradient.
   expect(trainer(trl, nullptr, "reward"), "batch.micro_batch 16; head scores; reference");
   expect(trainer(std::string(kFactory) + "stage: rm\n"),
-         "head values; ddp.find_unused_parameters true; batch.micro_batch 4");
+      "head values; ddp.find_unused_parameters true; batch.micro_batch 4");
   expect(trainer("model: a/b\ntask_type: seq_cls\ntuner_type: full\nnum_labels: 3\n"), "head scores; head.scores 3");
 }
 
@@ -279,13 +273,13 @@ TEST(TrainerSettings, SwiftHasSettingsOfRuntimesByName) {
   };
   // Adapters by default, without dropout beside a reference; 16 sequences a step; outputs are fp32.
   expect(on("", 4),
-         "runtime ddp; dtype.param bf16; batch.micro_batch 2; batch.accumulation 4; lora.rank 8; "
-         "lora.targets all-linear; lora.dropout 0; lora.modules_to_save [embedding]; reference "
-         "base; recompute full; recompute_reentrant; loss eager-compute; logits held");
+      "runtime ddp; dtype.param bf16; batch.micro_batch 2; batch.accumulation 4; lora.rank 8; "
+      "lora.targets all-linear; lora.dropout 0; lora.modules_to_save [embedding]; reference "
+      "base; recompute full; recompute_reentrant; loss eager-compute; logits held");
   expect(on("", 1), "ddp.bucket_cap_mb 0; recompute_reentrant true");
   expect(on("deepspeed: zero2\ntuner_type: full\n", 4),
-         "runtime zero2; zero.reduce_bucket_size 200000000; dtype.master; lora.rank; logits; "
-         "recompute_reentrant true; reference whole");
+      "runtime zero2; zero.reduce_bucket_size 200000000; dtype.master; lora.rank; logits; "
+      "recompute_reentrant true; reference whole");
   expect(on("fsdp: fsdp2\ngradient_checkpointing: false\n", 4), "runtime fsdp2; recompute full; recompute_reentrant");
   expect(on("tuner_type: full\ntorch_dtype: float16\n", 4), "dtype.param fp16; dtype.master fp16");
 }
@@ -304,21 +298,21 @@ swift rlhf \
     --learning_rate=1e-4 --packing
 swift export --packing no
 )",
-                                              "train.sh");
+      "train.sh");
   EXPECT_EQ(root.at("target_modules").elements().size(), 2U);
   EXPECT_EQ(root.at("target_modules").key_location().line, 8);
   EXPECT_EQ(root.at("packing").text(), "true");
   const ForeignPlan plan = read_trainer(root, nullptr);
   expect(plan,
-         "model Qwen/Qwen3-8B; recompute_reentrant true; batch.accumulation; lora.rank 8; "
-         "optimizer.learning_rate 0.0001; reference base");
+      "model Qwen/Qwen3-8B; recompute_reentrant true; batch.accumulation; lora.rank 8; "
+      "optimizer.learning_rate 0.0001; reference base");
   EXPECT_TRUE(why(plan, "gradient_accumulation_steps: auto").starts_with("\"auto\""));
   const ConfigNode trl =
       read_trainer_script("accelerate launch --config_file a.yaml dpo.py --model_name_or_path a/b --max_length 8", "t");
   EXPECT_FALSE(trl.has("config_file"));
   EXPECT_EQ(trl.at("max_length").as_int(), 8);
   expect(read_trainer(read_trainer_script("trl dpo --use_peft --max_length 8", "t"), nullptr),
-         "reference base; lora.rank 16");
+      "reference base; lora.rank 16");
 }
 
 TEST(TrainerSettings, SwitchesThatAreOffAreInTheLedger) {
@@ -342,8 +336,8 @@ TEST(TrainerSettings, TargetsAreThoseThatTheModelHas) {
     return plan.value("lora.targets");
   };
   EXPECT_EQ(targets("[q_proj, x_proj]"), "[self_attn.q_proj]");
-  EXPECT_EQ(targets(R"('model.language_model.layers.[\d]+.(mlp|self_attn).(up|q)_proj')"),
-            "[mlp.up_proj, self_attn.q_proj]");
+  EXPECT_EQ(
+      targets(R"('model.language_model.layers.[\d]+.(mlp|self_attn).(up|q)_proj')"), "[mlp.up_proj, self_attn.q_proj]");
   EXPECT_EQ(targets("all-linear"), "all-linear");
   EXPECT_EQ(targets("'nothing.*'"), "");
 }
@@ -367,9 +361,9 @@ batch_size: 2
 )";
   const ForeignPlan plan = recipe(text, 8);
   expect(plan,
-         "model llama3_1_8b; trainer torchtune; runtime fsdp2; batch.micro_batch 2; optimizer.kind "
-         "paged-adamw; optimizer.in_backward true; units.head own; units.embedding; lora.base nf4; "
-         R"(lora.targets ["q_proj","o_proj","gate_proj","up_proj","down_proj"])");
+      "model llama3_1_8b; trainer torchtune; runtime fsdp2; batch.micro_batch 2; optimizer.kind "
+      "paged-adamw; optimizer.in_backward true; units.head own; units.embedding; lora.base nf4; "
+      R"(lora.targets ["q_proj","o_proj","gate_proj","up_proj","down_proj"])");
   EXPECT_TRUE(why(plan, "custom_sharded_layers").starts_with("a part"));
   expect(recipe(text, 1), "runtime ddp; ddp.bucket_cap_mb 0");
 }
@@ -381,13 +375,13 @@ devices: 4
 train: {global_batch_size: 64, max_norm: 0.5}
 )";
   expect(recipe(full, 0),
-         "model Llama-2-7b-hf; runtime fsdp1; recompute full; batch.global 64; dtype.master bf16; "
-         "optimizer.clip_norm 0.5; fsdp1.hybrid_shard false; lora.rank; logits");
+      "model Llama-2-7b-hf; runtime fsdp1; recompute full; batch.global 64; dtype.master bf16; "
+      "optimizer.clip_norm 0.5; fsdp1.hybrid_shard false; lora.rank; logits");
   expect(recipe(full, 1), "runtime ddp; recompute");  // the cluster's, not the file's
   expect(recipe(full + "lora_r: 8\nlora_query: true\nlora_key: false\n", 1),
-         R"(logits kept; lora.rank 8; lora.targets ["q_proj"])");
+      R"(logits kept; lora.rank 8; lora.targets ["q_proj"])");
   expect(recipe("model_name: pythia-14m\ndevices: auto\ntrain: {}\n", 0),
-         "model pythia-14m; runtime fsdp1; compile model");
+      "model pythia-14m; runtime fsdp1; compile model");
 }
 
 TEST(Recipes, NanotronsDegreesAndGradients) {
@@ -397,9 +391,9 @@ parallelism: {dp: 4, pp: 2, tp: 2, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER, tp_
 tokens: {micro_batch_size: 2, batch_accumulation_per_replica: 8, sequence_length: 4096}
 )";
   expect(recipe(text, 16),
-         "runtime megatron@0.5; stack nanotron; mesh.shard 4; mesh.tp 2; mesh.pp 2; pipeline.schedule 1F1B; "
-         "tensor_parallel.sequence true; tensor_parallel.keeps_gathered true; megatron.distributed_optimizer true; "
-         "megatron.bucket_size 13107200; dtype.reduce fp32; optimizer.clip_norm none; batch.accumulation 8");
+      "runtime megatron@0.5; stack nanotron; mesh.shard 4; mesh.tp 2; mesh.pp 2; pipeline.schedule 1F1B; "
+      "tensor_parallel.sequence true; tensor_parallel.keeps_gathered true; megatron.distributed_optimizer true; "
+      "megatron.bucket_size 13107200; dtype.reduce fp32; optimizer.clip_norm none; batch.accumulation 8");
 }
 
 }

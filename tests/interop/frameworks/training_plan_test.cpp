@@ -165,8 +165,8 @@ using Words = std::map<std::string, std::vector<std::string>>;
 Words words_of_columns() {
   Words words;
   for (const char* column : {"arch", "attention_kernel", "norm_impl", "rope_impl", "residual_dtype", "loss_impl",
-                             "gather_dtype", "reduction_dtype", "master_dtype", "optimizer_impl", "recompute",
-                             "compile", "fp8", "embedding_unit", "prefetch_kind", "offload"}) {
+           "gather_dtype", "reduction_dtype", "master_dtype", "optimizer_impl", "recompute", "compile", "fp8",
+           "embedding_unit", "prefetch_kind", "offload"}) {
     for (const std::string_view word : words_of_column(column)) {
       words[column].emplace_back(word == "every_K" ? "every_3" : word);
     }
@@ -179,8 +179,8 @@ TEST(TrainingRows, EveryWordOfTheGrammarBecomesAPlan) {
   Words words = words_of_columns();
   for (const auto& [column, all] : words) ASSERT_GE(all.size(), 2U) << column;
   words["forward_prefetch"] = words["limit_all_gathers"] = {"0", "1"};
-  words["stack"] = {"composer_2022",   "composer_2023_10", "torchtitan_2024",
-                    "torchtitan_2025", "internevo",        "nobody_knows"};
+  words["stack"] = {
+      "composer_2022", "composer_2023_10", "torchtitan_2024", "torchtitan_2025", "internevo", "nobody_knows"};
   for (const std::string& runtime : kRuntimes) {
     for (const auto& [column, all] : words) {
       for (const std::string& word : all) {
@@ -349,8 +349,7 @@ TEST(TrainingRows, AVersionThatIsNotPublishedIsThatOfTheDate) {
   EXPECT_EQ(training_job(row_of(cells)).resolved.plan.runtime.version, "2.5");
 }
 
-// Optimizers partitioned by a code of its own with fused kernels: Megatron-Core's. DeepSpeed's and
-// InternEvo's are not.
+// Optimizers partitioned by a code of its own with fused kernels: Megatron-Core's. DeepSpeed's and InternEvo's are not.
 TEST(TrainingRows, ACodeWithoutPresetMayHaveADistributedOptimizer) {
   Cells cells = unknown_run("zero1");
   cells["norm_impl"] = "rms_fused";
@@ -368,7 +367,7 @@ TEST(TrainingRows, ACodeWithoutPresetMayHaveADistributedOptimizer) {
 TEST(TrainingRows, MegatronMayGatherItsWeightsInFp8) {
   Cells cells = unknown_run("zero1");
   for (const char* cell : {"norm_impl=rms_fused", "optimizer_impl=adamw_fused", "fp8_all_gather=1", "rope_impl=fused",
-                           "loss_impl=fused", "gpu=b200"}) {
+           "loss_impl=fused", "gpu=b200"}) {
     const std::string text = cell;
     cells[text.substr(0, text.find('='))] = text.substr(text.find('=') + 1);
   }
@@ -381,8 +380,7 @@ TEST(TrainingRows, MegatronMayGatherItsWeightsInFp8) {
   EXPECT_FALSE(gathers("mxfp8"));
 }
 
-// Norm, rotary embedding and loss by hand: so are SwiGLU and the joined products; fp8 is
-// TransformerEngine's.
+// Norm, rotary embedding and loss by hand: so are SwiGLU and the joined products; fp8 is TransformerEngine's.
 TEST(TrainingRows, CodesThatFuseByHandFuseMore) {
   Cells cells = unknown_run("zero1");
   cells["norm_impl"] = "rms_fused";

@@ -66,10 +66,9 @@ ModelSpec without_training(ModelSpec model) {
 // The same model as the zoo's, from the file that its authors publish.
 TEST(HfConfigTest, PublishedConfigsGiveTheZoosModels) {
   for (const std::string name :
-       {"llama-3.1-8b",     "mistral-7b-v0.3",   "qwen2.5-0.5b",  "qwen3-0.6b",   "gpt2",
-        "mpt-7b",           "mixtral-8x7b",      "deepseek-v3",   "bert-base",    "falcon-7b",
-        "deepseek-v2-lite", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "roberta-base", "falcon-40b",
-        "gemma-2b",         "gemma-2-2b",        "phi-4",         "pythia-6.9b",  "starcoder2-3b"}) {
+      {"llama-3.1-8b", "mistral-7b-v0.3", "qwen2.5-0.5b", "qwen3-0.6b", "gpt2", "mpt-7b", "mixtral-8x7b", "deepseek-v3",
+          "bert-base", "falcon-7b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "roberta-base",
+          "falcon-40b", "gemma-2b", "gemma-2-2b", "phi-4", "pythia-6.9b", "starcoder2-3b"}) {
     HfConfig file = read_hf_config(config(name + ".json"));
     const bool encoder = file.dims.bidirectional;  // trained with dropout in the zoo, too
     if (!encoder) file.dims.dropout = file.dims.embedding_dropout = false;
@@ -110,8 +109,8 @@ TEST(HfConfigTest, ClassesAndActivationsOfFurtherFamilies) {
   EXPECT_TRUE(typed("phi", "Phi", "").numerics.gelu_new);
   EXPECT_FALSE(typed("phi", "Phi", "\"hidden_act\": \"gelu\", ").numerics.gelu_tanh);
   EXPECT_THROW(typed("arcee", "Llama", ""), Error);
-  EXPECT_EQ(typed("exaone", "Llama", "\"num_key_value_heads\": 4, \"activation_function\": \"silu\", ").family,
-            "llama");
+  EXPECT_EQ(
+      typed("exaone", "Llama", "\"num_key_value_heads\": 4, \"activation_function\": \"silu\", ").family, "llama");
   EXPECT_THROW(typed("exaone", "Exaone", "\"num_key_value_heads\": 4, \"activation_function\": \"relu\", "), Error);
   EXPECT_THROW(typed("olmo", "Olmo", "\"clip_qkv\": 8.0, "), Error);
   EXPECT_EQ(typed("cwm", "Cwm", "\"num_key_value_heads\": 4, ").windowed_layers, std::vector<std::int64_t>{1});
@@ -165,7 +164,7 @@ TEST(HfConfigTest, RopeScalingIsReadWhereItIsComputed) {
   EXPECT_EQ(read(R"({"rope_type": "default"})"), RopeScaling());
   EXPECT_EQ(read("null"), RopeScaling());
   for (const char* other : {R"({"rope_type": "yarn", "factor": 4.0})", R"({"type": "linear"})",
-                            R"({"rope_type": "llama3", "factor": 8.0})", R"({"mrope_section": [16, 24, 24]})"}) {
+           R"({"rope_type": "llama3", "factor": 8.0})", R"({"mrope_section": [16, 24, 24]})"}) {
     EXPECT_EQ(read(other).kind, Kind::kOther) << other;
   }
   expect_failure(llama(R"("rope_scaling": {"type": "linear", "factor": -1},)"), "factor");
@@ -174,9 +173,9 @@ TEST(HfConfigTest, RopeScalingIsReadWhereItIsComputed) {
 }
 
 TEST(HfConfigTest, EveryKeyIsInTheLedgerOnce) {
-  for (const std::string name :
-       {"mpt-7b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2-lite", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "bert-base",
-        "roberta-base", "gemma-2b", "gemma-2-2b", "phi-4", "pythia-6.9b", "falcon-7b", "falcon-40b", "starcoder2-3b"}) {
+  for (const std::string name : {"mpt-7b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2-lite", "qwen1.5-moe-a2.7b",
+           "qwen3-30b-a3b", "bert-base", "roberta-base", "gemma-2b", "gemma-2-2b", "phi-4", "pythia-6.9b", "falcon-7b",
+           "falcon-40b", "starcoder2-3b"}) {
     const std::filesystem::path path = config(name + ".json");
     const HfConfig read = read_hf_config(path);
     for (const std::string& key : read_json_file(path).keys()) {
@@ -208,29 +207,26 @@ TEST(HfConfigTest, WhichLayersHaveExperts) {
   EXPECT_EQ(dense("mixtral", "\"num_key_value_heads\": 4,"), Layers{});
   // Every second layer from the second on, but not the last one.
   EXPECT_EQ(dense("qwen2_moe", "\"decoder_sparse_step\": 2, \"mlp_only_layers\": [5], \"num_key_value_heads\": 4,"),
-            (Layers{0, 2, 4, 5}));
+      (Layers{0, 2, 4, 5}));
   EXPECT_EQ(dense("qwen3_moe", "\"num_key_value_heads\": 4,"), Layers{});
   EXPECT_EQ(dense("deepseek_v3", ""), (Layers{0, 1, 2}));
-  EXPECT_EQ(dense("deepseek_v2",
-                  "\"first_k_dense_replace\": 1, \"moe_layer_freq\": 2, "
-                  "\"num_experts_per_tok\": 2,"),
-            (Layers{0, 1, 3, 5}));
+  EXPECT_EQ(dense("deepseek_v2", "\"first_k_dense_replace\": 1, \"moe_layer_freq\": 2, \"num_experts_per_tok\": 2,"),
+      (Layers{0, 1, 3, 5}));
   EXPECT_EQ(dense("mellum",
-                  "\"num_experts\": 8, \"num_experts_per_tok\": 2, "
-                  "\"mlp_layer_types\": [\"dense\", \"sparse\", \"sparse\", \"dense\", "
-                  "\"sparse\", \"sparse\"],"),
-            (Layers{0, 3}));
+                "\"num_experts\": 8, \"num_experts_per_tok\": 2, \"mlp_layer_types\": [\"dense\", \"sparse\", "
+                "\"sparse\", \"dense\", \"sparse\", \"sparse\"],"),
+      (Layers{0, 3}));
   expect_failure(family("qwen2_moe", "\"mlp_only_layers\": [6], \"num_key_value_heads\": 4,"), "mlp_only_layers");
 }
 
 TEST(HfConfigTest, ImpossibleExperts) {
   expect_failure(family("mixtral", "\"num_local_experts\": 4, \"num_experts_per_tok\": 5, \"num_key_value_heads\": 4,"),
-                 "config.json:2:48: num_experts_per_tok: every token goes to 5 of 4 experts");
+      "config.json:2:48: num_experts_per_tok: every token goes to 5 of 4 experts");
   expect_failure(family("mixtral", "\"num_local_experts\": 0, \"num_key_value_heads\": 4,"), "num_local_experts");
   expect_failure(family("deepseek_v2", ""), "num_experts_per_tok");
   expect_failure(family("deepseek_v3", "\"kv_lora_rank\": 0,"), "kv_lora_rank");
-  expect_failure(family("deepseek_v3", "\"num_key_value_heads\": 2,"),
-                 "latent attention has keys and values of every head");
+  expect_failure(
+      family("deepseek_v3", "\"num_key_value_heads\": 2,"), "latent attention has keys and values of every head");
   expect_failure(family("deepseek_v3", "\"scoring_func\": \"softmax\","), "scoring_func");
 }
 
@@ -284,7 +280,7 @@ TEST(HfConfigTest, HeadsOfScoresOfEncodersAndOfTokens) {
   using Names = std::vector<std::string>;
   const ModelSpec bert = build_hf_model(headed("bert", "BertForSequenceClassification"));
   EXPECT_EQ(names(last(bert)),
-            (Names{"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"}));
+      (Names{"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"}));
   EXPECT_EQ(last(bert).domain.positions, 1);
   EXPECT_EQ(last(bert).numel(), bert.hidden * bert.hidden + bert.hidden + 2 * bert.hidden + 2);
   const ModelSpec xlm = build_hf_model(headed("xlm-roberta", "XLMRobertaForSequenceClassification"));
@@ -331,7 +327,7 @@ TEST(HfConfigTest, EncodersOfOtherBlocksAndStacksWithPositions) {
   EXPECT_EQ(count(R"("model_type": "megatron-bert")"), 15'238'656);
   EXPECT_EQ(count(R"("model_type": "rembert", "input_embedding_size": 128,
                      "output_embedding_size": 768)"),
-            16'811'264);
+      16'811'264);
   EXPECT_EQ(count(R"("model_type": "albert", "num_hidden_groups": 1)"), 3'878'784);
   EXPECT_EQ(count(R"("model_type": "apertus", "num_key_value_heads": 4)"), 15'733'768);
   const std::string text = "{\"vocab_size\": 4096, \"d_model\": 512, \"dropout\": 0.1, \"ffn_dim\": 2048, ";
@@ -345,7 +341,7 @@ TEST(HfConfigTest, EncodersOfOtherBlocksAndStacksWithPositions) {
   expect_failure(bart + "2048, \"encoder_layerdrop\": 0.1}", "left out at random");
   expect_failure(R"({"model_type": "albert", "inner_group_num": 2, )" +
                      family("x", "").substr(family("x", "").find("\"hidden_size")),
-                 "inner_group_num");
+      "inner_group_num");
 }
 
 // ModernBERT: every third block attends to all, the others to 64 positions on either side; the
@@ -382,7 +378,7 @@ TEST(HfConfigTest, ArchitectureNamesTheFamilyWithoutModelType) {
   EXPECT_EQ(parse(R"({"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 4,
                       "n_layer": 2, "vocab_size": 100})")
                 .dims.family,
-            "gpt2");
+      "gpt2");
   expect_failure("{\"hidden_size\": 64}", "neither model_type nor architectures");
 }
 
@@ -424,9 +420,7 @@ TEST(HfConfigTest, WhichLayersAttendWithinAWindow) {
   EXPECT_EQ(oss.window, 128);
   EXPECT_EQ(oss.windowed_layers, (Layers{0, 2, 4}));
   // Chunks where positions are: every fourth layer of Llama 4 has none.
-  const ModelDims llama4 = dims("llama4", experts +
-                                              "\"attention_chunk_size\": 1024, "
-                                              "\"intermediate_size_mlp\": 128,");
+  const ModelDims llama4 = dims("llama4", experts + "\"attention_chunk_size\": 1024, \"intermediate_size_mlp\": 128,");
   EXPECT_EQ(llama4.window, 1024);
   EXPECT_EQ(llama4.windowed_layers, (Layers{0, 1, 2, 4, 5}));
   const ModelDims qwen =
@@ -466,8 +460,7 @@ TEST(HfConfigTest, EncoderAndDecoder) {
   expect_failure("{\"feed_forward_proj\": \"tanh\", " + t5 + "}", "feed_forward_proj");
   // The class's sizes: google/mt5-small.
   EXPECT_EQ(build("{\"model_type\": \"mt5\"}").parameters(), 300176768);
-  // Of the classes on the meta device (transformers 5.17), tables of positions that nobody trains
-  // among them.
+  // Of the classes on the meta device (transformers 5.17), tables of positions that nobody trains among them.
   EXPECT_EQ(build("{\"model_type\": \"pegasus\"}").parameters(), 406287360);
   EXPECT_EQ(build("{\"model_type\": \"marian\"}").parameters(), 414307328);
   EXPECT_EQ(build("{\"model_type\": \"blenderbot\"}").parameters(), 2696268800);
@@ -483,11 +476,9 @@ TEST(HfConfigTest, MptVariants) {
   EXPECT_EQ(learned.positions, Positions::kLearned);
   EXPECT_EQ(learned.position_rows, 2048);
   EXPECT_TRUE(learned.mlp_bias);
-  EXPECT_EQ(parse("{\"attn_config\": {\"attn_type\": \"grouped_query_attention\", "
-                  "\"kv_n_heads\": 2}, " +
-                  mpt)
-                .dims.kv_heads,
-            2);
+  EXPECT_EQ(
+      parse("{\"attn_config\": {\"attn_type\": \"grouped_query_attention\", \"kv_n_heads\": 2}, " + mpt).dims.kv_heads,
+      2);
   expect_failure("{\"attn_config\": {\"rope\": true}, " + mpt, "rotary positions");
   expect_failure("{\"attn_config\": {\"qk_ln\": true}, " + mpt, "attn_config.qk_ln");
 }
@@ -501,12 +492,10 @@ TEST(HfConfigTest, UnsupportedModels) {
   expect_failure("{\"model_type\": \"rwkv\"}", "foreshard-null --gpu h100 --config");
   expect_failure("{\"model_type\": \"lama\"}", "did you mean llama");
   expect_failure("{\"architectures\": [\"BertModel\"]}", "architecture \"BertModel\" is not supported");
-  expect_failure(
-      "{\"architectures\": [\"T5ForTokenClassification\"], "
-      "\"model_type\": \"t5\"}",
+  expect_failure("{\"architectures\": [\"T5ForTokenClassification\"], \"model_type\": \"t5\"}",
       "architecture \"T5ForTokenClassification\"");
   expect_failure("{\"architectures\": [\"T5ForSequenceClassification\"], \"model_type\": \"t5\"}",
-                 "architecture \"T5ForSequenceClassification\"");
+      "architecture \"T5ForSequenceClassification\"");
   expect_failure(llama("\"num_local_experts\": 8,"), "mixtures of experts are not supported");
   expect_failure(llama("\"hidden_act\": \"gelu\","), "activation \"gelu\" is not supported");
 }
@@ -544,26 +533,24 @@ TEST(HfConfigTest, LayersOfSeveralKinds) {
   const std::string mixers = "\"mamba_n_heads\": 8, \"mamba_d_head\": 64";
   const std::string hybrid =
       attention +
-      "\"model_type\": \"nemotron_h\", \"head_dim\": 32, \"intermediate_size\": 512, "
-      "\"mamba_num_heads\": 8, \"mamba_head_dim\": 64, \"n_groups\": 2, \"n_routed_experts\": 8, "
-      "\"moe_latent_size\": 64, \"moe_intermediate_size\": 128, "
-      "\"moe_shared_expert_intermediate_size\": 192, ";
+      "\"model_type\": \"nemotron_h\", \"head_dim\": 32, \"intermediate_size\": 512, \"mamba_num_heads\": 8, "
+      "\"mamba_head_dim\": 64, \"n_groups\": 2, \"n_routed_experts\": 8, \"moe_latent_size\": 64, "
+      "\"moe_intermediate_size\": 128, \"moe_shared_expert_intermediate_size\": 192, ";
   EXPECT_EQ(parameters(hybrid + "\"hybrid_override_pattern\": \"M-*E\""), 1'669'912);
   EXPECT_EQ(parameters(hybrid + "\"layers_block_type\": [\"mamba\", \"mlp\", \"attention\", \"moe\"]"), 1'669'912);
-  EXPECT_EQ(parameters("\"model_type\": \"mamba2\", \"num_hidden_layers\": 1, \"num_heads\": 8, "
-                       "\"head_dim\": 64"),
-            1'445'400);
+  EXPECT_EQ(parameters("\"model_type\": \"mamba2\", \"num_hidden_layers\": 1, \"num_heads\": 8, \"head_dim\": 64"),
+      1'445'400);
   EXPECT_EQ(parameters(attention + mixers +
                        ", \"model_type\": \"bamba\", \"num_hidden_layers\": 2, "
                        "\"attn_layer_indices\": [1], \"intermediate_size\": 512"),
-            2'028'312);
+      2'028'312);
   EXPECT_EQ(parameters(attention + mixers +
                        ", \"model_type\": \"granitemoehybrid\", \"num_hidden_layers\": 2, "
                        "\"layer_types\": [\"mamba\", \"attention\"], \"intermediate_size\": 128, "
                        "\"shared_intermediate_size\": 192, \"num_local_experts\": 4"),
-            2'325'272);
+      2'325'272);
   expect_failure("{\"vocab_size\": 1000, \"hidden_size\": 256, " + hybrid + "\"hybrid_override_pattern\": \"MQ\"}",
-                 "a layer that is not known");
+      "a layer that is not known");
 }
 
 // The same of linear attention and short convolutions, in layers that the file lists or the class.
@@ -587,18 +574,14 @@ TEST(HfConfigTest, LinearAttentionAndConvolutions) {
       "model_type": "kimi_linear", )";
   const std::string lfm2 = R"("num_key_value_heads": 2, "model_type": "lfm2)";
   const std::string convolutions = R"(, "layer_types": ["conv", "full_attention", "conv", "conv"])";
-  const std::pair<std::string, std::int64_t> kParameters[] = {
-      {qwen + R"("qwen3_next")", 5'919'344},
-      {qwen + R"("qwen3_next", "mlp_only_layers": [1])", 5'376'368},
-      {qwen + R"("qwen3_5_moe_text")", 5'919'344},
-      {dense + types, 3'747'440},
-      {heads + R"("num_key_value_heads": 4, "model_type": "olmo_hybrid")", 3'747'824},
+  const std::pair<std::string, std::int64_t> kParameters[] = {{qwen + R"("qwen3_next")", 5'919'344},
+      {qwen + R"("qwen3_next", "mlp_only_layers": [1])", 5'376'368}, {qwen + R"("qwen3_5_moe_text")", 5'919'344},
+      {dense + types, 3'747'440}, {heads + R"("num_key_value_heads": 4, "model_type": "olmo_hybrid")", 3'747'824},
       {kimi + R"("linear_num_heads": 8, "linear_head_dim": 32)" + types, 4'587'704},
       {kimi + R"("linear_attn_config": {"full_attn_layers": [4], "num_heads": 8, "head_dim": 32,
                                         "short_conv_kernel_size": 4})",
-       4'587'704},
-      {lfm2 + "\"" + convolutions, 2'816'640},
-      {lfm2 + R"(", "full_attn_idxs": [1], "block_ff_dim": 512)", 2'816'640},
+          4'587'704},
+      {lfm2 + "\"" + convolutions, 2'816'640}, {lfm2 + R"(", "full_attn_idxs": [1], "block_ff_dim": 512)", 2'816'640},
       {lfm2 + R"(", "conv_bias": true, "block_auto_adjust_ff_dim": false)" + convolutions, 2'820'480},
       {experts + lfm2 + "_moe\"" + convolutions, 3'607'168}};
   for (const auto& [rest, parameters] : kParameters) {
@@ -610,9 +593,8 @@ TEST(HfConfigTest, LinearAttentionAndConvolutions) {
 TEST(HfConfigTest, Overflow) {
   const TemporaryFolder folder;
   const auto path = folder.write("config.json",
-                                 "{\"model_type\": \"llama\", \"hidden_size\": 1000000000, "
-                                 "\"num_attention_heads\": 8, \"num_hidden_layers\": 90000, "
-                                 "\"intermediate_size\": 1000000000, \"vocab_size\": 1000}");
+      "{\"model_type\": \"llama\", \"hidden_size\": 1000000000, \"num_attention_heads\": 8, \"num_hidden_layers\": "
+      "90000, \"intermediate_size\": 1000000000, \"vocab_size\": 1000}");
   try {
     build_hf_model(read_hf_config(path));
     FAIL();

@@ -51,8 +51,8 @@ TEST(HfVisionTest, DefaultsAreHuggingFaces) {
   EXPECT_EQ(parameters(R"({"model_type": "clip"})"), 151'277'313);
   EXPECT_EQ(parameters(R"({"model_type": "llava"})"), 7'063'427'072 - 2 * 64 * 4096);
   EXPECT_EQ(parameters(R"({"model_type": "vit"})"), 86'567'656 - 998 * 769);
-  EXPECT_EQ(parameters(R"({"model_type": "vit", "id2label": {"0": "cat", "1": "dog", "2": "cow"}})"),
-            86'567'656 - 997 * 769);
+  EXPECT_EQ(
+      parameters(R"({"model_type": "vit", "id2label": {"0": "cat", "1": "dog", "2": "cow"}})"), 86'567'656 - 997 * 769);
   // Of each class on the meta device (transformers 5.17).
   EXPECT_EQ(parameters(R"({"model_type": "deit"})"), 85'801'730);
   EXPECT_EQ(parameters(R"({"model_type": "vit_msn"})"), 85'800'194);
@@ -80,14 +80,14 @@ TEST(HfVisionTest, WhatIsNotModelledIsAnError) {
   expect_failure("{\"model_type\": \"clip\",\n \"vision_config\": {\"attention_dropout\": 0.1}}", "2:41", "dropout");
   expect_failure("{\"model_type\": \"vit\",\n \"architectures\": [\"ViTModel\"]}", "2:20", "ViTForImageClassification");
   expect_failure("{\"model_type\": \"vit\",\n \"patch_size\": -16}", "2:16", "-16");
-  expect_failure("{\"model_type\": \"clip\",\n \"text_config\": {\"hidden_act\": \"gelu\"}}", "2:32",
-                 "different activations");
+  expect_failure(
+      "{\"model_type\": \"clip\",\n \"text_config\": {\"hidden_act\": \"gelu\"}}", "2:32", "different activations");
   expect_failure("{\"model_type\": \"llava\",\n \"vision_feature_layer\": -1}", "2:26", "-2");
-  expect_failure("{\"model_type\": \"llava\",\n \"vision_config\": {\"model_type\": \"siglip\"}}", "2:34",
-                 "clip_vision_model");
+  expect_failure(
+      "{\"model_type\": \"llava\",\n \"vision_config\": {\"model_type\": \"siglip\"}}", "2:34", "clip_vision_model");
   expect_failure("{\"model_type\": \"llava\",\n \"image_seq_length\": 577}", "2:22", "576");
-  expect_failure("{\"model_type\": \"llava\",\n \"text_config\": {\"model_type\": \"mamba\"}}", "2:32",
-                 "not supported");
+  expect_failure(
+      "{\"model_type\": \"llava\",\n \"text_config\": {\"model_type\": \"mamba\"}}", "2:32", "not supported");
 }
 
 }

@@ -66,10 +66,9 @@ TEST(TrainingLog, AccelerateHasABar) {
 TEST(TrainingLog, OutOfMemoryOfBothForms) {
   const TrainingLog now = read_training_log(
       "step: 1 of none\n"
-      "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 17.37 GiB. GPU 0 has a total "
-      "capacity of 31.50 GiB of which 9.48 GiB is free. Including non-PyTorch memory, this process "
-      "has 21.9 GiB memory in use. Of the allocated memory 20.91 GiB is allocated by PyTorch, and "
-      "833.28 MiB is reserved by PyTorch but unallocated.\n");
+      "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 17.37 GiB. GPU 0 has a total capacity of 31.50 "
+      "GiB of which 9.48 GiB is free. Including non-PyTorch memory, this process has 21.9 GiB memory in use. Of the "
+      "allocated memory 20.91 GiB is allocated by PyTorch, and 833.28 MiB is reserved by PyTorch but unallocated.\n");
   ASSERT_TRUE(now.out_of_memory);
   EXPECT_EQ(now.out_of_memory->line, 2);
   EXPECT_NEAR(now.out_of_memory->tried, 17.37 * kGiB, 1);
@@ -78,13 +77,11 @@ TEST(TrainingLog, OutOfMemoryOfBothForms) {
   EXPECT_NEAR(*now.out_of_memory->reserved_unallocated, 833.28 * 1024 * 1024, 1);
   EXPECT_EQ(now.out_of_memory->others, 0);
   EXPECT_EQ(now.words, "step: 1 of none\n\n");  // the message is figures, not words
-  // Of two processes that are known by number alone, the one that PyTorch's 21.7 GiB are of is its
-  // own.
+  // Of two processes that are known by number alone, the one that PyTorch's 21.7 GiB are of is its own.
   const TrainingLog shared = read_training_log(
-      "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 31.50 GiB of "
-      "which 1.10 GiB is free. Process 71 has 7.50 GiB memory in use. Process 90 has 22.90 GiB "
-      "memory in use. Of the allocated memory 20.91 GiB is allocated by PyTorch, and 833.28 MiB is "
-      "reserved by PyTorch but unallocated.\n");
+      "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 31.50 GiB of which 1.10 GiB is "
+      "free. Process 71 has 7.50 GiB memory in use. Process 90 has 22.90 GiB memory in use. Of the allocated memory "
+      "20.91 GiB is allocated by PyTorch, and 833.28 MiB is reserved by PyTorch but unallocated.\n");
   EXPECT_NEAR(shared.out_of_memory->others, 7.5 * kGiB, 1);
   const TrainingLog named = read_training_log(
       "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 31.50 GiB of "

@@ -11,8 +11,7 @@
 namespace foreshard::nccl_log_test {
 namespace {
 
-// 8 ranks on 2 hosts, an all_gather: busbw = 7/8 algbw. 1 MiB in 50 us: 20.97 GB/s; 2 MiB in 80 us:
-// 26.21 GB/s.
+// 8 ranks on 2 hosts, an all_gather: busbw = 7/8 algbw. 1 MiB in 50 us: 20.97 GB/s; 2 MiB in 80 us: 26.21 GB/s.
 const std::string kDevices = [] {
   std::string text = "# Using devices\n";
   for (int rank = 0; rank < 8; ++rank) {
@@ -30,9 +29,8 @@ const std::string kRows =
     "     1048576         32768     float    none      -1    50.00   20.97   18.35      0    49.0  "
     " "
     "21.40   18.72      0\n"
-    "     2097152         65536     float    none      -1    80.00   26.21   22.94      0    79.0  "
-    " "
-    "26.55   23.23      0\n";
+    "     2097152         65536     float    none      -1    80.00   26.21   22.94      0    79.0   26.55   23.23      "
+    "0\n";
 const std::string kLog =
     "# nccl-tests version 2.17.6 nccl-headers=22809 nccl-library=22703\n"
     "# Collective test starting: all_gather_perf\n"
@@ -159,7 +157,7 @@ TEST(NcclLog, DevicesWithoutAHostAreOnOneNode) {
       parse_nccl_tests(R"({"args": ["all_gather_perf"], "config": {"devices": [{"device_info": "NVIDIA H100"},)"
                        R"( {"device_info": "NVIDIA H100"}]}, "results": [{"size": 1048576,)"
                        R"( "out_of_place": {"time": 50.0, "alg_bw": 20.97, "bus_bw": 10.5}}]})",
-                       "log.json");
+          "log.json");
   ASSERT_EQ(tests.sweeps.size(), 1U);
   EXPECT_EQ(tests.sweeps[0].ranks, 2);
   EXPECT_EQ(tests.sweeps[0].nodes, 1);

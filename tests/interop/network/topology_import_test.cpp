@@ -200,12 +200,12 @@ TEST(SlurmTopology, SaysWhereItIsWrongAndBetweenWhom) {
   expect_slurm("SwitchName=a\n", "t.conf:1", "neither nodes nor switches");
   expect_slurm("# nothing\n", "t.conf:1", "no switch with nodes");
   expect_slurm("SwitchName=l Nodes=n1\nSwitchName=a Switches=b\nSwitchName=b Switches=a,l\n", "t.conf:2",
-               "a is above itself, by way of b");
+      "a is above itself, by way of b");
   expect_slurm("SwitchName=a Nodes=n[1-4]\nSwitchName=b Nodes=n4\n", "t.conf:2", "n4 hangs on a and on b");
   expect_slurm("SwitchName=a Nodes=n1\nSwitchName=b Switches=c\n", "t.conf:2", "not there, c");
   expect_slurm("SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2\n", "t.conf:2", "first in line 1");
-  expect_slurm("SwitchName=a Nodes=n1\nSwitchName=b Switches=a\nSwitchName=c Switches=a\n", "t.conf:3",
-               "a hangs on b and on c");
+  expect_slurm(
+      "SwitchName=a Nodes=n1\nSwitchName=b Switches=a\nSwitchName=c Switches=a\n", "t.conf:3", "a hangs on b and on c");
 }
 
 TEST(SlurmTopology, AllocationsThatCannotBeAreNamed) {
@@ -293,7 +293,7 @@ TEST(NodeLabels, MakeATreeOfTheirLevels) {
   };
   const std::string text =
       fmt::format(R"({{"kind": "List", "items": [{}, {}, {}, {{"metadata": {{"name": "cpu"}}}}]}})",
-                  node("n1", "l1", "s1"), node("n2", "l2", "s1"), node("n3", "l3", "s2"));
+          node("n1", "l1", "s1"), node("n2", "l2", "s1"), node("n3", "l3", "s2"));
   ASSERT_EQ(topology_format(text), TopologyFormat::kNodeLabels);
   const TopologyImport import = parse_node_labels(text, "nodes.json");
   EXPECT_EQ(import.machine, "h100-sxm");
@@ -317,11 +317,10 @@ TEST(NodeLabels, ReadEc2Placements) {
 
 TEST(NcclGraphs, GiveTheOrderOfTheRing) {
   const std::string text =
-      "<graphs version=\"1\"><graph id=\"0\" pattern=\"4\" nchannels=\"2\">"
-      "<channel><net dev=\"0\"/><gpu dev=\"0\"/><gpu dev=\"2\"/><gpu dev=\"1\"/><gpu dev=\"3\"/>"
-      "<net dev=\"1\"/></channel>"
-      "<channel><gpu dev=\"3\"/><gpu dev=\"1\"/><gpu dev=\"2\"/><gpu dev=\"0\"/></channel>"
-      "</graph><graph id=\"1\" pattern=\"1\"/></graphs>";
+      "<graphs version=\"1\"><graph id=\"0\" pattern=\"4\" nchannels=\"2\"><channel><net dev=\"0\"/><gpu "
+      "dev=\"0\"/><gpu dev=\"2\"/><gpu dev=\"1\"/><gpu dev=\"3\"/><net dev=\"1\"/></channel><channel><gpu "
+      "dev=\"3\"/><gpu dev=\"1\"/><gpu dev=\"2\"/><gpu dev=\"0\"/></channel></graph><graph id=\"1\" "
+      "pattern=\"1\"/></graphs>";
   ASSERT_EQ(topology_format(text), TopologyFormat::kNcclGraphs);
   const TopologyImport import = parse_nccl_graphs(text, "graph.xml");
   ASSERT_EQ(import.network.rings.size(), 2U);
@@ -336,12 +335,9 @@ TEST(NcclGraphs, GiveTheOrderOfTheRing) {
   EXPECT_EQ(cluster.layout->rings[0].leaves, 1);
   EXPECT_EQ(cluster.layout->rings[1].leaves, -1);
   EXPECT_NE(refusal([] {
-              parse_nccl_graphs(
-                  "<graphs><graph id=\"0\"><channel><gpu dev=\"1\"/></channel></graph>"
-                  "</graphs>",
-                  "g");
-            }),
-            "");
+    parse_nccl_graphs("<graphs><graph id=\"0\"><channel><gpu dev=\"1\"/></channel></graph></graphs>", "g");
+  }),
+      "");
 }
 
 TEST(TopologyImports, SeveralNodesMatricesAreSeveralNodes) {

@@ -11,8 +11,7 @@
 namespace foreshard {
 namespace {
 
-// nd: what the rules were written by; nd_more: recorded by the same recorder to find what they
-// lack.
+// nd: what the rules were written by; nd_more: recorded by the same recorder to find what they lack.
 std::vector<Conformance> recorded() {
   std::vector<Conformance> rows;
   for (const char* name : {"nd", "nd_more"}) {

@@ -61,35 +61,23 @@ TEST(HfCases, MoreCasesAreForecastAsWell) {
 // of which the plan says what somebody would type.
 TEST(HfCases, PresetsAreWhatTheirCodesDo) {
   // docs/stacks.md says what of each no plan says.
-  const std::map<std::string, double> most = {
-      {"composer_full", 0.01},
-      {"drawn_3_t5_plain", 0.003},
-      {"drawn_3_15_trl_hunyuan_v1_moe", 0.008},
-      {"drawn_3_31_accelerate_cwm", 0.006},
-      {"drawn_11_11_accelerate_granite", 0.006},
-      {"drawn_11_17_trainer_t5", 0.007},
+  const std::map<std::string, double> most = {{"composer_full", 0.01}, {"drawn_3_t5_plain", 0.003},
+      {"drawn_3_15_trl_hunyuan_v1_moe", 0.008}, {"drawn_3_31_accelerate_cwm", 0.006},
+      {"drawn_11_11_accelerate_granite", 0.006}, {"drawn_11_17_trainer_t5", 0.007},
       {"drawn_12_09_trainer_dots1", 0.021},  // one cast of modules_to_save too many
       {"drawn_13_08_trainer_xlm_roberta", 0.006},
       {"drawn_13_11_trl_dpo_ddp_glm", 0.02},  // TRL's loss over more tokens than a tile
-      {"drawn_14_05_trainer_tok_roberta", 0.003},
-      {"drawn_14_06_accelerate_qa_llama", 0.003},
+      {"drawn_14_05_trainer_tok_roberta", 0.003}, {"drawn_14_06_accelerate_qa_llama", 0.003},
       {"drawn_14_29_accelerate_seq_qwen2", 0.005},
       {"drawn_16_05_trainer_nemotron", 0.004},  // cuDNN takes masks: joined heads are copied
       {"drawn_17_12_accelerate_t5", 0.006},     // its cache, and the encoder's output in fp32
-      {"drawn_18_08_accelerate_llama4", 0.007},
-      {"drawn_19_19_accelerate_m2m_100", 0.003},
+      {"drawn_18_08_accelerate_llama4", 0.007}, {"drawn_19_19_accelerate_m2m_100", 0.003},
       {"drawn_17_18_accelerate_llava", 0.004},  // AdamW has no states of its last vision block
-      {"drawn_21_trainer_bart_zero3", 0.007},
-      {"drawn_25_ulysses_accelerate", 0.004},
+      {"drawn_21_trainer_bart_zero3", 0.007}, {"drawn_25_ulysses_accelerate", 0.004},
       {"launch_ax_lora_ddp", 0.008},  // the first block's input wants a gradient
-      {"launch_lf_lora_fsdp2", 0.003},
-      {"launch_trl_lora_ddp_bf16", 0.008},
-      {"launch_tt_full", 0.008},
+      {"launch_lf_lora_fsdp2", 0.003}, {"launch_trl_lora_ddp_bf16", 0.008}, {"launch_tt_full", 0.008},
       {"launch_tt_lora", 0.004},  // cuBLASLt's workspaces
-      {"ordered_bert", 0.004},
-      {"titan3_ep_tp", 0.004},
-      {"titan3_never", 0.004},
-      {"titan3_tied_cp", 0.021},
+      {"ordered_bert", 0.004}, {"titan3_ep_tp", 0.004}, {"titan3_never", 0.004}, {"titan3_tied_cp", 0.021},
       {"titan3_tp", 0.003}};
   const ConformanceFolder folder = conform_hf_cases(kCases.parent_path() / "preset_cases", {});
   ASSERT_EQ(folder.rows.size(), 107U);

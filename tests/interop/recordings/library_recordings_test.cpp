@@ -19,12 +19,12 @@ class LibraryRecordings : public testing::Test {
  protected:
   LibraryRecordings() {
     write("events.csv",
-          "config,step,micro,seq,kind,unit,bytes_in,bytes_out,dtype,group,note\n"
-          "a,1,0,4,all_reduce,,8,8,int32,world,op=SUM\n"
-          "a,3,0,0,forward_begin,layers.0,0,0,,,\n");
+        "config,step,micro,seq,kind,unit,bytes_in,bytes_out,dtype,group,note\n"
+        "a,1,0,4,all_reduce,,8,8,int32,world,op=SUM\n"
+        "a,3,0,0,forward_begin,layers.0,0,0,,,\n");
     write("buckets.csv",
-          "config,phase,index,kind,n_params,bytes,dtype,extra,params\n"
-          "a,step1,0,ddp_bucket,2,512,float32,is_last=1,norm.weight;lm_head.weight\n");
+        "config,phase,index,kind,n_params,bytes,dtype,extra,params\n"
+        "a,step1,0,ddp_bucket,2,512,float32,is_last=1,norm.weight;lm_head.weight\n");
     configure("");
   }
   void write(const std::string& name, const std::string& text) { root_.write(name, text); }
@@ -36,9 +36,8 @@ class LibraryRecordings : public testing::Test {
       return "\"" + text + "\"";
     };
     write("index.csv",
-          "config,lib,model,world,rank,pg,ranks_recorded,ranks_agree,steps,accum,options,status,"
-          "error,rows,facts\na," +
-              lib + ",m,8,3,null,1,1,3,2," + quoted(std::move(options)) + ",ok,,2," + quoted(facts) + "\n");
+        "config,lib,model,world,rank,pg,ranks_recorded,ranks_agree,steps,accum,options,status,error,rows,facts\na," +
+            lib + ",m,8,3,null,1,1,3,2," + quoted(std::move(options)) + ",ok,,2," + quoted(facts) + "\n");
   }
   LibraryJob job() const { return read_library_job(RecordingFolder(root_.path()), 0); }
   std::string refusal() const {
@@ -101,7 +100,7 @@ TEST_F(LibraryRecordings, StrategiesAreMeshes) {
 
 TEST_F(LibraryRecordings, DeepSpeedsOptionsCarryItsNames) {
   record("zero",
-         R"({"zero": {"stage": 3, "stage3_prefetch_bucket_size": 5, "overlap_comm": false,
+      R"({"zero": {"stage": 3, "stage3_prefetch_bucket_size": 5, "overlap_comm": false,
              "offload_optimizer": {"device": "cpu"}}, "precision": "fp16", "clip": 1.0})");
   const Plan plan = job().plan;
   EXPECT_EQ(plan.runtime.kind, RuntimeKind::kZero3);

@@ -1,5 +1,4 @@
-// Whole steps of stages: 96 ranks of 39 configurations, recorded from PyTorch 2.11
-// (tests/recordings/README.md).
+// Whole steps of stages: 96 ranks of 39 configurations, recorded from PyTorch 2.11 (tests/recordings/README.md).
 #include <gtest/gtest.h>
 
 #include "interop/recordings/pipeline_tables.h"

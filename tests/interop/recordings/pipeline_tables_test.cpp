@@ -18,8 +18,8 @@ namespace {
 const std::filesystem::path kTables = FORESHARD_SOURCE_DIR "/tests/recordings/pipelines";
 
 // The row `id` of the tables with one text of a file replaced.
-ConformanceFolder conform_changed(const std::string& id, const char* file, const std::string& from,
-                                  const std::string& to) {
+ConformanceFolder conform_changed(
+    const std::string& id, const char* file, const std::string& from, const std::string& to) {
   const TemporaryFolder folder;
   std::filesystem::copy(kTables, folder.path());
   std::stringstream text;

@@ -142,9 +142,8 @@ TEST_F(RecordedJobTest, BlocksThatAreFrozenOrRecomputed) {
 
 TEST_F(RecordedJobTest, TheOtherKnobs) {
   const Plan p = plan(
-      "forward_prefetch,backward_prefetch,async_unshard,offload,ignore_norms,clip,optimizer,"
-      "divide_factor,force_sum,eval_forward,reduce_scatter_buffers,separate_reduce_scatter_group,"
-      "embed_unshard_in_backward",
+      "forward_prefetch,backward_prefetch,async_unshard,offload,ignore_norms,clip,optimizer,divide_factor,force_sum,"
+      "eval_forward,reduce_scatter_buffers,separate_reduce_scatter_group,embed_unshard_in_backward",
       "2,1,True,True,True,True,adamw_fused,2.0,True,True,3,True,False");
   EXPECT_EQ(p.prefetch.forward, 2);
   EXPECT_EQ(p.prefetch.backward, 1);
@@ -176,8 +175,8 @@ TEST_F(RecordedJobTest, WhatNoPlanExpressesIsNamed) {
   };
   EXPECT_EQ(refusal("frozen", "last_half"), "no plan expresses frozen = 'last_half'");
   EXPECT_EQ(refusal("optimizer", "lion"), "no plan expresses optimizer = 'lion'");
-  EXPECT_EQ(refusal("layers", "4", R"([{"id": "x", "tensor_parallel": 2}])"),
-            "the setting 'tensor_parallel' is not known");
+  EXPECT_EQ(
+      refusal("layers", "4", R"([{"id": "x", "tensor_parallel": 2}])"), "the setting 'tensor_parallel' is not known");
   EXPECT_THROW(job("layers", "four"), ConfigError);
 }
 

@@ -46,8 +46,8 @@ class RecordingsTest : public testing::Test {
 };
 
 const std::string kEvents =
-    "config,step,seq,microbatch,kind,unit,stream,bytes_in,bytes_out,dtype,group,cause,state,on,"
-    "mem_D,mem_CI,mem_RS,mem_AR,mem_host\n";
+    "config,step,seq,microbatch,kind,unit,stream,bytes_in,bytes_out,dtype,group,cause,state,on,mem_D,mem_CI,mem_RS,mem_"
+    "AR,mem_host\n";
 const std::string kMemory = "config,step,seq,microbatch,kind,unit,total,peak_since_previous_row,input,other\n";
 
 TEST_F(RecordingsTest, CellsAsPythonWritesThem) {
@@ -74,13 +74,13 @@ TEST_F(RecordingsTest, CellsOutliveAMove) {
 TEST_F(RecordingsTest, ErrorsSayWhere) {
   EXPECT_EQ(failure([] { CsvFile("", "f.csv"); }), "f.csv:1:1: is empty; expected a header line");
   EXPECT_EQ(failure([] { CsvFile("a,b\n1,2\n3\n", "f.csv"); }),
-            "f.csv:3:1: the row has 1 cells; expected 2 as in the header");
+      "f.csv:3:1: the row has 1 cells; expected 2 as in the header");
   EXPECT_EQ(failure([] { CsvFile("a,b\n1,x\"y\n", "f.csv"); }).substr(0, 36), "f.csv:2:4: a quote inside a cell; ex");
   EXPECT_EQ(failure([] { CsvFile("a,b\n1,\"y\n", "f.csv"); }),
-            "f.csv:2:3: a quoted cell does not end; expected a closing quote");
+      "f.csv:2:3: a quoted cell does not end; expected a closing quote");
   const CsvFile csv("step,seq\n1,2\n\"a\nb\",2\n12,4x\n", "f.csv");
-  EXPECT_EQ(failure([&] { csv.integer(2, 1); }),
-            "f.csv:5:4: seq: '4x' is not a whole number; expected for example 4096");
+  EXPECT_EQ(
+      failure([&] { csv.integer(2, 1); }), "f.csv:5:4: seq: '4x' is not a whole number; expected for example 4096");
   EXPECT_EQ(failure([&] { csv.integer(1, 0); }).substr(0, 10), "f.csv:3:1:");
   EXPECT_EQ(failure([&] { csv.at("seqq"); }), "f.csv:1:1: seqq: there is no such column; did you mean seq?");
   const CsvFile big("a\n9223372036854775808\n", "f.csv");
@@ -103,19 +103,18 @@ TEST_F(RecordingsTest, FoldersByNumberWithoutGloo) {
 
 TEST_F(RecordingsTest, ReadsEveryTable) {
   write("r/index.csv",
-        "id,layers,torch,events_per_step,step1_order_equals_step2,step1_peak,step2_peak,"
-        "step2_peak_RS,step2_end\nx,3,2.11.0,1,False,700,800,100,600\n");
+      "id,layers,torch,events_per_step,step1_order_equals_step2,step1_peak,step2_peak,step2_peak_RS,step2_end\nx,3,2."
+      "11.0,1,False,700,800,100,600\n");
   write_packed("r/events.csv.gz", kEvents +
                                       "x,1,1,0,step_begin,,D,,,,,,,,1,2,3,4,5\n"
                                       "y,2,1,,step_begin,,D,,,,,,,,9,9,9,9,9\n"
-                                      "x,2,1,,reduce_scatter,norm+output,RS,8,1,fp32,shard:8,c,s,AVG,1,2,3,4,"
-                                      "5\n");
+                                      "x,2,1,,reduce_scatter,norm+output,RS,8,1,fp32,shard:8,c,s,AVG,1,2,3,4,5\n");
   write("r/memory.csv", kMemory + "x,1,1,0,step_begin,,7,8,5,2\n");
   write("r/peaks.csv", "config,step,category,bytes_at_total_peak,own_peak\nx,2,input,3,4\n");
   write("r/units.csv", "config,unit,params,numel,shard_numel,shard_numel_padded\nx,layers.0,9,80,10,12\n");
   write("r/allocations.csv",
-        "config,step,after_seq,sign,bytes,pool,category,unit,operator\n"
-        "x,1,1,+,513,D,input,,randint\nx,1,2,-,513,D,input,u,free\n");
+      "config,step,after_seq,sign,bytes,pool,category,unit,operator\n"
+      "x,1,1,+,513,D,input,,randint\nx,1,2,-,513,D,input,u,free\n");
   const Recording r = read("r", "x");
   EXPECT_EQ(r.version, "2.11.0");
   EXPECT_FALSE(r.first_step_order_equal);
@@ -125,7 +124,7 @@ TEST_F(RecordingsTest, ReadsEveryTable) {
   EXPECT_EQ(e.step, 2);
   EXPECT_EQ(e.microbatch, -1);
   EXPECT_EQ(e.kind + e.unit + e.stream + e.dtype + e.group + e.cause + e.state + e.on,
-            "reduce_scatternorm+outputRSfp32shard:8csAVG");
+      "reduce_scatternorm+outputRSfp32shard:8csAVG");
   EXPECT_EQ(e.bytes_in, 8);
   EXPECT_EQ(e.bytes_out, 1);
   EXPECT_EQ(r.events[0].bytes_in, RecordedEvent::kBlank);
@@ -148,8 +147,7 @@ TEST_F(RecordingsTest, ReadsEveryTable) {
   EXPECT_FALSE(r.steps[0].end.has_value());
 }
 
-// Version 3 says: events are 2's without idle visits; 2 says they are 1's. Step 1 of memory has the
-// order of step 2.
+// Version 3 says: events are 2's without idle visits; 2 says they are 1's. Step 1 of memory has the order of step 2.
 TEST_F(RecordingsTest, OtherVersionsRows) {
   const std::string header = "id,torch,events_per_step,events_equal,memory_equal,peaks_equal,units_equal\n";
   write("fsdp2/index.csv", "id,torch\nx,1.0\n");
@@ -157,9 +155,9 @@ TEST_F(RecordingsTest, OtherVersionsRows) {
     return "x,2," + std::to_string(seq) + ",," + rest + ",0,0,0,0,0\n";
   };
   write("fsdp2/events.csv",
-        kEvents + event(1, "step_begin,,D,,,,,,,") + event(2, "backward_end,a,D,,,,,root_post_backward,idle,") +
-            event(3, "backward_end,a,D,,,,,autograd,idle,") +
-            event(4, "backward_end,b,D,,,,,root_post_backward,idle,") + event(5, "step_end,,D,,,,,,,"));
+      kEvents + event(1, "step_begin,,D,,,,,,,") + event(2, "backward_end,a,D,,,,,root_post_backward,idle,") +
+          event(3, "backward_end,a,D,,,,,autograd,idle,") + event(4, "backward_end,b,D,,,,,root_post_backward,idle,") +
+          event(5, "step_end,,D,,,,,,,"));
   write("fsdp2/memory.csv", kMemory + "x,1,1,0,step_begin,,1,1,0,0\n" + "x,1,2,0,backward_end,a,2,2,0,0\n" +
                                 "x,1,5,,step_end,,3,3,0,0\n" + "x,2,3,0,backward_end,a,4,4,0,0\n" +
                                 "x,2,4,0,backward_end,b,5,5,0,0\n" + "x,2,5,,step_end,,6,6,0,0\n");
@@ -190,10 +188,10 @@ TEST_F(RecordingsTest, OtherVersionsRows) {
 
   const Recording y = read("v/3.0", "y");
   EXPECT_TRUE(y.events_file.empty() && y.memory_file.empty() && y.peaks_file.empty());
-  EXPECT_NE(failure([&] { read("v/3.0", "z"); })
-                .find("v/3.0/index.csv:4:8: events_equal: the "
-                      "recording of 'z' by version 2.0 is nowhere"),
-            std::string::npos);
+  EXPECT_NE(failure([&] {
+    read("v/3.0", "z");
+  }).find("v/3.0/index.csv:4:8: events_equal: the recording of 'z' by version 2.0 is nowhere"),
+      std::string::npos);
   EXPECT_NE(failure([&] { read("v/4.0", "x"); }).find("has 3 rows of step 2; expected 4"), std::string::npos);
   EXPECT_NE(failure([&] { read("v/4.0", "c"); }).find("in a circle"), std::string::npos);
 }
@@ -225,8 +223,8 @@ TEST_F(RecordingsTest, WhatTheLibraryRefused) {
 
 TEST_F(RecordingsTest, WhatCannotBeRead) {
   write("twice/index.csv", "id\nx\nx\n");
-  EXPECT_EQ(failure([&] { library_.open(root_ / "twice"); }),
-            "twice/index.csv:3:1: id: the configuration stands twice");
+  EXPECT_EQ(
+      failure([&] { library_.open(root_ / "twice"); }), "twice/index.csv:3:1: id: the configuration stands twice");
   write("column/index.csv", "id\nx\n");
   write("column/events.csv", "config,step\nx,2\n");
   EXPECT_NE(failure([&] { read("column", "x"); }).find("seq: there is no such column"), std::string::npos);

@@ -14,8 +14,8 @@ namespace foreshard::published_words_test {
 namespace {
 
 constexpr const char* kHeader =
-    "model,gpu,n_gpus,seq,micro_batch,global_batch,dp_replicate,dp_shard,tp,cp,pp,vp,ep,recompute,"
-    "dtype,compile,async_tp,runtime,tokens_per_s_per_gpu,step_s,tflops_per_gpu,memory_gib\n";
+    "model,gpu,n_gpus,seq,micro_batch,global_batch,dp_replicate,dp_shard,tp,cp,pp,vp,ep,recompute,dtype,compile,async_"
+    "tp,runtime,tokens_per_s_per_gpu,step_s,tflops_per_gpu,memory_gib\n";
 
 CsvTable table(const std::string& rows) { return CsvTable(kHeader + rows, "published.csv"); }
 
@@ -26,9 +26,8 @@ TrainingRow row(const std::string& text) {
 }
 
 const std::string kTitan =
-    "Qwen3 14B,\"B200 180GB (8/host, NV18)\",8,4096,4,16,1,4,2,1,1,,,full,"
-    "\"bf16 (fp32 stored, fp32 reduce)\",no,no,\"torchtitan May 2026, torch 2.13.0a0+git85\","
-    "1000,,,50";
+    "Qwen3 14B,\"B200 180GB (8/host, NV18)\",8,4096,4,16,1,4,2,1,1,,,full,\"bf16 (fp32 stored, fp32 "
+    "reduce)\",no,no,\"torchtitan May 2026, torch 2.13.0a0+git85\",1000,,,50";
 
 TEST(PublishedWords, ARowSaysItsModelMeshAndCode) {
   const TrainingRow said = row(kTitan);
@@ -73,9 +72,9 @@ struct Refused {
 
 TEST(PublishedWords, WhatIsNotModelledIsRefusedByName) {
   for (const Refused& each : {Refused{",full,", ",memory budget 0.5,", "memory budget"},
-                              Refused{"torchtitan May", "Alpa May", "runtime: 'Alpa May"},
-                              Refused{"Qwen3 14B", "Nobody 3B", "model: 'Nobody 3B' is not in the zoo"},
-                              Refused{"B200 180GB", "TPU v7", "gpu: 'TPU v7"}}) {
+           Refused{"torchtitan May", "Alpa May", "runtime: 'Alpa May"},
+           Refused{"Qwen3 14B", "Nobody 3B", "model: 'Nobody 3B' is not in the zoo"},
+           Refused{"B200 180GB", "TPU v7", "gpu: 'TPU v7"}}) {
     std::string text = kTitan;
     const std::size_t at = text.find(each.from);
     ASSERT_NE(at, std::string::npos) << each.from;
@@ -147,20 +146,18 @@ TEST(PublishedWords, TablesOfMegatronBridgeLeaveTheRestToItsRecipes) {
   EXPECT_FALSE(
       said("GPT OSS 120B,DGX-GB200,64,4096,4,1280,64,1,1,1,1,,64,none,BF16", "26.02").has("recompute_modules"));
   // A cell that names modules.
-  EXPECT_EQ(said("GPT OSS 120B,DGX-GB200,64,4096,7,1280,64,1,1,1,1,,64,"
-                 "see the recipe (selective: moe_act),BF16",
-                 "26.02")
-                .word("recompute_modules"),
-            "moe_act");
+  EXPECT_EQ(
+      said("GPT OSS 120B,DGX-GB200,64,4096,7,1280,64,1,1,1,1,,64,see the recipe (selective: moe_act),BF16", "26.02")
+          .word("recompute_modules"),
+      "moe_act");
 }
 
 // Megatron-Core's distributed optimizer over axes is its own runtime; tensor parallel's collectives
 // run beside products.
 TEST(PublishedWords, MegatronsDistributedOptimizerOverAxesIsRuntimeMegatron) {
   const TrainingRow said =
-      row("Qwen3_30B_a3B,DGX-H100,16,4096,1,1024,8,1,2,1,1,,8,see the recipe,BF16,no,"
-          "\"TE userbuffers, see the recipe\",\"Megatron-Bridge 26.02 (DDP, distributed "
-          "optimizer)\",1000,,,");
+      row("Qwen3_30B_a3B,DGX-H100,16,4096,1,1024,8,1,2,1,1,,8,see the recipe,BF16,no,\"TE userbuffers, see the "
+          "recipe\",\"Megatron-Bridge 26.02 (DDP, distributed optimizer)\",1000,,,");
   const TrainingJob job = training_job(said);
   const Plan& plan = job.resolved.plan;
   EXPECT_EQ(plan.runtime.kind, RuntimeKind::kMegatron);
@@ -175,16 +172,15 @@ TEST(PublishedWords, MegatronsDistributedOptimizerOverAxesIsRuntimeMegatron) {
 // rows travel, what is reduced in, racks of which some GPUs are left alone.
 TEST(PublishedWords, MoreColumnsSayMore) {
   const std::string header =
-      "id,model,layers,arch,d_model,heads,kv_heads,d_ff,vocabulary,tied,gpu,n_gpus,seq,"
-      "micro_batch,global_batch,tp,cp,pp,ep,sequence_parallel,dispatcher,overlap,recompute,dtype,"
-      "compile,runtime,step_s\n";
+      "id,model,layers,arch,d_model,heads,kv_heads,d_ff,vocabulary,tied,gpu,n_gpus,seq,micro_batch,global_batch,tp,cp,"
+      "pp,ep,sequence_parallel,dispatcher,overlap,recompute,dtype,compile,runtime,step_s\n";
   const std::string megatron = "\"Megatron-LM (DDP, distributed optimizer)\",1\n";
   const CsvTable more(header + "A-1,Grok-1,2,,,,,,,,H100,16,4096,1,64,4,1,1,2,,deepep,no,none," +
                           "\"bf16 (fp32 stored, bf16 reduce)\",no," + megatron +
                           "A-2,ours,12,gpt,1536,16,16,6144,50304,no,H100,8,1024,1,8,2,1,1,1,no,,," + "none,fp16,no," +
                           megatron + "A-3,Qwen3 30B A3B,,,,,,,,,GB200 (4/host),128,4096,1,128,1,1,1,8,,,," +
                           "none,bf16,no," + megatron,
-                      "more.csv");
+      "more.csv");
   ASSERT_TRUE(is_training_table(more));
   const std::vector<TrainingRow> rows = read_training_rows(more);
   const TrainingJob proxy = training_job(rows[0]), own = training_job(rows[1]);
@@ -210,14 +206,14 @@ TEST(PublishedWords, RecipesOfMegatronBridgeSayGraphsAndOverlap) {
     bool overlaps;
   };
   for (const Case& each :
-       {Case{"26.06", "MXFP8", "moe_a2a_overlap True; cuda_graph_impl full_iteration", Graphs::kIteration, true},
-        Case{"26.06", "MXFP8", "cuda_graph_scope ['attn', 'moe_router']", Graphs::kModules, false},
-        Case{"26.08", "MXFP8", "routing forced balanced", Graphs::kIteration, true},
-        Case{"26.04", "MXFP8", "routing forced balanced", Graphs::kRouters, false},
-        Case{"26.08", "BF16", "routing forced balanced", Graphs::kRouters, false},
-        Case{"July 2026", "BF16", "TE CUDA graphs of moe_router", Graphs::kRouters, false},
-        Case{"26.02", "BF16", "cuda_graph_scope ['moe_router', 'moe_preprocess']", Graphs::kRouters, false},
-        Case{"July 2026", "BF16", "EP overlap on", Graphs::kNone, true}}) {
+      {Case{"26.06", "MXFP8", "moe_a2a_overlap True; cuda_graph_impl full_iteration", Graphs::kIteration, true},
+          Case{"26.06", "MXFP8", "cuda_graph_scope ['attn', 'moe_router']", Graphs::kModules, false},
+          Case{"26.08", "MXFP8", "routing forced balanced", Graphs::kIteration, true},
+          Case{"26.04", "MXFP8", "routing forced balanced", Graphs::kRouters, false},
+          Case{"26.08", "BF16", "routing forced balanced", Graphs::kRouters, false},
+          Case{"July 2026", "BF16", "TE CUDA graphs of moe_router", Graphs::kRouters, false},
+          Case{"26.02", "BF16", "cuda_graph_scope ['moe_router', 'moe_preprocess']", Graphs::kRouters, false},
+          Case{"July 2026", "BF16", "EP overlap on", Graphs::kNone, true}}) {
     const CsvTable one(
         "model,gpu,n_gpus,seq,micro_batch,global_batch,tp,ep,recompute,dtype,runtime,step_s,note\n"
         "Qwen3_30B_a3B,DGX-GB200,8,4096,4,512,1,8,none," +
@@ -230,14 +226,12 @@ TEST(PublishedWords, RecipesOfMegatronBridgeSayGraphsAndOverlap) {
   }
 }
 
-// Megatron-LM's own words for attention and for what travels over cp; a note without them leaves
-// the plan's.
+// Megatron-LM's own words for attention and for what travels over cp; a note without them leaves the plan's.
 TEST(PublishedWords, NotesOfMegatronLmSayAttentionAndExchange) {
   using Rotate = ContextParallel::Rotate;
-  for (const auto& [note, rotate] : {std::pair("cp-comm-type p2p; ", Rotate::kAllToAll),
-                                     {"cp-comm-type all_gather; ", Rotate::kAllGather},
-                                     {"cp-comm-type a2a; ", Rotate::kUlysses},
-                                     {"", ContextParallel().rotate}}) {
+  for (const auto& [note, rotate] :
+      {std::pair("cp-comm-type p2p; ", Rotate::kAllToAll), {"cp-comm-type all_gather; ", Rotate::kAllGather},
+          {"cp-comm-type a2a; ", Rotate::kUlysses}, {"", ContextParallel().rotate}}) {
     const CsvTable one(
         "model,gpu,n_gpus,seq,micro_batch,global_batch,tp,cp,recompute,dtype,runtime,step_s,note\n"
         "Llama 3.1 8B,H100 SXM,8,8192,1,8,1,8,none,bf16,Megatron-LM (DDP),6,\"" +
@@ -249,8 +243,7 @@ TEST(PublishedWords, NotesOfMegatronLmSayAttentionAndExchange) {
   }
 }
 
-// Experts of fixed capacity are captured whole; AutoModel's benchmarks run TransformerEngine's
-// kernels under FSDP2.
+// Experts of fixed capacity are captured whole; AutoModel's benchmarks run TransformerEngine's kernels under FSDP2.
 TEST(PublishedWords, WhatCodesDoBesidesTheirColumns) {
   const auto said = [](const std::string& model, const std::string& code) {
     return row(model + ",DGX-B200,8,4096,1,512,1,8,1,1,1,,8,none,BF16,no,no,\"" + code + "\",1000,,,");
@@ -281,7 +274,7 @@ TEST(PublishedWords, CodesSayWhatTheyKeepAndWhichMemoryTheyLog) {
                            "torchtitan June 2026\",,1,,,memory policy default\nLlama 3 8B,H100" + start +
                            "Megatron-LM (DDP)\",,,,81.92,memory by gpustat; unfused attention\nLlama 3 8B,H100" +
                            start + "Megatron-LM (DDP)\",,,,80,unfused attention\n",
-                       "notes.csv");
+      "notes.csv");
   const std::vector<TrainingRow> rows = read_training_rows(notes);
   EXPECT_DOUBLE_EQ(rows[0].number("peak_mem_alloc_GiB").value_or(0), 1);
   EXPECT_EQ(rows[0].word("optimizer_state"), "bf16");

@@ -30,8 +30,8 @@ TEST(TrainingRows, WhatBreaksTheGrammarIsSetAsideWithItsPlace) {
     const char* cell;
   };
   for (const Bad& bad : {Bad{"attention_kernel", "fa4"}, Bad{"n_gpus", "0"}, Bad{"n_gpus", "-8"},
-                         Bad{"d_model", "1e3.5"}, Bad{"step_time_s", "-1"}, Bad{"step_time_s", "nan"},
-                         Bad{"recompute", "every_0"}, Bad{"reshard", "sometimes"}, Bad{"score", "maybe"}}) {
+           Bad{"d_model", "1e3.5"}, Bad{"step_time_s", "-1"}, Bad{"step_time_s", "nan"}, Bad{"recompute", "every_0"},
+           Bad{"reshard", "sometimes"}, Bad{"score", "maybe"}}) {
     Cells cells = small_run();
     cells[bad.column] = bad.cell;
     const CsvTable table = table_of({cells, small_run().size() == cells.size() ? small_run() : cells});
@@ -68,11 +68,8 @@ TEST(TrainingRows, IntervalsOfRowsWithOpenKernelsAreWider) {
   open["d_ff"] = stated["d_ff"] = "16384";
   open["stack"] = "generic";
   stated["stack"] = "generic";
-  for (const auto& [column, word] : Cells{{"attention_kernel", "fa2"},
-                                          {"norm_impl", "layer_norm_low_precision"},
-                                          {"residual_dtype", "bf16"},
-                                          {"loss_impl", "fused"},
-                                          {"optimizer_impl", "adamw_foreach"}}) {
+  for (const auto& [column, word] : Cells{{"attention_kernel", "fa2"}, {"norm_impl", "layer_norm_low_precision"},
+           {"residual_dtype", "bf16"}, {"loss_impl", "fused"}, {"optimizer_impl", "adamw_foreach"}}) {
     stated[column] = word;
     open[column] = "unknown";
   }
@@ -136,12 +133,11 @@ TEST(TrainingRows, OneRunHalvesTheIntervalOfPublishedFamilies) {
   EXPECT_LE(after.half_width, 0.055);
 }
 
-// Networks that rows say, one of each family and GPU, as a share of what the machine has at the
-// most; the geometric mean that score_steps.cpp takes for a row that does not say, and what it is
-// without any one table.
+// Networks that rows say, one of each family and GPU, as a share of what the machine has at the most; the geometric
+// mean that score_steps.cpp takes for a row that does not say, and what it is without any one table.
 TEST(TrainingRows, NetworksThatAreSaid) {
   const char* const tables[] = {"calibration/published/training_steps", "reports/unseen/unseen_steps",
-                                "reports/unseen/unseen_steps_second", "reports/unseen/unseen_steps_third"};
+      "reports/unseen/unseen_steps_second", "reports/unseen/unseen_steps_third"};
   std::vector<std::vector<double>> logs;
   for (const char* const name : tables) {
     std::map<std::string, double> said;

@@ -161,11 +161,16 @@ TEST(InferRealJob, ReadsSmallerGroupsOfBackwardWithoutShapes) {
   dims.max_positions = 8192;
   const InferredJob named = infer_job(trace, build_model(dims));
   const std::pair<const char*, const char*> expected[] = {
-      {"mesh.shard", "64"},           {"mesh.replicate", "1"},
-      {"units.embedding", "root"},    {"units.head", "root"},
-      {"reshard_after_forward", "8"}, {"prefetch.forward", "implicit"},
-      {"prefetch.backward", "1"},     {"recompute", "full"},
-      {"dtype.reduce", "bf16"},       {"optimizer.clip_norm", "none"},
+      {"mesh.shard", "64"},
+      {"mesh.replicate", "1"},
+      {"units.embedding", "root"},
+      {"units.head", "root"},
+      {"reshard_after_forward", "8"},
+      {"prefetch.forward", "implicit"},
+      {"prefetch.backward", "1"},
+      {"recompute", "full"},
+      {"dtype.reduce", "bf16"},
+      {"optimizer.clip_norm", "none"},
   };
   for (const auto& [key, value] : expected) EXPECT_EQ(value_of(named, key), value) << key;
   EXPECT_GT(named.order, 0.95);
@@ -176,7 +181,7 @@ RC_GTEST_PROP(InferJobProperty, GivesThePlanOfTheStepBack, ()) {
   Plan plan = tiny_plan();
   plan.cluster = "8xh100";
   plan.batch = {*rc::gen::element<std::int64_t>(64, 256), *rc::gen::element<std::int64_t>(1, 2, 3),
-                *rc::gen::element<std::int64_t>(1, 1, 2)};
+      *rc::gen::element<std::int64_t>(1, 1, 2)};
   plan.mesh = {*rc::gen::element<std::int64_t>(2, 8, 64), *rc::gen::element<std::int64_t>(1, 1, 2, 4)};
   if (plan.mesh.replicate > 1) plan.mesh.inner = *rc::gen::element(MeshInner::kShard, MeshInner::kReplicate);
   plan.units.layers_per_unit = *rc::gen::element<std::int64_t>(1, 1, 2);

@@ -1,5 +1,4 @@
-// Timelines written down as CUDA traces come back event by event; a real CPU trace has what its job
-// did.
+// Timelines written down as CUDA traces come back event by event; a real CPU trace has what its job did.
 #include "interop/traces/trace_join.h"
 
 #include <gtest/gtest.h>
@@ -102,28 +101,27 @@ TEST_P(CudaTrace, GivesEveryEventOfThePlanItsTimesBack) {
   EXPECT_EQ(join.record.ranks.front().timelines.front().step, 11);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Plans, CudaTrace,
+INSTANTIATE_TEST_SUITE_P(Plans, CudaTrace,
     testing::Values(Case{"titan", [](Plan&) {}}, Case{"clipping", [](Plan& p) { p.optimizer.clip_norm = 1.0; }},
-                    Case{"root",
-                         [](Plan& p) {
-                           p.units.embedding = UnitPlacement::kRoot;
-                           p.units.head = UnitPlacement::kRoot;
-                         }},
-                    Case{"head_of_its_own", [](Plan& p) { p.units.head = UnitPlacement::kOwn; }},
-                    Case{"two_layers_a_unit", [](Plan& p) { p.units.layers_per_unit = 2; }},
-                    Case{"recompute", [](Plan& p) { p.recompute.value = Recompute::kFull; }},
-                    Case{"explicit_prefetch",
-                         [](Plan& p) {
-                           p.prefetch.forward = 2;
-                           p.prefetch.backward = 2;
-                         }},
-                    Case{"never_reshard", [](Plan& p) { p.reshard_after_forward.value.kind = Reshard::Kind::kNever; }},
-                    Case{"replicas",
-                         [](Plan& p) {
-                           p.mesh = {4, 2};
-                         }},
-                    Case{"accumulation", [](Plan& p) { p.batch.accumulation = 3; }}),
+        Case{"root",
+            [](Plan& p) {
+              p.units.embedding = UnitPlacement::kRoot;
+              p.units.head = UnitPlacement::kRoot;
+            }},
+        Case{"head_of_its_own", [](Plan& p) { p.units.head = UnitPlacement::kOwn; }},
+        Case{"two_layers_a_unit", [](Plan& p) { p.units.layers_per_unit = 2; }},
+        Case{"recompute", [](Plan& p) { p.recompute.value = Recompute::kFull; }},
+        Case{"explicit_prefetch",
+            [](Plan& p) {
+              p.prefetch.forward = 2;
+              p.prefetch.backward = 2;
+            }},
+        Case{"never_reshard", [](Plan& p) { p.reshard_after_forward.value.kind = Reshard::Kind::kNever; }},
+        Case{"replicas",
+            [](Plan& p) {
+              p.mesh = {4, 2};
+            }},
+        Case{"accumulation", [](Plan& p) { p.batch.accumulation = 3; }}),
     [](const auto& info) { return info.param.name; });
 
 TEST(TraceJoin, TellsCollectivesByKernelNameWhereTheTraceHasNoArguments) {
@@ -159,14 +157,9 @@ TEST(TraceJoin, TakesTheStepThatNoProfilerSlowedDown) {
   const CostModel costs(round_cluster(8), round_calibration());
   const File file(cuda_trace(made, made.timeline));
   const double step = made.timeline.period.seconds() / 1.5;
-  std::ofstream(file.folder / "rank-0.timed.json") << nlohmann::json{{"schema", "foreshard.timed/1"},
-                                                                     {"host", "node"},
-                                                                     {"created", ""},
-                                                                     {"rank", 0},
-                                                                     {"world", 8},
-                                                                     {"memory", nullptr},
-                                                                     {"steps_s", {9 * step, step, step}},
-                                                                     {"versions", nlohmann::json::object()}};
+  std::ofstream(file.folder / "rank-0.timed.json")
+      << nlohmann::json{{"schema", "foreshard.timed/1"}, {"host", "node"}, {"created", ""}, {"rank", 0}, {"world", 8},
+             {"memory", nullptr}, {"steps_s", {9 * step, step, step}}, {"versions", nlohmann::json::object()}};
   const TraceJoin join = join_traces(made, read_job_traces(file.path));
   const Validation v = validate(made, summarize(made, costs, 0), join.record, {});
   EXPECT_NEAR(v.step_error, 0.5, 1e-6);

@@ -1,5 +1,4 @@
-// Bytes by hand for a Llama block, per token: d = 4096, f = 14336, two bytes each; a norm's 1/rms
-// is one fp32.
+// Bytes by hand for a Llama block, per token: d = 4096, f = 14336, two bytes each; a norm's 1/rms is one fp32.
 #include "models/layers/compiled.h"
 
 #include <gtest/gtest.h>
@@ -34,8 +33,8 @@ Plan plan_with(Compile compile, ModuleKernels::Norm norm = ModuleKernels::Norm::
 
 std::vector<Kernel> memory_kernels(const LayerPhaseProgram& phase) {
   std::vector<Kernel> out;
-  std::ranges::copy_if(phase.kernels, std::back_inserter(out),
-                       [](const Kernel& kernel) { return kernel.kind == KernelKind::kMemory; });
+  std::ranges::copy_if(
+      phase.kernels, std::back_inserter(out), [](const Kernel& kernel) { return kernel.kind == KernelKind::kMemory; });
   return out;
 }
 
@@ -54,18 +53,17 @@ TEST(Compiled, ForwardMovesWhatCrossesARegion) {
   EXPECT_EQ(memory_kernels(eager.forward).size() - memory_kernels(compiled.forward).size(), 2U);
 }
 
-// Eager: silu's product moves 6 f in two kernels and silu 3 f, where one kernel moves 5 f.
-// Gradients that meet are added in kernels of 3 d: two of q, k and v, one of gate and up, one at
-// each residual; a norm's derivative moves 3 d. Compiled, each norm's kernel reads the parts of its
-// output's gradient (three and two), its input, its statistic, the residual's gradient, and writes
-// one; a second one reads the gradient and the input for the weight's gradient.
+// Eager: silu's product moves 6 f in two kernels and silu 3 f, where one kernel moves 5 f. Gradients that meet are
+// added in kernels of 3 d: two of q, k and v, one of gate and up, one at each residual; a norm's derivative moves 3 d.
+// Compiled, each norm's kernel reads the parts of its output's gradient (three and two), its input, its statistic, the
+// residual's gradient, and writes one; a second one reads the gradient and the input for the weight's gradient.
 TEST(Compiled, BackwardAddsGradientsWhereTheyAreRead) {
   const LayerProgram eager = block(plan_with(Compile::kNone));
   const LayerProgram compiled = block(plan_with(Compile::kBlocks));
   constexpr std::int64_t kFirstNorm = (2 * 3 + 3 + 3) * kWide - (3 + 1 + 2 + 2) * kWide - kStatistic;
   constexpr std::int64_t kSecondNorm = (3 + 3 + 3) * kWide - (2 + 1 + 2 + 2) * kWide - kStatistic;
   EXPECT_EQ(bytes_per_token(eager.backward) - bytes_per_token(compiled.backward),
-            (6 + 3 - 5) * kFfn + kFirstNorm + kSecondNorm);
+      (6 + 3 - 5) * kFfn + kFirstNorm + kSecondNorm);
 }
 
 // The chain of an eager norm is one kernel then, as the fused norm is.
@@ -117,7 +115,7 @@ TEST(Compiled, PadsOddProducts) {
 TEST(Compiled, BlocksOfEveryShapeBalance) {
   using Kernels = ModuleKernels;
   for (const char* name :
-       {"llama-3-8b", "qwen3-8b", "gemma-2-2b", "deepseek-v2", "mixtral-8x7b", "gpt2", "falcon-7b", "bert-base"}) {
+      {"llama-3-8b", "qwen3-8b", "gemma-2-2b", "deepseek-v2", "mixtral-8x7b", "gpt2", "falcon-7b", "bert-base"}) {
     for (const Kernels::Norm norm : {Kernels::Norm::kCompute, Kernels::Norm::kFp32, Kernels::Norm::kEager}) {
       for (const Kernels::Rope rope : {Kernels::Rope::kComplex, Kernels::Rope::kReal, Kernels::Rope::kFused}) {
         for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
@@ -149,10 +147,9 @@ TEST(Compiled, BlocksOfEveryShapeBalance) {
   }
 }
 
-// Tensorwise: of the inputs of a block's seven products four differ, all of which generated kernels
-// make but the attention's output; each of them is cast once forward and once backward (3 bytes an
-// element), which the compiler sees and eager torchao does not. Three greatest values are found
-// where the input is made (2 bytes).
+// Tensorwise: of the inputs of a block's seven products four differ, all of which generated kernels make but the
+// attention's output; each of them is cast once forward and once backward (3 bytes an element), which the compiler sees
+// and eager torchao does not. Three greatest values are found where the input is made (2 bytes).
 TEST(Compiled, QuantisesAnInputOnce) {
   const auto casts = [](Compile compile) {
     Plan plan = plan_with(compile);

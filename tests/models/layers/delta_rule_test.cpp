@@ -63,7 +63,7 @@ TEST(DeltaRuleTest, ProductsAreOtherOnesOfTheSameSize) {
 // Queries come with a gate of their width, norms of a head's.
 TEST(DeltaRuleTest, AttentionIsGated) {
   EXPECT_EQ(block("qwen3_5", 1).numel(),
-            kHidden * (2 * 256 + 2 * 128) + 256 * kHidden + 2 * 64 + 2 * kHidden + 3 * kHidden * kFfn);
+      kHidden * (2 * 256 + 2 * 128) + 256 * kHidden + 2 * 64 + 2 * kHidden + 3 * kHidden * kFfn);
   const std::int64_t width = 256;
   const auto kept = [](const LayerSpec& layer) { return program(layer).saved_bytes().count(); };
   ModelDims plain = small("qwen3_5");
@@ -90,17 +90,16 @@ TEST(DeltaRuleTest, WhatIsKept) {
       kBf16 * kValues + kFp32 * kHeads + (kBf16 + kFp32) * kValues + kFp32 * kValues + kBf16 * kValues;
   const std::int64_t looks_back = kBatch * 3 * kConvolved * kBf16;  // positions that are cut off
   EXPECT_EQ(program(block("qwen3_5")).saved_bytes().count(),
-            kTokens * (around + convolution + gates + of_rule + out) + looks_back);
+      kTokens * (around + convolution + gates + of_rule + out) + looks_back);
 }
 
 // Every product of a chunk of a head, as rows x columns x what is summed over.
 TEST(DeltaRuleTest, Flops) {
   constexpr std::int64_t c = kChunk, k = kKey, v = kValue;
   const std::int64_t products[][3] = {{c, c, k}, {c, c, k},  // keys with keys, queries with keys
-                                      {c, k, c}, {c, v, c},  // the inverse times keys, times values
-                                      {c, v, k}, {k, v, c},
-                                      {c, v, k},   // the state: read by keys, written, read by queries
-                                      {c, v, c}};  // what pairs add
+      {c, k, c}, {c, v, c},                                  // the inverse times keys, times values
+      {c, v, k}, {k, v, c}, {c, v, k},                       // the state: read by keys, written, read by queries
+      {c, v, c}};                                            // what pairs add
   double sum = 0;
   for (const auto& [m, n, inner] : products) sum += 2.0 * static_cast<double>(m * n * inner);
   EXPECT_DOUBLE_EQ(forward_flops(rule(), kBatch, kSequence).count(), sum * kHeads * kBatch * (kSequence / kChunk));
@@ -123,12 +122,12 @@ TEST(DeltaRuleTest, Kernels) {
   // Unit q and k; sums; zeros, into which the inverse is written, of k, the sums and beta; w and u
   // of k and v; states and corrected values of k, w and u; the result of q, k, those and states.
   const std::int64_t again = (2 * keys + 2 * values + 2 * row + pairs) + (2 * keys + 2 * values + row + states);
-  EXPECT_EQ(count(p.forward),
-            std::pair(std::int64_t{8}, 2 * (2 * keys + row) + 2 * row + pairs + (keys + 2 * row + pairs) + again +
-                                           (2 * keys + 2 * values + row + states)));
-  EXPECT_EQ(count(p.backward),
-            std::pair(std::int64_t{12},
-                      again + (17 * keys + 11 * values + 3 * states + pairs + 16 * row) + 2 * (3 * keys + row)));
+  EXPECT_EQ(
+      count(p.forward), std::pair(std::int64_t{8}, 2 * (2 * keys + row) + 2 * row + pairs + (keys + 2 * row + pairs) +
+                                                       again + (2 * keys + 2 * values + row + states)));
+  EXPECT_EQ(
+      count(p.backward), std::pair(std::int64_t{12},
+                             again + (17 * keys + 11 * values + 3 * states + pairs + 16 * row) + 2 * (3 * keys + row)));
 }
 
 // Kimi Linear's decays are as wide as keys, in fp32: before their sums and behind them; pairs of

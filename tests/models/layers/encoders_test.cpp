@@ -53,11 +53,11 @@ TEST(EncoderTest, ParametersOfBert) {
 
 TEST(EncoderTest, AttentionOverAllPositionsCostsTwiceTheCausalOne) {
   const ModelSpec bert = load_zoo_model("bert-base");
-  EXPECT_DOUBLE_EQ(flops_of(kind_of(bert, LayerRole::kBlock), OperationKind::kAttention),
-                   4.0 * 12 * kSequence * kSequence * 64);
+  EXPECT_DOUBLE_EQ(
+      flops_of(kind_of(bert, LayerRole::kBlock), OperationKind::kAttention), 4.0 * 12 * kSequence * kSequence * 64);
   const ModelSpec gpt2 = load_zoo_model("gpt2");  // as many heads of the same size
   EXPECT_DOUBLE_EQ(flops_of(kind_of(bert, LayerRole::kBlock), OperationKind::kAttention),
-                   2 * flops_of(kind_of(gpt2, LayerRole::kBlock), OperationKind::kAttention));
+      2 * flops_of(kind_of(gpt2, LayerRole::kBlock), OperationKind::kAttention));
 }
 
 // Kept per token: attention's q, k, v and output 4 x 2d, its logsumexp 4h and (fixed) two seeds;
@@ -66,29 +66,27 @@ TEST(EncoderTest, AttentionOverAllPositionsCostsTwiceTheCausalOne) {
 TEST(EncoderTest, BlockSavesWhatAutogradSaves) {
   const LayerSpec& block = kind_of(load_zoo_model("bert-base"), LayerRole::kBlock);
   const std::int64_t d = 768, f = 3072;
-  EXPECT_EQ(saved_bytes(block), kSequence * (4 * 2 * d + 4 * 12 + 2 * d + 2 * 2 * d + 2 * 8 + 2 * d + 2 * 2 * f) +
-                                    2 * kAllocationGranularity);
+  EXPECT_EQ(saved_bytes(block),
+      kSequence * (4 * 2 * d + 4 * 12 + 2 * d + 2 * 2 * d + 2 * 8 + 2 * d + 2 * 2 * f) + 2 * kAllocationGranularity);
 }
 
 TEST(EncoderTest, HeadIsTheTableWithABiasOfItsOwn) {
   const ModelSpec bert = load_zoo_model("bert-base");
   const LayerSpec& head = kind_of(bert, LayerRole::kHead);
-  EXPECT_EQ(names_in(head),
-            (std::vector<std::string>{"bert.embeddings.word_embeddings.weight", "cls.predictions.bias"}));
+  EXPECT_EQ(
+      names_in(head), (std::vector<std::string>{"bert.embeddings.word_embeddings.weight", "cls.predictions.bias"}));
   EXPECT_TRUE(head.parameters[0].tied);
   EXPECT_EQ(head.numel(), 30522);
   EXPECT_EQ(names_in(kind_of(bert, LayerRole::kFinalNorm)),
-            (std::vector<std::string>{"cls.predictions.transform.dense.weight", "cls.predictions.transform.dense.bias",
-                                      "cls.predictions.transform.LayerNorm.weight",
-                                      "cls.predictions.transform.LayerNorm.bias"}));
+      (std::vector<std::string>{"cls.predictions.transform.dense.weight", "cls.predictions.transform.dense.bias",
+          "cls.predictions.transform.LayerNorm.weight", "cls.predictions.transform.LayerNorm.bias"}));
 }
 
 TEST(EncoderTest, ParameterNamesAreThoseOfHuggingFace) {
   EXPECT_EQ(names_in(kind_of(load_zoo_model("roberta-base"), LayerRole::kEmbedding)),
-            (std::vector<std::string>{"roberta.embeddings.word_embeddings.weight",
-                                      "roberta.embeddings.token_type_embeddings.weight",
-                                      "roberta.embeddings.LayerNorm.weight", "roberta.embeddings.LayerNorm.bias",
-                                      "roberta.embeddings.position_embeddings.weight"}));
+      (std::vector<std::string>{"roberta.embeddings.word_embeddings.weight",
+          "roberta.embeddings.token_type_embeddings.weight", "roberta.embeddings.LayerNorm.weight",
+          "roberta.embeddings.LayerNorm.bias", "roberta.embeddings.position_embeddings.weight"}));
   EXPECT_EQ(load_zoo_model("roberta-base").block_prefix, "roberta.encoder.layer");
 }
 
@@ -96,10 +94,9 @@ TEST(EncoderTest, ParameterNamesAreThoseOfHuggingFace) {
 TEST(VariantBlocksTest, FalconHasOneNormAndTwoBranches) {
   const ModelSpec falcon = load_zoo_model("falcon-7b");
   const LayerSpec& block = kind_of(falcon, LayerRole::kBlock);
-  EXPECT_EQ(names_in(block),
-            (std::vector<std::string>{"input_layernorm.weight", "input_layernorm.bias",
-                                      "self_attention.query_key_value.weight", "self_attention.dense.weight",
-                                      "mlp.dense_h_to_4h.weight", "mlp.dense_4h_to_h.weight"}));
+  EXPECT_EQ(names_in(block), (std::vector<std::string>{"input_layernorm.weight", "input_layernorm.bias",
+                                 "self_attention.query_key_value.weight", "self_attention.dense.weight",
+                                 "mlp.dense_h_to_4h.weight", "mlp.dense_4h_to_h.weight"}));
   // 71 heads of 64 with one of keys and of values, d = 4544, f = 4d.
   const double d = 4544;
   EXPECT_DOUBLE_EQ(flops_of(block, OperationKind::kGemm), 2.0 * kSequence * (d * (d + 128) + d * d + 8 * d * d));
@@ -107,14 +104,14 @@ TEST(VariantBlocksTest, FalconHasOneNormAndTwoBranches) {
 
 TEST(VariantBlocksTest, PhiProjectsOnceForQueriesKeysAndValues) {
   const LayerSpec& block = kind_of(load_zoo_model("phi-3-medium"), LayerRole::kBlock);
-  EXPECT_EQ(names_in(block), (std::vector<std::string>{"input_layernorm.weight", "self_attn.qkv_proj.weight",
-                                                       "self_attn.o_proj.weight", "post_attention_layernorm.weight",
-                                                       "mlp.gate_up_proj.weight", "mlp.down_proj.weight"}));
+  EXPECT_EQ(names_in(block),
+      (std::vector<std::string>{"input_layernorm.weight", "self_attn.qkv_proj.weight", "self_attn.o_proj.weight",
+          "post_attention_layernorm.weight", "mlp.gate_up_proj.weight", "mlp.down_proj.weight"}));
   // Kept per token: two norms' outputs and 1/rms, q and k rotated, the projection that v is a view
   // of, attention's output and logsumexp, the residual; gate and up in one tensor, silu, product.
   const std::int64_t d = 5120, kv = 1280, f = 17920;
   EXPECT_EQ(saved_bytes(block), kSequence * (2 * 2 * d + 2 * 4 + 2 * (d + kv) + 2 * (d + 2 * kv) + 2 * d + 4 * 40 +
-                                             2 * d + 2 * 2 * f + 2 * f + 2 * f) +
+                                                2 * d + 2 * 2 * f + 2 * f + 2 * f) +
                                     2 * kAllocationGranularity);
 }
 
@@ -142,7 +139,7 @@ TEST(VariantBlocksTest, TheEngineRefusesWhatItHasNoKernelsFor) {
   plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
   Cluster cluster = {.gpus = 8};
   for (const char* name : {"mixtral-8x7b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b", "bert-base", "gemma-2b",
-                           "falcon-7b", "phi-4", "pythia-1b"}) {
+           "falcon-7b", "phi-4", "pythia-1b"}) {
     const auto problem = find_problem(plan, load_zoo_model(name, Stack::kNative), cluster);
     ASSERT_TRUE(problem) << name;
     EXPECT_EQ(problem->exit_code, ExitCode::kMissingCapability) << name;

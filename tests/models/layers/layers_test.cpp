@@ -87,16 +87,14 @@ TEST(LayersTest, LayerProgramKeepsTheSameBytes) {
 TEST(LayersTest, GptBlockSaves) {
   const ModelDims dims = sized("gpt3");
   const std::int64_t tokens = 256;
-  // x, norm1, attention, residual, norm2 (5 d), qkv (3 d), before and after gelu (2 f); logsumexp;
-  // two means, two 1/std
+  // x, norm1, attention, residual, norm2 (5 d), qkv (3 d), before and after gelu (2 f); logsumexp; two means, two 1/std
   const std::int64_t expected = 2 * tokens * (8 * 512 + 2 * 1536) + 4 * tokens * 8 + 16 * tokens + 24;
   EXPECT_EQ(saved_bytes(decoder_block(dims), 2, 128), expected);
   // relu keeps its output only, which the next product keeps anyway
   EXPECT_EQ(saved_bytes(decoder_block(sized("opt")), 2, 128), expected - 2 * tokens * 1536);
 }
 
-// Recorded from PyTorch 2.11 (fsdp2 recording gpt2_tied): 4 sequences of 1024 through a GPT-2
-// block.
+// Recorded from PyTorch 2.11 (fsdp2 recording gpt2_tied): 4 sequences of 1024 through a GPT-2 block.
 TEST(LayersTest, GptBlockKeepsWhatWasRecorded) {
   ModelDims dims = sized("gpt3");
   dims.hidden = 768;
@@ -113,32 +111,29 @@ TEST(LayersTest, QkNormKeepsProjectionsAndStatistics) {
   const ModelDims qwen3 = sized("qwen3");
   const std::int64_t tokens = 256;
   EXPECT_EQ(saved_bytes(decoder_block(qwen3), 2, 128) - saved_bytes(decoder_block(llama), 2, 128),
-            2 * tokens * (8 + 4) * 64 + 4 * tokens * (8 + 4));
+      2 * tokens * (8 + 4) * 64 + 4 * tokens * (8 + 4));
   EXPECT_EQ(decoder_block(qwen3).numel() - decoder_block(llama).numel(), 2 * 64);
 }
 
 TEST(LayersTest, SelectiveKeepsAttentionAndEverySecondProduct) {
-  EXPECT_EQ(kept(decoder_block(sized("llama"))),
-            (std::vector<std::string>{"self_attn.q_proj", "self_attn.v_proj", "attention", "mlp.gate_proj",
-                                      "mlp.down_proj"}));
-  // With biases its products are aten::addmm, which is not on the list (recorded: layers.csv,
-  // gpt2_sel).
+  EXPECT_EQ(kept(decoder_block(sized("llama"))), (std::vector<std::string>{"self_attn.q_proj", "self_attn.v_proj",
+                                                     "attention", "mlp.gate_proj", "mlp.down_proj"}));
+  // With biases its products are aten::addmm, which is not on the list (recorded: layers.csv, gpt2_sel).
   EXPECT_EQ(kept(decoder_block(sized("gpt2"))), std::vector<std::string>{"attention"});
 }
 
 TEST(LayersTest, ParameterNamesAreThoseOfHuggingFace) {
-  EXPECT_EQ(
-      names_in(decoder_block(sized("llama"))),
+  EXPECT_EQ(names_in(decoder_block(sized("llama"))),
       (std::vector<std::string>{"input_layernorm.weight", "self_attn.q_proj.weight", "self_attn.k_proj.weight",
-                                "self_attn.v_proj.weight", "self_attn.o_proj.weight", "post_attention_layernorm.weight",
-                                "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"}));
+          "self_attn.v_proj.weight", "self_attn.o_proj.weight", "post_attention_layernorm.weight",
+          "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"}));
   EXPECT_EQ(names_in(decoder_block(sized("gpt2"))),
-            (std::vector<std::string>{"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias",
-                                      "attn.c_proj.weight", "attn.c_proj.bias", "ln_2.weight", "ln_2.bias",
-                                      "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"}));
+      (std::vector<std::string>{"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias",
+          "attn.c_proj.weight", "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias",
+          "mlp.c_proj.weight", "mlp.c_proj.bias"}));
   EXPECT_EQ(names_in(decoder_block(sized("mpt"))),
-            (std::vector<std::string>{"norm_1.weight", "attn.Wqkv.weight", "attn.out_proj.weight", "norm_2.weight",
-                                      "ffn.up_proj.weight", "ffn.down_proj.weight"}));
+      (std::vector<std::string>{"norm_1.weight", "attn.Wqkv.weight", "attn.out_proj.weight", "norm_2.weight",
+          "ffn.up_proj.weight", "ffn.down_proj.weight"}));
   EXPECT_EQ(build_model(sized("llama")).block_prefix, "model.layers");
 }
 
@@ -182,8 +177,7 @@ TEST(FlopsTest, Gpt3) {
   const double weights = 96 * 12 * d * d + d * 50257;  // qkv 3, out 1, mlp 4 + 4; the tied head multiplies
   const double per_token = 6 * weights + 6 * 96 * d * 2048;
   EXPECT_DOUBLE_EQ(model.training_flops_per_sequence(2048).count(), per_token * 2048);
-  // Brown et al. 2020, table D.1: 3.14e23 FLOPs for 300 B tokens without attention, from 6 x 174.6
-  // B weights.
+  // Brown et al. 2020, table D.1: 3.14e23 FLOPs for 300 B tokens without attention, from 6 x 174.6 B weights.
   EXPECT_NEAR(6 * weights * 300e9, 3.14e23, 0.01 * 3.14e23);
 }
 

@@ -134,7 +134,7 @@ TEST(LoraTest, FrozenWeightsCostTwoThirds) {
   const double adapters = 32 * 16.0 * (d + d);
   const double attention = 32 * 2.0 * d * kTokens;
   EXPECT_DOUBLE_EQ(adapted(plan).training_flops_per_sequence(kTokens).count(),
-                   kTokens * (4 * weights + 6 * adapters + 3 * attention));
+      kTokens * (4 * weights + 6 * adapters + 3 * attention));
 }
 
 // 4 bits per weight in elements of bf16; per 64 weights one byte, per 256 of those 4, and tables of
@@ -234,7 +234,7 @@ TEST(LoraTest, DdpHoldsTheBaseAsItIsStored) {
   const std::int64_t packed = (8'030'261'248 - whole) / 2;
   const std::int64_t resident = block_of(adapted(plan)).resident_bytes;
   EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam),
-            2 * whole + packed + 4 * adapters + 32 * ((resident + 511) / 512 * 512));
+      2 * whole + packed + 4 * adapters + 32 * ((resident + 511) / 512 * 512));
   EXPECT_FALSE(find_problem(plan, load_zoo_model("llama-3-8b"), cluster_of_8()));
 }
 
@@ -356,8 +356,8 @@ TEST(PackingTest, AttentionIsASumOverDocuments) {
   plan.batch.documents = 4;
   const ModelSpec packed = adapted(plan);
   const double weights = 32 * (2.0 * d * d + 2.0 * d * dkv + 3.0 * d * f) + 4096.0 * 128256;
-  EXPECT_DOUBLE_EQ(packed.training_flops_per_sequence(kTokens).count(),
-                   kTokens * (6 * weights + 3 * 32 * 2.0 * d * kTokens / 4));
+  EXPECT_DOUBLE_EQ(
+      packed.training_flops_per_sequence(kTokens).count(), kTokens * (6 * weights + 3 * 32 * 2.0 * d * kTokens / 4));
   const LayerProgram p = program(block_of(packed));
   const auto attention =
       std::ranges::find_if(p.forward.kernels, [](const Kernel& k) { return k.kind == KernelKind::kAttention; });
@@ -381,7 +381,7 @@ TEST(LoraTest, KeysGoThereAndBack) {
   document = apply_set(std::move(document), "batch.documents=8");
   const ResolvedPlan resolved = resolve(document, model, cluster);
   EXPECT_EQ(resolved.plan.lora,
-            (Lora{.rank = 16, .targets = {"q_proj", "v_proj"}, .dropout = 0.1, .base = Lora::Base::kNf4}));
+      (Lora{.rank = 16, .targets = {"q_proj", "v_proj"}, .dropout = 0.1, .base = Lora::Base::kNf4}));
   EXPECT_EQ(resolved.plan.batch.documents, 8);
   const ConfigNode root = parse_yaml(to_yaml(resolved.plan), "plan.yaml");
   const PlanDocument again = read_plan(root);

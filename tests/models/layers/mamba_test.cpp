@@ -1,5 +1,4 @@
-// Layers of several kinds and Mamba-2's mixer: parameters, what is kept and what moves, derived
-// here once more by hand.
+// Layers of several kinds and Mamba-2's mixer: parameters, what is kept and what moves, derived here once more by hand.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,13 +79,12 @@ TEST(MambaTest, EachLetterIsAKind) {
     if (kind.role == LayerRole::kBlock) kinds += kind.name + ";";
   }
   EXPECT_EQ(kinds,
-            "nemotron_h mamba layer;nemotron_h expert layer;nemotron_h attention layer;"
-            "nemotron_h feed-forward layer;nemotron_h mamba layer;");
+      "nemotron_h mamba layer;nemotron_h expert layer;nemotron_h attention layer;"
+      "nemotron_h feed-forward layer;nemotron_h mamba layer;");
 }
 
-// What one function of autograd keeps: what in_proj made, what the scan made, a statistic for each
-// group; beside it the first norm's statistic and in_proj's input (the layer's own is its
-// predecessor's). out_proj keeps nothing.
+// What one function of autograd keeps: what in_proj made, what the scan made, a statistic for each group; beside it the
+// first norm's statistic and in_proj's input (the layer's own is its predecessor's). out_proj keeps nothing.
 TEST(MambaTest, TheMixerKeepsTwoTensors) {
   const std::int64_t before = 4 + 2 * kHidden;
   const std::int64_t fused = 2 * kProjected + 2 * kInner + 4 * 4;
@@ -104,7 +102,7 @@ TEST(MambaTest, WithoutItsKernelTheMixerKeepsWhatItsOperationsRead) {
   constexpr std::int64_t before = 4 + 2 * kHidden + 2 * kProjected;
   constexpr std::int64_t looks_back = 3 * kConvolved * 2, states = 2 * 3 * kInner * state * 4;
   EXPECT_EQ(kept(RuntimeKind::kFsdp2, true),
-            kTokens * (before + 2 * narrow + 4 * (pairs + wide + rows)) + kBatch * (looks_back + states));
+      kTokens * (before + 2 * narrow + 4 * (pairs + wide + rows)) + kBatch * (looks_back + states));
 }
 
 // Forward moves x five times (convolved: read, written; read for states and for the result, which
@@ -154,15 +152,15 @@ TEST(MambaTest, RanksOfTpShareHeadsAndGroups) {
   plan.mesh.shard = 2;
   const ModelSpec part = part_of_rank(with_variants(build_model(small()), plan), plan);
   const LayerSpec& layer = part.kinds[1];
-  EXPECT_EQ(layer.numel(),
-            kHidden + (kProjected * kHidden + kInner * kHidden + 3 * kHeads + 5 * kConvolved + kInner) / 2);
+  EXPECT_EQ(
+      layer.numel(), kHidden + (kProjected * kHidden + kInner * kHidden + 3 * kHeads + 5 * kConvolved + kInner) / 2);
   const auto scans = std::ranges::find(layer.operations, OperationKind::kScan, &Operation::kind);
   ASSERT_NE(scans, layer.operations.end());
   EXPECT_EQ(scans->scan.heads, kHeads / 2);
   EXPECT_EQ(scans->scan.groups, 2);
   // (The router and the shared expert's first product read the same: one of both's columns.)
   EXPECT_EQ(part.kinds[2].numel(),
-            kHidden + (16 + 320) * kHidden / 2 + 2 * kHidden * 128 + 8 * 2 * 256 * 128 + kHidden * 320 / 2);
+      kHidden + (16 + 320) * kHidden / 2 + 2 * kHidden * 128 + 8 * 2 * 256 * 128 + kHidden * 320 / 2);
 }
 
 // An element takes 4 bits and a sixteenth of a scale's 8; each operand is read for its greatest

@@ -43,8 +43,8 @@ Plan plan_with(const ModuleKernels& kernels, bool autocast) {
   return plan;
 }
 
-LayerProgram block(const char* family, const Plan& plan, Recompute recompute = Recompute::kNone,
-                   LayerRole role = LayerRole::kBlock) {
+LayerProgram block(
+    const char* family, const Plan& plan, Recompute recompute = Recompute::kNone, LayerRole role = LayerRole::kBlock) {
   const ModelSpec model = with_variants(small(family), plan);
   for (const LayerSpec& layer : model.kinds) {
     if (layer.role != role) continue;

@@ -1,5 +1,4 @@
-// Mixtures of experts and latent attention: parameters, FLOPs and saved tensors, derived here once
-// more by hand.
+// Mixtures of experts and latent attention: parameters, FLOPs and saved tensors, derived here once more by hand.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,8 +28,8 @@ LayerSpec kind_named(const ModelSpec& model, const std::string& name) {
 }
 
 std::int64_t instances(const ModelSpec& model, const std::string& name) {
-  return std::ranges::count_if(model.order,
-                               [&](const LayerInstance& layer) { return model.kinds[at(layer.kind)].name == name; });
+  return std::ranges::count_if(
+      model.order, [&](const LayerInstance& layer) { return model.kinds[at(layer.kind)].name == name; });
 }
 
 double forward_flops_of(const LayerSpec& layer, OperationKind kind) {
@@ -63,9 +62,8 @@ TEST(MixtureTest, ParametersOfMixtral) {
 
 // Published as activated: 21B of 236B, 37B of 671B, 2.7B of 14.3B, 3.3B of 30.5B, 22B of 235B.
 TEST(MixtureTest, ActiveParametersAreAsPublished) {
-  const std::map<std::string, double> billions = {{"deepseek-v2", 21.4},      {"deepseek-v3", 37.6},
-                                                  {"qwen1.5-moe-a2.7b", 2.7}, {"qwen2-57b-a14b", 14.2},
-                                                  {"qwen3-30b-a3b", 3.35},    {"qwen3-235b-a22b", 22.2}};
+  const std::map<std::string, double> billions = {{"deepseek-v2", 21.4}, {"deepseek-v3", 37.6},
+      {"qwen1.5-moe-a2.7b", 2.7}, {"qwen2-57b-a14b", 14.2}, {"qwen3-30b-a3b", 3.35}, {"qwen3-235b-a22b", 22.2}};
   for (const auto& [name, active] : billions) {
     const double built = static_cast<double>(load_zoo_model(name).active_parameters()) / 1e9;
     EXPECT_NEAR(built, active, 0.05) << name;
@@ -80,8 +78,8 @@ TEST(MixtureTest, FlopsCountTheExpertsThatATokenMeets) {
   EXPECT_DOUBLE_EQ(forward_flops_of(block, OperationKind::kGemm), 2 * weights);
   const double head = 2.0 * 4096 * 32000;
   const double attention = 2.0 * 4096 * kSequence;  // 4 h S d / 2
-  EXPECT_DOUBLE_EQ(model.training_flops_per_sequence(kSequence).count(),
-                   3 * kSequence * (32 * (2 * weights + attention) + head));
+  EXPECT_DOUBLE_EQ(
+      model.training_flops_per_sequence(kSequence).count(), 3 * kSequence * (32 * (2 * weights + attention) + head));
 }
 
 TEST(MixtureTest, ExpertsAreOneTensorPerMatrix) {
@@ -95,11 +93,10 @@ TEST(MixtureTest, ExpertsAreOneTensorPerMatrix) {
   EXPECT_EQ(block.nested, std::vector<std::string>{"block_sparse_moe.experts"});
 }
 
-// What autograd keeps of the mixture for T tokens of width d, E experts of width f, k per token:
-// the norm's output 2d (which attention's input is not), scores' softmax 4E, chosen scores and
-// their sum 4k + 4 (division), experts 8k, order 8k, tokens of rows 8k, rows 2kd, four of 2kf
-// (gate, silu, up, product), and for the weighing in fp32 4kd and 4k; once 4E of offsets. The same
-// bytes as saved tensor hooks of PyTorch 2.11 count.
+// What autograd keeps of the mixture for T tokens of width d, E experts of width f, k per token: the norm's output 2d
+// (which attention's input is not), scores' softmax 4E, chosen scores and their sum 4k + 4 (division), experts 8k,
+// order 8k, tokens of rows 8k, rows 2kd, four of 2kf (gate, silu, up, product), and for the weighing in fp32 4kd and
+// 4k; once 4E of offsets. The same bytes as saved tensor hooks of PyTorch 2.11 count.
 TEST(MixtureTest, SavesWhatAutogradSaves) {
   const ModelDims dims = small_mixture();
   const std::int64_t d = dims.hidden, f = dims.moe.ffn, e = dims.moe.experts, k = dims.moe.top_k;
@@ -112,11 +109,10 @@ TEST(MixtureTest, SavesWhatAutogradSaves) {
   const std::int64_t mixture = T * (4 * e + 4 * k + 4 + 3 * 8 * k + 2 * k * d + 4 * 2 * k * f + 4 * k * d + 4 * k);
   const std::int64_t plain = T * 4 * 2 * f;  // gate, silu, up, product
   EXPECT_EQ(saved(dims, FeedForwardKind::kExperts) - saved(dense, FeedForwardKind::kDense),
-            mixture - plain + kAllocationGranularity);  // offsets, rounded up
+      mixture - plain + kAllocationGranularity);  // offsets, rounded up
 }
 
-// Balanced routing: T k / E rows for each expert, in one launch; backward's inner width is those
-// rows.
+// Balanced routing: T k / E rows for each expert, in one launch; backward's inner width is those rows.
 TEST(MixtureTest, GroupedProductsShareTheRows) {
   const ModelDims dims = small_mixture();
   ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
@@ -151,8 +147,7 @@ TEST(MixtureTest, DenseAndExpertLayersMix) {
 }
 
 // Per layer: q_a 7168 x 1536, its norm, q_b 1536 x 128 x 192, kv_a 7168 x 576, its norm, kv_b
-// 512 x 128 x 256, o 128 x 128 x 7168; two norms. 3 dense layers of 18432, 58 of 256 + 1 experts of
-// 2048 and a router.
+// 512 x 128 x 256, o 128 x 128 x 7168; two norms. 3 dense layers of 18432, 58 of 256 + 1 experts of 2048 and a router.
 TEST(LatentAttentionTest, ParametersOfDeepSeekV3) {
   const std::int64_t d = 7168;
   const std::int64_t attention =

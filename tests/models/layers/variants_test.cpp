@@ -1,7 +1,6 @@
-// Saved bytes by hand for a Llama block, per token: d = 4096 (32 heads of 128), 8 heads of keys:
-// dkv = 1024, f = 14336, bf16. Eager saves n1, q, k, v, attention, h, n2 (six of 2d, two of 2dkv),
-// four of 2f (gate, silu, up, product), logsumexp 4 x 32, two 1/rms of 4: the input is the layer
-// before's.
+// Saved bytes by hand for a Llama block, per token: d = 4096 (32 heads of 128), 8 heads of keys: dkv = 1024, f = 14336,
+// bf16. Eager saves n1, q, k, v, attention, h, n2 (six of 2d, two of 2dkv), four of 2f (gate, silu, up, product),
+// logsumexp 4 x 32, two 1/rms of 4: the input is the layer before's.
 #include "models/layers/variants.h"
 
 #include <gtest/gtest.h>
@@ -56,8 +55,8 @@ std::int64_t saved(const Plan& plan, Recompute recompute = Recompute::kNone) {
 // Rows that the gradient of a product's bias is summed over.
 std::int64_t rows_summed(TensorSpec product, std::int64_t batch, std::int64_t sequence) {
   LayerSpec layer = {.role = LayerRole::kBlock,
-                     .tensors = {product, product},
-                     .parameters = {{.name = "weight", .shape = {8, 8}}, {.name = "bias", .shape = {8}}}};
+      .tensors = {product, product},
+      .parameters = {{.name = "weight", .shape = {8, 8}}, {.name = "bias", .shape = {8}}}};
   Operation op = {.kind = OperationKind::kGemm, .inputs = {0}, .outputs = {1}, .parameters = {0, 1}};
   layer.operations = {op};
   ModelSpec model = {.kinds = {layer}};
@@ -112,8 +111,8 @@ TEST(Variants, Float8QuantisesInKernelsOfItsOwn) {
     return all;
   };
   // n x k of a block's products; the casts of an eager block without fp8 are none.
-  constexpr std::int64_t kShapes[][2] = {{4096, 4096},  {1024, 4096},  {1024, 4096}, {4096, 4096},
-                                         {14336, 4096}, {14336, 4096}, {4096, 14336}};
+  constexpr std::int64_t kShapes[][2] = {
+      {4096, 4096}, {1024, 4096}, {1024, 4096}, {4096, 4096}, {14336, 4096}, {14336, 4096}, {4096, 14336}};
   for (const Float8 recipe : {Float8::kTensorwise, Float8::kRowwise, Float8::kDelayed, Float8::kCurrent}) {
     const bool keeps = recipe == Float8::kDelayed || recipe == Float8::kCurrent;
     const bool has_amax = recipe == Float8::kTensorwise || recipe == Float8::kCurrent;
@@ -190,7 +189,7 @@ TEST(Variants, DotsExceptMlpKeepTheProductsAroundAttention) {
 // Nothing is allocated or freed twice or for ever: what a phase leaves is what the next one frees.
 TEST(Variants, EveryPhaseBalances) {
   for (const AttentionKernel attention :
-       {AttentionKernel::kFlash, AttentionKernel::kCudnn, AttentionKernel::kEfficient, AttentionKernel::kMath}) {
+      {AttentionKernel::kFlash, AttentionKernel::kCudnn, AttentionKernel::kEfficient, AttentionKernel::kMath}) {
     for (const Compile compile : {Compile::kNone, Compile::kBlocks}) {
       for (const Float8 float8 : {Float8::kNone, Float8::kRowwise}) {
         for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
@@ -227,8 +226,7 @@ TEST(Variants, EveryPhaseBalances) {
   }
 }
 
-// Flash attention's backward: dq in fp32 for 32 heads of 128, sum(dout * out), dk and dv of all
-// heads.
+// Flash attention's backward: dq in fp32 for 32 heads of 128, sum(dout * out), dk and dv of all heads.
 TEST(Variants, FlashAttentionNeedsMemoryOfItsOwnInBackward) {
   const ModelSpec plain = load_zoo_model("llama-3-8b", Stack::kEager);
   Plan plan = plan_with(Compile::kNone);
@@ -245,8 +243,7 @@ TEST(Variants, FlashAttentionNeedsMemoryOfItsOwnInBackward) {
   EXPECT_EQ(variant(plan), plain);
 }
 
-// Highest point of the loss, in bytes per logit, the 2 of the logits included, and what is left for
-// the head: 2.
+// Highest point of the loss, in bytes per logit, the 2 of the logits included, and what is left for the head: 2.
 struct LossCase {
   Loss loss;
   Logits logits;
@@ -306,8 +303,8 @@ TEST(Variants, ALossMayBeginWithWhatItIsGiven) {
   plan.param_dtype = DType::kFp32;
   plan.autocast = DType::kBf16;
   const ModelSpec cast = with_variants(model, plan);
-  EXPECT_EQ(std::ranges::find(cast.kinds, LayerRole::kLoss, &LayerSpec::role)->operations.size(),
-            loss.operations.size());
+  EXPECT_EQ(
+      std::ranges::find(cast.kinds, LayerRole::kLoss, &LayerSpec::role)->operations.size(), loss.operations.size());
 }
 
 // 128,256 words, 4,096 features: 32 tiles of 32 of the 1,024 tokens. Where head and loss meet stand
@@ -382,13 +379,12 @@ TEST(Variants, ALossInTilesAddsItsGradientsUpInFp32) {
   EXPECT_EQ(head.forward.swing.peak, kTokens * kWide + 4 * kTokens + kTile);
   EXPECT_EQ(head.backward.swing.peak, 3 * kGradients + kTile);
 
-  // A quarter of the tokens has labels: of its rows are copy, tile, product and sum; the input's
-  // gradient is of all.
+  // A quarter of the tokens has labels: of its rows are copy, tile, product and sum; the input's gradient is of all.
   plan.batch.labelled = kTokens / plan.batch.micro_batch / 4;
   const LayerProgram quarter = program(variant(plan), LayerRole::kHead);
   EXPECT_EQ(quarter.forward.swing.peak, kTokens / 4 * kWide + 4 * kTokens + kTile / 4);
   EXPECT_EQ(head.backward.swing.peak - quarter.backward.swing.peak,
-            (head.backward.swing.peak - kVocabulary * kWide * 3) / 4 * 3);
+      (head.backward.swing.peak - kVocabulary * kWide * 3) / 4 * 3);
 }
 
 // Products from the head (an encoder's transform) on and the loss are of a quarter of the rows.
@@ -423,9 +419,8 @@ TEST(Variants, RepeatedHeadsAreSaved) {
   EXPECT_EQ(saved(plan), kEager + 2 * (kWide - kNarrow));
 }
 
-// With use_cache the keys and values that attention reads are copies (2 dkv a token each), which a
-// checkpointed block's arguments hold, while what is made again goes; else they take the originals'
-// place.
+// With use_cache the keys and values that attention reads are copies (2 dkv a token each), which a checkpointed block's
+// arguments hold, while what is made again goes; else they take the originals' place.
 TEST(Variants, ACacheOfKeysOutlivesACheckpointedBlock) {
   Plan plan = plan_with(Compile::kNone);
   const std::int64_t full = saved(plan, Recompute::kFull);
@@ -543,9 +538,8 @@ TEST(Variants, MathAttentionSavesProbabilities) {
   EXPECT_EQ(saved(plan), kEager - kWide - 2 * kNarrow - 4 * 32 + 3 * 2 * kWide + scores);
 }
 
-// Its own attention joins a score for each head, and keeps the softmax of 64 heads' scores as they
-// are: nothing in fp32, nothing behind that weighs again (transformers 5,
-// models/gpt_oss/modeling_gpt_oss.py, eager_attention_forward).
+// Its own attention joins a score for each head, and keeps the softmax of 64 heads' scores as they are: nothing in
+// fp32, nothing behind that weighs again (transformers 5, models/gpt_oss/modeling_gpt_oss.py, eager_attention_forward).
 TEST(Variants, EagerAttentionTakesSinksAsScores) {
   Plan plan = plan_with(Compile::kNone);
   const ModelSpec model = load_zoo_model("gpt-oss-20b", Stack::kEager);

@@ -155,12 +155,12 @@ TEST(ModelYamlTest, WrongSizes) {
 TEST(ModelYamlTest, WrongReferences) {
   expect_failure(with("inputs: hidden", "inputs: hiden"), "27:28", "did you mean hidden");
   // A cycle is a use before it is written.
-  expect_failure(with("inputs: x, outputs: hidden", "inputs: y, outputs: hidden"), "26:30",
-                 "nothing has written 'y' yet");
+  expect_failure(
+      with("inputs: x, outputs: hidden", "inputs: y, outputs: hidden"), "26:30", "nothing has written 'y' yet");
   expect_failure(with("outputs: active", "outputs: hidden"), "27:45", "written twice");
   expect_failure(with("      y: 8\n", "      y: 8\n      z: 8\n"), "21:10", "no operation uses 'z'");
-  expect_failure(with("down.weight: [8, 32]", "down.weight: [8, 32]\n      spare: [4]"), "25:14",
-                 "no operation uses 'spare'");
+  expect_failure(
+      with("down.weight: [8, 32]", "down.weight: [8, 32]\n      spare: [4]"), "25:14", "no operation uses 'spare'");
   expect_failure(with("parameters: down.weight", "parameters: up.weight"), "28:62", "two operations");
   expect_failure(with("output: sum", "output: x"), "30:13", "no operation writes");
   expect_failure(with("outputs: hidden, ", "outputs: hidden, saved: active, "), "26:57", "is not there yet");
@@ -169,22 +169,21 @@ TEST(ModelYamlTest, WrongReferences) {
 
 TEST(ModelYamlTest, WrongAttention) {
   const std::string attention =
-      "      - {op: attention, inputs: x, outputs: y, attention: {heads: 4, kv_heads: 3, head_dim: "
-      "2}}\n";
+      "      - {op: attention, inputs: x, outputs: y, attention: {heads: 4, kv_heads: 3, head_dim: 2}}\n";
   expect_failure(with("      - {op: linear, inputs: active, outputs: y, parameters: down.weight}\n", attention),
-                 "28:80", "3 key/value heads do not divide 4 heads");
+      "28:80", "3 key/value heads do not divide 4 heads");
 }
 
 TEST(ModelYamlTest, LayersThatDoNotFit) {
   // The head of the table is wider than what the block reads.
   expect_failure(with("      rows: 8\n    parameters:\n      table.weight: [100, 8]",
-                      "      rows: 9\n    parameters:\n      table.weight: [100, 9]"),
-                 "41:5", "'layers.0' reads 10240 elements where 'words' hands on 11520");
+                     "      rows: 9\n    parameters:\n      table.weight: [100, 9]"),
+      "41:5", "'layers.0' reads 10240 elements where 'words' hands on 11520");
   expect_failure(with("  - words\n", "  - {kind: block, name: first}\n"), "40:5", "reads the batch");
   expect_failure(with("  - loss\n", ""), "41:5", "makes the loss");
   expect_failure(with("  - loss\n", "  - {kind: words, name: more}\n  - loss\n"), "42:5", "begins a chain");
-  expect_failure(with("  - loss\n", "  - {kind: block, name: \"layers.1\"}\n  - loss\n"), "42:5",
-                 "two layers are called");
+  expect_failure(
+      with("  - loss\n", "  - {kind: block, name: \"layers.1\"}\n  - loss\n"), "42:5", "two layers are called");
   expect_failure(with("[x, y], outputs: sum", "[y], outputs: sum, gradient: none"), "15:5", "cannot be differentiated");
   // What the products compute is read by nobody.
   expect_failure(with("[x, y], outputs: sum", "[x, x], outputs: sum"), "15:5", "no gradient arrives at up.weight");
@@ -232,9 +231,8 @@ TEST(ModelYamlTest, RopeScalingReadsBack) {
   const auto read = [](const std::string& scaling) {
     return parse(std::string(kSmall) + "numerics: {rope_scaling: " + scaling + "}\n");
   };
-  const ModelSpec llama3 = read(
-      "{kind: llama3, factor: 8, low_frequency_factor: 1, high_frequency_factor: 4, "
-      "original_positions: 4096}");
+  const ModelSpec llama3 =
+      read("{kind: llama3, factor: 8, low_frequency_factor: 1, high_frequency_factor: 4, original_positions: 4096}");
   EXPECT_EQ(llama3.numerics.rope_scaling, (RopeScaling{Kind::kLlama3, 8, 1, 4, 4096}));
   EXPECT_EQ(read("{kind: linear, factor: 2}").numerics.rope_scaling.factor, 2);
   EXPECT_EQ(read("true").numerics.rope_scaling.kind, Kind::kOther);

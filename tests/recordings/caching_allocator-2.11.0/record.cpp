@@ -1,10 +1,9 @@
 // Drives PyTorch's own caching allocator (libc10_cuda) with random requests on a machine without a
 // GPU and writes down what it did: recordings that the model in sim/memory/ is held against.
 //
-// The CUDA runtime and driver functions that the allocator calls are defined here, in the program,
-// so they win over the libraries': device memory is a number, cudaMalloc and cuMemAddressReserve
-// return the lowest free range, an event has ended once an operation `finish` of its stream says
-// so.
+// The CUDA runtime and driver functions that the allocator calls are defined here, in the program, so they win over the
+// libraries': device memory is a number, cudaMalloc and cuMemAddressReserve return the lowest free range, an event has
+// ended once an operation `finish` of its stream says so.
 //
 // record.sh beside it builds and runs it.
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -109,7 +108,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = *greatest = 0, cudaSuccess; }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* s, unsigned long long*, cudaGraph_t*,
-                                     const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+    const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
   return *s = cudaStreamCaptureStatusNone, cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
@@ -126,8 +125,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* s) {
   return *s = cudaStreamCaptureStatusNone, cudaSuccess;
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
-cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
-                                             cudaDriverEntryPointQueryResult* result) {
+cudaError_t cudaGetDriverEntryPointByVersion(
+    const char* name, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* result) {
   const std::string wanted = name;
   *function = wanted == "cuMemAddressReserve"    ? reinterpret_cast<void*>(reserve)
               : wanted == "cuMemAddressFree"     ? reinterpret_cast<void*>(unreserve)
@@ -151,8 +150,8 @@ int main(int argc, char** argv) {
   const char* conf = std::getenv("PYTORCH_ALLOC_CONF");
   std::printf("# torch 2.11.0, PYTORCH_ALLOC_CONF=%s, device of %s MiB\n", conf ? conf : "", argv[1]);
   std::printf(
-      "op,block,bytes,stream,address,allocated,active,reserved,requested,inactive_split,segments,"
-      "retries,ooms,device_allocs,device_frees,allocated_peak,reserved_peak\n");
+      "op,block,bytes,stream,address,allocated,active,reserved,requested,inactive_split,segments,retries,ooms,device_"
+      "allocs,device_frees,allocated_peak,reserved_peak\n");
   const auto stream_of = [](std::uint64_t s) { return reinterpret_cast<cudaStream_t>(s * 64); };
   struct Live {
     std::int64_t block;
@@ -161,9 +160,8 @@ int main(int argc, char** argv) {
   };
   std::vector<Live> live;
   std::int64_t blocks = 0;
-  const std::uint64_t sizes[] = {1,        700,      4096,     300000,   1048576,  1048577,
-                                 3000000,  9000000,  10485759, 12000000, 19000000, 20971520,
-                                 30000000, 41943040, 47000000, 64000000, 90000000, 111000000};
+  const std::uint64_t sizes[] = {1, 700, 4096, 300000, 1048576, 1048577, 3000000, 9000000, 10485759, 12000000, 19000000,
+      20971520, 30000000, 41943040, 47000000, 64000000, 90000000, 111000000};
   for (operation = 1; operation <= 300; ++operation) {
     const std::uint64_t kind = draw(100);
     std::string op;
@@ -206,13 +204,12 @@ int main(int argc, char** argv) {
     const auto stats = Allocator::getDeviceStats(0);
     const auto now = [](const auto& stat) { return static_cast<long long>(stat[0].current); };
     std::printf("%s,%lld,%llu,%llu,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld\n", op.c_str(),
-                static_cast<long long>(block), static_cast<unsigned long long>(bytes),
-                static_cast<unsigned long long>(stream), static_cast<long long>(address), now(stats.allocated_bytes),
-                now(stats.active_bytes), now(stats.reserved_bytes), now(stats.requested_bytes),
-                now(stats.inactive_split_bytes), now(stats.segment), static_cast<long long>(stats.num_alloc_retries),
-                static_cast<long long>(stats.num_ooms), static_cast<long long>(stats.num_device_alloc),
-                static_cast<long long>(stats.num_device_free), static_cast<long long>(stats.allocated_bytes[0].peak),
-                static_cast<long long>(stats.reserved_bytes[0].peak));
+        static_cast<long long>(block), static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(stream),
+        static_cast<long long>(address), now(stats.allocated_bytes), now(stats.active_bytes), now(stats.reserved_bytes),
+        now(stats.requested_bytes), now(stats.inactive_split_bytes), now(stats.segment),
+        static_cast<long long>(stats.num_alloc_retries), static_cast<long long>(stats.num_ooms),
+        static_cast<long long>(stats.num_device_alloc), static_cast<long long>(stats.num_device_free),
+        static_cast<long long>(stats.allocated_bytes[0].peak), static_cast<long long>(stats.reserved_bytes[0].peak));
   }
   std::fflush(stdout);
   std::_Exit(0);  // the allocator would free what is left

@@ -13,12 +13,12 @@ namespace {
 
 AccuracyRow row(const std::string& id, const std::string& group, double measured, double predicted) {
   return AccuracyRow{.id = id,
-                     .quantity = "step_time_s",
-                     .measured = measured,
-                     .predicted = predicted,
-                     .low = predicted * 0.9,
-                     .high = predicted * 1.1,
-                     .groups = {{"family x gpu", group}}};
+      .quantity = "step_time_s",
+      .measured = measured,
+      .predicted = predicted,
+      .low = predicted * 0.9,
+      .high = predicted * 1.1,
+      .groups = {{"family x gpu", group}}};
 }
 
 // Four rows of A are 1 % off, one of B 20 %: by rows the median is 1 %, balanced half of the weight
@@ -59,8 +59,8 @@ TEST(Accuracy, FitsAreHeldAgainstWhatRan) {
 // Pairs of A: (1, 1.04) differ by less than 5 %; (1, 2) and (1.04, 2) are in order. B has one pair,
 // in the wrong order. Pairs across groups do not count: tau = (2 - 1) / 3.
 TEST(Accuracy, RankCorrelationCountsPairsThatDiffer) {
-  const std::vector<AccuracyRow> rows = {row("1", "A", 1, 5), row("2", "A", 1.04, 4), row("3", "A", 2, 6),
-                                         row("4", "B", 1, 2), row("5", "B", 3, 1)};
+  const std::vector<AccuracyRow> rows = {
+      row("1", "A", 1, 5), row("2", "A", 1.04, 4), row("3", "A", 2, 6), row("4", "B", 1, 2), row("5", "B", 3, 1)};
   const RankCorrelation ranking = rank_correlation(rows, 0.05);
   EXPECT_EQ(ranking.pairs, 3);
   EXPECT_NEAR(ranking.tau, 1.0 / 3, 1e-12);
@@ -70,8 +70,7 @@ TEST(Accuracy, RankCorrelationCountsPairsThatDiffer) {
 // of one e times as long to less; other groups have their own.
 TEST(Accuracy, AnchorsScaleTheirGroupByWhatTheySay) {
   const std::vector<AccuracyRow> rows = {row("A-1", "A", 1.0816, 1), row("A-2", "A", 1.0816, 1),
-                                         row("A-3", "A", std::exp(1), std::exp(1)), row("B-1", "B", 1, 1),
-                                         row("B-2", "B", 1, 1)};
+      row("A-3", "A", std::exp(1), std::exp(1)), row("B-1", "B", 1, 1), row("B-2", "B", 1, 1)};
   const std::vector<AccuracyRow> result = anchored(rows, 1);
   EXPECT_NE(result[0].scored, result[1].scored);
   const AccuracyRow& other = result[0].scored ? result[0] : result[1];

@@ -14,8 +14,8 @@ namespace foreshard {
 namespace {
 
 constexpr const char* kHeader =
-    "id,source,gpu,n_gpus,n_nodes,network,nccl_version,collective,dtype,bytes,time_us_oop,"
-    "algbw_GBps,busbw_GBps,notes\n";
+    "id,source,gpu,n_gpus,n_nodes,network,nccl_version,collective,dtype,bytes,time_us_oop,algbw_GBps,busbw_GBps,"
+    "notes\n";
 
 std::string group_of(const AccuracyRow& row, std::string_view by) {
   for (const auto& [name, value] : row.groups) {
@@ -83,7 +83,7 @@ TEST(ScoreCollectives, UnseenNetworks) {
 
 // A row of an H100 node that nobody published, with everything as a person would write it.
 std::string row(const std::string& gpu, const std::string& network, double microseconds,
-                const std::string& more = "all_gather,float,268435456") {
+    const std::string& more = "all_gather,float,268435456") {
   return fmt::format("x,somebody,{},8,1,{},2.28.9,{},{},,,\n", gpu, network, more, microseconds);
 }
 
@@ -92,8 +92,8 @@ std::vector<AccuracyRow> score(const std::string& rows) {
 }
 
 TEST(ScoreCollectives, MeasuredTimesReachNoForecast) {
-  const std::vector<AccuracyRow> rows = score(row("H100", "NVLink", 700) + row("H100", "NVLink", 7000) +
-                                              row("NVIDIA H100-SXM5-80GB (HGX)", "NVSwitch", 70));
+  const std::vector<AccuracyRow> rows = score(
+      row("H100", "NVLink", 700) + row("H100", "NVLink", 7000) + row("NVIDIA H100-SXM5-80GB (HGX)", "NVSwitch", 70));
   ASSERT_EQ(rows.size(), 3U);
   for (const AccuracyRow& r : rows) EXPECT_EQ(r.predicted, rows[0].predicted);
   EXPECT_NEAR(rows[0].predicted, 720, 80);  // 325 GB/s of bus bandwidth
@@ -124,7 +124,7 @@ TEST(ScoreCollectives, SpellingsDoNotMatter) {
   };
   const double plain = two_nodes("H200", "8x400Gb RoCE");
   for (const char* other :
-       {"8 x 400 Gbit/s InfiniBand", "8x400G", "8x NDR 400Gb", "unheard of", "8x400GbE BlueField-3", ""}) {
+      {"8 x 400 Gbit/s InfiniBand", "8x400G", "8x NDR 400Gb", "unheard of", "8x400GbE BlueField-3", ""}) {
     EXPECT_NEAR(two_nodes("h200-sxm 141GB", other), plain, 1e-6 * plain) << other;
   }
   EXPECT_GT(two_nodes("H200", "4x100Gb EFA"), 3 * plain);

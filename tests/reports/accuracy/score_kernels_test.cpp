@@ -43,12 +43,12 @@ void print(const std::vector<AccuracyRow>& rows, const std::string& group) {
   for (const auto& [value, count] : values) {
     const AccuracySummary s = summary_of(rows, group, value);
     fmt::print("{:8} {:60} {:5} {:5}  {:5.1f} {:5.1f}  bias {:+5.1f}  cover {:3.0f} half {:4.1f}\n", group, value,
-               count, s.scored, 100 * s.median_abs_error, 100 * s.p90_abs_error, 100 * s.bias, 100 * s.coverage,
-               100 * s.half_width);
+        count, s.scored, 100 * s.median_abs_error, 100 * s.p90_abs_error, 100 * s.bias, 100 * s.coverage,
+        100 * s.half_width);
   }
   const AccuracySummary s = summary_of(rows, "", "");
   fmt::print("all {} scored {}: {:.1f} {:.1f} cover {:.0f} half {:.1f}\n", s.rows, s.scored, 100 * s.median_abs_error,
-             100 * s.p90_abs_error, 100 * s.coverage, 100 * s.half_width);
+      100 * s.p90_abs_error, 100 * s.coverage, 100 * s.half_width);
 }
 
 TEST(ScoreKernels, ProductsOfASourceLeftOut) {
@@ -59,8 +59,8 @@ TEST(ScoreKernels, ProductsOfASourceLeftOut) {
     double median;
   };
   for (const Target& target : {Target{"h100-sxm", 0.041}, Target{"a100-80gb", 0.070}, Target{"b200", 0.047},
-                               Target{"gb300", 0.039}, Target{"h200", 0.08}, Target{"b300", 0.08},
-                               Target{"gb200", 0.08}, Target{"l40s", 0.08}, Target{"rtx-pro-6000", 0.08}}) {
+           Target{"gb300", 0.039}, Target{"h200", 0.08}, Target{"b300", 0.08}, Target{"gb200", 0.08},
+           Target{"l40s", 0.08}, Target{"rtx-pro-6000", 0.08}}) {
     EXPECT_LE(summary_of(rows, "gpu", target.gpu).median_abs_error, target.median) << target.gpu;
   }
   const AccuracySummary all = summary_of(rows, "", "");
@@ -98,7 +98,7 @@ TEST(ScoreKernels, EveryRowAppearsWithItsIdOrLine) {
                           ",A100,4096,4096,4096,fp8_e4m3,700,\n"
                           ",H100,4096,4096,4096,bf16,7000,\n"
                           ",H100,4096,4096,4096,bf16,,196000\n",
-                          "g.csv"));
+          "g.csv"));
   ASSERT_EQ(rows.size(), 9U);
   EXPECT_EQ(rows[0].id, "x");
   EXPECT_EQ(rows[1].id, "line 3");
@@ -125,12 +125,12 @@ TEST(ScoreKernels, SpellingsMeanTheSame) {
     EXPECT_EQ(rows[0].predicted, first) << name;
   }
   for (const char* kernel : {"FlashAttention-2", "flash_attn_2", "something new", ""}) {
-    const auto rows =
-        score_attention(CsvTable(fmt::format("source,gpu,kernel,pass,causal,batch,seqlen,heads,kv_heads,head_dim,"
-                                             "dtype,tflops,latency_us\nnew,A100 SXM,{},fwd,1,4,4096,32,32,128,"
-                                             "bf16,180,\n",
-                                             kernel),
-                                 "a.csv"));
+    const auto rows = score_attention(CsvTable(
+        fmt::format(
+            "source,gpu,kernel,pass,causal,batch,seqlen,heads,kv_heads,head_dim,dtype,tflops,latency_us\nnew,A100 "
+            "SXM,{},fwd,1,4,4096,32,32,128,bf16,180,\n",
+            kernel),
+        "a.csv"));
     EXPECT_TRUE(rows[0].scored) << kernel << ' ' << rows[0].reason;
     EXPECT_NEAR(rows[0].predicted / rows[0].measured, 1, 0.3) << kernel;
   }

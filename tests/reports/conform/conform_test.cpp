@@ -1,5 +1,4 @@
-// One small step by hand and the recording that equals it; then every kind of difference, one at a
-// time, must be told.
+// One small step by hand and the recording that equals it; then every kind of difference, one at a time, must be told.
 //
 //   actions           log                                       live after it
 //                     1 step_begin                              D 512 (shard) + 1024 (rotary table)
@@ -45,15 +44,11 @@ RecordedStep hand_made_step() {
   graph.persistent = {0};
   using Kind = MemoryAction::Kind;
   graph.actions = {{Kind::kAllocate, 1}, {Kind::kAllocate, 2}, {Kind::kFree, 1}, {Kind::kAllocate, 3},
-                   {Kind::kStore, 3},    {Kind::kFree, 2},     {Kind::kFree, 3}};
-  step.log = {event("step_begin", HostEvent::kNobody, "D", 0),
-              event("all_gather_copy_in", 0, "CI", 1),
-              event("wait", 0, "AG", 1),
-              event("all_gather_copy_out", 0, "D", 2),
-              event("free_all_gather_output", 0, "D", 3),
-              event("reduce_scatter", 0, "RS", 4),
-              event("reduce_end", 0, "D", 5),
-              event("step_end", HostEvent::kNobody, "D", 7)};
+      {Kind::kStore, 3}, {Kind::kFree, 2}, {Kind::kFree, 3}};
+  step.log = {event("step_begin", HostEvent::kNobody, "D", 0), event("all_gather_copy_in", 0, "CI", 1),
+      event("wait", 0, "AG", 1), event("all_gather_copy_out", 0, "D", 2), event("free_all_gather_output", 0, "D", 3),
+      event("reduce_scatter", 0, "RS", 4), event("reduce_end", 0, "D", 5),
+      event("step_end", HostEvent::kNobody, "D", 7)};
   for (std::size_t outside : {0U, 7U}) step.log[outside].microbatch = -1;
   step.log[2].on = "all_gather";
   step.log[2].on_unit = 0;
@@ -77,21 +72,21 @@ RecordedEvent row(std::int64_t seq, const char* kind, const char* unit, const ch
 
 Recording hand_made_recording() {
   Recording r = {.id = "tiny",
-                 .version = "2.11.0",
-                 .index_file = "index.csv",
-                 .events_file = "events.csv",
-                 .memory_file = "memory.csv",
-                 .peaks_file = "peaks.csv",
-                 .units_file = "units.csv",
-                 .allocations_file = "allocations.csv",
-                 .events = {row(1, "step_begin", "", "D", {1536, 0, 0, 0, 0}),
-                            row(2, "all_gather_copy_in", "layers.0", "CI", {1536, 4096, 0, 0, 0}),
-                            row(3, "wait", "layers.0", "AG", {1536, 4096, 0, 0, 0}),
-                            row(4, "all_gather_copy_out", "layers.0", "D", {3072, 4096, 0, 0, 0}),
-                            row(5, "free_all_gather_output", "layers.0", "D", {3072, 0, 0, 0, 0}),
-                            row(6, "reduce_scatter", "layers.0", "RS", {3072, 0, 2048, 0, 0}),
-                            row(7, "reduce_end", "layers.0", "D", {3072, 0, 2048, 0, 0}),
-                            row(8, "step_end", "", "D", {1536, 0, 0, 0, 0})}};
+      .version = "2.11.0",
+      .index_file = "index.csv",
+      .events_file = "events.csv",
+      .memory_file = "memory.csv",
+      .peaks_file = "peaks.csv",
+      .units_file = "units.csv",
+      .allocations_file = "allocations.csv",
+      .events = {row(1, "step_begin", "", "D", {1536, 0, 0, 0, 0}),
+          row(2, "all_gather_copy_in", "layers.0", "CI", {1536, 4096, 0, 0, 0}),
+          row(3, "wait", "layers.0", "AG", {1536, 4096, 0, 0, 0}),
+          row(4, "all_gather_copy_out", "layers.0", "D", {3072, 4096, 0, 0, 0}),
+          row(5, "free_all_gather_output", "layers.0", "D", {3072, 0, 0, 0, 0}),
+          row(6, "reduce_scatter", "layers.0", "RS", {3072, 0, 2048, 0, 0}),
+          row(7, "reduce_end", "layers.0", "D", {3072, 0, 2048, 0, 0}),
+          row(8, "step_end", "", "D", {1536, 0, 0, 0, 0})}};
   r.events[0].microbatch = r.events[7].microbatch = -1;
   r.events[2].on = "all_gather layers.0";
   r.events[4].bytes_in = 4096;
@@ -100,8 +95,8 @@ Recording hand_made_recording() {
   r.events[5].dtype = "fp32";
   r.events[5].group = "shard:8";
   r.events[5].on = "AVG";
-  r.categories = {"sharded_param",     "unsharded_param",       "sharded_grad",
-                  "all_gather_output", "reduce_scatter_output", "other"};
+  r.categories = {
+      "sharded_param", "unsharded_param", "sharded_grad", "all_gather_output", "reduce_scatter_output", "other"};
   const auto boundary = [&](std::int64_t step, std::int64_t seq, const char* kind, const char* unit, std::int64_t total,
                             std::int64_t peak, std::vector<std::int64_t> categories) {
     r.memory.push_back(
@@ -199,10 +194,14 @@ TEST(Conform, SwappedRows) {
 // Each column of the schedule by itself.
 TEST(Conform, EveryColumnOfTheScheduleCounts) {
   const std::vector<void (*)(RecordedEvent&)> changes = {
-      [](RecordedEvent& e) { e.kind = "all_reduce"; }, [](RecordedEvent& e) { e.unit = "layers.1"; },
-      [](RecordedEvent& e) { e.stream = "AR"; },       [](RecordedEvent& e) { e.dtype = "bf16"; },
-      [](RecordedEvent& e) { e.group = "shard:4"; },   [](RecordedEvent& e) { e.cause = "demand"; },
-      [](RecordedEvent& e) { e.state = "forward"; },   [](RecordedEvent& e) { e.on = "SUM"; },
+      [](RecordedEvent& e) { e.kind = "all_reduce"; },
+      [](RecordedEvent& e) { e.unit = "layers.1"; },
+      [](RecordedEvent& e) { e.stream = "AR"; },
+      [](RecordedEvent& e) { e.dtype = "bf16"; },
+      [](RecordedEvent& e) { e.group = "shard:4"; },
+      [](RecordedEvent& e) { e.cause = "demand"; },
+      [](RecordedEvent& e) { e.state = "forward"; },
+      [](RecordedEvent& e) { e.on = "SUM"; },
       [](RecordedEvent& e) { e.microbatch = 1; },
   };
   for (std::size_t i = 0; i < changes.size(); ++i) {
@@ -266,7 +265,7 @@ TEST(Conform, OneWrongByte) {
 
 TEST(Conform, WrongUnitSizes) {
   for (std::int64_t RecordedUnit::*column :
-       {&RecordedUnit::params, &RecordedUnit::numel, &RecordedUnit::shard_numel_padded}) {
+      {&RecordedUnit::params, &RecordedUnit::numel, &RecordedUnit::shard_numel_padded}) {
     Recording r = hand_made_recording();
     r.units[0].*column += 1;
     const Conformance c = conform_tiny(r);

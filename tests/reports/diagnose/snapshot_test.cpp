@@ -45,7 +45,7 @@ std::string snapshot_of(const std::vector<Block>& blocks, const std::vector<std:
     out.key("frames");
     out.begin_list();
     for (const auto& [file, name] :
-         {std::pair("/env/torch/nn/functional.py", "linear"), std::pair("/home/me/train.py", "keep_outputs")}) {
+        {std::pair("/env/torch/nn/functional.py", "linear"), std::pair("/home/me/train.py", "keep_outputs")}) {
       out.begin_dict();
       out.entry("filename", file);
       out.entry("line", 42);
@@ -131,12 +131,11 @@ TEST(Snapshot, GrowthIsOfTheLeastNotOfWhatComesAndGoes) {
 
 // What would run code, and what is cut off or refers to nothing, is refused; nothing is run.
 TEST(PickleRead, RefusesWhatIsNoData) {
-  for (const std::string& bad :
-       {std::string("\x80\x02"
-                    "cos\nsystem\nX\x02\0\0\0lsq\0\x85R.",
-                    26),
-        std::string("\x80\x04"), std::string(), std::string("\x80\x02j\x09\0\0\0.", 8), std::string("\x80\x02u.", 4),
-        std::string("\x80\x02(K\x01u.", 6), std::string("\x80\x02."), std::string("(.")}) {
+  for (const std::string& bad : {std::string("\x80\x02"
+                                             "cos\nsystem\nX\x02\0\0\0lsq\0\x85R.",
+                                     26),
+           std::string("\x80\x04"), std::string(), std::string("\x80\x02j\x09\0\0\0.", 8), std::string("\x80\x02u.", 4),
+           std::string("\x80\x02(K\x01u.", 6), std::string("\x80\x02."), std::string("(.")}) {
     EXPECT_THROW(read_pickle(bad, "bad.pickle"), Error) << bad.size();
   }
   EXPECT_THROW(read_snapshot(std::string("\x80\x02}."), "empty.pickle"), Error);

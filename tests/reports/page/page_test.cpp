@@ -45,7 +45,7 @@ TEST(PageTimeline, ItsColumnsAreTheTimelineAndItsCauses) {
       const std::string where = t["places"][static_cast<std::size_t>(place[i])].get<std::string>();
       EXPECT_EQ(kind["kind"].get<std::string>() + (where.empty() ? "" : " " + where) +
                     t["tails"][static_cast<std::size_t>(tail[i])].get<std::string>(),
-                names.of(static_cast<EventId>(i)));
+          names.of(static_cast<EventId>(i)));
       const Causes::Binding binding = causes.of(static_cast<EventId>(i));
       EXPECT_EQ(t["causes"][static_cast<std::size_t>(cause[i])], to_string(binding.cause));
       EXPECT_EQ(by[i] == 0 ? kNoEvent : static_cast<EventId>(i) - static_cast<EventId>(by[i]), binding.predecessor);
@@ -218,10 +218,8 @@ std::size_t count(std::string_view text, std::string_view part) {
 }
 
 TEST(HtmlPage, TextFromFilesCannotLeaveItsPlace) {
-  Json document = {{"schema", "foreshard.page/1"},
-                   {"title", "</title><script>alert(1)</script>@CODE@"},
-                   {"views", Json::array()},
-                   {"note", "</script><script>alert(2)</script>@D3@ \xff"}};
+  Json document = {{"schema", "foreshard.page/1"}, {"title", "</title><script>alert(1)</script>@CODE@"},
+      {"views", Json::array()}, {"note", "</script><script>alert(2)</script>@D3@ \xff"}};
   const std::string page = html_page(document);
   EXPECT_EQ(page.find("alert(1)</script>"), std::string::npos);
   EXPECT_EQ(page.find("alert(2)</script>"), std::string::npos);

@@ -32,7 +32,7 @@ RC_GTEST_PROP(LongStep, IsTheWholeStep, ()) {
       *rc::gen::element(RuntimeKind::kFsdp2, RuntimeKind::kDdp, RuntimeKind::kZero2, RuntimeKind::kNative);
   if (plan.runtime.kind == RuntimeKind::kDdp) plan.mesh = {1, 8};
   plan.batch = {*rc::gen::element<std::int64_t>(128, 1024), *rc::gen::inRange<std::int64_t>(1, 3),
-                *rc::gen::inRange<std::int64_t>(kMostLaidOut + 1, 150)};
+      *rc::gen::inRange<std::int64_t>(kMostLaidOut + 1, 150)};
   plan.host_sync = *rc::gen::element(HostSync::kNone, HostSync::kStep);
   RC_PRE(!find_problem(plan, model, costs.cluster()));
   const auto report = [&](std::int64_t micro_batches) {
@@ -54,7 +54,7 @@ RC_GTEST_PROP(LongStep, IsTheWholeStep, ()) {
   RC_ASSERT(told.seconds.value == whole.seconds.value);  // to the nanosecond
   constexpr double kRounding = 1e-3;                     // the micro-batches in which a step settles are among few
   for (Quantity Report::*of : {&Report::seconds, &Report::communication, &Report::tokens_per_s_per_gpu, &Report::mfu,
-                               &Report::hfu, &Report::peak_allocated, &Report::peak_reserved}) {
+           &Report::hfu, &Report::peak_allocated, &Report::peak_reserved}) {
     RC_ASSERT(is_near(told.*of, whole.*of, kRounding));
   }
   RC_ASSERT(std::abs(told.exposed_communication.value - whole.exposed_communication.value) <=

@@ -69,8 +69,8 @@ TEST(MachineChanges, InsideANodeThereIsNoNetwork) {
   for (const Json& one : changes_json(forecast_on(node), CostModel(node, round_calibration()))) {
     properties.insert(one["property"].get<std::string>());
   }
-  EXPECT_EQ(properties,
-            (std::set<std::string>{"node.gpu_link", "gpu.memory", "gpu.memory_bandwidth", "gpu.peak_bf16"}));
+  EXPECT_EQ(
+      properties, (std::set<std::string>{"node.gpu_link", "gpu.memory", "gpu.memory_bandwidth", "gpu.peak_bf16"}));
 }
 
 }

@@ -20,8 +20,8 @@ Cluster four_nodes(const std::string& uplink, const std::string& more = "") {
   return parse_cluster(fmt::format("machine: h100\n"
                                    "nodes: [{{names: \"a[1-3]\", leaf: l1}}, {{names: [b1], leaf: l2}}]\n"
                                    "switches: [l1, l2]\nlinks: [{{between: [l1, l2], rate: {}}}]\n{}",
-                                   uplink, more),
-                       "four");
+                           uplink, more),
+      "four");
 }
 
 CostModel costs_on(const Cluster& cluster) { return {cluster, load_profile("h100-sxm")}; }
@@ -68,10 +68,10 @@ TEST(NetworkChanges, PlacementHelpsWhereRanksAlternate) {
       "switches: [l1, l2]\nlinks: [{between: [l1, l2], rate: 20GB/s}]\n";
   const Cluster cluster = parse_cluster(two + "ranks: [a1, b1, a2, b2]\n", "alternating");
   const std::vector<NetworkChange> changes = network_changes(forecast_on(cluster), costs_on(cluster));
+  EXPECT_EQ(
+      seconds_of(changes, "placement: by_leaf"), forecast_on(parse_cluster(two, "in order")).timeline.period.seconds());
   EXPECT_EQ(seconds_of(changes, "placement: by_leaf"),
-            forecast_on(parse_cluster(two, "in order")).timeline.period.seconds());
-  EXPECT_EQ(seconds_of(changes, "placement: by_leaf"),
-            forecast_on(cluster, RankPlacement::kByLeaf).timeline.period.seconds());
+      forecast_on(cluster, RankPlacement::kByLeaf).timeline.period.seconds());
 }
 
 TEST(NetworkChanges, RepairsAndBackground) {
@@ -111,14 +111,13 @@ TEST(NetworkChanges, SayWhatLeavingTheSlowKindOutGives) {
 TEST(NetworkChanges, SayWhatLeavingOutTheNodesThatHoldOthersBackGives) {
   const std::string nodes =
       "machine: h100\n"
-      "nodes: [{names: \"a[1-3]\", leaf: l1}, {names: [b1], leaf: l2, degraded: [{nic: 1, "
-      "fraction: "
+      "nodes: [{names: \"a[1-3]\", leaf: l1}, {names: [b1], leaf: l2, degraded: [{nic: 1, fraction: "
       "0.05}]}]\nswitches: [l1, l2]\nlinks: [{between: [l1, l2], rate: 400GB/s}]\n";
   const Cluster cluster = parse_cluster(nodes, "four");
   const std::vector<NetworkChange> changes = network_changes(forecast_on(cluster), costs_on(cluster));
   // Of b1 once: its leaf, which is the smaller, is the same three nodes kept.
   EXPECT_EQ(seconds_of(changes, "without the 1 node with degraded links"),
-            forecast_on(parse_cluster(nodes + "ranks: \"a[1-3]\"\n", "three")).timeline.period.seconds());
+      forecast_on(parse_cluster(nodes + "ranks: \"a[1-3]\"\n", "three")).timeline.period.seconds());
   EXPECT_EQ(
       std::ranges::count_if(changes, [](const NetworkChange& change) { return change.what.starts_with("without "); }),
       1);

@@ -162,8 +162,7 @@ TEST(Recommend, OrdersByDeadlineThenDollars) {
   EXPECT_TRUE(timed.remedies.empty());
 }
 
-// No plan of the job as it is asked for holds on any size; with what is looked at otherwise one
-// does.
+// No plan of the job as it is asked for holds on any size; with what is looked at otherwise one does.
 TEST(Recommend, TheSmallestIsNotAboveAChoice) {
   const JobMaker make = [](const CandidateCluster& candidate, std::int64_t most_sequences) {
     JobVariants variants = round_job(candidate, most_sequences);

@@ -13,21 +13,21 @@ namespace {
 
 HistoryRow row_of(double predicted, double measured, const char* host = "here") {
   HistoryRow row = {.created = "2026-01-02T03:04:05Z",
-                    .host = host,
-                    .fingerprint = "0123456789abcdef",
-                    .plan_yaml = "model: tiny\n# it's \"quoted\"; DROP TABLE validations;\n",
-                    .model = "tiny",
-                    .runtime = "native@1",
-                    .ranks = 2,
-                    .predicted_s = predicted,
-                    .low_s = 0.9 * predicted,
-                    .high_s = 1.1 * predicted,
-                    .measured_s = measured,
-                    .exposed_communication_error = -0.01,
-                    .memory_error = 0.02,
-                    .passed = true,
-                    .profile = "local",
-                    .version = "0.1.0"};
+      .host = host,
+      .fingerprint = "0123456789abcdef",
+      .plan_yaml = "model: tiny\n# it's \"quoted\"; DROP TABLE validations;\n",
+      .model = "tiny",
+      .runtime = "native@1",
+      .ranks = 2,
+      .predicted_s = predicted,
+      .low_s = 0.9 * predicted,
+      .high_s = 1.1 * predicted,
+      .measured_s = measured,
+      .exposed_communication_error = -0.01,
+      .memory_error = 0.02,
+      .passed = true,
+      .profile = "local",
+      .version = "0.1.0"};
   return row;
 }
 
@@ -100,9 +100,8 @@ TEST(History, SaysWhatIsWrongWithTheFile) {
 TEST(Accuracy, SummarisesWhatIsScored) {
   // Errors +10 %, -20 %, +50 %, 0 %: sizes 0, 10, 20, 50. Within 0.9 .. 1.1 of the forecast lie the
   // measurements of the first (1 / 1.1 = 0.909) and the last.
-  std::vector<HistoryRow> history = {
-      row_of(1.1, 1), row_of(0.8, 1), row_of(1.5, 1, "there"),
-      row_of(1, 1),   row_of(1, 0),   row_of(std::numeric_limits<double>::infinity(), 1)};
+  std::vector<HistoryRow> history = {row_of(1.1, 1), row_of(0.8, 1), row_of(1.5, 1, "there"), row_of(1, 1),
+      row_of(1, 0), row_of(std::numeric_limits<double>::infinity(), 1)};
   const std::vector<AccuracyRow> rows = accuracy_rows(history);
   const Json json = accuracy_json(rows);
   const Json& summary = json["summary"];

@@ -132,15 +132,15 @@ TEST(MeasuredReport, HasMediansQuartilesAndTheRun) {
 
   const std::string text = to_text(r, view, Color::kNever);
   for (const char* part : {"step time", "quartiles", "measured", "peak resident memory",
-                           "loss 5.0000 -> 0.7143 in 7 steps", "0123456789abcdef"}) {
+           "loss 5.0000 -> 0.7143 in 7 steps", "0123456789abcdef"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
 }
 
 TEST(MeasuredReport, WritesADivergedLossAsNull) {
   Report report = {.plan = tiny_plan(),
-                   .cluster = round_cluster(8),
-                   .run = RunFigures{{1.5, std::numeric_limits<double>::quiet_NaN()}, "ab", 3}};
+      .cluster = round_cluster(8),
+      .run = RunFigures{{1.5, std::numeric_limits<double>::quiet_NaN()}, "ab", 3}};
   const Json losses = to_json(report)["run"]["losses"];
   EXPECT_EQ(losses[0], 1.5);
   EXPECT_TRUE(losses[1].is_null());

@@ -36,9 +36,8 @@ TEST(Pickle, EveryKindOfValueAsItsOpcodesSay) {
   p.end_dict();
   p.end_list();
   EXPECT_EQ(p.finish(),
-            "\x80\x02](NK\x01K\x02\x86\x88\x89K\x07M\x02\x01J\xfe\xff\xff\xff"
-            "\x8a\x08\0\0\0\0\0\x01\0\0"
-            "X\x02\0\0\0abq\0h\0}(X\x01\0\0\0kq\x01K\x01ue."s);
+      "\x80\x02](NK\x01K\x02\x86\x88\x89K\x07M\x02\x01J\xfe\xff\xff\xff"
+      "\x8a\x08\0\0\0\0\0\x01\0\0X\x02\0\0\0abq\0h\0}(X\x01\0\0\0kq\x01K\x01ue."s);
 }
 
 // Beyond 255 texts the memo's index takes four bytes.

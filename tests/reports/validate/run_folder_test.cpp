@@ -65,7 +65,7 @@ TEST(ExactSeconds, AreWholeNanosecondsBothWays) {
   }
   EXPECT_EQ(parse_exact_seconds("2"), Time::ns(2'000'000'000));
   for (const char* bad : {"", "-", "1.", ".5", "1e3", "0x1", " 1", "1.0000000001", "nan", "--1", "99999999999",
-                          "99999999999999999999999"}) {
+           "99999999999999999999999"}) {
     EXPECT_FALSE(parse_exact_seconds(bad)) << bad;
   }
 }

@@ -30,9 +30,8 @@ TEST(Slower, PutsEveryNanosecondOfTheDifferenceDownToACause) {
     found[part.cause] += part.difference().nanoseconds();
     sum += part.difference().nanoseconds();
   }
-  EXPECT_EQ(found,
-            (std::map<SlowCause, std::int64_t>{
-                {SlowCause::kCompute, 2}, {SlowCause::kExposed, 5}, {SlowCause::kPeers, 15}, {SlowCause::kHost, 8}}));
+  EXPECT_EQ(found, (std::map<SlowCause, std::int64_t>{{SlowCause::kCompute, 2}, {SlowCause::kExposed, 5},
+                       {SlowCause::kPeers, 15}, {SlowCause::kHost, 8}}));
   EXPECT_EQ(sum, 30);
   EXPECT_EQ(step.parts.front().cause, SlowCause::kPeers);  // what costs most comes first
   EXPECT_EQ(step.parts.front().where, "layers.0");

@@ -251,7 +251,7 @@ TEST(CauseOfDifference, NamesTheLargestPart) {
   EXPECT_EQ(cause(base, parts(10, 0, 0, 400)), "duration differs: 400 ns, forecast 100 ns");
   EXPECT_EQ(cause(base, parts(10, 0, 0, 400, 300)), "contention: beside compute for 300 ns, forecast 0 ns");
   EXPECT_EQ(cause_of_difference(base, parts(10, 0, 0, 400, 300), EventKind::kForward),
-            "contention: beside communication for 300 ns, forecast 0 ns");
+      "contention: beside communication for 300 ns, forecast 0 ns");
   // Faster than forecast: what shrank, not what grew.
   EXPECT_EQ(cause(parts(10, 0, 500, 100), parts(20, 0, 0, 100)), "waited for its peers 0 ns, forecast 500 ns");
 }
@@ -265,12 +265,12 @@ TEST(ValidationView, TextAndJsonSayTheSame) {
   const Validation v = judge(step, run);
   const std::string text = validation_text(v, run, Color::kNever);
   for (const char* part : {"step time", "-50.0 %", "OUTSIDE", "exposed communication", "peak memory", "by kind",
-                           "all_gather", "not passed", "process growth at init"}) {
+           "all_gather", "not passed", "process growth at init"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
   const Json json = to_json(v);
   for (const char* key : {"step_error", "exposed_communication_error", "memory_error", "by_kind", "worst", "passed",
-                          "tolerances", "measured", "predicted"}) {
+           "tolerances", "measured", "predicted"}) {
     EXPECT_TRUE(json.contains(key)) << key;
   }
   EXPECT_NEAR(json["step_error"].get<double>(), -0.5, 1e-12);

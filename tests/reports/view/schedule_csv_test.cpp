@@ -18,12 +18,11 @@ TEST(ScheduleCsv, WritesExactSecondsAndEmptyCellsWhereThereIsNothing) {
   step.graph.works[1].flops = Flops(123456789012345678.0);
   step.graph.rows[1].work = 1;
   EXPECT_EQ(schedule_csv(step.graph, step.timeline),
-            "id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,"
-            "issue_s,start_s,arrive_s,end_s\n"
-            "0,all_gather,1,layers.1,0,all_gather,shard,1024,0,"
-            "-1.500000000,0.000000000,0.000000007,2.000000001\n"
-            "1,optimizer,,,0,compute,,0,123456789012345680,"
-            "-0.000000001,0.000000009,0.000000009,0.000000010\n");
+      "id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,"
+      "issue_s,start_s,arrive_s,end_s\n"
+      "0,all_gather,1,layers.1,0,all_gather,shard,1024,0,"
+      "-1.500000000,0.000000000,0.000000007,2.000000001\n"
+      "1,optimizer,,,0,compute,,0,123456789012345680,-0.000000001,0.000000009,0.000000009,0.000000010\n");
 }
 
 TEST(ScheduleCsv, HasALinePerRowAndThirteenCellsInEach) {

@@ -34,17 +34,13 @@ TEST(Waterfall, PutsEveryGapDownToWhatTheRowBehindItWaitedFor) {
   step.compute(EventKind::kForward, 60, 100, {gather});
   step.compute(EventKind::kBackward, 100, 150);
   step.add(EventKind::kOptimizer, Stream::kCompute, {170, 170, 170, 200});
-  EXPECT_EQ(bars_of(step.graph, step.timeline), (Bars{{"stream dependency", 10},
-                                                      {"exposed all_gather (forward)", 50},
-                                                      {"forward", 40},
-                                                      {"backward", 50},
-                                                      {"host", 20},
-                                                      {"optimizer", 30}}));
+  EXPECT_EQ(
+      bars_of(step.graph, step.timeline), (Bars{{"stream dependency", 10}, {"exposed all_gather (forward)", 50},
+                                              {"forward", 40}, {"backward", 50}, {"host", 20}, {"optimizer", 30}}));
 }
 
 TEST(Waterfall, PrefersTheCollectiveThatTheRowWaitedForOverAnEarlierOne) {
-  // The reduce_scatter (issued first) and the gather both run in the gap 10 .. 60; forward waits
-  // for the gather.
+  // The reduce_scatter (issued first) and the gather both run in the gap 10 .. 60; forward waits for the gather.
   HandMade step;
   step.compute(EventKind::kBackward, 0, 10);
   step.add(EventKind::kReduceScatter, Stream::kReduceScatter, {-9, 0, 0, 90});
@@ -54,8 +50,7 @@ TEST(Waterfall, PrefersTheCollectiveThatTheRowWaitedForOverAnEarlierOne) {
 }
 
 TEST(Waterfall, AQueueOnTheCommunicatorIsPutDownToWhoHeldIt) {
-  // The gather is ready at 10 but its communicator reduces until 40: 30 ns of reduce_scatter, 20 of
-  // gather.
+  // The gather is ready at 10 but its communicator reduces until 40: 30 ns of reduce_scatter, 20 of gather.
   HandMade step;
   step.compute(EventKind::kBackward, 0, 10);
   step.add(EventKind::kReduceScatter, Stream::kReduceScatter, {-9, 0, 0, 40});
@@ -76,8 +71,8 @@ TEST(Waterfall, SumsToTheStepToTheNanosecondOnRandomPlans) {
     for (const auto& [what, time] : bars) {
       if (what.rfind("exposed", 0) == 0) exposed[what] = time;
     }
-    EXPECT_NEAR(static_cast<double>(sum(exposed)) * 1e-9, measure_step(f.graph, f.timeline).exposed_communication,
-                1e-12)
+    EXPECT_NEAR(
+        static_cast<double>(sum(exposed)) * 1e-9, measure_step(f.graph, f.timeline).exposed_communication, 1e-12)
         << "plan " << i;
   }
 }

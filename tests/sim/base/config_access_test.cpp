@@ -40,45 +40,20 @@ TEST(ConfigAccess, ReadsIntegersHoweverTheyAreWritten) {
 }
 
 TEST(ConfigAccess, RefusesWhatIsNotAnInteger) {
-  for (const char* text : {"1.5",
-                           "1e-1",
-                           "8 GPUs",
-                           "eight",
-                           "0x10",
-                           "010",
-                           "1_000",
-                           "1,000",
-                           "1e",
-                           "e9",
-                           "8.",
-                           ".5",
-                           "- 8",
-                           "~",
-                           "",
-                           "true",
-                           ".inf",
-                           ".nan",
-                           "8e1.5",
-                           "[8]",
-                           "{a: 8}",
-                           "1e99999999999999999999",
-                           "0.1e-99999999999999999999",
-                           "9223372036854775808",
-                           "1e19",
-                           "--8"}) {
+  for (const char* text : {"1.5", "1e-1", "8 GPUs", "eight", "0x10", "010", "1_000", "1,000", "1e", "e9", "8.", ".5",
+           "- 8", "~", "", "true", ".inf", ".nan", "8e1.5", "[8]", "{a: 8}", "1e99999999999999999999",
+           "0.1e-99999999999999999999", "9223372036854775808", "1e19", "--8"}) {
     EXPECT_NE(refusal([&] { yaml(text).as_int(); }), "") << text;
   }
   EXPECT_EQ(refusal([] { yaml("8 GPUs").as_int(1, 1024); }),
-            "y:1:4: v: '8 GPUs' is not an integer; expected an integer from 1 to 1,024, for "
-            "example 8");
+      "y:1:4: v: '8 GPUs' is not an integer; expected an integer from 1 to 1,024, for example 8");
   EXPECT_EQ(refusal([] { yaml("1e30").as_int(1); }),
-            "y:1:4: v: '1e30' overflows 64-bit integers; expected an integer of at least 1, for "
-            "example 8");
+      "y:1:4: v: '1e30' overflows 64-bit integers; expected an integer of at least 1, for example 8");
 }
 
 TEST(ConfigAccess, RefusesNumbersOutsideTheRange) {
   EXPECT_EQ(refusal([] { yaml("0").as_int(1, 4); }),
-            "y:1:4: v: 0 is out of range; expected an integer from 1 to 4, for example 4");
+      "y:1:4: v: 0 is out of range; expected an integer from 1 to 4, for example 4");
   EXPECT_NE(refusal([] { yaml("-1").as_int(0); }), "");
   EXPECT_NE(refusal([] { yaml("1.01").as_double(0, 1); }), "");
   EXPECT_NE(refusal([] { yaml("1e999").as_double(); }), "");
@@ -86,8 +61,7 @@ TEST(ConfigAccess, RefusesNumbersOutsideTheRange) {
 
 TEST(ConfigAccess, RefusesQuotedNumbersAndBooleans) {
   EXPECT_EQ(refusal([] { yaml("\"8\"").as_int(1, 8); }),
-            "y:1:4: v: the text '8' stands here in quotes; expected an integer from 1 to 8, for "
-            "example 8 without quotes");
+      "y:1:4: v: the text '8' stands here in quotes; expected an integer from 1 to 8, for example 8 without quotes");
   EXPECT_NE(refusal([] { json("\"8\"").as_int(); }), "");
   EXPECT_NE(refusal([] { json("\"0.5\"").as_double(); }), "");
   EXPECT_NE(refusal([] { json("\"true\"").as_bool(); }), "");
@@ -106,7 +80,7 @@ TEST(ConfigAccess, ReadsOnlyTrueAndFalseAsBooleans) {
   EXPECT_TRUE(yaml("true").as_bool());
   EXPECT_FALSE(json("false").as_bool());
   EXPECT_EQ(refusal([] { yaml("yes").as_bool(); }),
-            "y:1:4: v: 'yes' is not a boolean; expected true or false; did you mean true?");
+      "y:1:4: v: 'yes' is not a boolean; expected true or false; did you mean true?");
   EXPECT_NE(refusal([] { json("0").as_bool(); }), "");
 }
 
@@ -137,40 +111,37 @@ TEST(ConfigAccess, ChoosesAmongWords) {
   EXPECT_EQ(yaml("some").as_choice<3>(kWords), 2U);
   EXPECT_EQ(yaml("b").as_choice({"a", "b"}), 1U);
   EXPECT_EQ(refusal([] { yaml("nevr").as_choice(kWords); }),
-            "y:1:4: v: 'nevr' is not known here; expected one of always, never, some; did you mean "
-            "never?");
+      "y:1:4: v: 'nevr' is not known here; expected one of always, never, some; did you mean never?");
   EXPECT_NE(refusal([] { json("1").as_choice(kWords); }), "");
 }
 
 TEST(ConfigAccess, SuggestsTheSpellingOfAnUnknownKey) {
   const ConfigNode root = parse_yaml("mesh:\n  shrad: 8\n", "plan.yaml");
   EXPECT_EQ(refusal([&] {
-              root.at("mesh").allow_only({"shard", "replicate"});
-            }),
-            "plan.yaml:2:3: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate; did "
-            "you mean shard?");
+    root.at("mesh").allow_only({"shard", "replicate"});
+  }),
+      "plan.yaml:2:3: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate; did you mean shard?");
   EXPECT_NO_THROW(root.allow_only({"mesh", "model"}));
 }
 
 TEST(ConfigAccess, NamesAMissingKeyAndWhatStandsThere) {
   const ConfigNode root = parse_yaml("mesh:\n  shrad: 8\n", "plan.yaml");
   EXPECT_EQ(refusal([&] { root.at("mesh").at("shard"); }),
-            "plan.yaml:2:3: mesh: the key 'shard' is missing; expected the key 'shard' beside "
-            "shrad; did you mean 'shard' where 'shrad' stands?");
+      "plan.yaml:2:3: mesh: the key 'shard' is missing; expected the key 'shard' beside "
+      "shrad; did you mean 'shard' where 'shrad' stands?");
   EXPECT_EQ(refusal([&] { root.at("model", "the model's name, for example llama-3.1-8b"); }),
-            "plan.yaml:1:1: the key 'model' is missing; expected the model's name, for example "
-            "llama-3.1-8b");
+      "plan.yaml:1:1: the key 'model' is missing; expected the model's name, for example llama-3.1-8b");
   EXPECT_EQ(root.find("model"), nullptr);
   EXPECT_TRUE(root.has("mesh"));
 }
 
 TEST(ConfigAccess, TellsListsMappingsAndValuesApart) {
   EXPECT_EQ(refusal([] { yaml("8").items(); }),
-            "y:1:4: v: a single value stands here; expected a mapping, for example {shard: 8}");
+      "y:1:4: v: a single value stands here; expected a mapping, for example {shard: 8}");
   EXPECT_EQ(refusal([] { json("[1]").at("x"); }),
-            "j:1:7: v: an array stands here; expected an object, for example {\"shard\": 8}");
+      "j:1:7: v: an array stands here; expected an object, for example {\"shard\": 8}");
   EXPECT_EQ(refusal([] { yaml("").has("x"); }),
-            "y:1:1: v: an empty value stands here; expected a mapping, for example {shard: 8}");
+      "y:1:1: v: an empty value stands here; expected a mapping, for example {shard: 8}");
   EXPECT_NE(refusal([] { yaml("8").elements(); }), "");
   EXPECT_NE(refusal([] { json("{}").elements(); }), "");
 }

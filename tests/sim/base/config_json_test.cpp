@@ -67,16 +67,13 @@ TEST(JsonConfig, RefusesEveryTruncation) {
   const std::string_view whole = kConfig.substr(0, kConfig.size() - 1);
   for (std::size_t size = 1; size < whole.size(); ++size) EXPECT_NE(refusal(whole.substr(0, size)), "") << size;
   EXPECT_EQ(refusal("{\n \"a\": [1,"),
-            "config.json:2:10: a[1]: the JSON text ends too early; expected a complete file; is it "
-            "truncated?");
+      "config.json:2:10: a[1]: the JSON text ends too early; expected a complete file; is it truncated?");
 }
 
 TEST(JsonConfig, RefusesWhatStrictJsonDoesNotHave) {
-  for (const char* text : {"{\"a\": 1} x", "{} {}",    "{\"a\": 1,}", "[1,]",      "{a: 1}",
-                           "{'a': 1}",     "[01]",     "[+1]",        "[.5]",      "[0x1]",
-                           "[NaN]",        "[Inf]",    "// c\n{}",    "{\"a\" 1}", "[1 2]",
-                           "model: x",     "[\"\n\"]", "[\"\\x\"]",   "[1e999]",   "\xEF\xBB\xBF\xEF\xBB\xBF{}",
-                           "<html>"}) {
+  for (const char* text : {"{\"a\": 1} x", "{} {}", "{\"a\": 1,}", "[1,]", "{a: 1}", "{'a': 1}", "[01]", "[+1]", "[.5]",
+           "[0x1]", "[NaN]", "[Inf]", "// c\n{}", "{\"a\" 1}", "[1 2]", "model: x", "[\"\n\"]", "[\"\\x\"]", "[1e999]",
+           "\xEF\xBB\xBF\xEF\xBB\xBF{}", "<html>"}) {
     EXPECT_NE(refusal(text), "") << text;
   }
 }
@@ -91,8 +88,7 @@ TEST(JsonConfig, NamesLineAndColumnOfSyntaxErrors) {
 
 TEST(JsonConfig, RefusesADuplicateKeyWithBothLines) {
   EXPECT_EQ(refusal("{\"a\": 1,\n \"b\": 2,\n \"a\": 3}"),
-            "config.json:3:2: a: the key 'a' stands here again, after line 1; expected each key "
-            "once");
+      "config.json:3:2: a: the key 'a' stands here again, after line 1; expected each key once");
 }
 
 TEST(JsonConfig, EndsQuicklyOnBombs) {

@@ -63,8 +63,7 @@ TEST(Yaml, SkipsAByteOrderMarkAndReadsWindowsLineEnds) {
 
 TEST(Yaml, RefusesADuplicateKeyWithBothLines) {
   EXPECT_EQ(refusal("mesh:\n  shard: 8\n  shard: 16\n"),
-            "plan.yaml:3:3: mesh.shard: the key 'shard' stands here again, after line 2; expected "
-            "each key once");
+      "plan.yaml:3:3: mesh.shard: the key 'shard' stands here again, after line 2; expected each key once");
 }
 
 TEST(Yaml, NamesLineAndColumnOfSyntaxErrors) {
@@ -82,7 +81,7 @@ TEST(Yaml, NamesLineAndColumnOfSyntaxErrors) {
 TEST(Yaml, RefusesASecondDocumentAndTrailingText) {
   EXPECT_EQ(parse_yaml("---\na: 1\n...\n", "x").at("a").as_int(), 1);
   EXPECT_EQ(refusal("a: 1\n---\nb: 2\n"),
-            "plan.yaml:2:1: a second YAML document starts here; expected one document per file");
+      "plan.yaml:2:1: a second YAML document starts here; expected one document per file");
   EXPECT_NE(refusal("'a' 'b'").find("something follows the end"), std::string::npos);
 }
 
@@ -101,7 +100,7 @@ TEST(Yaml, RefusesBytesThatAreNotText) {
   EXPECT_NE(refusal("a: \xE2\x82"), "");          // truncated
   EXPECT_NE(refusal("\xFF\xFE"
                     "a\0"s),
-            "");  // UTF-16
+      "");  // UTF-16
   EXPECT_EQ(refusal("a: \0b"s).substr(0, 38), "plan.yaml:1:4: control character 0x00 ");
   EXPECT_NE(refusal("a: 1\n\x04hidden"), "");  // yaml-cpp would stop reading here
 }
@@ -128,7 +127,7 @@ TEST(Yaml, EndsQuicklyOnBombs) {
   }
   EXPECT_NE(refusal(laughs).find("too many values"), std::string::npos);
   EXPECT_NE(refusal("a: &a " + std::string(1'000'000, 'x') + "\nb: [" + repeat("*a, ", 90) + "]").find("64 MiB"),
-            std::string::npos);
+      std::string::npos);
   EXPECT_NE(refusal(repeat("k: [", 100'000)).find("nested too deeply"), std::string::npos);
   EXPECT_NE(refusal(repeat("- ", 100'000)).find("nested too deeply"), std::string::npos);
   EXPECT_NE(refusal(repeat("[", 100'000)), "");

@@ -10,8 +10,7 @@ namespace {
 TEST(ConfigError, NamesPlaceKeyFaultExpectationAndSuggestion) {
   const ConfigError error({"plan.yaml", 3, 5, "mesh.shrad"}, "unknown key 'shrad'", "one of shard, replicate", "shard");
   EXPECT_STREQ(error.what(),
-               "plan.yaml:3:5: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate; "
-               "did you mean shard?");
+      "plan.yaml:3:5: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate; did you mean shard?");
   EXPECT_EQ(error.exit_code(), ExitCode::kInvalidInput);
   EXPECT_EQ(error.location().line, 3);
 }

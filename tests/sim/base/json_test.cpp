@@ -15,8 +15,8 @@ TEST(Json, WritesKeysInOrderWithTwoSpacesAndANewlineAtTheEnd) {
   json["b"] = 1;
   json["a"]["list"] = {0.1, 1e300, 3};
   EXPECT_EQ(to_text(json),
-            "{\n  \"b\": 1,\n  \"a\": {\n    \"list\": [\n      0.1,\n      1e+300,\n      3\n"
-            "    ]\n  }\n}\n");
+      "{\n  \"b\": 1,\n  \"a\": {\n    \"list\": [\n      0.1,\n      1e+300,\n      3\n"
+      "    ]\n  }\n}\n");
 }
 
 TEST(Json, RefusesWhatJsonCannotExpress) {

@@ -94,7 +94,7 @@ TEST(UnitStrings, RejectsNegativeNonFiniteAndOverflowingNumbers) {
 
 TEST(UnitStrings, RejectsWhatIsNotANumberWithAUnit) {
   for (const char* text :
-       {"", " ", "GiB", "+8GiB", "0x10B", "8  GiB", "8GiB ", "8,5GiB", ".5GiB", "8 GiB GiB", "--1B", "8\nGiB"}) {
+      {"", " ", "GiB", "+8GiB", "0x10B", "8  GiB", "8GiB ", "8,5GiB", ".5GiB", "8 GiB GiB", "--1B", "8\nGiB"}) {
     EXPECT_NE(refusal(parse_bytes, text), "") << text;
   }
 }

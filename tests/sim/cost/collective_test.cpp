@@ -21,8 +21,8 @@ FabricSystem h100(std::int64_t nodes = 1) {
   return fabric;
 }
 
-CollectiveModel model_of(const FabricCurve& curve, const std::vector<CollectiveSweep>& sweeps = {},
-                         CollectiveSettings settings = {}) {
+CollectiveModel model_of(
+    const FabricCurve& curve, const std::vector<CollectiveSweep>& sweeps = {}, CollectiveSettings settings = {}) {
   return CollectiveModel(h100(), settings, curve, sweeps);
 }
 
@@ -38,9 +38,8 @@ TEST(CollectiveModel, ACurveOfOnesIsNcclsTable) {
   }
 }
 
-// nccl-tests' alltoall_perf of 64 GiB on H100: 348 GB/s on eight GPUs of a node, 50.7 over ten
-// nodes with a port of 400 Gbit/s for each GPU, where a gather reaches 324
-// (sim/cost/collective.cpp).
+// nccl-tests' alltoall_perf of 64 GiB on H100: 348 GB/s on eight GPUs of a node, 50.7 over ten nodes with a port of 400
+// Gbit/s for each GPU, where a gather reaches 324 (sim/cost/collective.cpp).
 TEST(CollectiveModel, AnAllToAllBetweenNodesIsBoundByEachGpusOwnPort) {
   FabricCurve curve = {.evidence = Evidence::kInterpolated};
   const double bytes = 64.0 * 1024 * kMebi;
@@ -52,9 +51,8 @@ TEST(CollectiveModel, AnAllToAllBetweenNodesIsBoundByEachGpusOwnPort) {
   EXPECT_GT(ten.price(Op::kAllGather, bytes).busbw, 5 * ten.price(Op::kAllToAll, bytes).busbw);
 }
 
-// Eight rows of a token, which choose ranks at random. Of eight ranks of one node 8 (1 - (7/8)^8) =
-// 5.251 get one; of two nodes 2 (1 - 1/2^8) = 1.992 do, so that the ports, which bind, carry a
-// quarter.
+// Eight rows of a token, which choose ranks at random. Of eight ranks of one node 8 (1 - (7/8)^8) = 5.251 get one; of
+// two nodes 2 (1 - 1/2^8) = 1.992 do, so that the ports, which bind, carry a quarter.
 TEST(CollectiveModel, RowsThatTravelOnceMoveLess) {
   const CollectiveModel one = model_of({});
   EXPECT_DOUBLE_EQ(one.sent_once(1e6, 1), 1e6);
@@ -73,8 +71,8 @@ TEST(CollectiveModel, TheFormByHand) {
   curve.pipeline = 0.4;
   const double l = 1.5 * 32.2;
   const double s = 256 * kMebi / (360e3 * 8 / 7) / 0.9 * (1 + 0.35 / 7);
-  EXPECT_NEAR(model_of(curve).price(Op::kAllGather, 256 * kMebi).seconds * 1e6, 10 + l + s + 0.4 * std::sqrt(l * s),
-              1e-6);
+  EXPECT_NEAR(
+      model_of(curve).price(Op::kAllGather, 256 * kMebi).seconds * 1e6, 10 + l + s + 0.4 * std::sqrt(l * s), 1e-6);
 }
 
 TEST(CollectiveModel, MoreNodesTakeLongerByTheDoubling) {
@@ -83,7 +81,7 @@ TEST(CollectiveModel, MoreNodesTakeLongerByTheDoubling) {
   const CollectiveModel plain(h100(8), {}, FabricCurve{}, {});
   const FabricTerm term = plain.term(Op::kAllGather, 1024 * kMebi);
   EXPECT_NEAR(eight.price(Op::kAllGather, 1024 * kMebi).seconds, term.latency + term.transfer * 1.1 * 1.1,
-              1e-12);  // 8 nodes: two doublings of two
+      1e-12);  // 8 nodes: two doublings of two
 }
 
 // Twice as slow as the table at 1 MiB, half as slow again at 64 MiB.
@@ -123,15 +121,15 @@ TEST(CollectiveModel, BeyondASweepItsLastRatioStands) {
   EXPECT_EQ(price.evidence, Evidence::kAssumed);  // the weaker of extrapolated and the bare table's
   // Another operation takes the root of the ratio.
   EXPECT_NEAR(model.price(Op::kAllReduce, 1024 * kMebi).seconds,
-              std::sqrt(1.5) * bare.price(Op::kAllReduce, 1024 * kMebi).seconds, 1e-12);
+      std::sqrt(1.5) * bare.price(Op::kAllReduce, 1024 * kMebi).seconds, 1e-12);
 }
 
 TEST(CollectiveModel, SweepsOfTheNetworkSayNothingOfTheNode) {
   CollectiveSweep sweep = slow_sweep(Op::kAllGather);
   sweep.nodes = 2;
   sweep.ranks = 16;
-  EXPECT_EQ(model_of({}, {sweep}).price(Op::kAllGather, kMebi).seconds,
-            model_of({}).price(Op::kAllGather, kMebi).seconds);
+  EXPECT_EQ(
+      model_of({}, {sweep}).price(Op::kAllGather, kMebi).seconds, model_of({}).price(Op::kAllGather, kMebi).seconds);
 }
 
 TEST(CollectiveModel, UnalignedSizesLieBetween) {

@@ -1,5 +1,4 @@
-// Prices on a round machine: 100 TFLOP/s, 1 TB/s, 8 GPUs a node at 100 GB/s, one 10 GB/s NIC per
-// GPU, every fraction 1.
+// Prices on a round machine: 100 TFLOP/s, 1 TB/s, 8 GPUs a node at 100 GB/s, one 10 GB/s NIC per GPU, every fraction 1.
 #include "sim/cost/cost_model.h"
 
 #include <gtest/gtest.h>
@@ -14,11 +13,11 @@ namespace {
 
 Kernel gemm(std::int64_t m, std::int64_t n, std::int64_t k) {
   return Kernel{.kind = KernelKind::kGemm,
-                .m = m,
-                .n = n,
-                .k = k,
-                .bytes = Bytes((m * k + k * n + m * n) * 2),
-                .flops = Flops(2.0 * static_cast<double>(m * n * k))};
+      .m = m,
+      .n = n,
+      .k = k,
+      .bytes = Bytes((m * k + k * n + m * n) * 2),
+      .flops = Flops(2.0 * static_cast<double>(m * n * k))};
 }
 
 TEST(CostModel, AGemmTakesItsFlopsOverTheSustainedPeak) {
@@ -45,8 +44,8 @@ TEST(CostModel, TheLastWaveCostsItsShareOfTheChip) {
   c.gemm_bf16.tail = 0.5;
   const CostModel costs(round_cluster(8), c);
   // 1024 x 1024 are 64 tiles of 128 x 128 on 100 multiprocessors: 1 + 0.5 * 100 / 64.
-  EXPECT_NEAR(costs.price(gemm(1024, 1024, 8192)).seconds, 2 * 1024.0 * 1024 * 8192 / 100e12 * (1 + 0.5 * 100 / 64),
-              1e-12);
+  EXPECT_NEAR(
+      costs.price(gemm(1024, 1024, 8192)).seconds, 2 * 1024.0 * 1024 * 8192 / 100e12 * (1 + 0.5 * 100 / 64), 1e-12);
 }
 
 TEST(CostModel, CollectivesCountTheWholeBufferAsNcclTestsDoes) {
@@ -67,10 +66,10 @@ TEST(CostModel, AcrossNodesTheNicsOfTheGroupAreTheLimit) {
   const Bytes gib(std::int64_t{1} << 30);
   // 16 ranks on 2 nodes: 8 NICs of 10 GB/s each, less than the 100 GB/s links.
   EXPECT_NEAR(costs.price(EventKind::kAllGather, gib, {16, 1}).seconds,
-              15.0 / 16 * static_cast<double>(gib.count()) / 80e9, 1e-9);
+      15.0 / 16 * static_cast<double>(gib.count()) / 80e9, 1e-9);
   // One rank per node, eight such groups side by side: one NIC each.
   EXPECT_NEAR(costs.price(EventKind::kAllReduce, gib, {4, 8}).seconds,
-              2 * 3.0 / 4 * static_cast<double>(gib.count()) / 10e9, 1e-9);
+      2 * 3.0 / 4 * static_cast<double>(gib.count()) / 10e9, 1e-9);
 }
 
 TEST(CostModel, DrawsAreTheSameEveryTimeAndCentredOnOne) {
@@ -107,11 +106,10 @@ TEST(CostModel, SlowerHostDrawsMoveOnlyHostCosts) {
   }
 }
 
-// DeepSpeedCPUAdam, whose rows move 42 bytes a parameter (Zero3::update_on_host), on nodes whose
-// memory gives 409.6 GB/s. Seconds of the optimizer: of a step, less one without offload (240 ms
-// for the smaller model, twice that for the larger) and the copies of the gradients' and the
-// parameters' two bytes by each of two ranks at 24 GB/s; of the large model as its user saw it, a
-// quarter of it on each node. Sources beside kHostOptimizerShare.
+// DeepSpeedCPUAdam, whose rows move 42 bytes a parameter (Zero3::update_on_host), on nodes whose memory gives 409.6
+// GB/s. Seconds of the optimizer: of a step, less one without offload (240 ms for the smaller model, twice that for the
+// larger) and the copies of the gradients' and the parameters' two bytes by each of two ranks at 24 GB/s; of the large
+// model as its user saw it, a quarter of it on each node. Sources beside kHostOptimizerShare.
 TEST(CostModel, AnOptimizerOnTheHostTakesWhatPublishedStepsSay) {
   const Cluster cluster = round_cluster(8);
   Plan plan = tiny_plan();

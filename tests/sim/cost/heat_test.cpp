@@ -12,11 +12,11 @@ namespace {
 // 100 W idle, 1 J for a TFLOP.
 HeatCurve curve() {
   return HeatCurve{.idle = 100,
-                   .joules_per_flop = 1e-12,
-                   .joules_per_byte = 1e-10,
-                   .energy_exponent = 1.2,
-                   .rate_exponent = 0.4,
-                   .cool = 0.9};
+      .joules_per_flop = 1e-12,
+      .joules_per_byte = 1e-10,
+      .energy_exponent = 1.2,
+      .rate_exponent = 0.4,
+      .cool = 0.9};
 }
 
 // W drawn at a clock, with products as much slower as it makes them.

@@ -38,7 +38,7 @@ TEST(HostCalls, ParametersAreClippedAndUpdatedOnceWhateverTheAccumulation) {
   const HostCounts thrice = of_step(model, plan);
   EXPECT_EQ(of(thrice, HostCall::kUpdatedTensor), parameters);
   for (HostCall call :
-       {HostCall::kForwardProduct, HostCall::kForwardAttention, HostCall::kBackwardProduct, HostCall::kHook}) {
+      {HostCall::kForwardProduct, HostCall::kForwardAttention, HostCall::kBackwardProduct, HostCall::kHook}) {
     EXPECT_EQ(of(thrice, call), 3 * of(once, call)) << to_string(call);
   }
 }
@@ -60,7 +60,7 @@ TEST(HostCalls, CheckpointingIssuesTheForwardOfItsBlocksAgain) {
 TEST(HostCalls, OnlyShardsOfFsdp2AreDTensors) {
   Plan plan = tiny_plan();
   EXPECT_EQ(of(of_step(tiny_model(2), plan), HostCall::kUpdatedShard),
-            of(of_step(tiny_model(2), plan), HostCall::kUpdatedTensor));
+      of(of_step(tiny_model(2), plan), HostCall::kUpdatedTensor));
   plan.runtime.kind = RuntimeKind::kFsdp1;
   EXPECT_EQ(of(of_step(tiny_model(2), plan), HostCall::kUpdatedShard), 0);
 }
@@ -79,8 +79,7 @@ HostCurve unit_curve() {
   return curve;
 }
 
-// Megatron-Core's layers and buckets call c10d; fully_shard's gathers go through Python for every
-// parameter first.
+// Megatron-Core's layers and buckets call c10d; fully_shard's gathers go through Python for every parameter first.
 TEST(HostCalls, LoopsTakeAnOperationForEachParameter) {
   Plan plan = tiny_plan();
   plan.optimizer.implementation = Optimizer::Implementation::kLoop;
@@ -102,9 +101,8 @@ TEST(HostCalls, MegatronsCollectivesAreCallsOfC10d) {
   EXPECT_EQ(of(counts, HostCall::kCollective), 0);
 }
 
-// compile: blocks says which kernels Megatron-Core fuses; its modules are Python all the same. Of a
-// product 56 us are te.Linear's and 112 the layer's, backward 26 and 12; other operations take 2.7
-// times as long as PyTorch's.
+// compile: blocks says which kernels Megatron-Core fuses; its modules are Python all the same. Of a product 56 us are
+// te.Linear's and 112 the layer's, backward 26 and 12; other operations take 2.7 times as long as PyTorch's.
 TEST(HostCalls, ModulesOfTransformerEngineAreNotCompiled) {
   Plan plan = megatron_plan();
   plan.compile = Compile::kBlocks;
@@ -163,19 +161,18 @@ TEST(HostCalls, GroupsAreLaunchedOneByOne) {
   Work work = {.launches = 3, .kernels_end = 3};
   // Two operations, a product, three launches, 15 more of the groups.
   EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during, 2 * 2.7e-5 + 56e-6 + 15 * 13e-6 + (3 + 15) * 3e-6, 1e-12);
-  // In fp8 each group's rows are cast first, with four kernels; backward the two products of a
-  // layer cast one gradient.
+  // In fp8 each group's rows are cast first, with four kernels; backward the two products of a layer cast one gradient.
   graph.host.cast_launches = 4;
   graph.kernels[1].fp8 = true;
   EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
-              2 * 2.7e-5 + 2 * 56e-6 + 15 * (13e-6 + 9e-6 + 4 * 4e-6) + (3 + 15 * 5) * 3e-6, 1e-12);
+      2 * 2.7e-5 + 2 * 56e-6 + 15 * (13e-6 + 9e-6 + 4 * 4e-6) + (3 + 15 * 5) * 3e-6, 1e-12);
   graph.kernels = {product, product, other};
   for (Kernel& kernel : graph.kernels) {
     kernel.fp8 = true;
     kernel.pass = Pass::kBackward;
   }
   EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
-              2.7e-5 + 2 * 2 * 26e-6 + 15 * (2 * 13e-6 + 9e-6 + 4 * 4e-6) + (3 + 15 * 6) * 3e-6, 1e-12);
+      2.7e-5 + 2 * 2 * 26e-6 + 15 * (2 * 13e-6 + 9e-6 + 4 * 4e-6) + (3 + 15 * 6) * 3e-6, 1e-12);
 }
 
 // A product and a norm take 65 us more each, twice as long on a processor half as fast; products of
@@ -243,8 +240,7 @@ TEST(HostCalls, SecondsFollowTheProcessorAndTheDriver) {
   }
 }
 
-// 50 us a hook where one of fully_shard takes 256, 52 a collective where a unit's takes 172:
-// docs/host.md.
+// 50 us a hook where one of fully_shard takes 256, 52 a collective where a unit's takes 172: docs/host.md.
 TEST(HostCalls, DeepSpeedsHooksAndCollectivesAreThoseOfModules) {
   Plan plan = tiny_plan();
   plan.runtime = {RuntimeKind::kZero3, "0.19"};

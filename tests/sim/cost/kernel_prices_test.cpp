@@ -13,11 +13,11 @@ namespace {
 
 Gpu gpu() {
   return Gpu{.multiprocessors = 100,
-             .peak_bf16 = FlopsPerSecond(100e12),
-             .peak_fp32 = FlopsPerSecond(10e12),
-             .peak_fp8 = FlopsPerSecond(200e12),
-             .memory_bandwidth = BytesPerSecond(1e12),
-             .power_limit = 400};
+      .peak_bf16 = FlopsPerSecond(100e12),
+      .peak_fp32 = FlopsPerSecond(10e12),
+      .peak_fp8 = FlopsPerSecond(200e12),
+      .memory_bandwidth = BytesPerSecond(1e12),
+      .power_limit = 400};
 }
 
 AttentionCurve attention(const char* kernel, std::int64_t head_dim, Pass pass, double efficiency) {

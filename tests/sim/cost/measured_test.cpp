@@ -193,8 +193,7 @@ TEST(CostModelOnCpu, HostWorkIsPerRowAndLaunchesAreFree) {
 TEST(CostModelOnCpu, FunctionsAreFoundByFunctionPassAndDtype) {
   Calibration c = round_calibration();
   c.measured.functions = {{Function::kAdd, Pass::kForward, true, {{1000, 1}}},
-                          {Function::kAdd, Pass::kForward, false, {{1000, 2}}},
-                          {Function::kAdd, Pass::kBackward, true, {{1000, 3}}}};
+      {Function::kAdd, Pass::kForward, false, {{1000, 2}}}, {Function::kAdd, Pass::kBackward, true, {{1000, 3}}}};
   Kernel kernel = {.function = Function::kAdd, .bytes = Bytes(1000)};
   const auto price = [&](DType compute) {
     CostChoices choices = {.compute = compute};

@@ -34,17 +34,11 @@ struct Expected {
 TEST(NcclGraph, FindsTheRingsOfKnownMachines) {
   // The graphs NCCL reports on these machines, and the blocks of its kernels.
   const Expected rings[] = {
-      {a100(), 12, 20, 24},
-      {h100(), 12, 30, 24},
-      {b200(), 16, 45, 32},
-      {across(a100(), 2, 8, 200), 8, 24, 16},
+      {a100(), 12, 20, 24}, {h100(), 12, 30, 24}, {b200(), 16, 45, 32}, {across(a100(), 2, 8, 200), 8, 24, 16},
       {across(h100(), 2, 8, 400), 8, 45, 16},  // 8 * 48 would be more than the links' 370.8
-      {across(b200(), 2, 8, 400), 8, 48, 16},
-      {across(h100(1), 10, 1, 400), 2, 24, 4},  // 1 * 48, split
-      {across(h100(2), 10, 2, 400), 4, 24, 8},
-      {across(h100(4), 10, 4, 400), 8, 24, 16},
-      {across(a100(4), 2, 2, 200), 2, 24, 4},
-      {across(h100(), 2, 8, 40), 8, 4.8, 16},  // slower than the list is fine
+      {across(b200(), 2, 8, 400), 8, 48, 16}, {across(h100(1), 10, 1, 400), 2, 24, 4},  // 1 * 48, split
+      {across(h100(2), 10, 2, 400), 4, 24, 8}, {across(h100(4), 10, 4, 400), 8, 24, 16},
+      {across(a100(4), 2, 2, 200), 2, 24, 4}, {across(h100(), 2, 8, 40), 8, 4.8, 16},  // slower than the list is fine
   };
   for (const Expected& expected : rings) {
     const NcclGraph graph = ring_graph(expected.system);
@@ -103,8 +97,8 @@ TEST(NcclModel, GathersAndScattersAreRingsAllReducesTakeNvls) {
     }
   }
   EXPECT_EQ(NcclModel(h100()).choose(Op::kAllReduce, 1 << 28).cost.algorithm, NcclAlgorithm::kNvls);
-  EXPECT_EQ(NcclModel(across(h100(), 4, 8, 400)).choose(Op::kAllReduce, 1 << 28).cost.algorithm,
-            NcclAlgorithm::kNvlsTree);
+  EXPECT_EQ(
+      NcclModel(across(h100(), 4, 8, 400)).choose(Op::kAllReduce, 1 << 28).cost.algorithm, NcclAlgorithm::kNvlsTree);
   EXPECT_EQ(NcclModel(a100()).choose(Op::kAllReduce, 1 << 28).cost.algorithm, NcclAlgorithm::kRing);
 }
 
@@ -177,8 +171,7 @@ TEST(NcclModel, SmallMessagesTakeFewerChannels) {
 }
 
 TEST(NcclModel, AllToAllIsBoundByLinksOrPorts) {
-  // Inside: 7/8 of the buffer over the GPU's links. Across 2 nodes of 8: half of it over one port
-  // of 50 GB/s per GPU.
+  // Inside: 7/8 of the buffer over the GPU's links. Across 2 nodes of 8: half of it over one port of 50 GB/s per GPU.
   const NcclModel inside(h100());
   EXPECT_NEAR(inside.choose(Op::kAllToAll, 1 << 30).cost.bandwidth, 18 * 20.6 * 8.0 / 7, 1e-6);
   const NcclModel between(across(h100(), 2, 8, 400));

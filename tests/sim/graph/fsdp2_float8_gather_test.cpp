@@ -1,5 +1,4 @@
-// Parameters gathered in fp8: a byte for each element of the blocks' linear weights, two for each
-// other one.
+// Parameters gathered in fp8: a byte for each element of the blocks' linear weights, two for each other one.
 #include <gtest/gtest.h>
 
 #include <utility>
@@ -48,8 +47,8 @@ TEST(Fsdp2Float8Gather, AByteForEachElementOfLinearWeights) {
   EXPECT_EQ(bytes_of_block(step(true), EventKind::kAllGather), kLinear + 2 * kNorms);
   EXPECT_EQ(bytes_of_block(step(false), EventKind::kAllGather), 2 * (kLinear + kNorms));
   // Gradients are those of bf16.
-  EXPECT_EQ(bytes_of_block(step(true), EventKind::kReduceScatter),
-            bytes_of_block(step(false), EventKind::kReduceScatter));
+  EXPECT_EQ(
+      bytes_of_block(step(true), EventKind::kReduceScatter), bytes_of_block(step(false), EventKind::kReduceScatter));
 }
 
 // The shards' greatest values are read behind the optimizer, whose row the all-reduce follows.
@@ -70,10 +69,9 @@ TEST(Fsdp2Float8Gather, ScalesFollowTheOptimizer) {
   EXPECT_EQ(with.rows.back().kind, EventKind::kAllReduce);
 }
 
-// Backward's scales of rows run along the other width of what was read and of the weight, which are
-// transposed first: two bytes are read and two written of each. Of the output's gradient the cast
-// that is made anyway writes the transpose, two, where scales of a tensor read it for its greatest
-// value, two.
+// Backward's scales of rows run along the other width of what was read and of the weight, which are transposed first:
+// two bytes are read and two written of each. Of the output's gradient the cast that is made anyway writes the
+// transpose, two, where scales of a tensor read it for its greatest value, two.
 TEST(Float8Rows, BackwardTransposesFirst) {
   const auto moved = [](Float8 recipe) {
     Plan plan = plan_with(false);

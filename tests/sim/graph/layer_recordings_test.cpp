@@ -51,19 +51,19 @@ DType dtype(const std::string& name, DType otherwise) {
 
 ModelSpec model_of(const Fields& c) {
   RecordedSettings s = {.model = c.at("model"),
-                        .layers = number(c, "layers"),
-                        .dim = number(c, "dim"),
-                        .ffn = number(c, "ffn"),
-                        .heads = number(c, "heads"),
-                        .kv_heads = number(c, "kv_heads"),
-                        .vocab = number(c, "vocab"),
-                        .seq = number(c, "seq"),
-                        .batch = number(c, "batch"),
-                        .experts = number(c, "experts"),
-                        .top_k = number(c, "top_k"),
-                        .repeat = number(c, "repeat"),
-                        .tied = is_true(c, "tied") || c.at("tied") == "root",
-                        .attention = c.at("attention")};
+      .layers = number(c, "layers"),
+      .dim = number(c, "dim"),
+      .ffn = number(c, "ffn"),
+      .heads = number(c, "heads"),
+      .kv_heads = number(c, "kv_heads"),
+      .vocab = number(c, "vocab"),
+      .seq = number(c, "seq"),
+      .batch = number(c, "batch"),
+      .experts = number(c, "experts"),
+      .top_k = number(c, "top_k"),
+      .repeat = number(c, "repeat"),
+      .tied = is_true(c, "tied") || c.at("tied") == "root",
+      .attention = c.at("attention")};
   return build_recorded_model(s);
 }
 
@@ -279,8 +279,8 @@ ModelSpec around(const ModelDims& dims) {
   llama.vocabulary = dims.vocabulary;
   llama.max_positions = dims.max_positions;
   ModelSpec model = build_model(llama);
-  model.kinds[1] = decoder_block(dims, Stack::kEager,
-                                 {.mlp = dims.moe.experts > 0 ? FeedForwardKind::kExperts : FeedForwardKind::kDense});
+  model.kinds[1] = decoder_block(
+      dims, Stack::kEager, {.mlp = dims.moe.experts > 0 ? FeedForwardKind::kExperts : FeedForwardKind::kDense});
   return model;
 }
 

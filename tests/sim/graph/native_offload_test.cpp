@@ -1,5 +1,4 @@
-// Runtime native with offload: what is copied between host and device, when, and what it leaves in
-// the device's memory.
+// Runtime native with offload: what is copied between host and device, when, and what it leaves in the device's memory.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -13,10 +12,10 @@ namespace {
 
 Plan plan_of(Offload offload, std::int64_t accumulation = 1) {
   return Plan{.runtime = {RuntimeKind::kNative, "1"},
-              .batch = {512, 1, accumulation},
-              .mesh = {8, 1},
-              .offload = offload,
-              .reduction_order = ReductionOrder::kLibrary};
+      .batch = {512, 1, accumulation},
+      .mesh = {8, 1},
+      .offload = offload,
+      .reduction_order = ReductionOrder::kLibrary};
 }
 
 const ModelSpec& model() {
@@ -67,9 +66,8 @@ TEST(NativeOffload, SumsComeBackForLaterMicroBatches) {
   EXPECT_EQ(brought, 2 * static_cast<int>(graph.units.size()));
 }
 
-// 14 bytes per parameter of the shard leave the device (fp32 master and two moments, the bf16
-// shadow), and the 4 of the gradient are on the host instead of there for a part of the step; two
-// sums of the largest unit's shard stay.
+// 14 bytes per parameter of the shard leave the device (fp32 master and two moments, the bf16 shadow), and the 4 of the
+// gradient are on the host instead of there for a part of the step; two sums of the largest unit's shard stay.
 TEST(NativeOffload, OnlyTwoSumsOfGradientsStayOnTheDevice) {
   const EventGraph kept = build_training_step(model(), plan_of(Offload::kNone));
   const EventGraph graph = build_training_step(model(), plan_of(Offload::kCpu));

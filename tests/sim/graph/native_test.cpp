@@ -34,8 +34,7 @@ TEST(Native, CopiesNothing) {
   EXPECT_EQ(count(graph, EventKind::kAllGatherCopyIn), 0);
   EXPECT_EQ(count(graph, EventKind::kAllGatherCopyOut), 0);
   EXPECT_EQ(count(graph, EventKind::kReduceScatterCopyIn), 0);
-  // Embedding, 4 blocks, norm+head in forward; in backward all but the embedding, whose gradient
-  // needs no weight.
+  // Embedding, 4 blocks, norm+head in forward; in backward all but the embedding, whose gradient needs no weight.
   EXPECT_EQ(count(graph, EventKind::kAllGather), 6 + 5);
   EXPECT_EQ(count(graph, EventKind::kReduceScatter), 6);
 }
@@ -105,9 +104,8 @@ TEST(Native, OnAGpuKernelsAddSecondGradients) {
     plan.batch = {128, 2, 1};
     plan.host = host;
     const EventGraph graph = build_training_step(model, plan);
-    return *std::ranges::max_element(graph.programs, [](const auto& a, const auto& b) {
-      return a->backward.steps.size() < b->backward.steps.size();
-    });
+    return *std::ranges::max_element(graph.programs,
+        [](const auto& a, const auto& b) { return a->backward.steps.size() < b->backward.steps.size(); });
   };
   const auto sums = [](const auto& program) {
     const auto& steps = program->backward.steps;

@@ -56,9 +56,8 @@ TEST(Reference, OfOneUnitGathersAllAtOnce) {
   std::int64_t whole = 0;
   for (const auto& [unit, bytes] : once) whole += bytes;
   const EventGraph unit = build_training_step(model, plan_beside(Reference::kUnit));
-  const auto gather = std::ranges::find_if(unit.rows, [&](const Row& row) {
-    return row.kind == EventKind::kAllGather && unit.works[row.work].bytes.count() == whole;
-  });
+  const auto gather = std::ranges::find_if(unit.rows,
+      [&](const Row& row) { return row.kind == EventKind::kAllGather && unit.works[row.work].bytes.count() == whole; });
   EXPECT_NE(gather, unit.rows.end());
   EXPECT_EQ(count(unit, EventKind::kAllGather), count(plain, EventKind::kAllGather) + 1);
   const EventGraph units = build_training_step(model, plan_beside(Reference::kUnits));

@@ -1,7 +1,6 @@
-// ZeRO stage 3's model states against DeepSpeed's own estimator,
-// estimate_zero3_model_states_mem_needs (deepspeed/runtime/zero/stage3.py, DeepSpeed 0.19.8), over
-// all of its offload variants. With P parameters on n nodes of g GPUs and L parameters in the
-// largest layer it counts, for zero_init:
+// ZeRO stage 3's model states against DeepSpeed's own estimator, estimate_zero3_model_states_mem_needs
+// (deepspeed/runtime/zero/stage3.py, DeepSpeed 0.19.8), over all of its offload variants. With P parameters on n nodes
+// of g GPUs and L parameters in the largest layer it counts, for zero_init:
 //
 //   offload_optimizer  offload_param  a GPU             the host of a node
 //   none               none           4 L + 18 P / ng   4 L g x buffer factor
@@ -40,8 +39,8 @@ struct Estimate {
 };
 
 // The estimator, line by line; what it does for zero_init.
-Estimate deepspeed_estimate(std::int64_t parameters, std::int64_t largest, Offload offload, std::int64_t nodes,
-                            std::int64_t gpus_per_node) {
+Estimate deepspeed_estimate(
+    std::int64_t parameters, std::int64_t largest, Offload offload, std::int64_t nodes, std::int64_t gpus_per_node) {
   const std::int64_t gpus = nodes * gpus_per_node;
   if (!offload.optimizer) return {largest * 4 * gpus_per_node, 4 * largest + 18 * parameters / gpus};
   if (!offload.parameters) return {16 * parameters / nodes, 4 * largest + 2 * parameters / gpus};
@@ -119,16 +118,15 @@ TEST_P(Zero3Estimator, CountsWhatOursDoesButTheGradientPartitions) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Offloads, Zero3Estimator,
-                         testing::Values(Offload{false, false}, Offload{true, false}, Offload{true, true}),
-                         [](const testing::TestParamInfo<Offload>& info) {
-                           return std::string(info.param.parameters  ? "OptimizerAndParameters"
-                                              : info.param.optimizer ? "Optimizer"
-                                                                     : "None");
-                         });
+    testing::Values(Offload{false, false}, Offload{true, false}, Offload{true, true}),
+    [](const testing::TestParamInfo<Offload>& info) {
+      return std::string(info.param.parameters  ? "OptimizerAndParameters"
+                         : info.param.optimizer ? "Optimizer"
+                                                : "None");
+    });
 
-// What the estimator prints for 7.5 billion parameters, 131 million in the largest layer, on eight
-// GPUs, derived by hand: 18 x 7.5e9 / 8 = 16.875 GB, 2 x 7.5e9 / 8 = 1.875 GB, 4 x 131e6 = 0.524
-// GB.
+// What the estimator prints for 7.5 billion parameters, 131 million in the largest layer, on eight GPUs, derived by
+// hand: 18 x 7.5e9 / 8 = 16.875 GB, 2 x 7.5e9 / 8 = 1.875 GB, 4 x 131e6 = 0.524 GB.
 TEST(Zero3EstimatorFormula, IsDeepSpeedsOwn) {
   const std::int64_t parameters = 7'500'000'000, largest = 131'000'000;
   EXPECT_EQ(deepspeed_estimate(parameters, largest, {false, false}, 1, 8).gpu, 17'399'000'000);
@@ -145,8 +143,7 @@ TEST(Zero3, Fp32GradientsAreThoseOfOneSubGroup) {
   const std::int64_t whole = count_states(build_training_step(model, plan)).device;
   plan.zero.sub_group_size = model.parameters() / 8 / 4;
   const std::int64_t quarters = count_states(build_training_step(model, plan)).device;
-  // Six bytes (16-bit concatenation and fp32) of at most a quarter and the parameter that closes
-  // it, instead of all.
+  // Six bytes (16-bit concatenation and fp32) of at most a quarter and the parameter that closes it, instead of all.
   const std::int64_t share = model.parameters() / 8;
   EXPECT_LT(quarters, whole - 6 * (share - share / 4 - kLargest / 8) + 4096);
 }

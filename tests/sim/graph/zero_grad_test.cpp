@@ -1,5 +1,4 @@
-// Optimizer::zero_grad: gradients that the step before leaves live through the first forward, and
-// no longer.
+// Optimizer::zero_grad: gradients that the step before leaves live through the first forward, and no longer.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -13,12 +13,12 @@ namespace {
 
 const char* random_conf() {
   return *rc::gen::element("", "expandable_segments:True", "max_split_size_mb:32", "roundup_power2_divisions:4",
-                           "garbage_collection_threshold:0.5,per_process_memory_fraction:0.9");
+      "garbage_collection_threshold:0.5,per_process_memory_fraction:0.9");
 }
 
 std::int64_t random_bytes() {
   return *rc::gen::oneOf(rc::gen::inRange<std::int64_t>(1, 5000), rc::gen::inRange<std::int64_t>(1, 2 * kMiB),
-                         rc::gen::inRange<std::int64_t>(1, 25 * kMiB), rc::gen::inRange<std::int64_t>(1, 70 * kMiB));
+      rc::gen::inRange<std::int64_t>(1, 25 * kMiB), rc::gen::inRange<std::int64_t>(1, 70 * kMiB));
 }
 
 // Segments do not overlap, blocks tile them, sums are the statistics, and what was handed out is

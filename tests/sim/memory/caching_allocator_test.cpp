@@ -50,8 +50,8 @@ TEST(CachingAllocator, SizesAroundEveryThreshold) {
     EXPECT_EQ(device.reserved(), row.reserved) << row.request;
   }
   // What was asked for, not what was handed out.
-  EXPECT_EQ(device.stats().all.requested_bytes.current,
-            1 + 1048576 + 1048577 + 19000000 + 30000000 + 10485759 + 10485761);
+  EXPECT_EQ(
+      device.stats().all.requested_bytes.current, 1 + 1048576 + 1048577 + 19000000 + 30000000 + 10485759 + 10485761);
 }
 
 TEST(CachingAllocator, StreamsDoNotShareBlocks) {
@@ -183,8 +183,7 @@ TEST(CachingAllocator, EventsOfAStreamAreAskedInOrder) {
   EXPECT_EQ(device.active(), 60 * M);
 }
 
-// max_split_size 40 MiB: a cached block of 60 serves no small request, none that leaves 20 or more,
-// and is never cut.
+// max_split_size 40 MiB: a cached block of 60 serves no small request, none that leaves 20 or more, and is never cut.
 TEST(CachingAllocator, OversizeBlocksServeRequestsOfAboutTheirSize) {
   Device device("max_split_size_mb:40");
   const auto block = device.malloc(60 * M);
@@ -268,8 +267,7 @@ TEST(CachingAllocator, ExpandableSegmentsUnmapWholePages) {
 }
 
 TEST(AllocatorSettings, RoundsUpToStepsBetweenPowersOfTwo) {
-  // PyTorch's example: 1200 between 1024 and 2048 in four steps of 256 is 1280; below 512 x 4 bytes
-  // nothing changes.
+  // PyTorch's example: 1200 between 1024 and 2048 in four steps of 256 is 1280; below 512 x 4 bytes nothing changes.
   const AllocatorSettings four = parse_alloc_conf("roundup_power2_divisions:4");
   EXPECT_EQ(four.round_size(1200), 1536);
   EXPECT_EQ(four.round_size(1200 * 1024), 1280 * 1024);
@@ -282,9 +280,9 @@ TEST(AllocatorSettings, RoundsUpToStepsBetweenPowersOfTwo) {
 
 TEST(AllocatorSettings, ReadsPytorchsWordsAndWritesThemBack) {
   const AllocatorSettings s = parse_alloc_conf(
-      "expandable_segments:True, max_split_size_mb:512,garbage_collection_threshold:0.8,"
-      "per_process_memory_fraction:0.9,pinned_use_background_threads:True,"
-      "roundup_power2_divisions:[64:8,256:4,>:1]");
+      "expandable_segments:True, "
+      "max_split_size_mb:512,garbage_collection_threshold:0.8,per_process_memory_fraction:0.9,pinned_use_background_"
+      "threads:True,roundup_power2_divisions:[64:8,256:4,>:1]");
   EXPECT_TRUE(s.expandable_segments);
   EXPECT_EQ(s.max_split_size, 512 * M);
   EXPECT_EQ(s.garbage_collection_threshold, 0.8);

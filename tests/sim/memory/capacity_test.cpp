@@ -63,7 +63,7 @@ TEST(Capacity, ACodeThatNobodyHasReadMayKeepItsLogits) {
     EXPECT_LT(fit.besides[i].weight, 0.5);
     if (i == 0) continue;  // by what is expected of them
     EXPECT_LE(all[i].weight * static_cast<double>(all[i].bytes.count()),
-              all[i - 1].weight * static_cast<double>(all[i - 1].bytes.count()));
+        all[i - 1].weight * static_cast<double>(all[i - 1].bytes.count()));
   }
   // More tokens, larger logits.
   plan.batch.micro_batch *= 2;

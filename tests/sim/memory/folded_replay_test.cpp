@@ -1,6 +1,5 @@
-// Micro-batches that repeat are left out of a replay once they do: steps, calls to the driver and
-// where every block lies are those of the whole replay; and those of steps, where a replay stops
-// once they settle.
+// Micro-batches that repeat are left out of a replay once they do: steps, calls to the driver and where every block
+// lies are those of the whole replay; and those of steps, where a replay stops once they settle.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
@@ -51,10 +50,10 @@ bool same_blocks(const ReservedReplay& a, const ReservedReplay& b) {
       left.begin(), left.end(), right.begin(), right.end(), [](const SegmentState& s, const SegmentState& t) {
         return s.address == t.address && s.size == t.size && s.stream == t.stream &&
                std::equal(s.blocks.begin(), s.blocks.end(), t.blocks.begin(), t.blocks.end(),
-                          [](const auto& x, const auto& y) {
-                            return x.address == y.address && x.size == y.size && x.allocated == y.allocated &&
-                                   x.active == y.active && (!x.allocated || x.requested == y.requested);
-                          });
+                   [](const auto& x, const auto& y) {
+                     return x.address == y.address && x.size == y.size && x.allocated == y.allocated &&
+                            x.active == y.active && (!x.allocated || x.requested == y.requested);
+                   });
       });
 }
 

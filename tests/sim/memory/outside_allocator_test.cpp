@@ -1,6 +1,5 @@
-// Sizes by hand: over NVLink a connection is rounded(4 KiB + 512 KiB + 4,915,200 + 4 MiB) = 10 MiB
-// on the receiving and rounded(4 KiB) = 2 MiB on the sending side; over the network
-// rounded(4,915,200 + 4 MiB) = 10 MiB on each.
+// Sizes by hand: over NVLink a connection is rounded(4 KiB + 512 KiB + 4,915,200 + 4 MiB) = 10 MiB on the receiving and
+// rounded(4 KiB) = 2 MiB on the sending side; over the network rounded(4,915,200 + 4 MiB) = 10 MiB on each.
 #include "sim/memory/outside_allocator.h"
 
 #include <gtest/gtest.h>
@@ -73,9 +72,8 @@ TEST(OutsideAllocator, OlderVersionsConnectEveryAlgorithm) {
   EXPECT_EQ(mib(a100, "NVLS"), -1);
 }
 
-// NVIDIA/nccl#964: 544 MiB per communicator of two A100s, where ring and tree use the same
-// connections. (Of four, 688 MiB at the end of the chain; here a rank in its middle: one side
-// more.)
+// NVIDIA/nccl#964: 544 MiB per communicator of two A100s, where ring and tree use the same connections. (Of four, 688
+// MiB at the end of the chain; here a rank in its middle: one side more.)
 TEST(OutsideAllocator, TwoA100sAsMeasured) {
   const OutsideItems two = memory_outside(graph_of({2, 1}), cluster_of("ampere", 2), torch("2.1"));
   EXPECT_EQ(mib(two, "nccl shard"), 544);

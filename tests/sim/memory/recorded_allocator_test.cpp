@@ -86,28 +86,16 @@ TEST_P(RecordedAllocator, TheModelDoesTheSame) {
       allocator.empty_cache();
     }
     const AllocatorStats& s = allocator.stats();
-    const std::vector<std::int64_t> done = {n[0],
-                                            n[1],
-                                            n[2],
-                                            address,
-                                            s.all.allocated_bytes.current,
-                                            s.all.active_bytes.current,
-                                            s.all.reserved_bytes.current,
-                                            s.all.requested_bytes.current,
-                                            s.all.inactive_split_bytes.current,
-                                            s.all.segment.current,
-                                            s.num_alloc_retries,
-                                            s.num_ooms,
-                                            s.num_device_alloc,
-                                            s.num_device_free,
-                                            s.all.allocated_bytes.peak,
-                                            s.all.reserved_bytes.peak};
+    const std::vector<std::int64_t> done = {n[0], n[1], n[2], address, s.all.allocated_bytes.current,
+        s.all.active_bytes.current, s.all.reserved_bytes.current, s.all.requested_bytes.current,
+        s.all.inactive_split_bytes.current, s.all.segment.current, s.num_alloc_retries, s.num_ooms, s.num_device_alloc,
+        s.num_device_free, s.all.allocated_bytes.peak, s.all.reserved_bytes.peak};
     ASSERT_EQ(done, n) << recording.name << ", operation " << operation << ": " << row.op;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Torch211, RecordedAllocator, testing::ValuesIn(kRecordings),
-                         [](const auto& info) { return std::string(info.param.name); });
+    [](const auto& info) { return std::string(info.param.name); });
 
 }
 }

@@ -22,12 +22,11 @@ constexpr Time kMs = Time::ns(1'000'000);
 EventGraph three_rows(StreamSet recorded) {
   EventGraph graph;
   graph.buffers = {{MemoryCategory::kCommTemp, Stream::kCompute, -1, kBlock},
-                   {MemoryCategory::kCommTemp, Stream::kCompute, -1, kBlock}};
+      {MemoryCategory::kCommTemp, Stream::kCompute, -1, kBlock}};
   using Kind = MemoryAction::Kind;
   graph.actions = {{Kind::kAllocate, 0},
-                   {Kind::kFree, 0, recorded == 0 ? MemoryAction::kWhole : std::uint16_t{recorded}},
-                   {Kind::kAllocate, 1},
-                   {Kind::kFree, 1}};
+      {Kind::kFree, 0, recorded == 0 ? MemoryAction::kWhole : std::uint16_t{recorded}}, {Kind::kAllocate, 1},
+      {Kind::kFree, 1}};
   graph.works.resize(1);
   graph.rows.resize(3);
   graph.rows[1].stream = Stream::kReduceScatter;

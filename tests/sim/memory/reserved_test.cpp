@@ -103,7 +103,7 @@ RC_GTEST_PROP(ReservedProperty, LibrariesKeepWhatTheyTake, ()) {
   RC_PRE(has(EventKind::kForward) && has(EventKind::kBackward));
   const Bytes each(std::int64_t{32} << 20);
   const LibraryBuffers library = {{"forward", each, Stream::kCompute, EventKind::kForward, "the test"},
-                                  {"backward", each, Stream::kCompute, EventKind::kBackward, "the test"}};
+      {"backward", each, Stream::kCompute, EventKind::kBackward, "the test"}};
   const ReservedProfile with = replay_reserved(r.graph, {}, DeviceMemory::unlimited(), library);
   RC_ASSERT(with.steady.peak_active.count() >= peak_allocated(r.graph).count() + 2 * each.count());
   RC_ASSERT(with.steady.peak_reserved >= with.steady.peak_active);

@@ -18,13 +18,13 @@ namespace {
 Plan random_plan(const ModelSpec& model, const Cluster& cluster) {
   Plan plan = tiny_plan();
   plan.runtime.kind = *rc::gen::element(RuntimeKind::kFsdp2, RuntimeKind::kNative, RuntimeKind::kFsdp1,
-                                        RuntimeKind::kDdp, RuntimeKind::kZero2, RuntimeKind::kZero3);
+      RuntimeKind::kDdp, RuntimeKind::kZero2, RuntimeKind::kZero3);
   plan.runtime.version = newest_version(plan.runtime.kind);
   if (is_zero(plan.runtime.kind)) plan.reduce_dtype = plan.param_dtype;
   const std::int64_t shard = plan.runtime.kind == RuntimeKind::kDdp ? 1 : *rc::gen::element<std::int64_t>(2, 4, 8);
   plan.mesh = {shard, cluster.gpus / shard};
   plan.batch = {*rc::gen::element<std::int64_t>(64, 512), *rc::gen::inRange<std::int64_t>(1, 3),
-                *rc::gen::inRange<std::int64_t>(1, 7)};
+      *rc::gen::inRange<std::int64_t>(1, 7)};
   plan.reshard_after_forward.value.kind = *rc::gen::element(Reshard::Kind::kAlways, Reshard::Kind::kNever);
   plan.recompute.value = *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
   plan.accumulation = *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
@@ -37,10 +37,10 @@ Plan random_plan(const ModelSpec& model, const Cluster& cluster) {
 struct Crowd {
   std::int64_t beside = *rc::gen::element<std::int64_t>(1024, 1100, 3000);
   std::vector<Occupancy> takes = *rc::gen::container<std::vector<Occupancy>>(
-      4, rc::gen::map(rc::gen::pair(rc::gen::inRange(-1, 3000), rc::gen::inRange(-1, 600)),
-                      [](const std::pair<int, int>& p) {
-                        return Occupancy{p.first, p.second};
-                      }));
+      4, rc::gen::map(
+             rc::gen::pair(rc::gen::inRange(-1, 3000), rc::gen::inRange(-1, 600)), [](const std::pair<int, int>& p) {
+               return Occupancy{p.first, p.second};
+             }));
   std::int32_t memory_share = *rc::gen::inRange(0, 1025);
 
   // The same for the same kind of collective, so that plans of other orders are priced alike.
@@ -235,13 +235,11 @@ RC_GTEST_PROP(Bounds, PlacementAndCommunicatorsHoldTheSameMemory, ()) {
   plan.optimizer.implementation =
       *rc::gen::element(Optimizer::Implementation::kForeach, Optimizer::Implementation::kLoop);
   RC_PRE(!find_problem(plan, model, cluster));
-  // A fused optimizer keeps its step counters on the device, 512 bytes each, and needs nothing
-  // else.
+  // A fused optimizer keeps its step counters on the device, 512 bytes each, and needs nothing else.
   RC_ASSERT(peak <= peak_allocated(build_training_step(model, plan)) * 21 / 20);
 }
 
-// Search rejects all prefetches of a plan where the one that gathers latest exceeds the GPU by a
-// twentieth.
+// Search rejects all prefetches of a plan where the one that gathers latest exceeds the GPU by a twentieth.
 RC_GTEST_PROP(Bounds, GatheringEarlierHoldsHardlyLess, ()) {
   const ModelSpec model = tiny_model(*rc::gen::inRange(1, 6));
   const Cluster cluster = round_cluster(16);

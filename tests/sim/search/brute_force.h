@@ -1,5 +1,4 @@
-// Reshard per unit and recompute per block by trying everything: every combination forecast by the
-// full walk.
+// Reshard per unit and recompute per block by trying everything: every combination forecast by the full walk.
 #pragma once
 
 #include <cstdint>

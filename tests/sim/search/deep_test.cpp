@@ -88,12 +88,12 @@ RC_GTEST_PROP(DeepProperty, UnitsMayReshardToGroups, ()) {
   const std::optional<Optimum> optimum = brute_force(p, costs);
 
   SearchSpace space = {.base = p.frame,
-                       .global_batch = 16,
-                       .shard_groups = {16},
-                       .reshards = p.choices.reshards,
-                       .prefetches = {p.frame.prefetch},
-                       .recomputes = {{Recompute::kNone, {}}, {Recompute::kFull, {}}},
-                       .micro_batches = {1}};
+      .global_batch = 16,
+      .shard_groups = {16},
+      .reshards = p.choices.reshards,
+      .prefetches = {p.frame.prefetch},
+      .recomputes = {{Recompute::kNone, {}}, {Recompute::kFull, {}}},
+      .micro_batches = {1}};
   std::swap(space.reshards.front(), space.reshards.back());  // the order is the stage's own
   SearchOptions options = {.threads = 1};
   const DeepResult deep = search_deep(space, p.model, costs, {}, options);

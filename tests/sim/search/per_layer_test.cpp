@@ -13,7 +13,7 @@ namespace {
 
 LayerProblem random_problem(int most_blocks) {
   LayerProblem p = {.model = tiny_model(*rc::gen::inRange(1, most_blocks + 1)),
-                    .cluster = round_cluster(*rc::gen::element<std::int64_t>(2, 8, 16))};
+      .cluster = round_cluster(*rc::gen::element<std::int64_t>(2, 8, 16))};
   p.cluster.memory_outside_allocator = Bytes(0);
   p.cluster.gpu.memory = Bytes(*rc::gen::inRange<std::int64_t>(30, 500) << 20);
   p.frame = tiny_plan();
@@ -21,7 +21,7 @@ LayerProblem random_problem(int most_blocks) {
   p.frame.runtime.version = newest_version(p.frame.runtime.kind);
   p.frame.mesh = {p.cluster.gpus, 1};
   p.frame.batch = {*rc::gen::element<std::int64_t>(128, 512, 1024), *rc::gen::inRange<std::int64_t>(1, 4),
-                   *rc::gen::inRange<std::int64_t>(1, 3)};
+      *rc::gen::inRange<std::int64_t>(1, 3)};
   if (*rc::gen::arbitrary<bool>()) p.choices.recomputes = {Recompute::kNone, Recompute::kFull};
   // Groups by falling size, between always and never.
   std::vector<std::int64_t> groups;

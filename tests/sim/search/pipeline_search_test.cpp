@@ -29,12 +29,12 @@ Plan random_pipeline(const ModelSpec& model, const Cluster& cluster, std::int64_
   const std::int64_t data = cluster.gpus / (pp * tp);
   const std::int64_t shard = *rc::gen::element<std::int64_t>(1, 2, data);
   plan.mesh = {shard, data / shard, MeshInner::kShard, 1, tp, 1, 1, pp};
-  plan.pipeline.schedule = *rc::gen::element(
-      PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B, PipelineSchedule::kGPipe,
-      PipelineSchedule::kLoopedBfs, PipelineSchedule::kInterleavedZeroBubble, PipelineSchedule::kZbvZeroBubble);
+  plan.pipeline.schedule =
+      *rc::gen::element(PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B, PipelineSchedule::kGPipe,
+          PipelineSchedule::kLoopedBfs, PipelineSchedule::kInterleavedZeroBubble, PipelineSchedule::kZbvZeroBubble);
   plan.pipeline.stages_per_rank = *rc::gen::inRange<std::int64_t>(1, 4);
   plan.batch = {*rc::gen::element<std::int64_t>(64, 512), *rc::gen::inRange<std::int64_t>(1, 3),
-                *rc::gen::inRange<std::int64_t>(1, most)};
+      *rc::gen::inRange<std::int64_t>(1, most)};
   plan.reshard_after_forward.value.kind = *rc::gen::element(Reshard::Kind::kAlways, Reshard::Kind::kNever);
   plan.recompute.value = *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
   plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 1, 2), *rc::gen::inRange<std::int64_t>(1, 3)};

@@ -25,7 +25,7 @@ struct Problem {
 
 Problem random_problem() {
   Problem p = {.model = tiny_model(*rc::gen::inRange(1, 5)),
-               .cluster = round_cluster(*rc::gen::element<std::int64_t>(2, 4, 8, 16, 24))};
+      .cluster = round_cluster(*rc::gen::element<std::int64_t>(2, 4, 8, 16, 24))};
   // From nothing fits to everything fits.
   p.cluster.memory_outside_allocator = Bytes(0);
   p.cluster.gpu.memory = Bytes(*rc::gen::inRange<std::int64_t>(20, 400) << 20);
@@ -47,8 +47,7 @@ struct Known {
   Fit fit;
 };
 
-// Of every plan of the space, with the first setting of the allocator with which it holds, or the
-// surest.
+// Of every plan of the space, with the first setting of the allocator with which it holds, or the surest.
 std::vector<Known> forecast_all(const Problem& p, const CostModel& costs, const MemoryTerms& terms) {
   std::vector<Known> known;
   std::vector<AllocatorSettings> allocators = p.space.allocators;
@@ -89,8 +88,8 @@ RC_GTEST_PROP(SearchProperty, FindsWhatBruteForceFinds, ()) {
   RC_ASSERT(result.simulated + result.rejected_memory + result.pruned == result.enumerated);
   RC_ASSERT(result.best.has_value() == best.has_value());
   if (result.riskier) {
-    const Fit fit = fit_in(p.cluster, result.riskier->peak_allocated, result.riskier->peak_reserved,
-                           result.riskier->outside_allocator);
+    const Fit fit = fit_in(
+        p.cluster, result.riskier->peak_allocated, result.riskier->peak_reserved, result.riskier->outside_allocator);
     RC_ASSERT(fits(fit, terms) && !holds(fit, terms));
     RC_ASSERT(result.riskier->fit_probability == fit_probability(fit));
     RC_ASSERT(!best || result.riskier->seconds <= best->step.seconds());
@@ -110,11 +109,11 @@ RC_GTEST_PROP(SearchProperty, FindsWhatBruteForceFinds, ()) {
 // Knobs, in the order that equals prefer; fsdp2 alone has the last.
 std::vector<KnobAxis> some_knobs() {
   return {{"optimizer.implementation",
-           {[](Plan& plan) { plan.optimizer.implementation = Optimizer::Implementation::kForeach; },
-            [](Plan& plan) { plan.optimizer.implementation = Optimizer::Implementation::kFused; }}},
-          {"units.layers_per_unit",
-           {[](Plan& plan) { plan.units.layers_per_unit = 1; }, [](Plan& plan) { plan.units.layers_per_unit = 2; }}},
-          *knob_axis("mesh.inner", Plan())};
+              {[](Plan& plan) { plan.optimizer.implementation = Optimizer::Implementation::kForeach; },
+                  [](Plan& plan) { plan.optimizer.implementation = Optimizer::Implementation::kFused; }}},
+      {"units.layers_per_unit",
+          {[](Plan& plan) { plan.units.layers_per_unit = 1; }, [](Plan& plan) { plan.units.layers_per_unit = 2; }}},
+      *knob_axis("mesh.inner", Plan())};
 }
 
 RC_GTEST_PROP(SearchProperty, PruningLosesNothing, ()) {
@@ -159,9 +158,8 @@ RC_GTEST_PROP(SearchProperty, TiesGoToTheUsualValues, ()) {
   }
 }
 
-// Where others than the plan's own code may run it, as FitRule::probability says: no cell of the
-// heatmap is faster than the best, or does not hold. Of a knob that the best is finished with
-// neighbours have its value.
+// Where others than the plan's own code may run it, as FitRule::probability says: no cell of the heatmap is faster than
+// the best, or does not hold. Of a knob that the best is finished with neighbours have its value.
 RC_GTEST_PROP(SearchProperty, TablesAreOfPlansThatHold, ()) {
   Problem p = random_problem();
   KnobAxis layers = *knob_axis("units.layers_per_unit", p.space.base);

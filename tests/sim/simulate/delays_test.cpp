@@ -1,5 +1,4 @@
-// Memory that the driver is asked for holds the host up; where the allocator ran out it also waits
-// for the device.
+// Memory that the driver is asked for holds the host up; where the allocator ran out it also waits for the device.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>

@@ -1,14 +1,12 @@
-// The schedule's golden vector: an independent 90-line event model of FSDP2's rules gave these
-// times (research, fsdp_semantics 1.15). Five units (embedding, four blocks) and a head that stays
-// unsharded; durations in ms:
+// The schedule's golden vector: an independent 90-line event model of FSDP2's rules gave these times (research,
+// fsdp_semantics 1.15). Five units (embedding, four blocks) and a head that stays unsharded; durations in ms:
 //
 //               copy-in  AG  copy-out  forward  backward  pack  RS  cast
 //   embedding      .1     2     .2        .5       .5      .3    3   .1
 //   block          .2     3     .4       5        10       .6    4   .1
 //   head           .1     2     .2       1.5       3       .3    3   .1
 //   loss .5, optimizer 1
-// Host: pre-forward .3, forward launch .8, post-forward .05, pre-backward .3, backward launch 1.2,
-// post-backward .5.
+// Host: pre-forward .3, forward launch .8, post-forward .05, pre-backward .3, backward launch 1.2, post-backward .5.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -62,14 +60,11 @@ Cost cost_of(const Work& work, const std::string& unit, const Variant& variant) 
   switch (work.kind) {
     case EventKind::kAllGatherCopyIn:
       cost.duration = pick(.1, .2, .1);
-      // Forward: its own pre-forward, and from the second unit on the post-forward of the one
-      // before. In backward a prefetch costs the host nothing of its own; the head's is issued
-      // first thing in its pre-backward.
+      // Forward: its own pre-forward, and from the second unit on the post-forward of the one before. In backward a
+      // prefetch costs the host nothing of its own; the head's is issued first thing in its pre-backward.
       cost.before = ms(work.hooks == 2 ? .3 + .05 : work.hooks == 1 ? .3 : 0);
       break;
-    case EventKind::kAllGather:
-      cost.duration = pick(2, variant.block_all_gather, 2);
-      break;
+    case EventKind::kAllGather: cost.duration = pick(2, variant.block_all_gather, 2); break;
     case EventKind::kAllGatherCopyOut:
       cost.duration = pick(.2, .4, .2);
       cost.before = ms(work.hooks == 1 ? .3 : 0);  // pre-backward
@@ -90,17 +85,10 @@ Cost cost_of(const Work& work, const std::string& unit, const Variant& variant) 
       cost.duration = pick(.3, .6, .3);
       cost.before = ms(.5);
       break;
-    case EventKind::kReduceScatter:
-      cost.duration = pick(3, variant.block_reduce_scatter, 3);
-      break;
-    case EventKind::kAccumulate:
-      cost.duration = ms(.1);
-      break;
-    case EventKind::kOptimizer:
-      cost.duration = ms(1);
-      break;
-    default:
-      ADD_FAILURE() << "unexpected row " << to_string(work.kind);
+    case EventKind::kReduceScatter: cost.duration = pick(3, variant.block_reduce_scatter, 3); break;
+    case EventKind::kAccumulate: cost.duration = ms(.1); break;
+    case EventKind::kOptimizer: cost.duration = ms(1); break;
+    default: ADD_FAILURE() << "unexpected row " << to_string(work.kind);
   }
   return cost;
 }
@@ -187,11 +175,9 @@ TEST_P(GoldenStep, EndsWhenTheVectorSays) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, GoldenStep,
-                         testing::Values(StepCase{{}, 84.9}, StepCase{{3, 4, 2, Communicators::kShared}, 84.7},
-                                         StepCase{{8, 12, 1, Communicators::kShared}, 129.6},
-                                         StepCase{{8, 12, 2, Communicators::kShared}, 129.4},
-                                         StepCase{{8, 12, 1, Communicators::kSeparate}, 113.4},
-                                         StepCase{{8, 12, 2, Communicators::kSeparate}, 111.7}));
+    testing::Values(StepCase{{}, 84.9}, StepCase{{3, 4, 2, Communicators::kShared}, 84.7},
+        StepCase{{8, 12, 1, Communicators::kShared}, 129.6}, StepCase{{8, 12, 2, Communicators::kShared}, 129.4},
+        StepCase{{8, 12, 1, Communicators::kSeparate}, 113.4}, StepCase{{8, 12, 2, Communicators::kSeparate}, 111.7}));
 
 }
 }

@@ -45,8 +45,7 @@ TEST(Links, OthersLinksAreNotFelt) { EXPECT_EQ(ends({{kAll, 0}, {0, kAll}}), (En
 TEST(Links, WhatFitsIsNotSlowed) { EXPECT_EQ(ends({{kAll / 4, kAll}, {kAll * 3 / 4, 0}}), (Ends{1000, 1000})); }
 
 TEST(Links, WhoAsksForLittleGetsIt) {
-  // A quarter is below a half: it is served. The other runs at 3/4 until then, 750 ns of its work;
-  // the last 250 alone.
+  // A quarter is below a half: it is served. The other runs at 3/4 until then, 750 ns of its work; the last 250 alone.
   EXPECT_EQ(ends({{kAll / 4, kAll}, {kAll, 0}}), (Ends{1000, 1250}));
 }
 
@@ -59,8 +58,7 @@ TEST(Links, ThreeShareWhatTheSmallestLeaves) {
 }
 
 TEST(Links, TheNarrowerOfTwoSetsThePace) {
-  // Both want 3/4 of the ports: a half each is 2/3 of their pace. The first alone uses links
-  // inside.
+  // Both want 3/4 of the ports: a half each is 2/3 of their pace. The first alone uses links inside.
   EXPECT_EQ(ends({{kAll, kAll * 3 / 4}, {0, kAll * 3 / 4}}), (Ends{1502, 1502}));
 }
 

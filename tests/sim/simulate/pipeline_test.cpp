@@ -128,8 +128,8 @@ struct Golden {
 // One unit is 16 us, so that eighths of halves are whole.
 constexpr std::int64_t kUnit = 16'000;
 const std::array kGoldenDurations = {Durations{kUnit, kUnit, kUnit, 0}, Durations{kUnit, kUnit, kUnit, kUnit / 4},
-                                     Durations{kUnit, kUnit * 3 / 2, kUnit / 2, 0},
-                                     Durations{kUnit, kUnit * 3 / 2, kUnit / 2, kUnit / 8, 9.0 / 8, 3.0 / 2}};
+    Durations{kUnit, kUnit * 3 / 2, kUnit / 2, 0},
+    Durations{kUnit, kUnit * 3 / 2, kUnit / 2, kUnit / 8, 9.0 / 8, 3.0 / 2}};
 
 class PipelineStep : public testing::TestWithParam<Golden> {};
 
@@ -144,20 +144,17 @@ TEST_P(PipelineStep, TakesWhatTheDependencySimulationOfTheTablesTells) {
 
 using enum PipelineSchedule;
 INSTANTIATE_TEST_SUITE_P(Tables, PipelineStep,
-                         testing::Values(Golden{{kGPipe, 4, 8, 1}, {33, 41.5, 33, 47}},
-                                         Golden{{k1F1B, 4, 8, 1}, {33, 37.75, 33, 47}},
-                                         Golden{{k1F1B, 4, 9, 1}, {36, 41.25, 36, 51.625}},
-                                         Golden{{kInterleaved1F1B, 4, 8, 2}, {70, 79.5, 70, 85.75}},
-                                         Golden{{kInterleaved1F1B, 2, 8, 4}, {99, 104.5, 99, 114.375}},
-                                         Golden{{kLoopedBfs, 4, 8, 2}, {77, 98, 77, 98.125}},
-                                         Golden{{kInterleavedZeroBubble, 4, 5, 1}, {18, 21, 21, 28.625}},
-                                         Golden{{kInterleavedZeroBubble, 4, 8, 4}, {124, 144, 130, 152.25}},
-                                         Golden{{kZbvZeroBubble, 4, 9, 2}, {61, 65.5, 64, 75.375}},
-                                         Golden{{kDualPipeV, 4, 8, 2}, {69, 79.25, 73.5, 80.375}}));
+    testing::Values(Golden{{kGPipe, 4, 8, 1}, {33, 41.5, 33, 47}}, Golden{{k1F1B, 4, 8, 1}, {33, 37.75, 33, 47}},
+        Golden{{k1F1B, 4, 9, 1}, {36, 41.25, 36, 51.625}}, Golden{{kInterleaved1F1B, 4, 8, 2}, {70, 79.5, 70, 85.75}},
+        Golden{{kInterleaved1F1B, 2, 8, 4}, {99, 104.5, 99, 114.375}},
+        Golden{{kLoopedBfs, 4, 8, 2}, {77, 98, 77, 98.125}},
+        Golden{{kInterleavedZeroBubble, 4, 5, 1}, {18, 21, 21, 28.625}},
+        Golden{{kInterleavedZeroBubble, 4, 8, 4}, {124, 144, 130, 152.25}},
+        Golden{{kZbvZeroBubble, 4, 9, 2}, {61, 65.5, 64, 75.375}},
+        Golden{{kDualPipeV, 4, 8, 2}, {69, 79.25, 73.5, 80.375}}));
 
-// Rank 0: 10 of compute, an exchange of 4, done. Rank 1: the exchange, 30 of compute. The first
-// step takes 10 + 4 + 30. Later rank 0 begins when it is done, 30 before rank 1 is, and waits for
-// it with what rank 1 needs: 4 + 30.
+// Rank 0: 10 of compute, an exchange of 4, done. Rank 1: the exchange, 30 of compute. The first step takes 10 + 4 + 30.
+// Later rank 0 begins when it is done, 30 before rank 1 is, and waits for it with what rank 1 needs: 4 + 30.
 TEST(PipelineSteady, ARankThatIsDoneBeginsTheNextStep) {
   std::vector<RankOf> ranks(2);
   const EventId sent = ranks[0].exchange(1, 4, {ranks[0].compute(10)});
@@ -232,9 +229,8 @@ TEST(PipelineDeadlock, NamesWhoWaitsForWhom) {
     } catch (const Error& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::kInvalidInput);
       EXPECT_STREQ(error.what(),
-                   "the pipeline would deadlock: rank 0 waits for rank 1 in exchange 1 with it "
-                   "(row 1), rank 1 waits for rank 2 in exchange 1 with it (row 1), rank 2 waits "
-                   "for rank 0 in exchange 1 with it (row 1)");
+          "the pipeline would deadlock: rank 0 waits for rank 1 in exchange 1 with it (row 1), rank 1 waits for rank 2 "
+          "in exchange 1 with it (row 1), rank 2 waits for rank 0 in exchange 1 with it (row 1)");
     }
   }
 }
@@ -283,7 +279,7 @@ std::vector<RankOf> random_ranks() {
       for (int k = 0; k < before; ++k) {
         const bool gathers = *rc::gen::inRange(0, 3) == 0;
         const EventId id = rank.add(gathers ? EventKind::kAllGather : EventKind::kForward,
-                                    gathers ? Stream::kAllGather : Stream::kCompute, cost(), waits(rank));
+            gathers ? Stream::kAllGather : Stream::kCompute, cost(), waits(rank));
         if (id > 0 && *rc::gen::inRange(0, 8) == 0) rank.graph.rows[at(id)].host_wait = id - 1;
       }
       rank.graph.exchanges.push_back({static_cast<EventId>(rank.graph.rows.size()), r == a ? b : a});

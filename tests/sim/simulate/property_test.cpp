@@ -40,8 +40,7 @@ RC_GTEST_PROP(Property, EveryBufferIsFreedOnceAndTheFastPeakIsTheReplayedOne, ()
   RC_ASSERT(alive == memory.peak);
 }
 
-// What is gathered is what is computed with, and every gradient is reduced once per synchronised
-// micro-batch.
+// What is gathered is what is computed with, and every gradient is reduced once per synchronised micro-batch.
 RC_GTEST_PROP(Property, BytesOnTheWireFollowFromTheUnits, ()) {
   const RandomStep r = random_step();
   const std::int64_t shards = r.plan.mesh.shard;

@@ -17,9 +17,8 @@ EventGraph with_accumulation(const RandomStep& step, std::int64_t accumulation) 
   return build_training_step(step.model, plan);
 }
 
-// Costs by kind and bytes of a work, which graphs of any length share; collectives and kernels on
-// streams of their own take their part of what runs beside them. No host: its clock is what ends a
-// repetition.
+// Costs by kind and bytes of a work, which graphs of any length share; collectives and kernels on streams of their own
+// take their part of what runs beside them. No host: its clock is what ends a repetition.
 CostTable random_costs(const EventGraph& graph, std::uint64_t seed) {
   CostTable table;
   for (const Work& work : graph.works) {

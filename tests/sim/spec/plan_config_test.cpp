@@ -54,8 +54,8 @@ TEST(PlanConfig, ReadsEveryForm) {
   EXPECT_EQ(document_of("runtime: native").plan.runtime.kind, RuntimeKind::kNative);
   EXPECT_EQ(document_of("runtime: fsdp2@2.5.1").plan.runtime.version, "2.5.1");
   EXPECT_EQ(document_of("runtime: native@1").plan.runtime.version, "1");
-  EXPECT_EQ(document_of("reshard_after_forward: 4").plan.reshard_after_forward.value,
-            (Reshard{Reshard::Kind::kGroup, 4}));
+  EXPECT_EQ(
+      document_of("reshard_after_forward: 4").plan.reshard_after_forward.value, (Reshard{Reshard::Kind::kGroup, 4}));
   EXPECT_EQ(document_of("reshard_after_forward: never").plan.reshard_after_forward.value.kind, Reshard::Kind::kNever);
   EXPECT_EQ(document_of("prefetch: {forward: 3, backward: 0}").plan.prefetch.forward, 3);
   EXPECT_EQ(document_of("recompute: selective").plan.recompute.value, Recompute::kSelective);
@@ -124,12 +124,12 @@ rank: 7
 
 TEST(PlanConfig, NamesPlaceAndNearestForMisspeltKeys) {
   EXPECT_EQ(refusal("model: a\nmesh: {shrad: 8}\n"),
-            "plan.yaml:2:8: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate, "
-            "inner, cp, tp, ep, etp, pp; did you mean shard?");
+      "plan.yaml:2:8: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate, "
+      "inner, cp, tp, ep, etp, pp; did you mean shard?");
   EXPECT_NE(refusal("prefetsh: {forward: 1}").find("did you mean prefetch?"), std::string::npos);
   EXPECT_NE(refusal("mesh: 8").find("plan.yaml:1:7: mesh: no mapping stands here; expected {shard: "
                                     "..., replicate: ..., inner: ..., cp: ..., tp: ..., ep: ..., etp: ..., pp: ...}"),
-            std::string::npos);
+      std::string::npos);
   EXPECT_NE(refusal("- model").find("no plan stands here"), std::string::npos);
   EXPECT_NE(refusal("mesh: {shard: 8}\nmesh: {shard: 8}").find("again"), std::string::npos);
 }
@@ -147,10 +147,8 @@ TEST_P(PlanConfigRefuses, WithExitCodeAndReason) {
   EXPECT_EQ(refused.text.find("plan.yaml:1:"), 0U) << refused.text;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    PlanConfig, PlanConfigRefuses,
-    testing::Values(
-        Bad{"batch: {sequence: 0}", "batch.sequence: 0 is out of range; expected an integer from 1"},
+INSTANTIATE_TEST_SUITE_P(PlanConfig, PlanConfigRefuses,
+    testing::Values(Bad{"batch: {sequence: 0}", "batch.sequence: 0 is out of range; expected an integer from 1"},
         Bad{"batch: {sequence: 16777217}", "out of range"}, Bad{"batch: {sequence: -1}", "out of range"},
         Bad{"batch: {sequence: 1e99}", "overflows"}, Bad{"batch: {sequence: 1.5}", "not an integer"},
         Bad{"batch: {sequence: '8192'}", "batch.sequence"}, Bad{"batch: {sequence: 8k}", "not an integer"},
@@ -259,14 +257,12 @@ TEST(PlanConfig, SetReachesEveryKey) {
 
 TEST(PlanConfig, SetSaysWhereInItsText) {
   EXPECT_EQ(set_refusal("batch.sequence=0"),
-            "--set:1:16: batch.sequence: 0 is out of range; expected an integer from 1 to "
-            "16,777,216, for example 8");
+      "--set:1:16: batch.sequence: 0 is out of range; expected an integer from 1 to 16,777,216, for example 8");
   EXPECT_EQ(set_refusal("mesh={shard: 8, replicat: 2}"),
-            "--set:1:17: mesh.replicat: unknown key 'replicat'; expected one of shard, replicate, inner, "
-            "cp, tp, ep, etp, pp; did you mean replicate?");
+      "--set:1:17: mesh.replicat: unknown key 'replicat'; expected one of shard, replicate, inner, "
+      "cp, tp, ep, etp, pp; did you mean replicate?");
   EXPECT_EQ(set_refusal("mesh.shrad=8"),
-            "--set:1:1: unknown key 'mesh.shrad'; expected a key of a plan such as mesh.shard; did "
-            "you mean mesh.shard?");
+      "--set:1:1: unknown key 'mesh.shrad'; expected a key of a plan such as mesh.shard; did you mean mesh.shard?");
   EXPECT_NE(set_refusal("shard=8").find("did you mean mesh.shard?"), std::string::npos);
   EXPECT_NE(set_refusal("adapters.rank=8").find("did you mean lora.rank?"), std::string::npos);
   EXPECT_NE(set_refusal("mesh.shard").find("expected key=value"), std::string::npos);

@@ -26,9 +26,8 @@ inline ModelSpec small_model(const SmallModel& shape = {}) {
     return spec;
   };
   ModelSpec model = {.name = "small",
-                     .kinds = {layer("embedding", LayerRole::kEmbedding), layer("block", LayerRole::kBlock),
-                               layer("norm", LayerRole::kFinalNorm), layer("head", LayerRole::kHead),
-                               layer("loss", LayerRole::kLoss)}};
+      .kinds = {layer("embedding", LayerRole::kEmbedding), layer("block", LayerRole::kBlock),
+          layer("norm", LayerRole::kFinalNorm), layer("head", LayerRole::kHead), layer("loss", LayerRole::kLoss)}};
   if (shape.has_learned_positions) model.kinds[0].parameters.push_back({"positions", {shape.positions, 64}});
   model.kinds[3].parameters[0].tied = shape.is_tied;
   model.order.push_back({0, "embedding"});

@@ -19,9 +19,8 @@
 namespace foreshard {
 namespace {
 
-constexpr RuntimeKind kRuntimes[] = {RuntimeKind::kFsdp2,    RuntimeKind::kFsdp1, RuntimeKind::kDdp,
-                                     RuntimeKind::kZero1,    RuntimeKind::kZero2, RuntimeKind::kZero3,
-                                     RuntimeKind::kMegatron, RuntimeKind::kNative};
+constexpr RuntimeKind kRuntimes[] = {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp, RuntimeKind::kZero1,
+    RuntimeKind::kZero2, RuntimeKind::kZero3, RuntimeKind::kMegatron, RuntimeKind::kNative};
 
 std::string cell(std::string_view text) {
   std::string out;
@@ -58,10 +57,8 @@ std::string taken(const Json& node, const Json& definitions) {
     for (const auto& [name, value] : node["properties"].items()) parts.push_back(name);
     return fmt::format("{{{}}}", fmt::join(parts, ", "));
   }
-  for (const auto& [name, sign] : {std::pair{"minimum", "from "},
-                                   {"exclusiveMinimum", "above "},
-                                   {"maximum", "to "},
-                                   {"exclusiveMaximum", "to below "}}) {
+  for (const auto& [name, sign] : {std::pair{"minimum", "from "}, {"exclusiveMinimum", "above "}, {"maximum", "to "},
+           {"exclusiveMaximum", "to below "}}) {
     if (node.contains(name)) parts.push_back(sign + word(node[name]));
   }
   return fmt::format("{} {}", type, fmt::join(parts, " "));
@@ -83,7 +80,7 @@ std::string since_text(const PlanKey& key) {
     const std::size_t end = term.find(' ');
     if (each.since == kNotYet || term.substr(0, end) != key.path) continue;
     text += fmt::format("{}{} from 2.{} ({})", text.empty() ? "" : "; ", runtimes_text(each.runtimes), each.since,
-                        term.substr(end + 1));
+        term.substr(end + 1));
   }
   return text;
 }
@@ -105,7 +102,7 @@ std::string keys_page() {
     const Json& entry = (*node)[std::string(key.path.substr(dot == std::string_view::npos ? 0 : dot + 1))];
     const std::string usual = entry.contains("default") ? word(entry["default"]) : "";
     rows += fmt::format("|`{}`|{}|{}|{}|{}|\n", key.path, cell(taken(entry, schema["definitions"])), usual,
-                        since_text(key), cell(key.says()));
+        since_text(key), cell(key.says()));
   }
   return "# Keys of a plan\n\nThe table of `sim/spec/keys/`, which reader and `foreshard "
          "schema plan` are made of (the test `PlanPages` writes\nall but the last column, which is "

@@ -91,12 +91,12 @@ TEST(PlanResolve, CompletesTheMesh) {
   const Refusal refused = refusal_of([] { resolved("model: m\nmesh: {shard: 7}"); });
   EXPECT_EQ(refused.exit_code, 3);
   EXPECT_EQ(refused.text,
-            "plan.yaml:2:15: mesh.shard: 7 does not divide the 64 GPUs of the cluster; expected a "
-            "divisor of 64, for example 4 or 8");
+      "plan.yaml:2:15: mesh.shard: 7 does not divide the 64 GPUs of the cluster; expected a "
+      "divisor of 64, for example 4 or 8");
   // Of the GPUs that the other axis leaves.
   EXPECT_EQ(refusal_of([] { resolved("model: m\nmesh: {cp: 16, tp: 8}"); }).text,
-            "plan.yaml:2:20: mesh.tp: cp 16 x tp 8 does not divide the 64 GPUs of the cluster; "
-            "expected a divisor of 4, for example 4");
+      "plan.yaml:2:20: mesh.tp: cp 16 x tp 8 does not divide the 64 GPUs of the cluster; "
+      "expected a divisor of 4, for example 4");
 }
 
 // A V100 has no bf16 and no FlashAttention; the engine has no fp16.
@@ -138,7 +138,7 @@ TEST(PlanResolve, NothingWrapsACapturedProgramOnOneRank) {
   EXPECT_EQ(alone.param_dtype, DType::kBf16);  // autocast's
   EXPECT_EQ(alone.autocast, std::nullopt);
   for (const Plan& wrapped :
-       {of(2, "", captured), of(1, "units: {blocks: own}\n", captured), of(1, "", "config.json")}) {
+      {of(2, "", captured), of(1, "units: {blocks: own}\n", captured), of(1, "", "config.json")}) {
     EXPECT_EQ(wrapped.runtime.kind, RuntimeKind::kFsdp2);
     EXPECT_EQ(wrapped.autocast, DType::kBf16);
   }
@@ -164,8 +164,7 @@ TEST(PlanResolve, DerivesAccumulationFromTheGlobalBatch) {
     return refusal.text;
   };
   EXPECT_EQ(refused("batch: {global: 500}"),
-            "plan.yaml:1:17: batch.global: 500 is no multiple of 64 ranks x micro_batch 1 = 64; "
-            "expected 448 or 512");
+      "plan.yaml:1:17: batch.global: 500 is no multiple of 64 ranks x micro_batch 1 = 64; expected 448 or 512");
   EXPECT_NE(refused("batch: {global: 8}").find("expected 64"), std::string::npos);
   EXPECT_NE(refused("batch: {global: 128, accumulation: 4}").find("contradicts"), std::string::npos);
   EXPECT_EQ(resolved("batch: {global: 128, accumulation: 2}").plan.batch.accumulation, 2);

@@ -96,7 +96,7 @@ Plan random_plan() {
   plan.batch = {between(1, 1 << 20), between(1, 64), between(1, 64)};
   plan.mesh = {std::int64_t{1} << between(0, 10), between(1, 100)};
   plan.units = {between(1, kBlocks), pick({UnitPlacement::kOwn, UnitPlacement::kRoot}),
-                pick({UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm})};
+      pick({UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm})};
   plan.prefetch = {pick({Prefetch::kImplicit, std::int64_t{1}, between(1, 1024)}), between(is_native ? 0 : 1, 1024)};
   if (is_native && pick({false, true})) plan.prefetch.forward = 0;
   plan.recompute =
@@ -108,24 +108,19 @@ Plan random_plan() {
   } else {
     plan.compile = pick({Compile::kNone, Compile::kBlocks, Compile::kModel});
     plan.attention = pick({AttentionKernel::kFlash, AttentionKernel::kCudnn, AttentionKernel::kEfficient,
-                           AttentionKernel::kMath, AttentionKernel::kFa1, AttentionKernel::kTriton});
+        AttentionKernel::kMath, AttentionKernel::kFa1, AttentionKernel::kTriton});
     plan.kernels = {pick({ModuleKernels::Norm::kCompute, ModuleKernels::Norm::kFp32, ModuleKernels::Norm::kEager}),
-                    pick({ModuleKernels::Rope::kComplex, ModuleKernels::Rope::kReal, ModuleKernels::Rope::kFused}),
-                    pick({ModuleKernels::Residual::kCompute, ModuleKernels::Residual::kFp32}),
-                    pick({ModuleKernels::Activation::kFused, ModuleKernels::Activation::kEager}),
-                    pick({false, true}),
-                    between(0, 64),
-                    pick({false, true})};
+        pick({ModuleKernels::Rope::kComplex, ModuleKernels::Rope::kReal, ModuleKernels::Rope::kFused}),
+        pick({ModuleKernels::Residual::kCompute, ModuleKernels::Residual::kFp32}),
+        pick({ModuleKernels::Activation::kFused, ModuleKernels::Activation::kEager}), pick({false, true}),
+        between(0, 64), pick({false, true})};
     plan.loss_in_forward = pick({false, true});
     plan.reference = pick({Reference::kNone, Reference::kBase, Reference::kWhole, Reference::kUnit, Reference::kUnits});
     plan.units.table_alone = pick({false, true});
     plan.batch.padded = pick({false, true});
     plan.recompute_keeps = pick({SelectivePolicy::kEverySecondMm, SelectivePolicy::kDotsExceptMlp});
-    plan.loss = pick<Loss>({{Loss::Kind::kEager, 0},
-                            {Loss::Kind::kEagerCompute, 0},
-                            {Loss::Kind::kCompiled, 0},
-                            {Loss::Kind::kFused, 0},
-                            {Loss::Kind::kChunked, 8}});
+    plan.loss = pick<Loss>({{Loss::Kind::kEager, 0}, {Loss::Kind::kEagerCompute, 0}, {Loss::Kind::kCompiled, 0},
+        {Loss::Kind::kFused, 0}, {Loss::Kind::kChunked, 8}});
     if (plan.loss == Loss{}) plan.logits = pick({Logits::kReleased, Logits::kHeld});
     plan.float8 = pick({Float8::kNone, Float8::kTensorwise, Float8::kRowwise, Float8::kCurrent});
     if (plan.float8 == Float8::kTensorwise) plan.float8_all_gather = pick({false, true});
@@ -153,7 +148,7 @@ Plan random_plan() {
   if (!is_native) add_fsdp2_switches(plan);
   const bool has_groups = plan.units.shard_dim == 0 && !plan.float8_all_gather;
   plan.reshard_after_forward = random_policy<Reshard>(unit_count(plan, small_model({.blocks = kBlocks})),
-                                                      [&] { return random_reshard(has_groups ? plan.mesh.shard : 1); });
+      [&] { return random_reshard(has_groups ? plan.mesh.shard : 1); });
   return plan;
 }
 

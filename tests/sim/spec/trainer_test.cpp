@@ -96,8 +96,7 @@ TEST(Trainer, AccelerateMakesUnitsOfTheEndsFromItsFourteenthVersionOn) {
   EXPECT_NE(refused.text.find("accelerate@1.13"), std::string::npos) << refused.text;
 }
 
-// Accelerate's last unit, the head's, is none where the plan's own keys leave the table to the
-// root.
+// Accelerate's last unit, the head's, is none where the plan's own keys leave the table to the root.
 TEST(Trainer, TransformersTrainerHasGroupsOfParameters) {
   const Plan plan = checked_plan("trainer: transformers\nruntime: zero1").plan;
   EXPECT_EQ(plan.optimizer.groups, Optimizer::Groups::kDecay);

@@ -30,21 +30,21 @@ TEST(FitAmd, GradientsOfALayerAreTwoProducts) {
   };
   const double added = 6 * (8192.0 * 4096 + 14336.0 * 4096) / (0.79 * 5.3e12) + 5e-6;
   EXPECT_NEAR(seconds_of(8192, 14336, 4096, true),
-              seconds_of(8192, 4096, 14336, false) + seconds_of(14336, 4096, 8192, false) + added, 1e-9);
+      seconds_of(8192, 4096, 14336, false) + seconds_of(14336, 4096, 8192, false) + added, 1e-9);
 }
 
 // Gradients alone say what a product costs.
 TEST(FitAmd, GemmRecoversKnownConstantsFromGradients) {
   const Gpu gpu = load_cluster("8xmi300x").gpu;
   GemmCurve truth = {.efficiency = 0.47,
-                     .k_half = 90,
-                     .hbm_fraction = 0.9,
-                     .overhead = 3e-6,
-                     .m_half = 40,
-                     .n_half = 20,
-                     .wave = 0.08,
-                     .blend = 4,
-                     .slowdown = 0.01};
+      .k_half = 90,
+      .hbm_fraction = 0.9,
+      .overhead = 3e-6,
+      .m_half = 40,
+      .n_half = 20,
+      .wave = 0.08,
+      .blend = 4,
+      .slowdown = 0.01};
   std::vector<GemmRow> rows;
   int row_count = 0;
   for (const double m : {1024, 4096, 16384}) {
@@ -79,8 +79,8 @@ TEST(FitAmd, HalfIsSlowerOnMi300x) {
 }
 
 // Products of `shapes` in a row on a hot chip, TFLOP/s: all their operations over all their time.
-double rate_of(const GemmCurve& curve, const Gpu& gpu, GemmType type,
-               const std::vector<std::array<double, 3>>& shapes) {
+double rate_of(
+    const GemmCurve& curve, const Gpu& gpu, GemmType type, const std::vector<std::array<double, 3>>& shapes) {
   double flops = 0, seconds = 0;
   for (const auto& [m, n, k] : shapes) {
     GemmRow row = {.m = m, .n = n, .k = k, .type = type};
@@ -169,7 +169,7 @@ TEST(FitAmd, PyTorchsAttentionIsTriton) {
   EXPECT_NEAR(backward.efficiency, 0.345 * forward.efficiency, 1e-6);
   EXPECT_EQ(attention_of("mi300x", "aotriton_asm", Pass::kForward, 128).efficiency, forward.efficiency);
   EXPECT_EQ(attention_of("mi300x", "aotriton_asm", Pass::kBackward, 128).efficiency,
-            attention_of("mi300x", "fa3", Pass::kBackward, 128).efficiency);
+      attention_of("mi300x", "fa3", Pass::kBackward, 128).efficiency);
 }
 
 // MI210: 94.61 of 181 TFLOP/s without a mask at 8,192 positions of 64.

@@ -48,14 +48,14 @@ class Noise {
 TEST(Fit, GemmRecoversKnownConstants) {
   const Gpu gpu = h100();
   GemmCurve truth = {.efficiency = 0.8,
-                     .k_half = 120,
-                     .hbm_fraction = 0.9,
-                     .overhead = 4e-6,
-                     .m_half = 40,
-                     .n_half = 10,
-                     .wave = 0.08,
-                     .blend = 5,
-                     .slowdown = 0.03};
+      .k_half = 120,
+      .hbm_fraction = 0.9,
+      .overhead = 4e-6,
+      .m_half = 40,
+      .n_half = 10,
+      .wave = 0.08,
+      .blend = 5,
+      .slowdown = 0.03};
   std::vector<GemmRow> rows;
   Noise noise(0.02);
   for (const double m : {1024, 2048, 4096, 8192, 16384}) {
@@ -84,14 +84,14 @@ TEST(Fit, GemmRecoversKnownConstants) {
 TEST(Fit, SixLargeProductsAnchorABorrowedCurve) {
   const Gpu gpu = h100();
   GemmCurve relative = {.efficiency = 0.7,
-                        .k_half = 90,
-                        .hbm_fraction = 0.9,
-                        .overhead = 3e-6,
-                        .m_half = 30,
-                        .n_half = 10,
-                        .wave = 0.05,
-                        .blend = 4,
-                        .slowdown = 0.02};
+      .k_half = 90,
+      .hbm_fraction = 0.9,
+      .overhead = 3e-6,
+      .m_half = 30,
+      .n_half = 10,
+      .wave = 0.05,
+      .blend = 4,
+      .slowdown = 0.02};
   GemmCurve truth = relative;
   truth.efficiency = 0.5;
   const auto row_of = [&](double m, double n, double k) {
@@ -122,10 +122,10 @@ TEST(Fit, AttentionRecoversKnownConstants) {
     for (const double heads : {8, 16, 32, 64}) {
       for (const double batch : {1, 4}) {
         AttentionRow row = {.batch = batch,
-                            .sequence = sequence,
-                            .heads = heads,
-                            .head_dim = 128,
-                            .flops = 2 * batch * heads * sequence * sequence * 128};
+            .sequence = sequence,
+            .heads = heads,
+            .head_dim = 128,
+            .flops = 2 * batch * heads * sequence * sequence * 128};
         row.seconds = attention_seconds(truth, row, row.flops, gpu) * noise.next();
         rows.push_back(row);
       }
@@ -174,7 +174,7 @@ TEST(Fit, GemmErrorsOnSourcesLeftOut) {
     double p90;
   };
   for (const Bound& bound : {Bound{"a100-80gb", 0.09, 0.21}, Bound{"h100-sxm", 0.06, 0.13}, Bound{"h200", 0.10, 0.17},
-                             Bound{"b200", 0.06, 0.14}, Bound{"mi300x", 0.08, 0.13}, Bound{"mi355x", 0.06, 0.12}}) {
+           Bound{"b200", 0.06, 0.14}, Bound{"mi300x", 0.08, 0.13}, Bound{"mi355x", 0.06, 0.12}}) {
     const CurveReport& report = report_of(bound.gpu, "GEMM bf16");
     ASSERT_GE(report.errors.size(), 3U) << bound.gpu;
     for (const FitError& error : report.errors) {
@@ -230,7 +230,7 @@ TEST(Fit, ReductionsGainWhereBandwidthIsScarce) {
   const auto before = curves;
   give_bandwidth(curves, own, a100);
   for (const auto& [which, times] :
-       {std::pair{MemoryClass::kStrided, 0.98}, std::pair{MemoryClass::kGeneratedNorm, 1 / kMore}}) {
+      {std::pair{MemoryClass::kStrided, 0.98}, std::pair{MemoryClass::kGeneratedNorm, 1 / kMore}}) {
     EXPECT_NEAR(before[at(which)].fraction / (of(which).fraction * kMore), times, 1e-6);
   }
 }
@@ -278,9 +278,8 @@ TEST(Fit, ClocksOfRunsFollowFromTheirEnergy) {
   EXPECT_EQ(fit_of("h100-pcie").calibration.heat.idle, 0);
 }
 
-// 8,192 cubed by cuBLAS on chips that stay busy, none of which was fitted:
-// facebookexperimental/triton #854 and #1003 (B200 held at 750 W), #740 (GB300); fp8 after 10,000
-// products of warm-up: Azure/AI-benchmarking-guide.
+// 8,192 cubed by cuBLAS on chips that stay busy, none of which was fitted: facebookexperimental/triton #854 and #1003
+// (B200 held at 750 W), #740 (GB300); fp8 after 10,000 products of warm-up: Azure/AI-benchmarking-guide.
 TEST(Fit, BlackwellsProductsAreAsSlowAsTheirLimitLeavesThem) {
   struct Hot {
     const char* gpu;
@@ -290,17 +289,16 @@ TEST(Fit, BlackwellsProductsAreAsSlowAsTheirLimitLeavesThem) {
   };
   constexpr double kSize = 8192;
   constexpr double kFlops = 2 * kSize * kSize * kSize;
-  for (const Hot& seen :
-       {Hot{"b200", 750, false, 1087.7}, Hot{"b200", 750, false, 1142.1}, Hot{"gb300", 1400, false, 1717.4},
-        Hot{"gb200", 1200, true, 2781.5}, Hot{"gb300", 1400, true, 3286.3}}) {
+  for (const Hot& seen : {Hot{"b200", 750, false, 1087.7}, Hot{"b200", 750, false, 1142.1},
+           Hot{"gb300", 1400, false, 1717.4}, Hot{"gb200", 1200, true, 2781.5}, Hot{"gb300", 1400, true, 3286.3}}) {
     const Gpu gpu = load_cluster(std::string("4x") + seen.gpu).gpu;
     const Calibration& of = fit_of(seen.gpu).calibration;
     const double peak = seen.fp8 ? gpu.peak_fp8.value() : gpu.peak_bf16.value();
     const double efficiency = (seen.fp8 ? of.gemm_fp8 : of.gemm_bf16).efficiency;
     const double share = seen.fp8 ? gpu.peak_bf16.value() / gpu.peak_fp8.value() : 1;
     const double bytes = kSize * kSize * (seen.fp8 ? 4 : 6);
-    const HeatLoad load = {kFlops / (efficiency * peak), 0,
-                           of.heat.joules_per_flop * share * kFlops + of.heat.joules_per_byte * bytes};
+    const HeatLoad load = {
+        kFlops / (efficiency * peak), 0, of.heat.joules_per_flop * share * kFlops + of.heat.joules_per_byte * bytes};
     const double hot = product_heat(of.heat, load, seen.watts) / of.heat.cool;
     EXPECT_NEAR(efficiency * peak / hot / (seen.tflops * 1e12), 1, 0.05) << seen.gpu << seen.fp8;
     EXPECT_GT(product_heat(of.heat, load, seen.watts / 2), of.heat.cool * hot);

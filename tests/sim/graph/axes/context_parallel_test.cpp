@@ -58,8 +58,8 @@ TEST(Ulysses, EveryRuntimeExchangesHeadsEightTimesABlock) {
   const std::int64_t positions = 512 / 4, d = 512, kv = 256;
   const std::int64_t block = 2 * positions * 2 * (2 * d + 2 * kv);
   for (const Plan& plan :
-       {cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kUlysses), cp_plan(RuntimeKind::kZero3, "0.19", Rotate::kUlysses),
-        cp_plan(RuntimeKind::kMegatron, "0.20", Rotate::kUlysses)}) {
+      {cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kUlysses), cp_plan(RuntimeKind::kZero3, "0.19", Rotate::kUlysses),
+          cp_plan(RuntimeKind::kMegatron, "0.20", Rotate::kUlysses)}) {
     const EventGraph graph = build_training_step(model, plan);
     const Sum sum = all_to_alls(graph);
     EXPECT_EQ(sum.count, 3 * 8) << to_string(plan.runtime.kind);
@@ -71,8 +71,8 @@ TEST(Ulysses, EveryRuntimeExchangesHeadsEightTimesABlock) {
 // Where a cast stands behind the checkpoint, backward begins outside of it.
 TEST(Ulysses, ARecomputedBlockWithAnFp32StreamExchangesTwelveTimes) {
   for (Plan plan :
-       {cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kUlysses), cp_plan(RuntimeKind::kZero3, "0.19", Rotate::kUlysses),
-        cp_plan(RuntimeKind::kMegatron, "0.20", Rotate::kUlysses)}) {
+      {cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kUlysses), cp_plan(RuntimeKind::kZero3, "0.19", Rotate::kUlysses),
+          cp_plan(RuntimeKind::kMegatron, "0.20", Rotate::kUlysses)}) {
     plan.recompute.value = Recompute::kFull;
     plan.kernels.residual = ModuleKernels::Residual::kFp32;
     const ModelSpec model = with_variants(tiny_model(3), plan);
@@ -181,10 +181,10 @@ TEST(ContextParallel, FormsShareAttentionEvenly) {
   const double all = attention_flops(build_training_step(model, alone));
   Plan flex = cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllGather);
   flex.attention = AttentionKernel::kFlex;
-  for (const Plan& plan :
-       {cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllGather),
-        cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllToAll), cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kUlysses),
-        flex, cp_plan(RuntimeKind::kMegatron, "0.20", Rotate::kAllGather)}) {
+  for (const Plan& plan : {cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllGather),
+           cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllToAll),
+           cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kUlysses), flex,
+           cp_plan(RuntimeKind::kMegatron, "0.20", Rotate::kAllGather)}) {
     EXPECT_NEAR(attention_flops(build_training_step(model, plan)) / (all / 4), 1, 1e-9)
         << to_string(plan.context_parallel.rotate);
   }
@@ -287,10 +287,9 @@ Kernels kernels_of(const EventGraph& graph) {
   return sum;
 }
 
-// With R bytes of rows torchtitan writes R of tokens' copies, reads and writes 3R, 4R and 3R to
-// weigh them in fp32 (a cast, the product, a cast) and reads R to sum them. A dispatcher that takes
-// tokens leaves none of these; Megatron-Core's all-to-all leaves the copies and sums. All train the
-// router.
+// With R bytes of rows torchtitan writes R of tokens' copies, reads and writes 3R, 4R and 3R to weigh them in fp32 (a
+// cast, the product, a cast) and reads R to sum them. A dispatcher that takes tokens leaves none of these;
+// Megatron-Core's all-to-all leaves the copies and sums. All train the router.
 TEST(ExpertParallel, DispatchersOfTokensMoveNoRowsAroundTheExperts) {
   constexpr std::int64_t kBlocks = 2, kRows = 4 * 512 * 256 * 2;
   Plan plan = cp_plan(RuntimeKind::kFsdp2, "2.15", Rotate::kAllGather);

@@ -1,5 +1,4 @@
-// The loss over tp, by whom it runs: what it keeps and holds, in fp32 copies of the rank's part of
-// the logits.
+// The loss over tp, by whom it runs: what it keeps and holds, in fp32 copies of the rank's part of the logits.
 #include <gtest/gtest.h>
 
 #include "models/zoo.h"

@@ -42,15 +42,14 @@ TEST(RecomputeModules, AttentionNormsAndActivationsAreTheirOwn) {
   EXPECT_EQ(again(expert_block(), {Module::kLayernorm}), (Names{"norm1", "norm1_rstd", "norm2", "norm2_rstd"}));
   // A dense block's are in the linear layers that read them.
   EXPECT_EQ(again(block_of("llama-3.1-8b", "llama block"), {Module::kLayernorm}), Names{});
-  EXPECT_EQ(again(block_of("qwen3-30b-a3b", "qwen3_moe expert block"), {Module::kLayernorm}),
-            (Names{"norm2", "norm2_rstd"}));
+  EXPECT_EQ(
+      again(block_of("qwen3-30b-a3b", "qwen3_moe expert block"), {Module::kLayernorm}), (Names{"norm2", "norm2_rstd"}));
 }
 
 // From latents to attention: products that widen, rotations, what puts heads together.
 TEST(RecomputeModules, LatentsAreWidenedAgain) {
-  const Names widened = {"q",         "q_nope",  "q_rope", "q_fp32",          "q_rotated_fp32",
-                         "q_rotated", "q_whole", "k_fp32", "k_rotated_fp32",  "k_rotated",
-                         "kv",        "k_nope",  "v",      "k_rope_of_heads", "k_whole"};
+  const Names widened = {"q", "q_nope", "q_rope", "q_fp32", "q_rotated_fp32", "q_rotated", "q_whole", "k_fp32",
+      "k_rotated_fp32", "k_rotated", "kv", "k_nope", "v", "k_rope_of_heads", "k_whole"};
   EXPECT_EQ(again(expert_block(), {Module::kMlaUpProj}), widened);
   EXPECT_EQ(again(block_of("deepseek-v3", "deepseek_v3 block"), {Module::kMlaUpProj}), widened);
   EXPECT_EQ(again(block_of("qwen3-30b-a3b", "qwen3_moe expert block"), {Module::kMlaUpProj}), Names{});
@@ -58,7 +57,7 @@ TEST(RecomputeModules, LatentsAreWidenedAgain) {
 
 TEST(RecomputeModules, FeedForwardsRunAgainWhole) {
   EXPECT_EQ(again(block_of("llama-3.1-8b", "llama block"), {Module::kMlp}),
-            (Names{"norm2", "norm2_rstd", "gate", "silu", "up", "silu_times_up", "down"}));
+      (Names{"norm2", "norm2_rstd", "gate", "silu", "up", "silu_times_up", "down"}));
   EXPECT_EQ(again(expert_block(), {Module::kMlp}), Names{});
   EXPECT_EQ(again(expert_block(), {Module::kSharedExperts}), (Names{"gate", "silu", "up", "silu_times_up", "down"}));
   const Names moe = again(expert_block(), {Module::kMoe});

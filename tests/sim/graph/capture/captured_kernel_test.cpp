@@ -17,8 +17,8 @@ struct Operands {
 
 Kernel kernel_of(const std::string& name, const Operands& given) {
   Capture capture = {.names = {name}};
-  CapturedCall call = {.name = 0,
-                       .values = {256, 1, 1, 128, 1, 1, 0, given.elements, given.bytes, given.largest, given.blocks}};
+  CapturedCall call = {
+      .name = 0, .values = {256, 1, 1, 128, 1, 1, 0, given.elements, given.bytes, given.largest, given.blocks}};
   const auto made = captured_kernel(capture, call, Pass::kForward);
   EXPECT_TRUE(made && made->known) << name;
   return made ? made->kernel : Kernel{};
@@ -42,27 +42,24 @@ TEST(CapturedKernel, AFunctorSaysHowManyArraysItTouches) {
   const double one = bytes("at::native::CUDAFunctor_add<c10::BFloat16>") / 3;
   EXPECT_NEAR(bytes("at::native::BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16, "
                     "at::native::binary_internal::MulFunctor<float> >"),
-              3 * one, 2);
+      3 * one, 2);
   EXPECT_NEAR(bytes("at::native::AUnaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16, "
                     "at::native::binary_internal::MulFunctor<float> >"),
-              2 * one, 2);
+      2 * one, 2);
   EXPECT_NEAR(bytes("at::native::where_kernel_impl(at::TensorIterator&)::{lambda()#1}::operator()() "
                     "const::{lambda(c10::BFloat16, c10::BFloat16, c10::BFloat16)#1}"),
-              4 * one, 2);
+      4 * one, 2);
 }
 
 // A product with a vector: the vector's block is small, so its array is not one of all elements.
 TEST(CapturedKernel, ABroadcastArrayIsAsLargeAsItsBlock) {
-  const std::string name = strided(
-      "at::native::BinaryFunctor<float, float, float, "
-      "at::native::binary_internal::MulFunctor<float> "
-      ">",
-      2);
+  const std::string name =
+      strided("at::native::BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float> >", 2);
   constexpr std::int64_t kArray = 4 * kMany, kVector = 512;
   const std::int64_t all = kernel_of(name, {kMany, 3 * kArray, kArray, 3}).bytes.count();
   const std::int64_t broadcast = kernel_of(name, {kMany, 2 * kArray + kVector, kArray, 3}).bytes.count();
-  EXPECT_NEAR(static_cast<double>(broadcast) / static_cast<double>(all), (2.0 * kArray + kVector) / (3.0 * kArray),
-              1e-6);
+  EXPECT_NEAR(
+      static_cast<double>(broadcast) / static_cast<double>(all), (2.0 * kArray + kVector) / (3.0 * kArray), 1e-6);
   // Two views of one block: as many arrays as the functor takes.
   EXPECT_EQ(kernel_of(name, {kMany, 2 * kArray, kArray, 2}).bytes.count(), all);
 }
@@ -91,8 +88,8 @@ TEST(CapturedKernel, ListsAreReadAndWrittenAsTheirFunctorSays) {
 }
 
 CapturedCall strided_call(std::int64_t elements, std::int64_t asked, std::int64_t dimensions) {
-  return CapturedCall{.name = 0,
-                      .values = {256, 1, 1, 128, 1, 1, 0, elements, 0, 0, 0, 8 * elements, asked, dimensions}};
+  return CapturedCall{
+      .name = 0, .values = {256, 1, 1, 128, 1, 1, 0, elements, 0, 0, 0, 8 * elements, asked, dimensions}};
 }
 
 // Elements that a strided kernel looks for take time by themselves; sectors for one of them more.
@@ -112,8 +109,8 @@ TEST(CapturedKernel, AttentionIsOfWholeTiles) {
   Capture capture = {.names = {"cudnn attention_forward"}};
   const auto flops = [&](std::int64_t sequence, bool causal) {
     CapturedCall call = {.kind = CapturedCall::Kind::kLibrary,
-                         .name = 0,
-                         .values = {4 * 2 * 16 * sequence * 64, 1, 16, sequence, sequence, 64, causal ? 1 : 0}};
+        .name = 0,
+        .values = {4 * 2 * 16 * sequence * 64, 1, 16, sequence, sequence, 64, causal ? 1 : 0}};
     const Kernel kernel = captured_kernel(capture, call, Pass::kForward)->kernel;
     EXPECT_TRUE(kernel.in_tiles);
     return kernel.flops.count();
@@ -164,8 +161,8 @@ TEST(CapturedKernel, GroupsOfChannelsAreOneKernelOrAProductEach) {
   const auto kernel = [](const char* name, std::array<std::int64_t, 4> shape) {
     Capture capture = {.names = {name}};
     CapturedCall call = {.kind = CapturedCall::Kind::kLibrary,
-                         .name = 0,
-                         .values = {1 << 20, shape[0], shape[1], shape[2], shape[3], 14}};
+        .name = 0,
+        .values = {1 << 20, shape[0], shape[1], shape[2], shape[3], 14}};
     return captured_kernel(capture, call, Pass::kForward)->kernel;
   };
   constexpr const char* kForward = "cudnn convolution_forward in groups";
@@ -186,9 +183,7 @@ TEST(CapturedKernel, GroupsOfChannelsAreOneKernelOrAProductEach) {
 TEST(CapturedKernel, ALayerNormTakesTimeForEachRow) {
   const auto busy = [](std::int64_t rows, std::int64_t width) {
     Capture capture;
-    capture.names = {
-        "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, "
-        "false>"};
+    capture.names = {"void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>"};
     CapturedCall call = {.name = 0};
     const std::int64_t bytes = 4 * rows * width;
     call.values = {rows, 1, 1, 32, 4, 1, 24, -1, 2 * bytes, bytes, 5};
@@ -231,8 +226,7 @@ TEST(CapturedKernel, ChunksAreOfTheirFunctorsType) {
   const auto bytes = [](const std::string& type) {
     const std::string name =
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
-        "namespace)::FusedOptimizerTensorListMetadata<4>, at::native::(anonymous "
-        "namespace)::FusedAdamMathFunctor<" +
+        "namespace)::FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::FusedAdamMathFunctor<" +
         type + ", 4, (at::native::ADAM_MODE)1, false>, float const*, double>(...)";
     return kernel_of(name, {-1, std::int64_t{1} << 40, kMany, 4}).bytes.count();
   };

@@ -126,21 +126,21 @@ TEST(DdpState, OptimizersKeepWhatTheyKeep) {
   };
   EXPECT_EQ(kept(Optimizer::Kind::kSgd), 0);
   EXPECT_EQ(kept(Optimizer::Kind::kMomentum),
-            expected([](const ParameterSpec& p, bool) { return std::vector<std::int64_t>{4 * p.numel()}; }));
+      expected([](const ParameterSpec& p, bool) { return std::vector<std::int64_t>{4 * p.numel()}; }));
   EXPECT_EQ(kept(Optimizer::Kind::kAdafactor), expected([](const ParameterSpec& p, bool) {
-              if (p.shape.size() == 1) return std::vector<std::int64_t>{4 * p.numel()};
-              return std::vector<std::int64_t>{4 * p.shape[0], 4 * p.shape[1]};
-            }));
+    if (p.shape.size() == 1) return std::vector<std::int64_t>{4 * p.numel()};
+    return std::vector<std::int64_t>{4 * p.shape[0], 4 * p.shape[1]};
+  }));
   EXPECT_EQ(kept(Optimizer::Kind::kAdamW8bit), expected([](const ParameterSpec& p, bool is_table) {
-              const std::int64_t n = p.numel();
-              if (is_table || n < 4096) return std::vector<std::int64_t>{4 * n, 4 * n};
-              const std::int64_t scales = 4 * ((n + 255) / 256);
-              return std::vector<std::int64_t>{n, n, scales, scales};
-            }));
+    const std::int64_t n = p.numel();
+    if (is_table || n < 4096) return std::vector<std::int64_t>{4 * n, 4 * n};
+    const std::int64_t scales = 4 * ((n + 255) / 256);
+    return std::vector<std::int64_t>{n, n, scales, scales};
+  }));
   EXPECT_EQ(kept(Optimizer::Kind::kPagedAdamW), expected([](const ParameterSpec& p, bool) {
-              const std::int64_t n = p.numel();
-              return n < 100'000 ? std::vector<std::int64_t>{4 * n, 4 * n} : std::vector<std::int64_t>{};
-            }));
+    const std::int64_t n = p.numel();
+    return n < 100'000 ? std::vector<std::int64_t>{4 * n, 4 * n} : std::vector<std::int64_t>{};
+  }));
 }
 
 TEST(DdpState, BlocksMayBeLoadedNarrow) {
@@ -180,8 +180,8 @@ TEST(DdpBuckets, ABucketClosesWhenItReachesTheLimit) {
 }
 
 TEST(DdpBuckets, EveryDtypeHasBucketsAndAFirstLimitOfItsOwn) {
-  const std::vector<Parameter> parameters = {floats(10), floats(10, DType::kBf16), floats(10), floats(30, DType::kBf16),
-                                             floats(1)};
+  const std::vector<Parameter> parameters = {
+      floats(10), floats(10, DType::kBf16), floats(10), floats(30, DType::kBf16), floats(1)};
   const std::array<std::int32_t, 5> order = {0, 1, 2, 3, 4};
   const auto buckets = assign_buckets(parameters, order, std::array<std::int64_t, 2>{60, 1000});
   ASSERT_EQ(buckets.size(), 3U);
@@ -222,8 +222,7 @@ TEST(Ddp, TheSecondForwardRebuildsBucketsAndTellsTheOtherRanks) {
   const LibraryRun run = record(model, ddp_plan(), 3);
   const auto buckets = bytes_of(run.steps[1], "all_reduce");
   // int32: an index per parameter and one number, then a size per bucket.
-  EXPECT_EQ(
-      bytes_of(run.steps[1], "broadcast"),
+  EXPECT_EQ(bytes_of(run.steps[1], "broadcast"),
       (std::vector<std::int64_t>{4 * (trained_parameters(model) + 1), 4 * static_cast<std::int64_t>(buckets.size())}));
   EXPECT_TRUE(bytes_of(run.steps[2], "broadcast").empty());
   EXPECT_EQ(bytes_of(run.steps[2], "all_reduce"), buckets);

@@ -133,15 +133,15 @@ TEST(Fsdp1, GathersAndReducesEachUnit) {
 TEST(Fsdp1, ModulesAreUnitsForTheirSize) {
   Plan plan = fsdp1_plan();
   plan.units = {.embedding = UnitPlacement::kOwn,
-                .head = UnitPlacement::kOwn,
-                .blocks = UnitPlacement::kRoot,
-                .min_parameters = 500'000};
+      .head = UnitPlacement::kOwn,
+      .blocks = UnitPlacement::kRoot,
+      .min_parameters = 500'000};
   const EventGraph graph = build_training_step(with_variants(tiny_model(2), plan), plan);
   std::vector<std::int64_t> sizes;
   for (const Unit& unit : graph.units) sizes.push_back(unit.numel);
   constexpr std::int64_t kMatrix = 1536 * 512, kTable = 4096 * 512;
   EXPECT_EQ(sizes, (std::vector<std::int64_t>{5 * 512, kTable, kMatrix, kMatrix, kMatrix, kMatrix, kMatrix, kMatrix,
-                                              kMatrix, kMatrix, kTable}));
+                       kMatrix, kMatrix, kTable}));
   // Gathered in forward, and all but the root in backward; each reduced once.
   const auto count = [&](EventKind kind) {
     return std::ranges::count_if(graph.rows, [&](const Row& row) { return row.kind == kind; });
@@ -175,43 +175,42 @@ TEST(Fsdp1, PrefetchBeforeOrAfterTheGradients) {
     const Texts all = only(spelled(step_of(tiny_model(3), plan, 2)), kinds);
     return Texts(std::find(all.begin(), all.end(), "pre_backward root"), all.end());
   };
-  EXPECT_EQ(backward(), Texts({"pre_backward root", "all_gather 2", "pre_backward 2", "all_gather 1", "unshard_free 2",
-                               "reduce_scatter 2", "pre_backward 1", "all_gather 0", "unshard_free 1",
-                               "reduce_scatter 1", "pre_backward 0", "unshard_free 0", "reduce_scatter 0",
-                               "unshard_free root", "reduce_scatter root"}));
+  EXPECT_EQ(backward(),
+      Texts({"pre_backward root", "all_gather 2", "pre_backward 2", "all_gather 1", "unshard_free 2",
+          "reduce_scatter 2", "pre_backward 1", "all_gather 0", "unshard_free 1", "reduce_scatter 1", "pre_backward 0",
+          "unshard_free 0", "reduce_scatter 0", "unshard_free root", "reduce_scatter root"}));
   plan.fsdp1.backward_prefetch = Fsdp1Options::BackwardPrefetch::kPost;
-  EXPECT_EQ(backward(), Texts({"pre_backward root", "pre_backward 2", "all_gather 2", "unshard_free 2", "all_gather 1",
-                               "reduce_scatter 2", "pre_backward 1", "unshard_free 1", "all_gather 0",
-                               "reduce_scatter 1", "pre_backward 0", "unshard_free 0", "reduce_scatter 0",
-                               "unshard_free root", "reduce_scatter root"}));
+  EXPECT_EQ(backward(),
+      Texts({"pre_backward root", "pre_backward 2", "all_gather 2", "unshard_free 2", "all_gather 1",
+          "reduce_scatter 2", "pre_backward 1", "unshard_free 1", "all_gather 0", "reduce_scatter 1", "pre_backward 0",
+          "unshard_free 0", "reduce_scatter 0", "unshard_free root", "reduce_scatter root"}));
   plan.prefetch.backward = 0;
   EXPECT_EQ(backward(),
-            Texts({"pre_backward root", "pre_backward 2", "all_gather 2", "unshard_free 2", "reduce_scatter 2",
-                   "pre_backward 1", "all_gather 1", "unshard_free 1", "reduce_scatter 1", "pre_backward 0",
-                   "all_gather 0", "unshard_free 0", "reduce_scatter 0", "unshard_free root", "reduce_scatter root"}));
+      Texts({"pre_backward root", "pre_backward 2", "all_gather 2", "unshard_free 2", "reduce_scatter 2",
+          "pre_backward 1", "all_gather 1", "unshard_free 1", "reduce_scatter 1", "pre_backward 0", "all_gather 0",
+          "unshard_free 0", "reduce_scatter 0", "unshard_free root", "reduce_scatter root"}));
 }
 
-// Views of unit i + 1 are made before unit i runs forward, so autograd meets them after unit i's
-// backward.
+// Views of unit i + 1 are made before unit i runs forward, so autograd meets them after unit i's backward.
 TEST(Fsdp1, ForwardPrefetchReducesOneUnitLate) {
   Plan plan = fsdp1_plan();
   plan.fsdp1.limit_all_gathers = false;
   plan.prefetch.forward = 1;
   const Texts all = spelled(step_of(tiny_model(3), plan, 2));
   EXPECT_EQ(only(all, {"pre_backward", "post_backward"}),
-            Texts({"pre_backward root", "pre_backward 2", "pre_backward 1", "post_backward 2", "pre_backward 0",
-                   "post_backward 1", "post_backward 0", "post_backward root"}));
+      Texts({"pre_backward root", "pre_backward 2", "pre_backward 1", "post_backward 2", "pre_backward 0",
+          "post_backward 1", "post_backward 0", "post_backward root"}));
   // A reentrant checkpoint runs forward without views and its own graph's backward at once.
   Plan again = plan;
   again.recompute = {Recompute::kFull, {}};
   again.recompute_reentrant = true;
   EXPECT_EQ(only(spelled(step_of(tiny_model(3), again, 2)), {"pre_backward", "post_backward"}),
-            Texts({"pre_backward root", "pre_backward 2", "post_backward 2", "pre_backward 1", "post_backward 1",
-                   "pre_backward 0", "post_backward 0", "post_backward root"}));
+      Texts({"pre_backward root", "pre_backward 2", "post_backward 2", "pre_backward 1", "post_backward 1",
+          "pre_backward 0", "post_backward 0", "post_backward root"}));
   // Gathered in the pre-forward of the unit in front.
   const Texts forward = only(all, {"all_gather", "unshard_free"});
   EXPECT_EQ(Texts(forward.begin(), forward.begin() + 5),
-            Texts({"all_gather root", "all_gather 0", "all_gather 1", "unshard_free 0", "all_gather 2"}));
+      Texts({"all_gather root", "all_gather 0", "all_gather 1", "unshard_free 0", "all_gather 2"}));
   // Not yet in the first forward, whose order nobody knows.
   const Texts first = only(spelled(step_of(tiny_model(3), plan, 1)), {"all_gather", "unshard_free"});
   EXPECT_EQ(Texts(first.begin(), first.begin() + 3), Texts({"all_gather root", "all_gather 0", "unshard_free 0"}));
@@ -223,11 +222,11 @@ TEST(Fsdp1, TheLimitersQueueIsCarriedOver) {
   const Plan plan = fsdp1_plan();
   const Texts first = only(spelled(step_of(tiny_model(5), plan, 1)), {"wait", "all_gather"});
   EXPECT_EQ(Texts(first.begin(), first.begin() + 5),
-            Texts({"all_gather root", "all_gather 0", "all_gather 1", "wait for 0@fwd1.0", "all_gather 2"}));
+      Texts({"all_gather root", "all_gather 0", "all_gather 1", "wait for 0@fwd1.0", "all_gather 2"}));
   const Texts third = only(spelled(step_of(tiny_model(5), plan, 3)), {"wait", "all_gather"});
   EXPECT_EQ(Texts(third.begin(), third.begin() + 10),
-            Texts({"wait for 2@bwd2.0", "all_gather root", "wait for 1@bwd2.0", "all_gather 0", "wait for 0@bwd2.0",
-                   "all_gather 1", "wait for root@bwd2.0", "all_gather 2", "wait for 0@fwd3.0", "all_gather 3"}));
+      Texts({"wait for 2@bwd2.0", "all_gather root", "wait for 1@bwd2.0", "all_gather 0", "wait for 0@bwd2.0",
+          "all_gather 1", "wait for root@bwd2.0", "all_gather 2", "wait for 0@fwd3.0", "all_gather 3"}));
   // The graph is that of the steady step: block 3's gather, the 5th, waits for block 0's forward.
   const EventGraph graph = build_training_step(tiny_model(5), plan);
   std::vector<Row> gathers;
@@ -384,9 +383,9 @@ TEST(Fsdp1, FrozenBlocksAreFreedAndNotReduced) {
   EXPECT_EQ(count(graph, EventKind::kAllGather), 4 + 3);
   const Texts all = only(spelled(step_of(tiny_model(3), plan, 2)), {"pre_backward", "post_backward", "unshard_free"});
   EXPECT_EQ(Texts(all.begin() + 3, all.end()),
-            Texts({"pre_backward root", "pre_backward 2", "post_backward 2", "unshard_free 2", "pre_backward 1",
-                   "pre_backward 0", "unshard_free 1", "post_backward 0", "unshard_free 0", "post_backward root",
-                   "unshard_free root"}));
+      Texts({"pre_backward root", "pre_backward 2", "post_backward 2", "unshard_free 2", "pre_backward 1",
+          "pre_backward 0", "unshard_free 1", "post_backward 0", "unshard_free 0", "post_backward root",
+          "unshard_free root"}));
 }
 
 TEST(Fsdp1, NothingIsLeftBehind) {

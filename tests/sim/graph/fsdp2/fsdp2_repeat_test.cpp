@@ -32,7 +32,7 @@ std::string difference(const EventGraph& a, const EventGraph& b) {
 std::string difference(const ModelSpec& model, const Plan& plan) {
   const LayerPrograms programs(model, plan);
   return difference(build_training_step(model, plan, programs),
-                    record_training_step(model, plan, programs, StepNumber::kSteady).graph);
+      record_training_step(model, plan, programs, StepNumber::kSteady).graph);
 }
 
 // Every size of the tiny model is a multiple of 8: padding, which steps with a log keep apart, does
@@ -88,7 +88,7 @@ Plan random_plan(const ModelSpec& model, int blocks) {
     q.accumulation = *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
   });
   for (When* const when : {&p.accumulation_details.all_reduce, &p.accumulation_details.reshard_after_backward,
-                           &p.accumulation_details.is_last_backward}) {
+           &p.accumulation_details.is_last_backward}) {
     const When before = std::exchange(*when, flag() ? When::kLast : When::kEach);
     if (find_problem(p, model, cluster)) *when = before;
   }
@@ -125,7 +125,7 @@ TEST(Fsdp2Repeat, HoldsForTheDefaultsOfEveryVersion) {
     for (const std::int64_t shard : {1, 2, 8}) {
       for (const std::int64_t accumulation : {1, 3}) {
         for (const auto& [forward, backward] :
-             {std::pair<std::int64_t, std::int64_t>{Prefetch::kImplicit, 1}, {1, 1}, {2, 3}}) {
+            {std::pair<std::int64_t, std::int64_t>{Prefetch::kImplicit, 1}, {1, 1}, {2, 3}}) {
           Plan plan = tiny_plan();
           plan.runtime.version = "2." + std::to_string(minor);
           plan.mesh = {shard, 8 / shard};

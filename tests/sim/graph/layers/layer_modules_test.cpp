@@ -64,23 +64,22 @@ TEST(LayerModules, NamesCarryTheBlocksNumber) {
       std::ranges::find_if(parameters, [](const ParameterSpec& p) { return p.name == "self_attn.q_proj.weight"; });
   ASSERT_NE(q, parameters.end());
   EXPECT_EQ(parameter_name(model, kBlock + 2, static_cast<std::int16_t>(q - parameters.begin())),
-            model.block_prefix + ".2.self_attn.q_proj.weight");
+      model.block_prefix + ".2.self_attn.q_proj.weight");
 }
 
 // The order of grad_ready in recordings of PyTorch 2.11 (the recorder's llama and gpt blocks).
 TEST(LayerModules, GradientsOfALlamaBlockAreStoredInAutogradsOrder) {
-  EXPECT_EQ(
-      gradients_of(tiny_model(2), kBlock),
+  EXPECT_EQ(gradients_of(tiny_model(2), kBlock),
       (std::vector<std::string>{"mlp.down_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.weight",
-                                "post_attention_layernorm.weight", "self_attn.o_proj.weight", "self_attn.v_proj.weight",
-                                "self_attn.k_proj.weight", "self_attn.q_proj.weight", "input_layernorm.weight"}));
+          "post_attention_layernorm.weight", "self_attn.o_proj.weight", "self_attn.v_proj.weight",
+          "self_attn.k_proj.weight", "self_attn.q_proj.weight", "input_layernorm.weight"}));
 }
 
 TEST(LayerModules, GradientsOfAGptBlockHaveBiasesFirst) {
   EXPECT_EQ(gradients_of(tiny_gpt(), kBlock),
-            (std::vector<std::string>{"mlp.c_proj.bias", "mlp.c_proj.weight", "mlp.c_fc.bias", "mlp.c_fc.weight",
-                                      "ln_2.weight", "ln_2.bias", "attn.c_proj.bias", "attn.c_proj.weight",
-                                      "attn.c_attn.bias", "attn.c_attn.weight", "ln_1.weight", "ln_1.bias"}));
+      (std::vector<std::string>{"mlp.c_proj.bias", "mlp.c_proj.weight", "mlp.c_fc.bias", "mlp.c_fc.weight",
+          "ln_2.weight", "ln_2.bias", "attn.c_proj.bias", "attn.c_proj.weight", "attn.c_attn.bias",
+          "attn.c_attn.weight", "ln_1.weight", "ln_1.bias"}));
 }
 
 // A tied head stores nothing: the table's gradient is complete with the lookup's.

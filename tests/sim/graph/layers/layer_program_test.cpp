@@ -78,11 +78,11 @@ TEST(LayerProgram, BackwardLeavesWeightGradientsAndTheInputsGradient) {
     for (const bool reentrant : {true, false}) {
       for (const bool casts : {false, true}) {
         ProgramOptions options = {.batch = kBatch,
-                                  .sequence = kSequence,
-                                  .recompute = mode,
-                                  .early_stop = !reentrant,
-                                  .reentrant = reentrant,
-                                  .ends_unit = casts};
+            .sequence = kSequence,
+            .recompute = mode,
+            .early_stop = !reentrant,
+            .reentrant = reentrant,
+            .ends_unit = casts};
         if (casts) options.output_dtype = DType::kFp32;
         const LayerProgram p = build_layer_program(block_of(tiny_model(1)), options);
         // q and o d*d, k and v d*dkv, three FFN matrices, two norms, in bf16, each rounded up (only
@@ -92,7 +92,7 @@ TEST(LayerProgram, BackwardLeavesWeightGradientsAndTheInputsGradient) {
         // Gone: what was saved or recomputed, the input, and the gradient that came in; new:
         // gradients and the input's gradient.
         EXPECT_EQ(p.forward.swing.net + p.recompute.swing.net + p.backward.swing.net,
-                  output /* stays for the next layer */ + gradients + input - input - output)
+            output /* stays for the next layer */ + gradients + input - input - output)
             << to_string(mode) << reentrant << casts;
         EXPECT_EQ(p.free_gradients.front().swing.net + p.free_last_gradient.front().swing.net, -gradients);
       }
@@ -196,8 +196,8 @@ TEST(LayerProgram, NarrowerViewsAreNotAddedUp) {
   const auto sums = [](const LayerProgram& p) {
     return std::ranges::count_if(p.slots, [](const Slot& slot) { return slot.name.ends_with("grad sum"); });
   };
-  EXPECT_EQ(sums(build_layer_program(block, {.batch = kBatch, .sequence = kSequence})),
-            sums(program(Recompute::kNone)));
+  EXPECT_EQ(
+      sums(build_layer_program(block, {.batch = kBatch, .sequence = kSequence})), sums(program(Recompute::kNone)));
 }
 
 // A product with a frozen weight keeps what autocast made of that, for its input's gradient.

@@ -16,13 +16,9 @@ Operation operation(OperationKind kind, CollectiveKind collective = CollectiveKi
 LayerSpec block() {
   LayerSpec layer;
   layer.operations = {operation(OperationKind::kNorm),
-                      operation(OperationKind::kElementwise, CollectiveKind::kAllGather),
-                      operation(OperationKind::kGemm),
-                      operation(OperationKind::kGemm),
-                      operation(OperationKind::kAttention),
-                      operation(OperationKind::kGemm),
-                      operation(OperationKind::kElementwise, CollectiveKind::kReduceScatter),
-                      operation(OperationKind::kElementwise)};
+      operation(OperationKind::kElementwise, CollectiveKind::kAllGather), operation(OperationKind::kGemm),
+      operation(OperationKind::kGemm), operation(OperationKind::kAttention), operation(OperationKind::kGemm),
+      operation(OperationKind::kElementwise, CollectiveKind::kReduceScatter), operation(OperationKind::kElementwise)};
   return layer;
 }
 

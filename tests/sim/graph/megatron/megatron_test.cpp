@@ -75,8 +75,8 @@ TEST(Megatron, ABlockGathersSixTimesAndScattersFour) {
     // The loss: the greatest logit, the chosen one and the sum, in fp32; then the gradients of all
     // norms at once, in the dtype of the buffer.
     const std::int64_t norms = (2 * blocks + 1) * 512;
-    EXPECT_EQ(sums.at({"tp", EventKind::kAllReduce}),
-              (Sent{4, 3 * positions * 4 + norms * size_of(plan.reduce_dtype)}));
+    EXPECT_EQ(
+        sums.at({"tp", EventKind::kAllReduce}), (Sent{4, 3 * positions * 4 + norms * size_of(plan.reduce_dtype)}));
   }
 }
 
@@ -188,9 +188,8 @@ double held_bytes(const EventGraph& graph) {
   return held;
 }
 
-// compute_weight_and_optimizer_memory (megatron/training/theoretical_memory_usage.py, 0.20): 6
-// bytes a parameter of the rank and 12 of each it steps, all of them without the distributed
-// optimizer; what tp cuts and what it does not.
+// compute_weight_and_optimizer_memory (megatron/training/theoretical_memory_usage.py, 0.20): 6 bytes a parameter of the
+// rank and 12 of each it steps, all of them without the distributed optimizer; what tp cuts and what it does not.
 double theoretical_states(const ModelSpec& model, const Plan& plan) {
   double cut = 0, whole = 0;
   for (const LayerInstance& layer : model.order) {
@@ -417,8 +416,7 @@ TEST(Megatron, RowsOfExpertsTravelBesideAnotherMicroBatch) {
   }
 }
 
-// Of a block's experts a rank has a part over fewer ranks than of the rest: every size divides, so
-// nothing is padding.
+// Of a block's experts a rank has a part over fewer ranks than of the rest: every size divides, so nothing is padding.
 TEST(Megatron, UnitsOfAMixtureAreNoLessThanWhatIsInThem) {
   const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
   Plan plan = megatron_plan();
@@ -434,8 +432,7 @@ TEST(Megatron, UnitsOfAMixtureAreNoLessThanWhatIsInThem) {
   }
 }
 
-// linear_fc1 of experts is gate and up (experts.py, TEGroupedMLP): two grouped products a block
-// forward, four backward.
+// linear_fc1 of experts is gate and up (experts.py, TEGroupedMLP): two grouped products a block forward, four backward.
 TEST(Megatron, ExpertsMultiplyTwiceABlock) {
   const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
   Plan plan = over_experts();
@@ -548,9 +545,8 @@ TEST(Megatron, WeightsAreCastOnceAStep) {
   EXPECT_LT(one, 2 * once);  // of what products read
 }
 
-// fp8_param_gather: weights travel, lie and are transposed in a byte, and are cast behind the
-// optimizer's step with the scales of all ranks; norms and tables go in one gather, the last
-// weights' (partition_buckets), and in two bytes.
+// fp8_param_gather: weights travel, lie and are transposed in a byte, and are cast behind the optimizer's step with the
+// scales of all ranks; norms and tables go in one gather, the last weights' (partition_buckets), and in two bytes.
 TEST(Megatron, WeightsInFp8TravelInAByte) {
   Plan plan = megatron_plan();
   plan.megatron.overlap_grad_reduce = plan.megatron.overlap_param_gather = true;
@@ -588,7 +584,7 @@ RC_GTEST_PROP(MegatronProperty, RowsPointBackAndBuffersAreFreedOnce, ()) {
   plan.recompute.value = *rc::gen::element(Recompute::kNone, Recompute::kFull);
   plan.recompute.ranges.clear();
   plan.batch = {*rc::gen::element<std::int64_t>(16, 64), *rc::gen::inRange<std::int64_t>(1, 4),
-                *rc::gen::inRange<std::int64_t>(1, 4)};
+      *rc::gen::inRange<std::int64_t>(1, 4)};
   plan.mesh.shard = *rc::gen::element<std::int64_t>(1, 2, 6);
   plan.mesh.replicate = *rc::gen::element<std::int64_t>(1, 2);
   std::int64_t heads = 1;

@@ -90,9 +90,9 @@ TEST(Pipeline, WhatIsSentIsReceivedAndWaitedFor) {
 TEST(Pipeline, DeepSpeedsTransfersComeOneByOne) {
   StagePipeline p{.ranks = 3, .microbatches = 4, .host = StagePipeline::Host::kDeepSpeed};
   EXPECT_EQ(text_of(pipeline_rows(p, 1)),
-            "[0:r1F0<0] w0 1F0 [1:s1F0>2] w1 [2:r1F1<0] w2 1F1 [3:r1B0<2] w3 [4:s1F1>2] w4 1B0 [5:s1B0>0] w5"
-            " [6:r1F2<0] w6 1F2 [7:r1B1<2] w7 [8:s1F2>2] w8 1B1 [9:s1B1>0] w9 [10:r1F3<0] w10 1F3 [11:r1B2<2]"
-            " w11 [12:s1F3>2] w12 1B2 [13:s1B2>0] w13 [14:r1B3<2] w14 1B3 [15:s1B3>0] w15 1REDUCE_GRAD");
+      "[0:r1F0<0] w0 1F0 [1:s1F0>2] w1 [2:r1F1<0] w2 1F1 [3:r1B0<2] w3 [4:s1F1>2] w4 1B0 [5:s1B0>0] w5"
+      " [6:r1F2<0] w6 1F2 [7:r1B1<2] w7 [8:s1F2>2] w8 1B1 [9:s1B1>0] w9 [10:r1F3<0] w10 1F3 [11:r1B2<2]"
+      " w11 [12:s1F3>2] w12 1B2 [13:s1B2>0] w13 [14:r1B3<2] w14 1B3 [15:s1B3>0] w15 1REDUCE_GRAD");
 }
 
 TEST(Pipeline, WhatNobodyComputesIsRefused) {

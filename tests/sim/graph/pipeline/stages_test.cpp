@@ -54,10 +54,9 @@ Plan neighbours_on_a_rank() {
 
 std::vector<Plan> some_plans() {
   std::vector<Plan> plans;
-  for (const PipelineSchedule schedule :
-       {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B,
-        PipelineSchedule::kLoopedBfs, PipelineSchedule::kInterleavedZeroBubble, PipelineSchedule::kZbvZeroBubble,
-        PipelineSchedule::kDualPipeV}) {
+  for (const PipelineSchedule schedule : {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B,
+           PipelineSchedule::kInterleaved1F1B, PipelineSchedule::kLoopedBfs, PipelineSchedule::kInterleavedZeroBubble,
+           PipelineSchedule::kZbvZeroBubble, PipelineSchedule::kDualPipeV}) {
     plans.push_back(pipelined_plan(RuntimeKind::kFsdp2, schedule));
   }
   plans.push_back(plans.back());
@@ -190,7 +189,7 @@ TEST(Stages, ManyMicroBatchesAreToldByFew) {
     const LaidOut few = laid_out_of(plan);
     ASSERT_EQ(few.count, 12);  // three times as many as ranks
     EXPECT_EQ(peak_allocated(build_training_step(model, shortened(plan, few.count))),
-              peak_allocated(build_training_step(model, plan)));
+        peak_allocated(build_training_step(model, plan)));
   }
 }
 

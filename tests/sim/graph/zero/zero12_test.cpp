@@ -49,8 +49,8 @@ TEST(ZeroPartition, IsPaddedToTwiceTheRanksAndCutsThroughParameters) {
   // In the order of backward; neighbours of one owner join.
   const std::array<std::int32_t, 3> bucket = {2, 1, 0};
   std::vector<ZeroSlice> slices;
-  for_each_slice(std::span(&partition, 1), parameters, bucket, -1,
-                 [&](const ZeroSlice& slice) { slices.push_back(slice); });
+  for_each_slice(
+      std::span(&partition, 1), parameters, bucket, -1, [&](const ZeroSlice& slice) { slices.push_back(slice); });
   const std::vector<std::pair<std::int64_t, std::int64_t>> expected = {{2, 4}, {1, 6}, {2, 1}, {0, 8}, {1, 2}};
   ASSERT_EQ(slices.size(), expected.size());
   for (std::size_t i = 0; i < slices.size(); ++i) {
@@ -161,9 +161,8 @@ TEST(Zero12, TheStepReadsOverflowAndNormOnTheHost) {
   EXPECT_EQ(waits, 2);
 }
 
-// Five norms of 512 are a group of their own: 2560 elements over 4 ranks, 640 each, whose norm and
-// gather are their own, too. Neighbours of one owner still go together, and stage 1 fills its
-// bucket group by group.
+// Five norms of 512 are a group of their own: 2560 elements over 4 ranks, 640 each, whose norm and gather are their
+// own, too. Neighbours of one owner still go together, and stage 1 fills its bucket group by group.
 TEST(Zero12, ParametersThatDoNotDecayAreAGroupOfTheirOwn) {
   const ModelSpec model = tiny_model(2);
   Plan plan = zero_plan(RuntimeKind::kZero1);
@@ -181,7 +180,7 @@ TEST(Zero12, ParametersThatDoNotDecayAreAGroupOfTheirOwn) {
     return bytes;
   };
   EXPECT_EQ(bytes_of(two.steps[1], "all_gather"),
-            (std::vector<std::int64_t>{(model.parameters() - 5 * 512) * 2, 5 * 512 * 2}));
+      (std::vector<std::int64_t>{(model.parameters() - 5 * 512) * 2, 5 * 512 * 2}));
   // The gradients, overflow, two norms.
   EXPECT_EQ(bytes_of(two.steps[1], "all_reduce"), (std::vector<std::int64_t>{model.parameters() * 2, 1, 4, 4}));
   const auto sent = collectives(two.steps[1], "all_reduce");

@@ -1,5 +1,4 @@
-// DeepSpeed's ZeRO stage 3: what is gathered where, kept, let go of and reduced; rules worked out
-// on a small Llama.
+// DeepSpeed's ZeRO stage 3: what is gathered where, kept, let go of and reduced; rules worked out on a small Llama.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -65,8 +64,7 @@ TEST(Zero3, WithNothingAheadAndNothingKeptEachModuleGathersItsOwn) {
 
 TEST(Zero3, DefaultsGatherASmallModelAtTheRoot) {
   const EventGraph graph = build_training_step(tiny_model(4), zero3_plan());
-  // 16.8 M elements fit the 50 M of one prefetch: the root's. Norms persist: 9 gathers after the
-  // step.
+  // 16.8 M elements fit the 50 M of one prefetch: the root's. Norms persist: 9 gathers after the step.
   EXPECT_EQ(count(graph, EventKind::kAllGather), 1 + 9);
   EXPECT_EQ(count(graph, EventKind::kAllGatherCopyIn), 1);
   EXPECT_EQ(count(graph, EventKind::kAllGatherCopyOut), 1);
@@ -128,9 +126,9 @@ TEST(Zero3, ModelStatesAreSixteenBytesAParameterOverTheRanks) {
   std::int64_t states = 0, bucket = 0, gathered = 0;
   for (const std::int32_t id : graph.persistent) {
     const Buffer buffer = graph.buffer(id);
-    (buffer.category == MemoryCategory::kReduceScatterInput ? bucket
-     : buffer.category == MemoryCategory::kUnshardedParam   ? gathered
-                                                            : states) += buffer.bytes.count();
+    (buffer.category == MemoryCategory::kReduceScatterInput  ? bucket
+        : buffer.category == MemoryCategory::kUnshardedParam ? gathered
+                                                             : states) += buffer.bytes.count();
   }
   // 2 for the partition, 2 for its gradient, 12 for AdamW with the fp32 master (arXiv:1910.02054);
   // every parameter is a multiple of 8. 7.5 B parameters over 64: 1.9 GB.
@@ -148,8 +146,8 @@ TEST(Zero3, ACoalescedGatherHoldsItsParametersTwice) {
   const std::string flat = "gather_buffers=" + std::to_string(2 * (elements(1) - 3 * 512));
   const auto& log = run.steps[2].log;
   const auto at = [&](const std::string& kind, const std::string& unit) {
-    return std::ranges::find_if(log,
-                                [&](const LibraryEvent& event) { return event.kind == kind && event.unit == unit; });
+    return std::ranges::find_if(
+        log, [&](const LibraryEvent& event) { return event.kind == kind && event.unit == unit; });
   };
   EXPECT_NE(at("forward_begin", "lm_head")->note.find(flat), std::string::npos);
   EXPECT_NE(at("forward_end", "lm_head")->note.find("gather_buffers=0"), std::string::npos);
@@ -161,8 +159,8 @@ TEST(Zero3, BucketsCloseBeforeTheGradientThatWouldOverflowThem) {
   const LibraryRun run = record(tiny_model(1), plan);
   // Backward: head and norm fill a bucket exactly; down and up (2 x 786,432); gate with what comes
   // before the table: attention and norms.
-  const std::vector<std::string> expected = {
-      "model.norm.weight..lm_head.weight", "model.layers.0.mlp.up_proj.weight..model.layers.0.mlp.down_proj.weight",
+  const std::vector<std::string> expected = {"model.norm.weight..lm_head.weight",
+      "model.layers.0.mlp.up_proj.weight..model.layers.0.mlp.down_proj.weight",
       "model.layers.0.input_layernorm.weight..model.layers.0.mlp.gate_proj.weight", "model.embed_tokens.weight"};
   EXPECT_EQ(units_of(run.steps[2], "reduce_scatter", ""), expected);
 }
@@ -209,26 +207,14 @@ TEST(Zero3, RecomputationStartsInsideTheFirstNodeThatUnpacksAndStopsEarly) {
     if (!backward || !is_boundary) continue;
     boundaries.push_back(std::string(event.kind) + " " + event.unit.substr(14));
   }
-  const std::vector<std::string> expected = {"backward_begin .mlp.down_proj",
-                                             "forward_begin .input_layernorm",
-                                             "forward_end .input_layernorm",
-                                             "forward_begin .self_attn.q_proj",
-                                             "forward_end .self_attn.q_proj",
-                                             "forward_begin .self_attn.k_proj",
-                                             "forward_end .self_attn.k_proj",
-                                             "forward_begin .self_attn.v_proj",
-                                             "forward_end .self_attn.v_proj",
-                                             "forward_begin .self_attn.o_proj",
-                                             "forward_end .self_attn.o_proj",
-                                             "forward_begin .post_attention_layernorm",
-                                             "forward_end .post_attention_layernorm",
-                                             "forward_begin .mlp.gate_proj",
-                                             "forward_end .mlp.gate_proj",
-                                             "forward_begin .mlp.up_proj",
-                                             "forward_end .mlp.up_proj",
-                                             "forward_begin .mlp.down_proj",
-                                             "backward_end .mlp.down_proj",
-                                             "backward_begin .mlp.up_proj"};
+  const std::vector<std::string> expected = {"backward_begin .mlp.down_proj", "forward_begin .input_layernorm",
+      "forward_end .input_layernorm", "forward_begin .self_attn.q_proj", "forward_end .self_attn.q_proj",
+      "forward_begin .self_attn.k_proj", "forward_end .self_attn.k_proj", "forward_begin .self_attn.v_proj",
+      "forward_end .self_attn.v_proj", "forward_begin .self_attn.o_proj", "forward_end .self_attn.o_proj",
+      "forward_begin .post_attention_layernorm", "forward_end .post_attention_layernorm",
+      "forward_begin .mlp.gate_proj", "forward_end .mlp.gate_proj", "forward_begin .mlp.up_proj",
+      "forward_end .mlp.up_proj", "forward_begin .mlp.down_proj", "backward_end .mlp.down_proj",
+      "backward_begin .mlp.up_proj"};
   ASSERT_GE(boundaries.size(), expected.size());
   boundaries.resize(expected.size());
   EXPECT_EQ(boundaries, expected);

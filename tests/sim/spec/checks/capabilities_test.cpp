@@ -47,8 +47,8 @@ std::string another_value(const PlanKey& key, const std::set<std::string>& but) 
 // A plan that asks for what the row says, term by term.
 Plan asking(const Capability& row, RuntimeKind kind) {
   Plan plan;
-  plan.runtime = {kind, kind == RuntimeKind::kFsdp2 && row.since != kNotYet ? fmt::format("2.{}", row.since - 1)
-                                                                            : newest_version(kind)};
+  plan.runtime = {kind,
+      kind == RuntimeKind::kFsdp2 && row.since != kNotYet ? fmt::format("2.{}", row.since - 1) : newest_version(kind)};
   std::map<std::string, std::set<std::string>> excluded;
   for (const std::string& term : split(row.asked, ", ")) {
     const Texts parts = split(term, " ");
@@ -74,8 +74,7 @@ Plan asking(const Capability& row, RuntimeKind kind) {
 
 TEST(Capabilities, RefuseAPlanOfTheirOwnTermsAndTakeItsNearest) {
   constexpr RuntimeKind kRuntimes[] = {RuntimeKind::kFsdp2, RuntimeKind::kNative, RuntimeKind::kFsdp1,
-                                       RuntimeKind::kDdp,   RuntimeKind::kZero1,  RuntimeKind::kZero2,
-                                       RuntimeKind::kZero3};
+      RuntimeKind::kDdp, RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3};
   int refused = 0;
   for (const Capability& row : capability_table()) {
     for (const RuntimeKind kind : kRuntimes) {

@@ -46,50 +46,48 @@ TEST(PlanCheck, GathersInFp8WhereTorchaoDoes) {
   };
   EXPECT_EQ(refused(gathers).text, "");
   expect_refused(refused([&](Plan& p) {
-                   gathers(p);
-                   p.float8 = Float8::kRowwise;
-                 }),
-                 3, "float8_all_gather: only tensorwise scaling gathers in fp8");
+    gathers(p);
+    p.float8 = Float8::kRowwise;
+  }),
+      3, "float8_all_gather: only tensorwise scaling gathers in fp8");
   expect_refused(refused([&](Plan& p) {
-                   gathers(p);
-                   p.reshard_after_forward.value = {Reshard::Kind::kGroup, 4};
-                 }),
-                 6, "reshard_after_forward: fsdp2@2.15 does not gather in fp8 from smaller groups");
+    gathers(p);
+    p.reshard_after_forward.value = {Reshard::Kind::kGroup, 4};
+  }),
+      6, "reshard_after_forward: fsdp2@2.15 does not gather in fp8 from smaller groups");
   expect_refused(refused([&](Plan& p) {
-                   gathers(p);
-                   p.runtime = {RuntimeKind::kFsdp1, "2.11"};
-                   p.mesh = {64, 1};
-                 }),
-                 6, "float8_all_gather: fsdp1@2.11 gathers no tensor subclasses");
+    gathers(p);
+    p.runtime = {RuntimeKind::kFsdp1, "2.11"};
+    p.mesh = {64, 1};
+  }),
+      6, "float8_all_gather: fsdp1@2.11 gathers no tensor subclasses");
 }
 
 TEST(PlanCheck, NamesBothProductsOfTheMeshAndWhatFits) {
   expect_refused(refused([](Plan& p) {
-                   p.mesh = {8, 4};
-                 }),
-                 3,
-                 "mesh.shard: shard 8 x replicate 4 = 32 ranks, but the cluster has 64 GPUs; "
-                 "expected shard x replicate = 64, for example shard 8 x replicate 8 or shard 16 x "
-                 "replicate 4");
+    p.mesh = {8, 4};
+  }),
+      3,
+      "mesh.shard: shard 8 x replicate 4 = 32 ranks, but the cluster has 64 GPUs; expected shard x replicate = 64, for "
+      "example shard 8 x replicate 8 or shard 16 x replicate 4");
   expect_refused(refused([](Plan& p) {
-                   p.mesh = {7, 9};
-                 }),
-                 3, "for example shard 4 x replicate 16 or shard 8 x replicate 8");
+    p.mesh = {7, 9};
+  }),
+      3, "for example shard 4 x replicate 16 or shard 8 x replicate 8");
   expect_refused(refused([](Plan& p) { p.mesh = {0, 64}; }), 3, "mesh.shard: 0 is out of range");
 }
 
 TEST(PlanCheck, RefusesWhatOverflows) {
   expect_refused(refused([](Plan& p) {
-                   p.batch = {1 << 24, 1 << 20, 1 << 20};
-                 }),
-                 3, "batch: the tokens of a step are too many");
+    p.batch = {1 << 24, 1 << 20, 1 << 20};
+  }),
+      3, "batch: the tokens of a step are too many");
 }
 
 TEST(PlanCheck, RefusesSequencesBeyondLearnedPositionsOnly) {
   const SmallModel learned{.positions = 2048, .has_learned_positions = true};
   expect_refused(refused([](Plan&) {}, learned), 3,
-                 "batch.sequence: 4096 exceeds the 2048 learned positions of small; expected at "
-                 "most 2048");
+      "batch.sequence: 4096 exceeds the 2048 learned positions of small; expected at most 2048");
   EXPECT_EQ(refused([](Plan&) {}, {.positions = 2048}).text, "");
   const std::vector<std::string> texts = warnings(good_plan(), small_model({.positions = 2048}), cluster_of_gpus(64));
   ASSERT_EQ(texts.size(), 1U);
@@ -105,9 +103,9 @@ TEST(PlanCheck, RefusesReshardGroupsThatAreNoProperPart) {
   expect_refused(with_group(8), 3, "did you mean always?");
   expect_refused(with_group(16), 3, "no proper part of mesh.shard 8");
   expect_refused(refused([](Plan& p) {
-                   p.reshard_after_forward.ranges = {{0, 1, {Reshard::Kind::kGroup, 5}}};
-                 }),
-                 3, "a group of 5");
+    p.reshard_after_forward.ranges = {{0, 1, {Reshard::Kind::kGroup, 5}}};
+  }),
+      3, "a group of 5");
 }
 
 TEST(PlanCheck, RefusesRangesBeyondUnitsAndBlocks) {
@@ -115,17 +113,15 @@ TEST(PlanCheck, RefusesRangesBeyondUnitsAndBlocks) {
   EXPECT_EQ(unit_count(good_plan(), small_model()), 35);
   EXPECT_EQ(refused([](Plan& p) { p.reshard_after_forward.ranges = {{0, 34, {}}}; }).text, "");
   expect_refused(refused([](Plan& p) {
-                   p.reshard_after_forward.ranges = {{0, 35, {}}};
-                 }),
-                 3,
-                 "reshard_after_forward: units 0-35 exceed the 35 there are; expected numbers from "
-                 "0 to 34");
+    p.reshard_after_forward.ranges = {{0, 35, {}}};
+  }),
+      3, "reshard_after_forward: units 0-35 exceed the 35 there are; expected numbers from 0 to 34");
   expect_refused(refused([](Plan& p) { p.reshard_after_forward.ranges = {{3, 2, {}}}; }), 3, "no range");
   EXPECT_EQ(refused([](Plan& p) { p.recompute.ranges = {{31, 31, Recompute::kFull}}; }).text, "");
   expect_refused(refused([](Plan& p) {
-                   p.recompute.ranges = {{32, 32, Recompute::kFull}};
-                 }),
-                 3, "recompute: layers 32-32 exceed the 32 there are");
+    p.recompute.ranges = {{32, 32, Recompute::kFull}};
+  }),
+      3, "recompute: layers 32-32 exceed the 32 there are");
   expect_refused(refused([](Plan& p) { p.units.layers_per_unit = 33; }), 3, "exceeds the 32 blocks");
 }
 
@@ -199,7 +195,7 @@ TEST(PlanCheck, RefusesTiedEmbeddingsInTwoUnits) {
                 },
                 tied)
                 .text,
-            "");
+      "");
 }
 
 // Models with one run in tests/preset_cases.
@@ -210,10 +206,10 @@ TEST(PlanCheck, ALossWithTheHeadsProductNeedsAHeadThatIsGathered) {
   };
   expect_refused(refused(fuses), 3, "loss: small has no linear head over every token");
   expect_refused(refused([&](Plan& p) {
-                   fuses(p);
-                   p.units.head = UnitPlacement::kOwn;
-                 }),
-                 3, "units.head: a loss with the head's product in it calls no head");
+    fuses(p);
+    p.units.head = UnitPlacement::kOwn;
+  }),
+      3, "units.head: a loss with the head's product in it calls no head");
 }
 
 TEST(PlanCheck, WarnsOfWhatIsHardlyMeant) {

@@ -41,23 +41,23 @@ TEST(DataParallelCheck, DefaultsAreTaken) {
 TEST(DataParallelCheck, DdpRefusals) {
   const RefusedPlan refusals[] = {
       {"mesh.shard", ExitCode::kMissingCapability, "replicates the model",
-       [](Plan& p) {
-         p.mesh = {8, 1};
-       }},
+          [](Plan& p) {
+            p.mesh = {8, 1};
+          }},
       {"units.layers_per_unit", ExitCode::kMissingCapability, "knows no units",
-       [](Plan& p) { p.units.layers_per_unit = 2; }},
+          [](Plan& p) { p.units.layers_per_unit = 2; }},
       {"offload", ExitCode::kMissingCapability, "on the device", [](Plan& p) { p.offload = Offload::kCpu; }},
       {"dtype.param", ExitCode::kMissingCapability, "narrower",
-       [](Plan& p) {
-         p.master_dtype = DType::kBf16;
-         p.param_dtype = DType::kFp32;
-       }},
+          [](Plan& p) {
+            p.master_dtype = DType::kBf16;
+            p.param_dtype = DType::kFp32;
+          }},
       {"ddp.static_graph", ExitCode::kInvalidInput, "expect_autograd_hooks_",
-       [](Plan& p) {
-         p.ddp.static_graph = true;
-         p.batch.accumulation = 2;
-         p.accumulation = AccumulationMode::kKeepUnsharded;
-       }},
+          [](Plan& p) {
+            p.ddp.static_graph = true;
+            p.batch.accumulation = 2;
+            p.accumulation = AccumulationMode::kKeepUnsharded;
+          }},
   };
   for (const RefusedPlan& refusal : refusals) {
     const auto problem = problem_of(RuntimeKind::kDdp, refusal.change);
@@ -86,32 +86,32 @@ TEST(DataParallelCheck, DdpRefusesUnusedParametersItDoesNotLookFor) {
 TEST(DataParallelCheck, ZeroRefusals) {
   const RefusedPlan refusals[] = {
       {"mesh.replicate", ExitCode::kMissingCapability, "partitions over all ranks",
-       [](Plan& p) {
-         p.mesh = {4, 2};
-       }},
+          [](Plan& p) {
+            p.mesh = {4, 2};
+          }},
       {"zero.partition_in_groups", ExitCode::kMissingCapability, "partitions gradients",
-       [](Plan& p) {
-         p.mesh = {4, 2};
-         p.zero.partition_in_groups = true;
-       }},
+          [](Plan& p) {
+            p.mesh = {4, 2};
+            p.zero.partition_in_groups = true;
+          }},
       {"zero.use_multi_rank_bucket_allreduce", ExitCode::kInvalidInput, "owner in each group",
-       [](Plan& p) {
-         p.zero.partition_in_groups = true;
-         p.zero.use_multi_rank_bucket_allreduce = false;
-       }},
+          [](Plan& p) {
+            p.zero.partition_in_groups = true;
+            p.zero.use_multi_rank_bucket_allreduce = false;
+          }},
       {"accumulation.mode", ExitCode::kMissingCapability, "no_sync()",
-       [](Plan& p) { p.accumulation = AccumulationMode::kKeepUnsharded; }},
+          [](Plan& p) { p.accumulation = AccumulationMode::kKeepUnsharded; }},
       {"dtype.master", ExitCode::kMissingCapability, "in fp32", [](Plan& p) { p.master_dtype = DType::kBf16; }},
       {"zero.offload_param", ExitCode::kMissingCapability, "stage 3",
-       [](Plan& p) { p.zero.offload_param = ZeroOffload::kCpu; }},
+          [](Plan& p) { p.zero.offload_param = ZeroOffload::kCpu; }},
       {"zero.offload_optimizer", ExitCode::kMissingCapability, "NVMe",
-       [](Plan& p) { p.zero.offload_optimizer = ZeroOffload::kNvme; }},
+          [](Plan& p) { p.zero.offload_optimizer = ZeroOffload::kNvme; }},
       {"zero.zero_hpz_partition_size", ExitCode::kMissingCapability, "ZeRO++",
-       [](Plan& p) { p.zero.zero_hpz_partition_size = 2; }},
+          [](Plan& p) { p.zero.zero_hpz_partition_size = 2; }},
       {"zero.reduce_bucket_size", ExitCode::kInvalidInput, "at least one",
-       [](Plan& p) { p.zero.reduce_bucket_size = 0; }},
+          [](Plan& p) { p.zero.reduce_bucket_size = 0; }},
       {"zero.allgather_bucket_size", ExitCode::kInvalidInput, "nccl_start_alignment_factor",
-       [](Plan& p) { p.zero.allgather_bucket_size = 1001; }},
+          [](Plan& p) { p.zero.allgather_bucket_size = 1001; }},
   };
   for (const RefusedPlan& refusal : refusals) {
     const auto problem = problem_of(RuntimeKind::kZero2, refusal.change);

@@ -19,11 +19,10 @@ std::optional<PlanProblem> problem(const std::string& yaml, const std::string& r
 }
 
 TEST(Fsdp1Check, TakesWhatPyTorchTakes) {
-  for (const char* yaml :
-       {"", "prefetch: {forward: 1}", "prefetch: {backward: 0}", "mesh: {shard: 8}", "mesh: {shard: 1}",
-        "reshard_after_forward: never", "offload: cpu",
-        "accumulation: {mode: keep_unsharded}\nbatch: {accumulation: 4}",
-        "compile: blocks\nfsdp1: {use_orig_params: true}", "frozen: [embedding]\nfsdp1: {use_orig_params: true}"}) {
+  for (const char* yaml : {"", "prefetch: {forward: 1}", "prefetch: {backward: 0}", "mesh: {shard: 8}",
+           "mesh: {shard: 1}", "reshard_after_forward: never", "offload: cpu",
+           "accumulation: {mode: keep_unsharded}\nbatch: {accumulation: 4}",
+           "compile: blocks\nfsdp1: {use_orig_params: true}", "frozen: [embedding]\nfsdp1: {use_orig_params: true}"}) {
     const auto found = problem(yaml);
     EXPECT_FALSE(found) << yaml << ": " << (found ? found->what_is_wrong : "");
   }

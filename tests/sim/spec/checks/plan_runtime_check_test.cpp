@@ -41,37 +41,37 @@ std::vector<Switch> switches() {
       {"mesh.inner", 4, "mesh.inner: shard", [](Plan& p) { p.mesh.inner = MeshInner::kReplicate; }},
       {"units.layers_per_unit", 5, "units.layers_per_unit: 1", [](Plan& p) { p.units.layers_per_unit = 2; }},
       {"units.embedding", 5, "units.embedding: root and units.head: root",
-       [](Plan& p) {
-         p.units.embedding = kWithHead;
-         p.units.head = kWithNorm;
-       }},
+          [](Plan& p) {
+            p.units.embedding = kWithHead;
+            p.units.head = kWithNorm;
+          }},
       {"units.head", 5, "units.head: own", [](Plan& p) { p.units.head = kWithNorm; }},
       {"units.blocks", 4, "units.blocks: own", [](Plan& p) { p.units.blocks = kRoot; }},
       {"units.experts", 4, "units.experts: block", [](Plan& p) { p.units.experts = kOwn; }},
       {"units.shard_dim", 6, "units.shard_dim: 0", [](Plan& p) { p.units.shard_dim = 1; }},
       {"unshard_in_backward", 6, "unshard_in_backward: true",
-       [](Plan& p) {
-         p.unshard_in_backward.ranges = {{1, 1, false}};
-       }},
+          [](Plan& p) {
+            p.unshard_in_backward.ranges = {{1, 1, false}};
+          }},
       {"prefetch.forward", 5, "prefetch.forward: implicit", [](Plan& p) { p.prefetch.forward = 2; }},
       {"prefetch.backward", 5, "prefetch.backward: 1", [](Plan& p) { p.prefetch.backward = 2; }},
       {"prefetch.backward_lists", 5, "prefetch.backward_lists: false",
-       [](Plan& p) { p.prefetch.backward_lists = true; }},
+          [](Plan& p) { p.prefetch.backward_lists = true; }},
       {"prefetch.async_unshard", 6, "prefetch.async_unshard: false", [](Plan& p) { p.prefetch.async_unshard = true; }},
       {"recompute_wraps", 4, "recompute_wraps: module", [](Plan& p) { p.recompute_wraps = CheckpointWraps::kUnit; }},
       {"dtype.output", 4, "dtype.output: none", [](Plan& p) { p.output_dtype = DType::kFp32; }},
       {"accumulation.all_reduce", 4, "accumulation.all_reduce: each",
-       [](Plan& p) { p.accumulation_details.all_reduce = When::kLast; }},
+          [](Plan& p) { p.accumulation_details.all_reduce = When::kLast; }},
       {"accumulation.reshard_after_backward", 4, "accumulation.reshard_after_backward: each",
-       [](Plan& p) { p.accumulation_details.reshard_after_backward = When::kLast; }},
+          [](Plan& p) { p.accumulation_details.reshard_after_backward = When::kLast; }},
       {"accumulation.is_last_backward", 4, "accumulation.is_last_backward: each",
-       [](Plan& p) { p.accumulation_details.is_last_backward = When::kLast; }},
+          [](Plan& p) { p.accumulation_details.is_last_backward = When::kLast; }},
       {"frozen", 4, "frozen: none", [](Plan& p) { p.frozen.embedding = true; }},
       {"ignored", 7, "ignored: none",
-       [](Plan& p) {
-         p.ignored = Ignored::kNorms;
-         p.optimizer.clip_norm.reset();
-       }},
+          [](Plan& p) {
+            p.ignored = Ignored::kNorms;
+            p.optimizer.clip_norm.reset();
+          }},
       {"offload", 4, "offload: none", [](Plan& p) { p.offload = Offload::kCpu; }},
       {"buffers.reduce_scatter", 13, "buffers.reduce_scatter: 1", [](Plan& p) { p.reduce_scatter_buffers = 2; }},
       {"communicators", 13, "communicators: shared", [](Plan& p) { p.communicators = Communicators::kSeparate; }},
@@ -151,9 +151,9 @@ TEST(PlanRuntimeCheck, RefusesWhatPyTorchFailsOn) {
   uneven.mesh = {128, 1};
   uneven.units.shard_dim = 1;
   expect_contradiction(find_problem(uneven, small_model(), cluster_of_gpus(128)), "units.shard_dim",
-                       "weight of embedding is [1000, 64], and mesh.shard is 128");
+      "weight of embedding is [1000, 64], and mesh.shard is 128");
   expect_contradiction(problem_on(fsdp2(11), [](Plan& p) { p.ignored = Ignored::kNorms; }), "optimizer.clip_norm",
-                       "mixed torch.Tensor and DTensor");
+      "mixed torch.Tensor and DTensor");
 }
 
 TEST(PlanRuntimeCheck, RefusesValuesThatContradictEachOther) {
@@ -161,25 +161,25 @@ TEST(PlanRuntimeCheck, RefusesValuesThatContradictEachOther) {
   const auto problem = [](const Change& change) { return problem_on(fsdp2(15), change); };
   expect_contradiction(problem([](Plan& p) { p.rank = 64; }), "rank", "none of the 64 ranks");
   expect_contradiction(problem([](Plan& p) {
-                         p.units.embedding = kWithHead;
-                         p.units.head = kRoot;
-                       }),
-                       "units.head", "contradicts units.embedding with_head");
+    p.units.embedding = kWithHead;
+    p.units.head = kRoot;
+  }),
+      "units.head", "contradicts units.embedding with_head");
   // root (the norm), embedding, 32 blocks, head
   expect_contradiction(problem([](Plan& p) {
-                         p.unshard_in_backward.ranges = {{35, 35, false}};
-                       }),
-                       "unshard_in_backward", "units 35-35 exceed the 35 there are");
+    p.unshard_in_backward.ranges = {{35, 35, false}};
+  }),
+      "unshard_in_backward", "units 35-35 exceed the 35 there are");
   expect_contradiction(problem([](Plan& p) {
-                         p.frozen.blocks.ranges = {{30, 32, true}};
-                       }),
-                       "frozen", "layers 30-32 exceed the 32 there are");
+    p.frozen.blocks.ranges = {{30, 32, true}};
+  }),
+      "frozen", "layers 30-32 exceed the 32 there are");
   expect_contradiction(problem([](Plan& p) {
-                         p.frozen = {true, true, true, {true, {}}};
-                       }),
-                       "frozen", "no parameter is left to train");
-  expect_contradiction(problem([](Plan& p) { p.gradient_divide_factor = -1; }), "reduction.divide_factor",
-                       "out of range");
+    p.frozen = {true, true, true, {true, {}}};
+  }),
+      "frozen", "no parameter is left to train");
+  expect_contradiction(
+      problem([](Plan& p) { p.gradient_divide_factor = -1; }), "reduction.divide_factor", "out of range");
   const Change tied = [](Plan& p) {
     p.units.embedding = kWithHead;
     p.units.head = kWithNorm;

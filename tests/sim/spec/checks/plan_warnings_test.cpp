@@ -48,11 +48,11 @@ TEST(PlanWarnings, TellOfLabelsThatTheLossDoesNotRead) {
   EXPECT_EQ(versions_that_say(words, counts), from_to(kOldestFsdp2, kNewestFsdp2));
   for (const auto loss : {Loss::Kind::kTiledLinear, Loss::Kind::kEager}) {
     EXPECT_EQ(versions_that_say(words,
-                                [&](Plan& p) {
-                                  counts(p);
-                                  p.loss.kind = loss;
-                                }),
-              Minors{});
+                  [&](Plan& p) {
+                    counts(p);
+                    p.loss.kind = loss;
+                  }),
+        Minors{});
   }
   EXPECT_EQ(versions_that_say(words, nothing), Minors{});
 }
@@ -61,16 +61,16 @@ TEST(PlanWarnings, TellOfGathersThatServeTheNextStep) {
   const char* const stale = "weights from before the optimizer step";
   EXPECT_EQ(versions_that_say(stale, evaluates), from_to(4, 5));
   EXPECT_EQ(versions_that_say(stale,
-                              [](Plan& p) {
-                                p.batch.accumulation = 2;
-                                p.accumulation_details.is_last_backward = When::kLast;
-                              }),
-            from_to(4, 5));
+                [](Plan& p) {
+                  p.batch.accumulation = 2;
+                  p.accumulation_details.is_last_backward = When::kLast;
+                }),
+      from_to(4, 5));
   EXPECT_EQ(versions_that_say(stale,
-                              [](Plan& p) {
-                                p.accumulation_details.is_last_backward = When::kLast;  // the only one is the last
-                              }),
-            Minors{});
+                [](Plan& p) {
+                  p.accumulation_details.is_last_backward = When::kLast;  // the only one is the last
+                }),
+      Minors{});
   EXPECT_EQ(versions_that_say(stale, nothing), Minors{});
   EXPECT_EQ(versions_that_say("of a frozen unit", freezes), from_to(4, 5));
   EXPECT_EQ(versions_that_say("that nobody uses", evaluates), from_to(6, 15));
@@ -83,11 +83,11 @@ TEST(PlanWarnings, TellOfMemoryThatIsKept) {
   EXPECT_EQ(versions_that_say(held, narrow), from_to(6, 15));
   EXPECT_EQ(versions_that_say(held, nothing), Minors{});
   EXPECT_EQ(versions_that_say(held,
-                              [&](Plan& p) {
-                                narrow(p);
-                                p.mesh = {64, 1};
-                              }),
-            Minors{});
+                [&](Plan& p) {
+                  narrow(p);
+                  p.mesh = {64, 1};
+                }),
+      Minors{});
 }
 
 TEST(PlanWarnings, TellOfAllReducesPerMicroBatch) {
@@ -95,17 +95,17 @@ TEST(PlanWarnings, TellOfAllReducesPerMicroBatch) {
   const auto four = [](Plan& p) { p.batch.accumulation = 4; };
   EXPECT_EQ(versions_that_say(words, four), from_to(4, 15));
   EXPECT_EQ(versions_that_say(words,
-                              [&](Plan& p) {
-                                four(p);
-                                p.accumulation_details.all_reduce = When::kLast;
-                              }),
-            Minors{});
+                [&](Plan& p) {
+                  four(p);
+                  p.accumulation_details.all_reduce = When::kLast;
+                }),
+      Minors{});
   EXPECT_EQ(versions_that_say(words,
-                              [&](Plan& p) {
-                                four(p);
-                                p.accumulation = AccumulationMode::kKeepUnsharded;
-                              }),
-            Minors{});
+                [&](Plan& p) {
+                  four(p);
+                  p.accumulation = AccumulationMode::kKeepUnsharded;
+                }),
+      Minors{});
 }
 
 TEST(PlanWarnings, TellOfExpertsThatAreNotThere) {
