@@ -91,8 +91,6 @@ API Status cuStreamSynchronize(StreamHandle stream) {
   return kSuccess;
 }
 ANSWERS(cuStreamIsCapturing, *status = is_captured(stream) ? 1 : 0, StreamHandle stream, int* status)
-DONE(cuLogsRegisterCallback)  // PyTorch 2.15 listens to the driver's errors
-DONE(cuLogsUnregisterCallback)
 DONE(cuStreamWriteValue32_v2)
 DONE(cuStreamWaitValue32_v2)
 // Tables of undocumented functions begin with their size: there are none. NVRTC looks into one.
