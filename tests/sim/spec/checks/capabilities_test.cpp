@@ -64,10 +64,10 @@ Plan asking(const Capability& row, RuntimeKind kind) {
       if (const PlanKey* with_key = find_plan_key(value); contains(value, '.')) {
         value = yaml_value(with_key->value(plan));
       }
-      excluded[key].insert(value);
+      for (const std::string& each : split(value, "|")) excluded[key].insert(each);
       value = another_value(*found, excluded[key]);
     }
-    plan = with(std::move(plan), key, value);
+    plan = with(std::move(plan), key, value.substr(0, value.find('|')));
   }
   return plan;
 }
