@@ -119,9 +119,14 @@ OpenStacks codes_of(const PlanDocument& written, const ModelSpec& model, const C
     }
   }
   // Whatever they set was written.
+  const auto sets_nothing = [&](const StackAlternative& each) {
+    Plan plan = each.plan;
+    plan.stack.clear();
+    return plan == resolve(written, model, cluster).plan;
+  };
   const bool are_alike = std::ranges::all_of(
       open.codes, [&](const StackAlternative& each) { return each.plan == open.codes.front().plan; });
-  if (are_alike && open.codes.size() > 1) open.codes.clear();
+  if (open.codes.size() == 1 ? sets_nothing(open.codes.front()) : are_alike) open.codes.clear();
   share_out(open.codes);
   return open;
 }
