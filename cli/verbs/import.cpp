@@ -70,8 +70,10 @@ ExitCode import_capture(const CaptureImportOptions& options) {
 }
 
 ExitCode run_any_import(const CaptureImportOptions& options) {
-  const bool is_capture = std::ranges::any_of(options.files, is_capture_folder);
-  return is_capture ? import_capture(options) : run_import(options);
+  if (std::ranges::any_of(options.files, is_capture_folder)) return import_capture(options);
+  ImportOptions plain = options;
+  if (plain.out.empty()) plain.out = options.plan;
+  return run_import(plain);
 }
 
 TopologyImport read_topology(const std::string& file) {

@@ -78,7 +78,7 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options);
 // import DIR --out model.yaml --plan plan.yaml: what is behind a captured run.
 
 struct CaptureImportOptions : ImportOptions {
-  std::string plan;  // of a capture: the plan file; `out` is its model
+  std::string plan;  // the plan file; of a capture `out` is its model
 };
 // Whether the path is a folder that foreshard-null wrote.
 bool is_capture_folder(const std::string& path);

@@ -145,6 +145,8 @@ TEST(Export, AFileIsWholeOrNotThere) {
 TEST(Export, ImportBringsAnExportBack) {
   ASSERT_EQ(run("export --to torchtitan --out t.toml --ledger t.txt " + kJob).exit_code, 0);
   const Outcome outcome = run("import t.toml --cluster 16xh100 --out back.yaml");
+  ASSERT_EQ(run("import t.toml --cluster 16xh100 --plan same.yaml").exit_code, 0);
+  EXPECT_EQ(read_temporary("same.yaml"), read_temporary("back.yaml"));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto report = json_of(run("predict --json --plan back.yaml"));
   EXPECT_EQ(report["plan"]["mesh"]["shard"], 8);
