@@ -37,7 +37,7 @@ struct Steps {
   // Ranks that share each sequence, by whose collectives, and how keys and values come round.
   InnerAxes axes;
   std::string rotate;
-  std::int64_t gathers = 0;  // of activations in forward, over the ranks of tp
+  std::int64_t widest = 0;  // bytes of what forward gathers over the ranks of tp
   // While the optimizer steps: bytes that it holds beside what is there, that its kernels move.
   std::int64_t held = 0, moved = 0, launches = 0;
   bool scans = false;  // a recurrent mixer's kernel ran
@@ -91,7 +91,7 @@ Steps read_steps(const Capture& capture) {
         summed_over = call.values[0];
         steps.axes.tp = ranks[summed_over];
       }
-      steps.gathers += name == "all_gather" && call.values[0] == summed_over;
+      if (name == "all_gather" && call.values[0] == summed_over) steps.widest = std::max(steps.widest, call.values[1]);
     } else if (is_collective && call.values[1] > kNumbers && call.values[0] != summed_over &&
                (name == "reduce_scatter" || name == "all_reduce")) {
       steps.first_reduction = std::min(steps.first_reduction, steps.micro_batches);
@@ -678,14 +678,11 @@ CapturedPlan plan_of_capture(
   }
   KeyWriter out;
   Steps steps = read_steps(capture);
-  // (Logits alone are gathered of a model whose layers a plan cuts.)
-  if (steps.axes.tp > 1 && (!is_known || steps.gathers > steps.micro_batches)) {
+  if (steps.axes.tp > 1 && !is_known) {
     throw Error(ExitCode::kMissingCapability,
-        fmt::format("{}: the forward sums activations over {} ranks (tensor parallel){}; foreshard predict "
-                    "--capture forecasts the step as it is",
-            capture.path, steps.axes.tp,
-            is_known ? " and gathers what its layers make, which no plan does"
-                     : ", of which layers are made of models of transformers alone"));
+        fmt::format("{}: the forward sums activations over {} ranks (tensor parallel), of which layers are made of "
+                    "models of transformers alone; foreshard predict --capture forecasts the step as it is",
+            capture.path, steps.axes.tp));
   }
   if (!is_known) steps.axes.cp = 1;  // a program's own exchanges may be of anything
   OwnModel own;
@@ -730,8 +727,10 @@ CapturedPlan plan_of_capture(
         fmt::format("exchanges of {} ranks", steps.axes.cp));
   }
   if (steps.axes.tp > 1) {
+    const std::int64_t size = 2 * steps.half_products > steps.products ? 2 : 4;
+    const std::int64_t logits = size * steps.batch * steps.sequence * config.value("vocab_size", std::int64_t{0});
     out.line("tensor_parallel",
-        fmt::format("{{sequence: false, loss: false, tables: {}}}", steps.gathers > 0 ? "head" : "whole"),
+        fmt::format("{{sequence: false, loss: false, tables: {}}}", steps.widest >= logits ? "head" : "whole"),
         fmt::format("sums of activations over {} ranks", steps.axes.tp));
   }
   if (document.contains("fsdp1")) add_flat(document.at("fsdp1"), out);

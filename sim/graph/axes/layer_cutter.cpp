@@ -113,6 +113,13 @@ class Cutter {
       for (Index& t : *list)
         if (part_.gathered[at(t)] != kNone && reads_whole(op)) t = part_.gathered[at(t)];
     }
+    for (const auto& [own, whole] : columns_) {
+      read_instead(op, own, whole);
+      std::ranges::replace(op.released, own, whole);
+    }
+    const auto is_whole = [&](Index t) { return contains(of_columns_, t); };
+    if (!columns_.empty() && op.kind != OperationKind::kGemm && std::ranges::any_of(op.inputs, is_whole))
+      append(of_columns_, op.outputs);
     add_gathered_names(op);
     if (experts_.cut(op)) return;
     switch (op.kind) {
@@ -207,7 +214,8 @@ class Cutter {
         part_.source.role == LayerRole::kHead && part_.plan.tensor_parallel.tables == TensorParallel::Tables::kWhole;
     if (!cuts() || is_whole) return part_.add(std::move(op));
     if (part_.megatron && contains(op.name, ".lora_")) return cut_adapter(std::move(op));
-    if (part_.places[at(read)] == Placement::kFeature) {  // by rows of the input
+    if (contains(of_columns_, read)) read_columns(op);
+    if (part_.places[at(op.inputs.front())] == Placement::kFeature) {  // by rows of the input
       op.k /= part_.tp;
       if (part_.slices > 1) add_workspace_of_slices(op);
       weight.shape[op.transposed_weight ? 0 : 1] /= part_.tp;
@@ -276,6 +284,55 @@ class Cutter {
     part_.add(std::move(op));
     part_.of_last().columns = part_.slices;
     if (is_split_wider(result)) gather_heads(result, part_.layer.operations.back().part);
+    if (is_gathered_by_plan(result)) gather_columns(result, part_.layer.operations.back().part);
+  }
+
+  // transformers' plans (base_model_tp_plan: colwise_gather_output, rowwise_split_input) leave whole what fused
+  // products make, and what attends where queries are normed over all heads at once.
+  bool is_gathered_by_plan(Index product) const {
+    const bool is_theirs = part_.plan.tensor_parallel.tables != TensorParallel::Tables::kCut;
+    if (!is_theirs || part_.native || part_.megatron || part_.source.role != LayerRole::kBlock) return false;
+    const bool is_of_heads = attends(product, false);
+    return std::ranges::any_of(part_.source.operations, [&](const Operation& op) {
+      // (Queries that are rotated in part are two, too.)
+      const bool is_fused = op.view && op.inputs.front() == product && op.outputs.size() > (is_of_heads ? 2 : 1);
+      return is_fused || (is_of_heads && op.kind == OperationKind::kGemm && attends(op.outputs.front(), true));
+    });
+  }
+  // Whether attention reads what the product makes; `normed`: all of it normed at once.
+  bool attends(Index product, bool normed) const {
+    Indices made = {product};
+    for (const Operation& op : part_.source.operations) {
+      if (std::ranges::none_of(op.inputs, [&](Index t) { return contains(made, t); })) continue;
+      if (op.kind == OperationKind::kAttention) return !normed;
+      if (op.kind == OperationKind::kGemm) continue;
+      append(made, op.outputs);
+      for (Index p : op.parameters) {
+        const ParameterSpec& weight = part_.source.parameters[at(p)];
+        normed &= !weight.is_norm || weight.numel() != part_.source.tensors[at(product)].per_token;
+      }
+    }
+    return false;
+  }
+
+  void gather_columns(Index own, std::int8_t part) {
+    const Index whole = part_.add_like(part_.source.tensors[at(own)], " gathered", Placement::kWhole);
+    Operation& op = part_.move(own, whole, part);
+    op.released = {own};
+    op.collective = {.kind = CollectiveKind::kAllGather, .reorders = true, .waits = true};
+    columns_.emplace_back(own, whole);
+    of_columns_.push_back(whole);
+  }
+
+  // The rank's columns of what it has whole; gradients of them are gathered.
+  void read_columns(Operation& op) {
+    const Index whole = op.inputs.front();
+    TensorSpec spec = part_.tensor(whole);
+    spec.per_token /= part_.tp;
+    const Index own = part_.add_like(std::move(spec), " of the rank", Placement::kFeature);
+    Operation& slice = part_.move(whole, own, op.part);
+    slice.collective_backward = {.kind = CollectiveKind::kAllGather, .waits = true};
+    read_instead(op, whole, own);
   }
 
   bool sums_in_chunks(const Operation& product) const {
@@ -434,9 +491,11 @@ class Cutter {
     for (Index t : op.inputs)
       if (part_.places[at(t)] != Placement::kWhole) placement = part_.places[at(t)];
     // What all heads share is repeated for the rank's own; rows of experts are the tokens'.
+    const auto width = [&](Index t) {  // (what was gathered is none of the source's)
+      return (at(t) < part_.source.tensors.size() ? part_.source : part_.layer).tensors[at(t)].per_token;
+    };
     const bool expands =
-        op.view && op.function != Function::kGather &&
-        part_.source.tensors[at(op.outputs.front())].per_token > part_.source.tensors[at(op.inputs.front())].per_token;
+        op.view && op.function != Function::kGather && width(op.outputs.front()) > width(op.inputs.front());
     if (expands && part_.tp > 1) {
       if (placement == Placement::kSequence) {
         const Index own = op.inputs.front();
@@ -468,8 +527,10 @@ class Cutter {
   LayerPart part_;
   ExpertCutter experts_;
   AttentionCutter attention_;
-  Index heads_ = kNone;     // of all ranks
-  Index last_sum_ = kNone;  // whole, to be scattered
+  std::vector<std::pair<Index, Index>> columns_;  // gathered: of the rank, whole
+  Indices of_columns_;                            // what is made of them
+  Index heads_ = kNone;                           // of all ranks
+  Index last_sum_ = kNone;                        // whole, to be scattered
 };
 
 // Megatron-Core's cross entropy is its own without tensor parallelism, too.
