@@ -82,7 +82,7 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
   set("FORESHARD_NULL_MODULES", options.modules ? "1" : "0");
   set("FORESHARD_NULL_VALUES", options.values ? "1" : "0");
   std::string after;
-  for (const std::string& folder : options.after) after += std::filesystem::absolute(folder).string() + ":";
+  for (const std::string& folder : options.after) after += fs::absolute(folder).string() + ":";
   set("FORESHARD_NULL_AFTER", after);
   set("FORESHARD_NULL_ONES", options.ones ? "1" : "0");
   set("FORESHARD_NULL_CHECK", options.check ? "1" : "0");

@@ -710,9 +710,9 @@ CapturedPlan plan_of_capture(
   } else if (units.empty()) {
     add_whole(capture, document, steps, out);
   } else {
-    std::int64_t held = 0, own_numel = 0;
-    for (const Json& unit : units) held += unit.value("numel", std::int64_t{0});
-    for (const Json& parameter : document.value("parameters", Json::array())) own_numel += numel_of(parameter);
+    const auto held =
+        sum_of<std::int64_t>(units, [](const Json& unit) { return unit.value("numel", std::int64_t{0}); });
+    const auto own_numel = sum_of<std::int64_t>(document.value("parameters", Json::array()), numel_of);
     if (held > own_numel && !has_second_table(document)) {
       out.made_.ledger.push_back({Mapping::kUnsupported, fmt::format("{} parameters", held - own_numel), "",
           "units have them beside the model's (a tied head, apart)", "", 0});

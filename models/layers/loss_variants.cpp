@@ -295,11 +295,8 @@ void chunk_head(LayerSpec& head, const Plan& plan) {
   const std::int64_t weight = checked_multiply(words, product->k), hidden = checked_multiply(tokens, product->k);
   const bool is_compiled = plan.compile != Compile::kNone;
   // In elements of two bytes; the gradients that the layer makes, too, are there at its end alone.
-  const std::int64_t softmax = 2 * weight + (is_compiled           ? 2
-                                                : plan.mesh.tp > 1 ? 9
-                                                                   : 7) *
-                                                logits,
-                     sum = 5 * weight + logits;
+  const std::int64_t of_softmax = is_compiled ? 2 : plan.mesh.tp > 1 ? 9 : 7;
+  const std::int64_t softmax = 2 * weight + of_softmax * logits, sum = 5 * weight + logits;
   const std::int64_t copies = plan.batch.micro_batch > 1 ? hidden : 0;
   const std::int64_t beside = std::max(softmax, sum) - weight + 2 * hidden + copies - hidden;
   product->backward_workspace = {add_tensor(head, {.name = "chunk and sums of gradients", .fixed = beside})};
