@@ -29,7 +29,8 @@ bool in_root(const Units& units, LayerRole role) {
 }
 
 bool parts_tied(const Units& units) {
-  return units.embedding == UnitPlacement::kRoot && !in_root(units, LayerRole::kHead);
+  if (units.embedding == UnitPlacement::kWithHead) return false;
+  return (units.embedding == UnitPlacement::kRoot) != in_root(units, LayerRole::kHead);
 }
 
 bool gathers_own_head(const Plan& plan) {

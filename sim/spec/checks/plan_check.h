@@ -67,8 +67,8 @@ bool splits_table(const Units& units, const LayerSpec& layer);
 // Whether layers of this role are left to the unit of the whole model.
 bool in_root(const Units& units, LayerRole role);
 
-// Whether the head is a unit and the table that it is tied to is in the root: fully_shard gives
-// each a parameter of its own (until PyTorch 2.12).
+// Whether one of the head and the table that it is tied to is in the root and the other is a unit: fully_shard
+// gives each a parameter of its own (until PyTorch 2.12).
 bool parts_tied(const Units& units);
 
 // Whether the loss gathers the weight of a head by itself, which no module's call does: TRL's reads
