@@ -58,12 +58,11 @@ struct DriverLaunchConfig {  // CUlaunchConfig
   unsigned attribute_count;
 };
 
-struct PointerAttributes {  // cudaPointerAttributes
+struct PointerAttributes {  // cudaPointerAttributes of CUDA 12; 13's has 64 bytes behind it that are reserved
   int type;                 // 0 unregistered, 1 host, 2 device
   int device;
   void* device_pointer;
   void* host_pointer;
-  long reserved[8];
 };
 
 struct FunctionAttributes {  // cudaFuncAttributes

@@ -67,9 +67,13 @@ void memory() {
   void* pinned = nullptr;
   expect(cudaHostAlloc(&pinned, kBytes, 0) == 0, "pinned memory");
   const auto type = [](const void* at) {
-    PointerAttributes said{};
-    cudaPointerGetAttributes(&said, at);
-    return said.type;
+    struct {
+      PointerAttributes said{};
+      long behind = -1;  // CUDA 12's callers have no room for more
+    } room;
+    cudaPointerGetAttributes(&room.said, at);
+    expect(room.behind == -1, "what the caller has behind the attributes");
+    return room.said.type;
   };
   const char* const last = static_cast<char*>(pinned) + kBytes - 1;
   expect(type(pinned) == 1 && type(last) == 1 && type(last + 1) == 0, "where it is pinned");

@@ -19,12 +19,14 @@ import transformers  # noqa: E402
 
 
 def parallelism():
+    sizes = run.get("parallelism", {})
+    if not sizes:
+        return {}
     from accelerate import ParallelismConfig
     from accelerate.utils import DeepSpeedSequenceParallelConfig, TorchContextParallelConfig
 
-    sizes = run.get("parallelism", {})
     handlers = {"sp_handler": DeepSpeedSequenceParallelConfig, "cp_handler": TorchContextParallelConfig}
-    return {"parallelism_config": ParallelismConfig(**{key: handlers[key](**size) if key in handlers else size for key, size in sizes.items()})} if sizes else {}
+    return {"parallelism_config": ParallelismConfig(**{key: handlers[key](**size) if key in handlers else size for key, size in sizes.items()})}
 
 
 def model(tp=1, mesh=None):

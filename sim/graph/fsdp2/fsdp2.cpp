@@ -553,6 +553,7 @@ void Fsdp2::run_backward() {
       unshard(unit_of_layer(l));
       wait_for_unshard(unit_of_layer(l));
       run_layer(EventKind::kRecompute, l);
+      if (version_.recompute_reshards && unit_of_layer(l) != root()) state_post_forward(unit_of_layer(l), true);
     }
     begin_backward(l, 0);
     // The root's hook sits on the same output as the last unit's and was registered after it.
