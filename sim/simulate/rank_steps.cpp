@@ -132,20 +132,6 @@ template <typename Step>
   throw Error(ExitCode::kInvalidInput, text);
 }
 
-template <typename Step>
-std::vector<Step> steps_of(Ranks ranks, std::span<Carry> carries) {
-  std::vector<Step> steps;
-  steps.reserve(ranks.size());
-  for (std::size_t r = 0; r < ranks.size(); ++r) steps.emplace_back(*ranks[r], carries[r]);
-  return steps;
-}
-
-template <typename Step>
-void take_carries(std::vector<Step>& steps, std::span<Carry> carries) {
-  if (!std::ranges::all_of(steps, &Step::is_over)) throw_deadlock<Step>(steps);
-  for (std::size_t r = 0; r < steps.size(); ++r) carries[r] = steps[r].carry();
-}
-
 template <Detail detail, Fold fold>
 struct SimulatedStep {
   static constexpr bool kSpans = detail == Detail::kSpans;
@@ -686,7 +672,9 @@ void simulate_step(Ranks ranks, std::span<Carry> carries) {
     carries[0] = step.carry();
     return;
   }
-  std::vector<Step> steps = steps_of<Step>(ranks, carries);
+  std::vector<Step> steps;
+  steps.reserve(ranks.size());
+  for (std::size_t r = 0; r < ranks.size(); ++r) steps.emplace_back(*ranks[r], carries[r]);
   std::vector<std::int64_t> moments(steps.size(), kOpen);
   while (true) {
     for (bool any = true; any;) {
@@ -704,7 +692,8 @@ void simulate_step(Ranks ranks, std::span<Carry> carries) {
     step.advance(*next);
     step.changed = true;
   }
-  take_carries(steps, carries);
+  if (!std::ranges::all_of(steps, &Step::is_over)) throw_deadlock<Step>(steps);
+  for (std::size_t r = 0; r < steps.size(); ++r) carries[r] = steps[r].carry();
 }
 template void simulate_step<Detail::kSpans, Fold::kNone>(Ranks, std::span<Carry>);
 template void simulate_step<Detail::kSpans, Fold::kSkips>(Ranks, std::span<Carry>);
