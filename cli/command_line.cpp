@@ -101,8 +101,6 @@ class Tree {
         verb, "--json", [&output] { output.form = Form::kJson; });
   }
 
-  static void add_capture(CLI::App* verb, JobOptions& job) { add(verb, "--capture", job.capture); }
-
   template <typename Count>
   static void add_threads(CLI::App* verb, Count& threads) {
     option(verb, "--threads", threads)->check(CLI::Range(1, 4096));
@@ -111,8 +109,6 @@ class Tree {
   static void add_confidence(CLI::App* verb, double& confidence) {
     option(verb, "--confidence", confidence)->check(CLI::Range(0.01, 0.9999))->capture_default_str();
   }
-
-  static void add_vary(CLI::App* verb, std::vector<std::string>& keys) { option(verb, "--vary", keys); }
 
   static void add_launcher(CLI::App* verb, ExportOptions& o) {
     o.launcher = "torchrun";
@@ -123,7 +119,7 @@ class Tree {
   void add_forecasts() {
     add_verb("predict", run_predict, [](CLI::App* verb, const auto& o) {
       add_job_flags(verb, o->job);
-      add_capture(verb, o->job);
+      add(verb, "--capture", o->job.capture);
       add_json(verb, o->output);
       flag(verb, "--paced", o->job.paced);
       flag(verb, "--ask", o->asks);
@@ -131,14 +127,14 @@ class Tree {
     });
     add_verb("schedule", run_schedule, [](CLI::App* verb, const auto& o) {
       add_job_flags(verb, o->job);
-      add_capture(verb, o->job);
+      add(verb, "--capture", o->job.capture);
       o->job.profile_need = ProfileNeed::kOptional;
       flag(verb, "--csv", [] {});
       option(verb, "--out", o->out);
     });
     add_verb("explain", run_explain, [](CLI::App* verb, const auto& o) {
       add_job_flags(verb, o->job);
-      add_capture(verb, o->job);
+      add(verb, "--capture", o->job.capture);
       option(verb, "--run", o->run);
       add_json(verb, o->output);
     });
@@ -178,7 +174,7 @@ class Tree {
       choice(add(verb, "--objective", o->objective));
       flag(verb, "--robust", o->robust);
       flag(verb, "--deep", o->deep);
-      add_vary(verb, o->vary);
+      option(verb, "--vary", o->vary);
       option(verb, "--resume", o->resume);
       add_threads(verb, o->threads);
       options(verb, "--out", o->out, "--html", o->html);
@@ -199,7 +195,7 @@ class Tree {
       options(verb, "--deadline", o->deadline, "--budget", o->budget);
       CLI::Option* sequences = option(verb, "--global-batch", o->global_batch);
       option(verb, "--batch-tokens", o->batch_tokens)->excludes(sequences);
-      add_vary(verb, o->vary);
+      option(verb, "--vary", o->vary);
       option(verb, "--prices", o->prices);
       option(verb, "--failures", o->failures_per_gpu_day)->check(CLI::Range(0.0, 1000.0));
       options(verb, "--restart", o->restart, "--checkpoint-rate", o->checkpoint_rate);
@@ -219,7 +215,7 @@ class Tree {
       CLI::Option* sequences = option(verb, "--global-batch", o->global_batch);
       CLI::Option* tokens = option(verb, "--batch-tokens", o->batch_tokens)->excludes(sequences);
       option(verb, "--weak", o->weak)->check(CLI::Range(1, 1 << 20))->excludes(sequences)->excludes(tokens);
-      add_vary(verb, o->vary);
+      option(verb, "--vary", o->vary);
       option(verb, "--prices", o->prices);
       add_confidence(verb, o->confidence);
       flag(verb, "--csv", o->csv);
@@ -260,30 +256,27 @@ class Tree {
   }
 
   void add_measured() {
-    add_verb(
-        "validate", run_validate,
-        [](CLI::App* verb, const auto& o) {
-          add_job_flags(verb, o->job);
-          option(verb, "--run", o->run);
-          const auto tolerance = [verb](const char* name, double& value) {
-            option(verb, name, value)->check(CLI::Range(0.0, 1e6))->capture_default_str();
-          };
-          tolerance("--max-step-error", o->max_step_error);
-          tolerance("--max-exposed-error", o->max_exposed_error);
-          tolerance("--max-memory-error", o->max_memory_error);
-          option(verb, "--trace", o->trace);
-          flag(
-              verb, "--no-history", [o] { o->history = false; });
-          option(verb, "--html", o->html);
-          add_json(verb, o->output);
-        });
+    add_verb("validate", run_validate, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      option(verb, "--run", o->run);
+      const auto tolerance = [verb](const char* name, double& value) {
+        option(verb, name, value)->check(CLI::Range(0.0, 1e6))->capture_default_str();
+      };
+      tolerance("--max-step-error", o->max_step_error);
+      tolerance("--max-exposed-error", o->max_exposed_error);
+      tolerance("--max-memory-error", o->max_memory_error);
+      option(verb, "--trace", o->trace);
+      flag(verb, "--no-history", [o] { o->history = false; });
+      option(verb, "--html", o->html);
+      add_json(verb, o->output);
+    });
     add_verb("report", run_report, [](CLI::App* verb, const auto& o) {
       add_job_flags(verb, o->job);
-      add_capture(verb, o->job);
+      add(verb, "--capture", o->job.capture);
       add(verb, "answer", o->answer);
       options(verb, "--run", o->run, "--html", o->html);
       add_threads(verb, o->threads);
-      flag(verb, "--json", [o] { o->output.form = Form::kJson; });
+      add_json(verb, o->output);
     });
     add_verb("serve", run_serve, [](CLI::App* verb, const auto& o) {
       option(verb, "--port", o->port)->check(CLI::Range(0, 65535))->capture_default_str();
