@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <utility>
@@ -54,30 +53,11 @@ class Tree {
     app_.footer(kFooter);
     app_.set_version_flag("--version", std::string("foreshard ") + FORESHARD_VERSION, "Print the version and exit");
     choice(add(&app_, "--color", color_));
-    add_predict();
-    add_schedule();
-    add_explain();
-    add_compare();
-    add_search();
-    add_fit();
-    add_recommend();
-    add_scale();
-    add_calibrate();
-    add_import();
-    add_export();
-    add_launch();
-    add_validate();
-    add_report();
-    add_serve();
-    add_accuracy();
-    add_ask();
-    add_diagnose();
-    add_conform();
-    add_models();
-    add_machines();
-    add_schema();
-    add_doctor();
-    add_completion();
+    add_forecasts();
+    add_choices();
+    add_files();
+    add_measured();
+    add_known();
   }
 
   CLI::App& app() { return app_; }
@@ -85,9 +65,9 @@ class Tree {
   const std::string& shell() const { return shell_; }  // of completion
 
  private:
-  // The verb and its options, which are filled when it is parsed.
-  template <typename Options>
-  std::pair<CLI::App*, std::shared_ptr<Options>> add_verb(const char* name, ExitCode (*run)(const Options&)) {
+  // A verb, and with `add_options` its options, which are filled when it is parsed.
+  template <typename Options, typename AddOptions>
+  void add_verb(const char* name, ExitCode (*run)(const Options&), AddOptions add_options) {
     auto options = std::make_shared<Options>();
     CLI::App* verb = add_subcommand(app_, name);
     verb->callback([this, run, options] {
@@ -101,7 +81,7 @@ class Tree {
         return run(*options);
       };
     });
-    return {verb, options};
+    add_options(verb, options);
   }
 
   // The value is one of the words of its type, which are separated by |.
@@ -121,162 +101,6 @@ class Tree {
         verb, "--json", [&output] { output.form = Form::kJson; });
   }
 
-  static void add_capture(CLI::App* verb, JobOptions& job) { add(verb, "--capture", job.capture); }
-
-  void add_predict() {
-    auto [verb, o] = add_verb("predict", run_predict);
-    add_job_flags(verb, o->job);
-    add_capture(verb, o->job);
-    add_json(verb, o->output);
-    flag(verb, "--paced", o->job.paced);
-    flag(verb, "--ask", o->asks);
-    options(verb, "--trace", o->trace, "--csv", o->csv, "--memory-snapshot", o->memory_snapshot, "--html", o->html);
-  }
-
-  void add_schedule() {
-    auto [verb, o] = add_verb("schedule", run_schedule);
-    add_job_flags(verb, o->job);
-    add_capture(verb, o->job);
-    o->job.profile_need = ProfileNeed::kOptional;
-    flag(verb, "--csv", [] {});
-    option(verb, "--out", o->out);
-  }
-
-  void add_explain() {
-    auto [verb, o] = add_verb("explain", run_explain);
-    add_job_flags(verb, o->job);
-    add_capture(verb, o->job);
-    option(verb, "--run", o->run);
-    add_json(verb, o->output);
-  }
-
-  void add_compare() {
-    auto [verb, o] = add_verb("compare", run_compare);
-    add_job_flags(verb, o->job);
-    add(verb, "plans", o->plans)->expected(0, 2);
-    option(verb, "--with", o->with);
-    add(verb, "--runtimes", o->runtimes)->delimiter(',');
-    add_json(verb, o->output);
-    verb->parse_complete_callback([o = o] {
-      if (!o->runtimes.empty()) {
-        if (o->plans.empty() && o->with.empty()) return;
-        throw CLI::ValidationError("--runtimes", "does not go together with --with or plan files");
-      }
-      for (const std::string& plan : o->plans) {
-        if (!contains(plan, '=') || std::filesystem::exists(plan)) continue;
-        throw CLI::ValidationError(
-            fmt::format("no plan file '{}'", plan), fmt::format("did you mean --with {0} or --set {0}?", plan));
-      }
-      if (o->plans.size() == 1)
-        throw CLI::ValidationError("one plan file is there", "expected two, or --with KEY=VALUE");
-      if (o->plans.empty() && o->with.empty())
-        throw CLI::ValidationError(
-            "nothing to compare", "expected two plan files, --with KEY=VALUE or --runtimes LIST");
-      if (!o->plans.empty() && (o->job.plan || !o->with.empty()))
-        throw CLI::ValidationError(o->job.plan ? "--plan" : "--with", "does not go together with two plan files");
-    });
-  }
-
-  void add_search() {
-    auto [verb, o] = add_verb("search", run_search);
-    add_job_flags(verb, o->job);
-    options(verb, "--fix", o->fix, "--global-batch", o->global_batch);
-    option(verb, "--max-memory", o->max_memory)->check(CLI::Range(0.01, 1.0))->capture_default_str();
-    add_confidence(verb, o->confidence);
-    choice(add(verb, "--objective", o->objective));
-    flag(verb, "--robust", o->robust);
-    flag(verb, "--deep", o->deep);
-    add_vary(verb, o->vary);
-    option(verb, "--resume", o->resume);
-    add_threads(verb, o->threads);
-    options(verb, "--out", o->out, "--html", o->html);
-    add_json(verb, o->output);
-  }
-
-  void add_fit() {
-    auto [verb, o] = add_verb("fit", run_fit);
-    add_job_flags(verb, o->job);
-    option(verb, "--budget", o->budget)->required();
-    add_confidence(verb, o->confidence);
-    add_threads(verb, o->threads);
-    option(verb, "--out", o->out);
-    add_json(verb, o->output);
-  }
-
-  void add_recommend() {
-    auto [verb, o] = add_verb("recommend", run_recommend);
-    add_model_flags(verb, o->job);
-    options(verb, "--cluster", o->clusters, "--gpus", o->gpus);
-    option(verb, "--tokens", o->tokens)->required();
-    options(verb, "--deadline", o->deadline, "--budget", o->budget);
-    CLI::Option* sequences = option(verb, "--global-batch", o->global_batch);
-    option(verb, "--batch-tokens", o->batch_tokens)->excludes(sequences);
-    add_vary(verb, o->vary);
-    option(verb, "--prices", o->prices);
-    option(verb, "--failures", o->failures_per_gpu_day)->check(CLI::Range(0.0, 1000.0));
-    options(verb, "--restart", o->restart, "--checkpoint-rate", o->checkpoint_rate);
-    option(verb, "--evaluate-every", o->evaluate_every)->check(CLI::Range(1, 1'000'000'000));
-    option(verb, "--evaluate-sequences", o->evaluate_sequences)->check(CLI::Range(1, 1'000'000'000));
-    option(verb, "--pue", o->pue)->check(CLI::Range(1.0, 10.0));
-    add_confidence(verb, o->confidence);
-    flag(verb, "--what-if", o->what_if);
-    add_threads(verb, o->threads);
-    option(verb, "--html", o->html);
-    add_json(verb, o->output);
-  }
-
-  void add_scale() {
-    auto [verb, o] = add_verb("scale", run_scale);
-    add_model_flags(verb, o->job);
-    option(verb, "--cluster", o->cluster)->required();
-    option(verb, "--gpus", o->gpus);
-    CLI::Option* sequences = option(verb, "--global-batch", o->global_batch);
-    CLI::Option* tokens = option(verb, "--batch-tokens", o->batch_tokens)->excludes(sequences);
-    option(verb, "--weak", o->weak)->check(CLI::Range(1, 1 << 20))->excludes(sequences)->excludes(tokens);
-    add_vary(verb, o->vary);
-    option(verb, "--prices", o->prices);
-    add_confidence(verb, o->confidence);
-    flag(verb, "--csv", o->csv);
-    add_threads(verb, o->threads);
-    option(verb, "--html", o->html);
-    add_json(verb, o->output);
-  }
-
-  void add_calibrate() {
-    auto [verb, o] = add_verb("calibrate", run_calibrate);
-    add(verb, "raw", o->files)->required();
-    options(verb, "--machine", o->machine, "--out", o->out);
-    add_json(verb, o->output);
-  }
-
-  void add_import() {
-    auto [verb, o] = add_verb("import", run_any_import);
-    add(verb, "files", o->files)->required();
-    option(verb, "--machine", o->machine);
-    option(verb, "--nodes", o->nodes)->check(CLI::Range(1, 262144));
-    options(verb, "--nodelist", o->nodelist, "--model", o->model, "--stage", o->stage, "--cluster", o->cluster, "--out",
-        o->out, "--plan", o->plan);
-    add_json(verb, o->output);
-  }
-
-  void add_export() {
-    auto [verb, o] = add_verb("export", run_export);
-    add_job_flags(verb, o->job);
-    o->job.profile_need = ProfileNeed::kOptional;
-    choice(option(verb, "--to", o->to)->required());
-    options(verb, "--out", o->out, "--ledger", o->ledger);
-    add_launcher(verb, *o);
-    add_json(verb, o->output);
-  }
-
-  void add_launch() {
-    auto [verb, o] = add_verb("launch", run_launch);
-    add_job_flags(verb, o->job);
-    o->job.profile_need = ProfileNeed::kOptional;
-    add_launcher(verb, *o);
-    add_json(verb, o->output);
-  }
-
   template <typename Count>
   static void add_threads(CLI::App* verb, Count& threads) {
     option(verb, "--threads", threads)->check(CLI::Range(1, 4096));
@@ -286,111 +110,228 @@ class Tree {
     option(verb, "--confidence", confidence)->check(CLI::Range(0.01, 0.9999))->capture_default_str();
   }
 
-  static void add_vary(CLI::App* verb, std::vector<std::string>& keys) { option(verb, "--vary", keys); }
-
   static void add_launcher(CLI::App* verb, ExportOptions& o) {
     o.launcher = "torchrun";
     choice(add(verb, "--launcher", o.launcher)->capture_default_str());
     option(verb, "--program", o.program);
   }
 
-  void add_validate() {
-    auto [verb, o] = add_verb("validate", run_validate);
-    add_job_flags(verb, o->job);
-    option(verb, "--run", o->run);
-    const auto tolerance = [verb = verb](const char* name, double& value) {
-      option(verb, name, value)->check(CLI::Range(0.0, 1e6))->capture_default_str();
-    };
-    tolerance("--max-step-error", o->max_step_error);
-    tolerance("--max-exposed-error", o->max_exposed_error);
-    tolerance("--max-memory-error", o->max_memory_error);
-    option(verb, "--trace", o->trace);
-    flag(verb, "--no-history", [o = o] { o->history = false; });
-    option(verb, "--html", o->html);
-    add_json(verb, o->output);
+  void add_forecasts() {
+    add_verb("predict", run_predict, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      add(verb, "--capture", o->job.capture);
+      add_json(verb, o->output);
+      flag(verb, "--paced", o->job.paced);
+      flag(verb, "--ask", o->asks);
+      options(verb, "--trace", o->trace, "--csv", o->csv, "--memory-snapshot", o->memory_snapshot, "--html", o->html);
+    });
+    add_verb("schedule", run_schedule, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      add(verb, "--capture", o->job.capture);
+      o->job.profile_need = ProfileNeed::kOptional;
+      flag(verb, "--csv", [] {});
+      option(verb, "--out", o->out);
+    });
+    add_verb("explain", run_explain, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      add(verb, "--capture", o->job.capture);
+      option(verb, "--run", o->run);
+      add_json(verb, o->output);
+    });
+    add_verb("compare", run_compare, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      add(verb, "plans", o->plans)->expected(0, 2);
+      option(verb, "--with", o->with);
+      add(verb, "--runtimes", o->runtimes)->delimiter(',');
+      add_json(verb, o->output);
+      verb->parse_complete_callback([o] {
+        if (!o->runtimes.empty()) {
+          if (o->plans.empty() && o->with.empty()) return;
+          throw CLI::ValidationError("--runtimes", "does not go together with --with or plan files");
+        }
+        for (const std::string& plan : o->plans) {
+          if (!contains(plan, '=') || std::filesystem::exists(plan)) continue;
+          throw CLI::ValidationError(
+              fmt::format("no plan file '{}'", plan), fmt::format("did you mean --with {0} or --set {0}?", plan));
+        }
+        if (o->plans.size() == 1)
+          throw CLI::ValidationError("one plan file is there", "expected two, or --with KEY=VALUE");
+        if (o->plans.empty() && o->with.empty())
+          throw CLI::ValidationError(
+              "nothing to compare", "expected two plan files, --with KEY=VALUE or --runtimes LIST");
+        if (!o->plans.empty() && (o->job.plan || !o->with.empty()))
+          throw CLI::ValidationError(o->job.plan ? "--plan" : "--with", "does not go together with two plan files");
+      });
+    });
   }
 
-  void add_report() {
-    auto [verb, o] = add_verb("report", run_report);
-    add_job_flags(verb, o->job);
-    add_capture(verb, o->job);
-    add(verb, "answer", o->answer);
-    options(verb, "--run", o->run, "--html", o->html);
-    add_threads(verb, o->threads);
-    flag(verb, "--json", [o = o] { o->output.form = Form::kJson; });
+  void add_choices() {
+    add_verb("search", run_search, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      options(verb, "--fix", o->fix, "--global-batch", o->global_batch);
+      option(verb, "--max-memory", o->max_memory)->check(CLI::Range(0.01, 1.0))->capture_default_str();
+      add_confidence(verb, o->confidence);
+      choice(add(verb, "--objective", o->objective));
+      flag(verb, "--robust", o->robust);
+      flag(verb, "--deep", o->deep);
+      option(verb, "--vary", o->vary);
+      option(verb, "--resume", o->resume);
+      add_threads(verb, o->threads);
+      options(verb, "--out", o->out, "--html", o->html);
+      add_json(verb, o->output);
+    });
+    add_verb("fit", run_fit, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      option(verb, "--budget", o->budget)->required();
+      add_confidence(verb, o->confidence);
+      add_threads(verb, o->threads);
+      option(verb, "--out", o->out);
+      add_json(verb, o->output);
+    });
+    add_verb("recommend", run_recommend, [](CLI::App* verb, const auto& o) {
+      add_model_flags(verb, o->job);
+      options(verb, "--cluster", o->clusters, "--gpus", o->gpus);
+      option(verb, "--tokens", o->tokens)->required();
+      options(verb, "--deadline", o->deadline, "--budget", o->budget);
+      CLI::Option* sequences = option(verb, "--global-batch", o->global_batch);
+      option(verb, "--batch-tokens", o->batch_tokens)->excludes(sequences);
+      option(verb, "--vary", o->vary);
+      option(verb, "--prices", o->prices);
+      option(verb, "--failures", o->failures_per_gpu_day)->check(CLI::Range(0.0, 1000.0));
+      options(verb, "--restart", o->restart, "--checkpoint-rate", o->checkpoint_rate);
+      option(verb, "--evaluate-every", o->evaluate_every)->check(CLI::Range(1, 1'000'000'000));
+      option(verb, "--evaluate-sequences", o->evaluate_sequences)->check(CLI::Range(1, 1'000'000'000));
+      option(verb, "--pue", o->pue)->check(CLI::Range(1.0, 10.0));
+      add_confidence(verb, o->confidence);
+      flag(verb, "--what-if", o->what_if);
+      add_threads(verb, o->threads);
+      option(verb, "--html", o->html);
+      add_json(verb, o->output);
+    });
+    add_verb("scale", run_scale, [](CLI::App* verb, const auto& o) {
+      add_model_flags(verb, o->job);
+      option(verb, "--cluster", o->cluster)->required();
+      option(verb, "--gpus", o->gpus);
+      CLI::Option* sequences = option(verb, "--global-batch", o->global_batch);
+      CLI::Option* tokens = option(verb, "--batch-tokens", o->batch_tokens)->excludes(sequences);
+      option(verb, "--weak", o->weak)->check(CLI::Range(1, 1 << 20))->excludes(sequences)->excludes(tokens);
+      option(verb, "--vary", o->vary);
+      option(verb, "--prices", o->prices);
+      add_confidence(verb, o->confidence);
+      flag(verb, "--csv", o->csv);
+      add_threads(verb, o->threads);
+      option(verb, "--html", o->html);
+      add_json(verb, o->output);
+    });
   }
 
-  void add_serve() {
-    auto [verb, o] = add_verb("serve", run_serve);
-    option(verb, "--port", o->port)->check(CLI::Range(0, 65535))->capture_default_str();
-    option(verb, "--address", o->address)->capture_default_str();
-    option(verb, "--host", o->hosts);
-    flag(verb, "--no-token", o->no_token);
-    add_threads(verb, o->threads);
+  void add_files() {
+    add_verb("calibrate", run_calibrate, [](CLI::App* verb, const auto& o) {
+      add(verb, "raw", o->files)->required();
+      options(verb, "--machine", o->machine, "--out", o->out);
+      add_json(verb, o->output);
+    });
+    add_verb("import", run_any_import, [](CLI::App* verb, const auto& o) {
+      add(verb, "files", o->files)->required();
+      option(verb, "--machine", o->machine);
+      option(verb, "--nodes", o->nodes)->check(CLI::Range(1, 262144));
+      options(verb, "--nodelist", o->nodelist, "--model", o->model, "--stage", o->stage, "--cluster", o->cluster,
+          "--out", o->out, "--plan", o->plan);
+      add_json(verb, o->output);
+    });
+    add_verb("export", run_export, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      o->job.profile_need = ProfileNeed::kOptional;
+      choice(option(verb, "--to", o->to)->required());
+      options(verb, "--out", o->out, "--ledger", o->ledger);
+      add_launcher(verb, *o);
+      add_json(verb, o->output);
+    });
+    add_verb("launch", run_launch, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      o->job.profile_need = ProfileNeed::kOptional;
+      add_launcher(verb, *o);
+      add_json(verb, o->output);
+    });
   }
 
-  void add_accuracy() {
-    auto [verb, o] = add_verb("accuracy", run_accuracy);
-    CLI::Option* files = add(verb, "files", o->files);
-    flag(verb, "--history", o->history)->excludes(files);
-    option(verb, "--blank", o->blank)->delimiter(',');
-    option(verb, "--anchor", o->anchor)->check(CLI::Range(0, 1000));
-    options(verb, "--evidence", o->evidence, "--freeze", o->freeze, "--frozen", o->frozen);
-    option(verb, "--max-median-error", o->max_median_error)->check(CLI::NonNegativeNumber);
-    option(verb, "--max-p90-error", o->max_p90_error)->check(CLI::NonNegativeNumber);
-    option(verb, "--html", o->html);
-    add_json(verb, o->output);
+  void add_measured() {
+    add_verb("validate", run_validate, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      option(verb, "--run", o->run);
+      const auto tolerance = [verb](const char* name, double& value) {
+        option(verb, name, value)->check(CLI::Range(0.0, 1e6))->capture_default_str();
+      };
+      tolerance("--max-step-error", o->max_step_error);
+      tolerance("--max-exposed-error", o->max_exposed_error);
+      tolerance("--max-memory-error", o->max_memory_error);
+      option(verb, "--trace", o->trace);
+      flag(verb, "--no-history", [o] { o->history = false; });
+      option(verb, "--html", o->html);
+      add_json(verb, o->output);
+    });
+    add_verb("report", run_report, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      add(verb, "--capture", o->job.capture);
+      add(verb, "answer", o->answer);
+      options(verb, "--run", o->run, "--html", o->html);
+      add_threads(verb, o->threads);
+      add_json(verb, o->output);
+    });
+    add_verb("serve", run_serve, [](CLI::App* verb, const auto& o) {
+      option(verb, "--port", o->port)->check(CLI::Range(0, 65535))->capture_default_str();
+      option(verb, "--address", o->address)->capture_default_str();
+      option(verb, "--host", o->hosts);
+      flag(verb, "--no-token", o->no_token);
+      add_threads(verb, o->threads);
+    });
+    add_verb("accuracy", run_accuracy, [](CLI::App* verb, const auto& o) {
+      CLI::Option* files = add(verb, "files", o->files);
+      flag(verb, "--history", o->history)->excludes(files);
+      option(verb, "--blank", o->blank)->delimiter(',');
+      option(verb, "--anchor", o->anchor)->check(CLI::Range(0, 1000));
+      options(verb, "--evidence", o->evidence, "--freeze", o->freeze, "--frozen", o->frozen);
+      option(verb, "--max-median-error", o->max_median_error)->check(CLI::NonNegativeNumber);
+      option(verb, "--max-p90-error", o->max_p90_error)->check(CLI::NonNegativeNumber);
+      option(verb, "--html", o->html);
+      add_json(verb, o->output);
+    });
+    add_verb("ask", run_ask, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      add(verb, "file", o->job.plan);
+      add_json(verb, o->output);
+    });
+    add_verb("diagnose", run_diagnose, [](CLI::App* verb, const auto& o) {
+      add_job_flags(verb, o->job);
+      options(verb, "--measured", o->measured, "--log", o->log, "--run", o->run, "--snapshot", o->snapshots,
+          "--threads", o->threads);
+      add_json(verb, o->output);
+    });
+    add_verb("conform", run_conform, [](CLI::App* verb, const auto& o) {
+      add(verb, "folders", o->folders)->required();
+      option(verb, "--only", o->only);
+      option(verb, "--verbose", o->verbose)->check(CLI::Range(0, 1'000'000))->capture_default_str();
+      add_json(verb, o->output);
+    });
   }
 
-  void add_ask() {
-    auto [verb, o] = add_verb("ask", run_ask);
-    add_job_flags(verb, o->job);
-    add(verb, "file", o->job.plan);
-    add_json(verb, o->output);
-  }
-
-  void add_diagnose() {
-    auto [verb, o] = add_verb("diagnose", run_diagnose);
-    add_job_flags(verb, o->job);
-    options(verb, "--measured", o->measured, "--log", o->log, "--run", o->run, "--snapshot", o->snapshots, "--threads",
-        o->threads);
-    add_json(verb, o->output);
-  }
-
-  void add_conform() {
-    auto [verb, o] = add_verb("conform", run_conform);
-    add(verb, "folders", o->folders)->required();
-    option(verb, "--only", o->only);
-    option(verb, "--verbose", o->verbose)->check(CLI::Range(0, 1'000'000))->capture_default_str();
-    add_json(verb, o->output);
-  }
-
-  void add_models() {
-    auto [verb, o] = add_verb("models", run_models);
-    CLI::Option* name = add(verb, "model", o->name);
-    flag(verb, "--yaml", o->as_yaml)->needs(name);
-    add_json(verb, o->output);
-  }
-
-  void add_machines() {
-    auto [verb, o] = add_verb("machines", run_machines);
-    add(verb, "machine", o->name);
-    flag(verb, "--dot", o->dot);
-    option(verb, "--topology", o->topology);
-    add_json(verb, o->output);
-  }
-
-  void add_schema() {
-    auto [verb, o] = add_verb("schema", run_schema);
-    choice(add(verb, "kind", o->name)->required());
-  }
-
-  void add_doctor() {
-    auto [verb, o] = add_verb("doctor", run_doctor);
-    add_json(verb, o->output);
-  }
-
-  void add_completion() {
+  void add_known() {
+    add_verb("models", run_models, [](CLI::App* verb, const auto& o) {
+      CLI::Option* name = add(verb, "model", o->name);
+      flag(verb, "--yaml", o->as_yaml)->needs(name);
+      add_json(verb, o->output);
+    });
+    add_verb(
+        "machines", run_machines,
+        [](CLI::App* verb, const auto& o) {
+          add(verb, "machine", o->name);
+          flag(verb, "--dot", o->dot);
+          option(verb, "--topology", o->topology);
+          add_json(verb, o->output);
+        });
+    add_verb(
+        "schema", run_schema, [](CLI::App* verb, const auto& o) { choice(add(verb, "kind", o->name)->required()); });
+    add_verb("doctor", run_doctor, [](CLI::App* verb, const auto& o) { add_json(verb, o->output); });
     CLI::App* verb = add_subcommand(app_, "completion");
     choice(add(verb, "shell", shell_)->required());
   }

@@ -133,12 +133,6 @@ void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
     reader.map("num_processes", "mesh.shard", fmt::format("{}", shard));
     reader.map(used, "mesh.replicate", fmt::format("{}", ranks.all / std::max<std::int64_t>(1, shard)));
   }
-  if (const ConfigNode* node = reader.find(fsdp("backward_prefetch"))) {
-    static constexpr std::string_view kPrefetch[] = {"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"};
-    const std::size_t how = node->as_choice(kPrefetch);
-    reader.map(fsdp("backward_prefetch"), "prefetch.backward", how == 2 ? "0" : "1");
-    if (how < 2) reader.map(fsdp("backward_prefetch"), "fsdp1.backward_prefetch", how == 0 ? "pre" : "post");
-  }
   reader.take("fsdp1");
   if (const ConfigNode* node = reader.find(fsdp("offload_params")); node != nullptr && node->as_bool())
     reader.unsupported(fsdp("offload_params"), "FSDP1's offload is not modelled");

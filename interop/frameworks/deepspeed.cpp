@@ -31,10 +31,8 @@ void read_half_precision(ForeignReader& reader) {
   } else if (!is_open) {
     reader.assume("dtype.param", compute, "neither bf16 nor fp16 is enabled");
   }
-  if (!reader.choice("communication_data_type", "dtype.reduce",
-          {{"fp32", "fp32"}, {"fp16", "fp16"}, {"bfp16", "bf16"}, {"float32", "fp32"}, {"float16", "fp16"},
-              {"bf16", "bf16"}}) &&
-      !is_open)
+  reader.take("communication");
+  if (reader.find("communication_data_type") == nullptr && !is_open)
     reader.assume("dtype.reduce", compute, "no communication_data_type: that of the gradients");
 }
 

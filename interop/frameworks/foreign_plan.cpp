@@ -159,15 +159,6 @@ bool ForeignReader::number(std::string_view path, std::string_view key) {
   return node != nullptr;
 }
 
-bool ForeignReader::choice(std::string_view path, std::string_view key, Words words) {
-  const ConfigNode* node = find(path);
-  if (node == nullptr) return false;
-  std::vector<std::string_view> theirs;
-  for (const auto& [word, ours] : words) theirs.push_back(word);
-  map(path, key, words.begin()[node->as_choice(std::span<const std::string_view>(theirs))].second);
-  return true;
-}
-
 bool ForeignReader::clipping(std::string_view path) {
   const ConfigNode* node = find(path);
   if (node == nullptr) return false;

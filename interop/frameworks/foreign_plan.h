@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <set>
 #include <string>
 #include <string_view>
@@ -70,9 +69,6 @@ class ForeignReader {
   bool integer(std::string_view path, std::string_view key, std::int64_t least = 1);
   bool flag(std::string_view path, std::string_view key, const char* yes = "true", const char* no = "false");
   bool number(std::string_view path, std::string_view key);
-  // The file's word and ours; no other may stand there.
-  using Words = std::initializer_list<std::pair<std::string_view, const char*>>;
-  bool choice(std::string_view path, std::string_view key, Words words);
   // The norm that gradients are clipped to; 0 is no clipping.
   bool clipping(std::string_view path);
 

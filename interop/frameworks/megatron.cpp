@@ -89,8 +89,7 @@ void read_context_parallel(ForeignReader& reader) {
   if (node == nullptr || !node->is_scalar()) return;
   const std::string word = node->as_string();
   if (word == "a2a+p2p") return reader.unsupported("model.cp_comm_type", "rings of groups are not modelled");
-  reader.choice("model.cp_comm_type", "context_parallel.rotate",
-      {{"p2p", "alltoall"}, {"all_gather", "allgather"}, {"a2a", "ulysses"}});
+  reader.take("rotation");
 }
 
 // transformer_config.py: cuda_graph_impl; local captures layers, unless its scope is the iteration.
@@ -113,7 +112,7 @@ void read_cross_entropy(ForeignReader& reader) {
   }
   const ConfigNode* impl = reader.find("model.cross_entropy_fusion_impl");
   if (impl == nullptr || !impl->is_scalar()) return;
-  reader.choice("model.cross_entropy_fusion_impl", "loss", {{"native", "compiled"}, {"te", "fused"}});
+  reader.take("cross_entropy");
 }
 
 // transformer_config.py: allgather, alltoall, flex; of flex, whose kernels.

@@ -2,10 +2,8 @@
 
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <vector>
 
 #include "interop/frameworks/frameworks.h"
-#include "interop/frameworks/toml_config.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 
@@ -137,15 +135,6 @@ void read_parallelism(ForeignReader& reader) {
     else reader.ignore(key("data_parallel_shard_degree"), "the rest of the ranks, as by default");
   }
   reader.take("axes");
-  if (const ConfigNode* node = reader.find(key("context_parallel_load_balancer"))) {
-    if (node->as_string() == "headtail")
-      reader.map(key("context_parallel_load_balancer"), "context_parallel.balance", "headtail");
-    else if (node->as_string().empty())  // TOML has no null
-      reader.map(key("context_parallel_load_balancer"), "context_parallel.balance", "none");
-    else
-      reader.unsupported(key("context_parallel_load_balancer"), "only halves from both ends are modelled (headtail)");
-  }
-  reader.take("experts");
   read_stages(reader);
   reader.take("sharding");
 }
@@ -179,8 +168,6 @@ void read_checkpointing(ForeignReader& reader, const ConfigNode& root) {
 
 void read_float8(ForeignReader& reader, const std::string& table) {
   const std::string recipe = table + ".recipe_name";
-  reader.choice(recipe, "float8",
-      {{"tensorwise", "tensorwise"}, {"rowwise", "rowwise"}, {"rowwise_with_gw_hp", "rowwise_gw_hp"}});
   const std::string gather = table + ".enable_fsdp_float8_all_gather";
   const ConfigNode* gathers = reader.find(gather);
   if (gathers == nullptr || !gathers->as_bool()) return;
@@ -199,15 +186,6 @@ void read_float8(ForeignReader& reader, const std::string& table) {
 void read_precision(ForeignReader& reader) {
   reader.take("precision");
   for (const std::string table : {"float8", "quantize.linear.float8"}) read_float8(reader, table);
-}
-
-void read_optimizer(ForeignReader& reader) {
-  if (const ConfigNode* name = reader.find("optimizer.name")) {
-    if (name->as_string() == "AdamW" || name->as_string() == "Adam")
-      reader.map("optimizer.name", "optimizer.kind", "adamw");
-    else reader.unsupported("optimizer.name", "only AdamW is modelled for this trainer");
-  }
-  reader.take("optimizer");
 }
 
 // Since May 2026 parameters are grouped by pattern, the first that matches: what the last group,
@@ -283,7 +261,7 @@ ForeignPlan read_torchtitan(const ConfigNode& root) {
         ? reader.ignore(kGraphs, "as it is forecast")
         : reader.unsupported(kGraphs, "a CUDA graph of forward and backward, which the host launches at once");
   }
-  read_optimizer(reader);
+  reader.take("optimizer");
   read_groups(reader);
   reader.finish();
   return plan;

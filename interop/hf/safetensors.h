@@ -26,7 +26,6 @@ struct StoredTensor {
 struct StoredModel {
   std::string file;
   std::vector<StoredTensor> tensors;  // in the order of the files
-  ImportLedger ledger;                // files that the index names and that are not there
 };
 
 bool looks_like_safetensors(const std::filesystem::path& path);

@@ -394,11 +394,7 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint
   const EventId id = push(
       kind, Stream::kCompute, work_index(kind, program, whole ? 0 : segment + 1), unit_of_part(layer, part), layer);
   if (!whole && phase(kind, layer).segments[segment].host_waits) host_reads_ = id;
-  using Kind = MemoryAction::Kind;
-  if (kind == EventKind::kRecompute) graph_.actions.push_back({Kind::kRecompute, execution, segment});
-  if (kind == EventKind::kForward || kind == EventKind::kLoss)
-    graph_.actions.push_back({Kind::kForward, execution, segment});
-  if (kind == EventKind::kBackward) graph_.actions.push_back({Kind::kBackward, execution, segment});
+  add_segment(kind, layer, segment);
   return id;
 }
 
@@ -443,15 +439,10 @@ EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size
   const std::uint16_t work = layer_run_work(kind, layer, first, count, pending_hooks_);
   const LayerPhaseProgram& p = phase(kind, layer);
   const EventId id = push(kind, Stream::kCompute, work, unit_of_part(layer, p.segments[first].part), layer);
-  using Kind = MemoryAction::Kind;
-  const Kind action = kind == EventKind::kRecompute  ? Kind::kRecompute
-                      : kind == EventKind::kBackward ? Kind::kBackward
-                                                     : Kind::kForward;
   const bool whole = count > 255;
   FORESHARD_CHECK(!whole || count == p.segments.size(), "a run of so many segments that is not all of them");
-  graph_.actions.push_back(
-      {action, first_execution_ + layer, whole ? MemoryAction::kWhole : static_cast<std::uint16_t>(first),
-          whole ? std::uint8_t{1} : static_cast<std::uint8_t>(count)});
+  if (whole) add_segment(kind, layer, MemoryAction::kWhole);
+  else add_segment(kind, layer, static_cast<std::uint16_t>(first), static_cast<std::uint8_t>(count));
   return id;
 }
 
@@ -505,12 +496,12 @@ void StepBuilder::launch_and_wait(
   }
 }
 
-void StepBuilder::add_segment(EventKind kind, std::int32_t layer, std::uint16_t segment) {
+void StepBuilder::add_segment(EventKind kind, std::int32_t layer, std::uint16_t segment, std::uint8_t count) {
   using Kind = MemoryAction::Kind;
   const Kind action = kind == EventKind::kRecompute  ? Kind::kRecompute
                       : kind == EventKind::kBackward ? Kind::kBackward
                                                      : Kind::kForward;
-  graph_.actions.push_back({action, first_execution_ + layer, segment});
+  graph_.actions.push_back({action, first_execution_ + layer, segment, count});
 }
 
 void StepBuilder::run_border_segment(EventKind kind, std::int32_t layer, std::size_t segment) {
@@ -563,7 +554,7 @@ void StepBuilder::give_batch(std::int64_t sequence) {
       for (const Bytes each : {inputs, labels}) all.push_back(allocated_size(each.count()));
     const std::int32_t parts = add_part_list(std::move(all));
     std::int32_t before = allocate_persistent_parts(kCategory, -1, parts);
-    allocate_parts(kCategory, Stream::kCompute, -1, parts);
+    allocate_parts(kCategory, -1, parts);
     free(before);
   }
   allocate_given_masks();
@@ -610,14 +601,14 @@ void StepBuilder::make_zeros() {
 }
 
 std::int32_t StepBuilder::allocate_persistent_parts(MemoryCategory category, std::int32_t unit, std::int32_t parts) {
-  const std::int32_t id = add_parts(category, Stream::kCompute, unit, parts);
+  const std::int32_t id = add_parts(category, unit, parts);
   graph_.persistent.push_back(id);
   return id;
 }
 
-std::int32_t StepBuilder::add_parts(MemoryCategory category, Stream pool, std::int32_t unit, std::int32_t parts) {
+std::int32_t StepBuilder::add_parts(MemoryCategory category, std::int32_t unit, std::int32_t parts) {
   const std::int32_t id = graph_.buffer_count();
-  graph_.buffers.push_back({category, pool, unit, bytes_of_parts(parts), parts});
+  graph_.buffers.push_back({category, Stream::kCompute, unit, part_sums_[at(parts)], parts});
   return id;
 }
 
@@ -735,14 +726,11 @@ Kernel StepBuilder::memory_kernel(MemoryClass memory_class, std::int64_t bytes_m
 Kernel StepBuilder::copy_kernel(std::int64_t bytes_moved) { return memory_kernel(MemoryClass::kCopy, bytes_moved); }
 
 int StepBuilder::moments() const {
-  switch (plan_.optimizer.kind) {
-    case Optimizer::Kind::kAdamW: return 2;
-    case Optimizer::Kind::kMomentum:
-    case Optimizer::Kind::kAdafactor:  // of vectors, as shards of flat parameters are
-      return 1;
-    default:  // none, or of another size than the parameter's (ddp)
-      return 0;
-  }
+  using enum Optimizer::Kind;
+  if (plan_.optimizer.kind == kAdamW) return 2;
+  // Adafactor's of vectors, as shards of flat parameters are; others': none, or of another size than the parameter's
+  // (ddp).
+  return is_among(plan_.optimizer.kind, {kMomentum, kAdafactor}) ? 1 : 0;
 }
 
 std::int64_t StepBuilder::looped_operations() const {
@@ -766,49 +754,31 @@ std::int64_t StepBuilder::listed_temporaries() const {
 void StepBuilder::hold_temporaries(std::int64_t count, std::int32_t parts, bool on_host) {
   std::vector<std::int32_t> held;
   for (std::int64_t i = 0; i < count; ++i) {
-    held.push_back(allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, parts));
+    held.push_back(allocate_parts(MemoryCategory::kOptimizerTemp, -1, parts));
     graph().buffers.back().on_host = on_host;
   }
   free_all(held);
 }
 
 std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const {
-  const std::int64_t state = size_of(plan_.optimizer.state);
-  const std::int64_t master = size_of(plan_.master_dtype);
-  std::vector<Kernel> kernels;
-  auto pass = [&](std::int64_t bytes_per_element) {
-    kernels.push_back(memory_kernel(MemoryClass::kOptimizer, checked_multiply(elements, bytes_per_element)));
-  };
-  const bool is_fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
-  if (plan_.optimizer.passes > 0 && !is_fused) {
-    pass(plan_.optimizer.passes * std::max(master, state));
-    return kernels;
-  }
-  switch (plan_.optimizer.kind) {
-    case Optimizer::Kind::kAdamW: break;
-    case Optimizer::Kind::kSgd:
-      pass(3 * master);  // p -= lr * g
-      return kernels;
-    case Optimizer::Kind::kMomentum:
-      for (int i = 0; i < 2; ++i) pass(3 * master);  // m = b * m + g, then as SGD with m for g
-      return kernels;
-    case Optimizer::Kind::kAdafactor:
-      for (std::int64_t tensors : kAdafactorPasses) pass(tensors * master);
-      return kernels;
-    case Optimizer::Kind::kAdamW8bit:
-    case Optimizer::Kind::kPagedAdamW8bit:
-    case Optimizer::Kind::kTorchao8bit:
-      pass(3 * master + 4);  // as fused, states of a byte
-      return kernels;
-    case Optimizer::Kind::kPagedAdamW: pass(3 * master + 16); return kernels;
-  }
-  if (is_fused) {
-    // Reads parameter, gradient and both moments, writes all but the gradient.
-    pass(3 * master + 4 * state);
-    return kernels;
-  }
-  for (std::int64_t tensors : kForeachAdamWPasses) pass(tensors * std::max(master, state));
-  return kernels;
+  using enum Optimizer::Kind;
+  const Optimizer& optimizer = plan_.optimizer;
+  const std::int64_t state = size_of(optimizer.state), master = size_of(plan_.master_dtype);
+  const bool is_fused = optimizer.implementation == Optimizer::Implementation::kFused;
+  std::vector<std::int64_t> passes;  // what each kernel moves, in bytes of an element
+  if (optimizer.passes > 0 && !is_fused) passes = {optimizer.passes * std::max(master, state)};
+  else if (optimizer.kind == kSgd) passes = {3 * master};                   // p -= lr * g
+  else if (optimizer.kind == kMomentum) passes = {3 * master, 3 * master};  // m = b * m + g, then as SGD with m for g
+  else if (optimizer.kind == kAdafactor)
+    for (const std::int64_t tensors : kAdafactorPasses) passes.push_back(tensors * master);
+  else if (optimizer.kind == kPagedAdamW) passes = {3 * master + 16};
+  else if (optimizer.kind != kAdamW) passes = {3 * master + 4};  // of 8 bits: as fused, states of a byte
+  else if (is_fused)
+    passes = {3 * master + 4 * state};  // reads parameter, gradient and moments, writes all but the gradient
+  else
+    for (const std::int64_t tensors : kForeachAdamWPasses) passes.push_back(tensors * std::max(master, state));
+  return list_of<Kernel>(passes,
+      [&](std::int64_t bytes) { return memory_kernel(MemoryClass::kOptimizer, checked_multiply(elements, bytes)); });
 }
 
 StepBuilder::UnitWork StepBuilder::step_work_of(EventKind kind, std::int64_t elements) const {

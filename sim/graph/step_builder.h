@@ -149,7 +149,7 @@ class StepBuilder {
   // last segment; kInside: all else.
   enum class Segments : std::uint8_t { kInside, kExit };
   void add_phase(EventKind kind, std::int32_t layer, Segments segments);
-  void add_segment(EventKind kind, std::int32_t layer, std::uint16_t segment);
+  void add_segment(EventKind kind, std::int32_t layer, std::uint16_t segment, std::uint8_t count = 1);
   // A segment outside of modules: a row, or nothing but references that end.
   void run_border_segment(EventKind kind, std::int32_t layer, std::size_t segment);
   // Those of `part` (LayerSegment::kBefore, kAfter), if there are any.
@@ -180,14 +180,13 @@ class StepBuilder {
     return id;
   }
   // A tensor per parameter, sizes from EventGraph::parts.
-  std::int32_t allocate_parts(MemoryCategory category, Stream pool, std::int32_t unit, std::int32_t parts) {
-    const std::int32_t id = add_parts(category, pool, unit, parts);
+  std::int32_t allocate_parts(MemoryCategory category, std::int32_t unit, std::int32_t parts) {
+    const std::int32_t id = add_parts(category, unit, parts);
     graph_.actions.push_back({MemoryAction::Kind::kAllocate, id});
     return id;
   }
-  std::int32_t add_parts(MemoryCategory category, Stream pool, std::int32_t unit, std::int32_t parts);
+  std::int32_t add_parts(MemoryCategory category, std::int32_t unit, std::int32_t parts);
   std::int32_t add_part_list(std::vector<Bytes> sizes);
-  Bytes bytes_of_parts(std::int32_t parts) const { return part_sums_[at(parts)]; }
   // Leaves kNoBuffer behind; freeing that is no action.
   void free(std::int32_t& buffer) {
     if (buffer == kNoBuffer) return;

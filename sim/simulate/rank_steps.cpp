@@ -1,6 +1,4 @@
-// sweep is the recurrence of simulate.h over flat arrays.
-//
-// simulate keeps, per stream, the row at its head. Rows that neither slow nor are slowed (copies between host and
+// Of each stream the row at its head is kept. Rows that neither slow nor are slowed (copies between host and
 // device, what takes nothing of the GPU) get their times as soon as everything they wait for has one, even if that lies
 // in the future. Compute rows, collectives and kernels on streams of their own that say what they take (copies around
 // collectives, additions to gradients) take part in contention: they are started and ended in time order, and between
@@ -9,11 +7,10 @@
 // at.
 //
 // Order never depends on contention: streams and communicators are FIFOs in issue order. So every end is a monotone
-// function of the durations, slower rows can only make a step longer, and sweep is a lower bound.
+// function of the durations, slower rows can only make a step longer.
 //
-// Ranks of a pipeline meet in their exchanges alone. Swept, each is passed by itself up to one that
-// it has begun and its peer has not. Simulated, the rank whose next moment is the earliest goes on,
-// so that what arrives is never in its past. What is left when none can go on is a deadlock.
+// Ranks of a pipeline meet in their exchanges alone. The one whose next moment is the earliest goes on, so that what
+// arrives is never in its past. What is left when none can go on is a deadlock.
 #include "sim/simulate/rank_steps.h"
 
 #include <algorithm>
@@ -134,109 +131,6 @@ template <typename Step>
   }
   throw Error(ExitCode::kInvalidInput, text);
 }
-
-template <typename Step>
-std::vector<Step> steps_of(Ranks ranks, std::span<Carry> carries) {
-  std::vector<Step> steps;
-  steps.reserve(ranks.size());
-  for (std::size_t r = 0; r < ranks.size(); ++r) steps.emplace_back(*ranks[r], carries[r]);
-  return steps;
-}
-
-template <typename Step>
-void take_carries(std::vector<Step>& steps, std::span<Carry> carries) {
-  if (!std::ranges::all_of(steps, &Step::is_over)) throw_deadlock<Step>(steps);
-  for (std::size_t r = 0; r < steps.size(); ++r) carries[r] = steps[r].carry();
-}
-
-struct SweptStep {
-  const EventGraph& graph;
-  Exchanges exchanges;
-  bool is_passed = false;
-  bool is_over() const { return is_passed; }
-
-  SweptStep(RankScratch& rank, Carry carry)
-      : graph(*rank.graph),
-        exchanges(rank.exchanges),
-        cost(rank.costs.data()),
-        spans(rank.timeline.spans.data()),
-        host(carry.host),
-        delay(rank.table->delays.begin()),
-        delays_end(rank.table->delays.end()) {
-    tail.fill(carry.device);
-    fifo.fill(carry.device);
-  }
-
-  void play(std::span<SweptStep> steps) {
-    while (!exchanges.is_open) {
-      const bool is_last = exchanges.row == kNoEvent;
-      pass_rows(is_last ? graph.rows.size() : at(exchanges.row) + 1);
-      if (is_last) {
-        is_passed = true;
-        return;
-      }
-      begin_exchange(steps, *this, spans[exchanges.row].arrive.nanoseconds());
-    }
-  }
-
-  // It was passed as if it waited for nobody.
-  void exchange_moves(std::int64_t arrive) {
-    const Row& row = graph.rows[at(exchanges.row)];
-    const FlatCost& c = cost[row.work];
-    const std::int64_t ended = std::max(arrive + c.duration, host + c.last_kernel);
-    fifo[row.communicator] = tail[at(row.stream)] = ended;
-    spans[exchanges.row].arrive = Time::ns(arrive);
-    spans[exchanges.row].end = Time::ns(ended);
-  }
-
-  Carry carry() const {
-    const EventId awaited = graph.final_host_wait;
-    const std::int64_t ended = awaited == kNoEvent ? host : spans[awaited].end.nanoseconds();
-    return {std::max(host, ended), tail[kCompute]};
-  }
-
- private:
-  void pass_rows(std::size_t until) {
-    // Of its own, so that no store to a span is to be feared for.
-    std::array<std::int64_t, kStreams> ends = tail;
-    std::int64_t clock = host;
-    const Row* rows = graph.rows.data();
-    const EventId* waits = graph.waits.data();
-    for (std::size_t i = passed; i < until; ++i) {
-      const Row& row = rows[i];
-      const FlatCost& c = cost[row.work];
-      if (row.host_wait != kNoEvent) clock = std::max(clock, spans[row.host_wait].end.nanoseconds());
-      if (delay != delays_end && at(delay->row) == i) {
-        if (delay->drains) clock = std::max(clock, *std::ranges::max_element(ends));
-        clock += delay->time.nanoseconds();
-        ++delay;
-      }
-      const std::int64_t issue = clock + c.before;
-      clock = issue + c.during;
-      const auto s = at(row.stream);
-      std::int64_t start = std::max(issue, ends[s]);
-      for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w)
-        start = std::max(start, spans[waits[w]].end.nanoseconds());
-      std::int64_t arrive = start;
-      if (row.communicator != kNoCommunicator) arrive = std::max(arrive, fifo[row.communicator]);
-      const std::int64_t ended = std::max(arrive + c.duration, clock + c.last_kernel);
-      fifo[row.communicator] = ended;
-      ends[s] = ended;
-      spans[i] = {Time::ns(issue), Time::ns(start), Time::ns(arrive), Time::ns(ended)};
-    }
-    tail = ends;
-    host = clock;
-    passed = until;
-  }
-
-  const FlatCost* cost;
-  Span* spans;
-  std::size_t passed = 0;
-  std::int64_t host;
-  std::vector<HostDelay>::const_iterator delay, delays_end;
-  std::array<std::int64_t, kStreams> tail;
-  std::array<std::int64_t, kFifos> fifo;
-};
 
 template <Detail detail, Fold fold>
 struct SimulatedStep {
@@ -716,6 +610,7 @@ void RankScratch::load(const EventGraph& of, const CostTable& priced) {
   }
   timeline.spans.resize(of.rows.size());
   more = 0;
+  index_streams();
 }
 
 void RankScratch::count_host_work() {
@@ -762,24 +657,6 @@ void RankScratch::index_streams() {
   }
 }
 
-void sweep_step(Ranks ranks, std::span<Carry> carries) {
-  std::vector<SweptStep> steps = steps_of<SweptStep>(ranks, carries);
-  for (const SweptStep& step : steps) {
-    FORESHARD_CHECK(std::ranges::all_of(
-                        step.exchanges.all, [](const Exchange& each) { return each.side == Exchange::Side::kBoth; }),
-        "what goes one way is simulated");
-  }
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (SweptStep& step : steps) {
-      if (step.is_over() || step.exchanges.is_open) continue;
-      step.play(steps);
-      moved = true;
-    }
-  }
-  take_carries(steps, carries);
-}
-
 template <Detail detail, Fold fold>
 void simulate_step(Ranks ranks, std::span<Carry> carries) {
   using Step = SimulatedStep<detail, fold>;
@@ -795,7 +672,9 @@ void simulate_step(Ranks ranks, std::span<Carry> carries) {
     carries[0] = step.carry();
     return;
   }
-  std::vector<Step> steps = steps_of<Step>(ranks, carries);
+  std::vector<Step> steps;
+  steps.reserve(ranks.size());
+  for (std::size_t r = 0; r < ranks.size(); ++r) steps.emplace_back(*ranks[r], carries[r]);
   std::vector<std::int64_t> moments(steps.size(), kOpen);
   while (true) {
     for (bool any = true; any;) {
@@ -813,7 +692,8 @@ void simulate_step(Ranks ranks, std::span<Carry> carries) {
     step.advance(*next);
     step.changed = true;
   }
-  take_carries(steps, carries);
+  if (!std::ranges::all_of(steps, &Step::is_over)) throw_deadlock<Step>(steps);
+  for (std::size_t r = 0; r < steps.size(); ++r) carries[r] = steps[r].carry();
 }
 template void simulate_step<Detail::kSpans, Fold::kNone>(Ranks, std::span<Carry>);
 template void simulate_step<Detail::kSpans, Fold::kSkips>(Ranks, std::span<Carry>);

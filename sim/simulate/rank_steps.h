@@ -40,7 +40,6 @@ struct RankScratch {
   std::int64_t host_work = 0;    // of a step
   std::int64_t last_kernel = 0;  // longest
   bool host_waits = false;
-  // simulate only
   std::array<EventId, kStreams> first_on_stream;
   std::array<EventId, kFifos> first_on_communicator;
   std::vector<EventId> next_on_stream, next_on_communicator;  // per row
@@ -54,22 +53,21 @@ struct RankScratch {
   std::vector<std::int64_t> standing, stood;  // where streams stand in a run, relative to it
 
   void load(const EventGraph& of, const CostTable& priced);
-  void index_streams();
   void count_host_work();
   void fold(const RepeatedRows& runs);
+
+ private:
+  void index_streams();
 };
 using Ranks = std::span<const std::unique_ptr<RankScratch>>;
-
-// From the carries of the step before to those of this one. Throws Error(kInvalidInput) where ranks
-// wait for each other for ever.
-void sweep_step(Ranks ranks, std::span<Carry> carries);
 
 // kSpans: the host's clock and every span. kDevice: the end of the step alone, with a host that is always ahead.
 enum class Detail { kSpans, kDevice };
 // Of a rank alone. kRuns: runs that are not laid out are added. kSkips: those that are and pass as
 // the one before them are not played again.
 enum class Fold { kNone, kRuns, kSkips };
-// After index_streams().
+// From the carries of the step before to those of this one. Throws Error(kInvalidInput) where ranks wait for each other
+// for ever.
 template <Detail detail, Fold fold = Fold::kNone>
 void simulate_step(Ranks ranks, std::span<Carry> carries);
 

@@ -51,9 +51,6 @@ struct Simulator::Scratch {
       }
     }
   }
-  void index_streams() {
-    for (const auto& rank : ranks()) rank->index_streams();
-  }
   // The graph's own timeline with its peers'.
   const Timeline& result() {
     Timeline& timeline = rank().timeline;
@@ -80,18 +77,14 @@ struct Simulator::Scratch {
       all[r]->timeline.*figure = Time::ns(period + (r == own ? 0 : carries[r].device));
   }
 
-  template <typename Ahead, typename Step>
-  std::int64_t steady(Ahead&& ahead, Step&& step);
-  template <typename Step>
-  const Timeline& full(Step&& step);
-  template <typename Step>
-  void once(Step&& step);
+  std::int64_t steady(StepRule ahead, StepRule step);
+  const Timeline& full(StepRule step);
+  void once(StepRule step);
 };
 
 // See Note [The steady step].
 // `ahead` plays a step whose hosts are a whole step ahead, `step` one from the carries it is given.
-template <typename Ahead, typename Step>
-std::int64_t Simulator::Scratch::steady(Ahead&& ahead, Step&& step) {
+std::int64_t Simulator::Scratch::steady(StepRule ahead, StepRule step) {
   bool host_waits = false;
   std::int64_t host_work = 0;  // the longest
   for (const auto& rank : ranks()) {
@@ -128,8 +121,7 @@ std::int64_t Simulator::Scratch::steady(Ahead&& ahead, Step&& step) {
   return period;
 }
 
-template <typename Step>
-const Timeline& Simulator::Scratch::full(Step&& step) {
+const Timeline& Simulator::Scratch::full(StepRule step) {
   once(step);
   const std::vector<Carry> after_first = carries;
   const std::int64_t period = steady(step, step);
@@ -149,8 +141,7 @@ const Timeline& Simulator::Scratch::full(Step&& step) {
   return result();
 }
 
-template <typename Step>
-void Simulator::Scratch::once(Step&& step) {
+void Simulator::Scratch::once(StepRule step) {
   carries.assign(count, Carry{});
   step(ranks(), carries);
   const std::int64_t period = pass_step();
@@ -164,21 +155,14 @@ Simulator::~Simulator() = default;
 Simulator::Simulator(Simulator&&) noexcept = default;
 Simulator& Simulator::operator=(Simulator&&) noexcept = default;
 
-const Timeline& Simulator::sweep(const EventGraph& graph, const CostTable& costs) {
+const Timeline& Simulator::simulate(const EventGraph& graph, const CostTable& costs, StepRule rule) {
   scratch_->load(graph, costs);
-  return scratch_->full(sweep_step);
-}
-
-const Timeline& Simulator::simulate(const EventGraph& graph, const CostTable& costs) {
-  scratch_->load(graph, costs);
-  scratch_->index_streams();
-  return scratch_->full(simulate_step<Detail::kSpans>);
+  return scratch_->full(rule != nullptr ? rule : simulate_step<Detail::kSpans>);
 }
 
 const Timeline& Simulator::steady_step(const EventGraph& graph, const CostTable& costs, const RepeatedRows& repeats) {
   Scratch& s = *scratch_;
   s.load(graph, costs);
-  s.index_streams();
   const bool skips = repeats.count > 0 && costs.delays.empty() && graph.pipeline.empty();
   if (skips) s.rank().fold(repeats);
   const auto step = skips ? simulate_step<Detail::kSpans, Fold::kSkips> : simulate_step<Detail::kSpans>;
@@ -188,7 +172,6 @@ const Timeline& Simulator::steady_step(const EventGraph& graph, const CostTable&
 
 Time Simulator::period(const EventGraph& graph, const CostTable& costs) {
   scratch_->load(graph, costs);
-  scratch_->index_streams();
   return Time::ns(scratch_->steady(simulate_step<Detail::kDevice>, simulate_step<Detail::kSpans>));
 }
 
@@ -199,7 +182,6 @@ std::optional<Time> Simulator::period(
   const bool repeated = repeats.count > 0 && graph.pipeline.empty();
   if (!repeated || !costs.delays.empty() || waits_inside) return std::nullopt;
   s.load(graph, costs);
-  s.index_streams();
   RankScratch& rank = s.rank();
   rank.fold(repeats);
   rank.more = more;
@@ -209,20 +191,11 @@ std::optional<Time> Simulator::period(
   return rank.shows_runs ? std::optional(Time::ns(period)) : std::nullopt;
 }
 
-const Timeline& Simulator::sweep_once(const EventGraph& graph, const CostTable& costs) {
+const Timeline& Simulator::simulate_once(const EventGraph& graph, const CostTable& costs, StepRule rule) {
   scratch_->load(graph, costs);
-  scratch_->once(sweep_step);
+  scratch_->once(rule != nullptr ? rule : simulate_step<Detail::kSpans>);
   return scratch_->result();
 }
-
-const Timeline& Simulator::simulate_once(const EventGraph& graph, const CostTable& costs) {
-  scratch_->load(graph, costs);
-  scratch_->index_streams();
-  scratch_->once(simulate_step<Detail::kSpans>);
-  return scratch_->result();
-}
-
-Timeline sweep(const EventGraph& graph, const CostTable& costs) { return Simulator().sweep(graph, costs); }
 
 Timeline simulate(const EventGraph& graph, const CostTable& costs) { return Simulator().simulate(graph, costs); }
 

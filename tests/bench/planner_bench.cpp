@@ -1,4 +1,4 @@
-// Throughput of the planner's inner loops on one core: rows per second of sweep and simulate, plans per second from a
+// Throughput of the planner's inner loops on one core: rows per second of simulate, plans per second from a
 // Plan to its peak memory and step time. The step is GPT-3 175B's: 96 blocks, unfolded, every row walked.
 #include <benchmark/benchmark.h>
 
@@ -39,14 +39,6 @@ void rows_per_second(benchmark::State& state, const EventGraph& graph, std::int6
   state.counters["rows/s"] = benchmark::Counter(static_cast<double>(graph.rows.size()) * static_cast<double>(steps),
       benchmark::Counter::kIsIterationInvariantRate);
 }
-
-void BM_SweepOneStep(benchmark::State& state) {
-  Setting s;
-  Simulator simulator;
-  for (auto _ : state) benchmark::DoNotOptimize(simulator.sweep_once(s.graph, s.table).period);
-  rows_per_second(state, s.graph, 1);
-}
-BENCHMARK(BM_SweepOneStep);
 
 void BM_SimulateOneStep(benchmark::State& state) {
   Setting s;

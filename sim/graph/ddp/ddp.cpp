@@ -172,8 +172,7 @@ void Ddp::cast_weights(std::int32_t layer, bool is_read_again) {
     casts.push_back(allocated_size(parameters[p].numel() * size_of(plan_.param_dtype)));
   }
   if (casts.empty()) return;
-  cast_[at(layer)] =
-      allocate_parts(MemoryCategory::kUnshardedParam, Stream::kCompute, -1, add_part_list(std::move(casts)));
+  cast_[at(layer)] = allocate_parts(MemoryCategory::kUnshardedParam, -1, add_part_list(std::move(casts)));
 }
 
 void Ddp::backward_ended(std::int32_t layer) {

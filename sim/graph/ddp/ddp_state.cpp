@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "sim/base/error.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/ddp/ddp_builder.h"
 #include "sim/graph/optimizer_state.h"
@@ -149,7 +148,7 @@ void Ddp::optimizer(bool stepped) {
   log({.kind = "optimizer_step"});
   const std::vector<std::int32_t> states = state_parts();
   for (std::size_t i = 0; i < states.size() && !stepped; ++i)
-    allocate_parts(MemoryCategory::kOptimizerState, Stream::kCompute, -1, states[i]);
+    allocate_parts(MemoryCategory::kOptimizerState, -1, states[i]);
   if (plan_.optimizer.kind == Optimizer::Kind::kAdafactor) adafactor();
   // torchao's states of eight bits are fp32 while a compiled step of their parameter runs.
   const bool widens = plan_.optimizer.kind == Optimizer::Kind::kTorchao8bit;

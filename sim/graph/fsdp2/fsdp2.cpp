@@ -20,6 +20,7 @@
 #include "sim/graph/runtimes.h"
 #include "sim/spec/checks/condition.h"
 #include "sim/spec/checks/plan_check.h"
+#include "sim/spec/size_units.h"
 
 namespace foreshard {
 

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "sim/graph/fsdp2/fsdp2_builder.h"
-#include "sim/graph/fsdp2/fsdp2_scope.h"
 #include "sim/graph/layer_collectives.h"
 
 namespace foreshard {
@@ -91,11 +90,10 @@ void Fsdp2::run_calls(EventKind kind, std::int32_t layer, std::size_t segment) {
 }
 
 EventId Fsdp2::launch(const LayerCall& call, std::int32_t unit) {
-  HostEvent event;
-  event.unit = unit;
-  event.dtype = dtype_word(call.element);
-  event.on = reduction_word(call.collective);
-  event.splits = splits_of(call);
+  HostEvent event{.unit = unit,
+      .dtype = dtype_word(call.element),
+      .on = reduction_word(call.collective),
+      .splits = splits_of(call)};
   return communicate(call.collective, call.bytes_in, call.bytes_out, std::move(event));
 }
 
@@ -228,7 +226,7 @@ void Fsdp2::clip_over_axes() {
   };
   const auto scalars = [&](std::int64_t count) {
     const std::vector<Bytes> each(at(count), allocated_size(4));
-    return beside_gradients(allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, add_part_list(each)));
+    return beside_gradients(allocate_parts(MemoryCategory::kOptimizerTemp, -1, add_part_list(each)));
   };
   std::vector<std::int32_t> sums = sum_plain_gradients();
   add_step_row(EventKind::kGradNorm, Stream::kCompute);

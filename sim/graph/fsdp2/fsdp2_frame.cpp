@@ -257,8 +257,7 @@ void Fsdp2::balance_routers() {
   }
   if (counts == 0) return;
   parts.push_back(allocated_size(4 * counts));
-  std::int32_t read =
-      allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, add_part_list(std::move(parts)));
+  std::int32_t read = allocate_parts(MemoryCategory::kOptimizerTemp, -1, add_part_list(std::move(parts)));
   // A router's buffers are where its parameters are.
   const bool on_host = plan_.offload != Offload::kNone;
   graph().buffers.back().on_host = on_host;
@@ -281,7 +280,7 @@ void Fsdp2::balance_routers() {
   if (is_titan_3() && plan_.mesh.ep > 1 && plan_.mesh.tp > 1) sum_over(MeshDim::kTp);
   sum_over(MeshDim::kLoss);
   // Of one layer after the other: the step of its bias, from the mean and the sign.
-  std::int32_t change = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+  std::int32_t change = allocate_parts(MemoryCategory::kOptimizerTemp, -1,
       add_part_list({allocated_size(4 * own), allocated_size(4), allocated_size(4 * own)}));
   graph().buffers.back().on_host = on_host;
   StepBuilder::free(change);

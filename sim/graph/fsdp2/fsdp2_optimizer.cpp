@@ -135,7 +135,7 @@ void Fsdp2::clip() {
     return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, bytes);
   };
   add_step_row(EventKind::kGradNorm, Stream::kCompute);
-  std::int32_t norms = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+  std::int32_t norms = allocate_parts(MemoryCategory::kOptimizerTemp, -1,
       add_part_list(std::vector<Bytes>(at(parameters), allocated_size(master_size()))));
   std::int32_t stacked = temporary(row);
   std::int32_t total = kNoBuffer, sum = kNoBuffer;

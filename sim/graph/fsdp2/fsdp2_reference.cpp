@@ -94,10 +94,8 @@ std::int32_t Fsdp2::gather_reference(std::vector<std::int32_t>& parameters) {
   StepBuilder::free(cast);
   wait(Stream::kCompute, arrived);
   add_row(EventKind::kAllGatherCopyOut, Stream::kCompute, work_of_all(EventKind::kAllGatherCopyOut), -1);
-  for (std::int32_t u = 0; u < count(); ++u) {
-    parameters.push_back(
-        allocate_parts(MemoryCategory::kUnshardedParam, Stream::kCompute, u, shape(u).unsharded_parts));
-  }
+  for (std::int32_t u = 0; u < count(); ++u)
+    parameters.push_back(allocate_parts(MemoryCategory::kUnshardedParam, u, shape(u).unsharded_parts));
   return gathered;
 }
 

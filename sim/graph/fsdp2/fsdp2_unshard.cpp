@@ -134,7 +134,7 @@ void Fsdp2::copy_out(std::int32_t unit) {
   wait_event(Stream::kCompute, g.gather.event);
   add_unit_row(EventKind::kAllGatherCopyOut, Stream::kCompute, unit);
   if (s.reshard_group == 0 && s.cut_numel == 0) {
-    g.parameters = allocate_parts(MemoryCategory::kUnshardedParam, Stream::kCompute, unit, s.unsharded_parts);
+    g.parameters = allocate_parts(MemoryCategory::kUnshardedParam, unit, s.unsharded_parts);
   } else {
     std::vector<std::int32_t> temporaries;
     for (const UnitParameter& p : s.list) {

@@ -294,6 +294,7 @@ struct ProgramOptions {
   // Backward in two halves: of inputs, which keeps what it read and the gradients of what products
   // and norms made, and of weights (torch/distributed/pipelining/_backward.py).
   bool splits_backward = false;
+  bool operator==(const ProgramOptions&) const = default;
 };
 
 // Throws Error(kInvalidInput) when sizes overflow.

@@ -77,40 +77,30 @@ Sharing sharing_of(const ModelSpec& model, std::size_t layer) {
 struct Variant {
   std::int32_t kind = 0;
   bool frozen = false;
-  bool input_needs_gradient = false;
-  bool split = false;
-  bool begins_unit = false, ends_unit = false;
-  Sharing sharing = Sharing::kNone;
-  DType arrives = DType::kBf16;
-  std::int64_t waiting_bytes = 0;  // of an embedding in the middle
-  bool joined_needs_gradient = false;
-  DType joined = DType::kBf16;
-  std::int64_t gradient_elements = 0;  // ProgramOptions
-  bool input_in_flight = false, gradient_in_flight = false;
-  bool input_is_held = false, ends_stage = false;
+  ProgramOptions options;  // those that follow from the layer's place
   bool operator==(const Variant&) const = default;
 };
 
 // Whether a unit's module begins, or ends, with the layer. Modules of one list run their hooks with
 // the first and the last of them; the root casts what the head returns.
-void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int64_t blocks, Variant& variant) {
+void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int64_t blocks, ProgramOptions& options) {
   const Units& units = plan.units;
   switch (role) {
-    case LayerRole::kEmbedding: variant.ends_unit = units.embedding == UnitPlacement::kOwn; return;
+    case LayerRole::kEmbedding: options.ends_unit = units.embedding == UnitPlacement::kOwn; return;
     case LayerRole::kBlock:
       if (units.blocks == UnitPlacement::kRoot) return;
-      variant.begins_unit = block % units.layers_per_unit == 0;
-      variant.ends_unit = (block + 1) % units.layers_per_unit == 0 || block + 1 == blocks;
+      options.begins_unit = block % units.layers_per_unit == 0;
+      options.ends_unit = (block + 1) % units.layers_per_unit == 0 || block + 1 == blocks;
       return;
     case LayerRole::kFinalNorm:
-      variant.ends_unit = units.head == UnitPlacement::kNorm;
-      variant.begins_unit =
-          variant.ends_unit || (units.head == UnitPlacement::kWithNorm && units.embedding != UnitPlacement::kWithHead);
+      options.ends_unit = units.head == UnitPlacement::kNorm;
+      options.begins_unit =
+          options.ends_unit || (units.head == UnitPlacement::kWithNorm && units.embedding != UnitPlacement::kWithHead);
       return;
     case LayerRole::kHead:
-      variant.begins_unit = units.head == UnitPlacement::kOwn && units.embedding != UnitPlacement::kWithHead;
+      options.begins_unit = units.head == UnitPlacement::kOwn && units.embedding != UnitPlacement::kWithHead;
       // (A loss inside the root's forward comes before the root's cast.)
-      variant.ends_unit = !plan.loss_in_forward || !in_root(units, role);
+      options.ends_unit = !plan.loss_in_forward || !in_root(units, role);
       return;
     case LayerRole::kLoss:
     case LayerRole::kInner: return;
@@ -144,13 +134,12 @@ bool casts_sinusoids(const ModelSpec& model, const Plan& plan) {
 }
 
 // Of what a layer hands on (a norm of an fp32 stream: fp32).
-DType handed_on(const LayerSpec& layer, const Variant& variant, const Plan& plan) {
-  ProgramOptions options;
-  options.compute = plan.compute_dtype();
-  options.arrives = variant.arrives;
-  options.output_dtype = output_of_units(plan);
-  options.begins_unit = variant.begins_unit;
-  options.ends_unit = variant.ends_unit;
+DType handed_on(const LayerSpec& layer, const ProgramOptions& place, const Plan& plan) {
+  const ProgramOptions options{.compute = plan.compute_dtype(),
+      .arrives = place.arrives,
+      .output_dtype = output_of_units(plan),
+      .begins_unit = place.begins_unit,
+      .ends_unit = place.ends_unit};
   const CastedLayer casts = with_casts(layer, options);
   const LayerSpec& casted = casts.layer ? *casts.layer : layer;
   return element_types(casted, casts, options)[static_cast<std::size_t>(casted.output)].dtype;
@@ -226,25 +215,28 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     trained_before |= instance.begins_stage;
     const std::size_t module = instance.same_as >= 0 ? static_cast<std::size_t>(instance.same_as) : l;
     if (layer.role == LayerRole::kBlock && module == l) block_of[l] = block++;
-    Variant variant = {.kind = instance.kind, .joined = plan.compute_dtype()};
+    Variant variant = {.kind = instance.kind};
+    ProgramOptions& options = variant.options;
+    options.joined_dtype = plan.compute_dtype();
+    options.joined_needs_gradient = false;
     if (l > 0 && layer.role == LayerRole::kEmbedding) {
       const LayerSpec& before = model.kinds[static_cast<std::size_t>(model.order[l - 1].kind)];
-      const DType dtype = handed_on(before, variants.back(), plan);
-      variant.waiting_bytes = output_bytes(before, plan, dtype);
+      const DType dtype = handed_on(before, variants.back().options, plan);
+      options.waiting_bytes = output_bytes(before, plan, dtype);
       waiting.push_back({std::exchange(trained_before, false), dtype});
     }
     if (layer.joins >= 0) {
       FORESHARD_CHECK(!waiting.empty(), "a layer joins what does not wait");
-      variant.joined_needs_gradient = waiting.back().needs_gradient;
-      variant.joined = waiting.back().dtype;
+      options.joined_needs_gradient = waiting.back().needs_gradient;
+      options.joined_dtype = waiting.back().dtype;
     }
     variant.frozen = module == l ? is_frozen(model, plan, layer, block_of[l]) : variants[module].frozen;
     const bool in_trained_root = trains_root && in_root(plan.units, layer.role);
     if (in_trained_root) variant.frozen = false;
-    variant.split =
+    options.split_parts =
         !layer.nested.empty() && (layer.role == LayerRole::kEmbedding ? plan.units.embedding != UnitPlacement::kRoot
                                                                       : splits_block(plan.units, block_of[module]));
-    variant.input_needs_gradient = trained_before;
+    options.input_needs_gradient = trained_before;
     // A nested table may be frozen by itself.
     trained_before |= layer.has_trainable() && (!variant.frozen || is_partly_frozen(layer));
     trained_before |= in_trained_root && !layer.parameters.empty();
@@ -252,31 +244,31 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
       trained_before |= waiting.back().needs_gradient;
       waiting.pop_back();
     }
-    if (repeats) variant.sharing = sharing_of(model, l);
-    variant.arrives = arrives;
+    if (repeats) options.sharing = sharing_of(model, l);
     if (casts) {
-      find_borders(plan, layer.role, block_of[module], blocks, variant);
+      options.arrives = arrives;
+      find_borders(plan, layer.role, block_of[module], blocks, options);
       const bool nested =
           layer.role == LayerRole::kEmbedding && !layer.nested.empty() && plan.units.embedding == UnitPlacement::kOwn;
-      if (nested) variant.ends_unit = false;
+      if (nested) options.ends_unit = false;
       const bool casts_inside = nested && output_of_units(plan) == DType::kFp32;
-      arrives = casts_inside ? DType::kFp32 : handed_on(layer, variant, plan);
+      arrives = casts_inside ? DType::kFp32 : handed_on(layer, options, plan);
     }
     // A stage holds what it was given and what it returns.
     const bool is_loss = layer.role == LayerRole::kLoss;
     // PyTorch's last stage returns the logits, Megatron-Core's the loss.
     const bool returns_logits = plan.mesh.pp > 1 && plan.runtime.kind != RuntimeKind::kMegatron;
     const bool holds_input = instance.begins_stage && !is_zero(plan.runtime.kind);  // DeepSpeed's computes with a copy
-    variant.input_is_held = holds_input || (is_loss && returns_logits);
-    variant.ends_stage = l + 1 < model.order.size() ? model.order[l + 1].begins_stage : !is_loss;
+    options.input_is_held = holds_input || (is_loss && returns_logits);
+    options.ends_stage = l + 1 < model.order.size() ? model.order[l + 1].begins_stage : !is_loss;
     if (l > 0 && !instance.begins_stage) {
       const std::int32_t before = model.order[l - 1].kind;
-      variant.input_in_flight = leaves_output(model.kinds[static_cast<std::size_t>(before)]);
+      options.input_in_flight = leaves_output(model.kinds[static_cast<std::size_t>(before)]);
     }
-    if (l + 1 < model.order.size() && !variant.ends_stage) {
+    if (l + 1 < model.order.size() && !options.ends_stage) {
       const LayerSpec& next = model.kinds[static_cast<std::size_t>(model.order[l + 1].kind)];
-      variant.gradient_elements = narrowed_elements(next, plan);
-      variant.gradient_in_flight = next.role != LayerRole::kLoss && leaves_gradient(next);
+      options.gradient_elements = narrowed_elements(next, plan);
+      options.gradient_in_flight = next.role != LayerRole::kLoss && leaves_gradient(next);
     }
     variants.push_back(variant);
   }
@@ -459,20 +451,12 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
       continue;
     }
     const LayerSpec& layer = model.kinds[static_cast<std::size_t>(variant.kind)];
-    ProgramOptions options;
+    ProgramOptions options = variant.options;
     options.batch = layer.domain.sequences(plan.batch.micro_batch);
     options.sequence = layer.domain.length(plan.batch.sequence / plan.mesh.cp);
     options.wraps_gradients =
         (plan.mesh.tp > 1 || !plan.mesh.is_wrapped()) && plan.runtime.kind != RuntimeKind::kNative && !is_megatron;
     options.pipelines_products = plan.mesh.tp > 1 && plan.tensor_parallel.async;
-    options.input_in_flight = variant.input_in_flight;
-    options.gradient_in_flight = variant.gradient_in_flight;
-    options.gradient_elements = variant.gradient_elements;
-    options.input_is_held = variant.input_is_held;
-    options.ends_stage = variant.ends_stage;
-    options.waiting_bytes = variant.waiting_bytes;
-    options.joined_dtype = variant.joined;
-    options.joined_needs_gradient = variant.joined_needs_gradient;
     options.compute = plan.compute_dtype();
     options.gradients =
         plan.runtime.kind == RuntimeKind::kNative ? GradientStorage::kFlat : GradientStorage::kPerParameter;
@@ -486,12 +470,9 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
                    : plan.loss.has_product()                  ? Tying::kHeld
                    : plan.runtime.kind == RuntimeKind::kZero3 ? Tying::kOwned
                                                               : Tying::kTokenTable;
-    options.sharing = variant.sharing;
     if (variant.frozen) options.frozen = frozen_parameters(layer);
     options.ignores_norms = setting_.ignored == Ignored::kNorms;
     options.stored = setting_.stored;
-    options.input_needs_gradient = variant.input_needs_gradient;
-    options.split_parts = variant.split;
     options.keeps_inputs = plan.runtime.kind == RuntimeKind::kZero3;
     options.early_stop = setting_.early_stop;
     options.reentrant = setting_.reentrant;
@@ -502,15 +483,10 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     options.fuses_tied = options.fused_gradients && has_one_embedding;
     // Without axes what comes before is taken as small.
     options.recomputes_first = is_megatron || (plan.mesh.is_plain() && plan.step_frame == StepFrame::kPlain);
-    if (at_borders) {
-      options.arrives = variant.arrives;
-      options.output_dtype = output_of_units(plan);
-      options.begins_unit = variant.begins_unit;
-      options.ends_unit = variant.ends_unit;
-    }
+    if (at_borders) options.output_dtype = output_of_units(plan);
     if (plan.runtime.kind == RuntimeKind::kFsdp1 && plan.lora.rank > 0) {
       const bool in_trained_root = in_root(plan.units, layer.role) && trains_in_root(model, plan);
-      derive(with_flat_gradients(layer, variant.split, in_trained_root), options, programs_[v]);
+      derive(with_flat_gradients(layer, options.split_parts, in_trained_root), options, programs_[v]);
     } else {
       derive(layer, options, programs_[v]);
     }

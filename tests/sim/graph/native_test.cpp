@@ -8,6 +8,7 @@
 #include "sim/memory/memory_profile.h"
 #include "sim/simulate/simulate.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/sweep.h"
 
 namespace foreshard {
 namespace {
@@ -134,7 +135,7 @@ TEST(Native, PrefetchDepthZeroGathersOnlyBetweenComputations) {
   Plan plan = native_plan();
   plan.prefetch = {0, 0};
   const EventGraph graph = build_training_step(tiny_model(4), plan);
-  const Timeline t = Simulator().sweep_once(graph, unit_costs(graph));
+  const Timeline t = sweep_once(graph, unit_costs(graph));
   for (std::size_t a = 0; a < graph.rows.size(); ++a) {
     if (graph.rows[a].kind != EventKind::kAllGather) continue;
     for (std::size_t b = 0; b < graph.rows.size(); ++b) {
@@ -155,7 +156,7 @@ TEST(Native, DeeperPrefetchIsNeverSlowerAndTakesOneSlotMore) {
     // On a shared communicator deeper prefetch can hold a reduce-scatter up and cost time.
     plan.communicators = Communicators::kSeparate;
     const EventGraph graph = build_training_step(model, plan);
-    const Time time = Simulator().sweep_once(graph, unit_costs(graph)).period;
+    const Time time = sweep_once(graph, unit_costs(graph)).period;
     EXPECT_LE(time, last_time) << depth;
     const Bytes peak = peak_allocated(graph);
     if (depth > 0) {

@@ -5,6 +5,7 @@
 
 #include "sim/simulate/simulate.h"
 #include "tests/support/generators.h"
+#include "tests/support/sweep.h"
 
 namespace foreshard {
 namespace {

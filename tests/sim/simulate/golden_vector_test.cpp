@@ -14,6 +14,7 @@
 #include "sim/graph/training_step.h"
 #include "sim/simulate/simulate.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/sweep.h"
 
 namespace foreshard {
 namespace {
@@ -117,7 +118,7 @@ Played play(const Variant& variant) {
     const Work& work = result.graph.works[w];
     if (is_collective(work.kind) && work.communicator != 0) costs.works[w].uses = {0, Contention::kOne};
   }
-  const Timeline swept = Simulator().sweep_once(result.graph, costs);
+  const Timeline swept = sweep_once(result.graph, costs);
   result.timeline = Simulator().simulate_once(result.graph, costs);
   EXPECT_EQ(swept.spans, result.timeline.spans) << "without contention both give the same times";
   return result;

@@ -6,6 +6,7 @@
 #include "sim/cost/cost_model.h"
 #include "sim/simulate/simulate.h"
 #include "tests/support/generators.h"
+#include "tests/support/sweep.h"
 
 namespace foreshard::occupancy_test {
 namespace {

@@ -10,6 +10,7 @@
 #include "sim/memory/memory_profile.h"
 #include "sim/simulate/simulate.h"
 #include "tests/support/generators.h"
+#include "tests/support/sweep.h"
 
 namespace foreshard {
 namespace {
@@ -106,7 +107,7 @@ RC_GTEST_PROP(Property, WithoutContentionSimulateIsSweepBitForBit, ()) {
 
 RC_GTEST_PROP(Property, SweepIsALowerBoundOfSimulate, ()) {
   RandomStep r = random_step();
-  const Timeline lower = Simulator().sweep_once(r.graph, r.costs);
+  const Timeline lower = sweep_once(r.graph, r.costs);
   r.costs.contention = random_contention();
   const Timeline upper = Simulator().simulate_once(r.graph, r.costs);
   for (std::size_t i = 0; i < r.graph.rows.size(); ++i) RC_ASSERT(lower.spans[i].end <= upper.spans[i].end);
@@ -114,14 +115,14 @@ RC_GTEST_PROP(Property, SweepIsALowerBoundOfSimulate, ()) {
 
 RC_GTEST_PROP(Property, FasterComputeOrLinksAreNeverSlowerInSweep, ()) {
   const RandomStep r = random_step();
-  const Timeline before = Simulator().sweep_once(r.graph, r.costs);
+  const Timeline before = sweep_once(r.graph, r.costs);
   CostTable faster = r.costs;
   for (Cost& cost : faster.works) {
     const std::int64_t percent = *rc::gen::inRange<std::int64_t>(0, 101);
     cost.duration = Time::ns(cost.duration.nanoseconds() * percent / 100);
     cost.last_kernel = Time::ns(cost.last_kernel.nanoseconds() * percent / 100);
   }
-  const Timeline after = Simulator().sweep_once(r.graph, faster);
+  const Timeline after = sweep_once(r.graph, faster);
   for (std::size_t i = 0; i < r.graph.rows.size(); ++i) RC_ASSERT(after.spans[i].end <= before.spans[i].end);
 }
 
