@@ -24,6 +24,17 @@
 namespace foreshard {
 namespace {
 
+MessageFacts facts_of(const OutOfMemory& message) {
+  return {message.tried, message.allocated.value_or(0), message.reserved_unallocated.value_or(0),
+      message.capacity.value_or(0), message.others};
+}
+
+std::string words_of(const MessageFacts& message) {
+  std::string words = is_fragmented(message) ? "\nfragmented\n" : "";
+  if (message.others > 0) words += "\nanother process holds memory of the gpu\n";
+  return words;
+}
+
 // --- published threads ---
 
 struct Thread {
@@ -38,7 +49,9 @@ std::vector<Thread> score_threads(const std::string& file) {
     node.allow_only({"source", "said", "cause", "found"});
     Thread& thread =
         threads.emplace_back(Thread{.source = node.at("source").as_string(), .cause = node.at("cause").as_string()});
-    const Diagnosis named = diagnose({{}, node.at("said").as_string()}, {}, 0.1);
+    const TrainingLog log = read_training_log(node.at("said").as_string());
+    const std::string message = log.out_of_memory ? words_of(facts_of(*log.out_of_memory)) : "";
+    const Diagnosis named = diagnose({{}, log.words + message}, {}, 0.1);
     const auto found =
         std::ranges::find_if(named.causes, [&](const DiagnosedCause& cause) { return cause.name == thread.cause; });
     if (found == named.causes.end()) throw node.at("cause").error("is no cause that is known");
@@ -96,19 +109,13 @@ void take_log(const TrainingLog& log, const Plan& plan, Measured& measured) {
   note_growth(log.memory_growth_bytes.value_or(0), 0.02, measured);
 }
 
-MessageFacts facts_of(const OutOfMemory& message) {
-  return {message.tried, message.allocated.value_or(0), message.reserved_unallocated.value_or(0),
-      message.capacity.value_or(0), message.others};
-}
-
 // What was there and what was asked for besides was needed at the least, and more than there is.
 void take_message(const MessageFacts& message, Bytes capacity, Measured& measured) {
   measured.ran_out = true;
   Signals& signals = measured.signals;
   if (message.allocated > 0) signals.memory = std::max(signals.memory.value_or(0), message.allocated + message.tried);
   signals.in_use = message.capacity > 0 ? message.capacity : as_double(capacity.count());
-  if (is_fragmented(message)) measured.words += "\nfragmented\n";
-  if (message.others > 0) measured.words += "\nanother process holds memory of the gpu\n";
+  measured.words += words_of(message);
 }
 
 void check_same_job(const TrainingLog& log, const Job& job, const std::string& file) {

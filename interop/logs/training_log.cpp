@@ -125,8 +125,11 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
   static const std::regex total = pattern("total capacity of " FORESHARD_BYTES);
   static const std::regex early_total = pattern("; " FORESHARD_BYTES " total capacity");
   static const std::regex free = pattern("of which " FORESHARD_BYTES " is free");
+  static const std::regex early_free = pattern("allocated; " FORESHARD_BYTES " free");
   static const std::regex allocated = pattern(FORESHARD_BYTES " is allocated by PyTorch");
   static const std::regex early_allocated = pattern(FORESHARD_BYTES " already allocated");
+  static const std::regex early_held = pattern(FORESHARD_BYTES " reserved in total by PyTorch");
+  static const std::regex early_cached = pattern(FORESHARD_BYTES " cached");
   static const std::regex unused = pattern(FORESHARD_BYTES " is reserved by PyTorch but unalloc");
   static const std::regex own = pattern("this process has " FORESHARD_BYTES);
   static const std::regex process = pattern("Process [0-9]+ has " FORESHARD_BYTES " memory in use");
@@ -140,7 +143,7 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
     return std::nullopt;
   };
   found.capacity = read({&total, &early_total});
-  found.free = read({&free});
+  found.free = read({&free, &early_free});
   found.allocated = read({&allocated, &early_allocated});
   found.reserved_unallocated = read({&unused});
   std::vector<double> processes;
@@ -152,6 +155,10 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
     processes.erase(std::ranges::min_element(processes, {}, [&](double used) { return std::abs(used - pytorch); }));
   }
   found.others = std::accumulate(processes.begin(), processes.end(), 0.0);
+  // PyTorch before 2.1 names no processes: what is neither free, nor its own, nor a context and its libraries.
+  if (const auto cached = read({&early_cached}), held = cached ? cached : read({&early_held}); held)
+    found.others = std::max(0.0, found.capacity.value_or(0) - found.free.value_or(0) - *held - kGibi -
+                                     (cached ? found.allocated.value_or(0) : 0));
   return found;
 }
 

@@ -94,6 +94,15 @@ TEST(TrainingLog, OutOfMemoryOfBothForms) {
   ASSERT_TRUE(early.out_of_memory);
   EXPECT_NEAR(*early.out_of_memory->capacity, 10.76 * kGiB, 1);
   EXPECT_NEAR(*early.out_of_memory->allocated, 5.17 * kGiB, 1);
+  EXPECT_EQ(early.out_of_memory->others, 0);
+  const TrainingLog held = read_training_log(
+      "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 16.00 GiB total capacity; 3.00 GiB already allocated; "
+      "1.00 GiB free; 4.00 GiB reserved in total by PyTorch)\n");
+  EXPECT_NEAR(held.out_of_memory->others, 10 * kGiB, 1);
+  const TrainingLog cached = read_training_log(
+      "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 16.00 GiB total capacity; 3.00 GiB already allocated; "
+      "1.00 GiB free; 1.00 GiB cached)\n");
+  EXPECT_NEAR(cached.out_of_memory->others, 10 * kGiB, 1);
 }
 
 TEST(TrainingLog, OtherTextHasNoSteps) {
