@@ -113,7 +113,7 @@ bool takes_windows(const Plan& plan, const FamilyCode& code) {
   const AttentionKernel kernel = plan.attention;
   const bool is_titan = plan.experts != ExpertKernels::kTransformers;
   return kernel == kFa1 || kernel == kFa2 || kernel == kFa3 || kernel == kTriton ||
-         (code.flexible && is_titan && kernel == kFlash);
+         (code.flexible && is_titan && (kernel == kFlash || kernel == kFlex));
 }
 
 bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& shape, std::int64_t sequence) {

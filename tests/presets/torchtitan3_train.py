@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""torchtitan 0.3's own Trainer on a Llama or Qwen 3 of a few blocks, words of zeros and no tokenizer.
+"""torchtitan 0.3's own Trainer on a Llama, Qwen 3, DeepSeek-V3 or gpt-oss of a few blocks, words of zeros and no tokenizer.
 
     torchtitan3_train.py CASE.json [SAVED.json]
 
@@ -50,27 +50,43 @@ class NoTokenizer(tokenizer.BaseTokenizer):
     __init__ = encode = decode = get_vocab_size = lambda *_, **__: None
 
 
-name = "llama3" if config["model_type"] == "llama" else "qwen3"
+name = {"llama": "llama3", "qwen3_moe": "qwen3", "deepseek_v3": "deepseek_v3", "gpt_oss": "gpt_oss"}.get(config["model_type"], config["model_type"])
 module = importlib.import_module(f"torchtitan.models.{name}")
-flavors, vocab, backend = getattr(module, f"{name}_configs"), config["vocab_size"], run.pop("attn_backend", "flex")
+flavors, vocab, backend = getattr(module, f"{name.replace('_', '')}_configs" if name != "qwen3" else "qwen3_configs"), config["vocab_size"], run.pop("attn_backend", "flex")
+standard = {"moe_comm_backend": "standard"}
 
 
 def model(**_):
     dim, heads = config["hidden_size"], config["num_attention_heads"]
     head = config.get("head_dim", dim // heads)
-    sizes = {"n_layers": config["num_hidden_layers"], "dim": dim, "n_heads": heads, "n_kv_heads": config["num_key_value_heads"], "attn_backend": backend}
-    rope = {"dim": head, "max_seq_len": 1 << 17, "theta": 1e6}
+    sizes = {"n_layers": config["num_hidden_layers"], "dim": dim, "n_heads": heads, "attn_backend": backend}
+    grouped, rope = {"n_kv_heads": config["num_key_value_heads"]}, {"dim": head, "max_seq_len": 1 << 17, "theta": 1e6}
     if name == "llama3":
-        layers = module._build_llama3_layers(**sizes, hidden_dim=config["intermediate_size"], rope=common.ComplexRoPE.Config(**rope, scaling="llama"))
+        layers = module._build_llama3_layers(**sizes, **grouped, hidden_dim=config["intermediate_size"], rope=common.ComplexRoPE.Config(**rope, scaling="llama"))
+    elif name == "deepseek_v3":
+        same = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        layers = module._build_dsv3_layers(
+            **sizes, **standard, **{key: config[key] for key in same}, q_lora_rank=config["q_lora_rank"] or 0, non_blocking_capacity_factor=None, mscale=1.0,
+            n_dense_layers=config["first_k_dense_replace"], dense_hidden_dim=config["intermediate_size"], moe_hidden_dim=config["moe_intermediate_size"],
+            num_experts=config["n_routed_experts"], num_shared_experts=config["n_shared_experts"], router_top_k=config["num_experts_per_tok"],
+            router_score_func="sigmoid", router_route_norm=True, router_route_scale=config["routed_scaling_factor"],
+            rope=common.ComplexRoPE.Config(**{**rope, "dim": config["qk_rope_head_dim"]}))
+    elif name == "gpt_oss":
+        del sizes["n_heads"]  # 64 of 64, and 8 of keys
+        layers = module._build_gptoss_layers(
+            **sizes, **standard, hidden_dim=config["intermediate_size"], num_experts=config["num_local_experts"], top_k=config["num_experts_per_tok"],
+            load_balance_coeff=1e-3, rope=common.CosSinRoPE.Config(**{**rope, "dim": 64}))
     else:
-        sizes |= {"head_dim": head, "rope": common.CosSinRoPE.Config(**rope)}
+        sizes |= {**grouped, "head_dim": head, "rope": common.CosSinRoPE.Config(**rope)}
         if "num_experts" in config:
-            layers = module._build_qwen3_moe_layers(**sizes, moe_hidden_dim=config["moe_intermediate_size"], num_experts=config["num_experts"], top_k=config["num_experts_per_tok"], moe_comm_backend="standard")
+            layers = module._build_qwen3_moe_layers(**sizes, **standard, moe_hidden_dim=config["moe_intermediate_size"], num_experts=config["num_experts"], top_k=config["num_experts_per_tok"])
         else:
             layers = module._build_qwen3_layers(**sizes, hidden_dim=config["intermediate_size"])
-    like, part = flavors["debugmodel"](backend) if name == "qwen3" else flavors["debugmodel"](attn_backend=backend), dataclasses.replace
+    mixes, part = {} if name in ("llama3", "qwen3") else standard, dataclasses.replace
+    like = flavors["debugmodel"](attn_backend=backend, **mixes)
+    tied = {"enable_weight_tying": True} if config["tie_word_embeddings"] else {"enable_weight_tying": False} if hasattr(like, "enable_weight_tying") else {}
     return part(
-        like, dim=dim, vocab_size=vocab, layers=layers, enable_weight_tying=config["tie_word_embeddings"], norm=part(like.norm, normalized_shape=dim),
+        like, dim=dim, vocab_size=vocab, layers=layers, **tied, norm=part(like.norm, normalized_shape=dim),
         tok_embeddings=part(like.tok_embeddings, num_embeddings=vocab, embedding_dim=dim), lm_head=part(like.lm_head, in_features=dim, out_features=vocab))
 
 

@@ -23,10 +23,14 @@ void AttentionCutter::rotate_own_positions(Operation& op) {
   if (op.backward_temporaries.empty()) return;
   TensorSpec& table = part_.tensor(op.backward_temporaries.front());
   table.per_token = std::exchange(table.per_position, 0);
-  // Latent attention rotates queries and keys in calls of their own.
-  if (rotary_ == LayerPart::kNone || has_latents_) {
+  // Latent attention rotates queries and keys in calls of their own (0.3: in one).
+  if (rotary_ == LayerPart::kNone || (has_latents_ && !is_titan_3(part_.plan))) {
     rotary_ = part_.add_tensor(table, Placement::kWhole);
     part_.tensor(rotary_).name = "rotary of own positions";
+    // Of models with norms of heads or sinks: cosines and sines of each element, not of pairs (CosSinRoPE).
+    const bool is_of_elements = std::ranges::any_of(part_.source.parameters,
+        [](const ParameterSpec& p) { return contains(p.name, "sinks") || contains(p.name, "attn.q_norm"); });
+    if (is_titan_3(part_.plan) && is_of_elements) part_.tensor(rotary_).per_token *= 2;
     Operation& gather = part_.layer.operations.emplace_back();
     gather.name = "gather_positions";
     gather.function = Function::kGather;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sim/graph/axes/layer_cutter.h"
+#include "sim/graph/layers/layer_writer.h"
 
 namespace foreshard {
 namespace {
@@ -32,6 +33,113 @@ void forget(LayerSpec& layer, Index gone) {
   for (Operation& op : layer.operations) std::erase(op.released, gone);
 }
 
+// A tensor like another one, under a name of its own.
+Index add_like(LayerSpec& layer, Index t, const char* name) {
+  TensorSpec spec = layer.tensors[at(t)];
+  spec.name = name;
+  return add_tensor(layer, std::move(spec));
+}
+
+void add_shared_behind(LayerSpec& layer) {
+  Operations& all = layer.operations;
+  const auto last = std::find_if(all.rbegin(), all.rend(), [](const Operation& op) { return op.groups > 1; });
+  if (last.base()->inputs.empty()) return;  // (into zeros, then)
+  const auto begin = last.base();
+  const auto end = std::find_if(
+      begin, all.end(), [&](const Operation& op) { return contains(op.inputs, last->outputs.front()); });
+  const auto sums = find_op(layer, [](const Operation& op) { return op.function == Function::kScatterAdd; });
+  if (begin == end || sums == all.end()) return;
+  const Index base = sums->inputs.front(), result = sums->outputs.front(), input = begin->inputs.front();
+  const Index zeros = add_like(layer, base, "zeros"), routed = add_like(layer, result, "routed_output");
+  for (Indices* list : {&sums->inputs, &sums->released}) std::ranges::replace(*list, base, zeros);
+  std::ranges::replace(sums->outputs, result, routed);
+  Operation add = {.name = kAddsShared, .function = Function::kAdd, .inputs = {routed, base}, .outputs = {result}};
+  add.gradient = GradientRule::kAlias;
+  add.released = {routed, base};
+  if (std::erase(sums->released, input) > 0) add.released.push_back(input);
+  Operation made = {.name = "zeros_like", .function = Function::kCopy, .outputs = {zeros}};
+  made.gradient = GradientRule::kNone;
+  const auto place = begin - all.begin();
+  std::rotate(begin, end, sums + 1);
+  all.insert(sums + 1, std::move(add));
+  all.insert(all.begin() + place, std::move(made));
+}
+
+// Under autocast to fp32.
+void widen_router(LayerSpec& layer) {
+  const auto cast = find_op(layer, [](const Operation& op) { return op.name == "router_to_fp32"; });
+  if (cast == layer.operations.end()) return;
+  const Index logits = cast->inputs.front(), wide = cast->outputs.front();
+  Operation& product = *find_op(layer, makes(logits));
+  const Index input = product.inputs.front(), read = add_like(layer, input, kRouterInput);
+  layer.tensors[at(read)].type = ElementType::kFp32;
+  const Index weight =
+      add_tensor(layer, {.name = "router_weight_fp32", .fixed = product.n * product.k, .type = ElementType::kFp32});
+  Operation widens = {.name = kRouterInput, .function = Function::kCast, .inputs = {input}, .outputs = {read}};
+  product.inputs = {read};
+  product.saved = {read, weight};
+  product.outputs = {wide, weight};
+  append(product.released, {read, weight});
+  layer.operations.erase(cast);
+  forget(layer, logits);
+  layer.operations.insert(find_op(layer, makes(wide)), std::move(widens));
+}
+
+// gpt-oss': a bias of each row's expert, clamps, (up + 1) * gate * sigmoid(alpha gate).
+struct ExpertClamper : LayerWriter {
+  using LayerWriter::LayerWriter;
+
+  void run() {
+    Index gate = 0;
+    for (Operation& op : std::exchange(operations_, {})) {
+      part_ = op.part;
+      if (op.name == "expert_silu_times_up") clamp(op, gate);
+      if (op.name == "expert_silu") gate = op.inputs.front();
+      else operations_.push_back(std::move(op));
+      if (last().groups > 1 && last().parameters.size() > 1) add_bias();
+    }
+  }
+
+ private:
+  void clamp(Operation& op, Index gate) {
+    using enum Function;
+    const Index up = op.inputs.back();
+    const std::int64_t each = width(up);
+    const Index left = made("expert_gate_clamped", kScale, {gate}, each, {gate});
+    const Index right = made("expert_up_clamped", kScale, {up}, each, {up});
+    const Index scaled = made("expert_gate_scaled", kScale, {left}, each);
+    const Index sigmoid = made("expert_sigmoid", kSigmoid, {scaled}, each);
+    last().saved = {sigmoid};
+    release({scaled});
+    const Index glu = made("expert_glu", kMultiply, {left, sigmoid}, each, {left, sigmoid});
+    release({sigmoid});
+    std::ranges::replace(op.released, op.inputs.front(), glu);
+    append(op.released, Indices{left, right});
+    op.inputs = op.saved = {right, glu};
+  }
+
+  void add_bias() {
+    const Index sum = last().outputs.front(), parameter = last().parameters.back();
+    const Index plain = last().outputs.front() = like(sum, "without bias", ElementType::kCompute);
+    last().parameters.pop_back();
+    Operation& add = pass("bias", Function::kAdd, {plain}, {sum});
+    add.gradient = GradientRule::kAlias;
+    add.parameters = {parameter};
+    add.released = {plain};
+    add.forward_workspace = {like(sum, "bias of rows", ElementType::kCompute)};
+  }
+};
+
+}
+
+LayerSpec use_titan_3_mixture(LayerSpec layer, bool is_narrow) {
+  const auto grouped = find_op(layer, [](const Operation& op) { return op.groups > 1; });
+  if (grouped == layer.operations.end()) return layer;
+  const bool is_biased = grouped->parameters.size() > 1;
+  if (is_narrow) widen_router(layer);
+  if (is_biased) ExpertClamper(layer).run();
+  add_shared_behind(layer);
+  return layer;
 }
 
 // Launches of MoELayer in a capture (Megatron-Core 0.16.1 on the null GPU: auxiliary loss, router

@@ -22,29 +22,89 @@ ExpertCutter::ExpertCutter(LayerPart& part)
           std::ranges::any_of(part.source.tensors, [](const TensorSpec& each) { return each.name == kCounts; })) {}
 
 bool ExpertCutter::cut(Operation& op) {
+  if (part_.by_plan) return part_.experts > 1 && cut_by_plan(op);
   if (routes()) {
     std::erase_if(op.released, [&](Index t) { return part_.tensor(t).name == kOffsets; });
     if (counts_rows_ && op.name == "cumsum") return true;  // behind the rows' padding, then
   }
   const bool routed = routes() && op.part > 0 && part_.source.role == LayerRole::kBlock;
   if (!routed && routing_.open) combine();
+  if (part_.titan_3 && cut_around_experts(op)) return true;
   if (part_.tp > 1 && part_.experts > 1 && !part_.own_rows && cut_mixture(op)) return true;
   if (routed) cut_expert(std::move(op));
   return routed;
 }
 
+bool ExpertCutter::cut_by_plan(Operation& op) {
+  const bool is_product = op.kind == OperationKind::kGemm;
+  const bool is_router = is_product && op.groups == 1 && op.n == part_.experts;
+  // models/layers/transformers_moe.cpp
+  const auto is_named = [](const char* name) { return [name](const Operation& each) { return each.name == name; }; };
+  const bool casts = std::ranges::any_of(part_.source.operations, is_named("routed_output_cast"));
+  const bool ends = op.name == (casts ? "routed_output_cast" : "sum_rows");
+  if (op.name == "gather_rows" || op.name == "gather_weights")
+    read_instead(op, op.inputs.front(), part_.own_input(op.inputs.front(), op.part));
+  if (!is_router && !ends && !(is_product && op.groups > 1)) return false;
+  const Index result = op.outputs.front();
+  const std::int8_t part = op.part;
+  part_.place(op.outputs, is_product && !is_router ? cut_weight(op, part_.tp) : Placement::kWhole);
+  part_.add(std::move(op));
+  if (ends) part_.reduce(result, part);
+  return true;
+}
+
+bool ExpertCutter::cut_around_experts(Operation& op) {
+  if (op.name == kAddsShared && std::exchange(part_.sums_later, false)) {
+    const Index result = op.outputs.front();
+    const std::int8_t part = op.part;
+    part_.add(std::move(op));
+    part_.reduce(result, part);
+    return true;
+  }
+  const bool sums = op.function == Function::kScatterAdd;
+  if (sums && !part_.sequence)
+    part_.sums_later = std::ranges::count(part_.source.operations, kAddsShared, &Operation::name) > 0;
+  if (!part_.own_rows) return false;
+  if (op.name == "zeros_like") part_.place(op.outputs, Placement::kSequence);
+  const Index read = op.inputs.empty() ? kNone : op.inputs.front();
+  const bool begins = op.name == kRouterInput || op.name == "gather_rows";
+  if (begins && part_.places[at(read)] == Placement::kWhole) {
+    const Index own = part_.add_like(part_.source.tensors[at(read)], " of the rank", Placement::kSequence);
+    part_.tensor(own).split *= part_.tp;
+    part_.move(read, own, op.part).collective_backward = {.kind = CollectiveKind::kAllGather, .waits = true};
+    read_instead(op, read, own);
+  }
+  if (!sums || part_.sequence) return false;
+  const Index result = op.outputs.front();
+  const Index own = part_.add_like(part_.source.tensors[at(result)], " of the rank", Placement::kSequence);
+  part_.tensor(own).split *= part_.tp;
+  part_.place(op.saved, Placement::kSequence);
+  const std::int8_t part = op.part;
+  op.outputs = {own};
+  part_.add(std::move(op));
+  part_.move(own, result, part).released = {own};
+  if (!part_.sums_later) part_.reduce(result, part);
+  return true;
+}
+
 bool ExpertCutter::cut_mixture(Operation& op) {
   const bool is_product = op.kind == OperationKind::kGemm;
-  if (is_product && op.groups == 1 && op.n == part_.experts) {
+  const bool is_router = is_product && op.groups == 1 && op.n == part_.experts;
+  if (mixture_.whole == kNone && (is_router || op.name == kRouterInput)) {
     mixture_.input = op.inputs.front();
-    mixture_.whole = part_.gather(mixture_.input, op.part);
-    part_.layer.operations.back().collective_backward = {};
+    mixture_.whole = part_.sequence ? part_.gather(mixture_.input, op.part) : part_.own_input(mixture_.input, op.part);
+    if (!part_.titan_3) part_.layer.operations.back().collective_backward = {};
     read_instead(op, mixture_.input, mixture_.whole);
     part_.place(op.outputs, Placement::kWhole);
     part_.add(std::move(op));
     return true;
   }
   if (mixture_.whole == kNone) return false;
+  if (is_router) {
+    part_.place(op.outputs, Placement::kWhole);
+    part_.add(std::move(op));
+    return true;
+  }
   read_instead(op, mixture_.input, mixture_.whole);
   const bool splits_rows = part_.plan.mesh.ep > 1 && part_.plan.mesh.etp == 1;
   if (splits_rows) mark_rows(op);
@@ -68,12 +128,12 @@ bool ExpertCutter::cut_mixture(Operation& op) {
     offset_rows(op);
     return true;
   }
-  if (op.part > 0 && !routes()) enter_experts(op);
+  if (op.part > 0 && !routes() && !part_.titan_3) enter_experts(op);
   if (!is_product) return false;
   if (op.groups > 1 && routes()) return false;
   const Index read = op.inputs.front();
   const bool by_rows = part_.places[at(read)] == Placement::kFeature;
-  if (op.groups == 1 && !by_rows && op.n > 1) {
+  if (op.groups == 1 && !by_rows && op.n > 1 && !part_.titan_3) {
     const Index own = part_.own_input(read, op.part);
     std::ranges::replace(op.saved, read, own);
     op.inputs.front() = own;

@@ -8,6 +8,7 @@
 #include "sim/base/integers.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_part.h"
+#include "sim/spec/latent_attention.h"
 
 namespace foreshard {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 class Cutter {
  public:
   Cutter(const LayerSpec& layer, const Plan& plan, Placement input, Placement joined)
-      : part_(layer, plan), experts_(part_), attention_(part_) {
+      : part_(layer, plan), experts_(part_), attention_(part_), attends_whole_(part_.by_plan && has_latents(layer)) {
     part_.place(0, layer.role == LayerRole::kEmbedding ? Placement::kWhole : input);
     if (layer.joins >= 0) part_.place(layer.joins, joined);
     last_sum_ = find_last_sum();
@@ -112,6 +113,10 @@ class Cutter {
     for (Indices* list : {&op.inputs, &op.saved}) {
       for (Index& t : *list)
         if (part_.gathered[at(t)] != kNone && reads_whole(op)) t = part_.gathered[at(t)];
+    }
+    for (const auto& [own, seen] : seen_) {
+      read_instead(op, own, seen);
+      if (contains(op.released, own)) op.released.push_back(seen);
     }
     for (const auto& [own, whole] : columns_) {
       read_instead(op, own, whole);
@@ -212,7 +217,8 @@ class Cutter {
     ParameterSpec& weight = part_.parameter(op.parameters.front());
     const bool is_whole =
         part_.source.role == LayerRole::kHead && part_.plan.tensor_parallel.tables == TensorParallel::Tables::kWhole;
-    if (!cuts() || is_whole) return part_.add(std::move(op));
+    const bool attends_whole = attends_whole_ && contains(op.name, "self_attn.");
+    if (!cuts() || is_whole || attends_whole) return part_.add(std::move(op));
     if (part_.megatron && contains(op.name, ".lora_")) return cut_adapter(std::move(op));
     if (contains(of_columns_, read)) read_columns(op);
     if (part_.places[at(op.inputs.front())] == Placement::kFeature) {  // by rows of the input
@@ -223,7 +229,7 @@ class Cutter {
       const bool biased = part_.native && op.parameters.size() > 1;
       const Index bias = biased ? op.parameters.back() : kNone;
       // Added to the rank's own positions (RowParallelLinear).
-      if (part_.megatron && part_.sequence && op.parameters.size() > 1)
+      if (((part_.megatron && part_.sequence) || part_.titan_3) && op.parameters.size() > 1)
         part_.parameter(op.parameters.back()).partial = true;
       if (biased) op.parameters.pop_back();
       part_.add(std::move(op));
@@ -236,7 +242,7 @@ class Cutter {
     const bool on_own = part_.megatron ? is_router || latent_of(result).is_normed || is_beside_rows(op) : is_router;
     if (part_.own_rows && part_.places[at(read)] == Placement::kSequence && on_own) {
       op.split = part_.tp;
-      weight.partial = true;
+      for (Index p : op.parameters) part_.parameter(p).partial = true;
       part_.place(op.outputs, Placement::kSequence);
       part_.place(op.saved, Placement::kSequence);
       return part_.add(std::move(op));
@@ -261,7 +267,7 @@ class Cutter {
           .kind = part_.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, .beside = true};
     } else if (part_.places[at(read)] == Placement::kSequence) {
       input = part_.gather(read, op.part, in_fp8);
-    } else if (sums_in_chunks(op)) {
+    } else if (sums_in_chunks(op) || part_.shared_out[at(read)]) {
     } else if (!part_.sequence || (part_.source.role == LayerRole::kBlock && !part_.is_gathered(read))) {
       // Of a latent every rank has all.
       input = part_.own_input(read, op.part);
@@ -285,13 +291,33 @@ class Cutter {
     part_.of_last().columns = part_.slices;
     if (is_split_wider(result)) gather_heads(result, part_.layer.operations.back().part);
     if (is_gathered_by_plan(result)) gather_columns(result, part_.layer.operations.back().part);
+    if (part_.by_plan) sum_norm_of_heads(result, part_.layer.operations.back().part);
+  }
+
+  // A hook of the norm of a product's heads all-reduces its weight's gradient (replicated_with_grad_allreduce).
+  void sum_norm_of_heads(Index product, std::int8_t part) {
+    Indices made = {product};
+    std::int64_t elements = 0;
+    for (const Operation& op : part_.source.operations) {
+      const bool reads = std::ranges::any_of(op.inputs, [&](Index t) { return contains(made, t); });
+      if (!reads || op.kind == OperationKind::kGemm || op.kind == OperationKind::kAttention) continue;
+      append(made, op.outputs);
+      for (Index p : op.parameters)
+        if (part_.source.parameters[at(p)].is_norm) elements = part_.source.parameters[at(p)].numel();
+    }
+    if (elements == 0 || elements == part_.source.tensors[at(product)].per_token) return;
+    const Index seen = part_.add_like(product, " to be normed");
+    Operation& sum = part_.move(product, seen, part);
+    sum.view = true;
+    sum.n = elements;
+    sum.collective_backward = {.kind = CollectiveKind::kAllReduce, .waits = true};
+    seen_.emplace_back(product, seen);
   }
 
   // transformers' plans (base_model_tp_plan: colwise_gather_output, rowwise_split_input) leave whole what fused
   // products make, and what attends where queries are normed over all heads at once.
   bool is_gathered_by_plan(Index product) const {
-    const bool is_theirs = part_.plan.tensor_parallel.tables != TensorParallel::Tables::kCut;
-    if (!is_theirs || part_.native || part_.megatron || part_.source.role != LayerRole::kBlock) return false;
+    if (!part_.by_plan || part_.source.role != LayerRole::kBlock) return false;
     const bool is_of_heads = attends(product, false);
     return std::ranges::any_of(part_.source.operations, [&](const Operation& op) {
       // (Queries that are rotated in part are two, too.)
@@ -486,7 +512,8 @@ class Cutter {
   }
 
   void cut_other(Operation op) {
-    if (part_.plan.mesh.cp > 1 && op.function == Function::kRotary) attention_.rotate_own_positions(op);
+    const bool gathers_positions = part_.plan.mesh.cp > 1 || is_titan_3(part_.plan);  // (0.3: always given)
+    if (gathers_positions && op.function == Function::kRotary) attention_.rotate_own_positions(op);
     Placement placement = Placement::kWhole;
     for (Index t : op.inputs)
       if (part_.places[at(t)] != Placement::kWhole) placement = part_.places[at(t)];
@@ -496,7 +523,7 @@ class Cutter {
     };
     const bool expands =
         op.view && op.function != Function::kGather && width(op.outputs.front()) > width(op.inputs.front());
-    if (expands && part_.tp > 1) {
+    if (expands && part_.tp > 1 && !attends_whole_) {
       if (placement == Placement::kSequence) {
         const Index own = op.inputs.front();
         std::ranges::replace(op.inputs, own, part_.gather(own, op.part));
@@ -512,12 +539,18 @@ class Cutter {
       op.attention.kv_heads /= part_.tp;
     }
     const bool is_norm = op.kind == OperationKind::kNorm && placement != Placement::kWhole;
+    // Biases of experts, sinks of heads; a bias of what is summed is each rank's.
+    for (std::size_t p = 0; part_.titan_3 && op.kind != OperationKind::kNorm && p < op.parameters.size(); ++p) {
+      ParameterSpec& parameter = part_.parameter(op.parameters[p]);
+      if (placement == Placement::kFeature && !parameter.is_norm) parameter.shape.back() /= part_.tp;
+      if (placement == Placement::kWhole && op.part > 0) parameter.partial = true;
+    }
     // Of one kernel or, in eager mode, of several, the last of which multiplies by the weight.
     const bool scans = op.scan.heads > 0 && placement == Placement::kFeature;
     if (scans) cut_scan(op);
     for (std::size_t p = 0; placement != Placement::kWhole && !scans && p < op.parameters.size(); ++p) {
       ParameterSpec& parameter = part_.parameter(op.parameters[p]);
-      if (is_norm || parameter.is_norm) parameter.partial = part_.tp > 1;
+      if (is_norm || parameter.is_norm) parameter.partial = part_.tp > 1 && !part_.by_plan;
     }
     if (op.kind == OperationKind::kAttention && part_.plan.mesh.cp > 1) return attention_.attend(std::move(op));
     part_.add(std::move(op));
@@ -527,7 +560,9 @@ class Cutter {
   LayerPart part_;
   ExpertCutter experts_;
   AttentionCutter attention_;
+  const bool attends_whole_;                      // the plans have no entry for attention with latents
   std::vector<std::pair<Index, Index>> columns_;  // gathered: of the rank, whole
+  std::vector<std::pair<Index, Index>> seen_;     // views
   Indices of_columns_;                            // what is made of them
   Index heads_ = kNone;                           // of all ranks
   Index last_sum_ = kNone;                        // whole, to be scattered

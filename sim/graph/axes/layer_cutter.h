@@ -80,6 +80,12 @@ LayerSpec cut_native_loss(const LayerSpec& layer, const Plan& plan);
 // Whether the plan's dispatcher takes tokens. (torchtitan's tensor parallel cuts rows before them.)
 bool sends_tokens(const Plan& plan);
 
+// torchtitan 0.3's: the router in fp32 where its input `is_narrow`, the shared expert behind the experts, which are
+// summed into zeros; then both are added. Experts with biases are gpt-oss'.
+LayerSpec use_titan_3_mixture(LayerSpec layer, bool is_narrow);
+inline constexpr const char* kRouterInput = "router_input_fp32";
+inline constexpr const char* kAddsShared = "add_shared";
+
 inline constexpr const char* kScoresCast = "scores_cast";  // its operation that makes them narrow
 
 // Scores are multiplied into the experts' activation instead of into their rows in fp32

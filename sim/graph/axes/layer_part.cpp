@@ -14,14 +14,16 @@ LayerPart::LayerPart(const LayerSpec& layer, const Plan& plan)
       tp(plan.mesh.tp),
       sequence(plan.tensor_parallel.sequence),
       native(plan.runtime.kind == RuntimeKind::kNative),
-      own_rows(plan.runtime.kind == RuntimeKind::kMegatron ||
-               (is_titan_3(plan) && plan.mesh.ep > 1 && plan.tensor_parallel.sequence)),
+      own_rows(plan.runtime.kind == RuntimeKind::kMegatron || (is_titan_3(plan) && plan.mesh.ep > 1)),
+      by_plan(is_by_plan(plan)),
+      titan_3(is_titan_3(plan) && tp > 1),
       megatron(plan.runtime.kind == RuntimeKind::kMegatron),
       slices(static_cast<std::int16_t>(slices_of_rank(plan))),
       layer(layer),
       places(layer.tensors.size(), Placement::kWhole),
       known(layer.tensors.size(), false),
-      gathered(layer.tensors.size(), kNone) {
+      gathered(layer.tensors.size(), kNone),
+      shared_out(layer.tensors.size(), false) {
   this->layer.operations.clear();
   for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
 }
@@ -46,6 +48,7 @@ Index LayerPart::add_tensor(TensorSpec spec, Placement placement) {
   places.push_back(placement);
   known.push_back(true);
   gathered.push_back(kNone);
+  shared_out.push_back(false);
   return static_cast<Index>(layer.tensors.size() - 1);
 }
 
@@ -68,7 +71,13 @@ TensorSpec LayerPart::whole(Index t) const {
 
 TensorSpec& LayerPart::tensor(Index t) { return layer.tensors[at(t)]; }
 ParameterSpec& LayerPart::parameter(Index p) { return layer.parameters[at(p)]; }
-void LayerPart::add(Operation op) { layer.operations.push_back(std::move(op)); }
+void LayerPart::add(Operation op) {
+  if (std::ranges::any_of(op.inputs, [&](Index t) { return shared_out[at(t)]; })) {
+    for (Index t : op.outputs) shared_out[at(t)] = places[at(t)] == Placement::kWhole;
+    for (Index p : op.parameters) parameter(p).partial |= parameter(p).shape == source.parameters[at(p)].shape;
+  }
+  layer.operations.push_back(std::move(op));
+}
 
 Operation& LayerPart::move(Index from, Index to, std::int8_t part) {
   Operation& op = layer.operations.emplace_back();
@@ -98,7 +107,13 @@ Index LayerPart::gather(Index t, std::int8_t part, bool in_fp8) {
   }
   if (slices > 1) all = view_of_slices(all, part);
   gathered[at(t)] = all;
+  shared_out[at(all)] = titan_3;
   return all;
+}
+
+bool is_by_plan(const Plan& plan) {
+  return plan.mesh.tp > 1 && plan.runtime.kind == RuntimeKind::kFsdp2 &&
+         plan.tensor_parallel.tables != TensorParallel::Tables::kCut;
 }
 
 bool is_titan_3(const Plan& plan) {
@@ -126,11 +141,14 @@ Index LayerPart::own_input(Index t, std::int8_t part) {
   Operation& op = move(t, same, part);
   op.view = true;
   op.collective_backward = {.kind = CollectiveKind::kAllReduce, .waits = true};
+  shared_out[at(same)] = titan_3;
+  if (titan_3) gathered[at(t)] = same;
   return same;
 }
 
 void LayerPart::reduce(Index result, std::int8_t part, bool has_returned, bool whole) {
   if (tp == 1) return place(result, Placement::kSequence);
+  if (sums_later) return place(result, Placement::kWhole);
   const bool scatters = sequence && !whole;
   Operation& product = layer.operations.back();
   const Index partial = add_like(tensor(result), " (summand)", Placement::kWhole);
@@ -139,6 +157,7 @@ void LayerPart::reduce(Index result, std::int8_t part, bool has_returned, bool w
   const bool in_fp8 = gathers_in_fp8(product);
   if (in_fp8) product.fp8_gradients = tp;
   place(result, scatters ? Placement::kSequence : Placement::kWhole);
+  shared_out[at(result)] = false;
   Operation& op = move(partial, result, part);
   op.released = {partial};
   append(op.released, released);

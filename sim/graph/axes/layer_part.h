@@ -54,6 +54,8 @@ struct LayerPart {
   const bool sequence;
   const bool native;
   const bool own_rows;        // what routes tokens runs on the rank's own positions
+  const bool by_plan;         // transformers' own tensor parallel (base_model_tp_plan)
+  const bool titan_3;         // under tp a module shares out what it reads where it begins, once
   const bool megatron;        // Megatron-Core's linear layers, with positions as the first dimension
   const std::int16_t slices;  // of the rank
   LayerSpec layer;
@@ -61,10 +63,16 @@ struct LayerPart {
   std::vector<Placement> places;  // of tensors
   std::vector<bool> known;
   Indices gathered;  // tensors: what is read of them by products
+  // Tensors that every rank has whole with a summand of their gradient (spmd_types' R, in titan_3): what is whole and
+  // read with them has one, too.
+  std::vector<bool> shared_out;
+  bool sums_later = false;  // summands of ranks are added up first
   std::int64_t experts = 1;
   Indices held;                                   // by a call that has returned
   std::pair<Index, Index> renamed{kNone, kNone};  // later operations read the second instead
 };
+
+bool is_by_plan(const Plan& plan);
 
 // torchtitan's frame under a PyTorch that 0.3 needs. Its collectives are c10d's, not functional ones, so that
 // per-operation checkpointing does not keep what they make.
@@ -125,6 +133,12 @@ class ExpertCutter {
   // feed-forward layer but leave a summand, and so do the experts, by columns and rows (etp, or without ep) or each for
   // a part of the rows (etp 1); the sum is scattered. Returns whether the operation was one that is cut otherwise.
   bool cut_mixture(Operation& op);
+  // transformers' moe_tp_experts (distributed/tensor_parallel.py): rows and weights are the module's inputs, whose
+  // gradients are summed; experts are cut by columns and rows, their sum is reduced.
+  bool cut_by_plan(Operation& op);
+  // torchtitan 0.3: without sequence parallel each rank takes its positions where rows travel, puts what comes back
+  // among zeros, and the sum with the shared expert's summand is reduced.
+  bool cut_around_experts(Operation& op);
   void cut_expert(Operation op);
   // Back in the order in which rows came, and back to the ranks that they came from; nobody waits
   // before the rows are read.

@@ -25,7 +25,7 @@ void sort_parameters(LayerSpec& layer, const Indices& order) {
 
 }
 
-// Modules register what is inside them before the block registers its norms, DeepSeek's between
+// Modules register what is inside them before the block registers its norms, DeepSeek's and gpt-oss' between
 // attention and feed-forward layer (torchtitan 0.2.2 models/*/model/model.py), a mixture its
 // experts before its router (models/moe/moe.py), and feed-forward layers w1, w2, w3: gate, down,
 // up. A rank's shards are packed and freed in that order.
@@ -36,7 +36,8 @@ void order_as_registered(LayerSpec& layer) {
   const auto is_of_heads = [](const ParameterSpec& p) {
     return p.is_norm && (contains(p.name, "q_norm") || contains(p.name, "k_norm"));
   };
-  const bool norms_come_between = has_latents(layer);
+  const auto has_sinks = [](const ParameterSpec& p) { return contains(p.name, "sinks"); };
+  const bool norms_come_between = has_latents(layer) || std::ranges::any_of(layer.parameters, has_sinks);
   const auto is_fed_forward = [](const ParameterSpec& p) { return contains(p.name, "mlp."); };
   Indices order(layer.parameters.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<Index>(i);
@@ -46,7 +47,7 @@ void order_as_registered(LayerSpec& layer) {
       if (is_of_heads(p)) return 0;
       if (is_direct(p)) return norms_come_between ? 2 : 5;
       if (!is_fed_forward(p)) return 1;
-      return p.shape.size() > 2 ? 3 : 4;
+      return contains(p.name, ".experts.") ? 3 : 4;
     };
     return rank(a) < rank(b);
   });

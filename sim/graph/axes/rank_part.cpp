@@ -30,6 +30,7 @@
 #include "sim/graph/axes/layer_cutter.h"
 #include "sim/graph/axes/layer_part.h"
 #include "sim/graph/axes/parameter_order.h"
+#include "sim/graph/layers/layer_writer.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
@@ -69,12 +70,29 @@ void pad_vocabulary(ModelSpec& model, std::int64_t multiple) {
   }
 }
 
-// torchtitan 0.3's FusedQKVLinear; per-operation checkpointing then keeps every second product without a bias, and all
-// with one (activation_checkpoint.py).
+// What is split off in three behind a product becomes copies.
+void copy_parts(LayerSpec& layer) {
+  const auto split =
+      std::ranges::find_if(layer.operations, [](const Operation& op) { return op.view && op.outputs.size() == 3; });
+  std::vector<Operation> copies;
+  for (Index& part : split->outputs) {
+    const Index copy = part;
+    part = add_tensor(layer, layer.tensors[at(copy)]);
+    copies.push_back(pass(layer.tensors[at(copy)].name, Function::kCopy, part, copy));
+    copies.back().gradient = GradientRule::kAlias;
+    copies.back().released = {part};
+    copies.back().part = split->part;
+  }
+  layer.operations.insert(split + 1, copies.begin(), copies.end());
+}
+
+// torchtitan 0.3's FusedQKVLinear, which copies queries, keys and values out of it; per-operation checkpointing then
+// keeps every second product without a bias, and all with one (activation_checkpoint.py).
 LayerSpec fuse_projections(LayerSpec layer) {
   const std::size_t before = layer.operations.size();
   layer = fuse_columns(std::move(layer), 3);
   if (layer.role != LayerRole::kBlock || layer.operations.size() == before) return layer;
+  copy_parts(layer);
   int products = 0;
   for (Operation& op : layer.operations) {
     if (op.kind != OperationKind::kGemm || op.groups > 1 || contains(op.name, "router")) continue;
@@ -87,6 +105,7 @@ LayerSpec fuse_projections(LayerSpec layer) {
 LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
   const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
   if (is_megatron) layer = fuse_columns(std::move(layer));
+  if (is_titan_3(plan)) layer = use_titan_3_mixture(std::move(layer), plan.compute_dtype() != DType::kFp32);
   if (is_titan_3(plan) && plan.compile == Compile::kNone) layer = fuse_projections(std::move(layer));
   if (plan.mesh.cp > 1) layer = unpack_attention(std::move(layer));
   if (is_megatron) layer = copy_keys(std::move(layer), plan.mesh.tp);

@@ -38,7 +38,8 @@ void Fsdp2::post_backward(std::int32_t unit, std::string_view cause) {
   const bool any = s.trained > 0 && (g.gradient_pass >= 0 || !g.accumulated.empty());
   if (any && s.makes_whole_gradients) g.whole = complete_gradients(unit);
   if (reshards_after_backward_) reshard(unit);
-  if (version_.input_release != InputRelease::kAtReduction) release_inputs();
+  // (Of a block's groups the first to be reduced releases, for all.)
+  if (version_.input_release != InputRelease::kAtReduction && groups_beside(unit).empty()) release_inputs();
   if (any) {
     if (version_.input_release == InputRelease::kAtReduction) release_inputs();
     if (version_.waits_own_reduction) wait_for_post_backward(unit);

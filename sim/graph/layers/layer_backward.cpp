@@ -225,6 +225,12 @@ class Backward {
     }
     writer_.enter(part_in_backward(op));
     settle(incoming);
+    if (op.n > 0) {  // of so many elements of a weight's gradient, where it is
+      const std::int64_t bytes = op.n * graph_.element(input).size();
+      writer_.await(writer_.launch(collective, bytes, bytes, graph_.element(input)));
+      accumulate({input, incoming});
+      return free_dying();
+    }
     std::int32_t packed = LayerProgramWriter::kNoSlot;
     if (collective.packs) {
       packed = writer_.make_temporary(in, graph_.tensor(input).name + ".grad packed");

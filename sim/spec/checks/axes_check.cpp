@@ -230,13 +230,26 @@ Problem problem_of_positions(const Plan& plan) {
       below == 0 ? std::to_string(parts) : fmt::format("{} or {}", below, below + parts));
 }
 
+// Whose base_model_tp_plan (transformers 5.17) leaves attention whole.
+constexpr std::string_view kWholeLatents[] = {"axk1", "deepseek_v3", "kimi_linear", "mistral4", "youtu"};
+
 Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   const Mesh& mesh = plan.mesh;
   std::int64_t experts = 0;
   for (const LayerSpec& layer : model.kinds)
     for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
   const bool latent = std::ranges::any_of(model.kinds, has_latents);
-  if (mesh.tp > 1 && !plan.tensor_parallel.sequence && (latent || experts > 1)) {
+  // What is redistributed where a module begins (torchtitan 0.3), or as a plan of transformers has it (which has none
+  // for experts with biases).
+  const bool is_titan_3 = plan.step_frame != StepFrame::kPlain && fsdp2_minor(plan.runtime.version).value_or(0) >= 13;
+  const auto adds_biases = [](const Operation& op) { return op.groups > 1 && op.parameters.size() > 1; };
+  const bool is_by_plan = plan.experts == ExpertKernels::kTransformers && mesh.ep == 1 &&
+                          plan.tensor_parallel.tables != TensorParallel::Tables::kCut &&
+                          (!latent || contains(kWholeLatents, model.family)) &&
+                          std::ranges::none_of(model.kinds, [&](const LayerSpec& layer) {
+                            return std::ranges::any_of(layer.operations, adds_biases);
+                          });
+  if (mesh.tp > 1 && !plan.tensor_parallel.sequence && (latent || experts > 1) && !is_titan_3 && !is_by_plan) {
     return missing_capability("tensor_parallel.sequence",
         latent ? "latent attention is modelled with sequence parallel" : "experts are modelled with sequence parallel",
         "tensor_parallel.sequence: true");
