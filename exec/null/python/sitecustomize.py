@@ -493,18 +493,20 @@ class Finder(importlib.abc.MetaPathFinder):
     """Runs a hook once its module has been executed."""
 
     def find_spec(self, name, path, target=None):
-        hook = HOOKS.get(name)
+        hook = HOOKS.pop(name, None)
         if hook is None:
             return None
-        del HOOKS[name]
         spec = importlib.util.find_spec(name)
+        HOOKS[name] = hook  # who asks (transformers, whether torch is there) may not import it
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def run(module):
+            is_first = HOOKS.pop(name, None) is not None
             execute(module)
-            hook(module)
+            if is_first:
+                hook(module)
 
         spec.loader.exec_module = run
         return spec
@@ -630,6 +632,9 @@ def described_model(root):
     document = {"schema": "foreshard.capture.model/1", "class": type(root).__name__}
     if hasattr(config, "to_dict"):
         document["config"] = plain(config.to_dict())
+        task = type(inner.get_base_model() if hasattr(inner, "peft_config") else inner).__name__.removeprefix("FSDP")
+        if hasattr(sys.modules.get("transformers"), task):  # (a checkpoint's config says what it was saved of)
+            document["config"]["architectures"] = [task]
         document["attention"] = getattr(config, "_attn_implementation", None)
     document["parameters"] = [
         {"name": n, "shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()
