@@ -618,10 +618,10 @@ def plain(document):
 
 
 def engine_of(root):
-    """The engine or replicas of all of a model's parameters, which Fabric holds in a module of its own."""
-    count = sum(1 for _ in root.parameters())
+    """The engine or replicas of most of a model's parameters, which Fabric holds in a module of its own, others in their loss."""
+    count = sum(p.numel() for p in root.parameters())
     kinds = ("DeepSpeedEngine", "DistributedDataParallel")
-    return next((m for m in root.modules() if type(m).__name__ in kinds and sum(1 for _ in m.parameters()) == count), root)
+    return next((m for m in root.modules() if type(m).__name__ in kinds and 2 * sum(p.numel() for p in m.parameters()) > count), root)
 
 
 def described_model(root):
