@@ -134,7 +134,8 @@ const Indices& LayerAutograd::saves(std::size_t o) const {
   const Operation& op = operation(o);
   if (!node_[o] || (op.view && options_.recompute != Recompute::kNone)) return kNothing;
   // (A loss with the head's product in it makes that again, whoever is trained; a convolution keeps its input.)
-  const bool convolves = op.groups <= 1 && !op.parameters.empty() && parameter(op.parameters.front()).shape.size() > 2;
+  const ParameterSpec* const weight = op.parameters.empty() ? nullptr : &parameter(op.parameters.front());
+  const bool convolves = weight != nullptr && weight->shape.size() > 2 && op.n * op.k == weight->numel();
   const bool for_weight = (op.kind == OperationKind::kGemm && op.function != Function::kCrossEntropy && !convolves) ||
                           op.kind == OperationKind::kEmbedding || (op.eager_norm && !op.parameters.empty());
   const bool makes_weight = op.inputs.size() > 1 && needs_gradient(op.inputs[1]);

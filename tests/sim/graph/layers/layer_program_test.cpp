@@ -206,7 +206,8 @@ TEST(LayerProgram, AFrozenConvolutionKeepsItsInput) {
   options.frozen.assign(block.parameters.size(), true);
   const Bytes without = build_layer_program(block, options).saved_bytes();
   const auto q = std::ranges::find(block.operations, OperationKind::kGemm, &Operation::kind);
-  block.parameters[at(q->parameters.front())].shape = {d, d, 1, 1};
+  ParameterSpec& weight = block.parameters[at(q->parameters.front())];
+  weight.shape.insert(weight.shape.end(), {1, 1});
   EXPECT_GT(build_layer_program(block, options).saved_bytes(), without);
 }
 
