@@ -727,9 +727,11 @@ class ModuleWriter {
       widen(inputs[0], made.value("k", std::int64_t{1}));
     }
     if (view) made["view"] = true;
-    if (aten == "batch_norm_elemt" && !parameters.empty()) made["synchronized"] = true;
-    if (aten == "allreduce_") made["op"] = "copy", made["all_reduce"] = true;
+    if (aten == "batch_norm_elemt")
+      made.update({{"synchronized", true}, {"n", found_.elements.at(operation.at("in").back())}});
+    if (aten == "allreduce_") made.update({{"op", "copy"}, {"all_reduce", true}});
     add_gradient(i, operation, of, is_frozen, made);
+    if (aten == "allreduce_") made.erase("in_place");
     if (is_differentiated(operation) && word != "embedding") add_saved(i, operation, of, made);
     if (aten == "bmm") add_head_product(made);
     add_workspace(i, "workspace", "forward_workspace", made);

@@ -101,6 +101,9 @@ void operation_fields(Io& io, Operation& op, const Operation& usual) {
   bool is_synchronized = op.gathers.dim == MeshDim::kBatch, is_reduced = op.collective.dim == MeshDim::kBatch;
   io.optional(is_synchronized, "synchronized", is_synchronized);
   io.optional(is_reduced, "all_reduce", is_reduced);
+  io.require(!is_synchronized || (op.kind == OperationKind::kNorm && op.n > 0), "synchronized",
+      "the operation has no statistics of columns", "a norm with n");
+  io.require(!is_reduced || !op.inputs.empty(), "all_reduce", "the operation reads nothing", "an input");
   const auto over = [](CollectiveKind kind) {
     return LayerCollective{.kind = kind, .dim = MeshDim::kBatch, .waits = true};
   };

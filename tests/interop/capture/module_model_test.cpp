@@ -118,6 +118,7 @@ TEST(ModuleModel, NormsMayBeOfAllRanksSamples) {
   }
   ASSERT_EQ(found.size(), 1);
   EXPECT_EQ(found[0].inputs.size(), 1);
+  EXPECT_EQ(found[0].n, kWidth);
   EXPECT_EQ(found[0].reduces.kind, CollectiveKind::kAllReduce);
 }
 
