@@ -627,12 +627,15 @@ def engine_of(root):
 def described_model(root):
     engine = engine_of(root)
     inner = getattr(engine, "module", engine)
-    config = next((c for c in (getattr(m, "config", None) for m in (root, inner)) if hasattr(c, "to_dict")), None)
+    own = getattr(inner, "_orig_mod", inner)
+    own = own.get_base_model() if hasattr(own, "peft_config") else own
+    # (What only holds such a model may have its config, too.)
+    config = getattr(own, "config", None) if any(c.__name__ == "PreTrainedModel" for c in type(own).__mro__) else None
     seen = set()
     document = {"schema": "foreshard.capture.model/1", "class": type(root).__name__}
     if hasattr(config, "to_dict"):
         document["config"] = plain(config.to_dict())
-        task = type(inner.get_base_model() if hasattr(inner, "peft_config") else inner).__name__.removeprefix("FSDP")
+        task = type(own).__name__.removeprefix("FSDP")
         if hasattr(sys.modules.get("transformers"), task):  # (a checkpoint's config says what it was saved of)
             document["config"]["architectures"] = [task]
         document["attention"] = getattr(config, "_attn_implementation", None)
