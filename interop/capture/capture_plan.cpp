@@ -678,6 +678,8 @@ CapturedPlan plan_of_capture(
   }
   KeyWriter out;
   Steps steps = read_steps(capture);
+  // (What replicas of all ranks sum is of their samples.)
+  if (steps.axes.tp == capture.world && document.contains("ddp")) steps.axes.tp = 1;
   if (steps.axes.tp > 1 && !is_known) {
     throw Error(ExitCode::kMissingCapability,
         fmt::format("{}: the forward sums activations over {} ranks (tensor parallel), of which layers are made of "

@@ -89,6 +89,10 @@ class ModuleWriter {
       for (std::size_t out = 0; out < operations[i].at("out").size(); ++out)
         constants_[operations[i]["out"][out].at("tensor")] = {i, out};
     }
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      if (operations[i].at("op") != "batch_norm_elemt") continue;
+      for (std::size_t o = i; o-- > 0 && operations[o + 1].at("op") != "batch_norm_stats";) statistics_.insert(o);
+    }
     find_ends();
     for (const Json& parameter : document_.at("parameters")) {
       const std::string dtype = parameter.value("dtype", "");
@@ -681,6 +685,7 @@ class ModuleWriter {
     }
     begin_layer(i);
     if (i == 0) add_before();
+    if (statistics_.contains(i)) return;
     Layer& layer = layers_.back();
     const OperationPlace stands{layer, i};
     Operands of = read_operands(operation);
@@ -722,7 +727,11 @@ class ModuleWriter {
       widen(inputs[0], made.value("k", std::int64_t{1}));
     }
     if (view) made["view"] = true;
+    if (aten == "batch_norm_elemt")
+      made.update({{"synchronized", true}, {"n", found_.elements.at(operation.at("in").back())}});
+    if (aten == "allreduce_") made.update({{"op", "copy"}, {"all_reduce", true}});
     add_gradient(i, operation, of, is_frozen, made);
+    if (aten == "allreduce_") made.erase("in_place");
     if (is_differentiated(operation) && word != "embedding") add_saved(i, operation, of, made);
     if (aten == "bmm") add_head_product(made);
     add_workspace(i, "workspace", "forward_workspace", made);
@@ -1133,8 +1142,9 @@ class ModuleWriter {
   std::map<std::int64_t, Json> described_;
   std::set<std::int64_t> kept_beside_;  // by the layer that made them, until its backward
   std::set<std::string> seen_parameters_, differentiated_;
-  std::set<std::int64_t> wanted_;                                          // that have a gradient
-  std::size_t first_differentiated_ = 0;                                   // operation
+  std::set<std::int64_t> wanted_;         // that have a gradient
+  std::set<std::size_t> statistics_;      // operations: what a synchronized norm makes of all ranks' samples
+  std::size_t first_differentiated_ = 0;  // operation
   std::map<std::int64_t, std::pair<std::size_t, std::size_t>> constants_;  // operation, output
 };
 

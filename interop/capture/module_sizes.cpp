@@ -26,6 +26,7 @@ constexpr Word kWords[] = {
     {"native_group_norm", "layer_norm"},
     {"native_batch_norm", "layer_norm"},
     {"cudnn_batch_norm", "layer_norm"},
+    {"batch_norm_elemt", "layer_norm"},
     {"_fused_rms_norm", "rms_norm"},
     {"add", "add"},
     {"sub", "add"},

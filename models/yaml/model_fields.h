@@ -97,6 +97,21 @@ void operation_fields(Io& io, Operation& op, const Operation& usual) {
   io.optional(op.in_place, "in_place", op.in_place);
   io.optional(op.transposed_weight, "transposed_weight", op.transposed_weight);
   io.optional(op.kept_by_selective != usual.kept_by_selective, "kept_by_selective", op.kept_by_selective);
+  // Statistics of a norm, or the first input, of all ranks that have samples of their own.
+  bool is_synchronized = op.gathers.dim == MeshDim::kBatch, is_reduced = op.collective.dim == MeshDim::kBatch;
+  io.optional(is_synchronized, "synchronized", is_synchronized);
+  io.optional(is_reduced, "all_reduce", is_reduced);
+  io.require(!is_synchronized || (op.kind == OperationKind::kNorm && op.n > 0), "synchronized",
+      "the operation has no statistics of columns", "a norm with n");
+  io.require(!is_reduced || !op.inputs.empty(), "all_reduce", "the operation reads nothing", "an input");
+  const auto over = [](CollectiveKind kind) {
+    return LayerCollective{.kind = kind, .dim = MeshDim::kBatch, .waits = true};
+  };
+  if (is_synchronized) {
+    op.gathers = over(CollectiveKind::kAllGather);
+    op.reduces = over(CollectiveKind::kAllReduce);
+  }
+  if (is_reduced) op.collective = over(CollectiveKind::kAllReduce);
 }
 
 }

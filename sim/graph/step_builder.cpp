@@ -221,6 +221,8 @@ void StepBuilder::add_communicators(PostForwardGroups groups) {
         std::any_of(list.begin() + first_small, list.end(), [&](const Communicator& c) { return c.group == group; });
     if (!known) list.push_back({"post_forward", group, groups == PostForwardGroups::kOfEachUnit});
   }
+  // (Of HSDP's ranks the group of all is not made.)
+  communicator_of_dim_[at(MeshDim::kBatch)] = mesh.shard > 1 ? kShard : kReplicate;
   if (!mesh.is_plain() || plan_.step_frame != StepFrame::kPlain || mesh.pp > 1) add_axes();
   for (Communicator& communicator : list) communicator.group.placement = plan_.placement;
 }
@@ -455,6 +457,8 @@ EventId StepBuilder::add_collective(
 EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes bytes, std::int32_t unit) {
   const Stream stream = stream_of(collective.dim);
   wait(stream, tail(Stream::kCompute));
+  const bool is_of_each = collective.dim == MeshDim::kBatch && collective.kind == CollectiveKind::kAllGather;
+  if (is_of_each) bytes = Bytes(bytes.count() * graph_.communicators[communicator_of(collective.dim)].group.size);
   UnitWork work = {.communicator = communicator_of(collective.dim),
       .bytes = bytes,
       .to_neighbour = collective.to_neighbour,
@@ -489,7 +493,9 @@ void StepBuilder::launch_and_wait(
   const bool is_beside = plan_.megatron.overlap_expert_parallel && microbatch_ != alone;
   for (std::size_t c = 0; c < phase.calls.size(); ++c) {
     const LayerCall& call = phase.calls[c];
-    if (call.segment != segment) continue;
+    const bool is_batch = call.collective.dim == MeshDim::kBatch;
+    const bool is_alone = is_batch && graph_.communicators[communicator_of(MeshDim::kBatch)].group.size == 1;
+    if (call.segment != segment || is_alone) continue;
     if (call.kind == LayerCall::Kind::kLaunch) flights[c] = launch_call(call, -1);
     else if (call.kind == LayerCall::Kind::kWait && (!is_beside || call.collective.dim != MeshDim::kEp))
       wait(Stream::kCompute, flights[at(call.launch)]);

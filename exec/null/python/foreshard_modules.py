@@ -107,7 +107,7 @@ def start(torch, out, seen):
 
     def follow(document, calls, left):
         """What names hold of the step before, when the outermost calls of the next one begin: operations, bytes."""
-        inside, held = [], []
+        inside, held, there = [], [], []
         compiler = sys.modules.get("torch._dynamo.utils")
         if compiler is not None and compiler.counters["frames"]:  # (it would compile for these hooks)
             return
@@ -116,6 +116,8 @@ def start(torch, out, seen):
             inside.append(not inside and not held and id(module) not in names and any(p.is_cuda for p in module.parameters()))
             if inside[-1]:
                 mark("before")
+                torch.cuda.reset_peak_memory_stats()
+                there.append(requested(torch)["current"])
             if len(inside) > 1 or len(held) == len(calls) or module is not calls[len(held)][0]:
                 return
             held.append((calls[len(held)][1], left()))
@@ -125,6 +127,7 @@ def start(torch, out, seen):
         def leave_again(*unused):
             if inside and inside.pop():
                 mark("end")
+                document["before"] = max(document["before"], requested(torch)["peak"] - there.pop())
             while len(held) == len(calls) and handles:
                 handles.pop().remove()
 

@@ -493,18 +493,20 @@ class Finder(importlib.abc.MetaPathFinder):
     """Runs a hook once its module has been executed."""
 
     def find_spec(self, name, path, target=None):
-        hook = HOOKS.get(name)
+        hook = HOOKS.pop(name, None)
         if hook is None:
             return None
-        del HOOKS[name]
         spec = importlib.util.find_spec(name)
+        HOOKS[name] = hook  # who asks (transformers, whether torch is there) may not import it
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def run(module):
+            is_first = HOOKS.pop(name, None) is not None
             execute(module)
-            hook(module)
+            if is_first:
+                hook(module)
 
         spec.loader.exec_module = run
         return spec
@@ -616,20 +618,26 @@ def plain(document):
 
 
 def engine_of(root):
-    """The engine or replicas of all of a model's parameters, which Fabric holds in a module of its own."""
-    count = sum(1 for _ in root.parameters())
+    """The engine or replicas of most of a model's parameters, which Fabric holds in a module of its own, others in their loss."""
+    count = sum(p.numel() for p in root.parameters())
     kinds = ("DeepSpeedEngine", "DistributedDataParallel")
-    return next((m for m in root.modules() if type(m).__name__ in kinds and sum(1 for _ in m.parameters()) == count), root)
+    return next((m for m in root.modules() if type(m).__name__ in kinds and 2 * sum(p.numel() for p in m.parameters()) > count), root)
 
 
 def described_model(root):
     engine = engine_of(root)
     inner = getattr(engine, "module", engine)
-    config = next((c for c in (getattr(m, "config", None) for m in (root, inner)) if hasattr(c, "to_dict")), None)
+    own = getattr(inner, "_orig_mod", inner)
+    own = own.get_base_model() if hasattr(own, "peft_config") else own
+    # (What only holds such a model may have its config, too.)
+    config = getattr(own, "config", None) if any(c.__name__ == "PreTrainedModel" for c in type(own).__mro__) else None
     seen = set()
     document = {"schema": "foreshard.capture.model/1", "class": type(root).__name__}
     if hasattr(config, "to_dict"):
         document["config"] = plain(config.to_dict())
+        task = type(own).__name__.removeprefix("FSDP")
+        if hasattr(sys.modules.get("transformers"), task):  # (a checkpoint's config says what it was saved of)
+            document["config"]["architectures"] = [task]
         document["attention"] = getattr(config, "_attn_implementation", None)
     document["parameters"] = [
         {"name": n, "shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()

@@ -133,8 +133,10 @@ const Indices& LayerAutograd::saves(std::size_t o) const {
   static const Indices kNothing;
   const Operation& op = operation(o);
   if (!node_[o] || (op.view && options_.recompute != Recompute::kNone)) return kNothing;
-  // (A loss with the head's product in it makes that again, whoever is trained.)
-  const bool for_weight = (op.kind == OperationKind::kGemm && op.function != Function::kCrossEntropy) ||
+  // (A loss with the head's product in it makes that again, whoever is trained; a convolution keeps its input.)
+  const ParameterSpec* const weight = op.parameters.empty() ? nullptr : &parameter(op.parameters.front());
+  const bool convolves = weight != nullptr && weight->shape.size() > 2 && op.n * op.k == weight->numel();
+  const bool for_weight = (op.kind == OperationKind::kGemm && op.function != Function::kCrossEntropy && !convolves) ||
                           op.kind == OperationKind::kEmbedding || (op.eager_norm && !op.parameters.empty());
   const bool makes_weight = op.inputs.size() > 1 && needs_gradient(op.inputs[1]);
   const bool keeps = options_.keeps_inputs && op.kind == OperationKind::kGemm && op.groups <= 1;

@@ -396,7 +396,8 @@ class Backward {
 
   Contributions differentiate(std::size_t o, std::int32_t incoming, std::int32_t addend) {
     const Operation& op = graph_.operation(o);
-    if (op.reduces.kind != CollectiveKind::kNone) return differentiate_parts(o);
+    if (is_synchronized(op)) writer_.await(launch_statistics(writer_, op, op.reduces));
+    else if (op.reduces.kind != CollectiveKind::kNone) return differentiate_parts(o);
     const bool inputs_first = makes_inputs_first(op);
     Contributions contributions;
     if (!inputs_first && !splits_) weights_.make(op);
@@ -409,7 +410,7 @@ class Backward {
       }
       Slots ended;
       if (op.ring.ranks > 1) ended = write_ring_backward(writer_, op);
-      if (op.gathers.kind != CollectiveKind::kNone) ended = gather_keys(op);
+      if (op.gathers.kind != CollectiveKind::kNone && !is_synchronized(op)) ended = gather_keys(op);
       contributions = addend != kNoGradient && adds_in_place(op) ? Contributions{{op.inputs.front(), addend}}
                                                                  : input_gradients(op, incoming);
       for (const std::int32_t slot : ended) writer_.free(slot);

@@ -235,6 +235,7 @@ class Forward {
     writer_.use_workspace(op.forward_workspace);
     if (graph_.is_alias(op) || op.ring.ranks > 1) return;
     const std::int16_t launched = gather_input(op, category);
+    if (is_synchronized(op)) writer_.await(launch_statistics(writer_, op, op.gathers));
     if (op.region >= 0) region_.forward(op, graph_.bytes(), writer_.phase());
     else add_forward_kernels(graph_.counts(), op, writer_.phase());
     if (launched < 0) return;

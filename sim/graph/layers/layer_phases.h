@@ -24,6 +24,18 @@ void recompute_again(LayerProgramWriter& writer, const std::vector<bool>& ended)
 // (ModuleKernels::scan); forward is written.
 void copy_stacked(LayerProgramWriter& writer, Pass pass);
 
+// A norm whose statistics are of all ranks' samples: they travel in front of its kernels.
+inline bool is_synchronized(const Operation& op) { return op.gathers.dim == MeshDim::kBatch; }
+// Sums of each of its n columns and of its squares; in forward the number of rows, too.
+inline std::int16_t launch_statistics(
+    LayerProgramWriter& writer, const Operation& op, const LayerCollective& collective) {
+  const bool counts = collective.kind == CollectiveKind::kAllGather;
+  const std::int64_t bytes = (2 * op.n + (counts ? 1 : 0)) * size_of(DType::kFp32);
+  TensorElement element = writer.graph().element(op.outputs.front());
+  element.type = ElementType::kFp32;
+  return writer.launch(collective, bytes, bytes, element);
+}
+
 // The phase of a layer's program that runs autograd's nodes.
 
 // Writes LayerProgram::backward and LayerProgram::weight_gradients; forward and, of a checkpointed

@@ -97,6 +97,31 @@ TEST(ModuleModel, ListsAreBlocksAndWhatTravelsBesideIsKept) {
   EXPECT_EQ(elements(model.kinds[0].tensors[at(last.saved[0])], 3, 64), 3 * kWidth);
 }
 
+// What SyncBatchNorm makes of all ranks' samples is one norm's, and so are its collectives.
+TEST(ModuleModel, NormsMayBeOfAllRanksSamples) {
+  CapturedModules synchronized = program(2, 16);
+  Json& operations = synchronized.document["operations"];
+  Json& norm = operations[operations.size() - 3];
+  norm["op"] = "batch_norm_elemt";
+  Json statistics = norm;
+  statistics.update({{"op", "batch_norm_stats"}, {"in", {norm["in"][0]}}, {"saved", Json::array()}});
+  statistics["out"][0].update({{"tensor", 999}, {"elements", kWidth}});
+  norm["in"].push_back(999);
+  operations.insert(operations.end() - 3, statistics);
+  const ModelSpec model = parse_model_yaml(parse_yaml(model_of_modules({synchronized}, "net"), "net.yaml"));
+  EXPECT_EQ(parse_model_yaml(parse_yaml(to_model_yaml(model), "again.yaml")), model);
+  std::vector<Operation> found;
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& operation : layer.operations) {
+      if (operation.gathers.dim == MeshDim::kBatch) found.push_back(operation);
+    }
+  }
+  ASSERT_EQ(found.size(), 1);
+  EXPECT_EQ(found[0].inputs.size(), 1);
+  EXPECT_EQ(found[0].n, kWidth);
+  EXPECT_EQ(found[0].reduces.kind, CollectiveKind::kAllReduce);
+}
+
 TEST(ModuleModel, WhatOnlyTurnsATensorIsNoLayer) {
   CapturedModules turned = program(2, 16);
   for (Json& operation : turned.document["operations"]) {

@@ -200,6 +200,17 @@ TEST(LayerProgram, NarrowerViewsAreNotAddedUp) {
       sums(build_layer_program(block, {.batch = kBatch, .sequence = kSequence})), sums(program(Recompute::kNone)));
 }
 
+TEST(LayerProgram, AFrozenConvolutionKeepsItsInput) {
+  LayerSpec block = block_of(tiny_model(1));
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
+  options.frozen.assign(block.parameters.size(), true);
+  const Bytes without = build_layer_program(block, options).saved_bytes();
+  const auto q = std::ranges::find(block.operations, OperationKind::kGemm, &Operation::kind);
+  ParameterSpec& weight = block.parameters[at(q->parameters.front())];
+  weight.shape.insert(weight.shape.end(), {1, 1});
+  EXPECT_GT(build_layer_program(block, options).saved_bytes(), without);
+}
+
 // A product with a frozen weight keeps what autocast made of that, for its input's gradient.
 TEST(LayerProgram, AFrozenWeightsCopyIsKept) {
   LayerSpec block = block_of(tiny_model(1));
