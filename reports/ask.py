@@ -1,9 +1,11 @@
 """Asks the programs: forecasts as JSON, schedules as rows, captures of programs under foreshard-null."""
+import gzip
 import json
 import subprocess
 import sys
 
-WORKSPACES = 64 << 20  # cuBLAS', which the planner counts as the libraries' own
+CUBLAS = (32 << 20, 8320 << 10)  # its workspace, which the planner counts as the library's own (product_workspaces)
+LT = 1 << 20  # cuBLASLt's, which products with a bias take
 NORM = 1 << 16  # bytes: an all-reduce of norms and losses has fewer
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
@@ -52,3 +54,26 @@ def captured(folder, out, flags, command, **more):
     """Runs a Python program under foreshard-null of the folder."""
     words = [folder / "foreshard-null", *flags, "--out", out, "--", "python3", *command]
     return subprocess.run([str(word) for word in words], capture_output=True, text=True, **more)
+
+
+def workspaces(capture):
+    """cuBLAS' and cuBLASLt's that are kept (PyTorch before 2.15): blocks that a product takes in front of itself and the last step leaves."""
+    packed, taken, fresh, sizes = capture / "calls.txt.gz", {}, {}, []
+    for line in gzip.open(packed, "rt") if packed.exists() else open(capture / "calls.txt"):
+        letter, *rest = line.split(" ")
+        if letter == "M":
+            address, size = rest[3], int(rest[4])
+            taken.pop(address, None)
+            fresh.pop(address, None)
+            for of in CUBLAS:
+                if of <= size < of + LT:  # (the allocator leaves less than 1 MiB in one piece)
+                    fresh[address] = of
+            if size == LT:
+                fresh[address] = LT
+        elif letter not in "NDd":
+            if letter == "G":
+                taken.update(fresh)
+            if letter == "H":
+                sizes = list(taken.values())
+            fresh = {}
+    return sum(size for size in sizes if size > LT) + LT * (LT in sizes)

@@ -14,13 +14,11 @@ import statistics
 import sys
 import tempfile
 
-from ask import NORM, WORKSPACES, answer, ask, same, scheduled
+from ask import NORM, answer, ask, same, scheduled, workspaces
 
 
 REPORT = 1 << 10  # bytes
-LT = 1 << 20  # cuBLASLt's workspace, which products with a bias take
 DEEPSPEED = {"hook": 50e-6, "collective": 52e-6}  # of ZeRO-3's modules (sim/cost/host_calls.cpp)
-SMALL = 8320 << 10  # cuBLAS' where the GPU is no Hopper (PyTorch's parseChosenWorkspaceSize)
 
 
 def collectives(program, *said):
@@ -53,29 +51,6 @@ def host_seconds(program, plan):
         takes |= DEEPSPEED
     phases = ask(program, "explain", "--plan", plan)["host_work"]["phases"].values()
     return sum(count * takes[name] for phase in phases for name, count in phase["calls"].items())
-
-
-def workspaces(capture):
-    """cuBLAS' and cuBLASLt's: blocks that a product takes in front of itself and the last step leaves."""
-    packed, taken, fresh, sizes = capture / "calls.txt.gz", {}, {}, []
-    for line in gzip.open(packed, "rt") if packed.exists() else open(capture / "calls.txt"):
-        letter, *rest = line.split(" ")
-        if letter == "M":
-            address, size = rest[3], int(rest[4])
-            taken.pop(address, None)
-            fresh.pop(address, None)
-            for of in (WORKSPACES // 2, SMALL):
-                if of <= size < of + LT:  # (the allocator leaves less than 1 MiB in one piece)
-                    fresh[address] = of
-            if size == LT:
-                fresh[address] = LT
-        elif letter not in "NDd":
-            if letter == "G":
-                taken.update(fresh)
-            if letter == "H":
-                sizes = list(taken.values())
-            fresh = {}
-    return sum(size for size in sizes if size > LT) + LT * (LT in sizes)
 
 
 def asked(report, capture):

@@ -620,24 +620,26 @@ void add_deepspeed(const Capture& capture, const Json& config, std::int64_t sequ
     out.line(group, fmt::format("{{{}}}", fmt::join(words, ", ")), "DeepSpeed's configuration");
 }
 
+// Of a library, "2.15".
+std::string version_of(const Capture& capture, std::string_view library, const std::string& otherwise) {
+  for (const auto& [name, text] : capture.versions)
+    if (name == library) return text.substr(0, text.find('.', text.find('.') + 1));
+  return otherwise;
+}
+
 // The runtime that the program trains with, and its version.
 std::string runtime_words(const Capture& capture, const Json& document) {
-  const auto version = [&](std::string_view of, const std::string& otherwise) {
-    for (const auto& [name, text] : capture.versions)
-      if (name == of) return text.substr(0, text.find('.', text.find('.') + 1));
-    return otherwise;
-  };
   if (document.contains("deepspeed")) {
     const Json zero = document.at("deepspeed").value("zero_optimization", Json::object());
     const std::int64_t stage = zero.value("stage", 0);
-    if (stage > 0) return fmt::format("zero{}@{}", stage, version("deepspeed", "0.19"));
+    if (stage > 0) return fmt::format("zero{}@{}", stage, version_of(capture, "deepspeed", "0.19"));
   }
   const bool is_replica = document.contains("ddp") || document.contains("deepspeed");
   return fmt::format("{}@{}",
       is_replica                   ? "ddp"
       : document.contains("fsdp1") ? "fsdp1"
                                    : "fsdp2",
-      version("torch", Plan().runtime.version));
+      version_of(capture, "torch", Plan().runtime.version));
 }
 
 // Why the model's config is none of those that import reads; "" where it is.
@@ -704,6 +706,9 @@ CapturedPlan plan_of_capture(
   out.line("cluster", fmt::format("{}x{}", capture.world, capture.gpu), "--world, --gpu");
   const std::string runtime = runtime_words(capture, document);
   out.line("runtime", runtime, "versions of torch and DeepSpeed");
+  if (const std::string torch = version_of(capture, "torch", Runtime().torch);
+      runtime.starts_with("zero") && torch != Runtime().torch)
+    out.line("torch", torch, "its version");
   out.line("stack", is_known ? "hf_trainer" : "none", is_known ? "a model of transformers" : "a program of its own");
   add_batch(document, steps, own.extents, out);
   const Json units = document.value("units", Json::array());

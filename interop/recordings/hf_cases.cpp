@@ -16,17 +16,13 @@
 #include "sim/base/lookup.h"
 #include "sim/graph/host_log.h"
 #include "sim/memory/memory_profile.h"
+#include "sim/memory/outside_allocator.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kWorkspaces = std::int64_t{64} << 20;
-// 2.15 takes one for each product and gives it back.
-std::int64_t workspaces_of(std::string_view torch) {
-  return fsdp2_minor(torch.substr(0, torch.find('+'))).value_or(0) >= 15 ? 0 : kWorkspaces;
-}
 constexpr std::int64_t kNorms = std::int64_t{1} << 16;  // sums of norms have fewer bytes
 
 // --- what ran ---
@@ -289,7 +285,9 @@ Conformance conform_case(const std::filesystem::path& file) {
     const ConfigNode listed = result.at("steps");
     const auto steps = listed.elements();
     if (steps.empty()) throw listed.error("no step stands here", "the peaks of the last step");
-    const std::int64_t seen = steps.back().at("requested").as_int(0) - workspaces_of(row.version);
+    const LibraryBuffers kept = library_buffers(graph, cluster, plan.runtime);
+    const std::int64_t seen =
+        steps.back().at("requested").as_int(0) - sum_of<Bytes>(kept, &LibraryBuffer::bytes).count();
     compare_peaks(file.string(), seen, peak_allocated(graph).count(), row);
   } catch (const ConfigError&) {
     throw;

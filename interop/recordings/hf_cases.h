@@ -7,8 +7,7 @@
 //
 // A case is forecast as the plan that its trainer, in its version, makes of those words. Compared
 // are the collectives of the last step (kind, dtype, group size; bytes) and the peak of the bytes
-// that tensors asked for, without cuBLAS' workspaces (64 MiB on Hopper: PyTorch's default of
-// CUBLAS_WORKSPACE_CONFIG and cublasLt's, allocated through the caching allocator).
+// that tensors asked for, without the workspaces of cuBLAS that are kept (library_buffers).
 #pragma once
 
 #include <filesystem>

@@ -134,9 +134,9 @@ AttentionKernel dispatched(
   if (code.only_eager) return kEager;
   const bool groups = shape.kv_heads != shape.heads && plan.attention != AttentionKernel::kFlashAllHeads;
   if (groups && shape.broadcasts) return kMath;
-  if (!plan.has_flash && plan.compute_dtype() == DType::kBf16 && asked != kEfficient) return kMath;
+  if (!plan.has_flash() && plan.compute_dtype() == DType::kBf16 && asked != kEfficient) return kMath;
   if (masked || bias == ScoreBias::kZeros) return kEfficient;
-  const bool half = plan.has_flash && plan.compute_dtype() != DType::kFp32;
+  const bool half = plan.has_flash() && plan.compute_dtype() != DType::kFp32;
   if (half && shape.head_dim <= kWidestHead) return asked;
   // transformers repeats keys and values of wider heads itself (use_gqa_in_sdpa).
   const bool repeats = shape.head_dim > kWidestHead && plan.experts == ExpertKernels::kTransformers;

@@ -82,6 +82,7 @@ class LayerPrograms {
     PipelineParallel pipeline;    // where there is one
     bool attends_to_all = false;  // FlexAttention over mesh.cp
     std::int64_t rank = 0;
+    ProductWorkspaces workspaces;
     bool operator==(const Setting&) const = default;
   };
   struct Programs {

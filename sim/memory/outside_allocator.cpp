@@ -213,19 +213,10 @@ std::int64_t instances(const Communicator& communicator, const EventGraph& graph
   }));
 }
 
-int minor_of(const std::string& version) {
-  const auto numbers = parse_version(version);
-  return numbers && numbers->first == 2 ? numbers->second : -1;
-}
-
 }
 
 NcclVersion nccl_of(const Runtime& runtime) {
-  // DeepSpeed's and Megatron-Core's do not tell PyTorch's: the one they were recorded or read with.
-  const bool is_torchs =
-      runtime.kind != RuntimeKind::kNative && runtime.kind != RuntimeKind::kMegatron && !is_zero(runtime.kind);
-  const int minor = is_torchs ? minor_of(runtime.version) : 11;
-  if (minor < 0) return kShipped.back().nccl;
+  const int minor = runtime.torch_minor();
   NcclVersion nccl = kShipped.front().nccl;
   for (const Shipped& shipped : kShipped)
     if (shipped.torch_minor <= minor) nccl = shipped.nccl;
@@ -258,23 +249,23 @@ Bytes total(const OutsideItems& items) { return sum_of<Bytes>(items, &OutsideIte
 
 LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster, const Runtime& runtime) {
   if (cluster.host_computes) return {};
-  // Before Hopper CUBLAS_WORKSPACE_CONFIG is :4096:2:16:8 in KiB.
-  constexpr std::int64_t kSmall = (2 * 4096 + 8 * 16) << 10;
-  constexpr std::int64_t kLarge = 32 * kMiB;
   constexpr int kEngineStreams = 4;
-  const bool large = generation_of(cluster.gpu).is_hopper_or_later();
-  const Bytes bytes(large ? kLarge : kSmall);
+  const Generation& generation = generation_of(cluster.gpu);
+  const ProductWorkspaces workspaces = product_workspaces(runtime.torch_minor(), generation.compute_capability);
+  const Bytes bytes(workspaces.cublas);
   constexpr const char* kSource =
-      "pytorch/pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp: 2 x 4096 + 8 x 16 KiB, 32 MiB from "
-      "compute capability 9.0; one per handle (host thread) and stream, never freed";
-  LibraryBuffers list = {{"cublas workspace, forward", bytes, Stream::kCompute, EventKind::kForward, kSource}};
-  if (runtime.kind != RuntimeKind::kNative)  // whose one thread does both
-    list.push_back({"cublas workspace, autograd thread", bytes, Stream::kCompute, EventKind::kBackward, kSource});
+      "pytorch/pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp: one per handle (host thread) and stream, never freed";
+  LibraryBuffers list;
+  if (workspaces.kept) {
+    list.push_back({"cublas workspace, forward", bytes, Stream::kCompute, EventKind::kForward, kSource});
+    if (runtime.kind != RuntimeKind::kNative)  // whose one thread does both
+      list.push_back({"cublas workspace, autograd thread", bytes, Stream::kCompute, EventKind::kBackward, kSource});
+  }
   if (has_engine_modules(runtime)) {
     const bool is_grouped = std::ranges::any_of(graph.kernels, [](const Kernel& kernel) { return kernel.groups > 1; });
     for (int i = 0; i < (is_grouped ? 1 + kEngineStreams : 1); ++i) {
-      list.push_back({"transformer engine workspace", Bytes(large ? kLarge + 1024 : 4 * kMiB), Stream::kCompute,
-          EventKind::kForward,
+      list.push_back({"transformer engine workspace",
+          Bytes(generation.is_hopper_or_later() ? 32 * kMiB + 1024 : 4 * kMiB), Stream::kCompute, EventKind::kForward,
           "NVIDIA/TransformerEngine:transformer_engine/pytorch/cpp_extensions/gemm.py "
           "2.11, get_cublas_workspace: one, and one for each stream of grouped products"});
     }

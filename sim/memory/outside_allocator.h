@@ -62,9 +62,8 @@ struct LibraryBuffer {
 
 using LibraryBuffers = std::vector<LibraryBuffer>;
 
-// One cuBLAS workspace per handle and stream; handles belong to host threads, and backward runs in
-// autograd's own thread. Empty for runtimes and clusters that do not use cuBLAS.
-// TransformerEngine's modules have workspaces of their own.
+// One cuBLAS workspace per handle and stream, where they are kept (product_workspaces); handles belong to host threads,
+// and backward runs in autograd's own thread. TransformerEngine's modules have workspaces of their own.
 LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster, const Runtime& runtime);
 
 }

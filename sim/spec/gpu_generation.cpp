@@ -23,6 +23,26 @@ constexpr std::array kGenerations = {
     Generation{"cdna4", kAmd, 0, 23},
 };
 
+// On the null GPU (docs/capture.md), minors 11 to 15; aten/src/ATen/cuda/CublasHandlePool.cpp,
+// parseChosenWorkspaceSize.
+struct WorkspaceRow {
+  std::int32_t minor;  // from which on
+  int newest_large;    // capability; 32 MiB from 9 to there, else :4096:2:16:8 in KiB
+  bool kept;
+};
+constexpr std::array kWorkspaceRows = {
+    WorkspaceRow{0, 9, true}, WorkspaceRow{12, 12, true}, WorkspaceRow{15, 12, false}};
+
+}
+
+ProductWorkspaces product_workspaces(std::int32_t minor, int compute_capability) {
+  constexpr std::int64_t kSmall = (2 * 4096 + 8 * 16) << 10, kLarge = std::int64_t{32} << 20,
+                         kLt = std::int64_t{1} << 20;
+  WorkspaceRow row = kWorkspaceRows.front();
+  for (const WorkspaceRow& each : kWorkspaceRows)
+    if (each.minor <= minor) row = each;
+  const bool large = compute_capability >= 9 && compute_capability <= row.newest_large;
+  return {large ? kLarge : kSmall, kLt, row.kept || compute_capability == 0};
 }
 
 std::span<const std::string_view> gpu_architectures() {

@@ -25,7 +25,7 @@ struct Generation {
   // No bf16 (PyTorch emulates it), and neither FlashAttention nor bf16 in the memory-efficient kernel of
   // scaled_dot_product_attention (pytorch:aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
   bool is_before_ampere() const { return vendor == GpuVendor::kNvidia && compute_capability < 8; }
-  // A context of 616 MiB, 32 MiB of cuBLAS workspaces, cuDNN's attention preferred.
+  // A context of 616 MiB, cuDNN's attention preferred.
   bool is_hopper_or_later() const { return compute_capability >= 9; }
   bool is_blackwell_or_later() const { return compute_capability >= 10; }
 };
@@ -35,5 +35,16 @@ std::span<const std::string_view> gpu_architectures();
 
 // Of the GPU's architecture; where that is no word of the table, a generation without a name.
 const Generation& generation_of(const Gpu& gpu);
+
+// What products take from PyTorch's caching allocator. kept: one for each handle (host thread) and stream, never freed;
+// else each product takes one behind its result and gives it back when it has been launched: cublasLt's own where it
+// adds a bias or is in fp8 (grouped products take none).
+struct ProductWorkspaces {
+  std::int64_t cublas = 0, lt = 0;  // bytes
+  bool kept = true;
+  bool operator==(const ProductWorkspaces&) const = default;
+};
+// Of PyTorch 2.`minor` on GPUs of that compute capability (major), at the default of CUBLAS_WORKSPACE_CONFIG.
+ProductWorkspaces product_workspaces(std::int32_t minor, int compute_capability);
 
 }

@@ -5,11 +5,18 @@
 #include <limits>
 
 #include "sim/base/lookup.h"
+#include "sim/base/parse.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 
 std::int64_t size_of(DType dtype) { return dtype == DType::kFp32 ? 4 : 2; }
+
+std::int32_t Runtime::torch_minor() const {
+  const bool is_torchs = kind == RuntimeKind::kFsdp2 || kind == RuntimeKind::kFsdp1 || kind == RuntimeKind::kDdp;
+  const auto numbers = parse_version(is_torchs ? version : torch);
+  return numbers && numbers->first == 2 ? numbers->second : std::numeric_limits<std::int32_t>::max();
+}
 
 bool PipelineParallel::splits_backward() const {
   if (schedule != PipelineSchedule::kCustom) return schedule >= PipelineSchedule::kInterleavedZeroBubble;

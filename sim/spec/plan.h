@@ -38,6 +38,8 @@ struct Runtime {
   // Of PyTorch for fsdp2, fsdp1 and ddp, of DeepSpeed for zero1 to zero3, of Megatron-Core for
   // megatron; of the plan semantics for native ("1").
   std::string version = "2.15";
+  std::string torch = "2.11";        // PyTorch's, where `version` is another library's
+  std::int32_t torch_minor() const;  // of 2.x; of any other major number, more than there are
   bool operator==(const Runtime&) const = default;
 };
 
@@ -619,9 +621,11 @@ struct Plan {
   MegatronOptions megatron;
   std::int64_t seed = 1;  // of the initial parameters and the order of the data
   HostKind host = HostKind::kFeedsDevice;
-  bool has_flash = true;  // scaled_dot_product_attention may pick it on the cluster's GPUs
+  int compute_capability = 0;  // of the cluster's GPUs, major; 0: none is known
 
   DType compute_dtype() const { return autocast.value_or(param_dtype); }
+  // scaled_dot_product_attention may pick it on the cluster's GPUs.
+  bool has_flash() const { return compute_capability == 0 || compute_capability >= 8; }
   bool operator==(const Plan&) const = default;
 };
 

@@ -300,7 +300,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   if (document.recompute_every) plan.recompute = recompute_every(*document.recompute_every, model.block_count());
   if (!document.has("batch.accumulation")) plan.batch.accumulation = 1;
   plan.host = cluster.host_computes ? HostKind::kComputes : HostKind::kFeedsDevice;
-  plan.has_flash = !generation_of(cluster.gpu).is_before_ampere();
+  plan.compute_capability = cluster.host_computes ? 0 : generation_of(cluster.gpu).compute_capability;
   resolve_dtypes(document, cluster, plan, reasons);
   resolve_mesh(document, cluster, plan, reasons);
   resolve_alone(document, model, plan, reasons);

@@ -127,7 +127,7 @@ Json written_ranges(const RangedPolicy<T>& policy, const char* noun, const T& ot
 
 }
 
-Runtime read_runtime(const ConfigNode& node) {
+Runtime read_runtime(const ConfigNode& node, const std::string& torch) {
   static constexpr RuntimeKind kRuntimes[] = {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,
       RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3, RuntimeKind::kMegatron, RuntimeKind::kNative};
   static constexpr std::string_view kExpected =
@@ -140,7 +140,7 @@ Runtime read_runtime(const ConfigNode& node) {
     auto names = list_of<std::string>(kRuntimes, [&](const RuntimeKind each) { return to_string(each); });
     throw node.error(quote(text) + " is no runtime", std::string(kExpected), nearest_spelling(name, names));
   }
-  Runtime runtime = {.kind = *kind, .version = at == std::string::npos ? "" : text.substr(at + 1)};
+  Runtime runtime = {.kind = *kind, .version = at == std::string::npos ? "" : text.substr(at + 1), .torch = torch};
   if (at != std::string::npos && !is_version(runtime.version))
     throw node.error(quote(runtime.version) + " is no version", std::string(kExpected));
   return runtime;

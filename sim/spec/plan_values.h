@@ -45,7 +45,7 @@ E read_word(const ConfigNode& node, const std::array<E, N>& values) {
   return values[node.as_choice(std::span<const std::string_view>(words))];
 }
 
-Runtime read_runtime(const ConfigNode& node);
+Runtime read_runtime(const ConfigNode& node, const std::string& torch);
 UnitPlacement read_experts(const ConfigNode& node);  // own, or block: kRoot
 RangedPolicy<Reshard> read_reshard_policy(const ConfigNode& node);
 RangedPolicy<bool> read_unshard_in_backward(const ConfigNode& node);

@@ -3,7 +3,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "reports"))
-from ask import KINDS, NORM, WORKSPACES, answer, ask, captured, same, scheduled  # noqa: E402, F401
+from ask import KINDS, NORM, answer, ask, captured, same, scheduled, workspaces  # noqa: E402, F401
 
 NCCL = {2: "int32", 4: "int64", 6: "fp16", 7: "fp32", 9: "bf16"}  # ncclDataType_t
 
@@ -47,14 +47,13 @@ def last_lines(ran):
     return f"exit {ran.returncode}: " + " | ".join(ran.stderr.strip().splitlines()[-3:])[-400:]
 
 
-def compared(program, said, result):
+def compared(program, said, result, capture):
     """Memory and collectives of a forecast against what was recorded of the last step; or why it `failed`."""
     report, error = answer(program, "predict", *said)
     if not report:
         return {"failed": error[-300:]}
     memory, step = report["memory"], result["steps"][-1]
-    # 2.15 takes a workspace for each product and gives it back.
-    measured = step["requested"] - (WORKSPACES if int(result["versions"]["torch"].split(".")[1]) < 15 else 0)
+    measured = step["requested"] - workspaces(capture)
     return {
         "measured": measured,
         "peak": memory["peak_allocated_bytes"]["value"] / measured - 1,

@@ -98,7 +98,7 @@ def scored(args, name, case, folder):
         said = ("trainer", "version", "run", "set") + (("program", "unsaid", "null") if name.startswith("drawn_") else ())
         row = {"id": name, "case": {key: case[key] for key in said}, "config": case["config"], "result": result}
         (args.record / f"{name}.json").write_text(json.dumps(row, separators=(",", ":")))
-    return compared(args.bin / "foreshard", words(case, folder), result)
+    return compared(args.bin / "foreshard", words(case, folder), result, folder / "capture")
 
 
 def main():

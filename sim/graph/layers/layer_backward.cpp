@@ -363,6 +363,7 @@ class Backward {
       const bool scatters = op.reduces.kind == CollectiveKind::kReduceScatter;
       if (scatters) partial = writer_.make_temporary(whole, graph_.tensor(input).name + ".grad summand");
       else contributions.push_back({input, make_gradient_of(input, part)});
+      writer_.use_workspace({}, writer_.library_slot(op, Pass::kBackward));
       add_backward_kernels(graph_.counts(), op, {false, true}, writer_.phase());
       if (gathers) writer_.await(gathered);
       if (scatters) contributions.push_back({input, make_gradient_of(input, part)});
@@ -477,7 +478,9 @@ class Backward {
       std::int64_t bytes = graph_.bytes(wide ? op.outputs.front() : t);
       if (!wide) bytes = bytes / graph_.element(t).size() * made_element(op, t).size();
       contributions.push_back({t, make_gradient_of(t, bytes)});
-      if (t == last && !makes_inputs_first(op)) writer_.use_workspace(workspace(op, false));
+      const bool is_product = op.kind == OperationKind::kGemm || op.function == Function::kMatrixProduct;
+      writer_.use_workspace(t == last && !makes_inputs_first(op) ? workspace(op, false) : Indices(),
+          t == last || is_product ? writer_.library_slot(op, Pass::kBackward) : LayerProgramWriter::kNoSlot);
       for (std::int32_t slot : temporaries) writer_.free(slot);
     }
     return contributions;

@@ -232,9 +232,15 @@ class Forward {
       writer_.name(t);
     }
     for (const std::int32_t slot : ended) writer_.free(slot);
-    writer_.use_workspace(op.forward_workspace);
+    const bool gathers = op.kind == OperationKind::kGemm && op.gathers.kind != CollectiveKind::kNone;
+    const std::int32_t library = writer_.library_slot(op, Pass::kForward);
+    writer_.use_workspace(op.forward_workspace, gathers ? LayerProgramWriter::kNoSlot : library);
     if (graph_.is_alias(op) || op.ring.ranks > 1) return;
-    const std::int16_t launched = gather_input(op, category);
+    std::int16_t launched = -1;
+    if (gathers) {
+      launched = gather_input(op, category);
+      writer_.use_workspace({}, library);
+    }
     if (is_synchronized(op)) writer_.await(launch_statistics(writer_, op, op.gathers));
     if (op.region >= 0) region_.forward(op, graph_.bytes(), writer_.phase());
     else add_forward_kernels(graph_.counts(), op, writer_.phase());
@@ -246,7 +252,6 @@ class Forward {
   // All of a product's input, for the product alone; where products are pipelined, both run chunk
   // by chunk and what follows waits for both.
   std::int16_t gather_input(const Operation& op, MemoryCategory category) {
-    if (op.kind != OperationKind::kGemm || op.gathers.kind == CollectiveKind::kNone) return -1;
     const Index input = op.inputs.front();
     const std::int64_t in = graph_.bytes(input), out = graph_.whole_bytes(input);
     whole_input_ = writer_.add_slot(category, graph_.gathered_bytes(input), graph_.tensor(input).name + " gathered");

@@ -15,6 +15,7 @@
 #include "sim/base/letters.h"
 #include "sim/base/units.h"
 #include "sim/spec/calibration.h"
+#include "sim/spec/gpu_generation.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
@@ -291,6 +292,7 @@ struct ProgramOptions {
   // Of a pipeline's stage: somebody else holds the layer's input (the first layer's, and the loss'); its output and
   // that one's gradient are slots of its own, behind all others, and somebody else's, too (the last layer).
   bool input_is_held = false, ends_stage = false;
+  ProductWorkspaces workspaces;  // that are not kept
   // Backward in two halves: of inputs, which keeps what it read and the gradients of what products
   // and norms made, and of weights (torch/distributed/pipelining/_backward.py).
   bool splits_backward = false;

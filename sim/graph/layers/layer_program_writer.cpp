@@ -45,10 +45,33 @@ std::int32_t LayerProgramWriter::make_temporary(std::int64_t bytes, std::string 
   return slot;
 }
 
-void LayerProgramWriter::use_workspace(const Indices& tensors) {
+void LayerProgramWriter::use_workspace(const Indices& tensors, std::int32_t library) {
   Slots slots;
   for (Index t : tensors) slots.push_back(make_temporary(graph_.bytes(t), graph_.tensor(t).name));
+  if (library != kNoSlot) {
+    allocate(library);
+    slots.insert(slots.begin(), library);
+  }
   for (std::int32_t slot : slots) free(slot);
+}
+
+// addmm of a vector and products in fp8 are cublasLt's; convolutions are cuDNN's, grouped products CUTLASS'.
+std::int32_t LayerProgramWriter::library_slot(const Operation& op, Pass pass) {
+  const ProductWorkspaces& bytes = graph_.options().workspaces;
+  if (bytes.kept) return kNoSlot;
+  const bool is_gemm = op.kind == OperationKind::kGemm;
+  const bool convolves =
+      is_gemm && op.groups == 1 && !op.parameters.empty() && graph_.parameter(op.parameters.front()).shape.size() > 2;
+  const bool is_head_product = op.kind == OperationKind::kAttention && op.function == Function::kMatrixProduct;
+  const bool has_products = std::ranges::any_of(op.products,
+      [&](const SideProduct& product) { return product.n > 0 && product.backward == (pass == Pass::kBackward); });
+  if (!(is_gemm && !convolves && (op.groups == 1 || op.one_by_one)) && !is_head_product && !has_products)
+    return kNoSlot;
+  const bool is_lt = is_gemm && (op.fp8 != Float8::kNone || (pass == Pass::kForward && op.parameters.size() > 1));
+  std::int32_t& slot = is_lt ? lt_ : cublas_;
+  if (slot == kNoSlot)
+    slot = add_slot(MemoryCategory::kBackwardTemp, is_lt ? bytes.lt : bytes.cublas, "cublas workspace");
+  return slot;
 }
 
 // --- segments, hooks, steps ---

@@ -40,8 +40,10 @@ class LayerProgramWriter {
   void free(std::int32_t slot) { phase_->actions.push_back(-(slot + 1)); }
   // A new slot of backward, allocated.
   std::int32_t make_temporary(std::int64_t bytes, std::string name);
-  // What kernels need for themselves: allocated together and freed together.
-  void use_workspace(const Indices& tensors);
+  // What kernels need for themselves, and what their library takes: allocated together and freed together.
+  void use_workspace(const Indices& tensors, std::int32_t library = kNoSlot);
+  // That of cuBLAS or cublasLt where the operation is a product of theirs (ProgramOptions::workspaces), else kNoSlot.
+  std::int32_t library_slot(const Operation& op, Pass pass);
 
   // --- segments, hooks, steps ---
 
@@ -120,6 +122,7 @@ class LayerProgramWriter {
   const LayerAutograd& graph_;
   LayerProgram program_;
   LayerPhaseProgram* phase_ = nullptr;
+  std::int32_t cublas_ = kNoSlot, lt_ = kNoSlot;  // ProgramOptions::workspaces
   std::vector<Storage> storages_;
   std::vector<std::int32_t> storage_of_;     // tensors
   std::vector<bool> named_, kept_, popped_;  // tensors

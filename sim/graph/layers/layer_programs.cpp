@@ -324,6 +324,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   setting.early_stop = plan.recompute_early_stop;
   setting.reentrant = plan.recompute_reentrant;
   setting.stacked = plan.kernels.scan;
+  setting.workspaces = product_workspaces(plan.runtime.torch_minor(), plan.compute_capability);
   // Autocast's casts cast gradients back.
   if (plan.compute_dtype() != plan.param_dtype) setting.first_gradient = setting.later_gradient = plan.param_dtype;
   if (casts_at_borders(plan)) {
@@ -458,6 +459,11 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
         (plan.mesh.tp > 1 || !plan.mesh.is_wrapped()) && plan.runtime.kind != RuntimeKind::kNative && !is_megatron;
     options.pipelines_products = plan.mesh.tp > 1 && plan.tensor_parallel.async;
     options.compute = plan.compute_dtype();
+    // TransformerEngine's modules have their own (library_buffers); what a chunked head has beside its products is
+    // more.
+    const bool is_chunked = layer.role == LayerRole::kHead && plan.loss.kind == Loss::Kind::kChunkedHead;
+    if (!is_chunked && !(has_engine_modules(plan.runtime) && layer.role == LayerRole::kBlock))
+      options.workspaces = setting_.workspaces;
     options.gradients =
         plan.runtime.kind == RuntimeKind::kNative ? GradientStorage::kFlat : GradientStorage::kPerParameter;
     // A GPU's products write the flat buffer's dtype themselves, but not those in slices.

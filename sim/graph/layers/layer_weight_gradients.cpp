@@ -45,6 +45,7 @@ void WeightGradients::make(const Operation& op) {
   for (Index p : op.parameters) {
     if (!norm && (graph_.is_frozen(p) || p != op.parameters.front())) continue;
     fresh_.push_back({p, make_slot(p, made_dtype(op), ".grad")});
+    if (!norm) writer_.use_workspace({}, writer_.library_slot(op, Pass::kBackward));
   }
 }
 

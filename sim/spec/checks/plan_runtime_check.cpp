@@ -133,7 +133,7 @@ PlanProblem missing_capability(std::string key, std::string what_is_wrong, std::
 }
 
 std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
-  const auto& [kind, version] = plan.runtime;
+  const auto& [kind, version, torch] = plan.runtime;
   const std::string name = fmt::format("{}@{}", to_string(kind), version);
   const bool is_fsdp2 = kind == RuntimeKind::kFsdp2;
   // FullyShardedDataParallel has issued the same since 2.4: recordings with 2.4.1, 2.5.1, 2.6.0,

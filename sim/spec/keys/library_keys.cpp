@@ -1,4 +1,5 @@
 // The keys that only one family of runtimes has, under the library's own names.
+#include "sim/base/parse.h"
 #include "sim/spec/keys/key_rows.h"
 
 namespace foreshard {
@@ -12,6 +13,10 @@ constexpr RuntimeSet runtimes_of_group(std::string_view path) {
   if (path.starts_with("ddp.")) return runtimes_of(RuntimeKind::kDdp);
   if (path.starts_with("megatron.")) return runtimes_of(RuntimeKind::kMegatron);
   if (path.starts_with("zero.")) return runtimes_of(RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3);
+  if (path == "torch") {
+    return runtimes_of(RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3) |
+           runtimes_of(RuntimeKind::kMegatron);
+  }
   return path == "units.adapters_alone" ? runtimes_of(RuntimeKind::kFsdp1, RuntimeKind::kFsdp2)
                                         : runtimes_of(RuntimeKind::kFsdp1);
 }
@@ -23,6 +28,15 @@ constexpr PlanKeyType kBucketOrNone = or_number<kNone>({.kind = PlanKeyType::Kin
 void read_bucket(const PlanKey&, const ConfigNode& n, PlanDocument& d) {
   const bool none = n.is_scalar() && (n.text() == "0" || n.text() == "0.0");  // no buckets
   d.plan.ddp.bucket_cap_mb = none ? 0.0 : read_optional_positive(n);
+}
+
+constexpr PlanKeyType kTorchVersion = other(R"({"type": "string", "pattern": "^2\\.[0-9]+$", "examples": ["2.15"]})");
+
+std::string read_torch(const ConfigNode& n) {
+  std::string text(n.text());
+  const auto numbers = parse_version(text);
+  if (!numbers || numbers->first != 2) throw n.error(quote(text) + " is no version of PyTorch 2", "2.11, 2.15");
+  return text;
 }
 
 using Module = MegatronOptions::Module;
@@ -68,6 +82,7 @@ constexpr auto kLibraryKeys = [] {
           d.plan.ddp.mixed_precision =
               n.as_choice({"autocast", "parameters"}) == 0 ? MixedPrecision::kAutocast : MixedPrecision::kParameters,
           Json(p.ddp.mixed_precision == MixedPrecision::kAutocast ? "autocast" : "parameters")),
+      FORESHARD_KEY("torch", kTorchVersion, d.plan.runtime.torch = read_torch(n), p.runtime.torch, .quiet = true),
       FORESHARD_KEY("zero.overlap_comm", kFlag, d.plan.zero.overlap_comm = n.as_bool(),
           Json(p.zero.overlap_comm.value_or(p.runtime.kind == RuntimeKind::kZero3))),
       FORESHARD_FLAG(zero.contiguous_gradients),

@@ -56,7 +56,7 @@ constexpr PlanKey kShapeKeys[] = {
     FORESHARD_KEY("cluster", kName,
         d.plan.cluster = read_name(n, "GPUs and their kind or a cluster file, for example 64xh100"), Json(p.cluster),
         .open = true),
-    FORESHARD_KEY("runtime", kRuntimeName, d.plan.runtime = read_runtime(n), written(p.runtime)),
+    FORESHARD_KEY("runtime", kRuntimeName, d.plan.runtime = read_runtime(n, d.plan.runtime.torch), written(p.runtime)),
     {.path = "trainer",
         .type = kTrainerName,
         .read = [](const PlanKey&, const ConfigNode& n, PlanDocument& d) { read_trainer(n, d); },

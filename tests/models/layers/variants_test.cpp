@@ -151,7 +151,7 @@ TEST(Variants, GpusWithoutFlashAttentionFallBack) {
     Plan plan = plan_with(Compile::kNone);
     plan.param_dtype = dtype;
     const std::int64_t flash = saved(plan, Recompute::kNone);
-    plan.has_flash = false;
+    plan.compute_capability = 7;
     const std::int64_t fallen = saved(plan, Recompute::kNone);
     plan.attention = AttentionKernel::kMath;
     EXPECT_EQ(fallen, saved(plan, Recompute::kNone));

@@ -139,6 +139,15 @@ TEST(LibraryBuffers, OneCublasWorkspacePerThread) {
   EXPECT_EQ(h100[1].first_event, EventKind::kBackward);
   for (const LibraryBuffer& buffer : h100) EXPECT_EQ(buffer.bytes, Bytes(32 * kMiB));
   EXPECT_EQ(library_buffers({}, cluster_of("ampere", 8), torch("2.11"))[0].bytes, Bytes(8'519'680));
+  EXPECT_EQ(library_buffers({}, cluster_of("blackwell", 8), torch("2.11"))[0].bytes, Bytes(8'519'680));
+  EXPECT_EQ(library_buffers({}, cluster_of("blackwell", 8), torch("2.12"))[0].bytes, Bytes(32 * kMiB));
+}
+
+// (Then products take them: LayerProgram.ProductsTakeALibrarysWorkspace.)
+TEST(LibraryBuffers, NoneIsKeptFrom215On) {
+  EXPECT_TRUE(library_buffers({}, cluster_of("hopper", 8), torch("2.15")).empty());
+  EXPECT_EQ(library_buffers({}, cluster_of("hopper", 8), {RuntimeKind::kZero3, "0.19"}).size(), 2U);
+  EXPECT_TRUE(library_buffers({}, cluster_of("hopper", 8), {RuntimeKind::kZero3, "0.19", "2.15"}).empty());
 }
 
 // What a GPU is called says nothing; what it hangs on says whether there is NVLS.

@@ -108,14 +108,14 @@ TEST(PlanResolve, GpusBeforeAmpereComputeInFp16) {
   };
   const ResolvedPlan volta = on("volta", "model: m");
   EXPECT_EQ(volta.plan.param_dtype, DType::kFp16);
-  EXPECT_FALSE(volta.plan.has_flash);
+  EXPECT_FALSE(volta.plan.has_flash());
   ASSERT_NE(assumed(volta, "dtype.param"), nullptr);
   EXPECT_TRUE(assumed(volta, "dtype.param")->why.ends_with("has no bf16"));
   EXPECT_EQ(on("turing", "dtype: {param: bf16}").plan.param_dtype, DType::kBf16);
   EXPECT_EQ(on("turing", "runtime: native").plan.param_dtype, DType::kBf16);
   for (const char* later : {"ampere", "hopper", "cdna2", ""}) {
     EXPECT_EQ(on(later, "model: m").plan.param_dtype, DType::kBf16) << later;
-    EXPECT_TRUE(on(later, "model: m").plan.has_flash) << later;
+    EXPECT_TRUE(on(later, "model: m").plan.has_flash()) << later;
   }
 }
 

@@ -234,6 +234,33 @@ TEST(LayerProgram, FlatGradientsAllocateNoTensors) {
 
 // A product's kernels ask for memory of their own in each phase, also where only its weight is
 // trained; nothing of it stays.
+// Every product of the block takes one behind its result and gives it back; nothing else moves.
+TEST(LayerProgram, ProductsTakeALibrarysWorkspace) {
+  const LayerSpec block = block_of(tiny_model(1));
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
+  const LayerProgram without = build_layer_program(block, options);
+  options.workspaces = {.cublas = 32 << 20, .lt = 1 << 20, .kept = false};
+  const LayerProgram with = build_layer_program(block, options);
+  const auto expect = [&](const LayerPhaseProgram& phase, const LayerPhaseProgram& plain) {
+    const auto products = std::ranges::count(phase.kernels, KernelKind::kGemm, &Kernel::kind);
+    ASSERT_EQ(phase.actions.size(), plain.actions.size() + 2 * static_cast<std::size_t>(products));
+    std::int64_t taken = 0;
+    for (std::size_t a = 2; a < phase.actions.size(); ++a) {
+      const std::int32_t taken_now = phase.actions[a - 1];
+      if (taken_now <= 0 || phase.actions[a] != -taken_now) continue;
+      const auto slot = static_cast<std::size_t>(taken_now - 1);
+      if (slot >= with.slots.size() || with.slots[slot].bytes != Bytes(32 << 20)) continue;
+      EXPECT_GT(phase.actions[a - 2], 0);
+      ++taken;
+    }
+    EXPECT_EQ(taken, products);
+    EXPECT_EQ(phase.swing.net, plain.swing.net);
+    EXPECT_GT(phase.swing.peak, 32 << 20);
+  };
+  expect(with.forward, without.forward);
+  expect(with.backward, without.backward);
+}
+
 TEST(LayerProgram, WorkspacesLiveWhileTheirOperationRuns) {
   const LayerSpec plain = block_of(tiny_model(1));
   LayerSpec block = plain;
