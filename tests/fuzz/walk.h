@@ -20,6 +20,7 @@ inline void walk(const ConfigNode& node) {
   swallow([&] { node.as_bool(); });
   swallow([&] { node.as_bytes(); });
   swallow([&] { node.as_bandwidth(); });
+  swallow([&] { node.as_flop_rate(); });
   swallow([&] { node.as_time(); });
   swallow([&] { node.as_choice({"always", "never"}); });
   swallow([&] { node.allow_only({"mesh", "shard"}); });
