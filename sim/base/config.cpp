@@ -282,7 +282,15 @@ Bytes ConfigNode::as_bytes() const { return parse_quantity(*this, *data_, parse_
 
 BytesPerSecond ConfigNode::as_bandwidth() const { return parse_quantity(*this, *data_, parse_bandwidth); }
 
+FlopsPerSecond ConfigNode::as_flop_rate() const { return parse_quantity(*this, *data_, parse_flop_rate); }
+
 Time ConfigNode::as_time() const { return parse_quantity(*this, *data_, parse_time); }
+
+double ConfigNode::as_power() const { return parse_quantity(*this, *data_, parse_power); }
+
+double ConfigNode::as_frequency() const { return parse_quantity(*this, *data_, parse_frequency); }
+
+double ConfigNode::as_price() const { return parse_quantity(*this, *data_, parse_price); }
 
 std::size_t ConfigNode::as_choice(std::span<const std::string_view> words) const {
   const std::vector<std::string> all = to_strings(words);

@@ -79,7 +79,11 @@ class ConfigNode {
   bool as_bool() const;
   Bytes as_bytes() const;
   BytesPerSecond as_bandwidth() const;
+  FlopsPerSecond as_flop_rate() const;
   Time as_time() const;
+  double as_power() const;      // W
+  double as_frequency() const;  // Hz
+  double as_price() const;      // USD/h
   // The index of the word in `words`.
   std::size_t as_choice(std::span<const std::string_view> words) const;
   std::size_t as_choice(std::initializer_list<std::string_view> words) const;

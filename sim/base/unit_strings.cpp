@@ -14,8 +14,8 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <vector>
 
-#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -70,6 +70,12 @@ constexpr std::array kBandwidthUnits = {
     NamedUnit{"Tb/s", 125e9},
 };
 
+constexpr std::array kFlopRateUnits = {
+    NamedUnit{"GFLOP/s", 1e9},
+    NamedUnit{"TFLOP/s", 1e12},
+    NamedUnit{"PFLOP/s", 1e15},
+};
+
 constexpr std::array kTimeUnits = {
     NamedUnit{"ns", 1},
     NamedUnit{"us", 1e3},
@@ -81,6 +87,10 @@ constexpr std::array kTimeUnits = {
     NamedUnit{"w", 7 * 8.64e13},
 };
 
+constexpr std::array kPowerUnits = {NamedUnit{"W", 1}, NamedUnit{"kW", 1e3}};
+constexpr std::array kFrequencyUnits = {NamedUnit{"MHz", 1e6}, NamedUnit{"GHz", 1e9}};
+constexpr std::array kPriceUnits = {NamedUnit{"USD/h", 1}};
+
 struct Dimension {
   std::span<const NamedUnit> units;
   std::string_view example;
@@ -88,7 +98,11 @@ struct Dimension {
 
 constexpr Dimension kBytes = {kByteUnits, "80GiB"};
 constexpr Dimension kBandwidth = {kBandwidthUnits, "400Gbit/s or 450GB/s"};
+constexpr Dimension kFlopRate = {kFlopRateUnits, "989TFLOP/s"};
 constexpr Dimension kTime = {kTimeUnits, "12us"};
+constexpr Dimension kPower = {kPowerUnits, "700W"};
+constexpr Dimension kFrequency = {kFrequencyUnits, "1980MHz"};
+constexpr Dimension kPrice = {kPriceUnits, "2.95USD/h"};
 
 struct Quantity {
   std::optional<std::int64_t> whole;  // the number, where it is written as an integer
@@ -214,7 +228,13 @@ Bytes parse_bytes(std::string_view text) { return Bytes(to_integer(text, kBytes)
 
 BytesPerSecond parse_bandwidth(std::string_view text) { return BytesPerSecond(to_rate(text, kBandwidth)); }
 
+FlopsPerSecond parse_flop_rate(std::string_view text) { return FlopsPerSecond(to_rate(text, kFlopRate)); }
+
 Time parse_time(std::string_view text) { return Time::ns(to_integer(text, kTime)); }
+
+double parse_power(std::string_view text) { return to_rate(text, kPower); }
+double parse_frequency(std::string_view text) { return to_rate(text, kFrequency); }
+double parse_price(std::string_view text) { return to_rate(text, kPrice); }
 
 std::string format_bytes(Bytes bytes) {
   static constexpr std::array kUnits = {

@@ -58,6 +58,17 @@ std::int64_t ModelSpec::parameters() const {
       *this, [](const LayerSpec& layer) { return layer.numel(); });
 }
 
+std::int64_t ModelSpec::trainable_parameters() const {
+  return sum_over_layers(
+      *this,
+      [](const LayerSpec& layer) {
+        std::int64_t count = 0;
+        for (const ParameterSpec& p : layer.parameters)
+          if (p.trainable && !p.tied) count = checked_add(count, p.count());
+        return count;
+      });
+}
+
 std::int64_t ModelSpec::active_parameters() const {
   return sum_over_layers(
       *this,

@@ -426,8 +426,9 @@ struct ModelSpec {
   // Of the layers in one step (two views of a sample): they stand for all of them, and their tensors are those of all.
   std::int64_t calls = 1;
 
-  std::int64_t parameters() const;   // tied weights once
-  std::int64_t block_count() const;  // layers with role kBlock
+  std::int64_t parameters() const;            // tied weights once
+  std::int64_t block_count() const;           // layers with role kBlock
+  std::int64_t trainable_parameters() const;  // of them, those that may be trained
   // Without the experts that a token does not go to (Operation::rows of Operation::groups).
   std::int64_t active_parameters() const;
   // FLOPs of forward plus backward of one sequence of `sequence` tokens without recompute: the

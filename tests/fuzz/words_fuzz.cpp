@@ -31,6 +31,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   sequence_length(text);
   unit([&] { parse_bytes(text); });
   unit([&] { parse_bandwidth(text); });
+  unit([&] { parse_flop_rate(text); });
   unit([&] { parse_time(text); });
+  unit([&] { parse_power(text); });
+  unit([&] { parse_price(text); });
   return 0;
 }

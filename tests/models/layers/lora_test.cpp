@@ -32,16 +32,6 @@ ModelSpec adapted(const Plan& plan, const char* name = "llama-3-8b") {
   return with_variants(load_zoo_model(name), plan);
 }
 
-std::int64_t trainable(const ModelSpec& model) {
-  std::int64_t count = 0;
-  for (const LayerInstance& layer : model.order) {
-    if (layer.same_as >= 0) continue;
-    for (const ParameterSpec& p : model.kinds[at(layer.kind)].parameters)
-      count += p.trainable && !p.tied ? p.count() : 0;
-  }
-  return count;
-}
-
 LayerSpec block_of(const ModelSpec& model) {
   for (const LayerSpec& kind : model.kinds) {
     if (kind.role == LayerRole::kBlock) return kind;
@@ -57,10 +47,10 @@ LayerProgram program(const LayerSpec& layer) {
 // rank * (in + out) for every target, as PEFT's print_trainable_parameters counts.
 TEST(LoraTest, TrainableParameters) {
   const std::int64_t q = d + d, k = d + dkv, o = d + d, mlp = 3 * (d + f);
-  EXPECT_EQ(trainable(adapted(plan_with(16, {"q_proj", "v_proj"}))), 32 * 16 * (q + k));
-  EXPECT_EQ(trainable(adapted(plan_with(8, {Lora::kAllLinear}))), 32 * 8 * (q + 2 * k + o + mlp));
+  EXPECT_EQ(adapted(plan_with(16, {"q_proj", "v_proj"})).trainable_parameters(), 32 * 16 * (q + k));
+  EXPECT_EQ(adapted(plan_with(8, {Lora::kAllLinear})).trainable_parameters(), 32 * 8 * (q + 2 * k + o + mlp));
   // PEFT on Meta-Llama-3-8B, r = 8, q_proj and v_proj: "trainable params: 3,407,872".
-  EXPECT_EQ(trainable(adapted(plan_with(8, {"q_proj", "v_proj"}))), 3'407'872);
+  EXPECT_EQ(adapted(plan_with(8, {"q_proj", "v_proj"})).trainable_parameters(), 3'407'872);
   const ModelSpec model = adapted(plan_with(8, {"q_proj", "v_proj"}));
   EXPECT_EQ(model.parameters(), 8'030'261'248 + 3'407'872);
 }
@@ -72,11 +62,11 @@ TEST(LoraTest, SavedModulesAreTrainedWholeBesideTheirOriginals) {
   const std::int64_t table = std::int64_t{128256} * d;
   plan.lora.trains_embedding = true;
   const ModelSpec one = adapted(plan);
-  EXPECT_EQ(trainable(one), trainable(before) + table);
+  EXPECT_EQ(one.trainable_parameters(), before.trainable_parameters() + table);
   EXPECT_EQ(one.parameters(), before.parameters() + table);
   plan.lora.trains_head = true;
   const ModelSpec both = adapted(plan);
-  EXPECT_EQ(trainable(both), trainable(before) + 2 * table);
+  EXPECT_EQ(both.trainable_parameters(), before.trainable_parameters() + 2 * table);
   const LayerSpec& head =
       *std::ranges::find_if(both.kinds, [](const LayerSpec& layer) { return layer.role == LayerRole::kHead; });
   ASSERT_EQ(head.parameters.size(), 2U);

@@ -98,6 +98,7 @@ TEST(ConfigAccess, ReadsQuantitiesWithUnitsOnly) {
   EXPECT_EQ(yaml("80GiB").as_bytes(), Bytes(80LL << 30));
   EXPECT_EQ(json("\"80GiB\"").as_bytes(), Bytes(80LL << 30));
   EXPECT_EQ(yaml("400Gbit/s").as_bandwidth(), BytesPerSecond(50e9));
+  EXPECT_EQ(yaml("989TFLOP/s").as_flop_rate(), FlopsPerSecond(989e12));
   EXPECT_EQ(yaml("12us").as_time(), Time::ns(12'000));
   EXPECT_EQ(refusal([] { yaml("80").as_bytes(); }), "y:1:4: v: '80' needs a unit, for example 80GiB");
   EXPECT_NE(refusal([] { json("80").as_bytes(); }), "");

@@ -37,7 +37,9 @@ TEST(UnitStrings, TellsBitsFromBytesInBandwidths) {
   EXPECT_DOUBLE_EQ(parse_bandwidth("900GiB/s").value(), 900 * 1073741824.0);
 }
 
-TEST(UnitStrings, ReadsTimes) {
+TEST(UnitStrings, ReadsFlopRatesAndTimes) {
+  EXPECT_DOUBLE_EQ(parse_flop_rate("989TFLOP/s").value(), 989e12);
+  EXPECT_DOUBLE_EQ(parse_flop_rate("2.25 PFLOP/s").value(), 2.25e15);
   EXPECT_EQ(parse_time("500ns"), Time::ns(500));
   EXPECT_EQ(parse_time("12us"), Time::ns(12'000));
   EXPECT_EQ(parse_time("3.5ms"), Time::ns(3'500'000));
@@ -51,6 +53,7 @@ TEST(UnitStrings, RejectsABareNumberWhereAUnitIsDue) {
   EXPECT_EQ(refusal(parse_bytes, "80"), "'80' needs a unit, for example 80GiB");
   EXPECT_EQ(refusal(parse_time, "12"), "'12' needs a unit, for example 12us");
   EXPECT_NE(refusal(parse_bandwidth, "400"), "");
+  EXPECT_NE(refusal(parse_flop_rate, "989e12"), "");
 }
 
 TEST(UnitStrings, NamesTheRightUnitForTheUsualWrongOnes) {
@@ -64,6 +67,8 @@ TEST(UnitStrings, NamesTheRightUnitForTheUsualWrongOnes) {
   expect_hint(refusal(parse_bytes, "64KB"), "kB (1000) or KiB (1024)");
   expect_hint(refusal(parse_bandwidth, "900GB"), "GB/s");
   expect_hint(refusal(parse_bandwidth, "400Gbps"), "Gbit/s");
+  expect_hint(refusal(parse_flop_rate, "989TFLOPS"), "TFLOP/s");
+  expect_hint(refusal(parse_flop_rate, "989TFLOP"), "TFLOP/s");
   expect_hint(refusal(parse_time, "5m"), "min or ms");
   expect_hint(refusal(parse_time, "5\xC2\xB5s"), "us");
 }
