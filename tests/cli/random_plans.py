@@ -61,7 +61,8 @@ def draw(pick, schema, key, spec):
         items = [draw(pick, schema, key, spec["items"]) for _ in range(pick.choice([1, 1, 2]))]
         return None if None in items or any(isinstance(i, dict) for i in items) else list(dict.fromkeys(items))
     words = re.fullmatch(r"\^\(?([a-z0-9-]+(?:\|[a-z0-9-]+)*).*", spec.get("pattern", ""))
-    return pick.choice(words[1].split("|")) if words and key == "loss" else pick.choice(spec.get("examples", [None]))
+    losses = [*words[1].split("|"), "chunked-3", "chunked-head-3"] if words and key == "loss" else None
+    return pick.choice(losses or spec.get("examples", [None]))
 
 
 def command(pick, schema, keys, models):

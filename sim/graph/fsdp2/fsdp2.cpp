@@ -305,7 +305,7 @@ void Fsdp2::forward_layer(std::int32_t layer) {
   const LayerRole role = spec_of(layer).role;
   // One function calls norm and head: what went into the norm is let go of after the head. Where
   // the head is the root's, its output is cast with the root's hooks.
-  if (role == LayerRole::kFinalNorm && !loss_is_inside_) return;
+  if (role == LayerRole::kFinalNorm && !loss_is_inside_ && !in_chunks(layer + 1)) return;
   if (role == LayerRole::kHead && loss_is_inside_ && !casts_logits(layer)) return;
   const bool root_casts = role == LayerRole::kHead && plan_.output_dtype && in_root_unit(layer);
   if (!root_casts) run_border(EventKind::kForward, layer, LayerSegment::kAfter);

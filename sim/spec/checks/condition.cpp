@@ -21,6 +21,7 @@ namespace foreshard {
 namespace {
 
 constexpr std::pair<std::string_view, PlanValue> kPlanFacts[] = {
+    {"head_in_chunks", [](const Plan& p) { return Json(p.loss.kind == Loss::Kind::kChunkedHead); }},
     {"host", [](const Plan& p) { return Json(p.host == HostKind::kComputes ? "cpu" : "device"); }},
     {"ranks", [](const Plan& p) { return Json(p.mesh.data_parallel()); }},
     {"runtime.kind", [](const Plan& p) { return Json(to_string(p.runtime.kind)); }},

@@ -16,7 +16,7 @@ namespace foreshard {
 
 using PlanValue = Json (*)(const Plan&);
 
-// Of a key of a plan, or of a fact that follows from the plan alone: host (device, cpu), ranks,
+// Of a key of a plan, or of a fact that follows from the plan alone: head_in_chunks, host (device, cpu), ranks,
 // runtime.kind. nullptr: neither.
 PlanValue plan_value_named(std::string_view name);
 

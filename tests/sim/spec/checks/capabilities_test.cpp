@@ -58,6 +58,10 @@ Plan asking(const Capability& row, RuntimeKind kind) {
       plan.host = value == "cpu" ? HostKind::kComputes : HostKind::kFeedsDevice;
       continue;
     }
+    if (key == "head_in_chunks") {
+      plan = with(std::move(plan), "loss", value == "true" ? "chunked-head-8" : "chunked-8");
+      continue;
+    }
     const PlanKey* found = find_plan_key(key);
     if (comparison == ">") value = std::to_string(std::stoll(value) + 1);
     if (comparison == "!=") {
