@@ -129,15 +129,20 @@ bool LayerAutograd::is_unread(std::size_t o) const {
          !op.outputs.empty() && std::ranges::any_of(op.inputs, [&](Index t) { return needs_gradient(t); });
 }
 
+bool LayerAutograd::convolves(const Operation& op) const {
+  if (op.kind != OperationKind::kGemm || op.parameters.empty()) return false;
+  const ParameterSpec& weight = parameter(op.parameters.front());
+  return weight.shape.size() > 2 && op.n * op.k == weight.numel();
+}
+
 const Indices& LayerAutograd::saves(std::size_t o) const {
   static const Indices kNothing;
   const Operation& op = operation(o);
   if (!node_[o] || (op.view && options_.recompute != Recompute::kNone)) return kNothing;
   // (A loss with the head's product in it makes that again, whoever is trained; a convolution keeps its input.)
-  const ParameterSpec* const weight = op.parameters.empty() ? nullptr : &parameter(op.parameters.front());
-  const bool convolves = weight != nullptr && weight->shape.size() > 2 && op.n * op.k == weight->numel();
-  const bool for_weight = (op.kind == OperationKind::kGemm && op.function != Function::kCrossEntropy && !convolves) ||
-                          op.kind == OperationKind::kEmbedding || (op.eager_norm && !op.parameters.empty());
+  const bool is_product = op.kind == OperationKind::kGemm && op.function != Function::kCrossEntropy;
+  const bool for_weight = (is_product && !convolves(op)) || op.kind == OperationKind::kEmbedding ||
+                          (op.eager_norm && !op.parameters.empty());
   const bool makes_weight = op.inputs.size() > 1 && needs_gradient(op.inputs[1]);
   const bool keeps = options_.keeps_inputs && op.kind == OperationKind::kGemm && op.groups <= 1;
   return for_weight && !trains_[o] && !makes_weight && !keeps ? weight_copies_[o] : op.saved;

@@ -60,12 +60,10 @@ std::int32_t LayerProgramWriter::library_slot(const Operation& op, Pass pass) {
   const ProductWorkspaces& bytes = graph_.options().workspaces;
   if (bytes.kept) return kNoSlot;
   const bool is_gemm = op.kind == OperationKind::kGemm;
-  const bool convolves =
-      is_gemm && op.groups == 1 && !op.parameters.empty() && graph_.parameter(op.parameters.front()).shape.size() > 2;
   const bool is_head_product = op.kind == OperationKind::kAttention && op.function == Function::kMatrixProduct;
   const bool has_products = std::ranges::any_of(op.products,
       [&](const SideProduct& product) { return product.n > 0 && product.backward == (pass == Pass::kBackward); });
-  if (!(is_gemm && !convolves && (op.groups == 1 || op.one_by_one)) && !is_head_product && !has_products)
+  if (!(is_gemm && !graph_.convolves(op) && (op.groups == 1 || op.one_by_one)) && !is_head_product && !has_products)
     return kNoSlot;
   const bool is_lt = is_gemm && (op.fp8 != Float8::kNone || (pass == Pass::kForward && op.parameters.size() > 1));
   std::int32_t& slot = is_lt ? lt_ : cublas_;
