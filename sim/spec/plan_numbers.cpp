@@ -3,6 +3,7 @@
 
 #include "sim/base/error.h"
 #include "sim/spec/checks/plan_check.h"
+#include "sim/spec/fsdp2_version.h"
 
 namespace foreshard {
 
@@ -31,6 +32,10 @@ bool in_root(const Units& units, LayerRole role) {
 bool parts_tied(const Units& units) {
   if (units.embedding == UnitPlacement::kWithHead) return false;
   return (units.embedding == UnitPlacement::kRoot) != in_root(units, LayerRole::kHead);
+}
+
+bool is_titan_3(const Plan& plan) {
+  return plan.step_frame != StepFrame::kPlain && fsdp2_minor(plan.runtime.version).value_or(0) >= 13;
 }
 
 bool gathers_own_head(const Plan& plan) {

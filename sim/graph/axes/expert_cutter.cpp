@@ -6,6 +6,7 @@
 #include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_cutter.h"
 #include "sim/graph/axes/layer_part.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {

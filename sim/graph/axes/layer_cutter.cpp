@@ -8,6 +8,7 @@
 #include "sim/base/integers.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_part.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/latent_attention.h"
 
 namespace foreshard {

@@ -4,7 +4,7 @@
 
 #include "sim/base/integers.h"
 #include "sim/base/lookup.h"
-#include "sim/spec/fsdp2_version.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 
@@ -15,7 +15,8 @@ LayerPart::LayerPart(const LayerSpec& layer, const Plan& plan)
       sequence(plan.tensor_parallel.sequence),
       native(plan.runtime.kind == RuntimeKind::kNative),
       own_rows(plan.runtime.kind == RuntimeKind::kMegatron || (is_titan_3(plan) && plan.mesh.ep > 1)),
-      by_plan(is_by_plan(plan)),
+      by_plan(plan.mesh.tp > 1 && plan.runtime.kind == RuntimeKind::kFsdp2 &&
+              plan.tensor_parallel.tables != TensorParallel::Tables::kCut),
       titan_3(is_titan_3(plan) && tp > 1),
       megatron(plan.runtime.kind == RuntimeKind::kMegatron),
       slices(static_cast<std::int16_t>(slices_of_rank(plan))),
@@ -109,15 +110,6 @@ Index LayerPart::gather(Index t, std::int8_t part, bool in_fp8) {
   gathered[at(t)] = all;
   shared_out[at(all)] = titan_3;
   return all;
-}
-
-bool is_by_plan(const Plan& plan) {
-  return plan.mesh.tp > 1 && plan.runtime.kind == RuntimeKind::kFsdp2 &&
-         plan.tensor_parallel.tables != TensorParallel::Tables::kCut;
-}
-
-bool is_titan_3(const Plan& plan) {
-  return plan.step_frame != StepFrame::kPlain && fsdp2_minor(plan.runtime.version).value_or(0) >= 13;
 }
 
 Slices& LayerPart::of_last() {

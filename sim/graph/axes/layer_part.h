@@ -72,12 +72,6 @@ struct LayerPart {
   std::pair<Index, Index> renamed{kNone, kNone};  // later operations read the second instead
 };
 
-bool is_by_plan(const Plan& plan);
-
-// torchtitan's frame under a PyTorch that 0.3 needs. Its collectives are c10d's, not functional ones, so that
-// per-operation checkpointing does not keep what they make.
-bool is_titan_3(const Plan& plan);
-
 // What the operation reads and saves is another tensor.
 void read_instead(Operation& op, Index from, Index to);
 

@@ -258,7 +258,7 @@ class Fsdp2 final : public StepBuilder {
   std::vector<ClipGroup> clip_groups() const;
   void clip_over_axes();
   bool has_axes() const { return !plan_.mesh.is_plain(); }
-  bool is_titan_3() const { return framed() && version_.minor >= 13; }  // axes/layer_part.h
+  bool is_titan_3() const { return framed() && version_.minor >= 13; }  // plan_check.h
   bool groups_experts() const;
   bool in_group(std::int8_t part) const { return part > 0 && groups_experts(); }
   std::vector<std::int32_t> groups_beside(std::int32_t unit) const;

@@ -241,7 +241,6 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   const bool latent = std::ranges::any_of(model.kinds, has_latents);
   // What is redistributed where a module begins (torchtitan 0.3), or as a plan of transformers has it (which has none
   // for experts with biases).
-  const bool is_titan_3 = plan.step_frame != StepFrame::kPlain && fsdp2_minor(plan.runtime.version).value_or(0) >= 13;
   const auto adds_biases = [](const Operation& op) { return op.groups > 1 && op.parameters.size() > 1; };
   const bool is_by_plan = plan.experts == ExpertKernels::kTransformers && mesh.ep == 1 &&
                           plan.tensor_parallel.tables != TensorParallel::Tables::kCut &&
@@ -249,7 +248,7 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
                           std::ranges::none_of(model.kinds, [&](const LayerSpec& layer) {
                             return std::ranges::any_of(layer.operations, adds_biases);
                           });
-  if (mesh.tp > 1 && !plan.tensor_parallel.sequence && (latent || experts > 1) && !is_titan_3 && !is_by_plan) {
+  if (mesh.tp > 1 && !plan.tensor_parallel.sequence && (latent || experts > 1) && !is_titan_3(plan) && !is_by_plan) {
     return missing_capability("tensor_parallel.sequence",
         latent ? "latent attention is modelled with sequence parallel" : "experts are modelled with sequence parallel",
         "tensor_parallel.sequence: true");

@@ -71,6 +71,10 @@ bool in_root(const Units& units, LayerRole role);
 // gives each a parameter of its own (until PyTorch 2.12).
 bool parts_tied(const Units& units);
 
+// torchtitan's frame under a PyTorch that 0.3 needs. Its collectives are c10d's, not functional ones, so that
+// per-operation checkpointing does not keep what they make.
+bool is_titan_3(const Plan& plan);
+
 // Whether the loss gathers the weight of a head by itself, which no module's call does: TRL's reads
 // lm_head.weight.full_tensor() (trl 1.16, trainer/utils.py), which PEFT's wrapper leaves in a unit
 // of its own. Of a head that is not trained.
