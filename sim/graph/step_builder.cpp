@@ -164,6 +164,8 @@ std::int32_t StepBuilder::storing_pass(std::int32_t layer) const {
 
 StepBuilder::PassKind StepBuilder::pass_kind(std::int32_t layer, std::int32_t pass) const {
   if (pass >= evaluation_pass()) return PassKind::kEvaluation;
+  const bool is_alone = plan_.loss.kind == Loss::Kind::kChunkedHead && spec_of(layer).role == LayerRole::kHead;
+  if (!stage_passes_.empty() && is_alone) return PassKind::kFirst;  // reduced in each
   if (!stage_passes_.empty()) return stage_passes_[stage_of_layer_[at(layer)]][at(pass)];
   if (pass == 0) return PassKind::kFirst;
   return pass + 1 == evaluation_pass() ? PassKind::kLast : PassKind::kLater;
@@ -469,10 +471,18 @@ EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes byt
 }
 
 EventId StepBuilder::add_exchange(std::int32_t peer, Bytes bytes, Exchange::Side side) {
-  const Stream stream = side == Exchange::Side::kSend ? Stream::kPipelineSend : Stream::kPipeline;
+  // PyTorch 2.12 to 2.14 sends and receives what is no batch of both (pipelining/schedules.py, _batch_p2p) over a
+  // communicator of the two ranks; before there are batches alone, and since 2.15 NCCL's group is made at once and has
+  // one. With the rank behind it stands in the stream of sends; what is still a batch is awaited at once.
+  const std::int32_t minor = fsdp2_minor(plan_.runtime.version).value_or(0);
+  const bool in_pairs =
+      side == Exchange::Side::kBoth && plan_.runtime.kind == RuntimeKind::kFsdp2 && minor >= 12 && minor <= 14;
+  const std::int64_t ranks = plan_.mesh.pp;
+  const bool is_next = in_pairs && ranks > 2 && peer == (plan_.mesh.pp_index(plan_.rank) + 1) % ranks;
+  const Stream stream = is_next || side == Exchange::Side::kSend ? Stream::kPipelineSend : Stream::kPipeline;
   wait(stream, tail(Stream::kCompute));
   UnitWork work = {.communicator = communicator_of(MeshDim::kPp), .bytes = bytes};
-  work.queues = side == Exchange::Side::kBoth;  // one way each has a communicator of its own
+  work.queues = side == Exchange::Side::kBoth && !in_pairs;  // one way each has a communicator of its own
   const EventId row = push(EventKind::kSendRecv, stream, collective_work(EventKind::kSendRecv, work), -1, -1);
   graph_.exchanges.push_back({row, peer, side});
   return row;

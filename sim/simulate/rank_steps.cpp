@@ -9,8 +9,9 @@
 // Order never depends on contention: streams and communicators are FIFOs in issue order. So every end is a monotone
 // function of the durations, slower rows can only make a step longer.
 //
-// Ranks of a pipeline meet in their exchanges alone. The one whose next moment is the earliest goes on, so that what
-// arrives is never in its past. What is left when none can go on is a deadlock.
+// Ranks of a pipeline meet in their exchanges alone, which are in order in each of two streams. The one whose next
+// moment is the earliest goes on, so that what arrives is never in its past. What is left when none can go on is a
+// deadlock.
 #include "sim/simulate/rank_steps.h"
 
 #include <algorithm>
@@ -28,7 +29,6 @@ namespace {
 constexpr std::int64_t kOpen = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kOne = Contention::kOne;
 constexpr auto kCompute = at(Stream::kCompute);
-constexpr auto kPipeline = at(Stream::kPipeline);
 constexpr auto kPipelineSend = at(Stream::kPipelineSend);
 
 // ceil(work / rate) for work >= 0, rate >= 1: a 64-bit division costs more than everything else at an event.
@@ -40,24 +40,41 @@ std::int64_t ceil_divide(std::int64_t work, std::int64_t rate) {
   return quotient;
 }
 
-// Where a rank stands in its exchanges.
+// Where a rank stands in its exchanges: those of one stream one behind the other.
 struct Exchanges {
   using Side = Exchange::Side;
+  struct Lane {
+    std::vector<Exchange> all;  // that wait for a peer
+    std::size_t next = 0;
+    bool is_open = false;  // begun, and its peer has not
+    std::int64_t begun = 0;
+
+    EventId row() const { return next < all.size() ? all[next].row : kNoEvent; }
+    std::int32_t peer() const { return all[next].peer; }
+    bool receives() const { return all[next].side == Side::kReceive; }
+    bool awaits(std::size_t rank, bool receiving) const {
+      return is_open && receives() == receiving && at(peer()) == rank;
+    }
+    void pass() {
+      is_open = false;
+      ++next;
+    }
+  };
+  Lane lanes[2];  // of kPipeline and kPipelineSend
   std::span<const Exchange> all;
-  std::size_t next = 0, next_send = 0;  // of those that wait for a peer, and of the others
-  EventId row = kNoEvent;               // the next one's that waits
-  bool is_open = false;                 // begun, and its peer has not
-  std::int64_t begun = 0;
+  std::size_t next_send = 0;                    // of those for which only the peer waits
   std::vector<std::vector<std::int64_t>> sent;  // by peer: when sends to it began
   std::vector<std::size_t> received;            // by peer: how many of its sends have arrived
 
-  explicit Exchanges(std::span<const Exchange> exchanges) : all(exchanges) { find_row(); }
-  std::int32_t peer() const { return all[next].peer; }
-  bool receives() const { return all[next].side == Side::kReceive; }
-  void pass() {
-    is_open = false;
-    ++next;
-    find_row();
+  Exchanges(std::span<const Exchange> exchanges, const EventGraph& graph) : all(exchanges) {
+    for (const Exchange& exchange : exchanges)
+      if (exchange.side != Side::kSend) lane(at(graph.rows[at(exchange.row)].stream)).all.push_back(exchange);
+  }
+  Lane& lane(std::size_t stream) { return lanes[stream == kPipelineSend]; }
+  // The one that waits for an exchange with the rank.
+  Lane* with(std::size_t rank, bool receiving) {
+    const auto found = std::ranges::find_if(lanes, [&](const Lane& each) { return each.awaits(rank, receiving); });
+    return found == std::end(lanes) ? nullptr : found;
   }
   // The next send's peer.
   std::size_t send(std::int64_t when) {
@@ -73,46 +90,40 @@ struct Exchanges {
     if (peer.sent.size() <= own || peer.sent[own].size() <= received[from]) return std::nullopt;
     return peer.sent[own][received[from]++];
   }
-
- private:
-  void find_row() {
-    while (next < all.size() && all[next].side == Side::kSend) ++next;
-    row = next < all.size() ? all[next].row : kNoEvent;
-  }
 };
 
 // The rank's receive goes on where its peer has begun to send.
 template <typename Step>
-void receive(std::span<Step> steps, Step& step) {
-  const auto from = at(step.exchanges.peer());
+void receive(std::span<Step> steps, Step& step, Exchanges::Lane& lane) {
+  const auto from = at(lane.peer());
   const auto own = at(&step - steps.data());
   const auto sent = step.exchanges.arriving(steps[from].exchanges, from, own);
   if (!sent) return;
-  step.exchange_moves(std::max(step.exchanges.begun, *sent));
-  step.exchanges.pass();
+  step.exchange_moves(lane.row(), std::max(lane.begun, *sent));
+  lane.pass();
 }
 
 // The rank has begun to send, for which nobody waits but who receives it.
 template <typename Step>
 void note_sent(std::span<Step> steps, Step& step, std::int64_t begun) {
   Step& peer = steps[step.exchanges.send(begun)];
-  const bool waits = peer.exchanges.is_open && peer.exchanges.receives() && &steps[at(peer.exchanges.peer())] == &step;
-  if (waits) receive(steps, peer);
+  if (Exchanges::Lane* lane = peer.exchanges.with(at(&step - steps.data()), true)) receive(steps, peer, *lane);
 }
 
-// `rank` has begun its next exchange: where the peer has, too, both move on.
+// `step` has begun the lane's next exchange: where the peer has, too, both move on.
 template <typename Step>
-void begin_exchange(std::span<Step> steps, Step& step, std::int64_t begun) {
-  step.exchanges.begun = begun;
-  step.exchanges.is_open = true;
-  Step& peer = steps[at(step.exchanges.peer())];
-  if (step.exchanges.receives()) return receive(steps, step);
-  if (!peer.exchanges.is_open || &steps[at(peer.exchanges.peer())] != &step) return;
-  const std::int64_t arrive = std::max(begun, peer.exchanges.begun);
-  for (Step* side : {&step, &peer}) {
-    side->exchange_moves(arrive);
-    side->exchanges.pass();
-  }
+void begin_exchange(std::span<Step> steps, Step& step, Exchanges::Lane& lane, std::int64_t begun) {
+  lane.begun = begun;
+  lane.is_open = true;
+  if (lane.receives()) return receive(steps, step, lane);
+  Step& peer = steps[at(lane.peer())];
+  Exchanges::Lane* other = peer.exchanges.with(at(&step - steps.data()), false);
+  if (other == nullptr) return;
+  const std::int64_t arrive = std::max(begun, other->begun);
+  step.exchange_moves(lane.row(), arrive);
+  lane.pass();
+  peer.exchange_moves(other->row(), arrive);
+  other->pass();
 }
 
 template <typename Step>
@@ -121,13 +132,15 @@ template <typename Step>
   const char* separator = " ";
   for (std::size_t r = 0; r < steps.size(); ++r) {
     if (steps[r].is_over()) continue;
-    const Exchanges& exchanges = steps[r].exchanges;
-    FORESHARD_CHECK(exchanges.is_open, "a rank is stuck that waits for no other");
-    const auto with_peer =
-        std::ranges::count(exchanges.all.first(exchanges.next + 1), exchanges.peer(), &Exchange::peer);
-    text += separator + ("rank " + std::to_string(r)) + " waits for rank " + std::to_string(exchanges.peer()) +
-            " in exchange " + std::to_string(with_peer) + " with it (row " + std::to_string(exchanges.row) + ")";
-    separator = ", ";
+    const auto& lanes = steps[r].exchanges.lanes;
+    FORESHARD_CHECK(std::ranges::any_of(lanes, &Exchanges::Lane::is_open), "a rank is stuck that waits for no other");
+    for (const Exchanges::Lane& lane : lanes) {
+      if (!lane.is_open) continue;
+      const auto with_peer = std::ranges::count(std::span(lane.all).first(lane.next + 1), lane.peer(), &Exchange::peer);
+      text += separator + ("rank " + std::to_string(r)) + " waits for rank " + std::to_string(lane.peer()) +
+              " in exchange " + std::to_string(with_peer) + " with it (row " + std::to_string(lane.row()) + ")";
+      separator = ", ";
+    }
   }
   throw Error(ExitCode::kInvalidInput, text);
 }
@@ -152,7 +165,7 @@ struct SimulatedStep {
   };
 
   SimulatedStep(RankScratch& of, Carry carry)
-      : exchanges(of.exchanges),
+      : exchanges(of.exchanges, *of.graph),
         rank(of),
         graph(*of.graph),
         rows(graph.rows.data()),
@@ -244,10 +257,10 @@ struct SimulatedStep {
     }
   }
 
-  void exchange_moves(std::int64_t arrive) {
+  void exchange_moves(EventId row, std::int64_t arrive) {
     changed = true;
-    if constexpr (kSpans) spans[heads[kPipeline].row].arrive = Time::ns(arrive);
-    start_work(kPipeline, arrive);
+    if constexpr (kSpans) spans[row].arrive = Time::ns(arrive);
+    start_work(at(rows[row].stream), arrive);
   }
 
   Carry carry() {
@@ -349,9 +362,8 @@ struct SimulatedStep {
     head.on_memory = cost.on_memory;
     head.memory_share = cost.memory_share;
     head.uses = cost.uses;
-    if (id == exchanges.row) {
-      if (exchanges.is_open) return;
-      begin_exchange(steps, *this, arrive);
+    if (Exchanges::Lane& lane = exchanges.lane(s); id == lane.row()) {
+      if (!lane.is_open) begin_exchange(steps, *this, lane, arrive);
     } else {
       start_work(s, arrive);
       if (s == kPipelineSend) note_sent(steps, *this, arrive);

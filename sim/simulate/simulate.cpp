@@ -44,8 +44,8 @@ struct Simulator::Scratch {
       EventId last = kNoEvent;
       for (const Exchange& exchange : of.exchanges) {
         const auto peer = at(exchange.peer);
-        const Stream stream = exchange.side == Exchange::Side::kSend ? Stream::kPipelineSend : Stream::kPipeline;
-        FORESHARD_CHECK(exchange.row > last && peer < count && peer != r && of.rows[at(exchange.row)].stream == stream,
+        const bool is_stream = of.rows[at(exchange.row)].stream >= Stream::kPipeline;
+        FORESHARD_CHECK(exchange.row > last && peer < count && peer != r && is_stream,
             "exchanges are rows of their streams, in their order, with other ranks");
         last = exchange.row;
       }

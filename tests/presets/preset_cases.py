@@ -4,7 +4,7 @@
     tests/presets/preset_cases.py BIN [NAME ...] [--path TRAINER=FOLDER ...] [--keep FOLDER]
     tests/presets/preset_cases.py BIN --record tests/preset_cases      the captures as cases for `foreshard conform`
 
-BIN has foreshard-null and foreshard. A case of cases.json says what runs (`run`: the code's own options, read by
+BIN has foreshard-null and foreshard. A case of tests/preset_cases says what runs (`run`: the code's own options, read by
 TRAINER_train.py) and what somebody who plans it would type (`set`: keys of a plan). The code runs three steps as
 rank 0 of 8 under foreshard-null; compared are the collectives of the last one in order and bytes, the peak of what tensors
 ask for less cuBLAS' workspaces, and what the caching allocator holds. Needs PyTorch 2.11 with the codes: those of --path
@@ -30,7 +30,7 @@ def run(args, case, folder):
     paths = [path for name, path in args.path if name in (case["trainer"], f"{case['trainer']}-{case['version']}")]
     environment = {**os.environ, "PYTHONPATH": ":".join(paths + [os.environ.get("PYTHONPATH", "")]).strip(":")}
     capture = folder / "capture"
-    ran = captured(args.bin, capture, ["--rank", 0, "--world", WORLD, "--gpu", "h100", *case["null"]],
+    ran = captured(args.bin, capture, ["--rank", 0, "--world", WORLD, "--gpu", "h100", *case.get("null", [])],
                    [HERE / f"{case['program']}_train.py", folder / "case.json"], env=environment)
     said = [line[5:] for line in ran.stdout.splitlines() if line.startswith("STEP")]
     if ran.returncode != 0 or len(said) < 2:
@@ -38,7 +38,7 @@ def run(args, case, folder):
     versions = json.loads((capture / "model.json").read_text())["versions"]
     is_nanotron = case["trainer"] == "nanotron"  # groups of one rank are asked, too
     rows = [row for row in step_collectives(capture, coalesced=is_nanotron) if not is_nanotron or row[5] != 1]
-    told, left = [], list(case["unsaid"])  # what no plan says, each once
+    told, left = [], list(case.get("unsaid", []))  # what no plan says, each once
     for row in rows:
         text = f"{row[0].removeprefix('functional_')} {row[4]} {max(row[2:4])}"
         if text in left:
@@ -70,23 +70,12 @@ def words(case, folder):
     return said
 
 
-def drawn():
-    """Cases that say all of themselves: of tests/preset_cases, those with a program."""
+def table():
+    """tests/preset_cases, which say all of themselves."""
     for file in sorted((HERE.parent / "preset_cases").glob("*.json")):
         held = json.loads(file.read_text(encoding="utf-8"))
         if "program" in held["case"]:
-            yield file.stem, {"null": [], **held["case"], "config": held["config"]}
-
-
-def table():
-    yield from drawn()
-    held = json.loads((HERE / "cases.json").read_text(encoding="utf-8"))
-    for name, case in held["cases"].items():
-        usual = held["trainers"][case["trainer"]]
-        yield name, {
-            "trainer": case["trainer"], "version": case.get("version", usual["version"]), "program": usual.get("program", case["trainer"]),
-            "unsaid": usual.get("unsaid", []), "null": usual.get("null", []), "run": {**usual["run"], **case.get("run", {})}, "set": {**usual["set"], **case.get("set", {})},
-            "config": {**held["models"][case.get("model", "llama")], **case.get("config", {})}}
+            yield file.stem, {**held["case"], "config": held["config"]}
 
 
 def scored(args, name, case, folder):
@@ -95,8 +84,7 @@ def scored(args, name, case, folder):
         return {"failed": failure}
     if args.record:
         args.record.mkdir(parents=True, exist_ok=True)
-        said = ("trainer", "version", "run", "set") + (("program", "unsaid", "null") if name.startswith("drawn_") else ())
-        row = {"id": name, "case": {key: case[key] for key in said}, "config": case["config"], "result": result}
+        row = {"id": name, "case": {key: value for key, value in case.items() if key != "config"}, "config": case["config"], "result": result}
         (args.record / f"{name}.json").write_text(json.dumps(row, separators=(",", ":")))
     return compared(args.bin / "foreshard", words(case, folder), result, folder / "capture")
 

@@ -18,6 +18,8 @@ case = said()
 config, run = case["model"], dict(case["run"])
 
 import torch  # noqa: E402
+from torch.distributed import pipelining  # noqa: E402
+from torch.distributed.pipelining import _utils  # noqa: E402
 from torchtitan.components import dataloader, loss, optimizer, tokenizer  # noqa: E402
 from torchtitan.distributed import activation_checkpoint as policies  # noqa: E402
 from torchtitan.models import common  # noqa: E402
@@ -117,8 +119,22 @@ def exchanged(self, rows, group, received, sent):
 
 
 dispatcher._dispatch_token_exchange = exchanged
-attention.FlexAttention._compiled_flex_attn = torch.compile(attention.flex_attention)
+wrapped = {"wrap_inductor_compiled_regions": True}  # which SelectiveAC saves the results of
+attention.FlexAttention._compiled_flex_attn = torch.compile(attention.flex_attention, options=wrapped)
 utils.get_cuda_flash_attention_impl = lambda: None
+
+
+def heard(self, source):
+    """What a stage says of its outputs or inputs' gradients, which other ranks do not: the same blocks are on either side."""
+    of, metas = job.parallelism, self._stage_meta.outputs
+    if source > self.stage_index:
+        return _utils._StageBackwardMeta(_utils._derive_grad_metas(metas))
+    length = job.training.seq_len // of.context_parallel_degree // (of.tensor_parallel_degree if of.enable_sequence_parallel else 1)
+    hidden = torch.empty(of.pipeline_parallel_microbatch_size, length, config["hidden_size"], dtype=torch.bfloat16, device="meta", requires_grad=True)
+    return _utils._StageForwardMeta((_utils.extract_tensor_meta(hidden),))
+
+
+pipelining.PipelineStage._recv_meta = heard
 trainer = job.build()
 trainer.train()
 trainer.close()

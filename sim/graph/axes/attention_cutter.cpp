@@ -31,7 +31,11 @@ void AttentionCutter::rotate_own_positions(Operation& op) {
     // Of models with norms of heads or sinks: cosines and sines of each element, not of pairs (CosSinRoPE).
     const bool is_of_elements = std::ranges::any_of(part_.source.parameters,
         [](const ParameterSpec& p) { return contains(p.name, "sinks") || contains(p.name, "attn.q_norm"); });
-    if (is_titan_3(part_.plan) && is_of_elements) part_.tensor(rotary_).per_token *= 2;
+    if (is_titan_3(part_.plan)) {
+      if (is_of_elements) part_.tensor(rotary_).per_token *= 2;
+      // Each layer has a table of all positions (models/common/decoder.py, rope.py).
+      part_.layer.resident_bytes += checked_multiply(part_.plan.batch.sequence, 4 * part_.tensor(rotary_).per_token);
+    }
     Operation& gather = part_.layer.operations.emplace_back();
     gather.name = "gather_positions";
     gather.function = Function::kGather;

@@ -44,6 +44,7 @@ class Cutter {
       std::int64_t& elements = part_.tensor(op.outputs.back()).fixed = 0;
       for (Index p : op.parameters) elements += part_.parameter(p).numel();
     }
+    if (is_titan_3(part_.plan) && part_.plan.recompute.value == Recompute::kSelective) keep_regions();
     part_.sliced.resize(part_.layer.operations.size());
     return {std::move(part_.layer), std::move(part_.sliced), output};
   }
@@ -56,6 +57,21 @@ class Cutter {
     for (std::size_t p = 0; part_.tp > 1 && p < part_.source.parameters.size(); ++p) {
       ParameterSpec& parameter = part_.layer.parameters[p];
       parameter.replicated = !parameter.is_expert && parameter.shape == part_.source.parameters[p].shape;
+    }
+  }
+
+  // FlexAttention is compiled, and a region returns with its results what its backward reads, all of which SelectiveAC
+  // saves (torchtitan 0.3, models/common/attention.py, wrap_inductor_compiled_regions).
+  void keep_regions() {
+    if (part_.plan.attention != AttentionKernel::kFlex) return;
+    for (std::size_t o = 0; o < part_.layer.operations.size(); ++o) {
+      if (part_.layer.operations[o].kind != OperationKind::kAttention) continue;
+      for (const Index read : Indices(part_.layer.operations[o].inputs)) {
+        const Index kept = part_.add_like(read, " kept");
+        Operation& op = part_.layer.operations[o];
+        op.outputs.push_back(kept);
+        std::ranges::replace(op.saved, read, kept);
+      }
     }
   }
 

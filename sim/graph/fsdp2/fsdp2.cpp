@@ -270,10 +270,11 @@ void Fsdp2::run_in_chunks(std::int32_t head) {
 void Fsdp2::compute_loss(std::int32_t layer) {
   log_where_ = "loss";
   const LayerPhaseProgram& forward = phase(EventKind::kForward, layer);
+  const bool is_apart = is_pipelined() && !in_chunks(layer - 1);
   if (!forward.calls.empty()) {
     run_layer(EventKind::kLoss, layer);
-    if (!is_pipelined()) add_loss_backward(layer);
-  } else if (is_pipelined()) {
+    if (!is_apart) add_loss_backward(layer);
+  } else if (is_apart) {
     add_layer_run(EventKind::kLoss, layer, 0, forward.segments.size());  // its backward comes later
   } else {
     add_layer_row(EventKind::kLoss, layer);

@@ -312,6 +312,8 @@ class Fsdp2 final : public StepBuilder {
   void reduce_stage();
   void scale_gradients();
   bool returns_outputs() const;
+  bool computes_loss() const;
+  bool receives_late() const { return version_.minor >= 15; }
   std::int64_t returned_bytes() const;
   void finish_unshards();
   void enter_stage(std::int32_t stage);
@@ -400,18 +402,19 @@ class Fsdp2 final : public StepBuilder {
   std::int32_t first_microbatch_ = 0, first_batch_ = 0;  // of the call
   // What stages of this rank were given by each other in the call before, by stage, forward and micro-batch.
   std::map<std::tuple<std::int32_t, bool, std::int32_t>, std::int32_t> given_;
-  bool overlaps_ = false;                     // the action before is the first one of a pair
-  bool is_half_ = false;                      // backward runs for gradients of inputs
-  std::int32_t returned_ = kNoBuffer;         // ... what the last forward returned
-  bool is_returned_done_ = false;             // its backward has run
-  Bytes boundary_;                            // of a micro-batch between stages
-  bool unshards_ahead_ = false;               // actions of their own gather
-  bool unshards_now_ = false;                 // one of them runs
-  std::vector<std::int32_t> awaited_;         // batches that the next action waits for
-  std::vector<std::int32_t> visits_;          // states in the order of named_modules, without the root
-  bool loss_is_inside_ = false;               // of the root's forward, which runs
-  std::vector<std::int32_t> prefetch_order_;  // units as a trainer lists them
-  std::vector<std::int32_t> prefetch_place_;  // of each unit: where it is in prefetch_order_, or -1
+  std::map<std::int32_t, std::int32_t> outgoing_;  // outputs that batches send
+  bool overlaps_ = false;                          // the action before is the first one of a pair
+  bool is_half_ = false;                           // backward runs for gradients of inputs
+  std::int32_t returned_ = kNoBuffer;              // ... what the last forward returned
+  bool is_returned_done_ = false;                  // its backward has run
+  Bytes boundary_;                                 // of a micro-batch between stages
+  bool unshards_ahead_ = false;                    // actions of their own gather
+  bool unshards_now_ = false;                      // one of them runs
+  std::vector<std::int32_t> awaited_;              // batches that the next action waits for
+  std::vector<std::int32_t> visits_;               // states in the order of named_modules, without the root
+  bool loss_is_inside_ = false;                    // of the root's forward, which runs
+  std::vector<std::int32_t> prefetch_order_;       // units as a trainer lists them
+  std::vector<std::int32_t> prefetch_place_;       // of each unit: where it is in prefetch_order_, or -1
   std::vector<bool> input_needs_gradient_, output_needs_gradient_;  // of each layer
   std::vector<PostForward> post_forward_order_;
   std::int32_t forward_root_ = kNoRoot;  // iter_forward_root

@@ -9,8 +9,9 @@
 // left; the second one is autograd's alone. The first stage makes all of its backward where others make weights'
 // gradients (stage.py, backward_one_chunk, backward_weight_one_chunk).
 //
-// A transfer joins the one stream of the pipeline's communicator behind everything that was issued
-// on the compute stream. What arrives is received into buffers that are made once.
+// A transfer joins the one stream of the pipeline's communicator behind everything that was issued on the compute
+// stream, so an early receive holds later sends up (from 2.12 on those with the same rank alone: add_exchange). What
+// arrives is received into buffers that are made once.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -65,10 +66,13 @@ void Fsdp2::enter_stage(std::int32_t stage) {
 
 // A buffer for each micro-batch of every input and of every output's gradient that another rank
 // sends; of one that a stage of this rank gives, the tensor itself until the next step's replaces
-// it. Gradients of inputs that halves of backwards left go when a step begins.
+// it. Gradients of inputs that halves of backwards left go when a step begins. From 2.15 on buffers are made when a
+// transfer is posted and go with the backward that they were for (_recv_buffers.py, stage.py), gradients that were sent
+// stay until the schedule ends (_add_wait_send), and outputs of schedules of one stage a rank go when they were sent.
 void Fsdp2::hold_received(StepNumber step) {
   const std::vector<int> ranks = stage_ranks(stage_pipeline(plan_));
   for (const Stage& each : stages_) {
+    if (receives_late()) break;
     for (const std::int32_t other : {each.stage - 1, each.stage + 1}) {
       if (other < 0 || other >= static_cast<std::int32_t>(ranks.size())) continue;
       if (ranks[at(each.stage)] == ranks[at(other)]) continue;
@@ -78,6 +82,7 @@ void Fsdp2::hold_received(StepNumber step) {
   }
   if (step == StepNumber::kFirst) return;
   for (const PipelineRow& row : pipeline_rows()) {
+    if (receives_late()) break;
     const PipelineAction& action = row.action;
     if (row.kind == PipelineRow::Kind::kLocal) {
       const bool forward = action.kind == Kind::kForward;
@@ -142,6 +147,9 @@ void Fsdp2::run_call() {
   free_all(kept_);
   run_rows();
   free_all(sent_gradients_);
+  for (auto& [of, buffer] : given_)
+    if (receives_late()) StepBuilder::free(buffer);
+  if (receives_late()) given_.clear();
   if (std::exchange(is_returned_done_, false)) StepBuilder::free(returned_);
   if (has(LayerRole::kLoss)) {
     if (plan_.pipeline.return_outputs) {
@@ -191,9 +199,19 @@ void Fsdp2::exchange(const PipelineRow& row) {
   // The list of operations before this one's is dropped with what it holds.
   const bool returns_gradient = std::ranges::any_of(
       row.transfers, [](const PipelineTransfer& transfer) { return transfer.sends && !transfer.forward; });
-  if (returns_gradient && sent_gradients_.size() > 1) {
+  const bool keeps_sent = unshards_ahead_ && receives_late();
+  if (returns_gradient && sent_gradients_.size() > 1 && !keeps_sent) {
     StepBuilder::free(sent_gradients_.front());
     sent_gradients_.erase(sent_gradients_.begin());
+  }
+  for (const PipelineTransfer& transfer : row.transfers) {
+    if (!receives_late()) break;
+    if (!transfer.sends) {
+      given_[{transfer.stage, transfer.forward, transfer.microbatch}] =
+          allocate(MemoryCategory::kInput, Stream::kCompute, -1, boundary_);
+    } else if (transfer.forward && !unshards_ahead_) {
+      outgoing_[static_cast<std::int32_t>(batches_sent_.size())] = returned_output();
+    }
   }
   batches_sent_.push_back(add_exchange(row.transfers.front().peer, boundary_, Exchange::Side::kBoth));
   for (const PipelineTransfer& transfer : row.transfers) {
@@ -207,12 +225,16 @@ void Fsdp2::exchange(const PipelineRow& row) {
             .group_size = plan_.mesh.pp,
             .splits = fmt::format("peer {} batch {}", transfer.peer, batches_sent_.size())});
   }
-  if (returns_gradient && unshards_ahead_) free_all(sent_gradients_);
+  if (returns_gradient && unshards_ahead_ && !keeps_sent) free_all(sent_gradients_);
 }
 
 void Fsdp2::await_batch(std::int32_t batch) {
   batch += first_batch_;
   wait(Stream::kCompute, batches_sent_[at(batch)]);
+  if (const auto sent = outgoing_.find(batch); sent != outgoing_.end()) {
+    StepBuilder::free(sent->second);
+    outgoing_.erase(sent);
+  }
   if (logging_) log("p2p_wait", {.splits = fmt::format("batch {}", batch + 1)});
 }
 
@@ -256,11 +278,20 @@ void Fsdp2::act(const PipelineAction& action, const PipelineAction* given) {
       break;
     default: FORESHARD_CHECK(false, "an action that no plan has");
   }
-  const bool has_loss = action.kind == Kind::kForward && spec_of(end_ - 1).role == LayerRole::kLoss;
+  const bool has_loss = action.kind == Kind::kForward && computes_loss();
   // Schedules of one stage a rank compute it themselves (_maybe_compute_loss).
   const bool is_outside = !unshards_ahead_ || is_paired;
   if (has_loss && !is_outside) compute_loss(end_ - 1);
   if (given != nullptr && !is_paired) give(*given);
+  const bool is_done = action.kind == Kind::kBackward || action.kind == Kind::kWeightGrad;
+  for (const bool forward : {true, false}) {
+    const auto received = given_.find({action.stage, forward, action.microbatch});
+    // The losses' graphs keep what the last stage was given.
+    const bool is_kept = forward && spec_of(end_ - 1).role == LayerRole::kLoss;
+    if (!receives_late() || !is_done || is_kept || received == given_.end()) continue;
+    StepBuilder::free(received->second);
+    given_.erase(received);
+  }
   log_action("action_end", action);
   if (action.kind == Kind::kForward) name_output();
   if (has_loss && is_outside) compute_loss(end_ - 1);
@@ -275,8 +306,12 @@ void Fsdp2::finish_unshards() {
 void Fsdp2::forward_stage(std::int32_t microbatch) {
   await_inputs();
   begin_pass(microbatch, microbatch);
+  if (chunked_unit_ >= 0) group(chunked_unit_).reduces = all_reduces_ = reshards_after_backward_ = true;
   run_forward(true);
 }
+
+// A head in chunks is done, backward and all, with its stage's forward.
+bool Fsdp2::computes_loss() const { return spec_of(end_ - 1).role == LayerRole::kLoss && !in_chunks(end_ - 2); }
 
 void Fsdp2::backward_stage(std::int32_t microbatch, bool is_half) {
   if (plan_.pipeline.schedule == PipelineSchedule::kGPipe) free_all(sent_gradients_);
@@ -285,7 +320,7 @@ void Fsdp2::backward_stage(std::int32_t microbatch, bool is_half) {
   for (Group& g : groups_) g.reduces = false;
   is_last_backward_ = reshards_after_backward_ = all_reduces_ = false;
   const std::int32_t last = end_ - 1;
-  const bool has_loss = spec_of(last).role == LayerRole::kLoss;
+  const bool has_loss = computes_loss();
   if (has_loss) {
     add_loss_backward(last);
     add_phase(EventKind::kBackward, last, Segments::kInside);
@@ -293,11 +328,11 @@ void Fsdp2::backward_stage(std::int32_t microbatch, bool is_half) {
   is_half_ = is_half;
   run_backward();
   is_half_ = false;
-  if (has_loss) leave_loss(0);
-  if (has_loss || !is_half) leave_output();
+  if (spec_of(last).role == LayerRole::kLoss) leave_loss(0);
+  if (has_loss || (!is_half && spec_of(last).role != LayerRole::kLoss)) leave_output();
   const bool is_given = stages_[stage_].stage > 0 && is_local(stages_[stage_].stage - 1);
   if (is_given || !model_.order[at(begin_)].begins_stage) return;
-  (is_half ? kept_ : sent_gradients_).push_back(input_gradient(begin_));
+  (is_half && !receives_late() ? kept_ : sent_gradients_).push_back(input_gradient(begin_));
 }
 
 // stage_backward_weight.
@@ -314,7 +349,8 @@ void Fsdp2::weights_of_stage(std::int32_t microbatch) {
 }
 
 void Fsdp2::leave_output() {
-  if (is_local(stages_[stage_].stage + 1)) return;
+  const bool is_sent = receives_late() && !unshards_ahead_ && spec_of(end_ - 1).role != LayerRole::kLoss;
+  if (is_local(stages_[stage_].stage + 1) || is_sent) return;
   if (returns_outputs()) return kept_.push_back(returned_output());
   std::int32_t output = returned_output();
   if (output == returned_) is_returned_done_ = true;
@@ -329,7 +365,7 @@ std::int32_t Fsdp2::returned_output() const {
 
 // A schedule of one stage a rank has a name for what its last forward returned.
 void Fsdp2::name_output() {
-  if (unshards_ahead_ || returns_outputs()) return;
+  if (unshards_ahead_ || returns_outputs() || receives_late()) return;
   if (std::exchange(is_returned_done_, false)) StepBuilder::free(returned_);
   returned_ = returned_output();
 }
@@ -350,7 +386,13 @@ void Fsdp2::reduce_stage() {
   if (!is_wrapped()) return;
   for (Group& g : groups_) g.reduces = true;
   is_last_backward_ = reshards_after_backward_ = all_reduces_ = true;
-  for (const std::int32_t unit : visits_) post_backward(unit, "autograd");
+  std::vector<std::int32_t> units = visits_;
+  if (version_.leftovers_first) std::ranges::reverse(units);  // 2.15.0 _fsdp_state.py:470
+  for (const std::int32_t unit : units) {
+    if (unit == chunked_unit_) take_rest();
+    post_backward(unit, "autograd");
+    if (unit == chunked_unit_) take_gradients(Gradients::kOfAll);
+  }
   root_post_backward_final_callback();
 }
 

@@ -256,8 +256,10 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     }
     // A stage holds what it was given and what it returns.
     const bool is_loss = layer.role == LayerRole::kLoss;
-    // PyTorch's last stage returns the logits, Megatron-Core's the loss.
-    const bool returns_logits = plan.mesh.pp > 1 && plan.runtime.kind != RuntimeKind::kMegatron;
+    // PyTorch's last stage returns the logits, Megatron-Core's the loss, and one whose head runs in chunks what that
+    // reads.
+    const bool returns_logits =
+        plan.mesh.pp > 1 && plan.runtime.kind != RuntimeKind::kMegatron && plan.loss.kind != Loss::Kind::kChunkedHead;
     const bool holds_input = instance.begins_stage && !is_zero(plan.runtime.kind);  // DeepSpeed's computes with a copy
     options.input_is_held = holds_input || (is_loss && returns_logits);
     options.ends_stage = l + 1 < model.order.size() ? model.order[l + 1].begins_stage : !is_loss;

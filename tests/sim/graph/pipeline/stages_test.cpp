@@ -66,6 +66,13 @@ std::vector<Plan> some_plans() {
   plans.back().mesh.tp = 2;  // norms' gradients are summands of several
   plans.push_back(pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kInterleaved1F1B));
   plans.back().pipeline.microbatches = 4;  // two calls
+  for (const char* version : {"2.12", "2.15"}) {
+    plans.push_back(pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kInterleaved1F1B));
+    plans.back().runtime.version = version;
+  }
+  plans.push_back(pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::k1F1B));
+  plans.back().runtime.version = "2.15";
+  plans.back().loss = {.kind = Loss::Kind::kChunkedHead, .chunks = 8};
   plans.push_back(neighbours_on_a_rank());
   plans.push_back(pipelined_plan(RuntimeKind::kMegatron, PipelineSchedule::k1F1B));
   plans.push_back(pipelined_plan(RuntimeKind::kMegatron, PipelineSchedule::kInterleaved1F1B));
@@ -131,31 +138,47 @@ TEST(Stages, ComputeWhatTheWholeModelDoes) {
   }
 }
 
-// Of rows that all take one unit of time and transfers that take none: no rank is done before the
-// pipeline has been filled and drained, and the busiest is never faster than its own rows.
+CostTable compute_costs(const EventGraph& of) {
+  CostTable table;
+  for (const Work& work : of.works) {
+    Cost cost;
+    if (!is_collective(work.kind)) cost.duration = Time::ns(1000);
+    table.works.push_back(cost);
+  }
+  return table;
+}
+
+// Of rows that all take one unit of time and transfers that take none.
+Timeline timeline_of(const EventGraph& graph) {
+  CostTable costs = compute_costs(graph);
+  for (const EventGraph* rank : ranks_of(graph))
+    costs.pipeline.push_back(rank == &graph ? CostTable() : compute_costs(*rank));
+  return Simulator().simulate(graph, costs);
+}
+
+// No rank is done before the pipeline has been filled and drained, and the busiest is never faster than its own rows.
 TEST(Stages, WaitForEachOther) {
   const ModelSpec model = tiny_model(14);
   for (const Plan& plan : some_plans()) {
     const EventGraph graph = build_training_step(model, plan);
-    const auto table_of = [](const EventGraph& of) {
-      CostTable table;
-      for (const Work& work : of.works) {
-        Cost cost;
-        if (!is_collective(work.kind)) cost.duration = Time::ns(1000);
-        table.works.push_back(cost);
-      }
-      return table;
-    };
-    CostTable costs = table_of(graph);
     std::int64_t most = 0;  // compute rows of a rank
-    for (const EventGraph* rank : ranks_of(graph)) {
+    for (const EventGraph* rank : ranks_of(graph))
       most = std::max<std::int64_t>(most, std::ranges::count(rank->rows, Stream::kCompute, &Row::stream));
-      costs.pipeline.push_back(rank == &graph ? CostTable() : table_of(*rank));
-    }
-    const Timeline& timeline = Simulator().simulate(graph, costs);
+    const Timeline timeline = timeline_of(graph);
     EXPECT_GE(timeline.period, Time::ns(1000 * most));
     EXPECT_GT(timeline.first_step, Time::ns(1000 * most));
     EXPECT_EQ(timeline.pipeline.size(), 4U);
+  }
+}
+
+// A receive that is posted early holds up sends to its own peer alone where ranks have communicators in pairs.
+TEST(Stages, ExchangeInPairsFromPyTorch12To14) {
+  const ModelSpec model = tiny_model(14);
+  Plan plan = pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kInterleaved1F1B);
+  const Time batched = timeline_of(build_training_step(model, plan)).period;
+  for (const char* version : {"2.12", "2.14"}) {
+    plan.runtime.version = version;
+    EXPECT_LT(10 * timeline_of(build_training_step(model, plan)).period, 9 * batched) << version;
   }
 }
 
