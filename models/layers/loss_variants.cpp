@@ -298,7 +298,8 @@ void chunk_head(LayerSpec& head, const Plan& plan) {
   const std::int64_t of_softmax = is_compiled ? 2 : plan.mesh.tp > 1 ? 9 : 7;
   const std::int64_t softmax = 2 * weight + of_softmax * logits, sum = 5 * weight + logits;
   const std::int64_t copies = plan.batch.micro_batch > 1 ? hidden : 0;
-  const std::int64_t beside = std::max(softmax, sum) - weight + 2 * hidden + copies - hidden;
+  const std::int64_t made = (plan.mesh.pp > 1 ? 2 : 1) * weight;  // stages add up in fp32
+  const std::int64_t beside = std::max(softmax, sum) - made + 2 * hidden + copies - hidden;
   product->backward_workspace = {add_tensor(head, {.name = "chunk and sums of gradients", .fixed = beside})};
   fused_product(head, product);
 }
