@@ -288,8 +288,9 @@ std::vector<std::string> rate_findings(const Diagnosis& diagnosis, const Plan& p
           plan.mesh.world(), as_other)};
 }
 
+// There was enough for what was asked for, were it in one piece.
 bool is_fragmented(const MessageFacts& facts) {
-  return facts.unallocated > facts.tried && facts.unallocated > 0.1 * facts.allocated;
+  return facts.unallocated + facts.free > facts.tried && facts.unallocated > 0.1 * facts.allocated;
 }
 
 std::vector<std::string> memory_findings(const Job& job, const Fit& fit, const MessageFacts& facts) {

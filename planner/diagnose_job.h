@@ -60,8 +60,8 @@ std::vector<std::string> rate_findings(const Diagnosis& diagnosis, const Plan& p
 
 // About the failed allocation, beside the plan's `fit` and the sizes of its tensors.
 struct MessageFacts {
-  double tried = 0, allocated = 0, unallocated = 0;  // bytes, 0: not said
-  double capacity = 0, others = 0;                   // of its GPU; what other processes hold of it
+  double tried = 0, allocated = 0, unallocated = 0, free = 0;  // bytes, 0: not said
+  double capacity = 0, others = 0;                             // of its GPU; what other processes hold of it
 };
 bool is_fragmented(const MessageFacts& facts);
 std::vector<std::string> memory_findings(const Job& job, const Fit& fit, const MessageFacts& facts);

@@ -26,7 +26,7 @@ namespace {
 
 MessageFacts facts_of(const OutOfMemory& message) {
   return {message.tried, message.allocated.value_or(0), message.reserved_unallocated.value_or(0),
-      message.capacity.value_or(0), message.others};
+      message.free.value_or(0), message.capacity.value_or(0), message.others};
 }
 
 std::string words_of(const MessageFacts& message) {

@@ -128,7 +128,7 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
   static const std::regex early_free = pattern("allocated; " FORESHARD_BYTES " free");
   static const std::regex allocated = pattern(FORESHARD_BYTES " is allocated by PyTorch");
   static const std::regex early_allocated = pattern(FORESHARD_BYTES " already allocated");
-  static const std::regex early_held = pattern(FORESHARD_BYTES " reserved in total by PyTorch");
+  static const std::regex early_held = pattern(FORESHARD_BYTES " reserved in total");
   static const std::regex early_cached = pattern(FORESHARD_BYTES " cached");
   static const std::regex unused = pattern(FORESHARD_BYTES " is reserved by PyTorch but unalloc");
   static const std::regex own = pattern("this process has " FORESHARD_BYTES);
@@ -155,10 +155,14 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
     processes.erase(std::ranges::min_element(processes, {}, [&](double used) { return std::abs(used - pytorch); }));
   }
   found.others = std::accumulate(processes.begin(), processes.end(), 0.0);
-  // PyTorch before 2.1 names no processes: what is neither free, nor its own, nor a context and its libraries.
-  if (const auto cached = read({&early_cached}), held = cached ? cached : read({&early_held}); held)
-    found.others = std::max(0.0, found.capacity.value_or(0) - found.free.value_or(0) - *held - kGibi -
-                                     (cached ? found.allocated.value_or(0) : 0));
+  // PyTorch before 2.1 names no processes: what is neither free, nor its own, nor a context and its libraries. Until
+  // 1.3 it said what it had cached besides.
+  const auto cached = read({&early_cached}), held = read({&early_held});
+  if (cached || held) {
+    const double own_bytes = found.allocated.value_or(0), all = held ? *held : own_bytes + *cached;
+    found.reserved_unallocated = std::max(0.0, all - own_bytes);
+    found.others = std::max(0.0, found.capacity.value_or(0) - found.free.value_or(0) - all - kGibi);
+  }
   return found;
 }
 
@@ -184,7 +188,11 @@ void read_other(const std::string& line, int number, TrainingLog& log) {
   if (auto memory = read_out_of_memory(line)) {
     memory->line = number;
     // It speaks of fragments whatever happened: its figures count, not its words.
-    if (const std::size_t at = log.words.find(line); at != std::string::npos) log.words.erase(at, line.size());
+    static const std::regex message =
+        pattern("\\. Tried to allocate.*(unallocated\\.|free\\.|in use\\.|\\)|fragmentation\\.|CONF)");
+    std::smatch said;
+    if (const std::size_t at = log.words.find(line); at != std::string::npos && std::regex_search(line, said, message))
+      log.words.erase(at + said.prefix().str().size(), said.str().size());
     log.out_of_memory = std::move(memory);
   }
 }

@@ -45,11 +45,24 @@ struct KnownCause {
   std::vector<Sign> signs;
 };
 
-std::vector<KnownCause> read_causes() {
+// What was noticed, where and when: it speaks for causes and against others.
+struct Symptom {
+  std::regex words;
+  std::map<std::string, double> likelier;
+};
+struct Known {
+  std::vector<KnownCause> causes;
+  std::vector<Symptom> symptoms;
+};
+
+Known read_known() {
   const EmbeddedFile& file = diagnosis_files().front();
   const ConfigNode root = parse_yaml(file.content, file.path);
-  std::vector<KnownCause> causes;
-  for (const ConfigNode& node : root.elements()) {
+  root.allow_only({"symptoms", "causes"});
+  Known known;
+  std::vector<KnownCause>& causes = known.causes;
+  const ConfigNode list = root.at("causes"), symptoms = root.at("symptoms");
+  for (const ConfigNode& node : list.elements()) {
     node.allow_only({"name", "text", "weight", "test", "fix", "signs"});
     KnownCause& cause = causes.emplace_back();
     cause.name = node.at("name").as_string();
@@ -64,22 +77,35 @@ std::vector<KnownCause> read_causes() {
       cause.signs.push_back({std::regex(parts[0].as_string(), std::regex::optimize), parts[1].as_double(1, 1000)});
     }
   }
-  return causes;
+  for (const ConfigNode& node : symptoms.elements()) {
+    node.allow_only({"words", "likelier"});
+    Symptom& symptom =
+        known.symptoms.emplace_back(Symptom{std::regex(node.at("words").as_string(), std::regex::optimize), {}});
+    const ConfigNode likelier = node.at("likelier");
+    for (const std::string& name : likelier.keys()) {
+      if (std::ranges::find(causes, name, &KnownCause::name) == causes.end())
+        throw node.error("speaks for " + name, "a name of causes");
+      symptom.likelier[name] = likelier.at(name).as_double(0.01, 100);
+    }
+  }
+  return known;
 }
 
-const std::vector<KnownCause>& known_causes() {
-  static const std::vector<KnownCause> causes = read_causes();
-  return causes;
+const Known& known() {
+  static const Known all = read_known();
+  return all;
+}
+
+bool is_there(const std::regex& pattern, const std::vector<std::string>& lines) {
+  return std::ranges::any_of(
+      lines, [&](const std::string& line) { return std::regex_search(line, pattern); });
 }
 
 // How much likelier the words make the cause; short lines keep a pattern from reaching too far.
 double likelihood_of_words(const KnownCause& cause, const std::vector<std::string>& lines) {
   double product = 1;
-  for (const Sign& sign : cause.signs) {
-    const bool is_there =
-        std::ranges::any_of(lines, [&](const std::string& line) { return std::regex_search(line, sign.pattern); });
-    if (is_there) product *= sign.times;
-  }
+  for (const Sign& sign : cause.signs)
+    if (is_there(sign.pattern, lines)) product *= sign.times;
   return std::min(product, kMostWords);
 }
 
@@ -220,7 +246,8 @@ Diagnosis diagnose(
     if (forecasts.empty()) return 1.0;
     const auto found = logs.find(cause);
     // The plan cannot have it, or it changes nothing there, so far as is known.
-    if (found == logs.end() || found->second.empty()) return kImpossible * std::exp(unknown_log - most);
+    const bool is_open = found != logs.end() && !has_figures;
+    if (found == logs.end() || found->second.empty()) return (is_open ? 1 : kImpossible) * std::exp(unknown_log - most);
     return mean_likelihood(found->second, most);
   };
   const std::vector<std::string> lines = lines_of(measured.words);
@@ -228,13 +255,22 @@ Diagnosis diagnose(
   bool has_words = false;
   std::map<std::string, std::size_t> index;
   std::vector<double> prior;  // with what words say
-  for (const KnownCause& cause : known_causes()) {
+  // Figures say better what was noticed.
+  std::map<std::string, double> noticed;
+  if (!has_figures || measured.ran_out) {
+    for (const Symptom& symptom : known().symptoms) {
+      if (!is_there(symptom.words, lines)) continue;
+      for (const auto& [name, times] : symptom.likelier) noticed.try_emplace(name, 1).first->second *= times;
+    }
+  }
+  for (const KnownCause& cause : known().causes) {
     const double words = likelihood_of_words(cause, lines);
     has_words = has_words || words > 1;
     const auto found = logs.find(cause.name);
     const bool is_none = has_figures && words <= 1 && found != logs.end() && found->second.empty();
     index[cause.name] = prior.size();
-    prior.push_back(is_none ? 0 : cause.weight * words);
+    const auto symptoms = noticed.find(cause.name);
+    prior.push_back(is_none ? 0 : cause.weight * words * (symptoms == noticed.end() ? 1 : symptoms->second));
     const double odds = prior.back() * mean_of(cause.name);
     diagnosis.causes.push_back({cause.name, cause.text, odds, cause.test, cause.fix});
   }

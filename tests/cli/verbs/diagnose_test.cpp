@@ -183,8 +183,8 @@ TEST(DiagnoseVerb, SaysWhatIsWrongWithItsInput) {
 TEST(DiagnoseVerb, ScoresItselfOnPublishedThreads) {
   const auto score =
       json_of(run(std::string("diagnose --json --threads ") + FORESHARD_SOURCE_DIR + "/reports/diagnose/threads.yaml"));
-  EXPECT_GE(score.at("threads").size(), 25U);
-  EXPECT_GE(score.at("among_three").get<double>(), 0.75);
+  EXPECT_GE(score.at("threads").size(), 90U);
+  EXPECT_GE(score.at("among_three").get<double>(), 0.8);
 }
 
 }

@@ -76,7 +76,8 @@ TEST(TrainingLog, OutOfMemoryOfBothForms) {
   EXPECT_NEAR(*now.out_of_memory->allocated, 20.91 * kGiB, 1);
   EXPECT_NEAR(*now.out_of_memory->reserved_unallocated, 833.28 * 1024 * 1024, 1);
   EXPECT_EQ(now.out_of_memory->others, 0);
-  EXPECT_EQ(now.words, "step: 1 of none\n\n");  // the message is figures, not words
+  EXPECT_EQ(now.words, "step: 1 of none\ntorch.OutOfMemoryError: CUDA out of memory\n");  // the rest of the message is
+                                                                                          // figures, not words
   // Of two processes that are known by number alone, the one that PyTorch's 21.7 GiB are of is its own.
   const TrainingLog shared = read_training_log(
       "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 31.50 GiB of which 1.10 GiB is "
@@ -94,6 +95,7 @@ TEST(TrainingLog, OutOfMemoryOfBothForms) {
   ASSERT_TRUE(early.out_of_memory);
   EXPECT_NEAR(*early.out_of_memory->capacity, 10.76 * kGiB, 1);
   EXPECT_NEAR(*early.out_of_memory->allocated, 5.17 * kGiB, 1);
+  EXPECT_NEAR(*early.out_of_memory->reserved_unallocated, 0.11 * kGiB, 1);
   EXPECT_EQ(early.out_of_memory->others, 0);
   const TrainingLog held = read_training_log(
       "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 16.00 GiB total capacity; 3.00 GiB already allocated; "
