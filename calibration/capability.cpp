@@ -19,8 +19,8 @@ ComputeCapability capability_of(const Gpu& gpu) {
     if (name == gpu.architecture && !found) found = row;
   }
   if (!found) {
-    throw Error(ExitCode::kMissingCapability,
-        fmt::format("{} is no CUDA device; expected a GPU of NVIDIA (foreshard machines)", gpu.name));
+    throw Error(
+        ExitCode::kMissingCapability, "{} is no CUDA device; expected a GPU of NVIDIA (foreshard machines)", gpu.name);
   }
   const auto number = [&](const char* column) { return static_cast<std::int64_t>(table.number(*found, column)); };
   return {number("major"), number("minor"), number("shared_per_multiprocessor_kb") << 10,

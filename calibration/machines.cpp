@@ -168,7 +168,7 @@ std::string count_problem(std::int64_t gpus, std::int64_t per_node) {
 }
 
 [[noreturn]] void fail_spec(std::string_view spec, std::string_view why) {
-  throw Error(ExitCode::kInvalidInput, fmt::format("cluster '{}': {}", spec, why));
+  throw invalid_input("cluster '{}': {}", spec, why);
 }
 
 // The cloud's own network in place of the catalogue's usual one.

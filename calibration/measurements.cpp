@@ -178,11 +178,11 @@ Measurements joined(const std::vector<Measurements>& parts) {
     const bool is_same = part.host.cpu == all.host.cpu && part.host.cores == all.host.cores &&
                          part.threads == all.threads && part.device == all.device;
     if (!is_same) {
-      throw Error(
-          ExitCode::kInvalidInput, fmt::format("{} and {} are of different machines or threads: {} with {} cores, {} "
-                                               "thread(s) per rank, and {} with {} cores, {} thread(s)",
-                                       all.files.front(), part.files.front(), all.host.cpu, all.host.cores, all.threads,
-                                       part.host.cpu, part.host.cores, part.threads));
+      throw invalid_input(
+          "{} and {} are of different machines or threads: {} with {} cores, {} thread(s) per rank, and {} with {} "
+          "cores, {} thread(s)",
+          all.files.front(), part.files.front(), all.host.cpu, all.host.cores, all.threads, part.host.cpu,
+          part.host.cores, part.threads);
     }
     all.created = std::max(all.created, part.created);
     append(all.gemm, part.gemm);

@@ -152,8 +152,8 @@ Calibration load_profile(std::string_view gpu_key) {
   const Entry* entry = find_entry(gpu_key);
   if (entry == nullptr) {
     throw Error(ExitCode::kMissingCapability,
-        fmt::format("no calibration profile for GPU '{}'; there are profiles for {}; give one with --profile FILE",
-            gpu_key, fmt::join(profile_keys(), ", ")));
+        "no calibration profile for GPU '{}'; there are profiles for {}; give one with --profile FILE", gpu_key,
+        fmt::join(profile_keys(), ", "));
   }
   return made.emplace(gpu_key, parse_calibration(whole_profile(*entry).dump(), entry->file)).first->second;
 }

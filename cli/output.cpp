@@ -25,8 +25,7 @@ namespace foreshard {
 namespace {
 
 [[noreturn]] void fail(std::string_view what, int error) {
-  throw Error(
-      ExitCode::kInvalidInput, fmt::format("{}: cannot be written: {}", what, std::generic_category().message(error)));
+  throw invalid_input("{}: cannot be written: {}", what, std::generic_category().message(error));
 }
 
 std::string host_name() {

@@ -46,7 +46,7 @@ constexpr std::pair<std::string_view, std::string_view ParameterNames::*> kMembe
 std::string_view ParameterNames::*member_named(std::string_view word) {
   for (const auto& [member, place] : kMembers)
     if (member == word) return place;
-  throw Error(ExitCode::kInternal, fmt::format("no implementation has a module {}", word));
+  throw Error(ExitCode::kInternal, "no implementation has a module {}", word);
 }
 
 struct NamingRow {

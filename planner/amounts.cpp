@@ -14,7 +14,7 @@ namespace foreshard {
 namespace {
 
 [[noreturn]] void refuse(const std::string& flag, const std::string& text, const std::string& why) {
-  throw Error(ExitCode::kUsage, fmt::format("{}: {} {}", flag, quote(text), why));
+  throw Error(ExitCode::kUsage, "{}: {} {}", flag, quote(text), why);
 }
 
 // Digits with at most one point.

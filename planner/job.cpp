@@ -123,19 +123,15 @@ LocalProfile local_profile(const JobOptions& options, Job& job) {
   }
   if (options.profile_need == ProfileNeed::kOptional) return nominal_local_profile(this_machine());
   throw Error(ExitCode::kMissingCapability,
-      "cluster 'local': there is no measured profile of this machine; make one with\n"
-      "  foreshard-exec measure --out raw.json\n"
-      "  foreshard calibrate raw.json\n"
-      "or name one with --profile FILE");
+      "cluster 'local': there is no measured profile of this machine; make one with\n  foreshard-exec measure --out "
+      "raw.json\n  foreshard calibrate raw.json\nor name one with --profile FILE");
 }
 
 void load_local(const JobOptions& options, Job& job) {
   constexpr std::int64_t kMostRanks = 4096;
   const std::int64_t ranks = local_ranks(job.document, options);
-  if (ranks < 1 || ranks > kMostRanks) {
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("cluster 'local': {} ranks on one machine; expected 1 to {}", ranks, kMostRanks));
-  }
+  if (ranks < 1 || ranks > kMostRanks)
+    throw invalid_input("cluster 'local': {} ranks on one machine; expected 1 to {}", ranks, kMostRanks);
   const LocalProfile profile = local_profile(options, job);
   LocalMachine machine = local_machine(profile, ranks);
   job.cluster = std::move(machine.cluster);
@@ -149,10 +145,10 @@ void load_local(const JobOptions& options, Job& job) {
 // A profile of another GPU prices nothing of this one.
 void check_profile(const JobOptions& options, const Job& job) {
   if (options.accept_profile || job.calibration->gpu == job.cluster.gpu.key) return;
-  throw Error(ExitCode::kInvalidInput,
-      fmt::format("{}: gpu: the profile is of {}, the cluster's GPU is {}; expected a "
-                  "profile of {}, none for the shipped one, or --accept-profile",
-          job.profile_file.string(), job.calibration->gpu, job.cluster.gpu.key, job.cluster.gpu.key));
+  throw invalid_input(
+      "{}: gpu: the profile is of {}, the cluster's GPU is {}; expected a profile of {}, none for the shipped one, or "
+      "--accept-profile",
+      job.profile_file.string(), job.calibration->gpu, job.cluster.gpu.key, job.cluster.gpu.key);
 }
 
 void load_cluster_of(const JobOptions& options, Job& job) {
@@ -311,9 +307,8 @@ ShortSteps short_steps(const Job& job, const Forecast& laid_out, const CostModel
 
 Error blamed_on_profile(const NonsenseError& error, const JobOptions& options) {
   if (!options.profile) return error;
-  return Error(ExitCode::kInvalidInput, fmt::format("{}: the profile makes {}; expected one that was measured on the "
-                                                    "cluster's GPU",
-                                            *options.profile, error.nonsense()));
+  return invalid_input("{}: the profile makes {}; expected one that was measured on the cluster's GPU",
+      *options.profile, error.nonsense());
 }
 
 std::string plan_file_text(const Job& job, const Plan& plan, const std::filesystem::path& folder) {

@@ -34,9 +34,8 @@ std::vector<KnobAxis> asked_knobs(const std::vector<std::string>& keys, const Pl
       for (const std::string& more : axis_keys()) known.push_back(more);
       known.emplace_back(kAllAxes);
       const std::string near = nearest_spelling(key, known);
-      throw Error(
-          ExitCode::kUsage, fmt::format("--vary: {} does not vary; expected {}{}", quote(key), fmt::join(known, ", "),
-                                near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+      throw Error(ExitCode::kUsage, "--vary: {} does not vary; expected {}{}", quote(key), fmt::join(known, ", "),
+          near.empty() ? "" : fmt::format("; did you mean {}?", near));
     }
     const bool is_there = std::ranges::any_of(axes, [&](const KnobAxis& known) { return known.key == key; });
     if (!is_there) axes.push_back(std::move(*axis));

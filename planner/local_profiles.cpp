@@ -59,8 +59,8 @@ std::filesystem::path profile_folder() {
   const std::string home = variable("HOME");
   if (home.empty()) {
     throw Error(ExitCode::kMissingCapability,
-        "there is no folder for profiles: neither XDG_DATA_HOME nor HOME is set; name the "
-        "file with --profile FILE or --out FILE");
+        "there is no folder for profiles: neither XDG_DATA_HOME nor HOME is set; name the file with --profile FILE or "
+        "--out FILE");
   }
   return std::filesystem::path(home) / ".local/share" / own;
 }

@@ -50,10 +50,8 @@ ModelName from_path(const fs::path& path) {
   if (!fs::is_directory(path, ignored)) return {.file = path};
   const fs::path config = path / "config.json";
   if (!is_there(config)) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: is a directory without a config.json; expected a model's folder or "
-                                             "the file itself",
-                                     path.string()));
+    throw invalid_input(
+        "{}: is a directory without a config.json; expected a model's folder or the file itself", path.string());
   }
   // "." has a name only once it is spelled out.
   const fs::path whole = fs::weakly_canonical(path, ignored);
@@ -117,10 +115,9 @@ LoadedModel load_model(const ModelName& name, Stack stack) {
   };
   const auto expect_head = [&](bool has_it) {
     if (has_it || name.scores == 0) return;
-    throw Error(
-        ExitCode::kMissingCapability, fmt::format("{}: another head is for language models by their configuration; "
-                                                  "expected the name without +scores or +values",
-                                          name.zoo.empty() ? name.file.string() : name.zoo));
+    throw Error(ExitCode::kMissingCapability,
+        "{}: another head is for language models by their configuration; expected the name without +scores or +values",
+        name.zoo.empty() ? name.file.string() : name.zoo);
   };
   if (!name.zoo.empty()) {
     for (const ZooEntry& entry : name.scores > 0 ? zoo() : std::vector<ZooEntry>{}) {
@@ -134,10 +131,10 @@ LoadedModel load_model(const ModelName& name, Stack stack) {
     expect_head(false);
     ModelSpec model = load_model_yaml(name.file);
     if (stack == Stack::kEager) return {std::move(model), std::nullopt, name.notes};
-    throw Error(
-        ExitCode::kMissingCapability, fmt::format("{}: the engine has kernels for the families that are built in, not "
-                                                  "for operations from a file; nearest plan: runtime: fsdp2",
-                                          name.file.string()));
+    throw Error(ExitCode::kMissingCapability,
+        "{}: the engine has kernels for the families that are built in, not for operations from a file; nearest plan: "
+        "runtime: fsdp2",
+        name.file.string());
   }
   HfConfig config =
       name.title.empty() ? read_hf_config(name.file) : parse_hf_config(read_json_file(name.file), name.title);

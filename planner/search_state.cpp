@@ -110,8 +110,7 @@ SearchState::SearchState(const std::string& path, const std::string& key) : key_
   std::error_code ignored;
   const bool is_there = std::filesystem::exists(path, ignored) && read(path);
   file_ = std::fopen(path.c_str(), is_there ? "a" : "w");
-  if (file_ == nullptr)
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
+  if (file_ == nullptr) throw invalid_input("{}: cannot be written: {}", path, std::strerror(errno));
   if (!is_there) fmt::print(file_, "{} {}\n", kSchema, key);
 }
 

@@ -74,8 +74,8 @@ std::int64_t SizedJobs::sequences_of_step(const Job& job, std::int64_t most_sequ
   const std::int64_t least = checked_multiply(ranks, at_once);
   if (least > most_sequences) {
     throw Error(ExitCode::kInfeasible,
-        fmt::format("a step of at most {} sequences is less than one for every GPU (--global-batch, --batch-tokens)",
-            format_count(most_sequences)));
+        "a step of at most {} sequences is less than one for every GPU (--global-batch, --batch-tokens)",
+        format_count(most_sequences));
   }
   return most_sequences / least * least;
 }
@@ -108,16 +108,13 @@ JobVariants SizedJobs::operator()(const CandidateCluster& candidate, std::int64_
 Price SizedJobs::price_of(const Job& job) const {
   const Cluster& cluster = job.cluster;
   if (const auto found = prices_.find(cluster.gpu.key); found != prices_.end()) return found->second;
-  if (!prices_file_.empty()) {
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("{}: no price of {}; expected a row {},USD", prices_file_, cluster.gpu.key, cluster.gpu.key));
-  }
+  if (!prices_file_.empty())
+    throw invalid_input("{}: no price of {}; expected a row {},USD", prices_file_, cluster.gpu.key, cluster.gpu.key);
   Price price = listed_price(cluster);
   if (price.usd_per_hour <= 0) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: no price; expected gpu.price_per_hour in the cluster file, such "
-                                             "as 2.95USD/h, or --prices FILE",
-                                     cluster.spec));
+    throw invalid_input(
+        "{}: no price; expected gpu.price_per_hour in the cluster file, such as 2.95USD/h, or --prices FILE",
+        cluster.spec);
   }
   return price;
 }

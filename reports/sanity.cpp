@@ -136,9 +136,9 @@ std::string find_nonsense(const SizedPlan& sized, const Forecast& shown) {
 }
 
 NonsenseError::NonsenseError(std::string nonsense)
-    : Error(ExitCode::kInternal, fmt::format("internal error: the forecast says what cannot be: {}; please report it "
-                                             "with the command and its files",
-                                     nonsense)),
+    : Error(ExitCode::kInternal,
+          "internal error: the forecast says what cannot be: {}; please report it with the command and its files",
+          nonsense),
       nonsense_(std::move(nonsense)) {}
 
 }

@@ -49,15 +49,13 @@ std::vector<GemmRow> below_peak(const std::vector<Placed>& placed, const Gpu& gp
     rows.push_back(row);
   }
   if (2 * rows.size() < placed.size()) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}; and {} of {} rows in all: is tflops in TFLOP/s, latency_us in us?",
-                                     notes.back(), placed.size() - rows.size(), placed.size()));
+    throw invalid_input("{}; and {} of {} rows in all: is tflops in TFLOP/s, latency_us in us?", notes.back(),
+        placed.size() - rows.size(), placed.size());
   }
   if (best > 0 && best < kLeastOfPeak * gpu.peak_bf16.value()) {
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("{}: the best of the large products reaches {}, {:.2g} % of {}'s peak: is "
-                    "tflops in TFLOP/s, latency_us in us?",
-            placed.front().place, format_flop_rate(FlopsPerSecond(best)), 100 * best / gpu.peak_bf16.value(), gpu.key));
+    throw invalid_input(
+        "{}: the best of the large products reaches {}, {:.2g} % of {}'s peak: is tflops in TFLOP/s, latency_us in us?",
+        placed.front().place, format_flop_rate(FlopsPerSecond(best)), 100 * best / gpu.peak_bf16.value(), gpu.key);
   }
   return rows;
 }
@@ -123,10 +121,9 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
   options.relative = &shipped;
   GemmFit found = fit_gemm(rows, gpu, options);
   if (!found.report.errors.empty() && found.report.errors.front().median > kMostMedianError) {
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("{}: the fit misses half of its {} rows by more than {:.0f} %: they are "
-                    "not products of one {}, timed alone",
-            tables.front().file_name(), rows.size(), 100 * found.report.errors.front().median, gpu.key));
+    throw invalid_input(
+        "{}: the fit misses half of its {} rows by more than {:.0f} %: they are not products of one {}, timed alone",
+        tables.front().file_name(), rows.size(), 100 * found.report.errors.front().median, gpu.key);
   }
   found.curve.sustained = shipped.sustained;
   found.curve.misaligned = shipped.misaligned;

@@ -101,16 +101,13 @@ DeviceFit fit_device(const Measurements& measurements) {
   const std::vector<Machine> machines = list_machines();
   const Machine* machine = match_gpu(measurements.device->name, machines);
   if (machine == nullptr) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: the catalogue has no GPU '{}' (foreshard machines lists them)",
-                                     measurements.files.front(), measurements.device->name));
+    throw invalid_input("{}: the catalogue has no GPU '{}' (foreshard machines lists them)", measurements.files.front(),
+        measurements.device->name);
   }
   std::vector<CollectiveSweep> sweeps = sweeps_of(measurements);
   const bool nothing = measurements.gemm.empty() && measurements.functions.empty();
-  if (nothing && sweeps.empty()) {
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("{}: no product, memory-bound function or collective was measured", measurements.files.front()));
-  }
+  if (nothing && sweeps.empty())
+    throw invalid_input("{}: no product, memory-bound function or collective was measured", measurements.files.front());
   check_rates(measurements, machine->node.gpu);
   DeviceFit fit;
   Calibration& c = fit.calibration;
@@ -135,10 +132,10 @@ DeviceFit fit_device(const Measurements& measurements) {
   fit.reports = gemm.reports;
   append(fit.reports, attention.reports);
   fit.notes.push_back(fmt::format("{} is {} of the catalogue", measurements.device->name, machine->key));
-  fit.notes.push_back(c.sweeps.empty() ? std::string("collectives and overlap are the shipped profile's")
-                                       : fmt::format("{} curves of collectives were measured; overlap is the "
-                                                     "shipped profile's",
-                                             c.sweeps.size()));
+  fit.notes.push_back(
+      c.sweeps.empty()
+          ? std::string("collectives and overlap are the shipped profile's")
+          : fmt::format("{} curves of collectives were measured; overlap is the shipped profile's", c.sweeps.size()));
   return fit;
 }
 

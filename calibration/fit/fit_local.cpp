@@ -96,9 +96,9 @@ HostCurve host_curve(const std::vector<MeasuredRow<HostWork>>& rows) {
   curve.per_hook = of(HostWork::kHook);
   curve.per_collective = of(HostWork::kCollective);
   curve.evidence = rows.empty() ? Evidence::kAssumed : Evidence::kMeasured;
-  curve.source = rows.empty() ? "no rows: none"
-                              : "measured; the time of an operation includes its dispatch, so a "
-                                "launch costs nothing on top";
+  curve.source = rows.empty()
+                     ? "no rows: none"
+                     : "measured; the time of an operation includes its dispatch, so a launch costs nothing on top";
   return curve;
 }
 
@@ -220,10 +220,10 @@ class VariantFitter {
  private:
   void require(bool there, const char* what) const {
     if (there) return;
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: no {} was measured with {} rank(s) at once, so there is no rate to "
-                                             "start from; measure again with foreshard-exec measure",
-                                     file_names(m_), what, ranks_));
+    throw invalid_input(
+        "{}: no {} was measured with {} rank(s) at once, so there is no rate to start from; measure again with "
+        "foreshard-exec measure",
+        file_names(m_), what, ranks_);
   }
   void gap(bool is_there, std::string what) {
     if (is_there) report_.gaps.push_back(std::move(what));

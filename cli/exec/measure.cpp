@@ -67,7 +67,7 @@ std::vector<MeasuredJob> jobs_of(const MeasureOptions& options) {
     long long sequence = 0, batch = 0;
     char rest = 0;
     if (std::sscanf(text.c_str(), "%lldx%lld%c", &sequence, &batch, &rest) != 2 || sequence < 1 || batch < 1)
-      throw Error(ExitCode::kUsage, fmt::format("--tokens {}: expected SEQUENCExMICRO_BATCH, such as 256x4", text));
+      throw Error(ExitCode::kUsage, "--tokens {}: expected SEQUENCExMICRO_BATCH, such as 256x4", text);
     shapes.emplace_back(sequence, batch);
   }
   if (shapes.empty() && options.device == "cuda") shapes = {{8192, 1}, {4096, 1}, {2048, 1}};

@@ -19,9 +19,8 @@ std::optional<ExitCode> spawn_if_asked(const SpawnRequest& request) {
   if (request.ranks == 0) return std::nullopt;
   const Launch launch = resolve_launch(process_environment());
   if (launch.launcher != "none") {
-    throw Error(ExitCode::kUsage, fmt::format("--spawn starts ranks, but this process is a rank of {} already; leave "
-                                              "--spawn out",
-                                      launch.launcher));
+    throw Error(ExitCode::kUsage, "--spawn starts ranks, but this process is a rank of {} already; leave --spawn out",
+        launch.launcher);
   }
   SpawnOptions options = {.arguments = {"foreshard-exec"}};
   append(options.arguments, request.arguments);

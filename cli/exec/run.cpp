@@ -50,14 +50,13 @@ std::unique_ptr<Accelerator> open_device(const std::string& choice, const Cluste
   if (cluster.host_computes) {
     if (wanted != DeviceChoice::kCuda) return nullptr;
     throw Error(ExitCode::kMissingCapability,
-        "the plan's cluster is local (CPU ranks); nearest plan: the same with a cluster of "
-        "GPUs, for example cluster: 1xh100");
+        "the plan's cluster is local (CPU ranks); nearest plan: the same with a cluster of GPUs, for example cluster: "
+        "1xh100");
   }
   if (wanted == DeviceChoice::kCpu) {
-    throw Error(
-        ExitCode::kMissingCapability, fmt::format("the plan is for GPUs ({}), CPU ranks run plans of this machine; "
-                                                  "nearest plan: the same with cluster: local",
-                                          cluster.spec));
+    throw Error(ExitCode::kMissingCapability,
+        "the plan is for GPUs ({}), CPU ranks run plans of this machine; nearest plan: the same with cluster: local",
+        cluster.spec);
   }
   try {
     return load_accelerator(launch.local_rank);
@@ -173,7 +172,7 @@ std::chrono::seconds grace_of(const std::string& text) {
     const std::chrono::nanoseconds grace(parse_time(text).nanoseconds());
     return std::max(std::chrono::seconds(1), std::chrono::ceil<std::chrono::seconds>(grace));
   } catch (const std::invalid_argument& error) {
-    throw Error(ExitCode::kUsage, fmt::format("--grace: {}", error.what()));
+    throw Error(ExitCode::kUsage, "--grace: {}", error.what());
   }
 }
 
@@ -225,10 +224,10 @@ std::vector<std::string> accepted_changes(const std::string& text, const Facts& 
     at = end + 1;
     if (contains(keys, accepted.back())) continue;
     const std::string nearest = nearest_spelling(accepted.back(), keys);
-    throw Error(
-        ExitCode::kUsage, fmt::format("--accept-changes: {} is no key that changes the numbers; expected "
-                                      "keys with commas between them, for example data,seed{}",
-                              quote(accepted.back()), nearest.empty() ? "" : "; did you mean " + nearest + "?"));
+    throw Error(ExitCode::kUsage,
+        "--accept-changes: {} is no key that changes the numbers; expected keys with commas between them, for example "
+        "data,seed{}",
+        quote(accepted.back()), nearest.empty() ? "" : "; did you mean " + nearest + "?");
   }
   return accepted;
 }

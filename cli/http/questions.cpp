@@ -112,10 +112,9 @@ void check_name(const std::string& key, const std::string& value) {
   const std::string end = std::filesystem::path(value).extension();
   const bool is_file = end == ".json" || end == ".yaml" || end == ".yml";
   if (is_plain && !is_path && !is_file && value != "local") return;
-  throw Error(ExitCode::kInvalidInput,
-      fmt::format("{} {}: {}", key, quote(value),
-          key == "model" ? "expected a name that foreshard models lists, or the file itself"
-                         : "expected GPUs and their kind, such as 64xh100, or the file itself"));
+  throw invalid_input("{} {}: {}", key, quote(value),
+      key == "model" ? "expected a name that foreshard models lists, or the file itself"
+                     : "expected GPUs and their kind, such as 64xh100, or the file itself");
 }
 
 // What a plan names must lie beside it.
@@ -124,9 +123,7 @@ void check_plan(const std::string& file) {
   const auto check = [&](const char* key, const std::string& value) {
     const std::filesystem::path path = value;
     const bool leaves = path.is_absolute() || value.starts_with('~') || value == "local" || contains(path, "..");
-    if (leaves)
-      throw Error(
-          ExitCode::kInvalidInput, fmt::format("{}: {} {}: send the file itself along", file, key, quote(value)));
+    if (leaves) throw invalid_input("{}: {} {}: send the file itself along", file, key, quote(value));
   };
   if (plan.has("model")) check("model", model_of(plan));
   if (plan.has("cluster")) check("cluster", cluster_of(plan));
@@ -162,9 +159,8 @@ class Request {
     if (found != options_.end()) return found->second;
     auto known = list_of<std::string>(options_, [&](const auto& each) { return each.first; });
     const std::string near = nearest_spelling(key, known);
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("unknown key {}; expected {}{}", quote(key), fmt::join(known, ", "),
-                                     near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+    throw invalid_input("unknown key {}; expected {}{}", quote(key), fmt::join(known, ", "),
+        near.empty() ? "" : fmt::format("; did you mean {}?", near));
   }
 
   void add_word(const std::string& key, const std::string& value) {
@@ -173,14 +169,13 @@ class Request {
     const std::string& name = known.names.front();
     if (takes(known) == Takes::kFile) {
       // As a key that is not known: files are sent, not named.
-      throw Error(ExitCode::kInvalidInput,
-          fmt::format("unknown key {}: send the file itself, as multipart/form-data", quote(key)));
+      throw invalid_input("unknown key {}: send the file itself, as multipart/form-data", quote(key));
     }
     if (takes(known) == Takes::kName) check_name(key, value);
     if (key == "set" || key == "fix" || key == "with") {
       const std::string assigned = value.substr(0, value.find('='));
       if (assigned == "model" || assigned == "cluster")
-        throw Error(ExitCode::kInvalidInput, fmt::format("{} {}: give {} by its own name", key, value, assigned));
+        throw invalid_input("{} {}: give {} by its own name", key, value, assigned);
     }
     if (!known.type.empty()) {
       add_option(name, value);
@@ -192,8 +187,7 @@ class Request {
 
   void add_files(const std::string& field, const std::vector<const HttpFile*>& files) {
     const CommandOption& known = option(field);
-    if (takes(known) == Takes::kWord)
-      throw Error(ExitCode::kInvalidInput, fmt::format("{}: expected a word, not a file", field));
+    if (takes(known) == Takes::kWord) throw invalid_input("{}: expected a word, not a file", field);
     std::string path;
     if (files.size() == 1) {
       path = plain_file_name(files[0]->name, field);
@@ -226,7 +220,7 @@ class MappedFile {
       start_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
     }
     if (file >= 0) ::close(file);
-    if (start_ == MAP_FAILED) throw Error(ExitCode::kInvalidInput, "the body is empty");
+    if (start_ == MAP_FAILED) throw invalid_input("the body is empty");
   }
   ~MappedFile() { ::munmap(start_, size_); }
   MappedFile(const MappedFile&) = delete;

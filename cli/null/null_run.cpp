@@ -42,16 +42,15 @@ fs::path library_folder() {
   fs::path folder = program.parent_path() / "null";
   if (!fs::exists(folder / "libforeshard-null.so")) {
     throw Error(ExitCode::kMissingCapability,
-        fmt::format("{}: is not there; expected the null GPU's library beside the program (./x build makes both)",
-            (folder / "libforeshard-null.so").string()));
+        "{}: is not there; expected the null GPU's library beside the program (./x build makes both)",
+        (folder / "libforeshard-null.so").string());
   }
   return folder;
 }
 
 Cluster one_node(const std::string& gpu) {
   const auto machine = machine_named(gpu);
-  if (!machine)
-    throw Error(ExitCode::kUsage, fmt::format("--gpu {}: no such GPU; expected one of foreshard machines", gpu));
+  if (!machine) throw Error(ExitCode::kUsage, "--gpu {}: no such GPU; expected one of foreshard machines", gpu);
   return machine->node;
 }
 

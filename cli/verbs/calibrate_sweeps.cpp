@@ -85,11 +85,9 @@ void check_sense(const Cluster& machine, const CollectiveSweep& sweep) {
   const double link = machine.node.gpu_link.value();
   const bool is_small = sweep.points.back().bytes < 1e6;  // latencies alone
   if (best <= kAboveLink * link && (is_small || best >= kLeastOfLink * link)) return;
-  throw Error(
-      ExitCode::kInvalidInput, fmt::format("{}: the best bus bandwidth of {} is {}, the link of {} has {}: another "
-                                           "unit, or another GPU?",
-                                   sweep.source, to_string(sweep.operation), format_bandwidth(BytesPerSecond(best)),
-                                   machine.gpu.key, format_bandwidth(machine.node.gpu_link)));
+  throw invalid_input("{}: the best bus bandwidth of {} is {}, the link of {} has {}: another unit, or another GPU?",
+      sweep.source, to_string(sweep.operation), format_bandwidth(BytesPerSecond(best)), machine.gpu.key,
+      format_bandwidth(machine.node.gpu_link));
 }
 
 // The catalogue's machine of a device name.
@@ -97,10 +95,8 @@ std::string machine_of(const std::string& device, const std::string& asked) {
   if (!asked.empty()) return asked;
   const std::vector<Machine> machines = list_machines();
   if (const Machine* machine = match_gpu(device, machines)) return machine->key;
-  throw Error(
-      ExitCode::kInvalidInput, fmt::format("the logs do not tell a GPU of the catalogue{}; name it with --machine "
-                                           "KEY (foreshard machines)",
-                                   device.empty() ? "" : fmt::format(" ('{}')", device)));
+  throw invalid_input("the logs do not tell a GPU of the catalogue{}; name it with --machine KEY (foreshard machines)",
+      device.empty() ? "" : fmt::format(" ('{}')", device));
 }
 
 }
@@ -113,7 +109,7 @@ bool are_nccl_tests(const std::vector<std::string>& files) {
     logs += looks_like_nccl_tests(read_text_start(file, kNcclTestsHead)) ? 1 : 0;
   }
   if (logs != 0 && logs != files.size())
-    throw Error(ExitCode::kInvalidInput, "logs of nccl-tests and measurements of a machine do not go into one profile");
+    throw invalid_input("logs of nccl-tests and measurements of a machine do not go into one profile");
   return logs != 0;
 }
 

@@ -33,8 +33,8 @@ void check_options(const JobOptions& job) {
   for (const auto& group : job.assignments) assigns |= !group.empty();
   if (is_said || assigns) {
     throw Error(ExitCode::kUsage,
-        "--capture: the captured program says model and plan; expected --cluster and "
-        "--profile alone beside it (foreshard import reads a plan off a capture)");
+        "--capture: the captured program says model and plan; expected --cluster and --profile alone beside it "
+        "(foreshard import reads a plan off a capture)");
   }
   if (!job.cluster || *job.cluster == "local")
     throw Error(ExitCode::kUsage, "--capture: expected --cluster, such as 8xh100");
@@ -49,10 +49,9 @@ CapturedAnswer answer_capture(const JobOptions& job) {
   const Calibration calibration =
       job.profile ? read_calibration(read_json_file(*job.profile)) : profile_calibration(plan, cluster);
   if (job.profile && calibration.gpu != cluster.gpu.key && !job.accept_profile) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: gpu: the profile is of {}, the cluster's GPU is {}; expected a "
-                                             "profile of {}, or --accept-profile",
-                                     *job.profile, calibration.gpu, cluster.gpu.key, cluster.gpu.key));
+    throw invalid_input(
+        "{}: gpu: the profile is of {}, the cluster's GPU is {}; expected a profile of {}, or --accept-profile",
+        *job.profile, calibration.gpu, cluster.gpu.key, cluster.gpu.key);
   }
   a.made = forecast_captures(a.captures, plan, CostModel(cluster, calibration, cost_choices(plan)));
   return a;

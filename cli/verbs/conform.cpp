@@ -25,8 +25,8 @@ void check_only(const std::vector<const RecordingFolder*>& folders, std::vector<
   for (const std::string& id : only) {
     if (contains(known, id)) continue;
     const std::string near = nearest_spelling(id, known);
-    throw Error(ExitCode::kUsage, fmt::format("no recording is called {}{}", quote(id),
-                                      near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+    throw Error(ExitCode::kUsage, "no recording is called {}{}", quote(id),
+        near.empty() ? "" : fmt::format("; did you mean {}?", near));
   }
 }
 

@@ -182,8 +182,8 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   if (!options.threads.empty()) return score(options);
   if (options.measured.empty() && options.log.empty() && options.run.empty() && options.snapshots.empty()) {
     throw Error(ExitCode::kUsage,
-        "nothing was measured; expected --measured step=2.1s, tokens/s=99840 or "
-        "memory=61GiB, --log FILE, --run TRACE or --snapshot FILE");
+        "nothing was measured; expected --measured step=2.1s, tokens/s=99840 or memory=61GiB, --log FILE, --run TRACE "
+        "or --snapshot FILE");
   }
   const Job job = load_job(options.job);
   const Plan& plan = job.resolved.plan;

@@ -152,10 +152,8 @@ struct Compared {
 
 // The median step of the first rank is what is explained.
 Compared compare(Forecast made, RecordedRun recording, const std::string& run) {
-  if (made.graph.fingerprint() != recording.record.fingerprint) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: is of another step; foreshard validate says what differs", run));
-  }
+  if (made.graph.fingerprint() != recording.record.fingerprint)
+    throw invalid_input("{}: is of another step; foreshard validate says what differs", run);
   const Forecast measured = measured_view(made.model, made.plan, made.graph, recording.record);
   SlowStep step = why_slower(made.graph, made.timeline, measured.timeline);
   return {std::move(made), std::move(recording), std::move(step), measured.timeline.steady_step};
@@ -180,10 +178,10 @@ Json json_of(const Compared& compared) {
 void check_machine(const ExplainOptions& options, const FsdpTrace& trace) {
   const auto& cluster = options.job.cluster;
   if (!cluster || *cluster == "local" || trace.of_gpu || !trace.device.empty()) return;
-  throw Error(ExitCode::kInvalidInput,
-      fmt::format("{}: is of CPU ranks{}: their times and overlap say nothing of '{}'; "
-                  "record on the GPUs with ProfilerActivity.CUDA, or name --cluster local",
-          trace.file, trace.facts.backend.empty() ? "" : " over " + trace.facts.backend, *cluster));
+  throw invalid_input(
+      "{}: is of CPU ranks{}: their times and overlap say nothing of '{}'; record on the GPUs with "
+      "ProfilerActivity.CUDA, or name --cluster local",
+      trace.file, trace.facts.backend.empty() ? "" : " over " + trace.facts.backend, *cluster);
 }
 
 ExitCode explain_trace(const ExplainOptions& options) {

@@ -38,9 +38,9 @@ Exported export_script(const Job& job) {
   const std::optional<ModelDims> dims = dims_of(job);
   if (!dims) {
     throw Error(ExitCode::kMissingCapability,
-        fmt::format("export --to fsdp2: unsupported: {} is not a decoder that is built in: "
-                    "the script needs one of foreshard models, or a config.json",
-            job.model.name));
+        "export --to fsdp2: unsupported: {} is not a decoder that is built in: the script needs one of foreshard "
+        "models, or a config.json",
+        job.model.name);
   }
   return export_fsdp2(job.resolved.plan, job.model, *dims);
 }
@@ -65,9 +65,9 @@ Exported exported(const ExportOptions& options, const Job& job) {
   const bool is_titans = options.to.starts_with("torchtitan");
   if (has_axes && options.to != "fsdp2" && !is_titans) {
     throw Error(ExitCode::kMissingCapability,
-        fmt::format("export --to {}: unsupported: mesh.tp, mesh.cp, mesh.ep and mesh.pp are written for torchtitan, "
-                    "and all but mesh.pp for fsdp2; nearest: --to torchtitan",
-            options.to));
+        "export --to {}: unsupported: mesh.tp, mesh.cp, mesh.ep and mesh.pp are written for torchtitan, and all but "
+        "mesh.pp for fsdp2; nearest: --to torchtitan",
+        options.to);
   }
   if (options.to == "fsdp2") return export_script(job);
   if (options.to == "launch") return launch_file(plan, job.cluster, launcher_of(options), options.program);

@@ -54,8 +54,8 @@ ForeignPlan read_settings(const ConfigNode& root, std::int64_t gpus) {
            "gradient_accumulation_steps", "bf16", "fp16"})
     if (root.is_mapping() && root.has(key)) return read_deepspeed(root);
   throw root.error("is of no known form",
-      "Hugging Face's config.json, settings of DeepSpeed, Accelerate, TorchTitan, "
-      "Megatron-Bridge, torchtune, LitGPT or transformers' Trainer");
+      "Hugging Face's config.json, settings of DeepSpeed, Accelerate, TorchTitan, Megatron-Bridge, torchtune, LitGPT "
+      "or transformers' Trainer");
 }
 
 // The keys of config.json with their lines.
@@ -118,8 +118,7 @@ Import read_all(const ImportOptions& options) {
   Import import = {.model = options.model};
   std::optional<ConfigNode> trainer;  // what may have a runtime's settings beside it
   const auto take_name = [](std::string& file, const std::string& path) {
-    if (!file.empty())
-      throw Error(ExitCode::kUsage, fmt::format("{} and {} are both a trainer's settings", file, path));
+    if (!file.empty()) throw Error(ExitCode::kUsage, "{} and {} are both a trainer's settings", file, path);
     file = path;
   };
   std::string trainer_file;
@@ -132,9 +131,8 @@ Import read_all(const ImportOptions& options) {
       continue;
     }
     if (kind == Kind::kNone) {
-      throw Error(ExitCode::kUsage, fmt::format("{} describes a machine, other files a training job: import them in "
-                                                "two calls",
-                                        path));
+      throw Error(
+          ExitCode::kUsage, "{} describes a machine, other files a training job: import them in two calls", path);
     }
     if (kind == Kind::kToml) {
       take_name(import.settings, path);
@@ -196,10 +194,8 @@ ExitCode import_training_files(const ImportOptions& options) {
   }
   const std::string model = import.model.empty() ? plan.value("model") : import.model;
   if (import.weights) {
-    if (model.empty()) {
-      throw Error(ExitCode::kUsage,
-          fmt::format("{}: of which model? --model says, or a config.json beside it", *import.weights));
-    }
+    if (model.empty())
+      throw Error(ExitCode::kUsage, "{}: of which model? --model says, or a config.json beside it", *import.weights);
     const ImportLedger found = check_stored(read_safetensors(*import.weights), named_model(model));
     append(plan.ledger, found);
   }

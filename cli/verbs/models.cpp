@@ -209,8 +209,8 @@ ExitCode run_models(const ModelsOptions& options) {
     return ExitCode::kOk;
   }
   if (options.as_yaml) {
-    throw Error(ExitCode::kUsage, fmt::format("--yaml writes one model; {} is part of {}: {}", quote(options.name),
-                                      meant.size(), fmt::join(meant, ", ")));
+    throw Error(ExitCode::kUsage, "--yaml writes one model; {} is part of {}: {}", quote(options.name), meant.size(),
+        fmt::join(meant, ", "));
   }
   std::vector<ZooEntry> entries = zoo();
   std::vector<VisionEntry> vision = vision_zoo();

@@ -32,7 +32,7 @@ RunTerms terms_of(const RecommendCommandOptions& o) {
     try {
       terms.checkpoint_rate = parse_bandwidth(o.checkpoint_rate);
     } catch (const std::invalid_argument& error) {
-      throw Error(ExitCode::kUsage, fmt::format("--checkpoint-rate: {}", error.what()));
+      throw Error(ExitCode::kUsage, "--checkpoint-rate: {}", error.what());
     }
     if (terms.checkpoint_rate.value() <= 0) throw Error(ExitCode::kUsage, "--checkpoint-rate: must be more than zero");
   }

@@ -24,10 +24,8 @@ namespace {
 
 void attach_run(PageDocument& page, const Answer& a, const std::string& run) {
   const RecordedRun recording = read_recording(run, a.forecast);
-  if (a.forecast.graph.fingerprint() != recording.record.fingerprint) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: is of another step; foreshard validate says what differs", run));
-  }
+  if (a.forecast.graph.fingerprint() != recording.record.fingerprint)
+    throw invalid_input("{}: is of another step; foreshard validate says what differs", run);
   add_validation(page, a.forecast, validate(a.forecast, a.report, recording.record, {}), recording.record);
 }
 

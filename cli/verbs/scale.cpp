@@ -34,9 +34,10 @@ Json body_of(const ScalingCurve& curve) {
 ExitCode run_scale(const ScaleOptions& options) {
   const auto machine = find_machine(options.cluster);
   if (!machine) {
-    throw Error(ExitCode::kInvalidInput, fmt::format("--cluster {}: expected a machine without a count, such as h100 "
-                                                     "(foreshard machines); sizes are --gpus 8,64,512",
-                                             options.cluster));
+    throw invalid_input(
+        "--cluster {}: expected a machine without a count, such as h100 (foreshard machines); sizes are --gpus "
+        "8,64,512",
+        options.cluster);
   }
   const PriceList prices = options.prices.empty() ? PriceList() : read_prices(options.prices);
   const SizedJobs jobs(options.job, options.vary, prices, options.prices);
@@ -53,9 +54,8 @@ ExitCode run_scale(const ScaleOptions& options) {
     return CandidateCluster{machine->machine.key, spec(gpus), gpus};
   });
   if (candidates.empty()) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("a step of {} sequences is less than one for every GPU of a node of {}",
-                                     how.most_sequences, node.gpus));
+    throw invalid_input(
+        "a step of {} sequences is less than one for every GPU of a node of {}", how.most_sequences, node.gpus);
   }
   Progress progress("scale");
   how.progress = progress.until_interrupted();

@@ -30,8 +30,8 @@ class PrivateFolder {
   PrivateFolder() {
     std::string name = (std::filesystem::temp_directory_path() / "foreshard-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) {
-      throw Error(ExitCode::kInvalidInput, fmt::format("{}: no folder can be made there; TMPDIR names another",
-                                               std::filesystem::temp_directory_path().string()));
+      throw invalid_input(
+          "{}: no folder can be made there; TMPDIR names another", std::filesystem::temp_directory_path().string());
     }
     path_ = name;
   }
@@ -88,9 +88,9 @@ std::string link(const ServeOptions& options, const std::string& token, int port
 
 ExitCode run_serve(const ServeOptions& options) {
   if (options.no_token && !is_loopback_name(options.address)) {
-    throw Error(ExitCode::kUsage, fmt::format("serve --no-token: {} can be reached from other machines; only "
-                                              "127.0.0.1 is served without the token",
-                                      options.address));
+    throw Error(ExitCode::kUsage,
+        "serve --no-token: {} can be reached from other machines; only 127.0.0.1 is served without the token",
+        options.address);
   }
   const PrivateFolder folder;
   HttpService service = {.address = options.address, .port = options.port};
@@ -105,8 +105,8 @@ ExitCode run_serve(const ServeOptions& options) {
   };
   service.listening = [&](int port) { write_answer(link(options, service.gate.token, port)); };
   if (serve_http(service)) return ExitCode::kOk;
-  throw Error(ExitCode::kInvalidInput,
-      fmt::format("{}:{}: cannot be listened on; is it in use? --port takes another", options.address, options.port));
+  throw invalid_input(
+      "{}:{}: cannot be listened on; is it in use? --port takes another", options.address, options.port);
 }
 
 }

@@ -80,10 +80,8 @@ ExitCode run_validate(const ValidateOptions& options) {
   if (is_traced(run) && !job.resolved.plan.mesh.is_plain()) return validate_listed(options, made);
   const RecordedRun recording = read_recording(run, made);
   const RunRecord& record = recording.record;
-  if (made.graph.fingerprint() != record.fingerprint) {
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("{}: {}", run, mismatch_sentence(made, plan_of(record, run, job), record, FORESHARD_VERSION)));
-  }
+  if (made.graph.fingerprint() != record.fingerprint)
+    throw invalid_input("{}: {}", run, mismatch_sentence(made, plan_of(record, run, job), record, FORESHARD_VERSION));
   const CostModel prices = record.paced ? costs.of_one_gpu() : costs;
   if (record.paced) made = forecast(job.model, job.resolved.plan, prices);
   const Report predicted = report_of(job, made, prices);

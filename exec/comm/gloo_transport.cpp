@@ -129,8 +129,8 @@ std::unique_ptr<Transport> connect_gloo(const std::shared_ptr<JobStore>& store, 
     gloo->setTimeout(group.timeout);
     return std::make_unique<GlooTransport>(group, std::move(gloo));
   } catch (const std::exception& error) {
-    throw Error(ExitCode::kLaunchFailure,
-        fmt::format("group {}: no connection through {}: {}", group.key, group.address, first_line(error)));
+    throw Error(ExitCode::kLaunchFailure, "group {}: no connection through {}: {}", group.key, group.address,
+        first_line(error));
   }
 }
 

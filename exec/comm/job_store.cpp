@@ -27,8 +27,8 @@ auto named(const StoreAddress& address, Call call) -> decltype(call()) {
   try {
     return call();
   } catch (const std::exception& error) {
-    throw Error(ExitCode::kLaunchFailure,
-        fmt::format("the store at {}:{} failed: {}", address.host, address.port, first_line(error)));
+    throw Error(
+        ExitCode::kLaunchFailure, "the store at {}:{} failed: {}", address.host, address.port, first_line(error));
   }
 }
 

@@ -92,7 +92,7 @@ class Layout {
 };
 
 [[noreturn]] void fail_shared(const std::string& what) {
-  throw Error(ExitCode::kLaunchFailure, fmt::format("shared memory: {}: {}", what, std::strerror(errno)));
+  throw Error(ExitCode::kLaunchFailure, "shared memory: {}: {}", what, std::strerror(errno));
 }
 
 std::byte* map(int fd, std::size_t bytes) {

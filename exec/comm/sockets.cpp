@@ -44,8 +44,7 @@ sockaddr_in resolve(const std::string& host, int port) {
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0)
-    throw Error(ExitCode::kLaunchFailure, fmt::format("host {} has no address: {}", host, ::gai_strerror(error)));
+  if (error != 0) throw Error(ExitCode::kLaunchFailure, "host {} has no address: {}", host, ::gai_strerror(error));
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
   sockaddr_in address{};
   std::memcpy(&address, found->ai_addr, sizeof address);
@@ -73,10 +72,11 @@ int listen_socket(ListenOn where, int port) {
   address.sin_addr.s_addr = htonl(where == ListenOn::kLoopback ? INADDR_LOOPBACK : INADDR_ANY);
   address.sin_port = htons(static_cast<std::uint16_t>(port));
   if (::bind(socket.fd(), general(address), sizeof address) != 0 || ::listen(socket.fd(), SOMAXCONN) != 0) {
-    const char* why = errno == EADDRINUSE ? "another program listens there; is another job running, or "
-                                            "is MASTER_PORT shared by two jobs?"
-                                          : std::strerror(errno);
-    throw Error(ExitCode::kLaunchFailure, fmt::format("port {} cannot be opened for the ranks to meet: {}", port, why));
+    const char* why =
+        errno == EADDRINUSE
+            ? "another program listens there; is another job running, or is MASTER_PORT shared by two jobs?"
+            : std::strerror(errno);
+    throw Error(ExitCode::kLaunchFailure, "port {} cannot be opened for the ranks to meet: {}", port, why);
   }
   return socket.release();
 }
@@ -102,7 +102,7 @@ std::string own_address_towards(const std::string& host) {
   const Socket socket(SOCK_DGRAM);  // connecting one chooses a route and sends nothing
   const sockaddr_in address = resolve(host, 9);
   if (::connect(socket.fd(), general(address), sizeof address) != 0)
-    throw Error(ExitCode::kLaunchFailure, fmt::format("host {} cannot be reached: {}", host, std::strerror(errno)));
+    throw Error(ExitCode::kLaunchFailure, "host {} cannot be reached: {}", host, std::strerror(errno));
   const sockaddr_in own = own_name(socket.fd());
   char text[INET_ADDRSTRLEN] = {};
   ::inet_ntop(AF_INET, &own.sin_addr, text, sizeof text);

@@ -26,10 +26,9 @@ TokenData::TokenData(const std::filesystem::path& path, const TokenDataOptions& 
   split_ = size - held_back;
   if (split_ < sequence_ + 1) {
     const std::string beside = held_back > 0 ? fmt::format(" beside the {} tokens that are held back", held_back) : "";
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("training data {}: {} tokens are too few for one sample of {} + 1{}; "
-                                             "use more data or a shorter sequence",
-                                     path.string(), size, sequence_, beside));
+    throw invalid_input(
+        "training data {}: {} tokens are too few for one sample of {} + 1{}; use more data or a shorter sequence",
+        path.string(), size, sequence_, beside);
   }
   training_samples_ = (split_ - 1) / sequence_;
   held_back_samples_ = held_back > 0 ? (held_back - 1) / sequence_ : 0;
@@ -37,11 +36,10 @@ TokenData::TokenData(const std::filesystem::path& path, const TokenDataOptions& 
 
 void TokenData::check_batch(std::int64_t global_batch) const {
   if (training_samples_ >= global_batch) return;
-  throw Error(
-      ExitCode::kInvalidInput, fmt::format("training data {}: its {} tokens to train on are {} samples of {}, fewer "
-                                           "than the {} of one step; use more data, a shorter sequence or a smaller "
-                                           "batch",
-                                   store_.path().string(), split_, training_samples_, sequence_, global_batch));
+  throw invalid_input(
+      "training data {}: its {} tokens to train on are {} samples of {}, fewer than the {} of one step; use more data, "
+      "a shorter sequence or a smaller batch",
+      store_.path().string(), split_, training_samples_, sequence_, global_batch);
 }
 
 std::int64_t TokenData::window(std::int64_t sample) const {

@@ -90,7 +90,7 @@ const char* to_string(TokenFormat format) { return word_at(format, {"auto", "byt
 TokenFormat parse_token_format(std::string_view word) {
   for (const TokenFormat format : {TokenFormat::kAuto, TokenFormat::kBytes, TokenFormat::kU16, TokenFormat::kU32})
     if (word == to_string(format)) return format;
-  throw Error(ExitCode::kUsage, fmt::format("{} is no token format; expected auto, bytes, u16 or u32", quote(word)));
+  throw Error(ExitCode::kUsage, "{} is no token format; expected auto, bytes, u16 or u32", quote(word));
 }
 
 TokenStore::TokenStore(const fs::path& path, TokenFormat format, std::int64_t vocabulary)
@@ -223,7 +223,7 @@ void TokenStore::read_bytes(std::int64_t offset, std::span<char> bytes) const {
 }
 
 void TokenStore::fail(const std::string& what) const {
-  throw Error(ExitCode::kInvalidInput, fmt::format("training data {}: {}", path_.string(), what));
+  throw invalid_input("training data {}: {}", path_.string(), what);
 }
 
 }

@@ -78,7 +78,7 @@ DeviceChoice parse_device_choice(const std::string& text) {
   if (text == "auto") return DeviceChoice::kAutomatic;
   if (text == "cpu") return DeviceChoice::kCpu;
   if (text == "cuda") return DeviceChoice::kCuda;
-  throw Error(ExitCode::kUsage, fmt::format("--device {}: expected auto, cpu or cuda", text));
+  throw Error(ExitCode::kUsage, "--device {}: expected auto, cpu or cuda", text);
 }
 
 std::string why_no_gpu() {

@@ -225,8 +225,7 @@ class Job {
       say(fmt::format("{} cannot be started: {}", options_.program, std::strerror(errno)));
       ::_exit(kFailedLaunch);
     }
-    if (process < 0)
-      throw Error(ExitCode::kLaunchFailure, fmt::format("rank {} cannot be started: {}", rank, std::strerror(errno)));
+    if (process < 0) throw Error(ExitCode::kLaunchFailure, "rank {} cannot be started: {}", rank, std::strerror(errno));
     ranks_[at(rank)].process = process;
     if (rank == 0) return;
     ::close(output[1]);

@@ -96,18 +96,17 @@ void RunState::compare_with(const LoadedCheckpoint& loaded) const {
   const std::vector<FactChange> refused = unaccepted(changes, options_.accept_changes);
   if (!refused.empty()) {
     auto keys = list_of<std::string>(refused, &FactChange::key);
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("checkpoint {} is of a run with other numbers: {}; go on with what it "
-                                             "had, or say that this may change: --accept-changes {}",
-                                     loaded.path.string(), in_words(refused), fmt::join(keys, ",")));
+    throw invalid_input(
+        "checkpoint {} is of a run with other numbers: {}; go on with what it had, or say that this may change: "
+        "--accept-changes {}",
+        loaded.path.string(), in_words(refused), fmt::join(keys, ","));
   }
   if (!changes.empty()) note("changed since the checkpoint: " + in_words(changes));
   const std::vector<FactChange> last_bits = changes_of(before.last_bits, job_.last_bits);
   if (last_bits.empty()) return;
-  note(
-      fmt::format("changed since the checkpoint: {}; sums are made in another order, so numbers "
-                  "may differ in their last bits",
-          in_words(last_bits)));
+  note(fmt::format(
+      "changed since the checkpoint: {}; sums are made in another order, so numbers may differ in their last bits",
+      in_words(last_bits)));
 }
 
 void RunState::claim_folder() {

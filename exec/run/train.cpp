@@ -66,7 +66,7 @@ KinetoRecorder::~KinetoRecorder() {
 void KinetoRecorder::save(const std::filesystem::path& file) {
   running_ = false;
   const auto result = profiler::disableProfiler();
-  if (!std::ofstream(file)) throw Error(ExitCode::kInvalidInput, fmt::format("{} cannot be written", file.string()));
+  if (!std::ofstream(file)) throw invalid_input("{} cannot be written", file.string());
   result->save(file.string());
 }
 

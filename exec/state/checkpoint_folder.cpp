@@ -32,7 +32,7 @@ constexpr auto kPatience = std::chrono::seconds(30);
 constexpr auto kPatienceAtStart = std::chrono::seconds(5);
 
 [[noreturn]] void fail(const fs::path& path, const std::error_code& error) {
-  throw Error(ExitCode::kInvalidInput, fmt::format("{}: {}", path.string(), error.message()));
+  throw invalid_input("{}: {}", path.string(), error.message());
 }
 
 void move_name(const fs::path& from, const fs::path& to) {
@@ -137,10 +137,8 @@ FolderLock::FolderLock(const fs::path& folder, Held held) {
     if (std::chrono::steady_clock::now() > give_up) {
       const std::string holder = text_of(descriptor_);
       ::close(descriptor_);
-      throw Error(
-          ExitCode::kInvalidInput, fmt::format("{}: another run{} is saving its checkpoints here; give each run a "
-                                               "folder of its own",
-                                       folder.string(), holder.empty() ? "" : " (" + holder + ")"));
+      throw invalid_input("{}: another run{} is saving its checkpoints here; give each run a folder of its own",
+          folder.string(), holder.empty() ? "" : " (" + holder + ")");
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }

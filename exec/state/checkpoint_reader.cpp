@@ -141,8 +141,8 @@ std::int64_t tensor_begin(
   const SafetensorsEntry* const entry = header.find(name);
   if (entry == nullptr || entry->dtype != safetensors_dtype(array.dtype) ||
       entry->shape != std::vector{unit.shard_numel}) {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: has no tensor {} of {} {} elements, which index.json names",
-                                             file_name, quote(name), unit.shard_numel, to_string(array.dtype)));
+    throw invalid_input("{}: has no tensor {} of {} {} elements, which index.json names", file_name, quote(name),
+        unit.shard_numel, to_string(array.dtype));
   }
   return entry->begin;
 }

@@ -65,16 +65,13 @@ void check_order(const SafetensorsHeader& header, std::int64_t file_bytes, const
   std::int64_t end = header.data_begin;
   for (const SafetensorsEntry& entry : header.tensors) {
     if (entry.begin != end) {
-      throw Error(
-          ExitCode::kInvalidInput, fmt::format("{}: tensor {} begins at byte {}, but the data before it ends at {}",
-                                       file_name, quote(entry.name), entry.begin, end));
+      throw invalid_input("{}: tensor {} begins at byte {}, but the data before it ends at {}", file_name,
+          quote(entry.name), entry.begin, end);
     }
     end = entry.end;
   }
-  if (end != file_bytes) {
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("{}: the tensors end at byte {}, but the file has {} bytes", file_name, end, file_bytes));
-  }
+  if (end != file_bytes)
+    throw invalid_input("{}: the tensors end at byte {}, but the file has {} bytes", file_name, end, file_bytes);
 }
 
 }
@@ -89,17 +86,15 @@ const char* safetensors_dtype(DType dtype) { return word_at(dtype, {"BF16", "F16
 std::int64_t safetensors_header_bytes(
     std::string_view first_bytes, std::int64_t file_bytes, const std::string& file_name) {
   if (std::ssize(first_bytes) < kLengthBytes || file_bytes < kLengthBytes) {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: is no safetensors file: it has only {} bytes", file_name,
-                                             std::min(file_bytes, std::ssize(first_bytes))));
+    throw invalid_input(
+        "{}: is no safetensors file: it has only {} bytes", file_name, std::min(file_bytes, std::ssize(first_bytes)));
   }
   std::uint64_t length = 0;
   std::memcpy(&length, first_bytes.data(), sizeof length);
   const auto room = static_cast<std::uint64_t>(std::min(file_bytes - kLengthBytes, kMaxHeaderBytes));
   if (length > room) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: is no safetensors file: its header would have {} bytes, but at "
-                                             "most {} are possible",
-                                     file_name, length, room));
+    throw invalid_input("{}: is no safetensors file: its header would have {} bytes, but at most {} are possible",
+        file_name, length, room);
   }
   return static_cast<std::int64_t>(length);
 }
@@ -124,10 +119,8 @@ SafetensorsHeader read_safetensors_header(const std::filesystem::path& path) {
   std::error_code error;
   const auto file_bytes = static_cast<std::int64_t>(std::filesystem::file_size(path, error));
   std::ifstream file(path, std::ios::binary);
-  if (error || !file) {
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("{}: cannot be read{}", path.string(), error ? ": " + error.message() : std::string()));
-  }
+  if (error || !file)
+    throw invalid_input("{}: cannot be read{}", path.string(), error ? ": " + error.message() : std::string());
   const auto read = [&file](std::int64_t bytes) {
     std::string text(at(bytes), '\0');
     file.read(text.data(), bytes);

@@ -126,8 +126,8 @@ class Save {
     std::error_code error;
     const bool is_new = fs::create_directories(target_.folder, error);
     if (error || !fs::is_directory(target_.folder, error)) {
-      throw Error(ExitCode::kInvalidInput, fmt::format("cannot write checkpoints to {}: {}", target_.folder.string(),
-                                               error ? error.message() : "it is no folder"));
+      throw invalid_input(
+          "cannot write checkpoints to {}: {}", target_.folder.string(), error ? error.message() : "it is no folder");
     }
     if (is_new) sync_folder(fs::absolute(target_.folder).parent_path());
     lock_.emplace(target_.folder);

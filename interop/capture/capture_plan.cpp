@@ -484,10 +484,10 @@ void check_alone(const CapturedModules& modules, const Json& optimizers) {
   for (const Json& optimizer : optimizers) stepped += optimizer.value("elements", std::int64_t{0});
   if (stepped <= trained) return;
   throw Error(ExitCode::kMissingCapability,
-      fmt::format("{}: {} has {} parameters to train, and the program's optimizers step {}: it trains another model "
-                  "beside it; make them members of one module that is called once, or capture a step of each alone; "
-                  "foreshard predict --capture forecasts the step as it is",
-          modules.path, modules.document.at("class").get<std::string>(), trained, stepped));
+      "{}: {} has {} parameters to train, and the program's optimizers step {}: it trains another model beside it; "
+      "make them members of one module that is called once, or capture a step of each alone; foreshard predict "
+      "--capture forecasts the step as it is",
+      modules.path, modules.document.at("class").get<std::string>(), trained, stepped);
 }
 
 // Of the model itself: others that the program runs beside it may have another dtype.
@@ -544,9 +544,9 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
     }
   } catch (const Error& error) {
     throw Error(ExitCode::kMissingCapability,
-        fmt::format("{}: what its modules compute makes no chain of layers: {}; foreshard "
-                    "predict --capture forecasts the step as it is",
-            all[0].path, error.what()));
+        "{}: what its modules compute makes no chain of layers: {}; foreshard predict --capture forecasts the step as "
+        "it is",
+        all[0].path, error.what());
   }
   return own;
 }
@@ -660,10 +660,9 @@ CapturedPlan plan_of_capture(
     const Capture& capture, const std::string& model_name, const std::vector<Capture>& others) {
   const std::filesystem::path file = std::filesystem::path(capture.path) / "model.json";
   if (!std::filesystem::exists(file)) {
-    throw Error(
-        ExitCode::kMissingCapability, fmt::format("{}: is not there: no Python described the model; foreshard predict "
-                                                  "--capture forecasts the step as it is",
-                                          file.string()));
+    throw Error(ExitCode::kMissingCapability,
+        "{}: is not there: no Python described the model; foreshard predict --capture forecasts the step as it is",
+        file.string());
   }
   const Json document = read_json_document(file);
   Json config = document.value("config", Json());
@@ -672,11 +671,10 @@ CapturedPlan plan_of_capture(
   const bool is_known = unread.empty();
   const bool has_modules = std::filesystem::exists(modules_file(capture));
   if (!is_known && !has_modules) {
-    throw Error(
-        ExitCode::kMissingCapability, fmt::format("{}: {} {}, so its layers have no names here; capture it with "
-                                                  "foreshard-null --modules, or foreshard predict --capture forecasts "
-                                                  "the step as it is",
-                                          file.string(), capture.model, unread));
+    throw Error(ExitCode::kMissingCapability,
+        "{}: {} {}, so its layers have no names here; capture it with foreshard-null --modules, or foreshard predict "
+        "--capture forecasts the step as it is",
+        file.string(), capture.model, unread);
   }
   KeyWriter out;
   Steps steps = read_steps(capture);
@@ -684,9 +682,9 @@ CapturedPlan plan_of_capture(
   if (steps.axes.tp == capture.world && document.contains("ddp")) steps.axes.tp = 1;
   if (steps.axes.tp > 1 && !is_known) {
     throw Error(ExitCode::kMissingCapability,
-        fmt::format("{}: the forward sums activations over {} ranks (tensor parallel), of which layers are made of "
-                    "models of transformers alone; foreshard predict --capture forecasts the step as it is",
-            capture.path, steps.axes.tp));
+        "{}: the forward sums activations over {} ranks (tensor parallel), of which layers are made of models of "
+        "transformers alone; foreshard predict --capture forecasts the step as it is",
+        capture.path, steps.axes.tp);
   }
   if (!is_known) steps.axes.cp = 1;  // a program's own exchanges may be of anything
   OwnModel own;

@@ -205,9 +205,9 @@ std::string list_of(const std::string& block) {
 
 void refuse_operation(const CapturedModules& capture, const Json& operation, const std::string& why) {
   throw Error(ExitCode::kMissingCapability,
-      fmt::format("{}: {}: {}; foreshard predict --capture forecasts the step as it is, and "
-                  "models/examples/ has layers to write by hand",
-          capture.path, place_of(operation), why));
+      "{}: {}: {}; foreshard predict --capture forecasts the step as it is, and models/examples/ has layers to write "
+      "by hand",
+      capture.path, place_of(operation), why);
 }
 
 std::vector<std::int64_t> ModuleLayers::crossing(std::size_t at) const {

@@ -98,9 +98,9 @@ class ModuleWriter {
       const std::string dtype = parameter.value("dtype", "");
       has_fp32_ |= dtype == "torch.float32";
       if (dtype != "torch.float64") continue;
-      throw Error(ExitCode::kMissingCapability, captures_[0].path +
-                                                    ": parameters in float64, which no plan has: foreshard "
-                                                    "predict --capture forecasts the step as it is");
+      throw Error(ExitCode::kMissingCapability,
+          captures_[0].path +
+              ": parameters in float64, which no plan has: foreshard predict --capture forecasts the step as it is");
     }
     first_differentiated_ = at(std::ranges::find_if(operations, is_differentiated) - operations.begin());
   }
@@ -136,11 +136,10 @@ class ModuleWriter {
            std::ranges::equal(ours[i].at("in"), theirs[i].at("in"), is_same))
       ++i;
     if (i == both && theirs.size() == ours.size()) return;
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("{}: computes other operations than {} from {} on; expected captures "
-                    "of one program that differ in batch and sequence alone (of one that "
-                    "loops over positions: two batches of the sequence that you train at)",
-            other.path, captures_[0].path, i < ours.size() ? place_of(ours[i]) : std::string("its end")));
+    throw invalid_input(
+        "{}: computes other operations than {} from {} on; expected captures of one program that differ in batch and "
+        "sequence alone (of one that loops over positions: two batches of the sequence that you train at)",
+        other.path, captures_[0].path, i < ours.size() ? place_of(ours[i]) : std::string("its end"));
   }
 
   void begin_layer(std::size_t i) {
@@ -286,9 +285,9 @@ class ModuleWriter {
     }
     if (unseen * kLittle <= all) return;
     throw Error(ExitCode::kMissingCapability,
-        fmt::format("{} has a gradient, but what reads it was not seen: of no rows, where the host read from the GPU "
-                    "how many there are (a grouped product, experts_implementation of transformers, does not)",
-            largest));
+        "{} has a gradient, but what reads it was not seen: of no rows, where the host read from the GPU how many "
+        "there are (a grouped product, experts_implementation of transformers, does not)",
+        largest);
   }
 
   // As a model.yaml has it.
@@ -490,8 +489,8 @@ class ModuleWriter {
           "{} elements of {} samples of {} positions", counts[c], captures_[c].batch, captures_[c].sequence));
     }
     return fmt::format(
-        "its result grows with something else than samples, positions and their pairs ({}): "
-        "capture two batches of the sequence that you train at",
+        "its result grows with something else than samples, positions and their pairs ({}): capture two batches of the "
+        "sequence that you train at",
         fmt::join(said, ", "));
   }
 
@@ -1061,10 +1060,9 @@ class ModuleWriter {
       if (!layers_[l].same_as.empty()) {
         std::string kind = kind_of.at(layers_[l].same_as);
         if (kinds[kind]["parameters"] != layers_[l].parameters)
-          throw Error(
-              ExitCode::kMissingCapability, captures_[0].path + ": " + layers_[l].same_as +
-                                                " reads other weights when it is called again: foreshard predict "
-                                                "--capture forecasts the step as it is");
+          throw Error(ExitCode::kMissingCapability, captures_[0].path + ": " + layers_[l].same_as +
+                                                        " reads other weights when it is called again: foreshard "
+                                                        "predict --capture forecasts the step as it is");
         if (kinds[kind] != layers_[l].kind())  // for other samples, or longer ones
           kinds[kind = fmt::format("block {}", kinds.size())] = layers_[l].kind();
         order.push_back({{"kind", kind}, {"name", layers_[l].name}, {"same_as", layers_[l].same_as}});

@@ -46,21 +46,18 @@ const Letter* letter_of(char c) {
 std::string read_packed(const std::filesystem::path& path) {
   constexpr std::size_t kMost = std::size_t{4} << 30;
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), gzclose);
-  if (!file) throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be read", path.string()));
+  if (!file) throw invalid_input("{}: cannot be read", path.string());
   std::string text;
   std::string block(std::size_t{1} << 20, '\0');
   int count = 0;
   while ((count = gzread(file.get(), block.data(), static_cast<unsigned>(block.size()))) > 0) {
     text.append(block, 0, at(count));
-    if (text.size() > kMost) {
-      throw Error(
-          ExitCode::kInvalidInput, fmt::format("{}: is larger than {} GiB unpacked", path.string(), kMost >> 30));
-    }
+    if (text.size() > kMost) throw invalid_input("{}: is larger than {} GiB unpacked", path.string(), kMost >> 30);
   }
   int code = Z_OK;
   const char* const words = gzerror(file.get(), &code);
   if (count < 0 || (code != Z_OK && code != Z_STREAM_END))
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: the compressed file is damaged: {}", path.string(), words));
+    throw invalid_input("{}: the compressed file is damaged: {}", path.string(), words);
   return text;
 }
 
@@ -193,11 +190,10 @@ void read_model(const std::filesystem::path& path, Capture& capture) {
 Capture read_capture(const std::filesystem::path& folder) {
   const std::filesystem::path head = folder / "capture.json";
   if (!std::filesystem::exists(head)) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: is no capture: capture.json is not there; expected the folder "
-                                             "that foreshard-null wrote (foreshard-null --rank 0 --world 8 --gpu "
-                                             "h100 -- python3 train.py)",
-                                     folder.string()));
+    throw invalid_input(
+        "{}: is no capture: capture.json is not there; expected the folder that foreshard-null wrote (foreshard-null "
+        "--rank 0 --world 8 --gpu h100 -- python3 train.py)",
+        folder.string());
   }
   Capture capture;
   capture.path = folder.string();

@@ -29,8 +29,8 @@ struct Refusal {
 }
 
 void refuse_script(std::string_view key, const std::string& what, const std::string& nearest) {
-  throw Error(ExitCode::kMissingCapability,
-      fmt::format("export --to fsdp2: unsupported: {}: {}; nearest plan: {}", key, what, nearest));
+  throw Error(
+      ExitCode::kMissingCapability, "export --to fsdp2: unsupported: {}: {}; nearest plan: {}", key, what, nearest);
 }
 
 void check_script_can(const Plan& plan, const ModelDims& dims) {
@@ -96,9 +96,9 @@ void check_script_model(const ModelDims& dims) {
   for (const auto& [is_met, what] : refusals) {
     if (!is_met) continue;
     throw Error(ExitCode::kMissingCapability,
-        fmt::format("export --to fsdp2: unsupported: {} ({}): {}; the script is written for "
-                    "decoders such as llama, qwen, gpt2, mpt and mixtral",
-            dims.name, dims.family, what));
+        "export --to fsdp2: unsupported: {} ({}): {}; the script is written for decoders such as llama, qwen, gpt2, "
+        "mpt and mixtral",
+        dims.name, dims.family, what);
   }
 }
 

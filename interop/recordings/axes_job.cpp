@@ -35,7 +35,7 @@ class AxesSettings {
   bool flag(std::string_view name) const { return text(name) == "True"; }
   DType dtype(std::string_view name) const { return text(name) == "fp32" ? DType::kFp32 : DType::kBf16; }
   [[noreturn]] void unknown(std::string_view name) const {
-    throw Error(ExitCode::kMissingCapability, fmt::format("no plan has {} {}", name, text(name)));
+    throw Error(ExitCode::kMissingCapability, "no plan has {} {}", name, text(name));
   }
 
  private:

@@ -99,8 +99,8 @@ LibraryModel model_of(const ConfigNode& node) {
 }
 
 [[noreturn]] void unknown(const std::string& option, const ConfigNode& value) {
-  throw Error(ExitCode::kMissingCapability, fmt::format("{}: no plan has the option {}{}", value.location().file,
-                                                option, value.is_scalar() ? " = " + std::string(value.text()) : ""));
+  throw Error(ExitCode::kMissingCapability, "{}: no plan has the option {}{}", value.location().file, option,
+      value.is_scalar() ? " = " + std::string(value.text()) : "");
 }
 
 DType dtype_of(const std::string& option, const ConfigNode& value) {
@@ -192,12 +192,10 @@ ZeroOffload offload_of(const ConfigNode& value, Plan& plan) {
 // _REMOVED_ZERO_CONFIG_KEYS of deepspeed/runtime/config.py (0.19.8), with what comes nearest.
 [[noreturn]] void refuse_removed(const ConfigItem& item) {
   const bool is_mics = item.key.starts_with("mics_");
-  throw Error(
-      ExitCode::kMissingCapability, fmt::format("{}: zero.{}: {} has been removed from DeepSpeed; the nearest is {}",
-                                        item.value.location().file, item.key, is_mics ? "MiCS" : "LoCo-Zero++",
-                                        is_mics ? "zero_hpz_partition_size (ZeRO++ hpZ), whose gathers stay "
-                                                  "inside small groups"
-                                                : "zero_quantized_gradients without error feedback"));
+  throw Error(ExitCode::kMissingCapability, "{}: zero.{}: {} has been removed from DeepSpeed; the nearest is {}",
+      item.value.location().file, item.key, is_mics ? "MiCS" : "LoCo-Zero++",
+      is_mics ? "zero_hpz_partition_size (ZeRO++ hpZ), whose gathers stay inside small groups"
+              : "zero_quantized_gradients without error feedback");
 }
 
 void apply_zero_option(const ConfigItem& item, Plan& plan) {
@@ -357,8 +355,7 @@ LibraryRecording read_library_recording(const RecordingFolder& folder, std::size
   const Config config(read_configs(folder), recording.id);
   const auto table = [&](const char* name) {
     const CsvFile* file = folder.table(name);
-    if (file == nullptr)
-      throw Error(ExitCode::kInvalidInput, fmt::format("{}: has no {}.csv", folder.path().string(), name));
+    if (file == nullptr) throw invalid_input("{}: has no {}.csv", folder.path().string(), name);
     return file;
   };
   const CsvFile& events = *table("events");

@@ -39,7 +39,7 @@ std::map<std::string, SettingWords> read_settings(const std::filesystem::path& f
 }
 
 [[noreturn]] void no_plan(std::string_view name, std::string_view word) {
-  throw Error(ExitCode::kMissingCapability, fmt::format("no plan has {} {}", name, word));
+  throw Error(ExitCode::kMissingCapability, "no plan has {} {}", name, word);
 }
 
 class JobOfRank {

@@ -58,8 +58,7 @@ std::vector<PipelineOrder> read_orders(const Case& c, const std::vector<std::str
     orders.push_back(read_pipeline_order(text));
     for (const PipelineAction& action : orders.back()) {
       if (action.stage < c.pipeline.stages() && c.ranks[at(action.stage)] == rank) continue;
-      throw Error(ExitCode::kInvalidInput,
-          fmt::format("stage {} is not of rank {}; expected the rank's own stages", action.stage, rank));
+      throw invalid_input("stage {} is not of rank {}; expected the rank's own stages", action.stage, rank);
     }
   }
   return orders;

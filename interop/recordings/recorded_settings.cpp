@@ -24,7 +24,7 @@ const SettingWords& defaults() {
 }
 
 [[noreturn]] void fail_unknown(std::string_view name) {
-  throw Error(ExitCode::kMissingCapability, fmt::format("the setting {} is not known", quote(name)));
+  throw Error(ExitCode::kMissingCapability, "the setting {} is not known", quote(name));
 }
 
 }
@@ -86,7 +86,7 @@ std::optional<DType> SettingsReader::dtype(std::string_view name) const {
 }
 
 void SettingsReader::unknown(std::string_view name) const {
-  throw Error(ExitCode::kMissingCapability, fmt::format("no plan expresses {} = {}", name, quote(text(name))));
+  throw Error(ExitCode::kMissingCapability, "no plan expresses {} = {}", name, quote(text(name)));
 }
 
 void SettingsReader::fail(std::string_view name, const std::string& what, const std::string& expected) const {

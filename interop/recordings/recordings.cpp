@@ -60,9 +60,8 @@ std::string python_word(const ConfigNode& value) {
 std::vector<fs::path> find_recordings(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: {}; expected a folder with index.csv, or one above such folders",
-                                     path.string(), fs::exists(path, error) ? "is not a folder" : "no such folder"));
+    throw invalid_input("{}: {}; expected a folder with index.csv, or one above such folders", path.string(),
+        fs::exists(path, error) ? "is not a folder" : "no such folder");
   }
   if (!csv_path(path, "index").empty()) return {path};
   std::vector<fs::path> found;
@@ -72,12 +71,11 @@ std::vector<fs::path> find_recordings(const fs::path& path) {
     if (it->path().filename() == "gloo") it.disable_recursion_pending();
     else if (!csv_path(it->path(), "index").empty()) found.push_back(it->path());
   }
-  if (error)
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be searched: {}", path.string(), error.message()));
+  if (error) throw invalid_input("{}: cannot be searched: {}", path.string(), error.message());
   if (found.empty()) {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: holds no recording; expected a folder with index.csv or "
-                                                     "index.csv.gz, or one above such folders",
-                                             path.string()));
+    throw invalid_input(
+        "{}: holds no recording; expected a folder with index.csv or index.csv.gz, or one above such folders",
+        path.string());
   }
   std::ranges::sort(found, [](const fs::path& a, const fs::path& b) { return numbers_count(a.string(), b.string()); });
   return found;

@@ -189,9 +189,8 @@ class Inference {
       plan_.model = named_->name;
       const auto units = find_units(*named_, plan_.mesh.shard, units_);
       if (!units) {
-        throw Error(ExitCode::kInvalidInput,
-            fmt::format("{}: no grouping of the layers of {} has its {} of {} elements", trace_.file, named_->name,
-                plural(std::ssize(units_.sizes), "unit"), sizes_text()));
+        throw invalid_input("{}: no grouping of the layers of {} has its {} of {} elements", trace_.file, named_->name,
+            plural(std::ssize(units_.sizes), "unit"), sizes_text());
       }
       model_ = named_;
       plan_.units = *units;

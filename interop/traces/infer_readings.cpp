@@ -87,9 +87,9 @@ class StepReading {
                               : "no all_reduce of gradients");
     if (plan_.mesh.world() != world_) {
       throw Error(ExitCode::kMissingCapability,
-          fmt::format("{}: the job has {} ranks ({}), its shard groups {} x replicas {} are {}: tensor, context or "
-                      "pipeline parallel groups are not inferred; describe one stage with --plan FILE",
-              trace_.file, world_, whence, shard, plan_.mesh.replicate, plan_.mesh.world()));
+          "{}: the job has {} ranks ({}), its shard groups {} x replicas {} are {}: tensor, context or pipeline "
+          "parallel groups are not inferred; describe one stage with --plan FILE",
+          trace_.file, world_, whence, shard, plan_.mesh.replicate, plan_.mesh.world());
     }
   }
 

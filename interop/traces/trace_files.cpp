@@ -62,10 +62,8 @@ std::vector<FsdpTrace> read_job_traces(const fs::path& path) {
   std::vector<fs::path> files = {path};
   if (fs::is_directory(path, ignored)) {
     files = list_traces(path);
-    if (files.empty()) {
-      throw Error(ExitCode::kInvalidInput,
-          fmt::format("{}: is neither a run folder nor has it traces (*.trace.json.gz)", path.string()));
-    }
+    if (files.empty())
+      throw invalid_input("{}: is neither a run folder nor has it traces (*.trace.json.gz)", path.string());
   }
   std::vector<FsdpTrace> traces;
   for (const fs::path& file : files) {
@@ -76,8 +74,7 @@ std::vector<FsdpTrace> read_job_traces(const fs::path& path) {
   std::ranges::stable_sort(traces, {}, &FsdpTrace::rank);
   for (std::size_t i = 1; i < traces.size(); ++i) {
     if (traces[i].rank != traces[i - 1].rank) continue;
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("{} and {} are both of rank {}", traces[i - 1].file, traces[i].file, traces[i].rank));
+    throw invalid_input("{} and {} are both of rank {}", traces[i - 1].file, traces[i].file, traces[i].rank);
   }
   return traces;
 }

@@ -186,24 +186,21 @@ std::vector<KernelTime> unknown_kernels(const CapturedForecast& made) {
 void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForecast& made) {
   std::vector<std::string>& warnings = made.report.warnings;
   if (capture.gpu != cluster.gpu.key) {
-    warnings.push_back(
-        fmt::format("captured as on {}: which kernels libraries choose on {} may differ; foreshard-null --gpu "
-                    "{} captures them",
-            capture.gpu, cluster.gpu.key, cluster.gpu.key));
+    warnings.push_back(fmt::format(
+        "captured as on {}: which kernels libraries choose on {} may differ; foreshard-null --gpu {} captures them",
+        capture.gpu, cluster.gpu.key, cluster.gpu.key));
   }
   const std::vector<KernelTime> unknown = unknown_kernels(made);
   double share = sum_of<double>(unknown, &KernelTime::share);
   if (share > 0.01) {
-    warnings.push_back(
-        fmt::format("{:.0f} % of the kernels' time is of {} kernels that are priced "
-                    "by their bytes alone: the interval is wide",
-            100 * share, unknown.size()));
+    warnings.push_back(fmt::format(
+        "{:.0f} % of the kernels' time is of {} kernels that are priced by their bytes alone: the interval is wide",
+        100 * share, unknown.size()));
   }
   if (made.captured.retained > Bytes(1 << 20)) {
-    warnings.push_back(
-        fmt::format("each step leaves {} of tensors behind: something keeps them "
-                    "across steps (outputs or losses in a list?)",
-            format_bytes(made.captured.retained)));
+    warnings.push_back(fmt::format(
+        "each step leaves {} of tensors behind: something keeps them across steps (outputs or losses in a list?)",
+        format_bytes(made.captured.retained)));
   }
   if (made.captured.run_peak_reserved > made.captured.peak_reserved) {
     warnings.push_back(fmt::format("before its steady step the program allocated up to {} and reserved up to {}",
@@ -212,8 +209,8 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
   append(warnings, made.faults);
   for (const std::int64_t rank : made.missing) {
     warnings.push_back(fmt::format(
-        "rank {0} sends to a captured rank or receives from one and is not captured: what one waits for the "
-        "other is not in the step; capture it, too (foreshard-null --rank {0}), and name all: --capture A B",
+        "rank {0} sends to a captured rank or receives from one and is not captured: what one waits for the other is "
+        "not in the step; capture it, too (foreshard-null --rank {0}), and name all: --capture A B",
         rank));
   }
   for (const std::string& place : made.blind_reads)
@@ -264,10 +261,9 @@ void check_transfers(const std::vector<Capture>& captures, const std::vector<Cap
     for (std::size_t to = 0; to < all.size(); ++to) {
       const auto sent = count(from, to, Exchange::Side::kSend), received = count(to, from, Exchange::Side::kReceive);
       if (sent == received) continue;
-      throw Error(ExitCode::kInvalidInput,
-          fmt::format(
-              "{}: rank {} sends {} times a step to rank {}, which receives {} times; expected captures of one program",
-              captures[from].path, captures[from].rank, sent, captures[to].rank, received));
+      throw invalid_input(
+          "{}: rank {} sends {} times a step to rank {}, which receives {} times; expected captures of one program",
+          captures[from].path, captures[from].rank, sent, captures[to].rank, received);
     }
   }
 }
@@ -276,15 +272,12 @@ std::vector<std::int64_t> ranks_of(const std::vector<Capture>& captures, const C
   std::vector<std::int64_t> ranks;
   for (const Capture& capture : captures) {
     if (cluster.gpus != capture.world) {
-      throw Error(ExitCode::kInvalidInput,
-          fmt::format("{}: is of rank {} of {}, the cluster has {} GPUs; expected --cluster "
-                      "{}x{}, or a capture with --world {}",
-              capture.path, capture.rank, capture.world, cluster.gpus, capture.world, cluster.gpu.key, cluster.gpus));
+      throw invalid_input(
+          "{}: is of rank {} of {}, the cluster has {} GPUs; expected --cluster {}x{}, or a capture with --world {}",
+          capture.path, capture.rank, capture.world, cluster.gpus, capture.world, cluster.gpu.key, cluster.gpus);
     }
-    if (contains(ranks, capture.rank)) {
-      throw Error(ExitCode::kInvalidInput,
-          fmt::format("{}: is another of rank {}; expected one of each", capture.path, capture.rank));
-    }
+    if (contains(ranks, capture.rank))
+      throw invalid_input("{}: is another of rank {}; expected one of each", capture.path, capture.rank);
     ranks.push_back(capture.rank);
   }
   return ranks;

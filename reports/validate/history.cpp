@@ -22,8 +22,8 @@ constexpr const char* kCreate =
     "NULL, version TEXT NOT NULL)";
 
 constexpr const char* kColumns =
-    "created, host, fingerprint, plan_yaml, model, runtime, ranks, predicted_s, low_s, high_s, "
-    "measured_s, exposed_communication_error, memory_error, passed, profile, version";
+    "created, host, fingerprint, plan_yaml, model, runtime, ranks, predicted_s, low_s, high_s, measured_s, "
+    "exposed_communication_error, memory_error, passed, profile, version";
 
 class Database {
  public:
@@ -40,7 +40,7 @@ class Database {
   }
   [[noreturn]] void fail() const {
     const char* reason = handle_ == nullptr ? "out of memory" : sqlite3_errmsg(get());
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: {}", file_.string(), reason));
+    throw invalid_input("{}: {}", file_.string(), reason);
   }
 
  private:
@@ -95,10 +95,7 @@ class Statement {
 void append_history(const std::filesystem::path& file, const HistoryRow& row) {
   std::error_code error;
   std::filesystem::create_directories(file.parent_path(), error);
-  if (error) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: cannot be made: {}", file.parent_path().string(), error.message()));
-  }
+  if (error) throw invalid_input("{}: cannot be made: {}", file.parent_path().string(), error.message());
   const Database database(file, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE);
   database.run(kCreate);
   Statement insert(

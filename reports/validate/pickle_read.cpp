@@ -32,9 +32,9 @@ class Reader {
   using Value = PickleValue*;
 
   [[noreturn]] void refuse(std::string_view what) const {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: byte {}: {}; expected a pickle of plain data, as "
-                                                     "torch.cuda.memory._dump_snapshot writes it",
-                                             file_, at_, what));
+    throw invalid_input(
+        "{}: byte {}: {}; expected a pickle of plain data, as torch.cuda.memory._dump_snapshot writes it", file_, at_,
+        what);
   }
 
   std::string_view take(std::uint64_t count) {

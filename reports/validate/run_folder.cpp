@@ -101,8 +101,7 @@ std::string hash_of(std::string_view text) { return Fingerprint().add(text).hex(
 void write_run_folder(const fs::path& folder, const RunRecord& record) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error)
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be made: {}", folder.string(), error.message()));
+  if (error) throw invalid_input("{}: cannot be made: {}", folder.string(), error.message());
   Json files = Json::array();
   std::set<std::string> written;
   const auto write = [&](const std::string& name, const std::string& text) {

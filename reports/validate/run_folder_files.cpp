@@ -16,8 +16,7 @@ namespace foreshard {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* what, int error) {
-  throw Error(
-      ExitCode::kInvalidInput, fmt::format("{}: {}: {}", path.string(), what, std::generic_category().message(error)));
+  throw invalid_input("{}: {}: {}", path.string(), what, std::generic_category().message(error));
 }
 
 // Closes what is open; removes what was not renamed.
@@ -83,8 +82,7 @@ std::string read_whole_file(const std::filesystem::path& path, std::size_t most_
   }
   ::close(file);
   if (error != 0) fail(path, "cannot be read", error);
-  if (text.size() > most_bytes)
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: is longer than {} bytes", path.string(), most_bytes));
+  if (text.size() > most_bytes) throw invalid_input("{}: is longer than {} bytes", path.string(), most_bytes);
   return text;
 }
 

@@ -90,17 +90,13 @@ class Files {
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   std::string text(const std::string& name) const {
     const auto entry = entries_.find(name);
-    if (entry == entries_.end()) {
-      throw Error(
-          ExitCode::kInvalidInput, fmt::format("{}: files: {} is not among them", (folder_ / kRunFile).string(), name));
-    }
+    if (entry == entries_.end())
+      throw invalid_input("{}: files: {} is not among them", (folder_ / kRunFile).string(), name);
     std::string text = read_whole_file(folder_ / name, kMostBytes);
     const auto bytes = at(entry->second.at("bytes").as_int(0, std::numeric_limits<std::int64_t>::max()));
     const auto refuse = [&](const std::string& what) {
-      throw Error(
-          ExitCode::kInvalidInput, fmt::format("{}: the file is damaged: {}; it was altered, or the run was cut off "
-                                               "while writing it",
-                                       path(name), what));
+      throw invalid_input(
+          "{}: the file is damaged: {}; it was altered, or the run was cut off while writing it", path(name), what);
     };
     if (text.size() != bytes) refuse(fmt::format("it has {} bytes, {} says {}", text.size(), kRunFile, bytes));
     if (hash_of(text) != entry->second.at("hash").as_string())
@@ -192,10 +188,8 @@ void read_steps(CsvLines lines, RunRecord& record) {
 
 RunRecord read_run_folder(const fs::path& folder) {
   std::error_code ignored;
-  if (!fs::is_directory(folder, ignored)) {
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("{}: is not a run folder; foreshard-exec run --out writes one", folder.string()));
-  }
+  if (!fs::is_directory(folder, ignored))
+    throw invalid_input("{}: is not a run folder; foreshard-exec run --out writes one", folder.string());
   const ConfigNode root = read_json_file(folder / kRunFile);
   const std::string schema = root.at("schema").as_string();
   if (schema != kRunSchema) throw root.at("schema").error("unknown " + quote(schema), kRunSchema);

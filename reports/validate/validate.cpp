@@ -130,16 +130,16 @@ std::vector<std::string> notes_on(const Validation& v, const RunRecord& record) 
   const double traced = median_step(record, record.ranks.front()).duration.seconds() / v.step.measured - 1;
   if (record.source == RunSource::kTrace && traced > kProfilersShare) {
     notes.push_back(
-        fmt::format("the profiler makes a step {} longer, and single events that wait for the "
-                    "host; the step is that of steps without it",
+        fmt::format("the profiler makes a step {} longer, and single events that wait for the host; the step is that "
+                    "of steps without it",
             percent_text(traced)));
   }
   if (record.source == RunSource::kEngine && v.steps <= 3)
     notes.push_back(fmt::format("only {} step{}: warm-up counts; run at least 10", v.steps, v.steps == 1 ? "" : "s"));
   if (record.source == RunSource::kEngine && !clocks_shared(record)) {
     notes.emplace_back(
-        "ranks on several machines share no clock: waiting for peers counts as communication, in "
-        "forecast and measurement");
+        "ranks on several machines share no clock: waiting for peers counts as communication, in forecast and "
+        "measurement");
   }
   if (v.spread > v.tolerances.step) {
     notes.push_back(
@@ -159,9 +159,8 @@ Validation validate(
     const Forecast& forecast, const Report& predicted, const RunRecord& record, const Tolerances& tolerances) {
   const std::string fingerprint = forecast.graph.fingerprint();
   if (record.fingerprint != fingerprint) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("the run is of another step: its fingerprint is {}, the forecast's {}",
-                                     record.fingerprint, fingerprint));
+    throw invalid_input(
+        "the run is of another step: its fingerprint is {}, the forecast's {}", record.fingerprint, fingerprint);
   }
   check_record(forecast.graph, record);
   const RunRecord joined = derive_arrivals(forecast.graph, record);

@@ -5,9 +5,12 @@
 // known left out. Lines and columns count from 1, columns in bytes; 0 is "unknown".
 #pragma once
 
+#include <fmt/core.h>
+
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace foreshard {
 
@@ -27,11 +30,20 @@ enum class ExitCode : int {
 class Error : public std::runtime_error {
  public:
   Error(ExitCode exit_code, const std::string& message);
+  // As fmt::format has it.
+  template <typename First, typename... Rest>
+  Error(ExitCode exit_code, fmt::format_string<First, Rest...> text, First&& first, Rest&&... rest)
+      : Error(exit_code, fmt::format(text, std::forward<First>(first), std::forward<Rest>(rest)...)) {}
   ExitCode exit_code() const { return exit_code_; }
 
  private:
   ExitCode exit_code_;
 };
+
+template <typename... Parts>
+Error invalid_input(fmt::format_string<Parts...> text, Parts&&... parts) {
+  return Error(ExitCode::kInvalidInput, fmt::format(text, std::forward<Parts>(parts)...));
+}
 
 // Where in an input file something stands. `key_path` is dotted, for example `units[2].value`.
 struct Location {

@@ -91,9 +91,9 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
     slots += static_cast<std::int64_t>(graph_.programs[program_of(l, 0)]->slots.size());
   constexpr std::int64_t kMostBuffers = 20'000'000;  // about 2 GB of graph
   if (checked_multiply(slots, steps) > kMostBuffers) {
-    throw Error(ExitCode::kInvalidInput,
-        "the step has too many micro-batches to be laid out one by one: lower "
-        "batch.accumulation or raise batch.micro_batch");
+    throw invalid_input(
+        "the step has too many micro-batches to be laid out one by one: lower batch.accumulation or raise "
+        "batch.micro_batch");
   }
   graph_.executions.reserve(at(layers) * at(steps));
   std::int64_t next = 0;

@@ -125,10 +125,8 @@ bool is_regular(const GroupShape& group, std::int64_t per_node) {
 }
 
 GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
-  if (group.size < 1 || group.stride < 1 || group.size > cluster.gpus / group.stride) {
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("a group of {} ranks, {} apart, does not fit {} GPUs", group.size, group.stride, cluster.gpus));
-  }
+  if (group.size < 1 || group.stride < 1 || group.size > cluster.gpus / group.stride)
+    throw invalid_input("a group of {} ranks, {} apart, does not fit {} GPUs", group.size, group.stride, cluster.gpus);
   GroupLink result = {.size = group.size, .link = cluster.node.gpu_link, .link_latency = cluster.node.link_latency};
   const std::int64_t per_node = domain_gpus(cluster);
   double factor = kUnbound;
@@ -145,10 +143,8 @@ GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
   }
   if (result.nodes == 1) return result;
   const double rate = port_rate_of_gpu(cluster.node);
-  if (rate <= 0) {
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("a group of {} ranks spans {} nodes, which have no network port", group.size, result.nodes));
-  }
+  if (rate <= 0)
+    throw invalid_input("a group of {} ranks spans {} nodes, which have no network port", group.size, result.nodes);
   const auto of_the_node = [&](double of_a_gpu) { return BytesPerSecond(of_a_gpu * as_double(result.ranks_per_node)); };
   result.ports = of_the_node(std::min(rate, slot_rate(cluster.node)));
   result.network = result.ports;

@@ -152,7 +152,7 @@ const std::string& required(
     throw ConfigError({document.file, 0, 0, key}, "the key is missing",
         fmt::format("{}: {} in the plan or --{} {}", key, example, key, example));
   }
-  throw Error(ExitCode::kUsage, fmt::format("no {0}: add --{0} {1}, or --plan FILE", key, example));
+  throw Error(ExitCode::kUsage, "no {0}: add --{0} {1}, or --plan FILE", key, example);
 }
 
 // Words that YAML readers take for something else, and text that is no plain scalar, get quotes.

@@ -89,8 +89,8 @@ HostCurve host_curve(std::string_view machine) {
   host.per_hook = rounded(std::sqrt(kFastestHook * kSlowestHook));
   host.evidence = Evidence::kAssumed;
   host.source =
-      "launch: middle of 5 to 25 us per eager PyTorch operation (jiahuanglin.xyz); hook: middle of "
-      "50 us (assumed) and 1 ms (FSDP2 pre_forward on a Xeon, pytorch/pytorch#173680)";
+      "launch: middle of 5 to 25 us per eager PyTorch operation (jiahuanglin.xyz); hook: middle of 50 us (assumed) and "
+      "1 ms (FSDP2 pre_forward on a Xeon, pytorch/pytorch#173680)";
   return host;
 }
 
@@ -109,9 +109,9 @@ ContentionCurve contention_curve(const Cluster& machine, const Gpu& h100) {
   curve.communication = rounded(1 + kCommunication);
   curve.evidence = Evidence::kAssumed;
   curve.source = fmt::format(
-      "compute: 30 to 40 % slower on 8 H100 (pytorch/pytorch#179937), split into the {} of 132 "
-      "multiprocessors that the collective holds and the memory bandwidth it takes; the mean over "
-      "models is 18.9 %, the largest 40 % (arXiv 2507.03114); communication: 10 to 20 %, assumed",
+      "compute: 30 to 40 % slower on 8 H100 (pytorch/pytorch#179937), split into the {} of 132 multiprocessors that "
+      "the collective holds and the memory bandwidth it takes; the mean over models is 18.9 %, the largest 40 % (arXiv "
+      "2507.03114); communication: 10 to 20 %, assumed",
       ring.ctas);
   return curve;
 }
@@ -263,7 +263,7 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
 const Chip& chip_named(std::string_view name, const std::vector<Chip>& chips) {
   for (const Chip& chip : chips)
     if (chip.name == name) return chip;
-  throw Error(ExitCode::kInternal, fmt::format("no chip '{}'", name));
+  throw Error(ExitCode::kInternal, "no chip '{}'", name);
 }
 
 std::vector<PublishedFit> fit_all_published() {

@@ -55,10 +55,10 @@ StepRange steady_step(const Capture& capture) {
   }
   if (marks.empty()) {
     if (const std::optional<StepRange> range = repeated(capture)) return *range;
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: no optimizer stepped and no stretch of calls repeats; expected a "
-                                             "program that takes at least 2 training steps",
-                                     capture.path));
+    throw invalid_input(
+        "{}: no optimizer stepped and no stretch of calls repeats; expected a program that takes at least 2 training "
+        "steps",
+        capture.path);
   }
   const std::int32_t last = capture.calls[marks.back()].name;
   std::vector<std::size_t> all, ends;
@@ -70,10 +70,10 @@ StepRange steady_step(const Capture& capture) {
   }
   if (ends.size() < 2) ends = std::move(all);  // (a CUDA graph's backward is launched in one)
   if (ends.size() < 2) {
-    throw Error(
-        ExitCode::kInvalidInput, fmt::format("{}: the program took 1 training step, of which the first is not like "
-                                             "the others; expected at least 3 (e.g. --steps 3)",
-                                     capture.path));
+    throw invalid_input(
+        "{}: the program took 1 training step, of which the first is not like the others; expected at least 3 (e.g. "
+        "--steps 3)",
+        capture.path);
   }
   return {ends[ends.size() - 2] + 1, ends.back() + 1, std::ssize(ends)};
 }

@@ -19,7 +19,7 @@ namespace {
 using Kind = PipelineAction::Kind;
 
 [[noreturn]] void refuse(std::string_view what, std::string_view expected) {
-  throw Error(ExitCode::kInvalidInput, fmt::format("pipeline: {}; expected {}", what, expected));
+  throw invalid_input("pipeline: {}; expected {}", what, expected);
 }
 
 // The order of one rank, written action by action.

@@ -21,10 +21,8 @@ constexpr std::array<std::string_view, 11> kKinds = {
 constexpr std::string_view kOverlap = ")OVERLAP_F_B";
 
 [[noreturn]] void refuse(std::string_view word) {
-  throw Error(
-      ExitCode::kInvalidInput, fmt::format("'{}' is no action of a pipeline; expected such as 3F0, 0REDUCE_GRAD or "
-                                           "(0F4;3B1)OVERLAP_F_B",
-                                   word));
+  throw invalid_input(
+      "'{}' is no action of a pipeline; expected such as 3F0, 0REDUCE_GRAD or (0F4;3B1)OVERLAP_F_B", word);
 }
 
 int read_number(std::string_view& word, std::string_view whole) {

@@ -96,7 +96,7 @@ ClusterLayout layout_of(const Cluster& cluster) {
     layout.groups.push_back({1, {}, cluster.gpu, kind, {}, 0});
     return layout;
   }
-  if (kind.nics < 1) throw Error(ExitCode::kInvalidInput, fmt::format("{} nodes without a network port", nodes));
+  if (kind.nics < 1) throw invalid_input("{} nodes without a network port", nodes);
   const std::int64_t per_leaf = std::max<std::int64_t>(1, cluster.network.nodes_per_leaf);
   const auto pods = static_cast<std::int32_t>((nodes + per_leaf - 1) / per_leaf);
   const auto rails = static_cast<std::int32_t>(kind.nics);

@@ -68,10 +68,8 @@ std::vector<std::int32_t> switches_below_each_other(const Topology& topology) {
 }
 
 RankGroups tiled_groups(const GroupShape& shape, std::int64_t gpus) {
-  if (shape.size < 1 || shape.stride < 1 || shape.size > gpus / shape.stride) {
-    throw Error(ExitCode::kInvalidInput,
-        fmt::format("a group of {} ranks, {} apart, does not fit {} GPUs", shape.size, shape.stride, gpus));
-  }
+  if (shape.size < 1 || shape.stride < 1 || shape.size > gpus / shape.stride)
+    throw invalid_input("a group of {} ranks, {} apart, does not fit {} GPUs", shape.size, shape.stride, gpus);
   RankGroups groups;
   groups.begin.push_back(0);
   const std::int64_t block = shape.size * shape.stride;

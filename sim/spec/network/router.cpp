@@ -215,10 +215,7 @@ class Router {
     const TopologyNode& node = t_.nodes[at(t_.node_of[at(rank)])];
     for (std::int32_t p = node.first_port; p < node.first_port + node.ports; ++p)
       if (t_.ports[at(p)].wire >= 0 && t_.ports[at(p)].owner >= 0) exits.push_back({p, -1});
-    if (exits.empty()) {
-      throw Error(
-          ExitCode::kInvalidInput, fmt::format("rank {} ({}) has no network port", rank, device_name(t_, rank)));
-    }
+    if (exits.empty()) throw invalid_input("rank {} ({}) has no network port", rank, device_name(t_, rank));
   }
 
   // Returns the latency of the hop, ns.

@@ -84,9 +84,8 @@ class SwitchPaths {
   Route make(std::int32_t from, std::int32_t to) {
     const std::vector<std::uint8_t>& hops = hops_to(to);
     if (hops[at(from)] == kFar) {
-      throw Error(ExitCode::kInvalidInput,
-          fmt::format("no links lead from {} to {}", device_name(topology_, topology_.first_switch + from),
-              device_name(topology_, topology_.first_switch + to)));
+      throw invalid_input("no links lead from {} to {}", device_name(topology_, topology_.first_switch + from),
+          device_name(topology_, topology_.first_switch + to));
     }
     Route route;
     std::map<std::int32_t, double> front{{from, 1.0}};
