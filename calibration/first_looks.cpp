@@ -12,9 +12,6 @@
 #include "sim/base/lookup.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> calibration_files();
-
 namespace {
 
 constexpr const char* kFirstLooksFile = "calibration/evidence/first_looks.json";
@@ -39,8 +36,7 @@ const FirstLookFit& fit_for(const FirstLooks& looks, const std::vector<FirstLook
 
 }
 
-template <typename Io>
-void fields(Io& io, FirstLookFit& fit) {
+void fields(auto& io, FirstLookFit& fit) {
   io("without", fit.without);
   io("base", fit.base, -10, 10);
   io("skew", fit.skew, -10, 10);
@@ -48,8 +44,7 @@ void fields(Io& io, FirstLookFit& fit) {
   io("shifts", fit.shifts, -10, 10);
 }
 
-template <typename Io>
-void fields(Io& io, FirstLookSet& set) {
+void fields(auto& io, FirstLookSet& set) {
   io("set", set.name);
   io("families", set.families);
 }

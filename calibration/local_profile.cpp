@@ -83,8 +83,7 @@ std::string profile_id(const Measurements& measurements) {
   return for_file_name(measurements.host.name) + "-" + for_file_name(measurements.created);
 }
 
-template <typename Io>
-void fields(Io& io, LocalVariant& v) {
+void fields(auto& io, LocalVariant& v) {
   io("ranks", v.ranks, 1, 1'000'000);
   io("peak_fp32_flop_per_s", v.peak_fp32, 1, kAnyRate);
   io("peak_bf16_flop_per_s", v.peak_bf16, 1, kAnyRate);
@@ -94,8 +93,7 @@ void fields(Io& io, LocalVariant& v) {
   io("calibration", v.calibration);
 }
 
-template <typename Io>
-void fields(Io& io, LocalProfile& profile) {
+void fields(auto& io, LocalProfile& profile) {
   io.schema(kLocalSchema, ", as foreshard calibrate writes it");
   io("id", profile.id);
   io("created", profile.created);

@@ -20,9 +20,6 @@
 #include "sim/spec/network/routes.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> calibration_files();
-
 namespace {
 
 constexpr std::string_view kFolder = "calibration/machines/";

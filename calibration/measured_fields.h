@@ -33,16 +33,14 @@ std::array<std::string_view, count> words_of() {
 inline const auto kFunctionWords = words_of<Function, kFunctions>();
 inline const auto kOperationWords = words_of<CollectiveOperation, kCollectiveOperations>();
 
-template <typename Io>
-void shape_fields(Io& io, GemmPoint& p) {
+void shape_fields(auto& io, GemmPoint& p) {
   io("pass", p.pass, kPassWords);
   io("dtype", p.fp32, kIsFp32Words);
   io("m", p.m, 1, kLargestSize);
   io("n", p.n, 1, kLargestSize);
   io("k", p.k, 1, kLargestSize);
 }
-template <typename Io>
-void shape_fields(Io& io, AttentionPoint& p) {
+void shape_fields(auto& io, AttentionPoint& p) {
   io("pass", p.pass, kPassWords);
   io("dtype", p.fp32, kIsFp32Words);
   io("causal", p.causal);
@@ -53,20 +51,17 @@ void shape_fields(Io& io, AttentionPoint& p) {
   io("head_dim", p.head_dim, 1, kLargestHead);
 }
 
-template <typename Io>
-void fields(Io& io, GemmPoint& p) {
+void fields(auto& io, GemmPoint& p) {
   shape_fields(io, p);
   io("seconds", p.seconds, kShortestTime, kLongestTime);
 }
-template <typename Io>
-void fields(Io& io, AttentionPoint& p) {
+void fields(auto& io, AttentionPoint& p) {
   shape_fields(io, p);
   io("seconds", p.seconds, kShortestTime, kLongestTime);
   io.optional(!p.kernel.empty(), "kernel", p.kernel);
 }
 
-template <typename Io>
-void size_fields(Io& io, std::vector<SizePoint>& points) {
+void size_fields(auto& io, std::vector<SizePoint>& points) {
   std::vector<double> bytes, seconds;
   for (const SizePoint& point : points) {
     bytes.push_back(point.bytes);
@@ -83,31 +78,27 @@ void size_fields(Io& io, std::vector<SizePoint>& points) {
   points.clear();
   for (std::size_t i = 0; i < bytes.size(); ++i) points.push_back({bytes[i], seconds[i]});
 }
-template <typename Io>
-void fields(Io& io, FunctionPoints& p) {
+void fields(auto& io, FunctionPoints& p) {
   io("function", p.function, kFunctionWords);
   io("pass", p.pass, kPassWords);
   io("dtype", p.fp32, kIsFp32Words);
   size_fields(io, p.points);
 }
-template <typename Io>
-void fields(Io& io, CollectivePoints& p) {
+void fields(auto& io, CollectivePoints& p) {
   io("operation", p.operation, kOperationWords);
   io("order", p.order, kOrderWords);
   io("group", p.group, 2, 1'000'000);
   size_fields(io, p.points);
 }
 
-template <typename Io>
-void fields(Io& io, MeasuredPoints& points) {
+void fields(auto& io, MeasuredPoints& points) {
   io("gemm", points.gemm);
   io("attention", points.attention);
   io("memory", points.functions);
   io("collectives", points.collectives);
 }
 
-template <typename Io>
-void fields(Io& io, MeasuredHost& host) {
+void fields(auto& io, MeasuredHost& host) {
   io("name", host.name);
   io("cpu", host.cpu);
   io("cores", host.cores, 1, 1'000'000);

@@ -19,8 +19,7 @@ constexpr std::array<std::string_view, 3> kHostWork = {"row", "hook", "collectiv
 constexpr std::int64_t kMostRowBytes = std::int64_t{1} << 40;
 
 // Keys that rows of every kind may have.
-template <typename Io>
-void row_fields(Io& io, std::int64_t& ranks) {
+void row_fields(auto& io, std::int64_t& ranks) {
   constexpr std::int64_t kMostRanks = 4096;
   std::string kind;
   std::int64_t repeats = 1;
@@ -29,8 +28,7 @@ void row_fields(Io& io, std::int64_t& ranks) {
   io.optional(true, "repeats", repeats, 1, kLargestSize);
 }
 
-template <typename Io>
-void spread_fields(Io& io, MeasuredSeconds& spread, double least = kShortestTime, double most = kLongestTime) {
+void spread_fields(auto& io, MeasuredSeconds& spread, double least = kShortestTime, double most = kLongestTime) {
   io("seconds", [&](auto& part) {
     part("median", spread.median, least, most);
     part("low", spread.low, least, most);
@@ -40,15 +38,13 @@ void spread_fields(Io& io, MeasuredSeconds& spread, double least = kShortestTime
       "low <= median <= high");
 }
 
-template <typename Io>
-void bytes_field(Io& io, double& bytes) {
+void bytes_field(auto& io, double& bytes) {
   auto whole = static_cast<std::int64_t>(bytes);
   io("bytes", whole, 1, kMostRowBytes);
   bytes = as_double(whole);
 }
 
-template <typename Io>
-void shape_fields(Io& io, FunctionTime& time) {
+void shape_fields(auto& io, FunctionTime& time) {
   io("function", time.function, kFunctionWords);
   io("pass", time.pass, kPassWords);
   io("dtype", time.fp32, kIsFp32Words);
@@ -57,8 +53,7 @@ void shape_fields(Io& io, FunctionTime& time) {
       "is not memory-bound", "kind: gemm or attention for it");
 }
 
-template <typename Io>
-void shape_fields(Io& io, CollectiveTime& time) {
+void shape_fields(auto& io, CollectiveTime& time) {
   io("operation", time.operation, kOperationWords);
   io("order", time.order, kOrderWords);
   io("group", time.group, 2);

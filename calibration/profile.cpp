@@ -42,14 +42,12 @@ bool is_empty(const MeasuredPoints& points) {
 
 }
 
-template <typename Io>
-void source_fields(Io& io, Evidence& evidence, std::string& source) {
+void source_fields(auto& io, Evidence& evidence, std::string& source) {
   io("evidence", evidence, kEvidence);
   io("source", source, kNotEmpty);
 }
 
-template <typename Io>
-void fields(Io& io, GemmCurve& c) {
+void fields(auto& io, GemmCurve& c) {
   const auto unless_zero = [&](std::string_view key, double& value, double most) {
     io.optional(value > 0, key, value, 0, most);
   };
@@ -70,8 +68,7 @@ void fields(Io& io, GemmCurve& c) {
   source_fields(io, c.evidence, c.source);
 }
 
-template <typename Io>
-void fields(Io& io, HeatCurve& c) {
+void fields(auto& io, HeatCurve& c) {
   io("idle_w", c.idle, 1, 1e4);
   io("joules_per_flop", c.joules_per_flop, 0, 1e-9);
   io("joules_per_byte", c.joules_per_byte, 0, 1e-6);
@@ -81,8 +78,7 @@ void fields(Io& io, HeatCurve& c) {
   source_fields(io, c.evidence, c.source);
 }
 
-template <typename Io>
-void fields(Io& io, AttentionCurve& c) {
+void fields(auto& io, AttentionCurve& c) {
   io("kernel", c.kernel);
   io("head_dim", c.head_dim, 1, kLargestHead);
   io("pass", c.pass, kPassWords);
@@ -96,16 +92,14 @@ void fields(Io& io, AttentionCurve& c) {
   source_fields(io, c.evidence, c.source);
 }
 
-template <typename Io>
-void fields(Io& io, MemoryCurve& c) {
+void fields(auto& io, MemoryCurve& c) {
   io("fraction", c.fraction, 1e-3, 2);
   io("overhead_s", c.overhead, 0, kLongestCost);
   io.optional(c.timed_overhead > 0, "timed_overhead_s", c.timed_overhead, 0, kLongestCost);
   source_fields(io, c.evidence, c.source);
 }
 
-template <typename Io>
-void fields(Io& io, CollectiveCurve& c) {
+void fields(auto& io, CollectiveCurve& c) {
   io("latency_s", c.latency, 0, kLongestCost);
   io("per_hop_s", c.per_hop, 0, kLongestCost);
   io("link_fraction", c.link_fraction, 1e-3, 2);
@@ -114,8 +108,7 @@ void fields(Io& io, CollectiveCurve& c) {
   source_fields(io, c.evidence, c.source);
 }
 
-template <typename Io>
-void fields(Io& io, FabricCurve& c) {
+void fields(auto& io, FabricCurve& c) {
   static const auto kKinds = words_of<FabricKind, kFabricKinds>();
   const auto by_protocol = [&](std::string_view key, std::array<double, 3>& values) {
     io(key, [&](auto& part) {
@@ -134,8 +127,7 @@ void fields(Io& io, FabricCurve& c) {
   source_fields(io, c.evidence, c.source);
 }
 
-template <typename Io>
-void fields(Io& io, CollectiveSweep& s) {
+void fields(auto& io, CollectiveSweep& s) {
   std::vector<std::vector<double>> pairs;
   for (const SizePoint& point : s.points) pairs.push_back({point.bytes, point.seconds});
   io("operation", s.operation, kOperationWords);
@@ -173,16 +165,14 @@ void fields(Io& io, HostCurve& c) {
   }
 }
 
-template <typename Io>
-void fields(Io& io, ContentionCurve& c) {
+void fields(auto& io, ContentionCurve& c) {
   io("compute", c.compute, 1, 10);
   io("communication", c.communication, 1, 10);
   io.optional(c.memory > 0, "memory", c.memory, 0, 1);
   source_fields(io, c.evidence, c.source);
 }
 
-template <typename Io>
-void fields(Io& io, FactorSpread& s) {
+void fields(auto& io, FactorSpread& s) {
   io("log_sd", s.log_sd, 0, 2);
   io("source", s.source, kNotEmpty);
 }
@@ -202,8 +192,7 @@ void memory_fields(Io& io, std::array<MemoryCurve, kMemoryClasses>& curves) {
   }
 }
 
-template <typename Io>
-void fabric_fields(Io& io, Calibration& c) {
+void fabric_fields(auto& io, Calibration& c) {
   io.optional(!c.fabrics.empty(), "fabrics", c.fabrics);
   for (auto fabric = c.fabrics.begin(); fabric != c.fabrics.end(); ++fabric) {
     io.require(
@@ -218,8 +207,7 @@ void fabric_fields(Io& io, Calibration& c) {
   }
 }
 
-template <typename Io>
-void fields(Io& io, Calibration& c) {
+void fields(auto& io, Calibration& c) {
   io.schema(kProfileSchema);
   io("gpu", c.gpu);
   io("id", c.id);
@@ -266,7 +254,6 @@ Calibration read_calibration(const ConfigNode& root) {
   return calibration;
 }
 
-std::span<const EmbeddedFile> calibration_files();
 namespace {
 
 constexpr std::string_view kPath = "calibration/evidence/host_calls.json";

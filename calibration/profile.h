@@ -10,8 +10,7 @@
 
 namespace foreshard {
 
-template <typename Io>
-void fields(Io& io, Calibration& calibration);
+void fields(auto& io, Calibration& calibration);
 
 Json to_json(const Calibration& calibration);
 

@@ -22,9 +22,6 @@
 #include "sim/base/lookup.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> calibration_files();
-
 namespace {
 
 constexpr std::string_view kProfileFolder = "calibration/profiles/";

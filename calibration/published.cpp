@@ -15,8 +15,6 @@
 
 namespace foreshard {
 
-std::span<const EmbeddedFile> calibration_files();
-
 CsvTable calibration_table(std::string_view path) {
   const EmbeddedFile& file = file_named(fmt::format("calibration/{}", path), calibration_files());
   return CsvTable(file.content, std::string(file.path));

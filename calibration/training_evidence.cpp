@@ -16,9 +16,6 @@
 #include "sim/base/quantile.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> calibration_files();
-
 namespace {
 
 constexpr const char* kStepsFile = "calibration/evidence/training_steps.json";
@@ -85,16 +82,14 @@ double remaining_log_sd(double log_sd, double before) {
   return rest > 1e-6 ? std::sqrt(rest) : 0;
 }
 
-template <typename Io>
-void fields(Io& io, FamilyEvidence& family) {
+void fields(auto& io, FamilyEvidence& family) {
   io("family", family.family);
   io("rows", family.rows, 0);
   io("precision", family.precision);
   io("information", family.information);
 }
 
-template <typename Io>
-void fields(Io& io, TrainingEvidence& evidence) {
+void fields(auto& io, TrainingEvidence& evidence) {
   io.schema("foreshard.training_evidence/1");
   io("plan_log_sd", evidence.plan_log_sd, 0, 1);
   io("names", evidence.names);

@@ -33,8 +33,7 @@ constexpr const char* kFooter =
     "5 outside tolerance, 6 missing capability, 130 interrupted.\n"
     "Example:\n  foreshard predict --model llama-3.1-8b --cluster 64xh100";
 
-template <typename Value>
-CLI::Option* option(CLI::App* verb, const char* name, Value& value) {
+CLI::Option* option(CLI::App* verb, const char* name, auto& value) {
   return add(verb, name, value)->allow_extra_args(false);
 }
 // Several: a name and a value each.
@@ -101,8 +100,7 @@ class Tree {
         verb, "--json", [&output] { output.form = Form::kJson; });
   }
 
-  template <typename Count>
-  static void add_threads(CLI::App* verb, Count& threads) {
+  static void add_threads(CLI::App* verb, auto& threads) {
     option(verb, "--threads", threads)->check(CLI::Range(1, 4096));
   }
 

@@ -19,8 +19,7 @@ class InterruptGuard {
   // launchers repeat is no second Ctrl-C: neither SIGTERM and SIGHUP nor a SIGINT within a second.
   explicit InterruptGuard(std::chrono::seconds grace);
   ~InterruptGuard();
-  InterruptGuard(const InterruptGuard&) = delete;
-  InterruptGuard& operator=(const InterruptGuard&) = delete;
+  InterruptGuard& operator=(InterruptGuard&&) = delete;  // nor is it copied
   static bool interrupted();
 };
 

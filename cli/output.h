@@ -31,8 +31,7 @@ class AnswerCapture {
  public:
   AnswerCapture();
   ~AnswerCapture();
-  AnswerCapture(const AnswerCapture&) = delete;
-  AnswerCapture& operator=(const AnswerCapture&) = delete;
+  AnswerCapture& operator=(AnswerCapture&&) = delete;  // nor is it copied
 
   std::string answer, errors;
 

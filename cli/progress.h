@@ -14,10 +14,9 @@ namespace foreshard {
 
 class Progress {
  public:
-  explicit Progress(std::string what);  // "search"
-  ~Progress();                          // takes the line away
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
+  explicit Progress(std::string what);       // "search"
+  ~Progress();                               // takes the line away
+  Progress& operator=(Progress&&) = delete;  // nor is it copied
 
   // Called with what is done, of all, from any thread: false once Ctrl-C was pressed.
   std::function<bool(std::int64_t, std::int64_t)> until_interrupted();

@@ -15,9 +15,6 @@
 #include "sim/base/spelling.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> option_files();  // options.txt
-
 namespace {
 
 // What is behind the name of a verb, or of an option of a verb, or else of all.

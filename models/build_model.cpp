@@ -206,8 +206,7 @@ class Order {
     model_.order.push_back({.kind = kind(std::move(layer)), .name = std::move(name)});
   }
   // Blocks, of which the first differs.
-  template <typename Block>
-  void add_stack(std::int64_t count, const std::string& prefix, Block block) {
+  void add_stack(std::int64_t count, const std::string& prefix, auto block) {
     add(block(StackPlace::kFirst), prefix + "0");
     if (count == 1) return;
     const std::int32_t later = kind(block(StackPlace::kLater));

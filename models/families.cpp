@@ -14,9 +14,6 @@
 #include "sim/base/letters.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> family_files();
-
 namespace {
 
 constexpr std::pair<std::string_view, bool ModelDims::*> kSwitches[] = {{"fused_qkv", &ModelDims::fused_qkv},
@@ -63,8 +60,7 @@ void set_kind(Kind& kind, std::span<const std::string_view> words, std::string_v
   kind = static_cast<Kind>(found - words.begin());
 }
 
-template <typename Part, typename Switches>
-void set_switch(Part& part, const Switches& switches, std::string_view word) {
+void set_switch(auto& part, const auto& switches, std::string_view word) {
   const auto found = std::ranges::find_if(switches, [&](const auto& each) { return each.first == word; });
   FORESHARD_CHECK(found != std::end(switches), fmt::format("families have no {}", word));
   part.*found->second = true;

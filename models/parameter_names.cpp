@@ -13,9 +13,6 @@
 #include "sim/base/letters.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> parameter_name_files();
-
 namespace {
 
 constexpr std::pair<std::string_view, std::string_view ParameterNames::*> kMembers[] = {

@@ -32,8 +32,7 @@ struct Line {
 };
 
 // Calls `visit` with each line after the header until it returns false.
-template <typename Visit>
-void for_each_line(std::string_view text, std::string_view file_name, Visit visit) {
+void for_each_line(std::string_view text, std::string_view file_name, auto visit) {
   int number = 0;
   while (!text.empty())
     if (!visit(Line{file_name, ++number, cut(text, "\n")})) return;

@@ -125,8 +125,7 @@ class Asker {
 
   double share(const FactorMove& move) const { return std::abs(move.high - move.low) / 2 / all_.step_s; }
 
-  template <typename Settles>
-  double without(Settles settles) const {
+  double without(auto settles) const {
     Levels levels = all_.levels;
     for (std::size_t i = 0; i < moves_.size(); ++i)
       if (settles(moves_[i].factor)) levels.machine[i].second = 0;

@@ -69,8 +69,7 @@ PlanDocument read_document(const JobOptions& options) {
 }
 
 // What is wrong with a name is said where the plan file names it.
-template <typename Read>
-auto told_in_plan(const PlanDocument& document, const char* key, Read read) {
+auto told_in_plan(const PlanDocument& document, const char* key, auto read) {
   try {
     return read();
   } catch (const ConfigError&) {

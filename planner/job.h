@@ -81,8 +81,7 @@ Report report_of(const Job& job, const Forecast& forecast, const CostModel& cost
 // A user's profile may make steps faster than the hardware: Error(kInvalidInput) that names it.
 // Everything else that cannot be is ours: the error itself.
 Error blamed_on_profile(const NonsenseError& error, const JobOptions& options);
-template <typename Answer>
-auto blame_profile(const JobOptions& options, const Answer& answer) {
+auto blame_profile(const JobOptions& options, const auto& answer) {
   try {
     return answer();
   } catch (const NonsenseError& error) {

@@ -34,8 +34,7 @@ class SearchState {
   // that cannot be done, or it is of another search.
   SearchState(const std::string& path, const std::string& key);
   ~SearchState();
-  SearchState(const SearchState&) = delete;
-  SearchState& operator=(const SearchState&) = delete;
+  SearchState& operator=(SearchState&&) = delete;  // nor is it copied
 
   SearchMemory memory();
   std::size_t known() const { return known_.size(); }

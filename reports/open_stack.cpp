@@ -102,8 +102,7 @@ Fit StackOdds::as_run(Fit fit, const StackAlternative& by) const {
   return is_unread(by.name) ? with_alternatives(fit, set_.cases.front().model, by.plan) : fit;
 }
 
-template <typename Told>
-StackOdds::Odds StackOdds::odds_of(const Plan& plan, const Fit& first, FitOf fit_of, Told is_told) {
+StackOdds::Odds StackOdds::odds_of(const Plan& plan, const Fit& first, FitOf fit_of, auto is_told) {
   std::vector<StackAlternative> plans;
   if (set_.cases.size() > 1) plans = set_.plans_of(plan);
   if (plans.size() < 2) return {fit_probability(first), fit_probability(first)};

@@ -65,8 +65,7 @@ class StackOdds {
     double sure = 0, most = 1;
   };
   using FitOf = Fit (*)(Code&, const Plan&);
-  template <typename Told>
-  Odds odds_of(const Plan& plan, const Fit& first, FitOf fit_of, Told is_told);
+  Odds odds_of(const Plan& plan, const Fit& first, FitOf fit_of, auto is_told);
 
   const StackSet& set_;
   std::shared_ptr<Codes> codes_;

@@ -260,8 +260,7 @@ class LayoutReader {
   }
 
   // Into runs of nodes with the same key.
-  template <typename Key>
-  void cut_groups(Key key_of) {
+  void cut_groups(auto key_of) {
     std::vector<NodeGroup> cut;
     std::int64_t node = 0;
     for (const NodeGroup& group : layout_.groups) {

@@ -124,8 +124,7 @@ class DeviceMeasuring {
   }
 
  private:
-  template <typename Work>
-  void part(const std::string& name, Work work) {
+  void part(const std::string& name, auto work) {
     if (seconds_since(begin_) > request_.seconds) {
       extra_.push_back({{"kind", "left_out"}, {"part", name}});
       return;
@@ -150,8 +149,7 @@ class DeviceMeasuring {
     extra_.push_back({{"kind", "failed"}, {"part", name}, {"reason", why}});
   }
 
-  template <typename Work>
-  BenchResult repeated(int runs, Work work) {
+  BenchResult repeated(int runs, auto work) {
     work();
     std::vector<double> seconds;
     for (int i = 0; i < runs; ++i) seconds.push_back(device_seconds(device_, work));

@@ -71,8 +71,7 @@ class Curves {
   }
 
  private:
-  template <typename Collective>
-  void add(const char* operation, std::size_t group, std::size_t bytes, Collective collective) {
+  void add(const char* operation, std::size_t group, std::size_t bytes, auto collective) {
     const int calls = calls_of(bytes);
     for (int i = 0; i < kWarmUp; ++i) collective();
     std::vector<double> seconds;

@@ -38,8 +38,7 @@ class Jobs {
  public:
   Jobs(boost::asio::io_context& io, const HttpService& service);
   ~Jobs();
-  Jobs(const Jobs&) = delete;
-  Jobs& operator=(const Jobs&) = delete;
+  Jobs& operator=(Jobs&&) = delete;  // nor is it copied
 
   // `done` gets the answer, later and once. nullptr: there is no room for it.
   std::shared_ptr<HttpJob> submit(HttpQuestion question, std::function<void(const HttpAnswer&)> done);

@@ -223,8 +223,7 @@ class MappedFile {
     if (start_ == MAP_FAILED) throw invalid_input("the body is empty");
   }
   ~MappedFile() { ::munmap(start_, size_); }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+  MappedFile& operator=(MappedFile&&) = delete;  // nor is it copied
   std::string_view text() const { return {static_cast<const char*>(start_), size_}; }
 
  private:

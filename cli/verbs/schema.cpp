@@ -13,8 +13,6 @@
 
 namespace foreshard {
 
-std::span<const EmbeddedFile> schema_files();
-
 ExitCode run_schema(const SchemaOptions& options) {
   if (options.name == "plan") {
     write_answer(to_text(plan_schema()));

@@ -18,10 +18,6 @@
 #include "sim/base/lookup.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> app_files();
-std::span<const EmbeddedFile> page_files();
-
 namespace {
 
 // Files of requests live there while they are answered.
@@ -39,8 +35,7 @@ class PrivateFolder {
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);
   }
-  PrivateFolder(const PrivateFolder&) = delete;
-  PrivateFolder& operator=(const PrivateFolder&) = delete;
+  PrivateFolder& operator=(PrivateFolder&&) = delete;  // nor is it copied
   const std::filesystem::path& path() const { return path_; }
 
  private:

@@ -77,8 +77,7 @@ class Checks {
   // "WHAT 1.2e-06"; throws where it is more than the tolerance.
   static std::string near(const char* what, const at::Tensor& got, const at::Tensor& wanted, double tolerance);
   void needs_gpu() const;
-  template <typename Work>
-  double median_of(int runs, Work work) {
+  double median_of(int runs, auto work) {
     std::vector<double> all;
     for (int i = 0; i < runs; ++i) all.push_back(device_seconds(device_, work));
     std::ranges::sort(all);

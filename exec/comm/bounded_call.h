@@ -15,8 +15,7 @@ namespace foreshard {
 // Runs `call` on a thread of its own and returns what it returns, or throws what it throws. Gives
 // up after `limit`, or as soon as `stop`, asked every 50 ms, says so: std::nullopt, and the thread
 // is left behind. `call` must therefore own, or share, everything that it touches.
-template <typename Call>
-auto call_within(std::chrono::milliseconds limit, Call call, const std::function<bool()>& stop = nullptr)
+auto call_within(std::chrono::milliseconds limit, auto call, const std::function<bool()>& stop = nullptr)
     -> std::optional<decltype(call())> {
   using Result = decltype(call());
   auto promise = std::make_shared<std::promise<Result>>();

@@ -62,8 +62,7 @@ void GroupCommunicator::all_gather(const void* own, void* whole, std::size_t sha
   all_gather(whole, shard_bytes);
 }
 
-template <typename Add>
-void GroupCommunicator::exchange_shards(const void* whole, DType wire, std::size_t elements, const Add& add) {
+void GroupCommunicator::exchange_shards(const void* whole, DType wire, std::size_t elements, const auto& add) {
   const auto* base = static_cast<const std::byte*>(whole);
   const auto width = at(size_of(wire));
   const std::size_t chunk = std::min(elements, at(kReduceChunkBytes) / width);

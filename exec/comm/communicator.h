@@ -55,8 +55,7 @@ class GroupCommunicator {
   std::byte* scratch(std::size_t bytes);
   // Pieces of this rank's shard of `whole`, by rank, chunk after chunk:
   // add(pieces, first element, elements).
-  template <typename Add>
-  void exchange_shards(const void* whole, DType wire, std::size_t elements, const Add& add);
+  void exchange_shards(const void* whole, DType wire, std::size_t elements, const auto& add);
 
   std::unique_ptr<Transport> transport_;
   std::vector<Outgoing> sends_;

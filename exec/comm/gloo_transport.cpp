@@ -88,8 +88,7 @@ class GlooTransport : public Transport {
     forget();
   }
 
-  template <typename Call>
-  void guarded(int peer, Call call) {
+  void guarded(int peer, auto call) {
     if (aborted_) throw PeerFailure(-1, "the group was told to stop");
     try {
       call();

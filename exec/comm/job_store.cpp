@@ -22,8 +22,7 @@ constexpr const char* kOwnerKey = "foreshard owner";
 constexpr int kOnlyErrors = 2;
 constexpr auto kServerSide = std::chrono::seconds(60);  // the server's own client answers at once
 
-template <typename Call>
-auto named(const StoreAddress& address, Call call) -> decltype(call()) {
+auto named(const StoreAddress& address, auto call) -> decltype(call()) {
   try {
     return call();
   } catch (const std::exception& error) {

@@ -96,8 +96,7 @@ class ProcessWorld : public World {
  private:
   static std::size_t position(int rank) { return at(rank); }
 
-  template <typename Call>
-  auto bounded(milliseconds limit, Call call) -> std::optional<decltype(call())> {
+  auto bounded(milliseconds limit, auto call) -> std::optional<decltype(call())> {
     constexpr milliseconds kSpare{1000};  // the call has its own limit while the store answers
     return call_within(
         limit + kSpare, std::move(call), [this] { return board_.announced(milliseconds(0)).has_value(); });
@@ -129,9 +128,7 @@ class ProcessWorld : public World {
   // "rank 1 did not answer", of those whose key is not there.
   std::string missing(const std::vector<std::string>& keys, const std::vector<int>& ranks) {
     const auto there = bounded(milliseconds(0), [store = meeting_.store, keys] {
-      std::vector<bool> found;
-      for (const std::string& key : keys) found.push_back(store->has(key));
-      return found;
+      return list_of<bool>(keys, [&](const std::string& key) { return store->has(key); });
     });
     if (!there) return "the store did not answer";
     std::vector<int> absent;

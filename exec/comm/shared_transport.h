@@ -26,8 +26,7 @@ class SharedMemory {
   // `ticket` is the maker's. The maker must still hold its object.
   static std::shared_ptr<SharedMemory> open(const std::string& ticket, int members);
   ~SharedMemory();
-  SharedMemory(const SharedMemory&) = delete;
-  SharedMemory& operator=(const SharedMemory&) = delete;
+  SharedMemory& operator=(SharedMemory&&) = delete;  // nor is it copied
 
   const std::string& ticket() const { return ticket_; }
   std::byte* data() const { return data_; }

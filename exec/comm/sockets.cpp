@@ -25,8 +25,7 @@ class Socket {
   ~Socket() {
     if (fd_ >= 0) ::close(fd_);
   }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
+  Socket& operator=(Socket&&) = delete;  // nor is it copied
   int fd() const { return fd_; }
   int release() {
     const int fd = fd_;

@@ -114,8 +114,7 @@ class ThreadTransport : public Transport {
         peer, lock, [&] { return letter.state == Letter::State::kRead; });
   }
 
-  template <typename Ready>
-  void wait_for(int peer, std::unique_lock<std::mutex>& lock, Ready ready) {
+  void wait_for(int peer, std::unique_lock<std::mutex>& lock, auto ready) {
     group_->changed.wait(lock, [&] { return ready() || group_->aborted || group_->has_left(peer); });
     if (group_->aborted) throw PeerFailure(-1, "the group was told to stop");
     if (ready()) return;

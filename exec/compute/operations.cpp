@@ -44,8 +44,7 @@ DType dtype_of(const at::Tensor& tensor) { return tensor.scalar_type() == at::kF
 // --- gradients of parameters ---
 
 // `make` writes a gradient of the parameter's shape into the tensor it is given; `made_in` is the dtype it can write.
-template <typename Make>
-void put_gradient(const Call& c, const Parameter& parameter, at::ScalarType made_in, Make make) {
+void put_gradient(const Call& c, const Parameter& parameter, at::ScalarType made_in, auto make) {
   const at::Tensor& place = parameter.gradient;
   if (!*parameter.written && place.scalar_type() == made_in) {
     make(place);
@@ -109,8 +108,7 @@ void put_rows(const Parameter& parameter, const at::Tensor& gradient, const at::
 // --- slices ---
 
 // make(first), ..., added as ((0 + 1) + (2 + 3)): a power of two of them.
-template <typename Make>
-at::Tensor sum_in_pairs(std::int64_t first, std::int64_t count, const Make& make) {
+at::Tensor sum_in_pairs(std::int64_t first, std::int64_t count, const auto& make) {
   if (count == 1) return make(first);
   at::Tensor left = sum_in_pairs(first, count / 2, make);
   return left.add_(sum_in_pairs(first + count / 2, count / 2, make));
@@ -320,8 +318,7 @@ Tensors rms_norm_forward(const Call& c, Inputs in) {
 }
 
 // Of the rows of each slice by themselves: the input's gradient, and summands of the weights'.
-template <typename Backward>
-Tensors norm_backward_in_slices(const Call& c, const at::Tensor& dy, Inputs saved, const Backward& backward) {
+Tensors norm_backward_in_slices(const Call& c, const at::Tensor& dy, Inputs saved, const auto& backward) {
   at::Tensor dx = at::empty_like(dy);
   std::vector<Tensors> summands(c.operation.parameters.size());
   for (std::int64_t j = 0; j < c.context.slices.rows; ++j) {
@@ -524,8 +521,7 @@ struct SliceRows {
   at::Tensor labels;  // [count, 1], clamped to the slice
   at::Tensor absent;  // [count]: the label is of another slice
 };
-template <typename Visit>
-void for_rows_of_slices(const Call& c, const at::Tensor& logits, const Visit& visit) {
+void for_rows_of_slices(const Call& c, const at::Tensor& logits, const auto& visit) {
   const std::int64_t slices = c.context.slices.columns, tokens = logits.size(0);
   const std::int64_t width = logits.size(1) / slices, chunk = loss_rows(width);
   for (std::int64_t j = 0; j < slices; ++j) {

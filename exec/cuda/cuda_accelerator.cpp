@@ -429,8 +429,7 @@ class CudaAccelerator final : public Accelerator {
       device_.release(pieces_, 0);
       device_.release(chunks_, 0);
     }
-    CudaAdamW(const CudaAdamW&) = delete;
-    CudaAdamW& operator=(const CudaAdamW&) = delete;
+    CudaAdamW& operator=(CudaAdamW&&) = delete;  // nor is it copied
 
     // By a kernel's arguments: a recorded step needs no memory of the host later.
     void find_gradients(std::span<const float* const> of_pieces) override {

@@ -158,8 +158,7 @@ class NcclCommunicator final : public DeviceCommunicator {
     return true;
   }
 
-  template <typename Done>
-  void wait_for(const char* call, Done done) {
+  void wait_for(const char* call, auto done) {
     const auto patience = std::chrono::duration<double>(place_.timeout_s);
     const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
     for (int polls = 0; !done(); ++polls) {

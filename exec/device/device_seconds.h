@@ -13,8 +13,7 @@ inline void give_head_start(Accelerator& device, std::int64_t nanoseconds = 200'
 }
 
 // Seconds on the device's clock of what `work` gives to the current lane; the host waits for it.
-template <typename Work>
-double device_seconds(Accelerator& device, Work work) {
+double device_seconds(Accelerator& device, auto work) {
   const DeviceEvent begin = device.new_event(), end = device.new_event();
   give_head_start(device);
   device.record(begin);

@@ -26,8 +26,7 @@ class CallWatch::Watcher {
     wake_.notify_one();
     thread_.join();
   }
-  Watcher(const Watcher&) = delete;
-  Watcher& operator=(const Watcher&) = delete;
+  Watcher& operator=(Watcher&&) = delete;  // nor is it copied
 
   void begin() { began_ = Clock::now().time_since_epoch().count(); }
   void end() { began_ = kNone; }

@@ -196,8 +196,7 @@ class CpuBackend final : public Backend {
   Time now() const { return Time::ns(steady_ns() - step_begin_ns_); }
 
   // Without pacing: what is done takes the time it takes.
-  template <typename Collective>
-  void paced(EventId id, Collective collective) {
+  void paced(EventId id, auto collective) {
     const auto begin = std::chrono::steady_clock::now();
     collective();
     if (parts_.pacing == nullptr || id == kNoEvent) return;

@@ -25,8 +25,7 @@ struct DeviceStep {
   // References are kept.
   DeviceStep(Accelerator& accelerator, const EventGraph& graph);
   ~DeviceStep();
-  DeviceStep(const DeviceStep&) = delete;
-  DeviceStep& operator=(const DeviceStep&) = delete;
+  DeviceStep& operator=(DeviceStep&&) = delete;  // nor is it copied
 
   // On the current lane, which the host then waits for; `uploaded` is recorded.
   void upload(const Plan& plan, std::int64_t step, std::span<MicroBatch> host_batches);

@@ -14,9 +14,8 @@ class StreamThread {
  public:
   // `begin` runs first on the new thread.
   explicit StreamThread(std::function<void()> begin);
-  ~StreamThread();  // after everything that was issued
-  StreamThread(const StreamThread&) = delete;
-  StreamThread& operator=(const StreamThread&) = delete;
+  ~StreamThread();                                   // after everything that was issued
+  StreamThread& operator=(StreamThread&&) = delete;  // nor is it copied
 
   void issue(std::function<void()> row);  // must not throw
   void drain();                           // until nothing is left

@@ -117,8 +117,7 @@ class Signals {
     ::close(fd_);
     ::sigprocmask(SIG_SETMASK, &before_, nullptr);
   }
-  Signals(const Signals&) = delete;
-  Signals& operator=(const Signals&) = delete;
+  Signals& operator=(Signals&&) = delete;  // nor is it copied
 
   int fd() const { return fd_; }
   const sigset_t& before() const { return before_; }

@@ -27,8 +27,7 @@ class AccountScope {
  public:
   explicit AccountScope(MemoryAccount* account);
   ~AccountScope();
-  AccountScope(const AccountScope&) = delete;
-  AccountScope& operator=(const AccountScope&) = delete;
+  AccountScope& operator=(AccountScope&&) = delete;  // nor is it copied
 
  private:
   MemoryAccount* before_;

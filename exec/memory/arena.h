@@ -13,8 +13,7 @@ class Arena {
   // Throws Error(kInfeasible) where there is not that much. A reference to `memory` is kept.
   explicit Arena(std::size_t bytes, RankMemory& memory = host_memory());
   ~Arena();
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
+  Arena& operator=(Arena&&) = delete;  // nor is it copied
 
   std::byte* at(std::size_t offset) const { return base_ + offset; }
   std::size_t size() const { return bytes_; }

@@ -18,8 +18,7 @@ class Line {
  public:
   explicit Line(char kind);
   ~Line();
-  Line(const Line&) = delete;
-  Line& operator=(const Line&) = delete;
+  Line& operator=(Line&&) = delete;  // nor is it copied
   Line& operator<<(std::int64_t number);
   Line& operator<<(std::uint64_t number) { return *this << static_cast<std::int64_t>(number); }
   Line& operator<<(int number) { return *this << std::int64_t{number}; }
@@ -31,8 +30,7 @@ class Recording {
  public:
   Recording();
   ~Recording();
-  Recording(const Recording&) = delete;
-  Recording& operator=(const Recording&) = delete;
+  Recording& operator=(Recording&&) = delete;  // nor is it copied
 
  private:
   bool is_outermost_;

@@ -38,9 +38,8 @@ class KinetoRecorder {
  public:
   // Begins at once. `gpu`: the device's activities too. One at a time in a process.
   explicit KinetoRecorder(bool gpu);
-  ~KinetoRecorder();  // drops what was not saved
-  KinetoRecorder(const KinetoRecorder&) = delete;
-  KinetoRecorder& operator=(const KinetoRecorder&) = delete;
+  ~KinetoRecorder();                                     // drops what was not saved
+  KinetoRecorder& operator=(KinetoRecorder&&) = delete;  // nor is it copied
   // Ends it. Throws Error(kInvalidInput) where the file cannot be written.
   void save(const std::filesystem::path& file);
 

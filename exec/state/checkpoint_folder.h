@@ -33,8 +33,7 @@ class FolderLock {
   // throws Error(kInvalidInput) with what the holder wrote. On a file system without locks it is no lock.
   explicit FolderLock(const std::filesystem::path& folder, Held held = Held::kWhileSaving);
   ~FolderLock();
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
+  FolderLock& operator=(FolderLock&&) = delete;  // nor is it copied
 
  private:
   int descriptor_ = -1;

@@ -41,8 +41,7 @@ class BlockReader {
   // than `expected`, which must outlive the reader and have a checksum for every block.
   BlockReader(const std::filesystem::path& path, const WrittenFile& expected);
   ~BlockReader();
-  BlockReader(const BlockReader&) = delete;
-  BlockReader& operator=(const BlockReader&) = delete;
+  BlockReader& operator=(BlockReader&&) = delete;  // nor is it copied
 
   // The bytes at `offset`, inside the file. Ascending offsets read each block once: the last block
   // is kept. Throws Error(kInvalidInput) naming file and block where it was altered.

@@ -32,8 +32,7 @@ class Descriptor {
   ~Descriptor() {
     if (value_ >= 0) ::close(value_);
   }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
+  Descriptor& operator=(Descriptor&&) = delete;  // nor is it copied
 
   void write(std::string_view bytes) const {
     while (!bytes.empty()) {

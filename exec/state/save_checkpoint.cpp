@@ -94,8 +94,7 @@ class Save {
   Save(const CheckpointTarget& target, const TrainingState& state, const RunProgress& progress, World& world)
       : target_(target), state_(state), progress_(progress), world_(world) {}
   ~Save() { remove_working_folder(); }  // where the ranks lost each other
-  Save(const Save&) = delete;
-  Save& operator=(const Save&) = delete;
+  Save& operator=(Save&&) = delete;     // nor is it copied
 
   SavedCheckpoint run() {
     const std::vector<RankOutcome> begun = do_step("checkpoint.begin", [this] { return begin(); });

@@ -110,8 +110,7 @@ std::string reshard_word(const Json& unit) {
 // root: PyTorch keeps it.
 std::string reshard_words(const Json& units) {
   const bool has_root = text_in(units.front(), "name") == "root";
-  std::vector<std::string> said;
-  for (const Json& unit : units) said.push_back(reshard_word(unit));
+  auto said = list_of<std::string>(units, [&](const Json& unit) { return reshard_word(unit); });
   const std::size_t first = has_root ? 1 : 0;
   const bool all_same =
       std::all_of(said.begin() + first, said.end(), [&](const std::string& word) { return word == said.back(); });

@@ -38,8 +38,7 @@ void read_counts(KeyReader& keys, ModelDims& dims) {
   }
 }
 
-template <typename IsDense>
-void list_dense_layers(ModelDims& dims, IsDense is_dense) {
+void list_dense_layers(ModelDims& dims, auto is_dense) {
   dims.moe.dense_layers.clear();
   for (std::int64_t i = 0; i < dims.layers; ++i)
     if (is_dense(i)) dims.moe.dense_layers.push_back(i);

@@ -16,9 +16,6 @@
 #include "sim/base/spelling.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> hf_family_files();
-
 namespace {
 
 constexpr std::array<std::string_view, 10> kReaders = {

@@ -57,8 +57,7 @@ class SetKeys {
     add("runtime", runtime);
     add("stack", "hf_trainer");
   }
-  template <typename T>
-  void add(const char* key, const T& value) {
+  void add(const char* key, const auto& value) {
     document_ = apply_set(std::move(document_), fmt::format("{}={}", key, value));
   }
   PlanDocument take() { return std::move(document_); }

@@ -13,9 +13,6 @@
 #include "sim/base/spelling.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> recorder_files();
-
 namespace {
 
 const SettingWords& defaults() {

@@ -15,9 +15,6 @@
 #include "sim/base/lookup.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> published_word_files();
-
 namespace {
 
 // By release, model and where: "26.02 deepseek-v3 GB200/FP8_MX/1/4/4/64".

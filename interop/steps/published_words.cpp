@@ -23,9 +23,6 @@
 #include "sim/base/parse.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> published_word_files();
-
 namespace {
 
 // What a publisher's own machines are limited to, where its rows do not say: 750 of 1000 W on PyTorch's B200

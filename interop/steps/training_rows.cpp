@@ -20,9 +20,6 @@
 #include "sim/base/parse.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> published_word_files();
-
 namespace {
 
 struct WordColumn {

@@ -270,8 +270,7 @@ class Inference {
   }
 
   // Blocks of the units that run again.
-  template <typename Runs>
-  void set_recompute(Recompute mode, Runs runs) {
+  void set_recompute(Recompute mode, auto runs) {
     plan_.recompute.value = mode;
     if (!model_) return;
     const std::int64_t blocks = model_->block_count();

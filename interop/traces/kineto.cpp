@@ -41,8 +41,7 @@ class ZlibBuffer : public std::streambuf {
   ~ZlibBuffer() override {
     if (file_ != nullptr) gzclose(file_);
   }
-  ZlibBuffer(const ZlibBuffer&) = delete;
-  ZlibBuffer& operator=(const ZlibBuffer&) = delete;
+  ZlibBuffer& operator=(ZlibBuffer&&) = delete;  // nor is it copied
   bool is_open() const { return file_ != nullptr; }
   const std::string& failure() const { return failure_; }
 

@@ -9,15 +9,13 @@
 
 namespace foreshard {
 
-template <typename Io>
-void fields(Io& io, Domain& d) {
+void fields(auto& io, Domain& d) {
   io.optional(d.positions > 0, "positions", d.positions, 0, model_limits::kDomain);
   io.optional(d.of_images, "of_images", d.of_images);
 }
 
 // `key`: the name where no other is said.
-template <typename Io>
-void tensor_fields(Io& io, TensorSpec& t, const std::string& key) {
+void tensor_fields(auto& io, TensorSpec& t, const std::string& key) {
   using namespace model_limits;
   const auto below = [](bool is_less) { return is_less ? -kElements : 0; };
   io.optional(t.per_token != 0, "per_token", t.per_token, 0, kPerToken);
@@ -34,8 +32,7 @@ void tensor_fields(Io& io, TensorSpec& t, const std::string& key) {
 }
 
 // `part`: the module's name.
-template <typename Io>
-void parameter_fields(Io& io, ParameterSpec& p, std::string& part, const std::string& key) {
+void parameter_fields(auto& io, ParameterSpec& p, std::string& part, const std::string& key) {
   io("shape", p.shape, Such{"a list of extents, for example [4096, 4096]"}, 1, model_limits::kExtent);
   io.optional(p.is_norm, "norm", p.is_norm);
   io.optional(p.tied, "tied", p.tied);
@@ -67,8 +64,7 @@ void fields(Io& io, AttentionShape& s) {
       fmt::format("a divisor of {}", s.heads));
 }
 
-template <typename Io>
-void fields(Io& io, ScanShape& s) {
+void fields(auto& io, ScanShape& s) {
   io("heads", s.heads, Such{"a number of heads, for example 128"}, 1, kMostHeads);
   io("head_dim", s.head_dim, Such{"features of a head, for example 64"}, 1, kMostHeads);
   io("state", s.state, Such{"features of a state, for example 128"}, 1, kMostHeads);
@@ -79,8 +75,7 @@ void fields(Io& io, ScanShape& s) {
 }
 
 // What with_defaults() gives an operation is `usual`.
-template <typename Io>
-void operation_fields(Io& io, Operation& op, const Operation& usual) {
+void operation_fields(auto& io, Operation& op, const Operation& usual) {
   io.optional(op.n != usual.n, "n", op.n, 1, model_limits::kWidth);
   io.optional(op.k != usual.k, "k", op.k, 1, model_limits::kWidth);
   io.optional(op.rows != 1, "rows", op.rows, 1, 1 << 24);

@@ -147,8 +147,7 @@ class LayerReader {
   }
 
   // A name or a list of names.
-  template <typename Find>
-  static Indices listed(const ConfigNode& node, Find find) {
+  static Indices listed(const ConfigNode& node, auto find) {
     Indices numbers;
     if (node.is_sequence())
       for (const ConfigNode& each : node.elements()) numbers.push_back(find(each));

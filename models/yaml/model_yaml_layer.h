@@ -82,8 +82,7 @@ struct ModelPlaces {
 void check_model(const ModelSpec& model, const ModelPlaces& places);
 
 // Errors of `run` that name no place get that of `node`.
-template <typename Run>
-void located(const ConfigNode& node, Run run) {
+void located(const ConfigNode& node, auto run) {
   try {
     run();
   } catch (const ConfigError&) {

@@ -77,8 +77,7 @@ class LayerText {
     if (layer_.unread) line("unread: true");
     if (layer_.resident_bytes > 0) line("resident_bytes: {}", layer_.resident_bytes);
     if (!layer_.nested.empty()) {
-      std::vector<std::string> nested;
-      for (const std::string& name : layer_.nested) nested.push_back(as_yaml(name));
+      auto nested = list_of<std::string>(layer_.nested, [&](const std::string& name) { return as_yaml(name); });
       line("nested: [{}]", fmt::join(nested, ", "));
     }
     line("tensors:");

@@ -149,8 +149,7 @@ class Residuals {
     double log = 0;
   };
   static bool is_network(FabricKind kind) { return kind == FabricKind::kRdma || kind == FabricKind::kEfa; }
-  template <typename Accept>
-  static std::vector<double> residuals(const std::vector<Residual>& from, const std::string& source, Accept&& accept) {
+  static std::vector<double> residuals(const std::vector<Residual>& from, const std::string& source, auto&& accept) {
     std::vector<double> logs;
     for (const Residual& r : from)
       if (r.source != source && accept(r)) logs.push_back(r.log);

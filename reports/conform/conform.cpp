@@ -115,8 +115,7 @@ class StepComparison {
   void differ(What what, std::string text) { add_first(result_, what, std::move(text)); }
 
   // Both sides around row `at` of the step, in the words of `row`.
-  template <typename Describe>
-  std::string rows_around(const Step& step, std::size_t at, Describe row) const {
+  std::string rows_around(const Step& step, std::size_t at, auto row) const {
     return around(
         step.recorded, step.predicted, at, row, [](std::size_t i) { return fmt::format("seq {}", i + 1); });
   }

@@ -100,8 +100,7 @@ struct SideBySide {
 std::string around(const SideBySide& sides, std::size_t at);
 
 // The same of two lists, each row in the words of `row`.
-template <typename Recorded, typename Predicted, typename Row>
-std::string around(const Recorded& recorded, const Predicted& predicted, std::size_t at, Row row,
+std::string around(const auto& recorded, const auto& predicted, std::size_t at, auto row,
     std::function<std::string(std::size_t)> label) {
   return around({recorded.size(), predicted.size(), [&](std::size_t i) { return row(recorded[i]); },
                     [&](std::size_t i) { return row(predicted[i]); }, std::move(label)},

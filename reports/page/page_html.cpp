@@ -13,9 +13,6 @@
 #include "sim/base/error.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> page_files();
-
 namespace {
 
 std::string_view part(std::string_view name) {

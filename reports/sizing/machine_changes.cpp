@@ -18,10 +18,7 @@ namespace {
 BytesPerSecond times(BytesPerSecond rate, double factor) { return BytesPerSecond(rate.value() * factor); }
 
 // Of every kind of node there is.
-template <typename Change>
-void nodes(Cluster& c, Change change) {
-  c = with_nodes(std::move(c), change);
-}
+void nodes(Cluster& c, auto change) { c = with_nodes(std::move(c), change); }
 
 void links(Cluster& c, double factor) {
   c = with_links(

@@ -150,9 +150,8 @@ std::optional<TermsRemedy> more_gpus(
 
 // The value nearest to `fails` with which the choice holds, to a thousandth; nothing where it does
 // not hold with `holds` either. Both above zero.
-template <typename Term>
 std::optional<double> nearest_that_holds(
-    const Choice& choice, const RunTerms& terms, Term&& set, std::pair<double, double> fails_holds) {
+    const Choice& choice, const RunTerms& terms, auto&& set, std::pair<double, double> fails_holds) {
   const auto holds = [&](double value) {
     RunTerms other = terms;
     set(other, value);

@@ -50,8 +50,7 @@ class Reader {
     return value;
   }
 
-  template <typename T>
-  void push(T value) {
+  void push(auto value) {
     document_.values.push_back({std::move(value)});
     stack_.push_back(&document_.values.back());
   }

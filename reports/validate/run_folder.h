@@ -37,8 +37,7 @@ inline constexpr std::int64_t kMostSteps = 1'000'000'000;
 
 // What run.json says of a rank beside its timelines, and of the run beside its evaluations, ranks
 // and files, as sim/base/fields.h lists it.
-template <typename Io, typename Rank>
-void rank_fields(Io& io, Rank& rank) {
+void rank_fields(auto& io, auto& rank) {
   constexpr std::int64_t kMostMemory = std::int64_t{1} << 56;
   io("rank", rank.rank, 0, kMostRanks - 1);
   io("clocks_shared", rank.clocks_shared);
@@ -50,8 +49,7 @@ void rank_fields(Io& io, Rank& rank) {
   io.optional(true, "device_reserved_bytes", rank.device_reserved, 0, kMostMemory);
   io.optional(true, "device_used_bytes", rank.device_used, 0, kMostMemory);
 }
-template <typename Io, typename Run>
-void run_fields(Io& io, Run& run) {
+void run_fields(auto& io, auto& run) {
   io("created", run.created);
   io("host", run.host);
   io("cpu", run.cpu);

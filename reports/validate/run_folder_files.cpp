@@ -32,8 +32,7 @@ class Draft {
     if (file_ >= 0) ::close(file_);
     if (!renamed_) ::unlink(name_.c_str());
   }
-  Draft(const Draft&) = delete;
-  Draft& operator=(const Draft&) = delete;
+  Draft& operator=(Draft&&) = delete;  // nor is it copied
 
   void write(std::string_view text) {
     while (!text.empty()) {

@@ -87,8 +87,7 @@ Lines metric_lines(const Report& a, const Report& b, const Paint& paint) {
   return lines;
 }
 
-template <typename Format, typename SignedFormat>
-Lines pair_lines(const std::string& title, const std::vector<Pair>& pairs, Format&& format, SignedFormat&& with_sign) {
+Lines pair_lines(const std::string& title, const std::vector<Pair>& pairs, auto&& format, auto&& with_sign) {
   std::vector<std::vector<std::string>> table = {{title, "A", "B", "B - A"}};
   Pair sum;
   for (const Pair& p : pairs) {

@@ -64,8 +64,7 @@ Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& pa
 }
 
 // What a quantity says after its value: interval and evidence.
-template <typename Format>
-std::string spread(const Quantity& q, Format&& format) {
+std::string spread(const Quantity& q, auto&& format) {
   if (q.low == q.high) return fmt::format("({})", to_string(q.evidence));
   return fmt::format("{} .. {} ({})", format(q.low), format(q.high), to_string(q.evidence));
 }

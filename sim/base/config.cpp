@@ -154,8 +154,7 @@ std::string expected_within(std::string_view what, Number min, Number max, Numbe
 }
 
 // Reads a unit string by `parse`, one of sim/base/unit_strings.h.
-template <typename Parse>
-auto parse_quantity(const ConfigNode& node, const ConfigData& data, Parse parse) {
+auto parse_quantity(const ConfigNode& node, const ConfigData& data, auto parse) {
   if (!node.is_scalar()) {
     throw node.error(fmt::format("{} stands here", kind_name(node.kind(), data.format)),
         R"(a number with its unit, for example 80GiB, 400Gbit/s or 12us)");

@@ -1,11 +1,6 @@
 // Files of the repository that are built into the program, so that it needs no installed data.
 //
-// foreshard_embed(target symbol globs...) in CMakeLists.txt defines one function per set of files:
-//     std::span<const EmbeddedFile> symbol();      sorted by path
-// Declare it in the folder that embeds the files; today: stack_files, trainer_files and
-// capability_files (sim/spec), hf_family_files (interop/hf), models_files (models/zoo),
-// family_files and parameter_name_files (models), calibration_files (calibration/machines,
-// profiles, published), schema_files (cli/schemas) and page_files (reports/page, and d3).
+// foreshard_embed(target symbol globs...) in CMakeLists.txt defines the functions below, one per set of files.
 #pragma once
 
 #include <map>
@@ -32,8 +27,15 @@ struct EmbeddedFile {
   EmbeddedText content;
 };
 
+// Sorted by path; each is in the folder that embeds the files.
+using EmbeddedFiles = std::span<const EmbeddedFile>;
+EmbeddedFiles app_files(), calibration_files(), capability_files(), diagnosis_files(), family_files(),
+    hf_family_files(), kernel_class_files(), key_page_files(), models_files(), option_files(), page_files(),
+    parameter_name_files(), published_word_files(), recorder_files(), schema_files(), script_files(), stack_files(),
+    stack_usage_files(), torch_mixer_files(), trainer_files(), trainer_setting_files();
+
 // The one of that path, which is built in.
-const EmbeddedFile& file_named(std::string_view path, std::span<const EmbeddedFile> files);
+const EmbeddedFile& file_named(std::string_view path, EmbeddedFiles files);
 
 // Of a table that is data: a row a line, "cell | cell"; a line that begins with # is a comment.
 std::vector<std::vector<std::string_view>> rows_of_table(std::string_view text);

@@ -36,8 +36,7 @@ struct Such {
 };
 
 // The list of `value`: of its type, or what it is as a part.
-template <typename Io, typename Value>
-void list_fields(Io& io, Value&& value) {
+void list_fields(auto& io, auto&& value) {
   if constexpr (requires { value(io); }) value(io);
   else fields(io, value);
 }
@@ -176,8 +175,7 @@ class FieldReader {
 };
 
 // Strict: every key of the list and none besides. Throws ConfigError.
-template <typename Value>
-void read_fields(const ConfigNode& node, Value&& value) {
+void read_fields(const ConfigNode& node, auto&& value) {
   FieldNames names;
   list_fields(names, value);
   if (!names.schema_name.empty()) {
@@ -190,8 +188,7 @@ void read_fields(const ConfigNode& node, Value&& value) {
   list_fields(reader, value);
 }
 
-template <typename Value>
-Json fields_json(Value value) {
+Json fields_json(auto value) {
   FieldWriter writer;
   list_fields(writer, value);
   return std::move(writer.out);

@@ -22,8 +22,7 @@ class HeldSizeSignal {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
-  HeldSizeSignal(const HeldSizeSignal&) = delete;
-  HeldSizeSignal& operator=(const HeldSizeSignal&) = delete;
+  HeldSizeSignal& operator=(HeldSizeSignal&&) = delete;  // nor is it copied
 
  private:
   sigset_t set_ = {};

@@ -32,8 +32,7 @@ inline std::string squeezed(std::string_view text) {
   return low;
 }
 
-template <typename Is>
-std::size_t skip(std::string_view text, std::size_t at, Is is) {
+std::size_t skip(std::string_view text, std::size_t at, auto is) {
   while (at < text.size() && is(text[at])) ++at;
   return at;
 }
@@ -52,8 +51,7 @@ inline std::string_view cut(std::string_view& text, std::string_view separator) 
 }
 
 // What an enumerator is called, of words in the order of its enumeration.
-template <typename Enum>
-constexpr const char* word_at(Enum value, std::initializer_list<const char*> words, const char* beyond = "?") {
+constexpr const char* word_at(auto value, std::initializer_list<const char*> words, const char* beyond = "?") {
   const auto index = at(value);
   return index < words.size() ? words.begin()[index] : beyond;
 }

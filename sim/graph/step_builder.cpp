@@ -629,8 +629,7 @@ std::int32_t StepBuilder::add_parts(MemoryCategory category, std::int32_t unit, 
 }
 
 // Modules of the unit that made gradients in the pass, last one first: Python drops a list from its end.
-template <typename Visit>
-void StepBuilder::visit_gradients(std::int32_t unit, std::int32_t pass, const Visit& visit) const {
+void StepBuilder::visit_gradients(std::int32_t unit, std::int32_t pass, const auto& visit) const {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   const std::span<const Module> list = modules_of(unit);
   for (auto module = list.rbegin(); module != list.rend(); ++module) {

@@ -374,8 +374,7 @@ class StepBuilder {
   void size_reductions();
   bool is_in(const ParameterSpec& parameter, const Module& module) const;
   // Calls visit(execution, part, program) for modules of the unit until it returns false.
-  template <typename Visit>
-  void visit_gradients(std::int32_t unit, std::int32_t pass, const Visit& visit) const;
+  void visit_gradients(std::int32_t unit, std::int32_t pass, const auto& visit) const;
   bool are_alike(std::int32_t unit, std::int32_t other) const;
   std::uint16_t work_index(EventKind kind, std::int32_t group, std::int32_t variant) {
     const std::int32_t hooks = pending_hooks_ < kHookSteps ? pending_hooks_ : kHookSteps - 1;

@@ -58,8 +58,7 @@ class Flatten {
     log_.actions.push_back(action);
     log_.recorded.push_back(streams);
   }
-  template <typename IsMeant>
-  void take_if(IsMeant is_meant, std::size_t action) {
+  void take_if(auto is_meant, std::size_t action) {
     for (const LibraryBuffer& buffer : waiting_) {
       if (!is_meant(buffer)) continue;
       log_.library.push_back(

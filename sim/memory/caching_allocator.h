@@ -113,8 +113,7 @@ class CachingAllocator {
   void record_stream(BlockId block, int stream);
   // Frees what waits for events. is_finished(stream, position) is asked stream by stream, in order,
   // up to the first that is not. PyTorch does this at the start of every malloc.
-  template <typename IsFinished>
-  void process_events(IsFinished&& is_finished) {
+  void process_events(auto&& is_finished) {
     for (int stream = 0; stream < kMostStreams; ++stream) {
       const Events& events = events_[static_cast<std::size_t>(stream)];
       while (events.next < events.queue.size() && is_finished(stream, events.queue[events.next].second))

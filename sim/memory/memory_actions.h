@@ -111,8 +111,7 @@ inline bool records_streams(const EventGraph& graph) {
 // the buffer counts as from now on, for one action of the graph. A visitor that has free_recorded(buffer id, streams)
 // is told where streams were recorded, one that has backward() of every phase of a layer's backward, one with
 // awaits_product(kind) of the first product.
-template <typename Visitor>
-void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& visitor) {
+void visit_action(const EventGraph& graph, const MemoryAction& action, auto& visitor) {
   switch (action.kind) {
     case MemoryAction::Kind::kAllocate: return visitor.allocate(action.target);
     case MemoryAction::Kind::kFree:
@@ -151,8 +150,7 @@ void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& 
 
 // All actions of the step's first `rows` rows, visitor.row(EventId) before those of each row.
 // Persistent buffers are alive before and do not appear.
-template <typename Visitor>
-void for_each_action(const EventGraph& graph, Visitor& visitor, std::size_t rows) {
+void for_each_action(const EventGraph& graph, auto& visitor, std::size_t rows) {
   for (std::size_t row = 0; row < rows; ++row) {
     visitor.row(static_cast<EventId>(row));
     const RowDetail& detail = graph.details[row];
@@ -160,9 +158,6 @@ void for_each_action(const EventGraph& graph, Visitor& visitor, std::size_t rows
       visit_action(graph, graph.actions[a], visitor);
   }
 }
-template <typename Visitor>
-void for_each_action(const EventGraph& graph, Visitor& visitor) {
-  for_each_action(graph, visitor, graph.rows.size());
-}
+void for_each_action(const EventGraph& graph, auto& visitor) { for_each_action(graph, visitor, graph.rows.size()); }
 
 }

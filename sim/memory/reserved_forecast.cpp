@@ -56,9 +56,8 @@ bool is_plain(const AllocatorSettings& settings) {
 }
 
 // `settled(memory)`: what the steps settle to on a device of so much.
-template <typename SettledIn>
 ReservedForecast decide(
-    const EventGraph& graph, const Plan& plan, const Cluster& cluster, Order order, const SettledIn& settled) {
+    const EventGraph& graph, const Plan& plan, const Cluster& cluster, Order order, const auto& settled) {
   const Bytes allocated = peak_allocated(graph);
   if (cluster.host_computes) return ReservedForecast{.peak = allocated};
   // The engine's, beside which the allocator serves what layers make.

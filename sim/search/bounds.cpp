@@ -97,8 +97,7 @@ bool is_of_layers(EventKind kind) {
 // The longest way along the rows of layers on the compute stream and the collectives inside of layers between them;
 // `passed(row, time)` hears by how much each row of the stream lengthens it. What such a collective queues behind is
 // left out, so that every micro-batch adds its own way; and so is one that follows from no row of the stream.
-template <typename Passed>
-Time pass_layers(const EventGraph& graph, const CostTable& costs, const Passed& passed) {
+Time pass_layers(const EventGraph& graph, const CostTable& costs, const auto& passed) {
   std::vector<Time> ends(graph.rows.size());
   Time compute;
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {

@@ -260,8 +260,7 @@ class StageSamples::Memory {
     return number(families_, std::tuple(number(models_, model), number(plans_, sample), number(draws_, draw)));
   }
 
-  template <typename Make>
-  Sample get(std::size_t family, std::size_t place, const std::vector<Run>& runs, const Make& make) {
+  Sample get(std::size_t family, std::size_t place, const std::vector<Run>& runs, const auto& make) {
     std::vector<std::int64_t> key = {static_cast<std::int64_t>(family), static_cast<std::int64_t>(place)};
     for (const Run& run : runs) {
       key.push_back(run.block.kind);

@@ -62,8 +62,7 @@ class StageSamples {
   };
   StageSamples();
   ~StageSamples();
-  StageSamples(const StageSamples&) = delete;
-  StageSamples& operator=(const StageSamples&) = delete;
+  StageSamples& operator=(StageSamples&&) = delete;  // nor is it copied
   // Of each stage of the plan, in their order; nothing where its blocks are not all treated alike.
   std::vector<Sample> of(const ModelSpec& model, const Plan& plan, const CostModel& costs);
 

@@ -54,8 +54,7 @@ class Places {
   bool has_no_room(const Plan& plan) const { return floor_of_memory(plan, LayersFloor()) > memory_; }
 
   // Throws Error(kInterrupted) where options.progress stopped the search.
-  template <typename Work>
-  void each(std::size_t count, const Work& work) {
+  void each(std::size_t count, const auto& work) {
     arena_.execute([&] {
       oneapi::tbb::parallel_for(std::size_t{0}, count, [&](std::size_t i) {
         if (!stopped_) work(i);

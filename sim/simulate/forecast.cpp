@@ -20,9 +20,8 @@ std::vector<HostDelay> delays_of(const std::vector<HostStall>& stalls) {
 }
 
 // But for what is allocated. `simulate`: the costs' timeline.
-template <typename Simulate>
-Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& costs, ReservedMemory* replays,
-    const Simulate& simulate) {
+Forecast forecast_by(
+    const ModelSpec& model, const Plan& plan, const CostModel& costs, ReservedMemory* replays, const auto& simulate) {
   Forecast result = {.model = model, .plan = plan, .graph = build_training_step(model, plan)};
   take_fullest_rank(result.graph, result.plan);
   result.costs = costs.price(result.graph);

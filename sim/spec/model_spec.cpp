@@ -26,8 +26,7 @@ bool LayerSpec::has_trainable() const { return std::ranges::any_of(parameters, &
 namespace {
 
 // Sum over all layers of what `count` says of each kind: a model has few kinds and many layers.
-template <typename Count>
-std::int64_t sum_over_layers(const ModelSpec& model, Count count) {
+std::int64_t sum_over_layers(const ModelSpec& model, auto count) {
   std::vector<std::int64_t> instances(model.kinds.size(), 0);
   for (const LayerInstance& layer : model.order)
     if (layer.same_as < 0) ++instances[at(layer.kind)];

@@ -22,9 +22,6 @@
 #include "sim/spec/plan_values.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> stack_usage_files();
-
 namespace {
 
 struct StackUsage {

@@ -12,9 +12,6 @@
 #include "sim/spec/keys/key_rows.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> key_page_files();
-
 namespace {
 
 // The last column of the page's row.

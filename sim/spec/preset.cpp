@@ -23,10 +23,6 @@
 #include "sim/spec/plan_values.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> stack_files();
-std::span<const EmbeddedFile> trainer_files();
-
 namespace {
 
 std::vector<PresetRule> read_rules(const ConfigNode& list, const std::string& source) {

@@ -13,8 +13,7 @@ namespace {
 constexpr std::int64_t kStrides[] = {1, 2, 4, 8, 16, 24, 32, 64};
 
 // Every shape that tiles the cluster.
-template <typename Check>
-int for_each_shape(const Cluster& cluster, Check check) {
+int for_each_shape(const Cluster& cluster, auto check) {
   int shapes = 0;
   for (std::int64_t size = 2; size <= 64; ++size) {
     for (const std::int64_t stride : kStrides) {

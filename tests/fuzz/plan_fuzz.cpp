@@ -18,8 +18,7 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-template <typename Read>
-void judge(Read read) {
+void judge(auto read) {
   static const ModelSpec model = small_model();
   static const Cluster cluster = cluster_of_gpus(64);
   try {

@@ -46,8 +46,7 @@ inline std::map<std::string, std::string> split_files(std::string_view text) {
 }
 
 // What the user's input may end in: an answer, or an Error that is not ours.
-template <typename Read>
-void expect_answer_or_refusal(Read read) {
+void expect_answer_or_refusal(auto read) {
   try {
     read();
   } catch (const Error& error) {

@@ -5,8 +5,7 @@
 
 namespace foreshard {
 
-template <typename Read>
-void swallow(Read read) {
+void swallow(auto read) {
   try {
     read();
   } catch (const ConfigError&) {

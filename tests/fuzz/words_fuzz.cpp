@@ -11,8 +11,7 @@
 
 namespace {
 
-template <typename Read>
-void unit(Read read) {
+void unit(auto read) {
   try {
     read();
   } catch (const std::invalid_argument&) {

@@ -8,8 +8,7 @@
 namespace foreshard {
 namespace {
 
-template <typename Read>
-std::string refusal(Read read) {
+std::string refusal(auto read) {
   try {
     read();
   } catch (const Error& error) {

@@ -12,9 +12,6 @@
 #include "tests/support/fixtures.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> schema_files();
-
 namespace {
 
 Forecast tiny_forecast() { return forecast(tiny_model(2), tiny_plan(), round_costs(8)); }

@@ -21,9 +21,6 @@
 #include "sim/base/lookup.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> kernel_class_files();
-
 namespace {
 
 enum class BytesRule : std::uint8_t { kElements, kOperands, kRows, kChunks, kLists, kLargest };

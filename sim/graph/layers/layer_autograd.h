@@ -40,8 +40,7 @@ class LayerAutograd {
  public:
   // Throws Error(kInvalidInput) when sizes overflow.
   LayerAutograd(const LayerSpec& layer, const ProgramOptions& options);
-  LayerAutograd(const LayerAutograd&) = delete;
-  LayerAutograd& operator=(const LayerAutograd&) = delete;
+  LayerAutograd& operator=(LayerAutograd&&) = delete;  // nor is it copied
 
   // --- the layer ---
 

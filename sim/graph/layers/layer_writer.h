@@ -19,8 +19,7 @@ inline Operation pass(std::string name, Function function, Index from, Index to)
 inline const TensorSpec& tensor(const LayerSpec& layer, Index index) { return layer.tensors[at(index)]; }
 
 // Every tensor that the operation names becomes to(it).
-template <typename To>
-void renumber(Operation& op, const To& to) {
+void renumber(Operation& op, const auto& to) {
   for (Indices* list : {&op.inputs, &op.outputs, &op.saved, &op.released, &op.backward_temporaries,
            &op.forward_workspace, &op.backward_workspace})
     for (Index& t : *list) t = to(t);
@@ -36,8 +35,7 @@ class LayerWriter {
   // Into what there is.
   explicit LayerWriter(LayerSpec& layer) : LayerWriter(layer, layer.operations) {}
   LayerWriter(LayerSpec& layer, std::vector<Operation>& operations) : layer_(layer), operations_(operations) {}
-  LayerWriter(const LayerWriter&) = delete;
-  LayerWriter& operator=(const LayerWriter&) = delete;
+  LayerWriter& operator=(LayerWriter&&) = delete;  // nor is it copied
 
   Index tensor(TensorSpec spec) { return add_tensor(layer_, std::move(spec)); }
   Index activation(std::string_view name, std::int64_t per_token, ElementType type = ElementType::kCompute) {

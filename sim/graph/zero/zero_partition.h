@@ -34,9 +34,8 @@ struct ZeroSlice {
 
 // Calls `take(slice)` for the slices of `bucket` in its order; neighbours of one owner are one, whatever their groups,
 // but those of `apart`, which are copied parameter by parameter (-1: nobody's).
-template <typename Take>
 void for_each_slice(std::span<const ZeroPartition> groups, std::span<const GradientHooks::Parameter> parameters,
-    std::span<const std::int32_t> bucket, std::int64_t apart, Take take) {
+    std::span<const std::int32_t> bucket, std::int64_t apart, auto take) {
   ZeroSlice slice{-1, 0};
   for (const std::int32_t p : bucket) {
     const ZeroPartition& partition = *std::ranges::find_if(groups, [&](const auto& group) { return group.has(p); });

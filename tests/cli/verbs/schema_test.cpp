@@ -21,9 +21,6 @@
 #include "tests/support/temporary_folder.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> schema_files();
-
 namespace {
 
 using Texts = std::vector<std::string>;
@@ -59,8 +56,7 @@ Verdicts judge(const Json& schema, const Texts& documents) {
   return {false, code == 0 ? Json::parse(file).get<std::vector<bool>>() : std::vector<bool>{}};
 }
 
-template <typename Read>
-bool accepts(Read read) {
+bool accepts(auto read) {
   try {
     read();
   } catch (const Error& error) {

@@ -49,8 +49,7 @@ class EveryTransport : public testing::TestWithParam<Kind> {
 };
 
 // What() of the PeerFailure that `call` throws, after its rank: "1: ...".
-template <typename Call>
-std::string failure_of(Call call) {
+std::string failure_of(auto call) {
   try {
     call();
   } catch (const PeerFailure& failure) {

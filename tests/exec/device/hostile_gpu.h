@@ -43,8 +43,7 @@ class HostileGpu {
 
   explicit HostileGpu(std::uint64_t seed, std::size_t bytes = std::size_t{4} << 30);
   ~HostileGpu();
-  HostileGpu(const HostileGpu&) = delete;
-  HostileGpu& operator=(const HostileGpu&) = delete;
+  HostileGpu& operator=(HostileGpu&&) = delete;  // nor is it copied
 
   // --- memory ---
   std::byte* allocate(std::size_t bytes);    // zeroed, 512 bytes aligned; illegal in a capture

@@ -11,8 +11,7 @@ class HostileMemory {
  public:
   explicit HostileMemory(std::size_t bytes);  // of addresses; pages come when they are touched
   ~HostileMemory();
-  HostileMemory(const HostileMemory&) = delete;
-  HostileMemory& operator=(const HostileMemory&) = delete;
+  HostileMemory& operator=(HostileMemory&&) = delete;  // nor is it copied
 
   bool holds(const void* memory) const;
   // Where work finds what is at `memory`: there itself for the host's.

@@ -40,8 +40,7 @@ Trained train_alone(
 struct Lanes {
   explicit Lanes(std::unique_ptr<Accelerator> of);
   ~Lanes() { device->free_event(event); }
-  Lanes(const Lanes&) = delete;
-  Lanes& operator=(const Lanes&) = delete;
+  Lanes& operator=(Lanes&&) = delete;  // nor is it copied
 
   // Lane `to` waits for what lane `from` has; it is the current one then.
   void hand_over(Lane from, Lane to) const;

@@ -128,8 +128,7 @@ void once(World& world) {
   print("stopped properly");
 }
 
-template <typename Call>
-double median_ms(int repeats, Call call) {
+double median_ms(int repeats, auto call) {
   std::vector<double> times;
   for (int i = 0; i < repeats; ++i) {
     const auto start = std::chrono::steady_clock::now();

@@ -31,8 +31,7 @@ constexpr int kSkipped = 77;
 class InterruptionTest : public CheckpointTest {};
 
 // Runs `work` in a child process and returns its wait status; the child exits with work's result.
-template <typename Work>
-pid_t start_child(const Work& work) {
+pid_t start_child(const auto& work) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(work());
   return child;

@@ -178,8 +178,7 @@ TEST(SlurmTopology, AnAllocationTakesItsNodesInItsOrder) {
 }
 
 // Where and with which words a reader refuses.
-template <typename Read>
-std::string refusal(Read read) {
+std::string refusal(auto read) {
   try {
     read();
   } catch (const ConfigError& error) {

@@ -26,8 +26,7 @@ class RecordingsTest : public testing::Test {
     const RecordingFolder& opened = library_.open(root_ / folder);
     return library_.read(opened, opened.find(id).value());
   }
-  template <typename Call>
-  std::string failure(Call call) {
+  std::string failure(auto call) {
     try {
       call();
     } catch (const Error& error) {

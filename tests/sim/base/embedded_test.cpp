@@ -10,9 +10,6 @@
 #include <vector>
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> stack_files();
-
 namespace {
 
 std::string on_disk(const EmbeddedFile& file) {

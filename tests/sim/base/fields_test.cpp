@@ -16,8 +16,7 @@ struct Wheel {
   std::int64_t spokes = 0;
   double width = 0;  // 0: not known
 };
-template <typename Io>
-void fields(Io& io, Wheel& wheel) {
+void fields(auto& io, Wheel& wheel) {
   io("colour", wheel.colour, kColours);
   io("spokes", wheel.spokes, 1, 64);
   io.optional(wheel.width > 0, "width_m", wheel.width, 0, 1);
@@ -29,8 +28,7 @@ struct Cart {
   std::vector<Wheel> wheels;
   std::vector<std::pair<std::string, std::string>> parts;
 };
-template <typename Io>
-void fields(Io& io, Cart& cart) {
+void fields(auto& io, Cart& cart) {
   io.schema("cart/1");
   io("name", cart.name, kNotEmpty);
   io("load_bytes", cart.load, 0);

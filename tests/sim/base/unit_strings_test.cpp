@@ -10,8 +10,7 @@ namespace foreshard::unit_strings_test {
 namespace {
 
 // The reason with which `parse` refuses `text`, "" if it does not.
-template <typename Parse>
-std::string refusal(Parse parse, std::string_view text) {
+std::string refusal(auto parse, std::string_view text) {
   try {
     parse(text);
   } catch (const std::invalid_argument& error) {

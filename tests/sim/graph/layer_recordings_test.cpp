@@ -150,8 +150,7 @@ class Step {
   }
 
   // A final norm's input goes with the head's.
-  template <typename Programs>
-  void forward(const Programs& of) {
+  void forward(const auto& of) {
     const auto loss = static_cast<std::int32_t>(model_.order.size()) - 1;
     const std::int32_t head = loss - 1, norm = loss - 2;
     for (std::int32_t l = 0; l <= loss; ++l) {

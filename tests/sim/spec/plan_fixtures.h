@@ -51,8 +51,7 @@ struct Refusal {
   std::string text;
 };
 
-template <typename Act>
-Refusal refusal_of(Act act) {
+Refusal refusal_of(auto act) {
   try {
     act();
   } catch (const Error& error) {
