@@ -33,9 +33,10 @@ Kind kind_of(const std::string& path) {
   if (path.ends_with(".json")) return Kind::kJson;
   const std::size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   if (first != std::string::npos && text[first] == '{') return Kind::kJson;
-  for (const char* key : {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:",
-           "per_device_train_batch_size:", "finetuning_type:", "model_name_or_path:", "base_model:", "_component_:",
-           "micro_batch_size:", "tuner_type:", "rlhf_type:", "pipe_parallel_size", "pipe-parallel-size"})
+  for (const char* key :
+      {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:", "per_device_train_batch_size:",
+          "finetuning_type:", "model_name_or_path:", "base_model:", "_component_:", "micro_batch_size:", "tuner_type:",
+          "rlhf_type:", "pipe_parallel_size", "pipe-parallel-size", "step_scheduler:"})
     if (contains(text, key)) return Kind::kYaml;
   return Kind::kNone;
 }
@@ -54,8 +55,8 @@ ForeignPlan read_settings(const ConfigNode& root, std::int64_t gpus) {
            "gradient_accumulation_steps", "bf16", "fp16"})
     if (root.is_mapping() && root.has(key)) return read_deepspeed(root);
   throw root.error("is of no known form",
-      "Hugging Face's config.json, settings of DeepSpeed, Accelerate, TorchTitan, Megatron-Bridge, torchtune, LitGPT "
-      "or transformers' Trainer");
+      "Hugging Face's config.json, settings of DeepSpeed, Accelerate, TorchTitan, "
+      "Megatron-Bridge, torchtune, LitGPT, NeMo AutoModel, verl or transformers' Trainer");
 }
 
 // The keys of config.json with their lines.

@@ -49,6 +49,7 @@ void give_memory(std::uint64_t bytes);
 inline constexpr std::uint64_t kKnownBytes = std::uint64_t{1} << 20;
 // A copy as it would have been done; true where the host read device memory that nobody knows.
 bool copy_bytes(void* to, const void* from, std::uint64_t bytes);
+void copied_on_device(const void* from, std::uint64_t bytes);  // NCCL's group of calls, where one is open, has it so
 // False: not known, and nothing is written.
 bool known_bytes(void* to, const void* device, std::uint64_t bytes);
 // Numbers that this thread's next blind reads of up to 8 bytes are told, in order, instead of zeros.

@@ -102,10 +102,10 @@ struct GroupBroadcast {
 thread_local int group_depth = 0;
 thread_local std::vector<GroupBroadcast> group_broadcasts;
 
-// A group of sends to every rank exchanges parts, which lie one after the other: the others send
-// this rank what it sends itself.
+// A group of sends to every rank exchanges parts, one of receives beside a copy of one's own gathers
+// them: the others send this rank what it sends or copies itself.
 struct Part {
-  const void* at;
+  void* at;
   std::uint64_t bytes;
 };
 thread_local Part own_part{};
@@ -116,7 +116,11 @@ void exchange_parts() {
   const std::vector<Part> parts = std::exchange(received_parts, {});
   const auto is_like_own = [&](const Part& part) { return part.bytes == own.bytes; };
   if (own.at == nullptr || !std::all_of(parts.begin(), parts.end(), is_like_own)) return;
-  if (!parts.empty()) repeat(own.at, const_cast<void*>(parts.front().at), own.bytes, static_cast<int>(parts.size()));
+  for (std::size_t i = 0, end = 0; i < parts.size(); i = end) {  // those that lie together are read together
+    char* const at = static_cast<char*>(parts[i].at);
+    for (end = i + 1; end < parts.size() && parts[end].at == at + (end - i) * own.bytes;) ++end;
+    repeat(own.at, at, own.bytes, static_cast<int>(end - i));
+  }
 }
 
 void gather_broadcasts() {
@@ -128,6 +132,11 @@ void gather_broadcasts() {
 }
 
 }
+
+void copied_on_device(const void* from, std::uint64_t bytes) {
+  if (group_depth > 0) own_part = {const_cast<void*>(from), bytes};
+}
+
 }
 
 using namespace foreshard::null;
@@ -241,7 +250,7 @@ API Status ncclReduce(const void* from, void* to, std::size_t count, int type, i
 }
 API Status ncclSend(const void* from, std::size_t count, int type, int peer, Comm c, StreamHandle stream) {
   const bool is_own = static_cast<const Communicator*>(c)->rank == peer;
-  if (group_depth > 0 && is_own) own_part = {from, count * size_of(type)};
+  if (is_own) copied_on_device(from, count * size_of(type));
   return collective("send", c, stream, count, type, {from, count}, peer);
 }
 API Status ncclRecv(void* to, std::size_t count, int type, int peer, Comm c, StreamHandle stream) {

@@ -18,6 +18,7 @@ Status copy(void* to, const void* from, std::uint64_t bytes, StreamHandle stream
   const Recording recording;
   const char kind = is_device(to) ? (is_device(from) ? 'D' : 'h') : is_device(from) ? 'd' : 'H';
   if (copy_bytes(to, from, bytes)) record_blind_read(bytes);
+  if (kind == 'D') copied_on_device(from, bytes);
   const Copy made{kind, stream, bytes, to, from};
   if (kind == 'H') return kSuccess;
   waits&& kind != 'D' ? record_copy_and_wait(made) : record_copy(made);

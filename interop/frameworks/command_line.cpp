@@ -89,7 +89,10 @@ ConfigNode read_trainer_script(std::string_view text, const std::string& file) {
       if (words[i - 1].text == "swift") found.try_emplace("tuner_type", words[i].line, "lora");
       if (words[i - 1].text == "trl") found["stage"] = {words[i].line, word};
     } else if (!runs) {
-      runs = word.ends_with(".py");
+      runs = word.ends_with(".py") || word.starts_with("verl.trainer.");
+    } else if (const std::size_t equal = word.find('='); !word.starts_with("--") && equal != std::string::npos) {
+      found[word.substr(word.front() == '+' ? 1 : 0, equal - (word.front() == '+' ? 1 : 0))] = {
+          words[i].line, shell_value({word.substr(equal + 1)})};  // Hydra's
     } else if (word.starts_with("--")) {
       std::string key = word.substr(2), value = "true";
       if (const std::size_t equal = key.find('='); equal != std::string::npos) {

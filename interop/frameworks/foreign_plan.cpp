@@ -80,6 +80,7 @@ std::string shown(const ConfigNode& node) {
 
 const ConfigNode* ForeignReader::at(std::string_view path) {
   ConfigNode node = root_;
+  if (node.is_mapping() && node.has(path)) return node.find(path);  // (a command's override)
   while (true) {
     const std::size_t dot = path.find('.');
     if (!node.is_mapping()) return nullptr;
@@ -161,7 +162,7 @@ bool ForeignReader::number(std::string_view path, std::string_view key) {
 
 bool ForeignReader::clipping(std::string_view path) {
   const ConfigNode* node = find(path);
-  if (node == nullptr) return false;
+  if (node == nullptr || node->is_mapping()) return false;
   const double norm = node->as_double(0);
   map(path, "optimizer.clip_norm", norm > 0 ? yaml_value(Json(norm)) : "none");
   return true;
@@ -195,7 +196,7 @@ void ForeignReader::take_row(const std::string& path, const ConfigNode& row) {
   if (!row.has("words")) {
     const std::string key = row.at("key").as_string();
     const ConfigNode* above = row.find("above");
-    if (above != nullptr && node->as_int(1) <= above->as_int()) return;
+    if (above != nullptr && node->as_int(std::min<std::int64_t>(1, above->as_int())) <= above->as_int()) return;
     integer(path, key, above != nullptr ? 1 : row.at("least").as_int());
     return;
   }

@@ -408,6 +408,8 @@ class TrainerReader {
       reader_.ignore(key, is_packed ? "sequences are full; attention is taken over all of each"
                                     : "sequences are taken as long as they may be");
     }
+    if (is_packed && is_of("Axolotl") && plan_.value("attention") == "flash" && !is_word("sdpa_varlen", "false"))
+      reader_.assume("attention", "flash-all-heads", "PyTorch's varlen_attn, which Axolotl repeats heads for");
     if (!is_packed && plan_.value("batch.micro_batch") != "1")
       reader_.assume("batch.padded", "true", "samples that are not packed are padded");
   }

@@ -122,12 +122,17 @@ ConfigNode plain(const ConfigNode& value, const PlanDocument& document, const Mo
     if (key == nullptr) throw item.value.error("no key of a plan", "dotted paths");
     return parse_yaml(yaml_value(key->write(plan)), value.location().file);
   }
-  static constexpr std::string_view kUnits[] = {"root", "first", "last"};
+  static constexpr std::string_view kUnits[] = {"root", "first", "last_block", "last"};
   value.allow_only(kUnits);
-  const std::int64_t unit = item.key == "root"    ? 0
-                            : item.key == "first" ? (has_root_unit(plan, model) ? 1 : 0)
-                                                  : unit_count(plan, model) - 1;
-  return parse_yaml(fmt::format("[{{units: {}, value: {}}}]", unit, item.value.text()), value.location().file);
+  const std::int64_t last = unit_count(plan, model) - 1;
+  const std::int64_t places[] = {
+      0, has_root_unit(plan, model) ? 1 : 0, last - (plan.units.head == UnitPlacement::kRoot ? 0 : 1), last};
+  std::vector<std::string> units;
+  for (const ConfigItem& each : value.items()) {
+    const auto* const unit = std::ranges::find(kUnits, each.key);
+    units.push_back(fmt::format("{{units: {}, value: {}}}", places[unit - std::begin(kUnits)], each.value.text()));
+  }
+  return parse_yaml(fmt::format("[{}]", fmt::join(units, ", ")), value.location().file);
 }
 
 void fill(const std::vector<PresetRule>& rules, const ModelSpec& model, PlanDocument& document) {

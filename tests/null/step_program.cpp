@@ -154,6 +154,15 @@ void list() {
     cudaMemcpyAsync(&read, each, sizeof read, kDeviceToHost, nullptr);
     expect(read == given, "what each rank gave");
   }
+  // gather(): this rank copies its part, the other's arrives.
+  for (void* const each : part) cudaMemsetAsync(each, 0, 8, nullptr);
+  ncclGroupStart();
+  cudaMemcpyAsync(part[0], own, 8, 3, nullptr);
+  ncclRecv(part[1], 1, kNcclInt64, 1, communicator, nullptr);
+  ncclGroupEnd();
+  std::int64_t gathered = 0;
+  cudaMemcpyAsync(&gathered, part[1], sizeof gathered, kDeviceToHost, nullptr);
+  expect(gathered == given, "what the other rank gives as this one does");
   const std::int64_t sent[2] = {60, 70};
   std::int64_t arrived[2] = {};
   void *from = nullptr, *to = nullptr;

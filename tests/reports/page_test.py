@@ -310,14 +310,12 @@ class ReportTest(support.PageCase):
 
 
 def take_picture(file):
-    """From the verdict to the end of the timeline, with an event chosen."""
+    """From the verdict to the end of the memory's chart."""
     run("report", *JOB, "--html", path("picture.html"))
     with browser.Browser(browser.find()) as page:
         page.size(1180, 900)
         page.open("file://" + path("picture.html"))
-        page.value("select(chart.t.lanes.find(l => l.name === 'reduce_scatter').ids[20]); document.activeElement.blur();"
-                   "scrollTo(0, 0)")
-        bottom = page.value("document.getElementById('timeline-block').getBoundingClientRect().bottom")
+        bottom = page.value("document.getElementById('memory-info').getBoundingClientRect().bottom")
         page.picture(file, 1180, math.ceil(bottom) + 18, scale=0.75)
 
 

@@ -120,6 +120,7 @@ sample_packing: true
 
   // Tables and norms are fp32, unless flash attention needs them cast.
   const std::string plain = "base_model: a/b\nmicro_batch_size: 1\nbf16: true\n";
+  EXPECT_EQ(trainer(plain + "sample_packing: true\nsdp_attention: true\n").value("attention"), "flash-all-heads");
   EXPECT_EQ(trainer(plain).value("ddp.blocks_narrow"), "true");
   EXPECT_FALSE(trainer(plain).has("dtype.master"));
   EXPECT_EQ(trainer(plain + "flash_attention: true\n").value("dtype.master"), "bf16");
@@ -382,6 +383,35 @@ train: {global_batch_size: 64, max_norm: 0.5}
       R"(logits kept; lora.rank 8; lora.targets ["q_proj"])");
   expect(recipe("model_name: pythia-14m\ndevices: auto\ntrain: {}\n", 0),
       "model pythia-14m; runtime fsdp1; compile model");
+}
+
+TEST(Recipes, NemosStrategyAndAdapters) {
+  const std::string text = R"(step_scheduler: {local_batch_size: 2, global_batch_size: 64}
+model: {pretrained_model_name_or_path: meta-llama/Llama-3.2-1B}
+distributed: {strategy: fsdp2, activation_checkpointing: true, enable_fsdp2_prefetch: true}
+clip_grad_norm: {max_norm: 0.5}
+dataset: {seq_len: 4096}
+)";
+  expect(recipe(text, 8),
+      "model meta-llama/Llama-3.2-1B; trainer nemo-automodel; runtime fsdp2; recompute full; batch.global 64; "
+      "batch.sequence 4096; prefetch.forward 1; prefetch.backward 2; optimizer.clip_norm 0.5; dtype.master bf16; "
+      "lora.rank");
+  expect(recipe(text + "peft: {dim: 16, target_modules: '*_proj'}\n", 8),
+      R"(lora.rank 16; lora.targets ["q_proj","k_proj","v_proj","o_proj","gate_proj","up_proj","down_proj"])");
+}
+
+TEST(Recipes, VerlsOverridesAreItsSettings) {
+  const ConfigNode root = read_trainer_script(
+      "torchrun -m verl.trainer.sft_trainer data.train_files=$HOME/a.parquet data.micro_batch_size_per_gpu=2 \\\n"
+      "  model.path=Qwen/Qwen3-8B engine.strategy=fsdp2 engine.reshard_after_forward=False \\\n"
+      "  +model.override_config.attn_implementation=sdpa model.lora_rank=8 optim.clip_grad=0.5",
+      "run.sh");
+  EXPECT_EQ(recipe_format(root), "verl");
+  const ForeignPlan plan = read_recipe(root, 8);
+  document_of(PlanDocument{}, plan);
+  expect(plan,
+      "model Qwen/Qwen3-8B; trainer verl; runtime fsdp2; batch.micro_batch 2; batch.sequence 1024; recompute full; "
+      "reshard_after_forward never; attention flash; lora.rank 8; optimizer.clip_norm 0.5");
 }
 
 TEST(Recipes, NanotronsDegreesAndGradients) {
