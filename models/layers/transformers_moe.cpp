@@ -433,63 +433,58 @@ class ExpertRewriter : LayerWriter {
       const Index hit = tensor({.name = "expert_hit", .fixed = experts, .type = ElementType::kInt64});
       constant("expert_hit", Function::kColumnSum, {mask}, {hit}).host_reads = true;
     }
+    const auto step = [&](const char* name, Function function, Indices inputs, std::int64_t width, ElementType type) {
+      const Index made = of_rows(name, width, type);
+      pass(name, function, inputs, {made}).saved = std::move(inputs);
+      return made;
+    };
+    const auto pick = [&](const char* name, Index from, Index places, ElementType type) {
+      const Index picked = step(name, Function::kGather, {from, places}, width(from) == hidden_ ? hidden_ : 1, type);
+      LayerWriter::last().saved = {places};
+      LayerWriter::last().backward_temporaries = {activation("picked_zeros", width(from), type)};
+      return picked;
+    };
+    const auto linear = [&](const Operation& like, Index from, std::int64_t weight) {
+      Operation op = like;
+      op.inputs = op.saved = {from};
+      op.rows = top_k_;
+      op.split = experts;
+      op.groups = 1;
+      op.released = {};
+      op.parameters = {static_cast<Index>(weights + weight)};
+      const Index made = of_rows(op.name, op.n);
+      op.outputs = {made};
+      layer_.operations.push_back(std::move(op));
+      return made;
+    };
+    constexpr ElementType kType = ElementType::kCompute;
     part_ = first.part;
     Indices locals;
     for (std::int64_t e = 0; e < experts; ++e) {
-      const auto named = [&](std::string_view name) {
-        return "experts." + std::to_string(e) + "." + std::string(name);
-      };
-      const Index its = activation(named("mask"), top_k_, ElementType::kInt64);
-      constant(named("mask"), Function::kCopy, {}, {its});
-      const Index places = of_rows(named("places"), 2, ElementType::kInt64);
-      Operation& where = constant(named("where"), Function::kSort, {its}, {places});
+      const Index its = activation("its_mask", top_k_, ElementType::kInt64);
+      constant("its_mask", Function::kCopy, {}, {its});
+      const Index places = of_rows("places", 2, ElementType::kInt64);
+      Operation& where = constant("where", Function::kSort, {its}, {places});
       where.host_reads = true;
       where.released = {its};
-      const Index factors = of_rows(named("weights"), 1, weights_type());
-      const auto pick_factors = [&] {
-        Operation& picks = pass(named("gather_weights"), Function::kGather, {weights_, places}, {factors});
-        picks.saved = {places};
-        picks.backward_temporaries = {activation("weight_zeros", top_k_, weights_type())};
-      };
-      if (scales_) pick_factors();
-      const Index rows = of_rows(named("rows"), hidden_);
-      Operation& gathers = pass(named("gather_rows"), Function::kGather, {input, places}, {rows});
-      gathers.saved = {places};
-      gathers.backward_temporaries = {activation("row_zeros", hidden_)};
-      const auto linear = [&](std::string_view name, const Operation& like, Index from, std::int64_t which) {
-        Operation op = like;
-        op.name = named(name);
-        op.inputs = op.saved = {from};
-        op.rows = top_k_;
-        op.split = experts;
-        op.groups = 1;
-        op.released = {};
-        op.parameters = {static_cast<Index>(weights + 3 * e + which)};
-        const Index made = of_rows(op.name, op.n);
-        op.outputs = {made};
-        layer_.operations.push_back(std::move(op));
-        return made;
-      };
-      const Index gate = linear("gate", first, rows, 0);
-      const Index silu = of_rows(named("silu"), last.k);
-      Operation& activates = pass(named("silu"), Function::kSilu, {gate}, {silu});
-      activates.saved = activates.released = {gate};
-      const Index up = linear("up", first, rows, 1);
-      const Index product = of_rows(named("silu_times_up"), last.k);
-      Operation& times = pass(named("silu_times_up"), Function::kMultiply, {silu, up}, {product});
-      times.saved = times.released = {silu, up};
-      const Index made = linear("down", last, product, 2);
-      LayerWriter::last().released = {product};
-      if (!scales_) pick_factors();
-      const Index weighed = of_rows(named("weighed"), hidden_, weights_type());
-      Operation& weighs = pass(named("weigh"), Function::kMultiply, {made, factors}, {weighed});
-      weighs.saved = {made, factors};
-      weighs.sums_last = true;
-      weighs.released = std::exchange(locals, {places, rows, weighed});
-      append(weighs.released, {made, factors});
+      Index factors = scales_ ? pick("gather_weights", weights_, places, weights_type()) : -1;
+      const Index rows = pick("gather_rows", input, places, kType);
+      const Index gate = linear(first, rows, 3 * e);
+      const Index silu = step("expert_silu", Function::kSilu, {gate}, last.k, kType);
+      release({gate});
+      const Index up = linear(first, rows, 3 * e + 1);
+      const Index product = step("expert_silu_times_up", Function::kMultiply, {silu, up}, last.k, kType);
+      release({silu, up});
+      const Index made = linear(last, product, 3 * e + 2);
+      release({product});
+      if (!scales_) factors = pick("gather_weights", weights_, places, weights_type());
+      const Index weighed = step("weigh_rows", Function::kMultiply, {made, factors}, hidden_, weights_type());
+      LayerWriter::last().sums_last = true;
+      release(std::exchange(locals, {places, rows, weighed}));
+      release({made, factors});
       const bool ends = e + 1 == experts && !scales_;
       const Index added = ends ? sum : like(total, "routed_sum", spec_of(total).type);
-      Operation& adds = pass(named("index_add"), Function::kScatterAdd, {total, weighed, places}, {added});
+      Operation& adds = pass("index_add", Function::kScatterAdd, {total, weighed, places}, {added});
       adds.saved = {places, weighed};  // (expand_as(source))
       adds.gradient = GradientRule::kAliasFirst;
       adds.in_place = true;
