@@ -7,6 +7,12 @@
 // wherever it is made. Routers whose scores have a factor (DeepseekV3TopkRouter, Glm4MoeTopkRouter) multiply fp32
 // copies of the rows and of their weight, and the scores stay fp32, so that rows that they weigh are, too.
 //
+// transformers 4 (ExpertKernels::kTransformers4): experts are modules of three linear layers, which a loop runs one
+// behind the other (MixtralSparseMoeBlock.forward; scores with a factor: DeepseekV3MoE.moe, which sums in fp32):
+// one_hot of the chosen experts, the places of an expert's rows by torch.where, which the host waits for, rows and
+// weights by index, index_add_ into zeros. Kept for each: its places, rows, factors. A shared expert runs behind the
+// loop.
+//
 // The layer's operations from the router's logits to the sum stand in for each other: those of the
 // shared expert stay, weights of gate and up become one.
 #include "models/layers/transformers_moe.h"
@@ -18,6 +24,7 @@
 #include <vector>
 
 #include "models/layers/family_rows.h"
+#include "models/layers/module_kernels.h"
 #include "sim/base/integers.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/layers/layer_writer.h"
@@ -61,7 +68,11 @@ constexpr std::string_view kRouterLast[] = {"qwen3_moe", "mellum", "deepseek_v2"
 
 class ExpertRewriter : LayerWriter {
  public:
-  ExpertRewriter(LayerSpec& layer, std::string_view family) : LayerWriter(layer), code_(row_of(kMixtureCode, family)) {}
+  ExpertRewriter(LayerSpec& layer, std::string_view family, const Plan& plan)
+      : LayerWriter(layer),
+        code_(row_of(kMixtureCode, family)),
+        loops_(plan.experts == ExpertKernels::kTransformers4),
+        streams_fp32_(is_under_autocast(plan) && plan.kernels.residual == ModuleKernels::Residual::kFp32) {}
 
   void run() {
     std::vector<Operation> old = std::exchange(layer_.operations, {});
@@ -102,12 +113,17 @@ class ExpertRewriter : LayerWriter {
     else if (has_biases_) route_chosen(logits);
     else if (code_.chooses_logits) route_chosen(logits, old[at(begin - old.begin()) + 1].function, normalizes);
     else route(logits, old[at(begin - old.begin()) + 1].function, normalizes);
-    if (!is_dense_) gather(input);
-    compute(*first, *last);
     const bool shares = (last + 1)->name != "zeros_like";
     const Index output = end->outputs.front();
     Index sum = shares ? activation("routed_output", hidden_) : output;
-    combine(sum);
+    const bool are_modules = loops_ && !has_two && !has_biases_ && is_gated_;
+    if (are_modules) {
+      loop(input, sum, *first, *last);
+    } else {
+      if (!is_dense_) gather(input);
+      compute(*first, *last);
+      combine(sum);
+    }
     if (shares && code_.scales_routed) sum = scale(sum);
     if (shares) {
       const auto shared = static_cast<std::ptrdiff_t>(layer_.operations.size());
@@ -117,7 +133,7 @@ class ExpertRewriter : LayerWriter {
       }
       const Index made = LayerWriter::last().outputs.front();
       const auto all = layer_.operations.begin();
-      if (code_.shared_first) std::rotate(all + router, all + shared, layer_.operations.end());
+      if (code_.shared_first && !are_modules) std::rotate(all + router, all + shared, layer_.operations.end());
       Operation& add = pass("add_shared", Function::kAdd, {sum, made}, {output});
       add.gradient = GradientRule::kAlias;
       add.released = {sum, made};
@@ -402,25 +418,134 @@ class ExpertRewriter : LayerWriter {
     if (has_biases_) released.push_back(sorted_);
   }
 
+  // One expert behind the other, each of its own weights.
+  void loop(Index input, Index sum, const Operation& first, const Operation& last) {
+    const std::int64_t experts = first.groups;
+    const Index weights = part_weights(first.parameters.front());
+    const auto of_rows = [&](std::string name, std::int64_t width, ElementType type = ElementType::kCompute) {
+      return tensor({.name = std::move(name), .per_token = top_k_ * width, .type = type, .split = experts});
+    };
+    Index total = scales_ ? activation("routed_sum", hidden_, ElementType::kFp32) : activation("routed_sum", hidden_);
+    constant("zeros_like", Function::kCopy, {input}, {total});
+    const Index mask = activation("expert_mask", top_k_ * experts, ElementType::kInt64);
+    constant("one_hot", Function::kScatterAdd, {expert_}, {mask});
+    if (!scales_) {
+      const Index hit = tensor({.name = "expert_hit", .fixed = experts, .type = ElementType::kInt64});
+      constant("expert_hit", Function::kColumnSum, {mask}, {hit}).host_reads = true;
+    }
+    const auto step = [&](const char* name, Function function, Indices inputs, std::int64_t width, ElementType type) {
+      const Index made = of_rows(name, width, type);
+      pass(name, function, inputs, {made}).saved = std::move(inputs);
+      return made;
+    };
+    const auto pick = [&](const char* name, Index from, Index places, ElementType type) {
+      const Index picked = step(name, Function::kGather, {from, places}, width(from) == hidden_ ? hidden_ : 1, type);
+      LayerWriter::last().saved = {places};
+      LayerWriter::last().backward_temporaries = {activation("picked_zeros", width(from), type)};
+      return picked;
+    };
+    const auto linear = [&](const Operation& like, Index from, std::int64_t weight) {
+      Operation op = like;
+      op.inputs = op.saved = {from};
+      op.rows = top_k_;
+      op.split = experts;
+      op.groups = 1;
+      op.released = {};
+      op.parameters = {static_cast<Index>(weights + weight)};
+      const Index made = of_rows(op.name, op.n);
+      op.outputs = {made};
+      layer_.operations.push_back(std::move(op));
+      return made;
+    };
+    constexpr ElementType kType = ElementType::kCompute;
+    part_ = first.part;
+    Indices locals;
+    for (std::int64_t e = 0; e < experts; ++e) {
+      const Index its = activation("its_mask", top_k_, ElementType::kInt64);
+      constant("its_mask", Function::kCopy, {}, {its});
+      const Index places = of_rows("places", 2, ElementType::kInt64);
+      Operation& where = constant("where", Function::kSort, {its}, {places});
+      where.host_reads = true;
+      where.released = {its};
+      Index factors = scales_ ? pick("gather_weights", weights_, places, weights_type()) : -1;
+      const Index rows = pick("gather_rows", input, places, kType);
+      const Index gate = linear(first, rows, 3 * e);
+      const Index silu = step("expert_silu", Function::kSilu, {gate}, last.k, kType);
+      release({gate});
+      const Index up = linear(first, rows, 3 * e + 1);
+      const Index product = step("expert_silu_times_up", Function::kMultiply, {silu, up}, last.k, kType);
+      release({silu, up});
+      const Index made = linear(last, product, 3 * e + 2);
+      release({product});
+      if (!scales_) factors = pick("gather_weights", weights_, places, weights_type());
+      const Index weighed = step("weigh_rows", Function::kMultiply, {made, factors}, hidden_, weights_type());
+      LayerWriter::last().sums_last = true;
+      release(std::exchange(locals, {places, rows, weighed}));
+      release({made, factors});
+      const bool ends = e + 1 == experts && !scales_;
+      const Index added = ends ? sum : like(total, "routed_sum", spec_of(total).type);
+      Operation& adds = pass("index_add", Function::kScatterAdd, {total, weighed, places}, {added});
+      adds.saved = {places, weighed};  // (expand_as(source))
+      adds.gradient = GradientRule::kAliasFirst;
+      adds.in_place = true;
+      total = added;
+    }
+    part_ = 0;
+    if (scales_) {
+      pass("routed_output", Function::kCast, {total}, {sum});
+      locals.push_back(total);
+    }
+    append(locals, {mask, weights_, expert_});
+    release(locals);
+  }
+
+  // Three stacks become each expert's own weights, of which the first is returned.
+  Index part_weights(Index gate) {
+    std::vector<ParameterSpec>& list = layer_.parameters;
+    const std::vector<ParameterSpec> stacks(list.begin() + gate, list.begin() + gate + 3);
+    std::vector<ParameterSpec> own;
+    const std::int64_t experts = stacks.front().shape.front();
+    for (std::int64_t e = 0; e < experts; ++e) {
+      for (ParameterSpec each : stacks) {
+        const std::size_t dot = each.name.rfind('.');
+        each.name = each.name.substr(0, dot) + "." + std::to_string(e) + each.name.substr(dot) + ".weight";
+        each.shape.erase(each.shape.begin());
+        own.push_back(std::move(each));
+      }
+    }
+    list.erase(list.begin() + gate, list.begin() + gate + 3);
+    list.insert(list.begin() + gate, own.begin(), own.end());
+    moved_from_ = static_cast<Index>(gate + 3);
+    moved_by_ = static_cast<Index>(3 * (experts - 1));
+    for (Operation& op : layer_.operations)
+      for (Index& p : op.parameters) p = place(p);
+    return gate;
+  }
+
   // The gate's weight takes in the one behind it.
   void join(Index gate) {
     ParameterSpec& weight = layer_.parameters[at(gate)];
     weight.shape[1] *= 2;
-    removed_ = static_cast<Index>(gate + 1);
-    layer_.parameters.erase(layer_.parameters.begin() + removed_);
+    layer_.parameters.erase(layer_.parameters.begin() + gate + 1);
+    moved_from_ = static_cast<Index>(gate + 2);
+    moved_by_ = -1;
     for (Operation& op : layer_.operations)
       for (Index& p : op.parameters) p = place(p);
   }
-  Index place(Index p) const { return removed_ >= 0 && p > removed_ ? static_cast<Index>(p - 1) : p; }
+  Index place(Index p) const { return p >= moved_from_ ? static_cast<Index>(p + moved_by_) : p; }
 
-  ElementType weights_type() const { return scales_ ? ElementType::kFp32 : ElementType::kCompute; }
+  ElementType weights_type() const {
+    return scales_ || (loops_ && streams_fp32_) ? ElementType::kFp32 : ElementType::kCompute;
+  }
 
   const MixtureCode code_;
+  const bool loops_, streams_fp32_;
   bool is_gated_ = true;
   bool scales_ = false, has_biases_ = false, is_dense_ = false;
   std::int64_t top_k_ = 1, hidden_ = 0;
   Index expert_ = 0, sorted_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0, offsets_ = 0, made_ = 0;
-  Index removed_ = -1;
+  // Parameters that others took the place of: those behind them.
+  Index moved_from_ = 0, moved_by_ = 0;
   Indices scale_parameters_;
 };
 
@@ -441,13 +566,15 @@ int place_of(const std::string& name, const MixtureCode& code, bool router_last)
 
 }
 
-void order_as_transformers(LayerSpec& layer, std::string_view family) {
+void order_as_transformers(LayerSpec& layer, std::string_view family, ExpertKernels experts) {
   std::vector<ParameterSpec>& list = layer.parameters;
   const auto has = [&](std::string_view module) {
     return std::ranges::any_of(list, [&](const ParameterSpec& p) { return p.name.starts_with(module); });
   };
   const MixtureCode code = row_of(kMixtureCode, family);
-  const bool last = contains(kRouterLast, family);
+  // (In transformers 4 those alone whose scores have a factor.)
+  const bool has_factor = family.starts_with("deepseek") || family.starts_with("glm4") || family == "dots1";
+  const bool last = contains(kRouterLast, family) && (experts == ExpertKernels::kTransformers || has_factor);
   const bool attends = has("self_attn.") || has("self_attention.") || code.norms_first;
   const bool sorts = has("layer.0.") || (attends && (has("mlp.") || has("block_sparse_moe.")));
   if (layer.role != LayerRole::kBlock || !sorts || code.as_used) return;
@@ -469,6 +596,8 @@ void order_as_transformers(LayerSpec& layer, std::string_view family) {
 
 bool routes_without_autocast(std::string_view family) { return row_of(kMixtureCode, family).fp32_router; }
 
-void use_transformers_experts(LayerSpec& layer, std::string_view family) { ExpertRewriter(layer, family).run(); }
+void use_transformers_experts(LayerSpec& layer, std::string_view family, const Plan& plan) {
+  ExpertRewriter(layer, family, plan).run();
+}
 
 }

@@ -4,15 +4,16 @@
 #include <string_view>
 
 #include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
 
 namespace foreshard {
 
-// Rewrites what models/layers/moe.cpp wrote, where the layer has experts (ExpertKernels::kTransformers).
-void use_transformers_experts(LayerSpec& layer, std::string_view family);
+// Rewrites what models/layers/moe.cpp wrote, where the layer has experts (ExpertKernels::kTransformers, kModules).
+void use_transformers_experts(LayerSpec& layer, std::string_view family, const Plan& plan);
 
 // Parameters of a block as its modules define them, which is not as they are used: attention, what
 // is behind it, then the block's norms; norms of queries and keys behind the projections.
-void order_as_transformers(LayerSpec& layer, std::string_view family);
+void order_as_transformers(LayerSpec& layer, std::string_view family, ExpertKernels experts);
 
 // Whether the family's router multiplies where autocast is off.
 bool routes_without_autocast(std::string_view family);

@@ -250,7 +250,8 @@ void cache_keys(LayerSpec& layer, const Plan& plan) {
     const auto attends = std::ranges::find_if(
         ops, [&](const Operation& op) { return op.kind == OperationKind::kAttention && op.inputs.size() > input; });
     if (attends == ops.end()) return;
-    if (attends->attention.value_dim > 0) return;  // latents are cached, which nothing else keeps
+    // Latents are cached, which nothing else keeps (transformers 5).
+    if (attends->attention.value_dim > 0 && plan.experts != ExpertKernels::kTransformers4) return;
     const Index from = attends->inputs[input];
     TensorSpec spec = tensor(layer, from);
     TensorSpec narrow = spec;
@@ -301,11 +302,15 @@ void cast_buffers(LayerSpec& layer, const Plan& plan) {
 struct OwnMask {
   std::string_view family;
   LayerRole role = LayerRole::kLoss;
+  bool until_4 = false;  // of transformers 4 alone
 };
-constexpr OwnMask kOwnMasks[] = {{"gpt_neo", LayerRole::kBlock}, {"gpt_bigcode", LayerRole::kEmbedding}};
+constexpr OwnMask kOwnMasks[] = {
+    {"gpt_neo", LayerRole::kBlock}, {"gpt_bigcode", LayerRole::kEmbedding}, {"gpt2", LayerRole::kBlock, true}};
 
-void keep_own_mask(LayerSpec& layer, const ModelSpec& model) {
-  if (layer.role != row_of(kOwnMasks, model.family).role || layer.role == LayerRole::kLoss) return;
+void keep_own_mask(LayerSpec& layer, const ModelSpec& model, ExpertKernels code) {
+  const OwnMask mask = row_of(kOwnMasks, model.family);
+  if (layer.role != mask.role || layer.role == LayerRole::kLoss) return;
+  if (mask.until_4 && code != ExpertKernels::kTransformers4) return;
   layer.resident_bytes += checked_multiply(model.max_positions, model.max_positions);
 }
 
@@ -484,6 +489,8 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
       for (ParameterSpec& each : layer.parameters)
         each.stored_as_computed |= layer.role == LayerRole::kBlock && !each.is_norm;
   }
+  if (plan.experts == ExpertKernels::kTransformers4)
+    for (LayerSpec& layer : model.kinds) use_transformers_experts(layer, model.family, plan);
   for (LayerSpec& layer : model.kinds) cast_buffers(layer, plan);
   if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
   if (plan.units.adapters_alone) {
@@ -498,15 +505,15 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   }
   if (plan.experts == ExpertKernels::kLoop) {
     for (LayerSpec& layer : model.kinds) loop_over_experts(layer);
-  } else if (plan.experts == ExpertKernels::kTransformers) {
+  } else if (plan.experts >= ExpertKernels::kTransformers) {
     for (LayerSpec& layer : model.kinds) {
-      use_transformers_experts(layer, model.family);
+      if (plan.experts == ExpertKernels::kTransformers) use_transformers_experts(layer, model.family, plan);
       if (plan.lora.rank > 0) adapt_experts(layer, plan, model);
-      keep_own_mask(layer, model);
+      keep_own_mask(layer, model, plan.experts);
       // ZeRO's flat groups and what it gathers one by one follow it, as do the buckets of a
       // DistributedDataParallel that makes them once.
       const bool makes_once = plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.find_unused_parameters;
-      if (is_zero(plan.runtime.kind) || makes_once) order_as_transformers(layer, model.family);
+      if (is_zero(plan.runtime.kind) || makes_once) order_as_transformers(layer, model.family, plan.experts);
     }
   }
   multiply_experts_in_bf16(model, plan);

@@ -377,8 +377,10 @@ constexpr bool is_held(Reference reference) { return reference > Reference::kBas
 // How the products of experts are launched. kGrouped: one grouped product for all. kLoop: one after
 // the other, for which the host reads the rows of each expert (torchtitan without use_grouped_mm).
 // kTransformers: grouped products as transformers.integrations.moe surrounds them.
-enum class ExpertKernels : std::uint8_t { kGrouped, kLoop, kTransformers };
-constexpr const char* to_string(ExpertKernels kernels) { return word_at(kernels, {"grouped", "loop", "transformers"}); }
+enum class ExpertKernels : std::uint8_t { kGrouped, kLoop, kTransformers, kTransformers4 };
+constexpr const char* to_string(ExpertKernels kernels) {
+  return word_at(kernels, {"grouped", "loop", "transformers", "transformers-4"});
+}
 
 enum class AccumulationMode : std::uint8_t { kReduceEach, kKeepUnsharded };
 constexpr const char* to_string(AccumulationMode mode) { return word_at(mode, {"reduce_each", "keep_unsharded"}); }

@@ -104,13 +104,7 @@ std::string read_name(PresetKind kind, const ConfigNode& node, const std::string
       fmt::format("one of {}", fmt::join(names, ", ")), nearest_spelling(name, names));
 }
 
-// Of "1.13" or "1.13.2" the 13, where `like` is of the same major version.
-std::optional<std::int32_t> minor_of(std::string_view version, std::string_view like) {
-  const std::string_view major = like.substr(0, like.find('.') + 1);
-  if (major.empty() || !version.starts_with(major)) return std::nullopt;
-  version.remove_prefix(major.size());
-  return parse_number<std::int32_t>(version.substr(0, version.find('.')));
-}
+constexpr std::int32_t kUnsaid = std::numeric_limits<std::int32_t>::max();
 
 // The value as a plan file would have it.
 ConfigNode plain(const ConfigNode& value, const PlanDocument& document, const ModelSpec& model) {
@@ -181,17 +175,20 @@ void read_trainer(const ConfigNode& node, PlanDocument& document) {
   document.trainer_version = at == std::string::npos ? "" : text.substr(at + 1);
   if (at == std::string::npos) return;
   const Preset* trainer = find_preset(PresetKind::kTrainer, document.trainer);
-  if (trainer != nullptr && !trainer->versions.empty() && minor_of(document.trainer_version, trainer->versions.front()))
-    return;
+  if (trainer != nullptr && !trainer->versions.empty() && trainer_minor(document) < kUnsaid) return;
   std::string versions;
   for (const Preset* each : presets(PresetKind::kTrainer))
     for (const std::string& v : each->versions) versions += fmt::format("{}@{}, ", each->name, v);
   throw node.error(quote(text) + " is no version of a trainer that is told apart", versions + "or the name alone");
 }
 
+// (Nobody has a hundred minor versions.)
 std::int32_t trainer_minor(const PlanDocument& document) {
-  const std::string_view version = document.trainer_version;
-  return minor_of(version, version).value_or(std::numeric_limits<std::int32_t>::max());
+  const auto numbers = parse_version(document.trainer_version);
+  const Preset* trainer = find_preset(PresetKind::kTrainer, document.trainer);
+  if (!numbers || trainer == nullptr || trainer->versions.empty()) return kUnsaid;
+  const std::int32_t earlier = parse_version(trainer->versions.back())->first - numbers->first;
+  return earlier < 0 ? kUnsaid : numbers->second - 100 * earlier;
 }
 
 PlanDocument with_preset(const Preset& preset, PlanDocument document, const ModelSpec& model) {

@@ -52,7 +52,8 @@ inline const Preset* find_stack(std::string_view name) { return find_preset(Pres
 std::string read_stack(const ConfigNode& node);
 // The same of document.trainer, with its version.
 void read_trainer(const ConfigNode& node, PlanDocument& document);
-// Of document.trainer_version, 13 of "1.13.2"; larger than all where none is said.
+// Of document.trainer_version, 13 of "1.13.2", less than 0 of an earlier major version than the preset's own; larger
+// than all where none is said.
 std::int32_t trainer_minor(const PlanDocument& document);
 
 // The document with what the preset says of keys that the document does not give, given in

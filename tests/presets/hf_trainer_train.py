@@ -31,7 +31,7 @@ def parallelism():
 
 def model(tp=1, mesh=None):
     config = transformers.AutoConfig.for_model(**case["model"])
-    made = getattr(transformers, case["model"]["architectures"][0])._from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
+    made = getattr(transformers, case["model"]["architectures"][0])._from_config(config, attn_implementation=attention, **{"dtype" if hasattr(config, "dtype") else "torch_dtype": getattr(torch, dtype)})
     cuts = {"tp_plan": "auto", "tp_size": tp, "device_mesh": mesh} if tp > 1 else {}
     if run.get("distributed"):
         cuts = {"distributed_config": transformers.distributed.DistributedConfig(**run["distributed"])}
@@ -116,10 +116,12 @@ def trainer():
 
 def policy():
     """Of FSDP1 or FSDP2, whose keywords are the same but for outputs'."""
+    dtypes = {key: getattr(torch, word) for key, word in run.get("policy", {}).items()}
+    if not dtypes:
+        return {}
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
-    dtypes = {key: getattr(torch, word) for key, word in run.get("policy", {}).items()}
-    return {"mixed_precision_policy": (MixedPrecision if run["plugin"]["fsdp_version"] == 1 else MixedPrecisionPolicy)(**dtypes)} if dtypes else {}
+    return {"mixed_precision_policy": (MixedPrecision if run["plugin"]["fsdp_version"] == 1 else MixedPrecisionPolicy)(**dtypes)}
 
 
 def accelerate():
@@ -135,10 +137,10 @@ def accelerate():
     if run.get("ddp"):
         more["kwargs_handlers"] = [DistributedDataParallelKwargs(**run["ddp"])]
     accelerator = Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accum, sync_each_batch=run.get("sync_each_batch", False)), **more)
-    made = model(axes.tp_size if axes else 1, accelerator.torch_device_mesh)
+    made = model(axes.tp_size if axes else 1, getattr(accelerator, "torch_device_mesh", None))
     if run.get("gradient_checkpointing"):
         made.gradient_checkpointing_enable(**({"gradient_checkpointing_kwargs": {"use_reentrant": True}} if run.get("reentrant") else {}))
-    if run.get("plugin", {}).get("fsdp_version") == 1:  # an optimizer of the parameters before they are flat would step none
+    if "plugin" in run and run["plugin"].get("fsdp_version", 1) == 1:  # an optimizer of the parameters before they are flat would step none
         made = accelerator.prepare(made)
     kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     optimizer = kinds[run.get("optim", "adamw")](made.parameters(), lr=1e-4, **run.get("optim_args", {}))

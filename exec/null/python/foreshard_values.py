@@ -98,7 +98,8 @@ def start(torch, library):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             begin = time.thread_time_ns()
             kwargs = kwargs or {}
-            if not hasattr(func, "_schema"):
+            # The null GPU itself answers for other ranks, and sees what the host copies (DDP's order of buckets).
+            if not hasattr(func, "_schema") or func.namespace == "c10d" or (func._schema.name == "aten::copy_" and not args[1].is_cuda):
                 return func(*args, **kwargs)
             told, on_gpu, known, is_factory = self.given(func, args, kwargs)
             is_shaped = told and func._schema.name in SHAPED
@@ -113,9 +114,7 @@ def start(torch, library):
             Values.body_ns += took
             result = self.done(took, func, args, kwargs) if told else func(*args, **kwargs)
             if on_gpu and func._schema.name in CHOICES:
-                given = dict({"dim": CHOICES[func._schema.name]}, **dict(zip((a.name for a in func._schema.arguments), args)), **kwargs)
-                places = result[-1] if isinstance(result, tuple) else result
-                self.keep(Hosts([]), places, lambda: spread(given, places))
+                self.choose(func, args, kwargs, result)
             if is_shaped or is_factory:
                 self.keep(Hosts([]), result, lambda: func(*tree_map(blank, args), **dict(kwargs, device=torch.device("cpu"))))
             return result
@@ -163,8 +162,15 @@ def start(torch, library):
                     library.foreshard_null_forget(at, storage.nbytes())
             if made is not None and not written:
                 self.keep(hosts, result, lambda: made)
+            elif made is None and name in CHOICES:
+                self.choose(func, args, kwargs, result)
             end_operation(time.thread_time_ns() - begin)
             return result
+
+        def choose(self, func, args, kwargs, result):
+            given = dict({"dim": CHOICES[func._schema.name]}, **dict(zip((a.name for a in func._schema.arguments), args)), **kwargs)
+            places = result[-1] if isinstance(result, tuple) else result
+            self.keep(Hosts([]), places, lambda: spread(given, places))
 
         def keep(self, hosts, result, made):
             results = tree_flatten(result)[0]
@@ -185,5 +191,6 @@ def start(torch, library):
             times.append(max(1.0, whole / max(1, Values.body_ns)))
         Values.times = sorted(times)[len(times) // 2]
 
-    Values().__enter__()
+    follow.mode = Values()  # PyTorch before 2.9 gives its own reference away where it is disabled for a while
+    follow.mode.__enter__()
     return follow

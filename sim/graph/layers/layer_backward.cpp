@@ -450,7 +450,7 @@ class Backward {
   bool takes_incoming(const Operation& op) const {
     if (!op.in_place || graph_.is_loss() || replaces(op)) return false;
     const bool is_differentiated = graph_.is_flat() || graph_.needs_gradient(op.inputs.front());
-    return is_differentiated && op.gradient != GradientRule::kNone && op.gradient != GradientRule::kAlias;
+    return is_differentiated && op.gradient == GradientRule::kOwn;
   }
 
   // Liger's product: the gradients of its inputs take the places of these.

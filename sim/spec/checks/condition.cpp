@@ -88,6 +88,7 @@ constexpr std::pair<std::string_view, JobValue> kJobFacts[] = {
     {"root_unit", [](const PlanDocument& d, const ModelSpec& m) { return Json(has_root_unit(d.plan, m)); }},
     {"ends_written",
         [](const PlanDocument& d, const ModelSpec&) { return Json(d.has("units.embedding") || d.has("units.head")); }},
+    {"trainer", [](const PlanDocument& d, const ModelSpec&) { return Json(d.trainer); }},
     {"trainer.minor", [](const PlanDocument& d, const ModelSpec&) { return Json(trainer_minor(d)); }},
 };
 

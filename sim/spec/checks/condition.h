@@ -35,7 +35,8 @@ class Condition {
   // model.images and model.words (what embeddings read), model.family, model.norm_of_base (the
   // last norm is a child of the base model), model.stacks_share_table (as encoder and decoder do),
   // root_unit (the plan makes a unit of the model), ends_written (somebody wrote where embedding or
-  // head go), trainer.minor (a large number where no version is said).
+  // head go), trainer, trainer.minor (less than 0 of an earlier major version, a large
+  // number where no version is said).
   bool holds(const PlanDocument& document, const ModelSpec& model) const;
 
  private:
