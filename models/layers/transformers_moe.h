@@ -8,7 +8,8 @@
 
 namespace foreshard {
 
-// Rewrites what models/layers/moe.cpp wrote, where the layer has experts (ExpertKernels::kTransformers, kModules).
+// Rewrites what models/layers/moe.cpp wrote, where the layer has experts (ExpertKernels::kTransformers,
+// kTransformers4).
 void use_transformers_experts(LayerSpec& layer, std::string_view family, const Plan& plan);
 
 // Parameters of a block as its modules define them, which is not as they are used: attention, what

@@ -131,6 +131,17 @@ void keep_dots_except_mlp(LayerSpec& layer) {
   }
 }
 
+// Norms of the residual stream, and what of it another reads.
+void keep_modules(LayerSpec& layer) {
+  Indices stream = {0};
+  for (Operation& op : layer.operations) {
+    const bool is_norm = op.function == Function::kRmsNorm || op.function == Function::kLayerNorm;
+    const bool adds = op.function == Function::kAdd && op.inputs.size() == 2 && op.outputs.front() != layer.output;
+    if (adds) stream.push_back(op.outputs.front());
+    op.kept_by_selective = adds || (is_norm && contains(stream, op.inputs.front()));
+  }
+}
+
 // --- experts ---
 
 // torchtitan's _run_experts_grouped_mm multiplies in bf16 whatever arrives: rows are cast for each
@@ -544,6 +555,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
       continue;
     }
     if (plan.recompute_keeps == SelectivePolicy::kDotsExceptMlp) keep_dots_except_mlp(layer);
+    if (plan.recompute_keeps == SelectivePolicy::kModules) keep_modules(layer);
     if (plan.float8 != Float8::kNone && !layer.wide) apply_float8(layer, plan);
     if (plan.loss.chunks == 1) fuse_silu(layer, true);  // Liger
     if (plan.compile != Compile::kNone) compile(layer);

@@ -236,12 +236,13 @@ struct Reshard {
 
 // Units ahead; kImplicit (forward only): the host runs ahead and gathers a unit when it reaches it.
 // Backward: 1 is PyTorch's default, the unit before this one in the order in which forward ended;
-// more are lists of modules set beforehand, as is 1 with `backward_lists`.
+// more are lists of modules set beforehand, as is 1 with `backward_lists`; of blocks alone with `blocks_only`.
 struct Prefetch {
   static constexpr std::int64_t kImplicit = -1;
   std::int64_t forward = kImplicit;
   std::int64_t backward = 1;
   bool backward_lists = false;
+  bool blocks_only = false;
   bool async_unshard = false;  // _set_unshard_async_op: copy-in on the compute stream
   bool operator==(const Prefetch&) const = default;
 };
@@ -254,9 +255,10 @@ constexpr const char* to_string(Recompute recompute) { return word_at(recompute,
 // attention and every matrix product whose result backward needs, so that nothing but kernels bound by memory runs
 // again. kDotsExceptMlp: the products that make attention's inputs and the first that reads its output, not attention
 // itself (MaxText's remat_policy save_dot_except_mlp).
-enum class SelectivePolicy : std::uint8_t { kEverySecondMm, kDots, kDotsExceptMlp };
+// kModules: what a block's modules (norms, attention, feed-forward) are given, each a checkpoint of its own.
+enum class SelectivePolicy : std::uint8_t { kEverySecondMm, kDots, kDotsExceptMlp, kModules };
 constexpr const char* to_string(SelectivePolicy policy) {
-  return word_at(policy, {"every_second_mm", "dots", "dots_except_mlp"});
+  return word_at(policy, {"every_second_mm", "dots", "dots_except_mlp", "modules"});
 }
 
 // torch.compile: of each block by itself, as torchtitan does, or of the whole model (FSDP's hooks
@@ -376,7 +378,8 @@ constexpr bool is_held(Reference reference) { return reference > Reference::kBas
 
 // How the products of experts are launched. kGrouped: one grouped product for all. kLoop: one after
 // the other, for which the host reads the rows of each expert (torchtitan without use_grouped_mm).
-// kTransformers: grouped products as transformers.integrations.moe surrounds them.
+// kTransformers: grouped products as transformers.integrations.moe surrounds them. kTransformers4: modules of three
+// linear layers each, over which a loop runs.
 enum class ExpertKernels : std::uint8_t { kGrouped, kLoop, kTransformers, kTransformers4 };
 constexpr const char* to_string(ExpertKernels kernels) {
   return word_at(kernels, {"grouped", "loop", "transformers", "transformers-4"});

@@ -469,10 +469,11 @@ void Fsdp2::state_pre_forward(std::int32_t unit) {
 
 void Fsdp2::prefetch_forward(std::int32_t unit) {
   if (plan_.prefetch.forward <= 0) return;
-  if (!is_listed(unit)) return;
+  if (!is_on_lists(unit)) return;
   std::int64_t left = plan_.prefetch.forward;
   auto target = prefetch_order_.begin() + prefetch_place_[at(unit)] + 1;
   for (; target != prefetch_order_.end() && left > 0; ++target, --left) {
+    if (!is_on_lists(*target)) continue;
     prefetch(*target, Training::kForward, "explicit_forward");
     for (const std::int32_t nested : experts_listed(unit, *target))
       prefetch(nested, Training::kForward, "explicit_forward");
@@ -607,10 +608,11 @@ void Fsdp2::state_pre_backward(std::int32_t unit) {
   group(unit).module_state = Training::kPreBackward;
   std::vector<std::int32_t> list;
   if (plan_.prefetch.backward > 1 || plan_.prefetch.backward_lists) {
-    if (is_listed(unit)) {
+    if (is_on_lists(unit)) {
       const std::int64_t position = prefetch_place_[at(unit)];
       const std::int64_t from = std::max<std::int64_t>(0, position - plan_.prefetch.backward);
-      for (std::int64_t i = position; i-- > from;) list.push_back(prefetch_order_[at(i)]);
+      for (std::int64_t i = position; i-- > from;)
+        if (is_on_lists(prefetch_order_[at(i)])) list.push_back(prefetch_order_[at(i)]);
     }
   }
   pre_backward(unit, list.empty());

@@ -174,6 +174,10 @@ class Fsdp2 final : public StepBuilder {
   }
   // Trainers set what goes beyond the defaults for the modules that they list.
   bool is_listed(std::int32_t unit) const { return prefetch_place_[at(unit)] >= 0; }
+  bool is_on_lists(std::int32_t unit) const {
+    return is_listed(unit) &&
+           (!plan_.prefetch.blocks_only || spec_of(modules_of(unit).front().layer).role == LayerRole::kBlock);
+  }
   // Trainers set a factor for the modules that they list, and for experts with a mesh of their own.
   bool has_factor(std::int32_t unit) const { return is_listed(unit) || of_experts(shape(unit)); }
   // A kernel reads the unit inside: FSDPModule.unshard() without the module's hooks.

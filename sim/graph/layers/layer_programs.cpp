@@ -486,7 +486,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     options.reentrant = setting_.reentrant;
     options.stacked = setting_.stacked && layer.role == LayerRole::kBlock;
     options.hooks = plan.runtime.kind == RuntimeKind::kDdp || is_megatron || is_zero(plan.runtime.kind);
-    options.keeps_read = is_megatron;
+    options.keeps_read = is_megatron || plan.recompute_keeps == SelectivePolicy::kModules;
     options.fused_gradients = is_megatron && setting_.gradients == MegatronOptions::Gradients::kFused;
     options.fuses_tied = options.fused_gradients && has_one_embedding;
     // Without axes what comes before is taken as small.

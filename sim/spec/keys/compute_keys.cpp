@@ -71,7 +71,7 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_COUNT(float8_wide_blocks, 0, plan_limits::kSteps, .quiet = true),
     FORESHARD_FLAG(float8_all_gather),
     FORESHARD_WORD(experts, kUpTo<ExpertKernels::kTransformers4>),
-    FORESHARD_WORD(recompute_keeps, kUpTo<SelectivePolicy::kDotsExceptMlp>, .quiet = true),
+    FORESHARD_WORD(recompute_keeps, kUpTo<SelectivePolicy::kModules>, .quiet = true),
     FORESHARD_WORD(recompute_wraps, kUpTo<CheckpointWraps::kUnit>),
     FORESHARD_FLAG(recompute_early_stop),
     FORESHARD_FLAG(recompute_reentrant),

@@ -135,6 +135,7 @@ constexpr PlanKey kShapeKeys[] = {
         p.prefetch.forward == Prefetch::kImplicit ? Json("implicit") : Json(p.prefetch.forward)),
     FORESHARD_COUNT(prefetch.backward, 0, plan_limits::kPrefetch),
     FORESHARD_FLAG(prefetch.backward_lists),
+    FORESHARD_FLAG(prefetch.blocks_only, .quiet = true),
     FORESHARD_FLAG(prefetch.async_unshard),
 };
 

@@ -393,7 +393,7 @@ clip_grad_norm: {max_norm: 0.5}
 dataset: {seq_len: 4096}
 )";
   expect(recipe(text, 8),
-      "model meta-llama/Llama-3.2-1B; trainer nemo-automodel; runtime fsdp2; recompute full; batch.global 64; "
+      "model meta-llama/Llama-3.2-1B; trainer nemo-automodel; runtime fsdp2; recompute selective; batch.global 64; "
       "batch.sequence 4096; prefetch.forward 1; prefetch.backward 2; optimizer.clip_norm 0.5; dtype.master bf16; "
       "lora.rank");
   expect(recipe(text + "peft: {dim: 16, target_modules: '*_proj'}\n", 8),
