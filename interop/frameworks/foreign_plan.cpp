@@ -63,7 +63,8 @@ bool flag_of(const ConfigNode& node) {
 
 bool says_something(const ConfigNode& node) {
   if (node.is_sequence()) return !node.elements().empty();
-  return !node.is_scalar() || !(node.text().empty() || lower(std::string(node.text())) == "false");
+  const std::string word = node.is_scalar() ? lower(std::string(node.text())) : "something";
+  return !word.empty() && word != "false" && word != "none";
 }
 
 std::string shown(const ConfigNode& node) {
@@ -190,12 +191,13 @@ void ForeignReader::take_row(const std::string& path, const ConfigNode& row) {
   if (node == nullptr) return;
   if (const ConfigNode* why = row.find("unsupported")) {
     const ConfigNode* above = row.find("above");
-    const bool is_on = above != nullptr ? node->as_int() > above->as_int() : says_something(*node);
+    const bool is_on = says_something(*node) && (above == nullptr || node->as_int() > above->as_int());
     return is_on ? unsupported(path, why->as_string()) : ignore(path, "not switched on");
   }
   if (!row.has("words")) {
     const std::string key = row.at("key").as_string();
     const ConfigNode* above = row.find("above");
+    if (!says_something(*node)) return;
     if (above != nullptr && node->as_int(std::min<std::int64_t>(1, above->as_int())) <= above->as_int()) return;
     integer(path, key, above != nullptr ? 1 : row.at("least").as_int());
     return;

@@ -388,7 +388,7 @@ train: {global_batch_size: 64, max_norm: 0.5}
 TEST(Recipes, NemosStrategyAndAdapters) {
   const std::string text = R"(step_scheduler: {local_batch_size: 2, global_batch_size: 64}
 model: {pretrained_model_name_or_path: meta-llama/Llama-3.2-1B}
-distributed: {strategy: fsdp2, activation_checkpointing: true, enable_fsdp2_prefetch: true}
+distributed: {strategy: fsdp2, activation_checkpointing: true, enable_fsdp2_prefetch: true, dp_replicate_size: none, tp_size: none}
 clip_grad_norm: {max_norm: 0.5}
 dataset: {seq_len: 4096}
 )";
