@@ -86,7 +86,8 @@ PLANS = [
         "lists",
         "llama",
         2,
-        ["units.layers_per_unit=2", "prefetch.forward=1", "prefetch.backward=2", "recompute=every-2"],
+        ["units.layers_per_unit=2", "prefetch.forward=1", "prefetch.backward=2", "prefetch.blocks_only=true",
+         "recompute=every-2"],
     ),
     (
         "deep lists",
