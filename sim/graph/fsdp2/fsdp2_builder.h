@@ -288,6 +288,7 @@ class Fsdp2 final : public StepBuilder {
 
   // --- fsdp2_pipeline.cpp: stages of a pipeline, each its own root ---
   bool is_pipelined() const { return plan_.mesh.pp > 1; }
+  void hold_buffers_ahead(StepNumber step);
   void hold_received(StepNumber step);
   void give(const PipelineAction& action);  // to a stage of this rank
   bool keeps_gradient(const PipelineAction& action) const;

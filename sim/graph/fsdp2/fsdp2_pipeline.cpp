@@ -69,10 +69,9 @@ void Fsdp2::enter_stage(std::int32_t stage) {
 // it. Gradients of inputs that halves of backwards left go when a step begins. From 2.15 on buffers are made when a
 // transfer is posted and go with the backward that they were for (_recv_buffers.py, stage.py), gradients that were sent
 // stay until the schedule ends (_add_wait_send), and outputs of schedules of one stage a rank go when they were sent.
-void Fsdp2::hold_received(StepNumber step) {
+void Fsdp2::hold_buffers_ahead(StepNumber step) {
   const std::vector<int> ranks = stage_ranks(stage_pipeline(plan_));
   for (const Stage& each : stages_) {
-    if (receives_late()) break;
     for (const std::int32_t other : {each.stage - 1, each.stage + 1}) {
       if (other < 0 || other >= static_cast<std::int32_t>(ranks.size())) continue;
       if (ranks[at(each.stage)] == ranks[at(other)]) continue;
@@ -82,7 +81,6 @@ void Fsdp2::hold_received(StepNumber step) {
   }
   if (step == StepNumber::kFirst) return;
   for (const PipelineRow& row : pipeline_rows()) {
-    if (receives_late()) break;
     const PipelineAction& action = row.action;
     if (row.kind == PipelineRow::Kind::kLocal) {
       const bool forward = action.kind == Kind::kForward;
@@ -92,6 +90,11 @@ void Fsdp2::hold_received(StepNumber step) {
       kept_.push_back(allocate_persistent(MemoryCategory::kBackwardTemp, -1, boundary_));
     }
   }
+}
+
+void Fsdp2::hold_received(StepNumber step) {
+  if (!receives_late()) hold_buffers_ahead(step);
+  if (step == StepNumber::kFirst) return;
   const bool ends = spec_of(static_cast<std::int32_t>(model_.order.size()) - 1).role == LayerRole::kLoss;
   for (std::int32_t m = 0; plan_.pipeline.return_outputs && ends && m < call_microbatches(); ++m)
     kept_.push_back(allocate_persistent(MemoryCategory::kActivation, -1, Bytes(returned_bytes())));
