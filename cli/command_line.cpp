@@ -301,8 +301,8 @@ class Tree {
     });
     add_verb("diagnose", run_diagnose, [](CLI::App* verb, const auto& o) {
       add_job_flags(verb, o->job);
-      options(verb, "--measured", o->measured, "--log", o->log, "--run", o->run, "--snapshot", o->snapshots,
-          "--threads", o->threads);
+      options(verb, "--measured", o->measured, "--said", o->said, "--log", o->log, "--run", o->run, "--snapshot",
+          o->snapshots, "--threads", o->threads);
       add_json(verb, o->output);
     });
     add_verb("conform", run_conform, [](CLI::App* verb, const auto& o) {

@@ -51,7 +51,7 @@ std::vector<Thread> score_threads(const std::string& file) {
         threads.emplace_back(Thread{.source = node.at("source").as_string(), .cause = node.at("cause").as_string()});
     const TrainingLog log = read_training_log(node.at("said").as_string());
     const std::string message = log.out_of_memory ? words_of(facts_of(*log.out_of_memory)) : "";
-    const Diagnosis named = diagnose({{}, log.words + message}, {}, 0.1);
+    const Diagnosis named = diagnose({.words = message, .said = log.words, .thread = thread.source}, {}, 0.1);
     const auto found =
         std::ranges::find_if(named.causes, [&](const DiagnosedCause& cause) { return cause.name == thread.cause; });
     if (found == named.causes.end()) throw node.at("cause").error("is no cause that is known");
@@ -180,14 +180,16 @@ std::vector<SnapshotMemory> take_snapshots(const std::vector<std::string>& files
 
 ExitCode run_diagnose(const DiagnoseOptions& options) {
   if (!options.threads.empty()) return score(options);
-  if (options.measured.empty() && options.log.empty() && options.run.empty() && options.snapshots.empty()) {
+  if (options.measured.empty() && options.said.empty() && options.log.empty() && options.run.empty() &&
+      options.snapshots.empty()) {
     throw Error(ExitCode::kUsage,
-        "nothing was measured; expected --measured step=2.1s, tokens/s=99840 or memory=61GiB, --log FILE, --run TRACE "
-        "or --snapshot FILE");
+        "nothing was measured; expected --measured step=2.1s, tokens/s=99840 or memory=61GiB, --said TEXT, --log FILE, "
+        "--run TRACE or --snapshot FILE");
   }
   const Job job = load_job(options.job);
   const Plan& plan = job.resolved.plan;
-  Measured measured{read_measured(options.measured, plan), ""};
+  Measured measured{.signals = read_measured(options.measured, plan)};
+  for (const std::string& text : options.said) measured.said += text + '\n';
   std::optional<TrainingLog> log;
   if (!options.log.empty()) {
     log = read_training_log_file(options.log);

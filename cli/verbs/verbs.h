@@ -47,6 +47,7 @@ struct DiagnoseOptions {
   JobOptions job;
   OutputOptions output;
   std::vector<std::string> measured;   // "tokens/s=3120"
+  std::vector<std::string> said;       // in words: what was noticed, where, since when
   std::string log, run;                // FILE; TRACE or run folder; "": none
   std::vector<std::string> snapshots;  // of memory, FILEs in the order of time
   std::string threads;                 // FILE of published threads: score the verb itself

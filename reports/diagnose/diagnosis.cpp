@@ -18,6 +18,7 @@
 #include <regex>
 #include <span>
 
+#include "reports/diagnose/threads.h"
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
@@ -30,9 +31,11 @@ namespace {
 
 constexpr double kAsForecast = 30;  // of a hundred jobs that somebody asks about, nothing is wrong
 constexpr const char* kNothing = "as_forecast";
-constexpr double kPartSd = 0.03;  // of the step, of parts of it
+constexpr double kMoreThreads = 20;  // of each cause, that nobody has published
+constexpr double kPartSd = 0.03;     // of the step, of parts of it
 constexpr double kImpossible = 0.1;
 constexpr double kAlsoAnother = 0.3;  // assumed: of jobs with a cause, how many have a second one
+constexpr double kTold = 3;           // times as likely: something was said
 constexpr double kMostWords = 2000;   // that signs of one cause may multiply to
 
 struct Sign {
@@ -41,7 +44,6 @@ struct Sign {
 };
 struct KnownCause {
   std::string name, text, test, fix;
-  double weight = 0;
   std::vector<Sign> signs;
 };
 
@@ -63,13 +65,12 @@ Known read_known() {
   std::vector<KnownCause>& causes = known.causes;
   const ConfigNode list = root.at("causes"), symptoms = root.at("symptoms");
   for (const ConfigNode& node : list.elements()) {
-    node.allow_only({"name", "text", "weight", "test", "fix", "signs"});
+    node.allow_only({"name", "text", "test", "fix", "signs"});
     KnownCause& cause = causes.emplace_back();
     cause.name = node.at("name").as_string();
     cause.text = node.at("text").as_string();
     cause.test = node.at("test").as_string();
     cause.fix = node.at("fix").as_string();
-    cause.weight = node.at("weight").as_double(0, 100);
     const ConfigNode signs = node.at("signs");
     for (const ConfigNode& sign : signs.elements()) {
       const std::span<const ConfigNode> parts = sign.elements();
@@ -250,14 +251,18 @@ Diagnosis diagnose(
     if (found == logs.end() || found->second.empty()) return (is_open ? 1 : kImpossible) * std::exp(unknown_log - most);
     return mean_likelihood(found->second, most);
   };
-  const std::vector<std::string> lines = lines_of(measured.words);
+  const std::vector<std::string> lines = lines_of(measured.said + '\n' + measured.words);
   Diagnosis diagnosis;
   bool has_words = false;
   std::map<std::string, std::size_t> index;
   std::vector<double> prior;  // with what words say
+  LikeThreads like = like_threads(measured.said, measured.thread);
+  double threads = 0;
+  for (const KnownCause& cause : known().causes) threads += like.count[cause.name] += kMoreThreads;
   // Figures say better what was noticed.
   std::map<std::string, double> noticed;
   if (!has_figures || measured.ran_out) {
+    noticed = like.times;
     for (const Symptom& symptom : known().symptoms) {
       if (!is_there(symptom.words, lines)) continue;
       for (const auto& [name, times] : symptom.likelier) noticed.try_emplace(name, 1).first->second *= times;
@@ -265,14 +270,15 @@ Diagnosis diagnose(
   }
   for (const KnownCause& cause : known().causes) {
     const double words = likelihood_of_words(cause, lines);
-    has_words = has_words || words > 1;
     const auto found = logs.find(cause.name);
     const bool is_none = has_figures && words <= 1 && found != logs.end() && found->second.empty();
     index[cause.name] = prior.size();
     const auto symptoms = noticed.find(cause.name);
-    prior.push_back(is_none ? 0 : cause.weight * words * (symptoms == noticed.end() ? 1 : symptoms->second));
+    const double told = words * (symptoms == noticed.end() ? 1 : symptoms->second);
+    has_words = has_words || words > 1 || told > kTold;
+    prior.push_back(is_none ? 0 : 100 * like.count[cause.name] / threads * told);
     const double odds = prior.back() * mean_of(cause.name);
-    diagnosis.causes.push_back({cause.name, cause.text, odds, cause.test, cause.fix});
+    diagnosis.causes.push_back({cause.name, cause.text, odds, cause.test, cause.fix, like.source[cause.name]});
   }
   for (const auto& [two, severities] : logs_of_two) {
     const std::size_t a = index.at(two.first), b = index.at(two.second);
@@ -327,6 +333,7 @@ std::string diagnosis_text(const Diagnosis& diagnosis, Color color) {
     lines.push_back(fmt::format("  {:>6}  {}", percent_text(cause.probability), cause.text));
     lines.push_back(fmt::format("          test: {}", cause.test));
     lines.push_back(fmt::format("          fix:  {}", cause.fix));
+    if (!cause.like.empty()) lines.push_back(fmt::format("          like: {}", cause.like));
   }
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
@@ -335,7 +342,7 @@ Json to_json(const Diagnosis& diagnosis) {
   const auto number = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
   Json causes = json_list(diagnosis.causes, [&](const DiagnosedCause& cause) -> Json {
     return {{"name", cause.name}, {"text", cause.text}, {"probability", cause.probability}, {"test", cause.test},
-        {"fix", cause.fix}};
+        {"fix", cause.fix}, {"like", cause.like}};
   });
   return {{"causes", std::move(causes)}, {"explained", diagnosis.explained}, {"as_forecast", diagnosis.as_forecast},
       {"step_ratio", number(diagnosis.step_ratio)}, {"memory_ratio", number(diagnosis.memory_ratio)},

@@ -1,7 +1,8 @@
 // Why a measured job is not as forecast: a posterior over causes (reports/diagnose/causes.yaml).
 //
 // Each cause has a prior, forecasts of what would be measured under it at several severities, and
-// signs in what a log says. Figures that were not measured do not count.
+// signs in what a log says; without figures the words of published threads count, too (threads.h).
+// Figures that were not measured do not count.
 #pragma once
 
 #include <optional>
@@ -39,14 +40,17 @@ struct CauseForecast {
 
 struct Measured {
   Signals signals;
-  std::string words;     // of the log, and of what else was said
-  bool ran_out = false;  // of memory: so much was needed at the least
+  std::string words;        // of the log
+  bool ran_out = false;     // of memory: so much was needed at the least
+  std::string said = {};    // by a person, of whose words threads.h knows
+  std::string thread = {};  // of threads.yaml, that said so: it has no say
 };
 
 struct DiagnosedCause {
   std::string name, text;
   double probability = 0;
   std::string test, fix;
+  std::string like;  // a published thread of this cause whose words are like these; may be empty
 };
 
 struct Diagnosis {
@@ -65,7 +69,8 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
     double memory_log_sd = 0.04);
 
 std::string diagnosis_text(const Diagnosis& diagnosis, Color color);
-// {causes: [{name, text, probability, test, fix}], explained, as_forecast, step_ratio, memory_ratio, ran_out, findings}
+// {causes: [{name, text, probability, test, fix, like}], explained, as_forecast, step_ratio, memory_ratio, ran_out,
+// findings}
 Json to_json(const Diagnosis& diagnosis);
 
 }

@@ -70,15 +70,15 @@ TEST(DiagnoseVerb, ALogNamesTheLink) {
   EXPECT_GT(diagnosis.at("step_ratio").get<double>(), 1);
 }
 
-// The step of 16 GPUs, with one factor's work so many times as long, as torch.profiler writes it.
-std::string traced(Factor factor, double times) {
+// The step of 16 GPUs, with work so many times as long, as torch.profiler writes it.
+std::string traced(const std::vector<Factor>& factors, double times) {
   JobOptions options = {
       .model = "llama-3.2-1b", .cluster = "16xh100", .sequence = "8192", .assignments = {{"stack=torchtitan_2025"}}};
   const Job job = load_job(options);
   const CostModel costs = cost_model(job);
   const Forecast made = forecast(job.model, job.resolved.plan, costs);
   FactorDraw draw = costs.center();
-  draw[at(factor)] *= times;
+  for (const Factor factor : factors) draw[at(factor)] *= times;
   const Timeline timeline = Simulator().simulate(made.graph, costs.price(made.graph, draw));
   return write_temporary("rank-0.trace.json", cuda_trace(made, timeline));
 }
@@ -91,24 +91,24 @@ nlohmann::ordered_json diagnosis_of_trace(const std::string& trace) {
 
 // Of a trace the times of compute, of collectives and of waiting are told apart.
 TEST(DiagnoseVerb, ATraceNamesWhatIsSlow) {
-  const auto as_forecast = diagnosis_of_trace(traced(Factor::kGemm, 1));
+  const auto as_forecast = diagnosis_of_trace(traced({}, 1));
   expect_follows_its_schema(as_forecast);
   EXPECT_NEAR(as_forecast.at("step_ratio").get<double>(), 1, 0.02);
   const double right = as_forecast.at("as_forecast").get<double>();
   EXPECT_GT(right, as_forecast.at("causes").at(0).at("probability").get<double>());
 
-  const auto link = diagnosis_of_trace(traced(Factor::kInterNode, 6));
+  const auto link = diagnosis_of_trace(traced({Factor::kInterNode}, 6));
   EXPECT_GT(link.at("step_ratio").get<double>(), 1.05);
   EXPECT_EQ(link.at("causes").at(0).at("name"), "slow_link") << link.at("causes").dump();
   EXPECT_LT(link.at("as_forecast").get<double>(), right);
 
-  const auto clocks = diagnosis_of_trace(traced(Factor::kGemm, 2));
+  const auto clocks = diagnosis_of_trace(traced({Factor::kGemm, Factor::kAttention}, 2));
   EXPECT_GT(clocks.at("step_ratio").get<double>(), 1.05);
   EXPECT_EQ(clocks.at("causes").at(0).at("name"), "clock_cap") << clocks.at("causes").dump();
 }
 
 TEST(DiagnoseVerb, ATraceOfAnotherJobIsRefused) {
-  const Outcome other = run("diagnose --model gpt2 --cluster 8xa100 --run " + traced(Factor::kGemm, 1));
+  const Outcome other = run("diagnose --model gpt2 --cluster 8xa100 --run " + traced({}, 1));
   EXPECT_NE(other.exit_code, 0);
   EXPECT_NE(other.err.find("rank-0.trace.json"), std::string::npos) << other.err;
 }
@@ -180,11 +180,23 @@ TEST(DiagnoseVerb, SaysWhatIsWrongWithItsInput) {
   EXPECT_NE(other.err.find("other.log:1"), std::string::npos) << other.err;
 }
 
+TEST(DiagnoseVerb, WhatIsSaidIsHeldAgainstPublishedThreads) {
+  const std::string said = "diagnose --json --model llama-3.1-8b --cluster 16xh100 --said ";
+  const auto link = json_of(run(said + "'16 GPUs on two nodes are eight times slower than a single node'"));
+  EXPECT_EQ(link.at("causes").at(0).at("name"), "slow_link");
+  EXPECT_NE(link.at("causes").at(0).at("like").get<std::string>().find('#'), std::string::npos);
+  EXPECT_EQ(link.at("explained"), true);
+  const auto leak =
+      json_of(run(said + "'memory climbs by 40 MB in each step' --said 'the losses are put into a list'"));
+  EXPECT_EQ(leak.at("causes").at(0).at("name"), "memory_growth");
+  EXPECT_EQ(json_of(run(said + "'lorem ipsum'")).at("explained"), false);
+}
+
 TEST(DiagnoseVerb, ScoresItselfOnPublishedThreads) {
   const auto score =
       json_of(run(std::string("diagnose --json --threads ") + FORESHARD_SOURCE_DIR + "/reports/diagnose/threads.yaml"));
-  EXPECT_GE(score.at("threads").size(), 90U);
-  EXPECT_GE(score.at("among_three").get<double>(), 0.8);
+  EXPECT_GE(score.at("threads").size(), 490U);
+  EXPECT_GE(score.at("among_three").get<double>(), 0.75);  // each by the others
 }
 
 }
