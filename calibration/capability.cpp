@@ -1,7 +1,5 @@
 #include "calibration/capability.h"
 
-#include <fmt/format.h>
-
 #include <optional>
 #include <utility>
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
 
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"

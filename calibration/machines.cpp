@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <span>
 #include <system_error>
+#include <utility>
 
 #include "calibration/clusters/cluster_names.h"
 #include "calibration/clusters/cluster_nodes.h"
@@ -164,8 +164,9 @@ std::string count_problem(std::int64_t gpus, std::int64_t per_node) {
       "{} GPUs are not whole nodes of {}; the next multiples are {} and {}", gpus, per_node, below, below + per_node);
 }
 
-[[noreturn]] void fail_spec(std::string_view spec, std::string_view why) {
-  throw invalid_input("cluster '{}': {}", spec, why);
+template <typename... Parts>
+[[noreturn]] void fail_spec(std::string_view spec, fmt::format_string<Parts...> why, Parts&&... parts) {
+  throw invalid_input("cluster '{}': {}", spec, fmt::format(why, std::forward<Parts>(parts)...));
 }
 
 // The cloud's own network in place of the catalogue's usual one.
@@ -194,13 +195,12 @@ Cluster from_catalogue(std::string_view spec, const ClusterName& name) {
   FORESHARD_CHECK(machine.has_value(), "a name of the catalogue without a machine");
   Cluster cluster = std::move(machine->node);
   if (is_instance) put_instance(*name.instance, cluster);
-  if (!name.count && !is_instance)
-    fail_spec(spec, fmt::format("says no count; did you mean {}x{}?", cluster.node.gpus, name.name));
+  if (!name.count && !is_instance) fail_spec(spec, "says no count; did you mean {}x{}?", cluster.node.gpus, name.name);
   const std::int64_t count = name.count.value_or(1);
   const std::int64_t each = name.counts_nodes ? cluster.node.gpus : 1;
-  if (count < 1 || count > kMaxGpus / each) fail_spec(spec, fmt::format("the count must be 1 to {}", kMaxGpus / each));
+  if (count < 1 || count > kMaxGpus / each) fail_spec(spec, "the count must be 1 to {}", kMaxGpus / each);
   cluster.gpus = count * each;
-  if (const std::string why = count_problem(cluster.gpus, cluster.node.gpus); !why.empty()) fail_spec(spec, why);
+  if (const std::string why = count_problem(cluster.gpus, cluster.node.gpus); !why.empty()) fail_spec(spec, "{}", why);
   // As it would be written next time: instances are counted, GPUs of the catalogue are.
   cluster.spec = is_instance && cluster.gpus % cluster.node.gpus == 0
                      ? fmt::format("{}x{}", cluster.gpus / cluster.node.gpus, name.name)
@@ -343,7 +343,7 @@ bool is_cluster_file(std::string_view spec, const std::filesystem::path& seen) {
 }
 
 Cluster load_cluster(std::string_view spec) {
-  if (spec.empty()) fail_spec(spec, fmt::format("is empty; expected {}", kSpecExample));
+  if (spec.empty()) fail_spec(spec, "is empty; expected {}", kSpecExample);
   const std::filesystem::path path{std::string(spec)};
   if (is_cluster_file(spec, path)) return from_file(read_yaml_file(path), spec);
   if (const std::optional<ClusterName> name = cluster_name(spec)) return from_catalogue(spec, *name);
@@ -354,15 +354,13 @@ Cluster load_cluster(std::string_view spec) {
   const std::string_view word = spec.substr(begin);
   const Known known = known_machines(word);
   const std::string number(count.substr(0, count.find(' ')));
-  if (count.starts_with('-') || count.starts_with('+'))
-    fail_spec(spec, fmt::format("the count must be 1 to {}", kMaxGpus));
+  if (count.starts_with('-') || count.starts_with('+')) fail_spec(spec, "the count must be 1 to {}", kMaxGpus);
   if (number.empty() || word.empty()) {
-    fail_spec(spec, fmt::format("expected {}{}; such as {}", kSpecExample,
-                        known.nearest.empty() ? "" : fmt::format("; did you mean 8x{}?", known.nearest), known.list));
+    fail_spec(spec, "expected {}{}; such as {}", kSpecExample,
+        known.nearest.empty() ? "" : fmt::format("; did you mean 8x{}?", known.nearest), known.list);
   }
-  fail_spec(
-      spec, fmt::format("unknown machine '{}'{}; such as {}", word,
-                known.nearest.empty() ? "" : fmt::format("; did you mean {}x{}?", number, known.nearest), known.list));
+  fail_spec(spec, "unknown machine '{}'{}; such as {}", word,
+      known.nearest.empty() ? "" : fmt::format("; did you mean {}x{}?", number, known.nearest), known.list);
 }
 
 Cluster parse_cluster(std::string_view yaml, std::string_view file_name) {

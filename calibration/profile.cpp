@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <span>
 
 #include "calibration/measured_fields.h"
 #include "sim/base/config.h"

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <span>
 
 #include "calibration/gpu_names.h"
 #include "sim/base/embedded.h"

@@ -5,7 +5,6 @@
 #include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
-#include <span>
 #include <utility>
 
 #include "calibration/capability.h"

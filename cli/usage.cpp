@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "cli/command_line.h"
-#include "cli/output.h"
 #include "sim/base/embedded.h"
 #include "sim/base/lookup.h"
 #include "sim/base/spelling.h"

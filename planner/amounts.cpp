@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
@@ -13,8 +14,10 @@
 namespace foreshard {
 namespace {
 
-[[noreturn]] void refuse(const std::string& flag, const std::string& text, const std::string& why) {
-  throw Error(ExitCode::kUsage, "{}: {} {}", flag, quote(text), why);
+template <typename... Parts>
+[[noreturn]] void refuse(
+    const std::string& flag, const std::string& text, fmt::format_string<Parts...> why, Parts&&... parts) {
+  throw Error(ExitCode::kUsage, "{}: {} {}", flag, quote(text), fmt::format(why, std::forward<Parts>(parts)...));
 }
 
 // Digits with at most one point.
@@ -42,22 +45,20 @@ double parse_amount(const std::string& flag, const std::string& text, const char
   const auto [end, error] = std::from_chars(text.data(), last, number);
   const double scale = error == std::errc() ? scale_of({end, at(last - end)}) : 0;
   const double value = number * scale;
-  if (!(value > 0) || !std::isfinite(value) || value > 1e18) {
-    refuse(flag, text,
-        fmt::format("is no amount above zero; expected a number, perhaps with k, M, B or T, such as {}", example));
-  }
+  if (!(value > 0) || !std::isfinite(value) || value > 1e18)
+    refuse(flag, text, "is no amount above zero; expected a number, perhaps with k, M, B or T, such as {}", example);
   return value;
 }
 
 double parse_duration(const std::string& flag, const std::string& text, const char* example) {
-  if (is_number(text)) refuse(flag, text, fmt::format("has no unit; expected s, min, h, d or w, such as {}", example));
+  if (is_number(text)) refuse(flag, text, "has no unit; expected s, min, h, d or w, such as {}", example);
   try {
     const double seconds = parse_time(text).seconds();
     if (seconds > 0) return seconds;
   } catch (const std::invalid_argument&) {
-    refuse(flag, text, fmt::format("is no time; expected a number with s, min, h, d or w, such as {}", example));
+    refuse(flag, text, "is no time; expected a number with s, min, h, d or w, such as {}", example);
   }
-  refuse(flag, text, fmt::format("is no time above zero; expected one such as {}", example));
+  refuse(flag, text, "is no time above zero; expected one such as {}", example);
 }
 
 double parse_days(const std::string& flag, const std::string& text) {

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <functional>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "planner/job_variants.h"

@@ -3,7 +3,6 @@
 // variant: a job with a model of its own.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>

@@ -37,7 +37,6 @@ class SearchState {
   SearchState& operator=(SearchState&&) = delete;  // nor is it copied
 
   SearchMemory memory();
-  std::size_t known() const { return known_.size(); }
 
  private:
   bool read(const std::string& path);  // false: has nothing yet

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <stdexcept>
+#include <utility>
 
 #include "sim/base/lookup.h"
 #include "sim/base/parse.h"
@@ -11,13 +12,16 @@
 namespace foreshard {
 namespace {
 
-[[noreturn]] void fail(const std::string& what) { throw std::invalid_argument(what); }
+template <typename... Parts>
+[[noreturn]] void fail(fmt::format_string<Parts...> text, Parts&&... parts) {
+  throw std::invalid_argument(fmt::format(text, std::forward<Parts>(parts)...));
+}
 
 std::string shortened(std::string_view text) { return std::string(text.substr(0, 64)); }
 
 int number_of(std::string_view text, std::string_view range) {
   const int value = parse_number<int>(text).value_or(-1);
-  if (value < 0) fail(fmt::format("'{}' is no range of numbers", shortened(range)));
+  if (value < 0) fail("'{}' is no range of numbers", shortened(range));
   return value;
 }
 
@@ -30,9 +34,9 @@ std::vector<std::string> expand_numbers(std::string_view list, std::size_t most)
     const std::string_view low = range.substr(0, dash);
     const int first = number_of(low, range);
     const int last = dash == range.size() ? first : number_of(range.substr(dash + 1), range);
-    if (last < first) fail(fmt::format("'{}' counts backwards", shortened(range)));
+    if (last < first) fail("'{}' counts backwards", shortened(range));
     for (int i = first; i <= last; ++i) {
-      if (numbers.size() >= most) fail(fmt::format("names more than {} nodes", most));
+      if (numbers.size() >= most) fail("names more than {} nodes", most);
       numbers.push_back(fmt::format("{:0{}}", i, low.size()));
     }
   }
@@ -48,10 +52,10 @@ void append_part(std::string_view part, std::size_t most, std::vector<std::strin
     part.remove_prefix(open);
     if (part.empty()) break;
     const std::size_t close = part.find(']');
-    if (close == std::string_view::npos) fail(fmt::format("'{}' is cut off", shortened(part)));
+    if (close == std::string_view::npos) fail("'{}' is cut off", shortened(part));
     const std::vector<std::string> numbers = expand_numbers(part.substr(1, close - 1), most);
     if (numbers.empty()) fail("has an empty list in brackets");
-    if (names.size() + grown.size() * numbers.size() > most) fail(fmt::format("names more than {} nodes", most));
+    if (names.size() + grown.size() * numbers.size() > most) fail("names more than {} nodes", most);
     std::vector<std::string> longer;
     longer.reserve(grown.size() * numbers.size());
     for (const std::string& name : grown)
@@ -78,7 +82,7 @@ std::vector<std::string> expand_host_list(std::string_view text, std::size_t mos
     const std::string_view part = text.substr(begin, i - begin);
     begin = i + 1;
     if (part.empty()) continue;
-    if (names.size() >= most) fail(fmt::format("names more than {} nodes", most));
+    if (names.size() >= most) fail("names more than {} nodes", most);
     append_part(part, most, names);
   }
   return names;

@@ -154,7 +154,7 @@ std::string file_names(const Measurements& measurements) {
 class VariantFitter {
  public:
   VariantFitter(const Measurements& measurements, std::int64_t ranks) : m_(measurements), ranks_(ranks) {
-    variant_.ranks = report_.ranks = ranks;
+    variant_.ranks = ranks;
   }
 
   void fit() {

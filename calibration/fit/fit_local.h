@@ -17,7 +17,6 @@
 namespace foreshard {
 
 struct VariantReport {
-  std::int64_t ranks = 1;
   std::vector<CurveReport> curves;  // errors: "own rows", and "left out" where rows suffice
   std::vector<std::string> gaps;    // what was not measured, and what stands in for it
 };

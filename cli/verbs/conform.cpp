@@ -1,7 +1,6 @@
 // The verb that holds forecasts against recordings of the real library: conform.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cli/output.h"

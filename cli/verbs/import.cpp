@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "calibration/machines.h"
 #include "cli/output.h"

@@ -1,8 +1,6 @@
 // recommend: which clusters are candidates, what a job on each of them is, and the answer.
 #include "reports/sizing/recommend.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -14,7 +12,6 @@
 #include "cli/verbs/verbs.h"
 #include "planner/amounts.h"
 #include "planner/job.h"
-#include "planner/search_space.h"
 #include "planner/sized_jobs.h"
 #include "reports/page/page.h"
 #include "sim/base/unit_strings.h"

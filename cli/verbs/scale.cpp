@@ -1,5 +1,4 @@
 // scale: one machine kind, several sizes.
-#include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 

@@ -1,7 +1,6 @@
 // schema: the JSON Schemas of cli/schemas/, which are built into the program; that of plans is made
 // by the table of their keys, and that of clusters completed by the table of their figures.
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string_view>
 
 #include "calibration/machine_figures.h"

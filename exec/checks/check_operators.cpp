@@ -11,7 +11,6 @@
 
 #include "exec/checks/checks.h"
 #include "exec/compute/device_operations.h"
-#include "exec/compute/operations.h"
 
 namespace foreshard {
 

@@ -4,7 +4,6 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
-#include <fmt/format.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>

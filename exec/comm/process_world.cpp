@@ -149,7 +149,7 @@ class ProcessWorld : public World {
     else std::tie(memory, reason) = share(key, ranks, index);
     if (!memory) {
       if (options_.transport != TransportChoice::kShared) return nullptr;
-      fail_launch(fmt::format("FORESHARD_TRANSPORT=shm: {} cannot share memory: {}", name_ranks(ranks), reason));
+      fail_launch("FORESHARD_TRANSPORT=shm: {} cannot share memory: {}", name_ranks(ranks), reason);
     }
     SharedGroup group{ranks, {}, index, options_.timeout};
     for (const int rank : ranks) group.processes.push_back(meeting_.members[position(rank)].process);
@@ -194,14 +194,13 @@ ConnectOptions connect_options(const Environment& environment) {
   if (const auto transport = environment("FORESHARD_TRANSPORT")) {
     if (*transport == "shm") options.transport = TransportChoice::kShared;
     else if (*transport == "gloo") options.transport = TransportChoice::kGloo;
-    else if (*transport != "auto")
-      fail_launch(fmt::format("FORESHARD_TRANSPORT={}: expected auto, shm or gloo", *transport));
+    else if (*transport != "auto") fail_launch("FORESHARD_TRANSPORT={}: expected auto, shm or gloo", *transport);
   }
   options.address = environment("FORESHARD_ADDRESS").value_or("");
   if (const auto timeout = environment("FORESHARD_TIMEOUT_S")) {
     const int seconds = parse_number<int>(*timeout).value_or(0);
     if (seconds < 1 || seconds > 86400)
-      fail_launch(fmt::format("FORESHARD_TIMEOUT_S={}: expected whole seconds from 1 to 86400", *timeout));
+      fail_launch("FORESHARD_TIMEOUT_S={}: expected whole seconds from 1 to 86400", *timeout);
     options.timeout = std::chrono::seconds(seconds);
     options.rendezvous = std::max<milliseconds>(options.timeout, kStartedTogether);
   }

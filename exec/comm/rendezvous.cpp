@@ -56,8 +56,8 @@ std::shared_ptr<JobStore> join(const StoreAddress& address, const std::string& r
   const auto store = call_within(
       limit.left(), [address, run_id, left = limit.left()] { return JobStore::join(address, run_id, left); });
   if (!store) {
-    fail_launch(fmt::format("what listens at {}:{} is no rendezvous store of LibTorch (no answer within {} s)",
-        address.host, address.port, seconds(limit.whole)));
+    fail_launch("what listens at {}:{} is no rendezvous store of LibTorch (no answer within {} s)", address.host,
+        address.port, seconds(limit.whole));
   }
   return *store;
 }
@@ -65,9 +65,8 @@ std::shared_ptr<JobStore> join(const StoreAddress& address, const std::string& r
 void check_owner(JobStore& store) {
   const std::string owner = store.owner();
   if (owner.empty() || owner == store.run_id()) return;
-  fail_launch(
-      fmt::format("the store at {}:{} belongs to another job ({}; this one is {}); is MASTER_PORT shared by two jobs?",
-          store.address().host, store.address().port, owner, store.run_id()));
+  fail_launch("the store at {}:{} belongs to another job ({}; this one is {}); is MASTER_PORT shared by two jobs?",
+      store.address().host, store.address().port, owner, store.run_id());
 }
 
 std::shared_ptr<JobStore> enter(const Launch& launch, const Limit& limit) {
@@ -78,9 +77,9 @@ std::shared_ptr<JobStore> enter(const Launch& launch, const Limit& limit) {
   }
   if (!answers(address.host, address.port, limit.left())) {
     fail_launch(
-        fmt::format("rank {} found nobody at {}:{} within {} s; is rank 0 running, and do "
-                    "MASTER_ADDR and MASTER_PORT agree on all ranks?",
-            launch.rank, address.host, address.port, seconds(limit.whole)));
+        "rank {} found nobody at {}:{} within {} s; is rank 0 running, and do "
+        "MASTER_ADDR and MASTER_PORT agree on all ranks?",
+        launch.rank, address.host, address.port, seconds(limit.whole));
   }
   return join(address, launch.run_id, limit);
 }
@@ -107,9 +106,9 @@ void await(
     JobStore& store, const std::string& key, Clock::time_point deadline, const std::function<std::string()>& lateness) {
   constexpr milliseconds kSlice{50};
   while (!store.wait(key, kSlice)) {
-    if (store.has(kCauseKey)) fail_launch(store.get(kCauseKey));
-    if (store.has(kFailureKey)) fail_launch(store.get(kFailureKey));
-    if (Clock::now() >= deadline) fail_launch(lateness());
+    if (store.has(kCauseKey)) fail_launch("{}", store.get(kCauseKey));
+    if (store.has(kFailureKey)) fail_launch("{}", store.get(kFailureKey));
+    if (Clock::now() >= deadline) fail_launch("{}", lateness());
   }
 }
 
@@ -122,9 +121,9 @@ std::vector<RankProcess> introduce(
   check_owner(store);
   if (store.add("claim/" + rank, 1) > 1) {
     fail_launch(
-        fmt::format("a process is there already as rank {} at {}: another job uses this port, or two "
-                    "processes were started as one rank",
-            rank, at));
+        "a process is there already as rank {} at {}: another job uses this port, or two "
+        "processes were started as one rank",
+        rank, at);
   }
   store.set("process/" + rank, write(own));
   store.set("size/" + rank, std::to_string(launch.size));
@@ -138,7 +137,7 @@ std::vector<RankProcess> introduce(
         fmt::format("the ranks disagree about the world's size: rank 0 was started for {} ranks, rank {} for {}", size,
             rank, launch.size);
     store.set_once(kFailureKey, text);
-    fail_launch(text);
+    fail_launch("{}", text);
   }
   if (store.add("arrived", 1) == launch.size) store.set("ready", "");
   const auto missing = [&] {
@@ -178,8 +177,7 @@ Meeting meet(const Launch& launch, const ConnectOptions& options) {
   try {
     auto members = call_within(limit.left() + kSpare,
         [store = meeting.store, launch, own, limit] { return introduce(store, launch, own, limit); });
-    if (!members)
-      fail_launch(fmt::format("the store at {}:{} stopped answering", launch.master_address, launch.master_port));
+    if (!members) fail_launch("the store at {}:{} stopped answering", launch.master_address, launch.master_port);
     meeting.members = *std::move(members);
   } catch (const Error&) {
     if (serves_store(launch)) std::this_thread::sleep_for(kFarewell);  // the others read why

@@ -1,8 +1,11 @@
 // How the processes of a job find each other in the store, and find out that they are not a job.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "exec/comm/job_store.h"
@@ -35,6 +38,9 @@ std::string name_ranks(const std::vector<int>& ranks);
 
 // What keeps a job's ranks from meeting.
 
-[[noreturn]] inline void fail_launch(const std::string& what) { throw Error(ExitCode::kLaunchFailure, what); }
+template <typename... Parts>
+[[noreturn]] void fail_launch(fmt::format_string<Parts...> text, Parts&&... parts) {
+  throw Error(ExitCode::kLaunchFailure, fmt::format(text, std::forward<Parts>(parts)...));
+}
 
 }

@@ -2,7 +2,6 @@
 #include "exec/comm/sockets.h"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>

@@ -8,7 +8,6 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "exec/compute/device_operations.h"

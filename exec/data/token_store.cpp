@@ -99,15 +99,14 @@ TokenStore::TokenStore(const fs::path& path, TokenFormat format, std::int64_t vo
   std::error_code error;
   const fs::file_status status = fs::status(path_, error);
   if (status.type() == fs::file_type::not_found) fail("no such file or folder");
-  if (status.type() == fs::file_type::none) fail("cannot be read: " + error.message());
+  if (status.type() == fs::file_type::none) fail("{}", "cannot be read: " + error.message());
   if (status.type() == fs::file_type::directory) {
     if (format_ == TokenFormat::kAuto) format_ = TokenFormat::kBytes;
-    if (format_ != TokenFormat::kBytes)
-      fail(fmt::format("is a folder, which is read as bytes, not as {}", to_string(format_)));
+    if (format_ != TokenFormat::kBytes) fail("is a folder, which is read as bytes, not as {}", to_string(format_));
     try {
       read_folder();
     } catch (const fs::filesystem_error& failure) {
-      fail("cannot be read: " + failure.code().message());
+      fail("{}", "cannot be read: " + failure.code().message());
     }
   } else if (status.type() == fs::file_type::regular) {
     if (format_ == TokenFormat::kAuto && path_.extension() == ".bin")
@@ -122,19 +121,17 @@ TokenStore::TokenStore(const fs::path& path, TokenFormat format, std::int64_t vo
 
 void TokenStore::open_file() {
   const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) fail("cannot be read: " + errno_text());
+  if (descriptor < 0) fail("{}", "cannot be read: " + errno_text());
   descriptor_ = std::shared_ptr<const int>(new int(descriptor), [](const int* owned) {
     ::close(*owned);
     delete owned;
   });
   struct stat status = {};
-  if (::fstat(descriptor, &status) != 0) fail("cannot be read: " + errno_text());
+  if (::fstat(descriptor, &status) != 0) fail("{}", "cannot be read: " + errno_text());
   const auto bytes = static_cast<std::int64_t>(status.st_size);
   if (bytes == 0) fail("is empty: it has no tokens");
-  if (bytes % width() != 0) {
-    fail(fmt::format(
-        "has {} bytes, which is no multiple of the {} bytes of a {} token", bytes, width(), to_string(format_)));
-  }
+  if (bytes % width() != 0)
+    fail("has {} bytes, which is no multiple of the {} bytes of a {} token", bytes, width(), to_string(format_));
   size_ = bytes / width();
   description_ = format_ == TokenFormat::kBytes
                      ? fmt::format("1 file, {} bytes", format_count(bytes))
@@ -156,7 +153,7 @@ void TokenStore::read_folder() {
   }
   description_ = fmt::format("{} files, {} bytes", files, format_count(std::ssize(image)));
   if (left_out > 0) description_ += fmt::format("; {} left out, the first of them {}", left_out, first_left_out);
-  if (image.empty()) fail(fmt::format("has no tokens ({})", description_));
+  if (image.empty()) fail("has no tokens ({})", description_);
   size_ = std::ssize(image);
   image_ = std::make_shared<const std::string>(std::move(image));
 }
@@ -197,8 +194,8 @@ void TokenStore::read(std::int64_t first, std::span<std::int64_t> tokens) const 
   }
   const auto wrong = std::ranges::find_if(tokens, [this](std::int64_t id) { return id >= vocabulary_; });
   if (wrong != tokens.end()) {
-    fail(fmt::format("token {} is {}, but the model's vocabulary has only the ids 0 to {}",
-        first + (wrong - tokens.begin()), *wrong, vocabulary_ - 1));
+    fail("token {} is {}, but the model's vocabulary has only the ids 0 to {}", first + (wrong - tokens.begin()),
+        *wrong, vocabulary_ - 1);
   }
 }
 
@@ -215,15 +212,11 @@ void TokenStore::read_bytes(std::int64_t offset, std::span<char> bytes) const {
   while (!bytes.empty()) {
     const ssize_t count = ::pread(*descriptor_, bytes.data(), bytes.size(), offset);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail("cannot be read: " + errno_text());
-    if (count == 0) fail(fmt::format("ends at byte {} now; it was longer when it was opened", offset));
+    if (count < 0) fail("{}", "cannot be read: " + errno_text());
+    if (count == 0) fail("ends at byte {} now; it was longer when it was opened", offset);
     offset += count;
     bytes = bytes.subspan(at(count));
   }
-}
-
-void TokenStore::fail(const std::string& what) const {
-  throw invalid_input("training data {}: {}", path_.string(), what);
 }
 
 }

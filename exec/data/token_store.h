@@ -10,12 +10,17 @@
 // Every failure is Error(kInvalidInput) that names the file.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include "sim/base/error.h"
 
 namespace foreshard {
 
@@ -50,7 +55,10 @@ class TokenStore {
   void scan();
   std::int64_t width() const;  // bytes per token
   void read_bytes(std::int64_t offset, std::span<char> bytes) const;
-  [[noreturn]] void fail(const std::string& what) const;
+  template <typename... Parts>
+  [[noreturn]] void fail(fmt::format_string<Parts...> text, Parts&&... parts) const {
+    throw invalid_input("training data {}: {}", path_.string(), fmt::format(text, std::forward<Parts>(parts)...));
+  }
 
   std::filesystem::path path_;
   TokenFormat format_;

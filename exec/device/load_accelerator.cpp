@@ -11,6 +11,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
 
 #include "sim/base/error.h"
 
@@ -21,8 +22,10 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPlugin = "libforeshard_cuda.so";
 
-[[noreturn]] void refuse_gpu(const std::string& what) {
-  throw Error(ExitCode::kMissingCapability, "no GPU for the engine: " + what);
+template <typename... Parts>
+[[noreturn]] void refuse_gpu(fmt::format_string<Parts...> text, Parts&&... parts) {
+  throw Error(
+      ExitCode::kMissingCapability, "no GPU for the engine: {}", fmt::format(text, std::forward<Parts>(parts)...));
 }
 
 // What the dynamic linker says last.
@@ -64,11 +67,11 @@ void load_cuda_half() {
     const bool is_beside = !torch.empty() && fs::exists(beside, ignored);
     if (dlopen(is_beside ? beside.c_str() : name, RTLD_NOW | RTLD_GLOBAL) != nullptr) continue;
     const std::string why = linker_error();
-    if (is_beside) refuse_gpu(fmt::format("{} could not be loaded: {}", beside.string(), why));
+    if (is_beside) refuse_gpu("{} could not be loaded: {}", beside.string(), why);
     refuse_gpu(
-        fmt::format("there is no {} in {} and none on the linker's path ({}); run with the torch 2.11 of a Python "
-                    "environment (LD_LIBRARY_PATH=.../site-packages/torch/lib)",
-            name, torch.string(), why));
+        "there is no {} in {} and none on the linker's path ({}); run with the torch 2.11 of a Python "
+        "environment (LD_LIBRARY_PATH=.../site-packages/torch/lib)",
+        name, torch.string(), why);
   }
 }
 
@@ -94,18 +97,17 @@ std::string why_no_gpu() {
 }
 
 std::unique_ptr<Accelerator> load_accelerator(int device) {
-  if (const std::string reason = why_no_gpu(); !reason.empty()) refuse_gpu(reason);
+  if (const std::string reason = why_no_gpu(); !reason.empty()) refuse_gpu("{}", reason);
   const fs::path plugin = plugin_path();
-  if (plugin.empty())
-    refuse_gpu(fmt::format("{} is not beside the program; it is built where a CUDA toolkit is", kPlugin));
+  if (plugin.empty()) refuse_gpu("{} is not beside the program; it is built where a CUDA toolkit is", kPlugin);
   load_cuda_half();
   void* library = dlopen(plugin.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) refuse_gpu(fmt::format("{} could not be loaded: {}", plugin.string(), linker_error()));
+  if (library == nullptr) refuse_gpu("{} could not be loaded: {}", plugin.string(), linker_error());
   const auto make = reinterpret_cast<AcceleratorFactory>(dlsym(library, "foreshard_accelerator"));
-  if (make == nullptr) refuse_gpu(fmt::format("{} is no plugin of the engine", plugin.string()));
+  if (make == nullptr) refuse_gpu("{} is no plugin of the engine", plugin.string());
   char reason[1024] = {};
   Accelerator* accelerator = make(kAcceleratorVersion, device, reason, sizeof reason);
-  if (accelerator == nullptr) refuse_gpu(reason);
+  if (accelerator == nullptr) refuse_gpu("{}", reason);
   return std::unique_ptr<Accelerator>(accelerator);
 }
 

@@ -14,7 +14,6 @@
 
 #include "exec/compute/device_operations.h"
 #include "exec/engine/update.h"
-#include "exec/memory/flat_storage.h"
 #include "reports/view/event_names.h"
 #include "sim/base/integers.h"
 #include "sim/graph/axes/rank_part.h"
@@ -81,11 +80,6 @@ Engine::~Engine() = default;
 
 std::string Engine::event_name(EventId id) const {
   return fmt::format("{} (event {} of step {})", EventNames(graph_, model_).of(id), id, number_);
-}
-
-void Engine::stop(std::exception_ptr cause) {
-  backend_->fail(kNoEvent, std::move(cause));
-  backend_->abort();
 }
 
 void Engine::throw_failure() {

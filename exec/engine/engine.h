@@ -96,7 +96,6 @@ class Engine {
   void observe(StepObserver* observer) { rows_->layers().observe(observer); }
 
   // From any thread: a running step ends with a failure.
-  void stop(std::exception_ptr cause);
 
  private:
   // Its graph and what its rows do, made when it is first asked for.

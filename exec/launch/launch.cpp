@@ -31,7 +31,7 @@ class Variables {
 
   std::string needed_text(const std::string& name, const std::string& because) const {
     auto value = text(name);
-    if (!value) fail_launch(fmt::format("{} is not set, but {} is ({})", name, because, launcher_));
+    if (!value) fail_launch("{} is not set, but {} is ({})", name, because, launcher_);
     return *std::move(value);
   }
 
@@ -39,10 +39,8 @@ class Variables {
     const auto value = text(name);
     if (!value) return std::nullopt;
     const auto parsed = parse_number<int>(*value);
-    if (!parsed || *parsed < least || *parsed > most) {
-      fail_launch(
-          fmt::format("{}={}: expected a whole number from {} to {} ({})", name, *value, least, most, launcher_));
-    }
+    if (!parsed || *parsed < least || *parsed > most)
+      fail_launch("{}={}: expected a whole number from {} to {} ({})", name, *value, least, most, launcher_);
     return parsed;
   }
 
@@ -75,13 +73,13 @@ Launch read_ranks(const Variables& reader, const Names& names) {
   launch.size = reader.needed_number(names.size, names.rank, 1);
   launch.rank = reader.needed_number(names.rank, names.size, 0);
   if (launch.rank >= launch.size)
-    fail_launch(fmt::format("{}={} is not below {}={}", names.rank, launch.rank, names.size, launch.size));
+    fail_launch("{}={} is not below {}={}", names.rank, launch.rank, names.size, launch.size);
   const auto local_rank = reader.number(names.local_rank, 0, Variables::kMost);
   const auto local_size = reader.number(names.local_size, 1, launch.size);
   launch.local_rank = local_rank.value_or(0);
   launch.local_size = local_size.value_or(1);
   if (local_rank && local_size && *local_rank >= *local_size)
-    fail_launch(fmt::format("{}={} is not below {}={}", names.local_rank, *local_rank, names.local_size, *local_size));
+    fail_launch("{}={} is not below {}={}", names.local_rank, *local_rank, names.local_size, *local_size);
   return launch;
 }
 
@@ -127,9 +125,9 @@ void choose_master(const Variables& reader, Launch& launch) {
     launch.master_address = "127.0.0.1";
   } else {
     fail_launch(
-        fmt::format("MASTER_ADDR is not set: {} started {} ranks on several machines and names none "
-                    "of them; set MASTER_ADDR to the host of rank 0 for all ranks",
-            launch.launcher, launch.size));
+        "MASTER_ADDR is not set: {} started {} ranks on several machines and names none "
+        "of them; set MASTER_ADDR to the host of rank 0 for all ranks",
+        launch.launcher, launch.size);
   }
 }
 
@@ -172,9 +170,9 @@ Launch from_slurm(const Environment& environment) {
   if (!reader.has("SLURM_STEP_NODELIST")) {  // the batch script itself is no task of a step
     if (reader.number(size, 1, Variables::kMost).value_or(1) == 1) return lone_process();
     fail_launch(
-        fmt::format("SLURM_STEP_NODELIST is not set, but SLURM_PROCID is, with {}={}: this process is the batch "
-                    "script's, not one that srun started; start the ranks with srun, or with --spawn N on one machine",
-            size, *reader.text(size)));
+        "SLURM_STEP_NODELIST is not set, but SLURM_PROCID is, with {}={}: this process is the batch "
+        "script's, not one that srun started; start the ranks with srun, or with --spawn N on one machine",
+        size, *reader.text(size));
   }
   Launch launch = read_ranks(reader, {"SLURM_PROCID", size, "SLURM_LOCALID", ""});
   launch.launcher = "Slurm";
@@ -216,7 +214,7 @@ Launch resolve_launch(const Environment& environment) {
 
 std::string first_host(const std::string& node_list) {
   const auto malformed = [&] {
-    fail_launch(fmt::format("SLURM_STEP_NODELIST={}: expected hosts like node1,gpu[07-09,12]", node_list));
+    fail_launch("SLURM_STEP_NODELIST={}: expected hosts like node1,gpu[07-09,12]", node_list);
   };
   std::string host;
   for (std::size_t i = 0; i < node_list.size() && node_list[i] != ',';) {

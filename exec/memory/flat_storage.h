@@ -23,7 +23,6 @@ class FlatStorage {
   FlatStorage(std::int64_t numel, at::ScalarType type, c10::Device device = c10::Device(c10::DeviceType::CPU));
 
   at::Tensor view(std::int64_t offset, std::span<const std::int64_t> shape) const;
-  at::Tensor flat() const { return flat_; }
   void attach(void* memory);  // nullptr detaches
 
  private:

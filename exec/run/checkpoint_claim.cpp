@@ -28,7 +28,7 @@ std::vector<fs::path> make_folder(const fs::path& folder) {
   error.clear();
   fs::create_directories(folder, error);
   if (!error && fs::is_directory(folder, error)) return made;
-  fail_checkpoint(fmt::format("cannot write to {}: {}", folder.string(), error ? error.message() : "it is no folder"));
+  throw invalid_input("cannot write to {}: {}", folder.string(), error ? error.message() : "it is no folder");
 }
 
 void remove_made(const std::vector<fs::path>& made) {
@@ -40,13 +40,13 @@ void remove_made(const std::vector<fs::path>& made) {
 void write_probe(const fs::path& file) {
   const HeldSizeSignal held;
   const int descriptor = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor < 0) fail_checkpoint("cannot write " + file_error(file, errno));
+  if (descriptor < 0) throw invalid_input("{}", "cannot write " + file_error(file, errno));
   const std::string block(512, ' ');
   const bool written = ::write(descriptor, block.data(), block.size()) == static_cast<ssize_t>(block.size());
   const int error = errno;
   ::close(descriptor);
   ::unlink(file.c_str());
-  if (!written) fail_checkpoint("cannot write " + file_error(file, error));
+  if (!written) throw invalid_input("{}", "cannot write " + file_error(file, error));
 }
 
 std::string probe_name() { return fmt::format(".writing-probe-{}", ::getpid()); }
@@ -58,10 +58,10 @@ void check_space(const ClaimOptions& options, std::int64_t checkpoints) {
   const std::int64_t wanted = checkpoints > 0 ? 1 : 2;
   const std::int64_t bytes = options.checkpoint_bytes * wanted;
   if (space.available >= static_cast<std::uintmax_t>(bytes)) return;
-  fail_checkpoint(fmt::format("{}: the disk has {} free, but {} of {} need {}; free some, or name another folder",
+  throw invalid_input("{}: the disk has {} free, but {} of {} need {}; free some, or name another folder",
       options.folder.string(), format_bytes(Bytes(static_cast<std::int64_t>(space.available))),
       wanted == 1 ? "another checkpoint" : "two checkpoints", format_bytes(Bytes(options.checkpoint_bytes)),
-      format_bytes(Bytes(bytes))));
+      format_bytes(Bytes(bytes)));
 }
 
 }
@@ -84,8 +84,8 @@ CheckpointClaim::CheckpointClaim(const ClaimOptions& options) : lock_(make_and_l
     const std::vector<FactChange> changes = unaccepted(
         changes_of(job_identity_of(job->second, newest.string()).values, options.job.values), options.accepted);
     if (!changes.empty()) {
-      fail_checkpoint(fmt::format("{} holds checkpoints of another job: {}; give each job a folder of its own",
-          options.folder.string(), in_words(changes)));
+      throw invalid_input("{} holds checkpoints of another job: {}; give each job a folder of its own",
+          options.folder.string(), in_words(changes));
     }
   }
   std::int64_t furthest = 0;
@@ -119,7 +119,7 @@ void try_file(const fs::path& file) {
     ::close(there);
     return;
   }
-  if (errno != ENOENT) fail_checkpoint("cannot write " + file_error(file, errno));
+  if (errno != ENOENT) throw invalid_input("{}", "cannot write " + file_error(file, errno));
   write_probe(file);
 }
 

@@ -64,7 +64,7 @@ BlockReader::BlockReader(const std::filesystem::path& path, const WrittenFile& e
     : path_(path), expected_(&expected) {
   // Not blocking, so that a pipe in the file's place is refused instead of waited for.
   descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor_ < 0) fail_checkpoint(file_error(path, errno));
+  if (descriptor_ < 0) throw invalid_input("{}", file_error(path, errno));
   struct stat status = {};
   std::string wrong;
   if (::fstat(descriptor_, &status) != 0) {
@@ -77,7 +77,7 @@ BlockReader::BlockReader(const std::filesystem::path& path, const WrittenFile& e
   }
   if (wrong.empty()) return;
   ::close(descriptor_);  // the destructor of a half-made object does not run
-  fail_checkpoint(wrong);
+  throw invalid_input("{}", wrong);
 }
 
 BlockReader::~BlockReader() { ::close(descriptor_); }
@@ -105,15 +105,14 @@ void BlockReader::load_block(std::int64_t block) {
   for (std::int64_t at = begin; at < end;) {
     const ssize_t count = ::pread(descriptor_, block_.data() + (at - begin), static_cast<std::size_t>(end - at), at);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail_checkpoint(file_error(path_, errno));
-    if (count == 0) fail_checkpoint(fmt::format("{}: ends at byte {}", path_.string(), at));
+    if (count < 0) throw invalid_input("{}", file_error(path_, errno));
+    if (count == 0) throw invalid_input("{}: ends at byte {}", path_.string(), at);
     at += count;
     bytes_read_ += count;
   }
   if (checksum_of(block_) != expected_->checksums.at(at(block))) {
-    fail_checkpoint(
-        fmt::format("{}: block {} (bytes {} to {}) was altered: its checksum is not the one that was written",
-            path_.string(), block, begin, end - 1));
+    throw invalid_input("{}: block {} (bytes {} to {}) was altered: its checksum is not the one that was written",
+        path_.string(), block, begin, end - 1);
   }
   loaded_ = block;
 }

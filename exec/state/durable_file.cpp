@@ -58,8 +58,6 @@ class Descriptor {
 
 std::uint64_t checksum_of(std::string_view block) { return Fingerprint().add(block).value(); }
 
-void fail_checkpoint(const std::string& what) { throw Error(ExitCode::kInvalidInput, what); }
-
 std::string file_error(const std::filesystem::path& path, int error_number) {
   return fmt::format("{}: {}", path.string(), std::generic_category().message(error_number));
 }

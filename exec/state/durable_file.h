@@ -31,8 +31,6 @@ WrittenFile write_durable_file(const std::filesystem::path& path, std::string_vi
 // Makes the names in a folder durable.
 void sync_folder(const std::filesystem::path& folder);
 
-// What is wrong with a checkpoint that is there.
-[[noreturn]] void fail_checkpoint(const std::string& what);
 // "FILE: reason" of errno, as every message of this folder says it.
 std::string file_error(const std::filesystem::path& path, int error_number);
 

@@ -27,14 +27,14 @@ std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::for
 std::string list_candidates(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error))
-    fail_checkpoint(fmt::format("checkpoint {}: {}", path.string(), error ? error.message() : "no such folder"));
+    throw invalid_input("checkpoint {}: {}", path.string(), error ? error.message() : "no such folder");
   const fs::path normal = fs::weakly_canonical(path, error);
   if (fs::exists(path / kIndexName, error) || step_of_name(normal.filename().string())) return "";
   std::vector<CheckpointEntry> entries = list_checkpoints(path);
   std::ranges::reverse(entries);
   std::string names;
   for (const CheckpointEntry& entry : entries) names += entry.path.filename().string() + "\n";
-  if (names.empty()) fail_checkpoint(fmt::format("{}: there is no checkpoint in this folder", path.string()));
+  if (names.empty()) throw invalid_input("{}: there is no checkpoint in this folder", path.string());
   return names;
 }
 
@@ -44,20 +44,20 @@ void check_same_model(const CheckpointReader& reader, const TrainingState& state
     for (const StateParameter& parameter : unit.parameters) {
       wanted.insert(parameter.name);
       const StateParameter* const stored = reader.find(parameter.name);
-      if (stored == nullptr) fail_checkpoint(fmt::format("it has no parameter {}", quote(parameter.name)));
+      if (stored == nullptr) throw invalid_input("it has no parameter {}", quote(parameter.name));
       if (stored->shape != parameter.shape) {
-        fail_checkpoint(fmt::format("its parameter {} has the shape {}, but the model's has {}", quote(parameter.name),
-            shape_text(stored->shape), shape_text(parameter.shape)));
+        throw invalid_input("its parameter {} has the shape {}, but the model's has {}", quote(parameter.name),
+            shape_text(stored->shape), shape_text(parameter.shape));
       }
       for (const StateArray& array : unit.arrays)
         if (!reader.has_array(parameter.name, array.name))
-          fail_checkpoint(fmt::format("it has no array {} for parameter {}", quote(array.name), quote(parameter.name)));
+          throw invalid_input("it has no array {} for parameter {}", quote(array.name), quote(parameter.name));
     }
   }
   for (const StateUnit& unit : reader.index().units) {
     for (const StateParameter& parameter : unit.parameters)
       if (!wanted.contains(parameter.name))
-        fail_checkpoint(fmt::format("its parameter {} is not in the model", quote(parameter.name)));
+        throw invalid_input("its parameter {} is not in the model", quote(parameter.name));
   }
 }
 
@@ -104,12 +104,12 @@ class Load {
     if (is_damaged(opened)) return std::nullopt;
     succeed_together(world_, "checkpoint.match", [&] {
       if (opened[at(world_.rank())].text != opened[0].text)
-        fail_checkpoint(fmt::format(
-            "checkpoint {}: the ranks read different ones; use a folder that all ranks see", path.string()));
+        throw invalid_input(
+            "checkpoint {}: the ranks read different ones; use a folder that all ranks see", path.string());
       try {
         check_same_model(*reader, state_);
       } catch (const Error& error) {
-        fail_checkpoint(fmt::format("checkpoint {} is of another model: {}", path.string(), error.what()));
+        throw invalid_input("checkpoint {} is of another model: {}", path.string(), error.what());
       }
       return std::string();
     });
@@ -149,7 +149,7 @@ LoadedCheckpoint load_checkpoint(const fs::path& path, const TrainingState& stat
   std::string_view names = listed[0].text;
   if (names.empty()) {
     std::optional<LoadedCheckpoint> loaded = load.try_one(path);
-    if (!loaded) fail_checkpoint(fmt::format("checkpoint {} cannot be used: {}", path.string(), load.damage()));
+    if (!loaded) throw invalid_input("checkpoint {} cannot be used: {}", path.string(), load.damage());
     return *std::move(loaded);
   }
   std::vector<std::string> passed_over;
@@ -162,8 +162,7 @@ LoadedCheckpoint load_checkpoint(const fs::path& path, const TrainingState& stat
     }
     passed_over.push_back(fmt::format("checkpoint {} is not used: {}", candidate.string(), load.damage()));
   }
-  fail_checkpoint(
-      fmt::format("{}: no checkpoint in this folder can be used: {}", path.string(), fmt::join(passed_over, "; ")));
+  throw invalid_input("{}: no checkpoint in this folder can be used: {}", path.string(), fmt::join(passed_over, "; "));
 }
 
 }

@@ -1,13 +1,17 @@
 // From a folder that foreshard-null wrote to a model and a plan, part by part.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "interop/frameworks/import_ledger.h"
+#include "sim/base/error.h"
 #include "sim/base/json.h"
 #include "sim/graph/capture/capture.h"
 
@@ -50,6 +54,13 @@ struct UnitWords {
 // Whether the root has the table of tokens a second time.
 bool has_second_table(const Json& document);
 std::vector<UnitWords> words_of_units(const Json& document, const InnerAxes& axes);
+
+// Throws Error(kMissingCapability) for `file` of a capture that has no plan: its step is forecast from its calls.
+template <typename... Parts>
+[[noreturn]] void refuse_layers(const std::string& file, fmt::format_string<Parts...> why, Parts&&... parts) {
+  throw Error(ExitCode::kMissingCapability, "{}: {}; foreshard predict --capture forecasts the step as it is", file,
+      fmt::format(why, std::forward<Parts>(parts)...));
+}
 
 // The text under a key; empty where there is none.
 std::string text_in(const Json& of, const char* key);

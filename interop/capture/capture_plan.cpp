@@ -7,7 +7,6 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -483,11 +482,10 @@ void check_alone(const CapturedModules& modules, const Json& optimizers) {
     if (parameter.value("trainable", true)) trained += numel_of(parameter);
   for (const Json& optimizer : optimizers) stepped += optimizer.value("elements", std::int64_t{0});
   if (stepped <= trained) return;
-  throw Error(ExitCode::kMissingCapability,
-      "{}: {} has {} parameters to train, and the program's optimizers step {}: it trains another model beside it; "
-      "make them members of one module that is called once, or capture a step of each alone; foreshard predict "
-      "--capture forecasts the step as it is",
-      modules.path, modules.document.at("class").get<std::string>(), trained, stepped);
+  refuse_layers(modules.path,
+      "{} has {} parameters to train, and the program's optimizers step {}: it trains another model beside it; "
+      "make them members of one module that is called once, or capture a step of each alone",
+      modules.document.at("class").get<std::string>(), trained, stepped);
 }
 
 // Of the model itself: others that the program runs beside it may have another dtype.
@@ -543,10 +541,7 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
       own.checkpointed.push_back(contains(again, Json(layer.name)));
     }
   } catch (const Error& error) {
-    throw Error(ExitCode::kMissingCapability,
-        "{}: what its modules compute makes no chain of layers: {}; foreshard predict --capture forecasts the step as "
-        "it is",
-        all[0].path, error.what());
+    refuse_layers(all[0].path, "what its modules compute makes no chain of layers: {}", error.what());
   }
   return own;
 }
@@ -659,11 +654,7 @@ std::string why_unread(const Json& config) {
 CapturedPlan plan_of_capture(
     const Capture& capture, const std::string& model_name, const std::vector<Capture>& others) {
   const std::filesystem::path file = std::filesystem::path(capture.path) / "model.json";
-  if (!std::filesystem::exists(file)) {
-    throw Error(ExitCode::kMissingCapability,
-        "{}: is not there: no Python described the model; foreshard predict --capture forecasts the step as it is",
-        file.string());
-  }
+  if (!std::filesystem::exists(file)) refuse_layers(file, "is not there: no Python described the model");
   const Json document = read_json_document(file);
   Json config = document.value("config", Json());
   if (!packed_config(document).empty()) config.erase("quantization_config");
@@ -681,10 +672,10 @@ CapturedPlan plan_of_capture(
   // (What replicas of all ranks sum is of their samples.)
   if (steps.axes.tp == capture.world && document.contains("ddp")) steps.axes.tp = 1;
   if (steps.axes.tp > 1 && !is_known) {
-    throw Error(ExitCode::kMissingCapability,
-        "{}: the forward sums activations over {} ranks (tensor parallel), of which layers are made of models of "
-        "transformers alone; foreshard predict --capture forecasts the step as it is",
-        capture.path, steps.axes.tp);
+    refuse_layers(capture.path,
+        "the forward sums activations over {} ranks (tensor parallel), of which layers are made of models of "
+        "transformers alone",
+        steps.axes.tp);
   }
   if (!is_known) steps.axes.cp = 1;  // a program's own exchanges may be of anything
   OwnModel own;

@@ -11,7 +11,6 @@
 #include <optional>
 #include <set>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
 #include "interop/capture/capture_import.h"
@@ -97,10 +96,7 @@ class ModuleWriter {
     for (const Json& parameter : document_.at("parameters")) {
       const std::string dtype = parameter.value("dtype", "");
       has_fp32_ |= dtype == "torch.float32";
-      if (dtype != "torch.float64") continue;
-      throw Error(ExitCode::kMissingCapability,
-          captures_[0].path +
-              ": parameters in float64, which no plan has: foreshard predict --capture forecasts the step as it is");
+      if (dtype == "torch.float64") refuse_layers(captures_[0].path, "parameters in float64, which no plan has");
     }
     first_differentiated_ = at(std::ranges::find_if(operations, is_differentiated) - operations.begin());
   }
@@ -1060,9 +1056,7 @@ class ModuleWriter {
       if (!layers_[l].same_as.empty()) {
         std::string kind = kind_of.at(layers_[l].same_as);
         if (kinds[kind]["parameters"] != layers_[l].parameters)
-          throw Error(ExitCode::kMissingCapability, captures_[0].path + ": " + layers_[l].same_as +
-                                                        " reads other weights when it is called again: foreshard "
-                                                        "predict --capture forecasts the step as it is");
+          refuse_layers(captures_[0].path, "{} reads other weights when it is called again", layers_[l].same_as);
         if (kinds[kind] != layers_[l].kind())  // for other samples, or longer ones
           kinds[kind = fmt::format("block {}", kinds.size())] = layers_[l].kind();
         order.push_back({{"kind", kind}, {"name", layers_[l].name}, {"same_as", layers_[l].same_as}});

@@ -1,6 +1,4 @@
 // modules.json of a capture, with what its marks say of kernels.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -71,24 +69,21 @@ CapturedModules read_modules(const Capture& capture) {
     operation["products"] = value_of(kernels, mark, Json::array());
     operation["backward_products"] = value_of(kernels, mark + " backward", Json::array());
   }
-  const auto refuse = [&](const std::string& why) {
-    throw Error(ExitCode::kMissingCapability,
-        made.path + ": " + why + "; foreshard predict --capture forecasts the step as it is");
-  };
   const std::size_t count = made.document.value("count", std::size_t{0});
   if (count > made.document.at("operations").size()) {
-    refuse(
-        fmt::format("its first forward has {} operations (a loop over positions?), more than "
-                    "layers are made of: capture two batches of a shorter sequence",
-            count));
+    refuse_layers(made.path,
+        "its first forward has {} operations (a loop over positions?), more than layers are made of: capture two "
+        "batches of a shorter sequence",
+        count);
   }
   if (made.document.value("differentiates_twice", false))
-    refuse("the program differentiates a gradient (create_graph), which layers have no words for");
+    refuse_layers(made.path, "the program differentiates a gradient (create_graph), which layers have no words for");
   const Json hidden = made.document.value("hidden", Json::array());
   if (!hidden.empty()) {
-    refuse(hidden[0].get<std::string>() +
-           " runs modules inside of a torch.autograd.Function (reversible blocks), whose backward is its own: capture "
-           "the model without it, and say recompute: full where it runs them again");
+    refuse_layers(made.path,
+        "{} runs modules inside of a torch.autograd.Function (reversible blocks), whose backward is its own: capture "
+        "the model without it, and say recompute: full where it runs them again",
+        hidden[0].get<std::string>());
   }
   return made;
 }

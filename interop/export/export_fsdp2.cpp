@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string>
 #include <vector>
 

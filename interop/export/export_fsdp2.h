@@ -5,8 +5,6 @@
 // the forecast's. The file needs PyTorch 2.4 or later and calls of its interface only what the plan needs.
 #pragma once
 
-#include <string>
-
 #include "interop/export/export_ledger.h"
 #include "models/model_dims.h"
 #include "sim/spec/model_spec.h"

@@ -93,13 +93,12 @@ const ConfigNode* ForeignReader::at(std::string_view path) {
   }
 }
 
-const ConfigNode* ForeignReader::find(std::string_view path, std::string_view otherwise) {
+const ConfigNode* ForeignReader::find(std::string_view path) {
   asked_.emplace_back(path);
   const ConfigNode* node = at(path);
   if (node == nullptr || node->is_null()) return nullptr;
   if (is_auto(path)) {
-    if (!told_.contains(std::string(path)))
-      note(Mapping::kDefaulted, path, std::string(otherwise), "\"auto\": the trainer fills it in");
+    if (!told_.contains(std::string(path))) note(Mapping::kDefaulted, path, "", "\"auto\": the trainer fills it in");
     return nullptr;
   }
   return node;

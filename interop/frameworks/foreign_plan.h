@@ -52,8 +52,8 @@ class ForeignReader {
   // A key of the plan that takes what the file has as it is.
   void take_key(const std::string& path, std::string_view name);
 
-  // nullptr where absent, null or "auto" (which the ledger notes once as `otherwise`).
-  const ConfigNode* find(std::string_view path, std::string_view otherwise = "");
+  // nullptr where absent, null or "auto" (which the ledger notes once).
+  const ConfigNode* find(std::string_view path);
 
   // Whether it is "auto", which somebody else fills in.
   bool is_auto(std::string_view path);

@@ -36,14 +36,14 @@ Found find(ForeignReader& reader, std::string_view name) {
   return {};
 }
 
-std::int64_t degree(ForeignReader& reader, std::string_view name) {
-  const Found found = find(reader, name);
+std::int64_t tensor_ranks(ForeignReader& reader) {
+  const Found found = find(reader, "tensor_model_parallel_size");
   return found.node == nullptr ? 1 : found.node->as_int(1);
 }
 
 // Without tp nothing is cut by sequence; false is the codes' default.
 void read_sequence_parallel(ForeignReader& reader) {
-  const bool cuts = degree(reader, "tensor_model_parallel_size") > 1;
+  const bool cuts = tensor_ranks(reader) > 1;
   const auto [path, sequence] = find(reader, "sequence_parallel");
   if (sequence != nullptr)
     reader.map(path, "tensor_parallel.sequence", sequence->as_bool() || !cuts ? "true" : "false");
@@ -52,7 +52,7 @@ void read_sequence_parallel(ForeignReader& reader) {
 
 // As wide as tensor parallelism unless said (core/model_parallel_config.py, __post_init__).
 void read_expert_tensor_parallel(ForeignReader& reader) {
-  const std::int64_t tp = degree(reader, "tensor_model_parallel_size");
+  const std::int64_t tp = tensor_ranks(reader);
   const auto [path, experts] = find(reader, "expert_model_parallel_size");
   if (find(reader, "expert_tensor_parallel_size").node != nullptr) return;
   if (tp == 1 || experts == nullptr || experts->as_int(1) == 1) return;

@@ -323,33 +323,43 @@ class TrainerReader {
     const ConfigNode* bits = find_first({"quantization_bit", "quant_bits"});
     if (is_word("finetuning_type", "freeze"))
       reader_.unsupported("finetuning_type", "all parameters are taken as trained");
-    const bool is_swift = is_of("ms-swift"), by_tuner = is_word("tuner_type", "lora");
+    const bool by_tuner = is_word("tuner_type", "lora");
     const bool has_adapters = by_type || by_peft || by_adapter || is_qlora || by_tuner ||
-                              (is_swift && !find_first({"tuner_type", "train_type"}));
+                              (is_of("ms-swift") && !find_first({"tuner_type", "train_type"}));
     for (const char* key : {"finetuning_type", "adapter", "use_peft", "tuner_type"})
       if (root_.has(key) && !is_word(key, "freeze")) reader_.ignore(key, has_adapters ? "adapters" : "no adapters");
-    if (!has_adapters) {
-      std::erase_if(plan_.keys, [](const auto& key) { return key.first.starts_with("lora."); });
-      for (ImportEntry& entry : plan_.ledger) {
-        if (!entry.to.starts_with("lora.")) continue;
-        entry.mapping = Mapping::kIgnored;
-        entry.why = "no adapters";
-      }
-      return;
-    }
-    const bool is_trl = is_of("TRL"), is_axolotl = is_of("Axolotl");
-    const bool is_fsdp2 = runtime() == "fsdp2", is_factory = is_of("LLaMA-Factory");
-    if (runtime() == "fsdp1" || (is_axolotl && is_fsdp2)) {
+    if (!has_adapters) return drop_adapters();
+    if (runtime() == "fsdp1" || (is_of("Axolotl") && runtime() == "fsdp2")) {
       reader_.assume("units.adapters_alone", "true",
-          is_axolotl ? "Axolotl makes a unit of each" : "Trainer takes PEFT's fsdp_auto_wrap_policy");
+          is_of("Axolotl") ? "Axolotl makes a unit of each" : "Trainer takes PEFT's fsdp_auto_wrap_policy");
     }
-    // Where the feed-forward's three have adapters.
+    read_fused_adapters();
+    read_targets(all_linear);
+    take_usual("adapters");
+    read_modules_to_save();
+    read_base(is_qlora || four_bits || (bits != nullptr && bits->as_int() == 4));
+  }
+
+  void drop_adapters() {
+    std::erase_if(plan_.keys, [](const auto& key) { return key.first.starts_with("lora."); });
+    for (ImportEntry& entry : plan_.ledger) {
+      if (!entry.to.starts_with("lora.")) continue;
+      entry.mapping = Mapping::kIgnored;
+      entry.why = "no adapters";
+    }
+  }
+
+  // Axolotl's kernels, where the feed-forward's three have adapters.
+  void read_fused_adapters() {
     const ConfigNode* list = find_given("lora_target_modules");
     const std::string adapted = list == nullptr ? "linear" : json_of(*list).dump();
-    const bool has_mlp = adapted.find("linear") < adapted.size() || adapted.find("gate_proj") < adapted.size();
-    if (is_axolotl && runtime() != "fsdp1" && !find_first(kKernels) && !is_on("load_in_8bit") &&
+    const bool has_mlp = contains(adapted, "linear") || contains(adapted, "gate_proj");
+    if (is_of("Axolotl") && runtime() != "fsdp1" && !find_first(kKernels) && !is_on("load_in_8bit") &&
         !is_on("trust_remote_code") && !root_.has("rl") && has_mlp)
       reader_.assume("lora.fused", "true", "Axolotl switches its kernels on");
+  }
+
+  void read_targets(bool all_linear) {
     bool has_targets = false;
     for (const char* key : {"lora_target_modules", "lora_target", "target_modules", "target_regex"}) {
       const ConfigNode* names = reader_.find(key);
@@ -361,7 +371,9 @@ class TrainerReader {
       has_targets = true;
     }
     if (all_linear && !has_targets) reader_.map("lora_target_linear", "lora.targets", "all-linear");
-    take_usual("adapters");
+  }
+
+  void read_modules_to_save() {
     for (const char* key : {"lora_modules_to_save", "additional_target", "modules_to_save"}) {
       const ConfigNode* names = find_given(key);
       if (names == nullptr) continue;
@@ -372,21 +384,27 @@ class TrainerReader {
       if (saved.empty()) reader_.unsupported(key, "what is trained whole is embedding or head alone");
       else reader_.map(key, "lora.modules_to_save", fmt::format("[{}]", fmt::join(saved, ", ")));
     }
-    const bool has_wide_base = is_trl && !is_word("dtype", "bfloat16") && !is_word("dtype", "auto");
-    if (is_qlora || four_bits || (bits != nullptr && bits->as_int() == 4)) {
-      const bool is_ddp = runtime() == "ddp" || (is_trl && is_fsdp2);
-      const bool is_mixed = has_wide_base && is_ddp;
-      reader_.assume("lora.base", is_mixed ? "nf4-master" : "nf4", "a base of four bits");
-      if (is_ddp && !is_mixed && (is_trl || root_.has("rl")))
-        reader_.assume("dtype.master", "bf16", "TRL casts adapters on such a base");
-      if (is_trl && is_fsdp2 && !root_.has("bnb_4bit_quant_storage"))
-        reader_.assume("ignored", "packed", "Accelerate leaves blocks that are stored as bytes whole");
-      else if (is_trl && runtime() == "fsdp1")
-        reader_.unsupported("load_in_4bit", "FSDP1 fails on it: it flattens no integers");
-      if (is_trl && !plan_.has("lora.double_quant")) reader_.assume("lora.double_quant", "false", "TRL's default");
-    } else if (has_wide_base || (is_factory && is_fsdp2)) {
-      reader_.assume("lora.base", "master", is_trl ? "TRL loads the model in fp32" : "Accelerate 1.11 makes it fp32");
+  }
+
+  // How what adapters lie beside is stored.
+  void read_base(bool in_four_bits) {
+    const bool is_trl = is_of("TRL"), is_fsdp2 = runtime() == "fsdp2";
+    const bool is_wide = is_trl && !is_word("dtype", "bfloat16") && !is_word("dtype", "auto");
+    if (!in_four_bits) {
+      if (is_wide || (is_of("LLaMA-Factory") && is_fsdp2))
+        reader_.assume("lora.base", "master", is_trl ? "TRL loads the model in fp32" : "Accelerate 1.11 makes it fp32");
+      return;
     }
+    const bool is_replicated = runtime() == "ddp" || (is_trl && is_fsdp2);
+    const bool is_mixed = is_wide && is_replicated;
+    reader_.assume("lora.base", is_mixed ? "nf4-master" : "nf4", "a base of four bits");
+    if (is_replicated && !is_mixed && (is_trl || root_.has("rl")))
+      reader_.assume("dtype.master", "bf16", "TRL casts adapters on such a base");
+    if (!is_trl) return;
+    if (is_fsdp2 && !root_.has("bnb_4bit_quant_storage"))
+      reader_.assume("ignored", "packed", "Accelerate leaves blocks that are stored as bytes whole");
+    else if (runtime() == "fsdp1") reader_.unsupported("load_in_4bit", "FSDP1 fails on it: it flattens no integers");
+    if (!plan_.has("lora.double_quant")) reader_.assume("lora.double_quant", "false", "TRL's default");
   }
 
   bool is_word(const char* path, const char* word) {

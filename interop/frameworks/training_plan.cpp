@@ -157,59 +157,51 @@ void add_dtypes(const TrainingRow& row, Assignments& plan) {
   plan.map("adapters");
 }
 
-void add_sharding(const TrainingRow& row, Assignments& plan) {
-  const std::string_view runtime = told_runtime(row);
-  const bool is_zero = runtime.starts_with("zero");
+void add_groups(const TrainingRow& row, std::string_view runtime, Assignments& plan) {
   const std::int64_t gpus = row.count("n_gpus"), shard = row.count("shard_group", gpus);
   const bool in_groups = runtime == "zero1" && shard < gpus;
   if (runtime == "ddp") {
     plan.add(fmt::format("mesh={{shard: 1, replicate: {}}}", gpus));
     if (gpus == 1) plan.add("ddp.gradient_as_bucket_view=true");  // nothing is wrapped: no buckets
-  } else if (row.has("shard_group") && (in_groups || !is_zero)) {
+  } else if (row.has("shard_group") && (in_groups || !runtime.starts_with("zero"))) {
     if (in_groups) plan.add("zero.partition_in_groups=true");
     plan.add(fmt::format("mesh={{shard: {}, replicate: {}}}", shard,
         row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
   }
-  if (has_axes(row)) {
-    for (const char* axis : {"tp", "cp", "ep", "etp", "pp"})
-      if (row.count(axis, 1) > 1) plan.add(fmt::format("mesh.{}={}", axis, row.count(axis)));
-    plan.map("cp_exchange");
-    if (row.word("dispatcher") == "deepep") plan.add("expert_parallel.dispatcher=deepep");
-    if (row.word("sequence_parallel") == "no") plan.add("tensor_parallel.sequence=false");
-    if (row.count("async_tp") == 1) plan.add("tensor_parallel.async=true");
-    plan.map("logits");
-  }
-  plan.map("accumulation");
-  if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
-  if (runtime == "megatron") {
-    if (row.word("overlap") == "no") plan.add("megatron={overlap_grad_reduce: false, overlap_param_gather: false}");
-    if (row.word("expert_overlap") == "yes" && row.count("ep", 1) > 1)
-      plan.add("megatron.overlap_expert_parallel=true");
-    plan.map("distributed_optimizer");
-    plan.map("cuda_graphs");
-    // Where queries, keys and values are one product, it has one adapter.
-    if (row.word("adapters").ends_with("_attention") && is_fused_by_hand(row))
-      plan.add("lora.targets=[qkv_proj, o_proj]");
-    return;
-  }
-  if (runtime == "ddp" || is_zero) {
-    plan.map("offload", is_zero ? "zero.offload_optimizer" : "offload");
-    if (runtime == "zero3") plan.map("offload", "zero.offload_param");
-    return;
-  }
-  const bool is_flat = runtime != "fsdp2" || (is_megatron(row) && !has_axes(row));
-  // FSDP1's flat parameters are of one module each, and so were FSDP2's units until PyTorch 2.5 (not torchtitan's,
-  // under axes). A table that is head as well is in one unit with it: there, the root's.
+}
+
+void add_axes(const TrainingRow& row, Assignments& plan) {
+  for (const char* axis : {"tp", "cp", "ep", "etp", "pp"})
+    if (row.count(axis, 1) > 1) plan.add(fmt::format("mesh.{}={}", axis, row.count(axis)));
+  plan.map("cp_exchange");
+  if (row.word("dispatcher") == "deepep") plan.add("expert_parallel.dispatcher=deepep");
+  if (row.word("sequence_parallel") == "no") plan.add("tensor_parallel.sequence=false");
+  if (row.count("async_tp") == 1) plan.add("tensor_parallel.async=true");
+  plan.map("logits");
+}
+
+void add_megatron(const TrainingRow& row, Assignments& plan) {
+  if (row.word("overlap") == "no") plan.add("megatron={overlap_grad_reduce: false, overlap_param_gather: false}");
+  if (row.word("expert_overlap") == "yes" && row.count("ep", 1) > 1) plan.add("megatron.overlap_expert_parallel=true");
+  plan.map("distributed_optimizer");
+  plan.map("cuda_graphs");
+  // Where queries, keys and values are one product, it has one adapter.
+  if (row.word("adapters").ends_with("_attention") && is_fused_by_hand(row))
+    plan.add("lora.targets=[qkv_proj, o_proj]");
+}
+
+// `is_flat`: FSDP1's flat parameters are of one module each, and so were FSDP2's units until PyTorch 2.5 (not
+// torchtitan's, under axes). A table that is head as well is in one unit with it: there, the root's.
+void add_units(const TrainingRow& row, bool is_flat, bool told_as_fsdp1, Assignments& plan) {
   const std::optional<TorchVersion> torch = torch_version(row);
   const bool is_single = is_flat || (!has_axes(row) && torch && *torch < TorchVersion{2, 5});
   const bool is_tied = row.count("tied_embeddings") == 1;
   // A loss with the head's product in it calls no head, which then is no unit by itself.
   const bool is_called = !row.word("loss_impl").ends_with("_linear");
   const bool is_root = row.word("embedding_unit") != "own" || (is_single && (is_tied || !is_called));
-  const std::string_view head = is_single ? "own" : "with_norm";
   if (is_root) plan.add("units={embedding: root, head: root}");
   else if (is_tied) plan.add("units={embedding: with_head, head: with_norm}");
-  else plan.add(fmt::format("units={{embedding: own, head: {}}}", head));
+  else plan.add(fmt::format("units={{embedding: own, head: {}}}", is_single ? "own" : "with_norm"));
   const std::string_view reshard = row.word("reshard");
   if (reshard == "always_except_last") {
     // The unit that holds the head; tied, it is the first, for the embedding is in it.
@@ -218,24 +210,44 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   } else if (!reshard.empty()) {
     // What is told as FSDP1 has no smaller groups: gathered again from all.
     const bool is_group = reshard.find_first_not_of("0123456789") == std::string_view::npos;
-    const bool told_as_fsdp1 = is_flat && runtime != "fsdp1";
     plan.add(fmt::format("reshard_after_forward={}", is_group && told_as_fsdp1 ? "always" : reshard));
   }
-  plan.map("offload", "offload");
-  if (runtime == "fsdp2" && is_flat) {
-    plan.add("prefetch.forward=1");
-    plan.add("fsdp1={limit_all_gathers: false, use_orig_params: true, gradients_in_place: true}");
-  }
-  if (runtime == "fsdp2") return;
-  // Dynamo supports FSDP1 only so.
-  const std::string_view compiled = row.word("compile");
-  if (compiled == "block" || compiled == "full" || is_fused_by_hand(row)) plan.add("fsdp1.use_orig_params=true");
-  if (runtime != "fsdp1") return;
+}
+
+void add_fsdp1(const TrainingRow& row, Assignments& plan) {
   if (row.has("adapters")) plan.add("fsdp1.use_orig_params=true");  // which lie beside frozen ones
   plan.map("prefetch_kind");
   if (row.count("forward_prefetch") == 1) plan.add("prefetch.forward=1");
   if (row.has("limit_all_gathers"))
     plan.add(fmt::format("fsdp1.limit_all_gathers={}", row.count("limit_all_gathers") == 1 ? "true" : "false"));
+}
+
+void add_sharding(const TrainingRow& row, Assignments& plan) {
+  const std::string_view runtime = told_runtime(row);
+  add_groups(row, runtime, plan);
+  if (has_axes(row)) add_axes(row, plan);
+  plan.map("accumulation");
+  if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
+  if (runtime == "megatron") return add_megatron(row, plan);
+  const bool is_zero = runtime.starts_with("zero");
+  if (runtime == "ddp" || is_zero) {
+    plan.map("offload", is_zero ? "zero.offload_optimizer" : "offload");
+    if (runtime == "zero3") plan.map("offload", "zero.offload_param");
+    return;
+  }
+  const bool is_flat = runtime != "fsdp2" || (is_megatron(row) && !has_axes(row));
+  add_units(row, is_flat, is_flat && runtime != "fsdp1", plan);
+  plan.map("offload", "offload");
+  if (runtime == "fsdp2") {
+    if (!is_flat) return;
+    plan.add("prefetch.forward=1");
+    plan.add("fsdp1={limit_all_gathers: false, use_orig_params: true, gradients_in_place: true}");
+    return;
+  }
+  // Dynamo supports FSDP1 only so.
+  const std::string_view compiled = row.word("compile");
+  if (compiled == "block" || compiled == "full" || is_fused_by_hand(row)) plan.add("fsdp1.use_orig_params=true");
+  if (runtime == "fsdp1") add_fsdp1(row, plan);
 }
 
 void add_recompute(const TrainingRow& row, Assignments& plan) {

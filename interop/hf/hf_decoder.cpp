@@ -38,7 +38,6 @@
 
 #include "interop/hf/hf_families.h"
 #include "interop/hf/hf_readers.h"
-#include "sim/base/error.h"
 
 namespace foreshard {
 namespace {

@@ -1,10 +1,8 @@
 // Which layers have experts is decided as the implementations do: Qwen counts every decoder_sparse_step-th layer that
 // mlp_only_layers does not name, DeepSeek every moe_layer_freq-th from first_k_dense_replace on.
-#include <algorithm>
 #include <string>
 
 #include "interop/hf/hf_readers.h"
-#include "sim/base/error.h"
 #include "sim/base/lookup.h"
 
 namespace foreshard {

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "interop/hf/hf_readers.h"
-#include "sim/base/error.h"
 #include "sim/base/lookup.h"
 
 namespace foreshard {

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "sim/base/letters.h"
 #include "sim/base/lookup.h"
 

@@ -3,7 +3,6 @@
 
 #include "interop/hf/hf_readers.h"
 #include "models/families.h"
-#include "sim/base/error.h"
 
 namespace foreshard {
 

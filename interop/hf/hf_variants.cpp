@@ -3,7 +3,6 @@
 #include <string>
 
 #include "interop/hf/hf_readers.h"
-#include "sim/base/error.h"
 #include "sim/base/lookup.h"
 
 namespace foreshard {

@@ -113,9 +113,9 @@ bool read_step(const Format& format, const std::string& line, TrainingLog& log, 
   return true;
 }
 
-double bytes(const std::smatch& match, std::size_t at) {
-  const double value = number_in(match[at].str()).value_or(0);
-  const std::string unit = match[at + 1].str();
+double bytes(const std::smatch& match) {
+  const double value = number_in(match[1].str()).value_or(0);
+  const std::string unit = match[2].str();
   return value * (unit == "GiB" ? kGibi : unit == "MiB" ? kMebi : 1024);
 }
 
@@ -136,10 +136,10 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
 #undef FORESHARD_BYTES
   std::smatch match;
   if (!std::regex_search(line, match, tried)) return std::nullopt;
-  OutOfMemory found = {.tried = bytes(match, 1)};
+  OutOfMemory found = {.tried = bytes(match)};
   const auto read = [&](std::initializer_list<const std::regex*> forms) -> std::optional<double> {
     for (const std::regex* form : forms)
-      if (std::regex_search(line, match, *form)) return bytes(match, 1);
+      if (std::regex_search(line, match, *form)) return bytes(match);
     return std::nullopt;
   };
   found.capacity = read({&total, &early_total});
@@ -148,7 +148,7 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
   found.reserved_unallocated = read({&unused});
   std::vector<double> processes;
   for (std::sregex_iterator each(line.begin(), line.end(), process), end; each != end; ++each)
-    processes.push_back(bytes(*each, 1));
+    processes.push_back(bytes(*each));
   // A container does not know its own by number.
   if (!read({&own}) && !processes.empty()) {
     const double pytorch = found.allocated.value_or(0) + found.reserved_unallocated.value_or(0);

@@ -170,8 +170,8 @@ class IbReader {
 
   void add_links() {
     for (const auto& [ends, cable] : cables_) {
-      importer_.out.network.links.push_back({name_of(ends.first, cable.line), name_of(ends.second, cable.line),
-          cable.rate, importer_.file(), cable.line});
+      importer_.out.network.links.push_back(
+          {name_of(ends.first, cable.line), name_of(ends.second, cable.line), cable.rate});
     }
     importer_.note(
         Mapping::kMapped, fmt::format("cables between {} pairs of switches", cables_.size()), "links", "", 0);

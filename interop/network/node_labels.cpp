@@ -160,7 +160,7 @@ class LabelReader {
         const std::string up = switch_name(node, level + 1);
         const auto [found, is_new] = parent.emplace(name, up);
         if (is_new) {
-          network.links.push_back({name, up, 0, importer_.file(), 1});
+          network.links.push_back({name, up, 0});
         } else if (found->second != up) {
           importer_.fail(
               1, fmt::format("{} lies below {} and below {} ({})", name, found->second, up, node.name), "a tree");
@@ -170,7 +170,7 @@ class LabelReader {
     if (tops.size() > 1) {
       network.switches.push_back("above_all");
       for (const std::string& top : tops)
-        if (!parent.contains(top)) network.links.push_back({top, "above_all", 0, importer_.file(), 1});
+        if (!parent.contains(top)) network.links.push_back({top, "above_all", 0});
       importer_.note(Mapping::kDefaulted, "what joins the topmost", "one switch", "no label says it", 1);
     }
     importer_.out.nodes = std::ssize(nodes_);

@@ -123,7 +123,7 @@ class SlurmReader {
     for (const SwitchLine& s : switches_) {
       network.switches.push_back(s.name);
       const auto up = parent_.find(s.name);
-      if (up != parent_.end()) network.links.push_back({s.name, up->second, 0, importer_.file(), s.line});
+      if (up != parent_.end()) network.links.push_back({s.name, up->second, 0});
       for (const std::string& node : s.nodes) {
         const auto [known, is_new] = leaf_of.emplace(node, &s);
         if (!is_new) {
@@ -135,8 +135,7 @@ class SlurmReader {
     }
     if (blocks_.size() > 1 && parent_.empty()) {
       network.switches.push_back("between_blocks");
-      for (const std::string& block : blocks_)
-        network.links.push_back({block, "between_blocks", 0, importer_.file(), line_of_.at(block)});
+      for (const std::string& block : blocks_) network.links.push_back({block, "between_blocks", 0});
       importer_.note(Mapping::kDefaulted, "what joins the blocks", "one switch", "the file says nothing of it",
           line_of_.at(blocks_.front()));
     }

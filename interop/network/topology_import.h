@@ -42,8 +42,6 @@ struct ImportedLink {
   std::string below;
   std::string above;
   double rate = 0;  // bytes/s of all cables, one direction; 0: not told
-  std::string file;
-  int line = 0;
 };
 
 // Of a channel, by their numbers in the node.

@@ -1,7 +1,6 @@
 // Setting by setting, in the order in which nd.py's DEFAULTS list them. Models are torchtitan
 // 0.2.2's: models/llama3, qwen3, deepseek_v3, llama4; what a class computes from its arguments (the
 // width of a feed-forward layer) is computed as it does.
-#include <fmt/format.h>
 
 #include <charconv>
 #include <string>

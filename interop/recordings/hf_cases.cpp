@@ -17,7 +17,6 @@
 #include "sim/graph/host_log.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
-#include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {

@@ -1,10 +1,6 @@
 #include "interop/recordings/recorded_settings.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <array>
-#include <span>
 
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <functional>
 #include <map>
-#include <span>
 #include <vector>
 
 #include "calibration/csv_table.h"

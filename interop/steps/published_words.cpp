@@ -5,7 +5,6 @@
 #include <cmath>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -161,8 +160,9 @@ class RowReader {
 
  private:
   std::string cell(std::string_view column) const { return table_.has(column) ? table_.text(index_, column) : ""; }
-  void refuse(const std::string& why) {
-    if (row_.refusal.empty()) row_.refusal = why;
+  template <typename... Parts>
+  void refuse(fmt::format_string<Parts...> why, Parts&&... parts) {
+    if (row_.refusal.empty()) row_.refusal = fmt::format(why, std::forward<Parts>(parts)...);
   }
   std::optional<double> read(const char* said) const {
     const auto value = parse_number<double>(cell(said)).value_or(0);
@@ -183,13 +183,12 @@ class RowReader {
     const std::string text = lower(cell(column));
     if (text.empty()) return;
     const Rule* rule = rule_of(column, text);
-    if (rule == nullptr) return refuse(fmt::format("{}: '{}' is not one that is known", column, cell(column)));
+    if (rule == nullptr) return refuse("{}: '{}' is not one that is known", column, cell(column));
     apply(rule, column);
   }
   void apply(const Rule* rule, const char* column) {
     if (rule == nullptr) return;
-    if (!rule->refusal.empty())
-      return refuse(fmt::format("{}: '{}': {} is not modelled", column, cell(column), rule->refusal));
+    if (!rule->refusal.empty()) return refuse("{}: '{}': {} is not modelled", column, cell(column), rule->refusal);
     for (const auto& [name, word] : rule->words) row_.words.insert_or_assign(name, word);
   }
   void add_compilation() {
@@ -304,7 +303,7 @@ class RowReader {
       // models/qwen3/model/model.py multiplies by cosines and sines, llama3's is complex.
       if (row_.word("stack") == "torchtitan_2025" && name->starts_with("qwen")) row_.words["rope_impl"] = "real_eager";
     } else {
-      refuse(fmt::format("model: '{}' is not in the zoo", cell("model")));
+      refuse("model: '{}' is not in the zoo", cell("model"));
     }
     if (const Machine* machine = match_gpu(cell("gpu"), list_machines())) {
       row_.words["gpu"] = machine->key;
@@ -313,7 +312,7 @@ class RowReader {
         if (machine->key == power.gpu && cell("source").starts_with(power.source))
           row_.numbers["power_limit_w"] = power.watts;
     } else {
-      refuse(fmt::format("gpu: '{}' is not in the catalogue", cell("gpu")));
+      refuse("gpu: '{}' is not in the catalogue", cell("gpu"));
     }
     // "(8/host, NV18)": GPUs of a node.
     const std::string gpu = cell("gpu");

@@ -16,7 +16,6 @@
 #include "models/zoo.h"
 #include "sim/base/error.h"
 #include "sim/base/lookup.h"
-#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/preset.h"
 
 namespace foreshard {

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <iterator>
 #include <optional>
-#include <span>
 #include <string_view>
 #include <utility>
 

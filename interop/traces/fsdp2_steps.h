@@ -30,7 +30,6 @@ namespace foreshard {
 // _fsdp_collectives.py): whole, in the order of registration, trained ones only.
 struct TraceFacts {
   std::string backend;  // "nccl"
-  std::int64_t devices = 0;
   Bytes device_memory;
   std::vector<TracedGroup> groups;
   bool has_shapes = false;

@@ -177,7 +177,6 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
       list->push_back('[');
     }
     if (kind == '{' && section_ == "distributedInfo" && path_.size() == 4) trace_.groups.emplace_back();
-    if (kind == '{' && section_ == "deviceProperties" && path_.size() == 3) ++trace_.devices;
     if (path_.size() == 1) event_depth_ = kind == '[' ? 2 : 3;
     has_events = has_events ||
                  (kind == '[' && path_.size() + 1 == event_depth_ && (path_.size() == 1 || section_ == "traceEvents"));

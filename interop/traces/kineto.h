@@ -72,7 +72,6 @@ struct KinetoTrace {
   std::int64_t world = -1;
   std::string backend;
   std::string device;             // name of the first GPU; "" where there is none
-  std::int64_t devices = 0;       // that the process saw
   std::int64_t device_bytes = 0;  // memory of the first
   bool has_shapes = false;        // recorded with record_shapes=True
   std::vector<TracedGroup> groups;

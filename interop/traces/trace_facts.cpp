@@ -28,7 +28,6 @@ class FactReader {
  public:
   explicit FactReader(const KinetoTrace& trace) : trace_(trace) {
     facts_.backend = trace.backend;
-    facts_.devices = trace.devices;
     facts_.device_memory = Bytes(trace.device_bytes);
     facts_.groups = trace.groups;
     facts_.has_shapes = trace.has_shapes;

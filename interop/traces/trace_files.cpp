@@ -1,7 +1,5 @@
 #include "interop/traces/trace_files.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "interop/traces/trace_bytes.h"

@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "reports/validate/measured.h"
 #include "reports/view/event_names.h"
@@ -125,8 +126,9 @@ std::optional<std::int64_t> number_in(std::string_view name) {
 
 std::string shown(const std::string& module) { return module.empty() ? "(root)" : module; }
 
-[[noreturn]] void refuse(const FsdpTrace& trace, const std::string& what) {
-  throw ConfigError({trace.file, 0, 0, ""}, what);
+template <typename... Parts>
+[[noreturn]] void refuse(const FsdpTrace& trace, fmt::format_string<Parts...> text, Parts&&... parts) {
+  throw ConfigError({trace.file, 0, 0, ""}, fmt::format(text, std::forward<Parts>(parts)...));
 }
 
 // Of each unit of the trace, that of the plan.
@@ -145,19 +147,19 @@ std::vector<int> match_units(const EventGraph& graph, const FsdpTrace& trace) {
   std::size_t next = 0;
   for (const std::string& module : trace.units) {
     if (module.empty()) {
-      if (root < 0) refuse(trace, fmt::format("{}: the plan has no root unit; {}", both, keys));
+      if (root < 0) refuse(trace, "{}: the plan has no root unit; {}", both, keys);
       result.push_back(root);
       continue;
     }
-    if (next == plan.size()) refuse(trace, fmt::format("{}; {}", both, keys));
+    if (next == plan.size()) refuse(trace, "{}; {}", both, keys);
     const int unit = plan[next++];
     const std::string& name = graph.units[at(unit)].name;
     const auto there = number_in(module), here = number_in(name);
     if (there.has_value() != here.has_value() || there != here)
-      refuse(trace, fmt::format("{}: in order of forward, {} meets {}; {}", both, module, name, keys));
+      refuse(trace, "{}: in order of forward, {} meets {}; {}", both, module, name, keys);
     result.push_back(unit);
   }
-  if (result.size() != graph.units.size()) refuse(trace, fmt::format("{}; {}", both, keys));
+  if (result.size() != graph.units.size()) refuse(trace, "{}; {}", both, keys);
   return result;
 }
 
@@ -365,17 +367,19 @@ void check_device(const Forecast& forecast, const FsdpTrace& trace) {
   const bool of_gpus = forecast.plan.host == HostKind::kFeedsDevice;
   if (of_gpus == trace.of_gpu) return;
   if (!of_gpus) {
-    refuse(trace, fmt::format("is of {}, the cluster is '{}', whose ranks compute on the host: name "
-                              "the GPUs with --cluster, for example 8xh100",
-                      trace.device.empty() ? "a GPU" : trace.device, forecast.plan.cluster));
+    refuse(trace,
+        "is of {}, the cluster is '{}', whose ranks compute on the host: name "
+        "the GPUs with --cluster, for example 8xh100",
+        trace.device.empty() ? "a GPU" : trace.device, forecast.plan.cluster);
   }
-  refuse(trace, trace.device.empty()
-                    ? fmt::format("is of CPU ranks{}, whose times say nothing of '{}': name --cluster "
-                                  "local, or record on the GPUs with ProfilerActivity.CUDA",
-                          trace.facts.backend.empty() ? "" : " over " + trace.facts.backend, forecast.plan.cluster)
-                    : fmt::format("has no kernels of {}, so nothing tells how long they ran: record with "
-                                  "ProfilerActivity.CUDA",
-                          trace.device));
+  refuse(trace, "{}",
+      trace.device.empty()
+          ? fmt::format("is of CPU ranks{}, whose times say nothing of '{}': name --cluster "
+                        "local, or record on the GPUs with ProfilerActivity.CUDA",
+                trace.facts.backend.empty() ? "" : " over " + trace.facts.backend, forecast.plan.cluster)
+          : fmt::format("has no kernels of {}, so nothing tells how long they ran: record with "
+                        "ProfilerActivity.CUDA",
+                trace.device));
 }
 
 void check_job(const Forecast& forecast, const FsdpTrace& trace) {
@@ -387,15 +391,15 @@ void check_job(const Forecast& forecast, const FsdpTrace& trace) {
   }
   const std::int64_t world = forecast.plan.mesh.world();
   if (trace.world > 0 && trace.world != world) {
-    refuse(trace, fmt::format("the job has {} ranks, the plan {} (mesh.shard {} x mesh.replicate {})", trace.world,
-                      world, forecast.plan.mesh.shard, forecast.plan.mesh.replicate));
+    refuse(trace, "the job has {} ranks, the plan {} (mesh.shard {} x mesh.replicate {})", trace.world, world,
+        forecast.plan.mesh.shard, forecast.plan.mesh.replicate);
   }
   int microbatches = 0;
   for (const TraceRun& run : trace.steps.front().runs)
     if (run.kind == EventKind::kBackward) microbatches = std::max(microbatches, run.microbatch + 1);
   if (microbatches != forecast.plan.batch.accumulation) {
-    refuse(trace, fmt::format("a step of the job has {} micro-batch{}, the plan's {} (batch.accumulation)",
-                      microbatches, microbatches == 1 ? "" : "es", forecast.plan.batch.accumulation));
+    refuse(trace, "a step of the job has {} micro-batch{}, the plan's {} (batch.accumulation)", microbatches,
+        microbatches == 1 ? "" : "es", forecast.plan.batch.accumulation);
   }
 }
 
@@ -458,8 +462,8 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
       StepJoin::Result result = joiner.join(step, runs, trace.of_gpu);
       const auto found = std::ranges::count(result.found, true);
       if (2 * at(found) < result.found.size()) {
-        refuse(trace, fmt::format("step {} has {} of the plan's {} events: it is of another plan", step.number, found,
-                          result.found.size()));
+        refuse(trace, "step {} has {} of the plan's {} events: it is of another plan", step.number, found,
+            result.found.size());
       }
       if (rank.timelines.empty() && t == 0) {
         join.missing = missing_sentences(graph, names, result.found);

@@ -111,14 +111,13 @@ bool holds_cache(const LayerSpec& layer, const Plan& plan, const AttentionShape&
 bool takes_windows(const Plan& plan, const FamilyCode& code) {
   using enum AttentionKernel;
   const AttentionKernel kernel = plan.attention;
-  const bool is_titan = plan.experts < ExpertKernels::kTransformers;
   return kernel == kFa1 || kernel == kFa2 || kernel == kFa3 || kernel == kTriton ||
-         (code.flexible && is_titan && (kernel == kFlash || kernel == kFlex));
+         (code.flexible && plan.transformers() == 0 && (kernel == kFlash || kernel == kFlex));
 }
 
 bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& shape, std::int64_t sequence) {
   const bool is_outside = shape.window > 0 && sequence >= shape.window;
-  const bool makes_mask = code.masks && plan.experts >= ExpertKernels::kTransformers;
+  const bool makes_mask = code.masks && plan.transformers() > 0;
   return plan.batch.padded || plan.kernels.given_mask || code.indexed || makes_mask ||
          (is_outside && !takes_windows(plan, code));
 }
@@ -139,7 +138,7 @@ AttentionKernel dispatched(
   const bool half = plan.has_flash() && plan.compute_dtype() != DType::kFp32;
   if (half && shape.head_dim <= kWidestHead) return asked;
   // transformers repeats keys and values of wider heads itself (use_gqa_in_sdpa).
-  const bool repeats = shape.head_dim > kWidestHead && plan.experts >= ExpertKernels::kTransformers;
+  const bool repeats = shape.head_dim > kWidestHead && plan.transformers() > 0;
   return groups && !repeats && asked != kEfficient ? kMath : kEfficient;
 }
 

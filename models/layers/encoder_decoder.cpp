@@ -15,7 +15,6 @@
 
 #include "models/layers/block_parts.h"
 #include "models/layers/family_rows.h"
-#include "models/layers/layers.h"
 #include "sim/graph/layers/given_mask.h"
 
 namespace foreshard {

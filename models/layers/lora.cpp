@@ -23,7 +23,7 @@ bool is_router(const LayerSpec& layer, const Operation& op) {
 
 // In transformers 5 a router's weight is a parameter of its module, no nn.Linear.
 bool is_bare(const Plan& plan, const LayerSpec& layer, const Operation& op) {
-  return plan.experts == ExpertKernels::kTransformers && is_router(layer, op);
+  return plan.transformers() == 5 && is_router(layer, op);
 }
 
 // Whether PEFT (0.19 on; utils/transformers_weight_conversion.py, _convert_peft_config_moe) takes
@@ -33,7 +33,7 @@ bool adapts_stacks(const Plan& plan, const ModelSpec& model) {
   constexpr std::string_view kFamilies =
       " mixtral minimax_m2 qwen3_moe qwen3_next afmoe deepseek_v2 deepseek_v3 deepseek_v32 dots1 ernie4_5_moe glm4_moe "
       "glm4_moe_lite glm_moe_dsa solar_open mellum hunyuan_v1_moe flex_olmo olmoe exaone_moe cohere2_moe ";
-  return plan.experts == ExpertKernels::kTransformers && contains(kFamilies, ' ' + model.family + ' ');
+  return plan.transformers() == 5 && contains(kFamilies, ' ' + model.family + ' ');
 }
 
 // Whether a target says one of the words.

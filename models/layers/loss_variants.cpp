@@ -37,7 +37,6 @@
 #include <utility>
 
 #include "models/layers/module_kernels.h"
-#include "sim/base/error.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/layers/layer_writer.h"
 #include "sim/spec/checks/plan_check.h"
@@ -45,15 +44,15 @@
 namespace foreshard {
 namespace {
 
-Operation cross_entropy(std::string name) {
-  return Operation{.name = std::move(name), .kind = OperationKind::kSoftmaxLoss, .function = Function::kCrossEntropy};
+Operation cross_entropy() {
+  return Operation{.name = "cross_entropy", .kind = OperationKind::kSoftmaxLoss, .function = Function::kCrossEntropy};
 }
 
 LayerSpec one_kernel_loss(LayerSpec layer, bool in_place) {
   layer.tensors.resize(1);
   const Index loss = add_tensor(layer, {.name = "loss", .fixed = 1, .type = ElementType::kFp32});
   const Index logsumexp = add_tensor(layer, {.name = "logsumexp", .per_token = 1, .type = ElementType::kFp32});
-  Operation op = cross_entropy("cross_entropy");
+  Operation op = cross_entropy();
   op.inputs = {0};
   op.outputs = {loss, logsumexp};
   op.saved = {0, logsumexp};
@@ -89,7 +88,7 @@ LayerSpec chunked_loss(LayerSpec layer, const Plan& plan) {
   Operation split = pass("chunk", Function::kCopy, 0, views);  // backward concatenates
   split.backward_workspace = {add_tensor(layer, {.name = "chunk gradients", .per_token = vocabulary})};
 
-  Operation op = cross_entropy("cross_entropy");
+  Operation op = cross_entropy();
   op.inputs = {views};
   op.outputs = {loss, probabilities, fp32("chunk_fp32", part)};
   op.saved = {probabilities};

@@ -3,7 +3,6 @@
 #include <map>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "models/layers/mamba.h"

@@ -71,7 +71,7 @@ class ExpertRewriter : LayerWriter {
   ExpertRewriter(LayerSpec& layer, std::string_view family, const Plan& plan)
       : LayerWriter(layer),
         code_(row_of(kMixtureCode, family)),
-        loops_(plan.experts == ExpertKernels::kTransformers4),
+        loops_(plan.transformers() == 4),
         streams_fp32_(is_under_autocast(plan) && plan.kernels.residual == ModuleKernels::Residual::kFp32) {}
 
   void run() {
@@ -566,7 +566,7 @@ int place_of(const std::string& name, const MixtureCode& code, bool router_last)
 
 }
 
-void order_as_transformers(LayerSpec& layer, std::string_view family, ExpertKernels experts) {
+void order_as_transformers(LayerSpec& layer, std::string_view family, int transformers) {
   std::vector<ParameterSpec>& list = layer.parameters;
   const auto has = [&](std::string_view module) {
     return std::ranges::any_of(list, [&](const ParameterSpec& p) { return p.name.starts_with(module); });
@@ -574,7 +574,7 @@ void order_as_transformers(LayerSpec& layer, std::string_view family, ExpertKern
   const MixtureCode code = row_of(kMixtureCode, family);
   // (In transformers 4 those alone whose scores have a factor.)
   const bool has_factor = family.starts_with("deepseek") || family.starts_with("glm4") || family == "dots1";
-  const bool last = contains(kRouterLast, family) && (experts == ExpertKernels::kTransformers || has_factor);
+  const bool last = contains(kRouterLast, family) && (transformers == 5 || has_factor);
   const bool attends = has("self_attn.") || has("self_attention.") || code.norms_first;
   const bool sorts = has("layer.0.") || (attends && (has("mlp.") || has("block_sparse_moe.")));
   if (layer.role != LayerRole::kBlock || !sorts || code.as_used) return;

@@ -16,7 +16,6 @@
 #include "models/layers/variants.h"
 
 #include <algorithm>
-#include <map>
 #include <string>
 #include <utility>
 
@@ -28,7 +27,6 @@
 #include "models/layers/mamba.h"
 #include "models/layers/module_kernels.h"
 #include "models/layers/transformers_moe.h"
-#include "sim/base/error.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/layers/column_sums.h"
 #include "sim/graph/layers/given_mask.h"
@@ -262,7 +260,7 @@ void cache_keys(LayerSpec& layer, const Plan& plan) {
         ops, [&](const Operation& op) { return op.kind == OperationKind::kAttention && op.inputs.size() > input; });
     if (attends == ops.end()) return;
     // Latents are cached, which nothing else keeps (transformers 5).
-    if (attends->attention.value_dim > 0 && plan.experts != ExpertKernels::kTransformers4) return;
+    if (attends->attention.value_dim > 0 && plan.transformers() != 4) return;
     const Index from = attends->inputs[input];
     TensorSpec spec = tensor(layer, from);
     TensorSpec narrow = spec;
@@ -318,10 +316,10 @@ struct OwnMask {
 constexpr OwnMask kOwnMasks[] = {
     {"gpt_neo", LayerRole::kBlock}, {"gpt_bigcode", LayerRole::kEmbedding}, {"gpt2", LayerRole::kBlock, true}};
 
-void keep_own_mask(LayerSpec& layer, const ModelSpec& model, ExpertKernels code) {
+void keep_own_mask(LayerSpec& layer, const ModelSpec& model, int transformers) {
   const OwnMask mask = row_of(kOwnMasks, model.family);
   if (layer.role != mask.role || layer.role == LayerRole::kLoss) return;
-  if (mask.until_4 && code != ExpertKernels::kTransformers4) return;
+  if (mask.until_4 && transformers != 4) return;
   layer.resident_bytes += checked_multiply(model.max_positions, model.max_positions);
 }
 
@@ -500,7 +498,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
       for (ParameterSpec& each : layer.parameters)
         each.stored_as_computed |= layer.role == LayerRole::kBlock && !each.is_norm;
   }
-  if (plan.experts == ExpertKernels::kTransformers4)
+  if (plan.transformers() == 4)  // (modules, which adapters take)
     for (LayerSpec& layer : model.kinds) use_transformers_experts(layer, model.family, plan);
   for (LayerSpec& layer : model.kinds) cast_buffers(layer, plan);
   if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
@@ -516,15 +514,15 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   }
   if (plan.experts == ExpertKernels::kLoop) {
     for (LayerSpec& layer : model.kinds) loop_over_experts(layer);
-  } else if (plan.experts >= ExpertKernels::kTransformers) {
+  } else if (plan.transformers() > 0) {
     for (LayerSpec& layer : model.kinds) {
-      if (plan.experts == ExpertKernels::kTransformers) use_transformers_experts(layer, model.family, plan);
+      if (plan.transformers() == 5) use_transformers_experts(layer, model.family, plan);
       if (plan.lora.rank > 0) adapt_experts(layer, plan, model);
-      keep_own_mask(layer, model, plan.experts);
+      keep_own_mask(layer, model, plan.transformers());
       // ZeRO's flat groups and what it gathers one by one follow it, as do the buckets of a
       // DistributedDataParallel that makes them once.
       const bool makes_once = plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.find_unused_parameters;
-      if (is_zero(plan.runtime.kind) || makes_once) order_as_transformers(layer, model.family, plan.experts);
+      if (is_zero(plan.runtime.kind) || makes_once) order_as_transformers(layer, model.family, plan.transformers());
     }
   }
   multiply_experts_in_bf16(model, plan);

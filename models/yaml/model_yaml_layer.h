@@ -59,7 +59,6 @@ class DeclaredNames {
   std::int16_t find(const ConfigNode& node) const;  // throws where there is none
   const std::string& name(std::int16_t i) const { return names_[at(i)]; }
   const ConfigNode& node(std::int16_t i) const { return nodes_[at(i)]; }
-  std::size_t size() const { return names_.size(); }
 
  private:
   const char* noun_;

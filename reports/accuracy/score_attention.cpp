@@ -184,7 +184,7 @@ class AttentionJudge {
       }
       found = by_heads_.emplace(kind, differ).first;
     }
-    return found->second ? fold_of(row.heads, row.kv_heads, kFolds) : fold_of(row.sequence, row.batch, kFolds);
+    return found->second ? fold_of(row.heads, row.kv_heads) : fold_of(row.sequence, row.batch);
   }
 
   std::optional<Fitted> fitted(const std::string& key, const Gpu& gpu, std::size_t fewest, const Filter& filter) {

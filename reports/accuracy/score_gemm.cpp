@@ -108,7 +108,7 @@ class GemmJudge {
     const bool borrowed = rows.size() < kFewestRows;
     if (own < kFewestRows) return {curve, borrowed ? "another GPU" : "other sources", borrowed};
     if (others >= kSurface) return {fit(row, rows, kWholeTable), "source left out", false};
-    const std::size_t fold = fold_of(row.n, row.k, kFolds);
+    const std::size_t fold = fold_of(row.n, row.k);
     return {fit(row, rows, fold), "n and k left out", false};
   }
 
@@ -118,7 +118,7 @@ class GemmJudge {
     if (const auto found = fits_.find(key); found != fits_.end()) return found->second;
     std::vector<GemmRow> rest;
     for (const GemmRow& each : rows) {
-      const bool is_out = fold == kWholeTable ? each.source == row.source : fold_of(each.n, each.k, kFolds) == fold;
+      const bool is_out = fold == kWholeTable ? each.source == row.source : fold_of(each.n, each.k) == fold;
       if (!is_out) rest.push_back(each);
     }
     const GemmCurve& start = shipped(row.gpu, row.type);

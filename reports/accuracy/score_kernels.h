@@ -84,6 +84,6 @@ const Machine* machine_of(std::string_view key, const std::vector<Machine>& mach
 
 inline constexpr std::size_t kFolds = 6;
 // Folds so that rows of a family are in one; the same on every machine.
-std::size_t fold_of(double a, double b, std::size_t folds);
+std::size_t fold_of(double a, double b);
 
 }

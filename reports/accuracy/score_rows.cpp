@@ -59,10 +59,10 @@ const Machine* machine_of(std::string_view key, const std::vector<Machine>& mach
   return found == machines.end() ? nullptr : &*found;
 }
 
-std::size_t fold_of(double a, double b, std::size_t folds) {
+std::size_t fold_of(double a, double b) {
   std::uint64_t h = static_cast<std::uint64_t>(a) * 0x9E3779B97F4A7C15ULL;
   h = (h ^ static_cast<std::uint64_t>(b)) * 0xC2B2AE3D27D4EB4FULL;
-  return at((h >> 33) % folds);
+  return at((h >> 33) % kFolds);
 }
 
 }

@@ -5,7 +5,6 @@
 // The policy lets run what was built in and nothing else: scripts and style by their SHA-256, no
 // address to load from. Hashes are made when the program is configured (cmake/page.cmake).
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string>
 
 #include "reports/page/page.h"

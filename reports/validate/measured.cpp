@@ -3,13 +3,12 @@
 // is when the collective could move, and goes back into each rank's count.
 #include "reports/validate/measured.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "reports/report_parts.h"
+#include "sim/base/error.h"
 #include "sim/base/quantile.h"
 
 namespace foreshard {
@@ -144,17 +143,16 @@ void summarize_memory(const Cluster& cluster, const RunRecord& record, Report& r
 }
 
 void check_record(const EventGraph& graph, const RunRecord& record) {
-  const auto refuse = [](const std::string& what) { throw Error(ExitCode::kInvalidInput, what); };
   if (record.ranks.size() != at(record.paced ? 1 : record.world))
-    refuse(fmt::format("the run has records of {} of its {} ranks", record.ranks.size(), record.world));
+    throw invalid_input("the run has records of {} of its {} ranks", record.ranks.size(), record.world);
   for (const RankRecord& rank : record.ranks) {
     if (rank.timelines.empty() || rank.step_durations.empty())
-      refuse(fmt::format("the run ended before rank {} had finished a recorded step", rank.rank));
+      throw invalid_input("the run ended before rank {} had finished a recorded step", rank.rank);
     for (const MeasuredStep& step : rank.timelines) {
-      if (step.duration <= Time()) refuse(fmt::format("step {} of rank {} took no time", step.step, rank.rank));
+      if (step.duration <= Time()) throw invalid_input("step {} of rank {} took no time", step.step, rank.rank);
       if (step.spans.size() == graph.rows.size()) continue;
-      refuse(fmt::format("step {} of rank {} has {} events, the plan's step has {}", step.step, rank.rank,
-          step.spans.size(), graph.rows.size()));
+      throw invalid_input("step {} of rank {} has {} events, the plan's step has {}", step.step, rank.rank,
+          step.spans.size(), graph.rows.size());
     }
   }
 }

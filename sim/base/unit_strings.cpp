@@ -14,7 +14,6 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <vector>
 
 #include "sim/base/spelling.h"
 

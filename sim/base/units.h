@@ -93,10 +93,6 @@ struct PerSecond {
 using BytesPerSecond = PerSecond<Bytes>;
 using FlopsPerSecond = PerSecond<Flops>;
 
-// Seconds, as a double, that moving `bytes` or computing `flops` takes at a rate above zero.
-constexpr double seconds_of(Bytes bytes, BytesPerSecond rate) { return as_double(bytes.count()) / rate.value(); }
-constexpr double seconds_of(Flops flops, FlopsPerSecond rate) { return flops.count() / rate.value(); }
-
 // The sum and product, or Error(kInvalidInput) naming the operands where it exceeds 64 bits.
 constexpr std::int64_t checked_add(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "sim/base/error.h"
 #include "sim/base/integers.h"
 #include "sim/base/letters.h"
 #include "sim/base/lookup.h"
@@ -266,14 +265,13 @@ CollectivePrice CollectiveModel::price(CollectiveOperation operation, double byt
   const double ranks = ranks_;
   const double factor = busbw_factor(operation, ranks);
   const FabricTerm found = term(operation, bytes);
-  CollectivePrice price{found.algorithm, found.protocol, found.ctas, fabric_seconds(curve_, found), 0, curve_.evidence};
+  CollectivePrice price{found.algorithm, found.ctas, fabric_seconds(curve_, found), 0, curve_.evidence};
   if (!sweeps_.empty()) apply(operation, bytes, price);
   const bool one_domain = s.nodes == 1 && s.nvlink;
   const bool copies = operation == CollectiveOperation::kAllGather || operation == CollectiveOperation::kAllToAll;
   if (settings_.kernels == CollectiveKernels::kCopyEngine && one_domain && copies &&
       settings_.version >= NcclVersion{2, 28, 0}) {
     price.algorithm = NcclAlgorithm::kCopyEngine;
-    price.protocol = NcclProtocol::kSimple;
     price.ctas = 0;
     price.evidence = weaker(price.evidence, Evidence::kAssumed);
   }
@@ -287,7 +285,6 @@ CollectivePrice CollectiveModel::price(CollectiveOperation operation, double byt
     const double base = newer ? (sums ? 19.5 : 13.0) : 7.8;
     const double peak = newer ? (sums ? 1000 : 600) : (sums ? 480 : 320);
     price.algorithm = NcclAlgorithm::kSymmetric;
-    price.protocol = NcclProtocol::kSimple;
     price.seconds = base * kMicro + factor * bytes / (peak * kGiga);
     price.ctas = std::max(1, static_cast<int>((newer ? 32 : 16) / ranks));
     price.evidence = weaker(price.evidence, Evidence::kAssumed);

@@ -64,7 +64,6 @@ double fabric_seconds(const FabricCurve& curve, const FabricTerm& term);
 
 struct CollectivePrice {
   NcclAlgorithm algorithm = NcclAlgorithm::kRing;
-  NcclProtocol protocol = NcclProtocol::kSimple;
   int ctas = 0;  // multiprocessors that its kernel holds
   double seconds = 0;
   double busbw = 0;  // bytes/s of every GPU's link, as nccl-tests counts
@@ -84,7 +83,6 @@ class CollectiveModel {
   // rank gets one. Tokens choose ranks at random.
   double sent_once(double bytes, std::int64_t copies) const;
   FabricTerm term(CollectiveOperation operation, double bytes) const;
-  FabricKind kind() const { return fabric_.kind; }
   // The latent factor that its times are off by.
   Factor factor() const { return fabric_.system.nodes > 1 ? Factor::kInterNode : Factor::kIntraNode; }
 

@@ -10,7 +10,6 @@
 #include <array>
 #include <compare>
 #include <cstdint>
-#include <string>
 
 #include "sim/base/letters.h"
 #include "sim/spec/calibration.h"
@@ -29,7 +28,6 @@ enum class NcclAlgorithm : std::uint8_t {
   kCopyEngine,    // of symmetric windows, since 2.28: no multiprocessor runs it
   kSymmetric      // kernels on symmetric windows, since 2.27
 };
-inline constexpr std::size_t kNcclAlgorithms = 10;
 enum class NcclProtocol : std::uint8_t { kLL, kLL128, kSimple };
 inline constexpr std::size_t kNcclProtocols = 3;
 constexpr const char* to_string(NcclAlgorithm algorithm) {

@@ -6,7 +6,6 @@
 // written by adding to it. wakes are the exception: later rows set them, here as in push().
 #include <algorithm>
 
-#include "sim/base/error.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/step_builder.h"
 

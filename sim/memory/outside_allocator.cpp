@@ -35,6 +35,7 @@ constexpr std::int64_t kDriverGranularity = 2 * kMiB;
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kLL = 512 << 10;
 constexpr std::int64_t kLL128 = 4'915'200;
+constexpr std::int64_t kBuffer = 4 << 20;  // NCCL_BUFFSIZE's default
 
 // --- the context ---
 
@@ -76,18 +77,12 @@ struct Connection {
   std::int64_t receive = 0;
   std::int64_t send = 0;
 };
-Connection over_nvlink(const NcclSettings& settings) {
-  return {rounded(kPage + kLL + kLL128 + settings.buffer_size), rounded(kPage)};
-}
-Connection over_network(const NcclSettings& settings) {
-  const std::int64_t side = rounded(kLL128 + settings.buffer_size);
-  return {side, side};
-}
+constexpr Connection kOverNvlink = {rounded(kPage + kLL + kLL128 + kBuffer), rounded(kPage)};
+constexpr Connection kOverNetwork = {rounded(kLL128 + kBuffer), rounded(kLL128 + kBuffer)};
 
 class Nccl {
  public:
-  Nccl(const Cluster& cluster, NcclVersion version, const NcclSettings& settings)
-      : cluster_(cluster), version_(version), settings_(settings) {}
+  Nccl(const Cluster& cluster, NcclVersion version) : cluster_(cluster), version_(version) {}
 
   struct Uses {
     bool reduces_data = false;  // all-reduce of gradients
@@ -153,12 +148,11 @@ class Nccl {
       if (version_ >= NcclVersion{2, 28}) channels = std::min<std::int64_t>(channels, 16);
       else if (version_ >= NcclVersion{2, 25}) channels = std::max<std::int64_t>(channels, nvls_graph(system).ctas);
     }
-    return settings_.max_channels > 0 ? std::min(channels, settings_.max_channels) : channels;
+    return channels;
   }
 
   std::int64_t ring_bytes(const GroupLink& link, std::int64_t channels) const {
-    const Connection near = over_nvlink(settings_);
-    const Connection far = over_network(settings_);
+    const auto &near = kOverNvlink, &far = kOverNetwork;
     if (link.nodes == 1) return channels * (near.receive + near.send);
     if (link.ranks_per_node == 1) return channels * (far.receive + far.send);
     // Of this rank's channels those that end at its port: one side far, the other near.
@@ -168,8 +162,7 @@ class Nccl {
   }
 
   std::int64_t tree_bytes(const GroupLink& link, std::int64_t channels) const {
-    const Connection near = over_nvlink(settings_);
-    const Connection far = over_network(settings_);
+    const auto &near = kOverNvlink, &far = kOverNetwork;
     // What the ring does not have: the other direction of both neighbours.
     std::int64_t bytes = link.ranks_per_node > 2 ? channels * (near.receive + near.send) : 0;
     if (link.nodes > 1) {
@@ -189,7 +182,6 @@ class Nccl {
 
   const Cluster& cluster_;
   const NcclVersion version_;
-  const NcclSettings& settings_;
 };
 
 // What each communicator is used for, by its number in the graph.
@@ -223,13 +215,12 @@ NcclVersion nccl_of(const Runtime& runtime) {
   return nccl;
 }
 
-OutsideItems memory_outside(
-    const EventGraph& graph, const Cluster& cluster, const Runtime& runtime, const NcclSettings& settings) {
+OutsideItems memory_outside(const EventGraph& graph, const Cluster& cluster, const Runtime& runtime) {
   if (cluster.memory_outside_allocator)
     return {{"declared", *cluster.memory_outside_allocator, SizeEvidence::kDeclared, cluster.outside_source}};
   if (cluster.host_computes) return {};
   OutsideItems items = context_items(cluster.gpu);
-  const Nccl nccl(cluster, nccl_of(runtime), settings);
+  const Nccl nccl(cluster, nccl_of(runtime));
   const std::vector<Nccl::Uses> uses = uses_of(graph);
   for (std::size_t c = 0; c < graph.communicators.size(); ++c) {
     const Communicator& communicator = graph.communicators[c];

@@ -39,16 +39,9 @@ using OutsideItems = std::vector<OutsideItem>;
 // of the lower, one after all known ones that of the newest; runtime native: that of PyTorch 2.11.
 NcclVersion nccl_of(const Runtime& runtime);
 
-// NCCL's environment, at NCCL's defaults.
-struct NcclSettings {
-  std::int64_t buffer_size = std::int64_t{4} << 20;  // NCCL_BUFFSIZE
-  std::int64_t max_channels = 0;                     // NCCL_MAX_CTAS; 0: NCCL's own choice
-};
-
 // Empty where the host computes and nothing is declared. A cluster that declares a total
 // (memory_outside_allocator of a cluster file, or a measured profile) gets that as its only item.
-OutsideItems memory_outside(
-    const EventGraph& graph, const Cluster& cluster, const Runtime& runtime, const NcclSettings& settings = {});
+OutsideItems memory_outside(const EventGraph& graph, const Cluster& cluster, const Runtime& runtime);
 Bytes total(const OutsideItems& items);
 
 // Memory that a library takes from the caching allocator once and keeps.

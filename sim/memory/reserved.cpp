@@ -686,10 +686,6 @@ ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings
     profile.peak_reserved = std::max(profile.peak_reserved, next.peak_reserved);
   }
   profile.out_of_memory = replay.out_of_memory();
-  if (profile.out_of_memory) {
-    profile.out_of_memory_step = replay.step();
-    profile.out_of_memory_row = replay.row();
-  }
   profile.stats = replay.allocator().stats();
   profile.segments = replay.allocator().snapshot();
   return profile;
@@ -704,7 +700,6 @@ TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings
   s.traced = &traced.actions;
   s.allocator.record_history(&s.history);
   replay.run_step();
-  traced.step = replay.step();
   traced.segments = s.allocator.snapshot();
   for (std::size_t tensor = 0; tensor < s.block_of.size(); ++tensor) {
     if (s.block_of[tensor] == CachingAllocator::kNoBlock) continue;

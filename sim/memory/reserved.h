@@ -88,8 +88,6 @@ struct ReservedProfile {
   Bytes peak_reserved;  // of all steps
   // Where memory ran out for good; the replay ended there.
   bool out_of_memory = false;
-  int out_of_memory_step = 0;
-  EventId out_of_memory_row = kNoEvent;
   std::vector<HostStall> first_stalls;  // rows of step 1, ascending
   std::vector<HostStall> stalls;        // of the steady step
   AllocatorStats stats;                 // at the end
@@ -106,7 +104,6 @@ struct TracedStep {
   std::vector<TracedAction> actions;
   std::vector<SegmentState> segments;         // after the step
   std::vector<std::int32_t> buffer_of_block;  // by BlockState::id; -1: none
-  int step = 1;
 };
 
 // The replay step by step. Graph and times may go once it is made.

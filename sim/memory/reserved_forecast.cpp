@@ -101,9 +101,7 @@ ReservedForecast forecast_reserved(
   inputs.stops_when_settled = true;
   return decide(graph, plan, cluster, Order::kDevice, [&](const DeviceMemory& memory) {
     ReservedReplay replay(graph, plan.allocator, memory, inputs);
-    Settled settled = settle(replay);
-    settled.forecast.is_lower_bound = times == nullptr && records_streams(graph);
-    return settled;
+    return settle(replay);
   });
 }
 

@@ -16,8 +16,6 @@ struct ReservedForecast {
   Bytes peak;
   StepReserved first, steady;
   std::vector<HostStall> first_stalls, stalls;  // of step 1 and of a steady step
-  // Streams were recorded on blocks, and the replay had no times to tell when they come back.
-  bool is_lower_bound = false;
   // Memory is so short that every step gives cached segments back and asks for others; `steady` is
   // then the last of kMostReplayedSteps, or one that the next repeats.
   bool retries_for_good = false;

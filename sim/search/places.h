@@ -41,7 +41,6 @@ class Places {
   std::size_t size() const { return places_.size(); }
   const Place& operator[](std::size_t i) const { return places_[i]; }
   PlanOutcome& outcome(std::size_t i) { return outcomes_[i]; }
-  const PlanOutcome& outcome(std::size_t i) const { return outcomes_[i]; }
   Rank rank(std::size_t i) const { return {outcomes_[i].step, outcomes_[i].peak, i}; }
 
   Plan plan(std::size_t i) const;

@@ -18,8 +18,9 @@
 namespace foreshard {
 namespace {
 
-[[noreturn]] void fail(const std::string& message) {
-  throw Error(ExitCode::kInvalidInput, "PYTORCH_ALLOC_CONF: " + message);
+template <typename... Parts>
+[[noreturn]] void fail(fmt::format_string<Parts...> text, Parts&&... parts) {
+  throw invalid_input("PYTORCH_ALLOC_CONF: {}", fmt::format(text, std::forward<Parts>(parts)...));
 }
 
 bool is_power_of_two(std::int64_t value) { return value > 0 && std::has_single_bit(static_cast<std::uint64_t>(value)); }
@@ -67,14 +68,14 @@ class ConfParser {
     } else if (key == "per_process_memory_fraction") {
       s.per_process_memory_fraction = real(key);
       if (!(*s.per_process_memory_fraction >= 0 && *s.per_process_memory_fraction <= 1))
-        fail(fmt::format("invalid fraction:{}. Please set within (0, 1).", *s.per_process_memory_fraction));
+        fail("invalid fraction:{}. Please set within (0, 1).", *s.per_process_memory_fraction);
     } else if (key == "roundup_power2_divisions") {
       read_divisions(key);
     } else if (key == "expandable_segments") {
       s.expandable_segments = boolean(key);
     } else if (key == "backend") {
       const std::string value = word(key);
-      if (value != "native") fail(fmt::format("backend:{} is not modelled, only the native allocator is", value));
+      if (value != "native") fail("backend:{} is not modelled, only the native allocator is", value);
     } else if (key == "release_lock_on_cudamalloc" || key == "release_lock_on_hipmalloc" ||
                key == "pinned_use_cuda_host_register" || key == "pinned_use_hip_host_register" ||
                key == "pinned_use_background_threads" || key == "graph_capture_record_stream_reuse") {
@@ -82,7 +83,7 @@ class ConfParser {
     } else if (key == "pinned_num_register_threads" || key == "pinned_reserve_segment_size_mb") {
       integer(key);
     } else {
-      fail(fmt::format("Unrecognized key '{}' in CUDA allocator config.", key));
+      fail("Unrecognized key '{}' in CUDA allocator config.", key);
     }
   }
 
@@ -120,13 +121,13 @@ class ConfParser {
   }
 
   void expect(const char* sign) {
-    if (at_ >= words_.size()) fail(fmt::format("expected '{}' at the end", sign));
-    if (words_[at_] != sign) fail(fmt::format("expected '{}' but got '{}'", sign, words_[at_]));
+    if (at_ >= words_.size()) fail("expected '{}' at the end", sign);
+    if (words_[at_] != sign) fail("expected '{}' but got '{}'", sign, words_[at_]);
     ++at_;
   }
 
   const std::string& word(const std::string& key) {
-    if (at_ >= words_.size()) fail(fmt::format("Error, expecting {} value", key));
+    if (at_ >= words_.size()) fail("Error, expecting {} value", key);
     return words_[at_++];
   }
 
@@ -134,13 +135,13 @@ class ConfParser {
   Number number(const std::string& key, const char* what) {
     const std::string& text = word(key);
     const std::optional<Number> value = parse_number<Number>(text);
-    if (!value) fail(fmt::format("{} takes {}, got '{}'", key, what, text));
+    if (!value) fail("{} takes {}, got '{}'", key, what, text);
     return *value;
   }
 
   std::int64_t integer(const std::string& key) {
     const auto value = number<std::int64_t>(key, "a whole number");
-    if (value < 0) fail(fmt::format("{} takes a whole number, got '{}'", key, value));
+    if (value < 0) fail("{} takes a whole number, got '{}'", key, value);
     return value;
   }
 
@@ -148,14 +149,13 @@ class ConfParser {
 
   std::int64_t megabytes(const std::string& key, std::int64_t least) {
     const std::int64_t value = integer(key);
-    if (value < least) fail(fmt::format("CachingAllocator option {} too small, must be >= {}", key, least));
+    if (value < least) fail("CachingAllocator option {} too small, must be >= {}", key, least);
     return std::min(value, AllocatorSettings::kUnlimited / kMiB) * kMiB;
   }
 
   bool boolean(const std::string& key) {
     const std::string& value = word(key);
-    if (value != "True" && value != "False")
-      fail(fmt::format("{}: Expected 'True' or 'False' but got '{}'", key, value));
+    if (value != "True" && value != "False") fail("{}: Expected 'True' or 'False' but got '{}'", key, value);
     return value == "True";
   }
 

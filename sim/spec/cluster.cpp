@@ -10,8 +10,6 @@
 // node by node.
 #include "sim/spec/cluster.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <limits>
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <string>
 
 #include "sim/base/lookup.h"
 #include "sim/spec/model_spec.h"

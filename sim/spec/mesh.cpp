@@ -5,14 +5,6 @@
 
 namespace foreshard {
 
-std::vector<MeshAxis> Mesh::axes() const {
-  if (inner == MeshInner::kReplicate) return {{"shard", shard, replicate}, {"replicate", replicate, 1}};
-  std::vector<MeshAxis> list = {
-      {"replicate", replicate, fsdp() * tp}, {"shard", shard, cp * tp}, {"cp", cp, tp}, {"tp", tp, 1}};
-  if (pp > 1) list.insert(list.begin(), {"pp", pp, stage_ranks()});
-  return list;
-}
-
 GroupShape Mesh::group(MeshDim dim) const {
   switch (dim) {
     case MeshDim::kWorld: return {world(), 1};

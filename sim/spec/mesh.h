@@ -11,8 +11,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
-#include <vector>
 
 #include "sim/base/letters.h"
 #include "sim/spec/cluster.h"
@@ -47,13 +45,6 @@ constexpr const char* to_string(MeshDim dim) {
       dim, {"world", "batch", "loss", "replicate", "fsdp", "cp", "tp", "ep", "efsdp", "expert_replicate", "etp", "pp"});
 }
 
-struct MeshAxis {
-  std::string_view name;
-  std::int64_t size = 1;
-  std::int64_t stride = 1;  // from a rank of a group to the next
-  bool operator==(const MeshAxis&) const = default;
-};
-
 struct Mesh {
   std::int64_t shard = 1;
   std::int64_t replicate = 1;
@@ -85,8 +76,6 @@ struct Mesh {
   std::int64_t cp_index(std::int64_t rank) const { return rank / tp % cp; }
   std::int64_t efsdp_index(std::int64_t rank) const { return rank / (ep * etp) % efsdp(); }
 
-  // The dense axes, outer to inner; those of size 1 too.
-  std::vector<MeshAxis> axes() const;
   GroupShape group(MeshDim dim) const;
   bool operator==(const Mesh&) const = default;
 };

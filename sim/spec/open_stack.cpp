@@ -2,17 +2,12 @@
 // whoever reads what it wrote cannot answer it differently.
 #include "sim/spec/open_stack.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
-#include <set>
-#include <span>
-#include <sstream>
 
 #include "sim/base/embedded.h"
 #include "sim/base/lookup.h"

@@ -628,6 +628,11 @@ struct Plan {
   HostKind host = HostKind::kFeedsDevice;
   int compute_capability = 0;  // of the cluster's GPUs, major; 0: none is known
 
+  // Major version of transformers whose code the model is, as its experts tell; 0: another's code.
+  int transformers() const {
+    if (experts < ExpertKernels::kTransformers) return 0;
+    return experts == ExpertKernels::kTransformers4 ? 4 : 5;
+  }
   DType compute_dtype() const { return autocast.value_or(param_dtype); }
   // scaled_dot_product_attention may pick it on the cluster's GPUs.
   bool has_flash() const { return compute_capability == 0 || compute_capability >= 8; }

@@ -12,7 +12,6 @@
 #include <string_view>
 
 #include "sim/base/config.h"
-#include "sim/base/error.h"
 #include "sim/base/json.h"
 #include "sim/base/letters.h"
 #include "sim/spec/plan.h"

@@ -10,8 +10,6 @@
 #include <deque>
 #include <limits>
 #include <mutex>
-#include <optional>
-#include <span>
 
 #include "sim/base/embedded.h"
 #include "sim/base/lookup.h"

@@ -4,7 +4,6 @@
 
 #include "models/zoo.h"
 #include "sim/graph/training_step.h"
-#include "sim/memory/memory_profile.h"
 #include "sim/memory/reserved.h"
 
 namespace foreshard {

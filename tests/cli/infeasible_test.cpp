@@ -2,9 +2,7 @@
 // which is tried here.
 #include <gtest/gtest.h>
 
-#include "calibration/machines.h"
 #include "models/zoo.h"
-#include "planner/remedy.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "tests/cli/program.h"

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "models/layers/variants.h"
-#include "planner/job_search.h"
 #include "sim/search/judge.h"
 
 namespace foreshard {

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/view/views.h"
-#include "tests/reports/random_plans.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {

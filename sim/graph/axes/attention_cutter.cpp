@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/base/integers.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_part.h"
 #include "sim/spec/checks/plan_check.h"

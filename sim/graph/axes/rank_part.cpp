@@ -21,11 +21,9 @@
 
 #include <algorithm>
 #include <map>
-#include <string>
 #include <tuple>
 #include <utility>
 
-#include "sim/base/error.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_cutter.h"
 #include "sim/graph/axes/layer_part.h"

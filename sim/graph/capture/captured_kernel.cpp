@@ -10,7 +10,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>

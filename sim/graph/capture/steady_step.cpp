@@ -2,7 +2,6 @@
 // ends its step with the one that steps last, and one that steps its groups of parameters one after
 // the other (DeepSpeed's) with the last before the next backward. Without marks, the last p calls
 // equal the p before them, call by call: the smallest such p that holds a launch is the step.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>

@@ -126,7 +126,6 @@ class Fsdp2 final : public StepBuilder {
 
   Group& group(std::int32_t unit) { return groups_[at(unit)]; }
   std::int32_t count() const { return static_cast<std::int32_t>(groups_.size()); }
-  const Fsdp2Version& version() const { return version_; }
   bool replicated() const { return plan_.mesh.replicate > 1; }
   // Experts of a mesh with axes of their own have groups of their own.
   static bool of_experts(const UnitShape& s) { return s.sharded_over == MeshDim::kEfsdp; }

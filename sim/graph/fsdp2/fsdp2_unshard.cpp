@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "sim/graph/fsdp2/fsdp2_builder.h"
-#include "sim/graph/fsdp2/fsdp2_scope.h"
 
 namespace foreshard {
 

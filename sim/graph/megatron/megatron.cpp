@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/base/error.h"
 #include "sim/graph/megatron/megatron_builder.h"
 #include "sim/graph/runtimes.h"
 

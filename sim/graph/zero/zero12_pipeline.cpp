@@ -1,7 +1,6 @@
 // Stages as DeepSpeed's PipelineEngine runs them (0.19.8, runtime/pipe/engine.py). Compute waits for each transfer. All
 // arrive in one buffer and are copied twice: for the gradient, which is sent back, and to compute with. What was
 // returned goes with its backward; the last stage's, with what it received, when the next but one is there.
-#include "sim/base/error.h"
 #include "sim/graph/zero/zero12_builder.h"
 
 namespace foreshard {

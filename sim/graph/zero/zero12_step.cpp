@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/base/error.h"
 #include "sim/graph/zero/zero12_builder.h"
 
 namespace foreshard {

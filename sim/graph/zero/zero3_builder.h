@@ -63,7 +63,6 @@ class Zero3 final : public StepBuilder {
     bool coalesced = false;
     bool copied = false;  // its members are where their modules look for them
     bool by_all_reduce = false;
-    bool small_group = false;  // hpZ: from secondary shards
   };
 
   // --- zero3.cpp ---

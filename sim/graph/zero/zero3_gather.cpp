@@ -85,7 +85,7 @@ void Zero3::gather_group(Parameters group, bool small_group, bool coalesced) {
   const std::uint8_t communicator = small_group ? small_communicator_ : kShard;
   const std::int32_t unit = unit_of(group.front());
   const auto index = static_cast<std::int32_t>(handles_.size());
-  Handle& handle = handles_.emplace_back(Handle{.coalesced = coalesced, .small_group = small_group});
+  Handle& handle = handles_.emplace_back(Handle{.coalesced = coalesced});
   handle.by_all_reduce =
       handle.coalesced && !quantized && !small_group && plan_.zero.stage3_use_all_reduce_for_fetch_params;
   handle.first_member = static_cast<std::uint32_t>(members_.size());

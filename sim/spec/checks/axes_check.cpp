@@ -242,12 +242,11 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   // What is redistributed where a module begins (torchtitan 0.3), or as a plan of transformers has it (which has none
   // for experts with biases).
   const auto adds_biases = [](const Operation& op) { return op.groups > 1 && op.parameters.size() > 1; };
-  const bool is_by_plan = plan.experts == ExpertKernels::kTransformers && mesh.ep == 1 &&
-                          plan.tensor_parallel.tables != TensorParallel::Tables::kCut &&
-                          (!latent || contains(kWholeLatents, model.family)) &&
-                          std::ranges::none_of(model.kinds, [&](const LayerSpec& layer) {
-                            return std::ranges::any_of(layer.operations, adds_biases);
-                          });
+  const bool is_by_plan =
+      plan.transformers() == 5 && mesh.ep == 1 && plan.tensor_parallel.tables != TensorParallel::Tables::kCut &&
+      (!latent || contains(kWholeLatents, model.family)) &&
+      std::ranges::none_of(
+          model.kinds, [&](const LayerSpec& layer) { return std::ranges::any_of(layer.operations, adds_biases); });
   if (mesh.tp > 1 && !plan.tensor_parallel.sequence && (latent || experts > 1) && !is_titan_3(plan) && !is_by_plan) {
     return missing_capability("tensor_parallel.sequence",
         latent ? "latent attention is modelled with sequence parallel" : "experts are modelled with sequence parallel",

@@ -1,5 +1,4 @@
 // Which GPU a rank sits on, and which ranks are the groups of an axis.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>

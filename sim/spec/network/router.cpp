@@ -2,7 +2,6 @@
 //
 // The share of a tree: what links between switches leave of it, against what the ports alone would;
 // ports bind trees and rings alike, and NCCL's table knows them.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <fstream>
 
 #include "sim/base/lookup.h"

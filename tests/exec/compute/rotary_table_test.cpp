@@ -6,7 +6,6 @@
 #include <cmath>
 #include <numbers>
 
-#include "exec/compute/operations.h"
 #include "exec/engine/engine.h"
 #include "tests/exec/engine/engine_runs.h"
 

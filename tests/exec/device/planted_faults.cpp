@@ -7,9 +7,6 @@
 #include <ostream>
 #include <utility>
 
-#include "exec/comm/rank_threads.h"
-#include "exec/device/device_communicators.h"
-#include "exec/engine/schedule.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/training_step.h"
 #include "tests/exec/engine/engine_runs.h"

@@ -1,5 +1,4 @@
 // What a row's plan becomes.
-#include "interop/frameworks/training_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +12,6 @@
 #include "interop/steps/training_rows.h"
 #include "sim/base/error.h"
 #include "sim/base/lookup.h"
-#include "sim/spec/checks/plan_check.h"
 #include "tests/interop/training_cells.h"
 
 namespace foreshard::training_plan_test {

@@ -8,7 +8,6 @@
 #include "interop/steps/step_forecaster.h"
 #include "interop/steps/training_job.h"
 #include "interop/steps/training_rows.h"
-#include "sim/base/error.h"
 
 namespace foreshard::published_words_test {
 namespace {

@@ -3,11 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <string>
 
 #include "models/families.h"
 #include "models/layers/variants.h"
-#include "models/zoo.h"
 #include "sim/graph/layers/layer_program.h"
 
 namespace foreshard::delta_rule_test {

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "models/layers/layers.h"
 #include "models/zoo.h"
 #include "sim/graph/layers/layer_program.h"
 #include "sim/spec/checks/plan_check.h"

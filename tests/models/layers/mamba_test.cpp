@@ -5,7 +5,6 @@
 #include <string>
 
 #include "models/families.h"
-#include "models/layers/layers.h"
 #include "models/layers/variants.h"
 #include "models/zoo.h"
 #include "sim/base/error.h"

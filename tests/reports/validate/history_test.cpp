@@ -6,7 +6,6 @@
 
 #include "reports/accuracy/accuracy.h"
 #include "sim/base/error.h"
-#include "tests/reports/recorded.h"
 
 namespace foreshard {
 namespace {

@@ -53,11 +53,6 @@ TEST(Units, SumsInPlaceEqualSums) {
   EXPECT_EQ(flops.count(), 12);
 }
 
-TEST(Units, SecondsOfDividesByTheRate) {
-  EXPECT_DOUBLE_EQ(seconds_of(Bytes(50), BytesPerSecond(100)), 0.5);
-  EXPECT_DOUBLE_EQ(seconds_of(Flops(1e12), FlopsPerSecond(2e12)), 0.5);
-}
-
 TEST(Units, CheckedArithmeticThrowsInsteadOfOverflowing) {
   EXPECT_EQ(checked_add(kMax - 1, 1), kMax);
   EXPECT_EQ(checked_multiply(kMin, 1), kMin);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "sim/cost/cost_model.h"
 #include "sim/graph/training_step.h"
 #include "tests/support/fixtures.h"
 

@@ -106,13 +106,6 @@ TEST(OutsideAllocator, SmallReshardGroupsCostACommunicatorPerUnit) {
   EXPECT_EQ(mib(items, "post_forward: state"), units * 228);
 }
 
-TEST(OutsideAllocator, SettingsOfNccl) {
-  NcclSettings settings = {.max_channels = 8};
-  settings.buffer_size = kMiB;  // rounded(4096 + 524,288 + 4,915,200 + 1 MiB) = 8 MiB
-  const OutsideItems items = memory_outside(graph_of({8, 1}), cluster_of("hopper", 8), torch("2.11"), settings);
-  EXPECT_EQ(mib(items, "shard: ring, 8 channels"), 8 * (8 + 2));
-}
-
 TEST(OutsideAllocator, ADeclaredTotalIsTheOnlyItem) {
   const EventGraph graph = graph_of({8, 1});
   const OutsideItems items = memory_outside(graph, round_cluster(8), torch("2.11"));

@@ -9,7 +9,6 @@
 #include "sim/graph/axes/layer_cutter.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
-#include "sim/memory/reserved_forecast.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {

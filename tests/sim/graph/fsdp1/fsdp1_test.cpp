@@ -10,7 +10,6 @@
 #include "sim/graph/fsdp1/fsdp1_builder.h"
 #include "sim/graph/host_log.h"
 #include "sim/graph/training_step.h"
-#include "sim/memory/memory_profile.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard::fsdp1_test {

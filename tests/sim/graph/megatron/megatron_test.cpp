@@ -7,13 +7,11 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
-#include <numeric>
 #include <string>
 #include <utility>
 
 #include "models/layers/variants.h"
 #include "models/zoo.h"
-#include "sim/base/error.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/spec/checks/plan_check.h"

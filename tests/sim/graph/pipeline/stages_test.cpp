@@ -7,7 +7,6 @@
 
 #include <set>
 
-#include "models/zoo.h"
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"

@@ -9,8 +9,6 @@
 #include "sim/base/lookup.h"
 #include "sim/graph/host_log.h"
 #include "sim/graph/training_step.h"
-#include "sim/memory/memory_profile.h"
-#include "sim/spec/checks/plan_check.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard::zero3_test {
