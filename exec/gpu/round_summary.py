@@ -1,4 +1,7 @@
 """A round's results as tables: what a person reads first."""
+import pathlib
+import sys
+
 from round_plans import BESIDE
 from round_tools import read_json, read_rows
 
@@ -127,3 +130,8 @@ def summary(out, record):
     lines += table("Events by kind:", ["case", "kind", "events", "forecast ms", "measured ms", "error"],
                    list(kind_rows(plans + fsdp2)))
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":  # round_summary.py ROUND: of one that is kept
+    folder = pathlib.Path(sys.argv[1])
+    print(summary(folder, read_json(folder / "round.json")), end="")
