@@ -155,6 +155,7 @@ void add_dtypes(const TrainingRow& row, Assignments& plan) {
   const bool is_low = told_runtime(row) == "zero3" && row.word("optimizer_state") == "bf16";
   if (is_fsdp(row) || is_ddp(row) || is_low) plan.map("master_dtype");
   plan.map("optimizer_impl");
+  if (row.word("optimizer_impl") == "muon_fused" && told_runtime(row) == "ddp") plan.add("optimizer.kind=muon");
   plan.map("optimizer_state");
   plan.map("adapters");
 }
