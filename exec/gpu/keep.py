@@ -14,7 +14,7 @@ import tempfile
 
 from round_tools import unpack
 
-KEPT = ["round.json", "summary.md", "self_check.json", "plans.jsonl", "fsdp2.jsonl"]
+KEPT = ["round.json", "self_check.json", "plans.jsonl", "fsdp2.jsonl"]
 
 
 def copy(file, to):

@@ -82,7 +82,8 @@ Steps read_steps(const Capture& capture) {
       if (before >= 0) steps.held = std::max(steps.held, there - before);
     }
     constexpr std::int64_t kNumbers = 1 << 16;  // bytes: norms and losses have fewer
-    const bool is_collective = call.kind == CapturedCall::Kind::kCollective;
+    // (Muon's exchanges and products are of no axis.)
+    const bool is_collective = call.kind == CapturedCall::Kind::kCollective && before < 0;
     if (is_collective) read_exchange(call, name, ranks[call.values[0]], in_backward || call.thread != main, steps);
     const bool in_forward = !in_backward && call.thread == main && before < 0;
     if (is_collective && in_forward && call.values[1] > kNumbers) {
@@ -103,7 +104,7 @@ Steps read_steps(const Capture& capture) {
       ++steps.launches;
       steps.moved += kernel->kernel.bytes.count();
     }
-    if (call.kind == CapturedCall::Kind::kProduct) {
+    if (call.kind == CapturedCall::Kind::kProduct && before < 0) {
       constexpr std::int64_t kF16 = 2, kBf16 = 14;  // cudaDataType_t
       ++steps.products;
       steps.half_products += call.values[4] == kF16 || call.values[4] == kBf16 ? 1 : 0;
@@ -337,12 +338,14 @@ void add_optimizer(const Json& document, const Steps& steps, KeyWriter& out) {
   out.line("optimizer",
       fmt::format("{{kind: {}, implementation: {}, clip_norm: {}{}{}}}",
           name == "Adafactor" ? "adafactor"
+          : name == "Muon"    ? "muon"
           : states == 0       ? "sgd"
           : states == 1       ? "sgd-momentum"
                               : "adamw",
           implementation, steps.clip, late ? ", zero_grad: after_forward" : "",
-          name == "Adafactor" || document.contains("deepspeed") ? ""
-                                                                : steps_own(optimizers, steps, states, implementation)),
+          name == "Adafactor" || name == "Muon" || document.contains("deepspeed")
+              ? ""
+              : steps_own(optimizers, steps, states, implementation)),
       name);
 }
 

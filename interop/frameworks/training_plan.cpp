@@ -30,9 +30,11 @@ bool has_distributed_optimizer(const TrainingRow& row) {
          row.word("optimizer_impl") == "adamw_fused" && (norm == "rms_fused" || norm == "layer_norm_low_precision");
 }
 
+bool is_nanotron(const TrainingRow& row) { return row.word("stack") == "nanotron"; }
+
 // Over axes an optimizer that is partitioned alone is what Megatron-Core's is.
 bool is_megatron_core(const TrainingRow& row) {
-  return row.word("runtime") == "zero1" && (has_axes(row) || has_distributed_optimizer(row));
+  return row.word("runtime") == "zero1" && (has_axes(row) || has_distributed_optimizer(row) || is_nanotron(row));
 }
 
 // DDP has no offload. An optimizer on the host beside it (torchao's CPUOffloadOptimizer on one GPU)
@@ -50,8 +52,8 @@ std::string runtime_of(const TrainingRow& row) {
   if (runtime == "xla_fsdp" || (runtime == "fsdp2" && is_megatron(row) && !has_axes(row))) return "fsdp1";
   const std::optional<TorchVersion> torch = torch_version(row);
   if (runtime == "megatron") {  // PyTorch 2.3 is of the month in which its layers became others'
-    const bool is_local = torch && *torch < TorchVersion{2, 3} && !find_stack(likely_stack(row)) &&
-                          (!row.has("fp8") || row.word("fp8") == "none");
+    const bool is_local = is_nanotron(row) || (torch && *torch < TorchVersion{2, 3} && !find_stack(likely_stack(row)) &&
+                                                  (!row.has("fp8") || row.word("fp8") == "none"));
     return is_local ? fmt::format("megatron@{}", kLocalMegatron) : "megatron";
   }
   if (runtime.starts_with("zero") || runtime == "ddp") return std::string(runtime);
@@ -153,6 +155,7 @@ void add_dtypes(const TrainingRow& row, Assignments& plan) {
   const bool is_low = told_runtime(row) == "zero3" && row.word("optimizer_state") == "bf16";
   if (is_fsdp(row) || is_ddp(row) || is_low) plan.map("master_dtype");
   plan.map("optimizer_impl");
+  if (row.word("optimizer_impl") == "muon_fused" && told_runtime(row) == "ddp") plan.add("optimizer.kind=muon");
   plan.map("optimizer_state");
   plan.map("adapters");
 }
@@ -175,7 +178,10 @@ void add_axes(const TrainingRow& row, Assignments& plan) {
     if (row.count(axis, 1) > 1) plan.add(fmt::format("mesh.{}={}", axis, row.count(axis)));
   plan.map("cp_exchange");
   if (row.word("dispatcher") == "deepep") plan.add("expert_parallel.dispatcher=deepep");
-  if (row.word("sequence_parallel") == "no") plan.add("tensor_parallel.sequence=false");
+  if (row.has("sequence_parallel"))
+    plan.add(fmt::format("tensor_parallel.sequence={}", row.word("sequence_parallel") != "no"));
+  if (row.word("sequence_parallel") == "kept") plan.add("tensor_parallel.keeps_gathered=true");
+  if (const auto zipf = row.number("expert_zipf")) plan.add(fmt::format("expert_parallel.zipf={}", *zipf));
   if (row.count("async_tp") == 1) plan.add("tensor_parallel.async=true");
   plan.map("logits");
 }

@@ -7,11 +7,11 @@ namespace foreshard {
 
 // bitsandbytes (optim/optimizer.py, Optimizer2State.init_state): a byte an element and an fp32 number for each 256, but
 // fp32 of small ones and, as transformers' Trainer has it, of tables; paged from 100,000 elements on.
-std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParameterSpec& parameter, bool is_table) {
+std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParameterSpec& parameter, LayerRole role) {
   constexpr std::int64_t kFewest8bit = 4096, kBlock = 256, kFewestPaged = 100'000;
   const std::int64_t numel = parameter.numel();
   const auto bitsandbytes = [&](bool is_8bit, bool is_paged) {
-    is_8bit = is_8bit && !is_table && numel >= kFewest8bit;
+    is_8bit = is_8bit && role != LayerRole::kEmbedding && numel >= kFewest8bit;
     std::vector<StateTensor> list(2, {numel * (is_8bit ? 1 : 4), is_paged && numel >= kFewestPaged});
     if (is_8bit) list.insert(list.end(), 2, {(numel + kBlock - 1) / kBlock * 4});
     return list;
@@ -20,6 +20,9 @@ std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const Param
   const StateTensor moment{numel * size_of(dtype)};  // as the parameter is (zeros_like)
   switch (optimizer.kind) {
     case Optimizer::Kind::kAdamW: return {moment, moment};
+    case Optimizer::Kind::kMuon:
+      if (is_of_muon(optimizer, parameter, role)) return {moment};
+      return {moment, moment};
     case Optimizer::Kind::kSgd: return {};
     case Optimizer::Kind::kMomentum: return {moment};
     case Optimizer::Kind::kAdafactor: {
@@ -48,7 +51,7 @@ Bytes checkpoint_bytes(const ModelSpec& model, const Plan& plan) {
       const DType stored = parameter.stored_as_computed ? plan.param_dtype : plan.master_dtype;
       bytes = checked_add(bytes, checked_multiply(parameter.numel(), size_of(stored)));
       if (!parameter.trainable) continue;
-      for (const StateTensor& state : optimizer_state(plan.optimizer, parameter, layer.role == LayerRole::kEmbedding))
+      for (const StateTensor& state : optimizer_state(plan.optimizer, parameter, layer.role))
         bytes = checked_add(bytes, state.bytes);
     }
     of_kind.push_back(bytes);

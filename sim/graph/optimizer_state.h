@@ -14,8 +14,11 @@ struct StateTensor {
   bool is_paged = false;  // in managed memory, which no GPU allocator sees
 };
 
-// Of a parameter that is held whole, tensor by tensor; `is_table`: of an embedding.
-std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParameterSpec& parameter, bool is_table);
+// Of a parameter that is held whole, tensor by tensor.
+std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParameterSpec& parameter, LayerRole role);
+
+// Whether torch.optim.Muon steps it: a matrix of a block.
+bool is_of_muon(const Optimizer& optimizer, const ParameterSpec& parameter, LayerRole role);
 
 // Whether transformers' Trainer lets it decay (get_decay_parameter_names): no norm's, no bias.
 bool decays(const ParameterSpec& parameter);

@@ -742,7 +742,7 @@ Kernel StepBuilder::copy_kernel(std::int64_t bytes_moved) { return memory_kernel
 
 int StepBuilder::moments() const {
   using enum Optimizer::Kind;
-  if (plan_.optimizer.kind == kAdamW) return 2;
+  if (steps_by_adamw()) return 2;
   // Adafactor's of vectors, as shards of flat parameters are; others': none, or of another size than the parameter's
   // (ddp).
   return is_among(plan_.optimizer.kind, {kMomentum, kAdafactor}) ? 1 : 0;
@@ -754,8 +754,7 @@ std::int64_t StepBuilder::looped_operations() const {
   if (runtime != RuntimeKind::kDdp && runtime != RuntimeKind::kFsdp2) return 0;
   if (plan_.optimizer.operations > 0) return plan_.optimizer.operations;
   if (plan_.optimizer.kind == Kind::kAdafactor) return kAdafactorOperations;
-  const bool loops =
-      plan_.optimizer.kind == Kind::kAdamW && plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
+  const bool loops = steps_by_adamw() && plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
   return loops ? std::ssize(kForeachAdamWPasses) : 0;
 }
 
@@ -763,7 +762,7 @@ std::int64_t StepBuilder::listed_temporaries() const {
   const Optimizer& optimizer = plan_.optimizer;
   if (optimizer.implementation != Optimizer::Implementation::kForeach) return 0;
   if (optimizer.temporaries > 0) return optimizer.temporaries;
-  return optimizer.kind == Optimizer::Kind::kAdamW ? 1 : 0;
+  return steps_by_adamw() ? 1 : 0;
 }
 
 void StepBuilder::hold_temporaries(std::int64_t count, std::int32_t parts, bool on_host) {
@@ -787,7 +786,7 @@ std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const 
   else if (optimizer.kind == kAdafactor)
     for (const std::int64_t tensors : kAdafactorPasses) passes.push_back(tensors * master);
   else if (optimizer.kind == kPagedAdamW) passes = {3 * master + 16};
-  else if (optimizer.kind != kAdamW) passes = {3 * master + 4};  // of 8 bits: as fused, states of a byte
+  else if (!steps_by_adamw()) passes = {3 * master + 4};  // of 8 bits: as fused, states of a byte
   else if (is_fused)
     passes = {3 * master + 4 * state};  // reads parameter, gradient and moments, writes all but the gradient
   else

@@ -216,6 +216,12 @@ class StepBuilder {
   // torch.optim, _single_tensor_adamw: of each parameter a root as large as its moment, and what it
   // is divided to, which lives until the next parameter's is there.
   void step_one_by_one(const std::vector<Bytes>& moments, bool on_host);
+  // torch.optim.Muon's step of one matrix (muon.cpp), cut by rows over `ranks`.
+  void step_by_muon(std::int64_t rows, std::int64_t columns, std::int64_t ranks, std::uint8_t communicator);
+  // Of all parameters, or of those that Muon leaves.
+  bool steps_by_adamw() const {
+    return plan_.optimizer.kind == Optimizer::Kind::kAdamW || plan_.optimizer.kind == Optimizer::Kind::kMuon;
+  }
   std::int32_t allocate_persistent(MemoryCategory category, std::int32_t unit, Bytes bytes);
   std::int32_t allocate_persistent_parts(MemoryCategory category, std::int32_t unit, std::int32_t parts);
   // Unsharded gradients of the unit, made in pass `pass`: all but the last one, then that one.
@@ -445,6 +451,7 @@ class StepBuilder {
   // Works of add_collective, by kind, communicator, bytes, hooks, whether to a neighbour, caller, copies.
   std::map<std::tuple<EventKind, std::uint8_t, std::int64_t, std::int32_t, bool, Caller, std::uint16_t>, std::uint16_t>
       collective_works_;
+  std::map<std::array<std::int64_t, 3>, std::uint16_t> muon_works_;  // by rows, columns, which of the step
   EventId host_reads_ = kNoEvent;         // a row whose results the next row's issue waits for
   EventId unawaited_compute_ = kNoEvent;  // CPU ranks: a compute row the host has not waited for
   std::int32_t pending_hooks_ = 0;

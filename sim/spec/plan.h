@@ -475,7 +475,8 @@ struct Optimizer {
     kAdamW8bit,
     kPagedAdamW,
     kPagedAdamW8bit,
-    kTorchao8bit  // its AdamW8bit
+    kTorchao8bit,  // its AdamW8bit
+    kMuon          // torch.optim.Muon steps the matrices of blocks, AdamW the rest
   };
   // How AdamW is launched: foreach (PyTorch's default on GPUs; one temporary of the size of
   // exp_avg_sq), fused, or one tensor after the other.

@@ -22,8 +22,8 @@ namespace foreshard {
 // The word of each value of an enumeration; plan.h names most of them.
 const char* word_of(auto value) { return to_string(value); }
 constexpr const char* word_of(Optimizer::Kind kind) {
-  return word_at(kind,
-      {"adamw", "sgd", "sgd-momentum", "adafactor", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "torchao-8bit"});
+  return word_at(kind, {"adamw", "sgd", "sgd-momentum", "adafactor", "adamw-8bit", "paged-adamw", "paged-adamw-8bit",
+                           "torchao-8bit", "muon"});
 }
 constexpr const char* word_of(Optimizer::Implementation implementation) {
   return word_at(implementation, {"foreach", "fused", "loop"});

@@ -108,7 +108,9 @@ class Ddp final : public GradientHooks {
   void drop_copies();
   void optimizer(bool stepped);
   std::vector<std::int32_t> stepped() const;
-  std::int64_t own_elements() const;
+  const ParameterSpec& specification(std::int32_t p) const;
+  bool is_of_muon(std::int32_t p) const;
+  std::vector<std::int32_t> listed() const;  // of stepped(), what Muon leaves
   std::vector<std::int32_t> state_parts();
   void adafactor();
   UnitWork step_work(EventKind kind) const override;

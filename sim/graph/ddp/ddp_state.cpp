@@ -83,9 +83,18 @@ std::vector<std::int32_t> Ddp::stepped() const {
   return list;
 }
 
-std::int64_t Ddp::own_elements() const {
-  return sum_of<std::int64_t>(
-      stepped(), [&](const std::int32_t p) { return parameter(p).numel; });
+const ParameterSpec& Ddp::specification(std::int32_t p) const {
+  return spec_of(parameter(p).layer).parameters[at(parameter(p).index)];
+}
+
+bool Ddp::is_of_muon(std::int32_t p) const {
+  return foreshard::is_of_muon(plan_.optimizer, specification(p), spec_of(parameter(p).layer).role);
+}
+
+std::vector<std::int32_t> Ddp::listed() const {
+  std::vector<std::int32_t> list = stepped();
+  std::erase_if(list, [&](std::int32_t p) { return is_of_muon(p); });
+  return list;
 }
 
 // One list for each state of a parameter, with a tensor for each parameter that has it.
@@ -96,8 +105,7 @@ std::vector<std::int32_t> Ddp::state_parts() {
     const Parameter& p = parameter(own[i]);
     const LayerSpec& layer = spec_of(p.layer);
     std::size_t k = 0;
-    for (const StateTensor& state :
-        optimizer_state(plan_.optimizer, layer.parameters[at(p.index)], layer.role == LayerRole::kEmbedding)) {
+    for (const StateTensor& state : optimizer_state(plan_.optimizer, layer.parameters[at(p.index)], layer.role)) {
       if (state.is_paged) continue;
       if (k == lists.size()) lists.emplace_back(own.size());
       // (torch.optim's are like the parameter, of one that is stored in 16 bits by itself.)
@@ -117,17 +125,23 @@ void Ddp::persistent_memory(bool stepped) {
   allocate_buckets(/*persistent=*/true);
   if (!stepped) return;
   for (const std::int32_t parts : state_parts()) allocate_persistent_parts(MemoryCategory::kOptimizerState, -1, parts);
-  if (plan_.optimizer.kind != Optimizer::Kind::kAdamW) return;
+  if (!steps_by_adamw()) return;
   // Unless it is fused, AdamW keeps the number of steps on the host.
-  allocate_persistent_parts(MemoryCategory::kOptimizerState, -1,
-      add_part_list(std::vector<Bytes>(this->stepped().size(), allocated_size(4))));
+  allocate_persistent_parts(
+      MemoryCategory::kOptimizerState, -1, add_part_list(std::vector<Bytes>(listed().size(), allocated_size(4))));
   graph().buffers.back().on_host = plan_.optimizer.implementation != Optimizer::Implementation::kFused;
 }
 
 // --- the optimizer ---
 
 Ddp::UnitWork Ddp::step_work(EventKind kind) const {
-  if (kind == EventKind::kOptimizer) return step_work_of(kind, own_elements());
+  if (kind == EventKind::kOptimizer) {
+    std::int64_t elements = 0;
+    for (const std::int32_t p : listed()) elements += parameter(p).numel;
+    UnitWork work = step_work_of(kind, elements);
+    work.tensors = std::ssize(listed()) - std::ssize(stepped());  // Muon's have rows of their own
+    return work;
+  }
   std::int64_t elements = 0;  // (of all ranks alike)
   for (const Parameter& p : parameters()) elements += p.trained ? p.numel : 0;
   return step_work_of(kind, elements);
@@ -144,6 +158,8 @@ void Ddp::optimizer(bool stepped) {
     add_step_row(EventKind::kGradNorm, Stream::kCompute);
     add_step_row(EventKind::kGradScale, Stream::kCompute);
   }
+  for (const std::int32_t p : Ddp::stepped())
+    if (is_of_muon(p)) step_by_muon(specification(p).shape[0], specification(p).shape[1], 1, kReplicate);
   EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
   log({.kind = "optimizer_step"});
   const std::vector<std::int32_t> states = state_parts();
@@ -152,17 +168,17 @@ void Ddp::optimizer(bool stepped) {
   if (plan_.optimizer.kind == Optimizer::Kind::kAdafactor) adafactor();
   // torchao's states of eight bits are fp32 while a compiled step of their parameter runs.
   const bool widens = plan_.optimizer.kind == Optimizer::Kind::kTorchao8bit;
-  if (widens || (plan_.optimizer.kind == Optimizer::Kind::kAdamW &&
-                    plan_.optimizer.implementation == Optimizer::Implementation::kLoop)) {
+  if (widens || (steps_by_adamw() && plan_.optimizer.implementation == Optimizer::Implementation::kLoop)) {
     std::vector<Bytes> moments;
     const std::int64_t size = size_of(widens ? DType::kFp32 : plan_.optimizer.state);
-    for (const std::int32_t p : Ddp::stepped()) moments.emplace_back(parameter(p).numel * size);
+    for (const std::int32_t p : listed()) moments.emplace_back(parameter(p).numel * size);
     step_one_by_one(moments, false);
   }
   if (const std::int64_t count = listed_temporaries(); count > 0) {
-    auto sizes = list_of<Bytes>(Ddp::stepped(),
+    auto sizes = list_of<Bytes>(listed(),
         [&](const std::int32_t p) { return allocated_size(parameter(p).numel * size_of(plan_.optimizer.state)); });
-    hold_temporaries(count, states.empty() ? add_part_list(std::move(sizes)) : states.front(), false);
+    const bool as_states = !states.empty() && plan_.optimizer.kind != Optimizer::Kind::kMuon;
+    hold_temporaries(count, as_states ? states.front() : add_part_list(std::move(sizes)), false);
   }
   // _sync_params of ZeroRedundancyOptimizer: every parameter by itself from its owner.
   for (std::size_t rank = 0; rank < partition_.size(); ++rank) {
@@ -192,10 +208,7 @@ void Ddp::optimizer(bool stepped) {
 // first group are the parameters that decay, matrices (trainer.py, create_optimizer).
 void Ddp::adafactor() {
   std::vector<std::int32_t> order = stepped();
-  std::ranges::stable_partition(order, [&](std::int32_t p) {
-    const LayerSpec& layer = spec_of(parameter(p).layer);
-    return layer.parameters[at(parameter(p).index)].shape.size() > 1;
-  });
+  std::ranges::stable_partition(order, [&](std::int32_t p) { return specification(p).shape.size() > 1; });
   std::int32_t update = kNoBuffer, gradient = kNoBuffer, wide = kNoBuffer;
   for (const std::int32_t p : order) {
     const auto temporary = [&] {

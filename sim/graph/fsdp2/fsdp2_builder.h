@@ -105,9 +105,11 @@ class Fsdp2 final : public StepBuilder {
     std::int32_t unit = -1;        // -1: outside FSDP
     std::int64_t state_bytes = 0;  // of one moment
     std::int8_t part = 0;
-    bool replicated = false;  // ParameterSpec::replicated
-    bool stepped = true;      // UnitParameter::stepped
+    bool replicated = false;             // ParameterSpec::replicated
+    std::int64_t rows = 0, columns = 0;  // of a matrix that Muon steps
+    bool stepped = true;                 // UnitParameter::stepped
     std::int32_t ignored_gradient = kNoBuffer;
+    bool is_listed() const { return stepped && rows == 0; }  // what Muon leaves
   };
 
   struct HeldInput {  // ReduceScatterState

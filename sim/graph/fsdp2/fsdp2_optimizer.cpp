@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "sim/graph/fsdp2/fsdp2_builder.h"
+#include "sim/graph/optimizer_state.h"
 
 namespace foreshard {
 
@@ -41,6 +42,8 @@ void Fsdp2::list_trained() {
       trained.part = parameters[i].part;
       trained.replicated = p.replicated;
       trained.stepped = p.stepped;
+      if (const auto& shape = parameters[i].shape; is_of_muon(plan_.optimizer, parameters[i], spec_of(l).role))
+        trained.rows = shape[0], trained.columns = shape[1];
       if (is_ignored(parameters[i]))
         trained.ignored_gradient = first.first_buffer + graph().program(first).weight_gradients[i];
       else trained.unit = unit_of_part(l, parameters[i].part);
@@ -91,15 +94,25 @@ void Fsdp2::persistent_memory(StepNumber step) {
     }
   }
   if (step == StepNumber::kFirst) return;
-  if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) {
+  if (steps_by_adamw()) {
     // Unless it is fused, AdamW keeps the number of steps on the host.
-    const auto counters = std::ranges::count_if(trained_, &Trained::stepped);
+    const auto counters = std::ranges::count_if(trained_, &Trained::is_listed);
     hold(MemoryCategory::kOptimizerState, -1, add_part_list(std::vector<Bytes>(at(counters), allocated_size(4))));
     graph().buffers.back().on_host = on_host || !fused;
   }
   for (int moment = 0; moment < moments(); ++moment) {
     if (!ignored_states.empty()) hold(MemoryCategory::kOptimizerState, -1, add_part_list(ignored_states));
-    for (std::int32_t u = 0; u < count(); ++u) hold(MemoryCategory::kOptimizerState, u, shape(u).state_parts);
+    for (std::int32_t u = 0; u < count(); ++u) {
+      std::int32_t parts = shape(u).state_parts;
+      if (plan_.optimizer.kind == Optimizer::Kind::kMuon && moment > 0) {
+        std::vector<Bytes> rest;
+        for (const Trained& p : trained_)
+          if (p.unit == u && p.is_listed()) rest.push_back(allocated_size(p.state_bytes));
+        if (rest.empty()) continue;
+        parts = add_part_list(std::move(rest));
+      }
+      hold(MemoryCategory::kOptimizerState, u, parts);
+    }
   }
 }
 
@@ -198,9 +211,11 @@ void Fsdp2::optimizer(StepNumber step) {
   if (logging_) log("optimizer_begin");
   balance_routers();
   const EventKind kind = plan_.offload == Offload::kNone ? EventKind::kOptimizer : EventKind::kHostOptimizer;
-  const EventId last = add_step_row(kind, Stream::kCompute);
-  const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
+  const bool adam = steps_by_adamw();
   if (step == StepNumber::kFirst) create_optimizer_states();
+  for (const Trained& p : trained_)
+    if (p.rows > 0 && p.stepped) step_by_muon(p.rows, p.columns, plan_.mesh.shard, kShard);
+  const EventId last = add_step_row(kind, Stream::kCompute);
   // torch.optim steps tensors and DTensors together only one by one.
   const bool loops =
       plan_.optimizer.implementation == Optimizer::Implementation::kLoop || plan_.ignored == Ignored::kNorms;
@@ -208,7 +223,7 @@ void Fsdp2::optimizer(StepNumber step) {
   } else if (adam && loops) {
     std::vector<Bytes> moments;
     for (const Trained& p : trained_)
-      if (p.stepped) moments.emplace_back(p.state_bytes);
+      if (p.is_listed()) moments.emplace_back(p.state_bytes);
     step_one_by_one(moments, plan_.offload != Offload::kNone);
   } else if (listed_temporaries() > 0) {
     if (adam) {  // what the counters on the host are increased by
@@ -225,7 +240,7 @@ void Fsdp2::optimizer(StepNumber step) {
     // A stage of a pipeline has an optimizer of its own.
     std::int32_t layer = 0;
     for (const Trained& p : trained_) {
-      if (!p.stepped) continue;
+      if (!p.is_listed()) continue;
       for (; is_pipelined() && layer <= modules_of(p.unit).front().layer; ++layer)
         if (model_.order[at(layer)].begins_stage && !sizes.empty()) step_listed();
       sizes.push_back(allocated_size(p.state_bytes));
@@ -255,8 +270,8 @@ void Fsdp2::create_optimizer_states() {
   };
   for (const Trained& p : trained_) {
     if (!p.stepped) continue;
-    if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) create(4, on_host || !fused);
-    for (int moment = 0; moment < moments(); ++moment) create(p.state_bytes, on_host);
+    if (steps_by_adamw() && p.is_listed()) create(4, on_host || !fused);
+    for (int moment = 0; moment < (p.rows > 0 ? 1 : moments()); ++moment) create(p.state_bytes, on_host);
   }
 }
 

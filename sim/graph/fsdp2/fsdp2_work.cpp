@@ -140,7 +140,16 @@ Fsdp2::UnitWork Fsdp2::step_work(EventKind kind) const {
     if (kind == EventKind::kOptimizer) elements -= shape(u).unstepped_local_numel;
     in_fp8 = checked_add(in_fp8, shape(u).fp8_shard_numel);
   }
+  std::int64_t by_muon = 0;
+  if (kind == EventKind::kOptimizer) {
+    for (const Trained& p : trained_) {
+      if (p.rows == 0 || !p.stepped) continue;
+      elements -= p.state_bytes / size_of(plan_.optimizer.state);
+      ++by_muon;
+    }
+  }
   UnitWork work = step_work_of(kind, elements);
+  work.tensors = -by_muon;                          // they have rows of their own
   if (kind == EventKind::kOptimizer && in_fp8 > 0)  // their greatest values, for the scales
     work.kernels.push_back(memory_kernel(MemoryClass::kOptimizer, in_fp8 * master_size()));
   return work;

@@ -12,7 +12,7 @@
 namespace foreshard {
 namespace {
 
-void append(std::string& note, std::string_view more) {
+void append_words(std::string& note, std::string_view more) {
   if (!note.empty() && !more.empty()) note += ' ';
   note += more;
 }
@@ -20,7 +20,7 @@ void append(std::string& note, std::string_view more) {
 }
 
 LibraryEvent& Zero3::log(std::string_view kind, std::string unit, std::string note) {
-  append(note, fmt::format("live={} gather_buffers={}", coordinator_->live(), flat_bytes_));
+  append_words(note, fmt::format("live={} gather_buffers={}", coordinator_->live(), flat_bytes_));
   LibraryEvent& event = log_.emplace_back();
   event.microbatch = microbatch();
   event.kind = kind;
@@ -33,7 +33,7 @@ LibraryEvent& Zero3::log(std::string_view kind, std::string unit, std::string no
 void Zero3::log_collective(
     std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out, const std::string& note) {
   std::string whole = note_;
-  append(whole, note);
+  append_words(whole, note);
   LibraryEvent& event = log(kind, unit_, std::move(whole));
   event.bytes_in = bytes_in;
   event.bytes_out = bytes_out;

@@ -104,7 +104,7 @@ constexpr PlanKey kComputeKeys[] = {
         "lora.modules_to_save", kSavedModules, read_saved_modules(n, d.plan.lora), written_saved_modules(p.lora),
         .quiet = true, .told = [](const Plan& p) { return p.lora.rank > 0; }),
     FORESHARD_WORD(ignored, kUpTo<Ignored::kPacked>),
-    FORESHARD_WORD(optimizer.kind, kUpTo<Optimizer::Kind::kTorchao8bit>),
+    FORESHARD_WORD(optimizer.kind, kUpTo<Optimizer::Kind::kMuon>),
     FORESHARD_WORD(optimizer.implementation, kUpTo<Optimizer::Implementation::kLoop>),
     FORESHARD_WORD(optimizer.groups, kUpTo<Optimizer::Groups::kDecay>, .quiet = true),
     FORESHARD_WORD(optimizer.state, kUpTo<DType::kFp32>),
