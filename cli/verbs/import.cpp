@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -12,10 +13,15 @@
 #include "interop/capture/capture_import.h"
 #include "interop/network/nccl_log.h"
 #include "interop/network/topology_import.h"
+#include "planner/job.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 #include "sim/base/lookup.h"
 #include "sim/base/text_file.h"
+#include "sim/graph/capture/capture_graph.h"
+#include "sim/graph/training_step.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/memory/outside_allocator.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {
@@ -39,6 +45,36 @@ ExitCode run_import(const ImportOptions& options) {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+// What no plan has shows in the whole: the plan, lowered again, beside the step that was captured.
+void compare_steps(const Capture& capture, const std::string& file, ImportLedger& ledger) {
+  constexpr double kMost = 0.03;
+  const auto differs = [&](const std::string& why) {
+    ledger.push_back({Mapping::kUnsupported, "the whole step", "", why, file, 0});
+  };
+  try {
+    JobOptions options;
+    options.plan = file;
+    const Job job = load_job(options);
+    const Plan& plan = job.resolved.plan;
+    const EventGraph graph = build_training_step(job.model, plan);
+    std::int64_t held = capture_graph(capture).peak_allocated.count();
+    if (capture.told_allocated == held) held = capture.told_requested;
+    held -= sum_of<Bytes>(library_buffers(graph, job.cluster, plan.runtime), &LibraryBuffer::bytes).count();
+    const double off = as_double(peak_allocated(graph).count()) / as_double(held) - 1;
+    if (held <= 0 || std::abs(off) <= kMost) return;
+    differs(
+        fmt::format("the plan holds {:.0f} % {} at its peak than the program, whose step has what no line above "
+                    "names: foreshard predict --capture forecasts it as it is",
+            100 * std::abs(off), off > 0 ? "more" : "less"));
+  } catch (const Error& error) {
+    differs(error.what());
+  }
+}
+
+}
+
 bool is_capture_folder(const std::string& path) { return fs::exists(fs::path(path) / "capture.json"); }
 
 ExitCode import_capture(const CaptureImportOptions& options) {
@@ -52,10 +88,11 @@ ExitCode import_capture(const CaptureImportOptions& options) {
   const fs::path seen_from = fs::path(options.plan).parent_path();
   const fs::path named = fs::relative(fs::absolute(model), seen_from.empty() ? "." : seen_from);
   const std::string name = !contains(named.string(), '/') ? "./" + named.string() : named.string();
-  const CapturedPlan made = plan_of_capture(first, name, captures);
+  CapturedPlan made = plan_of_capture(first, name, captures);
   read_plan(parse_yaml(made.plan, "the imported plan"));  // throws where a key has no such value
   if (!options.out.empty()) write_file(options.out, made.model);
   if (!options.plan.empty()) write_file(options.plan, made.plan);
+  if (!options.out.empty() && !options.plan.empty()) compare_steps(first, options.plan, made.ledger);
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.import/1",
         {{"format", "capture"}, {"model", made.model}, {"plan", made.plan}, {"ledger", ledger_json(made.ledger)}}));

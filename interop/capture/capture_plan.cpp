@@ -269,13 +269,21 @@ Json packed_config(const Json& document) {
 void add_adapters(const Json& document, KeyWriter& out) {
   const Json lora = document.value("lora", Json());
   if (!lora.is_object()) return;
+  const Json parameters = document.value("parameters", Json::array());
+  const bool is_dora = std::ranges::any_of(
+      parameters, [](const Json& parameter) { return contains(parameter.value("name", ""), "lora_magnitude_vector"); });
+  if (is_dora || lora.value("rank", 0) < 1) {
+    throw Error(ExitCode::kMissingCapability,
+        "the capture: adapters are {}, which no plan has; foreshard predict --capture forecasts the step as it is",
+        is_dora ? "DoRA's" : "not LoRA's");
+  }
   const Json targets = lora.value("targets", Json("all-linear"));
   const std::string names = targets.is_string()
                                 ? targets.get<std::string>()
                                 : fmt::format("[{}]", fmt::join(targets.get<std::vector<std::string>>(), ", "));
   bool is_packed = false, has_master = false;
   std::string base = "master";
-  for (const Json& parameter : document.value("parameters", Json::array())) {
+  for (const Json& parameter : parameters) {
     if (parameter.value("trainable", true)) continue;
     const std::string dtype = parameter.value("dtype", "");
     is_packed |= dtype == "torch.uint8";

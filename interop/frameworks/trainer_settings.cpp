@@ -432,12 +432,16 @@ class TrainerReader {
       reader_.assume("batch.padded", "true", "samples that are not packed are padded");
   }
 
-  // trl/trainer/sft_trainer.py: every loss takes the head's product by tiles but Liger's.
+  // trl/trainer/sft_trainer.py: every loss takes the head's product by tiles.
   void read_loss() {
     reader_.ignore("loss_type", "loss");
     const ConfigNode* smoothing = reader_.find("label_smoothing_factor");
     if (smoothing != nullptr && smoothing->as_double() > 0) reader_.map("label_smoothing_factor", "loss", "smoothed");
     else if (is_of("TRL") && !plan_.has("loss")) reader_.assume("loss", "tiled-linear", "TRL's");
+    if (is_of("TRL") && plan_.value("loss") == "liger") {
+      reader_.assume("loss", "tiled-linear", "TRL leaves Liger's loss out");
+      reader_.assume("kernels.activation", "liger", "use_liger_kernel");
+    }
     if (is_of("TRL")) read_labelled();
   }
 

@@ -121,7 +121,8 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
   const std::string accelerate = minor_of(versions.at("accelerate").as_string());
   if (runtime != "ddp") plan.add("trainer", titan ? "torchtitan" : "accelerate@" + accelerate);
   plan.add("batch.micro_batch", words.number("batch", 2));
-  if (words.word("task", "clm") != "vit") plan.add("batch.sequence", words.number("seq", 1024));
+  if (words.word("task", "clm") == "vit") plan.add("batch.prefetched", "false");  // the loop makes batches one by one
+  else plan.add("batch.sequence", words.number("seq", 1024));
   plan.add("batch.accumulation", words.number("accum", 1));
   if (words.word("mask", "") == "padded") plan.add("batch.padded", "true");
   if (words.word("precision", "bf16") == "no") plan.add("dtype.param", "fp32");
@@ -148,9 +149,17 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
 }
 
 HfConfig model_of_case(const std::filesystem::path& file, const ConfigNode& root) {
-  if (const ConfigNode* config = root.find("config")) return parse_hf_config(*config, file.stem().string());
-  const std::string folder = root.at("case").at("config").as_string();
-  return read_hf_config(file.parent_path() / folder / "config.json");
+  const ConfigNode* config = root.find("config");
+  HfConfig model = config != nullptr
+                       ? parse_hf_config(*config, file.stem().string())
+                       : read_hf_config(file.parent_path() / root.at("case").at("config").as_string() / "config.json");
+  // transformers 5, models/t5/configuration_t5.py: T5's head is tied whatever the file says, unless a checkpoint has
+  // one.
+  constexpr std::string_view kTied[] = {"t5", "mt5", "umt5"};
+  const ConfigNode* transformers = root.at("result").at("versions").find("transformers");
+  const bool is_5 = transformers != nullptr && transformers->as_string().starts_with("5.");
+  model.dims.tied |= is_5 && contains(kTied, model.dims.family);
+  return model;
 }
 
 // --- comparison ---

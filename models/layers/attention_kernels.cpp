@@ -134,8 +134,10 @@ AttentionKernel dispatched(
   const bool groups = shape.kv_heads != shape.heads && plan.attention != AttentionKernel::kFlashAllHeads;
   if (groups && shape.broadcasts) return kMath;
   if (!plan.has_flash() && plan.compute_dtype() == DType::kBf16 && asked != kEfficient) return kMath;
-  if (masked || bias == ScoreBias::kZeros) return kEfficient;
   const bool half = plan.has_flash() && plan.compute_dtype() != DType::kFp32;
+  constexpr std::int64_t kWidestOfCudnn = 128;
+  if (masked && asked == kCudnn && half && shape.head_dim <= kWidestOfCudnn) return kCudnn;
+  if (masked || bias == ScoreBias::kZeros) return kEfficient;
   if (half && shape.head_dim <= kWidestHead) return asked;
   // transformers repeats keys and values of wider heads itself (use_gqa_in_sdpa).
   const bool repeats = shape.head_dim > kWidestHead && plan.transformers() > 0;
@@ -312,10 +314,16 @@ std::vector<Operation> eager(
   const Indices qkv = out.heads(op.inputs);
   const bool copies = plan.batch.micro_batch > 1;
   const bool expands = out.expands(plan);
-  const Index k = expands ? qkv[1] : out.repeat("k_repeat", qkv[1], shape.head_dim);
-  const Index v = expands ? qkv[2] : out.repeat("v_repeat", qkv[2], shape.values());
-  const auto rows = [&](const char* name, Index t, bool is_copy) { return copies && !is_copy ? out.copy(name, t) : t; };
   const bool repeats = shape.kv_heads != shape.heads;
+  // Of one sequence heads are views of the joined projection, but for those that the cache has copied.
+  const bool caches = plan.kernels.keeps_cache && op.inputs.size() == 1 && !copies && !repeats;
+  const auto heads = [&](const char* repeat, const char* cached, Index from, std::int64_t width) {
+    if (caches) return out.copy(cached, from);
+    return expands ? from : out.repeat(repeat, from, width);
+  };
+  const Index k = heads("k_repeat", "cached k", qkv[1], shape.head_dim);
+  const Index v = heads("v_repeat", "cached v", qkv[2], shape.values());
+  const auto rows = [&](const char* name, Index t, bool is_copy) { return copies && !is_copy ? out.copy(name, t) : t; };
   const bool widens = code.fp32_scores && plan.compute_dtype() != DType::kFp32;
   ElementType type = widens ? ElementType::kFp32 : kCompute;
   const auto factor = [&](const char* name, Index t) { return widens ? out.cast(name, t, type) : t; };
@@ -467,7 +475,8 @@ std::vector<Operation> fused(
   const bool by_heads = !efficient && plan.kernels.rope == ModuleKernels::Rope::kReal && op.inputs.size() == 3 &&
                         is_concatenated(layer, op.inputs.front());
   Written out(layer, op, plan);
-  const bool repeats = efficient || plan.attention == AttentionKernel::kFlashAllHeads;
+  const bool repeats =
+      efficient || (masked && kernel == AttentionKernel::kCudnn) || plan.attention == AttentionKernel::kFlashAllHeads;
   // (One head is expanded to all, a view: the kernel's gradients of all are summed up behind it.)
   if (repeats && op.inputs.size() == 3 && op.attention.kv_heads > 1) {
     const bool holds = holds_cache(layer, plan, op.attention);

@@ -219,11 +219,11 @@ void share_quantised_inputs(LayerSpec& layer) {
 }
 
 // silu(a) * b is one operation, where b is: the product that makes b may stand between them, which
-// would part them in regions. silu(a) is never written.
+// would part them in regions. silu(a) is never written. Liger's kernels (in_place) are of gelu(a), too.
 void fuse_silu(LayerSpec& layer, bool in_place) {
   std::vector<Operation>& ops = layer.operations;
   for (std::size_t s = 0; s < ops.size(); ++s) {
-    if (ops[s].function != Function::kSilu) continue;
+    if (ops[s].function != Function::kSilu && !(in_place && ops[s].function == Function::kGelu)) continue;
     const Index silu = ops[s].outputs.front();
     const auto reads = [&](const Operation& op) { return contains(op.inputs, silu); };
     if (std::count_if(ops.begin(), ops.end(), reads) != 1) continue;

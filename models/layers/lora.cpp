@@ -80,7 +80,8 @@ class Adapter : LayerWriter {
     Operation& op = operation(name, OperationKind::kGemm, Function::kMatrixProduct, {input}, {output});
     op.saved = {input};
     op.parameters = {parameter(name + ".default.weight", {n, k})};
-    layer_.parameters.back().stored_as_computed = lora_.base == Lora::Base::kNf4Master;
+    const bool as_loaded = plan_.runtime.kind == RuntimeKind::kDdp && !lora_.autocast_adapter_dtype;
+    layer_.parameters.back().stored_as_computed = as_loaded || lora_.base == Lora::Base::kNf4Master;
     op.n = n;
     op.k = k;
     return output;

@@ -256,7 +256,7 @@ class Rewriter {
     if (is_rotary_cast(o) || skip_rotary(o)) return;
     if (op.function == Function::kRotary && plan_.kernels.rope != Rope::kComplex) return add_rotary(o);
     if (op.function == Function::kGelu && numerics_.gelu_new &&
-        plan_.kernels.activation == ModuleKernels::Activation::kEager)
+        plan_.kernels.activation != ModuleKernels::Activation::kFused)
       return add_gelu_new(op);
     if (is_loss_cast(op)) {  // log_softmax takes a dtype; transformers' losses cast themselves
       renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();

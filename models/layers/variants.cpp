@@ -555,7 +555,8 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     if (plan.recompute_keeps == SelectivePolicy::kDotsExceptMlp) keep_dots_except_mlp(layer);
     if (plan.recompute_keeps == SelectivePolicy::kModules) keep_modules(layer);
     if (plan.float8 != Float8::kNone && !layer.wide) apply_float8(layer, plan);
-    if (plan.loss.chunks == 1) fuse_silu(layer, true);  // Liger
+    const bool is_liger = plan.kernels.activation == ModuleKernels::Activation::kLiger;
+    if (plan.loss.chunks == 1 || is_liger) fuse_silu(layer, true);
     if (plan.compile != Compile::kNone) compile(layer);
   }
   return model;

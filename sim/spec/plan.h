@@ -301,8 +301,8 @@ struct ModuleKernels {
   enum class Rope : std::uint8_t { kComplex, kReal, kFused };
   enum class Residual : std::uint8_t { kCompute, kFp32 };  // dtype of the stream between blocks
   // Activation functions: one kernel each, or as their modules are written (kEager: gelu_new is
-  // seven operations; models/layers/module_kernels.cpp).
-  enum class Activation : std::uint8_t { kFused, kEager };
+  // seven operations; models/layers/module_kernels.cpp). kLiger: one kernel with the product, which keeps gate and up.
+  enum class Activation : std::uint8_t { kFused, kEager, kLiger };
   Norm norm = Norm::kCompute;
   Rope rope = Rope::kComplex;
   Residual residual = Residual::kCompute;
@@ -331,7 +331,7 @@ constexpr const char* to_string(ModuleKernels::Norm norm) {
 constexpr const char* to_string(ModuleKernels::Rope rope) { return word_at(rope, {"complex", "real", "fused"}); }
 constexpr const char* to_string(ModuleKernels::Residual residual) { return word_at(residual, {"compute", "fp32"}); }
 constexpr const char* to_string(ModuleKernels::Activation activation) {
-  return word_at(activation, {"fused", "eager"});
+  return word_at(activation, {"fused", "eager", "liger"});
 }
 
 // Cross entropy. kEager: cast to fp32, log_softmax, negative log likelihood, an operation each.
@@ -425,7 +425,9 @@ struct Lora {
   std::vector<std::string> targets = {kAllLinear};         // or names of linear modules: "q_proj"
   double dropout = 0;                                      // of the adapters' input
   Base base = Base::kParam;
-  bool double_quant = true;  // kNf4: scales are in eight-bit blocks themselves
+  bool double_quant = true;            // kNf4: scales are in eight-bit blocks themselves
+  bool autocast_adapter_dtype = true;  // PEFT's: adapters of a base in 16 bits are made fp32
+  bool input_require_grads = false;    // transformers' enable_input_require_grads: of the embedding's output
   // Axolotl's kernels (kernels/lora.py): backward makes silu(gate) * up again; units inside are
   // gathered by hand and left so.
   bool fused = false;

@@ -58,7 +58,7 @@ bool has_wide_adapters(const Plan& plan) {
   // Under zero.Init a base is made in 16 bits, and what comes later is not cast.
   const bool stay = kind == RuntimeKind::kDdp || kind == RuntimeKind::kZero3;
   return plan.lora.rank > 0 && plan.lora.base <= Lora::Base::kParam && stay && !plan.lora.fused &&
-         plan.master_dtype == DType::kFp32 && plan.param_dtype != DType::kFp32;
+         plan.lora.autocast_adapter_dtype && plan.master_dtype == DType::kFp32 && plan.param_dtype != DType::kFp32;
 }
 
 bool is_frozen(const Frozen& frozen, const LayerSpec& layer, std::int64_t block) {

@@ -30,7 +30,7 @@ def run(args, case, folder):
     paths = [path for name, path in args.path if name in (case["trainer"], f"{case['trainer']}-{case['version']}")]
     environment = {**os.environ, "PYTHONPATH": ":".join(paths + [os.environ.get("PYTHONPATH", "")]).strip(":")}
     capture = folder / "capture"
-    ran = captured(args.bin, capture, ["--rank", 0, "--world", WORLD, "--gpu", "h100", *case.get("null", [])],
+    ran = captured(args.bin, capture, ["--rank", 0, "--world", case.get("world", WORLD), "--gpu", "h100", *case.get("null", [])],
                    [HERE / f"{case['program']}_train.py", folder / "case.json"], env=environment)
     said = [line[5:] for line in ran.stdout.splitlines() if line.startswith("STEP")]
     if ran.returncode != 0 or len(said) < 2:
@@ -64,7 +64,7 @@ def words(case, folder):
     """What is typed."""
     model = folder / "config.json"
     model.write_text(json.dumps(case["config"]))
-    said = ["--model", str(model), "--cluster", f"{WORLD}xh100"]
+    said = ["--model", str(model), "--cluster", f"{case.get('world', WORLD)}xh100"]
     for key, value in case["set"].items():
         said += ["--set", f"{key}={json.dumps(value) if not isinstance(value, str) else value}"]
     return said

@@ -402,7 +402,7 @@ def hook_masks(module):
         module.fast_all = lambda tensor: not padded()
     if hasattr(module, "_ignore_bidirectional_mask_sdpa"):  # (5.17's reads a mask of its model's own ones)
         skips = module._ignore_bidirectional_mask_sdpa
-        module._ignore_bidirectional_mask_sdpa = lambda mask, *rest, **named: skips(mask if padded() else None, *rest, **named)
+        module._ignore_bidirectional_mask_sdpa = lambda mask, *rest, **named: not (padded() and mask is not None) and skips(None, *rest, **named)
     if hasattr(module, "find_packed_sequence_indices"):
         module.find_packed_sequence_indices = lambda position_ids: None
 

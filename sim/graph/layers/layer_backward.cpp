@@ -728,7 +728,10 @@ void write_backward(LayerProgramWriter& writer) {
   writer.begin(writer.program().backward);
   if (!writer.graph().is_checkpointed()) copy_stacked(writer, Pass::kBackward);
   Backward backward(writer);
-  if (writer.graph().needs_gradient(writer.graph().layer().output)) backward.run();
+  const LayerAutograd& graph = writer.graph();
+  const bool is_leaf = graph.layer().role == LayerRole::kEmbedding && graph.options().input_needs_gradient;
+  if (graph.needs_gradient(graph.layer().output)) backward.run();
+  else if (is_leaf) writer.free(LayerProgramWriter::kOutputGradSlot);  // Lora::input_require_grads
   writer.end();
 }
 

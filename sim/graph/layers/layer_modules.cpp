@@ -24,12 +24,14 @@ std::string prefix_of(const ModelSpec& model, std::int32_t layer) {
   return model.block_prefix + "." + std::to_string(number);
 }
 
+// Outside of blocks only what PEFT's layer holds (of a head with adapters) has a parent here.
 std::int16_t module_at(std::vector<LayerModule>& modules, const std::string& name, bool is_block) {
   const auto known = std::ranges::find(modules, name, &LayerModule::name);
   if (known != modules.end()) return static_cast<std::int16_t>(known - modules.begin());
   const std::size_t dot = name.rfind('.');
   LayerModule module = {.name = name};
-  if (is_block && dot != std::string::npos) module.parent = module_at(modules, name.substr(0, dot), is_block);
+  const bool nests = is_block || name.ends_with(".base_layer") || contains(name, ".lora_");
+  if (nests && dot != std::string::npos) module.parent = module_at(modules, name.substr(0, dot), is_block);
   modules.push_back(std::move(module));
   return static_cast<std::int16_t>(modules.size() - 1);
 }

@@ -194,6 +194,11 @@ std::int64_t narrowed_elements(const LayerSpec& layer, const Plan& plan) {
   return narrowed < count(0) ? narrowed : 0;
 }
 
+// DistributedDataParallel and ZeRO's first stages leave the embedding's module as it is.
+bool is_of_hooks(RuntimeKind kind) {
+  return kind == RuntimeKind::kDdp || kind == RuntimeKind::kZero1 || kind == RuntimeKind::kZero2;
+}
+
 // Every layer's; without casts the borders do not matter.
 std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
   const bool casts = casts_at_borders(plan) || casts_sinusoids(model, plan);
@@ -236,10 +241,13 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     options.split_parts =
         !layer.nested.empty() && (layer.role == LayerRole::kEmbedding ? plan.units.embedding != UnitPlacement::kRoot
                                                                       : splits_block(plan.units, block_of[module]));
-    options.input_needs_gradient = trained_before;
+    const bool wants_gradient = plan.lora.rank > 0 && plan.lora.input_require_grads &&
+                                layer.role == LayerRole::kEmbedding && is_of_hooks(plan.runtime.kind);
+    options.input_needs_gradient = trained_before || wants_gradient;
     // A nested table may be frozen by itself.
     trained_before |= layer.has_trainable() && (!variant.frozen || is_partly_frozen(layer));
     trained_before |= in_trained_root && !layer.parameters.empty();
+    trained_before |= wants_gradient;
     if (layer.joins >= 0) {
       trained_before |= waiting.back().needs_gradient;
       waiting.pop_back();

@@ -42,7 +42,7 @@ void Zero3Script::write_hook(
   const std::int32_t module = module_of(layer, hook.index);
   if (is_block(layer) && plan_->zero.leaf_blocks) return;
   if (hook.kind == LayerHook::Kind::kEnter) {
-    if (!is_block(layer)) go_to(places, phase, parent_of(module));
+    if (!is_block(layer) && modules[at(parent_of(module))].local < 0) go_to(places, phase, parent_of(module));
     places.push_back({PlaceKind::kEnter, phase, hook.segment, layer, module});
     return;
   }

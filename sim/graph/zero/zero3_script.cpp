@@ -120,7 +120,8 @@ void Zero3Script::add_modules() {
     if (l > 0 && is_block(l) && is_block(l - 1)) continue;
     if (is_block(l)) inside.push_back(block_container_ = container(parent_name(model_.block_prefix)));
     else
-      for (const LayerModule& module : layer_modules(l)) inside.push_back(container(parent_name(module.name)));
+      for (const LayerModule& module : layer_modules(l))
+        if (module.parent < 0) inside.push_back(container(parent_name(module.name)));
     has_first.resize(containers_.size(), false);
     for (std::int32_t c : inside) {
       for (; c >= 0; c = parents_[at(c)]) {
@@ -186,7 +187,8 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
         .local = static_cast<std::int16_t>(i),
         .is_container = list[i].parameters.empty(),
         .has_input_gradient = is_fed_with_gradient(layer, list[i])});
-    parents_.push_back(block ? module_of(layer, list[i].parent) : container(parent_name(list[i].name)));
+    const bool nested = block || list[i].parent >= 0;
+    parents_.push_back(nested ? module_of(layer, list[i].parent) : container(parent_name(list[i].name)));
   }
   // Parameters of one module have to stand together in `owned`.
   for (std::size_t i = 0; i < spec.parameters.size(); ++i) {

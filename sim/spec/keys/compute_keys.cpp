@@ -53,7 +53,7 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_WORD(kernels.norm, kUpTo<ModuleKernels::Norm::kEagerFp32>),
     FORESHARD_WORD(kernels.rope, kUpTo<ModuleKernels::Rope::kFused>),
     FORESHARD_WORD(kernels.residual, kUpTo<ModuleKernels::Residual::kFp32>),
-    FORESHARD_WORD(kernels.activation, kUpTo<ModuleKernels::Activation::kEager>),
+    FORESHARD_WORD(kernels.activation, kUpTo<ModuleKernels::Activation::kLiger>),
     FORESHARD_FLAG(kernels.unpads),
     FORESHARD_COUNT(kernels.train_metrics, 0, plan_limits::kMetrics),
     FORESHARD_FLAG(kernels.scan, .quiet = true),
@@ -99,6 +99,8 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_NUMBER(lora.dropout, number(0, 0.999)),
     FORESHARD_WORD(lora.base, kUpTo<Lora::Base::kNf4Master>),
     FORESHARD_FLAG(lora.double_quant, .quiet = true),
+    FORESHARD_FLAG(lora.autocast_adapter_dtype, .quiet = true),
+    FORESHARD_FLAG(lora.input_require_grads, .quiet = true),
     FORESHARD_FLAG(lora.fused, .quiet = true),
     FORESHARD_KEY(
         "lora.modules_to_save", kSavedModules, read_saved_modules(n, d.plan.lora), written_saved_modules(p.lora),

@@ -90,29 +90,6 @@ TEST(LoraTest, NamesAreThoseOfPeft) {
   EXPECT_TRUE(block.parameters[2].trainable);
 }
 
-// A frozen product needs its input for nothing but the weight's gradient, so that of the inputs of
-// products only those stay that an adapter or another operation keeps; the adapter keeps its own
-// input and A x. Eager keeps per token: norms' outputs 2 x 2d, q, k, v, attention, the residual 2d,
-// four of 2f (gate, silu, up, product), logsumexp, two 1/rms.
-TEST(LoraTest, FrozenProductsKeepNothing) {
-  const auto saved = [](const ModelSpec& model) {
-    std::int64_t per_token = 0;
-    const LayerProgram p = program(block_of(model));
-    for (const std::int32_t slot : p.saved) {
-      const std::int64_t bytes = p.slots[at(slot)].bytes.count();
-      if (bytes > 512) per_token += bytes;
-    }
-    return per_token / kTokens;
-  };
-  const std::int64_t statistics = 4 * 32 + 2 * 4;
-  const std::int64_t eager = 5 * 2 * d + 2 * 2 * dkv + 4 * 2 * f + statistics;
-  EXPECT_EQ(saved(load_zoo_model("llama-3-8b")), eager);
-  // With an adapter on q alone: the second norm's output and silu x up go, A x comes.
-  EXPECT_EQ(saved(adapted(plan_with(16, {"q_proj"}))), eager - 2 * d - 2 * f + 2 * 16);
-  // On every linear layer all stay, and seven times A x comes.
-  EXPECT_EQ(saved(adapted(plan_with(16, {Lora::kAllLinear}))), eager + 7 * 2 * 16);
-}
-
 // Backward of the block computes no gradient of a frozen weight.
 TEST(LoraTest, GradientsOfAdaptersOnly) {
   const LayerSpec block = block_of(adapted(plan_with(16, {"q_proj", "v_proj"})));
@@ -181,15 +158,6 @@ TEST(QloraTest, DequantizesBeforeEveryProduct) {
   EXPECT_GE(p.forward.swing.peak, 2 * d * f);
 }
 
-TEST(LoraTest, DropoutKeepsItsMaskAndItsOutput) {
-  Plan plan = plan_with(16, {"q_proj"});
-  const std::int64_t without = program(block_of(adapted(plan))).saved_bytes().count();
-  plan.lora.dropout = 0.05;
-  const std::int64_t with = program(block_of(adapted(plan))).saved_bytes().count();
-  // A's input is the dropped copy now; the norm's output is kept by nobody.
-  EXPECT_EQ(with - without, kTokens * d);
-}
-
 // Bytes that the plan's rank holds between steps.
 std::int64_t persistent(const Plan& plan, MemoryCategory category) {
   const ModelSpec model = adapted(plan);
@@ -219,23 +187,6 @@ TEST(LoraTest, MemoryBetweenSteps) {
   const std::int64_t resident = block_of(adapted(plan)).resident_bytes;
   const std::int64_t rounded = (resident + 511) / 512 * 512;
   EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam), (2 * whole + packed + 4 * adapters) / 8 + 32 * rounded);
-}
-
-// DDP holds everything whole, each parameter in what it is stored in.
-TEST(LoraTest, DdpHoldsTheBaseAsItIsStored) {
-  Plan plan = plan_with(16, {"q_proj", "v_proj"});
-  plan.mesh = {1, 8};
-  plan.runtime = {RuntimeKind::kDdp, newest_version(RuntimeKind::kDdp)};
-  const std::int64_t adapters = 32 * 16 * (d + d + d + dkv);
-  EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam), 2 * 8'030'261'248 + 4 * adapters);
-  EXPECT_FALSE(find_problem(plan, load_zoo_model("llama-3-8b"), cluster_of_8()));
-  plan.lora.base = Lora::Base::kNf4;
-  const std::int64_t whole = 2LL * 128256 * d + 65 * d;
-  const std::int64_t packed = (8'030'261'248 - whole) / 2;
-  const std::int64_t resident = block_of(adapted(plan)).resident_bytes;
-  EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam),
-      2 * whole + packed + 4 * adapters + 32 * ((resident + 511) / 512 * 512));
-  EXPECT_FALSE(find_problem(plan, load_zoo_model("llama-3-8b"), cluster_of_8()));
 }
 
 // With use_orig_params a block is one flat parameter of base and adapters, whose views all need
