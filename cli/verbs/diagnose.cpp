@@ -187,15 +187,15 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   }
   const Job job = load_job(options.job);
   const Plan& plan = job.resolved.plan;
-  Measured measured{read_measured(options.measured, plan), ""};
+  const CostModel costs = cost_model(job);
+  const Forecast right = forecast(job.model, plan, costs);
+  Measured measured{read_measured(options.measured, plan, right.timeline.period), ""};
   std::optional<TrainingLog> log;
   if (!options.log.empty()) {
     log = read_training_log_file(options.log);
     check_same_job(*log, job, options.log);
     take_log(*log, plan, measured);
   }
-  const CostModel costs = cost_model(job);
-  const Forecast right = forecast(job.model, plan, costs);
   if (!options.run.empty()) take_run(options.run, right, job.cluster, measured);
   const std::vector<SnapshotMemory> snapshots = take_snapshots(options.snapshots, measured);
   const std::vector<CauseForecast> forecasts = cause_forecasts(job);
