@@ -63,9 +63,19 @@ std::vector<std::string> names_of(const CLI::Option& option) {
 
 namespace {
 
+// What others call it.
+constexpr std::pair<std::string_view, std::string_view> kOtherWords[] = {{"--config", "--model"},
+    {"--cost", "--budget"}, {"--gpu", "--cluster"}, {"--world", "--cluster"}, {"--days", "--deadline"},
+    {"--trace", "--run"}, {"--seq-len", "--sequence"}, {"--batch-size", "--micro-batch"}};
+
 // "unknown verb 'predit'; did you mean predict?"
 std::string unknown(const std::string& what, const std::string& word, const std::vector<std::string>& known) {
-  const std::string near = nearest_spelling(word, known);
+  std::string near = nearest_spelling(word, known);
+  for (const auto& [theirs, ours] : kOtherWords)
+    if (near.empty() && word == theirs && contains(known, ours)) near = ours;
+  const std::string part = word.substr(0, 2) == "--" ? word.substr(1) : "-" + word;  // --batch: of --micro-batch
+  for (const std::string& name : near.empty() ? known : std::vector<std::string>())
+    if (name.find(part) != name.npos) near += (near.empty() ? "" : ", ") + name;
   return fmt::format("unknown {} {}{}", what, quote(word), near.empty() ? "" : fmt::format("; did you mean {}?", near));
 }
 
@@ -78,11 +88,17 @@ std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
       for (const CLI::Option* option : owner->get_options())
         for (std::string& name : names_of(*option)) known.push_back(std::move(name));
     }
+    if (word == "--capture" && !contains(known, word))
+      return "reads no capture, but its plan: foreshard import CAPTURE --out model.yaml --plan plan.yaml, then --plan "
+             "plan.yaml";
     return unknown("option", word.substr(0, word.find('=')), known);
   }
   if (verb != nullptr) {
     const bool is_plan = word.ends_with(".yaml") || word.ends_with(".yml");
-    const char* flag = is_plan ? "--plan" : contains(word, '=') ? "--set" : nullptr;
+    const char* flag = is_plan                   ? "--plan"
+                       : word.ends_with(".json") ? "--model"
+                       : contains(word, '=')     ? "--set"
+                                                 : nullptr;
     return fmt::format(
         "unexpected argument {}{}", quote(word), flag ? fmt::format("; did you mean {} {}?", flag, word) : "");
   }
@@ -106,7 +122,8 @@ std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
     auto known = list_of<std::string>(verbs_of(app), &CLI::App::get_name);
     what = fmt::format("no verb; expected {}", fmt::join(known, ", "));
   }
-  return fmt::format("{}: {}\n{} --help tells more\n", name, what, name);
+  const bool is_short = verb != nullptr && rest.empty() && error.get_name() == "RequiredError";
+  return fmt::format("{}: {}\n{}{} --help tells more\n", name, what, is_short ? verb->get_footer() + "\n" : "", name);
 }
 
 }

@@ -145,7 +145,8 @@ constexpr Key kTimes[] = {{"step", &Signals::step}, {"step_time", &Signals::step
 constexpr Key kBytes[] = {{"memory", &Signals::memory}, {"allocated", &Signals::memory},
     {"reserved", &Signals::reserved}, {"in_use", &Signals::in_use}};
 constexpr const char* kKeys =
-    "step=2.1s, tokens/s=99840, tokens/s/gpu=3120, memory=61GiB, reserved=70GiB, in_use=75GiB, or of a trace compute, "
+    "slower=12%, step=2.1s, tokens/s=99840, tokens/s/gpu=3120, memory=61GiB, reserved=70GiB, in_use=75GiB, or of a "
+    "trace compute, "
     "communication, exposed, waiting, idle, data (each with a unit of time), retries=4";
 
 constexpr double kLeastRate = 1e-9;
@@ -236,7 +237,7 @@ std::vector<CauseForecast> cause_forecasts(const Job& job) {
   return list;
 }
 
-Signals read_measured(const std::vector<std::string>& assignments, const Plan& plan) {
+Signals read_measured(const std::vector<std::string>& assignments, const Plan& plan, Time forecast) {
   // Of a step; ranks of cp and tp share theirs.
   const auto tokens =
       as_double(plan.batch.sequence * plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel());
@@ -254,6 +255,8 @@ Signals read_measured(const std::vector<std::string>& assignments, const Plan& p
       else if (key == "tokens/s/gpu" || key == "tps")
         signals.step = tokens / as_double(plan.mesh.world()) / number_of(said, text, kLeastRate);
       else if (key == "tokens/s") signals.step = tokens / number_of(said, text, kLeastRate);
+      else if (key == "slower" && text.ends_with('%'))
+        signals.step = forecast.seconds() * (1 + number_of(said, text.substr(0, text.size() - 1), 0) / 100);
       else if (key == "retries") signals.retries = number_of(said, text, 0);
       else refuse(said, "no such key");
     } catch (const std::invalid_argument& error) {

@@ -47,7 +47,8 @@ std::vector<CauseForecast> cause_forecasts(const Job& job);
 
 // "tokens/s=3120", "step=2.1s", "memory=61GiB": what the job's own step or memory comes to. Throws
 // Error(kUsage) for a key that is none, a unit that is missing or wrong.
-Signals read_measured(const std::vector<std::string>& assignments, const Plan& plan);
+// `forecast`: the step, which "slower=12%" is of.
+Signals read_measured(const std::vector<std::string>& assignments, const Plan& plan, Time forecast = {});
 
 // What there is of them, by the names that read_measured reads: seconds, bytes.
 Json measured_json(const Signals& signals);

@@ -71,7 +71,7 @@ def usual_host_seconds(capture):
             names[first] = rest
             continue
         taken += int(first)
-        if letter == "H" and names[rest.split(" ")[-1]].startswith("step "):
+        if letter == "H" and names[rest.split(" ")[-1]].startswith("step 0 "):
             steps.append(taken * 1e-9)
             taken = 0
     at = [step / min(speeds[max(0, i - 1):i + 1]) for i, step in enumerate(steps)]

@@ -56,7 +56,10 @@ double model_flops(const Forecast& forecast) {
   const Plan& plan = forecast.plan;
   const double flops =
       forecast.model.training_flops_per_sequence(plan.batch.sequence).count() * as_double(global_batch(plan));
-  if (!plan.frozen.any()) return flops;
+  const auto is_trained = [](const LayerSpec& kind) {
+    return std::ranges::all_of(kind.parameters, &ParameterSpec::trainable);
+  };
+  if (!plan.frozen.any() && std::ranges::all_of(forecast.model.kinds, is_trained)) return flops;
   Flops done;
   for (const Row& row : forecast.graph.rows)
     if (row.kind != EventKind::kRecompute) done += forecast.graph.works[row.work].flops;

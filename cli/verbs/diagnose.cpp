@@ -188,7 +188,9 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   }
   const Job job = load_job(options.job);
   const Plan& plan = job.resolved.plan;
-  Measured measured{.signals = read_measured(options.measured, plan)};
+  const CostModel costs = cost_model(job);
+  const Forecast right = forecast(job.model, plan, costs);
+  Measured measured{.signals = read_measured(options.measured, plan, right.timeline.period)};
   for (const std::string& text : options.said) measured.said += text + '\n';
   std::optional<TrainingLog> log;
   if (!options.log.empty()) {
@@ -196,8 +198,6 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
     check_same_job(*log, job, options.log);
     take_log(*log, plan, measured);
   }
-  const CostModel costs = cost_model(job);
-  const Forecast right = forecast(job.model, plan, costs);
   if (!options.run.empty()) take_run(options.run, right, job.cluster, measured);
   const std::vector<SnapshotMemory> snapshots = take_snapshots(options.snapshots, measured);
   const std::vector<CauseForecast> forecasts = cause_forecasts(job);

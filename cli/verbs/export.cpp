@@ -39,8 +39,9 @@ Exported export_script(const Job& job) {
   if (!dims) {
     throw Error(ExitCode::kMissingCapability,
         "export --to fsdp2: unsupported: {} is not a decoder that is built in: the script needs one of foreshard "
-        "models, or a config.json",
-        job.model.name);
+        "models, or a config.json; of a program of its own, export --to accelerate writes the settings, or it calls "
+        "fully_shard itself, on each block ({}) and then on the model",
+        job.model.name, job.model.block_prefix);
   }
   return export_fsdp2(job.resolved.plan, job.model, *dims);
 }

@@ -89,6 +89,11 @@ ExitCode import_capture(const CaptureImportOptions& options) {
   const fs::path named = fs::relative(fs::absolute(model), seen_from.empty() ? "." : seen_from);
   const std::string name = !contains(named.string(), '/') ? "./" + named.string() : named.string();
   CapturedPlan made = plan_of_capture(first, name, captures);
+  if (!options.cluster.empty()) {
+    made.ledger.push_back({Mapping::kIgnored, "--cluster " + options.cluster, "",
+        "the plan is as it ran; foreshard search --plan FILE --cluster " + options.cluster + " cuts it for others",
+        "capture", 0});
+  }
   read_plan(parse_yaml(made.plan, "the imported plan"));  // throws where a key has no such value
   if (!options.out.empty()) write_file(options.out, made.model);
   if (!options.plan.empty()) write_file(options.plan, made.plan);

@@ -687,7 +687,9 @@ class ModuleWriter {
     auto& [inputs, weights, wanted, outputs, view, sums] = of;
     // Before all that is differentiated (a tower under no_grad) gradients go as they would.
     const bool is_frozen = layers_.size() > 1 && i < first_differentiated_;
-    const bool counts = is_differentiated(operation) || is_frozen;
+    // Autograd does not see what is written in place behind its back (a sum over ranks): the gradient passes by.
+    const bool is_unseen = operation.value("in_place", false) && !is_differentiated(operation) && !wanted.empty();
+    const bool counts = is_differentiated(operation) || is_frozen || is_unseen;
     if (inputs.empty() && (weights.empty() || !counts)) return;
     const std::string op = operation_of(operation, of);
     // Biases come first in ATen, behind their weights in a model.yaml.
@@ -726,6 +728,7 @@ class ModuleWriter {
       made.update({{"synchronized", true}, {"n", found_.elements.at(operation.at("in").back())}});
     if (aten == "allreduce_") made.update({{"op", "copy"}, {"all_reduce", true}});
     add_gradient(i, operation, of, is_frozen, made);
+    if (is_unseen) made["gradient"] = "alias";
     if (aten == "allreduce_") made.erase("in_place");
     if (is_differentiated(operation) && word != "embedding") add_saved(i, operation, of, made);
     if (aten == "bmm") add_head_product(made);

@@ -177,6 +177,9 @@ void read_model(const std::filesystem::path& path, Capture& capture) {
     read.shards = shards;
     capture.parameter_list.push_back(std::move(read));
   }
+  const Json graphs = document.value("graphs", Json::array());  // behind each step
+  if (const std::size_t n = graphs.size(); n > 1)
+    capture.compiled = graphs[n - 1].get<std::int64_t>() - graphs[n - 2].get<std::int64_t>();
   const Json peaks = document.value("peaks", Json::object());
   capture.told_allocated = peaks.value("allocated", std::int64_t{0});
   capture.told_requested = peaks.value("requested", std::int64_t{0});

@@ -198,6 +198,18 @@ void read_other(const std::string& line, int number, TrainingLog& log) {
 }
 #undef FORESHARD_NUMBER
 
+// Without what colours a terminal: ESC [ ... m, which torchtitan writes into files, too.
+std::string uncoloured(std::string text) {
+  std::size_t to = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const std::size_t end = text.compare(i, 2, "\x1b[") == 0 ? text.find_first_not_of("0123456789;", i + 2) : text.npos;
+    if (end != text.npos && text[end] == 'm') i = end;
+    else text[to++] = text[i];
+  }
+  text.resize(to);
+  return text;
+}
+
 }
 
 TrainingLog read_training_log(const std::string& text) {
@@ -205,7 +217,7 @@ TrainingLog read_training_log(const std::string& text) {
   TrainingLog log;
   Series series;
   log.words = text.substr(0, kMostWords);
-  std::string spread = text;
+  std::string spread = uncoloured(text);
   std::ranges::replace(spread, '\r', '\n');  // a bar is drawn over itself
   std::istringstream lines(spread);
   int number = 0;

@@ -273,8 +273,10 @@ std::vector<std::int64_t> ranks_of(const std::vector<Capture>& captures, const C
   for (const Capture& capture : captures) {
     if (cluster.gpus != capture.world) {
       throw invalid_input(
-          "{}: is of rank {} of {}, the cluster has {} GPUs; expected --cluster {}x{}, or a capture with --world {}",
-          capture.path, capture.rank, capture.world, cluster.gpus, capture.world, cluster.gpu.key, cluster.gpus);
+          "{}: is of rank {} of {}, the cluster has {} GPUs; expected --cluster {}x{}, a capture with --world {}, "
+          "or its plan: foreshard import {} --out model.yaml --plan plan.yaml, then predict or search --plan plan.yaml",
+          capture.path, capture.rank, capture.world, cluster.gpus, capture.world, cluster.gpu.key, cluster.gpus,
+          capture.path);
     }
     if (contains(ranks, capture.rank))
       throw invalid_input("{}: is another of rank {}; expected one of each", capture.path, capture.rank);

@@ -23,6 +23,8 @@ struct Rule {
   const char *what, *fix;
 };
 constexpr Rule kRules[] = {
+    {"compiles", "torch.compile made graphs anew within the step, which takes seconds that no later step does",
+        "let the program take more steps; TORCH_LOGS=recompiles says why"},
     {"host_wait", "the host waits for the GPU",
         "read values once in many steps, or copy them without waiting (non_blocking=True and an event)"},
     {"fp32_product", "a product runs in fp32 while most run in 16 bits",
@@ -64,6 +66,7 @@ class Linter {
     }
     keep();
     shards();
+    for (std::int64_t i = 0; i < capture_.compiled; ++i) add("compiles", "", 0);
     auto list = list_of<LintFinding>(
         found_, [&](auto& each) { return std::move(each.second); });
     std::ranges::stable_sort(list, [](const LintFinding& a, const LintFinding& b) {

@@ -14,7 +14,7 @@
 namespace foreshard {
 
 struct LintFinding {
-  std::string rule;        // host_wait, fp32_product, unfused_attention, large_mask, kept_tensor,
+  std::string rule;        // compiles, host_wait, fp32_product, unfused_attention, large_mask, kept_tensor,
                            // collective_outside_units, unequal_shards
   std::string place;       // "train.py:12 train"; empty: not known
   std::int64_t count = 0;  // in the steady step

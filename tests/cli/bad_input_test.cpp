@@ -26,7 +26,11 @@ TEST(BadInput, Usage) {
   expect_refused("predit", 2, {"unknown verb 'predit'", "did you mean predict?"});
   expect_refused("calibrate", 2, {"raw is required"});
   expect_refused("recomend", 2, {"unknown verb 'recomend'", "did you mean recommend?"});
-  expect_refused("recommend", 2, {"--tokens is required"});
+  expect_refused("recommend", 2, {"--tokens is required", "Example:", "--tokens 1T"});
+  expect_refused("recommend --config config.json", 2, {"unknown option '--config'", "did you mean --model?"});
+  expect_refused("search --capture mine --cluster 8xh100", 2, {"foreshard import CAPTURE --out", "--plan plan.yaml"});
+  expect_refused("recommend --batch 64", 2, {"did you mean --micro-batch, --global-batch, --batch-tokens?"});
+  expect_refused("predict config.json", 2, {"did you mean --model config.json?"});
   expect_refused("help", 2, {"did you mean --help?"});
   expect_refused("predict", 2, {"no model", "--model llama-3.1-8b"});
   expect_refused("predict --model gpt2", 2, {"no cluster", "--cluster 64xh100"});

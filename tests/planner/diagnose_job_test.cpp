@@ -142,6 +142,7 @@ TEST(DiagnoseJob, MeasuredFiguresNeedTheirUnits) {
   EXPECT_NEAR(*signals.step, 2, 1e-9);  // 8192 tokens
   EXPECT_NEAR(*signals.memory, 61.0 * 1024 * 1024 * 1024, 1);
   EXPECT_NEAR(*read_measured({"tokens/s=65536"}, plan).step, 2, 1e-9);
+  EXPECT_NEAR(*read_measured({"slower=12%"}, plan, Time::seconds(2)).step, 2.24, 1e-9);
   for (const char* wrong :
       {"step=2", "memory=61", "tokens/s=fast", "tokens/s=3000s", "speed=3", "step", "tokens/s=-1"}) {
     EXPECT_THROW(read_measured({wrong}, plan), Error) << wrong;

@@ -470,10 +470,12 @@ def trace_of(torch, path, given_back):
                 operation["workspace"] = workspace + 4 * made_of["elements"]
             self.resolved = name == "clone" and given[0].is_conj() and "node" in operation
             if name.endswith("_") and copied.get("op") == "clone" and copied["in"] == numbers[:1] and "node" in copied and self.node == last:
-                operation["node"] = self.operations.pop()["node"] - 1  # the copy is what it keeps of its input, and was made behind it
-                operation["kept"] = numbers[:1]
-                at = next(at for at, n in self.tensors.items() if n == copied["out"][0]["tensor"])
-                self.tensors[at], self.views[at], self.living[at], made = numbers[0], {}, numbers[:1], results[:1]
+                operation["node"], operation["kept"] = copied.pop("node") - 1, [copied["out"][0]["tensor"]]  # made behind it
+                if results[0]._base is None:  # the copy is what it keeps of its input
+                    self.operations.pop()
+                    at = next(at for at, n in self.tensors.items() if n == operation["kept"][0])
+                    operation["kept"] = numbers[:1]
+                    self.tensors[at], self.views[at], self.living[at], made = numbers[0], {}, numbers[:1], results[:1]
             if not made and results and isinstance(numbers[0], int):
                 if name.endswith("_") and "node" in operation:
                     base, operation["in_place"] = results[0]._base, True  # (of a part, the whole)
@@ -491,6 +493,8 @@ def trace_of(torch, path, given_back):
             operation["out"] = [self.described(t, self.number(t, True, is_same="in_place" in operation)) for t in made]
             if "in_place" in operation:
                 self.views[at] = views
+                for view in self.unread.values():  # (what nobody has looked at yet)
+                    view["in"] = [operation["out"][0]["tensor"] if n == numbers[0] else n for n in view["in"]]
             if name in ("mm", "addmm"):
                 operation["transposed"] = given[-1].is_contiguous()
                 operation["k"], operation["n"] = given[-1].shape

@@ -245,6 +245,13 @@ def hook_groups(module):
 SEEN = {}  # of the model's own forward
 
 
+class Computes:
+    """What a compiled forward says, too: SEEN's keys would be a guard of its graph, which each new one compiles again."""
+
+
+COMPUTES = Computes()
+
+
 def largest_model(stepped=()):
     """The module that nothing holds and that has most of the parameters that are stepped, else of those that train any."""
     import gc
@@ -269,23 +276,31 @@ def watch(model):
     inside = []  # of the model's own forward
 
     def computes(module, positional):
-        SEEN["autocast"] = str(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else None
+        COMPUTES.autocast = str(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else None
+        if torch.compiler.is_compiling():
+            return
         if module is not model and positional and not inside and torch.is_grad_enabled():  # (called by its name)
             SEEN["inputs"] = beside("foreshard_modules").inputs_of({"input_ids": positional[0]})
 
     def begun(*unused):
+        if torch.compiler.is_compiling():
+            return
         while firsts:
             firsts.pop().remove()
         if any(p.grad is not None for p in model.parameters()):
             SEEN["left"] = model  # by the step before
 
     def given(module, positional, named):
+        if torch.compiler.is_compiling():
+            return
         inside.append(module)
         if not torch.is_grad_enabled() and "inputs" in SEEN:  # (what a step reads of itself: rollouts)
             return
         SEEN["inputs"] = beside("foreshard_modules").inputs_of({**dict(enumerate(positional)), **named})
 
     def returned(module, positional, output):
+        if torch.compiler.is_compiling():
+            return
         inside.clear()
         if not torch.is_grad_enabled() and "loss_in_forward" in SEEN:
             return
@@ -353,6 +368,8 @@ def hook_optimizers(module):
         number = numbers.setdefault(id(optimizer), len(numbers))
         if number == 0:
             guarded(read_processor)
+            compiler = sys.modules.get("torch._dynamo.utils")
+            SEEN.setdefault("graphs", []).append(compiler.counters["stats"]["unique_graphs"] if compiler else 0)
         LIBRARY.foreshard_null_forget_time()
         mark("step %d %s" % (number, type(optimizer).__name__))
 
@@ -673,7 +690,8 @@ def write_model():
         if root is None:
             return
         document = described_model(root)
-    document.update({key: SEEN[key] for key in ("inputs", "loss_in_forward", "logits_held", "logits_dtype", "zeroes_late", "autocast", "peaks", "optimizers", "processor") if key in SEEN})
+    document.update({key: SEEN[key] for key in ("inputs", "loss_in_forward", "logits_held", "logits_dtype", "zeroes_late", "peaks", "optimizers", "processor", "graphs") if key in SEEN})
+    document.update(vars(COMPUTES))
     with open(os.path.join(OUT, "model.json"), "w") as file:
         json.dump(document, file, indent=1)
 

@@ -62,6 +62,7 @@ struct Capture {
   // Peaks that the allocator told the last optimizer step: of blocks, and of what tensors asked for.
   std::int64_t told_allocated = 0, told_requested = 0;
   double processor = 1;            // how many times as long as the reference this host takes
+  std::int64_t compiled = 0;       // graphs that torch.compile made within the last step
   std::vector<std::string> names;  // of kernels (readable), marks, groups, places
   std::vector<CapturedCall> calls;
 

@@ -63,6 +63,19 @@ ModelSpec model_of(std::int64_t samples, Json of) {
   return parse_model_yaml(parse_yaml(layers_of(samples, std::move(of)), "net.yaml"));
 }
 
+// A loss sums over ranks in place, which autograd does not see: the gradient passes by.
+TEST(ModuleCalls, ASumOverRanksIsInTheChain) {
+  Json of = called_document(3, 1);
+  const Json result = of["operations"].back()["in"];
+  const Json sum = {{"op", "allreduce_"}, {"module", nullptr}, {"in", result}, {"in_place", true},
+      {"out", {{{"tensor", 500}, {"elements", 3 * kFeatures}, {"dtype", "torch.float32"}}}}};
+  of["operations"].insert(of["operations"].end() - 1, sum);
+  of["operations"].back()["in"] = {500};
+  const std::string text = layers_of(3, of);
+  EXPECT_NE(text.find(R"("all_reduce":true,"gradient":"alias")"), text.npos) << text;
+  EXPECT_EQ(parse_model_yaml(parse_yaml(text, "net.yaml")).parameters(), 4 * kFeatures * kFeatures);
+}
+
 TEST(ModuleCalls, BlocksThatAreCalledAgainRunTheirWeightsAgain) {
   // For other samples, or for what the call before made.
   for (const bool recurs : {false, true}) {

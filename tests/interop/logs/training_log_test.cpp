@@ -11,7 +11,8 @@ constexpr double kGiB = 1024.0 * 1024 * 1024;
 TEST(TrainingLog, Torchtitan) {
   const TrainingLog log = read_training_log(
       "[titan] INFO - Model llama3 8B size: 8,030,261,248 total parameters\n"
-      "step:  1  loss: 12.2  grad_norm:  3.2  memory: 44.02GiB(55.66%)  tps: 520  mfu: 3.0%\n"
+      "\x1b[31mstep:  1  \x1b[38;2;180;60;0mloss: 12.2\x1b[39m  grad_norm:  3.2  memory: 44.02GiB(55.66%)  tps: 520  "
+      "mfu: 3.0%\n"
       "step: 10  loss: 10.2  grad_norm:  3.2  memory: 46.02GiB(58.66%)  tps: 3,120  mfu: 17.2%\n"
       "step: 20  loss:  9.2  grad_norm:  3.2  memory: 46.02GiB(58.66%)  tps: 3,120  mfu: 17.2%\n"
       "step: 30  loss:  9.1  grad_norm:  3.2  memory: 46.02GiB(58.66%)  tps: 3,120  mfu: 17.2%\n"

@@ -33,6 +33,7 @@ class Step {
   void parameter(const std::string& name, std::int64_t rows, std::int64_t row_elements) {
     capture_.parameter_list.push_back({name, rows, row_elements, 8});
   }
+  void compiles(std::int64_t graphs) { capture_.compiled = graphs; }
   std::vector<std::string> findings() {
     mark();
     std::vector<std::string> found;
@@ -110,6 +111,12 @@ TEST(Lint, AParameterGatheredOutsideOfItsUnitIsFound) {
   step.add(Kind::kCollective, "all_reduce", place).values = {1, 4, 7};  // a norm
   step.add(Kind::kCollective, "all_gather", "/pt/_fsdp_collectives.py:9 foreach_all_gather").values = {1, 1 << 24, 9};
   EXPECT_EQ(step.findings(), Found{"collective_outside_units " + kOwn + ", in _redistribute.py:90 redistribute 1"});
+}
+
+TEST(Lint, GraphsMadeWithinTheStepAreFound) {
+  Step step;
+  step.compiles(2);
+  EXPECT_EQ(step.findings(), Found{"compiles  2"});
 }
 
 // 9 rows on 8 ranks are two for each; 8,193 are 1,025, of which 7 rows of all are padding.
