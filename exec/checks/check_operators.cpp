@@ -11,6 +11,7 @@
 
 #include "exec/checks/checks.h"
 #include "exec/compute/device_operations.h"
+#include "exec/compute/rotary_table.h"
 
 namespace foreshard {
 

@@ -21,6 +21,7 @@
 #include "exec/comm/sockets.h"
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {

@@ -15,6 +15,7 @@
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
 #include "sim/base/held_size_signal.h"
+#include "sim/base/integers.h"
 
 namespace foreshard {
 namespace {

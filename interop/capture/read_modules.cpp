@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "interop/capture/capture_import.h"
+#include "interop/capture/module_layers.h"
 #include "sim/base/error.h"
 #include "sim/base/json_document.h"
 #include "sim/base/lookup.h"

@@ -59,7 +59,7 @@ void fields(Io& io, AttentionShape& s) {
   io.optional(s.softcap, "softcap", s.softcap);
   io.optional(s.broadcasts, "broadcasts", s.broadcasts);
   io.optional(s.window > 0, "window", s.window, 0, std::int64_t{1} << 40);
-  io.require(s.heads % s.kv_heads == 0, "kv_heads",
+  io.require(s.kv_heads > 0 && s.heads % s.kv_heads == 0, "kv_heads",
       fmt::format("{} key/value heads do not divide {} heads", s.kv_heads, s.heads),
       fmt::format("a divisor of {}", s.heads));
 }

@@ -25,6 +25,7 @@
 #include "calibration/profile_store.h"
 #include "calibration/published.h"
 #include "reports/accuracy/score_kernels.h"
+#include "sim/base/quantile.h"
 #include "sim/cost/cost_model.h"
 #include "sim/spec/cluster.h"
 

@@ -15,6 +15,7 @@
 #include <span>
 #include <stdexcept>
 
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {

@@ -21,6 +21,7 @@
 #include "sim/base/error.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/fsdp2/fsdp2_builder.h"
+#include "sim/graph/fsdp2/fsdp2_scope.h"
 
 namespace foreshard {
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "sim/graph/fsdp2/fsdp2_builder.h"
+#include "sim/graph/fsdp2/fsdp2_scope.h"
 
 namespace foreshard {
 

@@ -6,6 +6,7 @@
 
 #include "reports/accuracy/accuracy.h"
 #include "sim/base/error.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {

@@ -9,6 +9,7 @@
 #include "sim/graph/axes/layer_cutter.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
+#include "sim/memory/reserved.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {
