@@ -61,7 +61,7 @@ for module, flavors in ((llama3, llama3.llama3_args), (qwen3, qwen3.qwen3_args),
 
 
 def heard(objects, *_, **__):
-    """What a stage says of its output, which other ranks do not: the same blocks are on either side."""
+    """What a stage says of its output: the same blocks are on either side."""
     of, (cp, tp) = options.get, (options.get(f"parallelism.{axis}_parallel_degree", 1) for axis in ("context", "tensor"))
     shards = cp * of("parallelism.data_parallel_shard_degree", 1) * of("parallelism.expert_parallel_degree", 1)
     shape = (of("parallelism.pipeline_parallel_microbatch_size", 1), of("training.seq_len") // cp // tp, config["hidden_size"])
