@@ -10,12 +10,12 @@
 #include "interop/recordings/recorded_job.h"
 #include "models/families.h"
 #include "models/layers/attention_kernels.h"
+#include "models/layers/titan_modules.h"
 #include "models/layers/variants.h"
 #include "models/model_dims.h"
 #include "sim/base/error.h"
 #include "sim/base/parse.h"
 #include "sim/graph/layers/layer_program.h"
-#include "sim/graph/layers/layer_writer.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
@@ -105,141 +105,6 @@ ModelDims dims_of(const AxesSettings& s) {
   return dims;
 }
 
-// torchtitan 0.2.2 puts what the experts made back in the order of the tokens, k rows each, and adds these up, weighed
-// by a batched product where scores come last (models/moe/moe.py, MoE.forward).
-void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
-  std::vector<Operation>& ops = layer.operations;
-  const auto named = [&](std::string_view name) { return std::ranges::find(ops, name, &Operation::name); };
-  const auto tensor = [&](std::string_view name) {
-    const auto found = std::ranges::find(layer.tensors, name, &TensorSpec::name);
-    return static_cast<Index>(found - layer.tensors.begin());
-  };
-  if (named("scatter_add") == ops.end()) return;
-  const std::int64_t rows = dims.moe.top_k * dims.hidden;
-  std::vector<Operation> combined;
-  LayerWriter out(layer, combined);
-  Operation last = *named("scatter_add");
-  const Index narrow = last.inputs.back(), order = tensor("order"), made = tensor("expert_output");
-  const Index unsorted = out.activation("rows in order", rows);
-  const Index sum = out.activation("rows summed", dims.hidden);
-  // Into zeros that are there before the rows are waited for.
-  const Index zeros = out.activation("zeros of rows", rows);
-  out.constant("zeros_of_rows", Function::kCopy, {}, {zeros});
-  out.pass("unsort", Function::kGather, {zeros, made}, {unsorted}).in_place = true;
-  out.last().saved = {order};
-  if (dims.moe.score_first) {
-    out.pass("sum_rows", Function::kAdd, {unsorted}, {sum});
-    // Of one row a token the gradient is a view; of more it is copied for each.
-    if (dims.moe.top_k == 1) out.last().gradient = GradientRule::kAlias;
-  } else {
-    const Index scores = dims.moe.scaled ? tensor("scaled_scores") : tensor("chosen_scores");
-    const Index wide = out.activation("rows in order fp32", rows, ElementType::kFp32);
-    const Index product = out.activation("rows weighed fp32", dims.hidden, ElementType::kFp32);
-    out.pass("rows_to_fp32", Function::kCast, {unsorted}, {wide});
-    out.pass("weigh_rows", Function::kMultiply, {wide, scores}, {product}).saved = {scores, wide};
-    out.release({wide});
-    out.pass("weighed_cast", Function::kCast, {product}, {sum}).released = {product};
-    for (const char* name : {"expert_output_to_fp32", "weigh_rows", "weighed_rows_cast"}) ops.erase(named(name));
-  }
-  for (Operation& op : ops) std::erase(op.released, order);
-  last.released.push_back(order);
-  // What the rows are gathered by is a temporary.
-  std::erase(last.released, tensor("token_of_row"));
-  std::erase(last.inputs, narrow);
-  std::erase_if(last.inputs, [&](Index t) { return t == tensor("token_of_row"); });
-  last.inputs.push_back(sum);
-  last.gradient = GradientRule::kAlias;
-  last.saved.clear();
-  std::ranges::replace(last.released, narrow, unsorted);
-  last.released.push_back(made);
-  last.released.push_back(sum);
-  // Without shared experts there is nothing to add to.
-  if (dims.moe.shared_ffn == 0) {
-    std::erase(last.released, tensor("zeros"));
-    ops.erase(named("zeros_like"));
-    last.inputs = {sum};
-    last.view = true;
-  }
-  const auto place = named("scatter_add");
-  *place = std::move(last);
-  ops.insert(place, combined.begin(), combined.end());
-}
-
-// Qwen 3's blocks take the table of cosines and sines as an argument, in fp32, which FSDP's hook
-// casts for each of them (MixedPrecisionPolicy.cast_forward_inputs); without one the rotation casts
-// either half. It is done in the compute dtype, x cos + (-x2, x1) sin (models/qwen3/model/model.py,
-// apply_rotary_emb); ranks of cp gather their own positions' rows first.
-class HalvesRotation : LayerWriter {
- public:
-  HalvesRotation(LayerSpec& layer, const ModelDims& dims, const Plan& plan)
-      : LayerWriter(layer), rows_(dims.max_positions), width_(dims.head_dim) {
-    const Mesh& mesh = plan.mesh;
-    is_wrapped_ = mesh.is_wrapped();
-    gathers_ = mesh.cp > 1;
-    is_cast_ = plan.compute_dtype() != DType::kFp32;
-  }
-
-  void run() {
-    std::vector<Operation> old = std::exchange(layer_.operations, {});
-    if (is_wrapped_ || !is_cast_) {
-      // In fp32 it is the model's own.
-      cosine_ = sine_ = tensor({.name = "rotary table cast", .fixed = is_cast_ ? 2 * rows_ * width_ : 0});
-      constant("cast_rotary", Function::kCopy, {}, {cosine_}).part = LayerSegment::kBefore;
-    }
-    for (std::size_t o = 0; o < old.size(); ++o) {
-      const bool rotates = o + 2 < old.size() && old[o + 1].function == Function::kRotary;
-      if (!rotates) {
-        layer_.operations.push_back(std::move(old[o]));
-        continue;
-      }
-      rotate(old[o], old[o + 2]);
-      o += 2;
-    }
-  }
-
- private:
-  void make_table() {
-    if (std::exchange(has_table_, true)) return;
-    if (gathers_) {
-      const Index own = tensor({.name = "rotary of own positions", .per_token = 2 * width_});
-      constant("gather_positions", Function::kGather, {cosine_}, {own});
-      cosine_ = sine_ = own;
-    } else if (!is_wrapped_ && is_cast_) {
-      cosine_ = tensor({.name = "cosines", .fixed = rows_ * width_});
-      sine_ = tensor({.name = "sines", .fixed = rows_ * width_});
-      constant("cast_cosines", Function::kCopy, {}, {cosine_});
-      constant("cast_sines", Function::kCopy, {}, {sine_});
-    }
-  }
-
-  void rotate(const Operation& to_fp32, const Operation& back) {
-    make_table();
-    const Index x = to_fp32.inputs.front(), result = back.outputs.front();
-    const std::string name = spec_of(result).name;
-    const std::int64_t each = width(result);
-    const Index first = activation(name + " times cosine", each);
-    const Index half = activation(name + " turned", each);
-    const Index second = activation(name + " times sine", each);
-    const Index zeros = activation(name + " half in zeros", each);
-    pass("times_cosine", Function::kMultiply, {x, cosine_}, {first}).saved = {cosine_};
-    pass("rotate_half", Function::kCopy, {x}, {half}).backward_temporaries = {zeros};
-    Operation& times_sine = pass("times_sine", Function::kMultiply, {half, sine_}, {second});
-    times_sine.saved = {sine_};
-    times_sine.released = {half};
-    Operation& sum = pass("rotary_sum", Function::kAdd, {first, second}, {result});
-    sum.gradient = GradientRule::kAlias;
-    sum.released = {first, second};
-    for (const Index t : back.released) {  // but what is no more
-      const bool is_gone = t == to_fp32.outputs.front() || t == back.inputs.front();
-      if (!is_gone) sum.released.push_back(t);
-    }
-  }
-
-  const std::int64_t rows_, width_;
-  bool is_wrapped_ = true, gathers_ = false, is_cast_ = true, has_table_ = false;
-  Index cosine_ = 0, sine_ = 0;
-};
-
 // "[[700, 324], [700, 620]]"
 std::vector<std::int64_t> numbers_in(const std::string& text) {
   std::vector<std::int64_t> numbers;
@@ -298,7 +163,6 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   RecordedJob job;
   const ModelDims dims = dims_of(s);
   job.model = build_model(dims);
-  for (LayerSpec& layer : job.model.kinds) combine_in_token_order(layer, dims);
   Plan& plan = job.plan;
   plan.model = job.model.name;
   const std::string torch = s.text("torch");
@@ -313,10 +177,7 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   // Without fully_shard nothing casts (distributed/utils.py, maybe_enable_amp).
   plan.param_dtype = plan.mesh.is_wrapped() ? s.dtype("param_dtype") : plan.master_dtype;
   multiply_experts_in_bf16(job.model, plan);
-  for (LayerSpec& layer : job.model.kinds) {
-    if (s.text("model") != "qwen3" || layer.role != LayerRole::kBlock) continue;
-    HalvesRotation(layer, dims, plan).run();
-  }
+  use_titan_modules(job.model, plan);
   if (s.flag("offload")) plan.offload = Offload::kCpu;
   plan.gradient_divide_factor = 1;
   if (plan.mesh.ep > 1) {

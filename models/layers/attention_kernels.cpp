@@ -141,7 +141,9 @@ AttentionKernel dispatched(
   if (half && shape.head_dim <= kWidestHead) return asked;
   // transformers repeats keys and values of wider heads itself (use_gqa_in_sdpa).
   const bool repeats = shape.head_dim > kWidestHead && plan.transformers() > 0;
-  return groups && !repeats && asked != kEfficient ? kMath : kEfficient;
+  // torchtitan 0.2's list is cuDNN's, flash, math (models/attention.py).
+  const bool is_listed = asked == kCudnn && plan.step_frame != StepFrame::kPlain;
+  return is_listed || (groups && !repeats && asked != kEfficient) ? kMath : kEfficient;
 }
 
 // Operations in the place of one attention.

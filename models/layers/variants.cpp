@@ -26,6 +26,7 @@
 #include "models/layers/loss_variants.h"
 #include "models/layers/mamba.h"
 #include "models/layers/module_kernels.h"
+#include "models/layers/titan_modules.h"
 #include "models/layers/transformers_moe.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/layers/column_sums.h"
@@ -525,6 +526,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
       if (is_zero(plan.runtime.kind) || makes_once) order_as_transformers(layer, model.family, plan.transformers());
     }
   }
+  use_titan_model(model, plan);
   multiply_experts_in_bf16(model, plan);
   if (plan.recompute_keeps == SelectivePolicy::kDots)
     for (LayerSpec& layer : model.kinds) keep_dots(layer);

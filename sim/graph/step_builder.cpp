@@ -193,9 +193,15 @@ std::int32_t StepBuilder::joined_by(std::int32_t layer, std::int32_t pass) const
 
 std::vector<std::int64_t> StepBuilder::resident_bytes() const {
   std::vector<std::int64_t> list;
+  // torchtitan's stages are decoders, with the tables of positions that the first one has.
+  const bool is_decoder = plan_.step_frame != StepFrame::kPlain;
+  std::int64_t of_decoder = 0;
+  for (const LayerSpec& kind : model_.kinds)
+    if (is_decoder && kind.role == LayerRole::kEmbedding) of_decoder = kind.resident_bytes;
   for (const LayerInstance& layer : model_.order) {
     const std::int64_t bytes = model_.kinds[at(layer.kind)].resident_bytes;
     if (layer.same_as < 0 && bytes > 0) list.push_back(bytes);
+    if (layer.begins_stage && of_decoder > 0) list.push_back(of_decoder);
   }
   return list;
 }

@@ -365,7 +365,7 @@ void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
   flights_.assign(p.calls.size(), kNoEvent);
   for (std::size_t s = 0; s < p.segments.size(); ++s)
     if (p.segments[s].part >= 0) run_part(kind, layer, s);
-    else run_calls(kind, layer, s);
+    else if (p.segments[s].part != LayerSegment::kWeights) run_calls(kind, layer, s);
   note_open(kind, layer);
   flights_ = std::move(outer);
 }

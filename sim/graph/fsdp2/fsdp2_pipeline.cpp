@@ -343,7 +343,13 @@ void Fsdp2::weights_of_stage(std::int32_t microbatch) {
   begin_pass(microbatch, microbatch);
   for (const std::int8_t part : {LayerSegment::kWeights, LayerSegment::kGraph}) {
     for (std::int32_t l = begin_; l < end_; ++l) {
-      run_border(EventKind::kBackward, l, part);
+      const LayerPhaseProgram& p = phase(EventKind::kBackward, l);
+      flights_.assign(p.calls.size(), kNoEvent);
+      for (std::size_t s = 0; s < p.segments.size() && p.segments.size() > 1; ++s) {
+        if (p.segments[s].part != part) continue;
+        if (part == LayerSegment::kWeights) run_calls(EventKind::kBackward, l, s);  // a block that runs again
+        run_border_segment(EventKind::kBackward, l, s);
+      }
       if (part != LayerSegment::kWeights) continue;
       for (std::size_t p = 0; p <= spec_of(l).nested.size(); ++p) store_gradients(l, static_cast<std::int8_t>(p));
     }

@@ -42,6 +42,9 @@ void WeightGradients::make(const Operation& op) {
     return;
   }
   const bool norm = op.kind == OperationKind::kNorm;
+  if (op.kind == OperationKind::kEmbedding)
+    for (const Index t : op.backward_temporaries)
+      whole_.push_back(writer_.make_temporary(graph_.bytes(t), graph_.tensor(t).name));
   for (Index p : op.parameters) {
     if (!norm && (graph_.is_frozen(p) || p != op.parameters.front())) continue;
     fresh_.push_back({p, make_slot(p, made_dtype(op), ".grad")});
@@ -119,6 +122,7 @@ void WeightGradients::store(const Operation& op) {
     if (settle(each)) writer_.free(each.slot);
     for (Index p : std::exchange(settled_, {})) store(p);
   }
+  for (const std::int32_t slot : std::exchange(whole_, {})) writer_.free(slot);
 }
 
 // AccumulateGrad.

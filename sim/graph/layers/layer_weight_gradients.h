@@ -46,6 +46,7 @@ class WeightGradients {
   LayerProgramWriter& writer_;
   const LayerAutograd& graph_;
   std::vector<Fresh> fresh_;
+  LayerProgramWriter::Slots whole_;  // what rows of a table's gradient are taken from
   Indices settled_;                  // to be stored next
   LayerProgramWriter::Slots added_;  // to a gradient that exists
   LayerProgramWriter::Slots again_;

@@ -363,8 +363,8 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
     if (repeats(plan.recompute.value) ||
         std::ranges::any_of(plan.recompute.ranges, [&](const auto& r) { return repeats(r.value); }))
       return missing_capability("recompute", schedule + " goes through a block's cache once", "full");
-    if (plan.mesh.tp > 1 && (plan.recompute.value != Recompute::kNone || !plan.recompute.ranges.empty()))
-      return missing_capability("recompute", schedule + " with mesh.tp is modelled with what forward has kept", "none");
+    if (plan.mesh.ep > 1 && (plan.recompute.value != Recompute::kNone || !plan.recompute.ranges.empty()))
+      return missing_capability("recompute", schedule + " with mesh.ep is modelled with what forward has kept", "none");
   }
   if (const std::int64_t each = plan.pipeline.microbatches; each > 0 && plan.batch.accumulation % each != 0) {
     return contradiction("pipeline.microbatches",

@@ -119,10 +119,8 @@ TEST(Adapters, AreCutWithTheLayersBesideThem) {
   EXPECT_EQ(replay_allocations(more).peak, peak_allocated(more));
 }
 
-ModelSpec small_model(const char* family, bool tied = false) {
-  ModelDims dims = family_dims(family, family, {2, 512, 8, 8, 64, 2048, 1024, 1024});
-  dims.tied = tied;
-  return build_model(dims);
+ModelSpec small_model(const char* family) {
+  return build_model(family_dims(family, family, {2, 512, 8, 8, 64, 2048, 1024, 1024}));
 }
 
 // GPT-2's block has one projection for queries, keys and values, OPT's three of the same sizes.
@@ -151,26 +149,6 @@ TEST(TensorParallelAlone, StepsFollowEachOther) {
     const EventGraph graph = build_training_step(small_model("llama"), plan);
     EXPECT_FALSE(replay_reserved(graph, {}, DeviceMemory::unlimited()).out_of_memory);
   }
-}
-
-// fully_shard makes two of a tied table, of which the optimizer gets the embedding's: of the head's
-// 1,024 rows of 512, cut over tp 2 and shard 2, there are no two moments and no counter.
-TEST(TiedTables, TorchtitanShardsThemTwiceAndStepsOne) {
-  const auto states = [](bool tied) {
-    Plan plan = cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllGather);
-    plan.mesh = {2, 1};
-    plan.mesh.tp = 2;
-    plan.step_frame = StepFrame::kTorchtitan;
-    plan.units.head = UnitPlacement::kWithNorm;
-    const EventGraph graph = build_training_step(small_model("llama", tied), plan);
-    EXPECT_FALSE(replay_reserved(graph, {}, DeviceMemory::unlimited()).out_of_memory);
-    std::int64_t sum = 0;
-    for (const Buffer& buffer : graph.buffers) {
-      if (buffer.category == MemoryCategory::kOptimizerState) sum += buffer.bytes.count();
-    }
-    return sum;
-  };
-  EXPECT_EQ(states(false) - states(true), 2 * 4 * 512 * 1024 / 2 / 2 + 512);
 }
 
 // A rank's share of attention is the same whatever comes round.

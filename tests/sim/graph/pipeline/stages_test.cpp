@@ -202,6 +202,22 @@ TEST(Stages, HalvesOfBackwardsRecomputeForEachGroupOfWeights) {
   EXPECT_EQ(products_of(Recompute::kFull) - products_of(Recompute::kNone), 4 * 8 * 10 * 6);
 }
 
+// What a second half gathers over cp for its blocks is gathered behind what the first one sends.
+TEST(Stages, SecondHalvesGatherForThemselves) {
+  Plan plan = pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kInterleavedZeroBubble);
+  plan.recompute.value = Recompute::kFull;
+  plan.mesh.cp = 2;
+  plan.rank = plan.mesh.stage_ranks();
+  EventKind before = EventKind::kLoss;
+  for (const Row& row : build_training_step(tiny_model(6), plan).rows) {  // a block for each stage
+    const bool moves = row.kind == EventKind::kAllGather || row.kind == EventKind::kSendRecv;
+    if (!moves && row.kind != EventKind::kAllToAll) continue;
+    EXPECT_FALSE(before == EventKind::kAllToAll && row.kind == EventKind::kAllGather);
+    before = row.kind;
+  }
+  EXPECT_NE(before, EventKind::kLoss);
+}
+
 // Received into buffers for all of them.
 TEST(Stages, ManyMicroBatchesAreToldByFew) {
   const ModelSpec model = tiny_model(14);
