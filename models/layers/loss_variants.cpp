@@ -33,6 +33,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <string>
 #include <utility>
 

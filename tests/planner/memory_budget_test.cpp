@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "models/layers/variants.h"
+#include "planner/job_variants.h"
 #include "sim/search/judge.h"
 
 namespace foreshard {

@@ -1,5 +1,7 @@
 #include "reports/validate/history.h"
 
+#include <gtest/gtest.h>
+
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
