@@ -272,11 +272,8 @@ void add_adapters(const Json& document, KeyWriter& out) {
   const Json parameters = document.value("parameters", Json::array());
   const bool is_dora = std::ranges::any_of(
       parameters, [](const Json& parameter) { return contains(parameter.value("name", ""), "lora_magnitude_vector"); });
-  if (is_dora || lora.value("rank", 0) < 1) {
-    throw Error(ExitCode::kMissingCapability,
-        "the capture: adapters are {}, which no plan has; foreshard predict --capture forecasts the step as it is",
-        is_dora ? "DoRA's" : "not LoRA's");
-  }
+  if (is_dora || lora.value("rank", 0) < 1)
+    refuse_layers("the capture", "adapters are {}, which no plan has", is_dora ? "DoRA's" : "not LoRA's");
   const Json targets = lora.value("targets", Json("all-linear"));
   const std::string names = targets.is_string()
                                 ? targets.get<std::string>()

@@ -258,7 +258,10 @@ Diagnosis diagnose(
   std::vector<double> prior;  // with what words say
   LikeThreads like = like_threads(measured.said, measured.thread);
   double threads = 0;
-  for (const KnownCause& cause : known().causes) threads += like.count[cause.name] += kMoreThreads;
+  for (const KnownCause& cause : known().causes) {
+    like.count[cause.name] += kMoreThreads;
+    threads += like.count[cause.name];
+  }
   // Figures say better what was noticed.
   std::map<std::string, double> noticed;
   if (!has_figures || measured.ran_out) {
