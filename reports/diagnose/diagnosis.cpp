@@ -84,7 +84,7 @@ Known read_known() {
         known.symptoms.emplace_back(Symptom{std::regex(node.at("words").as_string(), std::regex::optimize), {}});
     const ConfigNode likelier = node.at("likelier");
     for (const std::string& name : likelier.keys()) {
-      if (std::ranges::find(causes, name, &KnownCause::name) == causes.end())
+      if (name != kNothing && std::ranges::find(causes, name, &KnownCause::name) == causes.end())
         throw node.error("speaks for " + name, "a name of causes");
       symptom.likelier[name] = likelier.at(name).as_double(0.01, 100);
     }
@@ -290,7 +290,9 @@ Diagnosis diagnose(
     diagnosis.causes[b].probability += odds / 2;
   }
   double total = sum_of<double>(diagnosis.causes, &DiagnosedCause::probability);
-  const double nothing = forecasts.empty() ? 0 : kAsForecast * mean_of(kNothing);
+  // A plan that does not fit is memory's trouble, too.
+  const double told = measured.ran_out && noticed.contains(kNothing) ? noticed.at(kNothing) : 1;
+  const double nothing = forecasts.empty() ? 0 : kAsForecast * told * mean_of(kNothing);
   const double unknown = 3 * std::exp(unknown_log - most);
   total += nothing + unknown;
   for (DiagnosedCause& cause : diagnosis.causes) cause.probability /= total;
