@@ -117,11 +117,12 @@ Steps read_steps(const Capture& capture) {
       steps.sequence = std::max(steps.sequence, kernel->kernel.n);
       ++(call.thread == main ? steps.forward : steps.recomputed);
     }
-    // The optimizer's launches on the main thread have no products.
+    // The optimizer's launches on the main thread are neither products nor cuDNN's.
     if (call.thread != main && !in_backward) {
       ++steps.micro_batches;
       in_backward = true;
-    } else if (call.thread == main && call.kind == CapturedCall::Kind::kProduct) {
+    } else if (call.thread == main &&
+               (call.kind == CapturedCall::Kind::kProduct || call.kind == CapturedCall::Kind::kLibrary)) {
       in_backward = false;
     }
   }

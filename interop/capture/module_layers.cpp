@@ -51,13 +51,50 @@ class LayerFinder {
       const bool again = !resumes && seen.contains(block) && block != found_.parts.back().block;
       const bool is_called = again && uses_parameters_from(i);
       const std::int64_t of = again && !is_called ? -1 : block;
-      const bool is_alike = of >= 0 && before >= 0 && (resumes || before < block) &&
-                            list_of(found_.blocks[at(before)]) == list_of(found_.blocks[at(block)]);
-      if (is_alike) found_.parts.pop_back();
+      const bool resumes_list = of >= 0 && before >= 0 && (resumes || before < block) &&
+                                list_of(found_.blocks[at(before)]) == list_of(found_.blocks[at(block)]);
+      if (resumes_list) found_.parts.pop_back();
       if (found_.parts.empty() || of != found_.parts.back().block)
         found_.parts.push_back({.begin = i, .block = of, .again = is_called});
       if (block >= 0) seen.insert(block);
     }
+    part_calls();
+  }
+  // Calls of one block behind each other, which are the same operations again and again.
+  void part_calls() {
+    const std::size_t count = document_.at("operations").size();
+    std::vector<ModulePart> parts;
+    for (std::size_t p = 0; p < found_.parts.size(); ++p) {
+      const std::size_t end = p + 1 < found_.parts.size() ? found_.parts[p + 1].begin : count;
+      parts.push_back(found_.parts[p]);
+      if (parts.back().block < 0) continue;
+      const std::size_t period = period_of(parts.back().begin, end);
+      for (std::size_t i = parts.back().begin + period; i < end; i += period)
+        parts.push_back({.begin = i, .block = parts.back().block, .again = true});
+    }
+    found_.parts = std::move(parts);
+  }
+  // Of how many operations a call is: all of them where nothing is done again.
+  std::size_t period_of(std::size_t begin, std::size_t end) const {
+    const Json& operations = document_.at("operations");
+    const auto parameters_of = [&](std::size_t from, std::size_t to) {
+      std::set<std::string> names;
+      for (std::size_t i = from; i < to; ++i)
+        for (const Json& in : operations[i].at("in"))
+          if (in.is_string()) names.insert(in.get<std::string>());
+      return names;
+    };
+    const std::set<std::string> all = parameters_of(begin, end);
+    for (std::size_t period = 1; 2 * period <= end - begin; ++period) {
+      if ((end - begin) % period > 0) continue;
+      std::size_t i = begin + period;
+      while (i < end && is_alike(operations[i], operations[i - period])) ++i;
+      if (i == end && parameters_of(begin, begin + period) == all) return period;
+    }
+    return end - begin;
+  }
+  static bool is_alike(const Json& a, const Json& b) {
+    return a.at("op") == b.at("op") && a.at("module") == b.at("module");
   }
   // The run of one block's operations that begins here.
   bool uses_parameters_from(std::size_t i) const {

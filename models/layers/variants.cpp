@@ -501,7 +501,8 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   }
   if (plan.transformers() == 4)  // (modules, which adapters take)
     for (LayerSpec& layer : model.kinds) use_transformers_experts(layer, model.family, plan);
-  for (LayerSpec& layer : model.kinds) cast_buffers(layer, plan);
+  if (!is_of_modules(model))
+    for (LayerSpec& layer : model.kinds) cast_buffers(layer, plan);
   if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
   if (plan.units.adapters_alone) {
     for (LayerSpec& layer : model.kinds)

@@ -247,7 +247,10 @@ LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster, 
   constexpr const char* kSource =
       "pytorch/pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp: one per handle (host thread) and stream, never freed";
   LibraryBuffers list;
-  if (workspaces.kept) {
+  const bool multiplies = std::ranges::any_of(graph.kernels, [](const Kernel& kernel) {
+    return kernel.kind == KernelKind::kGemm && kernel.function != Function::kConvolve;  // that is cuDNN's
+  });
+  if (workspaces.kept && multiplies) {
     list.push_back({"cublas workspace, forward", bytes, Stream::kCompute, EventKind::kForward, kSource});
     if (runtime.kind != RuntimeKind::kNative)  // whose one thread does both
       list.push_back({"cublas workspace, autograd thread", bytes, Stream::kCompute, EventKind::kBackward, kSource});

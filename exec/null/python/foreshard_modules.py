@@ -629,11 +629,18 @@ def trace_of(torch, path, given_back):
                     out.update(self.ended.get(out["tensor"], {}))
             for number, given in self.given.items():
                 given.update(self.ended.get(number, {}))
+            def is_list(of):
+                return isinstance(of, (torch.nn.ModuleList, torch.nn.Sequential)) and len(of) > 1 and all(n.isdigit() for n in of._modules) and repeats(of)
+
+            def is_one_block(of):  # (called several times, or of a small model)
+                return isinstance(of, torch.nn.ModuleList) and len(of) == 1 and any(of[0].children()) and not any(is_list(m) for m in of[0].modules())
+
+            def has_parts(of):  # a list of heads is none of blocks where there are others
+                return any(any(c.children()) or isinstance(c, torch.nn.RNNBase) for c in of.children())
+
             root = self.roots[0][1]
-            lists = [
-                (prefix + n, m) for prefix, of in self.roots for n, m in of.named_modules()
-                if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential)) and len(m) > 1 and all(n.isdigit() for n in m._modules) and repeats(m)
-            ]
+            lists = [(prefix + n, m) for prefix, of in self.roots for n, m in of.named_modules() if is_list(m) or is_one_block(m)]
+            lists = [of for of in lists if has_parts(of[1])] or lists
             lists.sort(key=lambda of: -sum(p.numel() for p in of[1].parameters()))
             chosen = []
             for of in lists:  # side by side, the largest first

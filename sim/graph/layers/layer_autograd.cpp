@@ -8,6 +8,7 @@
 
 #include "sim/base/lookup.h"
 #include "sim/graph/layers/column_sums.h"
+#include "sim/graph/layers/layer_kernels.h"
 
 namespace foreshard {
 
@@ -129,19 +130,13 @@ bool LayerAutograd::is_unread(std::size_t o) const {
          !op.outputs.empty() && std::ranges::any_of(op.inputs, [&](Index t) { return needs_gradient(t); });
 }
 
-bool LayerAutograd::convolves(const Operation& op) const {
-  if (op.kind != OperationKind::kGemm || op.parameters.empty()) return false;
-  const ParameterSpec& weight = parameter(op.parameters.front());
-  return weight.shape.size() > 2 && op.n * op.k == weight.numel();
-}
-
 const Indices& LayerAutograd::saves(std::size_t o) const {
   static const Indices kNothing;
   const Operation& op = operation(o);
   if (!node_[o] || (op.view && options_.recompute != Recompute::kNone)) return kNothing;
   // (A loss with the head's product in it makes that again, whoever is trained; a convolution keeps its input.)
   const bool is_product = op.kind == OperationKind::kGemm && op.function != Function::kCrossEntropy;
-  const bool for_weight = (is_product && !convolves(op)) || op.kind == OperationKind::kEmbedding ||
+  const bool for_weight = (is_product && !convolves(layer_, op)) || op.kind == OperationKind::kEmbedding ||
                           (op.eager_norm && !op.parameters.empty());
   const bool makes_weight = op.inputs.size() > 1 && needs_gradient(op.inputs[1]);
   const bool keeps = options_.keeps_inputs && op.kind == OperationKind::kGemm && op.groups <= 1;

@@ -84,7 +84,6 @@ class LayerAutograd {
   // A node of autograd's that no gradient reaches.
   bool is_unread(std::size_t o) const;
   bool trains(std::size_t o) const { return trains_[o]; }  // a weight of it gets a gradient
-  bool convolves(const Operation& op) const;               // a product with all of a weight of more than two extents
   const Indices& saves(std::size_t o) const;
   bool is_saved(Index t) const { return is_saved_[at(t)]; }
 

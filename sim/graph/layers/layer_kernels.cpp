@@ -502,9 +502,16 @@ void launch_in_tiles(const KernelCounts& counts, const Operation& op, std::size_
 }
 
 // As the operation launches its kernels.
+void mark_convolution(const KernelCounts& counts, const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
+  if (!convolves(counts.layer, op)) return;
+  for (std::size_t k = begin; k < phase.kernels.size(); ++k)
+    if (phase.kernels[k].kind == KernelKind::kGemm) phase.kernels[k].function = Function::kConvolve;
+}
+
 void launch(const KernelCounts& counts, const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
   launch_one_by_one(op, begin, phase);
   launch_in_tiles(counts, op, begin, phase);
+  mark_convolution(counts, op, begin, phase);
   mark_heads(op, begin, phase);
   mark_parts_of_rows(counts, op, begin, phase);
   mark_widening_casts(counts, op, begin, phase);
@@ -523,6 +530,12 @@ void add_gradients_of_views(
   }
 }
 
+}
+
+bool convolves(const LayerSpec& layer, const Operation& op) {
+  if (op.kind != OperationKind::kGemm || op.parameters.empty()) return false;
+  const ParameterSpec& weight = layer.parameters[at(op.parameters.front())];
+  return weight.shape.size() > 2 && op.n * op.k == weight.numel();
 }
 
 void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, std::int64_t bytes) {

@@ -24,6 +24,8 @@ struct BackwardParts {
   bool inputs = true;
 };
 
+// A product with all of a weight of more than two extents, which is cuDNN's.
+bool convolves(const LayerSpec& layer, const Operation& op);
 void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, std::int64_t bytes);
 void add_forward_kernels(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase);
 void add_backward_kernels(

@@ -7,6 +7,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/lookup.h"
+#include "sim/graph/layers/layer_kernels.h"
 
 namespace foreshard {
 
@@ -63,7 +64,8 @@ std::int32_t LayerProgramWriter::library_slot(const Operation& op, Pass pass) {
   const bool is_head_product = op.kind == OperationKind::kAttention && op.function == Function::kMatrixProduct;
   const bool has_products = std::ranges::any_of(op.products,
       [&](const SideProduct& product) { return product.n > 0 && product.backward == (pass == Pass::kBackward); });
-  if (!(is_gemm && !graph_.convolves(op) && (op.groups == 1 || op.one_by_one)) && !is_head_product && !has_products)
+  if (!(is_gemm && !convolves(graph_.layer(), op) && (op.groups == 1 || op.one_by_one)) && !is_head_product &&
+      !has_products)
     return kNoSlot;
   const bool is_lt = is_gemm && (op.fp8 != Float8::kNone || (pass == Pass::kForward && op.parameters.size() > 1));
   std::int32_t& slot = is_lt ? lt_ : cublas_;
