@@ -104,6 +104,44 @@ TEST(ModuleCalls, BlocksThatAreCalledAgainRunTheirWeightsAgain) {
   }
 }
 
+// A block of two products, called three times for what it made itself.
+TEST(ModuleCalls, CallsBehindEachOtherAreTheSameOperationsAgain) {
+  const auto document = [](const std::vector<std::string>& weights) {
+    Json of = called_document(3, 1);
+    Json blocks = Json::array();
+    int from = 100;  // what the stem made
+    for (const std::string& weight : weights) {
+      Json product = of["operations"][1], relu = of["operations"][2];
+      for (Json* each : {&product, &relu}) {
+        (*each)["in"][0] = from;
+        (*each)["saved"] = {from};
+        from = 200 + static_cast<int>(blocks.size());
+        (*each)["node"] = (*each)["out"][0]["tensor"] = from;
+        (*each)["module"] = "blocks.0";
+        if (each == &product) (*each)["in"][1] = weight;
+        blocks.push_back(*each);
+      }
+      of["parameters"][weight] = of["parameters"]["stem.weight"];
+    }
+    Json& operations = of["operations"];
+    operations.erase(operations.begin() + 1, operations.begin() + 5);
+    operations.insert(operations.begin() + 1, blocks.begin(), blocks.end());
+    operations[operations.size() - 2]["in"][0] = from;
+    of["blocks"] = {"blocks.0"};
+    of["parameters"].erase("blocks.1.weight");
+    return of;
+  };
+  const auto calls = [&](const std::vector<std::string>& weights) {
+    const ModelSpec model = model_of(3, document(weights));
+    return std::ranges::count_if(
+        model.order, [&](const LayerInstance& layer) { return model.kinds[at(layer.kind)].role == LayerRole::kBlock; });
+  };
+  const std::string one = "blocks.0.weight", other = "blocks.0.other";
+  EXPECT_EQ(calls({one, other, one, other, one, other}), 3);
+  EXPECT_EQ(calls({one, one}), 2);
+  EXPECT_EQ(calls({one, other}), 1);  // alike operations of different weights are one call's
+}
+
 // What runs its weights again may compute something else, but reads no others.
 TEST(ModuleCalls, ACallThatComputesSomethingElseHasAKindOfItsOwn) {
   Json document = called_document(3, 2);

@@ -125,22 +125,32 @@ TEST(OutsideAllocator, VersionsOfNccl) {
   EXPECT_EQ(nccl_of({RuntimeKind::kNative, "1"}), (NcclVersion{2, 28}));
 }
 
+EventGraph multiplies(Function function = Function::kMatrixProduct) {
+  EventGraph graph;
+  graph.kernels.push_back({.kind = KernelKind::kGemm, .function = function});
+  return graph;
+}
+
 TEST(LibraryBuffers, OneCublasWorkspacePerThread) {
-  const auto h100 = library_buffers({}, cluster_of("hopper", 8), torch("2.11"));
+  const auto h100 = library_buffers(multiplies(), cluster_of("hopper", 8), torch("2.11"));
   ASSERT_EQ(h100.size(), 2U);
   EXPECT_EQ(h100[0].first_event, EventKind::kForward);
   EXPECT_EQ(h100[1].first_event, EventKind::kBackward);
   for (const LibraryBuffer& buffer : h100) EXPECT_EQ(buffer.bytes, Bytes(32 * kMiB));
-  EXPECT_EQ(library_buffers({}, cluster_of("ampere", 8), torch("2.11"))[0].bytes, Bytes(8'519'680));
-  EXPECT_EQ(library_buffers({}, cluster_of("blackwell", 8), torch("2.11"))[0].bytes, Bytes(8'519'680));
-  EXPECT_EQ(library_buffers({}, cluster_of("blackwell", 8), torch("2.12"))[0].bytes, Bytes(32 * kMiB));
+  EXPECT_EQ(library_buffers(multiplies(), cluster_of("ampere", 8), torch("2.11"))[0].bytes, Bytes(8'519'680));
+  EXPECT_EQ(library_buffers(multiplies(), cluster_of("blackwell", 8), torch("2.11"))[0].bytes, Bytes(8'519'680));
+  EXPECT_EQ(library_buffers(multiplies(), cluster_of("blackwell", 8), torch("2.12"))[0].bytes, Bytes(32 * kMiB));
+}
+
+TEST(LibraryBuffers, ConvolutionsAreCudnns) {
+  EXPECT_TRUE(library_buffers(multiplies(Function::kConvolve), cluster_of("hopper", 8), torch("2.11")).empty());
 }
 
 // (Then products take them: LayerProgram.ProductsTakeALibrarysWorkspace.)
 TEST(LibraryBuffers, NoneIsKeptFrom215On) {
-  EXPECT_TRUE(library_buffers({}, cluster_of("hopper", 8), torch("2.15")).empty());
-  EXPECT_EQ(library_buffers({}, cluster_of("hopper", 8), {RuntimeKind::kZero3, "0.19"}).size(), 2U);
-  EXPECT_TRUE(library_buffers({}, cluster_of("hopper", 8), {RuntimeKind::kZero3, "0.19", "2.15"}).empty());
+  EXPECT_TRUE(library_buffers(multiplies(), cluster_of("hopper", 8), torch("2.15")).empty());
+  EXPECT_EQ(library_buffers(multiplies(), cluster_of("hopper", 8), {RuntimeKind::kZero3, "0.19"}).size(), 2U);
+  EXPECT_TRUE(library_buffers(multiplies(), cluster_of("hopper", 8), {RuntimeKind::kZero3, "0.19", "2.15"}).empty());
 }
 
 // What a GPU is called says nothing; what it hangs on says whether there is NVLS.
@@ -151,7 +161,7 @@ TEST(OutsideAllocator, TheGenerationDecidesAndNotTheKey) {
   const OutsideItems switched = memory_outside(graph, h20, torch("2.6"));
   EXPECT_EQ(mib(switched, "cuda context"), 616);
   EXPECT_EQ(mib(switched, "shard: NVLS, 16 channels"), 256);
-  EXPECT_EQ(library_buffers({}, h20, torch("2.11")).front().bytes, Bytes(32 * kMiB));
+  EXPECT_EQ(library_buffers(multiplies(), h20, torch("2.11")).front().bytes, Bytes(32 * kMiB));
   Cluster pcie = h20;
   pcie.gpu.key = "h100-pcie";
   pcie.node.gpu_link = BytesPerSecond(64e9);
