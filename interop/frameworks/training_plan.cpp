@@ -139,7 +139,8 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
   const std::string_view fp8 = row.word("fp8");
   const bool is_tensorwise = fp8 == "tensorwise" || fp8 == "unspecified";
   const bool by_hand = is_fused_by_hand(row);
-  if (is_tensorwise && by_hand) plan.add("float8=current");  // TransformerEngine's, not torchao's
+  const bool is_engine = by_hand || told_runtime(row) == "megatron";
+  if (is_tensorwise && is_engine) plan.add("float8=current");  // TransformerEngine's, not torchao's
   // Other runtimes and scalings gather in the compute dtype.
   const bool can_gather = told_runtime(row) == "megatron" ? is_tensorwise || fp8 == "delayed"
                                                           : row.word("runtime") == "fsdp2" && is_tensorwise && !by_hand;

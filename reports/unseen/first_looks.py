@@ -57,7 +57,8 @@ TABLES = [Table("2026-11-21", "unseen_steps", has_level=False, frozen=OLD),
           Table("2026-11-30 fourteenth", "unseen_steps_fourteenth", has_say=False),
           Table("2026-11-30 fifteenth", "unseen_steps_fifteenth", has_say=False),
           Table("2026-11-30 sixteenth", "unseen_steps_sixteenth", has_say=False),
-          Table("2026-12-01 seventeenth", "unseen_steps_seventeenth", has_say=False)]
+          Table("2026-12-01 seventeenth", "unseen_steps_seventeenth", has_say=False),
+          Table("2026-12-01 eighteenth", "unseen_steps_eighteenth", has_say=False)]
 KINDS = ("time", "memory")
 FACTS = {
     "time": ["rests_on_readings", "below_half_peak", "zero3", "before_torch_2"],

@@ -376,6 +376,8 @@ TEST(TrainingRows, MegatronMayGatherItsWeightsInFp8) {
   EXPECT_TRUE(gathers("delayed"));
   EXPECT_TRUE(gathers("tensorwise"));
   EXPECT_FALSE(gathers("mxfp8"));
+  cells["norm_impl"] = "layer_norm_low_precision";
+  EXPECT_TRUE(gathers("tensorwise"));
 }
 
 // Norm, rotary embedding and loss by hand: so are SwiGLU and the joined products; fp8 is TransformerEngine's.
