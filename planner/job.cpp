@@ -49,6 +49,17 @@ PlanDocument apply(PlanDocument document, const std::vector<std::string>& assign
   return document;
 }
 
+// A runtime without a version over one that has one.
+PlanDocument with_runtime(PlanDocument document, const std::string& text) {
+  const bool is_said = document.has("runtime");
+  const Runtime is = document.plan.runtime;
+  document = apply_flag(std::move(document), "--runtime", "runtime", text);
+  const Runtime& to = document.plan.runtime;
+  if (!is_said || is.version.empty() || !to.version.empty()) return document;
+  const std::string named = fmt::format("{}@{}", to_string(to.kind), version_beside(is, to.kind));
+  return apply_flag(std::move(document), "--runtime", "runtime", named);
+}
+
 PlanDocument read_document(const JobOptions& options) {
   PlanDocument document;
   if (options.plan) document = read_plan_file(*options.plan);
@@ -57,7 +68,7 @@ PlanDocument read_document(const JobOptions& options) {
   };
   flag("--model", "model", options.model);
   flag("--cluster", "cluster", options.cluster);
-  flag("--runtime", "runtime", options.runtime);
+  if (options.runtime) document = with_runtime(std::move(document), *options.runtime);
   std::optional<std::string> sequence = options.sequence;
   if (sequence) sequence = sequence_length(*sequence);
   flag("--sequence", "batch.sequence", sequence);

@@ -81,7 +81,7 @@ class Translator {
 
   Translation run(const Runtime& runtime) && {
     const RuntimeKind to = runtime.kind;
-    const std::string version = runtime.version.empty() ? newest_version(to) : runtime.version;
+    const std::string version = runtime.version.empty() ? version_beside(from_.runtime, to) : runtime.version;
     set("runtime", fmt::format("{}@{}", to_string(to), version));
     set_mesh(to);
     drop_foreign_keys(to);
@@ -146,6 +146,14 @@ class Translator {
   Translation result_;
 };
 
+}
+
+std::string version_beside(const Runtime& from, RuntimeKind to) {
+  const auto is_torch = [](RuntimeKind kind) {
+    return kind == RuntimeKind::kFsdp2 || kind == RuntimeKind::kFsdp1 || kind == RuntimeKind::kDdp;
+  };
+  const bool same = is_torch(from.kind) && is_torch(to) && !from.version.empty();
+  return same ? from.version : std::string(newest_version(to));
 }
 
 Translation translate(

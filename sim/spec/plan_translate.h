@@ -26,7 +26,11 @@ struct Translation {
   std::vector<LedgerEntry> ledger;
 };
 
-// `base` is what was written for the plan `from`; to.version "": the newest. Throws
+// Which version of `to` runs beside what runs `from`: that of the same PyTorch where both are PyTorch's, else the
+// newest.
+std::string version_beside(const Runtime& from, RuntimeKind to);
+
+// `base` is what was written for the plan `from`; to.version "": version_beside. Throws
 // Error(kMissingCapability) with the runtime's reason where no nearest plan is named.
 Translation translate(
     const PlanDocument& base, const Plan& from, const Runtime& to, const ModelSpec& model, const Cluster& cluster);

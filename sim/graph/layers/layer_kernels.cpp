@@ -501,13 +501,14 @@ void launch_in_tiles(const KernelCounts& counts, const Operation& op, std::size_
   }
 }
 
-// As the operation launches its kernels.
+// cuDNN's products.
 void mark_convolution(const KernelCounts& counts, const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
   if (!convolves(counts.layer, op)) return;
   for (std::size_t k = begin; k < phase.kernels.size(); ++k)
     if (phase.kernels[k].kind == KernelKind::kGemm) phase.kernels[k].function = Function::kConvolve;
 }
 
+// As the operation launches its kernels.
 void launch(const KernelCounts& counts, const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
   launch_one_by_one(op, begin, phase);
   launch_in_tiles(counts, op, begin, phase);

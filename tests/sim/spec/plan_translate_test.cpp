@@ -78,6 +78,14 @@ TEST(PlanTranslate, OptionsOfAnotherLibraryAreDropped) {
   EXPECT_EQ(entry(t, "zero.reduce_bucket_size")->to, "-");
 }
 
+TEST(PlanTranslate, AnotherRuntimeOfPyTorchIsOfTheSameVersion) {
+  EXPECT_EQ(
+      translated(std::string(kBase) + "runtime: fsdp2@2.11\n", {RuntimeKind::kFsdp1, ""}).plan.runtime.version, "2.11");
+  EXPECT_EQ(version_beside({RuntimeKind::kDdp, "2.6"}, RuntimeKind::kFsdp2), "2.6");
+  EXPECT_EQ(version_beside({RuntimeKind::kZero3, "0.19"}, RuntimeKind::kFsdp2), newest_version(RuntimeKind::kFsdp2));
+  EXPECT_EQ(version_beside({RuntimeKind::kDdp, "2.6"}, RuntimeKind::kZero3), newest_version(RuntimeKind::kZero3));
+}
+
 TEST(PlanTranslate, ToAnotherVersionOfTheSameRuntime) {
   const Translated t = translated(std::string(kBase) + "buffers: {reduce_scatter: 2}\n", {RuntimeKind::kFsdp2, "2.5"});
   EXPECT_EQ(t.plan.runtime, (Runtime{RuntimeKind::kFsdp2, "2.5"}));
