@@ -561,7 +561,9 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
 void add_whole(const Capture& capture, const Json& document, const Steps& steps, KeyWriter& out) {
   const Json parameters = document.value("parameters", Json::array());
   const std::string stored = parameters.empty() ? "fp32" : dtype_of_torch(parameters.front().value("dtype", ""));
-  const bool casts = stored == "fp32" && 2 * steps.half_products > steps.products;
+  // (A step's rollouts may run without autocast.)
+  const bool casts =
+      stored == "fp32" && (2 * steps.half_products > steps.products || !text_in(document, "autocast").empty());
   const bool is_replica = document.contains("ddp");
   // Of one rank nothing is said: a search may take any mesh.
   if (capture.world > 1) {

@@ -277,7 +277,8 @@ def watch(model):
     adapted = next((m for m in model.modules() if hasattr(m, "_disable_adapters")), None)  # (PEFT)
 
     def computes(module, positional):
-        COMPUTES.autocast = str(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else None
+        if torch.is_grad_enabled():
+            COMPUTES.autocast = str(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else None
         if torch.compiler.is_compiling():
             return
         if module is not model and positional and not inside and torch.is_grad_enabled():  # (called by its name)
