@@ -218,9 +218,12 @@ void add_batch(const Json& document, const Steps& steps, const Extents& own, Key
   sequence *= steps.axes.cp;
   const std::string length = has_words && sequence > 0 ? fmt::format("sequence: {}, ", sequence) : std::string();
   const char* const padded = document.value("padded", false) ? ", padded: true" : "";
+  const Json seen = document.value("labelled", Json());
+  const std::int64_t labels = seen.is_number() ? (seen.get<std::int64_t>() + batch - 1) / batch : 0;
+  const bool some = own.batch == 0 && labels > 0 && labels < sequence - 1;
   out.line("batch",
-      fmt::format("{{{}micro_batch: {}, accumulation: {}{}}}", length, batch,
-          std::max<std::int64_t>(1, steps.micro_batches), padded),
+      fmt::format("{{{}micro_batch: {}, accumulation: {}{}{}}}", length, batch,
+          std::max<std::int64_t>(1, steps.micro_batches), padded, some ? fmt::format(", labelled: {}", labels) : ""),
       fmt::format("{} in {} backward passes", source, steps.micro_batches));
 }
 
@@ -559,7 +562,9 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
 void add_whole(const Capture& capture, const Json& document, const Steps& steps, KeyWriter& out) {
   const Json parameters = document.value("parameters", Json::array());
   const std::string stored = parameters.empty() ? "fp32" : dtype_of_torch(parameters.front().value("dtype", ""));
-  const bool casts = stored == "fp32" && 2 * steps.half_products > steps.products;
+  // (A step's rollouts may run without autocast.)
+  const bool casts =
+      stored == "fp32" && (2 * steps.half_products > steps.products || !text_in(document, "autocast").empty());
   const bool is_replica = document.contains("ddp");
   // Of one rank nothing is said: a search may take any mesh.
   if (capture.world > 1) {
@@ -756,6 +761,8 @@ CapturedPlan plan_of_capture(
   const bool is_trl = document.value("versions", Json::object()).contains("trl");
   if (is_known && is_trl && !has_logits && document.value("loss_in_forward", false))
     out.line("loss", "tiled-linear", "TRL's loss, whose forward returns no logits");
+  if (const Json reference = document.value("reference", Json()); is_known && reference.is_object())
+    out.line("reference", text_in(reference, "held"), "a second model of this config, of which nothing is stepped");
   // Of what compiles by itself the plan's layers are: DistributedDataParallel has it as its module.
   const Json compiled = document.value("compiled", Json::array());
   const bool is_whole = !compiled.empty() && (compiled[0] == "" || compiled[0] == "module");

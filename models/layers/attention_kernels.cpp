@@ -372,7 +372,8 @@ std::vector<Operation> eager(
     out.last().backward_workspace = {out.scores("logsumexp.grad", type)};
   }
   Index probabilities = 0;
-  const bool softmax_in_fp32 = !code.softmax_as_scores || is_autocast;
+  // (gpt-oss names the scores' dtype, which autocast leaves.)
+  const bool softmax_in_fp32 = code.sinks ? type == ElementType::kFp32 : !code.softmax_as_scores || is_autocast;
   const ElementType kind = softmax_in_fp32 ? ElementType::kFp32 : kCompute;
   // (Of fp16 CUDA's softmax itself makes fp32, and of its gradient fp16: half_to_float.)
   const bool is_cast = softmax_in_fp32 && type != ElementType::kFp32 && plan.compute_dtype() != DType::kFp16;

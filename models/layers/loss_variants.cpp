@@ -39,6 +39,7 @@
 
 #include "models/layers/module_kernels.h"
 #include "sim/base/lookup.h"
+#include "sim/graph/layers/column_sums.h"
 #include "sim/graph/layers/layer_writer.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -237,7 +238,8 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
   const std::int64_t weights = checked_multiply(product->n, product->k);
   const bool is_trained = !plan.frozen.head && head.parameters[at(product->parameters.front())].trainable;
   const auto add_weight = [&](ElementType type) {
-    return add_tensor(head, {.name = "weight's gradient", .fixed = is_trained ? weights : 0, .type = type});
+    const std::string_view name = is_tiled ? kSumOfTiles : "weight's gradient";
+    return add_tensor(head, {.name = std::string(name), .fixed = is_trained ? weights : 0, .type = type});
   };
   bool is_wide = false;
   if (is_tiled) {
@@ -254,10 +256,11 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
     const Index sum = add_tensor(head, std::move(input));
     // Tokens and parts of the weight are cast, whose gradient is its own; flat parameters are there
     // in the dtype of autocast.
-    if (is_under_autocast(plan) && plan.runtime.kind != RuntimeKind::kFsdp1) {
-      const auto cast = [&](const char* name, std::int64_t rows) {
-        return add_tensor(head, {.name = name, .fixed = rows * product->k});
-      };
+    const auto cast = [&](const char* name, std::int64_t rows) {
+      return add_tensor(head, {.name = name, .fixed = rows * product->k});
+    };
+    const bool is_flat = plan.runtime.kind == RuntimeKind::kFsdp1;
+    if (is_under_autocast(plan) && !is_flat) {
       const Index rows = cast("tile of tokens", std::min(tokens, kTokens));
       product->forward_workspace.push_back(rows);
       product->forward_workspace.push_back(cast("part of the weight", std::min(product->n, kWords)));
@@ -267,7 +270,9 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
       if (const std::int64_t next = std::min(product->n - kWords, kWords); next > 0)
         product->backward_workspace.push_back(cast("next part of the weight", next));
     } else {
-      product->backward_workspace = {sum, add_weight(ElementType::kFp32), tile};
+      const Index rows = is_wide && is_flat ? cast("tile of tokens", std::min(tokens, kTokens)) : sum;
+      if (rows != sum) product->forward_workspace.push_back(rows);
+      product->backward_workspace = {rows, add_weight(ElementType::kFp32), tile};
     }
     fused_product(head, product);
     if (gathers_own_head(plan)) gather_weight(head, plan, kWords);

@@ -72,7 +72,9 @@ class ExpertRewriter : LayerWriter {
       : LayerWriter(layer),
         code_(row_of(kMixtureCode, family)),
         loops_(plan.transformers() == 4),
-        streams_fp32_(is_under_autocast(plan) && plan.kernels.residual == ModuleKernels::Residual::kFp32) {}
+        streams_fp32_(is_under_autocast(plan) && plan.kernels.residual == ModuleKernels::Residual::kFp32),
+        is_wide_(
+            is_under_autocast(plan) && plan.runtime.kind == RuntimeKind::kDdp && plan.master_dtype == DType::kFp32) {}
 
   void run() {
     std::vector<Operation> old = std::exchange(layer_.operations, {});
@@ -309,9 +311,10 @@ class ExpertRewriter : LayerWriter {
     const Index gate_up = activation(is_gated_ ? "expert_gate_up" : "expert_up", top_k_ * up.n);
     up.outputs = {gate_up};
     up.parameters = {place(gate)};
+    const Index bias = gather_bias(first, gate_up);
     layer_.operations.push_back(up);
     part_ = up.part;
-    const Index both = masked("masked_gate_up", add_bias(gate_up, first), true);
+    const Index both = masked("masked_gate_up", add_bias(gate_up, bias, first), true);
     const Index product = is_gated_ ? gated(both, ffn) : squared(both);
     Operation down = last;
     const Index output = activation("expert_output", top_k_ * hidden_);
@@ -322,8 +325,11 @@ class ExpertRewriter : LayerWriter {
     down.outputs = {output};
     down.released = {product};
     down.parameters = {place(last.parameters.front())};
+    const Index down_bias = gather_bias(last, output);
+    if (has_biases_) release({bias});  // (the name of both)
     layer_.operations.push_back(down);
-    made_ = masked("masked_output", add_bias(output, last), true);
+    made_ = masked("masked_output", add_bias(output, down_bias, last), true);
+    if (has_biases_) release({down_bias});
     part_ = 0;
   }
 
@@ -350,16 +356,23 @@ class ExpertRewriter : LayerWriter {
     return product;
   }
 
-  // Every row's own expert's bias, copied first.
-  Index add_bias(Index rows, const Operation& product) {
+  // Every row's own expert's bias, taken in front of the product.
+  Index gather_bias(const Operation& product, Index rows) {
+    if (!has_biases_) return -1;
+    const ElementType type = is_wide_ ? ElementType::kFp32 : ElementType::kCompute;
+    const Index bias = activation(product.name + " bias of rows", width(rows), type);
+    Operation& gather = pass(product.name + " bias of rows", Function::kGather, {sorted_}, {bias});
+    gather.parameters = {place(product.parameters[1])};
+    gather.saved = {sorted_};
+    return bias;
+  }
+
+  Index add_bias(Index rows, Index bias, const Operation& product) {
     if (!has_biases_) return rows;
-    const std::int64_t each = width(rows);
-    const Index sum = activation(product.name + " with bias", each);
-    Operation& add = pass(product.name + " bias", Function::kAdd, {rows}, {sum});
+    const Index sum = activation(product.name + " with bias", width(rows));
+    Operation& add = pass(product.name + " bias", Function::kAdd, {rows, bias}, {sum});
     add.gradient = GradientRule::kAlias;
-    add.parameters = {place(product.parameters[1])};
-    add.saved = {sorted_};
-    add.forward_workspace = {activation(product.name + " bias of rows", each)};
+    add.in_place = true;
     return sum;
   }
 
@@ -541,6 +554,7 @@ class ExpertRewriter : LayerWriter {
   const MixtureCode code_;
   const bool loops_, streams_fp32_;
   bool is_gated_ = true;
+  bool is_wide_ = false;  // weights are fp32, for which autocast has no rule
   bool scales_ = false, has_biases_ = false, is_dense_ = false;
   std::int64_t top_k_ = 1, hidden_ = 0;
   Index expert_ = 0, sorted_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0, offsets_ = 0, made_ = 0;

@@ -40,7 +40,12 @@ std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const Param
   return {};
 }
 
-bool decays(const ParameterSpec& parameter) { return !parameter.is_norm && !contains(parameter.name, "bias"); }
+// (transformers, trainer.py, get_decay_parameter_names: an RMS norm is known by its name, which Mamba-2's last has
+// not.)
+bool decays(const ParameterSpec& parameter) {
+  const bool is_norm = parameter.is_norm && !parameter.name.ends_with("norm_f.weight");
+  return !is_norm && !contains(parameter.name, "bias");
+}
 
 Bytes checkpoint_bytes(const ModelSpec& model, const Plan& plan) {
   std::vector<std::int64_t> of_kind;

@@ -56,7 +56,9 @@ bool takes_labelled_rows(const Plan& plan) {
 bool has_wide_adapters(const Plan& plan) {
   const RuntimeKind kind = plan.runtime.kind;
   // Under zero.Init a base is made in 16 bits, and what comes later is not cast.
-  const bool stay = kind == RuntimeKind::kDdp || kind == RuntimeKind::kZero3;
+  // What is a unit of FSDP1 has the dtype of its shard wherever others read it (_cast_input_dtype).
+  const bool is_unit = kind == RuntimeKind::kFsdp1 && plan.units.adapters_alone && plan.fsdp1.use_orig_params;
+  const bool stay = kind == RuntimeKind::kDdp || kind == RuntimeKind::kZero3 || is_unit;
   return plan.lora.rank > 0 && plan.lora.base <= Lora::Base::kParam && stay && !plan.lora.fused &&
          plan.lora.autocast_adapter_dtype && plan.master_dtype == DType::kFp32 && plan.param_dtype != DType::kFp32;
 }

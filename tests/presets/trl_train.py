@@ -32,6 +32,7 @@ def made():
 
 
 model = made()
+reference = made() if kind == "dpo" and not lora else None  # (before ZeRO-3 is said: transformers 5.24 then makes weights while a model is made)
 words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1, "a": 2}, unk_token="a"))
 tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
 ids = [2] * length
@@ -47,8 +48,8 @@ with tempfile.TemporaryDirectory() as folder:
         import peft
 
         adapters["peft_config"] = peft.LoraConfig(**lora)
-    if kind == "dpo" and not lora:
-        adapters["ref_model"] = made()
+    if reference is not None:
+        adapters["ref_model"] = reference
     trainer = code(model=model, args=args, **adapters, train_dataset=rows, processing_class=tokenizer)
-    del model
+    del model, reference
     trainer.train()

@@ -274,9 +274,11 @@ def watch(model):
     is_tensor = torch.is_tensor
 
     inside = []  # of the model's own forward
+    adapted = next((m for m in model.modules() if hasattr(m, "_disable_adapters")), None)  # (PEFT)
 
     def computes(module, positional):
-        COMPUTES.autocast = str(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else None
+        if torch.is_grad_enabled():
+            COMPUTES.autocast = str(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else None
         if torch.compiler.is_compiling():
             return
         if module is not model and positional and not inside and torch.is_grad_enabled():  # (called by its name)
@@ -294,8 +296,12 @@ def watch(model):
         if torch.compiler.is_compiling():
             return
         inside.append(module)
+        if not torch.is_grad_enabled() and adapted is not None and adapted._disable_adapters and SEEN.get("open"):
+            SEEN["reference"] = {"held": "base"}
         if not torch.is_grad_enabled() and "inputs" in SEEN:  # (what a step reads of itself: rollouts)
             return
+        if torch.is_grad_enabled() and "labelled" not in SEEN:
+            SEEN["labelled"] = labels_in(named.get("labels"))
         SEEN["inputs"] = beside("foreshard_modules").inputs_of({**dict(enumerate(positional)), **named})
 
     def returned(module, positional, output):
@@ -304,6 +310,7 @@ def watch(model):
         inside.clear()
         if not torch.is_grad_enabled() and "loss_in_forward" in SEEN:
             return
+        SEEN["open"] = torch.is_grad_enabled()  # until the optimizer steps
         SEEN["loss_in_forward"] = getattr(output, "loss", None) is not None
         logits = getattr(output, "logits", None)
         SEEN["logits"] = weakref.ref(logits) if is_tensor(logits) else None
@@ -315,6 +322,40 @@ def watch(model):
     model.register_forward_pre_hook(given, with_kwargs=True)
     firsts = [m.register_forward_pre_hook(begun) for m in model.modules()]  # (some call the model's forward by its name)
     model.register_forward_hook(returned)
+
+
+def labels_in(labels):
+    """How many are none of those that a loss ignores, of a tensor that the host gave the GPU or that --values follows."""
+    torch = sys.modules["torch"]
+    if not torch.is_tensor(labels) or labels.dtype != torch.int64 or not labels.is_contiguous():
+        return None
+    held = ctypes.create_string_buffer(max(8, 8 * labels.numel()))
+    if not LIBRARY.foreshard_null_known(ctypes.c_void_p(labels.data_ptr()), held, ctypes.c_size_t(8 * labels.numel())):
+        return None
+    return sum(label != -100 for label in memoryview(held).cast("B")[:8 * labels.numel()].cast("q"))
+
+
+def described_reference(model, stepped):
+    """A second model of the trained one's config, of which nothing is stepped, and how this rank holds it."""
+    import gc
+
+    torch = sys.modules["torch"]
+    size = lambda m: sum(getattr(p, "ds_numel", p.numel()) for p in m.parameters())  # (a partition has no elements)
+    kind = lambda m: next((c.config.model_type for c in (m, getattr(m, "module", m)) if hasattr(getattr(c, "config", None), "model_type")), None)
+    modules = [m for m in gc.get_objects() if issubclass(type(m), torch.nn.Module)]
+    children = {id(child) for m in modules for child in m.children()}
+    own, inner = {id(p) for p in stepped} | {id(p) for p in model.parameters()}, engine_of(model)
+    for root in modules:
+        alike = id(root) not in children and root is not model and kind(root) is not None and kind(root) == kind(inner)
+        if not alike or any(id(p) in own for p in root.parameters()) or abs(size(root) - size(model)) > 0.01 * size(model):
+            continue
+        engine = engine_of(root)
+        units = sum(bool(groups_of(m)) for m in root.modules())
+        flat = any(type(m).__name__ == "FullyShardedDataParallel" for m in root.modules())
+        partitioned = type(engine).__name__ == "DeepSpeedEngine" and engine.zero_optimization_stage() == 3
+        held = "units" if flat or partitioned or units > 1 else "unit" if units else "whole"
+        return {"held": held, "dtype": str(next(root.parameters()).dtype)}
+    return None
 
 
 def read_peaks():
@@ -331,6 +372,8 @@ def observe(optimizer):
         watch(model)
         SEEN["buffers"] = {id(b) for b in model.buffers()}  # (some optimizers step these, too)
         SEEN["document"] = described_model(model)
+        if (reference := described_reference(model, stepped)) is not None:
+            SEEN["reference"] = reference
 
 
 def states_of(optimizer):
@@ -353,6 +396,7 @@ def hook_optimizers(module):
         SEEN.setdefault("processor", []).append(ratio)
 
     def stepped(optimizer, *unused):
+        SEEN["open"] = False
         mark("observed")  # what follows is not the program's time
         if not numbers:
             # Now, for a program's function may have ended before the process does.
@@ -690,7 +734,7 @@ def write_model():
         if root is None:
             return
         document = described_model(root)
-    document.update({key: SEEN[key] for key in ("inputs", "loss_in_forward", "logits_held", "logits_dtype", "zeroes_late", "peaks", "optimizers", "processor", "graphs") if key in SEEN})
+    document.update({key: SEEN[key] for key in ("inputs", "labelled", "reference", "loss_in_forward", "logits_held", "logits_dtype", "zeroes_late", "peaks", "optimizers", "processor", "graphs") if key in SEEN})
     document.update(vars(COMPUTES))
     with open(os.path.join(OUT, "model.json"), "w") as file:
         json.dump(document, file, indent=1)

@@ -177,10 +177,13 @@ void Fsdp2::run_forward(bool training) {
     group(root()).module_state = Training::kIdle;
   }
   const bool chunks = has_loss && training && in_chunks(last - 1);
-  // A list of modules of which not all were called.
-  const std::int32_t head_unit = chunks ? unit_of_layer(last - 1) : -1;
-  if (chunks && is_wrapped() && std::exchange(group(head_unit).open_modules, 0) > 0)
-    state_post_forward(head_unit, /*in_backward=*/false);
+  // A list of modules of which not all were called. (2.15.0 st:399, _force_complete_incomplete_states: its hook, too,
+  // is on what the root returns.)
+  const bool completes = chunks || (training && has_loss && plan_.loss.has_product() && version_.minor >= 15);
+  const std::int32_t head_unit = completes ? unit_of_layer(last - 1) : -1;
+  const bool completed =
+      head_unit >= 0 && head_unit != root() && is_wrapped() && std::exchange(group(head_unit).open_modules, 0) > 0;
+  if (completed) state_post_forward(head_unit, /*in_backward=*/false);
   end_root_forward(kRootState);
   if (chunks) return run_in_chunks(last - 1);
   drop_logits();
@@ -197,6 +200,10 @@ void Fsdp2::run_forward(bool training) {
   if (inside && root() >= 0) {
     log_where_ = "backward";
     state_pre_backward(root());
+  }
+  if (completed) {
+    log_where_ = "backward";
+    state_pre_backward(head_unit);
   }
   // A loss behind which the root casts its outputs does not hold what they were cast of.
   const bool casts_outputs = spec_of(last).operations.back().function == Function::kCast;

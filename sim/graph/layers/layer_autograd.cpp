@@ -139,7 +139,8 @@ const Indices& LayerAutograd::saves(std::size_t o) const {
   const bool for_weight = (is_product && !convolves(layer_, op)) || op.kind == OperationKind::kEmbedding ||
                           (op.eager_norm && !op.parameters.empty());
   const bool makes_weight = op.inputs.size() > 1 && needs_gradient(op.inputs[1]);
-  const bool keeps = options_.keeps_inputs && op.kind == OperationKind::kGemm && op.groups <= 1;
+  const bool keeps =
+      options_.keeps_inputs && op.kind == OperationKind::kGemm && op.groups <= 1 && !op.transposed_weight;
   return for_weight && !trains_[o] && !makes_weight && !keeps ? weight_copies_[o] : op.saved;
 }
 

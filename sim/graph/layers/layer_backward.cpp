@@ -399,9 +399,15 @@ class Backward {
     const Operation& op = graph_.operation(o);
     if (is_synchronized(op)) writer_.await(launch_statistics(writer_, op, op.reduces));
     else if (op.reduces.kind != CollectiveKind::kNone) return differentiate_parts(o);
-    const bool inputs_first = makes_inputs_first(op);
+    const bool inputs_first = makes_inputs_first(op), casts = casts_sums(op);
     Contributions contributions;
-    if (!inputs_first && !splits_) weights_.make(op);
+    Slots sums;
+    if (casts) {
+      for (const Index t : op.backward_workspace)
+        sums.push_back(writer_.make_temporary(graph_.bytes(t), graph_.tensor(t).name));
+      writer_.use_workspace({}, writer_.library_slot(op, Pass::kBackward));
+    }
+    if (!inputs_first && !splits_) weights_.make(op, !casts);
     if (op.gradient != GradientRule::kNone) {
       if (takes_incoming(op)) {
         if (is_sole(incoming)) drop(incoming);
@@ -418,7 +424,8 @@ class Backward {
       if (op.ring.ranks > 1) return contributions;
     }
     if (inputs_first && !splits_) weights_.make(op);
-    if (contributions.empty() || inputs_first) writer_.use_workspace(workspace(op, false));
+    if (!casts && (contributions.empty() || inputs_first)) writer_.use_workspace(workspace(op, false));
+    for (const std::int32_t slot : sums) writer_.free(slot);
     const bool makes_unasked = splits_ && op.makes_all;
     for (std::size_t i = 0; makes_unasked && i < op.parameters.size(); ++i) {
       const Index p = op.parameters[i];
@@ -431,6 +438,14 @@ class Backward {
     if (addend != kNoGradient && !adds_in_place(op))
       writer_.phase().kernels.back().bytes += Bytes(graph_.bytes(op.inputs.front()));
     return contributions;
+  }
+
+  // Sums that a loss with the head's product in it makes of its tiles, by products: its gradients are cast of them
+  // behind.
+  bool casts_sums(const Operation& op) const {
+    return op.function == Function::kCrossEntropy && !splits_ &&
+           std::ranges::any_of(
+               op.backward_workspace, [&](Index t) { return graph_.tensor(t).name == kSumOfTiles; });
   }
 
   // What a product's gradients take; or what the sum over rows takes that makes its bias's: autograd leaves that to the
@@ -479,8 +494,10 @@ class Backward {
       if (!wide) bytes = bytes / graph_.element(t).size() * made_element(op, t).size();
       contributions.push_back({t, make_gradient_of(t, bytes)});
       const bool is_product = op.kind == OperationKind::kGemm || op.function == Function::kMatrixProduct;
-      writer_.use_workspace(t == last && !makes_inputs_first(op) ? workspace(op, false) : Indices(),
-          t == last || is_product ? writer_.library_slot(op, Pass::kBackward) : LayerProgramWriter::kNoSlot);
+      if (!casts_sums(op)) {
+        writer_.use_workspace(t == last && !makes_inputs_first(op) ? workspace(op, false) : Indices(),
+            t == last || is_product ? writer_.library_slot(op, Pass::kBackward) : LayerProgramWriter::kNoSlot);
+      }
       for (std::int32_t slot : temporaries) writer_.free(slot);
     }
     return contributions;

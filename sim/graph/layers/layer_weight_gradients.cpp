@@ -34,7 +34,7 @@ std::int32_t WeightGradients::make_slot(Index p, DType dtype, const char* suffix
   return writer_.make_temporary(graph_.gradient_bytes(p, dtype), graph_.parameter(p).name + suffix);
 }
 
-void WeightGradients::make(const Operation& op) {
+void WeightGradients::make(const Operation& op, bool by_product) {
   if (graph_.is_flat()) {
     const ProgramOptions& options = graph_.options();
     if (options.flat_gradient == options.compute || op.kind != OperationKind::kGemm) return;
@@ -48,7 +48,7 @@ void WeightGradients::make(const Operation& op) {
   for (Index p : op.parameters) {
     if (!norm && (graph_.is_frozen(p) || p != op.parameters.front())) continue;
     fresh_.push_back({p, make_slot(p, made_dtype(op), ".grad")});
-    if (!norm) writer_.use_workspace({}, writer_.library_slot(op, Pass::kBackward));
+    if (!norm && by_product) writer_.use_workspace({}, writer_.library_slot(op, Pass::kBackward));
   }
 }
 

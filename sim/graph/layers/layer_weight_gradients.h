@@ -18,7 +18,7 @@ class WeightGradients {
   explicit WeightGradients(LayerProgramWriter& writer);
 
   // Those that the node's kernel returns.
-  void make(const Operation& op);
+  void make(const Operation& op, bool by_product = true);
   // Those that are sums over the incoming gradient; and every one in the dtype that autograd wants.
   void validate(const Operation& op);
   // What is added to an earlier call's gradient is added now, if the weights hang on the node

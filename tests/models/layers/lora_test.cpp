@@ -189,52 +189,6 @@ TEST(LoraTest, MemoryBetweenSteps) {
   EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam), (2 * whole + packed + 4 * adapters) / 8 + 32 * rounded);
 }
 
-// With use_orig_params a block is one flat parameter of base and adapters, whose views all need
-// gradients: seen in PyTorch 2.11, where a frozen Linear's weight inside a wrapped module has
-// requires_grad and receives a gradient, which is dropped behind the reduction. So base and norms
-// have gradients and are reduced; the optimizer steps the adapters' pieces of each rank's shard.
-TEST(LoraTest, Fsdp1ComputesAndReducesGradientsOfTheBaseToo) {
-  Plan plan = plan_with(16, {"q_proj", "v_proj"}, Lora::Base::kMaster);
-  plan.mesh = {8, 1};
-  plan.runtime = {RuntimeKind::kFsdp1, newest_version(RuntimeKind::kFsdp1)};
-  plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
-  plan.fsdp1.use_orig_params = true;
-  const ModelSpec model = adapted(plan);
-  ASSERT_FALSE(find_problem(plan, load_zoo_model("llama-3-8b"), cluster_of_8()));
-  const LayerPrograms programs(model, plan);
-  for (const std::int32_t slot : programs.at(1, Recompute::kNone)->weight_gradients) EXPECT_GE(slot, 0);
-  const std::int64_t adapters = 16 * (d + d + d + dkv);
-  const std::int64_t block = 2 * d * d + 2 * d * dkv + 3 * d * f + 2 * d + adapters;
-  ASSERT_EQ(block % (8 * 128), 0);  // neither padding nor rounding
-  const EventGraph graph = build_training_step(model, plan, programs);
-  std::int64_t reductions = 0;
-  for (const Row& row : graph.rows) {
-    if (row.kind != EventKind::kReduceScatter) continue;
-    ++reductions;
-    EXPECT_EQ(graph.works[row.work].bytes.count(), block * size_of(plan.reduce_dtype));
-  }
-  EXPECT_EQ(reductions, 32);  // the root is frozen as a whole
-  std::int64_t states = 0;
-  for (plan.rank = 0; plan.rank < 8; ++plan.rank) states += persistent(plan, MemoryCategory::kOptimizerState);
-  EXPECT_EQ(states, 2 * 4 * 32 * adapters);
-}
-
-// A root with frozen and trained parameters is one flat parameter just as well: the table's
-// gradient arises, though it is frozen.
-TEST(LoraTest, Fsdp1ComputesGradientsOfAFrozenTableBesideATrainedHead) {
-  Plan plan;
-  plan.batch.sequence = kTokens;
-  plan.mesh = {8, 1};
-  plan.runtime = {RuntimeKind::kFsdp1, newest_version(RuntimeKind::kFsdp1)};
-  plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
-  plan.fsdp1.use_orig_params = true;
-  plan.frozen.embedding = true;
-  const ModelSpec model = load_zoo_model("llama-3-8b");
-  EXPECT_GE(LayerPrograms(model, plan).at(0, Recompute::kNone)->weight_gradients.front(), 0);
-  plan.frozen.norm = plan.frozen.head = true;  // then nothing in the root needs any
-  EXPECT_LT(LayerPrograms(model, plan).at(0, Recompute::kNone)->weight_gradients.front(), 0);
-}
-
 TEST(LoraTest, TargetsMustExist) {
   const ModelSpec model = load_zoo_model("llama-3-8b");
   const Cluster cluster = cluster_of_8();
@@ -275,29 +229,6 @@ TEST(LoraTest, ABaseOfFourBitsHasItsScalesWhole) {
   };
   EXPECT_EQ(narrow(Lora::Base::kNf4), "nwwwwnwww");
   EXPECT_EQ(narrow(Lora::Base::kNf4Master), "waawwwwww");
-}
-
-// silu(gate) * up is made again where all three have adapters, what lora_A hands to lora_B always.
-TEST(LoraTest, FusedKernelsKeepLess) {
-  const auto saved = [](std::vector<std::string> targets, bool fused) {
-    Plan plan = plan_with(16, std::move(targets));
-    plan.lora.fused = fused;
-    return program(block_of(adapted(plan))).saved_bytes().count();
-  };
-  const std::int64_t wide = kTokens * f * 2, low = kTokens * 16 * 2;
-  EXPECT_EQ(saved({Lora::kAllLinear}, false) - saved({Lora::kAllLinear}, true), 2 * wide + 7 * low);
-  EXPECT_EQ(saved({"up_proj"}, false) - saved({"up_proj"}, true), low);
-
-  // Dropped inputs: of q, k and v one, of o, of gate and up one.
-  Plan plan = plan_with(16, {Lora::kAllLinear});
-  plan.lora.dropout = 0.1;
-  const auto dropped = [&] {
-    const LayerSpec block = block_of(adapted(plan));
-    return std::ranges::count(block.operations, Function::kDropout, &Operation::function);
-  };
-  EXPECT_EQ(dropped(), 7);
-  plan.lora.fused = true;
-  EXPECT_EQ(dropped(), 3);
 }
 
 // Attention within each of N documents of S / N tokens: S^2 / N instead of S^2.

@@ -29,9 +29,8 @@ constexpr std::int64_t kHidden = 512, kInner = 16 * 64, kShared = 4 * 128, kHead
 constexpr std::int64_t kConvolved = kInner + 2 * kShared;
 constexpr std::int64_t kProjected = kInner + kConvolved + kHeads;
 
-std::int64_t kept(RuntimeKind runtime, bool in_torch = false) {
+std::int64_t kept(RuntimeKind runtime) {
   Plan plan = {.batch = {kSequence, kBatch, 1}};
-  plan.kernels.torch_mixers = in_torch;
   plan.runtime.kind = runtime;
   const ModelSpec model = with_variants(build_model(small()), plan);
   ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
@@ -90,18 +89,6 @@ TEST(MambaTest, TheMixerKeepsTwoTensors) {
   EXPECT_EQ(kept(RuntimeKind::kFsdp2), kTokens * (before + fused));
   // Megatron-Core's norm and out_proj keep their inputs.
   EXPECT_EQ(kept(RuntimeKind::kMegatron), kTokens * (before + fused + 2 * 2 * kInner));
-}
-
-// transformers' operations, of fp32: 128 positions of a chunk, two chunks and the state before them
-// (modeling_nemotron_h.py, mamba2_chunk_scan).
-TEST(MambaTest, WithoutItsKernelTheMixerKeepsWhatItsOperationsRead) {
-  constexpr std::int64_t state = 128, pairs = 3 * kHeads * 128, wide = 3 * kHeads * state;
-  constexpr std::int64_t narrow = kConvolved + 2 * kHeads + kInner;  // dt twice, out_proj's input
-  constexpr std::int64_t rows = 9 * kInner + 4 * kHeads + 4;         // a statistic for each group
-  constexpr std::int64_t before = 4 + 2 * kHidden + 2 * kProjected;
-  constexpr std::int64_t looks_back = 3 * kConvolved * 2, states = 2 * 3 * kInner * state * 4;
-  EXPECT_EQ(kept(RuntimeKind::kFsdp2, true),
-      kTokens * (before + 2 * narrow + 4 * (pairs + wide + rows)) + kBatch * (looks_back + states));
 }
 
 // Forward moves x five times (convolved: read, written; read for states and for the result, which
