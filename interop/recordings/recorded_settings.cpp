@@ -2,7 +2,6 @@
 
 #include <array>
 
-#include "sim/base/config.h"
 #include "sim/base/embedded.h"
 #include "sim/base/letters.h"
 #include "sim/base/lookup.h"
@@ -115,6 +114,30 @@ void SettingsReader::fail(std::string_view name, const std::string& what, const 
   const CsvFile& index = folder_->index();
   if (const auto column = index.find(name)) throw index.error(row_, *column, what, expected);
   throw ConfigError({(folder_->path() / "configs.json").string(), 0, 0, std::string(name)}, what, expected);
+}
+
+const ConfigNode* KeyWords::find(std::string_view key) const {
+  for (const ConfigNode& node : nodes_) {
+    const ConfigNode* value = node.is_mapping() ? node.find(key) : nullptr;
+    if (value != nullptr && !value->is_null()) return value;
+  }
+  return nullptr;
+}
+
+std::string KeyWords::word(std::string_view key, const char* usual) const {
+  const ConfigNode* value = find(key);
+  return value == nullptr ? usual : value->as_string();
+}
+
+std::int64_t KeyWords::number(std::string_view key, std::int64_t usual) const {
+  constexpr std::int64_t kLargest = 1'000'000'000'000;
+  const ConfigNode* value = find(key);
+  return value == nullptr ? usual : value->as_int(0, kLargest);
+}
+
+bool KeyWords::flag(std::string_view key, bool usual) const {
+  const ConfigNode* value = find(key);
+  return value == nullptr ? usual : value->as_bool();
 }
 
 std::int64_t rotary_table_bytes(std::int64_t positions, std::int64_t width) {

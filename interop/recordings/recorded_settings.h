@@ -7,9 +7,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "interop/recordings/recordings.h"
 #include "models/recorded.h"
+#include "sim/base/config.h"
 #include "sim/spec/plan.h"
 
 namespace foreshard {
@@ -45,6 +47,19 @@ class SettingsReader {
   const RecordingFolder* folder_;  // nullptr: the defaults are all there is
   std::size_t row_;
   SettingWords defaults_;
+};
+
+// What the first of some mappings that has the key says, null being nothing, else what is usual.
+class KeyWords {
+ public:
+  explicit KeyWords(std::vector<ConfigNode> nodes) : nodes_(std::move(nodes)) {}
+  const ConfigNode* find(std::string_view key) const;
+  std::string word(std::string_view key, const char* usual) const;
+  std::int64_t number(std::string_view key, std::int64_t usual) const;
+  bool flag(std::string_view key, bool usual) const;
+
+ private:
+  std::vector<ConfigNode> nodes_;
 };
 
 // A rotary table as models keep it: complex numbers of two fp32, a row for each position.
