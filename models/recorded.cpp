@@ -1,3 +1,5 @@
+// The modules of FSDP2's recordings are data (recorded.yaml): their parts become a model.yaml, with sizes in the places
+// of words, and are read as any other. Those of the other libraries are the zoo's families with the recorder's names.
 #include "models/recorded.h"
 
 #include <fmt/format.h>
