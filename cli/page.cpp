@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "cli/output.h"
-#include "reports/page/page.h"
 #include "reports/validate/measured.h"
 #include "reports/view/plan_words.h"
 #include "reports/view/views.h"

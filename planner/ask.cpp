@@ -11,7 +11,6 @@
 
 #include "calibration/machines.h"
 #include "calibration/training_evidence.h"
-#include "planner/job.h"
 #include "reports/page/page.h"
 #include "reports/view/layout.h"
 #include "sim/base/quantile.h"

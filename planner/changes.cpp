@@ -22,34 +22,22 @@ bool is_pytorch_on_gpus(const Job& job) {
   return job.resolved.plan.runtime.kind != RuntimeKind::kNative && !job.cluster.host_computes;
 }
 
-MemoryKnob expandable_segments(const Job& job) {
-  const AllocatorSettings& allocator = job.resolved.plan.allocator;
-  MemoryKnob knob{"allocator", {}, true};
-  if (job.cluster.host_computes || allocator.expandable_segments) return knob;
-  AllocatorSettings expandable = allocator;
-  expandable.expandable_segments = true;
-  knob.values = {{"allocator=" + written(expandable).get<std::string>()}};
+// One value, where the plan may take it.
+MemoryKnob switched(const char* key, bool may, const std::string& value, bool is_free = false) {
+  MemoryKnob knob{key, {}, is_free};
+  if (may) knob.values.push_back({value});
   return knob;
+}
+
+MemoryKnob expandable_segments(const Job& job) {
+  AllocatorSettings expandable = job.resolved.plan.allocator;
+  const bool may = !job.cluster.host_computes && !expandable.expandable_segments;
+  expandable.expandable_segments = true;
+  return switched("allocator", may, "allocator=" + written(expandable).get<std::string>(), true);
 }
 
 MemoryKnob chunked_loss(const Job& job) {
-  MemoryKnob knob{"loss", {}, true};
-  if (is_pytorch_on_gpus(job) && is_whole(job.resolved.plan.loss)) knob.values = {{kChunkedLoss}};
-  return knob;
-}
-
-MemoryKnob shard_experts(const Job& job) {
-  MemoryKnob knob{"units.shard_dim", {}, true};
-  const bool has_experts = job.model.active_parameters() < job.model.parameters();
-  if (has_experts && job.resolved.plan.units.shard_dim == 0) knob.values = {{"units.shard_dim=experts"}};
-  return knob;
-}
-
-MemoryKnob reshard_always(const Job& job) {
-  MemoryKnob knob{"reshard_after_forward", {}, false};
-  if (job.resolved.plan.reshard_after_forward != RangedPolicy<Reshard>{})
-    knob.values = {{"reshard_after_forward=always"}};
-  return knob;
+  return switched("loss", is_pytorch_on_gpus(job) && is_whole(job.resolved.plan.loss), kChunkedLoss, true);
 }
 
 MemoryKnob shard_further(const Job& job) {
@@ -86,30 +74,13 @@ MemoryKnob recompute_more(const Job& job) {
 }
 
 MemoryKnob compile_blocks(const Job& job) {
-  MemoryKnob knob{"compile", {}, false};
-  if (is_pytorch_on_gpus(job) && job.resolved.plan.compile == Compile::kNone) knob.values = {{"compile=blocks"}};
-  return knob;
+  const bool may = is_pytorch_on_gpus(job) && job.resolved.plan.compile == Compile::kNone;
+  return switched("compile", may, "compile=blocks");
 }
 
 MemoryKnob offload(const Job& job) {
-  MemoryKnob knob{"offload", {}, false};
-  if (job.resolved.plan.offload == Offload::kNone && !job.cluster.host_computes) knob.values = {{"offload=cpu"}};
-  return knob;
-}
-
-MemoryKnob smaller_states(const Job& job) {
-  const Optimizer& optimizer = job.resolved.plan.optimizer;
-  MemoryKnob knob{"optimizer.state", {}, false};
-  if (optimizer.kind == Optimizer::Kind::kAdamW && optimizer.state == DType::kFp32)
-    knob.values = {{"optimizer.state=bf16"}};
-  return knob;
-}
-
-MemoryKnob reduce_in_bf16(const Job& job) {
-  const Plan& plan = job.resolved.plan;
-  MemoryKnob knob{"dtype.reduce", {}, false};
-  if (plan.reduce_dtype == DType::kFp32 && plan.param_dtype == DType::kBf16) knob.values = {{"dtype.reduce=bf16"}};
-  return knob;
+  const bool may = job.resolved.plan.offload == Offload::kNone && !job.cluster.host_computes;
+  return switched("offload", may, "offload=cpu");
 }
 
 // Inside a node's fast links; the ranks that share a sequence make its micro-batches one after the other.
@@ -185,9 +156,17 @@ std::vector<Assignments> costly_assignments(const Job& job) {
 }
 
 std::vector<MemoryKnob> memory_knobs(const Job& job) {
-  std::vector<MemoryKnob> knobs = {expandable_segments(job), chunked_loss(job), shard_experts(job), reshard_always(job),
-      shard_further(job), shrink_micro_batch(job), recompute_more(job), compile_blocks(job), smaller_states(job),
-      offload(job), reduce_in_bf16(job), tensor_parallel(job)};
+  const Plan& plan = job.resolved.plan;
+  const bool has_experts = job.model.active_parameters() < job.model.parameters();
+  const bool has_fp32_states = plan.optimizer.kind == Optimizer::Kind::kAdamW && plan.optimizer.state == DType::kFp32;
+  const bool reduces_wide = plan.reduce_dtype == DType::kFp32 && plan.param_dtype == DType::kBf16;
+  std::vector<MemoryKnob> knobs = {expandable_segments(job), chunked_loss(job),
+      switched("units.shard_dim", has_experts && plan.units.shard_dim == 0, "units.shard_dim=experts", true),
+      switched("reshard_after_forward", plan.reshard_after_forward != RangedPolicy<Reshard>{},
+          "reshard_after_forward=always"),
+      shard_further(job), shrink_micro_batch(job), recompute_more(job), compile_blocks(job),
+      switched("optimizer.state", has_fp32_states, "optimizer.state=bf16"), offload(job),
+      switched("dtype.reduce", reduces_wide, "dtype.reduce=bf16"), tensor_parallel(job)};
   std::erase_if(knobs, [](const MemoryKnob& knob) { return knob.values.empty(); });
   return knobs;
 }

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "interop/hf/hf_config.h"
-#include "models/model_dims.h"
 #include "planner/options.h"
 #include "reports/report.h"
 #include "reports/sanity.h"

@@ -13,7 +13,6 @@
 #include "planner/axes_variants.h"
 #include "planner/changes.h"
 #include "planner/search_space.h"
-#include "sim/search/search.h"
 #include "sim/search/variant_search.h"
 #include "sim/spec/checks/plan_check.h"
 

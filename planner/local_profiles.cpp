@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <tuple>

@@ -1,7 +1,5 @@
 #include "planner/search_space.h"
 
-#include <algorithm>
-
 #include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_check.h"
 

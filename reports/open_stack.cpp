@@ -16,7 +16,6 @@
 #include "sim/base/unit_strings.h"
 #include "sim/memory/memory_alternatives.h"
 #include "sim/search/judge.h"
-#include "sim/simulate/forecast.h"
 
 namespace foreshard {
 

@@ -15,7 +15,6 @@
 #include "sim/base/letters.h"
 #include "sim/base/lookup.h"
 #include "sim/base/parse.h"
-#include "sim/cost/collective.h"
 #include "sim/cost/nccl_tables.h"
 
 namespace foreshard {

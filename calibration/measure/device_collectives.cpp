@@ -9,7 +9,6 @@
 
 #include "calibration/measure/bench.h"
 #include "calibration/measure/measure.h"
-#include "exec/compute/operations.h"
 #include "exec/device/device_communicators.h"
 #include "exec/device/device_seconds.h"
 #include "sim/base/parse.h"

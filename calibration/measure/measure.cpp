@@ -12,7 +12,6 @@
 #include <exception>
 #include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 

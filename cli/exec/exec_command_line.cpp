@@ -50,7 +50,6 @@ class ExecTree {
     CLI::App* verb = add_subcommand(app_, name);
     add(verb, "--spawn", options->spawn.ranks)->check(CLI::Range(1, 1024));
     add(verb, "--threads", options->threads)->check(CLI::Range(1, 1024));
-    flag(verb, "--json", [options] { options->output.form = Form::kJson; });
     options->spawn.arguments = without_spawn(arguments_);
     options->command = fmt::format("foreshard-exec {}", fmt::join(arguments_, " "));
     verb->callback([this, run, options] { verb_ = [run, options] { return run(*options); }; });
@@ -84,6 +83,7 @@ class ExecTree {
     add(verb, "--pace", o->pace)->check(CLI::Range(0.0, 1000.0))->capture_default_str();
     flag(verb, "--graph", o->graph);
     flag(verb, "--debug", o->debug);
+    flag(verb, "--json", [o] { o->output.form = Form::kJson; });
   }
 
   void add_measure() {

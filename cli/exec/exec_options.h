@@ -46,7 +46,6 @@ struct RunCommandOptions {
 };
 
 struct MeasureOptions {
-  OutputOptions output;
   SpawnRequest spawn;
   std::vector<std::string> models;     // whose shapes are measured
   std::vector<std::string> sequences;  // SEQUENCExMICRO_BATCH

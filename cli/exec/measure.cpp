@@ -26,7 +26,6 @@
 #include "exec/device/host_accelerator.h"
 #include "exec/device/load_accelerator.h"
 #include "exec/launch/spawn.h"
-#include "interop/hf/hf_config.h"
 #include "models/zoo.h"
 #include "planner/model_name.h"
 #include "sim/base/lookup.h"

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "calibration/fit/nccl_rows.h"
 #include "calibration/gpu_names.h"
 #include "calibration/machines.h"
 #include "calibration/profile.h"

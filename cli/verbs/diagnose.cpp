@@ -14,6 +14,7 @@
 #include "planner/job.h"
 #include "reports/diagnose/diagnosis.h"
 #include "reports/diagnose/snapshot.h"
+#include "reports/diagnose/threads.h"
 #include "reports/validate/measured.h"
 #include "reports/view/attribution.h"
 #include "reports/view/layout.h"
@@ -43,18 +44,15 @@ struct Thread {
 };
 
 std::vector<Thread> score_threads(const std::string& file) {
-  const ConfigNode root = read_yaml_file(file);
   std::vector<Thread> threads;
-  for (const ConfigNode& node : root.elements()) {
-    node.allow_only({"source", "said", "cause", "found"});
-    Thread& thread =
-        threads.emplace_back(Thread{.source = node.at("source").as_string(), .cause = node.at("cause").as_string()});
-    const TrainingLog log = read_training_log(node.at("said").as_string());
+  for (const PublishedThread& published : read_threads(read_yaml_file(file))) {
+    Thread& thread = threads.emplace_back(Thread{.source = published.source, .cause = published.cause.as_string()});
+    const TrainingLog log = read_training_log(published.said);
     const std::string message = log.out_of_memory ? words_of(facts_of(*log.out_of_memory)) : "";
     const Diagnosis named = diagnose({.words = message, .said = log.words, .thread = thread.source}, {}, 0.1);
     const auto found =
         std::ranges::find_if(named.causes, [&](const DiagnosedCause& cause) { return cause.name == thread.cause; });
-    if (found == named.causes.end()) throw node.at("cause").error("is no cause that is known");
+    if (found == named.causes.end()) throw published.cause.error("is no cause that is known");
     thread.place = at(found - named.causes.begin()) + 1;
   }
   return threads;

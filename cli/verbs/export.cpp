@@ -10,7 +10,6 @@
 #include "cli/verbs/verbs.h"
 #include "interop/export/export_fsdp2.h"
 #include "interop/frameworks/frameworks.h"
-#include "interop/hf/hf_config.h"
 #include "models/zoo.h"
 #include "planner/job.h"
 

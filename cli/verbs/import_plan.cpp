@@ -12,7 +12,6 @@
 #include "interop/hf/hf_config.h"
 #include "interop/hf/safetensors.h"
 #include "interop/network/topology_import.h"
-#include "models/zoo.h"
 #include "planner/job.h"
 #include "planner/model_name.h"
 #include "sim/base/config_tree.h"

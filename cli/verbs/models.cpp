@@ -11,7 +11,6 @@
 
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
-#include "interop/hf/hf_config.h"
 #include "models/names.h"
 #include "models/yaml/model_yaml.h"
 #include "models/zoo.h"

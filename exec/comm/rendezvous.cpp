@@ -9,7 +9,6 @@
 // process of one rank keeps quiet, because the first one may belong to a healthy job.
 #include "exec/comm/rendezvous.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
@@ -19,7 +18,6 @@
 #include "exec/comm/failure_board.h"
 #include "exec/comm/shared_transport.h"
 #include "exec/comm/sockets.h"
-#include "sim/base/error.h"
 #include "sim/base/integers.h"
 #include "sim/base/lookup.h"
 

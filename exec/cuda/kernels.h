@@ -27,7 +27,6 @@ inline constexpr int kPacedSharedBytes = 96 * 1024;
 // What one block holds, as compiled for this GPU.
 struct PacedBlock {
   int registers = 0, shared_bytes = 0, per_multiprocessor = 0;
-  int spilled_bytes = 0;  // of a thread
 };
 cudaError_t paced_block(PacedBlock* block, int shared_bytes);
 struct PacedLaunch {

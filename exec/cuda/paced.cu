@@ -262,7 +262,6 @@ cudaError_t paced_block(PacedBlock* block, int shared_bytes) {
   if (code != cudaSuccess) return code;
   block->registers = attributes.numRegs * kPacedThreads;
   block->shared_bytes = shared_bytes + static_cast<int>(attributes.sharedSizeBytes);
-  block->spilled_bytes = static_cast<int>(attributes.localSizeBytes);
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(
       &block->per_multiprocessor, kernel, kPacedThreads, static_cast<std::size_t>(shared_bytes));
 }

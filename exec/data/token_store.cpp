@@ -8,7 +8,6 @@
 #include "exec/data/token_store.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,7 +17,6 @@
 #include <fstream>
 #include <system_error>
 
-#include "sim/base/error.h"
 #include "sim/base/hash.h"
 #include "sim/base/letters.h"
 #include "sim/base/lookup.h"

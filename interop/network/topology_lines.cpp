@@ -6,7 +6,6 @@
 #include <stdexcept>
 
 #include "calibration/clusters/host_list.h"
-#include "sim/base/error.h"
 #include "sim/base/letters.h"
 
 namespace foreshard {

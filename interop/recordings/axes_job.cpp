@@ -4,50 +4,26 @@
 
 #include <charconv>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "interop/recordings/recorded_job.h"
+#include "interop/recordings/recorded_settings.h"
 #include "models/families.h"
 #include "models/layers/attention_kernels.h"
 #include "models/layers/titan_modules.h"
 #include "models/layers/variants.h"
 #include "models/model_dims.h"
-#include "sim/base/error.h"
-#include "sim/base/parse.h"
-#include "sim/graph/layers/layer_program.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {
-
-class AxesSettings {
- public:
-  AxesSettings(const RecordingFolder& folder, std::size_t row) : folder_(folder), row_(row) {}
-
-  std::string text(std::string_view name) const { return folder_.setting(row_, name).value_or(std::string()); }
-  std::int64_t number(std::string_view name) const {
-    const auto value = parse_number<std::int64_t>(text(name));
-    if (value) return *value;
-    throw folder_.index().error(row_, folder_.index().at(name), "not a whole number");
-  }
-  bool flag(std::string_view name) const { return text(name) == "True"; }
-  DType dtype(std::string_view name) const { return text(name) == "fp32" ? DType::kFp32 : DType::kBf16; }
-  [[noreturn]] void unknown(std::string_view name) const {
-    throw Error(ExitCode::kMissingCapability, "no plan has {} {}", name, text(name));
-  }
-
- private:
-  const RecordingFolder& folder_;
-  std::size_t row_;
-};
 
 // int(2 * 4 * dim / 3), rounded up.
 std::int64_t swiglu_width(std::int64_t dim, std::int64_t multiple) {
   return (8 * dim / 3 + multiple - 1) / multiple * multiple;
 }
 
-void make_experts(const AxesSettings& s, ModelDims& dims) {
+void make_experts(const SettingsReader& s, ModelDims& dims) {
   Experts& moe = dims.moe;
   moe.experts = s.number("experts");
   moe.top_k = s.number("top_k");
@@ -60,7 +36,7 @@ void make_experts(const AxesSettings& s, ModelDims& dims) {
   moe.shared_ffn = s.number("shared_experts") * moe.ffn;
 }
 
-ModelDims dims_of(const AxesSettings& s) {
+ModelDims dims_of(const SettingsReader& s) {
   const std::string model = s.text("model");
   ModelDims dims;
   if (model == "llama3") dims = *family_dims("llama");
@@ -121,7 +97,7 @@ std::vector<std::int64_t> numbers_in(const std::string& text) {
   return numbers;
 }
 
-void apply_recompute(const AxesSettings& s, Plan& plan) {
+void apply_recompute(const SettingsReader& s, Plan& plan) {
   const std::string word = s.text("recompute");
   if (word == "full") plan.recompute.value = Recompute::kFull;
   else if (word == "selective") plan.recompute.value = Recompute::kSelective;
@@ -133,7 +109,7 @@ void apply_recompute(const AxesSettings& s, Plan& plan) {
   plan.recompute_early_stop = false;
 }
 
-void apply_axes(const AxesSettings& s, Plan& plan) {
+void apply_axes(const SettingsReader& s, Plan& plan) {
   plan.mesh.replicate = s.number("dp_replicate");
   plan.mesh.shard = s.number("dp_shard");
   plan.mesh.cp = s.number("cp");
@@ -159,7 +135,7 @@ bool has_axes(const RecordingFolder& folder) {
 }
 
 RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
-  const AxesSettings s(folder, row);
+  const SettingsReader s(&folder, row, {});
   RecordedJob job;
   const ModelDims dims = dims_of(s);
   job.model = build_model(dims);
@@ -172,10 +148,11 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   plan.units.head = UnitPlacement::kWithNorm;
   plan.units.experts = plan.mesh.ep > 1 ? UnitPlacement::kOwn : UnitPlacement::kRoot;
   if (plan.mesh.ep > 1) plan.units.shard_dim = Units::kExpertsDim;
-  plan.reduce_dtype = s.dtype("reduce_dtype");
-  plan.master_dtype = plan.optimizer.state = s.dtype("orig_dtype");
+  const auto dtype = [&](const char* name) { return s.dtype(name).value_or(DType::kBf16); };
+  plan.reduce_dtype = dtype("reduce_dtype");
+  plan.master_dtype = plan.optimizer.state = dtype("orig_dtype");
   // Without fully_shard nothing casts (distributed/utils.py, maybe_enable_amp).
-  plan.param_dtype = plan.mesh.is_wrapped() ? s.dtype("param_dtype") : plan.master_dtype;
+  plan.param_dtype = plan.mesh.is_wrapped() ? dtype("param_dtype") : plan.master_dtype;
   multiply_experts_in_bf16(job.model, plan);
   use_titan_modules(job.model, plan);
   if (s.flag("offload")) plan.offload = Offload::kCpu;
@@ -204,9 +181,8 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   const std::string optimizer = s.text("optimizer");
   if (optimizer == "adamw_fused") plan.optimizer.implementation = Optimizer::Implementation::kFused;
   else if (optimizer != "adamw_foreach") s.unknown("optimizer");
-  // Complex numbers of two fp32, a row for each position.
   const std::int64_t rotated = dims.latent.kv_rank > 0 ? dims.latent.rope : dims.head_dim;
-  job.constant_bytes = allocated_size(dims.max_positions * rotated * 4).count();
+  job.constant_bytes = rotary_table_bytes(dims.max_positions, rotated);
   job.settings.model = "llama";
   return job;
 }

@@ -11,6 +11,7 @@
 
 #include "calibration/machines.h"
 #include "interop/hf/hf_config.h"
+#include "interop/recordings/recorded_settings.h"
 #include "models/layers/variants.h"
 #include "sim/base/config.h"
 #include "sim/base/lookup.h"
@@ -25,30 +26,6 @@ namespace {
 constexpr std::int64_t kNorms = std::int64_t{1} << 16;  // sums of norms have fewer bytes
 
 // --- what ran ---
-
-class CaseWords {
- public:
-  explicit CaseWords(const ConfigNode& node) : node_(node) {}
-  const ConfigNode* find(const char* key) const {
-    const ConfigNode* value = node_.find(key);
-    return value == nullptr || value->is_null() ? nullptr : value;
-  }
-  std::string word(const char* key, const char* usual) const {
-    const ConfigNode* value = find(key);
-    return value == nullptr ? usual : value->as_string();
-  }
-  std::int64_t number(const char* key, std::int64_t usual) const {
-    const ConfigNode* value = find(key);
-    return value == nullptr ? usual : value->as_int(0);
-  }
-  bool flag(const char* key, bool usual) const {
-    const ConfigNode* value = find(key);
-    return value == nullptr ? usual : value->as_bool();
-  }
-
- private:
-  const ConfigNode& node_;
-};
 
 class SetKeys {
  public:
@@ -110,7 +87,7 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
     if (item.value.is_null() || contains(kKnown, item.key)) continue;
     throw Error(ExitCode::kMissingCapability, item.value.error("no plan has this word of a case").what());
   }
-  const CaseWords words(node);
+  const KeyWords words({node});
   const auto minor_of = [](const std::string& version) {
     return version.substr(0, version.find('.', version.find('.') + 1));
   };
@@ -274,7 +251,7 @@ Conformance conform_case(const std::filesystem::path& file) {
   try {
     const PlanDocument document = document_of(said, result.at("versions"));
     const ModelSpec plain = build_hf_model(model_of_case(file, root));
-    const std::int64_t world = CaseWords(said).number("world", 8);
+    const std::int64_t world = KeyWords({said}).number("world", 8);
     const Cluster cluster = load_cluster(fmt::format("{}xh100", world));
     const ResolvedPlan resolved = resolve(document, plain, cluster);
     check(resolved, plain, cluster);

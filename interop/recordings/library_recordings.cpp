@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "interop/recordings/recorded_job.h"
+#include "interop/recordings/recorded_settings.h"
 #include "models/recorded.h"
 #include "sim/base/config.h"
 #include "sim/base/lookup.h"
@@ -23,10 +24,6 @@
 namespace foreshard {
 namespace {
 
-namespace fs = std::filesystem;
-
-constexpr std::int64_t kLargest = 1'000'000'000'000;
-
 std::string cell(const RecordingFolder& folder, std::size_t row, std::string_view column) {
   const CsvFile& index = folder.index();
   return std::string(index.text(row, index.at(column)));
@@ -37,51 +34,20 @@ ConfigNode json_cell(const RecordingFolder& folder, std::size_t row, std::string
   return parse_json(text.empty() ? "{}" : text, fmt::format("{} {} {}", folder.index().name(), folder.id(row), column));
 }
 
-ConfigNode read_configs(const RecordingFolder& folder) {
-  std::error_code ignored;
-  fs::path file = folder.path() / "configs.json";
-  if (!fs::is_regular_file(file, ignored))
-    file = fs::weakly_canonical(folder.path(), ignored).parent_path() / "configs.json";
-  return read_json_file(file);
-}
-
 // What configs.json says of a configuration, else its "defaults".
-class Config {
- public:
-  Config(const ConfigNode& root, const std::string& id) : root_(root) {
-    for (const ConfigNode& config : root.at("configs").elements())
-      if (config.at("id").as_string() == id) own_ = config;
-    if (const ConfigNode* defaults = root.find("defaults")) defaults_ = *defaults;
-  }
-  std::optional<ConfigNode> find(std::string_view key) const {
-    for (const ConfigNode* node : {&own_, &defaults_}) {
-      if (!node->is_mapping()) continue;
-      if (const ConfigNode* found = node->find(key)) return *found;
-    }
-    return std::nullopt;
-  }
-  std::int64_t number(std::string_view key, std::int64_t otherwise) const {
-    const auto found = find(key);
-    return found ? found->as_int(0, kLargest) : otherwise;
-  }
-  bool flag(std::string_view key, bool otherwise) const {
-    const auto found = find(key);
-    return found ? found->as_bool() : otherwise;
-  }
-  ConfigNode model(const std::string& name) const { return root_.at("models").at(name); }
-
- private:
-  ConfigNode root_, own_, defaults_;
-};
+KeyWords words_of(const ConfigNode& root, const std::string& id) {
+  std::vector<ConfigNode> nodes;
+  const ConfigNode configs = root.at("configs");
+  for (const ConfigNode& config : configs.elements())
+    if (config.at("id").as_string() == id) nodes.push_back(config);
+  if (const ConfigNode* defaults = root.find("defaults")) nodes.push_back(*defaults);
+  return KeyWords(std::move(nodes));
+}
 
 LibraryModel model_of(const ConfigNode& node) {
   LibraryModel model;
-  const auto number = [&](const char* key, std::int64_t& value) {
-    if (const ConfigNode* found = node.find(key)) value = found->as_int(0, kLargest);
-  };
-  const auto flag = [&](const char* key, bool& value) {
-    if (const ConfigNode* found = node.find(key)) value = found->as_bool();
-  };
+  const KeyWords said({node});
+  const auto number = [&](const char* key, std::int64_t& value) { value = said.number(key, value); };
   node.allow_only({"arch", "L", "d", "h", "kv", "f", "V", "P", "tied", "unused", "buffer"});
   model.arch = node.at("arch").as_string();
   number("L", model.layers);
@@ -92,8 +58,8 @@ LibraryModel model_of(const ConfigNode& node) {
   number("V", model.vocab);
   number("P", model.positions);
   number("buffer", model.buffer);
-  flag("tied", model.tied);
-  flag("unused", model.unused);
+  model.tied = said.flag("tied", false);
+  model.unused = said.flag("unused", false);
   return model;
 }
 
@@ -303,13 +269,13 @@ bool has_library_recordings(const RecordingFolder& folder) {
 }
 
 LibraryJob read_library_job(const RecordingFolder& folder, std::size_t row) {
-  const ConfigNode root = read_configs(folder);
-  const Config config(root, folder.id(row));
+  const ConfigNode root = read_json_file(folder.configs_file());
+  const KeyWords config = words_of(root, folder.id(row));
   const ConfigNode options = json_cell(folder, row, "options");
   const std::int64_t world = folder.index().integer(row, folder.index().at("world"));
   const std::string lib = cell(folder, row, "lib");
   LibraryJob job;
-  LibraryModel model = model_of(config.model(cell(folder, row, "model")));
+  LibraryModel model = model_of(root.at("models").at(cell(folder, row, "model")));
   Plan& plan = job.plan;
   plan.optimizer.kind = Optimizer::Kind::kSgd;
   plan.optimizer.clip_norm = std::nullopt;
@@ -342,16 +308,14 @@ LibraryJob read_library_job(const RecordingFolder& folder, std::size_t row) {
   plan.model = model.arch;
   job.model = build_library_model(model);
   job.watch.steps = static_cast<std::int32_t>(config.number("steps", 3));
-  if (const auto units = config.find("units")) {
-    const bool owners = units->as_choice({"blocks", "modules"}) == 1;
-    if (owners) job.watch.modules = LibraryWatch::Modules::kOwners;
-  }
+  if (const ConfigNode* units = config.find("units"); units != nullptr && units->as_choice({"blocks", "modules"}) == 1)
+    job.watch.modules = LibraryWatch::Modules::kOwners;
   return job;
 }
 
 LibraryRecording read_library_recording(const RecordingFolder& folder, std::size_t row) {
   LibraryRecording recording = {.id = folder.id(row)};
-  const Config config(read_configs(folder), recording.id);
+  const KeyWords config = words_of(read_json_file(folder.configs_file()), recording.id);
   const auto table = [&](const char* name) {
     const CsvFile* file = folder.table(name);
     if (file == nullptr) throw invalid_input("{}: has no {}.csv", folder.path().string(), name);
@@ -368,7 +332,7 @@ LibraryRecording read_library_recording(const RecordingFolder& folder, std::size
     LibraryRecordedEvent& event = recording.events.emplace_back();
     of_event.read(r, event);
   }
-  if (const auto whole = config.find("full_steps"))
+  if (const ConfigNode* whole = config.find("full_steps"))
     for (const ConfigNode& step : whole->elements()) recording.whole_steps.insert(step.as_int());
   else recording.whole_steps.insert(folder.index().integer(row, folder.index().at("steps")));
   const CsvFile& buckets = *table("buckets");

@@ -16,8 +16,7 @@
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 #include "sim/base/lookup.h"
-#include "sim/base/parse.h"
-#include "sim/graph/pipeline/stages.h"
+#include "sim/graph/pipeline/pipeline.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
@@ -38,98 +37,59 @@ std::map<std::string, SettingWords> read_settings(const std::filesystem::path& f
   return all;
 }
 
-[[noreturn]] void no_plan(std::string_view name, std::string_view word) {
-  throw Error(ExitCode::kMissingCapability, "no plan has {} {}", name, word);
+// A row of a table for each rank: "0F0,0F1,,0B0|1F0,...".
+std::vector<std::string> orders_of(const std::string& table) {
+  std::vector<std::string> rows(1);
+  for (const char c : table)
+    if (c == '|') rows.emplace_back();
+    else rows.back() += c == ',' ? ' ' : c;
+  return rows;
 }
 
-class JobOfRank {
- public:
-  JobOfRank(const SettingWords& settings, std::int64_t rank) : s_(settings), rank_(rank) {}
-
-  RecordedJob read() {
-    RecordedSettings& m = job_.settings;
-    m = {.layers = number("layers"),
-        .dim = number("dim"),
-        .ffn = number("ffn"),
-        .heads = number("heads"),
-        .kv_heads = number("kv_heads"),
-        .vocab = number("vocab"),
-        .seq = number("seq"),
-        .batch = number("microbatch_size"),
-        .attention = text("attention"),
-        .norm = text("norm")};
-    job_.model = build_recorded_model(m);
-    const std::int64_t table = allocated_size(m.seq * (m.dim / m.heads) * 4).count();
-    job_.constant_bytes = table * number("stages_per_rank");
-    Plan& plan = job_.plan;
-    plan.model = job_.model.name;
-    plan.runtime.version = "2.11";
-    plan.batch = {m.seq, m.batch, number("microbatches")};
-    plan.mesh = mesh();
-    plan.pipeline.stages_per_rank = number("stages_per_rank");
-    plan.pipeline.first_less = number("input_weight");
-    plan.pipeline.last_less = number("output_weight");
-    const auto schedule = pipeline_schedule_of(text("schedule"));
-    if (!schedule) no_plan("schedule", text("schedule"));
-    plan.pipeline.schedule = *schedule;
-    plan.rank = rank_ * plan.mesh.stage_ranks();
-    plan.units.head = UnitPlacement::kWithNorm;
-    plan.master_dtype = dtype("orig_dtype", "fp32");
-    plan.param_dtype = plan.mesh.is_wrapped() ? dtype("param_dtype", "fp32") : plan.master_dtype;
-    plan.reduce_dtype = plan.mesh.is_wrapped() ? dtype("reduce_dtype", text("param_dtype")) : plan.param_dtype;
-    plan.reshard_after_forward.value = {
-        text("reshard") == "always" ? Reshard::Kind::kAlways : Reshard::Kind::kNever, 0};
-    if (text("recompute") == "full") plan.recompute.value = Recompute::kFull;
-    if (text("recompute") == "selective") plan.recompute.value = Recompute::kSelective;
-    if (text("divide_factor") != "none") plan.gradient_divide_factor = 1;
-    plan.pipeline.scale_grads = text("scale_grads") == "true";
-    plan.pipeline.return_outputs = text("return_outputs") == "true";
-    if (number("accumulation") > 1) {
-      plan.pipeline.microbatches = plan.batch.accumulation;
-      plan.batch.accumulation *= number("accumulation");
-    }
-    if (*schedule == PipelineSchedule::kCustom) plan.pipeline.orders = orders();
-    plan.optimizer.state = plan.master_dtype;
-    if (text("clip") != "true") plan.optimizer.clip_norm.reset();
-    if (text("optimizer") == "adamw_fused") plan.optimizer.implementation = Optimizer::Implementation::kFused;
-    else if (text("optimizer") != "adamw_foreach") no_plan("optimizer", text("optimizer"));
-    return std::move(job_);
+RecordedJob job_of_rank(const SettingWords& settings, std::int64_t rank) {
+  const SettingsReader s(nullptr, 0, settings);
+  RecordedJob job = {.settings = s.model()};
+  RecordedSettings& m = job.settings;
+  m.batch = s.number("microbatch_size");
+  job.model = build_recorded_model(m);
+  job.constant_bytes = rotary_table_bytes(m.seq, m.dim / m.heads) * s.number("stages_per_rank");
+  Plan& plan = job.plan;
+  plan.model = job.model.name;
+  plan.runtime.version = "2.11";
+  plan.batch = {m.seq, m.batch, s.number("microbatches")};
+  if (!s.text("dp").empty()) plan.mesh = s.mesh("dp");  // else stages without fully_shard
+  plan.mesh.pp = s.number("pp");
+  plan.pipeline.stages_per_rank = s.number("stages_per_rank");
+  plan.pipeline.first_less = s.number("input_weight");
+  plan.pipeline.last_less = s.number("output_weight");
+  const auto schedule = pipeline_schedule_of(s.text("schedule"));
+  if (!schedule) s.unknown("schedule");
+  plan.pipeline.schedule = *schedule;
+  plan.rank = rank * plan.mesh.stage_ranks();
+  plan.units.head = UnitPlacement::kWithNorm;
+  plan.master_dtype = plan.param_dtype = plan.reduce_dtype = s.dtype("orig_dtype").value_or(DType::kFp32);
+  if (plan.mesh.is_wrapped()) {
+    plan.param_dtype = s.dtype("param_dtype").value_or(DType::kFp32);
+    plan.reduce_dtype = s.dtype("reduce_dtype").value_or(plan.param_dtype);
   }
-
- private:
-  const std::string& text(std::string_view name) const { return s_.find(name)->second; }
-  static std::int64_t number(std::string_view name, std::string_view word) {
-    const auto value = parse_number<std::int64_t>(word);
-    if (!value) no_plan(name, word);
-    return *value;
+  plan.reshard_after_forward.value = {
+      s.text("reshard") == "always" ? Reshard::Kind::kAlways : Reshard::Kind::kNever, 0};
+  if (s.text("recompute") == "full") plan.recompute.value = Recompute::kFull;
+  if (s.text("recompute") == "selective") plan.recompute.value = Recompute::kSelective;
+  if (s.text("divide_factor") != "none") plan.gradient_divide_factor = 1;
+  plan.pipeline.scale_grads = s.flag("scale_grads");
+  plan.pipeline.return_outputs = s.flag("return_outputs");
+  if (const std::int64_t calls = s.number("accumulation"); calls > 1) {
+    plan.pipeline.microbatches = plan.batch.accumulation;
+    plan.batch.accumulation *= calls;
   }
-  std::int64_t number(std::string_view name) const { return number(name, text(name)); }
-  DType dtype(std::string_view name, std::string_view otherwise) const {
-    const std::string_view word = text(name) == "none" ? otherwise : std::string_view(text(name));
-    return word == "bf16" ? DType::kBf16 : DType::kFp32;
-  }
-  // A row of a table for each rank: "0F0,0F1,,0B0|1F0,...".
-  std::vector<std::string> orders() const {
-    std::vector<std::string> rows(1);
-    for (const char c : text("csv"))
-      if (c == '|') rows.emplace_back();
-      else rows.back() += c == ',' ? ' ' : c;
-    return rows;
-  }
-  Mesh mesh() const {
-    const std::string_view word = text("dp");
-    Mesh mesh = {.pp = number("pp")};
-    if (word.empty()) return mesh;  // stages without fully_shard
-    const std::size_t cross = word.find('x');
-    mesh.shard = number("dp", cross == word.npos ? word : word.substr(cross + 1));
-    if (cross != word.npos) mesh.replicate = number("dp", word.substr(0, cross));
-    return mesh;
-  }
-
-  const SettingWords& s_;
-  std::int64_t rank_;
-  RecordedJob job_;
-};
+  if (*schedule == PipelineSchedule::kCustom) plan.pipeline.orders = orders_of(s.text("csv"));
+  plan.optimizer.state = plan.master_dtype;
+  if (!s.flag("clip")) plan.optimizer.clip_norm.reset();
+  if (s.text("optimizer") == "adamw_fused") plan.optimizer.implementation = Optimizer::Implementation::kFused;
+  else if (s.text("optimizer") != "adamw_foreach") s.unknown("optimizer");
+  return job;
+}
 
 // The rows of each configuration and rank.
 class RankRows {
@@ -183,7 +143,7 @@ class PipelineRecordings {
       const auto settings = settings_.find(config);
       if (settings == settings_.end())
         throw ranks_.error(row, ranks_.at("config"), "is no configuration of configs.json");
-      return conform(recording, forecast_steps(JobOfRank(settings->second, rank).read()));
+      return conform(recording, forecast_steps(job_of_rank(settings->second, rank)));
     } catch (const Error& error) {
       Conformance c;
       c.state = Conformance::State::kNotForecast;

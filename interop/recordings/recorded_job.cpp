@@ -13,7 +13,6 @@
 #include "interop/recordings/recorded_settings.h"
 #include "sim/base/lookup.h"
 #include "sim/base/parse.h"
-#include "sim/base/spelling.h"
 #include "sim/graph/training_step.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -23,36 +22,14 @@ namespace {
 using Settings = const SettingsReader&;
 
 RecordedSettings model_settings(Settings s) {
-  RecordedSettings m;
+  RecordedSettings m = s.model();
   m.model = s.text("model");
-  m.layers = s.number("layers");
-  m.dim = s.number("dim");
-  m.ffn = s.number("ffn");
-  m.heads = s.number("heads");
-  m.kv_heads = s.number("kv_heads");
-  m.vocab = s.number("vocab");
-  m.seq = s.number("seq");
   m.batch = s.number("batch");
   m.experts = s.number("experts");
   m.top_k = s.number("top_k");
   m.repeat = s.number("repeat");
   m.tied = s.text("tied") == "root" || s.flag("tied");
-  m.attention = s.text("attention");
-  m.norm = s.text("norm");
   return m;
-}
-
-Mesh mesh_of(Settings s) {
-  const std::string word = s.text("mesh");
-  const std::size_t cross = word.find('x');
-  const auto number = [&](std::string_view text) {
-    const auto value = parse_number<std::int64_t>(text).value_or(0);
-    if (value < 1) s.fail("mesh", quote(word) + " is not a mesh", "for example 8 or 4x8");
-    return value;
-  };
-  if (cross == std::string::npos) return {number(word), 1};
-  const std::string_view view = word;
-  return {number(view.substr(cross + 1)), number(view.substr(0, cross))};
 }
 
 Units units_of(Settings s) {
@@ -183,13 +160,11 @@ Cluster recorded_cluster(const Plan& plan) {
 }
 
 RecordedJob read_recorded_job(const RecordingFolder& folder, std::size_t row) {
-  const SettingsReader s(folder, row);
+  const SettingsReader s = SettingsReader::of_fsdp2(folder, row);
   RecordedJob job = {.settings = model_settings(s)};
   job.model = build_recorded_model(job.settings);
-  if (job.settings.model != "gpt2") {
-    // seq x head_dim / 2 complex numbers of two fp32.
-    job.constant_bytes = allocated_size(job.settings.seq * (job.settings.dim / job.settings.heads) * 4).count();
-  }
+  if (job.settings.model != "gpt2")
+    job.constant_bytes = rotary_table_bytes(job.settings.seq, job.settings.dim / job.settings.heads);
 
   Plan& plan = job.plan;
   plan.model = job.model.name;
@@ -197,7 +172,7 @@ RecordedJob read_recorded_job(const RecordingFolder& folder, std::size_t row) {
   const auto [major, minor] = parse_version(s.text_or("torch", "")).value_or(std::pair(0, 0));
   plan.runtime.version = major > 0 ? fmt::format("{}.{}", major, minor) : "2.11";
   plan.batch = {job.settings.seq, job.settings.batch, s.number("accumulate")};
-  plan.mesh = mesh_of(s);
+  plan.mesh = s.mesh("mesh");
   plan.rank = s.number("rank");
   plan.units = units_of(s);
   apply_dtypes(s, plan);

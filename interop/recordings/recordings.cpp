@@ -97,10 +97,15 @@ RecordingFolder::RecordingFolder(fs::path path)
   }
 }
 
-void RecordingFolder::read_configs() {
-  fs::path file = path_ / "configs.json";
+fs::path RecordingFolder::configs_file() const {
   std::error_code ignored;
-  if (!fs::is_regular_file(file, ignored)) file = real(path_).parent_path() / "configs.json";
+  const fs::path own = path_ / "configs.json";
+  return fs::is_regular_file(own, ignored) ? own : real(path_).parent_path() / "configs.json";
+}
+
+void RecordingFolder::read_configs() {
+  const fs::path file = configs_file();
+  std::error_code ignored;
   if (!fs::is_regular_file(file, ignored)) return;
   const ConfigNode root = read_json_file(file);
   if (!root.is_sequence()) return;  // another library's

@@ -36,6 +36,8 @@ class RecordingFolder {
   explicit RecordingFolder(std::filesystem::path path);
 
   const std::filesystem::path& path() const { return path_; }
+  // Of this folder, or of the one above.
+  std::filesystem::path configs_file() const;
   std::size_t size() const { return index_.rows(); }
   std::string id(std::size_t row) const { return std::string(index_.text(row, id_)); }
   std::optional<std::size_t> find(std::string_view id) const;

@@ -7,9 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <optional>
-#include <string_view>
-#include <utility>
 
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"

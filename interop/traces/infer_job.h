@@ -13,7 +13,6 @@
 
 #include "interop/traces/fsdp2_steps.h"
 #include "sim/spec/model_spec.h"
-#include "sim/spec/plan.h"
 
 namespace foreshard {
 

@@ -21,7 +21,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "interop/traces/kineto.h"
 #include "sim/base/error.h"
 #include "sim/base/lookup.h"
 

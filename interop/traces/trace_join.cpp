@@ -11,7 +11,6 @@
 #include <map>
 #include <optional>
 #include <tuple>
-#include <utility>
 
 #include "reports/validate/measured.h"
 #include "reports/view/event_names.h"

@@ -34,7 +34,6 @@
 #include <algorithm>
 #include <bit>
 #include <map>
-#include <string>
 #include <utility>
 
 #include "models/layers/module_kernels.h"

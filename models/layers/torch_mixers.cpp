@@ -1,5 +1,4 @@
 // Mixers without the packages that have their kernels: the kernel's operation becomes the rows of torch_mixers.txt.
-#include <algorithm>
 #include <map>
 #include <span>
 #include <string>

@@ -25,6 +25,7 @@
 #include "calibration/profile_store.h"
 #include "calibration/published.h"
 #include "reports/accuracy/score_kernels.h"
+#include "sim/base/lookup.h"
 #include "sim/base/quantile.h"
 #include "sim/cost/cost_model.h"
 #include "sim/spec/cluster.h"
@@ -165,17 +166,15 @@ class AttentionJudge {
 
   // Rows of the row's own source and kind; heads tell families apart, else the sequence.
   std::optional<std::size_t> own_fold(const AttentionRow& row) {
-    bool known = false;
-    for (const AttentionRow& each : published_)
-      known = known || (each.source == row.source && each.gpu == row.gpu && same_kind(each, row));
-    if (!known) return std::nullopt;
-    return fold_in(row);
+    const bool known = std::ranges::any_of(published_, [&](const AttentionRow& each) {
+      return each.source == row.source && each.gpu == row.gpu && same_kind(each, row);
+    });
+    return known ? std::optional(fold_in(row)) : std::nullopt;
   }
   std::size_t fold_in(const AttentionRow& row) {
     const std::string kind = fmt::format(
         "{} {} {} {} {} {}", row.source, row.gpu, row.kernel, row.head_dim, pass_word(row.pass), row.causal);
-    auto found = by_heads_.find(kind);
-    if (found == by_heads_.end()) {
+    const bool by_heads = remembered(by_heads_, kind, [&] {
       bool differ = false;
       const AttentionRow* first = nullptr;
       for (const AttentionRow& each : published_) {
@@ -183,25 +182,28 @@ class AttentionJudge {
         if (first == nullptr) first = &each;
         differ = differ || each.heads != first->heads || each.kv_heads != first->kv_heads;
       }
-      found = by_heads_.emplace(kind, differ).first;
-    }
-    return found->second ? fold_of(row.heads, row.kv_heads) : fold_of(row.sequence, row.batch);
+      return differ;
+    });
+    return by_heads ? fold_of(row.heads, row.kv_heads) : fold_of(row.sequence, row.batch);
   }
 
   std::optional<Fitted> fitted(const std::string& key, const Gpu& gpu, std::size_t fewest, const Filter& filter) {
-    if (const auto found = fits_.find(key); found != fits_.end()) return found->second;
-    auto rows = list_where<AttentionRow>(published_, [&](const AttentionRow& each) { return filter(each); });
-    std::optional<Fitted> result;
-    if (rows.size() >= fewest) {
-      Fitted fit{fit_micro_attention(rows, gpu), 0};
-      auto logs = list_of<double>(rows,
-          [&](const AttentionRow& each) { return std::log(attention_seconds(fit.model, each, gpu) / each.seconds); });
-      // A handful of rows fits better than it forecasts.
-      constexpr double kLeast = 0.04;
-      fit.residual = std::max(kLeast, log_quantile(logs, 0.9));
-      result = fit;
-    }
-    return fits_.emplace(key, result).first->second;
+    return remembered(
+        fits_, key,
+        [&]() -> std::optional<Fitted> {
+          const auto rows = list_where<AttentionRow>(published_, filter);
+          if (rows.size() < fewest) return std::nullopt;
+          Fitted fit{fit_micro_attention(rows, gpu), 0};
+          auto logs = list_of<double>(
+              rows,
+              [&](const AttentionRow& each) {
+                return std::log(attention_seconds(fit.model, each, gpu) / each.seconds);
+              });
+          // A handful of rows fits better than it forecasts.
+          constexpr double kLeast = 0.04;
+          fit.residual = std::max(kLeast, log_quantile(logs, 0.9));
+          return fit;
+        });
   }
 
   std::optional<Fitted> moved_fit(const AttentionRow& row, const Gpu& gpu, std::size_t fewest, const std::string& key) {
@@ -233,13 +235,10 @@ class AttentionJudge {
   }
 
   double profile_seconds(const AttentionRow& row, const Gpu& gpu) {
-    const auto name = std::pair(row.gpu, row.kernel);
-    auto found = models_.find(name);
-    if (found == models_.end()) {
-      Cluster cluster = {.gpu = gpu};
-      CostChoices choices = {.attention_kernel = row.kernel};
-      found = models_.emplace(name, CostModel(cluster, load_profile(row.gpu), choices)).first;
-    }
+    const CostModel& model = remembered(models_, std::pair(row.gpu, row.kernel), [&] {
+      const CostChoices choices = {.attention_kernel = row.kernel};
+      return CostModel(Cluster{.gpu = gpu}, load_profile(row.gpu), choices);
+    });
     Kernel kernel = {.kind = KernelKind::kAttention,
         .function = Function::kAttention,
         .causal = row.causal,
@@ -255,7 +254,7 @@ class AttentionJudge {
       if (!both && is_backward != (row.pass == AttentionPass::kBackward)) continue;
       kernel.pass = pass;
       kernel.flops = Flops(row.flops * (both ? (is_backward ? kBackwardShare : 1 - kBackwardShare) : 1));
-      seconds += found->second.price(kernel).seconds;
+      seconds += model.price(kernel).seconds;
     }
     return seconds;
   }

@@ -6,6 +6,7 @@
 // much more than own rows (reports/calibration.md). Borrowed curves: the spread of products.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 
@@ -102,8 +103,7 @@ class GemmJudge {
     const auto found = published_.find({row.gpu, row.type});
     static const std::vector<GemmRow> kNone;
     const std::vector<GemmRow>& rows = found == published_.end() ? kNone : found->second;
-    std::size_t own = 0;
-    for (const GemmRow& each : rows) own += each.source == row.source;
+    const auto own = at(std::ranges::count(rows, row.source, &GemmRow::source));
     const std::size_t others = rows.size() - own;
     const GemmCurve& curve = shipped(row.gpu, row.type);
     const bool borrowed = rows.size() < kFewestRows;
@@ -115,18 +115,21 @@ class GemmJudge {
 
   // Without the row's source, or without a fold of all.
   GemmCurve fit(const GemmRow& row, const std::vector<GemmRow>& rows, std::size_t fold) {
-    const auto key = std::tuple(row.gpu, row.type, row.source, fold);
-    if (const auto found = fits_.find(key); found != fits_.end()) return found->second;
-    std::vector<GemmRow> rest;
-    for (const GemmRow& each : rows) {
-      const bool is_out = fold == kWholeTable ? each.source == row.source : fold_of(each.n, each.k) == fold;
-      if (!is_out) rest.push_back(each);
-    }
-    const GemmCurve& start = shipped(row.gpu, row.type);
-    GemmFitOptions options = {.hbm_fraction = start.hbm_fraction, .protocols = &protocols(row.gpu), .start = &start};
-    GemmCurve curve = fit_gemm_curve(rest, machine_of(row.gpu, machines_)->node.gpu, options);
-    curve.misaligned = start.misaligned;
-    return fits_.emplace(key, curve).first->second;
+    return remembered(
+        fits_, std::tuple(row.gpu, row.type, row.source, fold),
+        [&] {
+          const auto rest = list_where<GemmRow>(
+              rows,
+              [&](const GemmRow& each) {
+                return fold == kWholeTable ? each.source != row.source : fold_of(each.n, each.k) != fold;
+              });
+          const GemmCurve& start = shipped(row.gpu, row.type);
+          GemmFitOptions options = {
+              .hbm_fraction = start.hbm_fraction, .protocols = &protocols(row.gpu), .start = &start};
+          GemmCurve curve = fit_gemm_curve(rest, machine_of(row.gpu, machines_)->node.gpu, options);
+          curve.misaligned = start.misaligned;
+          return curve;
+        });
   }
 
   double half_width(const GemmRow& row, const Choice& choice) {

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "calibration/fit/fit.h"
 #include "calibration/gpu_names.h"
@@ -130,11 +129,7 @@ class MemoryJudge {
   }
 
  private:
-  std::vector<MemoryRead> pick(const std::function<bool(const MemoryRead&)>& wanted) const {
-    std::vector<MemoryRead> rows;
-    std::ranges::copy_if(published_, std::back_inserter(rows), wanted);
-    return rows;
-  }
+  std::vector<MemoryRead> pick(const auto& wanted) const { return list_where<MemoryRead>(published_, wanted); }
 
   std::vector<Machine> machines_ = list_machines();
   std::vector<MemoryRead> published_;

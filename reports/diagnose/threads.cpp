@@ -6,9 +6,7 @@
 #include <set>
 #include <span>
 #include <string_view>
-#include <vector>
 
-#include "sim/base/config.h"
 #include "sim/base/embedded.h"
 #include "sim/base/units.h"
 
@@ -81,21 +79,27 @@ struct Thread {
   Features features;
 };
 
-std::vector<Thread> read_threads() {
+std::vector<Thread> own_threads() {
   const EmbeddedFile& file = thread_files().front();
-  const ConfigNode root = parse_yaml(file.content, file.path);
   std::vector<Thread> threads;
-  for (const ConfigNode& node : root.elements()) {
-    threads.push_back(
-        {node.at("source").as_string(), node.at("cause").as_string(), features_of(node.at("said").as_string())});
-  }
+  for (const PublishedThread& thread : read_threads(parse_yaml(file.content, file.path)))
+    threads.push_back({thread.source, thread.cause.as_string(), features_of(thread.said)});
   return threads;
 }
 
 }
 
+std::vector<PublishedThread> read_threads(const ConfigNode& file) {
+  std::vector<PublishedThread> threads;
+  for (const ConfigNode& node : file.elements()) {
+    node.allow_only({"source", "said", "cause", "found"});
+    threads.push_back({node.at("source").as_string(), node.at("said").as_string(), node.at("cause")});
+  }
+  return threads;
+}
+
 LikeThreads like_threads(const std::string& words, const std::string& without) {
-  static const std::vector<Thread> all = read_threads();
+  static const std::vector<Thread> all = own_threads();
   const Features features = features_of(words);
   LikeThreads like;                                             // by cause
   std::map<std::string, std::map<std::string, double>> having;  // by feature and cause

@@ -4,14 +4,23 @@
 
 #include <map>
 #include <string>
+#include <vector>
+
+#include "sim/base/config.h"
 
 namespace foreshard {
+
+struct PublishedThread {
+  std::string source, said;
+  ConfigNode cause;  // a text
+};
+std::vector<PublishedThread> read_threads(const ConfigNode& file);  // threads.yaml, or one of its form
 
 struct LikeThreads {
   std::map<std::string, double> count;  // of threads, by cause
   std::map<std::string, double> times;  // by cause; none where no thread has it
-  std::map<std::string, std::string>
-      source;  // by cause, of the thread that shares most with the words; none where none does
+  // By cause, of the thread that shares most with the words; none where none does.
+  std::map<std::string, std::string> source;
 };
 
 // Naive Bayes of words and of pairs of neighbours, tempered, since the words of a post go together. `without`: source

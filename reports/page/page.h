@@ -13,7 +13,6 @@
 
 #include "reports/accuracy/accuracy.h"
 #include "reports/report.h"
-#include "reports/view/views.h"
 #include "sim/base/json.h"
 #include "sim/cost/cost_model.h"
 

@@ -19,7 +19,6 @@
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
 #include "sim/memory/reserved_forecast.h"
-#include "sim/search/search.h"
 #include "sim/search/variant_search.h"
 #include "sim/simulate/folded.h"
 #include "sim/simulate/forecast.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "reports/accuracy/intervals.h"
 #include "reports/view/attribution.h"
 #include "sim/base/lookup.h"
 

@@ -1,7 +1,5 @@
 #include "sim/base/error.h"
 
-#include <utility>
-
 namespace foreshard {
 namespace {
 

@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 
-#include "sim/base/error.h"
 #include "sim/base/json.h"
 
 namespace foreshard {

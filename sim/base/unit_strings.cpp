@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <vector>
 
 #include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
@@ -21,78 +22,41 @@
 namespace foreshard {
 namespace {
 
-struct NamedUnit {
+struct Prefix {
   std::string_view word;
-  double scale;  // of the base unit; all values below are exact in a double
+  double scale;  // exact in a double, as all below are
 };
 
 constexpr double kKi = 1024.0;
 constexpr double kMi = kKi * 1024;
 constexpr double kGi = kMi * 1024;
 constexpr double kTi = kGi * 1024;
-constexpr double kPi = kTi * 1024;
+constexpr std::array<Prefix, 7> kDecimal = {
+    {{"", 1}, {"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15}, {"E", 1e18}}};
+constexpr std::array<Prefix, 6> kBinary = {
+    {{"", 1}, {"Ki", kKi}, {"Mi", kMi}, {"Gi", kGi}, {"Ti", kTi}, {"Pi", kTi* kKi}}};
+constexpr std::array<Prefix, 8> kTimes = {{{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {"min", 6e10},
+    {"h", 3.6e12}, {"d", 8.64e13}, {"w", 7 * 8.64e13}}};
 
-constexpr std::array kByteUnits = {
-    NamedUnit{"B", 1},
-    NamedUnit{"kB", 1e3},
-    NamedUnit{"MB", 1e6},
-    NamedUnit{"GB", 1e9},
-    NamedUnit{"TB", 1e12},
-    NamedUnit{"PB", 1e15},
-    NamedUnit{"KiB", kKi},
-    NamedUnit{"MiB", kMi},
-    NamedUnit{"GiB", kGi},
-    NamedUnit{"TiB", kTi},
-    NamedUnit{"PiB", kPi},
+// Each prefix in front of one word.
+struct PrefixedUnit {
+  std::span<const Prefix> prefixes;
+  std::string_view word;
+  double scale = 1;  // of the word alone
 };
 
-constexpr std::array kBandwidthUnits = {
-    NamedUnit{"B/s", 1},
-    NamedUnit{"kB/s", 1e3},
-    NamedUnit{"MB/s", 1e6},
-    NamedUnit{"GB/s", 1e9},
-    NamedUnit{"TB/s", 1e12},
-    NamedUnit{"PB/s", 1e15},
-    NamedUnit{"KiB/s", kKi},
-    NamedUnit{"MiB/s", kMi},
-    NamedUnit{"GiB/s", kGi},
-    NamedUnit{"TiB/s", kTi},
-    NamedUnit{"PiB/s", kPi},
-    NamedUnit{"bit/s", 0.125},
-    NamedUnit{"kbit/s", 125},
-    NamedUnit{"Mbit/s", 125e3},
-    NamedUnit{"Gbit/s", 125e6},
-    NamedUnit{"Tbit/s", 125e9},
-    NamedUnit{"b/s", 0.125},
-    NamedUnit{"kb/s", 125},
-    NamedUnit{"Mb/s", 125e3},
-    NamedUnit{"Gb/s", 125e6},
-    NamedUnit{"Tb/s", 125e9},
-};
-
-constexpr std::array kFlopRateUnits = {
-    NamedUnit{"GFLOP/s", 1e9},
-    NamedUnit{"TFLOP/s", 1e12},
-    NamedUnit{"PFLOP/s", 1e15},
-};
-
-constexpr std::array kTimeUnits = {
-    NamedUnit{"ns", 1},
-    NamedUnit{"us", 1e3},
-    NamedUnit{"ms", 1e6},
-    NamedUnit{"s", 1e9},
-    NamedUnit{"min", 6e10},
-    NamedUnit{"h", 3.6e12},
-    NamedUnit{"d", 8.64e13},
-    NamedUnit{"w", 7 * 8.64e13},
-};
-
-constexpr std::array kPowerUnits = {NamedUnit{"W", 1}, NamedUnit{"kW", 1e3}};
-constexpr std::array kFrequencyUnits = {NamedUnit{"MHz", 1e6}, NamedUnit{"GHz", 1e9}};
-constexpr std::array kPriceUnits = {NamedUnit{"USD/h", 1}};
+constexpr auto kToPeta = std::span(kDecimal).first(6), kToTera = kToPeta.first(5);
+constexpr std::array<PrefixedUnit, 2> kByteUnits = {{{kToPeta, "B"}, {kBinary, "B"}}};
+constexpr std::array<PrefixedUnit, 4> kBandwidthUnits = {
+    {{kToPeta, "B/s"}, {kBinary, "B/s"}, {kToTera, "bit/s", 0.125}, {kToTera, "b/s", 0.125}}};
+constexpr std::array<PrefixedUnit, 1> kTimeUnits = {{{kTimes, ""}}};
+constexpr std::array<PrefixedUnit, 1> kFlopRateUnits = {{{kToPeta.last(3), "FLOP/s"}}};
+constexpr std::array<PrefixedUnit, 1> kPowerUnits = {{{kToPeta.first(2), "W"}}};
+constexpr std::array<PrefixedUnit, 1> kFrequencyUnits = {{{kToPeta.subspan(2, 2), "Hz"}}};
+constexpr std::array<PrefixedUnit, 1> kPriceUnits = {{{kToPeta.first(1), "USD/h"}}};
 
 struct Dimension {
-  std::span<const NamedUnit> units;
+  std::span<const PrefixedUnit> units;
   std::string_view example;
 };
 
@@ -103,6 +67,24 @@ constexpr Dimension kTime = {kTimeUnits, "12us"};
 constexpr Dimension kPower = {kPowerUnits, "700W"};
 constexpr Dimension kFrequency = {kFrequencyUnits, "1980MHz"};
 constexpr Dimension kPrice = {kPriceUnits, "2.95USD/h"};
+
+std::vector<std::string> words_of(const Dimension& dimension) {
+  std::vector<std::string> words;
+  for (const PrefixedUnit& units : dimension.units)
+    for (const Prefix& prefix : units.prefixes) words.push_back(fmt::format("{}{}", prefix.word, units.word));
+  return words;
+}
+
+// 0: there is no such unit.
+double scale_of(std::string_view word, const Dimension& dimension) {
+  for (const PrefixedUnit& units : dimension.units) {
+    if (!word.ends_with(units.word)) continue;
+    const std::string_view front = word.substr(0, word.size() - units.word.size());
+    const auto prefix = std::ranges::find(units.prefixes, front, &Prefix::word);
+    if (prefix != units.prefixes.end()) return prefix->scale * units.scale;
+  }
+  return 0;
+}
 
 struct Quantity {
   std::optional<std::int64_t> whole;  // the number, where it is written as an integer
@@ -146,17 +128,13 @@ std::string_view right_word(std::string_view word) {
 }
 
 [[noreturn]] void fail_unit(std::string_view text, std::string_view word, const Dimension& dimension) {
-  std::string hint;
-  for (const NamedUnit& unit : dimension.units) {
-    if (unit.word == std::string(word) + "/s") hint = unit.word;
-    if (unit.word == std::string(word.substr(0, word.size() - 1)) + "/s" && word.back() == 'S')
-      hint = unit.word;  // TFLOPS
-  }
-  if (hint.empty()) hint = right_word(word);
-  if (hint.empty()) {
-    auto words = list_of<std::string>(dimension.units, &NamedUnit::word);
-    hint = nearest_spelling(word, words);
-  }
+  const std::vector<std::string> words = words_of(dimension);
+  const std::string rate = std::string(word) + "/s";
+  const std::string rate_of_plural = std::string(word.substr(0, word.size() - 1)) + "/s";  // TFLOPS
+  std::string hint = contains(words, rate)                                   ? rate
+                     : word.back() == 'S' && contains(words, rate_of_plural) ? rate_of_plural
+                                                                             : std::string(right_word(word));
+  if (hint.empty()) hint = nearest_spelling(word, words);
   const std::string reason =
       fmt::format("has the unknown unit {}{}", quote(word), hint.empty() ? "" : " (did you mean " + hint + "?)");
   fail(text, reason, dimension.example);
@@ -175,9 +153,8 @@ Quantity parse(std::string_view text, const Dimension& dimension) {
   std::string_view word(rest, at(end - rest));
   if (word.starts_with(' ')) word.remove_prefix(1);
   if (word.empty()) fail(text, "needs a unit", example);
-  const auto unit = std::ranges::find(dimension.units, word, &NamedUnit::word);
-  if (unit == dimension.units.end()) fail_unit(text, word, dimension);
-  quantity.scale = unit->scale;
+  quantity.scale = scale_of(word, dimension);
+  if (quantity.scale == 0) fail_unit(text, word, dimension);
   std::int64_t whole = 0;
   if (const auto [stop, error] = std::from_chars(text.data(), rest, whole); stop == rest && error == std::errc())
     quantity.whole = whole;
@@ -196,7 +173,7 @@ std::int64_t to_integer(std::string_view text, const Dimension& dimension) {
   const double rounded = std::round(quantity.number * quantity.scale);
   if (!(rounded < 0x1p63)) fail(text, "overflows 64-bit integers", dimension.example);
   if (rounded == 0 && quantity.number > 0)
-    fail(text, fmt::format("is less than one {}", dimension.units.front().word), dimension.example);
+    fail(text, fmt::format("is less than one {}", words_of(dimension).front()), dimension.example);
   return static_cast<std::int64_t>(rounded);
 }
 
@@ -213,13 +190,14 @@ std::string three_digits(double value) {
   return fmt::format("{:.{}f}", value, size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2);
 }
 
-// With the largest unit of which there is at least one after rounding; `units` ascend.
-std::string format_in(double value, std::span<const NamedUnit> units) {
-  const NamedUnit* chosen = &units.front();
-  for (const NamedUnit& unit : units)
-    if (std::abs(value) >= unit.scale * (1 - 5e-4)) chosen = &unit;
-  if (chosen == &units.front() && value == std::round(value)) return fmt::format("{:.0f} {}", value, chosen->word);
-  return three_digits(value / chosen->scale) + " " + std::string(chosen->word);
+// With the largest prefix of which there is at least one after rounding; they ascend.
+std::string format_in(double value, std::span<const Prefix> prefixes, std::string_view word) {
+  const Prefix* chosen = &prefixes.front();
+  for (const Prefix& prefix : prefixes)
+    if (std::abs(value) >= prefix.scale * (1 - 5e-4)) chosen = &prefix;
+  const bool is_whole = chosen == &prefixes.front() && value == std::round(value);
+  const std::string number = is_whole ? fmt::format("{:.0f}", value) : three_digits(value / chosen->scale);
+  return fmt::format("{} {}{}", number, chosen->word, word);
 }
 
 }
@@ -236,24 +214,14 @@ double parse_power(std::string_view text) { return to_rate(text, kPower); }
 double parse_frequency(std::string_view text) { return to_rate(text, kFrequency); }
 double parse_price(std::string_view text) { return to_rate(text, kPrice); }
 
-std::string format_bytes(Bytes bytes) {
-  static constexpr std::array kUnits = {
-      NamedUnit{"B", 1},
-      NamedUnit{"KiB", kKi},
-      NamedUnit{"MiB", kMi},
-      NamedUnit{"GiB", kGi},
-      NamedUnit{"TiB", kTi},
-      NamedUnit{"PiB", kPi},
-  };
-  return format_in(as_double(bytes.count()), kUnits);
-}
+std::string format_bytes(Bytes bytes) { return format_in(as_double(bytes.count()), kBinary, "B"); }
 
 std::string format_time(Time time) {
   const double ns = as_double(time.nanoseconds());
   // Seconds up to two minutes: "90.0 s" compares more easily with "84.9 s" than "1.50 min".
   const double size = std::abs(ns);
   const std::size_t count = size < 1.2e11 ? 4 : size < 7.2e12 ? 5 : size < 1.728e14 ? 6 : 7;
-  return format_in(ns, std::span(kTimeUnits).first(count));
+  return format_in(ns, std::span(kTimes).first(count), "");
 }
 
 std::string format_count(std::int64_t count) {
@@ -266,21 +234,8 @@ std::string format_count(std::int64_t count) {
   return digits;
 }
 
-std::string format_bandwidth(BytesPerSecond rate) {
-  return format_in(rate.value(), std::span(kBandwidthUnits).first(6));
-}
+std::string format_bandwidth(BytesPerSecond rate) { return format_in(rate.value(), kToPeta, "B/s"); }
 
-std::string format_flop_rate(FlopsPerSecond rate) {
-  static constexpr std::array kUnits = {
-      NamedUnit{"FLOP/s", 1},
-      NamedUnit{"kFLOP/s", 1e3},
-      NamedUnit{"MFLOP/s", 1e6},
-      NamedUnit{"GFLOP/s", 1e9},
-      NamedUnit{"TFLOP/s", 1e12},
-      NamedUnit{"PFLOP/s", 1e15},
-      NamedUnit{"EFLOP/s", 1e18},
-  };
-  return format_in(rate.value(), kUnits);
-}
+std::string format_flop_rate(FlopsPerSecond rate) { return format_in(rate.value(), kDecimal, "FLOP/s"); }
 
 }

@@ -11,7 +11,6 @@
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
 #include "sim/base/lookup.h"
-#include "sim/cost/collective.h"
 #include "sim/cost/host_calls.h"
 #include "sim/cost/nccl_tables.h"
 #include "sim/graph/capture/captured_kernel.h"

@@ -244,25 +244,19 @@ LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster, 
   const Generation& generation = generation_of(cluster.gpu);
   const ProductWorkspaces workspaces = product_workspaces(runtime.torch_minor(), generation.compute_capability);
   const Bytes bytes(workspaces.cublas);
-  constexpr const char* kSource =
-      "pytorch/pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp: one per handle (host thread) and stream, never freed";
   LibraryBuffers list;
   const bool multiplies = std::ranges::any_of(graph.kernels, [](const Kernel& kernel) {
     return kernel.kind == KernelKind::kGemm && kernel.function != Function::kConvolve;  // that is cuDNN's
   });
   if (workspaces.kept && multiplies) {
-    list.push_back({"cublas workspace, forward", bytes, Stream::kCompute, EventKind::kForward, kSource});
+    list.push_back({bytes});
     if (runtime.kind != RuntimeKind::kNative)  // whose one thread does both
-      list.push_back({"cublas workspace, autograd thread", bytes, Stream::kCompute, EventKind::kBackward, kSource});
+      list.push_back({bytes, Stream::kCompute, EventKind::kBackward});
   }
   if (has_engine_modules(runtime)) {
     const bool is_grouped = std::ranges::any_of(graph.kernels, [](const Kernel& kernel) { return kernel.groups > 1; });
-    for (int i = 0; i < (is_grouped ? 1 + kEngineStreams : 1); ++i) {
-      list.push_back({"transformer engine workspace",
-          Bytes(generation.is_hopper_or_later() ? 32 * kMiB + 1024 : 4 * kMiB), Stream::kCompute, EventKind::kForward,
-          "NVIDIA/TransformerEngine:transformer_engine/pytorch/cpp_extensions/gemm.py "
-          "2.11, get_cublas_workspace: one, and one for each stream of grouped products"});
-    }
+    const Bytes each(generation.is_hopper_or_later() ? 32 * kMiB + 1024 : 4 * kMiB);
+    list.insert(list.end(), is_grouped ? 1 + kEngineStreams : 1, {each});
   }
   return list;
 }

@@ -46,17 +46,17 @@ Bytes total(const OutsideItems& items);
 
 // Memory that a library takes from the caching allocator once and keeps.
 struct LibraryBuffer {
-  std::string name;
   Bytes bytes;
   Stream stream = Stream::kCompute;             // whose pool it is taken from
   EventKind first_event = EventKind::kForward;  // allocated before its first kernel
-  std::string source;
 };
 
 using LibraryBuffers = std::vector<LibraryBuffer>;
 
-// One cuBLAS workspace per handle and stream, where they are kept (product_workspaces); handles belong to host threads,
-// and backward runs in autograd's own thread. TransformerEngine's modules have workspaces of their own.
+// One cuBLAS workspace per handle and stream, where they are kept (product_workspaces; PyTorch,
+// aten/src/ATen/cuda/CublasHandlePool.cpp); handles belong to host threads, and backward runs in autograd's own thread.
+// TransformerEngine's modules have one of their own, and one for each stream of grouped products (2.11,
+// transformer_engine/pytorch/cpp_extensions/gemm.py, get_cublas_workspace).
 LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster, const Runtime& runtime);
 
 }

@@ -23,9 +23,6 @@
 #include "sim/memory/allocation_log.h"
 #include "sim/memory/caching_allocator.h"
 #include "sim/memory/outside_allocator.h"
-#include "sim/spec/cluster.h"
-#include "sim/spec/model_spec.h"
-#include "sim/spec/plan.h"
 
 namespace foreshard {
 

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "sim/cost/cost_model.h"
-#include "sim/memory/capacity.h"
 #include "sim/search/search.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"

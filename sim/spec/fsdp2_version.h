@@ -25,9 +25,8 @@ enum class Leftovers : std::uint8_t { kUnsharded, kUnshardedOrNotGathered, kAll 
 // Where a held reduce-scatter input is given back.
 enum class InputRelease : std::uint8_t {
   kAtReduction,        // by the next unit with gradients
-  kAtPostBackward,     // by the next post-backward that syncs, gradients or not
-  kAfterPostBackward,  // awaited as above, but freed only when that post-backward returns
-  kQueue,              // as kAtPostBackward, with a cap on inputs alive
+  kAfterPostBackward,  // awaited by the next post-backward that syncs, gradients or not; freed when that returns
+  kQueue,              // by that post-backward, with a cap on inputs alive
 };
 
 struct Fsdp2Version {

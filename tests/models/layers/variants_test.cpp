@@ -12,7 +12,6 @@
 #include "models/zoo.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/layers/column_sums.h"
-#include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_program.h"
 
 namespace foreshard::variants_test {

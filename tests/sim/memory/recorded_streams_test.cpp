@@ -4,7 +4,6 @@
 
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_actions.h"
-#include "sim/memory/memory_profile.h"
 #include "sim/memory/reserved_forecast.h"
 #include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"

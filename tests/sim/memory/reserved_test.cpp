@@ -101,8 +101,7 @@ RC_GTEST_PROP(ReservedProperty, LibrariesKeepWhatTheyTake, ()) {
   };
   RC_PRE(has(EventKind::kForward) && has(EventKind::kBackward));
   const Bytes each(std::int64_t{32} << 20);
-  const LibraryBuffers library = {{"forward", each, Stream::kCompute, EventKind::kForward, "the test"},
-      {"backward", each, Stream::kCompute, EventKind::kBackward, "the test"}};
+  const LibraryBuffers library = {{each}, {each, Stream::kCompute, EventKind::kBackward}};
   const ReservedProfile with = replay_reserved(r.graph, {}, DeviceMemory::unlimited(), library);
   RC_ASSERT(with.steady.peak_active.count() >= peak_allocated(r.graph).count() + 2 * each.count());
   RC_ASSERT(with.steady.peak_reserved >= with.steady.peak_active);
@@ -223,7 +222,7 @@ TEST(ReservedReplay, AWorkspaceIsTakenBehindTheFirstProductsResult) {
   Plan plan = tiny_plan();
   EventGraph graph = build_training_step(model, plan);
   const auto taken = [&](EventKind kind) {
-    const AllocationLog log = allocation_log(graph, {{"workspace", Bytes(32 << 20), Stream::kCompute, kind, ""}});
+    const AllocationLog log = allocation_log(graph, {{Bytes(32 << 20), Stream::kCompute, kind}});
     EXPECT_EQ(log.library.size(), 1U);
     // What is allocated just before it.
     const std::int32_t made = log.actions[log.library.at(0).action - 1];
