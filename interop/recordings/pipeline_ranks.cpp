@@ -72,7 +72,7 @@ class JobOfRank {
     const auto schedule = pipeline_schedule_of(text("schedule"));
     if (!schedule) no_plan("schedule", text("schedule"));
     plan.pipeline.schedule = *schedule;
-    plan.rank = rank_ * plan.mesh.stage_ranks();
+    plan.named_rank = rank_ * plan.mesh.stage_ranks();
     plan.units.head = UnitPlacement::kWithNorm;
     plan.master_dtype = dtype("orig_dtype", "fp32");
     plan.param_dtype = plan.mesh.is_wrapped() ? dtype("param_dtype", "fp32") : plan.master_dtype;

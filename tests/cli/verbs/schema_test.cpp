@@ -165,8 +165,8 @@ TEST(Schema, PlanJudgesAsTheReader) {
       R"({"lora": {"rank": 0, "targets": "all-linear"}})", R"({"batch": {"documents": 8}})", R"({"experts": "loop"})",
       R"({"ignored": "norms"})", R"({"offload": "none"})", R"({"offload": "cpu"})", R"({"offload": "cpu_unpinned"})",
       R"({"reduction": {"divide_factor": "none", "force_sum": true}})", R"({"reduction": {"divide_factor": 2.5}})",
-      R"({"evaluation": {"in_step": true}})", R"({"rank": 1048575})", R"({"buffers": {"reduce_scatter": 64}})",
-      R"({"communicators": "separate", "host_sync": "step"})",
+      R"({"evaluation": {"in_step": true}})", R"({"rank": 1048575})", R"({"rank": "fullest"})",
+      R"({"buffers": {"reduce_scatter": 64}})", R"({"communicators": "separate", "host_sync": "step"})",
       R"({"collectives": {"kernels": "copy_engine", "max_ctas": 8}})", R"({"mesh": {"pp": 1}})"};
   const Texts bad = {R"([])", R"("plan")", R"(null)", R"({"modle": "a"})", R"({"model": ""})", R"({"model": 8})",
       R"({"model": null})", R"({"cluster": ["64xh100"]})", R"({"runtime": "fsdp3"})", R"({"runtime": "fsdp3"})",

@@ -215,7 +215,8 @@ TEST(LoraTest, Fsdp1ComputesAndReducesGradientsOfTheBaseToo) {
   }
   EXPECT_EQ(reductions, 32);  // the root is frozen as a whole
   std::int64_t states = 0;
-  for (plan.rank = 0; plan.rank < 8; ++plan.rank) states += persistent(plan, MemoryCategory::kOptimizerState);
+  for (plan.named_rank = 0; plan.rank() < 8; ++*plan.named_rank)
+    states += persistent(plan, MemoryCategory::kOptimizerState);
   EXPECT_EQ(states, 2 * 4 * 32 * adapters);
 }
 

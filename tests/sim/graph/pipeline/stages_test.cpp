@@ -188,7 +188,7 @@ TEST(Stages, HalvesOfBackwardsRecomputeForEachGroupOfWeights) {
   const auto products_of = [&](Recompute recompute) {
     Plan plan = pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kInterleavedZeroBubble);
     plan.recompute.value = recompute;
-    plan.rank = plan.mesh.stage_ranks();  // stages 1 and 5: blocks alone
+    plan.named_rank = plan.mesh.stage_ranks();  // stages 1 and 5: blocks alone
     const EventGraph graph = build_training_step(model, plan);
     std::int64_t products = 0;
     for (const Row& row : graph.rows) {
@@ -207,7 +207,7 @@ TEST(Stages, SecondHalvesGatherForThemselves) {
   Plan plan = pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kInterleavedZeroBubble);
   plan.recompute.value = Recompute::kFull;
   plan.mesh.cp = 2;
-  plan.rank = plan.mesh.stage_ranks();
+  plan.named_rank = plan.mesh.stage_ranks();
   EventKind before = EventKind::kLoss;
   for (const Row& row : build_training_step(tiny_model(6), plan).rows) {  // a block for each stage
     const bool moves = row.kind == EventKind::kAllGather || row.kind == EventKind::kSendRecv;
