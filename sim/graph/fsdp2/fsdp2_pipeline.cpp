@@ -8,10 +8,6 @@
 // A backward in two halves runs the hooks with the first one, which finds the gradients that second ones before it
 // left; the second one is autograd's alone. The first stage makes all of its backward where others make weights'
 // gradients (stage.py, backward_one_chunk, backward_weight_one_chunk).
-//
-// A transfer joins the one stream of the pipeline's communicator behind everything that was issued on the compute
-// stream, so an early receive holds later sends up (Fsdp2Version::exchanges_in_pairs: those with the same rank alone).
-// What arrives is received into buffers that are made once.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -5,8 +5,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <set>
-
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
@@ -97,21 +95,6 @@ TEST(Stages, BlocksAreSpreadEvenly) {
   EXPECT_EQ(blocks_of_stages(15, plan), (std::vector<std::int64_t>{4, 4, 4, 3}));
   plan.pipeline.first_less = plan.pipeline.last_less = 0;
   EXPECT_EQ(blocks_of_stages(14, plan), (std::vector<std::int64_t>{4, 4, 3, 3}));
-}
-
-TEST(Stages, RanksHaveEachLayerOnce) {
-  const ModelSpec model = tiny_model(14);
-  for (Plan plan : some_plans()) {
-    std::multiset<std::string> names;
-    for (std::int64_t rank = 0; rank < plan.mesh.pp; ++rank) {
-      const ModelSpec part = part_of_pipeline(model, at_pipeline_rank(plan, rank));
-      for (const LayerInstance& layer : part.order) names.insert(layer.name);
-      EXPECT_EQ(stages_of_part(part, at_pipeline_rank(plan, rank)).size(), at(plan.pipeline.stages_per_rank));
-    }
-    std::multiset<std::string> whole;
-    for (const LayerInstance& layer : model.order) whole.insert(layer.name);
-    EXPECT_EQ(names, whole);
-  }
 }
 
 // What all ranks compute is what one rank does without stages, and every allocation ends.
