@@ -44,9 +44,9 @@ ListedRun read_listed_run(const std::filesystem::path& path, std::int64_t rank) 
 
 ListedJoin join_listed(const Forecast& forecast, ListedRun run, double memory_tolerance) {
   const std::int64_t world = forecast.plan.mesh.world();
-  if (run.world != world || run.rank != forecast.plan.rank) {
-    throw invalid_input(
-        "the recording is of rank {} of {}, the plan of rank {} of {}", run.rank, run.world, forecast.plan.rank, world);
+  if (run.world != world || run.rank != forecast.plan.rank()) {
+    throw invalid_input("the recording is of rank {} of {}, the plan of rank {} of {}", run.rank, run.world,
+        forecast.plan.rank(), world);
   }
   ListedJoin join;
   const EventNames names(forecast.graph, forecast.model);

@@ -164,7 +164,7 @@ class AxesAround {
                         axes.pp == own.pp && axes.pipeline == plan.pipeline;
     plan.mesh = {ranks, 1, own.inner, axes.cp, axes.tp, axes.ep, axes.etp, axes.pp};
     plan.pipeline = axes.pipeline;
-    plan.rank = 0;
+    plan.named_rank.reset();
     if (axes.pp > 1 && !is_fixed(job_, "batch.accumulation")) {
       plan.batch.micro_batch = 1;
       plan.batch.accumulation = global_batch_ / ranks;

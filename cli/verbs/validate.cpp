@@ -60,7 +60,7 @@ void remember(const HistoryRow& row) {
 // Over axes a recording says what a step issued and held, not when.
 ExitCode validate_listed(const ValidateOptions& options, const Forecast& made) {
   const std::string run = options.run.empty() ? options.trace : options.run;
-  const ListedJoin join = join_listed(made, read_listed_run(run, made.plan.rank), options.max_memory_error);
+  const ListedJoin join = join_listed(made, read_listed_run(run, made.plan.rank()), options.max_memory_error);
   if (options.output.form == Form::kJson) write_answer(document("foreshard.collectives/1", to_json(join)));
   else write_text(listed_text(join));
   return join.passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;

@@ -116,7 +116,7 @@ void apply_axes(const SettingsReader& s, Plan& plan) {
   plan.mesh.tp = s.number("tp");
   plan.mesh.ep = s.number("ep");
   plan.mesh.etp = s.number("etp");
-  plan.rank = s.number("rank");
+  plan.named_rank = s.number("rank");
   plan.tensor_parallel.sequence = s.text("plan") != "no_sp";
   plan.tensor_parallel.loss = s.flag("loss_parallel");
   if (s.text("cp_rotate") == "alltoall") plan.context_parallel.rotate = ContextParallel::Rotate::kAllToAll;

@@ -304,7 +304,7 @@ LibraryJob read_library_job(const RecordingFolder& folder, std::size_t row) {
   plan.batch.micro_batch = config.number("B", 1);
   plan.batch.sequence = config.number("S", 8);
   plan.batch.accumulation = folder.index().integer(row, folder.index().at("accum"));
-  plan.rank = folder.index().integer(row, folder.index().at("rank"));
+  plan.named_rank = folder.index().integer(row, folder.index().at("rank"));
   plan.model = model.arch;
   job.model = build_library_model(model);
   job.watch.steps = static_cast<std::int32_t>(config.number("steps", 3));

@@ -65,7 +65,7 @@ RecordedJob job_of_rank(const SettingWords& settings, std::int64_t rank) {
   const auto schedule = pipeline_schedule_of(s.text("schedule"));
   if (!schedule) s.unknown("schedule");
   plan.pipeline.schedule = *schedule;
-  plan.rank = rank * plan.mesh.stage_ranks();
+  plan.named_rank = rank * plan.mesh.stage_ranks();
   plan.units.head = UnitPlacement::kWithNorm;
   plan.master_dtype = plan.param_dtype = plan.reduce_dtype = s.dtype("orig_dtype").value_or(DType::kFp32);
   if (plan.mesh.is_wrapped()) {

@@ -173,7 +173,7 @@ RecordedJob read_recorded_job(const RecordingFolder& folder, std::size_t row) {
   plan.runtime.version = major > 0 ? fmt::format("{}.{}", major, minor) : "2.11";
   plan.batch = {job.settings.seq, job.settings.batch, s.number("accumulate")};
   plan.mesh = s.mesh("mesh");
-  plan.rank = s.number("rank");
+  plan.named_rank = s.number("rank");
   plan.units = units_of(s);
   apply_dtypes(s, plan);
   apply_reshard(s, job, plan);

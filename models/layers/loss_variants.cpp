@@ -41,6 +41,7 @@
 #include "sim/graph/layers/column_sums.h"
 #include "sim/graph/layers/layer_writer.h"
 #include "sim/spec/checks/plan_check.h"
+#include "sim/spec/gpu_generation.h"
 
 namespace foreshard {
 namespace {
@@ -289,8 +290,8 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
 }
 
 // Beside the sums of both gradients there is a chunk's logits, whose name lives on, with either three fp32 tensors of
-// their size (four where they are cut by vocabulary; compiled: the gradient alone) or the weight's gradient of the
-// chunk, which is cast and added.
+// their size (four where they are cut by vocabulary; compiled: the gradient alone), the weight's gradient of the chunk,
+// which is cast and added, or that with the logits' gradient and what a product takes for itself.
 void chunk_head(LayerSpec& head, const Plan& plan) {
   const auto product = std::ranges::find(head.operations, OperationKind::kGemm, &Operation::kind);
   if (product == head.operations.end()) return;
@@ -303,7 +304,11 @@ void chunk_head(LayerSpec& head, const Plan& plan) {
   const std::int64_t softmax = 2 * weight + of_softmax * logits, sum = 5 * weight + logits;
   const std::int64_t copies = plan.batch.micro_batch > 1 ? hidden : 0;
   const std::int64_t made = (plan.mesh.pp > 1 ? 2 : 1) * weight;  // stages add up in fp32
-  const std::int64_t beside = std::max(softmax, sum) - made + 2 * hidden + copies - hidden;
+  // Until PyTorch 2.14 products leave their library's workspace outside of what tensors ask for.
+  const ProductWorkspaces library = product_workspaces(plan.runtime.torch_minor(), plan.compute_capability);
+  const std::int64_t product_of_weight =
+      library.kept ? 0 : 3 * weight + 2 * logits + hidden / plan.loss.chunks + library.cublas / 2;
+  const std::int64_t beside = std::max({softmax, sum, product_of_weight}) - made + 2 * hidden + copies - hidden;
   product->backward_workspace = {add_tensor(head, {.name = "chunk and sums of gradients", .fixed = beside})};
   fused_product(head, product);
 }

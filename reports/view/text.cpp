@@ -82,17 +82,19 @@ Lines figure_lines(const Report& report, const Paint& paint) {
           spread(report.seconds, seconds_text));
   if (!report.pipeline.empty()) {
     double idle = 0;
-    Bytes least = report.pipeline.front().peak;
+    Bytes least = report.pipeline.front().peak, most;
     for (const Report::PipelineRank& rank : report.pipeline) {
       idle += rank.idle / as_double(report.pipeline.size());
       least = std::min(least, rank.peak);
+      most = std::max(most, rank.peak);
     }
+    const std::int64_t own = report.plan.mesh.pp_index(report.plan.rank());
+    const bool is_fullest = report.pipeline[at(own)].peak == most;
     line("pipeline", percent_text(idle),
-        fmt::format("idle, of {} ranks with {} stage{} each by {}; below is rank {}, the fullest "
-                    "({} at least on the others)",
+        fmt::format("idle, of {} ranks with {} stage{} each by {}; below is rank {}{} ({} at {} on the others)",
             report.pipeline.size(), report.pipeline.front().stages.size(),
-            report.pipeline.front().stages.size() > 1 ? "s" : "", to_string(report.plan.pipeline.schedule),
-            report.plan.mesh.pp_index(report.plan.rank), format_bytes(least)));
+            report.pipeline.front().stages.size() > 1 ? "s" : "", to_string(report.plan.pipeline.schedule), own,
+            is_fullest ? ", the fullest" : "", format_bytes(is_fullest ? least : most), is_fullest ? "least" : "most"));
   }
   if (const std::string open = open_stack_text(report.open_stack); !open.empty())
     append(lines, wrapped(open, kTextWidth, 2));

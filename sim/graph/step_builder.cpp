@@ -125,7 +125,7 @@ std::uint32_t StepBuilder::program_of(std::int32_t layer, std::int32_t pass) con
 void StepBuilder::find_stage_passes() {
   using Kind = PipelineAction::Kind;
   stages_ = stages_of_part(model_, plan_);
-  pipeline_rows_ = foreshard::pipeline_rows(stage_pipeline(plan_), static_cast<int>(plan_.mesh.pp_index(plan_.rank)));
+  pipeline_rows_ = foreshard::pipeline_rows(stage_pipeline(plan_), static_cast<int>(plan_.mesh.pp_index(plan_.rank())));
   const bool keeps = plan_.reduce_dtype == plan_.param_dtype || !plan_.mesh.is_wrapped() ||
                      fsdp2_version(fsdp2_minor(plan_.runtime.version).value_or(kNewestFsdp2)).autograd_accumulates;
   stage_passes_.assign(stages_.size(), std::vector(at(plan_.batch.accumulation), PassKind::kFirst));
@@ -477,14 +477,11 @@ EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes byt
 }
 
 EventId StepBuilder::add_exchange(std::int32_t peer, Bytes bytes, Exchange::Side side) {
-  // PyTorch 2.12 to 2.14 sends and receives what is no batch of both (pipelining/schedules.py, _batch_p2p) over a
-  // communicator of the two ranks; before there are batches alone, and since 2.15 NCCL's group is made at once and has
-  // one. With the rank behind it stands in the stream of sends; what is still a batch is awaited at once.
-  const std::int32_t minor = fsdp2_minor(plan_.runtime.version).value_or(0);
-  const bool in_pairs =
-      side == Exchange::Side::kBoth && plan_.runtime.kind == RuntimeKind::kFsdp2 && minor >= 12 && minor <= 14;
+  // In pairs what goes to the rank behind stands in the stream of sends; what is still a batch is awaited at once.
+  const bool in_pairs = side == Exchange::Side::kBoth && plan_.runtime.kind == RuntimeKind::kFsdp2 &&
+                        fsdp2_version(fsdp2_minor(plan_.runtime.version).value_or(kNewestFsdp2)).exchanges_in_pairs;
   const std::int64_t ranks = plan_.mesh.pp;
-  const bool is_next = in_pairs && ranks > 2 && peer == (plan_.mesh.pp_index(plan_.rank) + 1) % ranks;
+  const bool is_next = in_pairs && ranks > 2 && peer == (plan_.mesh.pp_index(plan_.rank()) + 1) % ranks;
   const Stream stream = is_next || side == Exchange::Side::kSend ? Stream::kPipelineSend : Stream::kPipeline;
   wait(stream, tail(Stream::kCompute));
   UnitWork work = {.communicator = communicator_of(MeshDim::kPp), .bytes = bytes};

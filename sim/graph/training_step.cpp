@@ -44,7 +44,7 @@ EventGraph build_training_step(
     const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled) {
   EventGraph graph = build_rank(model, plan, programs, std::move(recycled));
   if (plan.mesh.pp == 1) return graph;
-  graph.pipeline_rank = static_cast<std::int32_t>(plan.mesh.pp_index(plan.rank));
+  graph.pipeline_rank = static_cast<std::int32_t>(plan.mesh.pp_index(plan.rank()));
   for (std::int64_t r = 0; r < plan.mesh.pp; ++r) {
     if (r == graph.pipeline_rank) {
       graph.pipeline.emplace_back();
@@ -57,7 +57,7 @@ EventGraph build_training_step(
 }
 
 EventGraph build_pipeline_rank(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs) {
-  const std::int64_t rank = plan.mesh.pp_index(plan.rank);
+  const std::int64_t rank = plan.mesh.pp_index(plan.rank());
   EventGraph graph = build_rank(model, plan, programs.of_pipeline_rank(rank), {});
   graph.pipeline_rank = static_cast<std::int32_t>(rank);
   return graph;
@@ -65,7 +65,7 @@ EventGraph build_pipeline_rank(const ModelSpec& model, const Plan& plan, const L
 
 Plan at_pipeline_rank(Plan plan, std::int64_t pipeline_rank) {
   const std::int64_t ranks = plan.mesh.stage_ranks();
-  plan.rank = pipeline_rank * ranks + plan.rank % ranks;
+  plan.named_rank = pipeline_rank * ranks + plan.rank() % ranks;
   return plan;
 }
 

@@ -205,7 +205,7 @@ UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& para
   const Mesh& mesh = plan_.mesh;
   const bool over_experts = is_over_experts(parameter);
   const std::int64_t shards = is_ignored(parameter) ? 1 : over_experts ? mesh.efsdp() : mesh.fsdp();
-  const std::int64_t index = over_experts ? mesh.efsdp_index(plan_.rank) : mesh.shard_index(plan_.rank);
+  const std::int64_t index = over_experts ? mesh.efsdp_index(plan_.rank()) : mesh.shard_index(plan_.rank());
   const std::int64_t rank = shards == 1 ? 0 : index;
   p.numel = parameter.numel();
   p.shard_dim = shard_dim_of(parameter, plan_.units.shard_dim, shards);

@@ -81,7 +81,7 @@ const EventGraph& Judge::build_fullest(const Plan& plan, const LayerPrograms& pr
   ranks_.clear();
   for (std::int64_t rank = 0; rank < plan.mesh.pp; ++rank)
     ranks_.push_back(build_pipeline_rank(model_, at_pipeline_rank(plan, rank), programs));
-  if (plan.rank != 0) return ranks_[at(plan.mesh.pp_index(plan.rank))];
+  if (plan.named_rank) return ranks_[at(plan.mesh.pp_index(plan.rank()))];
   return *std::ranges::max_element(ranks_, {}, [](const EventGraph& graph) { return peak_allocated(graph); });
 }
 

@@ -20,7 +20,7 @@ namespace {
 // Whether all parameters are trained and in the shards that the mesh says.
 bool has_plain_parameters(const Plan& plan) {
   return is_fully_known(plan.runtime.kind) && plan.lora.rank == 0 && !plan.frozen.any() &&
-         plan.ignored == Ignored::kNone && plan.rank == 0;
+         plan.ignored == Ignored::kNone && plan.rank() == 0;
 }
 
 bool has_simple_state(const Plan& plan) { return has_plain_parameters(plan) && plan.offload == Offload::kNone; }
@@ -172,7 +172,7 @@ bool is_block(const ModelSpec& model, const LayerInstance& layer) {
 // Whether a stage of few blocks tells of one with more.
 bool has_uniform_blocks(const ModelSpec& model, const Plan& plan) {
   return plan.runtime.kind == RuntimeKind::kFsdp2 && plan.recompute.ranges.empty() && plan.units.experts_every == 1 &&
-         plan.units.layers_per_unit == 1 && plan.mesh.inner == MeshInner::kShard && plan.rank == 0 &&
+         plan.units.layers_per_unit == 1 && plan.mesh.inner == MeshInner::kShard && plan.rank() == 0 &&
          std::ranges::all_of(
              model.order, [](const LayerInstance& layer) { return layer.same_as < 0; });
 }

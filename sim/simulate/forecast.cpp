@@ -51,7 +51,7 @@ Forecast forecast_by(
 }
 
 void take_fullest_rank(EventGraph& graph, Plan& plan) {
-  if (graph.pipeline.empty() || plan.rank != 0) return;
+  if (graph.pipeline.empty() || plan.named_rank) return;
   std::size_t fullest = at(graph.pipeline_rank);
   Bytes most = peak_allocated(graph);
   for (std::size_t r = 0; r < graph.pipeline.size(); ++r) {

@@ -32,14 +32,16 @@ Fsdp2Version fsdp2_version(std::int32_t minor) {
   v.root_may_reshard = minor >= 8;                    // 2.8.0 st:183
   v.gathers_alone = minor <= 8;                       // 2.9.1 pg:316
   v.averages_alone = minor <= 8;
-  v.reduces_alone = minor <= 9;                            // 2.10.0 co:546
-  v.frees_gather_before_copy_out = minor >= 15;            // 2.15.0 pg:518, 145; st:368
-  v.autograd_accumulates = minor >= 15;                    // 2.15.0 pg:934, pa:1163
-  v.reduces_in_stored_dtype = minor >= 15;                 // 2.15.0 pa:1163, pg:953
-  v.leftovers_first = minor >= 15;                         // 2.15.0 st:436-455, 547
-  v.visits_lists_once = minor >= 12;                       // 2.12.1 st:193
-  v.recompute_reshards = minor <= 9;                       // 2.10.0 pg:460
-  v.partial_waits_before_pack = minor >= 15;               // 2.15.0 pg:794
+  v.reduces_alone = minor <= 9;                       // 2.10.0 co:546
+  v.frees_gather_before_copy_out = minor >= 15;       // 2.15.0 pg:518, 145; st:368
+  v.autograd_accumulates = minor >= 15;               // 2.15.0 pg:934, pa:1163
+  v.reduces_in_stored_dtype = minor >= 15;            // 2.15.0 pa:1163, pg:953
+  v.leftovers_first = minor >= 15;                    // 2.15.0 st:436-455, 547
+  v.visits_lists_once = minor >= 12;                  // 2.12.1 st:193
+  v.recompute_reshards = minor <= 9;                  // 2.10.0 pg:460
+  v.partial_waits_before_pack = minor >= 15;          // 2.15.0 pg:794
+  v.exchanges_in_pairs = minor >= 12 && minor <= 14;  // schedules.py, _batch_p2p; 2.15.0: NCCL's group is made at once
+  v.receives_late = minor >= 15;                      // 2.15.0 _recv_buffers.py; stage.py
   v.end_waits = minor >= 15   ? EndWaits::kOnceBeforehand  // 2.15.0 st:547-551
                 : minor >= 13 ? EndWaits::kLastPerStream   // 2.13.0 pg:764
                               : EndWaits::kPerUnit;

@@ -50,6 +50,8 @@ struct Fsdp2Version {
   bool visits_lists_once = false;             // else once per module of the list
   bool recompute_reshards = false;            // post-forward of a unit inside a recomputed module
   bool partial_waits_before_pack = false;     // HSDP: RS waits D before the copy-in too
+  bool exchanges_in_pairs = false;            // stages, over communicators of two ranks, what is no batch of both
+  bool receives_late = false;                 // what stages send, into buffers made when a transfer is posted
   EndWaits end_waits = EndWaits::kPerUnit;
   Leftovers leftovers = Leftovers::kAll;
   InputRelease input_release = InputRelease::kAtReduction;

@@ -612,7 +612,7 @@ struct Plan {
   Offload offload = Offload::kNone;
   std::optional<double> gradient_divide_factor;  // none: the number of ranks
   bool force_sum_reduction = false;              // sums with divisions before and after
-  std::int64_t rank = 0;                         // whose memory is told (uneven shards)
+  std::optional<std::int64_t> named_rank;        // whose memory is told; none: rank 0's, of a pipeline the fullest's
   Optimizer optimizer;
   std::int64_t reduce_scatter_buffers = 1;  // reduce-scatter inputs alive at once
   Communicators communicators = Communicators::kShared;
@@ -636,6 +636,7 @@ struct Plan {
     if (experts < ExpertKernels::kTransformers) return 0;
     return experts == ExpertKernels::kTransformers4 ? 4 : 5;
   }
+  std::int64_t rank() const { return named_rank.value_or(0); }
   DType compute_dtype() const { return autocast.value_or(param_dtype); }
   // scaled_dot_product_attention may pick it on the cluster's GPUs.
   bool has_flash() const { return compute_capability == 0 || compute_capability >= 8; }

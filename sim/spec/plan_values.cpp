@@ -309,6 +309,12 @@ std::optional<std::int64_t> read_optional_steps(const ConfigNode& node) {
   return node.as_int(1, plan_limits::kSteps);
 }
 
+std::optional<std::int64_t> read_rank(const ConfigNode& node) {
+  if (node.text() == "fullest") return std::nullopt;
+  if (!node.is_scalar() || !looks_like_number(node.text())) throw wrong_word(node, "a rank, or fullest", {"fullest"});
+  return node.as_int(0, plan_limits::kMesh - 1);
+}
+
 std::string read_name(const ConfigNode& node, const char* expected) {
   std::string text = node.is_null() ? "" : node.as_string();
   if (text.empty()) throw node.error("nothing stands here", expected);

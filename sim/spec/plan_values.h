@@ -55,6 +55,7 @@ std::optional<double> read_optional_positive(const ConfigNode& node);
 double read_decay(const ConfigNode& node);    // of a moment: 1 divides by 1 - 1
 double read_epsilon(const ConfigNode& node);  // 0 divides a moment of 0 by 0
 std::optional<std::int64_t> read_optional_steps(const ConfigNode& node);
+std::optional<std::int64_t> read_rank(const ConfigNode& node);
 AllocatorSettings read_allocator(const ConfigNode& node);  // PYTORCH_ALLOC_CONF's text, or default
 std::string read_name(const ConfigNode& node, const char* expected);
 

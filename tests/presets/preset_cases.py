@@ -30,7 +30,7 @@ def run(args, case, folder):
     paths = [path for name, path in args.path if name in (case["trainer"], f"{case['trainer']}-{case['version']}")]
     environment = {**os.environ, "PYTHONPATH": ":".join(paths + [os.environ.get("PYTHONPATH", "")]).strip(":")}
     capture = folder / "capture"
-    ran = captured(args.bin, capture, ["--rank", 0, "--world", case.get("world", WORLD), "--gpu", "h100", *case.get("null", [])],
+    ran = captured(args.bin, capture, ["--rank", case.get("rank", 0), "--world", case.get("world", WORLD), "--gpu", "h100", *case.get("null", [])],
                    [HERE / f"{case['program']}_train.py", folder / "case.json"], env=environment)
     said = [line[5:] for line in ran.stdout.splitlines() if line.startswith("STEP")]
     if ran.returncode != 0 or len(said) < 2:

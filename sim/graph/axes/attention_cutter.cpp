@@ -49,7 +49,7 @@ void AttentionCutter::ring() {
   const Mesh& mesh = part_.plan.mesh;
   const ContextParallel& how = part_.plan.context_parallel;
   RingAttention ring{.ranks = mesh.cp,
-      .rank = mesh.cp_index(part_.plan.rank),
+      .rank = mesh.cp_index(part_.plan.rank()),
       .exchanges = how.rotate == ContextParallel::Rotate::kAllToAll,
       .balanced = how.balance == ContextParallel::Balance::kHeadTail,
       .narrow = part_.megatron};

@@ -29,7 +29,7 @@ class LossCutter : LayerWriter {
  public:
   LossCutter(LayerSpec& layer, const Plan& plan)
       : LayerWriter(layer), ranks_(plan.mesh.tp), returns_fp32_(plan.output_dtype == DType::kFp32) {
-    width_ = chunk_of(width(0), plan.mesh.tp, plan.mesh.tp_index(plan.rank));
+    width_ = chunk_of(width(0), plan.mesh.tp, plan.mesh.tp_index(plan.rank()));
     layer.tensors.resize(1);
     layer.tensors.front().per_token = width_;
     layer.operations.clear();

@@ -296,7 +296,7 @@ class Cutter {
       return part_.add(std::move(op));
     }
     const std::size_t rows = op.transposed_weight ? 1 : 0;
-    const std::int64_t columns = chunk_of(op.n, part_.tp, part_.plan.mesh.tp_index(part_.plan.rank));
+    const std::int64_t columns = chunk_of(op.n, part_.tp, part_.plan.mesh.tp_index(part_.plan.rank()));
     op.n = columns;
     weight.shape[rows] = columns;
     for (std::size_t i = 1; i < op.parameters.size(); ++i) part_.parameter(op.parameters[i]).shape[0] = columns;
@@ -491,7 +491,7 @@ class Cutter {
     const Index result = op.outputs.front();
     ParameterSpec& table = part_.parameter(op.parameters.front());
     if (!part_.native && !part_.megatron) table.gradient_numel = table.numel();
-    table.shape[0] = chunk_of(table.shape[0], part_.tp, part_.plan.mesh.tp_index(part_.plan.rank));
+    table.shape[0] = chunk_of(table.shape[0], part_.tp, part_.plan.mesh.tp_index(part_.plan.rank()));
     const std::int8_t part = op.part;
     part_.add(std::move(op));
     part_.reduce(result, part, false, last_sum_ != kNone);

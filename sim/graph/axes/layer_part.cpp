@@ -36,7 +36,7 @@ void LayerPart::place(Index t, Placement placement) {
   TensorSpec& spec = layer.tensors[at(t)];
   if (placement == Placement::kWhole || spec.per_token == 0) return;
   if (placement == Placement::kFeature && spec.per_token % tp != 0)
-    spec.per_token = chunk_of(spec.per_token, tp, plan.mesh.tp_index(plan.rank));
+    spec.per_token = chunk_of(spec.per_token, tp, plan.mesh.tp_index(plan.rank()));
   else spec.split *= tp;
 }
 

@@ -26,7 +26,7 @@ std::int64_t slices_of_rank(const Plan& plan);
 bool cuts_layers(const Plan& plan);
 
 // Preconditions: check(plan, model, cluster) passed; the mesh is not plain. Layers keep their
-// number, order and roles; parameters have the shapes of plan.rank, in the order in which modules
+// number, order and roles; parameters have the shapes of plan.rank(), in the order in which modules
 // register them (modules inside a block before the norms of the block itself).
 ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan);
 // Whether a tied table is one parameter of two modules in the part, as in the model: fully_shard

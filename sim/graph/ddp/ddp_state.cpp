@@ -77,7 +77,7 @@ void Ddp::allocate_buckets(bool persistent) {
 
 // Parameters that this rank's optimizer steps.
 std::vector<std::int32_t> Ddp::stepped() const {
-  if (!partition_.empty()) return partition_[at(plan_.rank)];
+  if (!partition_.empty()) return partition_[at(plan_.rank())];
   std::vector<std::int32_t> list = trained();
   std::erase_if(list, [&](std::int32_t p) { return !parameter(p).used; });  // p.grad is None
   return list;

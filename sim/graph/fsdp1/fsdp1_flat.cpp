@@ -57,7 +57,7 @@ FlatSize flat_size(const std::vector<UnitParameter>& parameters, const Plan& pla
   }
   size.shard = (size.flat + ranks - 1) / ranks;
   size.padded = checked_multiply(size.shard, ranks);
-  const std::int64_t begin = checked_multiply(plan.rank % ranks, size.shard);
+  const std::int64_t begin = checked_multiply(plan.rank() % ranks, size.shard);
   size.shard_pad = size.shard - std::clamp<std::int64_t>(size.flat - begin, 0, size.shard);
   step(begin);
   return size;

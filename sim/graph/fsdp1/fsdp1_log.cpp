@@ -42,12 +42,12 @@ Fsdp1Log::Fsdp1Log(const Fsdp1& builder, LibraryWatch::Modules modules)
 std::string Fsdp1Log::shard_group() const {
   const Mesh& mesh = builder_.plan_.mesh;
   if (mesh.shard == 1 && !builder_.plan_.fsdp1.hybrid_shard) return "world";
-  return group_word(builder_.plan_.rank / mesh.shard * mesh.shard, mesh.shard, 1, mesh.world());
+  return group_word(builder_.plan_.rank() / mesh.shard * mesh.shard, mesh.shard, 1, mesh.world());
 }
 
 std::string Fsdp1Log::replicate_group() const {
   const Mesh& mesh = builder_.plan_.mesh;
-  return group_word(builder_.plan_.rank % mesh.shard, mesh.replicate, mesh.shard, mesh.world());
+  return group_word(builder_.plan_.rank() % mesh.shard, mesh.replicate, mesh.shard, mesh.world());
 }
 
 void Fsdp1Log::add(LibraryEvent event) {

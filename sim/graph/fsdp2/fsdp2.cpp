@@ -267,11 +267,43 @@ void Fsdp2::run_in_chunks(std::int32_t head) {
   store_gradients(head, 0);
   if (is_wrapped()) {
     if (group(u).gradient_pass >= 0 && reduce_size() > param_size()) sum_in_reduce_dtype(u);
-    post_backward(u, "autograd");
+    apart_.gradient_pass >= 0 ? reduce_with_rest(u) : post_backward(u, "autograd");
   }
   run_border(EventKind::kBackward, head, LayerSegment::kAfter);
   swap_group();
   take_gradients(Gradients::kOfAll);
+}
+
+// What backwards of a stage before left of the unit's other gradients travels with the head's; where it is the first
+// of its kind, the gradient that stays of it is a view of all.
+void Fsdp2::reduce_with_rest(std::int32_t unit) {
+  Group& head = group(unit);
+  Group& rest = apart_;
+  take_gradients(Gradients::kOfRest);
+  std::vector<std::int32_t> gradients = gradient_buffers(unit, rest.gradient_pass);
+  append(gradients, std::exchange(head.accumulated, {}));
+  head.accumulated = std::move(gradients);
+  rest.gradient_pass = -1;
+  take_gradients(Gradients::kOfAll);
+  const std::int32_t own = head.gradient;
+  if (!rest.has_gradient) {
+    head.has_gradient = false;
+    head.keeps_gradient = true;  // to which it is added
+  }
+  post_backward(unit, "autograd");
+  head.keeps_gradient = false;
+  if (!std::exchange(rest.has_gradient, true)) rest.gradient = std::exchange(head.gradient, own);
+}
+
+// Whether a forward of the last stage comes behind a backward of it.
+bool Fsdp2::rest_travels() const {
+  bool is_behind = false;
+  for (const PipelineRow& row : pipeline_rows()) {
+    if (row.kind != PipelineRow::Kind::kAction || row.action.stage != stages().back().stage) continue;
+    if (row.action.kind == PipelineAction::Kind::kForward && is_behind) return true;
+    is_behind |= row.action.kind == PipelineAction::Kind::kBackward;
+  }
+  return false;
 }
 
 void Fsdp2::compute_loss(std::int32_t layer) {

@@ -118,7 +118,7 @@ std::string Fsdp2::splits_of(const LayerCall& call) const {
   std::vector<std::int64_t> sent, received;
   const std::int64_t count = call.bytes_in / call.element.size();
   if (call.collective.to_neighbour) {
-    const std::int64_t ranks = plan_.mesh.cp, rank = plan_.mesh.cp_index(plan_.rank);
+    const std::int64_t ranks = plan_.mesh.cp, rank = plan_.mesh.cp_index(plan_.rank());
     sent.assign(at(ranks), 0);
     received = sent;
     sent[at((rank + 1) % ranks)] = count;

@@ -194,6 +194,8 @@ class Fsdp2 final : public StepBuilder {
   void take_rest();
   bool in_chunks(std::int32_t layer) const;
   void run_in_chunks(std::int32_t head);
+  void reduce_with_rest(std::int32_t unit);
+  bool rest_travels() const;
   void add_loss_backward(std::int32_t layer);
   void drop_head_inputs();
   bool casts_logits(std::int32_t head) const;
@@ -319,7 +321,6 @@ class Fsdp2 final : public StepBuilder {
   void scale_gradients();
   bool returns_outputs() const;
   bool computes_loss() const;
-  bool receives_late() const { return version_.minor >= 15; }
   std::int64_t returned_bytes() const;
   void finish_unshards();
   void enter_stage(std::int32_t stage);

@@ -36,7 +36,7 @@ void Fsdp2::hold_gradients() {
   for (std::int32_t u = 0; u < count() + (chunked_unit_ < 0 ? 0 : 1); ++u) {
     const bool is_apart = u == count();
     if (is_apart) take_gradients(Gradients::kOfHead);
-    if (u == chunked_unit_) take_rest();
+    if (u == chunked_unit_ && !rest_travels()) take_rest();
     const bool is_there = u == chunked_unit_ && std::exchange(group(u).has_gradient, false);
     if (!is_there) hold_gradients_of(is_apart ? chunked_unit_ : u, is_apart ? apart_ : group(u));
     take_gradients(Gradients::kOfAll);

@@ -8,10 +8,6 @@
 // A backward in two halves runs the hooks with the first one, which finds the gradients that second ones before it
 // left; the second one is autograd's alone. The first stage makes all of its backward where others make weights'
 // gradients (stage.py, backward_one_chunk, backward_weight_one_chunk).
-//
-// A transfer joins the one stream of the pipeline's communicator behind everything that was issued on the compute
-// stream, so an early receive holds later sends up (from 2.12 on those with the same rank alone: add_exchange). What
-// arrives is received into buffers that are made once.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -93,7 +89,7 @@ void Fsdp2::hold_buffers_ahead(StepNumber step) {
 }
 
 void Fsdp2::hold_received(StepNumber step) {
-  if (!receives_late()) hold_buffers_ahead(step);
+  if (!version_.receives_late) hold_buffers_ahead(step);
   if (step == StepNumber::kFirst) return;
   const bool ends = spec_of(static_cast<std::int32_t>(model_.order.size()) - 1).role == LayerRole::kLoss;
   for (std::int32_t m = 0; plan_.pipeline.return_outputs && ends && m < call_microbatches(); ++m)
@@ -151,8 +147,8 @@ void Fsdp2::run_call() {
   run_rows();
   free_all(sent_gradients_);
   for (auto& [of, buffer] : given_)
-    if (receives_late()) StepBuilder::free(buffer);
-  if (receives_late()) given_.clear();
+    if (version_.receives_late) StepBuilder::free(buffer);
+  if (version_.receives_late) given_.clear();
   if (std::exchange(is_returned_done_, false)) StepBuilder::free(returned_);
   if (has(LayerRole::kLoss)) {
     if (plan_.pipeline.return_outputs) {
@@ -202,13 +198,13 @@ void Fsdp2::exchange(const PipelineRow& row) {
   // The list of operations before this one's is dropped with what it holds.
   const bool returns_gradient = std::ranges::any_of(
       row.transfers, [](const PipelineTransfer& transfer) { return transfer.sends && !transfer.forward; });
-  const bool keeps_sent = unshards_ahead_ && receives_late();
+  const bool keeps_sent = unshards_ahead_ && version_.receives_late;
   if (returns_gradient && sent_gradients_.size() > 1 && !keeps_sent) {
     StepBuilder::free(sent_gradients_.front());
     sent_gradients_.erase(sent_gradients_.begin());
   }
   for (const PipelineTransfer& transfer : row.transfers) {
-    if (!receives_late()) break;
+    if (!version_.receives_late) break;
     if (!transfer.sends) {
       given_[{transfer.stage, transfer.forward, transfer.microbatch}] =
           allocate(MemoryCategory::kInput, Stream::kCompute, -1, boundary_);
@@ -291,7 +287,7 @@ void Fsdp2::act(const PipelineAction& action, const PipelineAction* given) {
     const auto received = given_.find({action.stage, forward, action.microbatch});
     // The losses' graphs keep what the last stage was given.
     const bool is_kept = forward && spec_of(end_ - 1).role == LayerRole::kLoss;
-    if (!receives_late() || !is_done || is_kept || received == given_.end()) continue;
+    if (!version_.receives_late || !is_done || is_kept || received == given_.end()) continue;
     StepBuilder::free(received->second);
     given_.erase(received);
   }
@@ -335,7 +331,7 @@ void Fsdp2::backward_stage(std::int32_t microbatch, bool is_half) {
   if (has_loss || (!is_half && spec_of(last).role != LayerRole::kLoss)) leave_output();
   const bool is_given = stages_[stage_].stage > 0 && is_local(stages_[stage_].stage - 1);
   if (is_given || !model_.order[at(begin_)].begins_stage) return;
-  (is_half && !receives_late() ? kept_ : sent_gradients_).push_back(input_gradient(begin_));
+  (is_half && !version_.receives_late ? kept_ : sent_gradients_).push_back(input_gradient(begin_));
 }
 
 // stage_backward_weight.
@@ -358,7 +354,7 @@ void Fsdp2::weights_of_stage(std::int32_t microbatch) {
 }
 
 void Fsdp2::leave_output() {
-  const bool is_sent = receives_late() && !unshards_ahead_ && spec_of(end_ - 1).role != LayerRole::kLoss;
+  const bool is_sent = version_.receives_late && !unshards_ahead_ && spec_of(end_ - 1).role != LayerRole::kLoss;
   if (is_local(stages_[stage_].stage + 1) || is_sent) return;
   if (returns_outputs()) return kept_.push_back(returned_output());
   std::int32_t output = returned_output();
@@ -374,7 +370,7 @@ std::int32_t Fsdp2::returned_output() const {
 
 // A schedule of one stage a rank has a name for what its last forward returned.
 void Fsdp2::name_output() {
-  if (unshards_ahead_ || returns_outputs() || receives_late()) return;
+  if (unshards_ahead_ || returns_outputs() || version_.receives_late) return;
   if (std::exchange(is_returned_done_, false)) StepBuilder::free(returned_);
   returned_ = returned_output();
 }

@@ -359,11 +359,11 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     setting.attends_to_all = plan.attention == AttentionKernel::kFlex;
     // The engine's parts are alike on all ranks, but for the slices that they are computed in.
     const bool is_native = plan.runtime.kind == RuntimeKind::kNative;
-    setting.rank = is_native ? slices_of_rank(plan) : plan.rank;
+    setting.rank = is_native ? slices_of_rank(plan) : plan.rank();
   }
   if (plan.mesh.pp > 1) {
     setting.mesh = joined_data_ranks(plan.mesh);
-    setting.rank = plan.rank;
+    setting.rank = plan.rank();
     // Whole backwards of stages that go round and round: programs are the same in any order.
     setting.pipeline = plan.pipeline;
     setting.pipeline.stands_for = setting.pipeline.microbatches = 0;
@@ -419,7 +419,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan) {
 }
 
 const LayerPrograms& LayerPrograms::of_pipeline_rank(std::int64_t rank) const {
-  if (!peers_ || rank == peers_->plan.mesh.pp_index(peers_->plan.rank)) return *this;
+  if (!peers_ || rank == peers_->plan.mesh.pp_index(peers_->plan.rank())) return *this;
   const std::lock_guard lock(peers_->mutex);
   std::unique_ptr<const LayerPrograms>& peer = peers_->of_rank[static_cast<std::size_t>(rank)];
   if (!peer) {

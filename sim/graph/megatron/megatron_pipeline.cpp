@@ -28,7 +28,7 @@ void Megatron::run_pipeline() {
 }
 
 void Megatron::run_interleaved(const StagePipeline& pipeline) {
-  const auto rank = static_cast<int>(plan_.mesh.pp_index(plan_.rank));
+  const auto rank = static_cast<int>(plan_.mesh.pp_index(plan_.rank()));
   const std::vector<int> ranks = stage_ranks(pipeline);
   const PipelineOrder order = pipeline_orders(pipeline)[at(rank)];
   // Where an action's input comes from, or its result goes; -1: nowhere.

@@ -16,7 +16,7 @@ std::vector<int> stages_of_rank(const Plan& plan) {
   const std::vector<int> ranks = stage_ranks(stage_pipeline(plan));
   std::vector<int> stages;
   for (std::size_t s = 0; s < ranks.size(); ++s)
-    if (ranks[s] == plan.mesh.pp_index(plan.rank)) stages.push_back(static_cast<int>(s));
+    if (ranks[s] == plan.mesh.pp_index(plan.rank())) stages.push_back(static_cast<int>(s));
   return stages;
 }
 

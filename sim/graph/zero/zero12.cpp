@@ -16,7 +16,7 @@ namespace foreshard {
 
 Zero12::Zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs, EventGraph recycled, Log keep)
     : GradientHooks(model, plan, programs, std::move(recycled), {plan.param_dtype, keep}),
-      rank_(plan.mesh.shard_index(plan.rank)),
+      rank_(plan.mesh.shard_index(plan.rank())),
       alive_(parameters().size(), false) {
   lay_out_groups();
   find_embedding_ranks();

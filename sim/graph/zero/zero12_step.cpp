@@ -100,7 +100,7 @@ void Zero12::gather() {
         .bytes_in = bytes / group.ranks,
         .bytes_out = bytes,
         .dtype = torch_word(plan_.param_dtype),
-        .group = group_word(plan_.rank - rank_, group.ranks, 1, plan_.mesh.world()),
+        .group = group_word(plan_.rank() - rank_, group.ranks, 1, plan_.mesh.world()),
         .note = is_bf16_optimizer() ? "in_place" : "all_gather_dp_groups in_place"});
     if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = gathered;
   }

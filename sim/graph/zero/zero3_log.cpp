@@ -97,7 +97,7 @@ std::string Zero3::span_of(Parameters list) const {
 
 std::string Zero3::group_of(bool small_group) const {
   const std::int64_t size = small_group ? small_group_ : plan_.mesh.fsdp();
-  return group_word(plan_.rank / size * size, size, 1, plan_.mesh.fsdp());
+  return group_word(plan_.rank() / size * size, size, 1, plan_.mesh.fsdp());
 }
 
 void Zero3::log_gather(Parameters list, Cause cause, std::int32_t module, Pass pass) {

@@ -217,6 +217,15 @@ Problem problem_of_norms(const Plan& plan, const ModelSpec& model) {
   return std::nullopt;
 }
 
+// torchtitan 0.3.0, components/loss.py ("expected local vocab size"): the last ranks' parts are padded.
+Problem problem_of_words(const Plan& plan, const ModelSpec& model) {
+  if (!is_titan_3(plan) || !plan.tensor_parallel.loss || model.vocabulary % plan.mesh.tp == 0) return std::nullopt;
+  return contradiction("mesh.tp",
+      fmt::format("{} does not divide the {} words of {}, as torchtitan's loss parallel asks from 0.3 on", plan.mesh.tp,
+          model.vocabulary, model.name),
+      nearest(model.vocabulary, plan.mesh.tp));
+}
+
 Problem problem_of_positions(const Plan& plan) {
   const bool balances = plan.mesh.cp > 1 && plan.context_parallel.balance == ContextParallel::Balance::kHeadTail;
   const std::int64_t chunks = plan.mesh.cp * (balances ? 2 : 1);
@@ -413,6 +422,7 @@ std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& mo
   if (Problem problem = problem_of_scans(plan, model)) return problem;
   if (Problem problem = problem_of_attention(plan, model)) return problem;
   if (Problem problem = problem_of_positions(plan)) return problem;
+  if (Problem problem = problem_of_words(plan, model)) return problem;
   if (Problem problem = problem_of_norms(plan, model)) return problem;
   if (is_native) return problem_of_native(plan, model);
   return problem_of_expert_axes(plan, model);

@@ -162,8 +162,8 @@ Problem problem_of_mesh(const Plan& plan, const Cluster& cluster) {
         cluster.gpus % (others * replicate) == 0 ? std::to_string(left / replicate) : "");
   }
   if (world == cluster.gpus) {
-    if (plan.rank >= 0 && plan.rank < world) return std::nullopt;
-    return contradiction("rank", fmt::format("{} is none of the {} ranks", plan.rank, world),
+    if (plan.rank() >= 0 && plan.rank() < world) return std::nullopt;
+    return contradiction("rank", fmt::format("{} is none of the {} ranks", plan.rank(), world),
         fmt::format("an integer from 0 to {}", world - 1));
   }
   std::vector<std::string> fitting;

@@ -7,6 +7,7 @@
 namespace foreshard {
 namespace {
 
+constexpr std::array kFullest = {"fullest"};
 constexpr std::array kDTypeOrNone = {"bf16", "fp16", "fp32", "none"};
 
 constexpr PlanKeyType kPositiveOrNone = or_number<kNone>({.kind = PlanKeyType::Kind::kNumber, .above_least = true});
@@ -147,7 +148,8 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_NUMBER(evaluation.held_back, number(0, 0.9)),
     FORESHARD_FLAG(evaluation.in_step),
     FORESHARD_COUNT(seed, 0, plan_limits::kSeed),
-    FORESHARD_COUNT(rank, 0, plan_limits::kMesh - 1),
+    FORESHARD_KEY("rank", or_number<kFullest>(count(0, plan_limits::kMesh - 1)), d.plan.named_rank = read_rank(n),
+        p.named_rank ? Json(*p.named_rank) : Json(kFullest[0])),
 };
 
 }

@@ -73,7 +73,7 @@ TEST_F(LibraryRecordings, DdpReplicatesAModelOfOneDtype) {
   const LibraryJob j = job();
   EXPECT_EQ(j.plan.runtime.kind, RuntimeKind::kDdp);
   EXPECT_EQ(j.plan.mesh, (Mesh{1, 8}));
-  EXPECT_EQ(j.plan.rank, 3);
+  EXPECT_EQ(j.plan.rank(), 3);
   EXPECT_EQ(j.plan.batch, (Batch{16, 2, 2}));
   EXPECT_EQ(j.plan.master_dtype, DType::kBf16);
   EXPECT_EQ(j.plan.ddp.bucket_cap_mb, 25.0);  // written out: no first bucket of 1 MiB

@@ -48,7 +48,7 @@ TEST_F(RecordedJobTest, DefaultsAreTheRecorders) {
 
 TEST_F(RecordedJobTest, MeshIsReplicateByShard) {
   EXPECT_EQ(plan("mesh,rank", "4x8,7").mesh, (Mesh{8, 4}));
-  EXPECT_EQ(plan("mesh,rank", "4x8,7").rank, 7);
+  EXPECT_EQ(plan("mesh,rank", "4x8,7").rank(), 7);
   EXPECT_THROW(plan("mesh", "4y8"), ConfigError);
 }
 

@@ -29,7 +29,7 @@ Drawn draw() {
   p.param_dtype = r.plan.param_dtype;
   p.reduce_dtype = r.plan.reduce_dtype;
   const auto ranks = *rc::gen::element<std::int64_t>(1, 2, 3, 8);
-  p.rank = *rc::gen::inRange<std::int64_t>(0, ranks);
+  p.named_rank = *rc::gen::inRange<std::int64_t>(0, ranks);
   p.runtime.kind = *rc::gen::element(RuntimeKind::kDdp, RuntimeKind::kZero1, RuntimeKind::kZero2);
   const auto flag = [] { return *rc::gen::arbitrary<bool>(); };
   if (p.runtime.kind == RuntimeKind::kDdp) {

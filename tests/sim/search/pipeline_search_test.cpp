@@ -104,6 +104,24 @@ RC_GTEST_PROP(PipelineSearch, EveryRankEndsItsStepAsItBeganIt, ()) {
   }
 }
 
+// Rank 0, too; where none is named, the fullest.
+RC_GTEST_PROP(PipelineSearch, TellsTheRankThatIsNamed, ()) {
+  const ModelSpec model = tiny_model(*rc::gen::inRange(6, 13));
+  const Cluster cluster = round_cluster(16);
+  Plan plan = random_pipeline(model, cluster, 8);
+  const CostModel costs(cluster, round_calibration());
+  const Bytes fullest = forecast(model, plan, costs).memory.peak;
+  Bytes most;
+  for (std::int64_t rank = 0; rank < plan.mesh.pp; ++rank) {
+    plan.named_rank = rank * plan.mesh.stage_ranks();
+    const Forecast told = forecast(model, plan, costs);
+    RC_ASSERT(told.plan == plan);
+    RC_ASSERT(told.graph.pipeline_rank == rank);
+    most = std::max(most, told.memory.peak);
+  }
+  RC_ASSERT(most == fullest);
+}
+
 // Of all the grid's plans, each judged by itself.
 TEST(PipelineSearch, FindsTheFastestOfAll) {
   const ModelSpec model = tiny_model(8);

@@ -60,7 +60,7 @@ host_sync: none
 reduction_order: library
 evaluation: {every: none, sequences: 16, held_back: 0.05, in_step: false}
 seed: 1
-rank: 0
+rank: fullest
 )");
   EXPECT_EQ(plan.assumed.size(), 79U);  // all but model and cluster
   ASSERT_NE(assumed(plan, "mesh.shard"), nullptr);

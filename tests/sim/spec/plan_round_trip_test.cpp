@@ -65,7 +65,7 @@ void add_fsdp2_switches(Plan& plan) {
   plan.frozen = random_frozen();
   plan.offload = pick({Offload::kNone, Offload::kCpu, Offload::kCpuUnpinned});
   if (plan.reference == Reference::kNone) plan.evaluation.in_step = pick({false, true});
-  plan.rank = between(0, plan.mesh.world() - 1);
+  if (between(0, 3) > 0) plan.named_rank = between(0, plan.mesh.world() - 1);
   if (minor >= 6) {
     plan.prefetch.async_unshard = pick({false, true});
     plan.unshard_in_backward = random_policy<bool>(unit_count(plan, small_model({.blocks = kBlocks})), [] {

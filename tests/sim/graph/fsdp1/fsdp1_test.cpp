@@ -67,7 +67,7 @@ Texts only(const Texts& texts, const Texts& kinds) {
 TEST(Fsdp1Flat, ShardsAreChunks) {
   Plan plan = fsdp1_plan();
   plan.mesh = {4, 1};
-  plan.rank = 3;
+  plan.named_rank = 3;
   const FlatSize size = flat_size({of(7), of(3)}, plan);
   EXPECT_EQ(size.numel, 10);
   EXPECT_EQ(size.flat, 10);      // no padding inside
@@ -75,7 +75,7 @@ TEST(Fsdp1Flat, ShardsAreChunks) {
   EXPECT_EQ(size.padded, 12);    // gathered
   EXPECT_EQ(size.shard_pad, 2);  // rank 3 has element 9 alone
   plan.mesh = {7, 1};            // chunks of 2: ranks 0 to 4 have elements, the others nothing
-  plan.rank = 5;
+  plan.named_rank = 5;
   EXPECT_EQ(flat_size({of(7), of(3)}, plan).shard_pad, 2);
 }
 

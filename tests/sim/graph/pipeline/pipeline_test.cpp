@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
 #include <set>
 #include <tuple>
 
@@ -29,29 +28,6 @@ std::vector<StagePipeline> some_pipelines() {
     }
   }
   return list;
-}
-
-// Every stage computes every micro-batch once: forward, and backward whole or in its two parts.
-TEST(Pipeline, EveryMicroBatchRunsOnceThroughEveryStage) {
-  for (const StagePipeline& p : some_pipelines()) {
-    std::map<std::tuple<int, PipelineAction::Kind, int>, int> times;
-    const std::vector<int> ranks = stage_ranks(p);
-    const std::vector<PipelineOrder> orders = pipeline_orders(p);
-    for (int rank = 0; rank < p.ranks; ++rank) {
-      for (const PipelineAction& a : orders[at(rank)]) {
-        EXPECT_EQ(ranks[at(a.stage)], rank);
-        ++times[{a.stage, a.kind, a.microbatch}];
-      }
-    }
-    for (int stage = 0; stage < p.stages(); ++stage) {
-      for (int k = 0; k < p.microbatches; ++k) {
-        const auto count = [&](PipelineAction::Kind kind) { return times[{stage, kind, k}]; };
-        EXPECT_EQ(count(PipelineAction::Kind::kForward), 1);
-        EXPECT_EQ(count(PipelineAction::Kind::kBackward) + count(PipelineAction::Kind::kInputGrad), 1);
-        EXPECT_EQ(count(PipelineAction::Kind::kInputGrad), count(PipelineAction::Kind::kWeightGrad));
-      }
-    }
-  }
 }
 
 // Both ends of a transfer name it alike, and each is in one batch that its rank waits for once.

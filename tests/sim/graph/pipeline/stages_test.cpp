@@ -5,8 +5,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <set>
-
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
@@ -99,21 +97,6 @@ TEST(Stages, BlocksAreSpreadEvenly) {
   EXPECT_EQ(blocks_of_stages(14, plan), (std::vector<std::int64_t>{4, 4, 3, 3}));
 }
 
-TEST(Stages, RanksHaveEachLayerOnce) {
-  const ModelSpec model = tiny_model(14);
-  for (Plan plan : some_plans()) {
-    std::multiset<std::string> names;
-    for (std::int64_t rank = 0; rank < plan.mesh.pp; ++rank) {
-      const ModelSpec part = part_of_pipeline(model, at_pipeline_rank(plan, rank));
-      for (const LayerInstance& layer : part.order) names.insert(layer.name);
-      EXPECT_EQ(stages_of_part(part, at_pipeline_rank(plan, rank)).size(), at(plan.pipeline.stages_per_rank));
-    }
-    std::multiset<std::string> whole;
-    for (const LayerInstance& layer : model.order) whole.insert(layer.name);
-    EXPECT_EQ(names, whole);
-  }
-}
-
 // What all ranks compute is what one rank does without stages, and every allocation ends.
 TEST(Stages, ComputeWhatTheWholeModelDoes) {
   const ModelSpec model = tiny_model(14);
@@ -188,7 +171,7 @@ TEST(Stages, HalvesOfBackwardsRecomputeForEachGroupOfWeights) {
   const auto products_of = [&](Recompute recompute) {
     Plan plan = pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kInterleavedZeroBubble);
     plan.recompute.value = recompute;
-    plan.rank = plan.mesh.stage_ranks();  // stages 1 and 5: blocks alone
+    plan.named_rank = plan.mesh.stage_ranks();  // stages 1 and 5: blocks alone
     const EventGraph graph = build_training_step(model, plan);
     std::int64_t products = 0;
     for (const Row& row : graph.rows) {
@@ -207,7 +190,7 @@ TEST(Stages, SecondHalvesGatherForThemselves) {
   Plan plan = pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kInterleavedZeroBubble);
   plan.recompute.value = Recompute::kFull;
   plan.mesh.cp = 2;
-  plan.rank = plan.mesh.stage_ranks();
+  plan.named_rank = plan.mesh.stage_ranks();
   EventKind before = EventKind::kLoss;
   for (const Row& row : build_training_step(tiny_model(6), plan).rows) {  // a block for each stage
     const bool moves = row.kind == EventKind::kAllGather || row.kind == EventKind::kSendRecv;

@@ -111,7 +111,7 @@ TEST(Zero12, ABucketIsReducedBeforeTheParameterThatWouldOverflowIt) {
 TEST(Zero12, AReducePerOwnerSendsWhatTheAllReduceWouldToEachOwner) {
   Plan plan = zero_plan(RuntimeKind::kZero2);
   plan.zero.use_multi_rank_bucket_allreduce = false;
-  plan.rank = 2;
+  plan.named_rank = 2;
   const ModelSpec model = tiny_model(2);
   const LibraryRun run = record(model, plan);
   std::int64_t sent = 0, received = 0;
@@ -209,11 +209,11 @@ TEST(Zero12, StatesMayBePartitionedInGroups) {
   EXPECT_GT(reduced, 0);
   EXPECT_LT(reduced, 100);
   EXPECT_EQ(gathered, 1);
-  plan.rank = 3;  // the second of its group holds what rank 1 of a pair does
+  plan.named_rank = 3;  // the second of its group holds what rank 1 of a pair does
   Plan second = plan;
   second.mesh = {2, 1};
   second.zero.partition_in_groups = false;
-  second.rank = 1;
+  second.named_rank = 1;
   EXPECT_EQ(record(model, plan).facts.at("padding_this_rank.0"), record(model, second).facts.at("padding_this_rank.0"));
 }
 
@@ -339,7 +339,7 @@ TEST(Zero12, AStepLeavesNothingBehind) {
   for (const RuntimeKind kind : {RuntimeKind::kZero1, RuntimeKind::kZero2}) {
     for (int variant = 0; variant < 64; ++variant) {
       Plan plan = zero_plan(kind);
-      plan.rank = variant % 4;
+      plan.named_rank = variant % 4;
       plan.zero.overlap_comm = (variant & 1) != 0;
       plan.zero.contiguous_gradients = (variant & 2) == 0;
       plan.zero.reduce_scatter = (variant & 4) == 0;

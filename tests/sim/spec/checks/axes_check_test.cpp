@@ -29,16 +29,6 @@ TEST(AxesCheck, TheEngineHasTensorParallelism) {
   EXPECT_FALSE(problem) << problem->key << ": " << problem->what_is_wrong;
 }
 
-TEST(AxesCheck, TheEngineHasNoOtherAxis) {
-  const auto problem = problem_of([](Plan& plan) {
-    plan.mesh.tp = 1;
-    plan.mesh.cp = 4;
-  });
-  ASSERT_TRUE(problem);
-  EXPECT_EQ(problem->key, "mesh.cp");
-  EXPECT_EQ(problem->exit_code, ExitCode::kMissingCapability);
-}
-
 // Not what the defaults of one axis ask of the runtime, nor only the first axis.
 TEST(AxesCheck, ARuntimeNamesTheAxisThatItHasNot) {
   const auto missing = [](RuntimeKind kind, std::int64_t Mesh::*axis) {
@@ -73,6 +63,21 @@ TEST(AxesCheck, WidthsAreCutIntoWholeBlocks) {
         plan.mesh.shard = 4;
       },
       512 + 64));
+}
+
+TEST(AxesCheck, RanksShareAVocabularyEvenlyFromTitan3On) {
+  Plan plan = tiny_plan();
+  plan.mesh = {2, 1};
+  plan.mesh.tp = 2;
+  plan.step_frame = StepFrame::kTorchtitan;
+  plan.runtime.version = "2.11";
+  ModelSpec model = tiny_model(2);
+  ++model.vocabulary;
+  EXPECT_FALSE(find_problem(plan, model, round_cluster(4)));
+  plan.runtime.version = "2.15";
+  const auto problem = find_problem(plan, model, round_cluster(4));
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->key, "mesh.tp");
 }
 
 TEST(AxesCheck, LogitsStayCut) {

@@ -78,7 +78,7 @@ std::vector<Switch> switches() {
       {"reduction.divide_factor", 8, "reduction.divide_factor: none", [](Plan& p) { p.gradient_divide_factor = 2.5; }},
       {"reduction.force_sum", 8, "reduction.force_sum: false", [](Plan& p) { p.force_sum_reduction = true; }},
       {"evaluation.in_step", 4, "evaluation.in_step: false", [](Plan& p) { p.evaluation.in_step = true; }},
-      {"rank", 4, "rank: 0", [](Plan& p) { p.rank = 63; }},
+      {"rank", 4, "rank: 0", [](Plan& p) { p.named_rank = 63; }},
   };
 }
 
@@ -159,7 +159,7 @@ TEST(PlanRuntimeCheck, RefusesWhatPyTorchFailsOn) {
 TEST(PlanRuntimeCheck, RefusesValuesThatContradictEachOther) {
   using enum UnitPlacement;
   const auto problem = [](const Change& change) { return problem_on(fsdp2(15), change); };
-  expect_contradiction(problem([](Plan& p) { p.rank = 64; }), "rank", "none of the 64 ranks");
+  expect_contradiction(problem([](Plan& p) { p.named_rank = 64; }), "rank", "none of the 64 ranks");
   expect_contradiction(problem([](Plan& p) {
     p.units.embedding = kWithHead;
     p.units.head = kRoot;
