@@ -5,7 +5,7 @@
 function(foreshard_unpack)
   cmake_path(GET CMAKE_CURRENT_FUNCTION_LIST_DIR PARENT_PATH root)
   file(GLOB_RECURSE packs LIST_DIRECTORIES false "${root}/calibration/*.tar.xz" "${root}/reports/*.tar.xz"
-       "${root}/tests/*.tar.xz" "${root}/exec/gpu/*.tar.xz" "${root}/interop/*.tar.xz")
+       "${root}/tests/*.tar.xz" "${root}/exec/gpu/*.tar.xz" "${root}/interop/*.tar.xz" "${root}/models/*.tar.xz")
   foreach(pack IN LISTS packs)
     cmake_path(GET pack PARENT_PATH folder)
     cmake_path(GET pack FILENAME name)

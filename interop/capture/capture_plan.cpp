@@ -144,6 +144,7 @@ struct OwnModel {
   bool is_cross_entropy = false;   // alone
   std::int64_t unread = 0;         // elements of parameters that no operation was seen to read
   std::int64_t others = 0;         // bytes of other models and of averages of weights
+  std::vector<std::string> grown;  // parameters that the captures have in several shapes
 };
 
 class KeyWriter {
@@ -477,7 +478,7 @@ bool is_cross_entropy(const ModelSpec& model) {
       operations,
       [](const Operation& of) {
         return of.kind == OperationKind::kSoftmaxLoss || of.function == Function::kCast ||
-               of.function == Function::kScale;
+               of.function == Function::kScale || of.inputs.empty();  // (what names hold meanwhile)
       });
   return is_alone &&
          std::ranges::any_of(operations, [](const Operation& of) { return of.function == Function::kLogSoftmax; });
@@ -535,6 +536,12 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
     if (steady.has_length) own.extents.sequence = steady.sequence;
   }
   own.others = all[0].document.value("others", std::int64_t{0});
+  for (const auto& [name, said] : all[0].document.at("parameters").items()) {
+    const auto is_other = [&](const CapturedModules& of) {
+      return of.document.at("parameters").value(name, said).at("shape") != said.at("shape");
+    };
+    if (std::ranges::any_of(all, is_other)) own.grown.push_back(name);
+  }
   own.makes_loss = makes_loss(all[0].document.at("operations"));
   own.is_held = holds_output(all[0]);
   own.text = model_of_modules(all, capture.model);
@@ -557,7 +564,11 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
 // Of a model that no fully_shard cut: DistributedDataParallel's, or one on its own.
 void add_whole(const Capture& capture, const Json& document, const Steps& steps, KeyWriter& out) {
   const Json parameters = document.value("parameters", Json::array());
-  const std::string stored = parameters.empty() ? "fp32" : dtype_of_torch(parameters.front().value("dtype", ""));
+  // (Where some are in fp32, what is in 16 bits beside them says so itself.)
+  const bool has_fp32 = parameters.empty() || std::ranges::any_of(parameters, [](const Json& parameter) {
+    return text_in(parameter, "dtype") == "torch.float32";
+  });
+  const std::string stored = has_fp32 ? "fp32" : dtype_of_torch(text_in(parameters.front(), "dtype"));
   const bool casts = stored == "fp32" && 2 * steps.half_products > steps.products;
   const bool is_replica = document.contains("ddp");
   // Of one rank nothing is said: a search may take any mesh.
@@ -699,6 +710,11 @@ CapturedPlan plan_of_capture(
     out.made_.ledger.push_back({Mapping::kUnsupported,
         fmt::format("{} bytes of other tensors (models that are not trained, averages)", own.others), "",
         "each rank has them whole; what a forward of theirs keeps and gathers is in no plan", "", 0});
+  }
+  if (!own.grown.empty()) {
+    out.made_.ledger.push_back({Mapping::kUnsupported, fmt::format("{}", fmt::join(own.grown, ", ")), "",
+        "as large as the first capture's sizes make them: capture two batches of the sequence that you train at", "",
+        0});
   }
   out.line("cluster", fmt::format("{}x{}", capture.world, capture.gpu), "--world, --gpu");
   const std::string runtime = runtime_words(capture, document);

@@ -82,6 +82,7 @@ class LayerFinder {
     if (loss == operations.size()) loss = behind;
     if (loss == operations.size() || found_.crossing(loss).empty())
       refuse_operation(capture_, operations.back(), "it uses a parameter, and nothing makes a loss of its result");
+    while (hands_on_alone(loss)) ++loss;
     std::erase_if(found_.parts, [&](const ModulePart& part) { return part.begin >= loss; });
     found_.parts.push_back({.begin = loss});
     // (Not what only metrics look at: attention's weights that a program draws.)
@@ -115,6 +116,22 @@ class LayerFinder {
       else found_.parts[p].handed = largest(made);
     }
     forget_joined();
+  }
+  // What the program makes of the result alone and keeps in its place (logits in fp32) is the layer's before the loss.
+  bool hands_on_alone(std::size_t i) const {
+    const Json& operations = document_.at("operations");
+    if (i + 1 >= operations.size() || !is_differentiated(operations[i]) || operations[i].at("op") == "_log_softmax")
+      return false;
+    const Json &in = operations[i].at("in"), &out = operations[i].at("out");
+    if (in.size() != 1 || !in[0].is_number() || out.size() != 1 ||
+        found_.crossing(i) != std::vector{in[0].get<std::int64_t>()})
+      return false;
+    const auto made = found_.made_at.find(in[0]);
+    if (made == found_.made_at.end() || out[0].at("elements") != found_.elements.at(in[0])) return false;
+    const auto is_gone = [&](const Json& of) {
+      return of.at("tensor") == in[0] && of.value("freed", -1) == std::int64_t(i);
+    };
+    return std::ranges::any_of(operations[made->second].at("out"), is_gone);
   }
   // Of what is called again, the first call stands by itself.
   void forget_joined() {

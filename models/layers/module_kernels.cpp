@@ -43,6 +43,7 @@
 #include "sim/base/lookup.h"
 #include "sim/graph/layers/given_mask.h"
 #include "sim/spec/checks/plan_check.h"
+#include "sim/spec/size_units.h"
 
 namespace foreshard {
 namespace {
@@ -121,6 +122,7 @@ class Rewriter {
         layer_(old_),
         renamed_(old_.tensors.size()),
         is_autocast_(is_under_autocast(plan)),
+        is_exact_(is_of_modules(model) && plan.kernels == ModuleKernels{.train_metrics = plan.kernels.train_metrics}),
         routes_in_fp32_(routes_without_autocast(model.family)),
         streams_fp32_(streams_fp32),
         is_narrowed_(arrives.narrowed && !adds_sinusoids(model)),
@@ -189,7 +191,7 @@ class Rewriter {
   // As sim/graph/layers/layer_casts.cpp gives results their dtype.
   void note_outputs(const Operation& op) {
     fp32_.resize(layer_.tensors.size(), false);
-    if (op.function == Function::kCast || op.kind == OperationKind::kEmbedding) return;
+    if (is_exact_ || op.function == Function::kCast || op.kind == OperationKind::kEmbedding) return;
     bool wide = false;
     const bool promotes = op.function == Function::kAdd || op.function == Function::kMultiply;
     for (const Index t : op.inputs) {
@@ -243,6 +245,7 @@ class Rewriter {
     part_ = op.part;
     if (has_wide_adapters_) widen_adapter(op);
     if (op.scan.heads > 0) scanned_ = op.outputs.front();
+    if (is_exact_ && (op.kind != OperationKind::kGemm || is_fp32(op.inputs.front()))) return push(std::move(op));
     switch (op.kind) {
       case OperationKind::kNorm:
         if (op.scan.heads > 0) return push(std::move(op));  // a kernel of the mixer's own
@@ -572,6 +575,7 @@ class Rewriter {
   LayerSpec layer_;
   Indices renamed_;
   const bool is_autocast_;
+  const bool is_exact_;  // a program's own modules: tensors are of the types that they had
   const bool routes_in_fp32_;
   const bool streams_fp32_;
   const bool is_narrowed_;
