@@ -471,14 +471,20 @@ bool holds_output(const CapturedModules& modules) {
   return is_held && saw_ends;
 }
 
+// Of what compiles by itself the plan's layers are: DistributedDataParallel has it as its module.
+bool is_whole(const Json& document) {
+  const Json compiled = document.value("compiled", Json::array());
+  return !compiled.empty() && (compiled[0] == "" || compiled[0] == "module");
+}
+
 // Of the logits, by words: what torch.compile makes one kernel of.
 bool is_cross_entropy(const ModelSpec& model) {
   const std::vector<Operation>& operations = model.kinds[at(model.order.back().kind)].operations;
   const bool is_alone = std::ranges::all_of(
       operations,
-      [](const Operation& of) {
-        return of.kind == OperationKind::kSoftmaxLoss || of.function == Function::kCast ||
-               of.function == Function::kScale || of.inputs.empty();  // (what names hold meanwhile)
+      [](const Operation& of) {  // (what names hold meanwhile has no input)
+        const bool is_elementwise = of.kind == OperationKind::kElementwise && of.inputs.size() < 2;
+        return of.kind == OperationKind::kSoftmaxLoss || is_elementwise;
       });
   return is_alone &&
          std::ranges::any_of(operations, [](const Operation& of) { return of.function == Function::kLogSoftmax; });
@@ -515,11 +521,12 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
   for (CapturedModules& each : all) documents.push_back(&each.document);
   fold_loops(documents);
   std::vector<Json> inputs, last;  // of the forward that was traced, of the steady step's
-  for (const CapturedModules& each : all) {
+  for (CapturedModules& each : all) {
     const Json document = read_json_document(std::filesystem::path(each.path).replace_filename("model.json"));
     last.push_back(document.value("inputs", Json::object()));
     inputs.push_back(each.document.value("inputs", last.back()));
     if (inputs.back().empty()) inputs.back() = each.document.at("given");
+    each.document["is_compiled"] = is_whole(document) && makes_loss(each.document.at("operations"));
     check_alone(each, document.value("optimizers", Json::array()));
   }
   const std::vector<Extents> extents = extents_of(inputs, all);
@@ -771,12 +778,9 @@ CapturedPlan plan_of_capture(
   const bool is_trl = document.value("versions", Json::object()).contains("trl");
   if (is_known && is_trl && !has_logits && document.value("loss_in_forward", false))
     out.line("loss", "tiled-linear", "TRL's loss, whose forward returns no logits");
-  // Of what compiles by itself the plan's layers are: DistributedDataParallel has it as its module.
-  const Json compiled = document.value("compiled", Json::array());
-  const bool is_whole = !compiled.empty() && (compiled[0] == "" || compiled[0] == "module");
-  if (has_modules && !compiled.empty()) {
-    out.line("compile", is_whole ? "model" : "blocks", "torch.compile");
-    if (is_whole && own.makes_loss && own.is_cross_entropy)
+  if (has_modules && !document.value("compiled", Json::array()).empty()) {
+    out.line("compile", is_whole(document) ? "model" : "blocks", "torch.compile");
+    if (is_whole(document) && own.makes_loss && own.is_cross_entropy)
       out.line("loss", "compiled", "a cross entropy inside of what is compiled");
   }
   if (own.is_held || document.value("logits_held", false))

@@ -83,6 +83,7 @@ class LayerFinder {
     if (loss == operations.size() || found_.crossing(loss).empty())
       refuse_operation(capture_, operations.back(), "it uses a parameter, and nothing makes a loss of its result");
     while (hands_on_alone(loss)) ++loss;
+    while (document_.value("is_compiled", false) && is_in_registers(loss - 1)) --loss;
     std::erase_if(found_.parts, [&](const ModulePart& part) { return part.begin >= loss; });
     found_.parts.push_back({.begin = loss});
     // (Not what only metrics look at: attention's weights that a program draws.)
@@ -132,6 +133,13 @@ class LayerFinder {
       return of.at("tensor") == in[0] && of.value("freed", -1) == std::int64_t(i);
     };
     return std::ranges::any_of(operations[made->second].at("out"), is_gone);
+  }
+  // What stands between the last product and a loss that is compiled with it (a cast, a cap) has no tensor.
+  bool is_in_registers(std::size_t i) const {
+    const Json& operation = document_.at("operations")[i];
+    const Json &in = operation.at("in"), &out = operation.at("out");
+    return is_differentiated(operation) && in.size() == 1 && in[0].is_number() && found_.made_at.contains(in[0]) &&
+           found_.read_at.at(in[0]) == i && out.size() == 1 && out[0].at("elements") == found_.elements.at(in[0]);
   }
   // Of what is called again, the first call stands by itself.
   void forget_joined() {
