@@ -569,12 +569,11 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
 }
 
 // Of a model that no fully_shard cut: DistributedDataParallel's, or one on its own.
-void add_whole(const Capture& capture, const Json& document, const Steps& steps, KeyWriter& out) {
+void add_whole(const Capture& capture, const Json& document, const Steps& steps, bool is_known, KeyWriter& out) {
   const Json parameters = document.value("parameters", Json::array());
-  // (Where some are in fp32, what is in 16 bits beside them says so itself.)
-  const bool has_fp32 = parameters.empty() || std::ranges::any_of(parameters, [](const Json& parameter) {
-    return text_in(parameter, "dtype") == "torch.float32";
-  });
+  // (Of modules what is in 16 bits beside others in fp32 says so itself; of transformers adapters do.)
+  const auto is_fp32 = [](const Json& parameter) { return text_in(parameter, "dtype") == "torch.float32"; };
+  const bool has_fp32 = parameters.empty() || (!is_known && std::ranges::any_of(parameters, is_fp32));
   const std::string stored = has_fp32 ? "fp32" : dtype_of_torch(text_in(parameters.front(), "dtype"));
   const bool casts = stored == "fp32" && 2 * steps.half_products > steps.products;
   const bool is_replica = document.contains("ddp");
@@ -735,7 +734,7 @@ CapturedPlan plan_of_capture(
   if (document.contains("deepspeed")) {
     add_deepspeed(capture, document.at("deepspeed"), steps.axes.cp, out);
   } else if (units.empty()) {
-    add_whole(capture, document, steps, out);
+    add_whole(capture, document, steps, is_known, out);
   } else {
     const auto held =
         sum_of<std::int64_t>(units, [](const Json& unit) { return unit.value("numel", std::int64_t{0}); });
