@@ -187,7 +187,7 @@ if(FORESHARD_PYTHON)
            COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/cmake/packed.py" --check
                    "${PROJECT_SOURCE_DIR}/calibration" "${PROJECT_SOURCE_DIR}/reports"
                    "${PROJECT_SOURCE_DIR}/tests" "${PROJECT_SOURCE_DIR}/exec/gpu"
-                   "${PROJECT_SOURCE_DIR}/interop")
+                   "${PROJECT_SOURCE_DIR}/interop" "${PROJECT_SOURCE_DIR}/models")
   add_test(NAME type_names
            COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/type_names_test.py"
                    "${PROJECT_SOURCE_DIR}")

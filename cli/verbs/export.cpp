@@ -12,6 +12,7 @@
 #include "interop/frameworks/frameworks.h"
 #include "models/zoo.h"
 #include "planner/job.h"
+#include "sim/spec/size_units.h"
 
 namespace foreshard {
 namespace {
@@ -34,13 +35,13 @@ Launcher launcher_of(const ExportOptions& options) {
 }
 
 Exported export_script(const Job& job) {
+  if (is_of_modules(job.model)) return export_own(job.resolved.plan, job.model);
   const std::optional<ModelDims> dims = dims_of(job);
   if (!dims) {
     throw Error(ExitCode::kMissingCapability,
         "export --to fsdp2: unsupported: {} is not a decoder that is built in: the script needs one of foreshard "
-        "models, or a config.json; of a program of its own, export --to accelerate writes the settings, or it calls "
-        "fully_shard itself, on each block ({}) and then on the model",
-        job.model.name, job.model.block_prefix);
+        "models, a config.json, or a program's own model (foreshard import of a capture with --modules)",
+        job.model.name);
   }
   return export_fsdp2(job.resolved.plan, job.model, *dims);
 }

@@ -145,6 +145,7 @@ struct OwnModel {
   bool is_cross_entropy = false;   // alone
   std::int64_t unread = 0;         // elements of parameters that no operation was seen to read
   std::int64_t others = 0;         // bytes of other models and of averages of weights
+  std::vector<std::string> grown;  // parameters that the captures have in several shapes
 };
 
 class KeyWriter {
@@ -474,14 +475,20 @@ bool holds_output(const CapturedModules& modules) {
   return is_held && saw_ends;
 }
 
+// Of what compiles by itself the plan's layers are: DistributedDataParallel has it as its module.
+bool is_whole(const Json& document) {
+  const Json compiled = document.value("compiled", Json::array());
+  return !compiled.empty() && (compiled[0] == "" || compiled[0] == "module");
+}
+
 // Of the logits, by words: what torch.compile makes one kernel of.
 bool is_cross_entropy(const ModelSpec& model) {
   const std::vector<Operation>& operations = model.kinds[at(model.order.back().kind)].operations;
   const bool is_alone = std::ranges::all_of(
       operations,
-      [](const Operation& of) {
-        return of.kind == OperationKind::kSoftmaxLoss || of.function == Function::kCast ||
-               of.function == Function::kScale;
+      [](const Operation& of) {  // (what names hold meanwhile has no input)
+        const bool is_elementwise = of.kind == OperationKind::kElementwise && of.inputs.size() < 2;
+        return of.kind == OperationKind::kSoftmaxLoss || is_elementwise;
       });
   return is_alone &&
          std::ranges::any_of(operations, [](const Operation& of) { return of.function == Function::kLogSoftmax; });
@@ -518,11 +525,12 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
   for (CapturedModules& each : all) documents.push_back(&each.document);
   fold_loops(documents);
   std::vector<Json> inputs, last;  // of the forward that was traced, of the steady step's
-  for (const CapturedModules& each : all) {
+  for (CapturedModules& each : all) {
     const Json document = read_json_document(std::filesystem::path(each.path).replace_filename("model.json"));
     last.push_back(document.value("inputs", Json::object()));
     inputs.push_back(each.document.value("inputs", last.back()));
     if (inputs.back().empty()) inputs.back() = each.document.at("given");
+    each.document["is_compiled"] = is_whole(document) && makes_loss(each.document.at("operations"));
     check_alone(each, document.value("optimizers", Json::array()));
   }
   const std::vector<Extents> extents = extents_of(inputs, all);
@@ -539,6 +547,12 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
     if (steady.has_length) own.extents.sequence = steady.sequence;
   }
   own.others = all[0].document.value("others", std::int64_t{0});
+  for (const auto& [name, said] : all[0].document.at("parameters").items()) {
+    const auto is_other = [&](const CapturedModules& of) {
+      return of.document.at("parameters").value(name, said).at("shape") != said.at("shape");
+    };
+    if (std::ranges::any_of(all, is_other)) own.grown.push_back(name);
+  }
   own.makes_loss = makes_loss(all[0].document.at("operations"));
   own.is_held = holds_output(all[0]);
   own.text = model_of_modules(all, capture.model);
@@ -559,9 +573,12 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
 }
 
 // Of a model that no fully_shard cut: DistributedDataParallel's, or one on its own.
-void add_whole(const Capture& capture, const Json& document, const Steps& steps, KeyWriter& out) {
+void add_whole(const Capture& capture, const Json& document, const Steps& steps, bool is_known, KeyWriter& out) {
   const Json parameters = document.value("parameters", Json::array());
-  const std::string stored = parameters.empty() ? "fp32" : dtype_of_torch(parameters.front().value("dtype", ""));
+  // (Of modules what is in 16 bits beside others in fp32 says so itself; of transformers adapters do.)
+  const auto is_fp32 = [](const Json& parameter) { return text_in(parameter, "dtype") == "torch.float32"; };
+  const bool has_fp32 = parameters.empty() || (!is_known && std::ranges::any_of(parameters, is_fp32));
+  const std::string stored = has_fp32 ? "fp32" : dtype_of_torch(text_in(parameters.front(), "dtype"));
   // (A step's rollouts may run without autocast.)
   const bool casts =
       stored == "fp32" && (2 * steps.half_products > steps.products || !text_in(document, "autocast").empty());
@@ -706,6 +723,11 @@ CapturedPlan plan_of_capture(
         fmt::format("{} bytes of other tensors (models that are not trained, averages)", own.others), "",
         "each rank has them whole; what a forward of theirs keeps and gathers is in no plan", "", 0});
   }
+  if (!own.grown.empty()) {
+    out.made_.ledger.push_back({Mapping::kUnsupported, fmt::format("{}", fmt::join(own.grown, ", ")), "",
+        "as large as the first capture's sizes make them: capture two batches of the sequence that you train at", "",
+        0});
+  }
   out.line("cluster", fmt::format("{}x{}", capture.world, capture.gpu), "--world, --gpu");
   const std::string runtime = runtime_words(capture, document);
   out.line("runtime", runtime, "versions of torch and DeepSpeed");
@@ -718,7 +740,7 @@ CapturedPlan plan_of_capture(
   if (document.contains("deepspeed")) {
     add_deepspeed(capture, document.at("deepspeed"), steps.axes.cp, out);
   } else if (units.empty()) {
-    add_whole(capture, document, steps, out);
+    add_whole(capture, document, steps, is_known, out);
   } else {
     const auto held =
         sum_of<std::int64_t>(units, [](const Json& unit) { return unit.value("numel", std::int64_t{0}); });
@@ -763,12 +785,9 @@ CapturedPlan plan_of_capture(
     out.line("loss", "tiled-linear", "TRL's loss, whose forward returns no logits");
   if (const Json reference = document.value("reference", Json()); is_known && reference.is_object())
     out.line("reference", text_in(reference, "held"), "a second model of this config, of which nothing is stepped");
-  // Of what compiles by itself the plan's layers are: DistributedDataParallel has it as its module.
-  const Json compiled = document.value("compiled", Json::array());
-  const bool is_whole = !compiled.empty() && (compiled[0] == "" || compiled[0] == "module");
-  if (has_modules && !compiled.empty()) {
-    out.line("compile", is_whole ? "model" : "blocks", "torch.compile");
-    if (is_whole && own.makes_loss && own.is_cross_entropy)
+  if (has_modules && !document.value("compiled", Json::array()).empty()) {
+    out.line("compile", is_whole(document) ? "model" : "blocks", "torch.compile");
+    if (is_whole(document) && own.makes_loss && own.is_cross_entropy)
       out.line("loss", "compiled", "a cross entropy inside of what is compiled");
   }
   if (own.is_held || document.value("logits_held", false))

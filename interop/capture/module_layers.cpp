@@ -119,6 +119,8 @@ class LayerFinder {
     if (loss == operations.size()) loss = behind;
     if (loss == operations.size() || found_.crossing(loss).empty())
       refuse_operation(capture_, operations.back(), "it uses a parameter, and nothing makes a loss of its result");
+    while (hands_on_alone(loss)) ++loss;
+    while (document_.value("is_compiled", false) && is_in_registers(loss - 1)) --loss;
     std::erase_if(found_.parts, [&](const ModulePart& part) { return part.begin >= loss; });
     found_.parts.push_back({.begin = loss});
     // (Not what only metrics look at: attention's weights that a program draws.)
@@ -152,6 +154,29 @@ class LayerFinder {
       else found_.parts[p].handed = largest(made);
     }
     forget_joined();
+  }
+  // What the program makes of the result alone and keeps in its place (logits in fp32) is the layer's before the loss.
+  bool hands_on_alone(std::size_t i) const {
+    const Json& operations = document_.at("operations");
+    if (i + 1 >= operations.size() || !is_differentiated(operations[i]) || operations[i].at("op") == "_log_softmax")
+      return false;
+    const Json &in = operations[i].at("in"), &out = operations[i].at("out");
+    if (in.size() != 1 || !in[0].is_number() || out.size() != 1 ||
+        found_.crossing(i) != std::vector{in[0].get<std::int64_t>()})
+      return false;
+    const auto made = found_.made_at.find(in[0]);
+    if (made == found_.made_at.end() || out[0].at("elements") != found_.elements.at(in[0])) return false;
+    const auto is_gone = [&](const Json& of) {
+      return of.at("tensor") == in[0] && of.value("freed", -1) == std::int64_t(i);
+    };
+    return std::ranges::any_of(operations[made->second].at("out"), is_gone);
+  }
+  // What stands between the last product and a loss that is compiled with it (a cast, a cap) has no tensor.
+  bool is_in_registers(std::size_t i) const {
+    const Json& operation = document_.at("operations")[i];
+    const Json &in = operation.at("in"), &out = operation.at("out");
+    return is_differentiated(operation) && in.size() == 1 && in[0].is_number() && found_.made_at.contains(in[0]) &&
+           found_.read_at.at(in[0]) == i && out.size() == 1 && out[0].at("elements") == found_.elements.at(in[0]);
   }
   // Of what is called again, the first call stands by itself.
   void forget_joined() {

@@ -132,10 +132,12 @@ class ModuleWriter {
            std::ranges::equal(ours[i].at("in"), theirs[i].at("in"), is_same))
       ++i;
     if (i == both && theirs.size() == ours.size()) return;
+    const bool is_one = std::min(captures_[0].batch, other.batch) == 1;  // (whose products PyTorch folds)
     throw invalid_input(
         "{}: computes other operations than {} from {} on; expected captures of one program that differ in batch and "
-        "sequence alone (of one that loops over positions: two batches of the sequence that you train at)",
-        other.path, captures_[0].path, i < ours.size() ? place_of(ours[i]) : std::string("its end"));
+        "sequence alone ({}where sizes choose what runs: two batches of the sequence that you train at)",
+        other.path, captures_[0].path, i < ours.size() ? place_of(ours[i]) : std::string("its end"),
+        is_one ? "not a batch of 1; " : "");
   }
 
   void begin_layer(std::size_t i) {

@@ -304,9 +304,16 @@ Json ModuleSizes::tensor(
     return made;
   }
   // What a target or a mask selects: as large as the largest, where that is next to nothing.
-  constexpr std::int64_t kLittle = 1 << 14;  // elements
+  constexpr std::int64_t kLittle = 1 << 14, kShare = 64;  // elements; of the largest tensor
   const std::int64_t most = *std::ranges::max_element(elements);
-  return most <= kLittle ? typed(captures_, kForms[kFixed], most, dtype) : Json();
+  return most <= std::max(kLittle, largest_ / kShare) ? typed(captures_, kForms[kFixed], most, dtype) : Json();
+}
+
+ModuleSizes::ModuleSizes(const std::vector<CapturedModules>& captures) : captures_(captures) {
+  const auto operations = captures[0].document.find("operations");
+  if (operations == captures[0].document.end()) return;
+  for (const Json& operation : *operations)
+    for (const Json& out : operation.at("out")) largest_ = std::max(largest_, out.at("elements").get<std::int64_t>());
 }
 
 std::int64_t ModuleSizes::fixed_sequence() const {

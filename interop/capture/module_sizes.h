@@ -16,7 +16,7 @@ std::string word_of(std::string_view aten);
 
 class ModuleSizes {
  public:
-  explicit ModuleSizes(const std::vector<CapturedModules>& captures) : captures_(captures) {}
+  explicit ModuleSizes(const std::vector<CapturedModules>& captures);
 
   // Element counts of one tensor in all captures: a model.yaml's tensor.
 
@@ -31,6 +31,7 @@ class ModuleSizes {
 
  private:
   const std::vector<CapturedModules>& captures_;
+  std::int64_t largest_ = 0;  // elements of the first one's
 };
 
 }

@@ -122,9 +122,14 @@ std::string tensor_imports(const Plan& plan) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
+std::string commented(const Plan& plan) {
+  std::vector<std::string> lines;
+  for (const std::string& line : parts_of(to_yaml(plan), "\n")) lines.push_back("#   " + line);
+  return fmt::format("{}", fmt::join(lines, "\n"));
+}
+
 void add_plan(const Plan& plan, const ModelSpec& model, const ParameterNames& names, Facts& facts) {
-  std::vector<std::string> commented, frozen;
-  for (const std::string& line : parts_of(to_yaml(plan), "\n")) commented.push_back("#   " + line);
+  std::vector<std::string> frozen;
   for (const auto& range : plan.frozen.blocks.ranges) {
     frozen.push_back(fmt::format("    for block in model.{}[{}:{}]:", names.blocks, range.first, range.last + 1));
     frozen.push_back(fmt::format("        block.requires_grad_({})", python(!range.value)));
@@ -132,7 +137,7 @@ void add_plan(const Plan& plan, const ModelSpec& model, const ParameterNames& na
   const auto dtype = [](const std::optional<DType>& of) { return of ? torch_dtype(*of) : ""; };
   const Optimizer& o = plan.optimizer;
   facts.insert({
-      {"plan", fmt::format("{}", fmt::join(commented, "\n"))},
+      {"plan", commented(plan)},
       {"version", plan.runtime.version},
       {"world", plan.mesh.world()},
       {"parameters", model.parameters()},
@@ -215,6 +220,58 @@ void add_units(
   });
 }
 
+}
+
+Exported export_own(const Plan& plan, const ModelSpec& model) {
+  check_own(plan);
+  const EventGraph graph = build_training_step(model, plan, LayerPrograms(model, plan));
+  const bool is_replica = plan.runtime.kind == RuntimeKind::kDdp;
+  const std::string root = fmt::format("{}", graph.units.empty() ? "" : word_of(graph.units.front().reshard));
+  std::vector<std::string> units, reshard, recomputed, compiled, policy;
+  for (std::size_t u = 1; u < graph.units.size() && !is_replica; ++u)
+    reshard.push_back(word_of(graph.units[u].reshard));
+  std::int64_t block = 0;
+  for (const LayerInstance& layer : model.order) {
+    if (model.kinds[at(layer.kind)].role != LayerRole::kBlock || layer.same_as >= 0) continue;
+    const std::string name = fmt::format("\"{}\"", layer.name);
+    if (block % plan.units.layers_per_unit == 0) units.push_back("    [" + name);
+    else units.back() += ", " + name;
+    if (plan.recompute.at(block++) == Recompute::kFull) recomputed.push_back(name);
+  }
+  if (!is_replica && units.size() != reshard.size()) {
+    refuse_script("units", "a unit beside the root and the blocks has no module of the program's",
+        "units.embedding: root, units.head: root, units.blocks: own");
+  }
+  const auto add = [&](const char* key, DType dtype) {
+    policy.push_back(fmt::format("{}={}", key, torch_dtype(dtype)));
+  };
+  if (plan.param_dtype != plan.master_dtype) add("param_dtype", plan.param_dtype);
+  if (plan.reduce_dtype != plan.param_dtype) add("reduce_dtype", plan.reduce_dtype);
+  if (plan.output_dtype) add("output_dtype", *plan.output_dtype);
+  const Facts facts = {
+      {"name", model.name},
+      {"version", plan.runtime.version},
+      {"world", plan.mesh.world()},
+      {"plan", commented(plan)},
+      {"runtime", to_string(plan.runtime.kind)},
+      {"own_units", fmt::format("{}],", fmt::join(units, "],\n"))},
+      {"reshard", python_list(reshard)},
+      {"reshard_root", root},
+      {"recomputes", !recomputed.empty()},
+      {"recomputed", fmt::format("{}", fmt::join(recomputed, ", "))},
+      {"policy", fmt::format("{}", fmt::join(policy, ", "))},
+  };
+  const std::string_view text = file_named("interop/scripts/own.py.in", script_files()).content;
+  ExportLedger ledger;
+  ledger.mapped(
+      "mesh, units, reshard_after_forward, prefetch, recompute, dtype, offload, ddp", "calls around the model");
+  ledger.ignored("batch, accumulation, optimizer, loss, compile, dtype.master, dtype.autocast", "the program's own");
+  return {script_of(text,
+              [&](std::string_view name) {
+                const auto known = facts.find(name);
+                return known != facts.end() ? known->second : plan_value_named(name)(plan);
+              }),
+      ledger.take()};
 }
 
 Exported export_fsdp2(const Plan& plan, const ModelSpec& model, const ModelDims& dims) {

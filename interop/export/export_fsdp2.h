@@ -17,4 +17,8 @@ namespace foreshard {
 // other runtimes than fsdp2, adapters, fp8, ignored parameters, images; encoders, latent attention.
 Exported export_fsdp2(const Plan& plan, const ModelSpec& model, const ModelDims& dims);
 
+// Of a program of its own, whose layers are what a capture saw: what its script calls on the model.
+// Throws likewise for other runtimes than fsdp2 and ddp.
+Exported export_own(const Plan& plan, const ModelSpec& model);
+
 }

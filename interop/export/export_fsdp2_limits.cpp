@@ -72,6 +72,29 @@ void check_script_can(const Plan& plan, const ModelDims& dims) {
     if (each.is_met) refuse_script(each.key, each.what, each.nearest);
 }
 
+void check_own(const Plan& plan) {
+  using enum RuntimeKind;
+  bool recomputes_some = false;
+  for (const auto& range : plan.recompute.ranges) recomputes_some |= range.value == Recompute::kSelective;
+  const bool frees = !plan.unshard_in_backward.value || !plan.unshard_in_backward.ranges.empty();
+  const Refusal refusals[] = {
+      {plan.runtime.kind != kFsdp2 && plan.runtime.kind != kDdp, "runtime",
+          fmt::format("of a program of its own {} is the settings'", to_string(plan.runtime.kind)),
+          "--to accelerate, --to deepspeed, or runtime: fsdp2"},
+      {!plan.mesh.is_plain() || plan.mesh.pp > 1, "mesh", "how modules of a program are cut is not known",
+          "mesh.tp, mesh.cp, mesh.ep, mesh.pp: 1"},
+      {plan.recompute.value == Recompute::kSelective || recomputes_some, "recompute",
+          "what is kept is a policy over the program's operations", "recompute: full"},
+      {frees || plan.units.shard_dim != 0 || plan.gradient_divide_factor || plan.prefetch.async_unshard,
+          "unshard_in_backward, units.shard_dim, reduction, prefetch.async_unshard", "are no call of the script's",
+          "their defaults"},
+      {plan.float8 != Float8::kNone, "float8", "fp8 needs torchao", "float8: none"},
+      {plan.lora.rank > 0, "lora.rank", "adapters need PEFT", "lora.rank: 0"},
+  };
+  for (const Refusal& each : refusals)
+    if (each.is_met) refuse_script(each.key, each.what, each.nearest);
+}
+
 void check_script_model(const ModelDims& dims) {
   const std::pair<bool, const char*> refusals[] = {
       {!dims.pattern.empty(), "layers of several kinds"},

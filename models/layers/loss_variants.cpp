@@ -541,7 +541,9 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
     case Loss::Kind::kCompiled:
       layer = one_kernel_loss(std::move(layer), false);
       // A model that computes its loss itself, for a loop that wants its outputs.
-      if (plan.loss_in_forward && plan.compile == Compile::kModel && is_under_autocast(plan)) return_fp32(layer, plan);
+      if (plan.loss_in_forward && plan.compile == Compile::kModel && is_under_autocast(plan) &&
+          (!is_traced || plan.logits == Logits::kHeld))
+        return_fp32(layer, plan);
       return;
     case Loss::Kind::kFused: layer = one_kernel_loss(std::move(layer), true); return;
     case Loss::Kind::kChunked: layer = chunked_loss(std::move(layer), plan); return;

@@ -42,7 +42,6 @@
 #include "sim/base/integers.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/layers/given_mask.h"
-#include "sim/graph/layers/layer_writer.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/size_units.h"
 
@@ -102,18 +101,6 @@ constexpr WideRope kWideRopes[] = {
     {.family = "ernie4_5_moe", .widens = true, .halves_first = true},
 };
 
-bool casts_weights(const Plan& plan) { return plan.autocast && plan.param_dtype != *plan.autocast; }
-
-// Autocast's copy, which backward reads.
-void cast_weight(LayerSpec& layer, Operation& op) {
-  if (op.packed) return;
-  op.casts_weight = true;
-  std::int64_t elements = 0;
-  for (const Index p : op.parameters) elements += layer.parameters[at(p)].numel();
-  const Index copy = add_tensor(layer, {.name = op.name + ".weight_cast", .fixed = elements});
-  for (Indices* list : {&op.outputs, &op.saved, &op.released}) list->push_back(copy);
-}
-
 // What comes to a layer in fp32: its input, what waited for it (LayerSpec::joins), and a stream that fully_shard casts
 // on the way, which the block widens again to add to it (Mamba's residual_in_fp32).
 struct Arrives {
@@ -135,6 +122,7 @@ class Rewriter {
         layer_(old_),
         renamed_(old_.tensors.size()),
         is_autocast_(is_under_autocast(plan)),
+        is_exact_(is_of_modules(model) && plan.kernels == ModuleKernels{.train_metrics = plan.kernels.train_metrics}),
         routes_in_fp32_(routes_without_autocast(model.family)),
         streams_fp32_(streams_fp32),
         is_narrowed_(arrives.narrowed && !adds_sinusoids(model)),
@@ -203,7 +191,7 @@ class Rewriter {
   // As sim/graph/layers/layer_casts.cpp gives results their dtype.
   void note_outputs(const Operation& op) {
     fp32_.resize(layer_.tensors.size(), false);
-    if (op.function == Function::kCast || op.kind == OperationKind::kEmbedding) return;
+    if (is_exact_ || op.function == Function::kCast || op.kind == OperationKind::kEmbedding) return;
     bool wide = false;
     const bool promotes = op.function == Function::kAdd || op.function == Function::kMultiply;
     for (const Index t : op.inputs) {
@@ -257,6 +245,7 @@ class Rewriter {
     part_ = op.part;
     if (has_wide_adapters_) widen_adapter(op);
     if (op.scan.heads > 0) scanned_ = op.outputs.front();
+    if (is_exact_ && (op.kind != OperationKind::kGemm || is_fp32(op.inputs.front()))) return push(std::move(op));
     switch (op.kind) {
       case OperationKind::kNorm:
         if (op.scan.heads > 0) return push(std::move(op));  // a kernel of the mixer's own
@@ -326,7 +315,15 @@ class Rewriter {
       if (t == old_.joins) op.saved.push_back(t);  // later blocks read it, too
     }
     // Of adapters and experts alike.
-    if (casts_weights(plan_)) cast_weight(layer_, op);
+    if (plan_.autocast && plan_.param_dtype != *plan_.autocast && !op.packed) {
+      op.casts_weight = true;
+      std::int64_t elements = 0;
+      for (const Index p : op.parameters) elements += layer_.parameters[at(p)].numel();
+      const Index copy = tensor({.name = op.name + ".weight_cast", .fixed = elements});
+      op.outputs.push_back(copy);
+      op.saved.push_back(copy);
+      op.released.push_back(copy);
+    }
     push(std::move(op));
   }
 
@@ -578,6 +575,7 @@ class Rewriter {
   LayerSpec layer_;
   Indices renamed_;
   const bool is_autocast_;
+  const bool is_exact_;  // a program's own modules: tensors are of the types that they had
   const bool routes_in_fp32_;
   const bool streams_fp32_;
   const bool is_narrowed_;
@@ -669,46 +667,9 @@ bool rewrite(const ModelSpec& model, const Plan& plan, bool streams_fp32, ModelS
 
 }
 
-namespace {
-
-// Of `linear_3 of mlp.up`: mlp.up.
-std::string_view module_of(std::string_view name) {
-  const std::size_t of = name.find(" of ");
-  return of == std::string_view::npos ? std::string_view() : name.substr(of + 4);
-}
-
-// A product of `layer` whose own module makes what it reads narrow: the program ran under autocast.
-bool is_cast(const LayerSpec& layer, const Operation& product) {
-  return std::ranges::any_of(
-      layer.operations,
-      [&](const Operation& op) {
-        return op.function == Function::kCast && contains(product.inputs, op.outputs.front()) &&
-               module_of(op.name) == module_of(product.name);
-      });
-}
-
-// What autocast does to activations is in the trace. Whether the program ran under it.
-bool add_weight_casts(ModelSpec& model) {
-  bool any = false;
-  for (LayerSpec& layer : model.kinds) {
-    for (Operation& op : layer.operations) {
-      if (op.kind != OperationKind::kGemm || op.parameters.empty()) continue;
-      any |= is_cast(layer, op);
-      if (tensor(layer, op.outputs.front()).type == ElementType::kCompute) cast_weight(layer, op);
-    }
-  }
-  return any;
-}
-
-}
-
 ModelSpec with_module_kernels(ModelSpec model, const Plan& plan) {
   ModuleKernels plain = {.train_metrics = plan.kernels.train_metrics};
   if (plan.kernels == plain && !is_under_autocast(plan)) return model;
-  if (is_of_modules(model) && casts_weights(plan)) {
-    ModelSpec traced = model;
-    if (add_weight_casts(traced)) return traced;
-  }
   ModelSpec rewritten = model;
   const bool asked = plan.kernels.residual == ModuleKernels::Residual::kFp32;
   const bool widens = rewrite(model, plan, asked, rewritten);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <tuple>
 
 #include "sim/base/letters.h"
@@ -133,20 +134,20 @@ class Linter {
   }
 
   void memory(std::size_t i, const CapturedCall& call) {
-    if (i == range_.begin || before_ < 0) before_ = call.values[2] - (i >= range_.begin ? call.values[1] : 0);
-    if (i < range_.begin) before_ = call.values[2];
-    after_ = call.values[2];
-    if (call.values[1] > 0 && i >= range_.begin) alive_[call.values[0]] = &call;
-    else alive_.erase(call.values[0]);
+    const std::int64_t bytes = call.values[1];
+    const bool is_in = i >= range_.begin;
+    if (is_in) more_ += bytes > 0 ? 1 : -1;
+    if (bytes > 0 && is_in) alive_[call.values[0]] = &call;
+    else if (alive_.erase(call.values[0]) == 0 && is_in) replaced_.insert(-bytes);
   }
 
-  // Parameters that a step replaces live on, too, but no more of them with each step.
+  // Parameters that a step replaces, and what a name holds until the next one, live on, too, but no more of them with
+  // each step. (By their number: a block has up to a MiB of what it is cut from.)
   void keep() {
-    constexpr std::int64_t kLeast = 512;  // a block: a loss
-    std::int64_t grown = after_ - before_;
-    for (auto it = alive_.rbegin(); it != alive_.rend() && grown >= kLeast; ++it) {
-      grown -= it->second->values[1];
-      note("kept_tensor", *it->second, it->second->values[1]);
+    for (const auto& [address, made] : alive_) {
+      const std::int64_t bytes = made->values[1];
+      if (const auto same = replaced_.find(bytes); same != replaced_.end()) replaced_.erase(same);
+      else if (more_-- > 0) note("kept_tensor", *made, bytes);
     }
   }
 
@@ -165,8 +166,9 @@ class Linter {
   const Capture& capture_;
   const StepRange range_;
   bool is_half_ = false, fuses_ = false;
-  std::int64_t before_ = -1, after_ = 0;
-  std::map<std::int64_t, const CapturedCall*> alive_;
+  std::int64_t more_ = 0;                              // blocks, at the end of the step
+  std::map<std::int64_t, const CapturedCall*> alive_;  // made in it
+  std::multiset<std::int64_t> replaced_;               // bytes of those from before
   std::map<std::pair<std::string, std::string>, LintFinding> found_;
 };
 

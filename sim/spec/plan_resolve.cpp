@@ -192,14 +192,15 @@ void resolve_units(const PlanDocument& document, const ModelSpec& model, Plan& p
     reasons["units.head"] = "in the unit of the embedding";
     return;
   }
-  if (!model.tied_embeddings) return;
+  if (!model.tied_embeddings && !is_of_modules(model)) return;
   const bool by_trainer = reasons.count("units.embedding") > 0 && reasons.count("units.head") > 0;
   const bool is_sharded = plan.runtime.kind == RuntimeKind::kFsdp2;
   if (by_trainer && (flattens_twice(plan) || (is_sharded && parts_tied(plan.units)))) return;
   const auto tie = [&](const char* key, UnitPlacement& placement) {
     if (document.has(key)) return;
     placement = UnitPlacement::kRoot;
-    reasons[key] = "embedding and head are one parameter (tied)";
+    reasons[key] = model.tied_embeddings ? "embedding and head are one parameter (tied)"
+                                         : "what stands beside a program's blocks is no module";
   };
   tie("units.embedding", plan.units.embedding);
   tie("units.head", plan.units.head);
@@ -249,7 +250,13 @@ void resolve_alone(const PlanDocument& document, const ModelSpec& model, Plan& p
   if (!is_alone) return;
   plan.runtime = {RuntimeKind::kDdp, newest_version(RuntimeKind::kDdp)};
   reasons["runtime"] = "one rank: the model is not wrapped";
-  if (plan.autocast) plan.param_dtype = *std::exchange(plan.autocast, std::nullopt);
+}
+
+// Around what DistributedDataParallel stores in dtype.master it is ddp.mixed_precision's.
+void resolve_autocast(Plan& plan, Reasons& reasons) {
+  if (plan.runtime.kind != RuntimeKind::kDdp || !plan.autocast) return;
+  plan.param_dtype = *std::exchange(plan.autocast, std::nullopt);
+  reasons["dtype.param"] = "dtype.autocast, over parameters in dtype.master";
 }
 
 // torch.optim.AdamW makes its states like the parameters (zeros_like). DeepSpeed's and the engine's are fp32.
@@ -303,6 +310,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   resolve_dtypes(document, cluster, plan, reasons);
   resolve_mesh(document, cluster, plan, reasons);
   resolve_alone(document, model, plan, reasons);
+  resolve_autocast(plan, reasons);
   resolve_batch(document, model, plan, reasons);
   resolve_buckets(document, plan, reasons);
   resolve_reduce_dtype(document, plan, reasons);

@@ -126,6 +126,12 @@ TEST(Captured, AProgramOfItsOwnIsImportedByItsModules) {
   const double asked = captured["capture"]["requested_peak_bytes"].get<double>() - (65 << 20);
   EXPECT_NEAR(report["memory"]["peak_allocated_bytes"]["value"].get<double>() / asked, 1, 0.005);
   EXPECT_EQ(run("search --plan plan.yaml --cluster 8xh100").exit_code, 0);
+  // What its script calls then: its blocks' names, what each keeps.
+  const Outcome sharded = run("export --plan plan.yaml --cluster 8xh100 --to fsdp2 --set recompute=full");
+  expect_says(
+      sharded.out, "    [\"blocks.0\"],\n    [\"blocks.1\"],\n]\nRESHARD = [True] * 2\nRECOMPUTE = [\"blocks.0\", ");
+  expect_says(sharded.out, "fully_shard(model, reshard_after_forward=False, **options)");
+  expect_says(run("export --plan plan.yaml --cluster 8xh100 --to fsdp2 --runtime ddp").out, "broadcast_buffers=True,");
   // Of one size, too, and packed to be sent; and a program that is another one is refused.
   EXPECT_EQ(run("import " + folder + "small --out one.yaml").exit_code, 0);
   const Outcome sent =

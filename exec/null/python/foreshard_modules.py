@@ -105,11 +105,17 @@ def start(torch, out, seen):
         with open(os.path.join(out, "modules.json"), "w") as file:
             json.dump(document, file)
 
+    def compiled(module, *given, **named):
+        """What compiles in its own place calls no hooks of its forward: it does so behind the trace."""
+        compile(module, *given, **named)
+        graph, state["compiles"] = module._compiled_call_impl, True
+        module._compiled_call_impl = lambda *positional, **by_name: (graph if "again" in state else module._call_impl)(*positional, **by_name)
+
     def follow(document, calls, left):
         """What names hold of the step before, when the outermost calls of the next one begin: operations, bytes."""
         inside, held, there = [], [], []
         compiler = sys.modules.get("torch._dynamo.utils")
-        if compiler is not None and compiler.counters["frames"]:  # (it would compile for these hooks)
+        if "compiles" in state or compiler is not None and compiler.counters["frames"]:  # (it would compile for these hooks)
             return
 
         def enter_again(module, arguments):
@@ -134,6 +140,7 @@ def start(torch, out, seen):
         handles.extend([module.register_module_forward_pre_hook(enter_again), module.register_module_forward_hook(leave_again)])
 
     module = sys.modules["torch.nn.modules.module"]
+    compile, module.Module.compile = module.Module.compile, compiled
     handles += [module.register_module_forward_pre_hook(enter), module.register_module_forward_hook(leave)]
     return forward_ended, backward_ended
 
@@ -357,6 +364,7 @@ def trace_of(torch, path, given_back):
             super().__init__()
             self.operations, self.tensors, self.views, self.given, self.count, self.node, self.nodes, self.last = [], {}, {}, {}, 0, 0, None, None
             self.running, self.beside, self.most = None, {}, 0  # what the node that runs has made, by storage; elements at most
+            self.largest, self.whole = 0, 0  # bytes of those, and with the workspaces of its operations
             self.sizes, self.calls = {}, []  # bytes, by number; outermost calls, with their place
             self.functions, self.hidden = [], []  # of autograd.Function; those that run modules without autograd
             self.living, self.ended = {}, {}  # numbers by storage; by number, where the storage was given back
@@ -541,14 +549,16 @@ def trace_of(torch, path, given_back):
                 mark("end")
             if operation is not None:
                 if self.running is not operation:
-                    self.running, self.beside, self.most = operation, {}, 0
+                    self.running, self.beside, self.most, self.largest, self.whole = operation, {}, 0, 0, 0
                 self.last = operation["at"]
-                operation["backward_workspace"] = max(workspace, operation.get("backward_workspace", 0))
                 before = {address(t) for t in flat([*args, *kwargs.values()])}
                 self.beside.update({address(t): real(t) for t in flat([result]) if t.is_cuda and t.numel() > 0 and address(t) not in before})
                 there = sum(t["elements"] for t in self.beside.values())
+                held = sum(t["elements"] * getattr(torch, t["dtype"].removeprefix("torch.")).itemsize for t in self.beside.values())
                 if there >= self.most:
-                    self.most, operation["backward"] = there, list(self.beside.values())
+                    self.most, self.largest, operation["backward"] = there, held, list(self.beside.values())
+                self.whole = max(self.whole, held + workspace)
+                operation["backward_workspace"] = max(0, self.whole - self.largest)  # (some is gone when the largest is made)
             return result
 
         def read_saved(self, loss):

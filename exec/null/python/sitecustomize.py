@@ -417,7 +417,21 @@ def hook_optimizers(module):
         LIBRARY.foreshard_null_forget_time()
         mark("step %d %s" % (number, type(optimizer).__name__))
 
-    module.register_optimizer_step_pre_hook(lambda *unused: mark("optimizer"))
+    def begins(optimizer, given, named):
+        """Forward and backward may be a closure that the step calls (Lightning's)."""
+        closure = named.get("closure", given[1] if len(given) > 1 else None)
+        if not callable(closure):
+            mark("optimizer")
+            return None
+
+        def computed(*unused):
+            result = closure()
+            mark("optimizer")
+            return result
+
+        return ((given[0], computed, *given[2:]), named) if len(given) > 1 else (given, {**named, "closure": computed})
+
+    module.register_optimizer_step_pre_hook(begins)
     module.register_optimizer_step_post_hook(stepped)
 
 

@@ -98,6 +98,27 @@ TEST(ModuleModel, ListsAreBlocksAndWhatTravelsBesideIsKept) {
 }
 
 // What SyncBatchNorm makes of all ranks' samples is one norm's, and so are its collectives.
+// Logits that the program makes fp32 and lets go of are the head's; those that it keeps, the loss'.
+TEST(ModuleModel, WhatStandsForTheResultIsTheHeads) {
+  const auto is_of_head = [](bool is_kept) {
+    CapturedModules made = program(2, 16);
+    Json& operations = made.document["operations"];
+    Json cast = operations.back();
+    const std::size_t last = operations.size() - 1;
+    operations[last]["in"] = {900};
+    operations[last]["node"] = operations[last]["node"].get<int>() + 1;
+    cast.update({{"op", "_to_copy"}, {"out", operations[last - 1]["out"]}, {"backward", {{{"elements", 1}}}}});
+    cast["backward"][0]["dtype"] = "torch.float32";
+    cast["out"][0]["tensor"] = 900;
+    if (!is_kept) operations[last - 1]["out"][0]["freed"] = last;
+    operations.insert(operations.begin() + static_cast<std::ptrdiff_t>(last), cast);
+    const std::string text = model_of_modules({made}, "net");
+    return text.find(R"("op":"cast")") < text.find(R"("loss":)");
+  };
+  EXPECT_TRUE(is_of_head(false));
+  EXPECT_FALSE(is_of_head(true));
+}
+
 TEST(ModuleModel, NormsMayBeOfAllRanksSamples) {
   CapturedModules synchronized = program(2, 16);
   Json& operations = synchronized.document["operations"];
