@@ -13,6 +13,7 @@
 #include "reports/accuracy/score_kernels.h"
 #include "sim/base/letters.h"
 #include "sim/base/lookup.h"
+#include "sim/base/quantile.h"
 
 namespace foreshard {
 namespace {
