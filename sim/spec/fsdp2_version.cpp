@@ -38,6 +38,7 @@ Fsdp2Version fsdp2_version(std::int32_t minor) {
   v.reduces_in_stored_dtype = minor >= 15;            // 2.15.0 pa:1163, pg:953
   v.leftovers_first = minor >= 15;                    // 2.15.0 st:436-455, 547
   v.visits_lists_once = minor >= 12;                  // 2.12.1 st:193
+  v.completes_lists = minor >= 15;                    // 2.15.0 st:399
   v.recompute_reshards = minor <= 9;                  // 2.10.0 pg:460
   v.partial_waits_before_pack = minor >= 15;          // 2.15.0 pg:794
   v.exchanges_in_pairs = minor >= 12 && minor <= 14;  // schedules.py, _batch_p2p; 2.15.0: NCCL's group is made at once

@@ -48,6 +48,7 @@ struct Fsdp2Version {
   bool reduces_in_stored_dtype = false;       // where no reduce dtype is given; else in the gradient's
   bool leftovers_first = false;               // all remaining post-backwards, then all finalize_backwards
   bool visits_lists_once = false;             // else once per module of the list
+  bool completes_lists = false;               // of which not all were called, behind the root's forward
   bool recompute_reshards = false;            // post-forward of a unit inside a recomputed module
   bool partial_waits_before_pack = false;     // HSDP: RS waits D before the copy-in too
   bool exchanges_in_pairs = false;            // stages, over communicators of two ranks, what is no batch of both

@@ -177,9 +177,9 @@ void Fsdp2::run_forward(bool training) {
     group(root()).module_state = Training::kIdle;
   }
   const bool chunks = has_loss && training && in_chunks(last - 1);
-  // A list of modules of which not all were called. (2.15.0 st:399, _force_complete_incomplete_states: its hook, too,
-  // is on what the root returns.)
-  const bool completes = chunks || (training && has_loss && plan_.loss.has_product() && version_.minor >= 15);
+  // A list of modules of which not all were called. (_force_complete_incomplete_states: its hook, too, is on what the
+  // root returns.)
+  const bool completes = chunks || (training && has_loss && plan_.loss.has_product() && version_.completes_lists);
   const std::int32_t head_unit = completes ? unit_of_layer(last - 1) : -1;
   const bool completed =
       head_unit >= 0 && head_unit != root() && is_wrapped() && std::exchange(group(head_unit).open_modules, 0) > 0;
