@@ -21,7 +21,6 @@ from ask import answer, ask  # noqa: E402
 
 PROGRAM = pathlib.Path(__file__).with_name("drawn_program.py")
 RUNTIMES = ["fsdp2", "fsdp2", "ddp", "fsdp1", "hsdp"]
-UNITS = ["units.embedding=root", "units.head=root", "dtype.reduce=none"]  # what the program wraps, and no policy of dtypes
 SIZES = {"rows": [(2, 128), (3, 192), (4, 512)], "images": [(2, 64), (3, 128), (4, 128)]}
 
 
@@ -39,12 +38,10 @@ def run(out, seed, batch, sequence, runtime="plain"):
 
 def words(plan, runtime, batch, length):
     said = re.search(r"sequence: (\d+)", plan.read_text())
-    under = "fsdp2" if runtime == "hsdp" else runtime
-    version = re.search(r"runtime: \w+@(\S+)", plan.read_text())[1]
-    mesh = {"ddp": ["mesh.shard=1", "mesh.replicate=8"], "hsdp": ["mesh.shard=4", "mesh.replicate=2"]}.get(runtime, ["mesh.shard=8"])
-    sets = mesh + (UNITS if runtime != "ddp" else ["dtype.autocast=none", "dtype.param=bf16"] if "autocast: bf16" in plan.read_text() else [])
+    sets = {"ddp": ["mesh.shard=1", "mesh.replicate=8"], "hsdp": ["mesh.shard=4", "mesh.replicate=2"]}.get(runtime, ["mesh.shard=8"])
+    sets += ["dtype.reduce=none"] if runtime != "ddp" else []  # it has no policy of dtypes
     sets += ["fsdp1.use_orig_params=true"] if runtime == "fsdp1" else []
-    return ["--plan", plan, "--cluster", "8xh100", "--runtime", f"{under}@{version}", "--micro-batch", batch,
+    return ["--plan", plan, "--cluster", "8xh100", "--runtime", "fsdp2" if runtime == "hsdp" else runtime, "--micro-batch", batch,
             *(["--sequence", int(said[1]) * length] if said else []), *[w for s in sets for w in ("--set", s)]]
 
 
